@@ -1,0 +1,82 @@
+//! Bytes between ranks before there is anything better: unique id, root, control connections, stores.
+//!
+//! [`Bootstrap`] is what the rest of the crate sees. Two things fulfil it: `NetBootstrap` (TCP, processes anywhere)
+//! and `LocalBootstrap` (threads of one process, no socket). Both are interchangeable in every test.
+
+use crate::error::{Error, Result};
+use crate::sync::Wait;
+use crate::types::{Rank, World};
+
+/// Small messages between the ranks of a communicator, and news of who failed.
+///
+/// All-gather, broadcast and barrier are collective: every rank calls them in the same order. All calls end by the
+/// deadline of their [`Wait`] with an error that names the ranks waited for. An implementation is used by one thread
+/// at a time.
+pub trait Bootstrap: Send + std::fmt::Debug {
+    /// Who I am.
+    fn world(&self) -> World;
+
+    /// Every rank passes its bytes (at most [`MAX_GATHER_BYTES`], lengths may differ) and gets everyone's in rank order.
+    fn all_gather(&self, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>>;
+
+    /// The root passes bytes, every rank gets them; what others pass is ignored.
+    fn broadcast(&self, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>>;
+
+    /// Nobody leaves before everyone has come.
+    fn barrier(&self, wait: &Wait) -> Result<()>;
+
+    /// Sends `bytes` to `peer`, which takes them with [`Bootstrap::recv`] and the same tag. Messages of one pair and tag keep
+    /// their order. Does not wait for the receiver's call.
+    fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()>;
+
+    /// Takes the next message of `peer` with this tag.
+    fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>>;
+
+    /// Splits the ranks: those that pass the same color form a new bootstrap, ordered by (key, old rank); those that pass
+    /// `None` get `None`. Collective over all ranks. The child does not need the parent to live on.
+    fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>>;
+
+    /// A new bootstrap of all ranks but `excluded`, which may be dead. Called by the survivors, with the same list.
+    fn shrink(&self, excluded: &[Rank], wait: &Wait) -> Result<Child>;
+
+    /// Tells every rank that is still there, as far as it can be reached without waiting. Ranks see it as [`Event::Note`].
+    fn publish(&self, note: &[u8]);
+
+    /// Takes news without waiting: who died or left, what was published. Called from the slow path of every wait.
+    fn poll(&self) -> Vec<Event>;
+
+    /// Says goodbye, so that peers see [`Event::Left`] and not [`Event::Died`]. Dropping without it is dying.
+    fn close(&mut self);
+}
+
+/// What a [`Bootstrap::split`] or [`Bootstrap::shrink`] yields.
+#[derive(Debug)]
+pub struct Child {
+    /// The new ranks' bootstrap.
+    pub bootstrap: Box<dyn Bootstrap>,
+    /// The parent's rank of each new rank.
+    pub members: Vec<Rank>,
+    /// A number that the members share and nobody else has: names the child in logs and keys.
+    pub id: u64,
+}
+
+/// News from [`Bootstrap::poll`]. Each is delivered once.
+#[derive(Debug)]
+pub enum Event {
+    /// The rank's process or thread ended without goodbye; why it is thought so.
+    Died(Rank, String),
+    /// The rank said goodbye.
+    Left(Rank),
+    /// Somebody published this.
+    Note {
+        /// Who did.
+        from: Rank,
+        /// What.
+        bytes: Vec<u8>,
+    },
+    /// The control plane itself failed.
+    Failed(Error),
+}
+
+/// The most one rank may put into an all-gather or a message.
+pub const MAX_GATHER_BYTES: usize = 64 << 10;

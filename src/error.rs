@@ -1,0 +1,249 @@
+//! The one error type: who is at fault, which rank and peer, in which operation.
+//!
+//! Every fallible call of the crate returns [`Result`]. An [`Error`] has a [`Kind`] (what to do about it), a
+//! sentence, and where they are known the rank that reports, the peer concerned and the operation. It prints as
+//! one line:
+//!
+//! ```text
+//! rank 2: all_reduce #17: rank 5 has died: its control connection closed
+//! ```
+
+use std::fmt;
+
+use crate::types::Rank;
+
+/// What every fallible call of the crate returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong, who is at fault, and where.
+///
+/// One word wide, so that the hot path's `Result<()>` stays in a register.
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: Kind,
+    message: String,
+    rank: Option<Rank>,
+    peer: Option<Rank>,
+    operation: Option<String>,
+    source: Option<std::io::Error>,
+}
+
+/// What kind of failure an [`Error`] is; its doc says what to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// An argument is wrong (count, rank, buffer, variable, id). Correct the call; nothing was sent.
+    InvalidArgument,
+    /// The call does not fit the state (after finalize, inside a group, no usable interface). Correct the program.
+    InvalidUsage,
+    /// Ranks disagree: different counts, types, operations, world sizes. The message names both sides.
+    Mismatch,
+    /// A peer died, left, or broke the protocol. Shrink without it, or end the job.
+    Remote,
+    /// A deadline passed. The message names who was waited for; raise the time-out or look at that rank.
+    Timeout,
+    /// The operating system refused a call. The message names the call; the source has the code.
+    System,
+    /// A defect of rsccl. Please report it with the message.
+    Internal,
+    /// Somebody called abort, here or on another rank. Drop the communicator.
+    Aborted,
+    /// A non-blocking call has not finished. Ask again later.
+    InProgress,
+}
+
+/// Whose fault a [`Kind`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The calling program.
+    Caller,
+    /// Another rank.
+    Peer,
+    /// The operating system or the machine.
+    System,
+    /// rsccl itself.
+    Us,
+    /// Nobody: the call is still under way, or was stopped on purpose.
+    Nobody,
+}
+
+impl Kind {
+    /// Whose fault this is.
+    pub fn fault(self) -> Fault {
+        match self {
+            Kind::InvalidArgument | Kind::InvalidUsage => Fault::Caller,
+            Kind::Mismatch | Kind::Remote | Kind::Timeout => Fault::Peer,
+            Kind::System => Fault::System,
+            Kind::Internal => Fault::Us,
+            Kind::Aborted | Kind::InProgress => Fault::Nobody,
+        }
+    }
+
+    /// The number that NCCL's `ncclResult_t` has for this kind.
+    pub fn nccl_code(self) -> i32 {
+        match self {
+            Kind::System => 2,
+            Kind::Internal => 3,
+            Kind::InvalidArgument => 4,
+            Kind::InvalidUsage | Kind::Mismatch => 5,
+            Kind::Remote | Kind::Aborted => 6,
+            Kind::InProgress => 7,
+            Kind::Timeout => 8,
+        }
+    }
+}
+
+impl Error {
+    /// An error of `kind` that says `message`.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Error {
+        Error(Box::new(Inner { kind, message: message.into(), rank: None, peer: None, operation: None, source: None }))
+    }
+
+    /// [`Kind::InvalidArgument`].
+    pub fn invalid_argument(message: impl Into<String>) -> Error {
+        Error::new(Kind::InvalidArgument, message)
+    }
+
+    /// [`Kind::InvalidUsage`].
+    pub fn invalid_usage(message: impl Into<String>) -> Error {
+        Error::new(Kind::InvalidUsage, message)
+    }
+
+    /// [`Kind::Mismatch`].
+    pub fn mismatch(message: impl Into<String>) -> Error {
+        Error::new(Kind::Mismatch, message)
+    }
+
+    /// [`Kind::Remote`] about `peer`.
+    pub fn remote(peer: Rank, message: impl Into<String>) -> Error {
+        Error::new(Kind::Remote, message).about(peer)
+    }
+
+    /// [`Kind::Timeout`].
+    pub fn timeout(message: impl Into<String>) -> Error {
+        Error::new(Kind::Timeout, message)
+    }
+
+    /// [`Kind::Internal`].
+    pub fn internal(message: impl Into<String>) -> Error {
+        Error::new(Kind::Internal, message)
+    }
+
+    /// [`Kind::Aborted`].
+    pub fn aborted(message: impl Into<String>) -> Error {
+        Error::new(Kind::Aborted, message)
+    }
+
+    /// [`Kind::System`]: `call` failed with `source`.
+    pub fn system(call: impl fmt::Display, source: std::io::Error) -> Error {
+        let mut error = Error::new(Kind::System, format!("{call}: {source}"));
+        error.0.source = Some(source);
+        error
+    }
+
+    /// [`Kind::System`]: `call` failed with the thread's last OS error.
+    pub fn last_os(call: impl fmt::Display) -> Error {
+        Error::system(call, std::io::Error::last_os_error())
+    }
+
+    /// Adds the rank that reports, unless one is named already.
+    #[must_use]
+    pub fn at(mut self, rank: Rank) -> Error {
+        self.0.rank.get_or_insert(rank);
+        self
+    }
+
+    /// Adds the peer concerned, unless one is named already.
+    #[must_use]
+    pub fn about(mut self, peer: Rank) -> Error {
+        self.0.peer.get_or_insert(peer);
+        self
+    }
+
+    /// Adds the operation ("all_reduce #17"), unless one is named already.
+    #[must_use]
+    pub fn during(mut self, operation: impl Into<String>) -> Error {
+        if self.0.operation.is_none() {
+            self.0.operation = Some(operation.into());
+        }
+        self
+    }
+
+    /// What kind of failure this is.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    /// The rank that reports, where known.
+    pub fn rank(&self) -> Option<u32> {
+        self.0.rank.map(Rank::get)
+    }
+
+    /// The peer concerned, where known.
+    pub fn peer(&self) -> Option<u32> {
+        self.0.peer.map(Rank::get)
+    }
+
+    /// The operation and its sequence number, where known.
+    pub fn operation(&self) -> Option<&str> {
+        self.0.operation.as_deref()
+    }
+
+    /// The sentence without rank and operation.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// A second error of the same words, for the other holders of a shared failure.
+    #[must_use]
+    pub fn duplicate(&self) -> Error {
+        Error(Box::new(Inner {
+            kind: self.0.kind,
+            message: self.0.message.clone(),
+            rank: self.0.rank,
+            peer: self.0.peer,
+            operation: self.0.operation.clone(),
+            source: None,
+        }))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(rank) = self.0.rank {
+            write!(f, "rank {rank}: ")?;
+        }
+        if let Some(operation) = &self.0.operation {
+            write!(f, "{operation}: ")?;
+        }
+        f.write_str(&self.0.message)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|source| source as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_names_rank_operation_and_cause() {
+        let error = Error::remote(Rank::new(5), "rank 5 has died").during("all_reduce #17").at(Rank::new(2));
+        assert_eq!(error.to_string(), "rank 2: all_reduce #17: rank 5 has died");
+        assert_eq!((error.kind(), error.peer(), error.rank()), (Kind::Remote, Some(5), Some(2)));
+        assert_eq!(error.kind().fault(), Fault::Peer);
+    }
+
+    #[test]
+    fn an_error_is_one_word() {
+        assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
+    }
+}

@@ -1,0 +1,192 @@
+//! Collectives compiled to data.
+//!
+//! A [`Plan`] is what one rank does for one collective: lanes of steps, each walked in rounds over pieces of the
+//! buffers. Executors interpret it; [`check`](self) proves it; it prints as text. A plan holds no pointer.
+//!
+//! # How a lane runs
+//! ```text
+//! for t in 0 .. rounds + greatest lag:
+//!     for step in steps:                    in order; a step that cannot run yet blocks its lane
+//!         round = t - step.lag              skipped unless 0 <= round < rounds
+//!         run step for this round
+//! ```
+//! Lanes run side by side; a lane has one channel, and a connection is (sender, receiver, channel).
+//!
+//! # What a [`Action::Combine`] does in a round
+//! It covers `length = min(piece, block - round * piece)` elements; where that is not positive, the step is skipped
+//! whole, its slots included. It waits until each source slot holds its message and each target slot is free, then
+//! stores the reduction of all sources, in their order (one source: a copy), into every target, then releases the
+//! source slots and publishes the target slots. Each slot operand is one message of `length` elements on its connection.
+//! A span's elements in a round start at `start + round * piece` (`Walk::Linear`) or
+//! `start + (round % depth) * piece` (`Walk::Cycle`).
+//!
+//! # Flags
+//! Each rank owns [`FLAGS`] flags per lane that its mapped peers can read. `Signal` says "I have come to this step in this round";
+//! `Wait` waits until the peer has signalled the same flag in the same round. All ranks of a plan have the same rounds.
+
+use crate::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
+
+/// Flags of a lane.
+pub const FLAGS: usize = 8;
+
+/// What one rank does for one collective.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// What the plan is for.
+    pub spec: Spec,
+    /// The lanes, side by side.
+    pub lanes: Vec<Lane>,
+}
+
+/// What to plan, from one rank's point of view. Equal on all ranks but for `world.rank`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// Which collective.
+    pub collective: Collective,
+    /// Who I am.
+    pub world: World,
+    /// The root, where there is one.
+    pub root: Rank,
+    /// How many elements.
+    pub count: Count,
+    /// Whether input and output are one buffer (all_reduce, broadcast, reduce: the same start; all_gather, gather: input is my
+    /// block of the output; reduce_scatter, scatter: output is my block of the input; all_to_all: not in place).
+    pub in_place: bool,
+    /// How the data travels.
+    pub algorithm: Algorithm,
+    /// How slots are laid out.
+    pub protocol: Protocol,
+    /// Which memory of peers is mapped.
+    pub windows: Windows,
+    /// The ranks of each host, in order; every rank once.
+    pub hosts: Vec<Vec<Rank>>,
+    /// Sizes the plan must keep within.
+    pub limits: Limits,
+}
+
+/// The count of a collective.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Count {
+    /// all_reduce, broadcast, reduce: of the whole buffer. all_gather, gather: of each rank's input. reduce_scatter, scatter: of each
+    /// rank's output. all_to_all: of each pair.
+    Each(Elements),
+    /// all_gather_v: of rank r's input. reduce_scatter_v: of rank r's output.
+    PerRank(Vec<Elements>),
+}
+
+/// Which memory of peers a plan may name in [`Operand::Window`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Windows {
+    /// None: slots only.
+    None,
+    /// The scratch of every rank on my host.
+    Scratch,
+    /// The scratch and the user's input and output of every rank on my host.
+    User,
+}
+
+/// Sizes a plan must keep within.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Elements that fit a slot.
+    pub slot: Elements,
+    /// Slots of a connection.
+    pub slots: u32,
+    /// Elements of scratch that each rank owns.
+    pub scratch: Elements,
+    /// Channels that may be used.
+    pub channels: u32,
+}
+
+/// Steps that run in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lane {
+    /// The channel of all its slots.
+    pub channel: u8,
+    /// How often the steps are walked.
+    pub rounds: u32,
+    /// The steps.
+    pub steps: Vec<Step>,
+}
+
+/// One step of a lane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Rounds that this step runs behind the first.
+    pub lag: u8,
+    /// What it does.
+    pub action: Action,
+}
+
+/// What a step does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Reduces or copies.
+    Combine(Combine),
+    /// Raises my flag for this round.
+    Signal(u8),
+    /// Waits until `peer` has raised its flag for this round.
+    Wait {
+        /// Whose flag.
+        peer: Rank,
+        /// Which.
+        flag: u8,
+    },
+}
+
+/// Reduces or copies sources into targets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Combine {
+    /// Elements over all rounds.
+    pub block: Elements,
+    /// Elements in one round.
+    pub piece: Elements,
+    /// In the order of reduction. A [`Operand::Local`] input is raw: the executor applies the operator's scalar to it.
+    pub sources: Vec<Operand>,
+    /// Where the result goes.
+    pub targets: Vec<Operand>,
+    /// Whether the result is final, so that an average is divided now.
+    pub finish: bool,
+}
+
+/// A place that a [`Combine`] reads or writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operand {
+    /// My memory.
+    Local(Span),
+    /// The next slot of the connection from (source) or to (target) this peer on the lane's channel.
+    Slot(Rank),
+    /// A peer's mapped memory.
+    Window(Rank, Span),
+}
+
+/// Elements of a buffer, as the rounds walk them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Which buffer.
+    pub buffer: Buffer,
+    /// Where the first round starts.
+    pub start: Elements,
+    /// Where later rounds start.
+    pub walk: Walk,
+}
+
+/// A buffer of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Buffer {
+    /// The user's input.
+    Input,
+    /// The user's output.
+    Output,
+    /// The rank's scratch.
+    Scratch,
+}
+
+/// How a span moves from round to round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Walk {
+    /// By one piece each round.
+    Linear,
+    /// Through so many pieces, again and again.
+    Cycle(u32),
+}

@@ -1,0 +1,70 @@
+//! What bounds a wait: a deadline and an abort flag.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::sync::AbortFlag;
+use crate::sys::clock;
+
+/// The moment a wait gives up; `NEVER` does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// No deadline: only the abort flag and a peer's end stop the wait.
+    pub const NEVER: Deadline = Deadline(None);
+
+    /// `timeout` from now; one that overflows the clock is `NEVER`.
+    pub fn after(timeout: Duration) -> Deadline {
+        Deadline(clock::now().checked_add(timeout))
+    }
+
+    /// Whether it has passed at `now`.
+    pub fn passed(self, now: Instant) -> bool {
+        self.0.is_some_and(|moment| now >= moment)
+    }
+
+    /// What is left at `now`; `None` for `NEVER`.
+    pub fn remaining(self, now: Instant) -> Option<Duration> {
+        self.0.map(|moment| moment.saturating_duration_since(now))
+    }
+
+    /// The shorter of what is left at `now` and `slice`.
+    pub fn slice(self, now: Instant, slice: Duration) -> Duration {
+        self.remaining(now).map_or(slice, |left| left.min(slice))
+    }
+
+    /// The earlier of the two.
+    #[must_use]
+    pub fn earlier(self, other: Deadline) -> Deadline {
+        match (self.0, other.0) {
+            (Some(a), Some(b)) => Deadline(Some(a.min(b))),
+            (a, b) => Deadline(a.or(b)),
+        }
+    }
+}
+
+/// What bounds a wait.
+#[derive(Debug, Clone)]
+pub struct Wait {
+    /// When to give up.
+    pub deadline: Deadline,
+    /// What else ends the wait.
+    pub abort: AbortFlag,
+}
+
+impl Wait {
+    /// Bounded by `timeout` and `abort`.
+    pub fn new(timeout: Duration, abort: &AbortFlag) -> Wait {
+        Wait { deadline: Deadline::after(timeout), abort: abort.clone() }
+    }
+
+    /// Called from every waiting loop.
+    ///
+    /// # Errors
+    /// The abort's reason; or [`crate::error::Kind::Timeout`] with the words of `waiting_for`, e.g. "waited for the address of rank 3".
+    pub fn check(&self, waiting_for: impl FnOnce() -> String) -> Result<()> {
+        self.abort.check()?;
+        if self.deadline.passed(clock::now()) { Err(Error::timeout(waiting_for())) } else { Ok(()) }
+    }
+}

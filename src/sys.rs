@@ -1,0 +1,3 @@
+//! All system calls: the only home of `libc`. Upper floors see safe functions.
+
+pub mod clock;

@@ -1,0 +1,13 @@
+//! The words of the crate: ranks, quantities, element types, operators, collectives, algorithms, protocols. Pure.
+
+#![forbid(unsafe_code)]
+
+mod collective;
+mod element;
+mod operator;
+mod quantity;
+
+pub use collective::{Algorithm, Collective, Protocol, TransportKind};
+pub use element::{DataType, Element, F8E4M3, F8E5M2};
+pub use operator::{ReduceOp, Scalar};
+pub use quantity::{Bytes, Elements, Rank, World};

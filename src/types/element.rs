@@ -1,0 +1,178 @@
+//! Element types: what a buffer holds.
+
+use std::fmt;
+
+pub use half::{bf16, f16};
+
+/// The type of a buffer's elements, for callers that know it only at run time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum DataType {
+    /// 8-bit signed integer.
+    I8 = 0,
+    /// 8-bit unsigned integer.
+    U8 = 1,
+    /// 32-bit signed integer.
+    I32 = 2,
+    /// 32-bit unsigned integer.
+    U32 = 3,
+    /// 64-bit signed integer.
+    I64 = 4,
+    /// 64-bit unsigned integer.
+    U64 = 5,
+    /// IEEE half precision.
+    F16 = 6,
+    /// IEEE single precision.
+    F32 = 7,
+    /// IEEE double precision.
+    F64 = 8,
+    /// bfloat16.
+    BF16 = 9,
+    /// 8-bit float, 4 bits of exponent, 3 of mantissa, no infinity (OCP E4M3).
+    F8E4M3 = 10,
+    /// 8-bit float, 5 bits of exponent, 2 of mantissa (OCP E5M2).
+    F8E5M2 = 11,
+}
+
+impl DataType {
+    /// All of them, in the order of NCCL's numbers.
+    pub const ALL: &'static [DataType] = &[
+        DataType::I8,
+        DataType::U8,
+        DataType::I32,
+        DataType::U32,
+        DataType::I64,
+        DataType::U64,
+        DataType::F16,
+        DataType::F32,
+        DataType::F64,
+        DataType::BF16,
+        DataType::F8E4M3,
+        DataType::F8E5M2,
+    ];
+
+    /// Bytes of one element.
+    pub const fn size(self) -> u32 {
+        match self {
+            DataType::I8 | DataType::U8 | DataType::F8E4M3 | DataType::F8E5M2 => 1,
+            DataType::F16 | DataType::BF16 => 2,
+            DataType::I32 | DataType::U32 | DataType::F32 => 4,
+            DataType::I64 | DataType::U64 | DataType::F64 => 8,
+        }
+    }
+
+    /// Its name, as nccl-tests spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DataType::I8 => "int8",
+            DataType::U8 => "uint8",
+            DataType::I32 => "int32",
+            DataType::U32 => "uint32",
+            DataType::I64 => "int64",
+            DataType::U64 => "uint64",
+            DataType::F16 => "half",
+            DataType::F32 => "float",
+            DataType::F64 => "double",
+            DataType::BF16 => "bfloat16",
+            DataType::F8E4M3 => "f8e4m3",
+            DataType::F8E5M2 => "f8e5m2",
+        }
+    }
+
+    /// The type with this name.
+    pub fn from_name(name: &str) -> Option<DataType> {
+        DataType::ALL.iter().copied().find(|known| known.name() == name)
+    }
+
+    /// Its number on the wire, which is NCCL's.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The type with this number.
+    pub fn from_code(code: u8) -> Option<DataType> {
+        DataType::ALL.get(usize::from(code)).copied()
+    }
+
+    /// Whether it is a float of any width.
+    pub const fn is_float(self) -> bool {
+        matches!(
+            self,
+            DataType::F16 | DataType::F32 | DataType::F64 | DataType::BF16 | DataType::F8E4M3 | DataType::F8E5M2
+        )
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A Rust type that buffers may hold. Sealed: plain data of a known [`DataType`], any bit pattern valid.
+pub trait Element: Copy + Send + Sync + fmt::Debug + PartialEq + 'static + sealed::Sealed {
+    /// The run-time name of the type.
+    const DATA_TYPE: DataType;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// 8-bit float, 4 bits of exponent, 3 of mantissa, no infinity (OCP E4M3). Holds the bits; `device` does arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(transparent)]
+pub struct F8E4M3(
+    /// The bits.
+    pub u8,
+);
+
+/// 8-bit float, 5 bits of exponent, 2 of mantissa (OCP E5M2). Holds the bits; `device` does arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(transparent)]
+pub struct F8E5M2(
+    /// The bits.
+    pub u8,
+);
+
+macro_rules! element {
+    ($($type:ty => $data_type:ident,)+) => {
+        $(
+            impl sealed::Sealed for $type {}
+            impl Element for $type {
+                const DATA_TYPE: DataType = DataType::$data_type;
+            }
+            const _: () = assert!(size_of::<$type>() == DataType::$data_type.size() as usize);
+        )+
+    };
+}
+
+element! {
+    i8 => I8,
+    u8 => U8,
+    i32 => I32,
+    u32 => U32,
+    i64 => I64,
+    u64 => U64,
+    f16 => F16,
+    f32 => F32,
+    f64 => F64,
+    bf16 => BF16,
+    F8E4M3 => F8E4M3,
+    F8E5M2 => F8E5M2,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_codes_lead_back() {
+        for data_type in DataType::ALL {
+            assert_eq!(DataType::from_name(data_type.name()), Some(*data_type));
+            assert_eq!(DataType::from_code(data_type.code()), Some(*data_type));
+        }
+        assert_eq!(DataType::from_code(12), None);
+    }
+}
