@@ -1,3 +1,13 @@
 //! All system calls: the only home of `libc`. Upper floors see safe functions.
 
 pub mod clock;
+pub mod cpu;
+pub mod descriptor;
+pub mod futex;
+pub mod host;
+pub mod interfaces;
+pub mod limits;
+pub mod memory;
+pub mod poller;
+pub mod random;
+pub mod thread;
