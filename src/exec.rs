@@ -13,4 +13,4 @@ mod operation;
 pub use drive::{Blocked, Idle, Progress, Task, drive};
 pub use interpret::{Memory, PlanRun, Setting, UserMemory, needs};
 pub use message::{Direction, MessageRun};
-pub use operation::Operation;
+pub use operation::{Operation, describe};
