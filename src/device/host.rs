@@ -131,6 +131,12 @@ impl Kernel {
         unsafe { body(self, pass) }
     }
 
+    /// Whether a pass with one source of this `raw` and `finish` would change no bit.
+    #[inline]
+    pub fn is_copy(&self, raw: u64, finish: bool) -> bool {
+        (self.scalar.is_none() || raw & 1 == 0) && (self.divisor.is_none() || !finish)
+    }
+
     /// [`Kernel::copy`] at a chosen level, which the machine must have.
     fn copy_at(level: Level, data_type: DataType) -> Kernel {
         let copy = machine::bind_copy(level);
