@@ -12,5 +12,5 @@ mod operation;
 
 pub use drive::{Blocked, Idle, Progress, Task, drive};
 pub use interpret::{Memory, PlanRun, Setting, UserMemory, needs};
-pub use message::{Direction, MessageRun};
+pub use message::{Direction, MessageQueue, MessageRun};
 pub use operation::{Operation, describe};

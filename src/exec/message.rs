@@ -40,6 +40,21 @@ impl MessageRun {
         MessageRun { operation, label: operation.label(), peer, direction, bytes, moved: 0, begun: false }
     }
 
+    /// The other end.
+    pub fn peer(&self) -> Rank {
+        self.peer
+    }
+
+    /// What the message is called in errors: "send #3 to rank 1".
+    pub fn name(&self) -> String {
+        let (what, to) = if self.sends() { ("send", "to") } else { ("recv", "from") };
+        format!("{what} #{} {to} rank {}", self.operation.sequence, self.peer)
+    }
+
+    fn sends(&self) -> bool {
+        matches!(self.direction, Direction::Send(_))
+    }
+
     fn complete(&self) -> bool {
         self.begun && self.moved == self.bytes
     }
@@ -105,5 +120,53 @@ impl Task for MessageRun {
             Direction::Recv(_) => "to send",
         };
         format!("rank {} ({what} message #{})", self.peer, self.operation.sequence)
+    }
+}
+
+/// The messages of one connection's end, one after the other.
+#[derive(Debug)]
+pub struct MessageQueue<'a> {
+    runs: Vec<&'a mut MessageRun>,
+    at: usize,
+}
+
+impl<'a> MessageQueue<'a> {
+    /// One queue for each connection's end, each in the order of `runs`.
+    pub fn by_connection(runs: &'a mut [MessageRun]) -> Vec<MessageQueue<'a>> {
+        let mut queues: Vec<MessageQueue<'a>> = Vec::new();
+        for run in runs {
+            let same = |queue: &&mut MessageQueue<'a>| {
+                let first = &queue.runs[0];
+                first.peer == run.peer && first.sends() == run.sends()
+            };
+            match queues.iter_mut().find(same) {
+                Some(queue) => queue.runs.push(run),
+                None => queues.push(MessageQueue { runs: vec![run], at: 0 }),
+            }
+        }
+        queues
+    }
+}
+
+impl Task for MessageQueue<'_> {
+    fn progress(&mut self, links: &mut Links) -> Result<Progress> {
+        let mut moved = Progress::Idle;
+        while let Some(run) = self.runs.get_mut(self.at) {
+            match run.progress(links)? {
+                Progress::Done => self.at += 1,
+                Progress::Moved => return Ok(Progress::Moved),
+                Progress::Idle => return Ok(moved),
+            }
+            moved = Progress::Moved;
+        }
+        Ok(Progress::Done)
+    }
+
+    fn blocked<'b>(&'b self, links: &'b Links) -> Option<Blocked<'b>> {
+        self.runs.get(self.at)?.blocked(links)
+    }
+
+    fn waiting_for(&self) -> String {
+        self.runs.get(self.at).map_or_else(String::new, |run| run.waiting_for())
     }
 }

@@ -132,6 +132,11 @@ impl Fabric {
         (self.windows.as_ref(), &mut self.links)
     }
 
+    /// Whether all of `needs` are connected.
+    pub fn has(&self, needs: &[Need]) -> bool {
+        needs.iter().all(|need| self.links.has(need))
+    }
+
     /// The shape of every ring.
     pub fn shape(&self) -> Shape {
         self.shape
