@@ -12,6 +12,7 @@ mod inbox;
 pub mod interface;
 pub mod local;
 mod options;
+pub(crate) mod socket;
 
 use std::net::SocketAddr;
 

@@ -13,6 +13,8 @@ pub mod local;
 mod messages;
 mod news;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 
