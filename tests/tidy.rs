@@ -299,7 +299,7 @@ fn check_sizes(source: &Source, findings: &mut Vec<String>) {
 
 fn check_texts(root: &Path, findings: &mut Vec<String>) {
     for path in walk(root) {
-        let name = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
+        let name = path.strip_prefix(root).expect("walk stays below the root").to_string_lossy().into_owned();
         let ending = name.rsplit(['.', '/']).next().unwrap_or_default();
         if !TEXT_ENDINGS.contains(&ending) {
             continue;
@@ -358,8 +358,8 @@ fn load_sources(root: &Path) -> Vec<Source> {
         if path.extension().is_none_or(|ending| ending != "rs") {
             continue;
         }
-        let name = path.strip_prefix(root).unwrap().to_string_lossy().replace('\\', "/");
-        let text = fs::read_to_string(&path).unwrap();
+        let name = path.strip_prefix(root).expect("walk stays below the root").to_string_lossy().replace('\\', "/");
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
         test_files.extend(test_modules(&name, &blank_comments_and_literals(&text)));
         sources.push(Source::new(&name, &text));
     }
@@ -378,7 +378,7 @@ fn walk(folder: &Path) -> Vec<PathBuf> {
     let mut folders = vec![folder.to_path_buf()];
     while let Some(next) = folders.pop() {
         for entry in fs::read_dir(&next).unwrap_or_else(|error| panic!("{}: {error}", next.display())) {
-            let path = entry.unwrap().path();
+            let path = entry.expect("the folder was opened").path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if name.starts_with("target") || name == "local" || (name.starts_with('.') && name != ".ci") {
                 continue;
@@ -465,7 +465,8 @@ fn blank_tests(code: &str) -> (String, usize) {
 /// The modules that `code` of file `path` declares for tests only, as paths with no ending.
 fn test_modules(path: &str, code: &str) -> Vec<String> {
     let own = path.trim_end_matches(".rs");
-    let folder = if path == "src/lib.rs" || path.ends_with("/main.rs") { own.rsplit_once('/').unwrap().0 } else { own };
+    let is_crate_root = path == "src/lib.rs" || path.ends_with("/main.rs");
+    let folder = if is_crate_root { own.trim_end_matches("/lib").trim_end_matches("/main") } else { own };
     let declared = test_attributes(code).into_iter().filter_map(|(_, after)| {
         let rest = code[after..].trim_start().strip_prefix("mod ")?;
         let name = identifier(rest);
