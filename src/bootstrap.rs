@@ -3,6 +3,16 @@
 //! [`Bootstrap`] is what the rest of the crate sees. Two things fulfil it: `NetBootstrap` (TCP, processes anywhere)
 //! and `LocalBootstrap` (threads of one process, no socket). Both are interchangeable in every test.
 
+#![forbid(unsafe_code)]
+
+mod collective;
+mod inbox;
+pub mod local;
+
+use std::net::SocketAddr;
+
+pub use local::LocalBootstrap;
+
 use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::types::{Rank, World};
@@ -15,6 +25,16 @@ use crate::types::{Rank, World};
 pub trait Bootstrap: Send + std::fmt::Debug {
     /// Who I am.
     fn world(&self) -> World;
+
+    /// A number that the ranks of this bootstrap share and nobody else has: names it in logs and handshakes.
+    fn id(&self) -> u64;
+
+    /// A secret that the ranks of this bootstrap share and nobody else has: keys the handshake of every further connection
+    /// (data sockets, handed-over descriptors).
+    fn key(&self) -> [u8; 32];
+
+    /// Where to bind sockets that the peers shall reach: the address (with its IPv6 scope) of the chosen interface, port 0.
+    fn interface(&self) -> SocketAddr;
 
     /// Every rank passes its bytes (at most [`MAX_GATHER_BYTES`], lengths may differ) and gets everyone's in rank order.
     fn all_gather(&self, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>>;
@@ -40,6 +60,7 @@ pub trait Bootstrap: Send + std::fmt::Debug {
     fn shrink(&self, excluded: &[Rank], wait: &Wait) -> Result<Child>;
 
     /// Tells every rank that is still there, as far as it can be reached without waiting. Ranks see it as [`Event::Note`].
+    /// What exceeds [`MAX_NOTE_BYTES`] is cut off.
     fn publish(&self, note: &[u8]);
 
     /// Takes news without waiting: who died or left, what was published. Called from the slow path of every wait.
@@ -80,3 +101,6 @@ pub enum Event {
 
 /// The most one rank may put into an all-gather or a message.
 pub const MAX_GATHER_BYTES: usize = 64 << 10;
+
+/// The most bytes of a published note.
+pub const MAX_NOTE_BYTES: usize = 4 << 10;

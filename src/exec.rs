@@ -1,1 +1,16 @@
-//! TODO
+//! Running operations on host memory.
+//!
+//! [`Operation`] is what all ranks must agree on. [`flat`] is the straight path of small collectives inside a host: one hop, no plan.
+//! [`PlanRun`] interprets plans; [`MessageRun`] is one send or recv. [`drive`] runs any number of them side by side and waits when
+//! none can move.
+
+mod drive;
+pub mod flat;
+mod interpret;
+mod message;
+mod operation;
+
+pub use drive::{Blocked, Idle, Progress, Task, drive};
+pub use interpret::{Memory, PlanRun, Setting, UserMemory, needs};
+pub use message::{Direction, MessageQueue, MessageRun};
+pub use operation::{Operation, describe};

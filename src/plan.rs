@@ -24,6 +24,21 @@
 //! Each rank owns [`FLAGS`] flags per lane that its mapped peers can read. `Signal` says "I have come to this step in this round";
 //! `Wait` waits until the peer has signalled the same flag in the same round. All ranks of a plan have the same rounds.
 
+#![forbid(unsafe_code)]
+
+mod build;
+mod cut;
+mod direct;
+mod mesh;
+mod pat;
+mod ring;
+mod site;
+mod team;
+mod tree;
+mod walk;
+
+pub use build::{LEAST_SLOTS, MOST_CHANNELS, algorithms};
+
 use crate::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
 
 /// Flags of a lane.

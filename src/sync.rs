@@ -1,8 +1,18 @@
 //! Waiting and being told: deadlines, the abort flag, slot rings, sequence flags, back-off with futex parking.
+//!
+//! A [`Flag`] is a counter in memory that several ranks map: one writer raises it, any number wait for it. A ring
+//! ([`ring::Sender`], [`ring::Receiver`]) is a queue of slots between two ranks built from two flags. Whoever waits spins a
+//! little, yields, then parks on the flag ([`Backoff`]); each slow turn looks at the abort flag, the deadline and the peers
+//! ([`Watch`]).
 
 mod abort;
+mod backoff;
+mod flag;
 pub mod primitive;
+pub mod ring;
 mod wait;
 
 pub use abort::AbortFlag;
+pub use backoff::{Backoff, Patience, Watch};
+pub use flag::Flag;
 pub use wait::{Deadline, Wait};

@@ -1,1 +1,22 @@
-//! TODO
+//! How bytes get from rank to rank: local (threads), shm (processes of a host), net (TCP).
+//!
+//! Every transport yields the same two things: a ring of slots for a pair of ranks, and, where memory can be mapped, windows on
+//! the peers' arenas and registered buffers. [`select`] decides which transport a pair uses; it does no I/O, so that it reads as a
+//! table. [`Fabric`] sets connections up when a plan first needs them.
+//!
+//! Transports never see the algorithm, and the executor never sees the transport.
+
+mod arena;
+mod fabric;
+mod lease;
+mod offer;
+mod peer;
+mod select;
+mod windows;
+
+pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES};
+pub use fabric::{Channel, Fabric, Links, Need, Setup, Sizes, Way};
+pub use lease::{Lease, LeaseGuard};
+pub use peer::PeerInfo;
+pub use select::{Policy, select};
+pub use windows::{HostWindows, UserRange};

@@ -4,10 +4,11 @@
 
 mod collective;
 mod element;
+pub(crate) mod minifloat;
 mod operator;
 mod quantity;
 
 pub use collective::{Algorithm, Collective, Protocol, TransportKind};
-pub use element::{DataType, Element, F8E4M3, F8E5M2};
+pub use element::{DataType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use operator::{ReduceOp, Scalar};
 pub use quantity::{Bytes, Elements, Rank, World};

@@ -1,1 +1,270 @@
-//! Stub.
+//! Unix sockets that pass descriptors between processes of one host.
+//!
+//! Names are abstract (no file to leave behind) and random. A descriptor that arrives is close-on-exec; more than one in a
+//! message, or none, is an error of the peer.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use crate::error::{Error, Result};
+
+/// A listener on an abstract name; non-blocking.
+#[derive(Debug)]
+pub struct Listener(Socket);
+
+/// A connected stream; non-blocking.
+#[derive(Debug)]
+pub struct Stream(Socket);
+
+impl Listener {
+    /// Listens on the abstract `name`.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn bind(name: &str) -> Result<Listener> {
+        let socket = socket()?;
+        let address = address(name)?;
+        socket.bind(&address).map_err(|error| Error::system(format!("bind of the unix socket @{name}"), error))?;
+        socket.listen(BACKLOG).map_err(|error| Error::system("listen on a unix socket", error))?;
+        Ok(Listener(socket))
+    }
+
+    /// Takes a connection whose other end runs under my user (or root); `None` where nobody waits. Strangers are closed.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn accept(&self) -> Result<Option<Stream>> {
+        loop {
+            let socket = match self.0.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => return Err(Error::system("accept on a unix socket", error)),
+            };
+            socket.set_nonblocking(true).map_err(|error| Error::system("a non-blocking unix socket", error))?;
+            if same_user(&socket)? {
+                return Ok(Some(Stream(socket)));
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Stream {
+    /// Connects to the abstract `name`. A full backlog is an error of kind `WouldBlock` inside: call again.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn connect(name: &str) -> Result<Option<Stream>> {
+        let socket = socket()?;
+        match socket.connect(&address(name)?) {
+            Ok(()) => Ok(Some(Stream(socket))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(Error::system(format!("connect to the unix socket @{name}"), error)),
+        }
+    }
+
+    /// Reads what is there; `None` where nothing is, `Some(0)` at the end.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn read(&self, into: &mut [u8]) -> Result<Option<usize>> {
+        let mut socket = &self.0;
+        settle(io::Read::read(&mut socket, into), "read from a unix socket")
+    }
+
+    /// Writes what fits; `None` where nothing does.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn write(&self, bytes: &[u8]) -> Result<Option<usize>> {
+        let mut socket = &self.0;
+        settle(io::Write::write(&mut socket, bytes), "write to a unix socket")
+    }
+
+    /// Sends one byte with a descriptor; false where the socket is full.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn send_descriptor(&self, descriptor: BorrowedFd<'_>) -> Result<bool> {
+        let mut byte = [1u8];
+        let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+        let mut control = ControlBuffer::new();
+        let mut message = control.message(&mut part);
+        message.msg_controllen = control_space();
+        // SAFETY: `message` has a control buffer of at least one header, set just above.
+        let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+        let raw = descriptor.as_raw_fd();
+        // SAFETY: the header lies in `control`, which is aligned for it.
+        let header = unsafe { &mut *header };
+        header.cmsg_level = libc::SOL_SOCKET;
+        header.cmsg_type = libc::SCM_RIGHTS;
+        header.cmsg_len = control_length();
+        // SAFETY: CMSG_DATA points behind the header, inside `control`, with room for one descriptor.
+        let data = unsafe { libc::CMSG_DATA(header) };
+        // SAFETY: as above; written unaligned, as the macro promises no alignment.
+        unsafe { data.cast::<libc::c_int>().write_unaligned(raw) };
+        // SAFETY: all pointers in `message` lead to locals that outlive the call.
+        let sent = unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        if sent == 1 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(Error::system("sendmsg of a descriptor", error)) }
+    }
+
+    /// Takes one byte and its descriptor; `None` where nothing is there yet.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`]; [`crate::error::Kind::Remote`] where the message has no descriptor or several.
+    pub fn receive_descriptor(&self) -> Result<Option<OwnedFd>> {
+        let mut byte = [0u8];
+        let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+        let mut control = ControlBuffer::new();
+        let mut message = control.message(&mut part);
+        // SAFETY: all pointers in `message` lead to locals that outlive the call.
+        let got = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+        if got < 0 {
+            let error = io::Error::last_os_error();
+            let nothing = error.kind() == io::ErrorKind::WouldBlock;
+            return if nothing { Ok(None) } else { Err(Error::system("recvmsg of a descriptor", error)) };
+        }
+        let refused = || Error::new(crate::error::Kind::Remote, "a peer closed or sent no descriptor where one was due");
+        // SAFETY: the kernel has filled `message` in; its control buffer is `control`.
+        let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+        if got != 1 || header.is_null() {
+            return Err(refused());
+        }
+        // SAFETY: not null, so the header lies inside `control`.
+        let header = unsafe { &*header };
+        if header.cmsg_level != libc::SOL_SOCKET || header.cmsg_type != libc::SCM_RIGHTS {
+            return Err(refused());
+        }
+        // The buffer has room for one descriptor; the kernel discards what does not fit.
+        if header.cmsg_len != control_length() {
+            return Err(refused());
+        }
+        // SAFETY: the length says that one descriptor stands behind the header.
+        let data = unsafe { libc::CMSG_DATA(header) };
+        // SAFETY: as above.
+        let raw = unsafe { data.cast::<libc::c_int>().read_unaligned() };
+        // SAFETY: the kernel has just installed this descriptor for us.
+        Ok(Some(unsafe { OwnedFd::from_raw_fd(raw) }))
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Room for one control message, aligned for its header.
+#[repr(align(8))]
+struct ControlBuffer([u8; 64]);
+
+impl ControlBuffer {
+    fn new() -> ControlBuffer {
+        assert!(control_space() <= 64, "one descriptor's control message fits");
+        ControlBuffer([0; 64])
+    }
+
+    fn message(&mut self, part: &mut libc::iovec) -> libc::msghdr {
+        // SAFETY: all-zero is a valid msghdr: null pointers with zero lengths.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = part;
+        message.msg_iovlen = 1;
+        message.msg_control = self.0.as_mut_ptr().cast();
+        message.msg_controllen = control_space();
+        message
+    }
+}
+
+fn control_space() -> usize {
+    // SAFETY: pure arithmetic.
+    unsafe { libc::CMSG_SPACE(DESCRIPTOR_BYTES) as usize }
+}
+
+fn control_length() -> usize {
+    // SAFETY: pure arithmetic.
+    unsafe { libc::CMSG_LEN(DESCRIPTOR_BYTES) as usize }
+}
+
+fn socket() -> Result<Socket> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(|error| Error::system("a unix socket", error))?;
+    socket.set_nonblocking(true).map_err(|error| Error::system("a non-blocking unix socket", error))?;
+    Ok(socket)
+}
+
+fn address(name: &str) -> Result<SockAddr> {
+    SockAddr::unix(format!("\0{name}")).map_err(|error| Error::system(format!("the unix socket name @{name}"), error))
+}
+
+fn same_user(socket: &Socket) -> Result<bool> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("12 bytes");
+    // SAFETY: the kernel writes at most `length` bytes into `peer`, which is as large.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(Error::last_os("SO_PEERCRED"));
+    }
+    // SAFETY: takes nothing, never fails.
+    let mine = unsafe { libc::geteuid() };
+    Ok(peer.uid == mine || peer.uid == 0)
+}
+
+fn settle(result: io::Result<usize>, call: &str) -> Result<Option<usize>> {
+    match result {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+        Err(error) => Err(Error::system(call, error)),
+    }
+}
+
+const BACKLOG: libc::c_int = 1024;
+const DESCRIPTOR_BYTES: libc::c_uint = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_travels() {
+        let name = format!("rsccl-test-{}-{:p}", std::process::id(), &BACKLOG);
+        let listener = Listener::bind(&name).unwrap();
+        assert!(listener.accept().unwrap().is_none());
+        let client = Stream::connect(&name).unwrap().unwrap();
+        let server = listener.accept().unwrap().unwrap();
+        assert!(client.receive_descriptor().unwrap().is_none());
+        let memory = crate::sys::memory::SharedMemory::memfd(4096).unwrap();
+        assert!(server.send_descriptor(memory.file().unwrap()).unwrap());
+        let file = client.receive_descriptor().unwrap().unwrap();
+        crate::sys::memory::SharedMemory::from_peer(file, 4096).unwrap();
+    }
+
+    #[test]
+    fn a_message_without_a_descriptor_is_the_peers_fault() {
+        let name = format!("rsccl-test-none-{}-{:p}", std::process::id(), &BACKLOG);
+        let listener = Listener::bind(&name).unwrap();
+        let client = Stream::connect(&name).unwrap().unwrap();
+        let server = listener.accept().unwrap().unwrap();
+        assert_eq!(server.write(b"x").unwrap(), Some(1));
+        assert_eq!(client.receive_descriptor().unwrap_err().kind(), crate::error::Kind::Remote);
+    }
+}

@@ -1,1 +1,44 @@
-//! Stub.
+//! Sleeping on a word of memory, and the one-sided barrier that keeps the waker's side free of fences.
+
+use std::time::Duration;
+
+use crate::sync::primitive::{AtomicU32, Ordering, fence};
+
+/// Sleeps while `*word == expected`, at most `timeout`. Returns on a wake, a change, a signal or the time-out: the caller looks
+/// again in any case. Works between processes that map the same page.
+pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+    let limit = libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
+    };
+    // SAFETY: `word` outlives the call, `limit` is a valid timespec; the kernel only reads both.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const limit) };
+}
+
+/// Wakes everyone who sleeps on `word`.
+pub fn wake_all(word: &AtomicU32) {
+    // SAFETY: FUTEX_WAKE reads no memory of ours; the address only names the queue.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+/// Lets [`heavy_barrier`] of other processes reach this one. Called once per process before it publishes to parked waiters;
+/// false where the kernel has no such barrier (waiters then sleep in short slices).
+pub fn register_barrier() -> bool {
+    // SAFETY: membarrier takes no pointer.
+    unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0 }
+}
+
+/// A full fence on every running thread of every registered process. The waiter pays for it before it parks, so that a publisher
+/// needs only a store of the flag and a load of the parked count, with no fence between: either the publisher's load sees the
+/// count, or the waiter's next look sees the flag. False where the kernel refuses; only this thread is fenced then.
+pub fn heavy_barrier() -> bool {
+    fence(Ordering::SeqCst);
+    // SAFETY: membarrier takes no pointer.
+    unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0 }
+}
+
+/// Sleeps for `duration` with nothing to wake it.
+pub fn nap(duration: Duration) {
+    let nobody = AtomicU32::new(0);
+    wait(&nobody, 0, duration);
+}

@@ -4,6 +4,8 @@ use std::fmt;
 
 pub use half::{bf16, f16};
 
+use crate::types::minifloat;
+
 /// The type of a buffer's elements, for callers that know it only at run time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -120,7 +122,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// 8-bit float, 4 bits of exponent, 3 of mantissa, no infinity (OCP E4M3). Holds the bits; `device` does arithmetic.
+/// 8-bit float, 4 bits of exponent, 3 of mantissa, no infinity (OCP E4M3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
 pub struct F8E4M3(
@@ -128,13 +130,67 @@ pub struct F8E4M3(
     pub u8,
 );
 
-/// 8-bit float, 5 bits of exponent, 2 of mantissa (OCP E5M2). Holds the bits; `device` does arithmetic.
+impl F8E4M3 {
+    /// The greatest number, 448.
+    pub const MAX: F8E4M3 = F8E4M3(0x7e);
+    /// The NaN that conversions and reductions give.
+    pub const NAN: F8E4M3 = F8E4M3(0x7f);
+
+    /// The nearest to `value`, ties to even. What is too large, an infinity included, becomes ±[`F8E4M3::MAX`], as CUDA's
+    /// `__NV_SATFINITE` conversions have it; every NaN becomes [`F8E4M3::NAN`].
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the format has 8 bits")]
+    pub fn from_f32(value: f32) -> F8E4M3 {
+        F8E4M3(minifloat::encode::<minifloat::E4M3>(value) as u8)
+    }
+
+    /// Its value, exact.
+    #[inline(always)]
+    pub fn to_f32(self) -> f32 {
+        minifloat::decode::<minifloat::E4M3>(u32::from(self.0))
+    }
+}
+
+impl From<F8E4M3> for f32 {
+    fn from(value: F8E4M3) -> f32 {
+        value.to_f32()
+    }
+}
+
+/// 8-bit float, 5 bits of exponent, 2 of mantissa (OCP E5M2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
 pub struct F8E5M2(
     /// The bits.
     pub u8,
 );
+
+impl F8E5M2 {
+    /// The greatest number, 57344.
+    pub const MAX: F8E5M2 = F8E5M2(0x7b);
+    /// The NaN that conversions and reductions give.
+    pub const NAN: F8E5M2 = F8E5M2(0x7e);
+
+    /// The nearest to `value`, ties to even. What is too large, an infinity included, becomes ±[`F8E5M2::MAX`], as CUDA's
+    /// `__NV_SATFINITE` conversions have it; every NaN becomes [`F8E5M2::NAN`].
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the format has 8 bits")]
+    pub fn from_f32(value: f32) -> F8E5M2 {
+        F8E5M2(minifloat::encode::<minifloat::E5M2>(value) as u8)
+    }
+
+    /// Its value, exact.
+    #[inline(always)]
+    pub fn to_f32(self) -> f32 {
+        minifloat::decode::<minifloat::E5M2>(u32::from(self.0))
+    }
+}
+
+impl From<F8E5M2> for f32 {
+    fn from(value: F8E5M2) -> f32 {
+        value.to_f32()
+    }
+}
 
 macro_rules! element {
     ($($type:ty => $data_type:ident,)+) => {

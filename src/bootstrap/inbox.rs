@@ -1,0 +1,232 @@
+//! What has come and nobody has taken yet: messages by sender and channel, who is gone, news for the user.
+//!
+//! Holds no socket and no lock; `LocalBootstrap` puts one behind a mutex, `NetBootstrap` owns one.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use crate::bootstrap::Event;
+use crate::error::{Error, Result};
+use crate::types::Rank;
+
+/// The most bytes of one peer's messages that wait to be taken. Above it the peer's stream is not read further.
+pub(super) const MAX_WAITING_BYTES: usize = 16 << 20;
+
+/// The most messages of one peer that wait to be taken.
+pub(super) const MAX_WAITING_MESSAGES: usize = 8192;
+
+/// The most published notes that wait for a poll; beyond it the oldest is dropped.
+pub(super) const MAX_NOTES: usize = 1024;
+
+/// What a message belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Channel {
+    /// A user's message with this tag.
+    Message(u32),
+    /// The collective with this sequence number.
+    Collective(u32),
+    /// The gathering of survivors for the shrink with this number.
+    Shrink(u32),
+}
+
+impl std::fmt::Display for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Channel::Message(tag) => write!(f, "a message with tag {tag}"),
+            Channel::Collective(sequence) => write!(f, "its part of bootstrap operation #{sequence}"),
+            Channel::Shrink(_) => write!(f, "its part of a shrink"),
+        }
+    }
+}
+
+/// How a rank went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Gone {
+    /// Without goodbye, and why we think so.
+    Died(String),
+    /// With goodbye.
+    Left,
+}
+
+impl Gone {
+    /// The error for who waits for `rank`.
+    pub(super) fn error(&self, rank: Rank) -> Error {
+        match self {
+            Gone::Died(why) => Error::remote(rank, format!("rank {rank} has died: {why}")),
+            Gone::Left => Error::remote(rank, format!("rank {rank} has left: it closed its communicator")),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    queues: HashMap<(Rank, Channel), VecDeque<Vec<u8>>>,
+    waiting: HashMap<Rank, Backlog>,
+    gone: BTreeMap<Rank, Gone>,
+    dead: usize,
+    events: VecDeque<Event>,
+    notes: usize,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Backlog {
+    messages: usize,
+    bytes: usize,
+}
+
+impl Inbox {
+    /// Whether one more message of `from` may be pushed.
+    pub(super) fn has_room(&self, from: Rank) -> bool {
+        self.waiting
+            .get(&from)
+            .is_none_or(|backlog| backlog.messages < MAX_WAITING_MESSAGES && backlog.bytes < MAX_WAITING_BYTES)
+    }
+
+    /// Queues a message. The caller has asked [`Inbox::has_room`], or bounds what it pushes past it.
+    pub(super) fn push(&mut self, from: Rank, channel: Channel, bytes: Vec<u8>) {
+        let backlog = self.waiting.entry(from).or_default();
+        backlog.messages += 1;
+        backlog.bytes += bytes.len();
+        self.queues.entry((from, channel)).or_default().push_back(bytes);
+    }
+
+    /// Takes the oldest message of `from` on `channel`.
+    pub(super) fn take(&mut self, from: Rank, channel: Channel) -> Option<Vec<u8>> {
+        let queue = self.queues.get_mut(&(from, channel))?;
+        let bytes = queue.pop_front()?;
+        if queue.is_empty() {
+            self.queues.remove(&(from, channel));
+        }
+        if let Some(backlog) = self.waiting.get_mut(&from) {
+            backlog.messages -= 1;
+            backlog.bytes -= bytes.len();
+            if backlog.messages == 0 {
+                self.waiting.remove(&from);
+            }
+        }
+        Some(bytes)
+    }
+
+    /// Why a wait for `from` on `channel` is in vain, if it is: it is gone, or its queue is full of other things.
+    pub(super) fn check(&self, from: Rank, channel: Channel) -> Result<()> {
+        if let Some(gone) = self.gone.get(&from) {
+            return Err(gone.error(from));
+        }
+        if !self.has_room(from) {
+            return Err(Error::mismatch(format!(
+                "rank {from} has sent {MAX_WAITING_MESSAGES} messages or {MAX_WAITING_BYTES} bytes that nobody took, while \
+                 {channel} is waited for: check the tags"
+            ))
+            .about(from));
+        }
+        Ok(())
+    }
+
+    /// The first of the dead that `of_interest` picks, as an error.
+    pub(super) fn check_dead(&self, of_interest: impl Fn(Rank) -> bool) -> Result<()> {
+        if self.dead == 0 {
+            return Ok(());
+        }
+        match self.gone.iter().find(|(rank, gone)| matches!(gone, Gone::Died(_)) && of_interest(**rank)) {
+            Some((rank, gone)) => Err(gone.error(*rank)),
+            None => Ok(()),
+        }
+    }
+
+    /// How `rank` went, if it has.
+    pub(super) fn gone(&self, rank: Rank) -> Option<&Gone> {
+        self.gone.get(&rank)
+    }
+
+    /// Notes that `rank` is gone; false where that was known.
+    pub(super) fn mark_gone(&mut self, rank: Rank, how: Gone) -> bool {
+        if self.gone.contains_key(&rank) {
+            return false;
+        }
+        self.events.push_back(match &how {
+            Gone::Died(why) => Event::Died(rank, why.clone()),
+            Gone::Left => Event::Left(rank),
+        });
+        self.dead += usize::from(matches!(how, Gone::Died(_)));
+        self.gone.insert(rank, how);
+        true
+    }
+
+    /// Queues a published note; drops the oldest where there are too many.
+    pub(super) fn note(&mut self, from: Rank, bytes: Vec<u8>) {
+        if self.notes >= MAX_NOTES
+            && let Some(oldest) = self.events.iter().position(|event| matches!(event, Event::Note { .. }))
+        {
+            self.events.remove(oldest);
+            self.notes -= 1;
+        }
+        self.notes += 1;
+        self.events.push_back(Event::Note { from, bytes });
+    }
+
+    /// Queues the failure of the control plane itself.
+    pub(super) fn failed(&mut self, error: Error) {
+        self.events.push_back(Event::Failed(error));
+    }
+
+    /// Takes all news.
+    pub(super) fn events(&mut self) -> Vec<Event> {
+        self.notes = 0;
+        self.events.drain(..).collect()
+    }
+
+    /// A rank whose part of another shrink than `channel`'s waits here: it may have passed another list.
+    pub(super) fn other_shrink(&self, channel: Channel) -> Option<Rank> {
+        let mut waiting = self.queues.keys();
+        waiting.find(|(_, other)| matches!(other, Channel::Shrink(_)) && *other != channel).map(|(rank, _)| *rank)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THREE: Rank = Rank::new(3);
+
+    #[test]
+    fn messages_keep_their_order_by_sender_and_channel() {
+        let mut inbox = Inbox::default();
+        inbox.push(THREE, Channel::Message(1), vec![1]);
+        inbox.push(THREE, Channel::Collective(1), vec![2]);
+        inbox.push(THREE, Channel::Message(1), vec![3]);
+        assert_eq!(inbox.take(THREE, Channel::Collective(1)), Some(vec![2]));
+        assert_eq!(inbox.take(THREE, Channel::Message(1)), Some(vec![1]));
+        assert_eq!(inbox.take(THREE, Channel::Message(1)), Some(vec![3]));
+        assert_eq!(inbox.take(THREE, Channel::Message(1)), None);
+        assert!(inbox.waiting.is_empty() && inbox.queues.is_empty());
+    }
+
+    #[test]
+    fn a_full_queue_is_an_error_for_who_waits_for_something_else() {
+        let mut inbox = Inbox::default();
+        for _ in 0..MAX_WAITING_MESSAGES {
+            assert!(inbox.has_room(THREE));
+            inbox.push(THREE, Channel::Message(1), Vec::new());
+        }
+        assert!(!inbox.has_room(THREE) && inbox.has_room(Rank::new(4)));
+        assert!(inbox.check(THREE, Channel::Message(2)).unwrap_err().to_string().contains("check the tags"));
+        inbox.take(THREE, Channel::Message(1));
+        assert!(inbox.has_room(THREE));
+    }
+
+    #[test]
+    fn a_rank_goes_once_and_notes_are_bounded() {
+        let mut inbox = Inbox::default();
+        assert!(inbox.mark_gone(THREE, Gone::Left));
+        assert!(!inbox.mark_gone(THREE, Gone::Died("late".into())));
+        inbox.check_dead(|_| true).unwrap();
+        for i in 0..MAX_NOTES + 10 {
+            inbox.note(THREE, i.to_le_bytes().to_vec());
+        }
+        let events = inbox.events();
+        assert_eq!(events.len(), 1 + MAX_NOTES);
+        assert!(matches!(events[0], Event::Left(THREE)));
+        assert!(matches!(&events[1], Event::Note { bytes, .. } if *bytes == 10usize.to_le_bytes()));
+        assert!(inbox.events().is_empty());
+    }
+}

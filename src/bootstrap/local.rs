@@ -1,0 +1,315 @@
+//! [`LocalBootstrap`]: the ranks are threads of one process; messages go through mailboxes, no socket is opened.
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use crate::bootstrap::collective::{self, ChildKind, Group, Mesh};
+use crate::bootstrap::inbox::{Channel, Gone, Inbox};
+use crate::bootstrap::{Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES};
+use crate::error::{Error, Result};
+use crate::sync::Wait;
+use crate::sync::primitive::{Arc, AtomicU32, Condvar, Mutex, MutexGuard, Ordering};
+use crate::sys::{clock, random};
+use crate::types::{Rank, World};
+
+/// One rank of a world of threads. Each rank's thread owns its own; dropping it without [`Bootstrap::close`] is dying.
+#[derive(Debug)]
+pub struct LocalBootstrap {
+    world: World,
+    shared: Arc<Shared>,
+    sequence: AtomicU32,
+    splits: AtomicU32,
+    attempts: Mutex<HashMap<u32, u32>>,
+    closed: bool,
+}
+
+/// How long a wait sleeps before it looks at the abort flag again, which does not wake it.
+const ABORT_CHECK: Duration = Duration::from_millis(10);
+
+#[derive(Debug)]
+struct Shared {
+    key: [u8; 32],
+    id: u64,
+    mailboxes: Vec<Mailbox>,
+    nurseries: Mutex<HashMap<ChildKind, Nursery>>,
+}
+
+/// What comes for one rank. The condition variable serves who waits for a message and who waits for room.
+#[derive(Debug, Default)]
+struct Mailbox {
+    inbox: Mutex<Inbox>,
+    changed: Condvar,
+}
+
+/// A child whose members have not all taken their rank yet.
+#[derive(Debug)]
+struct Nursery {
+    shared: Arc<Shared>,
+    left: usize,
+}
+
+impl Shared {
+    fn new(key: [u8; 32], size: usize) -> Arc<Shared> {
+        let mailboxes = (0..size).map(|_| Mailbox::default()).collect();
+        Arc::new(Shared { key, id: collective::id_of(&key), mailboxes, nurseries: Mutex::default() })
+    }
+
+    fn child(&self, kind: ChildKind, members: &[Rank]) -> Arc<Shared> {
+        let mut nurseries = lock(&self.nurseries);
+        let nursery = nurseries.entry(kind).or_insert_with(|| {
+            let key = collective::child_key(&self.key, kind, members);
+            Nursery { shared: Shared::new(key, members.len()), left: members.len() }
+        });
+        nursery.left -= 1;
+        let (shared, left) = (Arc::clone(&nursery.shared), nursery.left);
+        if left == 0 {
+            nurseries.remove(&kind);
+        }
+        shared
+    }
+}
+
+impl Mailbox {
+    fn open(&self) -> MutexGuard<'_, Inbox> {
+        lock(&self.inbox)
+    }
+
+    /// Waits for a change, a moment at most.
+    fn pause<'a>(&self, inbox: MutexGuard<'a, Inbox>, wait: &Wait) -> MutexGuard<'a, Inbox> {
+        let slice = wait.deadline.slice(clock::now(), ABORT_CHECK);
+        match self.changed.wait_timeout(inbox, slice) {
+            Ok((inbox, _)) => inbox,
+            Err(poisoned) => poisoned.into_inner().0,
+        }
+    }
+}
+
+/// The data behind these locks is whole after every statement, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl LocalBootstrap {
+    /// The most threads that may form a world.
+    pub const MAX_RANKS: u32 = 1 << 16;
+
+    /// A world of `size` ranks, in rank order, to be handed to so many threads.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] for no rank or more than [`LocalBootstrap::MAX_RANKS`];
+    /// [`crate::error::Kind::System`] where the kernel gives no randomness.
+    pub fn world(size: u32) -> Result<Vec<LocalBootstrap>> {
+        if size == 0 || size > LocalBootstrap::MAX_RANKS {
+            let most = LocalBootstrap::MAX_RANKS;
+            return Err(Error::invalid_argument(format!("a world of {size} ranks; 1 to {most} are possible")));
+        }
+        let shared = Shared::new(random::bytes()?, Rank::new(size).index());
+        let ranks = (0..size).map(Rank::new);
+        Ok(ranks.map(|rank| LocalBootstrap::member(World { rank, size }, Arc::clone(&shared))).collect())
+    }
+
+    fn member(world: World, shared: Arc<Shared>) -> LocalBootstrap {
+        let (sequence, splits) = (AtomicU32::new(0), AtomicU32::new(0));
+        LocalBootstrap { world, shared, sequence, splits, attempts: Mutex::default(), closed: false }
+    }
+
+    fn mine(&self) -> &Mailbox {
+        &self.shared.mailboxes[self.world.rank.index()]
+    }
+
+    fn next_group(&self) -> Group {
+        // Relaxed: one thread at a time uses a rank; only the number counts.
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+        Group::all(self.world.rank, self.world.size, sequence)
+    }
+
+    fn check_peer(&self, peer: Rank) -> Result<()> {
+        if peer.get() < self.world.size {
+            return Ok(());
+        }
+        Err(Error::invalid_argument(format!("rank {peer} is no rank of {}", self.world.size)).at(self.world.rank))
+    }
+
+    fn leave(&self, how: &Gone) {
+        for peer in self.world.peers() {
+            let mailbox = &self.shared.mailboxes[peer.index()];
+            mailbox.open().mark_gone(self.world.rank, how.clone());
+            mailbox.changed.notify_all();
+        }
+    }
+
+    fn grow(&self, kind: ChildKind, members: Vec<Rank>) -> Result<Child> {
+        let size = u32::try_from(members.len()).map_err(|_| Error::internal("a child larger than its parent"))?;
+        let place = members.iter().position(|member| *member == self.world.rank);
+        let place = place.and_then(|place| u32::try_from(place).ok());
+        let rank = Rank::new(place.ok_or_else(|| Error::internal("a child without its maker"))?);
+        let child = LocalBootstrap::member(World { rank, size }, self.shared.child(kind, &members));
+        Ok(collective::child(child, members))
+    }
+}
+
+impl Mesh for LocalBootstrap {
+    fn put(&self, peer: Rank, channel: Channel, bytes: &[u8], wait: &Wait) -> Result<()> {
+        self.check_peer(peer)?;
+        let mailbox = &self.shared.mailboxes[peer.index()];
+        loop {
+            // Asked before the push: a peer that leaves on receiving this message has done nothing wrong. The two
+            // mailboxes are locked in turn, never at once.
+            if let Some(gone) = self.mine().open().gone(peer) {
+                return Err(gone.error(peer).at(self.world.rank));
+            }
+            let mut inbox = mailbox.open();
+            if inbox.has_room(self.world.rank) {
+                inbox.push(self.world.rank, channel, bytes.to_vec());
+                drop(inbox);
+                mailbox.changed.notify_all();
+                return Ok(());
+            }
+            drop(mailbox.pause(inbox, wait));
+            let waited = || format!("waited for rank {peer} to take what was sent to it");
+            wait.check(waited).map_err(|error| error.about(peer).at(self.world.rank))?;
+        }
+    }
+
+    fn take(&self, peer: Rank, channel: Channel, group: &Group, wait: &Wait) -> Result<Vec<u8>> {
+        self.take_unless(peer, channel, wait, |inbox| inbox.check_dead(|rank| group.contains(rank)))
+    }
+}
+
+impl LocalBootstrap {
+    fn take_unless(
+        &self,
+        peer: Rank,
+        channel: Channel,
+        wait: &Wait,
+        in_vain: impl Fn(&Inbox) -> Result<()>,
+    ) -> Result<Vec<u8>> {
+        self.check_peer(peer)?;
+        let mailbox = self.mine();
+        let mut inbox = mailbox.open();
+        loop {
+            let had_room = inbox.has_room(peer);
+            if let Some(bytes) = inbox.take(peer, channel) {
+                if !had_room {
+                    mailbox.changed.notify_all();
+                }
+                return Ok(bytes);
+            }
+            let outcome = inbox.check(peer, channel).and_then(|()| in_vain(&inbox)).and_then(|()| {
+                let hint = inbox.other_shrink(channel).filter(|_| matches!(channel, Channel::Shrink(_)));
+                wait.check(|| waited_for(peer, channel, hint)).map_err(|error| error.about(peer))
+            });
+            outcome.map_err(|error| error.at(self.world.rank))?;
+            inbox = mailbox.pause(inbox, wait);
+        }
+    }
+}
+
+/// The words of a time-out in which `channel` did not come from `peer`.
+pub(super) fn waited_for(peer: Rank, channel: Channel, other_list: Option<Rank>) -> String {
+    match other_list {
+        None => format!("waited for {channel} from rank {peer}"),
+        Some(other) => format!(
+            "waited for {channel} from rank {peer}; rank {other} is in a shrink too, but with another list of excluded ranks"
+        ),
+    }
+}
+
+impl Bootstrap for LocalBootstrap {
+    fn world(&self) -> World {
+        self.world
+    }
+
+    fn id(&self) -> u64 {
+        self.shared.id
+    }
+
+    fn key(&self) -> [u8; 32] {
+        self.shared.key
+    }
+
+    fn interface(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
+    }
+
+    fn all_gather(&self, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
+        collective::all_gather(self, &self.next_group(), mine, wait).map_err(|error| error.at(self.world.rank))
+    }
+
+    fn broadcast(&self, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+        collective::broadcast(self, &self.next_group(), root, bytes, wait).map_err(|error| error.at(self.world.rank))
+    }
+
+    fn barrier(&self, wait: &Wait) -> Result<()> {
+        collective::barrier(self, &self.next_group(), wait).map_err(|error| error.at(self.world.rank))
+    }
+
+    fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
+        check_message(bytes)?;
+        self.put(peer, Channel::Message(tag), bytes, wait)
+    }
+
+    fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>> {
+        self.take_unless(peer, Channel::Message(tag), wait, |_| Ok(()))
+    }
+
+    fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
+        let count = self.splits.fetch_add(1, Ordering::Relaxed);
+        let entries = self.all_gather(&collective::split_entry(color, key, &[]), wait)?;
+        let Some(color) = color else { return Ok(None) };
+        let members = collective::split_members(&entries, color)?.into_iter().map(|(rank, _)| rank).collect();
+        self.grow(ChildKind::Split(count, color), members).map(Some)
+    }
+
+    fn shrink(&self, excluded: &[Rank], wait: &Wait) -> Result<Child> {
+        let members = collective::survivors(self.world.rank, self.world.size, excluded)?;
+        let attempt = {
+            let mut attempts = lock(&self.attempts);
+            let attempt = attempts.entry(collective::shrink_number(&members, 0)).or_default();
+            *attempt += 1;
+            *attempt
+        };
+        let number = collective::shrink_number(&members, attempt);
+        let group = Group::survivors(members.clone(), self.world.rank, number)?;
+        collective::all_gather(self, &group, &[], wait).map_err(|error| error.at(self.world.rank))?;
+        self.grow(ChildKind::Shrink(number), members)
+    }
+
+    fn publish(&self, note: &[u8]) {
+        let note = &note[..note.len().min(MAX_NOTE_BYTES)];
+        for peer in self.world.peers() {
+            let mailbox = &self.shared.mailboxes[peer.index()];
+            mailbox.open().note(self.world.rank, note.to_vec());
+            mailbox.changed.notify_all();
+        }
+    }
+
+    fn poll(&self) -> Vec<Event> {
+        self.mine().open().events()
+    }
+
+    fn close(&mut self) {
+        if !std::mem::replace(&mut self.closed, true) {
+            self.leave(&Gone::Left);
+        }
+    }
+}
+
+/// # Errors
+/// [`crate::error::Kind::InvalidArgument`] where a message is longer than [`MAX_GATHER_BYTES`].
+pub(super) fn check_message(bytes: &[u8]) -> Result<()> {
+    if bytes.len() <= MAX_GATHER_BYTES {
+        return Ok(());
+    }
+    let length = bytes.len();
+    Err(Error::invalid_argument(format!("a bootstrap message of {length} bytes; at most {MAX_GATHER_BYTES}")))
+}
+
+impl Drop for LocalBootstrap {
+    fn drop(&mut self) {
+        if !std::mem::replace(&mut self.closed, true) {
+            self.leave(&Gone::Died("its thread ended without saying goodbye".to_owned()));
+        }
+    }
+}

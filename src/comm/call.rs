@@ -1,0 +1,166 @@
+//! One collective call, type-erased and checked.
+
+use crate::error::{Error, Result};
+use crate::types::{Collective, DataType, Elements, Rank, ReduceOp, World};
+
+/// A collective call as every path below takes it: pointers, counts, type.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Which collective; not `Send` or `Recv`.
+    pub collective: Collective,
+    /// The elements' type.
+    pub data_type: DataType,
+    /// The operator, where the collective reduces.
+    pub op: Option<ReduceOp>,
+    /// The root, where the collective has one.
+    pub root: Option<Rank>,
+    /// The count.
+    pub count: CallCount,
+    /// Where input is read; null where this rank has none.
+    pub input: *const u8,
+    /// Where output is written; null where this rank has none.
+    pub output: *mut u8,
+}
+
+// SAFETY: the pointers are to memory that whoever made the call keeps for it; a call moves between threads only while that
+// holds (the worker of requests, the threads of a group).
+unsafe impl Send for Call {}
+
+/// The count of a [`Call`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CallCount {
+    /// As `plan::Count::Each`.
+    Each(u64),
+    /// As `plan::Count::PerRank`.
+    PerRank(Vec<u64>),
+}
+
+impl CallCount {
+    /// The count of `rank`.
+    pub fn of(&self, rank: Rank) -> u64 {
+        match self {
+            CallCount::Each(count) => *count,
+            CallCount::PerRank(counts) => counts[rank.index()],
+        }
+    }
+
+    /// The number that travels in labels: the count, or a hash of all counts.
+    pub fn label(&self) -> u64 {
+        match self {
+            CallCount::Each(count) => *count,
+            CallCount::PerRank(counts) => {
+                let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
+                let hash = blake3::hash(&bytes);
+                u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
+            }
+        }
+    }
+}
+
+impl Call {
+    /// Elements of this rank's input and output.
+    ///
+    /// # Errors
+    /// Where a size does not fit the address space.
+    pub fn lengths(&self, world: World) -> Result<(Elements, Elements)> {
+        let ranks = u64::from(world.size);
+        let mine = self.count.of(world.rank);
+        let total = match &self.count {
+            CallCount::Each(count) => count.checked_mul(ranks),
+            CallCount::PerRank(counts) => counts.iter().try_fold(0u64, |sum, count| sum.checked_add(*count)),
+        };
+        let too_large = || Error::invalid_argument(format!("a count of {mine} for each of {ranks} ranks is too large"));
+        let total = total.ok_or_else(too_large)?;
+        let at_root = |count: u64| if self.root == Some(world.rank) { count } else { 0 };
+        let (input, output) = match self.collective {
+            Collective::AllReduce => (mine, mine),
+            Collective::Broadcast => (at_root(mine), mine),
+            Collective::Reduce => (mine, at_root(mine)),
+            Collective::AllGather | Collective::AllGatherV => (mine, total),
+            Collective::ReduceScatter | Collective::ReduceScatterV => (total, mine),
+            Collective::AllToAll => (total, total),
+            Collective::Gather => (mine, at_root(total)),
+            Collective::Scatter => (at_root(total), mine),
+            Collective::Barrier | Collective::Send | Collective::Recv | Collective::AllToAllV => (0, 0),
+        };
+        let size = u64::from(self.data_type.size());
+        let fits = |count: u64| count.checked_mul(size).is_some_and(|bytes| bytes <= MAX_BYTES);
+        if fits(input) && fits(output) { Ok((Elements(input), Elements(output))) } else { Err(too_large()) }
+    }
+
+    /// Checks what one rank alone can see, before anything is sent: root, operator, null and overlapping buffers.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`], saying what to correct.
+    pub fn check(&self, world: World) -> Result<()> {
+        if let Some(root) = self.root
+            && root.get() >= world.size
+        {
+            return Err(Error::invalid_argument(format!("root {root} is not a rank: there are {}", world.size)));
+        }
+        if let CallCount::PerRank(counts) = &self.count
+            && counts.len() != world.size as usize
+        {
+            let message = format!("{} counts for {} ranks: give one for each", counts.len(), world.size);
+            return Err(Error::invalid_argument(message));
+        }
+        if let Some(op) = self.op
+            && op.bitwise()
+            && self.data_type.is_float()
+        {
+            return Err(Error::invalid_argument(format!("{op} works on integers, not on {}", self.data_type)));
+        }
+        let (input, output) = self.lengths(world)?;
+        if (self.input.is_null() && input.0 > 0) || (self.output.is_null() && output.0 > 0) {
+            let which = if self.input.is_null() && input.0 > 0 { "input" } else { "output" };
+            return Err(Error::invalid_argument(format!("the {which} buffer is null, and its count is not 0")));
+        }
+        self.check_overlap(world, (input, output))
+    }
+
+    /// Whether input and output are the one buffer that the collective's in-place form means.
+    pub fn in_place(&self, world: World) -> bool {
+        let size = self.data_type.size() as usize;
+        let offset = |count: u64| usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(size);
+        let before = |rank: Rank| match &self.count {
+            CallCount::Each(count) => count * u64::from(rank.get()),
+            CallCount::PerRank(counts) => counts[..rank.index()].iter().sum(),
+        };
+        let (input, output) = (self.input, self.output.cast_const());
+        match self.collective {
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => input == output,
+            Collective::AllGather | Collective::AllGatherV | Collective::Gather => {
+                !output.is_null() && input == output.wrapping_add(offset(before(world.rank)))
+            }
+            Collective::ReduceScatter | Collective::ReduceScatterV | Collective::Scatter => {
+                !input.is_null() && output == input.wrapping_add(offset(before(world.rank)))
+            }
+            Collective::AllToAll
+            | Collective::AllToAllV
+            | Collective::Barrier
+            | Collective::Send
+            | Collective::Recv => false,
+        }
+    }
+
+    fn check_overlap(&self, world: World, (input, output): (Elements, Elements)) -> Result<()> {
+        if self.in_place(world) || self.input.is_null() || self.output.is_null() {
+            return Ok(());
+        }
+        let size = self.data_type.size() as usize;
+        let (input_start, output_start) = (self.input.addr(), self.output.addr());
+        let input_end = input_start.saturating_add(input.index() * size);
+        let output_end = output_start.saturating_add(output.index() * size);
+        if input_start < output_end && output_start < input_end && input.0 > 0 && output.0 > 0 {
+            let message = format!(
+                "input and output of {} overlap without being the same buffer: keep them apart or use the in-place form",
+                self.collective
+            );
+            return Err(Error::invalid_argument(message));
+        }
+        Ok(())
+    }
+}
+
+/// The most bytes that one rank's buffer may have: what a pointer can span.
+const MAX_BYTES: u64 = i64::MAX.cast_unsigned();

@@ -1,0 +1,275 @@
+//! What ranks tell each other besides data: failures, stalls, farewells; and the watch that every wait looks at.
+//!
+//! # Notes
+//! Published through the bootstrap, read by whoever waits. One byte of kind, then:
+//! ```text
+//! 1 failure   kind u8, peer + 1 u32 (0: none), length u16, operation text, the rest: message
+//! 2 stall     three u64: the label of the operation that the rank waits in
+//! 3 leaving   u64: the sequence number of the first collective that the rank will not take part in
+//! ```
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::{Bootstrap, Event, MAX_NOTE_BYTES};
+use crate::error::{Error, Kind, Result};
+use crate::exec::Operation;
+use crate::sync::ring::Label;
+use crate::sync::{AbortFlag, Deadline, Watch};
+use crate::sys::clock;
+use crate::types::Rank;
+
+/// What a communicator knows of its peers.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    /// Ranks that died, with the reason.
+    dead: Vec<(Rank, String)>,
+    /// Ranks that left, with the first collective that they take no part in.
+    left: Vec<(Rank, u64)>,
+    /// Labels of the latest collectives.
+    history: VecDeque<Label>,
+}
+
+impl News {
+    /// Remembers the collective that begins.
+    pub(crate) fn begin(&mut self, label: Label) {
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(label);
+    }
+
+    /// The ranks that died so far.
+    pub(crate) fn dead(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.dead.iter().map(|(rank, _)| *rank)
+    }
+
+    /// The error for `operation` where a rank that it needs has gone.
+    fn gone(&self, operation: Option<&Operation>, peer: Option<Rank>) -> Result<()> {
+        if let Some((rank, why)) = self.dead.first() {
+            return Err(Error::remote(*rank, format!("rank {rank} has died: {why}")));
+        }
+        let Some(operation) = operation else { return Ok(()) };
+        let concerns = |rank: Rank, until: u64| match peer {
+            Some(peer) => rank == peer,
+            None => until <= operation.sequence,
+        };
+        match self.left.iter().find(|(rank, until)| concerns(*rank, *until)) {
+            Some((rank, _)) => Err(Error::remote(*rank, format!("rank {rank} has finalized and takes no part in this"))),
+            None => Ok(()),
+        }
+    }
+
+    fn hear(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Died(rank, why) => {
+                self.dead.push((rank, why));
+                Ok(())
+            }
+            Event::Left(rank) => {
+                if !self.left.iter().any(|(known, _)| *known == rank) {
+                    self.left.push((rank, 0));
+                }
+                Ok(())
+            }
+            Event::Failed(error) => Err(error),
+            Event::Note { from, bytes } => self.read_note(from, &bytes),
+        }
+    }
+
+    /// Notes come from ranks that know the secret; still, what cannot be read is passed over and not trusted.
+    fn read_note(&mut self, from: Rank, bytes: &[u8]) -> Result<()> {
+        let word = |at: usize| bytes.get(at..at + 8).map(|part| u64::from_le_bytes(part.try_into().expect("8 bytes")));
+        match bytes.first() {
+            Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
+            Some(&NOTE_STALL) => match (word(1), word(9), word(17)) {
+                (Some(kind), Some(count), Some(sequence)) => self.compare(from, [kind, count, sequence]),
+                _ => Ok(()),
+            },
+            Some(&NOTE_LEAVING) => {
+                if let Some(sequence) = word(1) {
+                    self.left.retain(|(known, _)| *known != from);
+                    self.left.push((from, sequence));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn compare(&self, from: Rank, theirs: Label) -> Result<()> {
+        let mine = self.history.iter().find(|label| label[2] == theirs[2]);
+        match mine {
+            Some(mine) if *mine != theirs => {
+                let (mine, theirs) = (crate::exec::describe(*mine), crate::exec::describe(theirs));
+                Err(Error::mismatch(format!("this rank called {mine}, rank {from} called {theirs}")).about(from))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The watch of one operation.
+pub(crate) struct Vigil<'a> {
+    pub(crate) bootstrap: &'a dyn Bootstrap,
+    pub(crate) news: &'a mut News,
+    pub(crate) abort: &'a AbortFlag,
+    pub(crate) timeout: Duration,
+    /// What runs; stalls are told of collectives only.
+    pub(crate) operation: Option<&'a Operation>,
+    /// The one peer that the operation needs, for messages.
+    pub(crate) peer: Option<Rank>,
+    /// When the first slow turn came.
+    pub(crate) since: Option<Instant>,
+    /// Whether the stall has been told.
+    pub(crate) told: bool,
+}
+
+impl Watch for Vigil<'_> {
+    fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()> {
+        self.abort.check()?;
+        for event in self.bootstrap.poll() {
+            self.news.hear(event)?;
+        }
+        self.news.gone(self.operation, self.peer)?;
+        let now = clock::now();
+        let since = *self.since.get_or_insert(now);
+        let waited = now.duration_since(since);
+        if waited >= self.timeout {
+            let seconds = self.timeout.as_secs_f64();
+            return Err(Error::timeout(format!("timed out after {seconds:.1} s waiting for {}", waiting_for())));
+        }
+        if waited >= STALL && !self.told {
+            self.told = true;
+            if let (Some(operation), None) = (self.operation, self.peer) {
+                self.bootstrap.publish(&stall_note(operation.label()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Vigil<'_> {
+    /// The deadline of a wait that begins now.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout)
+    }
+}
+
+/// The note that tells everyone of `error`.
+pub(crate) fn failure_note(error: &Error) -> Vec<u8> {
+    let operation = error.operation().unwrap_or("").as_bytes();
+    let operation = &operation[..operation.len().min(255)];
+    let mut note = vec![NOTE_FAILURE, kind_code(error.kind())];
+    note.extend(error.peer().map_or(0, |peer| peer.saturating_add(1)).to_le_bytes());
+    note.extend(u16::try_from(operation.len()).expect("cut to 255").to_le_bytes());
+    note.extend(operation);
+    note.extend(error.message().as_bytes());
+    note.truncate(MAX_NOTE_BYTES);
+    note
+}
+
+/// The note of a rank that leaves before collective `sequence`.
+pub(crate) fn leaving_note(sequence: u64) -> Vec<u8> {
+    let mut note = vec![NOTE_LEAVING];
+    note.extend(sequence.to_le_bytes());
+    note
+}
+
+fn stall_note(label: Label) -> Vec<u8> {
+    let mut note = vec![NOTE_STALL];
+    note.extend(label.iter().flat_map(|word| word.to_le_bytes()));
+    note
+}
+
+fn decode_failure(from: Rank, bytes: &[u8]) -> Error {
+    let vague = || Error::remote(from, format!("rank {from} has failed"));
+    let (Some(kind), Some(peer), Some(length)) = (bytes.first(), bytes.get(1..5), bytes.get(5..7)) else { return vague() };
+    let peer = u32::from_le_bytes(peer.try_into().expect("4 bytes")).checked_sub(1);
+    let length = usize::from(u16::from_le_bytes(length.try_into().expect("2 bytes")));
+    let (Some(operation), Some(message)) = (bytes.get(7..7 + length), bytes.get(7 + length..)) else { return vague() };
+    let (operation, message) = (String::from_utf8_lossy(operation), String::from_utf8_lossy(message));
+    let of = if operation.is_empty() { String::new() } else { format!(" in {operation}") };
+    let error = Error::new(kind_from(*kind), format!("rank {from} reports{of}: {message}"));
+    error.about(peer.map_or(from, Rank::new))
+}
+
+fn kind_code(kind: Kind) -> u8 {
+    match kind {
+        Kind::Mismatch => 1,
+        Kind::Aborted => 2,
+        Kind::InvalidArgument
+        | Kind::InvalidUsage
+        | Kind::Remote
+        | Kind::Timeout
+        | Kind::System
+        | Kind::Internal
+        | Kind::InProgress => 0,
+    }
+}
+
+/// Everyone is told of a mismatch or an abort as such; what else befell a peer is, here, a remote failure.
+fn kind_from(code: u8) -> Kind {
+    match code {
+        1 => Kind::Mismatch,
+        2 => Kind::Aborted,
+        _ => Kind::Remote,
+    }
+}
+
+const NOTE_FAILURE: u8 = 1;
+const NOTE_STALL: u8 = 2;
+const NOTE_LEAVING: u8 = 3;
+/// Collectives that a rank can compare with a stalled peer's.
+const HISTORY: usize = 256;
+/// How long a collective waits before it asks whether the others run the same.
+const STALL: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Collective, DataType};
+
+    fn operation(count: u64, sequence: u64) -> Operation {
+        Operation { collective: Collective::AllGather, data_type: DataType::I32, op: None, root: None, count, sequence }
+    }
+
+    #[test]
+    fn a_failure_keeps_its_kind_peer_and_words() {
+        let error = Error::mismatch("counts differ").about(Rank::new(4)).during("all_reduce #3");
+        let note = failure_note(&error);
+        let heard = News::default().read_note(Rank::new(1), &note).unwrap_err();
+        assert_eq!((heard.kind(), heard.peer()), (Kind::Mismatch, Some(4)));
+        assert_eq!(heard.message(), "rank 1 reports in all_reduce #3: counts differ");
+    }
+
+    #[test]
+    fn a_stalled_peer_with_another_call_is_a_mismatch() {
+        let mut news = News::default();
+        news.begin(operation(4, 0).label());
+        news.begin(operation(4, 1).label());
+        assert!(news.read_note(Rank::new(2), &stall_note(operation(4, 1).label())).is_ok());
+        assert!(news.read_note(Rank::new(2), &stall_note(operation(9, 7).label())).is_ok());
+        let error = news.read_note(Rank::new(2), &stall_note(operation(5, 1).label())).unwrap_err();
+        assert_eq!(error.kind(), Kind::Mismatch);
+        assert!(error.message().contains("count 4") && error.message().contains("rank 2"), "{error}");
+    }
+
+    #[test]
+    fn a_rank_that_left_ends_only_what_it_takes_no_part_in() {
+        let mut news = News::default();
+        news.read_note(Rank::new(3), &leaving_note(5)).unwrap();
+        news.hear(Event::Left(Rank::new(3))).unwrap();
+        assert!(news.gone(Some(&operation(1, 4)), None).is_ok());
+        assert_eq!(news.gone(Some(&operation(1, 5)), None).unwrap_err().peer(), Some(3));
+        assert!(news.gone(Some(&operation(1, 9)), Some(Rank::new(2))).is_ok());
+    }
+
+    #[test]
+    fn garbage_is_passed_over() {
+        for note in [&[][..], &[9, 1, 2], &[NOTE_STALL, 1], &[NOTE_LEAVING]] {
+            assert!(News::default().read_note(Rank::new(0), note).is_ok());
+        }
+        assert_eq!(News::default().read_note(Rank::new(0), &[NOTE_FAILURE, 0, 0]).unwrap_err().peer(), Some(0));
+    }
+}

@@ -1,0 +1,220 @@
+//! Copies and reductions in host memory, vectorised for every element type and operator.
+//!
+//! Entry points: [`Kernel::copy`] and [`Kernel::reduce`] resolve type, operator and the machine's vector width to a
+//! function once; [`Kernel::run`] does one [`Pass`].
+//!
+//! # How a pass runs
+//! ```text
+//! for each block (2 KiB of accumulators, on the stack):
+//!     accumulators = fold of the sources' elements, in order      narrow floats widened to f32
+//!     accumulators = accumulators / world                         a finished average
+//!     staging      = accumulators narrowed                        rounded once
+//!     each target  = staging                                      ordinary or non-temporal stores
+//! ```
+//! All reads of a block come before its first write, so that a target may be a source.
+//!
+//! # Results
+//! The fold is element by element, so every vector width, alignment and block border gives the same bits. Nothing is
+//! contracted to fused multiply-add. A NaN that arithmetic yields is always the type's canonical quiet NaN; a pass with one
+//! source and nothing to multiply or divide is a copy and keeps all bits.
+
+mod block;
+mod copy;
+mod fold;
+mod lane;
+#[cfg(not(target_arch = "x86_64"))]
+mod portable;
+mod vectors;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(test)]
+mod tests;
+
+use crate::error::{Error, Result};
+use crate::types::{DataType, F8E4M3, F8E5M2, ReduceOp, Scalar, bf16, f16};
+
+use fold::{And, Max, Min, Or, Prod, Sum, Xor};
+use lane::{Divisor, Integer, Lane};
+#[cfg(not(target_arch = "x86_64"))]
+use portable as machine;
+#[cfg(target_arch = "x86_64")]
+use x86 as machine;
+
+use machine::Level;
+
+/// The arithmetic of one collective: element type, operator, number of ranks.
+///
+/// Cheap to make and to copy; it holds no memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernel {
+    /// For passes that compute.
+    reduce: Body,
+    /// For passes that only copy.
+    copy: Body,
+    /// Lanes of `reduce` in an element: 1, or its bytes where lanes are bytes.
+    lanes: usize,
+    /// Bytes of an element.
+    size: usize,
+    /// What raw sources are multiplied by.
+    scalar: Option<Scalar>,
+    /// What finished results are divided by.
+    divisor: Option<Divisor>,
+}
+
+/// One step of copying or reducing: `targets[k][i]` becomes the fold of `sources[..][i]`, for every `i` below `count`.
+#[derive(Debug, Clone, Copy)]
+pub struct Pass<'a> {
+    /// Where to read, in the order of the fold. At least one.
+    pub sources: &'a [*const u8],
+    /// Bit s says that source s is a rank's raw input, to be multiplied by the scalar of [`ReduceOp::PreMulSum`] first.
+    /// Without effect for other operators. Sources from the 65th on are never raw.
+    pub raw: u64,
+    /// Where to write.
+    pub targets: &'a [*mut u8],
+    /// How many elements.
+    pub count: usize,
+    /// Whether the result is final, so that [`ReduceOp::Avg`] divides now.
+    pub finish: bool,
+    /// How to write.
+    pub store: Store,
+}
+
+/// Whether written data stays in the caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    /// It does: somebody reads it soon.
+    Cached,
+    /// It passes them by, as far as the target's alignment and the machine allow. The pass ends with a store fence, so that
+    /// a release store after it publishes the data as usual.
+    Streaming,
+}
+
+/// What a kernel does with a pass.
+type Body = unsafe fn(&Kernel, &Pass<'_>);
+
+impl Kernel {
+    /// Copies elements of this type.
+    pub fn copy(data_type: DataType) -> Kernel {
+        Kernel::copy_at(Level::detect(), data_type)
+    }
+
+    /// Reduces elements of `data_type` with `op` among `world` ranks.
+    ///
+    /// - Integers wrap. An average of integers is the wrapped sum divided by `world`, rounded towards zero.
+    /// - Floats of 16 and 8 bits are widened to f32, folded and divided there, and rounded once to nearest, ties to even.
+    ///   8-bit floats saturate: what is too large for them, an infinity included, becomes their greatest number.
+    /// - `Min` and `Max` give NaN where any source is NaN, and take −0 to be less than +0.
+    /// - `PreMulSum` multiplies in the element type; in f32 for the narrow floats.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a bitwise operator on floats.
+    pub fn reduce(data_type: DataType, op: ReduceOp, world: u32) -> Result<Kernel> {
+        Kernel::reduce_at(Level::detect(), data_type, op, world)
+    }
+
+    /// Does one pass.
+    ///
+    /// # Safety
+    /// - Each source is readable and each target writable for `count` elements for the length of the call; any alignment will do.
+    /// - A target starts where a source starts, or shares no byte with any source; targets share no byte with each other.
+    /// - Nobody else writes sources, reads targets or writes targets meanwhile.
+    #[inline]
+    pub unsafe fn run(&self, pass: &Pass<'_>) {
+        if pass.sources.is_empty() || pass.count == 0 {
+            debug_assert!(pass.count == 0, "a pass needs a source");
+            return;
+        }
+        let idle = (self.scalar.is_none() || pass.raw & 1 == 0) && (self.divisor.is_none() || !pass.finish);
+        let body = if pass.sources.len() == 1 && idle { self.copy } else { self.reduce };
+        // SAFETY: the caller vouches for the memory; the level that `body` was made for is one the machine has.
+        unsafe { body(self, pass) }
+    }
+
+    /// Whether a pass with one source of this `raw` and `finish` would change no bit.
+    #[inline]
+    pub fn is_copy(&self, raw: u64, finish: bool) -> bool {
+        (self.scalar.is_none() || raw & 1 == 0) && (self.divisor.is_none() || !finish)
+    }
+
+    /// [`Kernel::copy`] at a chosen level, which the machine must have.
+    fn copy_at(level: Level, data_type: DataType) -> Kernel {
+        let copy = machine::bind_copy(level);
+        let size = bytes_of(data_type);
+        Kernel { reduce: copy, copy, lanes: size, size, scalar: None, divisor: None }
+    }
+
+    /// [`Kernel::reduce`] at a chosen level, which the machine must have.
+    fn reduce_at(level: Level, data_type: DataType, op: ReduceOp, world: u32) -> Result<Kernel> {
+        let mut kernel = Kernel::copy_at(level, data_type);
+        if op.bitwise() {
+            if data_type.is_float() {
+                return Err(Error::invalid_argument(format!(
+                    "operator {op} is for integers, not for {data_type}: choose an integer type or another operator"
+                )));
+            }
+            kernel.reduce = match op {
+                ReduceOp::BitAnd => machine::bind::<u8, And>(level),
+                ReduceOp::BitOr => machine::bind::<u8, Or>(level),
+                _ => machine::bind::<u8, Xor>(level),
+            };
+            return Ok(kernel);
+        }
+        kernel.lanes = 1;
+        kernel.reduce = match data_type {
+            DataType::I8 => select_integer::<i8>(level, op),
+            DataType::U8 => select_integer::<u8>(level, op),
+            DataType::I32 => select_integer::<i32>(level, op),
+            DataType::U32 => select_integer::<u32>(level, op),
+            DataType::I64 => select_integer::<i64>(level, op),
+            DataType::U64 => select_integer::<u64>(level, op),
+            DataType::F16 => select::<f16>(level, op),
+            DataType::F32 => select::<f32>(level, op),
+            DataType::F64 => select::<f64>(level, op),
+            DataType::BF16 => select::<bf16>(level, op),
+            DataType::F8E4M3 => select::<F8E4M3>(level, op),
+            DataType::F8E5M2 => select::<F8E5M2>(level, op),
+        };
+        match op {
+            ReduceOp::PreMulSum(scalar) => kernel.scalar = Some(scalar),
+            ReduceOp::Avg => kernel.divisor = Some(Divisor::new(world)),
+            _ => {}
+        }
+        Ok(kernel)
+    }
+
+    /// The bits of `pass.raw` that matter.
+    #[inline(always)]
+    fn raw(&self, pass: &Pass<'_>) -> u64 {
+        if self.scalar.is_some() { pass.raw } else { 0 }
+    }
+}
+
+/// The body for an arithmetic operator.
+fn select<L: Lane>(level: Level, op: ReduceOp) -> Body {
+    match op {
+        ReduceOp::Prod => machine::bind::<L, Prod>(level),
+        ReduceOp::Min => machine::bind::<L, Min>(level),
+        ReduceOp::Max => machine::bind::<L, Max>(level),
+        // The scalar and the division stand in the kernel. Bitwise operators never come here.
+        _ => machine::bind::<L, Sum>(level),
+    }
+}
+
+/// The same for integers: a wrapping product has the same bits with and without a sign.
+fn select_integer<L: Integer>(level: Level, op: ReduceOp) -> Body {
+    match op {
+        ReduceOp::Prod => machine::bind::<L::Unsigned, Prod>(level),
+        _ => select::<L>(level, op),
+    }
+}
+
+/// Bytes of an element, for indexing.
+fn bytes_of(data_type: DataType) -> usize {
+    match data_type.size() {
+        1 => 1,
+        2 => 2,
+        4 => 4,
+        _ => 8,
+    }
+}

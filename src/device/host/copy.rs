@@ -1,0 +1,90 @@
+//! Copies, cached and streaming.
+
+use std::ptr;
+
+use crate::device::host::vectors::{LINE, Vectors};
+use crate::device::host::{Kernel, Pass, Store};
+
+/// Bytes that go to each target in turn, so that a source is read from memory once however many targets it has.
+const PIECE: usize = 8192;
+
+/// How a pass's blocks lie with regard to its first target.
+pub(super) struct Placement {
+    /// Lanes before the first target is aligned to a line; 0 where it is, or where no lane starts there.
+    pub(super) head: usize,
+    /// Whether the pass streams.
+    streams: bool,
+}
+
+impl Placement {
+    /// Of a pass with lanes of `size` bytes.
+    #[inline(always)]
+    pub(super) fn new(pass: &Pass<'_>, size: usize) -> Placement {
+        let streams = pass.store == Store::Streaming;
+        let bytes = match pass.targets.first() {
+            Some(target) if streams => target.addr().wrapping_neg() % LINE,
+            _ => 0,
+        };
+        let head = if bytes.is_multiple_of(size) { bytes / size } else { 0 };
+        Placement { head, streams }
+    }
+
+    /// Ends the pass: streamed data before whatever is stored next.
+    #[inline(always)]
+    pub(super) fn end<V: Vectors>(&self) {
+        if self.streams {
+            V::fence();
+        }
+    }
+}
+
+/// Copies `bytes`; streams whole lines where `store` asks for it and the target is aligned.
+///
+/// # Safety
+/// `source` is readable and `target` writable for `bytes`, they do not overlap, and the machine has the level.
+#[inline(always)]
+pub(super) unsafe fn put<V: Vectors>(source: *const u8, target: *mut u8, bytes: usize, store: Store) {
+    let streamed =
+        if store == Store::Streaming && target.addr().is_multiple_of(LINE) { bytes - bytes % LINE } else { 0 };
+    if streamed != 0 {
+        // SAFETY: whole lines within `bytes`, to an aligned target.
+        unsafe { V::stream(source, target, streamed) };
+    }
+    // SAFETY: within `bytes`.
+    let source = unsafe { source.add(streamed) };
+    // SAFETY: within `bytes`.
+    let target = unsafe { target.add(streamed) };
+    // SAFETY: what is left of both; they do not overlap by the contract.
+    unsafe { ptr::copy_nonoverlapping(source, target, bytes - streamed) };
+}
+
+/// Does a pass that copies its first source into all targets.
+///
+/// # Safety
+/// As [`Kernel::run`], and the machine has the level.
+#[inline(always)]
+pub(super) unsafe fn copy<V: Vectors>(kernel: &Kernel, pass: &Pass<'_>) {
+    let bytes = pass.count * kernel.size;
+    let source = pass.sources[0];
+    let placement = Placement::new(pass, 1);
+    let piece = if pass.targets.len() == 1 { bytes } else { PIECE };
+    let mut start = 0;
+    let mut length = if placement.head == 0 { piece } else { placement.head };
+    while start < bytes {
+        length = length.min(bytes - start);
+        // SAFETY: start is within the source.
+        let from = unsafe { source.add(start) };
+        for target in pass.targets {
+            if ptr::eq(*target, source) {
+                continue;
+            }
+            // SAFETY: start is within the target.
+            let to = unsafe { target.add(start) };
+            // SAFETY: the caller vouches for both; a target that is not the source shares nothing with it.
+            unsafe { put::<V>(from, to, length, pass.store) };
+        }
+        start += length;
+        length = piece;
+    }
+    placement.end::<V>();
+}

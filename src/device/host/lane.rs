@@ -1,0 +1,347 @@
+//! Elements as they lie in memory, and the wider values that they are folded as.
+
+use std::mem::MaybeUninit;
+
+use crate::device::host::vectors::Vectors;
+use crate::types::{F8E4M3, F8E5M2, Scalar, bf16, f16, minifloat};
+
+/// A value of an accumulator.
+///
+/// Each operation is branch-free, so that loops over it vectorise, and exact or rounded as IEEE 754 says, so that every
+/// vector width gives the same bits (but for NaN's payload, which [`Lane::narrow`] settles).
+pub(super) trait Wide: Copy + 'static {
+    /// The scalar in this type, as `as` converts.
+    fn from_scalar(scalar: Scalar) -> Self;
+    /// The sum; integers wrap.
+    fn plus(self, other: Self) -> Self;
+    /// The product; integers wrap.
+    fn times(self, other: Self) -> Self;
+    /// The lesser; NaN if either is; −0 is less than +0.
+    fn lesser(self, other: Self) -> Self;
+    /// The greater; NaN if either is; −0 is less than +0.
+    fn greater(self, other: Self) -> Self;
+    /// The quotient; integers round towards zero.
+    fn over(self, divisor: &Divisor) -> Self;
+}
+
+/// An element type: how it lies in memory and what it is folded as.
+pub(super) trait Lane: 'static {
+    /// Its bytes. An array, hence without alignment.
+    type Raw: Copy + 'static;
+    /// What accumulators hold.
+    type Wide: Wide;
+
+    /// The value of an element.
+    fn widen(raw: Self::Raw) -> Self::Wide;
+
+    /// The element nearest to a value; any NaN becomes the canonical one.
+    fn narrow(wide: Self::Wide) -> Self::Raw;
+
+    /// Widens by instructions of the level where it has some: all of `source`, into the front of `wide`.
+    /// False where it has none and nothing was written.
+    ///
+    /// # Safety
+    /// The machine has the level.
+    #[inline(always)]
+    unsafe fn widen_all<V: Vectors>(_source: &[Self::Raw], _wide: &mut [MaybeUninit<Self::Wide>]) -> bool {
+        false
+    }
+
+    /// Narrows by instructions of the level where it has some, else false as in [`Lane::widen_all`].
+    ///
+    /// # Safety
+    /// The machine has the level.
+    #[inline(always)]
+    unsafe fn narrow_all<V: Vectors>(_wide: &[Self::Wide], _target: &mut [MaybeUninit<Self::Raw>]) -> bool {
+        false
+    }
+}
+
+/// An integer lane.
+pub(super) trait Integer: Lane {
+    /// The same width without a sign.
+    type Unsigned: Lane;
+}
+
+/// A number of ranks to divide by, prepared for types that have no vector division.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Divisor {
+    /// The number of ranks, at least 1.
+    world: u32,
+    /// 2⁶⁴ · (2^bits − world) / world + 1, less 2⁶⁴ where it reaches that: Granlund and Montgomery 1994, figure 4.1.
+    magic: u64,
+    /// min(bits, 1), where bits = ⌈log2 world⌉.
+    first_shift: u32,
+    /// max(bits, 1) − 1
+    second_shift: u32,
+}
+
+impl Divisor {
+    /// Divides by `world`; by 1 where it is 0, which no world is.
+    pub(super) fn new(world: u32) -> Divisor {
+        let world = world.max(1);
+        let bits = u32::BITS - (world - 1).leading_zeros();
+        let divisor = u64::from(world);
+        // (2^bits - world) * 2^64 / world, digit by digit: the remainders are below 2^32.
+        let high = ((1 << bits) - divisor) << 32;
+        let low = (high % divisor) << 32;
+        let magic = ((high / divisor) << 32) + low / divisor + 1;
+        Divisor { world, magic, first_shift: bits.min(1), second_shift: bits.max(1) - 1 }
+    }
+
+    /// `value / world`, exact for each value.
+    #[inline(always)]
+    fn divide(&self, value: u64) -> u64 {
+        let high = ((u128::from(self.magic) * u128::from(value)) >> 64) as u64;
+        (high + ((value - high) >> self.first_shift)) >> self.second_shift
+    }
+}
+
+/// The least and the greatest of floats, with signed zeros in order and NaN kept.
+macro_rules! float {
+    ($($type:ident)+) => {$(
+        impl Wide for $type {
+            #[inline(always)]
+            #[allow(clippy::cast_possible_truncation, reason = "the documented conversion is that of `as`")]
+            fn from_scalar(scalar: Scalar) -> $type {
+                match scalar {
+                    Scalar::Signed(value) => value as $type,
+                    Scalar::Unsigned(value) => value as $type,
+                    Scalar::Float(value) => value as $type,
+                }
+            }
+
+            #[inline(always)]
+            fn plus(self, other: $type) -> $type {
+                self + other
+            }
+
+            #[inline(always)]
+            fn times(self, other: $type) -> $type {
+                self * other
+            }
+
+            #[inline(always)]
+            fn lesser(self, other: $type) -> $type {
+                let lesser = if self < other { self } else { other };
+                // Equal numbers differ in the sign of zero at most: either negative makes it negative.
+                let either = $type::from_bits(self.to_bits() | other.to_bits());
+                let ordered = if self == other { either } else { lesser };
+                if self.is_nan() | other.is_nan() { $type::NAN } else { ordered }
+            }
+
+            #[inline(always)]
+            fn greater(self, other: $type) -> $type {
+                let greater = if self > other { self } else { other };
+                let both = $type::from_bits(self.to_bits() & other.to_bits());
+                let ordered = if self == other { both } else { greater };
+                if self.is_nan() | other.is_nan() { $type::NAN } else { ordered }
+            }
+
+            #[inline(always)]
+            fn over(self, divisor: &Divisor) -> $type {
+                #[allow(clippy::cast_lossless, reason = "f32 has no lossless conversion; worlds beyond 2^24 round")]
+                let world = divisor.world as $type;
+                self / world
+            }
+        }
+    )+};
+}
+
+float!(f32 f64);
+
+macro_rules! integer {
+    ($($type:ident as $unsigned:ident: $over:expr;)+) => {$(
+        impl Wide for $type {
+            #[inline(always)]
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                clippy::cast_possible_wrap,
+                reason = "the documented conversion is that of `as`"
+            )]
+            fn from_scalar(scalar: Scalar) -> $type {
+                match scalar {
+                    Scalar::Signed(value) => value as $type,
+                    Scalar::Unsigned(value) => value as $type,
+                    Scalar::Float(value) => value as $type,
+                }
+            }
+
+            #[inline(always)]
+            fn plus(self, other: $type) -> $type {
+                self.wrapping_add(other)
+            }
+
+            #[inline(always)]
+            fn times(self, other: $type) -> $type {
+                self.wrapping_mul(other)
+            }
+
+            #[inline(always)]
+            fn lesser(self, other: $type) -> $type {
+                self.min(other)
+            }
+
+            #[inline(always)]
+            fn greater(self, other: $type) -> $type {
+                self.max(other)
+            }
+
+            #[inline(always)]
+            #[allow(clippy::cast_possible_truncation, reason = "rounding towards zero is the division's contract")]
+            fn over(self, divisor: &Divisor) -> $type {
+                let over: fn($type, &Divisor) -> $type = $over;
+                over(self, divisor)
+            }
+        }
+
+        impl Lane for $type {
+            type Raw = [u8; size_of::<$type>()];
+            type Wide = $type;
+
+            #[inline(always)]
+            fn widen(raw: Self::Raw) -> $type {
+                $type::from_ne_bytes(raw)
+            }
+
+            #[inline(always)]
+            fn narrow(wide: $type) -> Self::Raw {
+                wide.to_ne_bytes()
+            }
+        }
+
+        impl Integer for $type {
+            type Unsigned = $unsigned;
+        }
+    )+};
+}
+
+integer! {
+    i8 as u8: |value, divisor| over_8(i32::from(value), divisor) as i8;
+    u8 as u8: |value, divisor| over_8(i32::from(value), divisor) as u8;
+    i32 as u32: |value, divisor| (f64::from(value) / f64::from(divisor.world)) as i32;
+    u32 as u32: |value, divisor| (f64::from(value) / f64::from(divisor.world)) as u32;
+    i64 as u64: |value, divisor| {
+        let quotient = divisor.divide(value.unsigned_abs()).cast_signed();
+        if value < 0 { quotient.wrapping_neg() } else { quotient }
+    };
+    u64 as u64: |value, divisor| divisor.divide(value);
+}
+
+/// A quotient of at most 8 bits. Rounded division is exact once cut off: two quotients of integers below 2⁸ that differ
+/// are further apart than f32 rounds (of integers below 2³², than f64 rounds, which the 32-bit types use).
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "rounding towards zero is the division's contract")]
+fn over_8(value: i32, divisor: &Divisor) -> i32 {
+    (value as f32 / divisor.world as f32) as i32
+}
+
+impl Lane for f32 {
+    type Raw = [u8; 4];
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(raw: [u8; 4]) -> f32 {
+        f32::from_ne_bytes(raw)
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> [u8; 4] {
+        (if wide.is_nan() { f32::NAN } else { wide }).to_ne_bytes()
+    }
+}
+
+impl Lane for f64 {
+    type Raw = [u8; 8];
+    type Wide = f64;
+
+    #[inline(always)]
+    fn widen(raw: [u8; 8]) -> f64 {
+        f64::from_ne_bytes(raw)
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f64) -> [u8; 8] {
+        (if wide.is_nan() { f64::NAN } else { wide }).to_ne_bytes()
+    }
+}
+
+impl Lane for f16 {
+    type Raw = [u8; 2];
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(raw: [u8; 2]) -> f32 {
+        minifloat::decode::<minifloat::Half>(u32::from(u16::from_ne_bytes(raw)))
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the format has 16 bits")]
+    fn narrow(wide: f32) -> [u8; 2] {
+        (minifloat::encode::<minifloat::Half>(wide) as u16).to_ne_bytes()
+    }
+
+    #[inline(always)]
+    unsafe fn widen_all<V: Vectors>(source: &[[u8; 2]], wide: &mut [MaybeUninit<f32>]) -> bool {
+        if V::HALF {
+            // SAFETY: the caller vouches for the level.
+            unsafe { V::widen_half(source, wide) };
+        }
+        V::HALF
+    }
+
+    #[inline(always)]
+    unsafe fn narrow_all<V: Vectors>(wide: &[f32], target: &mut [MaybeUninit<[u8; 2]>]) -> bool {
+        if V::HALF {
+            // SAFETY: the caller vouches for the level.
+            unsafe { V::narrow_half(wide, target) };
+        }
+        V::HALF
+    }
+}
+
+impl Lane for bf16 {
+    type Raw = [u8; 2];
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(raw: [u8; 2]) -> f32 {
+        minifloat::decode_bf16(u16::from_ne_bytes(raw))
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> [u8; 2] {
+        minifloat::encode_bf16(wide).to_ne_bytes()
+    }
+}
+
+impl Lane for F8E4M3 {
+    type Raw = [u8; 1];
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(raw: [u8; 1]) -> f32 {
+        F8E4M3(raw[0]).to_f32()
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> [u8; 1] {
+        [F8E4M3::from_f32(wide).0]
+    }
+}
+
+impl Lane for F8E5M2 {
+    type Raw = [u8; 1];
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(raw: [u8; 1]) -> f32 {
+        F8E5M2(raw[0]).to_f32()
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> [u8; 1] {
+        [F8E5M2::from_f32(wide).0]
+    }
+}

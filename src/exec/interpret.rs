@@ -1,0 +1,400 @@
+//! The interpreter of plans on host memory.
+
+use crate::device::{Kernel, Pass, Store};
+use crate::error::Result;
+use crate::exec::drive::{Blocked, Progress, Task};
+use crate::exec::operation::Operation;
+use crate::plan::{Action, Buffer, Combine, Lane, Operand, Plan, Span, Walk};
+use crate::sync::ring::Label;
+use crate::transport::{Channel, HostWindows, Links, Need, Way};
+use crate::types::Rank;
+
+/// The user's buffers of one operation.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory {
+    /// Where input is read; null where the rank has none.
+    pub input: *const u8,
+    /// Where output is written; null where the rank has none.
+    pub output: *mut u8,
+}
+
+/// The user buffers of each rank of the host, by place, where a plan names them.
+pub type UserMemory = Vec<Memory>;
+
+/// A plan under way.
+#[derive(Debug)]
+pub struct PlanRun<'a> {
+    plan: &'a Plan,
+    kernel: Kernel,
+    memory: Memory,
+    operation: &'a Operation,
+    label: Label,
+    element_bytes: usize,
+    windows: Option<&'a HostWindows>,
+    user: UserMemory,
+    flag_base: u64,
+    store: Store,
+    lanes: Vec<LaneState>,
+    sources: Vec<*const u8>,
+    targets: Vec<*mut u8>,
+    cached: Vec<*mut u8>,
+}
+
+/// Where a lane stands.
+#[derive(Debug, Clone, Copy)]
+struct LaneState {
+    turn: u32,
+    turns: u32,
+    step: usize,
+}
+
+/// What a [`PlanRun`] needs besides the plan.
+#[derive(Debug)]
+pub struct Setting<'a> {
+    /// The arithmetic.
+    pub kernel: Kernel,
+    /// My buffers.
+    pub memory: Memory,
+    /// What all ranks must agree on.
+    pub operation: &'a Operation,
+    /// The host's mapped memory, where the plan names windows or flags.
+    pub windows: Option<&'a HostWindows>,
+    /// The host ranks' buffers, where the plan names them.
+    pub user: UserMemory,
+    /// What the flags of my host stood at when the plan began.
+    pub flag_base: u64,
+    /// How to write output.
+    pub store: Store,
+}
+
+impl<'a> PlanRun<'a> {
+    /// A run of `plan` that has not begun. Its [`needs`] are connected.
+    ///
+    /// # Safety
+    /// Until the run is dropped, `setting.memory` is good for what the plan's spec says of input and output, nobody else touches it
+    /// but peers through the plan, and each entry of `setting.user` is good for the same while its lease is held.
+    pub unsafe fn new(plan: &'a Plan, setting: Setting<'a>) -> PlanRun<'a> {
+        let lanes = plan.lanes.iter().map(|lane| LaneState { turn: 0, turns: turns(lane), step: 0 }).collect();
+        PlanRun {
+            plan,
+            kernel: setting.kernel,
+            memory: setting.memory,
+            operation: setting.operation,
+            label: setting.operation.label(),
+            element_bytes: setting.operation.data_type.size() as usize,
+            windows: setting.windows,
+            user: setting.user,
+            flag_base: setting.flag_base,
+            store: setting.store,
+            lanes,
+            sources: Vec::new(),
+            targets: Vec::new(),
+            cached: Vec::new(),
+        }
+    }
+
+    /// Runs `lane` until it ends or cannot move.
+    fn run_lane(&mut self, lane: usize, links: &mut Links) -> Result<Progress> {
+        let plan = self.plan;
+        let steps = &plan.lanes[lane].steps;
+        let mut moved = Progress::Idle;
+        while self.lanes[lane].turn < self.lanes[lane].turns {
+            let state = self.lanes[lane];
+            let step = &steps[state.step];
+            if let Some(round) = round_of(state.turn, step.lag, plan.lanes[lane].rounds)
+                && !self.run_step(&step.action, round, plan.lanes[lane].channel, links)?
+            {
+                return Ok(moved);
+            }
+            moved = Progress::Moved;
+            let state = &mut self.lanes[lane];
+            state.step += 1;
+            if state.step == steps.len() {
+                state.step = 0;
+                state.turn += 1;
+            }
+        }
+        Ok(Progress::Done)
+    }
+
+    /// True where the step was done, false where it must wait.
+    fn run_step(&mut self, action: &Action, round: u32, channel: u8, links: &mut Links) -> Result<bool> {
+        match action {
+            Action::Combine(combine) => self.combine(combine, round, channel, links),
+            Action::Signal(flag) => {
+                self.host().mine().flag(*flag).raise(self.flag_target(round));
+                Ok(true)
+            }
+            Action::Wait { peer, flag } => {
+                let host = self.host();
+                Ok(host.arenas[host.place(*peer)].flag(*flag).reached(self.flag_target(round)))
+            }
+        }
+    }
+
+    fn combine(&mut self, combine: &Combine, round: u32, channel: u8, links: &mut Links) -> Result<bool> {
+        let Some(length) = length_of(combine, round) else { return Ok(true) };
+        let channel = Channel::Collective(channel);
+        if !self.collect_sources(combine, round, (length, channel), links)?
+            || !self.collect_targets(combine, round, channel, links)
+        {
+            return Ok(false);
+        }
+        let raw = combine.sources.iter().take(64).enumerate().fold(0, |raw, (place, source)| {
+            let own = matches!(source, Operand::Local(span) if span.buffer == Buffer::Input);
+            raw | u64::from(own) << place
+        });
+        self.store_result(combine, raw, length);
+        let bytes = length * self.element_bytes;
+        for source in &combine.sources {
+            if let Operand::Slot(peer) = source {
+                links.receiver(*peer, channel).release();
+            }
+        }
+        for target in &combine.targets {
+            if let Operand::Slot(peer) = target {
+                links.sender(*peer, channel).publish(bytes, self.label);
+            }
+        }
+        Ok(true)
+    }
+
+    fn collect_sources(
+        &mut self,
+        combine: &Combine,
+        round: u32,
+        (length, channel): (usize, Channel),
+        links: &mut Links,
+    ) -> Result<bool> {
+        self.sources.clear();
+        for source in &combine.sources {
+            let place = match source {
+                Operand::Local(span) => self.local(span, combine, round).cast_const(),
+                Operand::Window(peer, span) => self.window(*peer, span, combine, round).cast_const(),
+                Operand::Slot(peer) => {
+                    let receiver = links.receiver(*peer, channel);
+                    let Some(message) = receiver.peek().map_err(|error| error.about(*peer))? else { return Ok(false) };
+                    if message.label != self.label || message.bytes != length * self.element_bytes {
+                        return Err(self.operation.mismatch(*peer, message.label));
+                    }
+                    message.payload.as_ptr().cast_const()
+                }
+            };
+            self.sources.push(place);
+        }
+        Ok(true)
+    }
+
+    fn collect_targets(&mut self, combine: &Combine, round: u32, channel: Channel, links: &mut Links) -> bool {
+        self.targets.clear();
+        self.cached.clear();
+        for target in &combine.targets {
+            let (place, output) = match target {
+                Operand::Local(span) => (self.local(span, combine, round), span.buffer == Buffer::Output),
+                Operand::Window(peer, span) => {
+                    (self.window(*peer, span, combine, round), span.buffer == Buffer::Output)
+                }
+                Operand::Slot(peer) => match links.sender(*peer, channel).reserve() {
+                    Some(slot) => (slot.as_ptr(), false),
+                    None => return false,
+                },
+            };
+            if output { self.targets.push(place) } else { self.cached.push(place) }
+        }
+        true
+    }
+
+    /// Output may pass the caches by; slots and scratch are read soon and stay in them.
+    fn store_result(&mut self, combine: &Combine, raw: u64, count: usize) {
+        let identical = self.sources.len() == 1
+            && self.cached.is_empty()
+            && self.targets.iter().all(|target| target.cast_const() == self.sources[0]);
+        if identical && self.kernel.is_copy(raw, combine.finish) {
+            return;
+        }
+        let pass = Pass { sources: &self.sources, raw, targets: &[], count, finish: combine.finish, store: Store::Cached };
+        if self.store == Store::Cached || self.cached.is_empty() {
+            self.cached.extend_from_slice(&self.targets);
+            let store = if combine.targets.len() == self.targets.len() { self.store } else { Store::Cached };
+            let pass = Pass { targets: &self.cached, store, ..pass };
+            // SAFETY: the constructor's contract for user memory; the plan's proof for spans inside buffers and for order between
+            // ranks; slots are ours between peek and release, reserve and publish.
+            unsafe { self.kernel.run(&pass) };
+            return;
+        }
+        let pass = Pass { targets: &self.cached, ..pass };
+        // SAFETY: as above.
+        unsafe { self.kernel.run(&pass) };
+        if !self.targets.is_empty() {
+            let copy = Pass {
+                sources: &[self.cached[0].cast_const()],
+                raw: 0,
+                targets: &self.targets,
+                count,
+                finish: false,
+                store: self.store,
+            };
+            // SAFETY: as above; the source is what the pass before has just written.
+            unsafe { self.kernel.run(&copy) };
+        }
+    }
+
+    fn local(&self, span: &Span, combine: &Combine, round: u32) -> *mut u8 {
+        let base = match span.buffer {
+            Buffer::Input => self.memory.input.cast_mut(),
+            Buffer::Output => self.memory.output,
+            Buffer::Scratch => self.host().mine().scratch().as_ptr(),
+        };
+        base.wrapping_add(self.offset(span, combine, round))
+    }
+
+    fn window(&self, peer: Rank, span: &Span, combine: &Combine, round: u32) -> *mut u8 {
+        let host = self.host();
+        let place = host.place(peer);
+        let base = match span.buffer {
+            Buffer::Input => self.user[place].input.cast_mut(),
+            Buffer::Output => self.user[place].output,
+            Buffer::Scratch => host.arenas[place].scratch().as_ptr(),
+        };
+        base.wrapping_add(self.offset(span, combine, round))
+    }
+
+    fn offset(&self, span: &Span, combine: &Combine, round: u32) -> usize {
+        let pieces = match span.walk {
+            Walk::Linear => round,
+            Walk::Cycle(depth) => round % depth,
+        };
+        (span.start + combine.piece * u64::from(pieces)).index() * self.element_bytes
+    }
+
+    fn host(&self) -> &'a HostWindows {
+        self.windows.expect("plans that name windows or flags run with the host's windows open")
+    }
+
+    fn flag_target(&self, round: u32) -> u64 {
+        self.flag_base + u64::from(round) + 1
+    }
+
+    /// The action that a lane stands at, with its round.
+    fn current(&self, lane: usize) -> Option<(&'a Action, u32)> {
+        let (state, plan_lane) = (self.lanes[lane], &self.plan.lanes[lane]);
+        if state.turn >= state.turns {
+            return None;
+        }
+        let step = &plan_lane.steps[state.step];
+        round_of(state.turn, step.lag, plan_lane.rounds).map(|round| (&step.action, round))
+    }
+}
+
+impl Task for PlanRun<'_> {
+    fn progress(&mut self, links: &mut Links) -> Result<Progress> {
+        let (mut moved, mut done) = (Progress::Idle, true);
+        for lane in 0..self.lanes.len() {
+            if self.lanes[lane].turn >= self.lanes[lane].turns {
+                continue;
+            }
+            match self.run_lane(lane, links)? {
+                Progress::Done => moved = Progress::Moved,
+                Progress::Moved => (moved, done) = (Progress::Moved, false),
+                Progress::Idle => done = false,
+            }
+        }
+        Ok(if done { Progress::Done } else { moved })
+    }
+
+    fn blocked<'b>(&'b self, links: &'b Links) -> Option<Blocked<'b>> {
+        let mut open = (0..self.lanes.len()).filter_map(|lane| Some((lane, self.current(lane)?)));
+        let (lane, (action, round)) = open.next()?;
+        if open.next().is_some() {
+            return None;
+        }
+        match action {
+            Action::Signal(_) => None,
+            Action::Wait { peer, flag } => {
+                let host = self.host();
+                Some(Blocked { flag: (host.arenas[host.place(*peer)].flag(*flag), self.flag_target(round)) })
+            }
+            Action::Combine(combine) => {
+                let channel = Channel::Collective(self.plan.lanes[lane].channel);
+                let missing = combine.sources.iter().filter_map(|operand| match operand {
+                    Operand::Slot(peer) => Some(links.receiver_ref(*peer, channel)?.arrival()),
+                    Operand::Local(_) | Operand::Window(..) => None,
+                });
+                let full = combine.targets.iter().filter_map(|operand| match operand {
+                    Operand::Slot(peer) => Some(links.sender_ref(*peer, channel)?.credit()),
+                    Operand::Local(_) | Operand::Window(..) => None,
+                });
+                missing.chain(full).find(|(flag, target)| !flag.reached(*target)).map(|flag| Blocked { flag })
+            }
+        }
+    }
+
+    fn waiting_for(&self) -> String {
+        let waiting = (0..self.lanes.len()).find_map(|lane| Some((lane, self.current(lane)?)));
+        let Some((lane, (action, round))) = waiting else { return "nothing".to_owned() };
+        let of = |what: &str, peers: Vec<String>| {
+            format!("{} {} ({what} of round {round}, lane {lane})", plural(peers.len()), peers.join(", "))
+        };
+        match action {
+            Action::Signal(_) => "nothing".to_owned(),
+            Action::Wait { peer, .. } => of("its flag", vec![peer.to_string()]),
+            Action::Combine(combine) => {
+                let slots = |operands: &[Operand]| {
+                    let peers = operands.iter().filter_map(|operand| match operand {
+                        Operand::Slot(peer) => Some(peer.to_string()),
+                        Operand::Local(_) | Operand::Window(..) => None,
+                    });
+                    peers.collect::<Vec<_>>()
+                };
+                let sources = slots(&combine.sources);
+                if sources.is_empty() { of("room for data", slots(&combine.targets)) } else { of("data", sources) }
+            }
+        }
+    }
+}
+
+/// The connections that `plan` uses.
+pub fn needs(plan: &Plan) -> Vec<Need> {
+    let mut needs = Vec::new();
+    for lane in &plan.lanes {
+        let channel = Channel::Collective(lane.channel);
+        let combines = lane.steps.iter().filter_map(|step| match &step.action {
+            Action::Combine(combine) => Some(combine),
+            Action::Signal(_) | Action::Wait { .. } => None,
+        });
+        for combine in combines {
+            let ends = [(Way::Receive, &combine.sources), (Way::Send, &combine.targets)];
+            for (way, operands) in ends {
+                needs.extend(operands.iter().filter_map(|operand| match operand {
+                    Operand::Slot(peer) => Some(Need { way, peer: *peer, channel }),
+                    Operand::Local(_) | Operand::Window(..) => None,
+                }));
+            }
+        }
+    }
+    needs.sort_unstable();
+    needs.dedup();
+    needs
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "rank" } else { "ranks" }
+}
+
+fn turns(lane: &Lane) -> u32 {
+    if lane.steps.is_empty() {
+        return 0;
+    }
+    lane.rounds + lane.steps.iter().map(|step| u32::from(step.lag)).max().unwrap_or(0)
+}
+
+fn round_of(turn: u32, lag: u8, rounds: u32) -> Option<u32> {
+    turn.checked_sub(u32::from(lag)).filter(|round| *round < rounds)
+}
+
+/// Elements of `combine` in `round`; `None` where there are none.
+fn length_of(combine: &Combine, round: u32) -> Option<usize> {
+    let start = combine.piece.0.checked_mul(u64::from(round))?;
+    let left = combine.block.0.checked_sub(start).filter(|left| *left > 0)?;
+    Some(usize::try_from(left.min(combine.piece.0)).expect("elements in memory fit the address space"))
+}

@@ -1,0 +1,91 @@
+//! What all ranks must agree on for one operation, how it travels, and what is said where they do not.
+
+use std::fmt;
+
+use crate::error::Error;
+use crate::sync::ring::Label;
+use crate::types::{Collective, DataType, Rank, ReduceOp};
+
+/// One operation of a communicator.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Operation {
+    /// Which collective, or `Send` for both ends of a message.
+    pub collective: Collective,
+    /// The elements' type.
+    pub data_type: DataType,
+    /// The operator, where the collective has one.
+    pub op: Option<ReduceOp>,
+    /// The root, where the collective has one.
+    pub root: Option<Rank>,
+    /// The count as the caller gave it; for vector forms a hash of all counts.
+    pub count: u64,
+    /// Its number: among the communicator's collectives, or among the messages of a pair.
+    pub sequence: u64,
+}
+
+impl Operation {
+    /// As a message's label.
+    pub fn label(&self) -> Label {
+        let op = self.op.map_or(NONE, |op| u64::from(op.code()));
+        let root = self.root.map_or(0, |root| u64::from(root.get()) + 1);
+        let kind = u64::from(self.collective.code());
+        [kind | u64::from(self.data_type.code()) << 8 | op << 16 | root << 24, self.count, self.sequence]
+    }
+
+    /// The error for a peer whose label is not mine.
+    #[cold]
+    pub fn mismatch(&self, peer: Rank, theirs: Label) -> Error {
+        let said = describe(theirs);
+        Error::mismatch(format!("this rank called {}, rank {peer} called {said}", describe(self.label()))).about(peer)
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.collective, self.sequence)
+    }
+}
+
+/// A label in words, whatever its bits.
+pub fn describe(label: Label) -> String {
+    let byte = |shift: u32| u8::try_from(label[0] >> shift & 0xff).expect("masked to 8 bits");
+    let kind = Collective::from_code(byte(0)).map_or("an unknown collective", Collective::name);
+    let data_type = DataType::from_code(byte(8)).map_or("unknown type", DataType::name);
+    let mut text = format!("{kind} #{} (count {}, {data_type}", label[2], label[1]);
+    if let Some(op) = ReduceOp::name_of_code(byte(16)) {
+        text.push_str(", ");
+        text.push_str(op);
+    }
+    let root = label[0] >> 24;
+    if root != 0 {
+        text.push_str(&format!(", root {}", root - 1));
+    }
+    text.push(')');
+    text
+}
+
+const NONE: u64 = 0xff;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mismatch_names_both_sides() {
+        let mine = Operation {
+            collective: Collective::AllReduce,
+            data_type: DataType::F32,
+            op: Some(ReduceOp::Sum),
+            root: None,
+            count: 4,
+            sequence: 17,
+        };
+        let theirs = Operation { collective: Collective::Broadcast, op: None, root: Some(Rank::new(2)), count: 8, ..mine };
+        let error = mine.mismatch(Rank::new(1), theirs.label());
+        assert_eq!(
+            error.message(),
+            "this rank called all_reduce #17 (count 4, float, sum), rank 1 called broadcast #17 (count 8, float, root 2)"
+        );
+        assert!(describe([u64::MAX; 3]).contains("unknown"));
+    }
+}

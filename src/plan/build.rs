@@ -1,0 +1,145 @@
+//! From a spec to a plan.
+
+use super::site::Site;
+use super::team::Team;
+use super::{Count, Lane, Plan, Spec, Windows, direct, mesh, pat};
+use crate::types::{Algorithm, Collective, Elements};
+use crate::{Error, Result};
+
+/// Slots that every connection must have for plans to be free of deadlock.
+pub const LEAST_SLOTS: u32 = 2;
+
+/// Channels that a plan can name.
+pub const MOST_CHANNELS: u32 = 256;
+
+/// Scratch that a barrier over slots needs: the token sent and the token taken.
+const BARRIER_SCRATCH: u64 = 2;
+
+/// The algorithms that plan a collective; none where it is not done by plans.
+pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
+    use Algorithm::{Direct, Pat, Ring, Tree};
+    match collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => &[Ring, Tree, Direct],
+        Collective::AllGather | Collective::ReduceScatter => &[Ring, Direct, Pat],
+        Collective::AllGatherV | Collective::ReduceScatterV => &[Ring, Direct],
+        Collective::AllToAll | Collective::Gather | Collective::Scatter => &[Direct],
+        Collective::Barrier => &[Direct, Tree],
+        Collective::Send | Collective::Recv | Collective::AllToAllV => &[],
+    }
+}
+
+impl Plan {
+    /// The plan of one rank. All ranks of a world build theirs from specs that are equal but for `world.rank`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where the spec contradicts itself, the algorithm does not do the collective, or the scratch is
+    /// too small.
+    pub fn build(spec: &Spec) -> Result<Plan> {
+        spec.validate()?;
+        let lanes = lanes(spec);
+        let lanes = (0..lanes).map(|lane| plan_lane(Site { spec, lane, lanes }));
+        let lanes: Vec<Option<Lane>> = lanes.collect::<Result<_>>()?;
+        Ok(Plan { spec: spec.clone(), lanes: lanes.into_iter().flatten().collect() })
+    }
+}
+
+/// As many lanes as there are channels, but none that would not fill a slot.
+fn lanes(spec: &Spec) -> usize {
+    let wanted = spec.count.longest().0.div_ceil(spec.limits.slot.0).max(1);
+    let lanes = u64::from(spec.limits.channels).min(wanted);
+    if spec.collective == Collective::Barrier { 1 } else { usize::try_from(lanes).unwrap_or(1) }
+}
+
+fn plan_lane(site: Site<'_>) -> Result<Option<Lane>> {
+    let spec = site.spec;
+    let alone = spec.world.size == 1;
+    let mapped = spec.windows != Windows::None && spec.hosts.len() == 1;
+    match (spec.collective, spec.algorithm) {
+        (Collective::Barrier, Algorithm::Direct) if mapped => Ok(mesh::barrier_by_flags(site)),
+        (Collective::Barrier, algorithm) => Ok(mesh::barrier(site, algorithm == Algorithm::Tree)),
+        (_, Algorithm::Pat) => pat::lane(site),
+        (Collective::AllToAll | Collective::Gather | Collective::Scatter, _) if mapped => direct::lane(site),
+        (Collective::AllToAll | Collective::Gather | Collective::Scatter, _) => mesh::lane(site),
+        (_, Algorithm::Direct) if !mapped && !alone => mesh::lane(site),
+        (_, Algorithm::Direct | Algorithm::Ring | Algorithm::Tree) => Team::new(site).lane(),
+    }
+}
+
+impl Spec {
+    /// Whether the spec is one that can be planned.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming what is wrong and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        self.validate_kind()?;
+        self.validate_ranks()?;
+        self.validate_limits()
+    }
+
+    fn validate_kind(&self) -> Result<()> {
+        let allowed = algorithms(self.collective);
+        if allowed.is_empty() {
+            return refuse(format!("{} is not done by plans", self.collective));
+        }
+        if !allowed.contains(&self.algorithm) {
+            let names: Vec<&str> = allowed.iter().map(|algorithm| algorithm.name()).collect();
+            let (collective, names) = (self.collective, names.join(", "));
+            return refuse(format!("{} does not do {collective}; allowed are {names}", self.algorithm));
+        }
+        if self.in_place && self.collective == Collective::AllToAll {
+            return refuse("all_to_all is not done in place; give it two buffers".to_owned());
+        }
+        let vector = matches!(self.collective, Collective::AllGatherV | Collective::ReduceScatterV);
+        match &self.count {
+            Count::PerRank(counts) if vector && counts.len() != self.world.ranks().len() => {
+                refuse(format!("{} counts for {} ranks", counts.len(), self.world.size))
+            }
+            Count::PerRank(_) if !vector => refuse(format!("{} takes one count for all ranks", self.collective)),
+            Count::Each(_) if vector => refuse(format!("{} takes a count for each rank", self.collective)),
+            Count::PerRank(_) | Count::Each(_) => Ok(()),
+        }
+    }
+
+    fn validate_ranks(&self) -> Result<()> {
+        let (size, rank, root) = (self.world.size, self.world.rank, self.root);
+        if rank.get() >= size {
+            return refuse(format!("rank {rank} is not below the world's size, {size}"));
+        }
+        if self.collective.rooted() && root.get() >= size {
+            return refuse(format!("root {root} is not below the world's size, {size}"));
+        }
+        let mut ranks: Vec<_> = self.hosts.iter().flatten().copied().collect();
+        ranks.sort_unstable();
+        if !ranks.iter().copied().eq(self.world.ranks()) || self.hosts.iter().any(Vec::is_empty) {
+            return refuse(format!("the hosts {:?} do not have each of {size} ranks once", self.hosts));
+        }
+        Ok(())
+    }
+
+    fn validate_limits(&self) -> Result<()> {
+        let limits = self.limits;
+        if limits.slot == Elements::ZERO || limits.slots < LEAST_SLOTS {
+            let (slots, slot) = (limits.slots, limits.slot);
+            return refuse(format!("{slots} slots of {slot} elements; plans need {LEAST_SLOTS} slots of 1 element"));
+        }
+        if !(1..=MOST_CHANNELS).contains(&limits.channels) {
+            return refuse(format!("{} channels; allowed are 1 to {MOST_CHANNELS}", limits.channels));
+        }
+        if self.collective == Collective::Barrier && limits.scratch.0 < BARRIER_SCRATCH {
+            return refuse(format!("a barrier needs {BARRIER_SCRATCH} elements of scratch, not {}", limits.scratch));
+        }
+        let total = match &self.count {
+            Count::Each(count) => count.0.checked_mul(u64::from(self.world.size)),
+            Count::PerRank(counts) => counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(count.0)),
+        };
+        // Twice: places are computed before they are cut back to the block.
+        match total.and_then(|total| total.checked_mul(2)) {
+            Some(_) => Ok(()),
+            None => refuse(format!("the elements of {} ranks are more than can be counted", self.world.size)),
+        }
+    }
+}
+
+fn refuse(message: String) -> Result<()> {
+    Err(Error::invalid_argument(message))
+}

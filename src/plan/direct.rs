@@ -1,0 +1,152 @@
+//! Gather, scatter and all-to-all through windows.
+//!
+//! With all buffers mapped, a rank moves its data once: to the root's output, or from a peer's input. With scratch only,
+//! the sender copies each piece to its scratch and the reader takes it from there.
+
+use super::site::{Block, Draft, Site, rounds};
+use super::{Buffer, Lane, Operand, Span, Walk, Windows};
+use crate::Result;
+use crate::types::{Collective, Elements, Rank};
+
+/// Turns until scratch may be written again; `check` proves it.
+const DEPTH: u32 = 4;
+/// The turn before.
+const FREE: u8 = 3;
+
+const READY: u8 = 0;
+const DONE: u8 = 1;
+
+/// The lane of a collective through windows.
+pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
+    let longest = site.part(site.spec.count.longest()).length;
+    let staged = site.spec.windows == Windows::Scratch;
+    let peers = site.spec.world.ranks().len() - 1;
+    let regions = match site.spec.collective {
+        _ if !staged => 0,
+        Collective::Gather => peers.min(1),
+        _ => peers,
+    };
+    let piece = site.piece(longest, regions, DEPTH, false)?;
+    let direct = Direct { site, staged, piece, rounds: rounds(longest, piece)? };
+    let mut draft = Draft::default();
+    match site.spec.collective {
+        Collective::Gather => direct.gather(&mut draft),
+        Collective::Scatter => direct.scatter(&mut draft),
+        _ => direct.all_to_all(&mut draft),
+    }
+    Ok(site.finish(direct.rounds, draft))
+}
+
+struct Direct<'a> {
+    site: Site<'a>,
+    staged: bool,
+    piece: Elements,
+    rounds: u32,
+}
+
+impl Direct<'_> {
+    fn root(&self) -> Rank {
+        self.site.spec.root
+    }
+
+    fn is_root(&self) -> bool {
+        self.site.me() == self.root()
+    }
+
+    fn reused(&self) -> bool {
+        self.rounds > DEPTH
+    }
+
+    fn copy(&self, lag: u8, length: Elements, ends: (Operand, Operand), draft: &mut Draft) {
+        draft.copy(lag, length, self.piece, ends);
+    }
+
+    /// Where `owner` stages what `reader` takes.
+    fn stage(&self, owner: Rank, reader: Rank) -> Span {
+        let before = if reader < owner { reader.get() } else { reader.get() - 1 };
+        self.region(before)
+    }
+
+    fn region(&self, index: u32) -> Span {
+        let start = self.site.scratch().start + self.piece * u64::from(DEPTH) * u64::from(index);
+        Span { buffer: Buffer::Scratch, start, walk: Walk::Cycle(DEPTH) }
+    }
+
+    fn gather(&self, draft: &mut Draft) {
+        let Block { input, output, length } = self.site.block_of(self.site.me());
+        let input = Operand::input(input);
+        match (self.is_root(), self.staged) {
+            (true, staged) => {
+                self.copy(0, length, (input, Operand::output(output)), draft);
+                if !staged {
+                    draft.signal(0, READY);
+                    draft.wait(0, DONE, self.site.peers());
+                    return;
+                }
+                for peer in self.site.peers() {
+                    let block = self.site.block_of(peer);
+                    draft.wait(0, READY, [peer]);
+                    let ends = (Operand::Window(peer, self.region(0)), Operand::output(block.output));
+                    self.copy(0, block.length, ends, draft);
+                }
+                draft.signal(0, DONE);
+            }
+            (false, true) => {
+                self.copy(0, length, (input, Operand::Local(self.region(0))), draft);
+                draft.signal(0, READY);
+                draft.wait(FREE, DONE, Some(self.root()).filter(|_| self.reused()));
+            }
+            (false, false) => {
+                draft.wait(0, READY, [self.root()]);
+                let target = Operand::Window(self.root(), Span::linear(Buffer::Output, output));
+                self.copy(0, length, (input, target), draft);
+                draft.signal(0, DONE);
+            }
+        }
+    }
+
+    fn scatter(&self, draft: &mut Draft) {
+        let me = self.site.me();
+        let Block { input, output, length } = self.site.block_of(me);
+        if !self.is_root() {
+            draft.wait(0, READY, [self.root()]);
+            let span = if self.staged { self.stage(self.root(), me) } else { Span::linear(Buffer::Input, input) };
+            self.copy(0, length, (Operand::Window(self.root(), span), Operand::output(output)), draft);
+            draft.signal(0, DONE);
+            return;
+        }
+        for peer in self.site.peers().filter(|_| self.staged) {
+            let block = self.site.block_of(peer);
+            let target = Operand::Local(self.stage(me, peer));
+            self.copy(0, block.length, (Operand::input(block.input), target), draft);
+        }
+        draft.signal(0, READY);
+        self.copy(0, length, (Operand::input(input), Operand::output(output)), draft);
+        if !self.staged {
+            draft.wait(0, DONE, self.site.peers());
+        } else if self.reused() {
+            draft.wait(FREE, DONE, self.site.peers());
+        }
+    }
+
+    fn all_to_all(&self, draft: &mut Draft) {
+        let me = self.site.me();
+        let part = self.site.part(self.site.spec.count.longest());
+        let place = |rank: Rank| self.site.spec.count.before(rank) + part.start;
+        for peer in self.site.peers().filter(|_| self.staged) {
+            let target = Operand::Local(self.stage(me, peer));
+            self.copy(0, part.length, (Operand::input(place(peer)), target), draft);
+        }
+        draft.signal(0, READY);
+        self.copy(0, part.length, (Operand::input(place(me)), Operand::output(place(me))), draft);
+        for peer in self.site.peers() {
+            let span = if self.staged { self.stage(peer, me) } else { Span::linear(Buffer::Input, place(me)) };
+            draft.wait(1, READY, [peer]);
+            self.copy(1, part.length, (Operand::Window(peer, span), Operand::output(place(peer))), draft);
+        }
+        if !self.staged {
+            draft.signal(1, DONE);
+            draft.wait(1, DONE, self.site.peers());
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What builders of one lane share: the spec, the lane's part of the work, and a place to put steps.
+
+use super::cut::Range;
+use super::{Action, Combine, Count, Lane, Operand, Spec, Step};
+use crate::types::{Collective, Elements, Rank};
+use crate::{Error, Result};
+
+/// Elements that travel together: where they stand in the inputs and in the outputs that hold them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Block {
+    /// Where in the inputs.
+    pub(super) input: Elements,
+    /// Where in the outputs.
+    pub(super) output: Elements,
+    /// How many.
+    pub(super) length: Elements,
+}
+
+/// One lane of a spec.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Site<'a> {
+    /// The spec.
+    pub(super) spec: &'a Spec,
+    /// Which lane.
+    pub(super) lane: usize,
+    /// Of how many.
+    pub(super) lanes: usize,
+}
+
+impl<'a> Site<'a> {
+    /// My rank.
+    pub(super) fn me(&self) -> Rank {
+        self.spec.world.rank
+    }
+
+    /// The ranks after mine in turn, ending with the one before mine: peers are visited from different starts, so that
+    /// not all ranks go for the same peer at once.
+    pub(super) fn peers(&self) -> impl Iterator<Item = Rank> + use<'a> {
+        let world = self.spec.world;
+        (1..world.size).map(move |distance| world.rank.after(distance, world.size))
+    }
+
+    /// The lane's part of so many elements.
+    pub(super) fn part(&self, length: Elements) -> Range {
+        Range::first(length).cut(self.lanes, self.lane)
+    }
+
+    /// The lane's part of the scratch.
+    pub(super) fn scratch(&self) -> Range {
+        self.part(self.spec.limits.scratch)
+    }
+
+    /// The lane's part of a collective whose ranks all have the same whole buffer.
+    pub(super) fn whole(&self) -> Range {
+        self.part(self.spec.count.of(Rank::new(0)))
+    }
+
+    /// The lane's part of the block that belongs to `rank`: its input's place in everyone's output, or its output's
+    /// place in everyone's input.
+    pub(super) fn block_of(&self, rank: Rank) -> Block {
+        let part = self.part(self.spec.count.of(rank));
+        let placed = self.spec.count.before(rank) + part.start;
+        match self.spec.collective {
+            Collective::AllGather | Collective::AllGatherV | Collective::Gather => {
+                Block { input: part.start, output: placed, length: part.length }
+            }
+            _ => Block { input: placed, output: part.start, length: part.length },
+        }
+    }
+
+    /// The lane of these steps; `None` where there is nothing to do.
+    pub(super) fn finish(&self, rounds: u32, draft: Draft) -> Option<Lane> {
+        let channel = u8::try_from(self.lane).expect("a spec has at most 256 channels");
+        (rounds > 0 && !draft.steps.is_empty()).then_some(Lane { channel, rounds, steps: draft.steps })
+    }
+
+    /// A piece for blocks of at most `longest` elements, where `regions` of `depth` pieces must fit the lane's scratch
+    /// and, if `slotted`, a piece must fit a slot.
+    pub(super) fn piece(&self, longest: Elements, regions: usize, depth: u32, slotted: bool) -> Result<Elements> {
+        let places = u64::try_from(regions).unwrap_or(u64::MAX).saturating_mul(u64::from(depth));
+        let scratch = self.scratch().length.0;
+        let fits = scratch.checked_div(places).unwrap_or(u64::MAX);
+        if fits == 0 {
+            return Err(Error::invalid_argument(format!(
+                "{} {} of {} ranks needs {places} elements of scratch in each of {} lanes, and the limit leaves {scratch}",
+                self.spec.algorithm, self.spec.collective, self.spec.world.size, self.lanes
+            )));
+        }
+        let slot = if slotted { self.spec.limits.slot.0 } else { u64::MAX };
+        Ok(Elements(longest.0.min(fits).min(slot).max(1)))
+    }
+}
+
+/// How many rounds walk blocks of at most `longest` elements.
+pub(super) fn rounds(longest: Elements, piece: Elements) -> Result<u32> {
+    u32::try_from(longest.0.div_ceil(piece.0)).map_err(|_| {
+        Error::invalid_argument(format!("{longest} elements in pieces of {piece} are more than {} rounds", u32::MAX))
+    })
+}
+
+impl Count {
+    /// The elements of `rank`.
+    pub fn of(&self, rank: Rank) -> Elements {
+        match self {
+            Count::Each(count) => *count,
+            Count::PerRank(counts) => counts.get(rank.index()).copied().unwrap_or(Elements::ZERO),
+        }
+    }
+
+    /// The elements of all ranks before `rank`.
+    pub fn before(&self, rank: Rank) -> Elements {
+        match self {
+            Count::Each(count) => *count * u64::from(rank.get()),
+            Count::PerRank(counts) => Elements(counts.iter().take(rank.index()).map(|count| count.0).sum()),
+        }
+    }
+
+    /// The most elements of a rank.
+    pub fn longest(&self) -> Elements {
+        match self {
+            Count::Each(count) => *count,
+            Count::PerRank(counts) => counts.iter().copied().max().unwrap_or(Elements::ZERO),
+        }
+    }
+}
+
+/// Steps in the making.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    /// So far.
+    pub(super) steps: Vec<Step>,
+}
+
+impl Draft {
+    /// Adds an action.
+    pub(super) fn push(&mut self, lag: u8, action: Action) {
+        self.steps.push(Step { lag, action });
+    }
+
+    /// Adds a combine, unless it has no element.
+    pub(super) fn combine(&mut self, lag: u8, combine: Combine) {
+        if combine.block > Elements::ZERO {
+            self.push(lag, Action::Combine(combine));
+        }
+    }
+
+    /// Adds a copy of `length` elements, unless there are none.
+    pub(super) fn copy(&mut self, lag: u8, length: Elements, piece: Elements, ends: (Operand, Operand)) {
+        let (sources, targets) = (vec![ends.0], vec![ends.1]);
+        self.combine(lag, Combine { block: length, piece, sources, targets, finish: false });
+    }
+
+    /// Adds a signal.
+    pub(super) fn signal(&mut self, lag: u8, flag: u8) {
+        self.push(lag, Action::Signal(flag));
+    }
+
+    /// Adds a wait for each of `peers`.
+    pub(super) fn wait(&mut self, lag: u8, flag: u8, peers: impl IntoIterator<Item = Rank>) {
+        for peer in peers {
+            self.push(lag, Action::Wait { peer, flag });
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! Groups that share memory, joined by rails.
+//!
+//! Ranks stand in groups of equal size. What a group does is split among its seats; the ranks that have one seat in all
+//! groups form a rail, along which a ring, chain or tree carries that seat's blocks through slots. Inside a group, a
+//! seat reads what its neighbours contribute and writes what they get through windows, in the same combines that talk
+//! to the rail. So one scheme makes four:
+//! ```text
+//! flat ring or tree      every rank is a group of its own
+//! hierarchy              groups are hosts
+//! direct, two-shot       one group of all ranks; the rail is one rank long
+//! one rank               one group of one rank
+//! ```
+//! Where only scratch is mapped, contributions are first copied to the owner's scratch, in a region for each reader
+//! (A), and results are read from the scratch of the seat that made them (B). With all buffers mapped, nothing is
+//! copied. Flag 0 says that a rank's buffers are ready, flag 1 that its results are.
+
+use super::cut::Range;
+use super::ring::{Parcel, Ring};
+use super::site::{Block, Draft, Site, rounds};
+use super::tree::Node;
+use super::{Action, Buffer, Combine, Lane, Operand, Span, Spec, Step, Walk, Windows};
+use crate::Result;
+use crate::types::{Algorithm, Collective, Elements, Rank};
+
+/// Up to so many elements of a rooted collective go through the root's seat alone: one hop less.
+const SMALL: u64 = 2048;
+
+/// Up to so many elements of all ranks together are reduced by every rank for itself: one hop less.
+const ONE_SHOT: u64 = 8192;
+
+/// A piece that is pipelined over several hops has at least so many elements, where the block has.
+const LEAST_PIECE: u64 = 1024;
+
+/// Pieces under way for each hop of a pipeline.
+const PIECES_PER_HOP: usize = 2;
+
+/// Turns until scratch may be written again; `check` proves them.
+const DEPTH: u32 = 3;
+const DEPTH_OF_ONE_FLAG: u32 = 4;
+
+const READY: u8 = 0;
+const DONE: u8 = 1;
+
+/// My place among groups and rails, on one lane.
+#[derive(Debug)]
+pub(super) struct Team<'a> {
+    site: Site<'a>,
+    groups: Vec<Vec<Rank>>,
+    /// My group.
+    group: usize,
+    /// My index in my group.
+    seat: usize,
+    windows: Windows,
+    /// My place in the tree of my rail.
+    node: Node,
+}
+
+/// What a lane of a team settles before its steps.
+struct Shape {
+    piece: Elements,
+    rounds: u32,
+    depth: u32,
+    /// Regions for readers of what I contribute.
+    contributions: usize,
+}
+
+impl Shape {
+    fn reused(&self) -> bool {
+        self.rounds > self.depth
+    }
+}
+
+impl<'a> Team<'a> {
+    /// The team of a lane.
+    pub(super) fn new(site: Site<'a>) -> Team<'a> {
+        let spec = site.spec;
+        let flat = !hierarchical(spec);
+        let hosts = in_turn(spec, if flat { site.lane } else { 0 });
+        let groups: Vec<Vec<Rank>> = match spec.algorithm {
+            Algorithm::Direct => vec![spec.world.ranks().collect()],
+            _ if flat => hosts.iter().flatten().map(|rank| vec![*rank]).collect(),
+            _ => hosts.clone(),
+        };
+        let place = groups
+            .iter()
+            .enumerate()
+            .find_map(|(group, ranks)| ranks.iter().position(|rank| *rank == site.me()).map(|seat| (group, seat)));
+        let (group, seat) = place.expect("a checked spec has every rank on a host");
+        let tree = if flat { hosts } else { groups.iter().map(|ranks| vec![ranks[seat]]).collect() };
+        let node = Node::new(&tree, site.lane % 2 == 1, site.me());
+        let windows = if groups[0].len() == 1 { Windows::None } else { staged_if_small(spec) };
+        Team { site, groups, group, seat, windows, node }
+    }
+
+    /// The lane of a collective; `None` where there is nothing to do.
+    pub(super) fn lane(&self) -> Result<Option<Lane>> {
+        if self.one_shot() {
+            return Ok(self.reduce_everywhere());
+        }
+        let longest = self.longest();
+        if longest == Elements::ZERO {
+            return Ok(None);
+        }
+        let shape = self.shape(longest)?;
+        let mut draft = Draft::default();
+        self.stage(&shape, &mut draft);
+        self.await_ready(&shape, &mut draft);
+        let lag = self.spine_lag();
+        let spine = self.spine(&shape).into_iter().filter(has_elements);
+        draft.steps.extend(spine.map(|step| Step { lag: step.lag + lag, ..step }));
+        self.share(&shape, &mut draft);
+        Ok(self.site.finish(shape.rounds, draft))
+    }
+
+    fn collective(&self) -> Collective {
+        self.site.spec.collective
+    }
+
+    fn reduces(&self) -> bool {
+        self.collective().reduces()
+    }
+
+    fn gathers(&self) -> bool {
+        matches!(self.collective(), Collective::AllGather | Collective::AllGatherV)
+    }
+
+    fn scatters(&self) -> bool {
+        matches!(self.collective(), Collective::ReduceScatter | Collective::ReduceScatterV)
+    }
+
+    fn is_root(&self) -> bool {
+        self.site.spec.collective.rooted() && self.site.me() == self.site.spec.root
+    }
+
+    fn seats(&self) -> usize {
+        self.groups[0].len()
+    }
+
+    fn staged(&self) -> bool {
+        self.windows == Windows::Scratch
+    }
+
+    /// Blocks of a seat.
+    fn blocks(&self) -> usize {
+        let ring = self.collective() == Collective::AllReduce && self.site.spec.algorithm == Algorithm::Ring;
+        if ring || self.gathers() || self.scatters() { self.groups.len() } else { 1 }
+    }
+
+    fn block(&self, seat: usize, index: usize) -> Block {
+        if self.gathers() || self.scatters() {
+            return self.site.block_of(self.groups[index][seat]);
+        }
+        let whole = self.site.whole();
+        let small = self.collective().rooted() && whole.length.0 <= SMALL;
+        let share = if !small {
+            whole.cut(self.seats(), seat)
+        } else if self.groups[0][seat] == self.site.spec.root {
+            whole
+        } else {
+            Range { length: Elements::ZERO, ..whole }
+        };
+        let block = share.cut(self.blocks(), index);
+        Block { input: block.start, output: block.start, length: block.length }
+    }
+
+    fn longest(&self) -> Elements {
+        let of_seat = |seat| (0..self.blocks()).map(move |index| self.block(seat, index).length);
+        (0..self.seats()).flat_map(of_seat).max().unwrap_or(Elements::ZERO)
+    }
+
+    fn holds_blocks(&self, seat: usize) -> bool {
+        (0..self.blocks()).any(|index| self.block(seat, index).length > Elements::ZERO)
+    }
+
+    fn shape(&self, longest: Elements) -> Result<Shape> {
+        let readers = self.seats() - 1;
+        let (contributions, results) = match (self.staged(), self.blocks()) {
+            (false, _) => (0, 0),
+            (true, blocks) if self.gathers() => (0, blocks),
+            (true, blocks) if self.scatters() => (readers * blocks, 0),
+            (true, blocks) => (readers * blocks, blocks),
+        };
+        let depth = if self.gathers() || self.scatters() {
+            DEPTH_OF_ONE_FLAG
+        } else {
+            DEPTH + u32::from(self.way_down(self.node.greatest_lag))
+        };
+        let wanted = Elements(longest.0.div_ceil(self.pieces_under_way()).max(LEAST_PIECE).min(longest.0));
+        let piece = self.site.piece(wanted, contributions + results, depth, self.groups.len() > 1)?;
+        Ok(Shape { piece, rounds: rounds(longest, piece)?, depth, contributions })
+    }
+
+    /// Pieces that a pipeline over the rail wants; 1 where the blocks themselves are the pipeline.
+    fn pieces_under_way(&self) -> u64 {
+        let hops = match (self.blocks(), self.site.spec.algorithm) {
+            (1, Algorithm::Tree) => usize::from(self.node.greatest_lag) / PIECES_PER_HOP,
+            (1, _) => self.groups.len() - 1,
+            _ => 0,
+        };
+        if hops < 2 { 1 } else { u64::try_from(hops * PIECES_PER_HOP).unwrap_or(u64::MAX) }
+    }
+
+    fn way_down(&self, lag: u8) -> u8 {
+        let tree = self.collective() == Collective::AllReduce && self.site.spec.algorithm == Algorithm::Tree;
+        if tree { lag } else { 0 }
+    }
+
+    fn spine_lag(&self) -> u8 {
+        u8::from(self.seats() > 1 && !(self.gathers() && self.staged()))
+    }
+
+    fn share_lag(&self) -> u8 {
+        self.spine_lag() + self.way_down(self.node.lag) + 1
+    }
+
+    fn neighbours(&self) -> impl Iterator<Item = (usize, Rank)> {
+        let seats = self.seats();
+        (1..seats).map(move |ahead| {
+            let seat = (self.seat + ahead) % seats;
+            (seat, self.groups[self.group][seat])
+        })
+    }
+
+    fn region(&self, shape: &Shape, index: usize) -> Span {
+        let places = u64::from(shape.depth) * u64::try_from(index).expect("a region's index fits 64 bits");
+        let start = self.site.scratch().start + shape.piece * places;
+        Span { buffer: Buffer::Scratch, start, walk: Walk::Cycle(shape.depth) }
+    }
+
+    /// Where `owner` keeps what it contributes to a block of `reader`.
+    fn contribution(&self, shape: &Shape, (owner, reader): (usize, usize), index: usize) -> Span {
+        let before = if reader < owner { reader } else { reader - 1 };
+        self.region(shape, before * self.blocks() + index)
+    }
+
+    /// Where a seat keeps its results for its neighbours.
+    fn result(&self, shape: &Shape, index: usize) -> Span {
+        self.region(shape, shape.contributions + index)
+    }
+
+    /// Copies what I contribute to others' blocks where they can read it.
+    fn stage(&self, shape: &Shape, draft: &mut Draft) {
+        let contributes = self.reduces() || self.is_root();
+        if self.staged() && contributes {
+            for (reader, _) in self.neighbours() {
+                for index in 0..self.blocks() {
+                    let block = self.block(reader, index);
+                    let target = Operand::Local(self.contribution(shape, (self.seat, reader), index));
+                    draft.copy(0, block.length, shape.piece, (Operand::input(block.input), target));
+                }
+            }
+        }
+        if self.seats() > 1 && !(self.staged() && self.gathers()) {
+            draft.signal(0, READY);
+        }
+    }
+
+    /// Waits for those whose contributions I read, whose outputs I write, or whose progress frees my scratch.
+    fn await_ready(&self, shape: &Shape, draft: &mut Draft) {
+        let all = match self.windows {
+            Windows::None => false,
+            Windows::User => true,
+            Windows::Scratch if self.gathers() => false,
+            Windows::Scratch => shape.reused() || (self.reduces() && self.holds_blocks(self.seat)),
+        };
+        let spec = self.site.spec;
+        let reads_root = self.collective() == Collective::Broadcast && self.group == 0 && self.holds_blocks(self.seat);
+        for (_, peer) in self.neighbours() {
+            if all || (reads_root && self.staged() && peer == spec.root) {
+                draft.wait(self.spine_lag(), READY, [peer]);
+            }
+        }
+    }
+
+    /// What I give to and take from a block of my seat.
+    fn parcel(&self, shape: &Shape, index: usize) -> Parcel {
+        let block = self.block(self.seat, index);
+        Parcel {
+            length: block.length,
+            sources: self.sources(shape, index, block),
+            targets: self.targets(shape, index, block),
+        }
+    }
+
+    fn sources(&self, shape: &Shape, index: usize, block: Block) -> Vec<Operand> {
+        let me = self.site.me();
+        let given = |seat: usize| {
+            let owner = self.groups[self.group][seat];
+            let staged = self.staged() && owner != me;
+            let raw = Span::linear(Buffer::Input, block.input);
+            Operand::of(owner, me, if staged { self.contribution(shape, (seat, self.seat), index) } else { raw })
+        };
+        if self.reduces() {
+            (0..self.seats()).map(given).collect()
+        } else if self.gathers() {
+            (index == self.group).then(|| Operand::input(block.input)).into_iter().collect()
+        } else {
+            let root = self.site.spec.root;
+            let near = self.groups[self.group].iter().position(|rank| *rank == root);
+            near.map(given).into_iter().collect()
+        }
+    }
+
+    fn targets(&self, shape: &Shape, index: usize, block: Block) -> Vec<Operand> {
+        let me = self.site.me();
+        let mine = Operand::output(block.output);
+        let result = self.staged().then(|| Operand::Local(self.result(shape, index)));
+        let window = |peer: Rank| Operand::Window(peer, Span::linear(Buffer::Output, block.output));
+        if self.scatters() {
+            return (index == self.group).then_some(mine).into_iter().collect();
+        }
+        if self.collective() == Collective::Reduce {
+            let root = self.site.spec.root;
+            let target = if me == root { mine } else { result.unwrap_or_else(|| window(root)) };
+            return vec![target];
+        }
+        match self.windows {
+            Windows::User => std::iter::once(mine).chain(self.neighbours().map(|(_, peer)| window(peer))).collect(),
+            Windows::None | Windows::Scratch => std::iter::once(mine).chain(result).collect(),
+        }
+    }
+
+    /// What goes along my rail.
+    fn spine(&self, shape: &Shape) -> Vec<Step> {
+        let piece = shape.piece;
+        let parcels: Vec<Parcel> = (0..self.blocks()).map(|index| self.parcel(shape, index)).collect();
+        let order = self.groups.iter().map(|ranks| ranks[self.seat]).collect();
+        let ring = Ring { order, position: self.group, piece };
+        let tree = self.site.spec.algorithm == Algorithm::Tree;
+        match self.collective() {
+            Collective::AllReduce if tree => self.node.all_reduce(&parcels[0], piece),
+            Collective::AllReduce => ring.all_reduce(&parcels),
+            Collective::Broadcast if tree => self.node.broadcast(&parcels[0], piece),
+            Collective::Broadcast => ring.broadcast(&parcels[0]),
+            Collective::Reduce if tree => self.node.reduce(&parcels[0], piece),
+            Collective::Reduce => ring.reduce(&parcels[0]),
+            _ if self.gathers() => ring.all_gather(&parcels),
+            _ => ring.reduce_scatter(&parcels),
+        }
+    }
+
+    /// Says that my results are there, and takes those of my neighbours.
+    fn share(&self, shape: &Shape, draft: &mut Draft) {
+        if self.seats() == 1 || (self.staged() && self.scatters()) {
+            return;
+        }
+        let lag = self.share_lag();
+        draft.signal(lag - 1, DONE);
+        let takes = self.staged() && (self.collective() != Collective::Reduce || (self.is_root()));
+        for (seat, peer) in self.neighbours() {
+            let takes = takes && self.holds_blocks(seat);
+            if takes || shape.reused() || self.windows == Windows::User {
+                draft.wait(lag, DONE, [peer]);
+            }
+            for index in (0..self.blocks()).filter(|_| takes) {
+                let block = self.block(seat, index);
+                let ends = (Operand::Window(peer, self.result(shape, index)), Operand::output(block.output));
+                draft.copy(lag, block.length, shape.piece, ends);
+            }
+        }
+    }
+
+    /// Whether everyone had better reduce everything.
+    fn one_shot(&self) -> bool {
+        let whole = self.site.whole().length;
+        let direct = self.site.spec.algorithm == Algorithm::Direct && self.collective() == Collective::AllReduce;
+        let world = u64::from(self.site.spec.world.size);
+        direct && self.staged() && whole.0.saturating_mul(world) <= ONE_SHOT && whole <= self.site.scratch().length
+    }
+
+    /// Everyone's contribution is staged whole, and everyone reduces them all in rank order.
+    fn reduce_everywhere(&self) -> Option<Lane> {
+        let me = self.site.me();
+        let whole = self.site.whole();
+        let staged = Span::linear(Buffer::Scratch, self.site.scratch().start);
+        let input = Operand::input(whole.start);
+        let mut draft = Draft::default();
+        draft.copy(0, whole.length, whole.length, (input, Operand::Local(staged)));
+        draft.signal(0, READY);
+        draft.wait(0, READY, self.site.peers());
+        let sources = self.site.spec.world.ranks();
+        let sources = sources.map(|owner| if owner == me { input } else { Operand::Window(owner, staged) }).collect();
+        let targets = vec![Operand::output(whole.start)];
+        let (block, piece) = (whole.length, whole.length);
+        draft.combine(0, Combine { block, piece, sources, targets, finish: true });
+        self.site.finish(u32::from(whole.length > Elements::ZERO), draft)
+    }
+}
+
+/// Whether hosts of equal size work as groups.
+fn hierarchical(spec: &Spec) -> bool {
+    let even = spec.hosts.windows(2).all(|pair| pair[0].len() == pair[1].len());
+    spec.windows != Windows::None && spec.hosts.len() > 1 && even
+}
+
+/// The hosts in turn, each with its ranks in turn: the root first where there is one; else every lane begins each host
+/// at another rank, so that the lanes cross between hosts at different ranks.
+fn in_turn(spec: &Spec, lane: usize) -> Vec<Vec<Rank>> {
+    let mut hosts = spec.hosts.clone();
+    for ranks in &mut hosts {
+        let by = lane % ranks.len();
+        ranks.rotate_left(by);
+    }
+    if spec.collective.rooted() {
+        let host = hosts.iter().position(|ranks| ranks.contains(&spec.root)).unwrap_or(0);
+        hosts.rotate_left(host);
+        if !hierarchical(spec) {
+            let seat = hosts[0].iter().position(|rank| *rank == spec.root).unwrap_or(0);
+            hosts[0].rotate_left(seat);
+        }
+    }
+    hosts
+}
+
+/// Copying a little is cheaper than waiting twice.
+fn staged_if_small(spec: &Spec) -> Windows {
+    let needed = spec.count.longest().0.saturating_mul(u64::from(spec.world.size));
+    let fits = needed.saturating_mul(u64::from(DEPTH_OF_ONE_FLAG)) <= spec.limits.scratch.0;
+    if spec.windows == Windows::User && needed <= SMALL && fits { Windows::Scratch } else { spec.windows }
+}
+
+fn has_elements(step: &Step) -> bool {
+    !matches!(&step.action, Action::Combine(combine) if combine.block == Elements::ZERO)
+}

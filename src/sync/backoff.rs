@@ -1,0 +1,90 @@
+//! How a wait gets from spinning to sleeping.
+
+use std::time::{Duration, Instant};
+
+use crate::error::Result;
+use crate::sys::{clock, cpu};
+
+/// How patient a communicator's waits are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Looks at the flag before the processor is offered to others.
+    pub spins: u32,
+    /// How long a wait stays awake before it parks.
+    pub awake: Duration,
+}
+
+impl Patience {
+    /// For `ranks` ranks on this host that may stay awake for at most `awake`. With more ranks than processors a spinning rank keeps the
+    /// one it waits for from running, so it yields at once.
+    pub fn new(ranks: usize, awake: Duration) -> Patience {
+        let crowded = ranks > cpu::allowed();
+        Patience { spins: if crowded { CROWDED_SPINS } else { SPINS }, awake }
+    }
+}
+
+/// What a wait looks at whenever it is about to sleep.
+pub trait Watch {
+    /// Ends the wait where nothing can come any more: abort, deadline, a dead or disagreeing peer. `waiting_for` says what is waited for:
+    /// "rank 3 (data of step 2)".
+    ///
+    /// # Errors
+    /// Why the wait has no sense any more.
+    fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()>;
+}
+
+/// The state of one wait.
+#[derive(Debug)]
+pub struct Backoff {
+    patience: Patience,
+    turns: u32,
+    started: Option<Instant>,
+    looked: Option<Instant>,
+}
+
+impl Backoff {
+    /// A wait that has just begun.
+    pub fn new(patience: Patience) -> Backoff {
+        Backoff { patience, turns: 0, started: None, looked: None }
+    }
+
+    /// Starts again: something moved.
+    pub fn reset(&mut self) {
+        self.turns = 0;
+        self.started = None;
+    }
+
+    /// One turn of waiting. Spins or yields and returns `None`; once the wait has been awake long enough returns how long to park.
+    ///
+    /// # Errors
+    /// What `watch` found.
+    pub fn turn(&mut self, watch: &mut dyn Watch, waiting_for: &dyn Fn() -> String) -> Result<Option<Duration>> {
+        self.turns += 1;
+        if self.turns <= self.patience.spins {
+            cpu::relax();
+            return Ok(None);
+        }
+        let now = clock::now();
+        let started = *self.started.get_or_insert(now);
+        let looked = *self.looked.get_or_insert(now);
+        let tired = now.duration_since(started) >= self.patience.awake;
+        if tired || now.duration_since(looked) >= LOOK_EVERY {
+            self.looked = Some(now);
+            watch.look(waiting_for)?;
+        }
+        if tired {
+            return Ok(Some(PARK_SLICE));
+        }
+        cpu::yield_now();
+        Ok(None)
+    }
+}
+
+/// About 20 µs of looking on a machine of today: longer than any message that is under way.
+const SPINS: u32 = 2000;
+/// With more ranks than processors: enough for a message that has already come.
+const CROWDED_SPINS: u32 = 16;
+/// How often a yielding wait looks at deadline and peers.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// The longest sleep between two looks.
+const PARK_SLICE: Duration = Duration::from_millis(20);

@@ -1,0 +1,275 @@
+//! A ring of slots between two ranks: what every transport yields and every executor uses.
+//!
+//! ```text
+//! offset           width        meaning
+//! 0                64           tail: messages published; raised by the sender
+//! 64               64           head: messages released; raised by the receiver
+//! 128 + i*stride   64           header of slot i: bytes u64, label 3 × u64, 32 unused
+//! 192 + i*stride   slot bytes   payload of slot i; stride = 64 + slot bytes
+//! ```
+//! Message m lies in slot m mod slots. The sender may fill it once head > m - slots (credit); the receiver may read it once tail > m.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::Flag;
+use crate::sync::primitive::Arc;
+use crate::sys::memory::SharedMemory;
+
+/// What a message says of itself besides its bytes; the executor compares it with what it expects.
+pub type Label = [u64; 3];
+
+/// How many slots a ring has, and how large they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Slots, at least 1.
+    pub slots: u32,
+    /// Bytes of a slot's payload, a multiple of 64.
+    pub slot_bytes: u32,
+}
+
+impl Shape {
+    /// Bytes of memory that a ring of this shape takes.
+    pub fn memory_bytes(self) -> usize {
+        CONTROL_BYTES + self.slots as usize * self.stride()
+    }
+
+    fn stride(self) -> usize {
+        HEADER_BYTES + self.slot_bytes as usize
+    }
+}
+
+/// The shared part of both ends.
+#[derive(Clone)]
+struct View {
+    memory: Arc<SharedMemory>,
+    shape: Shape,
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} slots of {} bytes", self.shape.slots, self.shape.slot_bytes)
+    }
+}
+
+impl View {
+    fn new(memory: Arc<SharedMemory>, shape: Shape) -> View {
+        assert!(shape.slots > 0 && shape.slot_bytes.is_multiple_of(64), "a ring's shape comes from our own layout");
+        assert!(memory.len() >= shape.memory_bytes(), "a ring's memory is made for its shape");
+        View { memory, shape }
+    }
+
+    fn tail(&self) -> &Flag {
+        // SAFETY: offset 0 of a page-aligned mapping that `self.memory` keeps; ring memory starts zeroed and both ends treat this
+        // line as a flag.
+        unsafe { Flag::at(self.memory.at(0, Flag::BYTES)) }
+    }
+
+    fn head(&self) -> &Flag {
+        // SAFETY: as for the tail, at offset 64.
+        unsafe { Flag::at(self.memory.at(Flag::LINE, Flag::BYTES)) }
+    }
+
+    fn header(&self, message: u64) -> NonNull<u64> {
+        self.memory.at(self.offset(message), HEADER_BYTES).cast()
+    }
+
+    fn payload(&self, message: u64) -> NonNull<u8> {
+        self.memory.at(self.offset(message) + HEADER_BYTES, self.shape.slot_bytes as usize)
+    }
+
+    fn offset(&self, message: u64) -> usize {
+        let slot = usize::try_from(message % u64::from(self.shape.slots)).expect("below a 32-bit number");
+        CONTROL_BYTES + slot * self.shape.stride()
+    }
+}
+
+/// The end that fills slots. One thread at a time.
+#[derive(Debug)]
+pub struct Sender {
+    view: View,
+    next: u64,
+    credit_until: u64,
+}
+
+/// The end that empties slots. One thread at a time.
+#[derive(Debug)]
+pub struct Receiver {
+    view: View,
+    next: u64,
+    known_tail: u64,
+}
+
+/// A message that lies in a slot.
+#[derive(Debug, Clone, Copy)]
+pub struct Message {
+    /// Its payload, good until the receiver releases it.
+    pub payload: NonNull<u8>,
+    /// Its length, at most the slot's.
+    pub bytes: usize,
+    /// What it says of itself.
+    pub label: Label,
+}
+
+impl Sender {
+    /// The sending end of the ring in `memory`, which is zeroed and made for `shape`.
+    pub fn new(memory: Arc<SharedMemory>, shape: Shape) -> Sender {
+        Sender { view: View::new(memory, shape), next: 0, credit_until: u64::from(shape.slots) }
+    }
+
+    /// The payload of the next free slot; `None` while the receiver holds them all. The same slot until `publish`.
+    #[inline]
+    pub fn reserve(&mut self) -> Option<NonNull<u8>> {
+        if self.next >= self.credit_until {
+            // Acquires the receiver's release: its reads of the slot are over before we write.
+            self.credit_until = self.view.head().value().saturating_add(u64::from(self.view.shape.slots));
+            if self.next >= self.credit_until {
+                return None;
+            }
+        }
+        Some(self.view.payload(self.next))
+    }
+
+    /// Hands the reserved slot over with `bytes` of payload.
+    ///
+    /// # Panics
+    /// Where no slot is free, or `bytes` does not fit one.
+    pub fn publish(&mut self, bytes: usize, label: Label) {
+        assert!(self.next < self.credit_until, "publish follows a successful reserve");
+        assert!(bytes <= self.view.shape.slot_bytes as usize, "a message fits its slot");
+        let header = self.view.header(self.next);
+        for (place, word) in [bytes as u64, label[0], label[1], label[2]].into_iter().enumerate() {
+            // SAFETY: inside the header of a slot that is ours until the tail is raised.
+            let at = unsafe { header.add(place) };
+            // SAFETY: as above; aligned, because slots are multiples of 64 bytes in page-aligned memory.
+            unsafe { at.write(word) };
+        }
+        self.next += 1;
+        self.view.tail().raise(self.next);
+    }
+
+    /// The flag and value that the next free slot waits for.
+    pub fn credit(&self) -> (&Flag, u64) {
+        (self.view.head(), (self.next + 1).saturating_sub(u64::from(self.view.shape.slots)))
+    }
+
+    /// Whether the receiver has released all that was published.
+    pub fn drained(&self) -> bool {
+        self.view.head().reached(self.next)
+    }
+
+    /// The flag and value that tell of [`Sender::drained`].
+    pub fn drain(&self) -> (&Flag, u64) {
+        (self.view.head(), self.next)
+    }
+
+    /// The ring's shape.
+    pub fn shape(&self) -> Shape {
+        self.view.shape
+    }
+}
+
+impl Receiver {
+    /// The receiving end of the ring in `memory`, which is zeroed and made for `shape`.
+    pub fn new(memory: Arc<SharedMemory>, shape: Shape) -> Receiver {
+        Receiver { view: View::new(memory, shape), next: 0, known_tail: 0 }
+    }
+
+    /// The next message, where one has come. The same one until `release`.
+    ///
+    /// # Errors
+    /// [`Kind::Remote`] where the sender claims more bytes than a slot has.
+    #[inline]
+    pub fn peek(&mut self) -> Result<Option<Message>> {
+        if self.next >= self.known_tail {
+            // Acquires the sender's publish: header and payload are read after it.
+            self.known_tail = self.view.tail().value();
+            if self.next >= self.known_tail {
+                return Ok(None);
+            }
+        }
+        let header = self.view.header(self.next);
+        let mut words = [0u64; 4];
+        for (place, word) in words.iter_mut().enumerate() {
+            // SAFETY: inside the header of a slot that the sender has handed over.
+            let at = unsafe { header.add(place) };
+            // SAFETY: as above; read once, so that a sender that changes it later changes nothing here.
+            *word = unsafe { at.read_volatile() };
+        }
+        let bytes = usize::try_from(words[0]).unwrap_or(usize::MAX);
+        if bytes > self.view.shape.slot_bytes as usize {
+            let message = format!("a message of {} bytes in a slot of {}", words[0], self.view.shape.slot_bytes);
+            return Err(Error::new(Kind::Remote, message));
+        }
+        Ok(Some(Message { payload: self.view.payload(self.next), bytes, label: [words[1], words[2], words[3]] }))
+    }
+
+    /// Gives the slot of the last peeked message back.
+    ///
+    /// # Panics
+    /// Where no message has come.
+    pub fn release(&mut self) {
+        assert!(self.next < self.known_tail, "release follows a successful peek");
+        self.next += 1;
+        self.view.head().raise(self.next);
+    }
+
+    /// The flag and value that the next message waits for.
+    pub fn arrival(&self) -> (&Flag, u64) {
+        (self.view.tail(), self.next + 1)
+    }
+
+    /// The ring's shape.
+    pub fn shape(&self) -> Shape {
+        self.view.shape
+    }
+}
+
+const CONTROL_BYTES: usize = 2 * Flag::LINE;
+const HEADER_BYTES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(slots: u32) -> (Sender, Receiver) {
+        let shape = Shape { slots, slot_bytes: 64 };
+        let memory = Arc::new(SharedMemory::anonymous(shape.memory_bytes()).unwrap());
+        (Sender::new(Arc::clone(&memory), shape), Receiver::new(memory, shape))
+    }
+
+    #[test]
+    fn messages_come_in_order_and_credit_bounds_them() {
+        let (mut sender, mut receiver) = pair(2);
+        assert!(receiver.peek().unwrap().is_none());
+        for turn in 0..10u64 {
+            for part in 0..2 {
+                let slot = sender.reserve().unwrap();
+                // SAFETY: a reserved slot of 64 bytes.
+                unsafe { slot.as_ptr().write(u8::try_from(turn * 2 + part).unwrap()) };
+                sender.publish(1, [turn, part, 0]);
+            }
+            assert!(sender.reserve().is_none());
+            for part in 0..2 {
+                let message = receiver.peek().unwrap().unwrap();
+                assert_eq!((message.bytes, message.label), (1, [turn, part, 0]));
+                // SAFETY: a message of one byte.
+                assert_eq!(u64::from(unsafe { message.payload.as_ptr().read() }), turn * 2 + part);
+                receiver.release();
+            }
+            assert!(sender.drained());
+        }
+    }
+
+    #[test]
+    fn a_forged_length_is_the_peers_fault() {
+        let (mut sender, mut receiver) = pair(1);
+        sender.reserve().unwrap();
+        let header = sender.view.header(0);
+        sender.publish(1, [0; 3]);
+        // SAFETY: the header of slot 0, aligned.
+        unsafe { header.write(65) };
+        assert_eq!(receiver.peek().unwrap_err().kind(), Kind::Remote);
+    }
+}

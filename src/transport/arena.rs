@@ -1,0 +1,156 @@
+//! The memory that a rank shows to the other ranks of its host.
+//!
+//! ```text
+//! offset            width      meaning
+//! 0                 16         done: flat operations this rank has finished, raised after rooted ones
+//! 64                16         lease: who may touch this rank's user buffers (see `lease`)
+//! 128               8 × 64     flags of plans
+//! 640               4 × slot   flat slots: line { flag 16, label 24, inline 24 }, then FLAT_BYTES
+//! to the next page  scratch    scratch of plans
+//! ```
+
+use std::ptr::NonNull;
+
+use crate::error::Result;
+use crate::plan::FLAGS;
+use crate::sync::Flag;
+use crate::sync::primitive::Arc;
+use crate::sync::ring::Label;
+use crate::sys::memory::SharedMemory;
+use crate::transport::lease::Lease;
+
+/// One rank's arena, mapped. Clones share the mapping.
+#[derive(Debug, Clone)]
+pub struct Arena {
+    memory: Arc<SharedMemory>,
+}
+
+/// One of a rank's slots for announcing an operation and, where they are few, its bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct FlatSlot<'a> {
+    /// Raised to the operation's number plus one.
+    pub flag: &'a Flag,
+    line: NonNull<u8>,
+}
+
+impl Arena {
+    /// Bytes of an arena with `scratch` bytes of scratch.
+    pub fn memory_bytes(scratch: usize) -> usize {
+        SCRATCH_OFFSET + scratch
+    }
+
+    /// The arena in `memory`, which starts zeroed.
+    ///
+    /// # Panics
+    /// Where the memory is smaller than the fixed part; arenas are made by [`Arena::memory_bytes`].
+    pub fn new(memory: Arc<SharedMemory>) -> Arena {
+        assert!(memory.len() >= SCRATCH_OFFSET, "an arena is made for its layout");
+        Arena { memory }
+    }
+
+    /// A new arena: memfd where other processes shall map it.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where there is no memory.
+    pub fn create(scratch: usize, shared: bool) -> Result<Arena> {
+        let bytes = Arena::memory_bytes(scratch);
+        let memory = if shared { SharedMemory::memfd(bytes)? } else { SharedMemory::anonymous(bytes)? };
+        memory.prefer_huge_pages();
+        Ok(Arena::new(Arc::new(memory)))
+    }
+
+    /// The memory itself, to hand it out.
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// Flat operations that the rank has finished.
+    pub fn done(&self) -> &Flag {
+        self.flag_at(DONE_OFFSET)
+    }
+
+    /// Flag `index` of plans.
+    #[inline]
+    pub fn flag(&self, index: u8) -> &Flag {
+        assert!(usize::from(index) < FLAGS, "plans name flags below FLAGS");
+        self.flag_at(FLAGS_OFFSET + usize::from(index) * Flag::LINE)
+    }
+
+    /// Who may touch the rank's user buffers.
+    pub fn lease(&self) -> &Lease {
+        // SAFETY: a 64-byte line of a page-aligned mapping that `self` keeps, zeroed at first and used through `Lease` only.
+        unsafe { Lease::at(self.memory.at(LEASE_OFFSET, Flag::LINE)) }
+    }
+
+    /// The slot of flat operation `number`.
+    #[inline]
+    pub fn flat(&self, number: u64) -> FlatSlot<'_> {
+        let slot = usize::try_from(number % FLAT_SLOTS).expect("below FLAT_SLOTS");
+        let offset = FLAT_OFFSET + slot * FLAT_STRIDE;
+        FlatSlot { flag: self.flag_at(offset), line: self.memory.at(offset, FLAT_STRIDE) }
+    }
+
+    /// Bytes of scratch.
+    pub fn scratch_bytes(&self) -> usize {
+        self.memory.len() - SCRATCH_OFFSET
+    }
+
+    /// The scratch.
+    pub fn scratch(&self) -> NonNull<u8> {
+        self.memory.at(SCRATCH_OFFSET, self.scratch_bytes())
+    }
+
+    fn flag_at(&self, offset: usize) -> &Flag {
+        // SAFETY: offsets are multiples of 64 in a page-aligned mapping that `self` keeps; the first 16 bytes there are touched
+        // through `Flag` only.
+        unsafe { Flag::at(self.memory.at(offset, Flag::BYTES)) }
+    }
+}
+
+impl FlatSlot<'_> {
+    /// Where `bytes` of data lie: beside the label if they fit, so that flag, label and data are one cache line.
+    #[inline]
+    pub fn data(&self, bytes: usize) -> NonNull<u8> {
+        let offset = if bytes <= INLINE_BYTES { INLINE_OFFSET } else { Flag::LINE };
+        // SAFETY: both offsets lie inside the slot's FLAT_STRIDE bytes, which `Arena::flat` checked.
+        unsafe { self.line.add(offset) }
+    }
+
+    /// Writes the label; the owner does, before it raises the flag.
+    #[inline]
+    pub fn write_label(&self, label: Label) {
+        let place = self.label_place();
+        // SAFETY: inside the line and aligned to 8; the slot is the owner's until the flag is raised.
+        unsafe { place.write(label) };
+    }
+
+    /// Reads the label, after the flag has been seen.
+    #[inline]
+    pub fn read_label(&self) -> Label {
+        let place = self.label_place();
+        // SAFETY: inside the line and aligned to 8; once, volatile, so that a later change by the peer changes nothing here.
+        unsafe { place.read_volatile() }
+    }
+
+    fn label_place(&self) -> NonNull<Label> {
+        // SAFETY: offset 16 lies inside the slot's line.
+        unsafe { self.line.add(Flag::BYTES) }.cast()
+    }
+}
+
+/// Flat slots of an arena: how many operations a root may run ahead of its readers.
+pub const FLAT_SLOTS: u64 = 4;
+/// Bytes that a flat slot carries.
+pub const FLAT_BYTES: usize = 16 << 10;
+/// Bytes that travel in the flag's own cache line.
+pub const INLINE_BYTES: usize = Flag::LINE - INLINE_OFFSET;
+
+const INLINE_OFFSET: usize = Flag::BYTES + size_of::<Label>();
+const DONE_OFFSET: usize = 0;
+const LEASE_OFFSET: usize = 64;
+const FLAGS_OFFSET: usize = 128;
+const FLAT_OFFSET: usize = FLAGS_OFFSET + FLAGS * Flag::LINE;
+const FLAT_STRIDE: usize = Flag::LINE + FLAT_BYTES;
+const SCRATCH_OFFSET: usize = (FLAT_OFFSET + FLAT_SLOTS as usize * FLAT_STRIDE).next_multiple_of(4096);
+
+const _: () = assert!(FLAT_OFFSET.is_multiple_of(64) && FLAT_STRIDE.is_multiple_of(64) && INLINE_BYTES == 24);

@@ -1,0 +1,63 @@
+//! What every rank knows of every other: the facts that selection needs, and how they travel.
+
+use crate::error::{Error, Kind, Result};
+use crate::types::Rank;
+
+/// Facts of one rank, gathered from all at init.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerInfo {
+    /// The rank.
+    pub rank: Rank,
+    /// Equal where two ranks are on one host and can share memory.
+    pub host: u64,
+    /// A random number of the process: equal where two ranks are threads of one process.
+    pub process: u64,
+    /// The process's id, for messages.
+    pub pid: u32,
+    /// A hash of the settings that must be equal on all ranks.
+    pub settings: u64,
+}
+
+impl PeerInfo {
+    /// As bytes for the all-gather.
+    pub fn encode(&self) -> [u8; PeerInfo::BYTES] {
+        let mut bytes = [0; PeerInfo::BYTES];
+        bytes[0..4].copy_from_slice(&self.rank.get().to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.pid.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.host.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.process.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.settings.to_le_bytes());
+        bytes
+    }
+
+    /// From the bytes of `rank`.
+    ///
+    /// # Errors
+    /// [`Kind::Remote`] where they are not 32 or name another rank.
+    pub fn decode(rank: Rank, bytes: &[u8]) -> Result<PeerInfo> {
+        let broken = || Error::new(Kind::Remote, format!("rank {rank} sent broken peer info")).about(rank);
+        let bytes: &[u8; PeerInfo::BYTES] = bytes.try_into().map_err(|_| broken())?;
+        let word32 = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let word64 = |at: usize| u64::from(word32(at)) | u64::from(word32(at + 4)) << 32;
+        if word32(0) != rank.get() {
+            return Err(broken());
+        }
+        Ok(PeerInfo { rank, pid: word32(4), host: word64(8), process: word64(16), settings: word64(24) })
+    }
+
+    /// Bytes of [`PeerInfo::encode`].
+    pub const BYTES: usize = 32;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_comes_back() {
+        let info = PeerInfo { rank: Rank::new(3), host: u64::MAX - 5, process: 1 << 40, pid: 77, settings: 9 };
+        assert_eq!(PeerInfo::decode(Rank::new(3), &info.encode()).unwrap(), info);
+        assert_eq!(PeerInfo::decode(Rank::new(2), &info.encode()).unwrap_err().kind(), Kind::Remote);
+        assert!(PeerInfo::decode(Rank::new(3), &info.encode()[1..]).is_err());
+    }
+}

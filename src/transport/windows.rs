@@ -1,0 +1,99 @@
+//! The mapped memory of all ranks of a host, as executors use it.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use crate::sync::primitive::{Arc, AtomicUsize, Ordering};
+use crate::sys::memory::SharedMemory;
+use crate::transport::Arena;
+use crate::types::Rank;
+
+/// The arenas, and what else is mapped, of the ranks of my host.
+#[derive(Debug)]
+pub struct HostWindows {
+    /// The host's ranks in order.
+    pub ranks: Vec<Rank>,
+    /// My place among them.
+    pub me: usize,
+    /// Their arenas, in the same order.
+    pub arenas: Vec<Arena>,
+    /// Where threads of one process say where their user buffers are; present where all ranks of the host are one process.
+    pub boards: Option<Vec<Arc<Board>>>,
+    /// Registered buffers: for each registration, every host rank's memory.
+    pub registered: Vec<Registered>,
+}
+
+/// Where a thread's user buffers of the running operation are. Written by the owner before it opens its lease, read by who entered.
+#[derive(Debug, Default)]
+pub struct Board {
+    input: AtomicUsize,
+    output: AtomicUsize,
+}
+
+/// One registration: the buffers of all ranks of the host.
+#[derive(Debug)]
+pub struct Registered {
+    /// Each rank's memory, mapped here.
+    pub memory: Vec<Arc<SharedMemory>>,
+}
+
+/// A place in a registered buffer, as it is announced: which registration, and how far in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UserRange {
+    /// The registration's number.
+    pub window: u16,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+impl Board {
+    /// The owner writes its buffers' addresses; the lease's release publishes them.
+    pub fn write(&self, input: *const u8, output: *mut u8) {
+        self.input.store(input.expose_provenance(), Ordering::Relaxed);
+        self.output.store(output.expose_provenance(), Ordering::Relaxed);
+    }
+
+    /// The addresses, for who has entered the lease. They come from a thread of this process, never from a message.
+    pub fn read(&self) -> (*const u8, *mut u8) {
+        let input = std::ptr::with_exposed_provenance(self.input.load(Ordering::Relaxed));
+        let output = std::ptr::with_exposed_provenance_mut(self.output.load(Ordering::Relaxed));
+        (input, output)
+    }
+}
+
+impl HostWindows {
+    /// The place of `rank` among the host's ranks.
+    ///
+    /// # Panics
+    /// Where the rank is on another host; plans name windows of their own host only.
+    #[inline]
+    pub fn place(&self, rank: Rank) -> usize {
+        self.ranks.binary_search(&rank).expect("plans name windows of their own host only")
+    }
+
+    /// My arena.
+    #[inline]
+    pub fn mine(&self) -> &Arena {
+        &self.arenas[self.me]
+    }
+
+    /// Whether `range` lies in one of my registered buffers, and where.
+    pub fn find(&self, range: Range<*const u8>) -> Option<UserRange> {
+        let (start, end) = (range.start.addr(), range.end.addr());
+        self.registered.iter().enumerate().find_map(|(window, registered)| {
+            let memory = &registered.memory[self.me];
+            let base = memory.base().as_ptr().addr();
+            let inside = start >= base && end <= base + memory.len();
+            let offset = u64::try_from(start.wrapping_sub(base)).expect("addresses are at most 64 bits");
+            inside.then(|| Some(UserRange { window: u16::try_from(window).ok()?, offset }))?
+        })
+    }
+
+    /// What a peer announced as a pointer into my mapping of its buffer, if `bytes` there lie inside it.
+    pub fn resolve(&self, place: usize, announced: UserRange, bytes: usize) -> Option<NonNull<u8>> {
+        let memory = self.registered.get(usize::from(announced.window))?.memory.get(place)?;
+        let offset = usize::try_from(announced.offset).ok()?;
+        let end = offset.checked_add(bytes)?;
+        (end <= memory.len()).then(|| memory.at(offset, bytes))
+    }
+}
