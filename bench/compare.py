@@ -28,9 +28,11 @@ RESULTS = HERE / "results"
 NEAR_BELOW_NS = 120.0
 # One run of one contestant may take this long before it counts as hung.
 RUN_LIMIT_S = 120
-# rsccl's iterations for a size: about this many bytes in all, within these bounds.
-ITERATION_BYTES = 256 << 20
-FEWEST_ITERATIONS, MOST_ITERATIONS = 4, 5000
+# Calls in a sample, the same for every contestant: about this many bytes in all, within these bounds.
+SAMPLE_BYTES = 256 << 20
+FEWEST_CALLS, MOST_CALLS = 5, 20000
+# With more ranks than processors a call takes scheduler time, not cache time.
+MOST_CALLS_OVERSUBSCRIBED = 500
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -82,17 +84,21 @@ def run(command, environment=None):
     return output
 
 
+def calls_of(ranks, size):
+    most = MOST_CALLS if ranks <= len(os.sched_getaffinity(0)) else MOST_CALLS_OVERSUBSCRIBED
+    return max(FEWEST_CALLS, min(most, SAMPLE_BYTES // size))
+
+
 class Rsccl:
     def __init__(self, program, transport, name="rsccl", options=()):
         self.name, self.program, self.transport, self.options = name, program, transport, list(options)
         self.report = {}
 
     def time_us(self, collective, ranks, size):
-        iterations = max(FEWEST_ITERATIONS, min(MOST_ITERATIONS, ITERATION_BYTES // size))
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "perf.json")
             run([self.program, "perf", collective, "-n", str(ranks), "-b", str(size), "-e", str(size),
-                 "--iters", str(iterations), "--transport", self.transport, "--json", file, *self.options])
+                 "--iters", str(calls_of(ranks, size)), "--transport", self.transport, "--json", file, *self.options])
             with open(file, encoding="utf-8") as text:
                 self.report = json.load(text)
         rows = [row for row in self.report["results"] if not row["in_place"]]
@@ -122,7 +128,8 @@ class Mpi:
         options = list(self.options)
         if ranks > len(os.sched_getaffinity(0)) and self.name == "openmpi":
             options += ["--bind-to", "none"]
-        command = [str(self.launcher), "-n", str(ranks), *options, str(self.program), collective, str(size), "5"]
+        command = [str(self.launcher), "-n", str(ranks), *options, str(self.program), collective, str(size), "1",
+                   str(calls_of(ranks, size))]
         rows = [json.loads(line) for line in run(command, self.environment).splitlines() if line.startswith("{")]
         if len(rows) != 1 or rows[0]["wrong"] or rows[0]["ranks"] != ranks:
             raise SystemExit(f"compare.py: {self.name} {collective} of {size} B: one right result expected, got {rows}")

@@ -1,10 +1,11 @@
 /* Times collectives of an MPI library the way `rsccl perf` times ours: float sum, out of place, the slowest rank of
  * each repetition, the median over repetitions. Prints one JSON object a line.
  *
- *   mpirun -n 2 mpi_perf COLLECTIVE BYTES[,BYTES...] [REPETITIONS]
+ *   mpirun -n 2 mpi_perf COLLECTIVE BYTES[,BYTES...] [REPETITIONS [LOOP]]
  *
  * BYTES counts as nccl-tests counts: all_reduce, broadcast: the buffer; all_gather: the output; reduce_scatter,
- * all_to_all: the input. A repetition is a loop long enough for the clock; its time is divided by the loop's length.
+ * all_to_all: the input. A repetition is a loop of LOOP calls, or where that is absent of as many as fill 10 ms; its time
+ * is divided by the loop's length.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -65,7 +66,10 @@ static long count_wrong(const Case *c, int rank, size_t elements) {
     return wrong;
 }
 
-static void measure(const char *collective, size_t bytes, int repetitions, int rank, int ranks) {
+static void measure(const char *collective, size_t bytes, int repetitions, int wanted_loop) {
+    int rank, ranks;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     size_t elements = bytes / sizeof(float) < 1 ? 1 : bytes / sizeof(float);
     int is_shared = strcmp(collective, "all_reduce") && strcmp(collective, "broadcast");
     if (is_shared) elements = elements < (size_t)ranks ? (size_t)ranks : elements / ranks * ranks;
@@ -85,6 +89,7 @@ static void measure(const char *collective, size_t bytes, int repetitions, int r
         if (again < once) once = again;
     }
     int loop = once * MAX_LOOP < LOOP_SECONDS ? MAX_LOOP : (int)(LOOP_SECONDS / once);
+    if (wanted_loop > 0) loop = wanted_loop;
     if (loop < 1) loop = 1;
     double times[MAX_REPETITIONS];
     for (int i = 0; i < repetitions; i++) times[i] = time_loop(&c, loop);
@@ -100,20 +105,20 @@ static void measure(const char *collective, size_t bytes, int repetitions, int r
 }
 
 int main(int argc, char **argv) {
-    int rank, ranks;
+    int rank;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     static const char *known[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"};
     int is_known = 0;
     for (size_t i = 0; argc > 1 && i < sizeof known / sizeof *known; i++) is_known |= !strcmp(argv[1], known[i]);
     int repetitions = argc > 3 ? atoi(argv[3]) : 21;
-    if (argc < 3 || !is_known || repetitions < 1 || repetitions > MAX_REPETITIONS) {
-        if (rank == 0) fprintf(stderr, "usage: mpi_perf COLLECTIVE BYTES[,BYTES...] [REPETITIONS]\n");
+    int loop = argc > 4 ? atoi(argv[4]) : 0;
+    if (argc < 3 || !is_known || repetitions < 1 || repetitions > MAX_REPETITIONS || loop < 0 || loop > MAX_LOOP) {
+        if (rank == 0) fprintf(stderr, "usage: mpi_perf COLLECTIVE BYTES[,BYTES...] [REPETITIONS [LOOP]]\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     for (char *size = strtok(argv[2], ","); size; size = strtok(NULL, ","))
-        measure(argv[1], strtoull(size, NULL, 10), repetitions, rank, ranks);
+        measure(argv[1], strtoull(size, NULL, 10), repetitions, loop);
     MPI_Finalize();
     return 0;
 }
