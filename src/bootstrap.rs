@@ -5,13 +5,18 @@
 
 #![forbid(unsafe_code)]
 
+pub mod address;
+pub mod auth;
 mod collective;
 mod inbox;
+pub mod interface;
 pub mod local;
+mod options;
 
 use std::net::SocketAddr;
 
 pub use local::LocalBootstrap;
+pub use options::{Options, Secret};
 
 use crate::error::{Error, Result};
 use crate::sync::Wait;

@@ -18,4 +18,6 @@ pub mod tune;
 pub mod types;
 pub mod wire;
 
+pub use comm::{Communicator, local};
 pub use error::{Error, Result};
+pub use types::{DataType, Element, ReduceOp};

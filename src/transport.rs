@@ -8,15 +8,17 @@
 
 mod arena;
 mod fabric;
+mod identity;
 mod lease;
 mod offer;
 mod peer;
 mod select;
 mod windows;
 
-pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES};
+pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES, WINDOW_LANES};
 pub use fabric::{Channel, Fabric, Links, Need, Setup, Sizes, Way};
+pub use identity::{host_id, process_token};
 pub use lease::{Lease, LeaseGuard};
 pub use peer::PeerInfo;
 pub use select::{Policy, select};
-pub use windows::{HostWindows, UserRange};
+pub use windows::{Board, HostWindows, UserRange};

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
 use crate::comm::call::Call;
-use crate::comm::choose::{Chooser, Path};
+use crate::comm::choose::{Chooser, Path, SMALL_SCRATCH};
 use crate::comm::news::{self, News, Vigil};
 use crate::comm::settings::Settings;
 use crate::device::{Kernel, Pass, Store};
 use crate::error::{Error, Result};
 use crate::exec::flat::Flat;
-use crate::exec::{Direction, Idle, MessageRun, Operation, PlanRun, Setting, Task, drive, needs};
+use crate::exec::{Direction, Idle, Memory, MessageQueue, MessageRun, Operation, PlanRun, Setting, Task, drive, needs};
 use crate::plan::{Plan, Windows};
 use crate::sync::{AbortFlag, Patience, Wait};
 use crate::transport::{Channel, Fabric, HostWindows, Need, Setup, Way};
@@ -28,6 +28,8 @@ pub(crate) struct Engine {
     chooser: Chooser,
     flat: Flat,
     counters: Counters,
+    /// Scratch of plans that need some without windows: the tokens of a barrier.
+    scratch: Box<[u8; SMALL_SCRATCH]>,
 }
 
 /// Numbers that all ranks count alike.
@@ -63,7 +65,7 @@ impl Engine {
         let world = bootstrap.world();
         let chooser = Chooser::new(world, fabric.hosts(), fabric.shape(), &settings);
         let counters = Counters { collectives: 0, flag_base: 0, messages: vec![(0, 0); world.size as usize] };
-        Engine { world, settings, bootstrap, fabric, news: News::default(), abort, chooser, flat: Flat::default(), counters }
+        Engine { world, settings, bootstrap, fabric, news: News::default(), abort, chooser, flat: Flat::default(), counters, scratch: Box::new([0; SMALL_SCRATCH]) }
     }
 
     /// Runs a collective to its end.
@@ -142,13 +144,13 @@ impl Engine {
 
     /// # Safety
     /// As [`Engine::collective`].
-    unsafe fn run_plan(
+    pub(crate) unsafe fn run_plan(
         &mut self,
         plan: &Plan,
         call: &Call,
         operation: &Operation,
         kernel: Kernel,
-        user: Vec<crate::exec::Memory>,
+        user: Vec<Memory>,
     ) -> Result<()> {
         let needs = needs(plan);
         self.connect(&needs, Some(operation), None)?;
@@ -159,8 +161,10 @@ impl Engine {
         if plan.spec.windows != Windows::None {
             self.counters.flag_base += u64::from(rounds);
         }
-        let memory = crate::exec::Memory { input: call.input, output: call.output };
-        let setting = Setting { kernel, memory, operation, windows, user, flag_base, store };
+        let memory = Memory { input: call.input, output: call.output };
+        let mapped = windows.filter(|_| plan.spec.windows != Windows::None);
+        let scratch = mapped.map_or(self.scratch.as_mut_ptr(), |windows| windows.mine().scratch().as_ptr());
+        let setting = Setting { kernel, memory, operation, windows: mapped, user, scratch, flag_base, store };
         // SAFETY: the caller promises the buffers; peers' buffers are under lease by `run_windows`.
         let mut run = unsafe { PlanRun::new(plan, setting) };
         let patience = self.settings.patience;
@@ -238,7 +242,7 @@ impl Engine {
                 told: false,
             };
             let mut idle = Idle { patience: self.settings.patience, watch: &mut vigil };
-            let mut queues = crate::exec::MessageQueue::by_connection(runs);
+            let mut queues = MessageQueue::by_connection(runs);
             let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
             drive(&mut tasks, links, &mut idle)
         });
@@ -328,19 +332,6 @@ impl Engine {
     /// Plans for this engine's calls.
     pub(crate) fn chooser(&mut self) -> &mut Chooser {
         &mut self.chooser
-    }
-
-    /// # Safety
-    /// As [`Engine::collective`], and `user` holds what the leases of the host's ranks cover.
-    pub(crate) unsafe fn run_window_plan(
-        &mut self,
-        plan: &Plan,
-        call: &Call,
-        (operation, kernel): (&Operation, Kernel),
-        user: Vec<crate::exec::Memory>,
-    ) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.run_plan(plan, call, operation, kernel, user) }
     }
 
     /// Tells everyone of `error`, so that nobody waits for this rank any more.

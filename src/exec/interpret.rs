@@ -4,7 +4,7 @@ use crate::device::{Kernel, Pass, Store};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::operation::Operation;
-use crate::plan::{Action, Buffer, Combine, Lane, Operand, Plan, Span, Walk};
+use crate::plan::{Action, Buffer, Combine, Lane, Operand, Plan, Span};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, HostWindows, Links, Need, Way};
 use crate::types::Rank;
@@ -32,6 +32,7 @@ pub struct PlanRun<'a> {
     element_bytes: usize,
     windows: Option<&'a HostWindows>,
     user: UserMemory,
+    scratch: *mut u8,
     flag_base: u64,
     store: Store,
     lanes: Vec<LaneState>,
@@ -61,6 +62,8 @@ pub struct Setting<'a> {
     pub windows: Option<&'a HostWindows>,
     /// The host ranks' buffers, where the plan names them.
     pub user: UserMemory,
+    /// My scratch: that of my arena where `windows` is given.
+    pub scratch: *mut u8,
     /// What the flags of my host stood at when the plan began.
     pub flag_base: u64,
     /// How to write output.
@@ -71,7 +74,7 @@ impl<'a> PlanRun<'a> {
     /// A run of `plan` that has not begun. Its [`needs`] are connected.
     ///
     /// # Safety
-    /// Until the run is dropped, `setting.memory` is good for what the plan's spec says of input and output, nobody else touches it
+    /// Until the run is dropped, `setting.scratch` is good for what the plan's limits say, `setting.memory` is good for what the plan's spec says of input and output, nobody else touches it
     /// but peers through the plan, and each entry of `setting.user` is good for the same while its lease is held.
     pub unsafe fn new(plan: &'a Plan, setting: Setting<'a>) -> PlanRun<'a> {
         let lanes = plan.lanes.iter().map(|lane| LaneState { turn: 0, turns: turns(lane), step: 0 }).collect();
@@ -84,6 +87,7 @@ impl<'a> PlanRun<'a> {
             element_bytes: setting.operation.data_type.size() as usize,
             windows: setting.windows,
             user: setting.user,
+            scratch: setting.scratch,
             flag_base: setting.flag_base,
             store: setting.store,
             lanes,
@@ -101,8 +105,8 @@ impl<'a> PlanRun<'a> {
         while self.lanes[lane].turn < self.lanes[lane].turns {
             let state = self.lanes[lane];
             let step = &steps[state.step];
-            if let Some(round) = round_of(state.turn, step.lag, plan.lanes[lane].rounds)
-                && !self.run_step(&step.action, round, plan.lanes[lane].channel, links)?
+            if let Some(round) = plan.lanes[lane].round_of(step, u64::from(state.turn))
+                && !self.run_step(lane, &step.action, round, links)?
             {
                 return Ok(moved);
             }
@@ -118,22 +122,25 @@ impl<'a> PlanRun<'a> {
     }
 
     /// True where the step was done, false where it must wait.
-    fn run_step(&mut self, action: &Action, round: u32, channel: u8, links: &mut Links) -> Result<bool> {
+    fn run_step(&mut self, lane: usize, action: &Action, round: u32, links: &mut Links) -> Result<bool> {
         match action {
-            Action::Combine(combine) => self.combine(combine, round, channel, links),
+            Action::Combine(combine) => self.combine(combine, round, self.plan.lanes[lane].channel, links),
             Action::Signal(flag) => {
-                self.host().mine().flag(*flag).raise(self.flag_target(round));
+                self.host().mine().flag(lane, *flag).raise(self.flag_target(round));
                 Ok(true)
             }
             Action::Wait { peer, flag } => {
                 let host = self.host();
-                Ok(host.arenas[host.place(*peer)].flag(*flag).reached(self.flag_target(round)))
+                Ok(host.arenas[host.place(*peer)].flag(lane, *flag).reached(self.flag_target(round)))
             }
         }
     }
 
     fn combine(&mut self, combine: &Combine, round: u32, channel: u8, links: &mut Links) -> Result<bool> {
-        let Some(length) = length_of(combine, round) else { return Ok(true) };
+        let length = combine.length(round).index();
+        if length == 0 {
+            return Ok(true);
+        }
         let channel = Channel::Collective(channel);
         if !self.collect_sources(combine, round, (length, channel), links)?
             || !self.collect_targets(combine, round, channel, links)
@@ -243,7 +250,7 @@ impl<'a> PlanRun<'a> {
         let base = match span.buffer {
             Buffer::Input => self.memory.input.cast_mut(),
             Buffer::Output => self.memory.output,
-            Buffer::Scratch => self.host().mine().scratch().as_ptr(),
+            Buffer::Scratch => self.scratch,
         };
         base.wrapping_add(self.offset(span, combine, round))
     }
@@ -260,11 +267,7 @@ impl<'a> PlanRun<'a> {
     }
 
     fn offset(&self, span: &Span, combine: &Combine, round: u32) -> usize {
-        let pieces = match span.walk {
-            Walk::Linear => round,
-            Walk::Cycle(depth) => round % depth,
-        };
-        (span.start + combine.piece * u64::from(pieces)).index() * self.element_bytes
+        span.at(round, combine.piece).index() * self.element_bytes
     }
 
     fn host(&self) -> &'a HostWindows {
@@ -282,7 +285,7 @@ impl<'a> PlanRun<'a> {
             return None;
         }
         let step = &plan_lane.steps[state.step];
-        round_of(state.turn, step.lag, plan_lane.rounds).map(|round| (&step.action, round))
+        plan_lane.round_of(step, u64::from(state.turn)).map(|round| (&step.action, round))
     }
 }
 
@@ -312,7 +315,7 @@ impl Task for PlanRun<'_> {
             Action::Signal(_) => None,
             Action::Wait { peer, flag } => {
                 let host = self.host();
-                Some(Blocked { flag: (host.arenas[host.place(*peer)].flag(*flag), self.flag_target(round)) })
+                Some(Blocked { flag: (host.arenas[host.place(*peer)].flag(lane, *flag), self.flag_target(round)) })
             }
             Action::Combine(combine) => {
                 let channel = Channel::Collective(self.plan.lanes[lane].channel);
@@ -385,16 +388,5 @@ fn turns(lane: &Lane) -> u32 {
     if lane.steps.is_empty() {
         return 0;
     }
-    lane.rounds + lane.steps.iter().map(|step| u32::from(step.lag)).max().unwrap_or(0)
-}
-
-fn round_of(turn: u32, lag: u8, rounds: u32) -> Option<u32> {
-    turn.checked_sub(u32::from(lag)).filter(|round| *round < rounds)
-}
-
-/// Elements of `combine` in `round`; `None` where there are none.
-fn length_of(combine: &Combine, round: u32) -> Option<usize> {
-    let start = combine.piece.0.checked_mul(u64::from(round))?;
-    let left = combine.block.0.checked_sub(start).filter(|left| *left > 0)?;
-    Some(usize::try_from(left.min(combine.piece.0)).expect("elements in memory fit the address space"))
+    lane.rounds + u32::from(lane.greatest_lag())
 }

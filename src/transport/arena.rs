@@ -4,8 +4,8 @@
 //! offset            width      meaning
 //! 0                 16         done: flat operations this rank has finished, raised after rooted ones
 //! 64                16         lease: who may touch this rank's user buffers (see `lease`)
-//! 128               8 × 64     flags of plans
-//! 640               4 × slot   flat slots: line { flag 16, label 24, inline 24 }, then FLAT_BYTES
+//! 128               32 × 64    flags of plans: 8 for each of 4 lanes
+//! 2176              4 × slot   flat slots: line { flag 16, label 24, inline 24 }, then FLAT_BYTES
 //! to the next page  scratch    scratch of plans
 //! ```
 
@@ -69,11 +69,11 @@ impl Arena {
         self.flag_at(DONE_OFFSET)
     }
 
-    /// Flag `index` of plans.
+    /// Flag `index` of lane `lane` of plans.
     #[inline]
-    pub fn flag(&self, index: u8) -> &Flag {
-        assert!(usize::from(index) < FLAGS, "plans name flags below FLAGS");
-        self.flag_at(FLAGS_OFFSET + usize::from(index) * Flag::LINE)
+    pub fn flag(&self, lane: usize, index: u8) -> &Flag {
+        assert!(lane < WINDOW_LANES && usize::from(index) < FLAGS, "plans with windows keep to WINDOW_LANES and FLAGS");
+        self.flag_at(FLAGS_OFFSET + (lane * FLAGS + usize::from(index)) * Flag::LINE)
     }
 
     /// Who may touch the rank's user buffers.
@@ -140,6 +140,8 @@ impl FlatSlot<'_> {
 
 /// Flat slots of an arena: how many operations a root may run ahead of its readers.
 pub const FLAT_SLOTS: u64 = 4;
+/// Lanes that a plan with windows may have.
+pub const WINDOW_LANES: usize = 4;
 /// Bytes that a flat slot carries.
 pub const FLAT_BYTES: usize = 16 << 10;
 /// Bytes that travel in the flag's own cache line.
@@ -149,7 +151,7 @@ const INLINE_OFFSET: usize = Flag::BYTES + size_of::<Label>();
 const DONE_OFFSET: usize = 0;
 const LEASE_OFFSET: usize = 64;
 const FLAGS_OFFSET: usize = 128;
-const FLAT_OFFSET: usize = FLAGS_OFFSET + FLAGS * Flag::LINE;
+const FLAT_OFFSET: usize = FLAGS_OFFSET + WINDOW_LANES * FLAGS * Flag::LINE;
 const FLAT_STRIDE: usize = Flag::LINE + FLAT_BYTES;
 const SCRATCH_OFFSET: usize = (FLAT_OFFSET + FLAT_SLOTS as usize * FLAT_STRIDE).next_multiple_of(4096);
 

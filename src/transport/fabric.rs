@@ -75,7 +75,7 @@ pub struct Fabric {
     hosts: Vec<Vec<Rank>>,
     shape: Shape,
     scratch_bytes: usize,
-    windows: Option<HostWindows>,
+    windows: Option<Arc<HostWindows>>,
     links: Links,
     offers: LocalOffers,
 }
@@ -124,12 +124,17 @@ impl Fabric {
 
     /// The mapped memory of my host, once opened.
     pub fn windows(&self) -> Option<&HostWindows> {
-        self.windows.as_ref()
+        self.windows.as_deref()
+    }
+
+    /// The same, to hold while the fabric is used otherwise.
+    pub fn share_windows(&self) -> Option<Arc<HostWindows>> {
+        self.windows.clone()
     }
 
     /// Windows and rings at once, for an executor.
     pub fn parts(&mut self) -> (Option<&HostWindows>, &mut Links) {
-        (self.windows.as_ref(), &mut self.links)
+        (self.windows.as_deref(), &mut self.links)
     }
 
     /// Whether all of `needs` are connected.
@@ -176,7 +181,7 @@ impl Fabric {
             boards.extend(taken.board);
         }
         let boards = (boards.len() == ranks.len()).then_some(boards);
-        self.windows = Some(HostWindows { ranks, me, arenas, boards, registered: Vec::new() });
+        self.windows = Some(Arc::new(HostWindows { ranks, me, arenas, boards, registered: Vec::new() }));
         Ok(())
     }
 

@@ -1,0 +1,404 @@
+//! The collectives of a communicator, typed.
+
+use crate::comm::call::{Call, CallCount};
+use crate::comm::Communicator;
+use crate::error::{Error, Result};
+use crate::types::{Collective, DataType, Element, Rank, ReduceOp};
+
+impl Communicator {
+    /// Every rank passes `send`, all of one count, and gets the reduction of all in `recv`.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the lengths of `send` and `recv` differ or the operator does not fit the type;
+    /// [`crate::error::Kind::Mismatch`] where ranks pass different counts, types or operators.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    ///
+    /// rsccl::local::run(3, |comm| {
+    ///     let mine = vec![comm.rank() as f32; 100];
+    ///     let mut greatest = vec![0.0; 100];
+    ///     comm.all_reduce(&mine, &mut greatest, ReduceOp::Max)?;
+    ///     assert_eq!(greatest, [2.0; 100]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    #[inline]
+    pub fn all_reduce<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
+        expect("recv", recv.len(), send.len())?;
+        let call = Call { op: Some(op), ..call::<T>(Collective::AllReduce, recv.len(), send, recv) };
+        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// [`Communicator::all_reduce`] with one buffer for both.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    #[inline]
+    pub fn all_reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let call = Call { op: Some(op), ..in_place::<T>(Collective::AllReduce, buffer.len(), buffer) };
+        // SAFETY: the slice is borrowed, exclusively, until the call returns.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// The root's `buffer` comes to every rank's `buffer`. All pass the same length.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the root is no rank; [`crate::error::Kind::Mismatch`] where ranks pass different
+    /// counts, types or roots.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     let mut word = if comm.rank() == 1 { *b"rsccl" } else { [0; 5] };
+    ///     comm.broadcast(&mut word, 1)?;
+    ///     assert_eq!(&word, b"rsccl");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: u32) -> Result<()> {
+        let call = Call { root: Some(Rank::new(root)), ..in_place::<T>(Collective::Broadcast, buffer.len(), buffer) };
+        // SAFETY: the slice is borrowed, exclusively, until the call returns.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// The root's `send` comes to every rank's `recv`, the root's too. What others pass as `send` is not looked at.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast`]; and where the root's `send` and `recv` differ in length.
+    pub fn broadcast_into<T: Element>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<()> {
+        if root == self.rank() {
+            expect("send", send.len(), recv.len())?;
+        }
+        let call = Call { root: Some(Rank::new(root)), ..call::<T>(Collective::Broadcast, recv.len(), send, recv) };
+        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively; only the root's `send` is read.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// Every rank passes `send`, all of one count; the root gets the reduction of all in `recv`. What others pass as `recv` is
+    /// not touched and may be empty.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`] and [`Communicator::broadcast`].
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    ///
+    /// rsccl::local::run(3, |comm| {
+    ///     let mut product = [0u32];
+    ///     comm.reduce(&[comm.rank() + 2], &mut product, ReduceOp::Prod, 0)?;
+    ///     assert_eq!(product[0], if comm.rank() == 0 { 24 } else { 0 });
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn reduce<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
+        if root == self.rank() {
+            expect("recv", recv.len(), send.len())?;
+        }
+        let basic = call::<T>(Collective::Reduce, send.len(), send, recv);
+        let call = Call { op: Some(op), root: Some(Rank::new(root)), ..basic };
+        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively; only the root's `recv` is written.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// [`Communicator::reduce`] where the root's `buffer` is input and output; other ranks' are only read.
+    ///
+    /// # Errors
+    /// As [`Communicator::reduce`].
+    pub fn reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
+        let basic = in_place::<T>(Collective::Reduce, buffer.len(), buffer);
+        let call = Call { op: Some(op), root: Some(Rank::new(root)), ..basic };
+        // SAFETY: the slice is borrowed, exclusively, until the call returns.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// Every rank passes `send`, all of one count, and gets everyone's, in rank order, in `recv`.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where `recv` is not as long as all `send` together.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     let mut all = [0; 6];
+    ///     comm.all_gather(&[comm.rank(), 10 * comm.rank()], &mut all)?;
+    ///     assert_eq!(all, [0, 0, 1, 10, 2, 20]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
+        expect("recv", recv.len(), self.times(send.len())?)?;
+        let call = call::<T>(Collective::AllGather, send.len(), send, recv);
+        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// [`Communicator::all_gather`] where a rank's input is its block of `buffer`.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the length is not a multiple of the number of ranks.
+    pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
+        let count = self.block(buffer.len())?;
+        let output = buffer.as_mut_ptr();
+        let input = output.wrapping_add(count * self.world.rank.index()).cast_const();
+        let call = erased::<T>(Collective::AllGather, count, input, output);
+        // SAFETY: the slice is borrowed, exclusively, until the call returns.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// Every rank passes `send`, as many blocks as ranks; rank r gets the reduction of everyone's block r in `recv`.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where `send` is not as long as all `recv` together.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    ///
+    /// rsccl::local::run(2, |comm| {
+    ///     let mut mine = [0];
+    ///     comm.reduce_scatter(&[1 + comm.rank(), 5], &mut mine, ReduceOp::Sum)?;
+    ///     assert_eq!(mine[0], if comm.rank() == 0 { 3 } else { 10 });
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn reduce_scatter<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
+        expect("send", send.len(), self.times(recv.len())?)?;
+        let call = Call { op: Some(op), ..call::<T>(Collective::ReduceScatter, recv.len(), send, recv) };
+        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// [`Communicator::reduce_scatter`] where a rank's output is its block of `buffer`; the other blocks are left undefined.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the length is not a multiple of the number of ranks.
+    pub fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let count = self.block(buffer.len())?;
+        let input = buffer.as_mut_ptr();
+        let output = input.wrapping_add(count * self.world.rank.index());
+        let call = Call { op: Some(op), ..erased::<T>(Collective::ReduceScatter, count, input.cast_const(), output) };
+        // SAFETY: the slice is borrowed, exclusively, until the call returns.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// Every rank passes `send`, as many blocks as ranks; rank r gets everyone's block r, in rank order, in `recv`.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the lengths differ or are not a multiple of the number of ranks.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(2, |comm| {
+    ///     let me = comm.rank();
+    ///     let mut recv = [0; 2];
+    ///     comm.all_to_all(&[10 * me, 10 * me + 1], &mut recv)?;
+    ///     assert_eq!(recv, [me, 10 + me]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn all_to_all<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
+        expect("recv", recv.len(), send.len())?;
+        let call = call::<T>(Collective::AllToAll, self.block(send.len())?, send, recv);
+        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// Every rank passes `send`, all of one count; the root gets everyone's, in rank order, in `recv`. What others pass as `recv` is
+    /// not touched and may be empty.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the root's `recv` is not as long as all `send` together.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     let mut all = vec![0; if comm.rank() == 2 { 3 } else { 0 }];
+    ///     comm.gather(&[comm.rank() + 1], &mut all, 2)?;
+    ///     assert!(comm.rank() != 2 || all == [1, 2, 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn gather<T: Element>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<()> {
+        if root == self.rank() {
+            expect("recv", recv.len(), self.times(send.len())?)?;
+        }
+        let call = Call { root: Some(Rank::new(root)), ..call::<T>(Collective::Gather, send.len(), send, recv) };
+        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively; only the root's `recv` is written.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// The root passes `send`, as many blocks as ranks; rank r gets block r in `recv`. What others pass as `send` is not looked at
+    /// and may be empty.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the root's `send` is not as long as all `recv` together.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     let all = if comm.rank() == 0 { vec![5, 6, 7] } else { vec![] };
+    ///     let mut mine = [0];
+    ///     comm.scatter(&all, &mut mine, 0)?;
+    ///     assert_eq!(mine[0], 5 + comm.rank());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn scatter<T: Element>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<()> {
+        if root == self.rank() {
+            expect("send", send.len(), self.times(recv.len())?)?;
+        }
+        let call = Call { root: Some(Rank::new(root)), ..call::<T>(Collective::Scatter, recv.len(), send, recv) };
+        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively; only the root's `send` is read.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// Nobody returns before everyone has called.
+    ///
+    /// # Errors
+    /// As every collective: a peer that died, a time-out, an abort.
+    pub fn barrier(&self) -> Result<()> {
+        let call = Call {
+            collective: Collective::Barrier,
+            data_type: DataType::U8,
+            op: None,
+            root: None,
+            count: CallCount::Each(0),
+            input: std::ptr::null(),
+            output: std::ptr::null_mut(),
+        };
+        // SAFETY: a barrier touches no buffer.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// [`Communicator::all_gather`] where rank r passes `counts[r]` elements. All ranks pass the same `counts`.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where lengths and counts do not agree; [`crate::error::Kind::Mismatch`] where ranks pass
+    /// different counts.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     let mine = vec![comm.rank(); comm.rank() as usize];
+    ///     let mut all = [9; 3];
+    ///     comm.all_gather_v(&mine, &mut all, &[0, 1, 2])?;
+    ///     assert_eq!(all, [1, 2, 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn all_gather_v<T: Element>(&self, send: &[T], recv: &mut [T], counts: &[usize]) -> Result<()> {
+        let (mine, total) = self.counts(counts)?;
+        expect("send", send.len(), mine)?;
+        expect("recv", recv.len(), total)?;
+        let call = Call { count: per_rank(counts), ..call::<T>(Collective::AllGatherV, 0, send, recv) };
+        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// [`Communicator::reduce_scatter`] where rank r gets `counts[r]` elements. All ranks pass the same `counts`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_gather_v`].
+    pub fn reduce_scatter_v<T: Element>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (mine, total) = self.counts(counts)?;
+        expect("recv", recv.len(), mine)?;
+        expect("send", send.len(), total)?;
+        let basic = call::<T>(Collective::ReduceScatterV, 0, send, recv);
+        let call = Call { op: Some(op), count: per_rank(counts), ..basic };
+        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
+        unsafe { self.run_raw(&call) }
+    }
+
+    /// Runs a collective that is described at run time. The typed calls are thin layers over this.
+    ///
+    /// # Errors
+    /// As the typed call of the same collective.
+    ///
+    /// # Safety
+    /// Where this rank has input, `call.input` is good for reading as many elements as the collective and the count say; where it has
+    /// output, `call.output` is good for writing as many; and nobody else touches them until the call returns.
+    #[inline]
+    pub unsafe fn run_raw(&self, call: &Call) -> Result<()> {
+        // SAFETY: as the caller promises.
+        self.with_engine(|engine| unsafe { engine.collective(call) })
+    }
+
+    /// `count` for each rank.
+    fn times(&self, count: usize) -> Result<usize> {
+        let total = count.checked_mul(self.size() as usize);
+        total.ok_or_else(|| Error::invalid_argument(format!("{count} elements for each of {} ranks is too large", self.size())))
+    }
+
+    /// The count of one of as many blocks as ranks.
+    fn block(&self, length: usize) -> Result<usize> {
+        let ranks = self.size() as usize;
+        if length.is_multiple_of(ranks) {
+            return Ok(length / ranks);
+        }
+        Err(Error::invalid_argument(format!("a buffer of {length} elements is not one block for each of {ranks} ranks")))
+    }
+
+    /// My count, and the sum of all.
+    pub(super) fn counts(&self, counts: &[usize]) -> Result<(usize, usize)> {
+        let ranks = self.size() as usize;
+        if counts.len() != ranks {
+            let message = format!("{} counts for {ranks} ranks: give one for each", counts.len());
+            return Err(Error::invalid_argument(message));
+        }
+        let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+        let total = total.ok_or_else(|| Error::invalid_argument("the counts together are too large"))?;
+        Ok((counts[self.world.rank.index()], total))
+    }
+}
+
+/// Refuses a buffer of the wrong length.
+pub(super) fn expect(name: &str, length: usize, expected: usize) -> Result<()> {
+    if length == expected {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!("`{name}` has {length} elements where {expected} are needed")))
+}
+
+fn call<T: Element>(collective: Collective, count: usize, send: &[T], recv: &mut [T]) -> Call {
+    erased::<T>(collective, count, send.as_ptr(), recv.as_mut_ptr())
+}
+
+fn in_place<T: Element>(collective: Collective, count: usize, buffer: &mut [T]) -> Call {
+    let output = buffer.as_mut_ptr();
+    erased::<T>(collective, count, output.cast_const(), output)
+}
+
+fn erased<T: Element>(collective: Collective, count: usize, input: *const T, output: *mut T) -> Call {
+    Call {
+        collective,
+        data_type: T::DATA_TYPE,
+        op: None,
+        root: None,
+        count: CallCount::Each(count as u64),
+        input: input.cast(),
+        output: output.cast(),
+    }
+}
+
+fn per_rank(counts: &[usize]) -> CallCount {
+    CallCount::PerRank(counts.iter().map(|count| *count as u64).collect())
+}

@@ -1,0 +1,47 @@
+//! Who this process is to its peers: which host, which process.
+
+use crate::error::Result;
+use crate::sys::{host, random};
+use crate::sync::primitive::OnceLock;
+
+/// A number that is equal on two ranks that can share memory: a hash of host name, boot, network namespace (shared memory is
+/// handed over by sockets that end there) and `NCCL_HOSTID`.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where the system has no host name.
+pub fn host_id(extra: &str) -> Result<u64> {
+    let mut hasher = blake3::Hasher::new();
+    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let boot = host::boot_id().unwrap_or_default();
+    for part in [host::hostname()?.as_bytes(), boot.as_bytes(), namespace.as_os_str().as_encoded_bytes(), extra.as_bytes()] {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    let hash = hasher.finalize();
+    Ok(u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place])))
+}
+
+/// A random number that all threads of this process share: unlike a process id, it is not the same in two containers.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where the kernel has no randomness.
+pub fn process_token() -> Result<u64> {
+    static TOKEN: OnceLock<u64> = OnceLock::new();
+    if let Some(token) = TOKEN.get() {
+        return Ok(*token);
+    }
+    let fresh = u64::from_le_bytes(random::bytes()?);
+    Ok(*TOKEN.get_or_init(|| fresh))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_id_is_stable_and_an_extra_sets_hosts_apart() {
+        assert_eq!(host_id("").unwrap(), host_id("").unwrap());
+        assert_ne!(host_id("").unwrap(), host_id("rack 2").unwrap());
+        assert_eq!(process_token().unwrap(), process_token().unwrap());
+    }
+}
