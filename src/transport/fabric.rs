@@ -302,7 +302,8 @@ fn tag(purpose: u32, channel: Channel) -> u32 {
 
 fn ticket_from(peer: Rank, blob: &[u8]) -> Result<u64> {
     let bytes = blob.try_into().map_err(|_| {
-        Error::new(Kind::Remote, format!("rank {peer} sent an offer of {} bytes where 8 are due", blob.len())).about(peer)
+        Error::new(Kind::Remote, format!("rank {peer} sent an offer of {} bytes where 8 are due", blob.len()))
+            .about(peer)
     })?;
     Ok(u64::from_le_bytes(bytes))
 }
