@@ -143,12 +143,9 @@ impl Communicator {
     fn settle(&self, home: &mut Home, error: Error) -> Error {
         match error.kind() {
             Kind::InvalidArgument | Kind::InvalidUsage | Kind::InProgress => error.at(self.world.rank),
-            Kind::Mismatch
-            | Kind::Remote
-            | Kind::Timeout
-            | Kind::System
-            | Kind::Internal
-            | Kind::Aborted => self.fail(home, Some(error)),
+            Kind::Mismatch | Kind::Remote | Kind::Timeout | Kind::System | Kind::Internal | Kind::Aborted => {
+                self.fail(home, Some(error))
+            }
         }
     }
 

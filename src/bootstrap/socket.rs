@@ -24,7 +24,8 @@ const KEEPALIVE_PROBES: u32 = 4;
 pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     let named = |error| Error::system(format!("listening at {address}"), error);
     let open = || -> io::Result<(TcpListener, SocketAddr)> {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+        let socket =
+            Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
         if address.port() != 0 {
             // A fixed port must be free for the next job at once, whatever the kernel remembers of the last.
             socket.set_reuse_address(true)?;

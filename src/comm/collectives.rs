@@ -1,7 +1,7 @@
 //! The collectives of a communicator, typed.
 
-use crate::comm::call::{Call, CallCount};
 use crate::comm::Communicator;
+use crate::comm::call::{Call, CallCount};
 use crate::error::{Error, Result};
 use crate::types::{Collective, DataType, Element, Rank, ReduceOp};
 
@@ -345,7 +345,9 @@ impl Communicator {
     /// `count` for each rank.
     fn times(&self, count: usize) -> Result<usize> {
         let total = count.checked_mul(self.size() as usize);
-        total.ok_or_else(|| Error::invalid_argument(format!("{count} elements for each of {} ranks is too large", self.size())))
+        total.ok_or_else(|| {
+            Error::invalid_argument(format!("{count} elements for each of {} ranks is too large", self.size()))
+        })
     }
 
     /// The count of one of as many blocks as ranks.
@@ -354,7 +356,9 @@ impl Communicator {
         if length.is_multiple_of(ranks) {
             return Ok(length / ranks);
         }
-        Err(Error::invalid_argument(format!("a buffer of {length} elements is not one block for each of {ranks} ranks")))
+        Err(Error::invalid_argument(format!(
+            "a buffer of {length} elements is not one block for each of {ranks} ranks"
+        )))
     }
 
     /// My count, and the sum of all.

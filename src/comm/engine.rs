@@ -56,16 +56,22 @@ pub(crate) struct Message {
 unsafe impl Send for Message {}
 
 impl Engine {
-    pub(crate) fn new(
-        bootstrap: Box<dyn Bootstrap>,
-        fabric: Fabric,
-        settings: Settings,
-        abort: AbortFlag,
-    ) -> Engine {
+    pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, fabric: Fabric, settings: Settings, abort: AbortFlag) -> Engine {
         let world = bootstrap.world();
         let chooser = Chooser::new(world, fabric.hosts(), fabric.shape(), &settings);
         let counters = Counters { collectives: 0, flag_base: 0, messages: vec![(0, 0); world.size as usize] };
-        Engine { world, settings, bootstrap, fabric, news: News::default(), abort, chooser, flat: Flat::default(), counters, scratch: Box::new([0; SMALL_SCRATCH]) }
+        Engine {
+            world,
+            settings,
+            bootstrap,
+            fabric,
+            news: News::default(),
+            abort,
+            chooser,
+            flat: Flat::default(),
+            counters,
+            scratch: Box::new([0; SMALL_SCRATCH]),
+        }
     }
 
     /// Runs a collective to its end.

@@ -121,7 +121,8 @@ unsafe fn read_flat(
     idle: &mut Idle<'_>,
 ) -> Result<bool> {
     let size = call.data_type.size() as usize;
-    let count = |rank: Rank| Ok::<_, Error>(usize::try_from(call.count.of(rank)).expect("checked against the address space"));
+    let count =
+        |rank: Rank| Ok::<_, Error>(usize::try_from(call.count.of(rank)).expect("checked against the address space"));
     let mine = count(world.rank)?;
     let before = |rank: Rank| world.ranks().take(rank.index()).map(|rank| count(rank).unwrap_or(0)).sum::<usize>();
     let total = || before(Rank::new(world.size));

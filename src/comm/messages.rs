@@ -31,8 +31,7 @@ impl Communicator {
     /// ```
     pub fn send<T: Element>(&self, buffer: &[T], peer: u32) -> Result<()> {
         let direction = Direction::Send(buffer.as_ptr().cast());
-        let message =
-            Message { peer: Rank::new(peer), direction, count: buffer.len() as u64, data_type: T::DATA_TYPE };
+        let message = Message { peer: Rank::new(peer), direction, count: buffer.len() as u64, data_type: T::DATA_TYPE };
         // SAFETY: the slice is borrowed until the call returns.
         self.with_engine(|engine| unsafe { engine.messages(&[message]) })
     }
@@ -43,8 +42,7 @@ impl Communicator {
     /// As [`Communicator::send`].
     pub fn recv<T: Element>(&self, buffer: &mut [T], peer: u32) -> Result<()> {
         let direction = Direction::Recv(buffer.as_mut_ptr().cast());
-        let message =
-            Message { peer: Rank::new(peer), direction, count: buffer.len() as u64, data_type: T::DATA_TYPE };
+        let message = Message { peer: Rank::new(peer), direction, count: buffer.len() as u64, data_type: T::DATA_TYPE };
         // SAFETY: the slice is borrowed, exclusively, until the call returns.
         self.with_engine(|engine| unsafe { engine.messages(&[message]) })
     }

@@ -55,7 +55,9 @@ impl News {
             None => until <= operation.sequence,
         };
         match self.left.iter().find(|(rank, until)| concerns(*rank, *until)) {
-            Some((rank, _)) => Err(Error::remote(*rank, format!("rank {rank} has finalized and takes no part in this"))),
+            Some((rank, _)) => {
+                Err(Error::remote(*rank, format!("rank {rank} has finalized and takes no part in this")))
+            }
             None => Ok(()),
         }
     }
@@ -184,7 +186,9 @@ fn stall_note(label: Label) -> Vec<u8> {
 
 fn decode_failure(from: Rank, bytes: &[u8]) -> Error {
     let vague = || Error::remote(from, format!("rank {from} has failed"));
-    let (Some(kind), Some(peer), Some(length)) = (bytes.first(), bytes.get(1..5), bytes.get(5..7)) else { return vague() };
+    let (Some(kind), Some(peer), Some(length)) = (bytes.first(), bytes.get(1..5), bytes.get(5..7)) else {
+        return vague();
+    };
     let peer = u32::from_le_bytes(peer.try_into().expect("4 bytes")).checked_sub(1);
     let length = usize::from(u16::from_le_bytes(length.try_into().expect("2 bytes")));
     let (Some(operation), Some(message)) = (bytes.get(7..7 + length), bytes.get(7 + length..)) else { return vague() };

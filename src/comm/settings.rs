@@ -50,7 +50,8 @@ impl Default for Settings {
             patience: Patience::new(1, Duration::from_millis(1)),
             policy: Policy::default(),
             sizes: Sizes {
-                shape: Shape { slots: 8, slot_bytes: 128 << 10 }, scratch_bytes: 4 << 20,
+                shape: Shape { slots: 8, slot_bytes: 128 << 10 },
+                scratch_bytes: 4 << 20,
                 sockets: SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None },
             },
             reproducible: false,

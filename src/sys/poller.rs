@@ -151,7 +151,11 @@ impl Poller {
             }
             Err(_) => {
                 let error = std::io::Error::last_os_error();
-                if error.kind() == std::io::ErrorKind::Interrupted { Ok(()) } else { Err(Error::system("epoll_wait", error)) }
+                if error.kind() == std::io::ErrorKind::Interrupted {
+                    Ok(())
+                } else {
+                    Err(Error::system("epoll_wait", error))
+                }
             }
         }
     }

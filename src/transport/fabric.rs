@@ -196,7 +196,9 @@ impl Fabric {
     pub fn register(&mut self, mine: &Arc<SharedMemory>, setup: &mut Setup<'_>) -> Result<()> {
         let windows = self.windows.clone().ok_or_else(|| Error::internal("registered before the windows were open"))?;
         if windows.registered.len() == MOST_REGISTRATIONS {
-            return Err(Error::invalid_usage(format!("more than {MOST_REGISTRATIONS} registered buffers: register fewer, larger ones")));
+            return Err(Error::invalid_usage(format!(
+                "more than {MOST_REGISTRATIONS} registered buffers: register fewer, larger ones"
+            )));
         }
         let peers: Vec<Rank> = windows.ranks.clone();
         let bytes = u64::try_from(mine.len()).expect("lengths are at most 64 bits").to_le_bytes();
@@ -382,11 +384,7 @@ impl Fabric {
     }
 
     /// Serves the doors until `step` says that all is done.
-    fn serve_until(
-        &mut self,
-        setup: &mut Setup<'_>,
-        mut step: impl FnMut(&mut Doors) -> Result<Served>,
-    ) -> Result<()> {
+    fn serve_until(&mut self, setup: &mut Setup<'_>, mut step: impl FnMut(&mut Doors) -> Result<Served>) -> Result<()> {
         let mut backoff = Backoff::new(SETUP_PATIENCE);
         loop {
             self.doors.serve(clock::now())?;

@@ -166,7 +166,9 @@ pub(super) fn settle(result: std::io::Result<usize>, call: &str) -> Result<Optio
     match result {
         Ok(bytes) => Ok(Some(bytes)),
         // A socket that is still connecting says NotConnected to a read.
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected) => {
+        Err(error)
+            if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected) =>
+        {
             Ok(None)
         }
         Err(error) => Err(Error::system(call, error)),

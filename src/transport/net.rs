@@ -229,7 +229,11 @@ fn cut(bytes: usize, sockets: usize) -> Vec<Part> {
     let used = (bytes / LEAST_PART).clamp(1, sockets);
     let share = bytes.div_ceil(used).next_multiple_of(64);
     let part = |index: usize| {
-        if index >= used { Part { at: bytes, end: bytes } } else { Part { at: (index * share).min(bytes), end: ((index + 1) * share).min(bytes) } }
+        if index >= used {
+            Part { at: bytes, end: bytes }
+        } else {
+            Part { at: (index * share).min(bytes), end: ((index + 1) * share).min(bytes) }
+        }
     };
     (0..sockets).map(part).collect()
 }

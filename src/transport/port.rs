@@ -100,7 +100,9 @@ impl Port {
                 Ok(None) if now.duration_since(session.since) < SESSION_TIME => self.sessions.push(session),
                 Ok(None) => {}
                 Ok(Some((peer, request))) => self.admit(peer, request, session.stream),
-                Err(error) => tracing::warn!(target: "rsccl::net", "a connection to the data port was refused: {error}"),
+                Err(error) => {
+                    tracing::warn!(target: "rsccl::net", "a connection to the data port was refused: {error}")
+                }
             }
         }
         Ok(())
@@ -157,7 +159,10 @@ impl Dial {
 }
 
 fn failed(owner: Rank, address: SocketAddr, error: &std::io::Error) -> Error {
-    Error::remote(owner, format!("connecting to the data port of rank {owner} at {address}: {}", socket::explain(error)))
+    Error::remote(
+        owner,
+        format!("connecting to the data port of rank {owner} at {address}: {}", socket::explain(error)),
+    )
 }
 
 /// Buffer sizes are inherited by accepted sockets; the window is agreed on at connect, so they are set before.
