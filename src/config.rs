@@ -186,15 +186,21 @@ impl Config {
     /// As [`Config::resolve`].
     pub fn resolve_in(mut self, environment: &Environment) -> Result<Config> {
         let layers = Layers::read(environment)?;
+        let mut set = Vec::new();
         for variable in VARIABLES {
             match layers.find(variable)? {
-                Some(found) => self.set(variable, &found)?,
+                Some(found) => {
+                    self.set(variable, &found)?;
+                    let shown = variable.shown(&self);
+                    set.push(Note::Information(format!("{} set by {} to {shown}", found.name, found.source)));
+                }
                 None => variable.kind.check(&(variable.get)(&self)).map_err(|why| {
                     wrong(variable, &variable.full_name(), &variable.shown(&self), &Source::Code, &why)
                 })?,
             }
         }
         self.notes = layers.into_notes();
+        self.notes.extend(set);
         self.check_relations()?;
         self.read_secret()?;
         Ok(self)

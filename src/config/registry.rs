@@ -156,7 +156,7 @@ pub static VARIABLES: &[Variable] = &[
 
 /// The variable that says where the user's configuration file is.
 pub(super) const CONF_FILE: &str = "CONF_FILE";
-/// What [`CONF_FILE`] means, for tables.
+/// What `NCCL_CONF_FILE` means, for tables.
 pub const CONF_FILE_DOC: &str = "the user's configuration file, in place of ~/.nccl.conf";
 
 /// The most channels of a communicator, as in NCCL.
