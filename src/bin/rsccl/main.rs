@@ -1,3 +1,35 @@
-//! The command line.
+//! The command line of rsccl: one file for each command.
 
-fn main() {}
+mod env;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Collective communication for host and GPU memory.
+#[derive(Debug, Parser)]
+#[command(name = "rsccl", version, arg_required_else_help = true)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Prints every variable with its type, default, value and where the value comes from
+    Env(env::Arguments),
+    /// Starts processes of this host as the ranks of one world
+    Run(run::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match CommandLine::parse().command {
+        Command::Env(arguments) => env::execute(&arguments),
+        Command::Run(arguments) => run::execute(&arguments),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("rsccl: {error}");
+        ExitCode::FAILURE
+    })
+}
