@@ -53,7 +53,8 @@ impl FromStr for HostPort {
             }
         };
         let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-        let port = port.parse().ok().filter(|_| digits).ok_or_else(|| wrong("the port is no number from 1 to 65535"))?;
+        let port =
+            port.parse().ok().filter(|_| digits).ok_or_else(|| wrong("the port is no number from 1 to 65535"))?;
         if port == 0 {
             return Err(wrong("port 0 names no port"));
         }
@@ -131,7 +132,10 @@ fn scope_number(scope: &str, interfaces: &[Interface]) -> Result<u32> {
     }
     let scoped = interfaces.iter().find(|interface| interface.name == scope && interface.scope != 0);
     scoped.map(|interface| interface.scope).ok_or_else(|| {
-        Error::invalid_argument(format!("the scope '{}' names no interface with an IPv6 address", scope.escape_default()))
+        Error::invalid_argument(format!(
+            "the scope '{}' names no interface with an IPv6 address",
+            scope.escape_default()
+        ))
     })
 }
 
@@ -150,7 +154,9 @@ impl std::fmt::Display for HostPort {
 /// so it is replaced by the scope of our interface on that link.
 pub(crate) fn localise(address: SocketAddr, interface: SocketAddr) -> SocketAddr {
     match (address, interface) {
-        (SocketAddr::V6(theirs), SocketAddr::V6(ours)) if theirs.ip().is_unicast_link_local() && ours.scope_id() != 0 => {
+        (SocketAddr::V6(theirs), SocketAddr::V6(ours))
+            if theirs.ip().is_unicast_link_local() && ours.scope_id() != 0 =>
+        {
             SocketAddrV6::new(*theirs.ip(), theirs.port(), 0, ours.scope_id()).into()
         }
         _ => address,

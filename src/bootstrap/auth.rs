@@ -114,7 +114,15 @@ impl Handshake {
         hello.raw(&mac.as_bytes()[..SHORT_MAC_BYTES]);
         let transcript = hello.finish();
         let output = transcript.clone();
-        Ok(Handshake { terms, state: State::AwaitChallenge, transcript, partial: Vec::new(), output, to, claimed: Some(to) })
+        Ok(Handshake {
+            terms,
+            state: State::AwaitChallenge,
+            transcript,
+            partial: Vec::new(),
+            output,
+            to,
+            claimed: Some(to),
+        })
     }
 
     /// The side that accepts: I am `me`; who comes is [`Handshake::peer`] once it is done.
@@ -167,6 +175,11 @@ impl Handshake {
             State::Done => 0,
         };
         message - self.partial.len()
+    }
+
+    /// Whether anything has come from the peer.
+    pub fn has_heard(&self) -> bool {
+        self.state != State::AwaitHello && self.state != State::AwaitChallenge || !self.partial.is_empty()
     }
 
     /// Who the peer is, once the handshake is done.

@@ -81,7 +81,9 @@ impl FromStr for Rules {
         let shown: String = text.chars().take(64).flat_map(char::escape_default).collect();
         if names.len() > MAX_INTERFACES {
             let count = names.len();
-            return Err(Error::invalid_argument(format!("'{shown}' names {count} interfaces; at most {MAX_INTERFACES}")));
+            return Err(Error::invalid_argument(format!(
+                "'{shown}' names {count} interfaces; at most {MAX_INTERFACES}"
+            )));
         }
         if let Some(long) = names.iter().find(|name| name.len() > MAX_NAME_BYTES) {
             let long: String = long.chars().take(64).flat_map(char::escape_default).collect();
@@ -272,7 +274,10 @@ mod tests {
     #[test]
     fn nothing_usable_names_the_rules_and_what_there_is() {
         let error = choose(&machine(), &"=eth2".parse().unwrap(), Family::Any, None).unwrap_err().to_string();
-        assert!(error.contains("NCCL_SOCKET_IFNAME is =eth2") && error.contains("eth2 (10.3.0.5, not running)"), "{error}");
+        assert!(
+            error.contains("NCCL_SOCKET_IFNAME is =eth2") && error.contains("eth2 (10.3.0.5, not running)"),
+            "{error}"
+        );
         assert!(choose(&[], &Rules::default(), Family::Any, None).unwrap_err().to_string().contains("there are: none"));
     }
 

@@ -63,7 +63,9 @@ impl Secret {
     pub fn new(bytes: &[u8]) -> Result<Secret> {
         if bytes.is_empty() || bytes.len() > MAX_SECRET_BYTES {
             let length = bytes.len();
-            return Err(Error::invalid_argument(format!("a secret of {length} bytes; 1 to {MAX_SECRET_BYTES} are allowed")));
+            return Err(Error::invalid_argument(format!(
+                "a secret of {length} bytes; 1 to {MAX_SECRET_BYTES} are allowed"
+            )));
         }
         Ok(Secret(bytes.to_vec()))
     }
@@ -82,7 +84,9 @@ impl Secret {
         if mode & OTHERS_MODE != 0 {
             let shown = path.display();
             let mode = mode & 0o777;
-            return Err(Error::invalid_argument(format!("others may read the secret {shown} (mode {mode:o}): chmod 600 it")));
+            return Err(Error::invalid_argument(format!(
+                "others may read the secret {shown} (mode {mode:o}): chmod 600 it"
+            )));
         }
         let mut bytes = Vec::new();
         file.take(u64::try_from(MAX_SECRET_BYTES).unwrap_or(u64::MAX) + 2).read_to_end(&mut bytes).map_err(named)?;

@@ -26,6 +26,11 @@ pub fn raise_open_files(wanted: u64) -> Result<u64> {
     }
 }
 
+/// Whether `error` says that no descriptor or memory for one is left, which passes when something is closed.
+pub fn is_exhausted(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
 fn open_files() -> Result<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call writes one `rlimit`, which `limit` is.

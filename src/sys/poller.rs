@@ -59,9 +59,15 @@ impl Default for Ready {
 impl Ready {
     /// What the last wait reported.
     pub fn iter(&self) -> impl Iterator<Item = Readiness> {
+        (0..self.count).filter_map(|place| self.get(place))
+    }
+
+    /// The `place`-th of what the last wait reported.
+    pub fn get(&self, place: usize) -> Option<Readiness> {
         const READABLE: libc::c_int = libc::EPOLLIN | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLRDHUP;
         const WRITABLE: libc::c_int = libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP;
-        self.events[..self.count].iter().map(|event| Readiness {
+        let event = self.events[..self.count].get(place)?;
+        Some(Readiness {
             token: event.u64,
             readable: event.events & READABLE.cast_unsigned() != 0,
             writable: event.events & WRITABLE.cast_unsigned() != 0,
@@ -145,7 +151,11 @@ impl Poller {
             }
             Err(_) => {
                 let error = std::io::Error::last_os_error();
-                if error.kind() == std::io::ErrorKind::Interrupted { Ok(()) } else { Err(Error::system("epoll_wait", error)) }
+                if error.kind() == std::io::ErrorKind::Interrupted {
+                    Ok(())
+                } else {
+                    Err(Error::system("epoll_wait", error))
+                }
             }
         }
     }
@@ -156,6 +166,11 @@ impl Poller {
 pub fn pause(duration: Duration) {
     // SAFETY: no descriptor is passed, so nothing is read or written.
     unsafe { libc::poll(std::ptr::null_mut(), 0, milliseconds(duration)) };
+}
+
+/// Whether `error` of a connect that does not block says that it goes on; its end shows as [`Interest::Write`].
+pub fn is_under_way(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EINPROGRESS)
 }
 
 /// Rounded up, so that a wait of less than one does not spin.
