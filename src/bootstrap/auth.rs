@@ -177,6 +177,11 @@ impl Handshake {
         message - self.partial.len()
     }
 
+    /// Whether anything has come from the peer.
+    pub fn has_heard(&self) -> bool {
+        self.state != State::AwaitHello && self.state != State::AwaitChallenge || !self.partial.is_empty()
+    }
+
     /// Who the peer is, once the handshake is done.
     pub fn peer(&self) -> Option<Rank> {
         self.claimed.filter(|_| self.is_done())
