@@ -4,7 +4,7 @@
 //! The default run proves a sample; `RSCCL_EXHAUSTIVE=1` proves all.
 
 use rsccl::plan::check::{Flaw, Proof, prove};
-use rsccl::plan::{Action, Combine, Count, Limits, Operand, Plan, Spec, Walk, Windows, algorithms};
+use rsccl::plan::{Action, Combine, Count, Limits, Operand, Plan, Span, Spec, Step, Walk, Windows, algorithms};
 use rsccl::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
 
 /// One in so many cases is proved by default; odd, so that no property of the cases keeps step with it.
@@ -163,4 +163,235 @@ proved! {
     gather_is_proved: Gather,
     scatter_is_proved: Scatter,
     barrier_is_proved: Barrier,
+}
+
+/// A spec to break: three ranks of one host, many rounds.
+fn base(collective: Collective, algorithm: Algorithm, windows: Windows) -> Spec {
+    Spec {
+        collective,
+        world: World { rank: Rank::new(0), size: 3 },
+        root: Rank::new(1),
+        count: Count::Each(Elements(2500)),
+        in_place: false,
+        algorithm,
+        protocol: Protocol::Simple,
+        windows,
+        hosts: vec![(0..3).map(Rank::new).collect()],
+        limits: Limits { slot: Elements(100), slots: 4, scratch: Elements(9 * 70), channels: 1 },
+    }
+}
+
+/// Breaks a step, the `index`-th of a lane; `false` where there is nothing of the kind to break.
+type Break = fn(&mut Vec<Step>, usize) -> bool;
+
+/// Breaks each step of each rank alone, and gives the steps whose breaking the proof did not notice.
+fn unnoticed(spec: &Spec, breaking: Break) -> Vec<Action> {
+    let whole = plans(spec);
+    prove(&whole).unwrap();
+    let mut unnoticed = Vec::new();
+    for rank in 0..whole.len() {
+        for (index, step) in whole[rank].lanes[0].steps.iter().enumerate() {
+            let mut broken = whole.clone();
+            if breaking(&mut broken[rank].lanes[0].steps, index) && prove(&broken).is_ok() {
+                unnoticed.push(step.action.clone());
+            }
+        }
+    }
+    unnoticed
+}
+
+fn combine_of(steps: &mut [Step], index: usize) -> Option<&mut Combine> {
+    match &mut steps[index].action {
+        Action::Combine(combine) => Some(combine),
+        Action::Signal(_) | Action::Wait { .. } => None,
+    }
+}
+
+fn spans_of(combine: &mut Combine) -> impl Iterator<Item = &mut Span> {
+    combine.sources.iter_mut().chain(&mut combine.targets).filter_map(|operand| match operand {
+        Operand::Local(span) | Operand::Window(_, span) => Some(span),
+        Operand::Slot(_) => None,
+    })
+}
+
+/// All collectives through windows, each big enough to go round its scratch many times.
+fn mapped_bases() -> Vec<Spec> {
+    use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+    let collectives = [AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, Gather, Scatter, AllToAll];
+    let specs = collectives.into_iter().flat_map(|collective| {
+        [Windows::Scratch, Windows::User].map(|windows| base(collective, Algorithm::Direct, windows))
+    });
+    specs.collect()
+}
+
+/// Every algorithm, flat and between hosts.
+fn all_bases() -> Vec<Spec> {
+    let mut specs = mapped_bases();
+    for collective in Collective::ALL.iter().filter(|collective| **collective != Collective::Barrier) {
+        for algorithm in algorithms(*collective) {
+            let flat = base(*collective, *algorithm, Windows::None);
+            let vector = matches!(collective, Collective::AllGatherV | Collective::ReduceScatterV);
+            let count = if vector { Count::PerRank([500, 0, 433].map(Elements).to_vec()) } else { flat.count.clone() };
+            let flat = Spec { count, ..flat };
+            let hosts = [[0, 1], [2, 3]].map(|host| host.map(Rank::new).to_vec()).to_vec();
+            let world = World { size: 4, ..flat.world };
+            if !vector {
+                specs.extend([Windows::Scratch, Windows::User].map(|windows| Spec {
+                    hosts: hosts.clone(),
+                    world,
+                    windows,
+                    ..flat.clone()
+                }));
+            }
+            specs.push(flat);
+        }
+    }
+    specs
+}
+
+#[test]
+fn every_wait_is_needed_and_its_absence_noticed() {
+    for spec in mapped_bases() {
+        let left = unnoticed(&spec, |steps, index| {
+            let wait = matches!(steps[index].action, Action::Wait { .. });
+            if wait {
+                steps.remove(index);
+            }
+            wait
+        });
+        assert_eq!(left, [], "{} {:?}", spec.collective, spec.windows);
+    }
+}
+
+#[test]
+fn scratch_is_no_deeper_than_needed_and_shallower_is_noticed() {
+    for spec in mapped_bases() {
+        let left = unnoticed(&spec, |steps, index| {
+            let mut shallower = false;
+            for span in combine_of(steps, index).into_iter().flat_map(spans_of) {
+                if let Walk::Cycle(depth) = &mut span.walk {
+                    *depth -= 1;
+                    shallower = true;
+                }
+            }
+            shallower
+        });
+        assert_eq!(left, [], "{} {:?}", spec.collective, spec.windows);
+    }
+}
+
+#[test]
+fn a_combine_in_the_wrong_turn_is_noticed() {
+    let spec = base(Collective::AllReduce, Algorithm::Direct, Windows::Scratch);
+    let later = unnoticed(&spec, |steps, index| {
+        steps[index].lag += 1;
+        true
+    });
+    assert!(later.iter().all(|action| matches!(action, Action::Signal(_))), "{later:?}");
+    let sooner = unnoticed(&spec, |steps, index| {
+        let lags = steps[index].lag > 0;
+        steps[index].lag -= u8::from(lags);
+        lags
+    });
+    assert!(sooner.iter().all(|action| matches!(action, Action::Wait { .. })), "{sooner:?}");
+}
+
+#[test]
+fn broken_combines_are_noticed() {
+    let breaks: [(&str, Break); 8] = [
+        ("a dropped step", |steps, index| {
+            let hit = combine_of(steps, index).is_some();
+            if hit {
+                steps.remove(index);
+            }
+            hit
+        }),
+        ("a dropped source", |steps, index| {
+            combine_of(steps, index).is_some_and(|combine| combine.sources.pop().is_some())
+        }),
+        ("a dropped target", |steps, index| {
+            combine_of(steps, index).is_some_and(|combine| combine.targets.pop().is_some())
+        }),
+        ("a doubled source", |steps, index| {
+            let combine = combine_of(steps, index);
+            combine.is_some_and(|combine| {
+                combine.sources.push(combine.sources[0]);
+                true
+            })
+        }),
+        ("a shifted span", |steps, index| {
+            let mut combine = combine_of(steps, index);
+            let span = combine.as_mut().and_then(|combine| spans_of(combine).next());
+            span.map(|span| span.start = span.start + Elements(1)).is_some()
+        }),
+        ("a shorter block", |steps, index| {
+            combine_of(steps, index).map(|combine| combine.block = combine.block - Elements(1)).is_some()
+        }),
+        ("half a piece", |steps, index| {
+            combine_of(steps, index).map(|combine| combine.piece = Elements(combine.piece.0 / 2)).is_some()
+        }),
+        ("the other finish", |steps, index| {
+            combine_of(steps, index).map(|combine| combine.finish = !combine.finish).is_some()
+        }),
+    ];
+    for spec in all_bases() {
+        for (what, breaking) in breaks {
+            let left = unnoticed(&spec, breaking);
+            assert_eq!(left, [], "{what} in {} {} {:?}", spec.collective, spec.algorithm, spec.windows);
+        }
+    }
+}
+
+#[test]
+fn a_deadlock_names_who_waits_for_whom() {
+    let spec = base(Collective::Broadcast, Algorithm::Ring, Windows::None);
+    let mut broken = plans(&spec);
+    broken[1].lanes[0].steps.clear();
+    let flaw = prove(&broken).unwrap_err().to_string();
+    let expected = "deadlock: rank 0 lane 0 step 0 round 0 waits for a message of rank 2; \
+                    rank 2 lane 0 step 0 round 0 waits for a message of rank 1";
+    assert_eq!(flaw, expected);
+}
+
+#[test]
+fn credit_is_limited_by_the_slots() {
+    let spec = base(Collective::AllGather, Algorithm::Ring, Windows::None);
+    let mut plans = plans(&spec);
+    // All ranks send all rounds before they take any: more messages than slots.
+    for plan in &mut plans {
+        plan.lanes[0].steps[1].lag = 20;
+        plan.lanes[0].steps[2].lag = 20;
+    }
+    let flaw = prove(&plans).unwrap_err().to_string();
+    assert!(flaw.contains("waits for rank 1 to free a slot"), "{flaw}");
+}
+
+#[test]
+fn specs_that_contradict_themselves_are_refused() {
+    let good = base(Collective::AllReduce, Algorithm::Ring, Windows::None);
+    let refused = |change: fn(&mut Spec)| {
+        let mut spec = good.clone();
+        change(&mut spec);
+        Plan::build(&spec).map(|_| ()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(|spec| spec.algorithm = Algorithm::Pat),
+        "PAT does not do all_reduce; allowed are Ring, Tree, Direct"
+    );
+    assert_eq!(refused(|spec| spec.collective = Collective::Send), "send is not done by plans");
+    assert_eq!(refused(|spec| spec.limits.slots = 1), "1 slots of 100 elements; plans need 2 slots of 1 element");
+    assert_eq!(refused(|spec| spec.limits.channels = 0), "0 channels; allowed are 1 to 256");
+    assert_eq!(refused(|spec| spec.world.rank = Rank::new(3)), "rank 3 is not below the world's size, 3");
+    assert_eq!(refused(|spec| spec.count = Count::PerRank(vec![])), "all_reduce takes one count for all ranks");
+    assert!(refused(|spec| spec.hosts = vec![vec![Rank::new(0)]]).contains("each of 3 ranks once"));
+    assert!(refused(|spec| spec.count = Count::Each(Elements(u64::MAX / 2))).contains("can be counted"));
+    let scratch = Spec {
+        limits: Limits { scratch: Elements(8), ..good.limits },
+        ..base(Collective::AllReduce, Algorithm::Direct, Windows::Scratch)
+    };
+    let error = Plan::build(&scratch).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "Direct all_reduce of 3 ranks needs 9 elements of scratch in each of 1 lanes, and the limit leaves 8"
+    );
 }
