@@ -32,6 +32,7 @@ mod cut;
 mod direct;
 mod mesh;
 mod pat;
+mod print;
 mod ring;
 mod site;
 mod team;

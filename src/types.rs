@@ -4,10 +4,12 @@
 
 mod collective;
 mod element;
+mod filter;
 mod operator;
 mod quantity;
 
 pub use collective::{Algorithm, Collective, Protocol, TransportKind};
 pub use element::{DataType, Element, F8E4M3, F8E5M2};
+pub use filter::{Filter, Selectable};
 pub use operator::{ReduceOp, Scalar};
 pub use quantity::{Bytes, Elements, Rank, World};
