@@ -1,5 +1,7 @@
 //! Memory that remembers what each element holds, who wrote it last and who has read it since.
 
+use std::collections::BTreeMap;
+
 use super::value::{Strip, Value};
 
 /// A moment in the life of a lane or of a caller.
@@ -33,67 +35,62 @@ pub(super) struct Conflict {
 
 #[derive(Debug, Clone)]
 struct Cell {
-    start: u64,
     length: u64,
     value: Option<Value>,
     written: Stamp,
     read: Vec<Stamp>,
 }
 
-/// A piece of memory, from element 0 on.
+/// A piece of memory, from element 0 on: cells by their first element, without gaps.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    cells: Vec<Cell>,
+    cells: BTreeMap<u64, Cell>,
 }
 
 impl Memory {
     /// Appends elements that `by` has written.
     pub(super) fn append(&mut self, length: u64, value: Option<Value>, by: Stamp) {
         if length > 0 {
-            let start = self.length();
-            self.cells.push(Cell { start, length, value, written: by, read: Vec::new() });
+            self.cells.insert(self.length(), Cell { length, value, written: by, read: Vec::new() });
         }
     }
 
     /// How many elements there are.
     pub(super) fn length(&self) -> u64 {
-        self.cells.last().map_or(0, |cell| cell.start + cell.length)
+        self.cells.last_key_value().map_or(0, |(start, cell)| start + cell.length)
     }
 
-    /// Makes a cell begin at `at`, and tells which.
-    fn split(&mut self, at: u64) -> usize {
-        let index = self.cells.partition_point(|cell| cell.start + cell.length <= at);
-        match self.cells.get_mut(index) {
-            Some(cell) if cell.start < at => {
-                let used = at - cell.start;
-                let mut rest = cell.clone();
-                rest.start = at;
-                rest.length -= used;
-                rest.value = rest.value.map(|value| value.ahead(used));
-                cell.length = used;
-                self.cells.insert(index + 1, rest);
-                index + 1
-            }
-            _ => index,
+    /// Makes a cell begin at `at`, if there are elements there.
+    fn split(&mut self, at: u64) {
+        let Some((start, cell)) = self.cells.range_mut(..at).next_back() else { return };
+        let used = at - start;
+        if used >= cell.length {
+            return;
         }
+        let mut rest = cell.clone();
+        rest.length -= used;
+        rest.value = rest.value.map(|value| value.ahead(used));
+        cell.length = used;
+        self.cells.insert(at, rest);
     }
 
-    fn cells(&mut self, start: u64, length: u64) -> &mut [Cell] {
-        let first = self.split(start);
-        let end = self.split(start + length);
-        &mut self.cells[first..end]
+    fn cells(&mut self, start: u64, length: u64) -> impl Iterator<Item = (u64, &mut Cell)> {
+        self.split(start);
+        self.split(start + length);
+        self.cells.range_mut(start..start + length).map(|(start, cell)| (*start, cell))
     }
 
     /// What the elements hold, without an access.
     pub(super) fn look(&mut self, start: u64, length: u64) -> Vec<Strip> {
-        self.cells(start, length).iter().map(|cell| Strip { length: cell.length, value: cell.value.clone() }).collect()
+        let strip = |(_, cell): (u64, &mut Cell)| Strip { length: cell.length, value: cell.value.clone() };
+        self.cells(start, length).map(strip).collect()
     }
 
     /// Reads elements at `now`, knowing `clock`.
     pub(super) fn read(&mut self, (start, length): (u64, u64), now: Stamp, clock: &Clock) -> Result<(), Conflict> {
-        for cell in self.cells(start, length) {
+        for (element, cell) in self.cells(start, length) {
             if !cell.written.before(clock) {
-                return Err(Conflict { element: cell.start, other: cell.written, wrote: true });
+                return Err(Conflict { element, other: cell.written, wrote: true });
             }
             cell.read.retain(|earlier| earlier.thread != now.thread);
             cell.read.push(now);
@@ -105,22 +102,19 @@ impl Memory {
     pub(super) fn write(&mut self, start: u64, content: &[Strip], now: Stamp, clock: &Clock) -> Result<(), Conflict> {
         let length = content.iter().map(|strip| strip.length).sum();
         self.settled(start, length, clock)?;
-        let first = self.split(start);
-        let end = self.split(start + length);
+        let old: Vec<u64> = self.cells(start, length).map(|(start, _)| start).collect();
+        old.iter().for_each(|start| drop(self.cells.remove(start)));
         let mut next = start;
-        let cells = content.iter().map(|strip| {
-            let start = next;
-            next += strip.length;
-            Cell { start, length: strip.length, value: strip.value.clone(), written: now, read: Vec::new() }
-        });
-        self.cells.splice(first..end, cells.collect::<Vec<_>>());
+        for Strip { length, value } in content {
+            self.cells.insert(next, Cell { length: *length, value: value.clone(), written: now, read: Vec::new() });
+            next += length;
+        }
         Ok(())
     }
 
     /// Whether all accesses to the elements come before `clock`.
     pub(super) fn settled(&mut self, start: u64, length: u64, clock: &Clock) -> Result<(), Conflict> {
-        for cell in self.cells(start, length) {
-            let element = cell.start;
+        for (element, cell) in self.cells(start, length) {
             if !cell.written.before(clock) {
                 return Err(Conflict { element, other: cell.written, wrote: true });
             }
