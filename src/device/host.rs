@@ -5,7 +5,7 @@
 //!
 //! # How a pass runs
 //! ```text
-//! for each block (2 KiB of accumulators, on the stack):
+//! for each block (512 bytes of accumulators):
 //!     accumulators = fold of the sources' elements, in order      narrow floats widened to f32
 //!     accumulators = accumulators / world                         a finished average
 //!     staging      = accumulators narrowed                        rounded once
