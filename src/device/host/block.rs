@@ -77,7 +77,7 @@ unsafe fn block<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kernel, pass: &P
     unsafe { fold::<V, L, O>(kernel, pass, start, wide, &mut scratch) };
     // SAFETY: `fold` has written each of them.
     let wide = unsafe { wide.assume_init_mut() };
-    if O::SUM && pass.finish {
+    if O::SCALES && pass.finish {
         divide(kernel, wide);
     }
     let at = |target: *mut u8| {
@@ -144,8 +144,8 @@ unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
         // SAFETY: readable by the contract; the raw type has no alignment; no target is written while the slice lives.
         unsafe { slice::from_raw_parts(first, length) }
     };
-    let raw = if O::SUM { kernel.raw(pass) } else { 0 };
-    let scalar = kernel.scalar.map(L::Wide::from_scalar);
+    let scalar = if O::SCALES { kernel.scalar.map(L::Wide::from_scalar) } else { None };
+    let raw = if scalar.is_some() { pass.raw } else { 0 };
     let is_raw = |index: usize| index < 64 && (raw >> index) & 1 == 1;
     let mut done = 1;
     let first = block(pass.sources[0]);
