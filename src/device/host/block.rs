@@ -43,24 +43,24 @@ impl Room {
 pub(super) unsafe fn reduce<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kernel, pass: &Pass<'_>) {
     let lanes = pass.count * kernel.lanes;
     let placement = Placement::new(pass, size_of::<L::Raw>());
-    let whole = const { BLOCK / size_of::<L::Wide>() };
-    let (mut start, mut length) = (0, placement.head.min(lanes));
-    loop {
-        // Once before the whole blocks, up to the target's alignment, and once after them.
-        if length > 0 {
-            // SAFETY: the caller vouches; both lengths are below a block's and within the count.
-            unsafe { block::<V, L, O>(kernel, pass, start, length) };
-            start += length;
+    let mut start = 0;
+    // First up to the alignment of the target, then the rest.
+    for end in [placement.head.min(lanes), lanes] {
+        macro_rules! blocks_of {
+            ($length:expr) => {
+                let length = const { if $length > 0 { $length } else { 1 } };
+                while end - start >= length {
+                    // SAFETY: the caller vouches; a block of so many lanes is left. Each length is a constant, so that
+                    // the block is straight vector code with its accumulators in registers.
+                    unsafe { block::<V, L, O>(kernel, pass, start, length) };
+                    start += length;
+                }
+            };
         }
-        while lanes - start >= whole {
-            // SAFETY: the caller vouches; a whole block is left. Its constant length lets it stay in registers.
-            unsafe { block::<V, L, O>(kernel, pass, start, whole) };
-            start += whole;
-        }
-        length = lanes - start;
-        if length == 0 {
-            break;
-        }
+        blocks_of!(BLOCK / size_of::<L::Wide>());
+        blocks_of!(BLOCK / size_of::<L::Wide>() / 8);
+        blocks_of!(BLOCK / size_of::<L::Wide>() / 64);
+        blocks_of!(1);
     }
     placement.end::<V>();
 }
