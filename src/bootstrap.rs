@@ -18,7 +18,7 @@ mod net;
 mod options;
 mod root;
 mod roster;
-mod socket;
+pub(crate) mod socket;
 
 use std::net::SocketAddr;
 

@@ -21,7 +21,7 @@ const KEEPALIVE_PROBES: u32 = 4;
 ///
 /// # Errors
 /// [`crate::error::Kind::System`] where the address is taken or is none of this machine's.
-pub(super) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
+pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     let named = |error| Error::system(format!("listening at {address}"), error);
     let open = || -> io::Result<(TcpListener, SocketAddr)> {
         let socket =
@@ -42,7 +42,7 @@ pub(super) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
 ///
 /// # Errors
 /// The system's, where it fails at once.
-pub(super) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+pub(crate) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     match socket.connect(&address.into()) {
         Ok(()) => {}
@@ -58,7 +58,7 @@ pub(super) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
 ///
 /// # Errors
 /// The system's, e.g. where no descriptor is left; a connection that broke while it waited is skipped.
-pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, SocketAddr)>> {
     loop {
         match listener.accept() {
             Ok((stream, from)) => {
@@ -83,7 +83,7 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// The words for `error`, with the remedy where the limit of open files is reached.
-pub(super) fn explain(error: &io::Error) -> String {
+pub(crate) fn explain(error: &io::Error) -> String {
     if limits::is_exhausted(error) {
         return format!("{error}: raise the limit of open files (ulimit -n)");
     }
