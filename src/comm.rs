@@ -4,11 +4,9 @@
 //! [`AbortHandle`] may be used from anywhere. Ways in: [`local::run`] (threads), [`Communicator::init`] (a unique id),
 //! [`Communicator::from_env`] (launchers).
 
-mod call;
 mod choose;
 mod collectives;
 mod engine;
-mod host_path;
 pub mod local;
 mod messages;
 mod news;
@@ -25,7 +23,7 @@ use crate::sys::futex;
 use crate::transport::{Fabric, PeerInfo};
 use crate::types::World;
 
-pub use call::{Call, CallCount};
+pub use crate::exec::{Buffers, Call, CallCount, Message};
 pub(crate) use settings::Settings;
 
 use engine::Engine;
