@@ -7,12 +7,13 @@ mod output;
 
 use std::ffi::OsString;
 use std::fmt::Write;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use rsccl::sys::process::{Group, Signals};
+use rsccl::sys::{limits, random};
 use rsccl::{Error, Result};
 
 use job::Job;
@@ -34,6 +35,8 @@ pub(crate) struct Arguments {
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let signals = Signals::take_over(job::TAKEN_SIGNALS)?;
     let meeting = Meeting::arrange()?;
+    // Where the system allows less, starting the rank that is one too many says so. Ranks inherit the limit.
+    limits::raise_open_files(u64::from(arguments.ranks) * FILES_PER_RANK + OWN_FILES)?;
     let mut groups = Vec::with_capacity(arguments.ranks as usize);
     for rank in 0..arguments.ranks {
         match Group::start(&mut command(arguments, &meeting, rank)) {
@@ -66,9 +69,7 @@ impl Meeting {
         // Free now; the store of rank 0 takes it a moment later.
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(system("looking for a free port"))?;
         let port = listener.local_addr().map_err(system("looking for a free port"))?.port();
-        let mut bytes = [0u8; SECRET_BYTES];
-        let random = std::fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut bytes));
-        random.map_err(system("reading /dev/urandom"))?;
+        let bytes = random::bytes::<SECRET_BYTES>()?;
         let mut secret = String::with_capacity(2 * SECRET_BYTES);
         for byte in bytes {
             write!(secret, "{byte:02x}").map_err(|_| Error::internal("a String takes everything"))?;
@@ -108,6 +109,10 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
 const MAX_RANKS: i64 = 4096;
 const MAX_TIMEOUT_SECONDS: f64 = 30.0 * 24.0 * 3600.0;
 const SECRET_BYTES: usize = 32;
+/// The two pipes that stay.
+const FILES_PER_RANK: u64 = 2;
+/// The launcher's own, and the other ends of a rank's pipes while it starts.
+const OWN_FILES: u64 = 32;
 /// As shells have it.
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 /// As shells have it.
