@@ -24,7 +24,8 @@ pub(super) enum Level {
     Baseline,
     /// AVX2 and F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ, VL, besides.
+    /// AVX-512 F, BW, DQ, VL besides, on machines that also have VBMI2: the first generations of AVX-512 lack it, and lower
+    /// their clock for a while wherever 512-bit vectors run.
     Avx512,
 }
 
@@ -38,6 +39,7 @@ impl Level {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vbmi2")
         {
             Level::Avx512
         } else {
@@ -112,8 +114,10 @@ unsafe fn copy_avx512(kernel: &Kernel, pass: &Pass<'_>) {
 macro_rules! stream_lines {
     ($vector:ty, $load:ident, $stream:ident, $source:expr, $target:expr, $bytes:expr) => {
         for offset in (0..$bytes).step_by(size_of::<$vector>()) {
-            // SAFETY: the caller vouches for `bytes` of both, and the vector's size divides it.
-            let (from, to) = unsafe { ($source.add(offset).cast::<$vector>(), $target.add(offset).cast::<$vector>()) };
+            // SAFETY: the caller vouches for `bytes` of the source, and the vector's size divides it.
+            let from = unsafe { $source.add(offset).cast::<$vector>() };
+            // SAFETY: likewise of the target.
+            let to = unsafe { $target.add(offset).cast::<$vector>() };
             // SAFETY: readable as said; the load takes any alignment.
             let vector = unsafe { $load(from) };
             // SAFETY: writable as said; the target is aligned to a line and the offset to the vector.
