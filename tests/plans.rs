@@ -164,6 +164,71 @@ proved! {
     barrier_is_proved: Barrier,
 }
 
+/// Numbers that look random and are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+
+    fn pick<T: Copy>(&mut self, items: &[T]) -> T {
+        let at = self.below(u64::try_from(items.len()).expect("few items"));
+        items[usize::try_from(at).expect("few items")]
+    }
+}
+
+/// Ranks dealt to hosts in any order and number, sizes without a pattern.
+fn thrown(dice: &mut Dice) -> Spec {
+    let planned: Vec<Collective> =
+        Collective::ALL.iter().copied().filter(|collective| !algorithms(*collective).is_empty()).collect();
+    let collective = dice.pick(&planned);
+    let size = u32::try_from(dice.below(12) + 1).expect("a small world");
+    let mut ranks: Vec<Rank> = (0..size).map(Rank::new).collect();
+    let mut hosts = vec![Vec::new(); usize::try_from(dice.below(4) + 1).expect("few hosts")];
+    while !ranks.is_empty() {
+        let rank = dice.pick(&ranks);
+        ranks.retain(|other| *other != rank);
+        let host = dice.below(u64::try_from(hosts.len()).expect("few hosts"));
+        hosts[usize::try_from(host).expect("few hosts")].push(rank);
+    }
+    hosts.retain(|host| !host.is_empty());
+    let world = u64::from(size);
+    let slot = dice.below(40) + 1;
+    let count = Elements(dice.below(slot * 30));
+    let vector = matches!(collective, Collective::AllGatherV | Collective::ReduceScatterV);
+    let counts = (0..size).map(|_| Elements(dice.below(3) * dice.below(slot * 9))).collect();
+    Spec {
+        collective,
+        world: World { rank: Rank::new(0), size },
+        root: Rank::new(u32::try_from(dice.below(world)).expect("a small world")),
+        count: if vector { Count::PerRank(counts) } else { Count::Each(count) },
+        in_place: dice.below(2) == 1 && collective != Collective::AllToAll,
+        algorithm: dice.pick(algorithms(collective)),
+        protocol: Protocol::Simple,
+        windows: dice.pick(&[Windows::None, Windows::Scratch, Windows::User]),
+        hosts,
+        limits: Limits {
+            slot: Elements(slot),
+            slots: u32::try_from(dice.below(7) + 2).expect("few slots"),
+            scratch: Elements(world * 64 + dice.below(4000)),
+            channels: u32::try_from(dice.below(4) + 1).expect("few channels"),
+        },
+    }
+}
+
+#[test]
+fn specs_without_a_pattern_are_proved() {
+    let mut dice = Dice(1);
+    for _ in 0..if exhaustive() { 200_000 } else { 2_000 } {
+        let spec = thrown(&mut dice);
+        if let Err(flaw) = proof(&spec) {
+            panic!("{flaw}\nin {spec:?}");
+        }
+    }
+}
+
 /// A spec to break: three ranks of one host, many rounds.
 fn base(collective: Collective, algorithm: Algorithm, windows: Windows) -> Spec {
     Spec {
