@@ -1,3 +1,19 @@
 //! The command line.
 
-fn main() {}
+mod perf;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Collective communication for host memory.
+#[derive(Debug, Parser)]
+#[command(name = "rsccl", version)]
+enum Command {
+    Perf(perf::PerfArgs),
+}
+
+fn main() -> ExitCode {
+    let Command::Perf(args) = Command::parse();
+    perf::run(&args)
+}
