@@ -5,13 +5,29 @@
 
 #![forbid(unsafe_code)]
 
+pub mod address;
+pub mod auth;
+mod checkin;
 mod collective;
+mod id;
 mod inbox;
+pub mod interface;
+mod link;
 pub mod local;
+mod net;
+mod options;
+mod root;
+mod roster;
+pub(crate) mod socket;
 
 use std::net::SocketAddr;
 
+pub use checkin::MAX_WORLD;
+pub use id::UniqueId;
 pub use local::LocalBootstrap;
+pub use net::NetBootstrap;
+pub use options::{Options, Secret};
+pub use root::Root;
 
 use crate::error::{Error, Result};
 use crate::sync::Wait;
@@ -46,7 +62,8 @@ pub trait Bootstrap: Send + std::fmt::Debug {
     fn barrier(&self, wait: &Wait) -> Result<()>;
 
     /// Sends `bytes` to `peer`, which takes them with [`Bootstrap::recv`] and the same tag. Messages of one pair and tag keep
-    /// their order. Does not wait for the receiver's call.
+    /// their order. Does not wait for the receiver's `recv`, but the first message to a rank may wait until that rank is in any
+    /// call of its bootstrap; once this returns, the message arrives without further help from the sender.
     fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()>;
 
     /// Takes the next message of `peer` with this tag.

@@ -4,15 +4,15 @@
 //! [`AbortHandle`] may be used from anywhere. Ways in: [`local::run`] (threads), [`Communicator::init`] (a unique id),
 //! [`Communicator::from_env`] (launchers).
 
-mod call;
 mod choose;
 mod collectives;
 mod engine;
-mod host_path;
 pub mod local;
 mod messages;
 mod news;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 
@@ -23,7 +23,7 @@ use crate::sys::futex;
 use crate::transport::{Fabric, PeerInfo};
 use crate::types::World;
 
-pub use call::{Call, CallCount};
+pub use crate::exec::{Buffers, Call, CallCount, Message};
 pub(crate) use settings::Settings;
 
 use engine::Engine;
@@ -141,12 +141,9 @@ impl Communicator {
     fn settle(&self, home: &mut Home, error: Error) -> Error {
         match error.kind() {
             Kind::InvalidArgument | Kind::InvalidUsage | Kind::InProgress => error.at(self.world.rank),
-            Kind::Mismatch
-            | Kind::Remote
-            | Kind::Timeout
-            | Kind::System
-            | Kind::Internal
-            | Kind::Aborted => self.fail(home, Some(error)),
+            Kind::Mismatch | Kind::Remote | Kind::Timeout | Kind::System | Kind::Internal | Kind::Aborted => {
+                self.fail(home, Some(error))
+            }
         }
     }
 

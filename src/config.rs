@@ -1,1 +1,395 @@
-//! TODO
+//! Configuration: what the program sets, with the environment and the configuration files laid over it.
+//!
+//! A program makes a [`Config`] and passes it on; [`Config::resolve`] lays the user's wishes over it. Strongest first:
+//!
+//! 1. `RSCCL_X` of the environment, 2. `NCCL_X` of the environment, 3. the user's file (`NCCL_CONF_FILE`, else
+//!    `~/.nccl.conf`), 4. `/etc/nccl.conf`, 5. what the program set, 6. the default.
+//!
+//! [`VARIABLES`] is the table of all names; `rsccl env` prints it. This module is the only reader of the environment and of
+//! those files; it prints nothing: what is worth saying is in [`Config::notes`], and the log says it.
+//!
+//! ```
+//! use rsccl::config::{Config, Environment};
+//! let environment = Environment::of([("NCCL_ALGO", "Ring"), ("RSCCL_TIMEOUT_MS", "5000")]);
+//! let config = Config::default().with_name("train").resolve_in(&environment)?;
+//! assert_eq!((config.algo.as_deref(), config.timeout.as_secs(), &*config.name), (Some("Ring"), 5, "train"));
+//! # Ok::<(), rsccl::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod debug;
+mod environment;
+mod file;
+pub mod launch;
+mod layers;
+mod nearest;
+mod registry;
+mod secret;
+mod socket;
+mod store_address;
+mod value;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use debug::{DebugLevel, DebugLevels, Subsystem, SubsystemSet};
+pub use environment::Environment;
+pub use launch::{Launch, StoreAddress};
+pub use layers::{Note, Source};
+pub use registry::{CONF_FILE_DOC, MAX_CHANNELS, MAX_SOCKETS, Scope, VARIABLES, Variable};
+pub use secret::{MAX_SECRET_BYTES, Secret};
+pub use socket::SocketFamily;
+pub use value::{Kind, TimeUnit};
+
+use crate::error::{Error, Result};
+use layers::{Found, Layers};
+
+/// How communicators behave. `None` leaves a choice to the library.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// Calls return when done; otherwise at once, with `InProgress`. `NCCL_COMM_BLOCKING`; true.
+    pub blocking: bool,
+    /// The communicator's name in logs. `NCCL_COMM_NAME`; empty.
+    pub name: String,
+    /// The deadline of each operation. `RSCCL_TIMEOUT_MS`; 10 minutes.
+    pub timeout: Duration,
+    /// The deadline of a communicator's set-up. `RSCCL_INIT_TIMEOUT_MS`; 2 minutes.
+    pub init_timeout: Duration,
+    /// The same bits whatever the size, algorithm, channels and transport. `RSCCL_REPRODUCIBLE`; false.
+    pub reproducible: bool,
+    /// How long a wait spins before it sleeps. `RSCCL_SPIN_US`; 1 ms.
+    pub spin: Duration,
+    /// Which algorithms may be chosen, in NCCL's syntax. `NCCL_ALGO`.
+    pub algo: Option<String>,
+    /// Which protocols may be chosen, in NCCL's syntax. `NCCL_PROTO`.
+    pub proto: Option<String>,
+    /// The least channels. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
+    pub min_channels: Option<u32>,
+    /// The most channels. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`.
+    pub max_channels: Option<u32>,
+    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`.
+    pub buffer_bytes: Option<u64>,
+    /// The bytes of a rank's scratch window that the ranks of its host see. `RSCCL_SCRATCH_BYTES`; 4 MiB.
+    pub scratch_bytes: u64,
+    /// No direct pointers between ranks of one process. `NCCL_P2P_DISABLE`; false.
+    pub p2p_disable: bool,
+    /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
+    pub shm_disable: bool,
+    /// The network to use; `Socket` is the only one. `NCCL_NET`.
+    pub net: Option<String>,
+    /// Connect when first needed, and not at set-up. `NCCL_RUNTIME_CONNECT`; true.
+    pub runtime_connect: bool,
+    /// What tells this host from others, in place of its name and boot id. `NCCL_HOSTID`.
+    pub host_id: Option<String>,
+    /// A fixed address of the root: `host:port` or `[ipv6]:port`. `NCCL_COMM_ID`.
+    pub comm_id: Option<String>,
+    /// What ranks prove to each other where the id comes from a fixed address or a store. `RSCCL_SECRET`, or the content of
+    /// [`Config::secret_file`] after [`Config::resolve`].
+    pub secret: Option<Secret>,
+    /// A file that holds the secret, mode 600. `RSCCL_SECRET_FILE`.
+    pub secret_file: Option<PathBuf>,
+    /// Where `from_env()` meets. `RSCCL_STORE`.
+    pub store: Option<StoreAddress>,
+    /// Ranks per root above which check-in is spread over time. `NCCL_UID_STAGGER_THRESHOLD`; 256.
+    pub stagger_threshold: u32,
+    /// Check-ins a second where they are spread. `NCCL_UID_STAGGER_RATE`; 7000.
+    pub stagger_rate: u32,
+    /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. `NCCL_SOCKET_IFNAME`.
+    pub socket_interfaces: Option<String>,
+    /// The address family of all sockets. `NCCL_SOCKET_FAMILY`.
+    pub socket_family: Option<SocketFamily>,
+    /// Threads that serve one network connection. `NCCL_SOCKET_NTHREADS`.
+    pub socket_threads: Option<u32>,
+    /// Sockets of each such thread; the product is at most [`MAX_SOCKETS`]. `NCCL_NSOCKS_PERTHREAD`.
+    pub sockets_per_thread: Option<u32>,
+    /// How often a refused connect is tried again. `NCCL_SOCKET_RETRY_CNT`; 34.
+    pub socket_retries: u32,
+    /// The pause before the k-th retry is k times this. `NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms.
+    pub socket_retry_sleep: Duration,
+    /// A socket's receive buffer. `NCCL_SOCKET_RCVBUF`.
+    pub socket_receive_bytes: Option<u64>,
+    /// A socket's send buffer. `NCCL_SOCKET_SNDBUF`.
+    pub socket_send_bytes: Option<u64>,
+    /// How much is logged; `None` is nothing. `NCCL_DEBUG`.
+    pub debug: Option<DebugLevel>,
+    /// Which parts log. `NCCL_DEBUG_SUBSYS`; INIT, ENV, BOOTSTRAP.
+    pub debug_subsystems: SubsystemSet,
+    /// Where the log goes, with `%h` for the host and `%p` for the process; `None` is standard output. `NCCL_DEBUG_FILE`.
+    pub debug_file: Option<String>,
+    /// The time before a line, as `strftime` has it, with `%3f` for its fraction. `NCCL_DEBUG_TIMESTAMP_FORMAT`.
+    pub debug_time_format: String,
+    /// Which levels' lines begin with the time. `NCCL_DEBUG_TIMESTAMP_LEVELS`; warnings.
+    pub debug_time_levels: DebugLevels,
+    notes: Vec<Note>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            blocking: true,
+            name: String::new(),
+            timeout: Duration::from_secs(600),
+            init_timeout: Duration::from_secs(120),
+            reproducible: false,
+            spin: Duration::from_millis(1),
+            algo: None,
+            proto: None,
+            min_channels: None,
+            max_channels: None,
+            buffer_bytes: None,
+            scratch_bytes: 4 << 20,
+            p2p_disable: false,
+            shm_disable: false,
+            net: None,
+            runtime_connect: true,
+            host_id: None,
+            comm_id: None,
+            secret: None,
+            secret_file: None,
+            store: None,
+            stagger_threshold: 256,
+            stagger_rate: 7000,
+            socket_interfaces: None,
+            socket_family: None,
+            socket_threads: None,
+            sockets_per_thread: None,
+            socket_retries: 34,
+            socket_retry_sleep: Duration::from_millis(100),
+            socket_receive_bytes: None,
+            socket_send_bytes: None,
+            debug: None,
+            debug_subsystems: SubsystemSet::USUAL,
+            debug_file: None,
+            debug_time_format: "[%F %T] ".to_owned(),
+            debug_time_levels: DebugLevels::WARN,
+            notes: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// This configuration with the environment and the configuration files laid over it. Every entrance of the library that
+    /// takes a `Config` calls it, so a program need not; to resolve twice changes nothing.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] that names variable, value, source and what is allowed;
+    /// [`crate::error::Kind::System`] where a file cannot be read.
+    pub fn resolve(self) -> Result<Config> {
+        self.resolve_in(&Environment::capture())
+    }
+
+    /// [`Config::resolve`] with `environment` in place of the real one.
+    ///
+    /// # Errors
+    /// As [`Config::resolve`].
+    pub fn resolve_in(mut self, environment: &Environment) -> Result<Config> {
+        let layers = Layers::read(environment)?;
+        let mut set = Vec::new();
+        for variable in VARIABLES {
+            match layers.find(variable)? {
+                Some(found) => {
+                    self.set(variable, &found)?;
+                    let shown = variable.shown(&self);
+                    set.push(Note::Information(format!("{} set by {} to {shown}", found.name, found.source)));
+                }
+                None => variable.kind.check(&(variable.get)(&self)).map_err(|why| {
+                    wrong(variable, &variable.full_name(), &variable.shown(&self), &Source::Code, &why)
+                })?,
+            }
+        }
+        self.notes = layers.into_notes();
+        self.notes.extend(set);
+        self.check_relations()?;
+        self.read_secret()?;
+        Ok(self)
+    }
+
+    /// What [`Config::resolve`] found worth saying: unknown names, names without effect, files open to others.
+    pub fn notes(&self) -> &[Note] {
+        &self.notes
+    }
+
+    /// Every variable with its value and source, for tables. A bad value is a line with [`Setting::problem`], and not an error.
+    ///
+    /// # Errors
+    /// Those of the configuration files themselves.
+    pub fn explain(self, environment: &Environment) -> Result<(Vec<Setting>, Vec<Note>)> {
+        let layers = Layers::read(environment)?;
+        let defaults = Config::default();
+        let mut config = self;
+        let mut settings = Vec::with_capacity(VARIABLES.len());
+        for variable in VARIABLES {
+            let default = variable.shown(&defaults);
+            let in_code = (variable.get)(&config) != (variable.get)(&defaults);
+            let mut source = if in_code { Source::Code } else { Source::Default };
+            let mut problem = None;
+            match layers.find(variable) {
+                Ok(Some(found)) => {
+                    problem = config.set(variable, &found).err().map(|error| error.to_string());
+                    source = found.source;
+                }
+                Ok(None) => {}
+                Err(error) => problem = Some(error.to_string()),
+            }
+            settings.push(Setting { variable, default, value: variable.shown(&config), source, problem });
+        }
+        Ok((settings, layers.into_notes()))
+    }
+
+    fn set(&mut self, variable: &Variable, found: &Found<'_>) -> Result<()> {
+        let Found { name, text, source } = found;
+        let shown = if matches!(variable.kind, Kind::Secret) { secret::REDACTED } else { text };
+        let value = variable.kind.parse(text, variable.automatic);
+        let value = value.map_err(|why| wrong(variable, name, shown, source, &why))?;
+        match (variable.set)(self, &value) {
+            true => Ok(()),
+            false => Err(Error::internal(format!("the type of {name} is not that of its field"))),
+        }
+    }
+
+    /// What no single variable can tell.
+    fn check_relations(&self) -> Result<()> {
+        if let (Some(least), Some(most)) = (self.min_channels, self.max_channels)
+            && least > most
+        {
+            let message =
+                format!("NCCL_MIN_NCHANNELS={least} is above NCCL_MAX_NCHANNELS={most}: raise one or lower the other");
+            return Err(Error::invalid_argument(message));
+        }
+        let (threads, each) = (self.socket_threads.unwrap_or(1), self.sockets_per_thread.unwrap_or(1));
+        if threads * each > MAX_SOCKETS {
+            return Err(Error::invalid_argument(format!(
+                "NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={each} is {}; allowed: at most {MAX_SOCKETS}",
+                threads * each
+            )));
+        }
+        Ok(())
+    }
+
+    fn read_secret(&mut self) -> Result<()> {
+        if self.secret.is_none()
+            && let Some(path) = &self.secret_file
+        {
+            let (secret, warning) = Secret::read(path).map_err(|error| error.during("RSCCL_SECRET_FILE"))?;
+            self.secret = Some(secret);
+            self.notes.extend(warning.map(Note::Warning));
+        }
+        Ok(())
+    }
+}
+
+/// One line of [`Config::explain`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Setting {
+    /// The variable.
+    pub variable: &'static Variable,
+    /// Its default as it would be written; empty where the library chooses.
+    pub default: String,
+    /// Its value, likewise.
+    pub value: String,
+    /// Where the value comes from.
+    pub source: Source,
+    /// The error that a bad value gives.
+    pub problem: Option<String>,
+}
+
+fn wrong(variable: &Variable, name: &str, shown: &str, source: &Source, why: &str) -> Error {
+    Error::invalid_argument(format!("{name}={shown:?} ({source}): {why}; allowed: {}", variable.allowed()))
+}
+
+/// The setters: one for each field, named after it.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident => $field:ident: $type:ty $(, $convert:ident)?;)+) => {
+        impl Config {
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $name(mut self, value: $type) -> Config {
+                    self.$field = setters!(@ value $($convert)?);
+                    self
+                }
+            )+
+        }
+    };
+    (@ $value:ident) => { $value };
+    (@ $value:ident into) => { $value.into() };
+    (@ $value:ident some) => { Some($value.into()) };
+}
+
+setters! {
+    /// Sets [`Config::blocking`].
+    with_blocking => blocking: bool;
+    /// Sets [`Config::name`].
+    with_name => name: impl Into<String>, into;
+    /// Sets [`Config::timeout`].
+    with_timeout => timeout: Duration;
+    /// Sets [`Config::init_timeout`].
+    with_init_timeout => init_timeout: Duration;
+    /// Sets [`Config::reproducible`].
+    with_reproducible => reproducible: bool;
+    /// Sets [`Config::spin`].
+    with_spin => spin: Duration;
+    /// Sets [`Config::algo`].
+    with_algo => algo: impl Into<String>, some;
+    /// Sets [`Config::proto`].
+    with_proto => proto: impl Into<String>, some;
+    /// Sets [`Config::min_channels`].
+    with_min_channels => min_channels: u32, some;
+    /// Sets [`Config::max_channels`].
+    with_max_channels => max_channels: u32, some;
+    /// Sets [`Config::buffer_bytes`].
+    with_buffer_bytes => buffer_bytes: u64, some;
+    /// Sets [`Config::scratch_bytes`].
+    with_scratch_bytes => scratch_bytes: u64;
+    /// Sets [`Config::p2p_disable`].
+    with_p2p_disable => p2p_disable: bool;
+    /// Sets [`Config::shm_disable`].
+    with_shm_disable => shm_disable: bool;
+    /// Sets [`Config::net`].
+    with_net => net: impl Into<String>, some;
+    /// Sets [`Config::runtime_connect`].
+    with_runtime_connect => runtime_connect: bool;
+    /// Sets [`Config::host_id`].
+    with_host_id => host_id: impl Into<String>, some;
+    /// Sets [`Config::comm_id`].
+    with_comm_id => comm_id: impl Into<String>, some;
+    /// Sets [`Config::secret`].
+    with_secret => secret: Secret, some;
+    /// Sets [`Config::secret_file`].
+    with_secret_file => secret_file: impl Into<PathBuf>, some;
+    /// Sets [`Config::store`].
+    with_store => store: StoreAddress, some;
+    /// Sets [`Config::stagger_threshold`].
+    with_stagger_threshold => stagger_threshold: u32;
+    /// Sets [`Config::stagger_rate`].
+    with_stagger_rate => stagger_rate: u32;
+    /// Sets [`Config::socket_interfaces`].
+    with_socket_interfaces => socket_interfaces: impl Into<String>, some;
+    /// Sets [`Config::socket_family`].
+    with_socket_family => socket_family: SocketFamily, some;
+    /// Sets [`Config::socket_threads`].
+    with_socket_threads => socket_threads: u32, some;
+    /// Sets [`Config::sockets_per_thread`].
+    with_sockets_per_thread => sockets_per_thread: u32, some;
+    /// Sets [`Config::socket_retries`].
+    with_socket_retries => socket_retries: u32;
+    /// Sets [`Config::socket_retry_sleep`].
+    with_socket_retry_sleep => socket_retry_sleep: Duration;
+    /// Sets [`Config::socket_receive_bytes`].
+    with_socket_receive_bytes => socket_receive_bytes: u64, some;
+    /// Sets [`Config::socket_send_bytes`].
+    with_socket_send_bytes => socket_send_bytes: u64, some;
+    /// Sets [`Config::debug`].
+    with_debug => debug: DebugLevel, some;
+    /// Sets [`Config::debug_subsystems`].
+    with_debug_subsystems => debug_subsystems: SubsystemSet;
+    /// Sets [`Config::debug_file`].
+    with_debug_file => debug_file: impl Into<String>, some;
+    /// Sets [`Config::debug_time_format`].
+    with_debug_time_format => debug_time_format: impl Into<String>, into;
+    /// Sets [`Config::debug_time_levels`].
+    with_debug_time_levels => debug_time_levels: DebugLevels;
+}

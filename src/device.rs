@@ -1,8 +1,8 @@
 //! Memory of a kind, and the arithmetic done in it.
 //!
-//! [`host`] is the memory of this process and of shared windows: [`Kernel`] copies and reduces there. Executors
+//! Host memory, of this process and of shared windows, is the first kind: [`Kernel`] copies and reduces there. Executors
 //! describe a step as a [`Pass`] and know nothing of types, operators or vector widths.
 
-pub mod host;
+mod host;
 
 pub use host::{Kernel, Pass, Store};

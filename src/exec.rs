@@ -4,13 +4,18 @@
 //! [`PlanRun`] interprets plans; [`MessageRun`] is one send or recv. [`drive`] runs any number of them side by side and waits when
 //! none can move.
 
+mod buffers;
+mod call;
 mod drive;
 pub mod flat;
+pub mod host;
 mod interpret;
 mod message;
 mod operation;
 
+pub use buffers::Buffers;
+pub use call::{Call, CallCount};
 pub use drive::{Blocked, Idle, Progress, Task, drive};
 pub use interpret::{Memory, PlanRun, Setting, UserMemory, needs};
-pub use message::{Direction, MessageQueue, MessageRun};
+pub use message::{Message, MessageQueue, MessageRun, copy_to_self};
 pub use operation::{Operation, describe};

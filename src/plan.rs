@@ -1,7 +1,7 @@
 //! Collectives compiled to data.
 //!
 //! A [`Plan`] is what one rank does for one collective: lanes of steps, each walked in rounds over pieces of the
-//! buffers. Executors interpret it; [`check`](self) proves it; it prints as text. A plan holds no pointer.
+//! buffers. Executors interpret it; [`check`] proves it; it prints as text. A plan holds no pointer.
 //!
 //! # How a lane runs
 //! ```text
@@ -27,10 +27,12 @@
 #![forbid(unsafe_code)]
 
 mod build;
+pub mod check;
 mod cut;
 mod direct;
 mod mesh;
 mod pat;
+mod print;
 mod ring;
 mod site;
 mod team;

@@ -9,5 +9,6 @@ pub mod interfaces;
 pub mod limits;
 pub mod memory;
 pub mod poller;
+pub mod process;
 pub mod random;
 pub mod thread;

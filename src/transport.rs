@@ -7,12 +7,17 @@
 //! Transports never see the algorithm, and the executor never sees the transport.
 
 mod arena;
+mod door;
 mod fabric;
+mod greet;
 mod identity;
 mod lease;
+mod net;
 mod offer;
 mod peer;
+mod port;
 mod select;
+mod shm;
 mod windows;
 
 pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES, WINDOW_LANES};
@@ -20,5 +25,6 @@ pub use fabric::{Channel, Fabric, Links, Need, Setup, Sizes, Way};
 pub use identity::{host_id, process_token};
 pub use lease::{Lease, LeaseGuard};
 pub use peer::PeerInfo;
+pub use port::SocketOptions;
 pub use select::{Policy, select};
 pub use windows::{Board, HostWindows, UserRange};

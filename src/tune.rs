@@ -1,1 +1,201 @@
-//! TODO
+//! Which algorithm, which protocol, how many channels: a model of what each would cost. Pure.
+//!
+//! [`choose`] computes the time of each algorithm that the user's filters leave and takes the least. [`simulate`] runs
+//! plans on the same costs, step by step, without running them.
+
+#![forbid(unsafe_code)]
+
+mod cost;
+mod simulation;
+
+use std::time::Duration;
+
+pub use cost::{Costs, Link};
+pub use simulation::simulate;
+
+use crate::plan::{Windows, algorithms};
+use crate::types::{Algorithm, Bytes, Collective, Filter, Protocol, TransportKind};
+use crate::{Error, Result};
+
+/// Channels pay from so many bytes for each on.
+const BYTES_OF_CHANNEL: u64 = 512 << 10;
+
+/// Channels that pay where slots are filled by others than the executor (the network).
+const CHANNELS_FAR: u32 = 4;
+
+/// Channels that pay where the executor does all the work: while one lane waits, another moves.
+const CHANNELS_NEAR: u32 = 2;
+
+/// Direct plans are chosen unless another is more than a quarter faster: their results have the same bits everywhere.
+const IN_FAVOUR_OF_DIRECT: f64 = 0.8;
+
+/// What a collective is to do, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Query {
+    /// Which collective.
+    pub collective: Collective,
+    /// Bytes of [`Count`](crate::plan::Count): of the whole buffer, or of one rank's block (the longest one).
+    pub bytes: Bytes,
+    /// Ranks in the communicator.
+    pub ranks: u32,
+    /// Hosts that they are on.
+    pub hosts: u32,
+    /// Whether every host has as many ranks.
+    pub even: bool,
+    /// CPU cores that the ranks of a host share.
+    pub cores: u32,
+    /// What connects ranks of one host.
+    pub near: TransportKind,
+    /// Which memory of peers of the host is mapped.
+    pub windows: Windows,
+    /// The protocols that the executor has.
+    pub protocols: &'static [Protocol],
+    /// Whether results must have the same bits whatever the size, hosts and windows.
+    pub reproducible: bool,
+}
+
+/// How a collective is to be planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// With which algorithm.
+    pub algorithm: Algorithm,
+    /// With which protocol.
+    pub protocol: Protocol,
+    /// On how many channels at most.
+    pub channels: u32,
+    /// What the model says that it takes.
+    pub time: Duration,
+}
+
+/// The filters that a user has set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filters {
+    /// Of `NCCL_ALGO`.
+    pub algorithms: Filter<Algorithm>,
+    /// Of `NCCL_PROTO`.
+    pub protocols: Filter<Protocol>,
+}
+
+/// Chooses for a collective. Equal on all ranks if the queries and filters are.
+///
+/// # Errors
+/// `InvalidArgument` where the filters leave nothing, or nothing that is reproducible, or plans do not do the
+/// collective.
+pub fn choose(query: &Query, filters: &Filters, costs: &Costs) -> Result<Choice> {
+    let possible = algorithms(query.collective);
+    if possible.is_empty() {
+        return Err(Error::invalid_argument(format!("{} is not done by plans", query.collective)));
+    }
+    let mut left = filters.algorithms.choose(query.collective, possible)?;
+    if query.reproducible && query.collective.reduces() {
+        left.retain(|algorithm| *algorithm == Algorithm::Direct);
+        if left.is_empty() {
+            return Err(Error::invalid_argument(format!(
+                "reproducible {} is done by {} only, which the filter of algorithms forbids",
+                query.collective,
+                Algorithm::Direct
+            )));
+        }
+    }
+    let protocols = filters.protocols.choose(query.collective, query.protocols)?;
+    let pairs = left.iter().flat_map(|algorithm| protocols.iter().map(|protocol| (*algorithm, *protocol)));
+    let timed = pairs.map(|(algorithm, protocol)| Choice {
+        algorithm,
+        protocol,
+        channels: channels(query, algorithm),
+        time: costs.time(query, algorithm, protocol),
+    });
+    let weighed = |choice: &Choice| match choice.algorithm {
+        Algorithm::Direct => choice.time.mul_f64(IN_FAVOUR_OF_DIRECT),
+        _ => choice.time,
+    };
+    timed.min_by_key(weighed).ok_or_else(|| Error::internal("a filter chose nothing and said nothing"))
+}
+
+fn channels(query: &Query, algorithm: Algorithm) -> u32 {
+    let mapped = query.windows != Windows::None && query.hosts == 1;
+    let worth = match (algorithm, query.hosts) {
+        (Algorithm::Direct, 1) if mapped => 1,
+        (_, 1) => CHANNELS_NEAR,
+        _ => CHANNELS_FAR,
+    };
+    let full = query.bytes.0.div_ceil(BYTES_OF_CHANNEL).max(1);
+    worth.min(u32::try_from(full).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn query(collective: Collective, bytes: u64, ranks: u32, hosts: u32) -> Query {
+        Query {
+            collective,
+            bytes: Bytes(bytes),
+            ranks,
+            hosts,
+            even: true,
+            cores: ranks,
+            near: TransportKind::Shm,
+            windows: Windows::Scratch,
+            protocols: &[Protocol::Simple],
+            reproducible: false,
+        }
+    }
+
+    fn chosen(query: &Query) -> Algorithm {
+        choose(query, &Filters::default(), &Costs::default()).unwrap().algorithm
+    }
+
+    #[test]
+    fn one_host_goes_direct() {
+        for bytes in [8, 4096, 1 << 20, 64 << 20] {
+            for ranks in [2, 3, 8] {
+                assert_eq!(
+                    chosen(&query(Collective::AllReduce, bytes, ranks, 1)),
+                    Algorithm::Direct,
+                    "{bytes} {ranks}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn between_hosts_small_goes_up_a_tree_and_large_around_a_ring() {
+        assert_eq!(chosen(&query(Collective::AllReduce, 1 << 10, 128, 128)), Algorithm::Tree);
+        assert_eq!(chosen(&query(Collective::AllReduce, 256 << 20, 16, 4)), Algorithm::Ring);
+        assert_eq!(chosen(&query(Collective::AllGather, 64, 64, 64)), Algorithm::Pat);
+        assert_eq!(chosen(&query(Collective::AllGather, 16 << 20, 32, 4)), Algorithm::Ring);
+    }
+
+    #[test]
+    fn filters_and_reproducibility_bind() {
+        let spread = query(Collective::AllReduce, 256 << 20, 16, 4);
+        let ring = Filters { algorithms: Filter::parse("Ring").unwrap(), ..Filters::default() };
+        let strict = Query { reproducible: true, ..spread };
+        assert_eq!(chosen(&strict), Algorithm::Direct);
+        assert_eq!(chosen(&Query { collective: Collective::AllGather, ..strict }), Algorithm::Ring);
+        let error = choose(&strict, &ring, &Costs::default()).unwrap_err().to_string();
+        assert_eq!(error, "reproducible all_reduce is done by Direct only, which the filter of algorithms forbids");
+        let fast = Filters { protocols: Filter::parse("LL").unwrap(), ..Filters::default() };
+        let error = choose(&spread, &fast, &Costs::default()).unwrap_err().to_string();
+        assert!(error.contains("the filter allows LL, and the collective has Simple"), "{error}");
+        let send = Query { collective: Collective::Send, ..spread };
+        assert!(choose(&send, &ring, &Costs::default()).is_err());
+    }
+
+    #[test]
+    fn every_algorithm_has_a_time_that_grows() {
+        let costs = Costs::default();
+        for collective in Collective::ALL.iter().filter(|collective| **collective != Collective::Barrier) {
+            for algorithm in algorithms(*collective) {
+                for (ranks, hosts) in [(1, 1), (2, 1), (7, 1), (8, 2), (32, 4)] {
+                    let time = |bytes| {
+                        costs.time(&query(*collective, bytes, ranks, hosts), *algorithm, Protocol::Simple).as_secs_f64()
+                    };
+                    assert!(time(0) >= 0.0 && time(0) < 1e-3, "{collective} {algorithm} {ranks} {hosts}");
+                    assert!(time(1 << 28) > 2.0 * time(1 << 26), "{collective} {algorithm} {ranks} {hosts}");
+                }
+            }
+        }
+    }
+}

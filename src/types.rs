@@ -4,11 +4,13 @@
 
 mod collective;
 mod element;
+mod filter;
 pub(crate) mod minifloat;
 mod operator;
 mod quantity;
 
 pub use collective::{Algorithm, Collective, Protocol, TransportKind};
 pub use element::{DataType, Element, F8E4M3, F8E5M2, bf16, f16};
+pub use filter::{Filter, Selectable};
 pub use operator::{ReduceOp, Scalar};
 pub use quantity::{Bytes, Elements, Rank, World};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rsccl::Result;
-use rsccl::bootstrap::{Bootstrap, Event, LocalBootstrap, MAX_GATHER_BYTES};
+use rsccl::bootstrap::{Bootstrap, Event, LocalBootstrap, MAX_GATHER_BYTES, NetBootstrap, Options, Root};
 use rsccl::error::{Error, Kind};
 use rsccl::sync::{AbortFlag, Wait};
 use rsccl::types::Rank;
@@ -27,6 +27,17 @@ fn run<T: Send>(world: Vec<Box<dyn Bootstrap>>, body: impl Fn(Box<dyn Bootstrap>
 
 fn local(size: u32) -> Vec<Box<dyn Bootstrap>> {
     LocalBootstrap::world(size).unwrap().into_iter().map(|rank| Box::new(rank) as Box<dyn Bootstrap>).collect()
+}
+
+fn net(size: u32) -> Vec<Box<dyn Bootstrap>> {
+    let options = Options { interfaces: "=lo".parse().unwrap(), ..Options::default() };
+    let (id, _root) = Root::serve(&options).unwrap();
+    let join = |rank| Box::new(NetBootstrap::join(&[id], Rank::new(rank), size, &options, &soon()).unwrap());
+    std::thread::scope(|scope| {
+        let join = &join;
+        let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || join(rank) as Box<dyn Bootstrap>)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("joining does not panic")).collect()
+    })
 }
 
 fn closing(mut bootstrap: Box<dyn Bootstrap>, body: impl FnOnce(&dyn Bootstrap) -> Result<()>) {
@@ -103,7 +114,7 @@ fn splits(bootstrap: &dyn Bootstrap) -> Result<()> {
 #[test]
 fn collectives_messages_and_splits_at_many_sizes() {
     for size in [1, 2, 3, 4, 5, 7, 8, 13, 16] {
-        for make in [local] {
+        for make in [local, net] {
             run(make(size), |bootstrap| {
                 closing(bootstrap, |b| {
                     collectives(b)?;
@@ -118,7 +129,7 @@ fn collectives_messages_and_splits_at_many_sizes() {
 
 #[test]
 fn the_largest_block_passes_and_a_larger_one_does_not() {
-    for make in [local] {
+    for make in [local, net] {
         run(make(3), |bootstrap| {
             closing(bootstrap, |b| {
                 let all = b.all_gather(&vec![1; MAX_GATHER_BYTES], &soon())?;
@@ -134,7 +145,7 @@ fn the_largest_block_passes_and_a_larger_one_does_not() {
 
 #[test]
 fn a_message_that_does_not_come_is_a_timeout_that_names_the_peer() {
-    for make in [local] {
+    for make in [local, net] {
         run(make(2), |bootstrap| {
             closing(bootstrap, |b| {
                 let peer = Rank::new(1 - b.world().rank.get());
@@ -149,7 +160,7 @@ fn a_message_that_does_not_come_is_a_timeout_that_names_the_peer() {
 
 #[test]
 fn abort_ends_a_wait() {
-    for make in [local] {
+    for make in [local, net] {
         run(make(2), |bootstrap| {
             closing(bootstrap, |b| {
                 let abort = AbortFlag::new();
@@ -165,7 +176,7 @@ fn abort_ends_a_wait() {
 
 #[test]
 fn different_collectives_are_a_mismatch_that_names_both() {
-    for make in [local] {
+    for make in [local, net] {
         let errors = run(make(2), |bootstrap| {
             let outcome = match bootstrap.world().rank.get() {
                 0 => bootstrap.barrier(&soon()),
@@ -199,7 +210,7 @@ fn until(bootstrap: &dyn Bootstrap, mut done: impl FnMut(Event) -> bool) {
 
 #[test]
 fn a_death_reaches_everyone_and_the_survivors_shrink() {
-    for make in [local] {
+    for make in [local, net] {
         run(make(8), |bootstrap| {
             if bootstrap.world().rank.get() == 5 {
                 return;
@@ -219,7 +230,7 @@ fn a_death_reaches_everyone_and_the_survivors_shrink() {
 
 #[test]
 fn a_goodbye_is_no_death_and_a_note_reaches_everyone_once() {
-    for make in [local] {
+    for make in [local, net] {
         run(make(9), |mut bootstrap| {
             let me = bootstrap.world().rank.get();
             if me == 4 {

@@ -1,13 +1,13 @@
 //! Which path a call takes, and its plan.
 
-use crate::comm::call::{Call, CallCount};
-use crate::comm::settings::Settings;
+use crate::exec::{Call, CallCount};
+use crate::comm::Settings;
 use crate::error::Result;
 use crate::plan::{Count, Limits, Plan, Spec, Windows};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
 use crate::transport::{FLAT_BYTES, WINDOW_LANES};
-use crate::types::{Algorithm, Collective, Elements, Protocol, Rank, ReduceOp, World};
+use crate::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
 
 /// How a call is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,16 +43,21 @@ impl Chooser {
         }
     }
 
+    /// Whether all ranks are on one host and map each other's memory.
+    pub(crate) fn maps_peers(&self) -> bool {
+        self.hosts.len() == 1 && self.hosts[0].len() <= MOST_MAPPED && self.world.size > 1
+    }
+
     /// The path of `call`, the same on all ranks.
-    pub(crate) fn path(&self, call: &Call) -> Path {
-        if self.hosts.len() != 1 || self.hosts[0].len() > MOST_MAPPED {
+    pub(crate) fn path(&self, call: &Call<'_>) -> Path {
+        if !self.maps_peers() {
             return Path::Slots;
         }
         if self.flat_bytes(call).is_some_and(|bytes| bytes <= FLAT_BYTES) { Path::Flat } else { Path::Windows }
     }
 
     /// The most bytes that any rank would write into a flat slot; `None` on overflow.
-    fn flat_bytes(&self, call: &Call) -> Option<usize> {
+    fn flat_bytes(&self, call: &Call<'_>) -> Option<usize> {
         let ranks = u64::from(self.world.size);
         let count = match &call.count {
             CallCount::Each(count) => *count,
@@ -68,7 +73,7 @@ impl Chooser {
     }
 
     /// The plan of `call`. The latest plans are kept.
-    pub(crate) fn plan(&mut self, call: &Call, windows: Windows) -> Result<Arc<Plan>> {
+    pub(crate) fn plan(&mut self, call: &Call<'_>, windows: Windows) -> Result<Arc<Plan>> {
         let spec = self.spec(call, windows);
         if let Some(known) = self.recent.iter().find(|plan| plan.spec == spec) {
             return Ok(Arc::clone(known));
@@ -81,7 +86,7 @@ impl Chooser {
         Ok(plan)
     }
 
-    fn spec(&self, call: &Call, windows: Windows) -> Spec {
+    fn spec(&self, call: &Call<'_>, windows: Windows) -> Spec {
         let size = u64::from(call.data_type.size());
         let mapped = windows != Windows::None;
         let scratch_bytes = (if mapped { self.scratch_bytes } else { SMALL_SCRATCH }) as u64;
@@ -108,15 +113,10 @@ impl Chooser {
         }
     }
 
-    fn algorithm(&self, call: &Call, windows: Windows) -> Algorithm {
+    fn algorithm(&self, call: &Call<'_>, windows: Windows) -> Algorithm {
         let direct = windows != Windows::None || crate::plan::algorithms(call.collective) == [Algorithm::Direct];
         if direct { Algorithm::Direct } else { crate::plan::algorithms(call.collective)[0] }
     }
-}
-
-/// Whether peers may work on a rank's own buffers: not where each rank scales its input by a scalar of its own.
-pub(crate) fn peers_may_read(call: &Call) -> bool {
-    !matches!(call.op, Some(ReduceOp::PreMulSum(_)))
 }
 
 /// Ranks of a host that map each other; more use slots.

@@ -1,9 +1,9 @@
 //! The collectives of a communicator, typed.
 
-use crate::comm::call::{Call, CallCount};
 use crate::comm::Communicator;
 use crate::error::{Error, Result};
-use crate::types::{Collective, DataType, Element, Rank, ReduceOp};
+use crate::exec::{Buffers, Call, CallCount, Message};
+use crate::types::{Collective, Element, Rank, ReduceOp};
 
 impl Communicator {
     /// Every rank passes `send`, all of one count, and gets the reduction of all in `recv`.
@@ -29,8 +29,7 @@ impl Communicator {
     pub fn all_reduce<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
         expect("recv", recv.len(), send.len())?;
         let call = Call { op: Some(op), ..call::<T>(Collective::AllReduce, recv.len(), send, recv) };
-        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// [`Communicator::all_reduce`] with one buffer for both.
@@ -40,8 +39,7 @@ impl Communicator {
     #[inline]
     pub fn all_reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let call = Call { op: Some(op), ..in_place::<T>(Collective::AllReduce, buffer.len(), buffer) };
-        // SAFETY: the slice is borrowed, exclusively, until the call returns.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// The root's `buffer` comes to every rank's `buffer`. All pass the same length.
@@ -62,8 +60,7 @@ impl Communicator {
     /// ```
     pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: u32) -> Result<()> {
         let call = Call { root: Some(Rank::new(root)), ..in_place::<T>(Collective::Broadcast, buffer.len(), buffer) };
-        // SAFETY: the slice is borrowed, exclusively, until the call returns.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// The root's `send` comes to every rank's `recv`, the root's too. What others pass as `send` is not looked at.
@@ -75,8 +72,7 @@ impl Communicator {
             expect("send", send.len(), recv.len())?;
         }
         let call = Call { root: Some(Rank::new(root)), ..call::<T>(Collective::Broadcast, recv.len(), send, recv) };
-        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively; only the root's `send` is read.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// Every rank passes `send`, all of one count; the root gets the reduction of all in `recv`. What others pass as `recv` is
@@ -103,8 +99,7 @@ impl Communicator {
         }
         let basic = call::<T>(Collective::Reduce, send.len(), send, recv);
         let call = Call { op: Some(op), root: Some(Rank::new(root)), ..basic };
-        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively; only the root's `recv` is written.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// [`Communicator::reduce`] where the root's `buffer` is input and output; other ranks' are only read.
@@ -114,8 +109,7 @@ impl Communicator {
     pub fn reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
         let basic = in_place::<T>(Collective::Reduce, buffer.len(), buffer);
         let call = Call { op: Some(op), root: Some(Rank::new(root)), ..basic };
-        // SAFETY: the slice is borrowed, exclusively, until the call returns.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// Every rank passes `send`, all of one count, and gets everyone's, in rank order, in `recv`.
@@ -136,8 +130,7 @@ impl Communicator {
     pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
         expect("recv", recv.len(), self.times(send.len())?)?;
         let call = call::<T>(Collective::AllGather, send.len(), send, recv);
-        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// [`Communicator::all_gather`] where a rank's input is its block of `buffer`.
@@ -146,11 +139,9 @@ impl Communicator {
     /// [`crate::error::Kind::InvalidArgument`] where the length is not a multiple of the number of ranks.
     pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
         let count = self.block(buffer.len())?;
-        let output = buffer.as_mut_ptr();
-        let input = output.wrapping_add(count * self.world.rank.index()).cast_const();
-        let call = erased::<T>(Collective::AllGather, count, input, output);
-        // SAFETY: the slice is borrowed, exclusively, until the call returns.
-        unsafe { self.run_raw(&call) }
+        let start = count * self.world.rank.index();
+        let call = describe::<T>(Collective::AllGather, count, Buffers::input_inside(buffer, start, count));
+        self.run(&call)
     }
 
     /// Every rank passes `send`, as many blocks as ranks; rank r gets the reduction of everyone's block r in `recv`.
@@ -173,8 +164,7 @@ impl Communicator {
     pub fn reduce_scatter<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
         expect("send", send.len(), self.times(recv.len())?)?;
         let call = Call { op: Some(op), ..call::<T>(Collective::ReduceScatter, recv.len(), send, recv) };
-        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// [`Communicator::reduce_scatter`] where a rank's output is its block of `buffer`; the other blocks are left undefined.
@@ -183,11 +173,10 @@ impl Communicator {
     /// [`crate::error::Kind::InvalidArgument`] where the length is not a multiple of the number of ranks.
     pub fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let count = self.block(buffer.len())?;
-        let input = buffer.as_mut_ptr();
-        let output = input.wrapping_add(count * self.world.rank.index());
-        let call = Call { op: Some(op), ..erased::<T>(Collective::ReduceScatter, count, input.cast_const(), output) };
-        // SAFETY: the slice is borrowed, exclusively, until the call returns.
-        unsafe { self.run_raw(&call) }
+        let start = count * self.world.rank.index();
+        let buffers = Buffers::output_inside(buffer, start, count);
+        let call = Call { op: Some(op), ..describe::<T>(Collective::ReduceScatter, count, buffers) };
+        self.run(&call)
     }
 
     /// Every rank passes `send`, as many blocks as ranks; rank r gets everyone's block r, in rank order, in `recv`.
@@ -209,8 +198,7 @@ impl Communicator {
     pub fn all_to_all<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
         expect("recv", recv.len(), send.len())?;
         let call = call::<T>(Collective::AllToAll, self.block(send.len())?, send, recv);
-        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// Every rank passes `send`, all of one count; the root gets everyone's, in rank order, in `recv`. What others pass as `recv` is
@@ -234,8 +222,7 @@ impl Communicator {
             expect("recv", recv.len(), self.times(send.len())?)?;
         }
         let call = Call { root: Some(Rank::new(root)), ..call::<T>(Collective::Gather, send.len(), send, recv) };
-        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively; only the root's `recv` is written.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// The root passes `send`, as many blocks as ranks; rank r gets block r in `recv`. What others pass as `send` is not looked at
@@ -260,8 +247,7 @@ impl Communicator {
             expect("send", send.len(), self.times(recv.len())?)?;
         }
         let call = Call { root: Some(Rank::new(root)), ..call::<T>(Collective::Scatter, recv.len(), send, recv) };
-        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively; only the root's `send` is read.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// Nobody returns before everyone has called.
@@ -269,17 +255,8 @@ impl Communicator {
     /// # Errors
     /// As every collective: a peer that died, a time-out, an abort.
     pub fn barrier(&self) -> Result<()> {
-        let call = Call {
-            collective: Collective::Barrier,
-            data_type: DataType::U8,
-            op: None,
-            root: None,
-            count: CallCount::Each(0),
-            input: std::ptr::null(),
-            output: std::ptr::null_mut(),
-        };
-        // SAFETY: a barrier touches no buffer.
-        unsafe { self.run_raw(&call) }
+        let call = describe::<u8>(Collective::Barrier, 0, Buffers::none());
+        self.run(&call)
     }
 
     /// [`Communicator::all_gather`] where rank r passes `counts[r]` elements. All ranks pass the same `counts`.
@@ -304,8 +281,7 @@ impl Communicator {
         expect("send", send.len(), mine)?;
         expect("recv", recv.len(), total)?;
         let call = Call { count: per_rank(counts), ..call::<T>(Collective::AllGatherV, 0, send, recv) };
-        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
     }
 
     /// [`Communicator::reduce_scatter`] where rank r gets `counts[r]` elements. All ranks pass the same `counts`.
@@ -324,28 +300,65 @@ impl Communicator {
         expect("send", send.len(), total)?;
         let basic = call::<T>(Collective::ReduceScatterV, 0, send, recv);
         let call = Call { op: Some(op), count: per_rank(counts), ..basic };
-        // SAFETY: both slices are borrowed until the call returns, `recv` exclusively.
-        unsafe { self.run_raw(&call) }
+        self.run(&call)
+    }
+
+    /// [`Communicator::all_to_all`] with a count for each pair: this rank sends `send_counts[r]` elements to rank r, in rank order in
+    /// `send`, and receives `recv_counts[r]` from it, in rank order in `recv`. What rank a sends to b is what b receives from a.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where lengths and counts do not agree; [`crate::error::Kind::Mismatch`] where the two
+    /// ends of a pair differ.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(2, |comm| {
+    ///     // Rank 0 sends one element to itself and two to rank 1; rank 1 sends nothing to rank 0 and one to itself.
+    ///     let (send, counts) = if comm.rank() == 0 { (vec![1, 2, 3], [1, 2]) } else { (vec![4], [0, 1]) };
+    ///     let (mut recv, from) = if comm.rank() == 0 { (vec![0; 1], [1, 0]) } else { (vec![0; 3], [2, 1]) };
+    ///     comm.all_to_all_v(&send, &counts, &mut recv, &from)?;
+    ///     assert_eq!(recv, if comm.rank() == 0 { vec![1] } else { vec![2, 3, 4] });
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        send: &[T],
+        send_counts: &[usize],
+        recv: &mut [T],
+        recv_counts: &[usize],
+    ) -> Result<()> {
+        expect("send", send.len(), self.counts(send_counts)?.1)?;
+        expect("recv", recv.len(), self.counts(recv_counts)?.1)?;
+        let mut messages = Vec::with_capacity(2 * send_counts.len());
+        let (mut send_rest, mut recv_rest) = (send, recv);
+        for (rank, (to, from)) in self.world.ranks().zip(send_counts.iter().zip(recv_counts)) {
+            let (mine, rest) = send_rest.split_at(*to);
+            messages.push(Message::send(mine, rank));
+            send_rest = rest;
+            let (theirs, rest) = std::mem::take(&mut recv_rest).split_at_mut(*from);
+            messages.push(Message::recv(theirs, rank));
+            recv_rest = rest;
+        }
+        self.with_engine(|engine| engine.exchange(messages))
     }
 
     /// Runs a collective that is described at run time. The typed calls are thin layers over this.
     ///
     /// # Errors
     /// As the typed call of the same collective.
-    ///
-    /// # Safety
-    /// Where this rank has input, `call.input` is good for reading as many elements as the collective and the count say; where it has
-    /// output, `call.output` is good for writing as many; and nobody else touches them until the call returns.
     #[inline]
-    pub unsafe fn run_raw(&self, call: &Call) -> Result<()> {
-        // SAFETY: as the caller promises.
-        self.with_engine(|engine| unsafe { engine.collective(call) })
+    pub fn run(&self, call: &Call<'_>) -> Result<()> {
+        self.with_engine(|engine| engine.collective(call))
     }
 
     /// `count` for each rank.
     fn times(&self, count: usize) -> Result<usize> {
         let total = count.checked_mul(self.size() as usize);
-        total.ok_or_else(|| Error::invalid_argument(format!("{count} elements for each of {} ranks is too large", self.size())))
+        total.ok_or_else(|| {
+            Error::invalid_argument(format!("{count} elements for each of {} ranks is too large", self.size()))
+        })
     }
 
     /// The count of one of as many blocks as ranks.
@@ -354,7 +367,9 @@ impl Communicator {
         if length.is_multiple_of(ranks) {
             return Ok(length / ranks);
         }
-        Err(Error::invalid_argument(format!("a buffer of {length} elements is not one block for each of {ranks} ranks")))
+        Err(Error::invalid_argument(format!(
+            "a buffer of {length} elements is not one block for each of {ranks} ranks"
+        )))
     }
 
     /// My count, and the sum of all.
@@ -378,25 +393,17 @@ pub(super) fn expect(name: &str, length: usize, expected: usize) -> Result<()> {
     Err(Error::invalid_argument(format!("`{name}` has {length} elements where {expected} are needed")))
 }
 
-fn call<T: Element>(collective: Collective, count: usize, send: &[T], recv: &mut [T]) -> Call {
-    erased::<T>(collective, count, send.as_ptr(), recv.as_mut_ptr())
+fn call<'a, T: Element>(collective: Collective, count: usize, send: &'a [T], recv: &'a mut [T]) -> Call<'a> {
+    describe::<T>(collective, count, Buffers::apart(send, recv))
 }
 
-fn in_place<T: Element>(collective: Collective, count: usize, buffer: &mut [T]) -> Call {
-    let output = buffer.as_mut_ptr();
-    erased::<T>(collective, count, output.cast_const(), output)
+fn in_place<T: Element>(collective: Collective, count: usize, buffer: &mut [T]) -> Call<'_> {
+    describe::<T>(collective, count, Buffers::shared(buffer))
 }
 
-fn erased<T: Element>(collective: Collective, count: usize, input: *const T, output: *mut T) -> Call {
-    Call {
-        collective,
-        data_type: T::DATA_TYPE,
-        op: None,
-        root: None,
-        count: CallCount::Each(count as u64),
-        input: input.cast(),
-        output: output.cast(),
-    }
+fn describe<T: Element>(collective: Collective, count: usize, buffers: Buffers<'_>) -> Call<'_> {
+    let count = CallCount::Each(count as u64);
+    Call { collective, data_type: T::DATA_TYPE, op: None, root: None, count, buffers }
 }
 
 fn per_rank(counts: &[usize]) -> CallCount {

@@ -1,9 +1,8 @@
 //! Messages between two ranks.
 
 use crate::comm::Communicator;
-use crate::comm::engine::Message;
 use crate::error::Result;
-use crate::exec::Direction;
+use crate::exec::Message;
 use crate::types::{Element, Rank};
 
 impl Communicator {
@@ -30,11 +29,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn send<T: Element>(&self, buffer: &[T], peer: u32) -> Result<()> {
-        let direction = Direction::Send(buffer.as_ptr().cast());
-        let message =
-            Message { peer: Rank::new(peer), direction, count: buffer.len() as u64, data_type: T::DATA_TYPE };
-        // SAFETY: the slice is borrowed until the call returns.
-        self.with_engine(|engine| unsafe { engine.messages(&[message]) })
+        self.with_engine(|engine| engine.messages(vec![Message::send(buffer, Rank::new(peer))]))
     }
 
     /// Receives into `buffer` from rank `peer`, which calls [`Communicator::send`] with a buffer of the same type and count.
@@ -42,10 +37,6 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::send`].
     pub fn recv<T: Element>(&self, buffer: &mut [T], peer: u32) -> Result<()> {
-        let direction = Direction::Recv(buffer.as_mut_ptr().cast());
-        let message =
-            Message { peer: Rank::new(peer), direction, count: buffer.len() as u64, data_type: T::DATA_TYPE };
-        // SAFETY: the slice is borrowed, exclusively, until the call returns.
-        self.with_engine(|engine| unsafe { engine.messages(&[message]) })
+        self.with_engine(|engine| engine.messages(vec![Message::recv(buffer, Rank::new(peer))]))
     }
 }

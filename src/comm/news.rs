@@ -15,7 +15,7 @@ use crate::bootstrap::{Bootstrap, Event, MAX_NOTE_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::exec::Operation;
 use crate::sync::ring::Label;
-use crate::sync::{AbortFlag, Deadline, Watch};
+use crate::sync::{AbortFlag, Watch};
 use crate::sys::clock;
 use crate::types::Rank;
 
@@ -39,11 +39,6 @@ impl News {
         self.history.push_back(label);
     }
 
-    /// The ranks that died so far.
-    pub(crate) fn dead(&self) -> impl Iterator<Item = Rank> + '_ {
-        self.dead.iter().map(|(rank, _)| *rank)
-    }
-
     /// The error for `operation` where a rank that it needs has gone.
     fn gone(&self, operation: Option<&Operation>, peer: Option<Rank>) -> Result<()> {
         if let Some((rank, why)) = self.dead.first() {
@@ -55,7 +50,9 @@ impl News {
             None => until <= operation.sequence,
         };
         match self.left.iter().find(|(rank, until)| concerns(*rank, *until)) {
-            Some((rank, _)) => Err(Error::remote(*rank, format!("rank {rank} has finalized and takes no part in this"))),
+            Some((rank, _)) => {
+                Err(Error::remote(*rank, format!("rank {rank} has finalized and takes no part in this")))
+            }
             None => Ok(()),
         }
     }
@@ -111,18 +108,18 @@ impl News {
 
 /// The watch of one operation.
 pub(crate) struct Vigil<'a> {
-    pub(crate) bootstrap: &'a dyn Bootstrap,
-    pub(crate) news: &'a mut News,
-    pub(crate) abort: &'a AbortFlag,
-    pub(crate) timeout: Duration,
+    bootstrap: &'a dyn Bootstrap,
+    news: &'a mut News,
+    abort: &'a AbortFlag,
+    timeout: Duration,
     /// What runs; stalls are told of collectives only.
-    pub(crate) operation: Option<&'a Operation>,
+    operation: Option<&'a Operation>,
     /// The one peer that the operation needs, for messages.
-    pub(crate) peer: Option<Rank>,
+    peer: Option<Rank>,
     /// When the first slow turn came.
-    pub(crate) since: Option<Instant>,
+    since: Option<Instant>,
     /// Whether the stall has been told.
-    pub(crate) told: bool,
+    told: bool,
 }
 
 impl Watch for Vigil<'_> {
@@ -149,10 +146,15 @@ impl Watch for Vigil<'_> {
     }
 }
 
-impl Vigil<'_> {
-    /// The deadline of a wait that begins now.
-    pub(crate) fn deadline(&self) -> Deadline {
-        Deadline::after(self.timeout)
+impl<'a> Vigil<'a> {
+    /// The watch of `operation`, or of a message with the one peer.
+    #[inline]
+    pub(crate) fn new(
+        (bootstrap, news, abort): (&'a dyn Bootstrap, &'a mut News, &'a AbortFlag),
+        timeout: Duration,
+        (operation, peer): (Option<&'a Operation>, Option<Rank>),
+    ) -> Vigil<'a> {
+        Vigil { bootstrap, news, abort, timeout, operation, peer, since: None, told: false }
     }
 }
 
@@ -184,7 +186,9 @@ fn stall_note(label: Label) -> Vec<u8> {
 
 fn decode_failure(from: Rank, bytes: &[u8]) -> Error {
     let vague = || Error::remote(from, format!("rank {from} has failed"));
-    let (Some(kind), Some(peer), Some(length)) = (bytes.first(), bytes.get(1..5), bytes.get(5..7)) else { return vague() };
+    let (Some(kind), Some(peer), Some(length)) = (bytes.first(), bytes.get(1..5), bytes.get(5..7)) else {
+        return vague();
+    };
     let peer = u32::from_le_bytes(peer.try_into().expect("4 bytes")).checked_sub(1);
     let length = usize::from(u16::from_le_bytes(length.try_into().expect("2 bytes")));
     let (Some(operation), Some(message)) = (bytes.get(7..7 + length), bytes.get(7 + length..)) else { return vague() };

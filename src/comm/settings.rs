@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::sync::Patience;
 use crate::sync::ring::Shape;
-use crate::transport::{Policy, Sizes};
+use crate::transport::{Policy, Sizes, SocketOptions};
 
 /// What the engine needs of the configuration, resolved.
 #[derive(Debug, Clone)]
@@ -49,7 +49,11 @@ impl Default for Settings {
             awake: Duration::from_millis(1),
             patience: Patience::new(1, Duration::from_millis(1)),
             policy: Policy::default(),
-            sizes: Sizes { shape: Shape { slots: 8, slot_bytes: 128 << 10 }, scratch_bytes: 4 << 20 },
+            sizes: Sizes {
+                shape: Shape { slots: 8, slot_bytes: 128 << 10 },
+                scratch_bytes: 4 << 20,
+                sockets: SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None },
+            },
             reproducible: false,
             streaming_bytes: 8 << 20,
             channels: 2,

@@ -5,7 +5,7 @@
 //!
 //! # How a pass runs
 //! ```text
-//! for each block (2 KiB of accumulators, on the stack):
+//! for each block (512 bytes of accumulators):
 //!     accumulators = fold of the sources' elements, in order      narrow floats widened to f32
 //!     accumulators = accumulators / world                         a finished average
 //!     staging      = accumulators narrowed                        rounded once
@@ -34,7 +34,7 @@ mod tests;
 use crate::error::{Error, Result};
 use crate::types::{DataType, F8E4M3, F8E5M2, ReduceOp, Scalar, bf16, f16};
 
-use fold::{And, Max, Min, Or, Prod, Sum, Xor};
+use fold::{And, Max, Min, Or, Prod, ScaledSum, Sum, Xor};
 use lane::{Divisor, Integer, Lane};
 #[cfg(not(target_arch = "x86_64"))]
 use portable as machine;
@@ -182,12 +182,6 @@ impl Kernel {
         }
         Ok(kernel)
     }
-
-    /// The bits of `pass.raw` that matter.
-    #[inline(always)]
-    fn raw(&self, pass: &Pass<'_>) -> u64 {
-        if self.scalar.is_some() { pass.raw } else { 0 }
-    }
 }
 
 /// The body for an arithmetic operator.
@@ -196,7 +190,8 @@ fn select<L: Lane>(level: Level, op: ReduceOp) -> Body {
         ReduceOp::Prod => machine::bind::<L, Prod>(level),
         ReduceOp::Min => machine::bind::<L, Min>(level),
         ReduceOp::Max => machine::bind::<L, Max>(level),
-        // The scalar and the division stand in the kernel. Bitwise operators never come here.
+        ReduceOp::Avg | ReduceOp::PreMulSum(_) => machine::bind::<L, ScaledSum>(level),
+        // Bitwise operators never come here.
         _ => machine::bind::<L, Sum>(level),
     }
 }

@@ -103,7 +103,7 @@ pub fn drive(tasks: &mut [&mut dyn Task], links: &mut Links, idle: &mut Idle<'_>
         }
         let waiting = || describe(tasks, &done);
         if let Some(slice) = backoff.turn(idle.watch, &waiting)? {
-            rest(tasks, &done, links, slice);
+            rest(tasks, &done, links, slice)?;
         }
     }
 }
@@ -115,18 +115,19 @@ fn describe(tasks: &[&mut dyn Task], done: &[bool]) -> String {
 }
 
 /// Sleeps until something may have changed: on the one flag that is waited for, on the sockets, or for a short while.
-fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &Links, slice: Duration) {
+fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &Links, slice: Duration) -> Result<()> {
     let mut waiting = tasks.iter().zip(done).filter(|(_, done)| !**done).map(|(task, _)| task);
     let (first, second) = (waiting.next(), waiting.next());
     let single = if second.is_none() { first.and_then(|task| task.blocked(links)) } else { None };
     if links.has_pumps() {
         // A flag may be raised by shared memory while we sleep on sockets: look again soon.
-        links.rest_on_sockets(if single.is_some() || second.is_some() { slice.min(SHORT_REST) } else { slice });
+        links.rest_on_sockets(SHORT_REST.min(slice))?;
     } else if let Some(Blocked { flag: (flag, target) }) = single {
         flag.park(target, slice);
     } else {
         crate::sys::futex::nap(SHORT_REST);
     }
+    Ok(())
 }
 
 /// Tasks that an error names.

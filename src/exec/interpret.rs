@@ -219,7 +219,8 @@ impl<'a> PlanRun<'a> {
         if identical && self.kernel.is_copy(raw, combine.finish) {
             return;
         }
-        let pass = Pass { sources: &self.sources, raw, targets: &[], count, finish: combine.finish, store: Store::Cached };
+        let pass =
+            Pass { sources: &self.sources, raw, targets: &[], count, finish: combine.finish, store: Store::Cached };
         if self.store == Store::Cached || self.cached.is_empty() {
             self.cached.extend_from_slice(&self.targets);
             let store = if combine.targets.len() == self.targets.len() { self.store } else { Store::Cached };

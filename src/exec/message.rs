@@ -3,41 +3,62 @@
 //! The first slot carries the label, which has type and count of the whole message, so that the receiver knows before it takes
 //! a byte whether both ends mean the same. A message of no elements takes one empty slot.
 
-use crate::error::Result;
+use std::marker::PhantomData;
+
+use crate::error::{Error, Result};
 use crate::exec::Operation;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::sync::ring::Label;
-use crate::transport::{Channel, Links};
-use crate::types::Rank;
+use crate::transport::{Channel, Links, Need, Way};
+use crate::types::{Collective, DataType, Element, Rank, World};
 
-/// Which end of the message.
+/// One end of a message: the user's memory, and what both ends must agree on.
+#[derive(Debug)]
+pub struct Message<'a> {
+    peer: Rank,
+    direction: Direction,
+    count: u64,
+    data_type: DataType,
+    borrow: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: the borrow of `'a` is of plain data without thread affinity; moving it moves the right to use it.
+unsafe impl Send for Message<'_> {}
+
+/// Which end of the message, and its memory.
 #[derive(Debug, Clone, Copy)]
-pub enum Direction {
-    /// From this memory.
+enum Direction {
     Send(*const u8),
-    /// Into this memory.
     Recv(*mut u8),
 }
 
-/// A message under way.
-#[derive(Debug)]
-pub struct MessageRun {
-    operation: Operation,
-    label: Label,
-    peer: Rank,
-    direction: Direction,
-    bytes: usize,
-    moved: usize,
-    begun: bool,
-}
+impl<'a> Message<'a> {
+    /// The sending end.
+    pub fn send<T: Element>(buffer: &'a [T], peer: Rank) -> Message<'a> {
+        let direction = Direction::Send(buffer.as_ptr().cast());
+        Message { peer, direction, count: buffer.len() as u64, data_type: T::DATA_TYPE, borrow: PhantomData }
+    }
 
-impl MessageRun {
-    /// A message of `bytes` that has not begun; the point-to-point connection with `peer` is open.
+    /// The receiving end.
+    pub fn recv<T: Element>(buffer: &'a mut [T], peer: Rank) -> Message<'a> {
+        let direction = Direction::Recv(buffer.as_mut_ptr().cast());
+        Message { peer, direction, count: buffer.len() as u64, data_type: T::DATA_TYPE, borrow: PhantomData }
+    }
+
+    /// The sending end of memory that the type system knows nothing of.
     ///
     /// # Safety
-    /// Until the run is dropped, the memory of `direction` is good for `bytes`, and nobody else touches it (recv) or writes it (send).
-    pub unsafe fn new(operation: Operation, peer: Rank, direction: Direction, bytes: usize) -> MessageRun {
-        MessageRun { operation, label: operation.label(), peer, direction, bytes, moved: 0, begun: false }
+    /// For `'a`, `place` is good for reading `count` elements, and nobody writes them.
+    pub unsafe fn send_raw(place: *const u8, (count, data_type): (u64, DataType), peer: Rank) -> Message<'a> {
+        Message { peer, direction: Direction::Send(place), count, data_type, borrow: PhantomData }
+    }
+
+    /// The receiving end of memory that the type system knows nothing of.
+    ///
+    /// # Safety
+    /// For `'a`, `place` is good for writing `count` elements, and nobody else touches them.
+    pub unsafe fn recv_raw(place: *mut u8, (count, data_type): (u64, DataType), peer: Rank) -> Message<'a> {
+        Message { peer, direction: Direction::Recv(place), count, data_type, borrow: PhantomData }
     }
 
     /// The other end.
@@ -45,14 +66,115 @@ impl MessageRun {
         self.peer
     }
 
+    /// The elements' type.
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// Whether this end sends.
+    pub fn sends(&self) -> bool {
+        matches!(self.direction, Direction::Send(_))
+    }
+
+    /// The connection's end that the message needs.
+    pub fn need(&self) -> Need {
+        let way = if self.sends() { Way::Send } else { Way::Receive };
+        Need { way, peer: self.peer, channel: Channel::PointToPoint }
+    }
+
+    /// Checks what one rank alone can see.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] for a peer that is no rank, a null buffer, a count beyond the address space.
+    pub fn check(&self, world: World) -> Result<()> {
+        if self.peer.get() >= world.size {
+            let message = format!("peer {} is not a rank: there are {}", self.peer, world.size);
+            return Err(Error::invalid_argument(message));
+        }
+        let null = match self.direction {
+            Direction::Send(from) => from.is_null(),
+            Direction::Recv(into) => into.is_null(),
+        };
+        if null && self.count > 0 {
+            return Err(Error::invalid_argument("the buffer of a message is null, and its count is not 0"));
+        }
+        let bytes = self.count.checked_mul(u64::from(self.data_type.size()));
+        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return Err(Error::invalid_argument(format!("a message of {} elements is too large", self.count)));
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        let bytes = self.count.checked_mul(u64::from(self.data_type.size())).and_then(|bytes| usize::try_from(bytes).ok());
+        bytes.expect("checked before the message runs")
+    }
+}
+
+/// Matches sends to `me` with recvs from `me`, in order, and copies. The messages to others.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidUsage`] where one has no partner, [`crate::error::Kind::InvalidArgument`] where partners differ.
+pub fn copy_to_self<'a>(me: Rank, messages: Vec<Message<'a>>) -> Result<Vec<Message<'a>>> {
+    let (own, others): (Vec<_>, Vec<_>) = messages.into_iter().partition(|message| message.peer == me);
+    let (sends, recvs): (Vec<_>, Vec<_>) = own.iter().partition(|message| message.sends());
+    if sends.len() != recvs.len() {
+        return Err(Error::invalid_usage("a message to oneself needs its send and its recv in one group"));
+    }
+    for (send, recv) in sends.iter().zip(&recvs) {
+        let (Direction::Send(from), Direction::Recv(into)) = (send.direction, recv.direction) else { continue };
+        if (send.count, send.data_type) != (recv.count, recv.data_type) {
+            return Err(Error::invalid_argument(format!(
+                "this rank sends itself {} {} and receives {} {}",
+                send.count, send.data_type, recv.count, recv.data_type
+            )));
+        }
+        // SAFETY: both are good for the message by `Message`'s construction; `copy` allows them to overlap.
+        unsafe { std::ptr::copy(from, into, send.bytes()) };
+    }
+    Ok(others)
+}
+
+/// A message under way.
+#[derive(Debug)]
+pub struct MessageRun<'a> {
+    message: Message<'a>,
+    operation: Operation,
+    label: Label,
+    bytes: usize,
+    moved: usize,
+    begun: bool,
+}
+
+impl<'a> MessageRun<'a> {
+    /// A message that has been checked and has not begun; its connection is open when it runs. It has number `sequence` among the
+    /// messages from its sender to its receiver; `collective` is what it is a part of.
+    pub fn new(message: Message<'a>, collective: Collective, sequence: u64) -> MessageRun<'a> {
+        let operation = Operation {
+            collective,
+            data_type: message.data_type,
+            op: None,
+            root: None,
+            count: message.count,
+            sequence,
+        };
+        let bytes = message.bytes();
+        MessageRun { message, operation, label: operation.label(), bytes, moved: 0, begun: false }
+    }
+
+    /// The other end.
+    pub fn peer(&self) -> Rank {
+        self.message.peer
+    }
+
     /// What the message is called in errors: "send #3 to rank 1".
     pub fn name(&self) -> String {
         let (what, to) = if self.sends() { ("send", "to") } else { ("recv", "from") };
-        format!("{what} #{} {to} rank {}", self.operation.sequence, self.peer)
+        format!("{what} #{} {to} rank {}", self.operation.sequence, self.peer())
     }
 
     fn sends(&self) -> bool {
-        matches!(self.direction, Direction::Send(_))
+        self.message.sends()
     }
 
     fn complete(&self) -> bool {
@@ -60,10 +182,10 @@ impl MessageRun {
     }
 
     fn send(&mut self, from: *const u8, links: &mut Links) -> bool {
-        let sender = links.sender(self.peer, Channel::PointToPoint);
+        let sender = links.sender(self.peer(), Channel::PointToPoint);
         let Some(slot) = sender.reserve() else { return false };
         let length = (self.bytes - self.moved).min(sender.shape().slot_bytes as usize);
-        // SAFETY: the source is inside the caller's memory, since moved + length <= bytes; the slot is reserved and as large as
+        // SAFETY: the source is inside the message's memory, since moved + length <= bytes; the slot is reserved and as large as
         // its shape says; a slot never overlaps user memory.
         unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(self.moved), slot.as_ptr(), length) };
         sender.publish(length, self.label);
@@ -73,14 +195,14 @@ impl MessageRun {
     }
 
     fn recv(&mut self, into: *mut u8, links: &mut Links) -> Result<bool> {
-        let receiver = links.receiver(self.peer, Channel::PointToPoint);
-        let Some(message) = receiver.peek().map_err(|error| error.about(self.peer))? else { return Ok(false) };
+        let receiver = links.receiver(self.peer(), Channel::PointToPoint);
+        let Some(message) = receiver.peek().map_err(|error| error.about(self.peer()))? else { return Ok(false) };
         let due = (self.bytes - self.moved).min(receiver.shape().slot_bytes as usize);
         if message.label != self.label || message.bytes != due {
-            return Err(self.operation.mismatch(self.peer, message.label));
+            return Err(self.operation.mismatch(self.peer(), message.label));
         }
         let target = into.wrapping_add(self.moved);
-        // SAFETY: the target is inside the caller's memory, since moved + due <= bytes; the slot holds `due` bytes, ours until
+        // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due` bytes, ours until
         // released.
         unsafe { std::ptr::copy_nonoverlapping(message.payload.as_ptr().cast_const(), target, due) };
         receiver.release();
@@ -90,11 +212,11 @@ impl MessageRun {
     }
 }
 
-impl Task for MessageRun {
+impl Task for MessageRun<'_> {
     fn progress(&mut self, links: &mut Links) -> Result<Progress> {
         let mut moved = Progress::Idle;
         while !self.complete() {
-            let went = match self.direction {
+            let went = match self.message.direction {
                 Direction::Send(from) => self.send(from, links),
                 Direction::Recv(into) => self.recv(into, links)?,
             };
@@ -107,37 +229,37 @@ impl Task for MessageRun {
     }
 
     fn blocked<'a>(&'a self, links: &'a Links) -> Option<Blocked<'a>> {
-        let flag = match self.direction {
-            Direction::Send(_) => links.sender_ref(self.peer, Channel::PointToPoint)?.credit(),
-            Direction::Recv(_) => links.receiver_ref(self.peer, Channel::PointToPoint)?.arrival(),
+        let flag = match self.message.direction {
+            Direction::Send(_) => links.sender_ref(self.peer(), Channel::PointToPoint)?.credit(),
+            Direction::Recv(_) => links.receiver_ref(self.peer(), Channel::PointToPoint)?.arrival(),
         };
         Some(Blocked { flag })
     }
 
     fn waiting_for(&self) -> String {
-        let what = match self.direction {
+        let what = match self.message.direction {
             Direction::Send(_) => "to recv",
             Direction::Recv(_) => "to send",
         };
-        format!("rank {} ({what} message #{})", self.peer, self.operation.sequence)
+        format!("rank {} ({what} message #{})", self.peer(), self.operation.sequence)
     }
 }
 
 /// The messages of one connection's end, one after the other.
 #[derive(Debug)]
-pub struct MessageQueue<'a> {
-    runs: Vec<&'a mut MessageRun>,
+pub struct MessageQueue<'a, 'b> {
+    runs: Vec<&'a mut MessageRun<'b>>,
     at: usize,
 }
 
-impl<'a> MessageQueue<'a> {
+impl<'a, 'b> MessageQueue<'a, 'b> {
     /// One queue for each connection's end, each in the order of `runs`.
-    pub fn by_connection(runs: &'a mut [MessageRun]) -> Vec<MessageQueue<'a>> {
-        let mut queues: Vec<MessageQueue<'a>> = Vec::new();
+    pub fn by_connection(runs: &'a mut [MessageRun<'b>]) -> Vec<MessageQueue<'a, 'b>> {
+        let mut queues: Vec<MessageQueue<'a, 'b>> = Vec::new();
         for run in runs {
-            let same = |queue: &&mut MessageQueue<'a>| {
+            let same = |queue: &&mut MessageQueue<'a, 'b>| {
                 let first = &queue.runs[0];
-                first.peer == run.peer && first.sends() == run.sends()
+                first.peer() == run.peer() && first.sends() == run.sends()
             };
             match queues.iter_mut().find(same) {
                 Some(queue) => queue.runs.push(run),
@@ -148,7 +270,7 @@ impl<'a> MessageQueue<'a> {
     }
 }
 
-impl Task for MessageQueue<'_> {
+impl Task for MessageQueue<'_, '_> {
     fn progress(&mut self, links: &mut Links) -> Result<Progress> {
         let mut moved = Progress::Idle;
         while let Some(run) = self.runs.get_mut(self.at) {
@@ -162,7 +284,7 @@ impl Task for MessageQueue<'_> {
         Ok(Progress::Done)
     }
 
-    fn blocked<'b>(&'b self, links: &'b Links) -> Option<Blocked<'b>> {
+    fn blocked<'c>(&'c self, links: &'c Links) -> Option<Blocked<'c>> {
         self.runs.get(self.at)?.blocked(links)
     }
 

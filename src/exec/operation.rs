@@ -80,7 +80,8 @@ mod tests {
             count: 4,
             sequence: 17,
         };
-        let theirs = Operation { collective: Collective::Broadcast, op: None, root: Some(Rank::new(2)), count: 8, ..mine };
+        let theirs =
+            Operation { collective: Collective::Broadcast, op: None, root: Some(Rank::new(2)), count: 8, ..mine };
         let error = mine.mismatch(Rank::new(1), theirs.label());
         assert_eq!(
             error.message(),

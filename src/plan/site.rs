@@ -68,10 +68,11 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// The lane of these steps; `None` where there is nothing to do.
+    /// The lane of these steps; `None` where no rank has anything to do. A lane may be empty on one rank only: lanes of
+    /// one number belong together.
     pub(super) fn finish(&self, rounds: u32, draft: Draft) -> Option<Lane> {
         let channel = u8::try_from(self.lane).expect("a spec has at most 256 channels");
-        (rounds > 0 && !draft.steps.is_empty()).then_some(Lane { channel, rounds, steps: draft.steps })
+        (rounds > 0).then_some(Lane { channel, rounds, steps: draft.steps })
     }
 
     /// A piece for blocks of at most `longest` elements, where `regions` of `depth` pieces must fit the lane's scratch

@@ -118,7 +118,11 @@ impl Stream {
             return Ok(true);
         }
         let error = io::Error::last_os_error();
-        if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(Error::system("sendmsg of a descriptor", error)) }
+        if error.kind() == io::ErrorKind::WouldBlock {
+            Ok(false)
+        } else {
+            Err(Error::system("sendmsg of a descriptor", error))
+        }
     }
 
     /// Takes one byte and its descriptor; `None` where nothing is there yet.
@@ -137,7 +141,8 @@ impl Stream {
             let nothing = error.kind() == io::ErrorKind::WouldBlock;
             return if nothing { Ok(None) } else { Err(Error::system("recvmsg of a descriptor", error)) };
         }
-        let refused = || Error::new(crate::error::Kind::Remote, "a peer closed or sent no descriptor where one was due");
+        let refused =
+            || Error::new(crate::error::Kind::Remote, "a peer closed or sent no descriptor where one was due");
         // SAFETY: the kernel has filled `message` in; its control buffer is `control`.
         let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
         if got != 1 || header.is_null() {
@@ -199,7 +204,8 @@ fn control_length() -> usize {
 }
 
 fn socket() -> Result<Socket> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(|error| Error::system("a unix socket", error))?;
+    let socket =
+        Socket::new(Domain::UNIX, Type::STREAM, None).map_err(|error| Error::system("a unix socket", error))?;
     socket.set_nonblocking(true).map_err(|error| Error::system("a non-blocking unix socket", error))?;
     Ok(socket)
 }

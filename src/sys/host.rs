@@ -58,7 +58,7 @@ pub fn wall_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// `time` in the machine's zone as `strftime` prints it; empty where the format yields more than [`LOCAL_TIME_BYTES`].
+/// `time` in the machine's zone as `strftime` prints it; empty where the format yields more than 256 bytes.
 pub fn local_time(time: Duration, format: &str) -> String {
     let (Ok(format), Ok(seconds)) = (CString::new(format), libc::time_t::try_from(time.as_secs())) else {
         return String::new();

@@ -1,1 +1,89 @@
-//! Stub.
+//! The network interfaces of this machine.
+
+use std::ffi::CStr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::error::{Error, Result};
+
+/// One address of one interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// The name, e.g. "eth0".
+    pub name: String,
+    /// The address.
+    pub address: IpAddr,
+    /// The netmask, of the address's family.
+    pub netmask: IpAddr,
+    /// The scope of an IPv6 address, which link-local ones need; 0 elsewhere.
+    pub scope: u32,
+    /// Whether it is up and has a carrier.
+    pub running: bool,
+}
+
+/// All IPv4 and IPv6 addresses, in the kernel's order.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where the kernel does not tell.
+pub fn list() -> Result<Vec<Interface>> {
+    let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the call writes one pointer, which `head` is.
+    let code = unsafe { libc::getifaddrs(&raw mut head) };
+    if code != 0 {
+        return Err(Error::last_os("getifaddrs"));
+    }
+    let mut interfaces = Vec::new();
+    let mut next = head.cast_const();
+    // SAFETY: a pointer of the list that getifaddrs made is null or valid until freeifaddrs, and nobody writes to it.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        interfaces.extend(interface(entry));
+        next = entry.ifa_next;
+    }
+    // SAFETY: `head` came from getifaddrs, is freed once, and what was taken from the list was copied.
+    unsafe { libc::freeifaddrs(head) };
+    Ok(interfaces)
+}
+
+/// `None` for what has no IP address.
+fn interface(entry: &libc::ifaddrs) -> Option<Interface> {
+    let (address, scope) = ip(entry.ifa_addr)?;
+    let all_ones = match address {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::BROADCAST),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from_bits(u128::MAX)),
+    };
+    let netmask = ip(entry.ifa_netmask).map_or(all_ones, |(netmask, _)| netmask);
+    // SAFETY: getifaddrs gives each entry a name that ends with NUL and lives as long as the entry.
+    let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
+    let up = (libc::IFF_UP | libc::IFF_RUNNING).cast_unsigned();
+    Some(Interface { name, address, netmask, scope, running: entry.ifa_flags & up == up })
+}
+
+fn ip(address: *const libc::sockaddr) -> Option<(IpAddr, u32)> {
+    // SAFETY: getifaddrs gives null or a valid socket address that lives as long as its entry.
+    let family = unsafe { address.as_ref() }?.sa_family;
+    match libc::c_int::from(family) {
+        libc::AF_INET => {
+            // SAFETY: an address of family AF_INET is a `sockaddr_in`, which the kernel's list aligns for it.
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some((IpAddr::V4(Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr))), 0))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above, for AF_INET6 and `sockaddr_in6`.
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some((IpAddr::V6(Ipv6Addr::from(v6.sin6_addr.s6_addr)), v6.sin6_scope_id))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_is_there() {
+        let interfaces = list().unwrap();
+        let loopback = interfaces.iter().find(|i| i.address == IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+        assert_eq!(loopback.netmask, IpAddr::V4(Ipv4Addr::new(255, 0, 0, 0)));
+        assert!(loopback.running && !loopback.name.is_empty());
+    }
+}

@@ -72,8 +72,7 @@ impl SharedMemory {
         let actual = std::fs::File::from(file);
         let metadata = actual.metadata().map_err(|error| Error::system("fstat of a peer's memfd", error))?;
         if metadata.len() != bytes as u64 {
-            let message =
-                format!("a peer sent a memfd of {} bytes where {bytes} were announced", metadata.len());
+            let message = format!("a peer sent a memfd of {} bytes where {bytes} were announced", metadata.len());
             return Err(Error::new(Kind::Remote, message));
         }
         let base = map(bytes, libc::MAP_SHARED, actual.as_raw_fd())?;

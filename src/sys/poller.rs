@@ -1,1 +1,252 @@
-//! Stub.
+//! Waiting for sockets: epoll behind safe functions.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// Watches descriptors, level-triggered: a descriptor that stays ready is reported again.
+#[derive(Debug)]
+pub struct Poller {
+    epoll: OwnedFd,
+}
+
+/// What to wait for on a descriptor; its end and its errors are always reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// Nothing but its end.
+    None,
+    /// Bytes to read, or a connection to accept.
+    Read,
+    /// Room to write, or the end of a connect.
+    Write,
+    /// Both.
+    ReadWrite,
+}
+
+/// One descriptor's readiness.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Readiness {
+    /// What [`Poller::add`] was given.
+    pub token: u64,
+    /// Reading would not block: there are bytes, or the stream has ended, or an error waits to be read.
+    pub readable: bool,
+    /// Writing would not block.
+    pub writable: bool,
+}
+
+/// What one wait reports, at most; the rest comes with the next.
+const BATCH: usize = 256;
+
+/// Room for what a wait reports, kept between waits.
+pub struct Ready {
+    events: Box<[libc::epoll_event; BATCH]>,
+    count: usize,
+}
+
+impl std::fmt::Debug for Ready {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl Default for Ready {
+    fn default() -> Ready {
+        Ready { events: Box::new([libc::epoll_event { events: 0, u64: 0 }; BATCH]), count: 0 }
+    }
+}
+
+impl Ready {
+    /// What the last wait reported.
+    pub fn iter(&self) -> impl Iterator<Item = Readiness> {
+        (0..self.count).filter_map(|place| self.get(place))
+    }
+
+    /// The `place`-th of what the last wait reported.
+    pub fn get(&self, place: usize) -> Option<Readiness> {
+        const READABLE: libc::c_int = libc::EPOLLIN | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLRDHUP;
+        const WRITABLE: libc::c_int = libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP;
+        let event = self.events[..self.count].get(place)?;
+        Some(Readiness {
+            token: event.u64,
+            readable: event.events & READABLE.cast_unsigned() != 0,
+            writable: event.events & WRITABLE.cast_unsigned() != 0,
+        })
+    }
+
+    /// Whether the last wait was full, so that more may be ready.
+    pub fn is_full(&self) -> bool {
+        self.count == BATCH
+    }
+}
+
+impl Poller {
+    /// A poller that watches nothing yet.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where no descriptor is left.
+    pub fn new() -> Result<Poller> {
+        // SAFETY: no pointer is passed.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(Error::last_os("epoll_create1"));
+        }
+        // SAFETY: the call just gave us this descriptor, and nobody else has it.
+        let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Poller { epoll })
+    }
+
+    /// Watches `fd` until it is closed or removed. Reports carry `token`.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where it is watched already or the kernel's watch limit is reached.
+    pub fn add(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, token, interest)
+    }
+
+    /// Changes what `fd` is watched for.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where it is not watched.
+    pub fn modify(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
+    }
+
+    /// Stops watching `fd`. Closing the last copy of a descriptor does the same.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where it is not watched.
+    pub fn remove(&self, fd: BorrowedFd<'_>) -> Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, fd, 0, Interest::None)
+    }
+
+    fn control(&self, operation: libc::c_int, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<()> {
+        let events = match interest {
+            Interest::None => 0,
+            Interest::Read => libc::EPOLLIN | libc::EPOLLRDHUP,
+            Interest::Write => libc::EPOLLOUT,
+            Interest::ReadWrite => libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLOUT,
+        };
+        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: token };
+        // SAFETY: both descriptors are open for the call, which reads one `epoll_event`.
+        let code = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
+        if code == 0 { Ok(()) } else { Err(Error::last_os("epoll_ctl")) }
+    }
+
+    /// Waits until something is ready, `timeout` at most (rounded up to whole milliseconds), and fills `ready`. A signal ends
+    /// the wait early with nothing ready.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`], which does not happen for a valid poller.
+    pub fn wait(&self, ready: &mut Ready, timeout: Duration) -> Result<()> {
+        ready.count = 0;
+        let timeout = milliseconds(timeout);
+        let room = libc::c_int::try_from(BATCH).expect("a batch is small");
+        // SAFETY: the kernel writes at most `room` events, and the array has so many.
+        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), ready.events.as_mut_ptr(), room, timeout) };
+        match usize::try_from(count) {
+            Ok(count) => {
+                ready.count = count;
+                Ok(())
+            }
+            Err(_) => {
+                let error = std::io::Error::last_os_error();
+                if error.kind() == std::io::ErrorKind::Interrupted {
+                    Ok(())
+                } else {
+                    Err(Error::system("epoll_wait", error))
+                }
+            }
+        }
+    }
+}
+
+/// Lets `duration` pass, or less where a signal comes. For retries of what cannot be waited for; the caller's loop looks at
+/// its deadline and abort flag between two of them.
+pub fn pause(duration: Duration) {
+    // SAFETY: no descriptor is passed, so nothing is read or written.
+    unsafe { libc::poll(std::ptr::null_mut(), 0, milliseconds(duration)) };
+}
+
+/// Whether `error` of a connect that does not block says that it goes on; its end shows as [`Interest::Write`].
+pub fn is_under_way(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EINPROGRESS)
+}
+
+/// Rounded up, so that a wait of less than one does not spin.
+fn milliseconds(duration: Duration) -> libc::c_int {
+    let rounded = duration.saturating_add(Duration::from_nanos(999_999)).as_millis();
+    libc::c_int::try_from(rounded).unwrap_or(libc::c_int::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn reports_bytes_room_and_the_end() {
+        let poller = Poller::new().unwrap();
+        let mut ready = Ready::default();
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        poller.add(ours.as_fd(), 42, Interest::Read).unwrap();
+        poller.wait(&mut ready, Duration::ZERO).unwrap();
+        assert_eq!(ready.iter().count(), 0);
+        theirs.write_all(b"x").unwrap();
+        poller.wait(&mut ready, Duration::from_secs(10)).unwrap();
+        assert_eq!(ready.iter().collect::<Vec<_>>(), [Readiness { token: 42, readable: true, writable: false }]);
+        ours.read_exact(&mut [0]).unwrap();
+        poller.modify(ours.as_fd(), 43, Interest::Write).unwrap();
+        poller.wait(&mut ready, Duration::from_secs(10)).unwrap();
+        assert_eq!(ready.iter().collect::<Vec<_>>(), [Readiness { token: 43, readable: false, writable: true }]);
+        drop(theirs);
+        poller.modify(ours.as_fd(), 44, Interest::None).unwrap();
+        poller.wait(&mut ready, Duration::from_secs(10)).unwrap();
+        assert!(ready.iter().all(|event| event.readable && event.token == 44) && !ready.is_full());
+        poller.remove(ours.as_fd()).unwrap();
+        assert!(poller.remove(ours.as_fd()).is_err());
+    }
+
+    #[test]
+    fn durations_round_up_and_saturate() {
+        assert_eq!(milliseconds(Duration::ZERO), 0);
+        assert_eq!(milliseconds(Duration::from_micros(1)), 1);
+        assert_eq!(milliseconds(Duration::from_millis(7)), 7);
+        assert_eq!(milliseconds(Duration::MAX), i32::MAX);
+        pause(Duration::from_micros(10));
+    }
+}
+
+/// Sleeps until one of few descriptors is ready, at most `timeout`; for who has no [`Poller`] to keep.
+///
+/// # Errors
+/// [`crate::error::Kind::System`].
+pub fn wait_any(interests: &[(BorrowedFd<'_>, Interest)], timeout: Duration) -> Result<()> {
+    let mut set: Vec<libc::pollfd> = interests
+        .iter()
+        .map(|(fd, interest)| {
+            let events = match interest {
+                Interest::None => 0,
+                Interest::Read => libc::POLLIN,
+                Interest::Write => libc::POLLOUT,
+                Interest::ReadWrite => libc::POLLIN | libc::POLLOUT,
+            };
+            libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
+        })
+        .collect();
+    let count = libc::nfds_t::try_from(set.len()).expect("a count of descriptors");
+    let limit = libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
+    };
+    // SAFETY: the set has as many entries as said, and the limit lives through the call.
+    let result = unsafe { libc::ppoll(set.as_mut_ptr(), count, &raw const limit, std::ptr::null()) };
+    let error = std::io::Error::last_os_error();
+    if result < 0 && error.kind() != std::io::ErrorKind::Interrupted {
+        return Err(Error::system("ppoll", error));
+    }
+    Ok(())
+}

@@ -1,8 +1,8 @@
 //! Who this process is to its peers: which host, which process.
 
 use crate::error::Result;
-use crate::sys::{host, random};
 use crate::sync::primitive::OnceLock;
+use crate::sys::{host, random};
 
 /// A number that is equal on two ranks that can share memory: a hash of host name, boot, network namespace (shared memory is
 /// handed over by sockets that end there) and `NCCL_HOSTID`.
@@ -13,7 +13,9 @@ pub fn host_id(extra: &str) -> Result<u64> {
     let mut hasher = blake3::Hasher::new();
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let boot = host::boot_id().unwrap_or_default();
-    for part in [host::hostname()?.as_bytes(), boot.as_bytes(), namespace.as_os_str().as_encoded_bytes(), extra.as_bytes()] {
+    for part in
+        [host::hostname()?.as_bytes(), boot.as_bytes(), namespace.as_os_str().as_encoded_bytes(), extra.as_bytes()]
+    {
         hasher.update(&(part.len() as u64).to_le_bytes());
         hasher.update(part);
     }

@@ -31,7 +31,7 @@ pub struct Board {
 }
 
 /// One registration: the buffers of all ranks of the host.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Registered {
     /// Each rank's memory, mapped here.
     pub memory: Vec<Arc<SharedMemory>>,

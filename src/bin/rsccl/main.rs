@@ -1,19 +1,38 @@
-//! The command line.
+//! The command line of rsccl: one file for each command.
 
+mod env;
 mod perf;
+mod run;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 
-/// Collective communication for host memory.
+/// Collective communication for host and GPU memory.
 #[derive(Debug, Parser)]
-#[command(name = "rsccl", version)]
+#[command(name = "rsccl", version, arg_required_else_help = true)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
 enum Command {
-    Perf(perf::PerfArgs),
+    /// Prints every variable with its type, default, value and where the value comes from
+    Env(env::Arguments),
+    /// Times collectives and checks their results, as nccl-tests does
+    Perf(perf::Arguments),
+    /// Starts processes of this host as the ranks of one world
+    Run(run::Arguments),
 }
 
 fn main() -> ExitCode {
-    let Command::Perf(args) = Command::parse();
-    perf::run(&args)
-}
+    let outcome = match CommandLine::parse().command {
+        Command::Env(arguments) => env::execute(&arguments),
+        Command::Perf(arguments) => perf::execute(&arguments),
+        Command::Run(arguments) => run::execute(&arguments),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("rsccl: {error}");
+        ExitCode::FAILURE
+    })

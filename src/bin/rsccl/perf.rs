@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use rsccl::Result;
 
 /// Times collectives and checks their results, as nccl-tests does.
 ///
@@ -26,7 +27,7 @@ use clap::{Args, ValueEnum};
 ///
 /// The exit code is 0 where every call succeeded and every element was right.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct PerfArgs {
+pub(crate) struct Arguments {
     /// all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, sendrecv, barrier, all_gather_v,
     /// reduce_scatter_v, all_to_all_v, several with commas between, or all.
     #[arg(value_name = "COLLECTIVE")]
@@ -129,16 +130,13 @@ impl Transport {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &PerfArgs) -> ExitCode {
-    let outcome = job::Job::new(args).and_then(|job| launch::run(args, &job));
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            table::complain(&format!("rsccl perf: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+///
+/// # Errors
+/// A bad option, or what ended the ranks; wrong elements are no error here but the exit code.
+pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
+    let job = job::Job::new(arguments)?;
+    let right = launch::run(arguments, &job)?;
+    Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 const MOST_RANKS: i64 = 4096;

@@ -5,8 +5,8 @@ use crate::device::host::lane::Wide;
 
 /// An operator on accumulators of type `W`.
 pub(super) trait Fold<W>: 'static {
-    /// Whether the kernel's scalar and divisor have an effect.
-    const SUM: bool = false;
+    /// Whether the kernel may have a scalar or a divisor.
+    const SCALES: bool = false;
 
     /// Folds the next value into the accumulator.
     fn fold(accumulator: W, next: W) -> W;
@@ -14,6 +14,8 @@ pub(super) trait Fold<W>: 'static {
 
 /// x + y
 pub(super) struct Sum;
+/// sx + ty, or (x + y) / n: a type apart, so that the plain sum carries none of it.
+pub(super) struct ScaledSum;
 /// x · y
 pub(super) struct Prod;
 /// The lesser.
@@ -28,7 +30,14 @@ pub(super) struct Or;
 pub(super) struct Xor;
 
 impl<W: Wide> Fold<W> for Sum {
-    const SUM: bool = true;
+    #[inline(always)]
+    fn fold(accumulator: W, next: W) -> W {
+        accumulator.plus(next)
+    }
+}
+
+impl<W: Wide> Fold<W> for ScaledSum {
+    const SCALES: bool = true;
 
     #[inline(always)]
     fn fold(accumulator: W, next: W) -> W {

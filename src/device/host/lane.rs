@@ -63,14 +63,17 @@ pub(super) trait Integer: Lane {
     type Unsigned: Lane;
 }
 
-/// A number of ranks to divide by, prepared for types that have no vector division.
+/// A number of ranks to divide by, prepared for types that have no vector division: a multiplication and shifts, exact
+/// for every value (Granlund and Montgomery 1994, figure 4.1).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Divisor {
     /// The number of ranks, at least 1.
     world: u32,
-    /// 2⁶⁴ · (2^bits − world) / world + 1, less 2⁶⁴ where it reaches that: Granlund and Montgomery 1994, figure 4.1.
-    magic: u64,
-    /// min(bits, 1), where bits = ⌈log2 world⌉.
+    /// 2³² · (2^bits − world) / world + 1, for values of 32 bits, where bits = ⌈log2 world⌉.
+    magic_32: u32,
+    /// 2⁶⁴ · (2^bits − world) / world + 1, for values of 64 bits.
+    magic_64: u64,
+    /// min(bits, 1)
     first_shift: u32,
     /// max(bits, 1) − 1
     second_shift: u32,
@@ -82,17 +85,27 @@ impl Divisor {
         let world = world.max(1);
         let bits = u32::BITS - (world - 1).leading_zeros();
         let divisor = u64::from(world);
-        // (2^bits - world) * 2^64 / world, digit by digit: the remainders are below 2^32.
-        let high = ((1 << bits) - divisor) << 32;
-        let low = (high % divisor) << 32;
-        let magic = ((high / divisor) << 32) + low / divisor + 1;
-        Divisor { world, magic, first_shift: bits.min(1), second_shift: bits.max(1) - 1 }
+        // Digit by digit of 32 bits; the quotients are below 2^32, as 2^bits is below twice the divisor.
+        let first = ((1 << bits) - divisor) << 32;
+        let second = (first % divisor) << 32;
+        let high = first / divisor;
+        #[expect(clippy::cast_possible_truncation, reason = "below 2^32")]
+        let magic_32 = high as u32 + 1;
+        let magic_64 = (high << 32) + second / divisor + 1;
+        Divisor { world, magic_32, magic_64, first_shift: bits.min(1), second_shift: bits.max(1) - 1 }
     }
 
-    /// `value / world`, exact for each value.
+    /// `value / world`
     #[inline(always)]
-    fn divide(&self, value: u64) -> u64 {
-        let high = ((u128::from(self.magic) * u128::from(value)) >> 64) as u64;
+    fn divide_32(&self, value: u32) -> u32 {
+        let high = ((u64::from(self.magic_32) * u64::from(value)) >> 32) as u32;
+        (high + ((value - high) >> self.first_shift)) >> self.second_shift
+    }
+
+    /// `value / world`
+    #[inline(always)]
+    fn divide_64(&self, value: u64) -> u64 {
+        let high = ((u128::from(self.magic_64) * u128::from(value)) >> 64) as u64;
         (high + ((value - high) >> self.first_shift)) >> self.second_shift
     }
 }
@@ -189,7 +202,7 @@ macro_rules! integer {
             }
 
             #[inline(always)]
-            #[allow(clippy::cast_possible_truncation, reason = "rounding towards zero is the division's contract")]
+            #[allow(clippy::cast_possible_truncation, reason = "a quotient of narrow values is narrow")]
             fn over(self, divisor: &Divisor) -> $type {
                 let over: fn($type, &Divisor) -> $type = $over;
                 over(self, divisor)
@@ -218,23 +231,21 @@ macro_rules! integer {
 }
 
 integer! {
-    i8 as u8: |value, divisor| over_8(i32::from(value), divisor) as i8;
-    u8 as u8: |value, divisor| over_8(i32::from(value), divisor) as u8;
-    i32 as u32: |value, divisor| (f64::from(value) / f64::from(divisor.world)) as i32;
-    u32 as u32: |value, divisor| (f64::from(value) / f64::from(divisor.world)) as u32;
-    i64 as u64: |value, divisor| {
-        let quotient = divisor.divide(value.unsigned_abs()).cast_signed();
+    i8 as u8: |value, divisor| {
+        let quotient = divisor.divide_32(u32::from(value.unsigned_abs())) as i8;
         if value < 0 { quotient.wrapping_neg() } else { quotient }
     };
-    u64 as u64: |value, divisor| divisor.divide(value);
-}
-
-/// A quotient of at most 8 bits. Rounded division is exact once cut off: two quotients of integers below 2⁸ that differ
-/// are further apart than f32 rounds (of integers below 2³², than f64 rounds, which the 32-bit types use).
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "rounding towards zero is the division's contract")]
-fn over_8(value: i32, divisor: &Divisor) -> i32 {
-    (value as f32 / divisor.world as f32) as i32
+    u8 as u8: |value, divisor| divisor.divide_32(u32::from(value)) as u8;
+    i32 as u32: |value, divisor| {
+        let quotient = divisor.divide_32(value.unsigned_abs()).cast_signed();
+        if value < 0 { quotient.wrapping_neg() } else { quotient }
+    };
+    u32 as u32: |value, divisor| divisor.divide_32(value);
+    i64 as u64: |value, divisor| {
+        let quotient = divisor.divide_64(value.unsigned_abs()).cast_signed();
+        if value < 0 { quotient.wrapping_neg() } else { quotient }
+    };
+    u64 as u64: |value, divisor| divisor.divide_64(value);
 }
 
 impl Lane for f32 {

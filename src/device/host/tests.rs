@@ -5,6 +5,8 @@
     reason = "the reference cuts bits to the type's width, which is what it tests"
 )]
 
+use std::sync::LazyLock;
+
 use crate::device::host::lane::Divisor;
 use crate::device::host::machine::Level;
 use crate::device::{Kernel, Pass, Store};
@@ -66,16 +68,17 @@ fn to_bytes(data_type: DataType, elements: &[Bits]) -> Vec<u8> {
     elements.iter().flat_map(|bits| bits.to_le_bytes()[..size].to_vec()).collect()
 }
 
-/// Values of an 8-bit float's codes 0.. below its special ones, by the format's definition.
-fn f8_values(data_type: DataType) -> Vec<f64> {
-    let (mantissa_bits, bias, codes) = if data_type == DataType::F8E4M3 { (3, 7, 0x7f) } else { (2, 15, 0x7c) };
-    (0..codes)
-        .map(|code: i32| {
-            let (exponent, fraction) = (code >> mantissa_bits, f64::from(code & ((1 << mantissa_bits) - 1)));
-            let fraction = fraction / f64::from(1 << mantissa_bits);
-            if exponent == 0 { fraction * 2f64.powi(1 - bias) } else { (1.0 + fraction) * 2f64.powi(exponent - bias) }
-        })
-        .collect()
+/// Values of an 8-bit float's codes from 0 to below its special ones, by the format's definition.
+fn f8_values(data_type: DataType) -> &'static [f64] {
+    static E4M3: LazyLock<Vec<f64>> = LazyLock::new(|| (0..0x7f).map(|code| f8_value(code, 3, 7)).collect());
+    static E5M2: LazyLock<Vec<f64>> = LazyLock::new(|| (0..0x7c).map(|code| f8_value(code, 2, 15)).collect());
+    if data_type == DataType::F8E4M3 { &E4M3 } else { &E5M2 }
+}
+
+fn f8_value(code: i32, mantissa_bits: i32, bias: i32) -> f64 {
+    let (exponent, fraction) = (code >> mantissa_bits, f64::from(code & ((1 << mantissa_bits) - 1)));
+    let fraction = fraction / f64::from(1 << mantissa_bits);
+    if exponent == 0 { fraction * 2f64.powi(1 - bias) } else { (1.0 + fraction) * 2f64.powi(exponent - bias) }
 }
 
 /// A float narrower than f32, read by other code than the kernel's.
@@ -381,6 +384,12 @@ every_case! {
     every_case_of_bf16: BF16;
     every_case_of_f8e4m3: F8E4M3;
     every_case_of_f8e5m2: F8E5M2;
+}
+
+#[test]
+fn says_which_levels_are_tested() {
+    println!("vector levels of this machine, all tested: {:?}", Level::available());
+    assert!(Level::available().contains(&Level::detect()));
 }
 
 /// All codes against all codes for one byte, all codes against a stride of codes for two.

@@ -1,11 +1,12 @@
 //! The vector levels of x86-64: SSE2, which all have; AVX2 with F16C; AVX-512.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_sfence, _mm_storeu_si128,
-    _mm_stream_si128, _mm256_blendv_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_set1_ps, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_stream_si256, _mm512_cmp_ps_mask,
-    _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_ps, _mm512_set1_ps,
-    _mm512_storeu_ps, _mm512_stream_si512,
+    __m128i, __m256i, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_cvtph_ps, _mm_cvtps_ph, _mm_cvtsi32_si128,
+    _mm_cvtsi128_si32, _mm_cvtss_f32, _mm_loadu_si128, _mm_set_ss, _mm_sfence, _mm_storeu_si128, _mm_stream_si128,
+    _mm256_blendv_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_set1_ps, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_stream_si256, _mm512_cmp_ps_mask, _mm512_cvtph_ps,
+    _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_ps, _mm512_set1_ps, _mm512_storeu_ps,
+    _mm512_stream_si512,
 };
 use std::mem::MaybeUninit;
 
@@ -15,7 +16,6 @@ use crate::device::host::fold::Fold;
 use crate::device::host::lane::Lane;
 use crate::device::host::vectors::{LINE, Vectors};
 use crate::device::host::{Body, Kernel, Pass};
-use crate::types::f16;
 
 /// Which vectors the machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,7 +24,8 @@ pub(super) enum Level {
     Baseline,
     /// AVX2 and F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ, VL, besides.
+    /// AVX-512 F, BW, DQ, VL besides, on machines that also have VBMI2: the first generations of AVX-512 lack it, and lower
+    /// their clock for a while wherever 512-bit vectors run.
     Avx512,
 }
 
@@ -38,6 +39,7 @@ impl Level {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vbmi2")
         {
             Level::Avx512
         } else {
@@ -112,8 +114,10 @@ unsafe fn copy_avx512(kernel: &Kernel, pass: &Pass<'_>) {
 macro_rules! stream_lines {
     ($vector:ty, $load:ident, $stream:ident, $source:expr, $target:expr, $bytes:expr) => {
         for offset in (0..$bytes).step_by(size_of::<$vector>()) {
-            // SAFETY: the caller vouches for `bytes` of both, and the vector's size divides it.
-            let (from, to) = unsafe { ($source.add(offset).cast::<$vector>(), $target.add(offset).cast::<$vector>()) };
+            // SAFETY: the caller vouches for `bytes` of the source, and the vector's size divides it.
+            let from = unsafe { $source.add(offset).cast::<$vector>() };
+            // SAFETY: likewise of the target.
+            let to = unsafe { $target.add(offset).cast::<$vector>() };
             // SAFETY: readable as said; the load takes any alignment.
             let vector = unsafe { $load(from) };
             // SAFETY: writable as said; the target is aligned to a line and the offset to the vector.
@@ -242,7 +246,7 @@ fn narrow_half_8(wide: &[f32], target: &mut [MaybeUninit<[u8; 2]>]) {
 
 /// Widens by 16, the rest one by one.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx2,f16c,avx512f")]
 fn widen_half_16(source: &[[u8; 2]], wide: &mut [MaybeUninit<f32>]) {
     let (sources, source_rest) = source.as_chunks::<16>();
     let (wides, wide_rest) = wide.as_chunks_mut::<16>();
@@ -258,7 +262,7 @@ fn widen_half_16(source: &[[u8; 2]], wide: &mut [MaybeUninit<f32>]) {
 
 /// Narrows by 16, the rest one by one.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx2,f16c,avx512f")]
 fn narrow_half_16(wide: &[f32], target: &mut [MaybeUninit<[u8; 2]>]) {
     let (wides, wide_rest) = wide.as_chunks::<16>();
     let (targets, target_rest) = target.as_chunks_mut::<16>();
@@ -274,17 +278,25 @@ fn narrow_half_16(wide: &[f32], target: &mut [MaybeUninit<[u8; 2]>]) {
     narrow_rest(wide_rest, target_rest);
 }
 
-#[inline(always)]
+/// Widens one by one.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
 fn widen_rest(source: &[[u8; 2]], wide: &mut [MaybeUninit<f32>]) {
     for (half, value) in source.iter().zip(wide) {
-        value.write(<f16 as Lane>::widen(*half));
+        let half = _mm_cvtsi32_si128(i32::from(u16::from_ne_bytes(*half)));
+        value.write(_mm_cvtss_f32(_mm_cvtph_ps(half)));
     }
 }
 
-#[inline(always)]
+/// Narrows one by one.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
 fn narrow_rest(wide: &[f32], target: &mut [MaybeUninit<[u8; 2]>]) {
     for (value, half) in wide.iter().zip(target) {
-        half.write(<f16 as Lane>::narrow(*value));
+        let settled = _mm_set_ss(if value.is_nan() { f32::NAN } else { *value });
+        let narrow = _mm_cvtsi128_si32(_mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(settled));
+        let [low, high, ..] = narrow.to_ne_bytes();
+        half.write([low, high]);
     }
 }
 

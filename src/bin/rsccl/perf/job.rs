@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rsccl::{DataType, Error, Result};
 
 use super::verify::{Op, Program};
-use super::{PerfArgs, Transport};
+use super::{Arguments, Transport};
 
 /// What to run, the same on all ranks.
 #[derive(Debug, Clone)]
@@ -61,41 +61,41 @@ impl Job {
     ///
     /// # Errors
     /// [`rsccl::error::Kind::InvalidArgument`] that names the option and what is allowed.
-    pub(crate) fn new(args: &PerfArgs) -> Result<Job> {
-        if args.graph > 0 {
+    pub(crate) fn new(arguments: &Arguments) -> Result<Job> {
+        if arguments.graph > 0 {
             return Err(wrong("-G: graphs are recorded on a GPU; this command runs on host memory, which has none"));
         }
-        let roots = match u32::try_from(args.root) {
-            Ok(root) if root < args.ranks => Roots::One(root),
-            Err(_) if args.root == -1 => Roots::Each,
-            _ => return Err(wrong(format!("-r {}: no rank of {}; -1 is each in turn", args.root, args.ranks))),
+        let roots = match u32::try_from(arguments.root) {
+            Ok(root) if root < arguments.ranks => Roots::One(root),
+            Err(_) if arguments.root == -1 => Roots::Each,
+            _ => return Err(wrong(format!("-r {}: no rank of {}; -1 is each in turn", arguments.root, arguments.ranks))),
         };
-        let over_ranks = match args.average {
+        let over_ranks = match arguments.average {
             0 => OverRanks::First,
             1 => OverRanks::Average,
             2 => OverRanks::Least,
             _ => OverRanks::Greatest,
         };
-        let calls = if args.check_only { 0 } else { args.iters };
-        if args.check_only && args.check == 0 {
+        let calls = if arguments.check_only { 0 } else { arguments.iters };
+        if arguments.check_only && arguments.check == 0 {
             return Err(wrong("--check-only with -c 0 leaves nothing to do"));
         }
         let job = Job {
-            programs: list("collective", &args.collective, Program::ALL, Program::name, Program::from_name)?,
-            types: list("-d", &args.datatype, DataType::ALL, DataType::name, data_type)?,
-            ops: list("-o", &args.op, Op::ALL, Op::name, Op::from_name)?,
+            programs: list("collective", &arguments.collective, Program::ALL, Program::name, Program::from_name)?,
+            types: list("-d", &arguments.datatype, DataType::ALL, DataType::name, data_type)?,
+            ops: list("-o", &arguments.op, Op::ALL, Op::name, Op::from_name)?,
             roots,
-            sizes: sizes(args)?,
-            ranks: args.ranks,
-            timing: Timing { calls, warm_up: args.warmup_iters, loops: args.repeat, over_ranks },
-            checks: args.check,
-            seed: args.seed,
-            skew: args.unalign as usize,
-            transport: args.transport,
-            algo: args.algo.clone(),
-            proto: args.proto.clone(),
-            json: args.json.clone(),
-            plot: args.plot.clone(),
+            sizes: sizes(arguments)?,
+            ranks: arguments.ranks,
+            timing: Timing { calls, warm_up: arguments.warmup_iters, loops: arguments.repeat, over_ranks },
+            checks: arguments.check,
+            seed: arguments.seed,
+            skew: arguments.unalign as usize,
+            transport: arguments.transport,
+            algo: arguments.algo.clone(),
+            proto: arguments.proto.clone(),
+            json: arguments.json.clone(),
+            plot: arguments.plot.clone(),
         };
         job.check_operators()?;
         Ok(job)
@@ -155,16 +155,16 @@ pub(crate) fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
     bytes.ok_or_else(|| format!("`{text}` is above the greatest size, {MOST_BYTES} bytes"))
 }
 
-fn sizes(args: &PerfArgs) -> Result<Vec<u64>> {
-    let (least, greatest) = (args.minbytes, args.maxbytes.unwrap_or(args.minbytes));
+fn sizes(arguments: &Arguments) -> Result<Vec<u64>> {
+    let (least, greatest) = (arguments.minbytes, arguments.maxbytes.unwrap_or(arguments.minbytes));
     if least > greatest {
         return Err(wrong(format!("-b {least} is above -e {greatest}")));
     }
-    let next = |size: u64| match args.stepfactor {
+    let next = |size: u64| match arguments.stepfactor {
         Some(_) if size == 0 => Some(AFTER_ZERO),
         Some(factor) => size.checked_mul(factor),
-        None if args.stepbytes == 0 => None,
-        None => size.checked_add(args.stepbytes),
+        None if arguments.stepbytes == 0 => None,
+        None => size.checked_add(arguments.stepbytes),
     };
     let sizes: Vec<u64> = std::iter::successors(Some(least), |size| next(*size))
         .take_while(|size| *size <= greatest)

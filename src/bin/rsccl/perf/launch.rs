@@ -3,16 +3,16 @@
 use rsccl::{Error, Result};
 
 use super::job::Job;
-use super::{PerfArgs, Transport, session};
+use super::{Arguments, Transport, session};
 
 /// Runs `job` on its ranks. Whether all was right.
 ///
 /// # Errors
 /// Of the ranks: the error that most likely caused the others'.
-pub(crate) fn run(args: &PerfArgs, job: &Job) -> Result<bool> {
+pub(crate) fn run(arguments: &Arguments, job: &Job) -> Result<bool> {
     match job.transport {
         Transport::Local => threads(job),
-        Transport::Shm | Transport::Net | Transport::Auto => processes(args, job),
+        Transport::Shm | Transport::Net | Transport::Auto => processes(arguments, job),
     }
 }
 
@@ -28,6 +28,6 @@ fn threads(job: &Job) -> Result<bool> {
     Ok(right.into_iter().all(|right| right))
 }
 
-fn processes(_args: &PerfArgs, _job: &Job) -> Result<bool> {
+fn processes(_arguments: &Arguments, _job: &Job) -> Result<bool> {
     Err(Error::invalid_usage("--transport shm, net, auto: not built yet; use local"))
 }

@@ -1,11 +1,12 @@
 //! One collective call, type-erased and checked.
 
 use crate::error::{Error, Result};
+use crate::exec::Buffers;
 use crate::types::{Collective, DataType, Elements, Rank, ReduceOp, World};
 
-/// A collective call as every path below takes it: pointers, counts, type.
-#[derive(Debug, Clone)]
-pub struct Call {
+/// A collective call as every path below takes it.
+#[derive(Debug)]
+pub struct Call<'a> {
     /// Which collective; not `Send` or `Recv`.
     pub collective: Collective,
     /// The elements' type.
@@ -16,15 +17,9 @@ pub struct Call {
     pub root: Option<Rank>,
     /// The count.
     pub count: CallCount,
-    /// Where input is read; null where this rank has none.
-    pub input: *const u8,
-    /// Where output is written; null where this rank has none.
-    pub output: *mut u8,
+    /// This rank's memory.
+    pub buffers: Buffers<'a>,
 }
-
-// SAFETY: the pointers are to memory that whoever made the call keeps for it; a call moves between threads only while that
-// holds (the worker of requests, the threads of a group).
-unsafe impl Send for Call {}
 
 /// The count of a [`Call`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +52,7 @@ impl CallCount {
     }
 }
 
-impl Call {
+impl Call<'_> {
     /// Elements of this rank's input and output.
     ///
     /// # Errors
@@ -111,11 +106,25 @@ impl Call {
             return Err(Error::invalid_argument(format!("{op} works on integers, not on {}", self.data_type)));
         }
         let (input, output) = self.lengths(world)?;
-        if (self.input.is_null() && input.0 > 0) || (self.output.is_null() && output.0 > 0) {
-            let which = if self.input.is_null() && input.0 > 0 { "input" } else { "output" };
-            return Err(Error::invalid_argument(format!("the {which} buffer is null, and its count is not 0")));
-        }
+        self.check_buffer("input", (self.buffers.input.is_null(), self.buffers.input_bytes), input)?;
+        self.check_buffer("output", (self.buffers.output.is_null(), self.buffers.output_bytes), output)?;
         self.check_overlap(world, (input, output))
+    }
+
+    fn check_buffer(&self, name: &str, (null, bytes): (bool, usize), needed: Elements) -> Result<()> {
+        let size = self.data_type.size() as usize;
+        if needed.0 > 0 && null {
+            return Err(Error::invalid_argument(format!("the {name} buffer is null, and its count is not 0")));
+        }
+        if bytes / size < needed.index() {
+            let message = format!(
+                "the {name} buffer of {} has {} elements where {needed} are needed",
+                self.collective,
+                bytes / size
+            );
+            return Err(Error::invalid_argument(message));
+        }
+        Ok(())
     }
 
     /// Whether input and output are the one buffer that the collective's in-place form means.
@@ -126,7 +135,7 @@ impl Call {
             CallCount::Each(count) => count * u64::from(rank.get()),
             CallCount::PerRank(counts) => counts[..rank.index()].iter().sum(),
         };
-        let (input, output) = (self.input, self.output.cast_const());
+        let (input, output) = (self.buffers.input, self.buffers.output.cast_const());
         match self.collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce => input == output,
             Collective::AllGather | Collective::AllGatherV | Collective::Gather => {
@@ -144,11 +153,12 @@ impl Call {
     }
 
     fn check_overlap(&self, world: World, (input, output): (Elements, Elements)) -> Result<()> {
-        if self.in_place(world) || self.input.is_null() || self.output.is_null() {
+        let (input_place, output_place) = (self.buffers.input, self.buffers.output);
+        if self.in_place(world) || input_place.is_null() || output_place.is_null() {
             return Ok(());
         }
         let size = self.data_type.size() as usize;
-        let (input_start, output_start) = (self.input.addr(), self.output.addr());
+        let (input_start, output_start) = (input_place.addr(), output_place.addr());
         let input_end = input_start.saturating_add(input.index() * size);
         let output_end = output_start.saturating_add(output.index() * size);
         if input_start < output_end && output_start < input_end && input.0 > 0 && output.0 > 0 {

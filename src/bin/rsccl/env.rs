@@ -1,0 +1,127 @@
+//! `rsccl env`: the table of variables.
+
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+
+use rsccl::config::{CONF_FILE_DOC, Config, Environment, Launch, Note, Setting, StoreAddress};
+use rsccl::{Error, Result};
+use serde_json::{Value, json};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Print JSON: an object with `variables`, `launch`, `notes`
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the table. Bad values are told on standard error and make the command fail, after the table.
+pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
+    let environment = Environment::capture();
+    let (settings, notes) = Config::default().explain(&environment)?;
+    let resolved = Config::default().resolve_in(&environment);
+    // Without a launcher, which is the usual case here, there is nothing to show.
+    let launch = resolved.as_ref().ok().and_then(|config| Launch::learn(&environment, config).ok());
+    let text = match arguments.json {
+        true => format!("{:#}\n", as_json(&settings, launch.as_ref(), &notes)),
+        false => as_table(&settings, launch.as_ref()),
+    };
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        // Whoever reads has read enough (`rsccl env | head`).
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written.map_err(|error| Error::system("writing the table", error))?,
+    }
+    for note in notes.iter().filter(|_| !arguments.json) {
+        match note {
+            Note::Warning(text) => eprintln!("rsccl: warning: {text}"),
+            Note::Information(text) => eprintln!("rsccl: {text}"),
+            _ => {}
+        }
+    }
+    let problems: Vec<&String> = settings.iter().filter_map(|setting| setting.problem.as_ref()).collect();
+    for problem in &problems {
+        eprintln!("rsccl: error: {problem}");
+    }
+    match resolved {
+        Ok(_) => Ok(ExitCode::SUCCESS),
+        Err(_) if !problems.is_empty() => Ok(ExitCode::FAILURE),
+        // What no single variable can tell, e.g. a product that is too large.
+        Err(error) => Err(error),
+    }
+}
+
+fn as_table(settings: &[Setting], launch: Option<&Launch>) -> String {
+    let mut rows = vec![HEADER.map(str::to_owned)];
+    let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    for setting in settings {
+        let source = match setting.problem {
+            Some(_) => format!("{} (bad)", setting.source),
+            None => setting.source.to_string(),
+        };
+        let variable = setting.variable;
+        let (default, value) = (shown(&setting.default), shown(&setting.value));
+        rows.push([
+            variable.full_name(),
+            variable.kind.name().to_owned(),
+            default,
+            value,
+            source,
+            variable.doc.to_owned(),
+        ]);
+    }
+    let mut widths = [0; HEADER.len()];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for row in &rows {
+        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text.push_str(&format!("\nNCCL_CONF_FILE in the environment: {CONF_FILE_DOC}.\n"));
+    text.push_str("Each NCCL_X is read as RSCCL_X first. Stronger before weaker: environment, the user's file, ");
+    text.push_str("/etc/nccl.conf, the program, the default.\n");
+    if let Some(launch) = launch {
+        let store = launch.store.as_ref().map_or("no store".to_owned(), StoreAddress::to_string);
+        let (rank, size, source) = (launch.world.rank, launch.world.size, launch.source);
+        text.push_str(&format!("Launched as rank {rank} of {size} by {source}, {store}.\n"));
+    }
+    text
+}
+
+fn as_json(settings: &[Setting], launch: Option<&Launch>, notes: &[Note]) -> Value {
+    let optional = |text: &str| if text.is_empty() { Value::Null } else { json!(text) };
+    let variable = |setting: &Setting| {
+        json!({
+            "name": setting.variable.full_name(),
+            "names": setting.variable.names().collect::<Vec<_>>(),
+            "type": setting.variable.kind.name(),
+            "allowed": setting.variable.allowed(),
+            "default": optional(&setting.default),
+            "value": optional(&setting.value),
+            "source": setting.source.to_string(),
+            "problem": setting.problem,
+            "doc": setting.variable.doc,
+        })
+    };
+    let note = |note: &Note| match note {
+        Note::Warning(text) => json!({ "level": "warning", "text": text }),
+        Note::Information(text) => json!({ "level": "information", "text": text }),
+        _ => Value::Null,
+    };
+    json!({
+        "variables": settings.iter().map(variable).collect::<Vec<_>>(),
+        "launch": launch.map(|launch| json!({
+            "rank": launch.world.rank.get(),
+            "world": launch.world.size,
+            "local_rank": launch.local_rank,
+            "store": launch.store.as_ref().map(StoreAddress::to_string),
+            "launcher": launch.source,
+        })),
+        "notes": notes.iter().map(note).collect::<Vec<_>>(),
+    })
+}
+
+const HEADER: [&str; 6] = ["NAME", "TYPE", "DEFAULT", "VALUE", "SOURCE", "MEANING"];

@@ -1,0 +1,307 @@
+//! The life of a job: until all ranks have ended by themselves, or one fails, or the user or the deadline ends it.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rsccl::sys::clock;
+use rsccl::sys::process::{Exit, Group, Signal, Signals, Want, wait_ready};
+use rsccl::{Error, Result};
+
+use super::output::{Inlet, Outlet};
+
+/// The ranks, their output, and how far the job's end has come.
+#[derive(Debug)]
+pub(crate) struct Job {
+    ranks: Vec<RankProcess>,
+    signals: Signals,
+    /// Standard output and standard error.
+    outlets: [Outlet; 2],
+    timeout_at: Option<Instant>,
+    phase: Phase,
+    /// The exit code, once somebody failed.
+    code: Option<u8>,
+    /// The user's signal, once one was passed on that asks to end.
+    asked: Option<Signal>,
+    /// What has come from the ranks' pipes after all ranks had ended.
+    drained_bytes: usize,
+}
+
+#[derive(Debug)]
+struct RankProcess {
+    group: Group,
+    exit: Option<Exit>,
+    inlets: [Option<Inlet>; 2],
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    /// Ranks run.
+    Running,
+    /// They were asked to end, and are killed when this moment comes.
+    Ending(Instant),
+    /// They were killed.
+    Killed,
+    /// All have ended; output that somebody holds open is given up when this moment comes.
+    Draining(Instant),
+}
+
+/// A descriptor that the job waits for.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Signals,
+    Inlet { rank: usize, stream: usize },
+    Outlet(usize),
+}
+
+impl Job {
+    pub(crate) fn new(groups: Vec<Group>, signals: Signals, timeout: Option<Duration>) -> Result<Job> {
+        let system = |error| Error::system("duplicating standard output and error", error);
+        let outlets =
+            [Outlet::new(std::io::stdout()).map_err(system)?, Outlet::new(std::io::stderr()).map_err(system)?];
+        let start = |(rank, mut group): (usize, Group)| {
+            let (stdout, stderr) = group.take_output();
+            let inlets = [stdout.map(|pipe| Inlet::new(pipe, rank)), stderr.map(|pipe| Inlet::new(pipe, rank))];
+            RankProcess { group, exit: None, inlets }
+        };
+        Ok(Job {
+            ranks: groups.into_iter().enumerate().map(start).collect(),
+            signals,
+            outlets,
+            timeout_at: timeout.and_then(|timeout| clock::now().checked_add(timeout)),
+            phase: Phase::Running,
+            code: None,
+            asked: None,
+            drained_bytes: 0,
+        })
+    }
+
+    /// Serves the job to its end and returns its exit code.
+    pub(crate) fn serve(mut self) -> Result<u8> {
+        while !self.is_over() {
+            let parts = self.wait()?;
+            for part in parts {
+                match part {
+                    Part::Signals => self.take_signals()?,
+                    Part::Inlet { rank, stream } => self.pass_on(rank, stream),
+                    Part::Outlet(stream) => self.outlets[stream].write_some(),
+                }
+            }
+            if self.outlets[STDOUT].is_closed() && matches!(self.phase, Phase::Running) {
+                // Nobody reads what the ranks write (`rsccl run .. | head`): as the ranks' own writes would, it ends them.
+                self.code.get_or_insert(exit_code(Exit::Signal(Signal::PIPE)));
+                self.end(Signal::TERMINATE, GRACE);
+            }
+            self.keep_deadlines(clock::now());
+        }
+        Ok(self.code.unwrap_or(0))
+    }
+
+    fn is_over(&self) -> bool {
+        let ended = matches!(self.phase, Phase::Draining(_));
+        let silent = self.ranks.iter().all(|rank| rank.inlets.iter().all(Option::is_none));
+        ended && silent && self.outlets.iter().all(Outlet::is_empty)
+    }
+
+    /// Waits until something can be done and says what.
+    fn wait(&self) -> Result<Vec<Part>> {
+        let mut parts = vec![(Part::Signals, self.signals.as_fd(), Want::Read)];
+        for (rank, process) in self.ranks.iter().enumerate() {
+            for (stream, inlet) in process.inlets.iter().enumerate() {
+                if let (Some(inlet), false) = (inlet, self.outlets[stream].is_full()) {
+                    parts.push((Part::Inlet { rank, stream }, inlet.as_fd(), Want::Read));
+                }
+            }
+        }
+        for (stream, outlet) in self.outlets.iter().enumerate().filter(|(_, outlet)| !outlet.is_empty()) {
+            parts.push((Part::Outlet(stream), outlet.as_fd(), Want::Write));
+        }
+        let now = clock::now();
+        let phase_at = match self.phase {
+            Phase::Ending(moment) | Phase::Draining(moment) => Some(moment),
+            Phase::Running | Phase::Killed => None,
+        };
+        let timeout_at = self.timeout_at.filter(|_| matches!(self.phase, Phase::Running));
+        let moments = [phase_at, timeout_at];
+        let next = moments.into_iter().flatten().min().map(|moment| moment.saturating_duration_since(now));
+        let wants: Vec<_> = parts.iter().map(|(_, fd, want)| (*fd, *want)).collect();
+        let ready = wait_ready(&wants, next)?;
+        Ok(parts.iter().zip(ready).filter(|(_, ready)| *ready).map(|((part, ..), _)| *part).collect())
+    }
+
+    fn pass_on(&mut self, rank: usize, stream: usize) {
+        let (inlet, outlet) = (&mut self.ranks[rank].inlets[stream], &mut self.outlets[stream]);
+        match inlet.as_mut().and_then(|inlet| inlet.pass_on(outlet)) {
+            Some(count) if matches!(self.phase, Phase::Draining(_)) => {
+                self.drained_bytes += count;
+                if self.drained_bytes > MAX_DRAINED_BYTES * self.ranks.len() {
+                    // Somebody who escaped the end of all goes on writing.
+                    self.give_up_inlets();
+                }
+            }
+            Some(_) => {}
+            None => {
+                if let Some(inlet) = inlet.take() {
+                    inlet.finish(outlet);
+                }
+            }
+        }
+    }
+
+    fn take_signals(&mut self) -> Result<()> {
+        while let Some(signal) = self.signals.next()? {
+            match signal {
+                Signal::CHILD => self.look_after_ranks()?,
+                Signal::USER_1 | Signal::USER_2 => self.send(signal),
+                // All ranks have ended; what is left is to be read by somebody, whom the user does not wait for.
+                _ if matches!(self.phase, Phase::Draining(_)) => self.give_up_output(),
+                // Asked a second time, the user does not want to wait.
+                _ if self.asked.is_some() => self.kill(),
+                _ => {
+                    self.asked = Some(signal);
+                    self.end(signal, USER_GRACE);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds who has ended, and whether it was the first to fail.
+    fn look_after_ranks(&mut self) -> Result<()> {
+        let mut failed = None;
+        for (number, rank) in self.ranks.iter_mut().enumerate().filter(|(_, rank)| rank.exit.is_none()) {
+            rank.exit = rank.group.exit()?;
+            let Some(exit) = rank.exit.filter(|exit| *exit != Exit::Code(0)) else { continue };
+            // Of several that are found together, one that a signal ended is the likelier cause of the others' failures.
+            let is_cause = matches!((failed, exit), (None, _) | (Some((_, Exit::Code(_))), Exit::Signal(_)));
+            if is_cause {
+                failed = Some((number, exit));
+            }
+        }
+        if let Some((number, exit)) = failed
+            && self.code.is_none()
+        {
+            self.code = Some(exit_code(exit));
+            // What the user's own signal does needs no words.
+            if self.asked.is_none_or(|asked| exit != Exit::Signal(asked)) {
+                let (ranks, id) = (self.ranks.len(), self.ranks[number].group.id());
+                let how = match exit {
+                    Exit::Code(code) => format!("exited with code {code}"),
+                    Exit::Signal(signal) => format!("was ended by {}", signal.name()),
+                };
+                let rest = if ranks > 1 { "; the other ranks are ended" } else { "" };
+                self.say(&format!("rank {number} of {ranks} (process {id}) {how}{rest}"));
+            }
+            if matches!(self.phase, Phase::Running) {
+                self.end(Signal::TERMINATE, GRACE);
+            }
+        }
+        if self.ranks.iter().all(|rank| rank.exit.is_some()) && !matches!(self.phase, Phase::Draining(_)) {
+            // What the ranks started and left behind ends with them.
+            self.send(Signal::KILL);
+            self.phase = Phase::Draining(clock::now() + DRAIN);
+        }
+        Ok(())
+    }
+
+    fn keep_deadlines(&mut self, now: Instant) {
+        match self.phase {
+            Phase::Running if self.timeout_at.is_some_and(|moment| now >= moment) => {
+                self.code.get_or_insert(EXIT_TIMEOUT);
+                self.say(&format!("the time is over; {} had not ended: all are ended", self.running()));
+                self.end(Signal::TERMINATE, GRACE);
+            }
+            Phase::Ending(moment) if now >= moment => {
+                self.say(&format!("{} did not end when asked to: killed", self.running()));
+                self.kill();
+            }
+            // A slow reader of our output is waited for; an open pipe from which nothing comes is not.
+            Phase::Draining(moment) if now >= moment && self.outlets.iter().all(Outlet::is_empty) => {
+                self.give_up_inlets()
+            }
+            Phase::Draining(moment) if now >= moment => self.phase = Phase::Draining(now + DRAIN),
+            Phase::Running | Phase::Ending(_) | Phase::Killed | Phase::Draining(_) => {}
+        }
+    }
+
+    fn end(&mut self, signal: Signal, grace: Duration) {
+        self.phase = Phase::Ending(clock::now() + grace);
+        self.send(signal);
+    }
+
+    fn kill(&mut self) {
+        self.phase = Phase::Killed;
+        self.send(Signal::KILL);
+    }
+
+    fn send(&mut self, signal: Signal) {
+        let errors: Vec<String> = self
+            .ranks
+            .iter()
+            .filter_map(|rank| rank.group.signal(signal).err())
+            .map(|error| error.to_string())
+            .collect();
+        errors.iter().for_each(|error| self.say(error));
+    }
+
+    fn say(&mut self, text: &str) {
+        self.outlets[STDERR].say(&format!("rsccl run: {text}"));
+    }
+
+    fn give_up_inlets(&mut self) {
+        for rank in &mut self.ranks {
+            for (inlet, outlet) in rank.inlets.iter_mut().zip(&mut self.outlets) {
+                if let Some(inlet) = inlet.take() {
+                    inlet.finish(outlet);
+                }
+            }
+        }
+    }
+
+    fn give_up_output(&mut self) {
+        self.give_up_inlets();
+        self.outlets.iter_mut().for_each(Outlet::give_up);
+    }
+
+    /// The ranks that run, e.g. "ranks 0, 2-3".
+    fn running(&self) -> String {
+        let running: Vec<usize> = (0..self.ranks.len()).filter(|rank| self.ranks[*rank].exit.is_none()).collect();
+        let ranges = running.chunk_by(|a, b| a + 1 == *b).map(|range| match range {
+            [only] => only.to_string(),
+            [first, .., last] => format!("{first}-{last}"),
+            [] => String::new(),
+        });
+        let ranges: Vec<String> = ranges.collect();
+        format!("{} {}", if running.len() == 1 { "rank" } else { "ranks" }, ranges.join(", "))
+    }
+}
+
+/// As shells have it.
+fn exit_code(exit: Exit) -> u8 {
+    match exit {
+        Exit::Code(code) => u8::try_from(code & 0xff).unwrap_or(1),
+        Exit::Signal(signal) => u8::try_from(128 + signal.number()).unwrap_or(u8::MAX),
+    }
+}
+
+/// What the launcher takes: its children's ends, and what it passes on.
+pub(crate) const TAKEN_SIGNALS: &[Signal] = &[
+    Signal::CHILD,
+    Signal::HANGUP,
+    Signal::INTERRUPT,
+    Signal::QUIT,
+    Signal::TERMINATE,
+    Signal::USER_1,
+    Signal::USER_2,
+];
+/// What ranks have to clean up after another one has failed.
+const GRACE: Duration = Duration::from_secs(3);
+/// What ranks have to finish when the user asks them to, e.g. to write a checkpoint.
+const USER_GRACE: Duration = Duration::from_secs(30);
+/// How long a pipe that an escaped process holds open is waited for.
+const DRAIN: Duration = Duration::from_secs(1);
+/// The most that two pipes of a rank hold when it ends.
+const MAX_DRAINED_BYTES: usize = 2 << 20;
+/// As `timeout` has it.
+const EXIT_TIMEOUT: u8 = 124;
+const STDOUT: usize = 0;
+const STDERR: usize = 1;

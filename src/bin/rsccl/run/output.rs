@@ -1,0 +1,204 @@
+//! Output of many, made one: whole lines with the rank before them, in bounded memory.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rsccl::sys::process::PIPE_ROOM_BYTES;
+
+/// A pipe from a rank, cut into lines.
+#[derive(Debug)]
+pub(crate) struct Inlet {
+    pipe: File,
+    lines: Lines,
+}
+
+impl Inlet {
+    pub(crate) fn new(pipe: impl Into<OwnedFd>, rank: usize) -> Inlet {
+        Inlet { pipe: File::from(pipe.into()), lines: Lines::new(rank) }
+    }
+
+    /// Reads what is there into `outlet` and says how many bytes; `None` at the end. Call it when the pipe is ready: it does
+    /// not block then.
+    pub(crate) fn pass_on(&mut self, outlet: &mut Outlet) -> Option<usize> {
+        let mut bytes = [0; READ_BYTES];
+        match self.pipe.read(&mut bytes) {
+            Ok(0) => None,
+            Ok(count) => {
+                self.lines.feed(&bytes[..count], &mut outlet.pending);
+                Some(count)
+            }
+            // A pipe that fails has nothing more to give.
+            Err(error) => matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock).then_some(0),
+        }
+    }
+
+    /// Gives out the last line, which has no end.
+    pub(crate) fn finish(mut self, outlet: &mut Outlet) {
+        self.lines.finish(&mut outlet.pending);
+    }
+}
+
+impl AsFd for Inlet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+}
+
+/// The launcher's own output, with what it has not taken yet.
+#[derive(Debug)]
+pub(crate) struct Outlet {
+    file: File,
+    pending: Vec<u8>,
+    taken: usize,
+    closed: bool,
+}
+
+impl Outlet {
+    pub(crate) fn new(stream: impl AsFd) -> std::io::Result<Outlet> {
+        let file = File::from(stream.as_fd().try_clone_to_owned()?);
+        Ok(Outlet { file, pending: Vec::new(), taken: 0, closed: false })
+    }
+
+    /// Whether it wants no more for now. Ranks then wait in their writes, as with any slow reader.
+    pub(crate) fn is_full(&self) -> bool {
+        self.pending.len() - self.taken >= MAX_PENDING_BYTES
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pending.len() == self.taken
+    }
+
+    /// Whether nobody reads it any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Adds a line of the launcher's own.
+    pub(crate) fn say(&mut self, line: &str) {
+        self.pending.extend_from_slice(line.as_bytes());
+        self.pending.push(b'\n');
+    }
+
+    /// Drops what nobody has taken.
+    pub(crate) fn give_up(&mut self) {
+        self.pending.clear();
+        self.taken = 0;
+    }
+
+    /// Writes as much as a ready stream takes without blocking.
+    pub(crate) fn write_some(&mut self) {
+        let rest = &self.pending[self.taken..];
+        match self.file.write(&rest[..rest.len().min(PIPE_ROOM_BYTES)]) {
+            Ok(count) => self.taken += count,
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+            Err(_) => self.closed = true,
+        }
+        if self.closed || self.is_empty() {
+            self.give_up();
+        } else if self.taken >= MAX_PENDING_BYTES {
+            self.pending.drain(..self.taken);
+            self.taken = 0;
+        }
+    }
+}
+
+impl AsFd for Outlet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Bytes on their way to becoming lines.
+#[derive(Debug)]
+struct Lines {
+    prefix: String,
+    begun: Vec<u8>,
+}
+
+impl Lines {
+    fn new(rank: usize) -> Lines {
+        Lines { prefix: format!("[{rank}] "), begun: Vec::new() }
+    }
+
+    /// Appends to `out` every line that `bytes` complete. One that grows beyond [`MAX_LINE_BYTES`] goes out in pieces.
+    fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let (content, ended) = match piece.strip_suffix(b"\n") {
+                Some(content) => (content, true),
+                None => (piece, false),
+            };
+            let mut rest = content;
+            while self.begun.len() + rest.len() > MAX_LINE_BYTES {
+                let (now, later) = rest.split_at(MAX_LINE_BYTES - self.begun.len());
+                self.begun.extend_from_slice(now);
+                self.put(out);
+                rest = later;
+            }
+            self.begun.extend_from_slice(rest);
+            if ended {
+                self.put(out);
+            }
+        }
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        if !self.begun.is_empty() {
+            self.put(out);
+        }
+    }
+
+    fn put(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.prefix.as_bytes());
+        out.append(&mut self.begun);
+        out.push(b'\n');
+    }
+}
+
+/// The longest line passed on in one piece.
+const MAX_LINE_BYTES: usize = 16 << 10;
+/// What a slow reader of the launcher's output may leave behind before the ranks have to wait.
+const MAX_PENDING_BYTES: usize = 1 << 20;
+const READ_BYTES: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fed(pieces: &[&[u8]]) -> Vec<u8> {
+        let (mut lines, mut out) = (Lines::new(3), Vec::new());
+        pieces.iter().for_each(|piece| lines.feed(piece, &mut out));
+        lines.finish(&mut out);
+        out
+    }
+
+    #[test]
+    fn lines_are_whole_however_they_come() {
+        assert_eq!(fed(&[b"a", b"b\nc", b"\n\nd"]), b"[3] ab\n[3] c\n[3] \n[3] d\n");
+        assert_eq!(fed(&[b"\xff\x00\n"]), b"[3] \xff\x00\n");
+        assert_eq!(fed(&[]), b"");
+    }
+
+    #[test]
+    fn long_lines_go_out_in_pieces() {
+        let long = vec![b'x'; 2 * MAX_LINE_BYTES + 5];
+        let out = fed(&[&long, b"\n"]);
+        let lines: Vec<usize> = out.split(|byte| *byte == b'\n').map(<[u8]>::len).collect();
+        assert_eq!(lines, [MAX_LINE_BYTES + 4, MAX_LINE_BYTES + 4, 9, 0]);
+        let exact = vec![b'x'; MAX_LINE_BYTES];
+        assert_eq!(fed(&[&exact, b"\n"]).len(), MAX_LINE_BYTES + 5);
+    }
+
+    #[test]
+    fn an_outlet_takes_what_fits_and_notices_the_end() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut outlet = Outlet::new(&writer).unwrap();
+        drop(writer);
+        outlet.pending = vec![b'x'; 10_000];
+        outlet.write_some();
+        assert_eq!(outlet.pending.len() - outlet.taken, 10_000 - PIPE_ROOM_BYTES);
+        drop(reader);
+        outlet.write_some();
+        assert!(outlet.is_closed() && outlet.is_empty());
+    }
+}

@@ -1,0 +1,231 @@
+//! `host:port` in the forms that `NCCL_COMM_ID` and store addresses may have.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::str::FromStr;
+
+use crate::bootstrap::interface::Family;
+use crate::error::{Error, Result};
+use crate::sys::interfaces::Interface;
+
+/// `ipv4:port`, `[ipv6]:port`, `[ipv6%scope]:port` or `hostname:port`, taken apart but not looked up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPort {
+    host: Host,
+    port: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Host {
+    Ip(IpAddr),
+    Scoped(Ipv6Addr, String),
+    Name(String),
+}
+
+/// The longest host name (RFC 1035).
+const MAX_NAME_BYTES: usize = 253;
+
+/// The longest name of an interface, as the kernel bounds it.
+const MAX_SCOPE_BYTES: usize = 15;
+
+impl FromStr for HostPort {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<HostPort> {
+        let wrong = |why: &str| {
+            let shown: String = text.chars().take(MAX_NAME_BYTES + 16).collect();
+            Error::invalid_argument(format!(
+                "'{}' is no address: {why}; write ipv4:port, [ipv6]:port, [ipv6%interface]:port or hostname:port",
+                shown.escape_default()
+            ))
+        };
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (inside, after) = rest.split_once(']').ok_or_else(|| wrong("the ']' is missing"))?;
+                let port = after.strip_prefix(':').ok_or_else(|| wrong("':port' is missing behind ']'"))?;
+                (v6_host(inside).ok_or_else(|| wrong("no IPv6 address stands between the brackets"))?, port)
+            }
+            None => {
+                let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("':port' is missing"))?;
+                if host.contains(':') {
+                    return Err(wrong("an IPv6 address stands in brackets"));
+                }
+                (name_host(host).map_err(wrong)?, port)
+            }
+        };
+        let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        let port =
+            port.parse().ok().filter(|_| digits).ok_or_else(|| wrong("the port is no number from 1 to 65535"))?;
+        if port == 0 {
+            return Err(wrong("port 0 names no port"));
+        }
+        Ok(HostPort { host, port })
+    }
+}
+
+fn v6_host(text: &str) -> Option<Host> {
+    match text.split_once('%') {
+        None => Some(Host::Ip(IpAddr::V6(text.parse().ok()?))),
+        Some((ip, scope)) => {
+            let known = !scope.is_empty() && scope.len() <= MAX_SCOPE_BYTES;
+            known.then_some(Host::Scoped(ip.parse().ok()?, scope.to_owned()))
+        }
+    }
+}
+
+fn name_host(text: &str) -> std::result::Result<Host, &'static str> {
+    if let Ok(ip) = text.parse() {
+        return Ok(Host::Ip(IpAddr::V4(ip)));
+    }
+    if text.is_empty() {
+        return Err("the host is missing");
+    }
+    if text.len() > MAX_NAME_BYTES {
+        return Err("the host's name is too long");
+    }
+    if text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        return Err("an IPv4 address has four numbers from 0 to 255");
+    }
+    if !text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte)) {
+        return Err("the host's name has a character that names do not have");
+    }
+    Ok(Host::Name(text.to_owned()))
+}
+
+impl HostPort {
+    /// A host, in any form that has no port, and a port.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where it is no host.
+    pub fn new(host: &str, port: u16) -> Result<HostPort> {
+        match host.contains(':') && !host.starts_with('[') {
+            true => format!("[{host}]:{port}").parse(),
+            false => format!("{host}:{port}").parse(),
+        }
+    }
+
+    /// The socket address: looks up a name (which may block as long as the resolver does) and the number of a scope.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where the name is not known, [`crate::error::Kind::InvalidArgument`] where the scope names no
+    /// interface or the address is not of the wanted family.
+    pub fn resolve(&self, family: Family, interfaces: &[Interface]) -> Result<SocketAddr> {
+        let address = match &self.host {
+            Host::Ip(ip) => SocketAddr::new(*ip, self.port),
+            Host::Scoped(ip, scope) => SocketAddrV6::new(*ip, self.port, 0, scope_number(scope, interfaces)?).into(),
+            Host::Name(name) => {
+                let named = |error| Error::system(format!("looking up the host '{name}'"), error);
+                let found: Vec<_> = (name.as_str(), self.port).to_socket_addrs().map_err(named)?.collect();
+                let fits = found.iter().find(|address| family.allows(address.ip())).or(found.first());
+                *fits.ok_or_else(|| Error::invalid_argument(format!("the host '{name}' has no address")))?
+            }
+        };
+        if family.allows(address.ip()) {
+            return Ok(address);
+        }
+        Err(Error::invalid_argument(format!("{self} is not of the family that NCCL_SOCKET_FAMILY asks for ({family})")))
+    }
+}
+
+fn scope_number(scope: &str, interfaces: &[Interface]) -> Result<u32> {
+    if let Ok(number) = scope.parse() {
+        return Ok(number);
+    }
+    let scoped = interfaces.iter().find(|interface| interface.name == scope && interface.scope != 0);
+    scoped.map(|interface| interface.scope).ok_or_else(|| {
+        Error::invalid_argument(format!(
+            "the scope '{}' names no interface with an IPv6 address",
+            scope.escape_default()
+        ))
+    })
+}
+
+impl std::fmt::Display for HostPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let port = self.port;
+        match &self.host {
+            Host::Ip(ip) => SocketAddr::new(*ip, port).fmt(f),
+            Host::Scoped(ip, scope) => write!(f, "[{ip}%{scope}]:{port}"),
+            Host::Name(name) => write!(f, "{name}:{port}"),
+        }
+    }
+}
+
+/// `address` of a peer as it is to be used here: the scope of a link-local address is a number of the machine it came from,
+/// so it is replaced by the scope of our interface on that link.
+pub(crate) fn localise(address: SocketAddr, interface: SocketAddr) -> SocketAddr {
+    match (address, interface) {
+        (SocketAddr::V6(theirs), SocketAddr::V6(ours))
+            if theirs.ip().is_unicast_link_local() && ours.scope_id() != 0 =>
+        {
+            SocketAddrV6::new(*theirs.ip(), theirs.port(), 0, ours.scope_id()).into()
+        }
+        _ => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<HostPort> {
+        text.parse()
+    }
+
+    #[test]
+    fn all_forms_are_understood() {
+        for text in ["10.0.0.1:80", "[::1]:65535", "[fe80::1%eth0]:1", "node-7.cluster_2.example:29500"] {
+            assert_eq!(parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(HostPort::new("::1", 5).unwrap().to_string(), "[::1]:5");
+        assert_eq!(HostPort::new("host", 5).unwrap().to_string(), "host:5");
+    }
+
+    #[test]
+    fn errors_say_what_is_wrong() {
+        for (text, why) in [
+            ("host", "':port' is missing"),
+            ("host:", "no number from 1 to 65535"),
+            ("host:+5", "no number from 1 to 65535"),
+            ("host:65536", "no number from 1 to 65535"),
+            ("host:0", "port 0"),
+            (":5", "the host is missing"),
+            ("::1:5", "stands in brackets"),
+            ("[::1:5", "']' is missing"),
+            ("[::1]5", "behind ']'"),
+            ("[1.2.3.4]:5", "no IPv6 address"),
+            ("[fe80::1%]:5", "no IPv6 address"),
+            ("1.2.3:5", "four numbers"),
+            ("1.2.3.256:5", "four numbers"),
+            ("ho st:5", "character"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains(text), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn scopes_and_families_are_checked() {
+        let link = Interface {
+            name: "eth0".into(),
+            address: "fe80::2".parse().unwrap(),
+            netmask: "ffff:ffff:ffff:ffff::".parse().unwrap(),
+            scope: 4,
+            running: true,
+        };
+        let resolve = |text: &str, family| parse(text).unwrap().resolve(family, std::slice::from_ref(&link));
+        assert_eq!(resolve("[fe80::1%eth0]:9", Family::Any).unwrap().to_string(), "[fe80::1%4]:9");
+        assert_eq!(resolve("[fe80::1%7]:9", Family::V6).unwrap().to_string(), "[fe80::1%7]:9");
+        assert!(resolve("[fe80::1%eth1]:9", Family::Any).unwrap_err().to_string().contains("'eth1'"));
+        assert!(resolve("10.0.0.1:9", Family::V6).unwrap_err().to_string().contains("AF_INET6"));
+        assert_eq!(resolve("localhost:9", Family::V4).unwrap().to_string(), "127.0.0.1:9");
+    }
+
+    #[test]
+    fn a_link_local_peer_is_reached_through_our_own_scope() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let ours = address("[fe80::1%3]:0");
+        assert_eq!(localise(address("[fe80::2%9]:5"), ours), address("[fe80::2%3]:5"));
+        assert_eq!(localise(address("[fd00::2]:5"), ours), address("[fd00::2]:5"));
+        assert_eq!(localise(address("10.0.0.1:5"), ours), address("10.0.0.1:5"));
+    }
+}

@@ -1,0 +1,445 @@
+//! The handshake that every connection begins with: both sides prove that they hold the key, for this purpose, between
+//! these ranks, of this communicator.
+//!
+//! [`Handshake`] takes bytes and gives bytes; it does no I/O and reads no clock, so any socket can drive it. [`run`] drives
+//! it over a stream that blocks. The key never travels, and what travels proves nothing a second time.
+//!
+//! | message | from | bytes |
+//! |---------|------|-------|
+//! | hello | initiator | mark 4, version 1, purpose 1, zero 2, communicator 8, from 4, to 4, nonce 16, MAC 16 |
+//! | challenge | responder | nonce 16, MAC 32 of hello and this nonce |
+//! | proof | initiator | MAC 32 of hello, challenge |
+//!
+//! The MAC in the hello lets a responder drop strangers without an answer. The initiator may send data right behind the
+//! proof, so a connection costs one round trip. What follows is neither encrypted nor signed.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::Wait;
+use crate::sys::random;
+use crate::types::Rank;
+use crate::wire::{Reader, Writer};
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// A rank's check-in with the root.
+    Root,
+    /// Bootstrap messages between two ranks.
+    Peer,
+    /// Data of the NET transport.
+    Data,
+    /// Descriptors handed over on a Unix socket.
+    Descriptor,
+    /// Requests to a store.
+    Store,
+}
+
+impl Purpose {
+    fn code(self) -> u8 {
+        match self {
+            Purpose::Root => 1,
+            Purpose::Peer => 2,
+            Purpose::Data => 3,
+            Purpose::Descriptor => 4,
+            Purpose::Store => 5,
+        }
+    }
+}
+
+/// The place of what is no rank: a root, a store's server, a store's client.
+pub const NO_RANK: Rank = Rank::new(u32::MAX);
+
+/// What both sides must agree on.
+#[derive(Clone)]
+pub struct Terms {
+    /// The shared key.
+    pub key: [u8; 32],
+    /// What the connection is for.
+    pub purpose: Purpose,
+    /// Which communicator it belongs to.
+    pub communicator: u64,
+}
+
+impl std::fmt::Debug for Terms {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Terms({:?} of {:016x})", self.purpose, self.communicator)
+    }
+}
+
+const MARK: [u8; 4] = *b"RSC\x01";
+const VERSION: u8 = 1;
+const NONCE_BYTES: usize = 16;
+const SHORT_MAC_BYTES: usize = 16;
+const MAC_BYTES: usize = 32;
+const HELLO_BYTES: usize = 4 + 4 + 8 + 4 + 4 + NONCE_BYTES + SHORT_MAC_BYTES;
+const CHALLENGE_BYTES: usize = NONCE_BYTES + MAC_BYTES;
+
+/// One side of a handshake in progress.
+#[derive(Debug)]
+pub struct Handshake {
+    terms: Terms,
+    state: State,
+    /// Hello and challenge, as far as they have been sent or received.
+    transcript: Vec<u8>,
+    /// Part of the next message to come.
+    partial: Vec<u8>,
+    output: Vec<u8>,
+    to: Rank,
+    claimed: Option<Rank>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    AwaitHello,
+    AwaitChallenge,
+    AwaitProof,
+    Done,
+}
+
+impl Handshake {
+    /// The side that connects: I am `from` and want `to`.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where the kernel gives no randomness.
+    pub fn initiate(terms: Terms, from: Rank, to: Rank) -> Result<Handshake> {
+        let mut hello = Writer::with_capacity(HELLO_BYTES);
+        hello.raw(&MARK).u8(VERSION).u8(terms.purpose.code()).u16(0).u64(terms.communicator);
+        hello.u32(from.get()).u32(to.get()).raw(&random::bytes::<NONCE_BYTES>()?);
+        let mac = mac(&terms.key, "hello", hello.as_slice());
+        hello.raw(&mac.as_bytes()[..SHORT_MAC_BYTES]);
+        let transcript = hello.finish();
+        let output = transcript.clone();
+        Ok(Handshake {
+            terms,
+            state: State::AwaitChallenge,
+            transcript,
+            partial: Vec::new(),
+            output,
+            to,
+            claimed: Some(to),
+        })
+    }
+
+    /// The side that accepts: I am `me`; who comes is [`Handshake::peer`] once it is done.
+    pub fn respond(terms: Terms, me: Rank) -> Handshake {
+        let (transcript, partial, output) = (Vec::new(), Vec::new(), Vec::new());
+        Handshake { terms, state: State::AwaitHello, transcript, partial, output, to: me, claimed: None }
+    }
+
+    /// Takes what the peer sent off the front of `input`; once the handshake is done it takes no more.
+    ///
+    /// # Errors
+    /// [`Kind::Remote`] where the peer does not hold the key, is something else, or wants somebody else. Close the connection.
+    pub fn receive(&mut self, input: &mut &[u8]) -> Result<()> {
+        loop {
+            let (taken, rest) = input.split_at(input.len().min(self.bytes_wanted()));
+            *input = rest;
+            self.partial.extend_from_slice(taken);
+            if self.state == State::AwaitHello {
+                self.check_mark()?;
+            }
+            if self.state == State::Done || self.bytes_wanted() > 0 {
+                return Ok(());
+            }
+            let message = std::mem::take(&mut self.partial);
+            match self.state {
+                State::AwaitHello => self.receive_hello(message)?,
+                State::AwaitChallenge => self.receive_challenge(&message)?,
+                State::AwaitProof => self.receive_proof(&message)?,
+                State::Done => {}
+            }
+        }
+    }
+
+    /// Takes what is to be sent to the peer.
+    pub fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.output)
+    }
+
+    /// Whether the peer has proved itself. What [`Handshake::take_output`] holds must still be sent.
+    pub fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    /// How many bytes the next message still lacks; 0 once the handshake is done.
+    pub fn bytes_wanted(&self) -> usize {
+        let message = match self.state {
+            State::AwaitHello => HELLO_BYTES,
+            State::AwaitChallenge => CHALLENGE_BYTES,
+            State::AwaitProof => MAC_BYTES,
+            State::Done => 0,
+        };
+        message - self.partial.len()
+    }
+
+    /// Whether anything has come from the peer.
+    pub fn has_heard(&self) -> bool {
+        self.state != State::AwaitHello && self.state != State::AwaitChallenge || !self.partial.is_empty()
+    }
+
+    /// Who the peer is, once the handshake is done.
+    pub fn peer(&self) -> Option<Rank> {
+        self.claimed.filter(|_| self.is_done())
+    }
+
+    /// Strangers are told at their first bytes, not at the end of a hello that never comes.
+    fn check_mark(&self) -> Result<()> {
+        let length = self.partial.len().min(MARK.len());
+        if self.partial[..length] == MARK[..length] { Ok(()) } else { Err(stranger("it does not speak this protocol")) }
+    }
+
+    fn receive_hello(&mut self, hello: Vec<u8>) -> Result<()> {
+        let mut reader = Reader::new(&hello, "a handshake");
+        reader.raw(MARK.len())?;
+        let version = reader.u8()?;
+        if version != VERSION {
+            return Err(stranger(&format!("it speaks version {version} of the protocol, we speak {VERSION}")));
+        }
+        let purpose = reader.u8()?;
+        reader.u16()?;
+        let communicator = reader.u64()?;
+        let (from, to) = (Rank::new(reader.u32()?), Rank::new(reader.u32()?));
+        let (signed, signature) = hello.split_at(HELLO_BYTES - SHORT_MAC_BYTES);
+        let expected = mac(&self.terms.key, "hello", signed);
+        // Compared as hashes, which takes the same time wherever they differ.
+        let mut claimed = *expected.as_bytes();
+        claimed[..SHORT_MAC_BYTES].copy_from_slice(signature);
+        if blake3::Hash::from(claimed) != expected {
+            return Err(stranger("it does not hold the key"));
+        }
+        if (purpose, communicator, to) != (self.terms.purpose.code(), self.terms.communicator, self.to) {
+            return Err(stranger("it wants another service, communicator or rank"));
+        }
+        self.transcript = hello;
+        self.transcript.extend_from_slice(&random::bytes::<NONCE_BYTES>()?);
+        let mac = mac(&self.terms.key, "challenge", &self.transcript);
+        self.transcript.extend_from_slice(mac.as_bytes());
+        self.output.extend_from_slice(&self.transcript[HELLO_BYTES..]);
+        self.claimed = Some(from);
+        self.state = State::AwaitProof;
+        Ok(())
+    }
+
+    fn receive_challenge(&mut self, challenge: &[u8]) -> Result<()> {
+        let (nonce, signature) = challenge.split_at(NONCE_BYTES);
+        self.transcript.extend_from_slice(nonce);
+        self.verify("challenge", signature)?;
+        self.transcript.extend_from_slice(signature);
+        let proof = mac(&self.terms.key, "proof", &self.transcript);
+        self.output.extend_from_slice(proof.as_bytes());
+        self.state = State::Done;
+        Ok(())
+    }
+
+    fn receive_proof(&mut self, proof: &[u8]) -> Result<()> {
+        self.verify("proof", proof)?;
+        self.state = State::Done;
+        Ok(())
+    }
+
+    fn verify(&self, step: &str, signature: &[u8]) -> Result<()> {
+        let expected = mac(&self.terms.key, step, &self.transcript);
+        let claimed: [u8; MAC_BYTES] = Reader::new(signature, "a handshake").array()?;
+        if blake3::Hash::from(claimed) == expected { Ok(()) } else { Err(stranger("it does not hold the key")) }
+    }
+}
+
+fn mac(key: &[u8; 32], step: &str, transcript: &[u8]) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    hasher.update(step.as_bytes());
+    hasher.update(&[0]);
+    hasher.update(transcript);
+    hasher.finalize()
+}
+
+fn stranger(why: &str) -> Error {
+    Error::new(Kind::Remote, format!("the other side of a connection has not proved that it belongs: {why}"))
+}
+
+/// A stream whose reads and writes can be told to give up for a moment.
+pub trait TimedStream: Read + Write {
+    /// Puts the stream into blocking mode, with reads and writes that end after `slice` at the latest.
+    ///
+    /// # Errors
+    /// The system's, where the stream is broken.
+    fn set_slice(&self, slice: Duration) -> std::io::Result<()>;
+}
+
+impl TimedStream for TcpStream {
+    fn set_slice(&self, slice: Duration) -> std::io::Result<()> {
+        self.set_nonblocking(false)?;
+        self.set_read_timeout(Some(slice))?;
+        self.set_write_timeout(Some(slice))
+    }
+}
+
+impl TimedStream for UnixStream {
+    fn set_slice(&self, slice: Duration) -> std::io::Result<()> {
+        self.set_nonblocking(false)?;
+        self.set_read_timeout(Some(slice))?;
+        self.set_write_timeout(Some(slice))
+    }
+}
+
+/// How long one read or write of [`run`] lasts before it looks at its [`Wait`].
+const SLICE: Duration = Duration::from_millis(20);
+
+/// Runs a handshake over a stream, which it leaves in blocking mode with short time-outs. Reads nothing past the handshake.
+/// Yields who the peer is.
+///
+/// # Errors
+/// As [`Handshake::receive`]; [`Kind::Timeout`] and aborts by `wait`; [`Kind::Remote`] where the peer closes.
+pub fn run(stream: &mut impl TimedStream, mut handshake: Handshake, wait: &Wait) -> Result<Rank> {
+    stream.set_slice(SLICE).map_err(|error| Error::system("a handshake", error))?;
+    let mut bytes = [0; HELLO_BYTES + CHALLENGE_BYTES];
+    loop {
+        let output = handshake.take_output();
+        let mut sent = 0;
+        while sent < output.len() {
+            sent += moment(wait, || stream.write(&output[sent..]))?;
+        }
+        if handshake.is_done() {
+            return handshake.peer().ok_or_else(|| Error::internal("a finished handshake without a peer"));
+        }
+        // No more than the message, for what lies behind it is the user's.
+        let wanted = handshake.bytes_wanted();
+        let count = moment(wait, || stream.read(&mut bytes[..wanted]))?;
+        handshake.receive(&mut &bytes[..count])?;
+    }
+}
+
+/// Repeats `step` until it moves bytes.
+fn moment(wait: &Wait, mut step: impl FnMut() -> std::io::Result<usize>) -> Result<usize> {
+    loop {
+        match step() {
+            Ok(0) => return Err(stranger("it closed the connection")),
+            Ok(count) => return Ok(count),
+            Err(error) => match error.kind() {
+                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut | std::io::ErrorKind::Interrupted => {
+                    wait.check(|| "waited for the other side of a connection to prove that it belongs".to_owned())?;
+                }
+                _ => return Err(Error::system("a handshake", error)),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::AbortFlag;
+
+    fn terms(key: u8) -> Terms {
+        Terms { key: [key; 32], purpose: Purpose::Peer, communicator: 77 }
+    }
+
+    /// Lets both sides talk, in pieces of `piece` bytes.
+    fn talk(a: &mut Handshake, b: &mut Handshake, piece: usize) -> Result<()> {
+        for _ in 0..2 {
+            for piece in a.take_output().chunks(piece) {
+                b.receive(&mut &piece[..])?;
+            }
+            for piece in b.take_output().chunks(piece) {
+                a.receive(&mut &piece[..])?;
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn both_sides_learn_who_the_other_is_in_any_cut() {
+        for piece in [1, 3, 55, 56, 57, 1000] {
+            let mut a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
+            let mut b = Handshake::respond(terms(1), Rank::new(5));
+            assert_eq!(b.peer(), None);
+            talk(&mut a, &mut b, piece).unwrap();
+            assert!(a.is_done() && b.is_done());
+            assert_eq!((a.peer(), b.peer()), (Some(Rank::new(5)), Some(Rank::new(3))));
+        }
+    }
+
+    #[test]
+    fn data_behind_the_proof_is_left_alone() {
+        let mut a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
+        let mut b = Handshake::respond(terms(1), Rank::new(5));
+        b.receive(&mut &a.take_output()[..]).unwrap();
+        a.receive(&mut &b.take_output()[..]).unwrap();
+        let mut bytes = a.take_output();
+        bytes.extend_from_slice(b"data");
+        let mut input = &bytes[..];
+        b.receive(&mut input).unwrap();
+        assert!(b.is_done());
+        assert_eq!(input, b"data");
+    }
+
+    #[test]
+    fn another_key_purpose_communicator_or_rank_is_refused_without_an_answer() {
+        let others = [
+            (terms(2), 5),
+            (Terms { purpose: Purpose::Data, ..terms(1) }, 5),
+            (Terms { communicator: 78, ..terms(1) }, 5),
+            (terms(1), 6),
+        ];
+        for (terms_of_b, me) in others {
+            let mut a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
+            let mut b = Handshake::respond(terms_of_b, Rank::new(me));
+            assert_eq!(b.receive(&mut &a.take_output()[..]).unwrap_err().kind(), Kind::Remote);
+            assert!(b.take_output().is_empty() && !b.is_done());
+        }
+    }
+
+    #[test]
+    fn a_replayed_or_reflected_message_proves_nothing() {
+        let mut a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
+        let mut b = Handshake::respond(terms(1), Rank::new(5));
+        let hello = a.take_output();
+        b.receive(&mut &hello[..]).unwrap();
+        a.receive(&mut &b.take_output()[..]).unwrap();
+        let proof = a.take_output();
+        let mut later = Handshake::respond(terms(1), Rank::new(5));
+        later.receive(&mut &hello[..]).unwrap();
+        assert!(later.receive(&mut &proof[..]).is_err());
+        // An initiator that is given its own words back.
+        let mut mirror = Handshake::initiate(terms(1), Rank::new(3), Rank::new(3)).unwrap();
+        let words = mirror.take_output();
+        assert!(mirror.receive(&mut &words[..]).is_err());
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let hello = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap().take_output();
+        for bit in 0..hello.len() * 8 {
+            let mut bytes = hello.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let mut b = Handshake::respond(terms(1), Rank::new(5));
+            assert!(b.receive(&mut &bytes[..]).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn garbage_is_told_at_its_first_bytes() {
+        let mut b = Handshake::respond(terms(1), Rank::new(5));
+        assert!(b.receive(&mut &b"GE"[..]).unwrap_err().to_string().contains("does not speak this protocol"));
+    }
+
+    #[test]
+    fn a_blocking_stream_is_driven_to_the_end_or_the_deadline() {
+        let wait = Wait::new(Duration::from_secs(10), &AbortFlag::new());
+        let (mut left, mut right) = UnixStream::pair().unwrap();
+        let a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
+        let b = Handshake::respond(terms(1), Rank::new(5));
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| run(&mut right, b, &wait).unwrap());
+            assert_eq!(run(&mut left, a, &wait).unwrap(), Rank::new(5));
+            assert_eq!(other.join().unwrap(), Rank::new(3));
+        });
+        let short = Wait::new(Duration::from_millis(50), &AbortFlag::new());
+        let b = Handshake::respond(terms(1), Rank::new(5));
+        assert_eq!(run(&mut left, b, &short).unwrap_err().kind(), Kind::Timeout);
+    }
+}

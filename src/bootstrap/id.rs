@@ -1,0 +1,263 @@
+//! The unique id: 128 bytes that tell ranks where the root is and let them prove that they were told.
+//!
+//! | offset | width | field |
+//! |--------|-------|-------|
+//! | 0 | 1 | format version, 1 |
+//! | 1 | 1 | flags: 1 IPv6, 2 fixed address, 4 unauthenticated |
+//! | 2 | 2 | port |
+//! | 4 | 4 | IPv6 scope |
+//! | 8 | 16 | address (IPv4 mapped into IPv6) |
+//! | 24 | 8 | number of the communicator |
+//! | 32 | 32 | secret |
+//! | 64 | 56 | zero |
+//! | 120 | 8 | checksum: the first bytes of the BLAKE3 hash of the rest |
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use crate::bootstrap::Options;
+use crate::bootstrap::address::HostPort;
+use crate::bootstrap::auth::{Purpose, Terms};
+use crate::bootstrap::root::Root;
+use crate::error::{Error, Result};
+use crate::sys::{interfaces, random};
+use crate::wire::Writer;
+
+/// Names one communicator-to-be. One rank makes it, all ranks get its bytes over a channel that they trust: whoever has
+/// them can join. Does not print its secret.
+///
+/// # Examples
+/// ```
+/// # fn main() -> rsccl::Result<()> {
+/// use rsccl::bootstrap::{Options, UniqueId};
+/// let options = Options { interfaces: "lo".parse()?, ..Options::default() };
+/// let id = UniqueId::generate(&options)?;
+/// let elsewhere = UniqueId::from_bytes(id.as_bytes())?;
+/// assert_eq!(id, elsewhere);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct UniqueId([u8; UniqueId::BYTES]);
+
+const VERSION: u8 = 1;
+const V6: u8 = 1;
+const FIXED: u8 = 2;
+const UNAUTHENTICATED: u8 = 4;
+const CHECKED_BYTES: usize = UniqueId::BYTES - 8;
+
+impl UniqueId {
+    /// The length of an id, which is NCCL's.
+    pub const BYTES: usize = 128;
+
+    /// Makes an id and serves it: a thread of this process waits for the ranks and ends when all are served, when the
+    /// deadlines of `options` have passed, or with the process. Nothing needs to be kept.
+    ///
+    /// With `comm_id` in the options the id only names that address, and rank 0 serves it when it joins.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable, [`crate::error::Kind::InvalidArgument`] where
+    /// `comm_id` is no address, [`crate::error::Kind::System`] where no socket or thread is left.
+    pub fn generate(options: &Options) -> Result<UniqueId> {
+        match UniqueId::fixed(options)? {
+            Some(id) => Ok(id),
+            None => {
+                let (id, root) = Root::serve(options)?;
+                root.detach();
+                Ok(id)
+            }
+        }
+    }
+
+    /// The id of the fixed address in `options`, which every rank can make for itself; `None` where there is no such address.
+    ///
+    /// # Errors
+    /// As [`UniqueId::generate`].
+    pub fn fixed(options: &Options) -> Result<Option<UniqueId>> {
+        let Some(text) = &options.comm_id else { return Ok(None) };
+        let place: HostPort = text.parse().map_err(|error: Error| error.during("reading NCCL_COMM_ID"))?;
+        let resolved = place.resolve(options.family, &interfaces::list()?);
+        let address = resolved.map_err(|error| error.during("reading NCCL_COMM_ID"))?;
+        let bound = format!("rsccl fixed address {}:{}", address.ip(), address.port());
+        let (secret, flags) = match &options.secret {
+            Some(secret) => (secret.key(&bound), FIXED),
+            None => (blake3::hash(bound.as_bytes()).into(), FIXED | UNAUTHENTICATED),
+        };
+        let number: [u8; 32] = blake3::keyed_hash(&secret, b"rsccl number").into();
+        let number = u64::from_le_bytes(std::array::from_fn(|i| number[i]));
+        Ok(Some(UniqueId::build(address, flags, number, &secret)))
+    }
+
+    /// A fresh id of a root that listens at `address`.
+    pub(super) fn fresh(address: SocketAddr) -> Result<UniqueId> {
+        let number = u64::from_le_bytes(random::bytes()?);
+        Ok(UniqueId::build(address, 0, number, &random::bytes()?))
+    }
+
+    fn build(address: SocketAddr, flags: u8, number: u64, secret: &[u8; 32]) -> UniqueId {
+        let (family, scope, octets) = match address {
+            SocketAddr::V4(v4) => (0, 0, v4.ip().to_ipv6_mapped().octets()),
+            SocketAddr::V6(v6) => (V6, v6.scope_id(), v6.ip().octets()),
+        };
+        let mut writer = Writer::with_capacity(UniqueId::BYTES);
+        writer.u8(VERSION).u8(flags | family).u16(address.port()).u32(scope).raw(&octets).u64(number).raw(secret);
+        let mut bytes = [0; UniqueId::BYTES];
+        bytes[..writer.as_slice().len()].copy_from_slice(writer.as_slice());
+        let sum = checksum(&bytes);
+        bytes[CHECKED_BYTES..].copy_from_slice(&sum);
+        UniqueId(bytes)
+    }
+
+    /// The bytes, to be sent to the other ranks and to nobody else.
+    pub fn as_bytes(&self) -> &[u8; UniqueId::BYTES] {
+        &self.0
+    }
+
+    /// The id that another rank sent.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the length, the checksum, the version or a field is wrong.
+    pub fn from_bytes(bytes: &[u8]) -> Result<UniqueId> {
+        let wrong = |why: String| Error::invalid_argument(format!("this is no unique id: {why}"));
+        let Ok(bytes) = <[u8; UniqueId::BYTES]>::try_from(bytes) else {
+            let length = bytes.len();
+            return Err(wrong(format!("it has {length} bytes where an id has {}", UniqueId::BYTES)));
+        };
+        if bytes[0] != VERSION {
+            let theirs = bytes[0];
+            return Err(wrong(format!("its format version is {theirs}, this library reads version {VERSION}")));
+        }
+        if checksum(&bytes) != bytes[CHECKED_BYTES..] {
+            return Err(wrong("its checksum does not fit: it was cut, changed, or never an id".to_owned()));
+        }
+        let id = UniqueId(bytes);
+        let known =
+            bytes[1] & !(V6 | FIXED | UNAUTHENTICATED) == 0 && bytes[64..CHECKED_BYTES].iter().all(|byte| *byte == 0);
+        let mapped = id.ip().to_ipv4_mapped().is_some();
+        if !known || id.port() == 0 || mapped == (bytes[1] & V6 != 0) {
+            return Err(wrong("a field has a value that this library does not know".to_owned()));
+        }
+        Ok(id)
+    }
+
+    /// Where the root serves.
+    pub fn address(&self) -> SocketAddr {
+        match self.ip().to_ipv4_mapped() {
+            Some(v4) => SocketAddr::new(IpAddr::V4(v4), self.port()),
+            None => SocketAddrV6::new(self.ip(), self.port(), 0, u32::from_le_bytes(self.field(4))).into(),
+        }
+    }
+
+    /// The number of the communicator, which is no secret.
+    pub fn number(&self) -> u64 {
+        u64::from_le_bytes(self.field(24))
+    }
+
+    /// Whether rank 0 serves it when it joins (`NCCL_COMM_ID`).
+    pub fn is_fixed(&self) -> bool {
+        self.0[1] & FIXED != 0
+    }
+
+    /// Whether its secret is a real one, so that strangers are kept out.
+    pub fn is_authenticated(&self) -> bool {
+        self.0[1] & UNAUTHENTICATED == 0
+    }
+
+    /// What ranks and root must agree on.
+    pub(super) fn terms(&self) -> Terms {
+        let key = blake3::keyed_hash(&self.field(32), b"rsccl root").into();
+        Terms { key, purpose: Purpose::Root, communicator: self.number() }
+    }
+
+    fn ip(&self) -> Ipv6Addr {
+        Ipv6Addr::from(self.field::<16>(8))
+    }
+
+    fn port(&self) -> u16 {
+        u16::from_le_bytes(self.field(2))
+    }
+
+    fn field<const N: usize>(&self, offset: usize) -> [u8; N] {
+        std::array::from_fn(|i| self.0[offset + i])
+    }
+}
+
+/// The key of the communicator that `ids` and the root's `session` make.
+pub(super) fn communicator_key(ids: &[UniqueId], session: &[u8; 16]) -> [u8; 32] {
+    let mut seed = Writer::new();
+    seed.raw(session);
+    for id in ids {
+        seed.raw(&id.0);
+    }
+    let secret: [u8; 32] = blake3::hash(seed.as_slice()).into();
+    blake3::keyed_hash(&secret, b"rsccl communicator").into()
+}
+
+fn checksum(bytes: &[u8; UniqueId::BYTES]) -> [u8; 8] {
+    let hash: [u8; 32] = blake3::hash(&bytes[..CHECKED_BYTES]).into();
+    std::array::from_fn(|i| hash[i])
+}
+
+impl std::fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "UniqueId({:016x} at {})", self.number(), self.address())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> UniqueId {
+        UniqueId::fresh("[fe80::1%3]:4711".parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_id_travels_as_bytes() {
+        for text in ["10.0.0.1:80", "[::1]:65535", "[fe80::1%3]:4711"] {
+            let id = UniqueId::fresh(text.parse().unwrap()).unwrap();
+            let other = UniqueId::from_bytes(id.as_bytes()).unwrap();
+            assert_eq!((other, other.address().to_string()), (id, text.to_owned()));
+            assert!(id.is_authenticated() && !id.is_fixed());
+        }
+        assert_ne!(id(), id());
+    }
+
+    #[test]
+    fn debug_keeps_the_secret() {
+        let id = id();
+        let shown = format!("{id:?}");
+        assert_eq!(shown, format!("UniqueId({:016x} at [fe80::1%3]:4711)", id.number()));
+    }
+
+    #[test]
+    fn wrong_bytes_are_errors_that_say_why() {
+        let good = *id().as_bytes();
+        let why = |bytes: &[u8]| UniqueId::from_bytes(bytes).unwrap_err().to_string();
+        assert!(why(&good[..127]).contains("it has 127 bytes where an id has 128"));
+        assert!(why(&[]).contains("it has 0 bytes"));
+        assert!(why(&[0; 128]).contains("format version is 0"));
+        for bit in 8..good.len() * 8 {
+            let mut bytes = good;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(why(&bytes).contains("checksum"), "bit {bit}");
+        }
+        let mut unknown = good;
+        unknown[1] |= 128;
+        let sum = checksum(&unknown);
+        unknown[CHECKED_BYTES..].copy_from_slice(&sum);
+        assert!(why(&unknown).contains("does not know"));
+    }
+
+    #[test]
+    fn a_fixed_address_needs_no_exchange_and_depends_on_the_secret() {
+        let options = Options { comm_id: Some("127.0.0.1:4711".into()), ..Options::default() };
+        let open = UniqueId::fixed(&options).unwrap().unwrap();
+        assert_eq!(UniqueId::generate(&options).unwrap(), open);
+        assert!(open.is_fixed() && !open.is_authenticated());
+        let secret = Some(crate::bootstrap::Secret::new(b"hush").unwrap());
+        let closed = UniqueId::fixed(&Options { secret, ..options }).unwrap().unwrap();
+        assert!(closed.is_authenticated() && closed.number() != open.number() && closed.address() == open.address());
+        let wrong = UniqueId::fixed(&Options { comm_id: Some("nowhere".into()), ..Options::default() }).unwrap_err();
+        assert!(wrong.to_string().contains("NCCL_COMM_ID") && wrong.to_string().contains("'nowhere'"), "{wrong}");
+    }
+}

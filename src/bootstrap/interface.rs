@@ -1,0 +1,299 @@
+//! Which network interface to use: the rules of `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY`, and NCCL's order without them.
+//!
+//! The choice is a function of a list, so tests need no such machine.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::sys::interfaces::Interface;
+
+/// The most interfaces that are used, and the most that a rule may name.
+pub const MAX_INTERFACES: usize = 16;
+
+/// The longest name of an interface, as the kernel bounds it.
+const MAX_NAME_BYTES: usize = 15;
+
+/// Which addresses may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Family {
+    /// IPv4 and IPv6.
+    #[default]
+    Any,
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// Whether `ip` is of this family.
+    pub fn allows(self, ip: IpAddr) -> bool {
+        match self {
+            Family::Any => true,
+            Family::V4 => ip.is_ipv4(),
+            Family::V6 => ip.is_ipv6(),
+        }
+    }
+}
+
+impl std::fmt::Display for Family {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Family::Any => "any",
+            Family::V4 => "AF_INET",
+            Family::V6 => "AF_INET6",
+        })
+    }
+}
+
+impl FromStr for Family {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Family> {
+        match text {
+            "" => Ok(Family::Any),
+            "AF_INET" => Ok(Family::V4),
+            "AF_INET6" => Ok(Family::V6),
+            _ => Err(Error::invalid_argument(format!("'{}' is no family: AF_INET or AF_INET6", text.escape_default()))),
+        }
+    }
+}
+
+/// What `NCCL_SOCKET_IFNAME` says. The default says nothing.
+///
+/// A list of names with commas. Each is a prefix; with `=` before the list each is a whole name; with `^` before the list (and
+/// before a `=`) the named ones are those not to use.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rules {
+    names: Vec<String>,
+    exact: bool,
+    exclude: bool,
+}
+
+impl FromStr for Rules {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Rules> {
+        let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+        let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+        let names: Vec<_> = rest.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let shown: String = text.chars().take(64).flat_map(char::escape_default).collect();
+        if names.len() > MAX_INTERFACES {
+            let count = names.len();
+            return Err(Error::invalid_argument(format!(
+                "'{shown}' names {count} interfaces; at most {MAX_INTERFACES}"
+            )));
+        }
+        if let Some(long) = names.iter().find(|name| name.len() > MAX_NAME_BYTES) {
+            let long: String = long.chars().take(64).flat_map(char::escape_default).collect();
+            return Err(Error::invalid_argument(format!("'{long}' is longer than an interface's name may be")));
+        }
+        if names.is_empty() && !text.is_empty() {
+            return Err(Error::invalid_argument(format!("'{shown}' names no interface")));
+        }
+        Ok(Rules { names, exact, exclude })
+    }
+}
+
+impl Rules {
+    /// Whether nothing is said.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// Whether the interface may be used.
+    pub fn allow(&self, name: &str) -> bool {
+        let named = self.names.iter().any(|rule| if self.exact { name == rule } else { name.starts_with(rule) });
+        self.is_empty() || named != self.exclude
+    }
+}
+
+impl std::fmt::Display for Rules {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (exclude, exact) = (if self.exclude { "^" } else { "" }, if self.exact { "=" } else { "" });
+        write!(f, "{exclude}{exact}{}", self.names.join(","))
+    }
+}
+
+/// The interfaces to use, best first, each with its first address: at least one, at most [`MAX_INTERFACES`].
+///
+/// With rules, all that they allow, in the machine's order. Without: those named `ib…`; else the one in the subnet of `near`,
+/// if that is given (the fixed address of `NCCL_COMM_ID`); else all but `docker…`, `lo…` and `virbr…`; else `docker…`; else
+/// `lo…`; else `virbr…`.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidUsage`] where there is none; names the rules and what there is.
+pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&SocketAddr>) -> Result<Vec<Interface>> {
+    let usable: Vec<&Interface> = all.iter().filter(|interface| is_usable(interface, family)).collect();
+    let pick = |wanted: &dyn Fn(&Interface) -> bool| {
+        let mut picked: Vec<Interface> = Vec::new();
+        for interface in usable.iter().filter(|interface| wanted(interface)) {
+            if picked.len() < MAX_INTERFACES && picked.iter().all(|other| other.name != interface.name) {
+                picked.push((*interface).clone());
+            }
+        }
+        picked
+    };
+    let found = if rules.is_empty() {
+        let starts = |prefix: &'static str| move |interface: &Interface| interface.name.starts_with(prefix);
+        let ordinary = |interface: &Interface| !["docker", "lo", "virbr"].iter().any(|p| interface.name.starts_with(p));
+        let in_subnet = |interface: &Interface| near.is_some_and(|near| is_in_subnet(interface, near));
+        let order: [&dyn Fn(&Interface) -> bool; 6] =
+            [&starts("ib"), &in_subnet, &ordinary, &starts("docker"), &starts("lo"), &starts("virbr")];
+        order.into_iter().map(pick).find(|picked| !picked.is_empty()).unwrap_or_default()
+    } else {
+        pick(&|interface| rules.allow(&interface.name))
+    };
+    if found.is_empty() {
+        return Err(nothing_usable(all, rules, family));
+    }
+    Ok(found)
+}
+
+/// The usable interface whose subnet holds `near`: for a bootstrap with a fixed or loopback address.
+pub fn nearest(all: &[Interface], rules: &Rules, family: Family, near: &SocketAddr) -> Option<Interface> {
+    let mut usable = all.iter().filter(|interface| is_usable(interface, family) && rules.allow(&interface.name));
+    usable.find(|interface| is_in_subnet(interface, near)).cloned()
+}
+
+fn is_usable(interface: &Interface, family: Family) -> bool {
+    let v6_loopback = interface.address.is_ipv6() && interface.address.is_loopback();
+    interface.running && family.allows(interface.address) && !v6_loopback
+}
+
+/// Whether `address` is in the interface's subnet, and on its link where the address is link-local.
+fn is_in_subnet(interface: &Interface, address: &SocketAddr) -> bool {
+    match (interface.address, interface.netmask, address) {
+        (IpAddr::V4(ours), IpAddr::V4(mask), SocketAddr::V4(theirs)) => {
+            ours.to_bits() & mask.to_bits() == theirs.ip().to_bits() & mask.to_bits()
+        }
+        (IpAddr::V6(ours), IpAddr::V6(mask), SocketAddr::V6(theirs)) => {
+            let same_link = !theirs.ip().is_unicast_link_local() || theirs.scope_id() == interface.scope;
+            same_link && ours.to_bits() & mask.to_bits() == theirs.ip().to_bits() & mask.to_bits()
+        }
+        _ => false,
+    }
+}
+
+fn nothing_usable(all: &[Interface], rules: &Rules, family: Family) -> Error {
+    let mut there: Vec<String> = all
+        .iter()
+        .map(|i| format!("{} ({}, {})", i.name, i.address, if i.running { "running" } else { "not running" }))
+        .collect();
+    there.truncate(MAX_INTERFACES);
+    let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+    let rules = if rules.is_empty() { "not set".to_owned() } else { rules.to_string() };
+    Error::invalid_usage(format!(
+        "no usable network interface: NCCL_SOCKET_IFNAME is {rules}, NCCL_SOCKET_FAMILY is {family}, there are: {there}"
+    ))
+}
+
+/// The address of `interface` as a socket address with port 0, to bind to.
+pub fn address(interface: &Interface) -> SocketAddr {
+    match interface.address {
+        IpAddr::V4(ip) => SocketAddr::from((ip, 0)),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, interface.scope).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(name: &str, address: &str, bits: u32) -> Interface {
+        let address: IpAddr = address.parse().unwrap();
+        let netmask = match address {
+            IpAddr::V4(_) => IpAddr::V4((!0u32 << (32 - bits)).into()),
+            IpAddr::V6(_) => IpAddr::V6((!0u128 << (128 - bits)).into()),
+        };
+        let scope = if matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local()) { 4 } else { 0 };
+        Interface { name: name.into(), address, netmask, scope, running: true }
+    }
+
+    fn machine() -> Vec<Interface> {
+        vec![
+            interface("lo", "127.0.0.1", 8),
+            interface("lo", "::1", 127),
+            interface("docker0", "172.17.0.1", 16),
+            interface("eth0", "10.1.0.5", 16),
+            interface("eth0", "fd00::5", 64),
+            interface("eth1", "10.2.0.5", 16),
+            interface("eth10", "fe80::5", 64),
+            Interface { running: false, ..interface("eth2", "10.3.0.5", 16) },
+            interface("virbr0", "192.168.122.1", 24),
+        ]
+    }
+
+    fn names(rules: &str, family: Family, near: Option<&str>) -> Vec<String> {
+        let near = near.map(|text| text.parse().unwrap());
+        let chosen = choose(&machine(), &rules.parse().unwrap(), family, near.as_ref()).unwrap();
+        chosen.iter().map(|interface| format!("{} {}", interface.name, interface.address)).collect()
+    }
+
+    #[test]
+    fn rules_are_prefixes_exact_names_and_exclusions() {
+        assert_eq!(names("eth1", Family::Any, None), ["eth1 10.2.0.5", "eth10 fe80::5"]);
+        assert_eq!(names("=eth1", Family::Any, None), ["eth1 10.2.0.5"]);
+        assert_eq!(names("eth0,docker", Family::Any, None), ["docker0 172.17.0.1", "eth0 10.1.0.5"]);
+        assert_eq!(names("^eth,lo,virbr", Family::Any, None), ["docker0 172.17.0.1"]);
+        assert_eq!(names("^=eth1,lo,docker0,virbr0", Family::Any, None), ["eth0 10.1.0.5", "eth10 fe80::5"]);
+        assert_eq!(names("eth", Family::V6, None), ["eth0 fd00::5", "eth10 fe80::5"]);
+    }
+
+    #[test]
+    fn without_rules_the_order_is_that_of_nccl() {
+        let first = |list: &[Interface], near: Option<&str>| {
+            let near = near.map(|text| text.parse().unwrap());
+            choose(list, &Rules::default(), Family::Any, near.as_ref()).unwrap()[0].name.clone()
+        };
+        let mut list = machine();
+        assert_eq!(names("", Family::Any, None), ["eth0 10.1.0.5", "eth1 10.2.0.5", "eth10 fe80::5"]);
+        assert_eq!(first(&list, Some("10.2.9.9:5")), "eth1");
+        list.push(interface("ib0", "10.9.0.5", 16));
+        assert_eq!(first(&list, Some("10.2.9.9:5")), "ib0");
+        list.retain(|i| !i.name.starts_with("eth") && i.name != "ib0");
+        assert_eq!(first(&list, None), "docker0");
+        list.retain(|i| i.name != "docker0");
+        assert_eq!(first(&list, None), "lo");
+        list.retain(|i| i.name != "lo");
+        assert_eq!(first(&list, None), "virbr0");
+    }
+
+    #[test]
+    fn a_subnet_is_the_netmask_and_on_a_link_the_scope() {
+        let near = |text: &str| nearest(&machine(), &Rules::default(), Family::Any, &text.parse().unwrap());
+        assert_eq!(near("10.2.255.1:1").unwrap().name, "eth1");
+        assert_eq!(near("127.0.0.9:1").unwrap().name, "lo");
+        assert_eq!(near("[fd00::77]:1").unwrap().name, "eth0");
+        assert_eq!(near("[fe80::77%4]:1").unwrap().name, "eth10");
+        assert!(near("[fe80::77%5]:1").is_none() && near("10.3.0.1:1").is_none() && near("8.8.8.8:1").is_none());
+        assert_eq!(address(&machine()[6]).to_string(), "[fe80::5%4]:0");
+    }
+
+    #[test]
+    fn nothing_usable_names_the_rules_and_what_there_is() {
+        let error = choose(&machine(), &"=eth2".parse().unwrap(), Family::Any, None).unwrap_err().to_string();
+        assert!(
+            error.contains("NCCL_SOCKET_IFNAME is =eth2") && error.contains("eth2 (10.3.0.5, not running)"),
+            "{error}"
+        );
+        assert!(choose(&[], &Rules::default(), Family::Any, None).unwrap_err().to_string().contains("there are: none"));
+    }
+
+    #[test]
+    fn bad_rules_and_families_are_errors() {
+        for rules in ["^", "=", ",", "^=", "an-interface-with-a-long-name", "a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q"] {
+            assert!(rules.parse::<Rules>().is_err(), "{rules}");
+        }
+        assert!("".parse::<Rules>().unwrap().is_empty());
+        assert!("inet".parse::<Family>().unwrap_err().to_string().contains("AF_INET6"));
+        assert_eq!("AF_INET".parse::<Family>().unwrap(), Family::V4);
+    }
+
+    #[test]
+    fn at_most_sixteen_are_used() {
+        let many: Vec<_> = (0..40).map(|i| interface(&format!("eth{i}"), "10.0.0.1", 8)).collect();
+        assert_eq!(choose(&many, &Rules::default(), Family::Any, None).unwrap().len(), MAX_INTERFACES);
+    }
+}

@@ -1,0 +1,347 @@
+//! [`NetBootstrap`]: ranks anywhere, over TCP.
+//!
+//! Joining: each rank listens, checks in with its root and gets the addresses of the ranks 1, 2, 4, … above it; it connects to
+//! those, the ranks 1, 2, 4, … below connect to it, and one all-gather over these connections spreads all addresses. They
+//! stay open; a message for another rank opens one more when it is first needed. There is no thread: whoever waits moves the
+//! bytes of all connections, and [`Bootstrap::poll`] moves them without waiting.
+//!
+//! The end of a connection without goodbye is a death. Deaths, goodbyes and published notes are told on over every connection
+//! that stands, each once, so that news reaches everyone in ⌈log₂ N⌉ hops even where some ranks are gone.
+
+mod board;
+mod join;
+mod news;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::bootstrap::auth::{Purpose, Terms};
+use crate::bootstrap::collective::{self, ChildKind, Group, Mesh};
+use crate::bootstrap::id::{self, UniqueId};
+use crate::bootstrap::inbox::{Channel, Inbox};
+use crate::bootstrap::local::{check_message, waited_for};
+use crate::bootstrap::{Bootstrap, Child, Event, MAX_NOTE_BYTES, Options, socket};
+use crate::error::{Error, Result};
+use crate::sync::Wait;
+use crate::sys::clock;
+use crate::sys::poller::Poller;
+use crate::types::{Rank, World};
+use crate::wire::{ADDRESS_BYTES, Reader, Writer};
+use board::Board;
+
+/// One rank of a world that is connected by TCP. Dropping it without [`Bootstrap::close`] is dying.
+#[derive(Debug)]
+pub struct NetBootstrap {
+    world: World,
+    terms: Terms,
+    interface: SocketAddr,
+    board: RefCell<Board>,
+    sequence: Cell<u32>,
+    splits: Cell<u32>,
+    /// How often a shrink to these members was tried.
+    attempts: RefCell<HashMap<u32, u32>>,
+    options: Options,
+}
+
+/// How long a wait polls before it looks at the abort flag again, which does not wake it.
+const ABORT_CHECK: Duration = Duration::from_millis(20);
+
+/// The most bytes that wait to be taken by one peer's connection before a send waits.
+const MAX_UNSENT_BYTES: usize = 1 << 20;
+
+/// How long a close waits for what was sent to be taken by the kernel.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl NetBootstrap {
+    /// Joins the world that `ids` name, as rank `rank` of `size`. Every rank passes the same ids in the same order (one is the
+    /// rule; more share the work of large worlds, each serving a contiguous block of ranks) and the same size.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] for an impossible rank, size or number of ids;
+    /// [`crate::error::Kind::InvalidUsage`] where no interface is usable; [`crate::error::Kind::Mismatch`] where the number is
+    /// taken or ranks disagree about the world; [`crate::error::Kind::Timeout`] where ranks never came, which it names, or
+    /// the root cannot be reached; [`crate::error::Kind::Remote`] where a rank died meanwhile.
+    pub fn join(ids: &[UniqueId], rank: Rank, size: u32, options: &Options, wait: &Wait) -> Result<NetBootstrap> {
+        let joined = join::check_in(ids, rank, size, options, wait).map_err(|error| error.at(rank).during("init"))?;
+        let started = clock::now();
+        let key = id::communicator_key(ids, &joined.welcome.session);
+        let world = World { rank, size };
+        let bootstrap = NetBootstrap::open(world, key, joined.own, options, joined.poller)?;
+        let named = |error: Error| error.at(rank).during("init");
+        bootstrap.connect_neighbours(collective::distances(size).zip(joined.welcome.addresses)).map_err(named)?;
+        bootstrap.gather_addresses(wait).map_err(named)?;
+        tracing::info!(
+            target: "rsccl::bootstrap", %rank, size, id = format_args!("{:016x}", bootstrap.id()), interface = %bootstrap.interface,
+            check_in_s = joined.seconds, connect_s = clock::now().saturating_duration_since(started).as_secs_f64(), "joined"
+        );
+        Ok(bootstrap)
+    }
+
+    fn open(world: World, key: [u8; 32], own: Own, options: &Options, poller: Poller) -> Result<NetBootstrap> {
+        let terms = Terms { key, purpose: Purpose::Peer, communicator: collective::id_of(&key) };
+        let interface = own.interface;
+        let board = Board::new(world, terms.clone(), own, options, poller)?;
+        Ok(NetBootstrap {
+            world,
+            terms,
+            interface,
+            board: RefCell::new(board),
+            sequence: Cell::new(0),
+            splits: Cell::new(0),
+            attempts: RefCell::default(),
+            options: options.clone(),
+        })
+    }
+
+    /// Begins to connect to the ranks at `neighbours` (distance and address); those below connect to us.
+    fn connect_neighbours(&self, neighbours: impl Iterator<Item = (u32, SocketAddr)>) -> Result<()> {
+        let World { rank, size } = self.world;
+        let mut board = self.board.borrow_mut();
+        for (distance, address) in neighbours {
+            let peer = rank.after(distance, size);
+            board.set_address(peer, address);
+            // Half-way round each is a neighbour of the other; one connection is enough.
+            let opposite = peer.after(distance, size) == rank;
+            if opposite && peer < rank { board.await_from(peer) } else { board.dial(peer) }
+        }
+        Ok(())
+    }
+
+    fn gather_addresses(&self, wait: &Wait) -> Result<()> {
+        let mut mine = Writer::with_capacity(ADDRESS_BYTES);
+        mine.address(&self.board.borrow().address());
+        let all = self.all_gather(mine.as_slice(), wait)?;
+        let mut board = self.board.borrow_mut();
+        for (peer, bytes) in self.world.ranks().zip(&all) {
+            board.set_address(peer, read_address(bytes).map_err(|error| error.about(peer))?);
+        }
+        Ok(())
+    }
+
+    fn next_group(&self) -> Group {
+        let sequence = self.sequence.get();
+        self.sequence.set(sequence.wrapping_add(1));
+        Group::all(self.world.rank, self.world.size, sequence)
+    }
+
+    fn check_peer(&self, peer: Rank) -> Result<()> {
+        if peer.get() < self.world.size {
+            return Ok(());
+        }
+        Err(Error::invalid_argument(format!("rank {peer} is no rank of {}", self.world.size)).at(self.world.rank))
+    }
+
+    /// Moves bytes until `done` yields something.
+    fn until<T>(
+        &self,
+        wait: &Wait,
+        waiting_for: impl Fn(&Board) -> String,
+        mut done: impl FnMut(&mut Board) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let mut board = self.board.borrow_mut();
+        loop {
+            board.check_open()?;
+            if let Some(value) = done(&mut board)? {
+                return Ok(value);
+            }
+            wait.check(|| waiting_for(&board))?;
+            let slice = wait.deadline.slice(clock::now(), ABORT_CHECK);
+            board.drive(slice)?;
+        }
+    }
+
+    /// Waits until the connections have taken everything that goes to ranks which are still there. A rank that goes on to wait
+    /// for something else moves no bytes here, so what it has said must have left before.
+    fn settle(&self, wait: &Wait) -> Result<()> {
+        let words = |board: &Board| match board.busy() {
+            Some(peer) => format!("waited for rank {peer} to take what was sent to it"),
+            None => "waited for what was sent to leave".to_owned(),
+        };
+        self.until(wait, words, |board| Ok(board.busy().is_none().then_some(())))
+            .map_err(|error| error.at(self.world.rank))
+    }
+
+    /// Runs one collective to the end.
+    fn collective<T>(&self, wait: &Wait, run: impl FnOnce(&Group) -> Result<T>) -> Result<T> {
+        let outcome = run(&self.next_group()).map_err(|error| error.at(self.world.rank))?;
+        self.settle(wait)?;
+        Ok(outcome)
+    }
+
+    fn take_unless(
+        &self,
+        peer: Rank,
+        channel: Channel,
+        wait: &Wait,
+        in_vain: impl Fn(&Inbox) -> Result<()>,
+    ) -> Result<Vec<u8>> {
+        self.check_peer(peer)?;
+        let words = |board: &Board| {
+            let other = board.inbox().other_shrink(channel).filter(|_| matches!(channel, Channel::Shrink(_)));
+            waited_for(peer, channel, other)
+        };
+        let taken = self.until(wait, words, |board| {
+            if let Some(bytes) = board.take(peer, channel) {
+                return Ok(Some(bytes));
+            }
+            board.inbox().check(peer, channel)?;
+            in_vain(board.inbox())?;
+            Ok(None)
+        });
+        taken.map_err(|error| error.about(peer).at(self.world.rank))
+    }
+
+    /// Forms the child whose members (with their addresses, in their new order) are `members`.
+    fn grow(&self, kind: ChildKind, members: &[(Rank, SocketAddr)], own: Own, wait: &Wait) -> Result<Child> {
+        let ranks: Vec<Rank> = members.iter().map(|(rank, _)| *rank).collect();
+        let size = u32::try_from(members.len()).map_err(|_| Error::internal("a child larger than its parent"))?;
+        let place = (0..size).zip(&ranks).find(|(_, rank)| **rank == self.world.rank);
+        let (place, _) = place.ok_or_else(|| Error::internal("a child without its maker"))?;
+        let world = World { rank: Rank::new(place), size };
+        let key = collective::child_key(&self.terms.key, kind, &ranks);
+        let child = NetBootstrap::open(world, key, own, &self.options, Poller::new()?)?;
+        for (rank, (_, address)) in world.ranks().zip(members) {
+            child.board.borrow_mut().set_address(rank, *address);
+        }
+        let distances = collective::distances(size);
+        child.connect_neighbours(distances.map(|d| (d, members[world.rank.after(d, size).index()].1)))?;
+        // Nobody returns before all connections stand, so that later a missing one means a dead rank.
+        child.barrier(wait).map_err(|error| error.during("connecting the child"))?;
+        Ok(collective::child(child, ranks))
+    }
+
+    /// A listener for a child, on our interface.
+    fn own(&self) -> Result<Own> {
+        let (listener, address) = socket::listen(self.interface)?;
+        Ok(Own { interface: self.interface, listener, address })
+    }
+}
+
+/// Where a rank listens.
+#[derive(Debug)]
+struct Own {
+    /// The interface's address, port 0.
+    interface: SocketAddr,
+    listener: std::net::TcpListener,
+    address: SocketAddr,
+}
+
+/// The address that `bytes` hold.
+fn read_address(bytes: &[u8]) -> Result<SocketAddr> {
+    let mut reader = Reader::new(bytes, "an address");
+    let address = reader.address()?;
+    reader.finish()?;
+    Ok(address)
+}
+
+impl Mesh for NetBootstrap {
+    fn put(&self, peer: Rank, channel: Channel, bytes: &[u8], wait: &Wait) -> Result<()> {
+        self.check_peer(peer)?;
+        let words = |_: &Board| format!("waited for rank {peer} to take what was sent to it");
+        let sent = self.until(wait, words, |board| {
+            if let Some(gone) = board.inbox().gone(peer) {
+                return Err(gone.error(peer));
+            }
+            if board.unsent(peer) > MAX_UNSENT_BYTES {
+                return Ok(None);
+            }
+            board.put(peer, channel, bytes).map(Some)
+        });
+        sent.map_err(|error| error.about(peer).at(self.world.rank))
+    }
+
+    fn take(&self, peer: Rank, channel: Channel, group: &Group, wait: &Wait) -> Result<Vec<u8>> {
+        self.take_unless(peer, channel, wait, |inbox| inbox.check_dead(|rank| group.contains(rank)))
+    }
+}
+
+impl Bootstrap for NetBootstrap {
+    fn world(&self) -> World {
+        self.world
+    }
+
+    fn id(&self) -> u64 {
+        self.terms.communicator
+    }
+
+    fn key(&self) -> [u8; 32] {
+        self.terms.key
+    }
+
+    fn interface(&self) -> SocketAddr {
+        self.interface
+    }
+
+    fn all_gather(&self, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
+        self.collective(wait, |group| collective::all_gather(self, group, mine, wait))
+    }
+
+    fn broadcast(&self, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+        self.collective(wait, |group| collective::broadcast(self, group, root, bytes, wait))
+    }
+
+    fn barrier(&self, wait: &Wait) -> Result<()> {
+        self.collective(wait, |group| collective::barrier(self, group, wait))
+    }
+
+    fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
+        check_message(bytes)?;
+        self.put(peer, Channel::Message(tag), bytes, wait)?;
+        self.settle(wait)
+    }
+
+    fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>> {
+        self.take_unless(peer, Channel::Message(tag), wait, |_| Ok(()))
+    }
+
+    fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
+        let count = self.splits.replace(self.splits.get().wrapping_add(1));
+        let own = color.map(|_| self.own()).transpose()?;
+        let mut address = Writer::with_capacity(ADDRESS_BYTES);
+        if let Some(own) = &own {
+            address.address(&own.address);
+        }
+        let entries = self.all_gather(&collective::split_entry(color, key, address.as_slice()), wait)?;
+        let (Some(color), Some(own)) = (color, own) else { return Ok(None) };
+        let members = collective::split_members(&entries, color)?.into_iter();
+        let members = members.map(|(rank, bytes)| Ok((rank, read_address(bytes).map_err(|error| error.about(rank))?)));
+        let members: Vec<_> = members.collect::<Result<_>>()?;
+        self.grow(ChildKind::Split(count, color), &members, own, wait).map(Some)
+    }
+
+    fn shrink(&self, excluded: &[Rank], wait: &Wait) -> Result<Child> {
+        let members = collective::survivors(self.world.rank, self.world.size, excluded)?;
+        let attempt = {
+            let mut attempts = self.attempts.borrow_mut();
+            let attempt = attempts.entry(collective::shrink_number(&members, 0)).or_default();
+            *attempt += 1;
+            *attempt
+        };
+        let number = collective::shrink_number(&members, attempt);
+        let own = self.own()?;
+        let mut address = Writer::with_capacity(ADDRESS_BYTES);
+        address.address(&own.address);
+        let group = Group::survivors(members.clone(), self.world.rank, number)?;
+        let all = collective::all_gather(self, &group, address.as_slice(), wait);
+        let all = all.map_err(|error| error.at(self.world.rank).during("shrink"))?;
+        self.settle(wait)?;
+        let members = members.into_iter().zip(&all);
+        let members = members.map(|(rank, bytes)| Ok((rank, read_address(bytes).map_err(|error| error.about(rank))?)));
+        let members: Vec<_> = members.collect::<Result<_>>()?;
+        self.grow(ChildKind::Shrink(number), &members, own, wait)
+    }
+
+    fn publish(&self, note: &[u8]) {
+        self.board.borrow_mut().publish(&note[..note.len().min(MAX_NOTE_BYTES)]);
+    }
+
+    fn poll(&self) -> Vec<Event> {
+        self.board.borrow_mut().poll()
+    }
+
+    fn close(&mut self) {
+        self.board.get_mut().close(CLOSE_TIMEOUT);
+    }
+}

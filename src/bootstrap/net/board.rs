@@ -1,0 +1,633 @@
+//! The switchboard of one rank: its listener, its connections, what waits to go and what has come.
+//!
+//! Nothing here waits but [`Board::drive`], and that only for its time-out.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::Own;
+use super::news::{News, Seen};
+use crate::bootstrap::auth::{Handshake, Terms};
+use crate::bootstrap::inbox::{Channel, Gone, Inbox};
+use crate::bootstrap::link::{End, Link, SCRATCH_BYTES};
+use crate::bootstrap::{Event, MAX_GATHER_BYTES, Options, address, socket};
+use crate::error::{Error, Result};
+use crate::sync::Deadline;
+use crate::sys::poller::{Interest, Poller, Ready};
+use crate::sys::{clock, limits};
+use crate::types::{Rank, World};
+use crate::wire::Writer;
+use crate::wire::frame::{self, Frame};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Board {
+    world: World,
+    terms: Terms,
+    own: Own,
+    poller: Poller,
+    ready: Ready,
+    scratch: Vec<u8>,
+    links: HashMap<u64, Entry>,
+    next_token: u64,
+    routes: HashMap<Rank, Route>,
+    addresses: Vec<Option<SocketAddr>>,
+    /// Accepted and not proved yet, oldest first.
+    strangers: BTreeSet<u64>,
+    /// Dialled and not proved yet, oldest first.
+    dialling: BTreeSet<u64>,
+    /// When to dial whom again.
+    retries: BTreeSet<(Instant, Rank)>,
+    inbox: Inbox,
+    seen: Seen,
+    notes: u32,
+    /// News to tell on, with the link that it came from.
+    outbox: Vec<(u64, News)>,
+    rules: Rules,
+    is_open: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    link: Link,
+    /// Whom we dialled; `None` for an accepted link.
+    dialled: Option<Rank>,
+}
+
+/// The way to a peer.
+#[derive(Debug, Default)]
+struct Route {
+    /// The link that carries what we send: always the same one, so that messages keep their order.
+    token: Option<u64>,
+    /// Frames that wait for a link.
+    queued: Vec<u8>,
+    tries: u32,
+    /// The peer will connect to us: do not dial.
+    awaited: bool,
+}
+
+/// What the options say about connections.
+#[derive(Debug, Clone, Copy)]
+struct Rules {
+    retry_count: u32,
+    retry_sleep: Duration,
+    handshake_timeout: Duration,
+    most_bytes: usize,
+}
+
+const LISTENER: u64 = 0;
+/// The source of news that come from nobody's link.
+const OURSELVES: u64 = 0;
+const FIRST_LINK: u64 = 1;
+
+/// The most accepted connections that have not proved themselves; beyond it the oldest is dropped.
+const MAX_STRANGERS: usize = 256;
+
+/// The most connections accepted before those that are there are looked at again.
+const ACCEPTS_AT_ONCE: usize = 64;
+
+/// The most bytes of a frame: half the largest all-gather, up to this.
+const MAX_FRAME_BYTES: usize = 1 << 30;
+
+/// A rank listens before others learn its address, so a connection that is refused so often means that it is gone.
+const REFUSED_TRIES: u32 = 3;
+
+/// How long a connection that the peer is to make is waited for.
+const AWAITED_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The most bytes that wait for a peer before news are no longer told to it.
+const MAX_NEWS_BACKLOG_BYTES: usize = 4 << 20;
+
+/// The most bytes of news in one frame.
+const MAX_NEWS_FRAME_BYTES: usize = 32 << 10;
+
+const MESSAGE: u8 = 1;
+const COLLECTIVE: u8 = 2;
+const SHRINK: u8 = 3;
+const NEWS: u8 = 4;
+const GOODBYE: u8 = 5;
+
+impl Board {
+    pub(super) fn new(world: World, terms: Terms, own: Own, options: &Options, poller: Poller) -> Result<Board> {
+        poller.add(own.listener.as_fd(), LISTENER, Interest::Read)?;
+        let half = Rank::new(world.size).index().div_ceil(2).max(1);
+        let rules = Rules {
+            retry_count: options.retry_count,
+            retry_sleep: options.retry_sleep,
+            handshake_timeout: options.handshake_timeout,
+            most_bytes: (half.saturating_mul(MAX_GATHER_BYTES + 4) + 64).min(MAX_FRAME_BYTES),
+        };
+        Ok(Board {
+            world,
+            terms,
+            own,
+            poller,
+            ready: Ready::default(),
+            scratch: vec![0; SCRATCH_BYTES],
+            links: HashMap::new(),
+            next_token: FIRST_LINK,
+            routes: HashMap::new(),
+            addresses: vec![None; Rank::new(world.size).index()],
+            strangers: BTreeSet::new(),
+            dialling: BTreeSet::new(),
+            retries: BTreeSet::new(),
+            inbox: Inbox::default(),
+            seen: Seen::default(),
+            notes: 0,
+            outbox: Vec::new(),
+            rules,
+            is_open: true,
+        })
+    }
+
+    /// Where we listen.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.own.address
+    }
+
+    pub(super) fn set_address(&mut self, peer: Rank, address: SocketAddr) {
+        self.addresses[peer.index()] = Some(address::localise(address, self.own.interface));
+    }
+
+    pub(super) fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    /// # Errors
+    /// After [`Board::close`].
+    pub(super) fn check_open(&self) -> Result<()> {
+        if self.is_open { Ok(()) } else { Err(Error::invalid_usage("the bootstrap is closed")) }
+    }
+
+    /// The peer connects to us: what goes to it waits for that. Where it does not, we try in its place, to learn whether it
+    /// is still there.
+    pub(super) fn await_from(&mut self, peer: Rank) {
+        self.routes.entry(peer).or_default().awaited = true;
+        self.retries.insert((clock::now() + AWAITED_PATIENCE, peer));
+    }
+
+    /// A rank that is still there and has not taken everything that was sent to it.
+    pub(super) fn busy(&self) -> Option<Rank> {
+        let there = |peer: &Rank| self.inbox.gone(*peer).is_none();
+        let queued =
+            self.routes.iter().find(|(peer, route)| !route.queued.is_empty() && there(peer)).map(|(peer, _)| *peer);
+        let whose = |entry: &Entry| entry.link.peer().or(entry.dialled).filter(there);
+        queued.or_else(|| self.links.values().filter(|entry| entry.link.unsent() > 0).find_map(whose))
+    }
+
+    /// Bytes for `peer` that its connection has not taken.
+    pub(super) fn unsent(&self, peer: Rank) -> usize {
+        let Some(route) = self.routes.get(&peer) else { return 0 };
+        let link = route.token.and_then(|token| self.links.get(&token));
+        route.queued.len() + link.map_or(0, |entry| entry.link.unsent())
+    }
+
+    /// Queues a message for `peer` and sends what its connection takes now; opens the connection where there is none.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where it is too long.
+    pub(super) fn put(&mut self, peer: Rank, channel: Channel, bytes: &[u8]) -> Result<()> {
+        if bytes.len() > self.rules.most_bytes {
+            let (length, most) = (bytes.len(), self.rules.most_bytes);
+            return Err(Error::invalid_argument(format!("a bootstrap message of {length} bytes; at most {most} pass")));
+        }
+        if peer == self.world.rank {
+            self.inbox.push(peer, channel, bytes.to_vec());
+            return Ok(());
+        }
+        let (kind, tag) = match channel {
+            Channel::Message(tag) => (MESSAGE, tag),
+            Channel::Collective(sequence) => (COLLECTIVE, sequence),
+            Channel::Shrink(number) => (SHRINK, number),
+        };
+        let route = self.routes.entry(peer).or_default();
+        match route.token.and_then(|token| self.links.get_mut(&token).map(|entry| (token, entry))) {
+            Some((token, entry)) => {
+                entry.link.queue(kind, tag, bytes);
+                self.flush(token);
+            }
+            None => {
+                let idle = route.queued.is_empty() && route.tries == 0 && !route.awaited;
+                frame::append(&mut route.queued, kind, tag, bytes);
+                if idle {
+                    self.dial(peer);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a message; its sender's connections are read again if they rested for want of room.
+    pub(super) fn take(&mut self, peer: Rank, channel: Channel) -> Option<Vec<u8>> {
+        let had_room = self.inbox.has_room(peer);
+        let bytes = self.inbox.take(peer, channel)?;
+        if !had_room && self.inbox.has_room(peer) {
+            let resumed: Vec<u64> = self
+                .links
+                .iter()
+                .filter(|(_, e)| e.link.paused && e.link.peer() == Some(peer))
+                .map(|(t, _)| *t)
+                .collect();
+            for token in resumed {
+                if let Some(entry) = self.links.get_mut(&token) {
+                    entry.link.paused = false;
+                }
+                self.tell_poller(token);
+            }
+        }
+        Some(bytes)
+    }
+
+    /// Opens a connection to `peer` for what is queued and what follows.
+    pub(super) fn dial(&mut self, peer: Rank) {
+        let Some(address) = self.addresses[peer.index()] else {
+            return self.lost(peer, "its address is not known".to_owned(), OURSELVES);
+        };
+        let handshake = match Handshake::initiate(self.terms.clone(), self.world.rank, peer) {
+            Ok(handshake) => handshake,
+            Err(error) => return self.inbox.failed(error),
+        };
+        match Link::connect(address, handshake, self.rules.most_bytes) {
+            Ok(mut link) => {
+                let route = self.routes.entry(peer).or_default();
+                link.queue_frames(&std::mem::take(&mut route.queued));
+                route.awaited = false;
+                let token = self.next_token;
+                if let Some(token) = self.register(Entry { link, dialled: Some(peer) }) {
+                    self.dialling.insert(token);
+                }
+                self.routes.entry(peer).or_default().token = Some(token);
+            }
+            Err(end) => self.retry(peer, &end),
+        }
+    }
+
+    fn register(&mut self, mut entry: Entry) -> Option<u64> {
+        let token = self.next_token;
+        self.next_token += 1;
+        entry.link.told = entry.link.interest();
+        entry.link.handshake_until = Some(clock::now() + self.rules.handshake_timeout);
+        match self.poller.add(entry.link.fd(), token, entry.link.told) {
+            Ok(()) => {
+                self.links.insert(token, entry);
+                Some(token)
+            }
+            Err(error) => {
+                self.inbox.failed(error);
+                None
+            }
+        }
+    }
+
+    /// Plans to dial again after a failure, or gives the peer up.
+    fn retry(&mut self, peer: Rank, end: &End) {
+        let refused = matches!(end, End::Unreachable(error) if error.kind() == std::io::ErrorKind::ConnectionRefused);
+        let most = if refused { self.rules.retry_count.min(REFUSED_TRIES) } else { self.rules.retry_count };
+        let route = self.routes.entry(peer).or_default();
+        route.token = None;
+        route.tries += 1;
+        if route.tries > most {
+            let (tries, at) = (route.tries, self.addresses[peer.index()]);
+            let at = at.map_or_else(String::new, |at| format!(" at {at}"));
+            return self.lost(peer, format!("it cannot be reached{at} in {tries} tries: {end}"), OURSELVES);
+        }
+        self.retries.insert((clock::now() + self.rules.retry_sleep * route.tries, peer));
+    }
+
+    /// `peer` is dead: noted, and told on.
+    fn lost(&mut self, peer: Rank, why: String, source: u64) {
+        self.routes.remove(&peer);
+        if self.inbox.mark_gone(peer, Gone::Died(why.clone())) {
+            self.outbox.push((source, News::Died(peer, why)));
+        }
+    }
+
+    fn left(&mut self, peer: Rank, source: u64) {
+        if self.inbox.mark_gone(peer, Gone::Left) {
+            self.outbox.push((source, News::Left(peer)));
+        }
+    }
+
+    /// Moves bytes; waits for some to move, `timeout` at most.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where polling itself fails.
+    pub(super) fn drive(&mut self, timeout: Duration) -> Result<()> {
+        let now = clock::now();
+        let timeout = self.next_moment(now, timeout);
+        let outcome = self.poller.wait(&mut self.ready, timeout);
+        let mut place = 0;
+        while let Some(event) = self.ready.get(place) {
+            match event.token {
+                LISTENER => self.accept(),
+                token => self.serve(token, event.readable),
+            }
+            place += 1;
+        }
+        self.expire(clock::now());
+        self.tell_news();
+        outcome
+    }
+
+    fn next_moment(&self, now: Instant, timeout: Duration) -> Duration {
+        let until = |tokens: &BTreeSet<u64>| {
+            tokens.first().and_then(|token| self.links.get(token)).and_then(|entry| entry.link.handshake_until)
+        };
+        let retry = self.retries.first().map(|(again, _)| *again);
+        let moments = [until(&self.strangers), until(&self.dialling), retry];
+        let next = moments.into_iter().flatten().min();
+        next.map_or(timeout, |next| next.saturating_duration_since(now).min(timeout))
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS_AT_ONCE {
+            match socket::accept(&self.own.listener) {
+                Ok(Some((stream, from))) => {
+                    while self.strangers.len() >= MAX_STRANGERS {
+                        self.drop_oldest_stranger();
+                    }
+                    let handshake = Handshake::respond(self.terms.clone(), self.world.rank);
+                    let link = Link::accepted(stream, from, handshake, self.rules.most_bytes);
+                    if let Some(token) = self.register(Entry { link, dialled: None }) {
+                        self.strangers.insert(token);
+                        // The first words are often there already, which spares a round of polling.
+                        self.serve(token, true);
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    if !limits::is_exhausted(&error) || !self.drop_oldest_stranger() {
+                        let why = socket::explain(&error);
+                        tracing::warn!(target: "rsccl::bootstrap", rank = %self.world.rank, why, "cannot accept for now");
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn drop_oldest_stranger(&mut self) -> bool {
+        self.strangers.pop_first().is_some_and(|token| self.links.remove(&token).is_some())
+    }
+
+    fn serve(&mut self, token: u64, readable: bool) {
+        let Some(entry) = self.links.get_mut(&token) else { return };
+        let was_proved = entry.link.peer().is_some();
+        let mut frames = Vec::new();
+        let outcome = if readable { entry.link.read(&mut self.scratch, &mut frames) } else { Ok(()) }
+            .and_then(|()| entry.link.flush());
+        if let (false, Some(peer)) = (was_proved, entry.link.peer()) {
+            self.proved(token, peer);
+        }
+        for frame in frames {
+            self.frame(token, frame);
+        }
+        match outcome {
+            Ok(()) => self.tell_poller(token),
+            Err(end) => self.end(token, &end),
+        }
+    }
+
+    /// The other end of a link has shown that it is `peer`.
+    fn proved(&mut self, token: u64, peer: Rank) {
+        self.strangers.remove(&token);
+        self.dialling.remove(&token);
+        let impossible = peer.get() >= self.world.size || peer == self.world.rank;
+        let Some(entry) = self.links.get_mut(&token).filter(|_| !impossible) else {
+            self.links.remove(&token);
+            return;
+        };
+        let route = self.routes.entry(peer).or_default();
+        if route.token.is_none() {
+            route.token = Some(token);
+            entry.link.queue_frames(&std::mem::take(&mut route.queued));
+            self.flush(token);
+        }
+    }
+
+    fn frame(&mut self, token: u64, frame: Frame) {
+        let Some(peer) = self.links.get(&token).and_then(|entry| entry.link.peer()) else { return };
+        let channel = match frame.kind {
+            MESSAGE => Channel::Message(frame.tag),
+            COLLECTIVE => Channel::Collective(frame.tag),
+            SHRINK => Channel::Shrink(frame.tag),
+            NEWS => return self.news(token, peer, &frame.payload),
+            GOODBYE => return self.left(peer, token),
+            other => return self.end(token, &End::Closed(format!("it sent a frame of unknown kind {other}"))),
+        };
+        self.inbox.push(peer, channel, frame.payload);
+        if !self.inbox.has_room(peer)
+            && let Some(entry) = self.links.get_mut(&token)
+        {
+            entry.link.paused = true;
+        }
+    }
+
+    fn news(&mut self, token: u64, peer: Rank, payload: &[u8]) {
+        let all = match News::decode_all(payload) {
+            Ok(all) => all,
+            Err(error) => return self.end(token, &End::Closed(error.message().to_owned())),
+        };
+        for news in all {
+            match news {
+                News::Died(rank, why) if self.is_peer(rank) => {
+                    self.drain(rank);
+                    self.lost(rank, why, token);
+                }
+                // What a rank sent before its goodbye may still be on its way over its own connection, whose end tells.
+                News::Left(rank) if self.is_peer(rank) && !self.has_link(rank) => self.left(rank, token),
+                News::Note { from, number, bytes } if self.is_peer(from) => {
+                    if self.seen.insert(from, number) {
+                        self.inbox.note(from, bytes.clone());
+                        self.outbox.push((token, News::Note { from, number, bytes }));
+                    }
+                }
+                News::Died(rank, _) if rank == self.world.rank => {
+                    tracing::warn!(target: "rsccl::bootstrap", rank = %self.world.rank, %peer, "others think that this rank is dead");
+                }
+                News::Died(..) | News::Left(_) | News::Note { .. } => {}
+            }
+        }
+    }
+
+    fn is_peer(&self, rank: Rank) -> bool {
+        rank.get() < self.world.size && rank != self.world.rank
+    }
+
+    fn has_link(&self, peer: Rank) -> bool {
+        self.links.values().any(|entry| entry.link.peer() == Some(peer))
+    }
+
+    /// Reads what a rank sent before it died, so that it is not lost to who waits for it.
+    fn drain(&mut self, peer: Rank) {
+        let links: Vec<u64> =
+            self.links.iter().filter(|(_, entry)| entry.link.peer() == Some(peer)).map(|(token, _)| *token).collect();
+        for token in links {
+            let Some(entry) = self.links.get_mut(&token) else { continue };
+            let mut frames = Vec::new();
+            // How it ends is known already.
+            let _end = entry.link.read(&mut self.scratch, &mut frames);
+            for frame in frames.into_iter().filter(|frame| frame.kind != NEWS) {
+                self.frame(token, frame);
+            }
+        }
+    }
+
+    /// A link is of no more use.
+    fn end(&mut self, token: u64, end: &End) {
+        self.strangers.remove(&token);
+        self.dialling.remove(&token);
+        let Some(entry) = self.links.remove(&token) else { return };
+        let Some(peer) = entry.link.peer().or(entry.dialled) else {
+            tracing::debug!(target: "rsccl::bootstrap", rank = %self.world.rank, from = %entry.link.address, why = %end, "a stranger is dropped");
+            return;
+        };
+        if self.inbox.gone(peer).is_some() {
+            self.routes.remove(&peer);
+        } else if entry.link.peer().is_some() {
+            self.lost(peer, end.to_string(), token);
+        } else {
+            let frames = entry.link.into_frames();
+            let route = self.routes.entry(peer).or_default();
+            // What came to be queued meanwhile goes behind.
+            let later = std::mem::replace(&mut route.queued, frames);
+            route.queued.extend(later);
+            self.retry(peer, end);
+        }
+    }
+
+    fn flush(&mut self, token: u64) {
+        let Some(entry) = self.links.get_mut(&token) else { return };
+        match entry.link.flush() {
+            Ok(()) => self.tell_poller(token),
+            // What the peer said before it went is read first; its end is noticed there.
+            Err(End::Closed(_)) => self.serve(token, true),
+            Err(end) => self.end(token, &end),
+        }
+    }
+
+    fn tell_poller(&mut self, token: u64) {
+        let Some(entry) = self.links.get_mut(&token) else { return };
+        let wanted = entry.link.interest();
+        if wanted != entry.link.told {
+            match self.poller.modify(entry.link.fd(), token, wanted) {
+                Ok(()) => entry.link.told = wanted,
+                Err(error) => self.inbox.failed(error),
+            }
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let due = |links: &HashMap<u64, Entry>, tokens: &BTreeSet<u64>| {
+            let token = *tokens.first()?;
+            let until = links.get(&token).and_then(|entry| entry.link.handshake_until);
+            until.is_none_or(|until| now >= until).then_some(token)
+        };
+        while due(&self.links, &self.strangers).is_some() {
+            self.drop_oldest_stranger();
+        }
+        while let Some(token) = due(&self.links, &self.dialling) {
+            self.end(token, &End::Rejected("it did not answer".to_owned()));
+            self.dialling.remove(&token);
+        }
+        while self.retries.first().is_some_and(|(again, _)| now >= *again) {
+            let Some((_, peer)) = self.retries.pop_first() else { break };
+            if self.inbox.gone(peer).is_none() && self.routes.get(&peer).is_some_and(|route| route.token.is_none()) {
+                self.dial(peer);
+            }
+        }
+    }
+
+    /// Tells the news on, over every connection but the one that it came from.
+    fn tell_news(&mut self) {
+        if self.outbox.is_empty() {
+            return;
+        }
+        let outbox = std::mem::take(&mut self.outbox);
+        let proved = self.links.iter().filter(|(_, entry)| entry.link.peer().is_some());
+        let told: Vec<u64> = proved.map(|(token, _)| *token).collect();
+        for token in told {
+            let mut writer = Writer::new();
+            let mut frames = Vec::new();
+            for (_, news) in outbox.iter().filter(|(source, _)| *source != token) {
+                news.encode(&mut writer);
+                if writer.as_slice().len() > MAX_NEWS_FRAME_BYTES {
+                    frame::append(&mut frames, NEWS, 0, writer.as_slice());
+                    writer = Writer::new();
+                }
+            }
+            if !writer.as_slice().is_empty() {
+                frame::append(&mut frames, NEWS, 0, writer.as_slice());
+            }
+            if let Some(entry) = self.links.get_mut(&token)
+                && !frames.is_empty()
+                && entry.link.unsent() < MAX_NEWS_BACKLOG_BYTES
+            {
+                entry.link.queue_frames(&frames);
+                self.flush(token);
+            }
+        }
+    }
+
+    /// Tells everybody, as far as connections take it now.
+    pub(super) fn publish(&mut self, note: &[u8]) {
+        let number = self.notes;
+        self.notes = self.notes.saturating_add(1);
+        self.outbox.push((OURSELVES, News::Note { from: self.world.rank, number, bytes: note.to_vec() }));
+        self.tell_news();
+    }
+
+    pub(super) fn poll(&mut self) -> Vec<Event> {
+        if self.is_open {
+            loop {
+                if let Err(error) = self.drive(Duration::ZERO) {
+                    self.inbox.failed(error);
+                    break;
+                }
+                if !self.ready.is_full() {
+                    break;
+                }
+            }
+        }
+        self.inbox.events()
+    }
+
+    /// Waits until what was sent has left, `timeout` at most, then says goodbye and closes everything.
+    pub(super) fn close(&mut self, timeout: Duration) {
+        if !std::mem::replace(&mut self.is_open, false) {
+            return;
+        }
+        let deadline = Deadline::after(timeout);
+        self.send_out(deadline);
+        for entry in self.links.values_mut().filter(|entry| entry.link.peer().is_some()) {
+            entry.link.queue(GOODBYE, 0, &[]);
+        }
+        let tokens: Vec<u64> = self.links.keys().copied().collect();
+        for token in &tokens {
+            self.flush(*token);
+        }
+        self.send_out(deadline);
+        for entry in self.links.values_mut() {
+            entry.link.finish();
+            // A socket that is closed with unread bytes resets the connection, which could overtake the goodbye.
+            let _end = entry.link.read(&mut self.scratch, &mut Vec::new());
+        }
+        self.links.clear();
+        self.routes.clear();
+    }
+
+    /// Drives until nothing is left to send to ranks that are still there.
+    fn send_out(&mut self, deadline: Deadline) {
+        loop {
+            let now = clock::now();
+            if self.busy().is_none()
+                || deadline.passed(now)
+                || self.drive(deadline.slice(now, super::ABORT_CHECK)).is_err()
+            {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What the bootstrap can be told; the configuration fills it from the environment.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::bootstrap::interface::{Family, Rules};
+use crate::error::{Error, Result};
+
+/// How ids are made and ranks find each other. The default is what NCCL does with no variable set.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// `NCCL_COMM_ID`: a fixed `host:port` where rank 0 serves, in place of an id that travels.
+    pub comm_id: Option<String>,
+    /// The secret that goes with a fixed address. Without one its id is marked unauthenticated.
+    pub secret: Option<Secret>,
+    /// `NCCL_SOCKET_IFNAME`: which interfaces may be used.
+    pub interfaces: Rules,
+    /// `NCCL_SOCKET_FAMILY`: which addresses may be used.
+    pub family: Family,
+    /// `NCCL_SOCKET_RETRY_CNT`: how often a connection that fails is tried again.
+    pub retry_count: u32,
+    /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: the k-th retry comes k times this later.
+    pub retry_sleep: Duration,
+    /// How long a root waits for the last rank once the first has come; a rank with less time left shortens it.
+    pub check_in_timeout: Duration,
+    /// How long a root waits for the first rank.
+    pub root_lifetime: Duration,
+    /// How long a connection may take to prove that it belongs.
+    pub handshake_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            comm_id: None,
+            secret: None,
+            interfaces: Rules::default(),
+            family: Family::Any,
+            retry_count: 34,
+            retry_sleep: Duration::from_millis(100),
+            check_in_timeout: Duration::from_secs(120),
+            root_lifetime: Duration::from_secs(1800),
+            handshake_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A secret that ranks share beforehand. It does not print.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Vec<u8>);
+
+/// The most bytes of a secret.
+const MAX_SECRET_BYTES: usize = 4096;
+
+/// The permission bits of a file that let others than its owner at it.
+const OTHERS_MODE: u32 = 0o077;
+
+impl Secret {
+    /// A secret of 1 to 4096 bytes.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] for none or more.
+    pub fn new(bytes: &[u8]) -> Result<Secret> {
+        if bytes.is_empty() || bytes.len() > MAX_SECRET_BYTES {
+            let length = bytes.len();
+            return Err(Error::invalid_argument(format!(
+                "a secret of {length} bytes; 1 to {MAX_SECRET_BYTES} are allowed"
+            )));
+        }
+        Ok(Secret(bytes.to_vec()))
+    }
+
+    /// The content of a file that only its owner may read; a newline at its end does not count.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where it cannot be read, [`crate::error::Kind::InvalidArgument`] where others may read it
+    /// or its length is wrong.
+    pub fn from_file(path: &Path) -> Result<Secret> {
+        use std::io::Read;
+        use std::os::unix::fs::PermissionsExt;
+        let named = |error| Error::system(format!("reading the secret {}", path.display()), error);
+        let file = std::fs::File::open(path).map_err(named)?;
+        let mode = file.metadata().map_err(named)?.permissions().mode();
+        if mode & OTHERS_MODE != 0 {
+            let shown = path.display();
+            let mode = mode & 0o777;
+            return Err(Error::invalid_argument(format!(
+                "others may read the secret {shown} (mode {mode:o}): chmod 600 it"
+            )));
+        }
+        let mut bytes = Vec::new();
+        file.take(u64::try_from(MAX_SECRET_BYTES).unwrap_or(u64::MAX) + 2).read_to_end(&mut bytes).map_err(named)?;
+        Secret::new(bytes.strip_suffix(b"\n").unwrap_or(&bytes))
+    }
+
+    /// A key that depends on the secret and on what it is `bound` to.
+    pub(crate) fn key(&self, bound: &str) -> [u8; 32] {
+        let secret: [u8; 32] = blake3::hash(&self.0).into();
+        blake3::keyed_hash(&secret, bound.as_bytes()).into()
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_secret_does_not_print_and_binds() {
+        let secret = Secret::new(b"hush").unwrap();
+        assert_eq!(format!("{secret:?}"), "Secret(..)");
+        assert_ne!(secret.key("a"), secret.key("b"));
+        assert!(Secret::new(b"").is_err() && Secret::new(&[0; 4097]).is_err());
+    }
+
+    #[test]
+    fn a_file_that_others_may_read_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        std::fs::write(&path, "hush\n").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(Secret::from_file(&path).unwrap_err().to_string().contains("chmod 600"));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(Secret::from_file(&path).unwrap(), Secret::new(b"hush").unwrap());
+        assert!(Secret::from_file(&folder.path().join("none")).is_err());
+    }
+}

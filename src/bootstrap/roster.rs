@@ -1,0 +1,232 @@
+//! Who has come to a root, who has not, and what that means. No sockets, no clock: the root's loop tells it both.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::checkin::{Block, CheckIn, Shape, Table, ranges};
+use crate::bootstrap::collective::distances;
+use crate::error::{Error, Kind, Result};
+use crate::types::Rank;
+
+/// See the module. Belongs to root `root` of a shape that the first to come defines.
+#[derive(Debug)]
+pub(super) struct Roster {
+    session: [u8; 16],
+    check_in_timeout: Duration,
+    state: Option<Known>,
+    /// Ranks that came and were turned away, for the message when the deadline passes.
+    turned_away: Vec<String>,
+    deadline: Instant,
+    started: Instant,
+}
+
+/// What the first check-in tells.
+#[derive(Debug)]
+struct Known {
+    shape: Shape,
+    root: u32,
+    by: Rank,
+    /// By rank of the block; where it listens.
+    present: Vec<Option<SocketAddr>>,
+    missing: usize,
+    /// Of the blocks, at root 0; its own is not among them.
+    blocks: Vec<Option<Vec<SocketAddr>>>,
+    blocks_missing: usize,
+}
+
+/// What a root shall do next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Wait for more.
+    Wait,
+    /// Send the block to its first rank and wait for the table.
+    Report(Block),
+    /// The table of all ranks is whole: answer everyone.
+    Answer(Table),
+}
+
+/// The most turned-away ranks that the message names.
+const MAX_TURNED_AWAY: usize = 8;
+
+/// A root answers so long before a rank gives up that the rank still hears it.
+const MARGIN: Duration = Duration::from_secs(1);
+
+impl Roster {
+    /// Waits `lifetime` for the first rank, then `check_in_timeout` for the last.
+    pub(super) fn new(session: [u8; 16], lifetime: Duration, check_in_timeout: Duration, now: Instant) -> Roster {
+        let deadline = now + lifetime;
+        Roster { session, check_in_timeout, state: None, turned_away: Vec::new(), deadline, started: now }
+    }
+
+    /// When to give up.
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Whether anybody has come.
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.is_none()
+    }
+
+    /// The shape, once it is known.
+    pub(super) fn shape(&self) -> Option<Shape> {
+        self.state.as_ref().map(|known| known.shape)
+    }
+
+    /// The first rank of the block, once it is known.
+    pub(super) fn first(&self) -> Option<Rank> {
+        self.state.as_ref().map(|known| known.shape.first(known.root))
+    }
+
+    /// A rank has come; `from` is where its connection comes from.
+    ///
+    /// # Errors
+    /// Why it must be turned away: its number is taken, or its world is another. Nobody else is concerned.
+    pub(super) fn check_in(&mut self, check_in: &CheckIn, from: SocketAddr, now: Instant) -> Result<Step> {
+        let outcome = self.admit(check_in);
+        if let Err(error) = outcome {
+            if self.turned_away.len() < MAX_TURNED_AWAY {
+                self.turned_away.push(format!("{} (from {from})", error.message()));
+            }
+            return Err(error);
+        }
+        self.hurry(check_in.left_ms, now);
+        Ok(self.next_step(now))
+    }
+
+    fn admit(&mut self, check_in: &CheckIn) -> Result<()> {
+        let CheckIn { rank, shape, root, address, .. } = check_in;
+        let known = self.state.get_or_insert_with(|| Known::new(*shape, *root, *rank));
+        if (*shape, *root) != (known.shape, known.root) {
+            return Err(known.mismatch(&format!("rank {rank}"), *shape, *root));
+        }
+        let seat = &mut known.present[(rank.get() - known.shape.first(*root).get()) as usize];
+        if let Some(holder) = seat {
+            return Err(Error::mismatch(format!(
+                "two ranks have the number {rank}: one listens at {holder}, another came that listens at {address}"
+            ))
+            .about(*rank));
+        }
+        *seat = Some(*address);
+        known.missing -= 1;
+        Ok(())
+    }
+
+    /// Another root's block has come, at root 0.
+    ///
+    /// # Errors
+    /// Why it must be turned away.
+    pub(super) fn block(&mut self, block: Block, now: Instant) -> Result<Step> {
+        let first = block.shape.first(block.root);
+        let known = self.state.get_or_insert_with(|| Known::new(block.shape, 0, first));
+        if block.shape != known.shape || known.root != 0 || block.root == 0 {
+            return Err(known.mismatch(&format!("the block of root {}", block.root), block.shape, 0));
+        }
+        let seat = &mut known.blocks[Rank::new(block.root).index()];
+        if seat.is_some() {
+            let root = block.root;
+            return Err(Error::mismatch(format!("the block of root {root} came twice: is one id given twice?")));
+        }
+        *seat = Some(block.addresses);
+        known.blocks_missing -= 1;
+        self.hurry(block.left_ms, now);
+        Ok(self.next_step(now))
+    }
+
+    fn next_step(&self, now: Instant) -> Step {
+        let Some(known) = &self.state else { return Step::Wait };
+        if known.missing > 0 || known.blocks_missing > 0 {
+            return Step::Wait;
+        }
+        let own: Vec<SocketAddr> = known.present.iter().flatten().copied().collect();
+        if known.root != 0 {
+            let left = self.deadline.saturating_duration_since(now).as_millis();
+            let left_ms = u32::try_from(left).unwrap_or(u32::MAX);
+            return Step::Report(Block { root: known.root, left_ms, shape: known.shape, addresses: own });
+        }
+        let mut addresses = own;
+        addresses.extend(known.blocks.iter().flatten().flatten());
+        Step::Answer(Table { session: self.session, addresses })
+    }
+
+    /// The check-in time begins with the first; a rank that gives up sooner makes everyone know sooner, since without it
+    /// the others wait in vain.
+    fn hurry(&mut self, left_ms: u32, now: Instant) {
+        let first = self.state.as_ref().is_some_and(|known| known.is_first());
+        if first {
+            self.started = now;
+            self.deadline = now + self.check_in_timeout;
+        }
+        let left = Duration::from_millis(u64::from(left_ms));
+        let margin = (left / 8).min(MARGIN);
+        self.deadline = self.deadline.min(now + (left - margin));
+    }
+
+    /// What everyone present is told when the deadline has passed.
+    pub(super) fn overdue(&self, now: Instant) -> Error {
+        let Some(known) = &self.state else { return Error::timeout("no rank came") };
+        let waited = now.saturating_duration_since(self.started).as_secs_f64();
+        let world = known.shape.world;
+        let mut message = match known.absent() {
+            None => format!("root 0 did not answer within {waited:.1} s, though the ranks of this root have all come"),
+            Some(absent) => format!("ranks that never came within {waited:.1} s: {absent} of {world}"),
+        };
+        for reason in &self.turned_away {
+            message += "; turned away: ";
+            message += reason;
+        }
+        Error::timeout(message)
+    }
+
+    /// What everyone is told when `rank` went away after its check-in.
+    pub(super) fn lost(&self, rank: Rank, why: &str) -> Error {
+        Error::new(Kind::Remote, format!("rank {rank} has died while the others came: {why}")).about(rank)
+    }
+}
+
+impl Known {
+    fn new(shape: Shape, root: u32, by: Rank) -> Known {
+        let count = Rank::new(shape.count(root)).index();
+        let blocks = if root == 0 { Rank::new(shape.roots).index() } else { 1 };
+        let (present, blocks) = (vec![None; count], vec![None; blocks]);
+        Known { shape, root, by, missing: count, present, blocks_missing: blocks.len() - 1, blocks }
+    }
+
+    /// Whether so far exactly one rank or block has come.
+    fn is_first(&self) -> bool {
+        (self.present.len() - self.missing) + (self.blocks.len() - 1 - self.blocks_missing) == 1
+    }
+
+    fn mismatch(&self, who: &str, theirs: Shape, root: u32) -> Error {
+        let Shape { world, roots } = self.shape;
+        let by = self.by;
+        if theirs.world != world {
+            let other = theirs.world;
+            return Error::mismatch(format!(
+                "ranks disagree about the world: {who} says that it has {other} ranks, rank {by} said {world}"
+            ));
+        }
+        let (other, at) = (theirs.roots, self.root);
+        Error::mismatch(format!(
+            "ranks disagree about the roots: {who} takes this one for root {root} of {other}, rank {by} for root {at} of {roots}"
+        ))
+    }
+
+    /// The absent ranks as ranges; `None` where all that this root waits for have come.
+    fn absent(&self) -> Option<String> {
+        let first = self.shape.first(self.root).get();
+        let own = (first..).zip(&self.present).filter(|(_, address)| address.is_none()).map(|(rank, _)| rank);
+        let others = (1..).zip(self.blocks.iter().skip(1)).filter(|(_, block)| block.is_none());
+        let others =
+            others.flat_map(|(root, _)| (self.shape.first(root).get()..).take(self.shape.count(root) as usize));
+        let absent = ranges(own.chain(others));
+        (!absent.is_empty()).then_some(absent)
+    }
+}
+
+/// What `rank` needs of a whole table: where the ranks 1, 2, 4, … above it listen.
+pub(super) fn welcome(table: &Table, rank: Rank) -> Table {
+    let world = u32::try_from(table.addresses.len()).unwrap_or(u32::MAX);
+    let addresses = distances(world).map(|distance| table.addresses[rank.after(distance, world).index()]).collect();
+    Table { session: table.session, addresses }
+}

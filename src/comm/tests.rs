@@ -1,0 +1,45 @@
+//! Transports forced on threads: every path of set-up without processes.
+
+use crate::comm::{Settings, local};
+use crate::transport::Policy;
+use crate::types::ReduceOp;
+
+fn sums(policy: Policy, ranks: u32) {
+    let settings = Settings { policy, timeout: std::time::Duration::from_secs(20), ..Settings::default() };
+    for count in [0usize, 1, 5, 5000, 100_003, 1_000_001] {
+        local::run_with(ranks, &settings, |comm| {
+            let n = comm.size() as usize;
+            let send: Vec<f32> = (0..count).map(|i| (i % 13 + comm.world.rank.index()) as f32).collect();
+            let mut recv = vec![0f32; count];
+            for _ in 0..2 {
+                comm.all_reduce(&send, &mut recv, ReduceOp::Sum)?;
+            }
+            for (i, value) in recv.iter().enumerate() {
+                assert_eq!(*value, (i % 13 * n + n * (n - 1) / 2) as f32, "{ranks} ranks, element {i} of {count}");
+            }
+            comm.barrier()
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn local() {
+    for ranks in [1, 2, 3, 8] {
+        sums(Policy::default(), ranks);
+    }
+}
+
+#[test]
+fn shm() {
+    for ranks in [2, 3, 8] {
+        sums(Policy { no_local: true, no_shm: false }, ranks);
+    }
+}
+
+#[test]
+fn net() {
+    for ranks in [2, 3, 8] {
+        sums(Policy { no_local: true, no_shm: true }, ranks);
+    }
+}

@@ -1,0 +1,121 @@
+//! A snapshot of the environment: what the process was given, taken once, passed on as a value.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// The variables of a process, and where its configuration files are.
+///
+/// [`Environment::capture`] takes the real one; tests build theirs from a list, so that no test touches the real one.
+#[derive(Clone, Default)]
+pub struct Environment {
+    variables: BTreeMap<OsString, OsString>,
+    home: Option<PathBuf>,
+    system_file: Option<PathBuf>,
+}
+
+impl Environment {
+    /// The environment of this process, its user's home, and `/etc/nccl.conf`. The only reader of all three.
+    pub fn capture() -> Environment {
+        Environment {
+            variables: std::env::vars_os().collect(),
+            home: std::env::home_dir().filter(|home| !home.as_os_str().is_empty()),
+            system_file: Some(PathBuf::from(SYSTEM_FILE)),
+        }
+    }
+
+    /// An environment of these variables alone: no home, no system file.
+    pub fn of<N: AsRef<OsStr>, V: AsRef<OsStr>>(variables: impl IntoIterator<Item = (N, V)>) -> Environment {
+        let owned = |(name, value): (N, V)| (name.as_ref().to_owned(), value.as_ref().to_owned());
+        Environment { variables: variables.into_iter().map(owned).collect(), home: None, system_file: None }
+    }
+
+    /// The same with `home` as the folder where `.nccl.conf` is looked for.
+    #[must_use]
+    pub fn with_home(mut self, home: impl Into<PathBuf>) -> Environment {
+        self.home = Some(home.into());
+        self
+    }
+
+    /// The same with `file` in place of `/etc/nccl.conf`.
+    #[must_use]
+    pub fn with_system_file(mut self, file: impl Into<PathBuf>) -> Environment {
+        self.system_file = Some(file.into());
+        self
+    }
+
+    /// The value of `name`; an empty one counts as not set, as in NCCL.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the value is not UTF-8.
+    pub fn get(&self, name: &str) -> Result<Option<&str>> {
+        let Some(value) = self.variables.get(OsStr::new(name)).filter(|value| !value.is_empty()) else {
+            return Ok(None);
+        };
+        let not_text = || Error::invalid_argument(format!("{name} (environment) is not valid UTF-8 text"));
+        value.to_str().map(Some).ok_or_else(not_text)
+    }
+
+    /// Whether `name` is set to something.
+    pub fn has(&self, name: &str) -> bool {
+        self.variables.get(OsStr::new(name)).is_some_and(|value| !value.is_empty())
+    }
+
+    /// The names that begin with `prefix`, in order; those that are not UTF-8 are nobody's and left out.
+    pub fn names<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+        self.variables.keys().filter_map(|name| name.to_str()).filter(move |name| name.starts_with(prefix))
+    }
+
+    /// The user's home.
+    pub fn home(&self) -> Option<&Path> {
+        self.home.as_deref()
+    }
+
+    /// The configuration file of the machine.
+    pub fn system_file(&self) -> Option<&Path> {
+        self.system_file.as_deref()
+    }
+}
+
+/// The values may hold secrets of any program, so only their number is printed.
+impl fmt::Debug for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Environment")
+            .field("variables", &self.variables.len())
+            .field("home", &self.home)
+            .field("system_file", &self.system_file)
+            .finish()
+    }
+}
+
+const SYSTEM_FILE: &str = "/etc/nccl.conf";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn empty_is_unset_and_bytes_are_an_error() {
+        let bytes = OsStr::from_bytes(b"\xff\xfe");
+        let environment = Environment::of([
+            (OsStr::new("A"), OsStr::new("")),
+            (OsStr::new("B"), bytes),
+            (OsStr::new("C"), OsStr::new("c")),
+        ]);
+        assert_eq!(environment.get("A").unwrap(), None);
+        assert!(environment.get("B").unwrap_err().to_string().starts_with("B (environment)"));
+        assert_eq!(environment.get("C").unwrap(), Some("c"));
+        assert_eq!(environment.get("D").unwrap(), None);
+        assert!(!environment.has("A") && environment.has("B"));
+        assert!(!format!("{environment:?}").contains("\"c\""));
+    }
+
+    #[test]
+    fn the_real_one_has_a_path() {
+        assert!(Environment::capture().has("PATH"));
+    }
+}

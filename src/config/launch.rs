@@ -1,0 +1,256 @@
+//! Who am I? The rank, the world and the meeting place, from what a launcher has set.
+//!
+//! The first of these launchers whose rank variable is set is believed; the innermost comes first, because launchers
+//! are nested (`srun` starts `mpirun`, which starts a script that sets `RANK`) and a batch script of Slurm carries
+//! `SLURM_PROCID=0` into all that it starts:
+//!
+//! ```text
+//!    launcher   rank                   world                                  local rank
+//! 1  rsccl      RSCCL_RANK             RSCCL_WORLD_SIZE                       RSCCL_LOCAL_RANK
+//! 2  torchrun   RANK                   WORLD_SIZE                             LOCAL_RANK
+//! 3  Open MPI   OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE                   OMPI_COMM_WORLD_LOCAL_RANK
+//! 4  PMI        PMI_RANK               PMI_SIZE                               MPI_LOCALRANKID
+//! 5  PMIx       PMIX_RANK              WORLD_SIZE, SLURM_STEP_NUM_TASKS,      SLURM_LOCALID
+//!                                      SLURM_NTASKS
+//! 6  Slurm      SLURM_PROCID           SLURM_STEP_NUM_TASKS, SLURM_NTASKS     SLURM_LOCALID
+//! ```
+//!
+//! The meeting place is `RSCCL_STORE`, else `MASTER_ADDR` and `MASTER_PORT`. Where torchrun's agent serves its own store
+//! on `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE=True`), ours is one port above it.
+
+use crate::error::{Error, Result};
+use crate::types::{Rank, World};
+
+pub use super::store_address::StoreAddress;
+
+use super::Config;
+use super::environment::Environment;
+
+/// What a launcher told this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Launch {
+    /// My rank and the number of ranks.
+    pub world: World,
+    /// My number among the ranks of this host, where the launcher says it.
+    pub local_rank: Option<u32>,
+    /// Where the ranks meet. A world of one needs no such place.
+    pub store: Option<StoreAddress>,
+    /// The launcher, as the module's table calls it.
+    pub source: &'static str,
+}
+
+impl Launch {
+    /// Learns it from `environment`; `config` (resolved) gives the store where it has one.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] that names the variable: no launcher's rank is set, its world is not, a
+    /// number is none, the rank is not below the world, or half of the store's address is missing.
+    pub fn learn(environment: &Environment, config: &Config) -> Result<Launch> {
+        for launcher in LAUNCHERS {
+            if let Some((name, rank)) = number(environment, &[launcher.rank])? {
+                return launcher.launch(environment, config, (name, rank));
+            }
+        }
+        let ranks: Vec<&str> = LAUNCHERS.iter().map(|launcher| launcher.rank).collect();
+        let sizes = LAUNCHERS.iter().flat_map(|launcher| launcher.sizes);
+        let half = sizes.into_iter().find(|name| environment.has(name));
+        let hint = half.map(|name| format!(" ({name} is set, but no rank)")).unwrap_or_default();
+        Err(Error::invalid_argument(format!(
+            "no launcher has set a rank{hint}: looked for {}; start the program with `rsccl run -n N -- program`, torchrun, \
+             mpirun or srun, or set RSCCL_RANK and RSCCL_WORLD_SIZE",
+            ranks.join(", ")
+        )))
+    }
+}
+
+/// The variables of one launcher.
+struct Launcher {
+    source: &'static str,
+    rank: &'static str,
+    /// Strongest first.
+    sizes: &'static [&'static str],
+    local_rank: &'static str,
+}
+
+static LAUNCHERS: &[Launcher] = &[
+    Launcher { source: "rsccl", rank: "RSCCL_RANK", sizes: &["RSCCL_WORLD_SIZE"], local_rank: "RSCCL_LOCAL_RANK" },
+    Launcher { source: "torchrun", rank: "RANK", sizes: &["WORLD_SIZE"], local_rank: "LOCAL_RANK" },
+    Launcher {
+        source: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        sizes: &["OMPI_COMM_WORLD_SIZE"],
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+    },
+    Launcher { source: "PMI", rank: "PMI_RANK", sizes: &["PMI_SIZE"], local_rank: "MPI_LOCALRANKID" },
+    Launcher {
+        source: "PMIx",
+        rank: "PMIX_RANK",
+        sizes: &["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        local_rank: "SLURM_LOCALID",
+    },
+    Launcher {
+        source: "Slurm",
+        rank: "SLURM_PROCID",
+        sizes: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        local_rank: "SLURM_LOCALID",
+    },
+];
+
+/// Names with our prefix that are read here and not through the registry.
+pub(super) const OWN_NAMES: &[&str] = &["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK"];
+
+impl Launcher {
+    fn launch(&self, environment: &Environment, config: &Config, rank: (&str, u32)) -> Result<Launch> {
+        let (rank_name, rank) = rank;
+        let Some((size_name, size)) = number(environment, self.sizes)? else {
+            let (names, source) = (self.sizes.join(" or "), self.source);
+            return Err(Error::invalid_argument(format!("{rank_name}={rank} is set ({source}), but {names} is not")));
+        };
+        if size == 0 {
+            return Err(Error::invalid_argument(format!("{size_name}=0 (environment): a world has at least one rank")));
+        }
+        if rank >= size {
+            return Err(Error::invalid_argument(format!(
+                "{rank_name}={rank} (environment) is not below {size_name}={size}: ranks are 0 to {}",
+                size - 1
+            )));
+        }
+        Ok(Launch {
+            world: World { rank: Rank::new(rank), size },
+            local_rank: number(environment, &[self.local_rank])?.map(|(_, local_rank)| local_rank),
+            store: store(environment, config)?,
+            source: self.source,
+        })
+    }
+}
+
+/// The first of `names` that is set, as a number.
+fn number<'a>(environment: &Environment, names: &[&'a str]) -> Result<Option<(&'a str, u32)>> {
+    for name in names {
+        if let Some(text) = environment.get(name)? {
+            let digits = text.trim().bytes().all(|byte| byte.is_ascii_digit());
+            let number = text.trim().parse::<u32>().ok().filter(|_| digits);
+            let wrong =
+                || Error::invalid_argument(format!("{name}={text:?} (environment): allowed: a whole number from 0"));
+            return Ok(Some((name, number.ok_or_else(wrong)?)));
+        }
+    }
+    Ok(None)
+}
+
+fn store(environment: &Environment, config: &Config) -> Result<Option<StoreAddress>> {
+    if let Some(store) = &config.store {
+        return Ok(Some(store.clone()));
+    }
+    let (host, port) = match (environment.get("MASTER_ADDR")?, environment.get("MASTER_PORT")?) {
+        (Some(host), Some(port)) => (host, port),
+        (None, None) => return Ok(None),
+        (Some(_), None) => return Err(Error::invalid_argument("MASTER_ADDR is set, but MASTER_PORT is not")),
+        (None, Some(_)) => return Err(Error::invalid_argument("MASTER_PORT is set, but MASTER_ADDR is not")),
+    };
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let wrong = |why: String| {
+        Error::invalid_argument(format!("MASTER_ADDR={host:?} MASTER_PORT={port:?} (environment): {why}"))
+    };
+    let address = StoreAddress::tcp(bare, port.trim()).map_err(wrong)?;
+    let taken =
+        environment.get("TORCHELASTIC_USE_AGENT_STORE")?.is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    match address {
+        StoreAddress::Tcp { host, port } if taken => match port.checked_add(1) {
+            Some(port) => Ok(Some(StoreAddress::Tcp { host, port })),
+            None => Err(wrong("torchrun's own store has this port, and there is none above it for ours".to_owned())),
+        },
+        address => Ok(Some(address)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn learn(variables: &[(&str, &str)]) -> Result<Launch> {
+        let environment = Environment::of(variables.iter().copied());
+        let config = Config::default().resolve_in(&environment)?;
+        Launch::learn(&environment, &config)
+    }
+
+    fn refused(variables: &[(&str, &str)]) -> String {
+        learn(variables).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn torchrun() {
+        let launch = learn(&[
+            ("RANK", "3"),
+            ("WORLD_SIZE", "8"),
+            ("LOCAL_RANK", "1"),
+            ("MASTER_ADDR", "node0"),
+            ("MASTER_PORT", "29500"),
+        ])
+        .unwrap();
+        assert_eq!((launch.world.rank.get(), launch.world.size, launch.local_rank), (3, 8, Some(1)));
+        assert_eq!(launch.store.unwrap().to_string(), "tcp://node0:29500");
+        assert_eq!(launch.source, "torchrun");
+    }
+
+    #[test]
+    fn torchruns_agent_has_its_port_so_ours_is_the_next() {
+        let with = |port| {
+            learn(&[
+                ("RANK", "0"),
+                ("WORLD_SIZE", "1"),
+                ("MASTER_ADDR", "::1"),
+                ("MASTER_PORT", port),
+                ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ])
+        };
+        assert_eq!(with("29500").unwrap().store.unwrap().to_string(), "tcp://[::1]:29501");
+        assert!(with("65535").unwrap_err().to_string().contains("none above"));
+    }
+
+    #[test]
+    fn each_launcher_by_itself() {
+        for launcher in LAUNCHERS {
+            for size in launcher.sizes {
+                let launch = learn(&[(launcher.rank, "2"), (size, "4"), (launcher.local_rank, "0")]).unwrap();
+                assert_eq!((launch.source, launch.world.rank.get(), launch.world.size), (launcher.source, 2, 4));
+                assert_eq!((launch.local_rank, launch.store), (Some(0), None));
+            }
+        }
+    }
+
+    #[test]
+    fn the_innermost_launcher_wins() {
+        let mut variables = vec![("RSCCL_STORE", "file:///tmp/store")];
+        for (rank, launcher) in (0..u32::try_from(LAUNCHERS.len()).unwrap()).zip(LAUNCHERS) {
+            variables.push((launcher.rank, ["0", "1", "2", "3", "4", "5"][rank as usize]));
+            variables.extend(launcher.sizes.iter().map(|size| (*size, "16")));
+        }
+        for (rank, launcher) in LAUNCHERS.iter().enumerate() {
+            let launch = learn(&variables).unwrap();
+            assert_eq!((launch.source, launch.world.rank.index()), (launcher.source, rank));
+            assert_eq!(launch.store.unwrap().to_string(), "file:///tmp/store");
+            variables.retain(|(name, _)| *name != launcher.rank);
+        }
+    }
+
+    #[test]
+    fn errors_name_the_variable() {
+        assert!(refused(&[]).contains("looked for RSCCL_RANK, RANK, OMPI_COMM_WORLD_RANK"));
+        assert!(refused(&[("WORLD_SIZE", "4")]).contains("WORLD_SIZE is set, but no rank"));
+        assert!(refused(&[("RANK", "1")]).contains("RANK=1 is set (torchrun), but WORLD_SIZE is not"));
+        assert!(
+            refused(&[("RANK", "4"), ("WORLD_SIZE", "4")]).contains("RANK=4 (environment) is not below WORLD_SIZE=4")
+        );
+        assert!(refused(&[("RANK", "-1"), ("WORLD_SIZE", "4")]).contains("RANK=\"-1\""));
+        assert!(refused(&[("RANK", "0"), ("WORLD_SIZE", "0")]).contains("WORLD_SIZE=0"));
+        assert!(refused(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "x")]).contains("LOCAL_RANK=\"x\""));
+        let base = [("RANK", "0"), ("WORLD_SIZE", "1")];
+        let with = |more: (&'static str, &'static str)| refused(&[base[0], base[1], more]);
+        assert!(with(("MASTER_ADDR", "x")).contains("MASTER_PORT is not"));
+        assert!(with(("MASTER_PORT", "1")).contains("MASTER_ADDR is not"));
+        let port = refused(&[base[0], base[1], ("MASTER_ADDR", "x"), ("MASTER_PORT", "99999")]);
+        assert!(port.contains("MASTER_PORT=\"99999\""), "{port}");
+    }
+}

@@ -1,0 +1,59 @@
+//! The known name that somebody meant.
+
+/// The candidate with the fewest edits from `name`, if they are few enough for a typing mistake.
+pub(super) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if name.is_empty() {
+        return None;
+    }
+    let limit = (name.len() / 3).max(2);
+    // A name cut short or drawn out ("TIMEOUT" for "TIMEOUT_MS") is as near as one wrong letter.
+    let distance = |candidate: &str| match candidate.starts_with(name) || name.starts_with(candidate) {
+        true => 1,
+        false => edits(name, candidate),
+    };
+    let measured = candidates.into_iter().map(|candidate| (distance(candidate), candidate));
+    measured.filter(|(edits, _)| *edits <= limit).min().map(|(_, candidate)| candidate)
+}
+
+/// The letters to insert, remove or replace to turn one into the other (Levenshtein), one row at a time.
+fn edits(a: &str, b: &str) -> usize {
+    // A longer name is nobody's typing mistake; the bound keeps hostile names from costing time.
+    if a.len().max(b.len()) > MAX_NAME_BYTES {
+        return usize::MAX;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+const MAX_NAME_BYTES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_edits() {
+        assert_eq!(edits("kitten", "sitting"), 3);
+        assert_eq!(edits("", "abc"), 3);
+        assert_eq!(edits("same", "same"), 0);
+        assert_eq!(edits(&"x".repeat(100), "x"), usize::MAX);
+    }
+
+    #[test]
+    fn finds_the_meant_one_or_none() {
+        let known = ["TIMEOUT_MS", "SECRET", "STORE"];
+        assert_eq!(nearest("TIMEOUT", known), Some("TIMEOUT_MS"));
+        assert_eq!(nearest("TIMOUT_MS", known), Some("TIMEOUT_MS"));
+        assert_eq!(nearest("SECRETS", known), Some("SECRET"));
+        assert_eq!(nearest("ENTIRELY_ELSE", known), None);
+    }
+}

@@ -1,0 +1,222 @@
+//! The table of all variables: name, type, range, meaning, and the field of [`Config`] that each one sets.
+//!
+//! Only variables that have an effect are here. The default of each stands in [`Config::default`] and nowhere else.
+
+use super::Config;
+use super::debug::DebugLevel;
+use super::socket::SocketFamily;
+use super::value::{Field, Kind, TimeUnit, Value};
+
+/// A variable: one line of the table.
+#[derive(Debug)]
+pub struct Variable {
+    /// Its name without prefix, e.g. `SOCKET_IFNAME`.
+    pub name: &'static str,
+    /// An older or newer name for the same, weaker than `name`.
+    pub alias: Option<&'static str>,
+    /// Who knows the name.
+    pub scope: Scope,
+    /// Its type and range.
+    pub kind: Kind,
+    /// What it does, in one line.
+    pub doc: &'static str,
+    pub(super) automatic: bool,
+    pub(super) get: fn(&Config) -> Value,
+    pub(super) set: fn(&mut Config, &Value) -> bool,
+}
+
+/// With which prefixes a variable is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scope {
+    /// A name of NCCL's: `RSCCL_X`, then `NCCL_X`.
+    Nccl,
+    /// A name of rsccl's own: `RSCCL_X` only.
+    Own,
+}
+
+impl Variable {
+    /// The names it is read under, strongest first.
+    pub fn names(&self) -> impl Iterator<Item = String> + '_ {
+        let prefixes: &[&str] = match self.scope {
+            Scope::Nccl => &[OWN_PREFIX, NCCL_PREFIX],
+            Scope::Own => &[OWN_PREFIX],
+        };
+        let stems = std::iter::once(self.name).chain(self.alias);
+        prefixes.iter().flat_map(move |prefix| stems.clone().map(move |stem| format!("{prefix}{stem}")))
+    }
+
+    /// The name that tables and errors call it by: NCCL's where NCCL has it.
+    pub fn full_name(&self) -> String {
+        match self.scope {
+            Scope::Nccl => format!("{NCCL_PREFIX}{}", self.name),
+            Scope::Own => format!("{OWN_PREFIX}{}", self.name),
+        }
+    }
+
+    /// What is allowed, in words.
+    pub fn allowed(&self) -> String {
+        let number = matches!(self.kind, Kind::Count { .. } | Kind::Bytes { .. } | Kind::Time { .. });
+        let more = if self.automatic && number { ", or -1 for automatic" } else { "" };
+        format!("{}{more}", self.kind.allowed())
+    }
+
+    /// The value that `config` has for it, as the variable would be written; empty for what is left to the library.
+    pub fn shown(&self, config: &Config) -> String {
+        self.kind.show(&(self.get)(config))
+    }
+}
+
+/// rsccl's own prefix: the stronger one.
+pub(super) const OWN_PREFIX: &str = "RSCCL_";
+/// NCCL's prefix.
+pub(super) const NCCL_PREFIX: &str = "NCCL_";
+
+macro_rules! variable {
+    ($scope:ident $name:literal $(or $alias:literal)? => $field:ident: $kind:expr, $doc:literal) => {
+        Variable {
+            name: $name,
+            alias: [$(Some($alias),)? None][0],
+            scope: Scope::$scope,
+            kind: $kind,
+            doc: $doc,
+            automatic: automatic(|config: &Config| &config.$field),
+            get: |config| config.$field.value(),
+            set: |config, value| match Field::from_value(value) {
+                Some(value) => {
+                    config.$field = value;
+                    true
+                }
+                None => false,
+            },
+        }
+    };
+}
+
+/// Whether the field that `_get` yields can be left to the library.
+const fn automatic<T: Field>(_get: fn(&Config) -> &T) -> bool {
+    T::AUTOMATIC
+}
+
+const fn count(least: u64, most: u64) -> Kind {
+    Kind::Count { least, most }
+}
+
+const fn bytes(least: u64, most: u64) -> Kind {
+    Kind::Bytes { least, most }
+}
+
+const fn milliseconds(least: u64, most: u64) -> Kind {
+    Kind::Time { unit: TimeUnit::Milliseconds, least, most }
+}
+
+const fn microseconds(least: u64, most: u64) -> Kind {
+    Kind::Time { unit: TimeUnit::Microseconds, least, most }
+}
+
+/// All variables, in the order in which tables print them.
+pub static VARIABLES: &[Variable] = &[
+    variable!(Nccl "COMM_BLOCKING" => blocking: Kind::Flag, "calls return when done; 0: at once, with InProgress"),
+    variable!(Nccl "COMM_NAME" => name: Kind::Text, "the communicator's name in logs"),
+    variable!(Own "TIMEOUT_MS" => timeout: milliseconds(1, MONTH_MS), "the deadline of each operation"),
+    variable!(Own "INIT_TIMEOUT_MS" => init_timeout: milliseconds(1, MONTH_MS), "the deadline of a communicator's set-up"),
+    variable!(Own "REPRODUCIBLE" => reproducible: Kind::Flag, "the same bits whatever the size, algorithm and transport"),
+    variable!(Own "SPIN_US" => spin: microseconds(0, 1_000_000), "how long a wait spins before it sleeps"),
+    variable!(Nccl "ALGO" => algo: Kind::Text, "which algorithms may be chosen, e.g. Ring,Tree or ^Direct"),
+    variable!(Nccl "PROTO" => proto: Kind::Text, "which protocols may be chosen, e.g. LL,Simple or ^LL128"),
+    variable!(Nccl "MIN_NCHANNELS" or "MIN_CTAS" => min_channels: count(1, MAX_CHANNELS), "the least channels of a communicator"),
+    variable!(Nccl "MAX_NCHANNELS" or "MAX_CTAS" => max_channels: count(1, MAX_CHANNELS), "the most channels of a communicator"),
+    variable!(Nccl "BUFFSIZE" => buffer_bytes: bytes(16 << 10, 1 << 30), "the slots of one connection, together"),
+    variable!(Own "SCRATCH_BYTES" => scratch_bytes: bytes(64 << 10, 1 << 30), "a rank's scratch window that its host's ranks see"),
+    variable!(Nccl "P2P_DISABLE" => p2p_disable: Kind::Flag, "no direct pointers between ranks of one process"),
+    variable!(Nccl "SHM_DISABLE" => shm_disable: Kind::Flag, "no shared memory between ranks of one host"),
+    variable!(Nccl "NET" => net: Kind::Choice(&["Socket"]), "the network to use"),
+    variable!(Nccl "RUNTIME_CONNECT" => runtime_connect: Kind::Flag, "connect when first needed; 0: at set-up"),
+    variable!(Nccl "HOSTID" => host_id: Kind::Text, "what tells this host from others, in place of name and boot id"),
+    variable!(Nccl "COMM_ID" => comm_id: Kind::Text, "a fixed address of the root: host:port or [ipv6]:port"),
+    variable!(Own "SECRET" => secret: Kind::Secret, "what ranks prove to each other with a fixed or stored id"),
+    variable!(Own "SECRET_FILE" => secret_file: Kind::Path, "a file that holds the secret, mode 600"),
+    variable!(Own "STORE" => store: Kind::Store, "where from_env() meets: tcp://host:port or file:///path"),
+    variable!(Nccl "UID_STAGGER_THRESHOLD" => stagger_threshold: count(1, MAX_U32), "ranks per root above which check-in is spread over time"),
+    variable!(Nccl "UID_STAGGER_RATE" => stagger_rate: count(1, MAX_U32), "check-ins a second where they are spread"),
+    variable!(Nccl "SOCKET_IFNAME" => socket_interfaces: Kind::Text, "interfaces: prefixes, =names, ^excluded, comma-separated"),
+    variable!(Nccl "SOCKET_FAMILY" => socket_family: Kind::Choice(SocketFamily::NAMES), "the address family of all sockets"),
+    variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16), "threads that serve one network connection"),
+    variable!(Nccl "NSOCKS_PERTHREAD" => sockets_per_thread: count(0, 16), "sockets of each such thread; the product is at most 64"),
+    variable!(Nccl "SOCKET_RETRY_CNT" => socket_retries: count(0, 1000), "how often a refused connect is tried again"),
+    variable!(Nccl "SOCKET_RETRY_SLEEP_MSEC" => socket_retry_sleep: milliseconds(0, 60_000), "the pause before the k-th retry is k times this"),
+    variable!(Nccl "SOCKET_RCVBUF" => socket_receive_bytes: bytes(1, MAX_I32), "a socket's receive buffer; unset: the system's choice"),
+    variable!(Nccl "SOCKET_SNDBUF" => socket_send_bytes: bytes(1, MAX_I32), "a socket's send buffer; unset: the system's choice"),
+    variable!(Nccl "DEBUG" => debug: Kind::Choice(DebugLevel::NAMES), "how much is logged; unset: nothing"),
+    variable!(Nccl "DEBUG_SUBSYS" => debug_subsystems: Kind::Subsystems, "which parts log"),
+    variable!(Nccl "DEBUG_FILE" => debug_file: Kind::Text, "where the log goes, with %h host, %p process; unset: standard output"),
+    variable!(Nccl "DEBUG_TIMESTAMP_FORMAT" => debug_time_format: Kind::Text, "the time before a line, as strftime, with %3f for its fraction"),
+    variable!(Nccl "DEBUG_TIMESTAMP_LEVELS" => debug_time_levels: Kind::Levels, "which levels' lines begin with the time"),
+];
+
+/// The variable that says where the user's configuration file is.
+pub(super) const CONF_FILE: &str = "CONF_FILE";
+/// What `NCCL_CONF_FILE` means, for tables.
+pub const CONF_FILE_DOC: &str = "the user's configuration file, in place of ~/.nccl.conf";
+
+/// The most channels of a communicator, as in NCCL.
+pub const MAX_CHANNELS: u64 = 64;
+/// The most sockets of one network connection, as in NCCL.
+pub const MAX_SOCKETS: u32 = 64;
+/// The longest deadline: longer than any job, short enough for every clock.
+const MONTH_MS: u64 = 30 * 24 * 3600 * 1000;
+const MAX_U32: u64 = u32::MAX as u64;
+/// What `setsockopt` takes.
+const MAX_I32: u64 = i32::MAX as u64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_field_has_the_type_of_its_kind() {
+        let defaults = Config::default();
+        for variable in VARIABLES {
+            let value = (variable.get)(&defaults);
+            assert_eq!(variable.kind.check(&value), Ok(()), "{}", variable.name);
+            let mut config = Config::default();
+            assert!((variable.set)(&mut config, &value), "{}", variable.name);
+            let sample = match variable.kind {
+                Kind::Flag => "1".to_owned(),
+                Kind::Count { most, .. } | Kind::Bytes { most, .. } | Kind::Time { most, .. } => most.to_string(),
+                Kind::Choice(words) => words[0].to_owned(),
+                Kind::Text | Kind::Path | Kind::Secret => "text".to_owned(),
+                Kind::Subsystems => "^NET".to_owned(),
+                Kind::Levels => "ALL".to_owned(),
+                Kind::Store => "tcp://localhost:1".to_owned(),
+            };
+            let parsed = variable.kind.parse(&sample, variable.automatic).unwrap();
+            assert!((variable.set)(&mut config, &parsed), "{}", variable.name);
+            let shown = variable.shown(&config);
+            match variable.kind {
+                Kind::Secret => assert_eq!(shown, "<redacted>"),
+                _ => {
+                    let again = variable.kind.parse(&shown, variable.automatic).unwrap();
+                    assert_eq!(variable.kind.show(&again), shown, "{}", variable.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_docs_are_lines() {
+        let names: Vec<String> = VARIABLES.iter().flat_map(Variable::names).collect();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
+        assert!(VARIABLES.iter().all(|variable| !variable.doc.is_empty() && variable.doc.len() <= 80));
+    }
+
+    #[test]
+    fn own_names_come_first() {
+        let channels = VARIABLES.iter().find(|variable| variable.name == "MIN_NCHANNELS").unwrap();
+        let names: Vec<String> = channels.names().collect();
+        assert_eq!(names, ["RSCCL_MIN_NCHANNELS", "RSCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS"]);
+        let secret = VARIABLES.iter().find(|variable| variable.name == "SECRET").unwrap();
+        assert_eq!(secret.names().collect::<Vec<_>>(), ["RSCCL_SECRET"]);
+    }
+}

@@ -1,0 +1,364 @@
+//! Collectives inside one host: flat slots for small calls, visits to the peers' buffers for large ones; and plans of any kind.
+
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use crate::device::{Kernel, Pass, Store};
+use crate::error::{Error, Result};
+use crate::exec::call::Call;
+use crate::exec::drive::{Idle, drive};
+use crate::exec::flat::{Exchange, Flat};
+use crate::exec::interpret::{Memory, PlanRun, Setting};
+use crate::exec::operation::Operation;
+use crate::plan::{Plan, Windows};
+use crate::sync::Deadline;
+use crate::sync::primitive::Arc;
+use crate::sys::{clock, cpu, futex};
+use crate::transport::{Board, HostWindows, INLINE_BYTES, LeaseGuard, Links, UserRange};
+use crate::types::{Collective, Rank, ReduceOp, World};
+
+/// A world of one: output is input, scaled where the operator says so.
+pub fn run_alone(call: &Call<'_>, world: World, kernel: &Kernel) -> Result<()> {
+    let (input, output) = call.lengths(world)?;
+    let count = input.index().min(output.index());
+    let (source, target) = (call.buffers.input, call.buffers.output);
+    if count == 0 || (source == target.cast_const() && kernel.is_copy(1, true)) {
+        return Ok(());
+    }
+    let pass =
+        Pass { sources: &[source], raw: 1, targets: &[target], count, finish: true, store: Store::Cached };
+    // SAFETY: the engine has checked that both buffers have `count` elements; `Buffers` vouches for them.
+    unsafe { kernel.run(&pass) };
+    Ok(())
+}
+
+/// Runs a call by flat slots. What any rank writes fits one; the windows are open.
+///
+/// # Errors
+/// Of waiting for peers, and of peers that run another operation.
+pub fn run_flat(
+    (windows, flat): (&HostWindows, &mut Flat),
+    (call, operation): (&Call<'_>, &Operation),
+    (world, kernel): (World, &Kernel),
+    idle: &mut Idle<'_>,
+) -> Result<()> {
+    let size = call.data_type.size() as usize;
+    let (input, _) = call.lengths(world)?;
+    let bytes = input.index() * size;
+    let fill = |slot: NonNull<u8>| {
+        let (sources, targets) = (&[call.buffers.input], &[slot.as_ptr()]);
+        let pass = Pass { sources, raw: 1, targets, count: input.index(), finish: false, store: Store::Cached };
+        if !kernel.is_copy(1, false) {
+            // SAFETY: the engine has checked the input's length, `Buffers` vouches for it; the slot is mine and large enough.
+            unsafe { kernel.run(&pass) };
+        } else if bytes > 0 {
+            // SAFETY: as above; user memory and arena do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(call.buffers.input, slot.as_ptr(), bytes) };
+        }
+    };
+    let exchange = flat.announce(windows, operation, idle, (bytes, fill))?;
+    read_flat(call, world, kernel, &exchange, idle)?;
+    if call.collective.rooted() {
+        flat.finish_rooted(&exchange);
+    } else {
+        flat.finish_symmetric(&exchange);
+    }
+    Ok(())
+}
+
+/// One large operation inside a host: peers may work in this rank's buffers, and this rank in theirs, while it lasts.
+///
+/// Dropping it lets nobody in any more and waits until all are out. Where the operation failed, the peers must have been told
+/// before, or they might stay in until their own deadline.
+#[derive(Debug)]
+pub struct Visit<'a> {
+    windows: &'a HostWindows,
+    met: Vec<Option<Ranges>>,
+    guards: Vec<LeaseGuard<'a>>,
+}
+
+impl<'a> Visit<'a> {
+    /// Opens this rank's buffers for `operation`.
+    pub fn open(windows: &'a HostWindows, call: &Call<'_>, operation: &Operation) -> Visit<'a> {
+        if let Some(boards) = &windows.boards {
+            boards[windows.me].write(call.buffers.input, call.buffers.output);
+        }
+        windows.mine().lease().open(operation.sequence);
+        Visit { windows, met: Vec::new(), guards: Vec::new() }
+    }
+
+    /// Meets all ranks of the host in the operation. The kind of windows that all of them can use.
+    ///
+    /// # Errors
+    /// Of the wait, and of peers that run another operation.
+    pub fn meet(
+        &mut self,
+        flat: &mut Flat,
+        (call, operation): (&Call<'_>, &Operation),
+        world: World,
+        idle: &mut Idle<'_>,
+    ) -> Result<Windows> {
+        let mine = encode_ranges(&announce_ranges(self.windows, call, world)?);
+        let fill = |slot: NonNull<u8>| {
+            // SAFETY: my slot has room for as many bytes beside the label.
+            unsafe { slot.cast::<[u8; RANGES_BYTES]>().write(mine) };
+        };
+        let exchange = flat.announce(self.windows, operation, idle, (RANGES_BYTES, fill))?;
+        for place in 0..self.windows.ranks.len() {
+            let slot = exchange.read(place, idle)?.data(RANGES_BYTES);
+            // SAFETY: the peer wrote them before it raised the flag, which `read` waited for.
+            self.met.push(decode_ranges(unsafe { slot.cast::<[u8; RANGES_BYTES]>().read() }));
+        }
+        flat.finish_symmetric(&exchange);
+        let reachable = self.windows.boards.is_some() || self.met.iter().all(Option::is_some);
+        // Where each rank scales its input by a scalar of its own, no other rank can read it raw.
+        let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
+        Ok(if reachable && raw { Windows::User } else { Windows::Scratch })
+    }
+
+    /// Enters the buffers of all ranks of the host.
+    ///
+    /// # Errors
+    /// Of a peer that has given up the operation, or announced what it has not registered.
+    fn enter(&mut self, call: &Call<'_>, operation: &Operation, world: World) -> Result<Vec<Memory>> {
+        let windows = self.windows;
+        let peers = windows.arenas.iter().zip(&windows.ranks).enumerate().filter(|(place, _)| *place != windows.me);
+        for (_, (arena, rank)) in peers {
+            let gone = || Error::remote(*rank, format!("rank {rank} has given up this operation"));
+            self.guards.push(arena.lease().enter(operation.sequence).ok_or_else(gone)?);
+        }
+        user_memory(windows, call, world, &self.met)
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.guards.clear();
+        close_lease(self.windows);
+    }
+}
+
+/// What [`run_plan`] needs besides plan and call.
+#[derive(Debug)]
+pub struct Surroundings<'a> {
+    /// Who I am.
+    pub world: World,
+    /// The arithmetic.
+    pub kernel: Kernel,
+    /// The host's windows, where the plan names any.
+    pub windows: Option<&'a HostWindows>,
+    /// Scratch of plans that need some without windows.
+    pub scratch: &'a mut [u8],
+    /// What the flags of my host stood at when the plan began.
+    pub flag_base: u64,
+    /// Output of at least so many bytes passes the caches by.
+    pub streaming_bytes: u64,
+}
+
+/// Runs `plan`, which `Plan::build` made for `call`, to its end; `visit` where it works in users' buffers. Its needs are connected.
+///
+/// # Errors
+/// Of waiting, of sockets, and of peers that run another operation.
+pub(crate) fn run_plan(
+    (plan, visit): (&Plan, Option<&mut Visit<'_>>),
+    (call, operation): (&Call<'_>, &Operation),
+    surroundings: Surroundings<'_>,
+    links: &mut Links,
+    idle: &mut Idle<'_>,
+) -> Result<()> {
+    let world = surroundings.world;
+    let user = match visit {
+        Some(visit) if plan.spec.windows == Windows::User => visit.enter(call, operation, world)?,
+        _ => Vec::new(),
+    };
+    let (_, output) = call.lengths(world)?;
+    let streams = output.0 * u64::from(call.data_type.size()) >= surroundings.streaming_bytes;
+    let scratch = surroundings.windows.map_or(surroundings.scratch.as_mut_ptr(), |windows| windows.mine().scratch().as_ptr());
+    let setting = Setting {
+        kernel: surroundings.kernel,
+        memory: Memory { input: call.buffers.input, output: call.buffers.output },
+        operation,
+        windows: surroundings.windows,
+        user,
+        scratch,
+        flag_base: surroundings.flag_base,
+        store: if streams { Store::Streaming } else { Store::Cached },
+    };
+    // SAFETY: the engine has checked the buffers against the call that the plan is for, and `Buffers` vouches for them; peers'
+    // buffers are entered, and `visit` holds the leases until after this run; scratch is as large as the plan's limits say.
+    let mut run = unsafe { PlanRun::new(plan, setting) };
+    drive(&mut [&mut run], links, idle)
+}
+
+/// Where a rank's input and output lie in registered buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ranges {
+    input: Option<UserRange>,
+    output: Option<UserRange>,
+    reachable: bool,
+}
+
+/// Reads the others' slots as the collective asks.
+fn read_flat(
+    call: &Call<'_>,
+    world: World,
+    kernel: &Kernel,
+    exchange: &Exchange<'_>,
+    idle: &mut Idle<'_>,
+) -> Result<()> {
+    let (input_place, output_place) = (call.buffers.input, call.buffers.output);
+    let size = call.data_type.size() as usize;
+    let count =
+        |rank: Rank| Ok::<_, Error>(usize::try_from(call.count.of(rank)).expect("checked against the address space"));
+    let mine = count(world.rank)?;
+    let before = |rank: Rank| world.ranks().take(rank.index()).map(|rank| count(rank).unwrap_or(0)).sum::<usize>();
+    let total = || before(Rank::new(world.size));
+    let root = call.root.unwrap_or_default();
+    let at_root = root == world.rank;
+    // Copies `elements` that lie `from` elements into the slot of `rank`, which has `of`, to `to` elements into the output.
+    let mut copy = |rank: Rank, (of, from): (usize, usize), (to, elements): (usize, usize)| {
+        let slot = exchange.read(rank.index(), idle)?.data(of * size);
+        let (source, target) = (slot.as_ptr().wrapping_add(from * size), output_place.wrapping_add(to * size));
+        // SAFETY: the slot has `of` elements, which its owner leaves alone until everyone is done; the output is the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), target, elements * size) };
+        Ok::<_, Error>(())
+    };
+    match call.collective {
+        Collective::AllReduce => {
+            // SAFETY: the output is the caller's; the slots hold as many bytes.
+            unsafe { exchange.reduce(kernel, idle, (mine * size, 0), (output_place, mine))? };
+        }
+        Collective::ReduceScatter | Collective::ReduceScatterV => {
+            let span = (total() * size, before(world.rank) * size);
+            // SAFETY: as above.
+            unsafe { exchange.reduce(kernel, idle, span, (output_place, mine))? };
+        }
+        Collective::Reduce if at_root => {
+            // SAFETY: as above.
+            unsafe { exchange.reduce(kernel, idle, (mine * size, 0), (output_place, mine))? };
+        }
+        Collective::Broadcast if !at_root => copy(root, (mine, 0), (0, mine))?,
+        Collective::Broadcast if input_place != output_place.cast_const() => copy(root, (mine, 0), (0, mine))?,
+        Collective::Scatter => copy(root, (total(), before(world.rank)), (0, mine))?,
+        Collective::AllGather | Collective::AllGatherV => {
+            for rank in world.ranks() {
+                copy(rank, (count(rank)?, 0), (before(rank), count(rank)?))?;
+            }
+        }
+        Collective::Gather if at_root => {
+            for rank in world.ranks() {
+                copy(rank, (count(rank)?, 0), (before(rank), count(rank)?))?;
+            }
+        }
+        Collective::AllToAll => {
+            for rank in world.ranks() {
+                copy(rank, (total(), before(world.rank)), (before(rank), mine))?;
+            }
+        }
+        Collective::Barrier => exchange.read_all(idle)?,
+        Collective::Reduce
+        | Collective::Broadcast
+        | Collective::Gather
+        | Collective::Send
+        | Collective::Recv
+        | Collective::AllToAllV => {}
+    }
+    Ok(())
+}
+
+fn announce_ranges(windows: &HostWindows, call: &Call<'_>, world: World) -> Result<Ranges> {
+    let size = call.data_type.size() as usize;
+    let (input, output) = call.lengths(world)?;
+    let find = |start: *const u8, bytes: usize| {
+        if bytes == 0 { None } else { windows.find(start..start.wrapping_add(bytes)) }
+    };
+    let input_range = find(call.buffers.input, input.index() * size);
+    let output_range = find(call.buffers.output, output.index() * size);
+    let reachable = (input.0 == 0 || input_range.is_some()) && (output.0 == 0 || output_range.is_some());
+    Ok(Ranges { input: input_range, output: output_range, reachable })
+}
+
+/// The users' buffers of all ranks of the host, whose leases are held.
+fn user_memory(windows: &HostWindows, call: &Call<'_>, world: World, met: &[Option<Ranges>]) -> Result<Vec<Memory>> {
+    if let Some(boards) = &windows.boards {
+        let read = |board: &Arc<Board>| {
+            let (input, output) = board.read();
+            Memory { input, output }
+        };
+        return Ok(boards.iter().map(read).collect());
+    }
+    let size = call.data_type.size() as usize;
+    let mut memory = Vec::with_capacity(met.len());
+    for (place, (ranges, rank)) in met.iter().zip(&windows.ranks).enumerate() {
+        let (input, output) = call.lengths(World { rank: *rank, ..world })?;
+        let resolve = |range: Option<UserRange>, bytes: usize| match range {
+            None => Ok(std::ptr::null_mut()),
+            Some(range) => windows.resolve(place, range, bytes).map(NonNull::as_ptr).ok_or_else(|| {
+                Error::remote(*rank, format!("rank {rank} announced a buffer outside what it registered"))
+            }),
+        };
+        let ranges = ranges.expect("only where all ranks are reachable");
+        memory.push(Memory {
+            input: resolve(ranges.input, input.index() * size)?.cast_const(),
+            output: resolve(ranges.output, output.index() * size)?,
+        });
+    }
+    Ok(memory)
+}
+
+/// Lets nobody into my buffers any more, and waits until all are out. Threads of this process always come out: they see the
+/// failure at their next look. A process that died inside keeps its mapping to itself, so after a while it is not waited for.
+fn close_lease(windows: &HostWindows) {
+    let lease = windows.mine().lease();
+    lease.close();
+    let strict = windows.boards.is_some();
+    let deadline = Deadline::after(LEASE_PATIENCE);
+    let mut turns = 0u32;
+    while !lease.drained() {
+        turns = turns.saturating_add(1);
+        if turns < YIELDS {
+            cpu::yield_now();
+            continue;
+        }
+        if !strict && deadline.passed(clock::now()) {
+            tracing::warn!(target: "rsccl::coll", "a peer that died is still counted inside this rank's buffers");
+            return;
+        }
+        futex::nap(LEASE_NAP);
+    }
+}
+
+/// Input and output as two words: registration in the upper 16 bits, offset in the lower 48; all ones: none.
+fn encode_ranges(ranges: &Ranges) -> [u8; RANGES_BYTES] {
+    let word = |range: Option<UserRange>| {
+        let fits = range.filter(|range| range.offset <= OFFSET_MASK);
+        fits.map_or(u64::MAX, |range| u64::from(range.window) << 48 | range.offset)
+    };
+    let reachable = u64::from(ranges.reachable);
+    let mut bytes = [0; RANGES_BYTES];
+    bytes[..8].copy_from_slice(&word(ranges.input).to_le_bytes());
+    bytes[8..16].copy_from_slice(&word(ranges.output).to_le_bytes());
+    bytes[16..].copy_from_slice(&reachable.to_le_bytes());
+    bytes
+}
+
+/// `None` where the rank's buffers cannot be reached.
+fn decode_ranges(bytes: [u8; RANGES_BYTES]) -> Option<Ranges> {
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|place| bytes[at + place]));
+    let range = |word: u64| {
+        let window = u16::try_from(word >> 48).expect("16 bits are left");
+        (word != u64::MAX).then_some(UserRange { window, offset: word & OFFSET_MASK })
+    };
+    (word(16) == 1).then(|| Ranges { input: range(word(0)), output: range(word(8)), reachable: true })
+}
+
+const RANGES_BYTES: usize = 24;
+const OFFSET_MASK: u64 = (1 << 48) - 1;
+/// Looks at the lease before the wait for peers sleeps.
+const YIELDS: u32 = 1000;
+/// How long the wait for peers sleeps between two looks.
+const LEASE_NAP: Duration = Duration::from_micros(200);
+/// How long a process waits for others to leave its buffers.
+const LEASE_PATIENCE: Duration = Duration::from_secs(5);
+
+const _: () = assert!(RANGES_BYTES <= INLINE_BYTES);

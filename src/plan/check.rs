@@ -1,0 +1,100 @@
+//! The proof of a set of plans.
+//!
+//! [`prove`] runs the plans of all ranks on symbols instead of data. An element's value is the list of ranks whose
+//! contributions it holds; a message, a buffer, a window carry such values. It finds
+//! - output elements that do not hold exactly what the collective's definition asks, or, for direct plans of reductions,
+//!   that are not reduced in one combine in rank order;
+//! - deadlocks, with the limits' slots for each connection, naming who waits for whom;
+//! - messages of different length at both ends, larger than a slot, or never taken;
+//! - spans outside their buffer, writes to inputs, windows and flags of ranks that are not mapped;
+//! - accesses to one element, one of them a write, that nothing orders, for every schedule and not only the one run.
+//!
+//! # Why one schedule stands for all
+//! A connection has one sending and one receiving lane and a flag one raising lane, so a step that can run stays able
+//! to run until it does, and what a step reads from slots and flags does not depend on the schedule: either every
+//! schedule blocks, at the same steps, or none. Which accesses are ordered is told by vector clocks: a lane's steps in
+//! order, a message's sending before its taking, a flag's raising before its waiting. The return of slots orders
+//! nothing here, so a proof also holds with more slots than the limits say.
+//!
+//! # What is taken for granted
+//! All ranks have finished the plan before when any begins this one (so all scratch is free), but a rank touches a
+//! peer's input and output only after hearing from it, and hears from all who touch its own before it is done.
+
+mod ask;
+mod machine;
+mod memory;
+mod value;
+
+use std::fmt;
+
+use super::Plan;
+
+/// What a proof went through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Proof {
+    /// Steps that ran, all ranks and rounds together.
+    pub steps: u64,
+    /// Messages that went through slots.
+    pub messages: u64,
+    /// Elements in those messages.
+    pub elements: u64,
+}
+
+/// Why a set of plans is wrong, in one sentence that names rank, lane, step and round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flaw(String);
+
+impl Flaw {
+    fn new(text: impl Into<String>) -> Flaw {
+        Flaw(text.into())
+    }
+}
+
+impl fmt::Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Flaw {}
+
+/// Proves the plans of all ranks, in rank order.
+///
+/// # Errors
+/// The first flaw found.
+pub fn prove(plans: &[Plan]) -> Result<Proof, Flaw> {
+    agree(plans)?;
+    let mut machine = machine::Machine::new(plans);
+    machine.run()?;
+    machine.settle()
+}
+
+/// Whether the plans are of one world, and lanes of one number fit together.
+fn agree(plans: &[Plan]) -> Result<(), Flaw> {
+    let Some(first) = plans.first() else {
+        return Err(Flaw::new("there are no plans"));
+    };
+    if first.spec.world.ranks().len() != plans.len() {
+        return Err(Flaw::new(format!("{} plans for {} ranks", plans.len(), first.spec.world.size)));
+    }
+    for (plan, rank) in plans.iter().zip(first.spec.world.ranks()) {
+        let mut spec = plan.spec.clone();
+        if spec.world.rank != rank {
+            return Err(Flaw::new(format!("the plan of rank {} stands in the place of rank {rank}", spec.world.rank)));
+        }
+        spec.world = first.spec.world;
+        if spec != first.spec {
+            return Err(Flaw::new(format!("rank {rank} plans for another spec than rank 0")));
+        }
+        let rhythm = |plan: &Plan| plan.lanes.iter().map(|lane| (lane.channel, lane.rounds)).collect::<Vec<_>>();
+        if rhythm(plan) != rhythm(first) {
+            return Err(Flaw::new(format!("rank {rank} has other lanes (channel, rounds) than rank 0")));
+        }
+    }
+    let mut channels: Vec<u8> = first.lanes.iter().map(|lane| lane.channel).collect();
+    channels.sort_unstable();
+    if channels.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(Flaw::new("two lanes have one channel, so their messages would mix"));
+    }
+    Ok(())
+}

@@ -1,0 +1,585 @@
+//! Runs the plans of all ranks on symbols.
+
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+use super::memory::{Clock, Conflict, Memory, Stamp};
+use super::value::{Strip, Value, side_by_side};
+use super::{Flaw, Proof, ask};
+use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Span, Spec, Windows};
+use crate::types::{Algorithm, Collective, Rank};
+
+/// Waiting lanes that a report of a deadlock names.
+const NAMED_WAITS: usize = 8;
+
+/// A lane at work.
+struct Worker {
+    rank: Rank,
+    lane: usize,
+    turn: u64,
+    step: usize,
+    /// The round of the step under way, or of the next.
+    round: u32,
+    clock: Clock,
+    /// Step and round of each moment.
+    log: Vec<(usize, u32)>,
+}
+
+/// The memory of a rank.
+struct Store {
+    /// Input and output, or the one buffer that is both.
+    users: [Memory; 2],
+    scratch: Memory,
+    /// Which buffer, and where in it.
+    input: (usize, u64),
+    output: (usize, u64),
+    sizes: (u64, u64),
+}
+
+struct Message {
+    content: Vec<Strip>,
+    clock: Rc<Clock>,
+}
+
+/// What a step cannot go on without.
+enum Need {
+    Message(Rank),
+    Slot(Rank),
+    Flag(Rank, u8),
+}
+
+type Connection = (Rank, Rank, u8);
+
+pub(super) struct Machine<'a> {
+    plans: &'a [Plan],
+    workers: Vec<Worker>,
+    stores: Vec<Store>,
+    connections: HashMap<Connection, VecDeque<Message>>,
+    flags: HashMap<(Rank, usize, u8), Vec<Rc<Clock>>>,
+    /// The host of each rank.
+    hosts: Vec<usize>,
+    proof: Proof,
+}
+
+impl<'a> Machine<'a> {
+    pub(super) fn new(plans: &'a [Plan]) -> Machine<'a> {
+        let spec = &plans[0].spec;
+        let lanes = plans[0].lanes.len();
+        // Threads: the lanes of all ranks, rank by rank, then the callers of all ranks.
+        let threads = plans.len() * (lanes + 1);
+        let caller = |rank: Rank| plans.len() * lanes + rank.index();
+        let worker = |rank: Rank, lane: usize| {
+            let mut clock = vec![0; threads];
+            clock[caller(rank)] = 1;
+            Worker { rank, lane, turn: 0, step: 0, round: 0, clock, log: vec![(0, 0)] }
+        };
+        let workers = spec.world.ranks().flat_map(|rank| (0..lanes).map(move |lane| (rank, lane)));
+        let mut hosts = vec![0; plans.len()];
+        for (host, ranks) in spec.hosts.iter().enumerate() {
+            ranks.iter().for_each(|rank| hosts[rank.index()] = host);
+        }
+        Machine {
+            plans,
+            workers: workers.map(|(rank, lane)| worker(rank, lane)).collect(),
+            stores: spec.world.ranks().map(|rank| Store::new(spec, rank, caller(rank))).collect(),
+            connections: HashMap::new(),
+            flags: HashMap::new(),
+            hosts,
+            proof: Proof::default(),
+        }
+    }
+
+    fn spec(&self) -> &'a Spec {
+        &self.plans[0].spec
+    }
+
+    fn lane(&self, worker: usize) -> &'a Lane {
+        let Worker { rank, lane, .. } = &self.workers[worker];
+        &self.plans[rank.index()].lanes[*lane]
+    }
+
+    /// Runs every lane to its end.
+    pub(super) fn run(&mut self) -> Result<(), Flaw> {
+        loop {
+            let before = self.proof.steps;
+            for worker in 0..self.workers.len() {
+                while self.advance(worker)? {}
+            }
+            if self.proof.steps == before {
+                break;
+            }
+        }
+        self.all_done()
+    }
+
+    /// Runs the next step of a lane, if there is one that can run.
+    fn advance(&mut self, worker: usize) -> Result<bool, Flaw> {
+        let lane = self.lane(worker);
+        let Some((index, round)) = self.next(worker) else { return Ok(false) };
+        let step = &lane.steps[index];
+        if self.need(worker, round)?.is_some() {
+            return Ok(false);
+        }
+        let at = &mut self.workers[worker];
+        at.log.push((index, round));
+        let time = u32::try_from(at.log.len() - 1).map_err(|_| Flaw::new("a lane has more than 2^32 steps"))?;
+        at.clock[worker] = time;
+        match &step.action {
+            Action::Combine(combine) => self.combine(worker, combine, round)?,
+            Action::Signal(flag) => self.signal(worker, *flag, round)?,
+            Action::Wait { peer, flag } => {
+                let raised = &self.flags[&(*peer, self.workers[worker].lane, *flag)];
+                let clock = Rc::clone(&raised[usize::try_from(round).expect("a round fits a usize")]);
+                join(&mut self.workers[worker].clock, &clock);
+            }
+        }
+        self.workers[worker].step += 1;
+        self.proof.steps += 1;
+        Ok(true)
+    }
+
+    /// The next step of a lane and its round, past those that are not run.
+    fn next(&mut self, worker: usize) -> Option<(usize, u32)> {
+        let lane = self.lane(worker);
+        let turns = u64::from(lane.rounds) + u64::from(lane.greatest_lag());
+        let at = &mut self.workers[worker];
+        while at.turn < turns {
+            while let Some(step) = lane.steps.get(at.step) {
+                let round = lane.round_of(step, at.turn);
+                let empty =
+                    |round: u32| matches!(&step.action, Action::Combine(combine) if combine.length(round).0 == 0);
+                if let Some(round) = round.filter(|round| !empty(*round)) {
+                    at.round = round;
+                    return Some((at.step, round));
+                }
+                at.step += 1;
+            }
+            (at.turn, at.step) = (at.turn + 1, 0);
+        }
+        None
+    }
+
+    /// What the next step of a lane waits for.
+    fn need(&self, worker: usize, round: u32) -> Result<Option<Need>, Flaw> {
+        let lane = self.lane(worker);
+        let Worker { rank: me, lane: number, step, .. } = &self.workers[worker];
+        let queued = |from: Rank, to: Rank| self.connections.get(&(from, to, lane.channel)).map_or(0, VecDeque::len);
+        match &lane.steps[*step].action {
+            Action::Combine(combine) => {
+                let slots = usize::try_from(self.spec().limits.slots).unwrap_or(usize::MAX);
+                let source = combine.sources.iter().find_map(|operand| match operand {
+                    Operand::Slot(from) if queued(*from, *me) == 0 => Some(Need::Message(*from)),
+                    _ => None,
+                });
+                let target = combine.targets.iter().find_map(|operand| match operand {
+                    Operand::Slot(to) if queued(*me, *to) >= slots => Some(Need::Slot(*to)),
+                    _ => None,
+                });
+                Ok(source.or(target))
+            }
+            Action::Signal(_) => Ok(None),
+            Action::Wait { peer, flag } => {
+                let mapped = self.spec().windows != Windows::None && self.neighbours(*me, *peer);
+                if !mapped || peer == me {
+                    return Err(self.flaw(worker, format!("waits for a flag of rank {peer}, which is not mapped")));
+                }
+                let raised = self.flags.get(&(*peer, *number, *flag)).map_or(0, Vec::len);
+                Ok((raised <= usize::try_from(round).unwrap_or(usize::MAX)).then_some(Need::Flag(*peer, *flag)))
+            }
+        }
+    }
+
+    fn neighbours(&self, one: Rank, other: Rank) -> bool {
+        let host = |rank: Rank| self.hosts.get(rank.index());
+        host(one).is_some() && host(one) == host(other)
+    }
+
+    fn signal(&mut self, worker: usize, flag: u8, round: u32) -> Result<(), Flaw> {
+        let Worker { rank, lane, clock, .. } = &self.workers[worker];
+        if usize::from(flag) >= FLAGS {
+            return Err(self.flaw(worker, format!("raises flag {flag}; a lane has {FLAGS}")));
+        }
+        let raised = self.flags.entry((*rank, *lane, flag)).or_default();
+        raised.push(Rc::new(clock.clone()));
+        if u32::try_from(raised.len()) != Ok(round + 1) {
+            return Err(self.flaw(worker, format!("raises flag {flag} twice in a round")));
+        }
+        Ok(())
+    }
+
+    fn combine(&mut self, worker: usize, combine: &Combine, round: u32) -> Result<(), Flaw> {
+        self.operands_fit(worker, combine, round)?;
+        let length = combine.length(round).0;
+        // All clocks first: a step is one moment, which comes after all the messages that it takes.
+        let mut taken = HashMap::new();
+        for operand in &combine.sources {
+            if let Operand::Slot(from) = operand {
+                let message = self.take(worker, *from)?;
+                join(&mut self.workers[worker].clock, &message.clock);
+                taken.insert(*from, message.content);
+            }
+        }
+        let mut contents = Vec::new();
+        for operand in &combine.sources {
+            let content = match operand {
+                Operand::Slot(from) => taken.remove(from).unwrap_or_default(),
+                Operand::Local(span) => self.read(worker, self.workers[worker].rank, *span, (round, combine))?,
+                Operand::Window(owner, span) => self.read(worker, *owner, *span, (round, combine))?,
+            };
+            let found: u64 = content.iter().map(|strip| strip.length).sum();
+            if found != length {
+                let text = format!("combines {length} elements, but {} has {found}", name(operand));
+                return Err(self.flaw(worker, text));
+            }
+            contents.push(content);
+        }
+        let result = self.reduce(worker, combine, &contents)?;
+        for operand in &combine.targets {
+            match operand {
+                Operand::Slot(to) => self.give(worker, *to, &result)?,
+                Operand::Local(span) => {
+                    self.write(worker, self.workers[worker].rank, *span, (round, combine, &result))?
+                }
+                Operand::Window(owner, span) => self.write(worker, *owner, *span, (round, combine, &result))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn reduce(&self, worker: usize, combine: &Combine, contents: &[Vec<Strip>]) -> Result<Vec<Strip>, Flaw> {
+        let reduces = self.spec().collective.reduces();
+        if !reduces && (combine.sources.len() != 1 || combine.finish) {
+            return Err(self.flaw(worker, "reduces or finishes in a collective that does not reduce"));
+        }
+        let mut result = Vec::new();
+        for (length, values) in side_by_side(contents) {
+            let values: Option<Vec<Value>> = values.into_iter().collect();
+            let value = match values {
+                None if self.spec().collective == Collective::Barrier => None,
+                None => return Err(self.flaw(worker, "reads elements that nobody has written")),
+                Some(mut values) if values.len() == 1 => values.pop(),
+                Some(values) => Some(Value::reduce(&values).map_err(|text| self.flaw(worker, text))?),
+            };
+            let value = match value {
+                Some(value) if combine.finish && value.finished => {
+                    return Err(self.flaw(worker, format!("finishes element {} twice", value.index)));
+                }
+                value => value.map(|value| Value { finished: value.finished || combine.finish, ..value }),
+            };
+            result.push(Strip { length, value });
+        }
+        Ok(result)
+    }
+
+    /// Whether the operands may be named at all, and do not get in each other's way.
+    fn operands_fit(&self, worker: usize, combine: &Combine, round: u32) -> Result<(), Flaw> {
+        let me = self.workers[worker].rank;
+        let length = combine.length(round).0;
+        let slot = self.spec().limits.slot.0;
+        for (at, operand) in combine.sources.iter().chain(&combine.targets).enumerate() {
+            let target = at >= combine.sources.len();
+            let wrong = match operand {
+                Operand::Slot(peer) if *peer == me || peer.index() >= self.plans.len() => "connects to no peer",
+                Operand::Slot(_) if length > slot => "sends more than a slot holds",
+                Operand::Window(peer, _) if *peer == me || !self.neighbours(me, *peer) => "is not on this host",
+                Operand::Window(_, span) => match (self.spec().windows, span.buffer) {
+                    (Windows::None, _) | (Windows::Scratch, Buffer::Input | Buffer::Output) => "is not mapped",
+                    (_, Buffer::Input) if target => "is a target, and an input",
+                    (Windows::Scratch | Windows::User, _) => continue,
+                },
+                Operand::Local(span) if target && span.buffer == Buffer::Input => "is a target, and an input",
+                Operand::Local(_) | Operand::Slot(_) => continue,
+            };
+            return Err(self.flaw(worker, format!("names {}, which {wrong}", name(operand))));
+        }
+        let twice = |operands: &[Operand]| {
+            let slots = |index: usize| matches!(operands[index], Operand::Slot(_));
+            (1..operands.len()).any(|index| slots(index) && operands[..index].contains(&operands[index]))
+        };
+        if twice(&combine.sources) || twice(&combine.targets) {
+            return Err(self.flaw(worker, "names a connection twice"));
+        }
+        self.no_partial_overlap(worker, combine, round)
+    }
+
+    /// A target may be exactly a source; it may not overlap one otherwise, nor another target.
+    fn no_partial_overlap(&self, worker: usize, combine: &Combine, round: u32) -> Result<(), Flaw> {
+        let me = self.workers[worker].rank;
+        let length = combine.length(round).0;
+        let place = |operand: &Operand| match operand {
+            Operand::Slot(_) => None,
+            Operand::Local(span) => Some((me, self.stores[me.index()].place(*span, round, combine))),
+            Operand::Window(owner, span) => Some((*owner, self.stores[owner.index()].place(*span, round, combine))),
+        };
+        let overlap = |one: (Rank, (usize, u64)), other: (Rank, (usize, u64))| {
+            one.0 == other.0 && one.1.0 == other.1.0 && one.1.1.abs_diff(other.1.1) < length
+        };
+        for (index, target) in combine.targets.iter().enumerate() {
+            let Some(here) = place(target) else { continue };
+            let sources = combine.sources.iter().filter_map(place).filter(|source| *source != here);
+            let targets = combine.targets[..index].iter().filter_map(place);
+            if sources.chain(targets).any(|other| overlap(here, other)) {
+                return Err(self.flaw(worker, format!("writes {} over another of its operands", name(target))));
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, worker: usize, from: Rank) -> Result<Message, Flaw> {
+        let connection = (from, self.workers[worker].rank, self.lane(worker).channel);
+        let message = self.connections.get_mut(&connection).and_then(VecDeque::pop_front);
+        message.ok_or_else(|| self.flaw(worker, "takes a message that is not there"))
+    }
+
+    fn give(&mut self, worker: usize, to: Rank, content: &[Strip]) -> Result<(), Flaw> {
+        let connection = (self.workers[worker].rank, to, self.lane(worker).channel);
+        let clock = Rc::new(self.workers[worker].clock.clone());
+        self.proof.messages += 1;
+        self.proof.elements += content.iter().map(|strip| strip.length).sum::<u64>();
+        self.connections.entry(connection).or_default().push_back(Message { content: content.to_vec(), clock });
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        worker: usize,
+        owner: Rank,
+        span: Span,
+        (round, combine): (u32, &Combine),
+    ) -> Result<Vec<Strip>, Flaw> {
+        let length = combine.length(round).0;
+        let now = self.now(worker);
+        let clock = &self.workers[worker].clock;
+        let store = &mut self.stores[owner.index()];
+        let first = span.at(round, combine.piece).0;
+        if first.saturating_add(length) > store.size(span.buffer) {
+            return Err(self.outside(worker, owner, span.buffer, (first, length)));
+        }
+        let (area, start) = store.place(span, round, combine);
+        let memory = store.area(area);
+        let found = memory.read((start, length), now, clock);
+        let content = memory.look(start, length);
+        found.map_err(|conflict| self.unordered(worker, (owner, span.buffer), "reads", conflict))?;
+        if span.buffer == Buffer::Input {
+            let mut index = first;
+            for strip in &content {
+                if strip.value.as_ref() != Some(&Value::input(owner.get(), index)) {
+                    let text = format!("reads input[{index}] of rank {owner}, which has been overwritten");
+                    return Err(self.flaw(worker, text));
+                }
+                index += strip.length;
+            }
+        } else if content.iter().any(|strip| strip.value.as_ref().is_some_and(|value| value.raw)) {
+            let text = format!("reads an input of rank {owner} under the name of {:?}", span.buffer);
+            return Err(self.flaw(worker, text));
+        }
+        let ready = |value: Value| Value { raw: false, ..value };
+        Ok(content.into_iter().map(|strip| Strip { value: strip.value.map(ready), ..strip }).collect())
+    }
+
+    fn write(
+        &mut self,
+        worker: usize,
+        owner: Rank,
+        span: Span,
+        (round, combine, content): (u32, &Combine, &[Strip]),
+    ) -> Result<(), Flaw> {
+        let length = combine.length(round).0;
+        let now = self.now(worker);
+        let clock = &self.workers[worker].clock;
+        let store = &mut self.stores[owner.index()];
+        let first = span.at(round, combine.piece).0;
+        if first.saturating_add(length) > store.size(span.buffer) {
+            return Err(self.outside(worker, owner, span.buffer, (first, length)));
+        }
+        let (area, start) = store.place(span, round, combine);
+        let written = store.area(area).write(start, content, now, clock);
+        written.map_err(|conflict| self.unordered(worker, (owner, span.buffer), "writes", conflict))
+    }
+
+    fn now(&self, worker: usize) -> Stamp {
+        Stamp { thread: worker, time: self.workers[worker].clock[worker] }
+    }
+
+    fn flaw(&self, worker: usize, text: impl AsRef<str>) -> Flaw {
+        let Worker { step, round, .. } = self.workers[worker];
+        Flaw::new(format!("{} {}", self.describe((worker, (step, round))), text.as_ref()))
+    }
+
+    fn describe(&self, (worker, (step, round)): (usize, (usize, u32))) -> String {
+        let Worker { rank, lane, .. } = &self.workers[worker];
+        format!("rank {rank} lane {lane} step {step} round {round}")
+    }
+
+    fn outside(&self, worker: usize, owner: Rank, buffer: Buffer, (first, length): (u64, u64)) -> Flaw {
+        let size = self.stores[owner.index()].size(buffer);
+        let text = format!("names {buffer:?}[{first}..{}] of rank {owner}, which has {size}", first + length);
+        self.flaw(worker, text)
+    }
+
+    fn unordered(&self, worker: usize, (owner, buffer): (Rank, Buffer), verb: &str, conflict: Conflict) -> Flaw {
+        let Conflict { element, other, wrote } = conflict;
+        let deed = if wrote { "written" } else { "read" };
+        let text = format!(
+            "{verb} {buffer:?} of rank {owner} (element {element} of its memory), {deed} by {}; nothing orders the two",
+            self.whose(other)
+        );
+        self.flaw(worker, text)
+    }
+
+    fn whose(&self, stamp: Stamp) -> String {
+        match self.workers.get(stamp.thread) {
+            None => format!("the caller of rank {}", stamp.thread - self.workers.len()),
+            Some(worker) => {
+                let moment = worker.log.get(usize::try_from(stamp.time).unwrap_or(usize::MAX));
+                self.describe((stamp.thread, moment.copied().unwrap_or_default()))
+            }
+        }
+    }
+
+    /// Whether every lane has come to its end; names those that wait.
+    fn all_done(&mut self) -> Result<(), Flaw> {
+        let mut waits = Vec::new();
+        for worker in 0..self.workers.len() {
+            let Some((step, round)) = self.next(worker) else { continue };
+            let for_what = match self.need(worker, round)? {
+                Some(Need::Message(from)) => format!("for a message of rank {from}"),
+                Some(Need::Slot(to)) => format!("for rank {to} to free a slot"),
+                Some(Need::Flag(peer, flag)) => format!("for flag {flag} of rank {peer}"),
+                None => "for nothing".to_owned(),
+            };
+            waits.push(format!("{} waits {for_what}", self.describe((worker, (step, round)))));
+        }
+        if waits.is_empty() {
+            return Ok(());
+        }
+        let more = waits.len().saturating_sub(NAMED_WAITS);
+        waits.truncate(NAMED_WAITS);
+        let tail = if more > 0 { format!("; and {more} more") } else { String::new() };
+        Err(Flaw::new(format!("deadlock: {}{tail}", waits.join("; "))))
+    }
+
+    /// Looks at what is left when all lanes have ended.
+    pub(super) fn settle(mut self) -> Result<Proof, Flaw> {
+        let left = self.connections.iter().filter(|(_, queue)| !queue.is_empty()).map(|(connection, _)| *connection);
+        if let Some((from, to, channel)) = left.min() {
+            return Err(Flaw::new(format!("rank {to} leaves a message of rank {from} on channel {channel}")));
+        }
+        for rank in self.spec().world.ranks() {
+            self.settle_rank(rank)?;
+        }
+        Ok(self.proof)
+    }
+
+    fn settle_rank(&mut self, rank: Rank) -> Result<(), Flaw> {
+        let spec = self.spec();
+        let mut clock = vec![0; self.plans.len() * (self.plans[0].lanes.len() + 1)];
+        let callers = self.workers.len()..clock.len();
+        clock[self.workers.len() + rank.index()] = 1;
+        self.workers.iter().filter(|worker| worker.rank == rank).for_each(|worker| join(&mut clock, &worker.clock));
+        if spec.collective == Collective::Barrier {
+            let missed = callers.clone().find(|caller| clock[*caller] == 0);
+            let text = |caller: usize| format!("rank {rank} leaves before rank {} has come", caller - callers.start);
+            return missed.map_or(Ok(()), |caller| Err(Flaw::new(text(caller))));
+        }
+        for area in 0..2 {
+            let memory = &mut self.stores[rank.index()].users[area];
+            let length = memory.length();
+            if let Err(Conflict { element, other, wrote }) = memory.settled(0, length, &clock) {
+                let deed = if wrote { "writes" } else { "reads" };
+                let text = format!("rank {rank} may leave before {} {deed}", self.whose(other));
+                return Err(Flaw::new(format!("{text} element {element} of its memory")));
+            }
+        }
+        ask::output(spec, rank).into_iter().try_for_each(|asked| self.holds(rank, &asked))
+    }
+
+    fn holds(&mut self, rank: Rank, asked: &ask::Asked) -> Result<(), Flaw> {
+        let spec = self.spec();
+        let store = &mut self.stores[rank.index()];
+        let (area, offset) = store.output;
+        let mut at = 0;
+        for strip in store.users[area].look(offset + asked.start, asked.length) {
+            let element = asked.start + at;
+            let index = asked.index + at;
+            at += strip.length;
+            let wrong = |text: String| Err(Flaw::new(format!("output[{element}] of rank {rank} {text}")));
+            let Some(value) = strip.value else { return wrong("is never written".to_owned()) };
+            let mut ranks = value.ranks.to_vec();
+            if spec.algorithm != Algorithm::Direct {
+                ranks.sort_unstable();
+            }
+            if value.index != index || ranks != asked.ranks {
+                let asked = &asked.ranks;
+                return wrong(format!("holds element {} of ranks {ranks:?}, not {index} of {asked:?}", value.index));
+            }
+            if value.finished != spec.collective.reduces() || value.raw {
+                return wrong("is not final".to_owned());
+            }
+            if spec.algorithm == Algorithm::Direct && value.reductions > 1 {
+                return wrong(format!("is reduced in {} combines, not in one", value.reductions));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    fn new(spec: &Spec, rank: Rank, caller: usize) -> Store {
+        let sizes = ask::sizes(spec, rank);
+        let by = Stamp { thread: caller, time: 1 };
+        let mut users = [Memory::default(), Memory::default()];
+        let input = || Some(Value::input(rank.get(), 0));
+        let (input, output) = match ask::overlap(spec, rank) {
+            None => {
+                users[0].append(sizes.0, input(), by);
+                users[1].append(sizes.1, None, by);
+                ((0, 0), (1, 0))
+            }
+            Some((inside, start)) => {
+                users[0].append(inside, None, by);
+                users[0].append(sizes.0, input(), by);
+                let end = users[0].length();
+                users[0].append((start + sizes.1).saturating_sub(end), None, by);
+                ((0, inside), (0, start))
+            }
+        };
+        let mut scratch = Memory::default();
+        scratch.append(spec.limits.scratch.0, None, by);
+        Store { users, scratch, input, output, sizes }
+    }
+
+    fn size(&self, buffer: Buffer) -> u64 {
+        match buffer {
+            Buffer::Input => self.sizes.0,
+            Buffer::Output => self.sizes.1,
+            Buffer::Scratch => self.scratch.length(),
+        }
+    }
+
+    /// Where a span's elements of a round lie: in which area, and where in it.
+    fn place(&self, span: Span, round: u32, combine: &Combine) -> (usize, u64) {
+        let first = span.at(round, combine.piece).0;
+        match span.buffer {
+            Buffer::Input => (self.input.0, self.input.1 + first),
+            Buffer::Output => (self.output.0, self.output.1 + first),
+            Buffer::Scratch => (self.users.len(), first),
+        }
+    }
+
+    fn area(&mut self, index: usize) -> &mut Memory {
+        self.users.get_mut(index).unwrap_or(&mut self.scratch)
+    }
+}
+
+fn join(clock: &mut Clock, other: &Clock) {
+    clock.iter_mut().zip(other).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
+}
+
+fn name(operand: &Operand) -> String {
+    match operand {
+        Operand::Slot(peer) => format!("the slot of rank {peer}"),
+        Operand::Local(span) => format!("its {:?}", span.buffer),
+        Operand::Window(peer, span) => format!("the {:?} of rank {peer}", span.buffer),
+    }
+}

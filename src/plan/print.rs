@@ -1,0 +1,96 @@
+//! Plans as text.
+//!
+//! ```text
+//! all_reduce Direct Simple: rank 1 of 3, 2500 elements, scratch windows
+//! lane 0: channel 0, 12 rounds
+//!   +0 833 by 70: input[0..] -> scratch[0.. cycle 3]
+//!   +0 signal 0
+//!   +1 wait for flag 0 of rank 2
+//!   +1 834 by 70: rank 0 scratch[210.. cycle 3] + input[833..] + … -> output[833..], scratch[420.. cycle 3]; finish
+//! ```
+//! A step begins with its lag; a combine then has its block and its piece.
+
+use std::fmt;
+
+use super::{Action, Buffer, Combine, Count, Operand, Plan, Span, Walk, Windows};
+use crate::types::Collective;
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spec = &self.spec;
+        let world = spec.world;
+        let in_place = if spec.in_place { ", in place" } else { "" };
+        write!(f, "{} {} {}: rank {} of {}", spec.collective, spec.algorithm, spec.protocol, world.rank, world.size)?;
+        match &spec.count {
+            _ if spec.collective == Collective::Barrier => {}
+            Count::Each(count) => write!(f, ", {count} elements{in_place}")?,
+            Count::PerRank(counts) => {
+                let counts: Vec<String> = counts.iter().map(ToString::to_string).collect();
+                write!(f, ", {} elements{in_place}", counts.join("+"))?;
+            }
+        }
+        if spec.collective.rooted() {
+            write!(f, ", root {}", spec.root)?;
+        }
+        f.write_str(match spec.windows {
+            Windows::None => "",
+            Windows::Scratch => ", scratch windows",
+            Windows::User => ", user windows",
+        })?;
+        if spec.hosts.len() > 1 {
+            write!(f, ", {} hosts", spec.hosts.len())?;
+        }
+        writeln!(f)?;
+        for (number, lane) in self.lanes.iter().enumerate() {
+            writeln!(f, "lane {number}: channel {}, {} rounds", lane.channel, lane.rounds)?;
+            for step in &lane.steps {
+                writeln!(f, "  +{} {}", step.lag, step.action)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Combine(combine) => combine.fmt(f),
+            Action::Signal(flag) => write!(f, "signal {flag}"),
+            Action::Wait { peer, flag } => write!(f, "wait for flag {flag} of rank {peer}"),
+        }
+    }
+}
+
+impl fmt::Display for Combine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |operands: &[Operand], peer: &str, between: &str| {
+            let operand = |operand: &Operand| match operand {
+                Operand::Local(span) => span.to_string(),
+                Operand::Slot(rank) => format!("{peer} rank {rank}"),
+                Operand::Window(rank, span) => format!("rank {rank} {span}"),
+            };
+            operands.iter().map(operand).collect::<Vec<_>>().join(between)
+        };
+        if self.piece < self.block {
+            write!(f, "{} by {}: ", self.block, self.piece)?;
+        } else {
+            write!(f, "{}: ", self.block)?;
+        }
+        write!(f, "{} -> {}", list(&self.sources, "from", " + "), list(&self.targets, "to", ", "))?;
+        if self.finish { f.write_str("; finish") } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.buffer {
+            Buffer::Input => "input",
+            Buffer::Output => "output",
+            Buffer::Scratch => "scratch",
+        };
+        match self.walk {
+            Walk::Linear => write!(f, "{name}[{}..]", self.start),
+            Walk::Cycle(depth) => write!(f, "{name}[{}.. cycle {depth}]", self.start),
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Processes: children in groups of their own, signals as readable events, waiting for pipes. For launchers.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStderr, ChildStdout, Command};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// A signal's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Signal(i32);
+
+macro_rules! signals {
+    ($($(#[$doc:meta])* $name:ident = $number:ident;)+) => {
+        impl Signal {
+            $($(#[$doc])* pub const $name: Signal = Signal(libc::$number);)+
+
+            /// Its name, as `kill -l` has it with SIG before it.
+            pub fn name(self) -> String {
+                match self.0 {
+                    $(libc::$number => stringify!($number).to_owned(),)+
+                    number => format!("signal {number}"),
+                }
+            }
+        }
+    };
+}
+
+signals! {
+    /// A child changed its state.
+    CHILD = SIGCHLD;
+    /// The terminal went away.
+    HANGUP = SIGHUP;
+    /// Control-C.
+    INTERRUPT = SIGINT;
+    /// Control-\.
+    QUIT = SIGQUIT;
+    /// The usual request to end.
+    TERMINATE = SIGTERM;
+    /// For the program's own use.
+    USER_1 = SIGUSR1;
+    /// For the program's own use.
+    USER_2 = SIGUSR2;
+    /// The end that no program can refuse.
+    KILL = SIGKILL;
+    /// Called abort.
+    ABORT = SIGABRT;
+    /// Touched memory it does not have.
+    SEGMENTATION = SIGSEGV;
+    /// Touched a page whose backing is gone.
+    BUS = SIGBUS;
+    /// An instruction that does not exist.
+    ILLEGAL = SIGILL;
+    /// An arithmetic error.
+    ARITHMETIC = SIGFPE;
+    /// Wrote to a pipe that nobody reads.
+    PIPE = SIGPIPE;
+    /// A breakpoint.
+    TRAP = SIGTRAP;
+}
+
+impl Signal {
+    /// Its number.
+    pub fn number(self) -> i32 {
+        self.0
+    }
+}
+
+/// Signals of this thread, taken as events instead of being acted upon. Threads and children started later inherit the
+/// block; [`Group::start`] lifts it for its children.
+#[derive(Debug)]
+pub struct Signals(OwnedFd);
+
+impl Signals {
+    /// Takes `signals` from here on. One that the process was started to ignore (`nohup`) stays ignored, but for
+    /// [`Signal::CHILD`], which must arrive.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn take_over(signals: &[Signal]) -> Result<Signals> {
+        let set = signal_set(signals);
+        // SAFETY: SIG_DFL is a disposition, no handler of ours is involved.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+        // SAFETY: `set` is an initialised set; no old mask is asked for.
+        let status = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if status != 0 {
+            return Err(Error::system("pthread_sigmask", io::Error::from_raw_os_error(status)));
+        }
+        // SAFETY: `set` is an initialised set; -1 asks for a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(Error::last_os("signalfd"));
+        }
+        // SAFETY: the call above made the descriptor, and nobody else has it.
+        Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The next signal that has come, without waiting.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn next(&self) -> Result<Option<Signal>> {
+        // SAFETY: the structure is made of integers, for which zero is a value.
+        let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: `info` is ours and writable for `size` bytes.
+        let count = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), size) };
+        if usize::try_from(count) == Ok(size) {
+            return Ok(i32::try_from(info.ssi_signo).ok().map(Signal));
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(Error::system("reading from a signalfd", error)),
+        }
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It returned this code.
+    Code(i32),
+    /// This signal ended it.
+    Signal(Signal),
+}
+
+/// A child process and all that it starts, as one process group named by the child's number.
+///
+/// The child is reaped when the value is dropped and not before, so its number cannot become another group's while signals are
+/// sent to it. Dropping ends the whole group.
+#[derive(Debug)]
+pub struct Group {
+    child: Child,
+    exit: Option<Exit>,
+}
+
+impl Group {
+    /// Starts `command` in a group of its own, with no signal blocked. The child is killed when the calling thread ends,
+    /// however that comes about.
+    ///
+    /// # Errors
+    /// That of [`Command::spawn`].
+    pub fn start(command: &mut Command) -> io::Result<Group> {
+        let parent = libc::pid_t::try_from(std::process::id()).map_err(io::Error::other)?;
+        let none = signal_set(&[]);
+        let prepare = move || {
+            // SAFETY: the option takes one number; it concerns this new process alone.
+            if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: the call has no arguments and cannot fail.
+            if unsafe { libc::getppid() } != parent {
+                // The launcher ended before the line above, whose signal will therefore never come.
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            // SAFETY: `none` is an initialised set; no old mask is asked for.
+            match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) } {
+                0 => Ok(()),
+                status => Err(io::Error::from_raw_os_error(status)),
+            }
+        };
+        command.process_group(0);
+        // SAFETY: between fork and exec the closure makes async-signal-safe calls only and allocates nothing.
+        let child = unsafe { command.pre_exec(prepare) }.spawn()?;
+        Ok(Group { child, exit: None })
+    }
+
+    /// The child's number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The pipes that the command was given for its output, each once.
+    pub fn take_output(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
+        (self.child.stdout.take(), self.child.stderr.take())
+    }
+
+    /// How the child ended, or `None` while it runs. Does not wait.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn exit(&mut self) -> Result<Option<Exit>> {
+        if self.exit.is_some() {
+            return Ok(self.exit);
+        }
+        // SAFETY: the structure is made of integers and pointers, for which zero is a value.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // Left unreaped: see the type's comment.
+        let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        // SAFETY: `info` is ours and writable.
+        let status = unsafe { libc::waitid(libc::P_PID, self.child.id(), &raw mut info, options) };
+        if status != 0 {
+            return Err(Error::last_os(format!("waitid of process {}", self.child.id())));
+        }
+        // SAFETY: a siginfo of waitid has the child's number, or zero where no child has ended.
+        if unsafe { info.si_pid() } == 0 {
+            return Ok(None);
+        }
+        // SAFETY: a siginfo of waitid has the child's status.
+        let status = unsafe { info.si_status() };
+        let by_itself = info.si_code == libc::CLD_EXITED;
+        self.exit = Some(if by_itself { Exit::Code(status) } else { Exit::Signal(Signal(status)) });
+        Ok(self.exit)
+    }
+
+    /// Sends `signal` to every process of the group. One that has no process left is no error.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`], e.g. for a process that has become another user's.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let group = libc::pid_t::try_from(self.child.id())
+            .map_err(|_| Error::internal(format!("process {} has an impossible number", self.child.id())))?;
+        // SAFETY: the call takes two numbers. The group is the child's: it is not reaped, so its number is not reused.
+        if unsafe { libc::kill(-group, signal.0) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ESRCH) => Ok(()),
+            _ => Err(Error::system(format!("sending {} to the process group {group}", signal.name()), error)),
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // After SIGKILL the wait is short; errors would mean that there is nothing to end or to reap.
+        drop(self.signal(Signal::KILL));
+        drop(self.child.wait());
+    }
+}
+
+/// What to wait for on a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// Something to read, or the end.
+    Read,
+    /// Room to write: on a pipe, for [`PIPE_ROOM_BYTES`] at least.
+    Write,
+}
+
+/// Waits until one of `wants` can be done, or `timeout` has passed; tells for each whether it can. For a few descriptors of any
+/// kind, files included, which `epoll` does not take.
+///
+/// # Errors
+/// [`crate::error::Kind::System`].
+pub fn wait_ready(wants: &[(BorrowedFd<'_>, Want)], timeout: Option<Duration>) -> Result<Vec<bool>> {
+    let entry = |(fd, want): &(BorrowedFd<'_>, Want)| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: if *want == Want::Read { libc::POLLIN } else { libc::POLLOUT },
+        revents: 0,
+    };
+    let mut entries: Vec<libc::pollfd> = wants.iter().map(entry).collect();
+    // Rounded up: a wait that ends a moment too early would be repeated at once.
+    let milliseconds = timeout
+        .map_or(-1, |time| i32::try_from(time.as_nanos().div_ceil(NANOSECONDS_PER_MILLISECOND)).unwrap_or(i32::MAX));
+    let count = libc::nfds_t::try_from(entries.len()).map_err(|_| Error::internal("more descriptors than numbers"))?;
+    // SAFETY: the entries are ours and live through the call; the descriptors are borrowed, so open.
+    let ready = unsafe { libc::poll(entries.as_mut_ptr(), count, milliseconds) };
+    if ready < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(Error::system("poll", error));
+        }
+        return Ok(vec![false; wants.len()]);
+    }
+    Ok(entries.iter().map(|entry| entry.revents != 0).collect())
+}
+
+fn signal_set(signals: &[Signal]) -> libc::sigset_t {
+    // SAFETY: a set is made of integers, for which zero is a value.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is ours and writable.
+    unsafe { libc::sigemptyset(&raw mut set) };
+    for signal in signals {
+        // SAFETY: `set` is initialised; the numbers are libc's own.
+        unsafe { libc::sigaddset(&raw mut set, signal.0) };
+    }
+    set
+}
+
+/// What a pipe that is ready takes without blocking.
+pub const PIPE_ROOM_BYTES: usize = libc::PIPE_BUF;
+const NANOSECONDS_PER_MILLISECOND: u128 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::clock;
+    use std::io::Read;
+    use std::process::Stdio;
+
+    fn shell(script: &str) -> Group {
+        Group::start(Command::new("/bin/sh").args(["-c", script]).stdout(Stdio::piped())).unwrap()
+    }
+
+    /// Waits for the child's end, which its pipe's end announces; bounded by the test's own patience.
+    fn exit_of(group: &mut Group) -> Exit {
+        let began = clock::now();
+        loop {
+            if let Some(exit) = group.exit().unwrap() {
+                return exit;
+            }
+            assert!(clock::now().duration_since(began) < Duration::from_secs(20), "the child does not end");
+            wait_ready(&[], Some(Duration::from_millis(1))).unwrap();
+        }
+    }
+
+    #[test]
+    fn exits_are_told_apart() {
+        assert_eq!(exit_of(&mut shell("exit 3")), Exit::Code(3));
+        let exit = exit_of(&mut shell("kill -9 $$"));
+        assert_eq!(exit, Exit::Signal(Signal::KILL));
+        assert_eq!(Signal::KILL.name(), "SIGKILL");
+        assert_eq!(Signal(63).name(), "signal 63");
+    }
+
+    #[test]
+    fn the_group_ends_with_its_owner() {
+        // The background process keeps the pipe open, so the pipe's end proves its death.
+        let mut group = shell("sleep 1000 & echo started; exit 0");
+        let (stdout, _) = group.take_output();
+        let mut stdout = stdout.unwrap();
+        assert_eq!(exit_of(&mut group), Exit::Code(0));
+        drop(group);
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "started\n");
+    }
+
+    #[test]
+    fn a_pipe_is_ready_when_it_has_bytes_and_not_before() {
+        let (reader, writer) = io::pipe().unwrap();
+        let wants = [(reader.as_fd(), Want::Read), (writer.as_fd(), Want::Write)];
+        assert_eq!(wait_ready(&wants, Some(Duration::ZERO)).unwrap(), [false, true]);
+        io::Write::write_all(&mut &writer, b"x").unwrap();
+        assert_eq!(wait_ready(&wants, None).unwrap(), [true, true]);
+    }
+}

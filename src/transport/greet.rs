@@ -1,0 +1,179 @@
+//! How a data connection begins: the handshake, then a request of fixed size that says what the connection is for.
+//!
+//! ```text
+//! offset  width  meaning
+//! 0       8      ticket: which offer
+//! 8       4      index: which socket of a connection with several
+//! ```
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+
+use crate::bootstrap::auth::{Handshake, Terms};
+use crate::error::{Error, Kind, Result};
+use crate::sys::descriptor;
+use crate::types::Rank;
+
+/// A non-blocking stream of bytes.
+pub(super) trait Pipe {
+    /// Reads what is there; `None` where nothing is, `Some(0)` at the end.
+    fn read_some(&self, into: &mut [u8]) -> Result<Option<usize>>;
+    /// Writes what fits; `None` where nothing does.
+    fn write_some(&self, bytes: &[u8]) -> Result<Option<usize>>;
+}
+
+impl Pipe for descriptor::Stream {
+    fn read_some(&self, into: &mut [u8]) -> Result<Option<usize>> {
+        self.read(into)
+    }
+    fn write_some(&self, bytes: &[u8]) -> Result<Option<usize>> {
+        self.write(bytes)
+    }
+}
+
+impl Pipe for TcpStream {
+    fn read_some(&self, into: &mut [u8]) -> Result<Option<usize>> {
+        let mut stream = self;
+        settle(stream.read(into), "read from a data socket")
+    }
+    fn write_some(&self, bytes: &[u8]) -> Result<Option<usize>> {
+        let mut stream = self;
+        settle(stream.write(bytes), "write to a data socket")
+    }
+}
+
+/// What the caller asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) ticket: u64,
+    pub(super) index: u32,
+}
+
+/// The side that connects.
+#[derive(Debug)]
+pub(super) struct Caller {
+    handshake: Handshake,
+    request: Option<Request>,
+    output: Vec<u8>,
+}
+
+/// The side that accepts.
+#[derive(Debug)]
+pub(super) struct Answerer {
+    handshake: Handshake,
+    request: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl Caller {
+    pub(super) fn new(terms: Terms, (from, to): (Rank, Rank), request: Request) -> Result<Caller> {
+        Ok(Caller { handshake: Handshake::initiate(terms, from, to)?, request: Some(request), output: Vec::new() })
+    }
+
+    /// True once the request is on its way.
+    pub(super) fn progress(&mut self, pipe: &impl Pipe) -> Result<bool> {
+        loop {
+            self.output.extend(self.handshake.take_output());
+            if self.handshake.is_done()
+                && let Some(request) = self.request.take()
+            {
+                self.output.extend(request.ticket.to_le_bytes());
+                self.output.extend(request.index.to_le_bytes());
+            }
+            if !flush(pipe, &mut self.output)? {
+                return Ok(false);
+            }
+            if self.handshake.is_done() {
+                return Ok(true);
+            }
+            if !listen(pipe, &mut self.handshake)? {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+impl Answerer {
+    pub(super) fn new(terms: Terms, me: Rank) -> Answerer {
+        Answerer { handshake: Handshake::respond(terms, me), request: Vec::new(), output: Vec::new() }
+    }
+
+    /// Who asks for what, once that is known.
+    pub(super) fn progress(&mut self, pipe: &impl Pipe) -> Result<Option<(Rank, Request)>> {
+        loop {
+            self.output.extend(self.handshake.take_output());
+            if !flush(pipe, &mut self.output)? {
+                return Ok(None);
+            }
+            if self.handshake.is_done() {
+                return self.read_request(pipe);
+            }
+            if !listen(pipe, &mut self.handshake)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn read_request(&mut self, pipe: &impl Pipe) -> Result<Option<(Rank, Request)>> {
+        while self.request.len() < REQUEST_BYTES {
+            let mut bytes = [0; REQUEST_BYTES];
+            let wanted = REQUEST_BYTES - self.request.len();
+            match pipe.read_some(&mut bytes[..wanted])? {
+                None => return Ok(None),
+                Some(0) => return Err(closed()),
+                Some(got) => self.request.extend_from_slice(&bytes[..got]),
+            }
+        }
+        let ticket = u64::from_le_bytes(std::array::from_fn(|place| self.request[place]));
+        let index = u32::from_le_bytes(std::array::from_fn(|place| self.request[8 + place]));
+        let peer = self.handshake.peer().ok_or_else(closed)?;
+        Ok(Some((peer, Request { ticket, index })))
+    }
+}
+
+/// Reads no more than the handshake wants, so that what follows stays in the socket. False where nothing was there.
+fn listen(pipe: &impl Pipe, handshake: &mut Handshake) -> Result<bool> {
+    let mut bytes = [0; HANDSHAKE_READ];
+    let wanted = handshake.bytes_wanted().min(HANDSHAKE_READ);
+    match pipe.read_some(&mut bytes[..wanted])? {
+        None => Ok(false),
+        Some(0) => Err(closed()),
+        Some(got) => {
+            handshake.receive(&mut &bytes[..got])?;
+            Ok(true)
+        }
+    }
+}
+
+/// True once all is written.
+fn flush(pipe: &impl Pipe, output: &mut Vec<u8>) -> Result<bool> {
+    while !output.is_empty() {
+        match pipe.write_some(output)? {
+            None | Some(0) => return Ok(false),
+            Some(written) => {
+                output.drain(..written);
+            }
+        }
+    }
+    Ok(true)
+}
+
+fn closed() -> Error {
+    Error::new(Kind::Remote, "the other end closed a connection before it began")
+}
+
+pub(super) fn settle(result: std::io::Result<usize>, call: &str) -> Result<Option<usize>> {
+    match result {
+        Ok(bytes) => Ok(Some(bytes)),
+        // A socket that is still connecting says NotConnected to a read.
+        Err(error)
+            if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(Error::system(call, error)),
+    }
+}
+
+const REQUEST_BYTES: usize = 12;
+const HANDSHAKE_READ: usize = 256;

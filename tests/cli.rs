@@ -1,0 +1,279 @@
+//! The command line: the table of variables, and jobs that end as they should and leave nothing behind.
+#![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rsccl::sys::clock;
+use rsccl::sys::process::{Exit, Group, Signal, wait_ready};
+use tempfile::TempDir;
+
+/// A run of `rsccl` with an environment of its own and its output in files.
+struct Job {
+    folder: TempDir,
+    group: Group,
+}
+
+struct Outcome {
+    exit: Exit,
+    stdout: String,
+    stderr: String,
+}
+
+impl Job {
+    fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Job {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| File::create(folder.path().join(name)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(arguments).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", folder.path());
+        command.env("DIR", folder.path()).envs(variables.iter().copied());
+        command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr"));
+        Job { group: Group::start(&mut command).unwrap(), folder }
+    }
+
+    /// Ranks that run `script` in a shell; `$DIR` is a folder of the job's own.
+    fn of_ranks(ranks: &str, options: &[&str], script: &str) -> Job {
+        Job::start(&[&["run", "-n", ranks], options, &["--", "/bin/sh", "-c", script]].concat(), &[])
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn read(&self, name: &str) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.path(name)).unwrap_or_default()).into_owned()
+    }
+
+    fn finish(mut self) -> (Outcome, TempDir) {
+        let mut exit = None;
+        until("the job ends", || {
+            exit = self.group.exit().unwrap();
+            exit.is_some()
+        });
+        let outcome = Outcome { exit: exit.unwrap(), stdout: self.read("stdout"), stderr: self.read("stderr") };
+        (outcome, self.folder)
+    }
+
+    fn outcome(self) -> Outcome {
+        self.finish().0
+    }
+}
+
+/// Waits until `come` says so; fails the test when it does not come in good time.
+fn until(what: &str, mut come: impl FnMut() -> bool) {
+    let began = clock::now();
+    while !come() {
+        assert!(clock::now().duration_since(began) < PATIENCE, "waited {PATIENCE:?} until {what}");
+        wait_ready(&[], Some(Duration::from_millis(2))).unwrap();
+    }
+}
+
+/// Waits until the processes whose numbers are in the files `names` of `folder` have ended.
+fn until_gone(folder: &Path, names: &[&str]) {
+    for name in names {
+        let number = std::fs::read_to_string(folder.join(name)).unwrap();
+        let stat = format!("/proc/{}/stat", number.trim());
+        until("an orphan has ended", || {
+            let text = std::fs::read_to_string(&stat).unwrap_or_default();
+            // A zombie is dead; a container's first process may never bury it.
+            text.is_empty() || text.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z"))
+        });
+    }
+}
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn version_and_help() {
+    let version = Job::start(&["--version"], &[]).outcome();
+    assert_eq!((version.exit, &*version.stdout), (Exit::Code(0), &*format!("rsccl {}\n", env!("CARGO_PKG_VERSION"))));
+    let wrong = Job::start(&["run", "-n", "0", "true"], &[]).outcome();
+    assert!(wrong.exit == Exit::Code(2) && wrong.stderr.contains("1..=4096"), "{}", wrong.stderr);
+    let wrong = Job::start(&["run", "-n", "1", "--timeout", "-1", "true"], &[]).outcome();
+    assert!(wrong.exit == Exit::Code(2) && wrong.stderr.contains("seconds above 0"), "{}", wrong.stderr);
+}
+
+#[test]
+fn env_prints_every_variable_with_value_and_source() {
+    let variables =
+        [("NCCL_ALGO", "Ring"), ("RSCCL_SECRET", "sesame"), ("RSCCL_STOR", "x"), ("RANK", "1"), ("WORLD_SIZE", "2")];
+    let table = Job::start(&["env"], &variables).outcome();
+    assert_eq!(table.exit, Exit::Code(0), "{}", table.stderr);
+    for variable in rsccl::config::VARIABLES {
+        assert!(table.stdout.contains(&variable.full_name()) && table.stdout.contains(variable.doc));
+    }
+    let algo = table.stdout.lines().find(|line| line.starts_with("NCCL_ALGO ")).unwrap();
+    assert_eq!(algo.split_whitespace().take(5).collect::<Vec<_>>(), ["NCCL_ALGO", "text", "-", "Ring", "environment"]);
+    assert!(table.stdout.contains("Launched as rank 1 of 2 by torchrun, no store."), "{}", table.stdout);
+    assert!(table.stderr.contains("did you mean RSCCL_STORE?"), "{}", table.stderr);
+    assert!(!table.stdout.contains("sesame"));
+
+    let json = Job::start(&["env", "--json"], &variables).outcome();
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(json["variables"].as_array().unwrap().len(), rsccl::config::VARIABLES.len());
+    assert_eq!((&json["launch"]["rank"], &json["launch"]["launcher"]), (&1.into(), &"torchrun".into()));
+    assert_eq!(json["notes"][0]["level"], "warning");
+}
+
+#[test]
+fn env_shows_the_table_in_spite_of_bad_values_and_fails() {
+    let bad = Job::start(&["env"], &[("NCCL_DEBUG", "LOUD")]).outcome();
+    assert_eq!(bad.exit, Exit::Code(1));
+    assert!(bad.stdout.contains("environment (bad)") && bad.stderr.contains("NCCL_DEBUG=\"LOUD\""), "{}", bad.stderr);
+    let pair = [("NCCL_SOCKET_NTHREADS", "16"), ("NCCL_NSOCKS_PERTHREAD", "16")];
+    let bad = Job::start(&["env"], &pair).outcome();
+    assert!(bad.exit == Exit::Code(1) && bad.stderr.contains("at most 64"), "{}", bad.stderr);
+}
+
+#[test]
+fn ranks_get_their_environment_and_a_prefix() {
+    let script = r#"
+        echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR"
+        [ "$RSCCL_STORE" = "tcp://$MASTER_ADDR:$MASTER_PORT" ] && [ ${#RSCCL_SECRET} = 64 ] && echo complete >&2
+        printf 'no end'"#;
+    let outcome = Job::of_ranks("3", &[], script).outcome();
+    assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.stderr);
+    let expected: Vec<String> =
+        (0..3).flat_map(|rank| [format!("[{rank}] {rank} {rank} 3 3 127.0.0.1"), format!("[{rank}] no end")]).collect();
+    assert_eq!(sorted(&outcome.stdout), expected);
+    assert_eq!(sorted(&outcome.stderr), ["[0] complete", "[1] complete", "[2] complete"]);
+}
+
+#[test]
+fn an_outer_launcher_does_not_reach_the_ranks() {
+    let variables = [("RSCCL_RANK", "5"), ("RSCCL_WORLD_SIZE", "9"), ("TORCHELASTIC_USE_AGENT_STORE", "True")];
+    let inner = env!("CARGO_BIN_EXE_rsccl");
+    let outcome = Job::start(&["run", "-n", "1", "--", inner, "env"], &variables).outcome();
+    assert!(outcome.stdout.contains("Launched as rank 0 of 1 by torchrun, tcp://127.0.0.1:"), "{}", outcome.stdout);
+}
+
+#[test]
+fn the_first_failure_is_named_and_ends_the_others() {
+    let script = r#"
+        echo $$ > $DIR/pid$RANK
+        if [ $RANK = 2 ]; then
+            while [ ! -s $DIR/pid0 ] || [ ! -s $DIR/pid1 ] || [ ! -s $DIR/pid3 ]; do sleep 0.01; done
+            exit 42
+        fi
+        exec sleep 1000"#;
+    let (outcome, folder) = Job::of_ranks("4", &[], script).finish();
+    assert_eq!(outcome.exit, Exit::Code(42));
+    let pid = std::fs::read_to_string(folder.path().join("pid2")).unwrap();
+    let said =
+        format!("rsccl run: rank 2 of 4 (process {}) exited with code 42; the other ranks are ended\n", pid.trim());
+    assert_eq!(outcome.stderr, said);
+    until_gone(folder.path(), &["pid0", "pid1", "pid2", "pid3"]);
+}
+
+#[test]
+fn a_signal_that_ends_a_rank_is_named() {
+    let outcome = Job::of_ranks("1", &[], "kill -SEGV $$").outcome();
+    assert_eq!(outcome.exit, Exit::Code(128 + 11));
+    assert!(outcome.stderr.contains("rank 0 of 1") && outcome.stderr.contains("was ended by SIGSEGV"));
+}
+
+#[test]
+fn what_ranks_leave_behind_ends_with_the_job() {
+    let script = "sleep 1000 & echo $! > $DIR/background$RANK; echo done";
+    let (outcome, folder) = Job::of_ranks("2", &[], script).finish();
+    assert_eq!((outcome.exit, sorted(&outcome.stdout)), (Exit::Code(0), vec!["[0] done", "[1] done"]));
+    until_gone(folder.path(), &["background0", "background1"]);
+}
+
+#[test]
+fn ranks_end_with_a_launcher_that_is_killed() {
+    let job = Job::of_ranks("2", &[], "echo $$ > $DIR/pid$RANK; exec sleep 1000");
+    until("both ranks run", || ["pid0", "pid1"].iter().all(|name| !job.read(name).is_empty()));
+    job.group.signal(Signal::KILL).unwrap();
+    let (outcome, folder) = job.finish();
+    assert_eq!(outcome.exit, Exit::Signal(Signal::KILL));
+    until_gone(folder.path(), &["pid0", "pid1"]);
+}
+
+/// The ranks note the signal and end with `code`, and so does the job.
+fn forwarded(signal: Signal, trap: &str, code: i32) {
+    let script =
+        format!("trap 'echo got {trap}; exit {code}' {trap}; : > $DIR/ready$RANK; while :; do sleep 0.01; done");
+    let job = Job::of_ranks("2", &[], &script);
+    until("both ranks are ready", || ["ready0", "ready1"].iter().all(|name| job.path(name).exists()));
+    job.group.signal(signal).unwrap();
+    let outcome = job.outcome();
+    assert_eq!(outcome.exit, Exit::Code(code), "{}", outcome.stderr);
+    assert_eq!(sorted(&outcome.stdout), [format!("[0] got {trap}"), format!("[1] got {trap}")]);
+}
+
+#[test]
+fn signals_are_passed_on() {
+    forwarded(Signal::TERMINATE, "TERM", 7);
+    forwarded(Signal::INTERRUPT, "INT", 7);
+    // No request to end: here a code would be a failure, at which the other rank is ended before it may speak.
+    forwarded(Signal::USER_1, "USR1", 0);
+}
+
+#[test]
+fn a_rank_that_heeds_no_signal_is_killed_at_the_second() {
+    let script = "trap '' INT TERM; echo $$ > $DIR/pid$RANK; while :; do sleep 0.01; done";
+    let job = Job::of_ranks("2", &[], script);
+    until("both ranks are ready", || ["pid0", "pid1"].iter().all(|name| !job.read(name).is_empty()));
+    job.group.signal(Signal::INTERRUPT).unwrap();
+    // Another number, so that the two do not become one on their way.
+    job.group.signal(Signal::TERMINATE).unwrap();
+    let (outcome, folder) = job.finish();
+    assert_eq!(outcome.exit, Exit::Code(128 + 9), "{}", outcome.stderr);
+    until_gone(folder.path(), &["pid0", "pid1"]);
+}
+
+#[test]
+fn the_time_limit_names_who_had_not_ended() {
+    let script = "[ $RANK = 1 ] && exit 0; exec sleep 1000";
+    let outcome = Job::of_ranks("4", &["--timeout", "0.5"], script).outcome();
+    assert_eq!(outcome.exit, Exit::Code(124));
+    assert!(outcome.stderr.contains("ranks 0, 2-3 had not ended"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_program_that_cannot_start_is_named() {
+    let missing = Job::start(&["run", "-n", "2", "--", "/no/such/program"], &[]).outcome();
+    assert_eq!(missing.exit, Exit::Code(127));
+    assert!(missing.stderr.contains("cannot start /no/such/program as rank 0"), "{}", missing.stderr);
+    let folder = Job::start(&["run", "-n", "2", "--", "/etc"], &[]).outcome();
+    assert_eq!(folder.exit, Exit::Code(126));
+}
+
+#[test]
+fn long_and_binary_output_comes_through_in_pieces() {
+    let script = r#"head -c 3000000 /dev/zero | tr '\0' x; printf '\377\000\n'"#;
+    let (outcome, folder) = Job::of_ranks("2", &[], script).finish();
+    assert_eq!(outcome.exit, Exit::Code(0));
+    let bytes = std::fs::read(folder.path().join("stdout")).unwrap();
+    assert_eq!(bytes.iter().filter(|byte| **byte == b'x').count(), 6_000_000);
+    assert_eq!(bytes.iter().filter(|byte| **byte == 0).count(), 2);
+    let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    assert!(
+        lines
+            .clone()
+            .all(|line| line.len() <= (16 << 10) + 4 && (line.starts_with(b"[0] ") || line.starts_with(b"[1] ")))
+    );
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!("{} run -n 2 yes | head -n 1; echo over", env!("CARGO_BIN_EXE_rsccl"));
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", &script]).stdout(File::create(folder.path().join("stdout")).unwrap());
+    let mut group = Group::start(&mut command).unwrap();
+    until("the pipeline ends", || group.exit().unwrap().is_some());
+    let text = std::fs::read_to_string(folder.path().join("stdout")).unwrap();
+    assert!(text.ends_with("] y\nover\n"), "{text}");
+}
+
+/// Far beyond what any step takes on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,0 +1,231 @@
+//! Configuration from outside: who is stronger, what is refused and in which words.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rsccl::config::{Config, DebugLevel, Environment, Note, Secret, SocketFamily, Source, VARIABLES};
+use rsccl::error::Kind;
+
+fn resolve(variables: &[(&str, &str)]) -> rsccl::Result<Config> {
+    Config::default().resolve_in(&Environment::of(variables.iter().copied()))
+}
+
+fn refused(variables: &[(&str, &str)]) -> String {
+    let error = resolve(variables).expect_err("a bad value is an error");
+    assert_eq!(error.kind(), Kind::InvalidArgument);
+    error.to_string()
+}
+
+fn write(path: &Path, text: &str) -> String {
+    std::fs::write(path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn each_layer_is_stronger_than_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let home_file = folder.path().join(".nccl.conf");
+    let system_file = folder.path().join("system.conf");
+    let named_file = write(&folder.path().join("named.conf"), "NCCL_ALGO=named\n");
+    let mut variables = vec![("RSCCL_ALGO", "own"), ("NCCL_ALGO", "nccl"), ("NCCL_CONF_FILE", &*named_file)];
+    write(&home_file, "NCCL_ALGO=home\nRSCCL_ALGO=own-home\n");
+    write(&system_file, "RSCCL_ALGO=system\n");
+    let algo = |variables: &[(&str, &str)], config: Config| {
+        let environment = Environment::of(variables.iter().copied()).with_home(folder.path());
+        config.resolve_in(&environment.with_system_file(&system_file)).unwrap().algo
+    };
+    let code = || Config::default().with_algo("code");
+    assert_eq!(algo(&variables, code()).as_deref(), Some("own"));
+    variables.remove(0);
+    assert_eq!(algo(&variables, code()).as_deref(), Some("nccl"));
+    variables.remove(0);
+    assert_eq!(algo(&variables, code()).as_deref(), Some("named"));
+    variables.remove(0);
+    assert_eq!(algo(&variables, code()).as_deref(), Some("own-home"));
+    write(&home_file, "NCCL_ALGO=home\nNCCL_ALGO=later\n");
+    assert_eq!(algo(&variables, code()).as_deref(), Some("home"), "the first line wins");
+    std::fs::remove_file(&home_file).unwrap();
+    assert_eq!(algo(&variables, code()).as_deref(), Some("system"));
+    std::fs::remove_file(&system_file).unwrap();
+    assert_eq!(algo(&variables, code()).as_deref(), Some("code"));
+    assert_eq!(algo(&variables, Config::default()), None);
+}
+
+#[test]
+fn every_kind_of_value_is_read() {
+    let config = resolve(&[
+        ("NCCL_COMM_BLOCKING", "0"),
+        ("RSCCL_TIMEOUT_MS", "1500"),
+        ("RSCCL_SPIN_US", "0"),
+        ("NCCL_BUFFSIZE", "8M"),
+        ("NCCL_MAX_CTAS", "16"),
+        ("NCCL_NET", "socket"),
+        ("NCCL_SOCKET_FAMILY", "af_inet6"),
+        ("NCCL_SOCKET_RCVBUF", "-1"),
+        ("RSCCL_SECRET", "open sesame"),
+        ("NCCL_DEBUG", "info"),
+        ("NCCL_DEBUG_SUBSYS", "^NET"),
+        ("NCCL_DEBUG_TIMESTAMP_FORMAT", "%T "),
+        ("NCCL_COMM_NAME", ""),
+    ])
+    .unwrap();
+    assert!(!config.blocking);
+    assert_eq!((config.timeout, config.spin), (Duration::from_millis(1500), Duration::ZERO));
+    assert_eq!((config.buffer_bytes, config.max_channels), (Some(8 << 20), Some(16)));
+    assert_eq!((config.net.as_deref(), config.socket_family), (Some("Socket"), Some(SocketFamily::Inet6)));
+    assert_eq!((config.socket_receive_bytes, config.debug), (None, Some(DebugLevel::Info)));
+    assert_eq!((&*config.debug_time_format, &*config.name), ("%T ", ""));
+    assert_eq!(config.secret.as_ref().map(Secret::expose), Some(&b"open sesame"[..]));
+    let printed = format!("{config:?}");
+    assert!(printed.contains("<redacted>") && !printed.contains("sesame"), "{printed}");
+}
+
+#[test]
+fn a_bad_value_names_variable_value_source_and_what_is_allowed() {
+    for (name, value, allowed) in [
+        ("NCCL_COMM_BLOCKING", "2", "1 or 0"),
+        ("RSCCL_COMM_BLOCKING", "maybe", "1 or 0"),
+        ("RSCCL_TIMEOUT_MS", "10s", "1 to 2592000000 milliseconds"),
+        ("RSCCL_TIMEOUT_MS", "0", "1 to 2592000000 milliseconds"),
+        ("RSCCL_SPIN_US", "2000000", "0 to 1000000 microseconds"),
+        ("NCCL_BUFFSIZE", "1", "bytes from 16384 to 1073741824"),
+        ("NCCL_MIN_NCHANNELS", "65", "a whole number from 1 to 64, or -1 for automatic"),
+        ("NCCL_SOCKET_RETRY_CNT", "-1", "a whole number from 0 to 1000"),
+        ("NCCL_NET", "IB", "Socket"),
+        ("NCCL_SOCKET_FAMILY", "inet", "AF_INET, AF_INET6"),
+        ("NCCL_DEBUG", "LOUD", "VERSION, WARN"),
+        ("NCCL_DEBUG_SUBSYS", "INIT,NOISE", "a list of INIT, COLL"),
+        ("NCCL_DEBUG_TIMESTAMP_LEVELS", "x", "a list of VERSION"),
+        ("RSCCL_STORE", "nowhere", "tcp://host:port"),
+    ] {
+        let text = refused(&[(name, value)]);
+        assert!(text.starts_with(&format!("{name}={value:?} (environment): ")), "{text}");
+        assert!(text.contains("; allowed: ") && text.contains(allowed), "{text}");
+    }
+    let long = "x".repeat(5000);
+    assert!(refused(&[("NCCL_ALGO", &long)]).contains("too long"));
+    let secret = refused(&[("RSCCL_SECRET", &long)]);
+    assert!(secret.contains("<redacted>") && !secret.contains("xxx"), "{secret}");
+}
+
+#[test]
+fn what_the_program_sets_is_held_to_the_same_ranges() {
+    let nobody = Environment::default();
+    let error = Config::default().with_scratch_bytes(1).resolve_in(&nobody).unwrap_err().to_string();
+    assert!(error.starts_with("RSCCL_SCRATCH_BYTES=\"1\" (program): out of range"), "{error}");
+    let error = Config::default().with_net("IB").resolve_in(&nobody).unwrap_err().to_string();
+    assert!(error.contains("NCCL_NET=\"IB\" (program)"), "{error}");
+    assert!(Config::default().with_timeout(Duration::ZERO).resolve_in(&nobody).is_err());
+    let config = Config::default().with_min_channels(2).with_secret(Secret::new("s")).resolve_in(&nobody).unwrap();
+    assert_eq!(config.clone().resolve_in(&nobody).unwrap().min_channels, Some(2));
+}
+
+#[test]
+fn variables_that_contradict_each_other_are_named() {
+    let channels = refused(&[("NCCL_MIN_NCHANNELS", "8"), ("NCCL_MAX_NCHANNELS", "4")]);
+    assert!(channels.contains("NCCL_MIN_NCHANNELS=8 is above NCCL_MAX_NCHANNELS=4"), "{channels}");
+    let sockets = refused(&[("NCCL_SOCKET_NTHREADS", "16"), ("NCCL_NSOCKS_PERTHREAD", "5")]);
+    assert!(sockets.contains("is 80; allowed: at most 64"), "{sockets}");
+    assert!(resolve(&[("NCCL_SOCKET_NTHREADS", "16"), ("NCCL_NSOCKS_PERTHREAD", "4")]).is_ok());
+}
+
+#[test]
+fn errors_in_files_name_file_and_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(&folder.path().join("a.conf"), "# ours\n\nNCCL_BUFFSIZE = many # too many\n");
+    let with = |path: &str| refused(&[("NCCL_CONF_FILE", path)]);
+    assert!(with(&path).starts_with(&format!("NCCL_BUFFSIZE=\"many\" ({path}:3): not a whole number; allowed: bytes")));
+    // An overridden line is nobody's business.
+    assert!(resolve(&[("NCCL_CONF_FILE", &path), ("NCCL_BUFFSIZE", "1M")]).is_ok());
+    let missing = folder.path().join("none").to_str().unwrap().to_owned();
+    assert_eq!(
+        with(&missing),
+        format!("NCCL_CONF_FILE={missing:?} (environment): there is no such file; allowed: a readable file")
+    );
+    assert!(with(folder.path().to_str().unwrap()).contains("not a regular file"));
+    std::fs::write(folder.path().join("b.conf"), [0x7f, b'E', b'L', b'F', 2, 1, 1, 0]).unwrap();
+    let garbage = with(folder.path().join("b.conf").to_str().unwrap());
+    assert!(garbage.contains("b.conf:1: a control character"), "{garbage}");
+}
+
+#[test]
+fn a_fifo_is_refused_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fifo");
+    let made = Command::new("mkfifo").arg(&path).status();
+    if !made.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: this machine has no mkfifo");
+        return;
+    }
+    assert!(refused(&[("NCCL_CONF_FILE", path.to_str().unwrap())]).contains("not a regular file"));
+    assert!(refused(&[("RSCCL_SECRET_FILE", path.to_str().unwrap())]).contains("not a regular file"));
+}
+
+#[test]
+fn unknown_names_are_warned_of_and_idle_ones_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(&folder.path().join("a.conf"), "NCCL_GDRCOPY_ENABLE=1\nRSCCL_SCRATCH=1\nPATH=/bin\n");
+    let config = resolve(&[
+        ("RSCCL_TIMEOUT", "1"),
+        ("RSCCL_XYZZY_PLUGH", "1"),
+        ("NCCL_IB_HCA", "mlx5"),
+        ("RSCCL_RANK", "0"),
+        ("RSCCL_CONF_FILE", &path),
+    ]);
+    let notes = config.unwrap().notes().to_vec();
+    let expected = [
+        "RSCCL_TIMEOUT (environment) is unknown; did you mean RSCCL_TIMEOUT_MS?".to_owned(),
+        "RSCCL_XYZZY_PLUGH (environment) is unknown; `rsccl env` lists what is known".to_owned(),
+        format!("RSCCL_SCRATCH ({path}:2) is unknown; did you mean RSCCL_SCRATCH_BYTES?"),
+        format!("PATH ({path}:3) has no effect: only names with NCCL_ or RSCCL_ are read here"),
+    ];
+    let idle = "variables of NCCL that have no effect here: NCCL_GDRCOPY_ENABLE, NCCL_IB_HCA".to_owned();
+    let mut expected: Vec<Note> = expected.into_iter().map(Note::Warning).collect();
+    expected.push(Note::Information(idle));
+    assert_eq!(notes, expected);
+}
+
+#[test]
+fn the_table_tells_value_and_source_of_each_variable() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(&folder.path().join(".nccl.conf"), "\nNCCL_PROTO=LL\n");
+    let variables = [("NCCL_ALGO", "Ring"), ("RSCCL_SECRET", "sesame"), ("NCCL_DEBUG", "LOUD")];
+    let environment = Environment::of(variables).with_home(folder.path());
+    let (settings, _) = Config::default().with_name("code").explain(&environment).unwrap();
+    assert_eq!(settings.len(), VARIABLES.len());
+    let of = |name: &str| settings.iter().find(|setting| setting.variable.name == name).unwrap();
+    assert_eq!((&*of("ALGO").value, &of("ALGO").source), ("Ring", &Source::Environment));
+    assert_eq!((&*of("PROTO").value, of("PROTO").source.to_string()), ("LL", format!("{path}:2")));
+    assert_eq!((&*of("COMM_NAME").value, &of("COMM_NAME").source), ("code", &Source::Code));
+    assert_eq!((&*of("SOCKET_RETRY_CNT").value, &of("SOCKET_RETRY_CNT").source), ("34", &Source::Default));
+    assert_eq!(of("SECRET").value, "<redacted>");
+    assert!(of("DEBUG").problem.as_ref().unwrap().contains("LOUD"));
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_environment_and_no_file_makes_it_panic(
+        values in proptest::collection::vec((0..VARIABLES.len(), "[-0-9a-zA-Z^=,:/\\[\\] .%]{0,24}|\\PC{0,12}"), 0..12),
+        file in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
+        lines in proptest::collection::vec((0..VARIABLES.len(), "[-0-9a-z^=,:/ #]{0,16}"), 0..6),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let variables: Vec<(String, String)> =
+            values.into_iter().map(|(index, value)| (VARIABLES[index].full_name(), value.replace('\0', ""))).collect();
+        let text: String = lines.iter().map(|(index, value)| format!("{}={value}\n", VARIABLES[*index].full_name())).collect();
+        write(&folder.path().join(".nccl.conf"), &text);
+        std::fs::write(folder.path().join("system.conf"), file).unwrap();
+        let environment = Environment::of(variables).with_home(folder.path());
+        for environment in [environment.clone(), environment.with_system_file(folder.path().join("system.conf"))] {
+            match Config::default().resolve_in(&environment) {
+                Ok(config) => proptest::prop_assert!(config.resolve_in(&environment).is_ok()),
+                Err(error) => proptest::prop_assert!(matches!(error.kind(), Kind::InvalidArgument | Kind::System)),
+            }
+            if let Ok((settings, _)) = Config::default().explain(&environment) {
+                proptest::prop_assert_eq!(settings.len(), VARIABLES.len());
+            }
+        }
+    }
+}

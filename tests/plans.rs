@@ -1,0 +1,496 @@
+//! Plans are proved, not tried: every collective, algorithm, kind of windows, world, placement and size; then plans are
+//! broken on purpose to see that the proof notices.
+//!
+//! The default run proves a sample; `RSCCL_EXHAUSTIVE=1` proves all.
+
+use rsccl::plan::check::{Flaw, Proof, prove};
+use rsccl::plan::{Action, Combine, Count, Limits, Operand, Plan, Span, Spec, Step, Walk, Windows, algorithms};
+use rsccl::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
+
+/// One in so many cases is proved by default; odd, so that no property of the cases keeps step with it.
+const SAMPLE: u64 = 41;
+
+/// Worlds of the default run; the exhaustive one takes all up to the last.
+const WORLDS: [u32; 10] = [1, 2, 3, 4, 5, 7, 8, 12, 16, 32];
+
+fn exhaustive() -> bool {
+    #[expect(clippy::disallowed_methods, reason = "the switch of this test, not of the library")]
+    std::env::var_os("RSCCL_EXHAUSTIVE").is_some()
+}
+
+fn plans(spec: &Spec) -> Vec<Plan> {
+    let plan = |rank| Plan::build(&Spec { world: World { rank, ..spec.world }, ..spec.clone() });
+    let plans: Result<Vec<Plan>, _> = spec.world.ranks().map(plan).collect();
+    plans.unwrap_or_else(|error| panic!("{error} for {spec:?}"))
+}
+
+fn proof(spec: &Spec) -> Result<Proof, Flaw> {
+    prove(&plans(spec))
+}
+
+/// Hosts of equal or nearly equal size, with neighbouring ranks together, or dealt out in turn.
+fn placements(size: u32) -> Vec<Vec<Vec<Rank>>> {
+    let mut all = Vec::new();
+    for hosts in 1..=size.min(4) {
+        let edge = |host: u32| size * host / hosts;
+        all.push((0..hosts).map(|host| (edge(host)..edge(host + 1)).map(Rank::new).collect()).collect());
+        if hosts > 1 && hosts < size {
+            let every = usize::try_from(hosts).expect("a few hosts");
+            all.push((0..hosts).map(|host| (host..size).step_by(every).map(Rank::new).collect()).collect());
+        }
+    }
+    all
+}
+
+fn limits(size: u32) -> Vec<Limits> {
+    let size = u64::from(size);
+    let limits =
+        |slot, slots, scratch, channels| Limits { slot: Elements(slot), slots, scratch: Elements(scratch), channels };
+    vec![
+        limits(3, 2, 16 * size, 1),
+        limits(5, 4, 40 * size, 2),
+        limits(4, 3, 70 * size, 3),
+        limits(64, 2, 9 * 64 * size, 1),
+        limits(4096, 8, 1 << 20, 4),
+    ]
+}
+
+fn counts(collective: Collective, size: u32) -> Vec<Count> {
+    let n = u64::from(size);
+    let each = |counts: &[u64]| counts.iter().map(|count| Count::Each(Elements(*count))).collect();
+    match collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => {
+            each(&[0, 1, n + 1, 3 * n + 1, 41 * n + 2, 2049 + n, 300 * n])
+        }
+        Collective::Barrier => each(&[0]),
+        Collective::AllGatherV | Collective::ReduceScatterV => {
+            let count = |unit: u64, salt: u64| {
+                Count::PerRank((0..n).map(|rank| Elements((rank * 7 + salt) % 5 * unit + rank % 2)).collect())
+            };
+            vec![count(0, 0), count(1, 0), count(1, 3), count(9, 1)]
+        }
+        _ => each(&[0, 1, 2, 7, 41, 300]),
+    }
+}
+
+struct Case {
+    spec: Spec,
+    number: u64,
+}
+
+fn cases(collective: Collective) -> Vec<Case> {
+    let mut all = Vec::new();
+    let worlds: Vec<u32> = if exhaustive() { (1..=32).collect() } else { WORLDS.to_vec() };
+    for size in worlds {
+        let mut roots = vec![Rank::new(0)];
+        if collective.rooted() && size > 1 {
+            roots.extend([Rank::new(size - 1), Rank::new(size / 2)]);
+        }
+        for hosts in placements(size) {
+            for algorithm in algorithms(collective) {
+                for windows in [Windows::None, Windows::Scratch, Windows::User] {
+                    for (count, limits, root) in counts(collective, size).into_iter().flat_map(|count| {
+                        let roots = &roots;
+                        limits(size).into_iter().flat_map(move |limits| {
+                            let count = count.clone();
+                            roots.iter().map(move |root| (count.clone(), limits, *root))
+                        })
+                    }) {
+                        for in_place in [false, true] {
+                            let spec = Spec {
+                                collective,
+                                world: World { rank: Rank::new(0), size },
+                                root,
+                                count: count.clone(),
+                                in_place,
+                                algorithm: *algorithm,
+                                protocol: Protocol::Simple,
+                                windows,
+                                hosts: hosts.clone(),
+                                limits,
+                            };
+                            if !(in_place && collective == Collective::AllToAll) {
+                                all.push(Case { spec, number: u64::try_from(all.len()).expect("few cases") });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Long blocks are for large slots: more messages than this prove nothing new.
+const MESSAGES: u64 = 40_000;
+const MESSAGES_OF_SAMPLE: u64 = 8_000;
+
+fn bearable(spec: &Spec) -> bool {
+    use Collective::{AllReduce, Barrier, Broadcast, Reduce};
+    let world = u64::from(spec.world.size);
+    let blocks =
+        if matches!(spec.collective, AllReduce | Broadcast | Reduce | Barrier) { world } else { world * world };
+    blocks * spec.count.longest().0 / spec.limits.slot.0 <= if exhaustive() { MESSAGES } else { MESSAGES_OF_SAMPLE }
+}
+
+fn prove_all(collective: Collective) {
+    let all = cases(collective);
+    let mut proved = 0_u32;
+    for Case { spec, number } in &all {
+        let sampled = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let small = spec.world.size <= 4 && sampled.is_multiple_of(5);
+        let large = spec.world.size > 4 && sampled.is_multiple_of(SAMPLE);
+        if (exhaustive() || small || large) && bearable(spec) {
+            proved += 1;
+            if let Err(flaw) = proof(spec) {
+                panic!("{flaw}\nin {spec:?}");
+            }
+        }
+    }
+    assert!(proved > 0, "of {} sets of plans", all.len());
+}
+
+macro_rules! proved {
+    ($($name:ident: $collective:ident,)+) => {
+        $(#[test] fn $name() { prove_all(Collective::$collective); })+
+    };
+}
+
+proved! {
+    all_reduce_is_proved: AllReduce,
+    broadcast_is_proved: Broadcast,
+    reduce_is_proved: Reduce,
+    all_gather_is_proved: AllGather,
+    reduce_scatter_is_proved: ReduceScatter,
+    all_gather_v_is_proved: AllGatherV,
+    reduce_scatter_v_is_proved: ReduceScatterV,
+    all_to_all_is_proved: AllToAll,
+    gather_is_proved: Gather,
+    scatter_is_proved: Scatter,
+    barrier_is_proved: Barrier,
+}
+
+/// A spec to break: three ranks of one host, many rounds.
+fn base(collective: Collective, algorithm: Algorithm, windows: Windows) -> Spec {
+    Spec {
+        collective,
+        world: World { rank: Rank::new(0), size: 3 },
+        root: Rank::new(1),
+        count: Count::Each(Elements(2500)),
+        in_place: false,
+        algorithm,
+        protocol: Protocol::Simple,
+        windows,
+        hosts: vec![(0..3).map(Rank::new).collect()],
+        limits: Limits { slot: Elements(100), slots: 4, scratch: Elements(9 * 70), channels: 1 },
+    }
+}
+
+/// Breaks a step, the `index`-th of a lane; `false` where there is nothing of the kind to break.
+type Break = fn(&mut Vec<Step>, usize) -> bool;
+
+/// Breaks each step of each rank alone, and gives the steps whose breaking the proof did not notice.
+fn unnoticed(spec: &Spec, breaking: Break) -> Vec<Action> {
+    let whole = plans(spec);
+    prove(&whole).expect("the whole plan is right");
+    let mut unnoticed = Vec::new();
+    for rank in 0..whole.len() {
+        for (index, step) in whole[rank].lanes[0].steps.iter().enumerate() {
+            let mut broken = whole.clone();
+            if breaking(&mut broken[rank].lanes[0].steps, index) && prove(&broken).is_ok() {
+                unnoticed.push(step.action.clone());
+            }
+        }
+    }
+    unnoticed
+}
+
+fn combine_of(steps: &mut [Step], index: usize) -> Option<&mut Combine> {
+    match &mut steps[index].action {
+        Action::Combine(combine) => Some(combine),
+        Action::Signal(_) | Action::Wait { .. } => None,
+    }
+}
+
+fn spans_of(combine: &mut Combine) -> impl Iterator<Item = &mut Span> {
+    combine.sources.iter_mut().chain(&mut combine.targets).filter_map(|operand| match operand {
+        Operand::Local(span) | Operand::Window(_, span) => Some(span),
+        Operand::Slot(_) => None,
+    })
+}
+
+/// All collectives through windows, each big enough to go round its scratch many times.
+fn mapped_bases() -> Vec<Spec> {
+    use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+    let collectives = [AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, Gather, Scatter, AllToAll];
+    let specs = collectives.into_iter().flat_map(|collective| {
+        [Windows::Scratch, Windows::User].map(|windows| base(collective, Algorithm::Direct, windows))
+    });
+    specs.collect()
+}
+
+/// Every algorithm, flat and between hosts.
+fn all_bases() -> Vec<Spec> {
+    let mut specs = mapped_bases();
+    for collective in Collective::ALL.iter().filter(|collective| **collective != Collective::Barrier) {
+        for algorithm in algorithms(*collective) {
+            let flat = base(*collective, *algorithm, Windows::None);
+            let vector = matches!(collective, Collective::AllGatherV | Collective::ReduceScatterV);
+            let count = if vector { Count::PerRank([500, 0, 433].map(Elements).to_vec()) } else { flat.count.clone() };
+            let flat = Spec { count, ..flat };
+            let hosts = [[0, 1], [2, 3]].map(|host| host.map(Rank::new).to_vec()).to_vec();
+            let world = World { size: 4, ..flat.world };
+            if !vector {
+                specs.extend([Windows::Scratch, Windows::User].map(|windows| Spec {
+                    hosts: hosts.clone(),
+                    world,
+                    windows,
+                    ..flat.clone()
+                }));
+            }
+            specs.push(flat);
+        }
+    }
+    specs
+}
+
+#[test]
+fn every_wait_is_needed_and_its_absence_noticed() {
+    for spec in mapped_bases() {
+        let left = unnoticed(&spec, |steps, index| {
+            let wait = matches!(steps[index].action, Action::Wait { .. });
+            if wait {
+                steps.remove(index);
+            }
+            wait
+        });
+        assert_eq!(left, [], "{} {:?}", spec.collective, spec.windows);
+    }
+}
+
+#[test]
+fn scratch_is_no_deeper_than_needed_and_shallower_is_noticed() {
+    for spec in mapped_bases() {
+        let left = unnoticed(&spec, |steps, index| {
+            let mut shallower = false;
+            for span in combine_of(steps, index).into_iter().flat_map(spans_of) {
+                if let Walk::Cycle(depth) = &mut span.walk {
+                    *depth -= 1;
+                    shallower = true;
+                }
+            }
+            shallower
+        });
+        assert_eq!(left, [], "{} {:?}", spec.collective, spec.windows);
+    }
+}
+
+#[test]
+fn a_combine_in_the_wrong_turn_is_noticed() {
+    let spec = base(Collective::AllReduce, Algorithm::Direct, Windows::Scratch);
+    let later = unnoticed(&spec, |steps, index| {
+        steps[index].lag += 1;
+        true
+    });
+    assert!(later.iter().all(|action| matches!(action, Action::Signal(_))), "{later:?}");
+    let sooner = unnoticed(&spec, |steps, index| {
+        let lags = steps[index].lag > 0;
+        steps[index].lag -= u8::from(lags);
+        lags
+    });
+    assert!(sooner.iter().all(|action| matches!(action, Action::Wait { .. })), "{sooner:?}");
+}
+
+#[test]
+fn broken_combines_are_noticed() {
+    let breaks: [(&str, Break); 8] = [
+        ("a dropped step", |steps, index| {
+            let hit = combine_of(steps, index).is_some();
+            if hit {
+                steps.remove(index);
+            }
+            hit
+        }),
+        ("a dropped source", |steps, index| {
+            combine_of(steps, index).is_some_and(|combine| combine.sources.pop().is_some())
+        }),
+        ("a dropped target", |steps, index| {
+            combine_of(steps, index).is_some_and(|combine| combine.targets.pop().is_some())
+        }),
+        ("a doubled source", |steps, index| {
+            let combine = combine_of(steps, index);
+            combine.is_some_and(|combine| {
+                combine.sources.push(combine.sources[0]);
+                true
+            })
+        }),
+        ("a shifted span", |steps, index| {
+            let mut combine = combine_of(steps, index);
+            let span = combine.as_mut().and_then(|combine| spans_of(combine).next());
+            span.map(|span| span.start = span.start + Elements(1)).is_some()
+        }),
+        ("a shorter block", |steps, index| {
+            combine_of(steps, index).map(|combine| combine.block = combine.block - Elements(1)).is_some()
+        }),
+        ("half a piece", |steps, index| {
+            combine_of(steps, index).map(|combine| combine.piece = Elements(combine.piece.0 / 2)).is_some()
+        }),
+        ("the other finish", |steps, index| {
+            combine_of(steps, index).map(|combine| combine.finish = !combine.finish).is_some()
+        }),
+    ];
+    for spec in all_bases() {
+        for (what, breaking) in breaks {
+            let left = unnoticed(&spec, breaking);
+            assert_eq!(left, [], "{what} in {} {} {:?}", spec.collective, spec.algorithm, spec.windows);
+        }
+    }
+}
+
+#[test]
+fn a_deadlock_names_who_waits_for_whom() {
+    let spec = base(Collective::Broadcast, Algorithm::Ring, Windows::None);
+    let mut broken = plans(&spec);
+    broken[1].lanes[0].steps.clear();
+    let flaw = prove(&broken).unwrap_err().to_string();
+    let expected = "deadlock: rank 0 lane 0 step 0 round 0 waits for a message of rank 2; \
+                    rank 2 lane 0 step 0 round 0 waits for a message of rank 1";
+    assert_eq!(flaw, expected);
+}
+
+#[test]
+fn credit_is_limited_by_the_slots() {
+    let spec = base(Collective::AllGather, Algorithm::Ring, Windows::None);
+    let mut plans = plans(&spec);
+    // All ranks send all rounds before they take any: more messages than slots.
+    for plan in &mut plans {
+        plan.lanes[0].steps[1].lag = 20;
+        plan.lanes[0].steps[2].lag = 20;
+    }
+    let flaw = prove(&plans).unwrap_err().to_string();
+    assert!(flaw.contains("waits for rank 1 to free a slot"), "{flaw}");
+}
+
+#[test]
+fn specs_that_contradict_themselves_are_refused() {
+    let good = base(Collective::AllReduce, Algorithm::Ring, Windows::None);
+    let refused = |change: fn(&mut Spec)| {
+        let mut spec = good.clone();
+        change(&mut spec);
+        Plan::build(&spec).map(|_| ()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(|spec| spec.algorithm = Algorithm::Pat),
+        "PAT does not do all_reduce; allowed are Ring, Tree, Direct"
+    );
+    assert_eq!(refused(|spec| spec.collective = Collective::Send), "send is not done by plans");
+    assert_eq!(refused(|spec| spec.limits.slots = 1), "1 slots of 100 elements; plans need 2 slots of 1 element");
+    assert_eq!(refused(|spec| spec.limits.channels = 0), "0 channels; allowed are 1 to 256");
+    assert_eq!(refused(|spec| spec.world.rank = Rank::new(3)), "rank 3 is not below the world's size, 3");
+    assert_eq!(refused(|spec| spec.count = Count::PerRank(vec![])), "all_reduce takes one count for all ranks");
+    assert!(refused(|spec| spec.hosts = vec![vec![Rank::new(0)]]).contains("each of 3 ranks once"));
+    assert!(refused(|spec| spec.count = Count::Each(Elements(u64::MAX / 2))).contains("can be counted"));
+    let scratch = Spec {
+        limits: Limits { scratch: Elements(8), ..good.limits },
+        ..base(Collective::AllReduce, Algorithm::Direct, Windows::Scratch)
+    };
+    let error = Plan::build(&scratch).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "Direct all_reduce of 3 ranks needs 9 elements of scratch in each of 1 lanes, and the limit leaves 8"
+    );
+}
+
+#[test]
+fn plans_print_as_text() {
+    let text = |spec: &Spec| plans(spec)[1].to_string();
+    let ring =
+        Spec { count: Count::Each(Elements(1000)), ..base(Collective::AllReduce, Algorithm::Ring, Windows::None) };
+    assert_eq!(
+        text(&ring),
+        "\
+all_reduce Ring Simple: rank 1 of 3, 1000 elements
+lane 0: channel 0, 4 rounds
+  +0 320 by 100: input[0..] -> to rank 2
+  +0 360 by 100: input[640..] + from rank 0 -> to rank 2
+  +0 320 by 100: input[320..] + from rank 0 -> output[320..], to rank 2; finish
+  +0 320 by 100: from rank 0 -> output[0..], to rank 2
+  +0 360 by 100: from rank 0 -> output[640..]
+"
+    );
+    let staged = base(Collective::AllReduce, Algorithm::Direct, Windows::Scratch);
+    assert_eq!(
+        text(&staged),
+        "\
+all_reduce Direct Simple: rank 1 of 3, 2500 elements, scratch windows
+lane 0: channel 0, 12 rounds
+  +0 836 by 70: input[1664..] -> scratch[210.. cycle 3]
+  +0 832 by 70: input[0..] -> scratch[0.. cycle 3]
+  +0 signal 0
+  +1 wait for flag 0 of rank 2
+  +1 wait for flag 0 of rank 0
+  +1 832 by 70: rank 0 scratch[0.. cycle 3] + input[832..] + rank 2 scratch[210.. cycle 3] -> \
+output[832..], scratch[420.. cycle 3]; finish
+  +1 signal 1
+  +2 wait for flag 1 of rank 2
+  +2 836 by 70: rank 2 scratch[420.. cycle 3] -> output[1664..]
+  +2 wait for flag 1 of rank 0
+  +2 832 by 70: rank 0 scratch[420.. cycle 3] -> output[0..]
+"
+    );
+    let gathered = Spec { in_place: true, ..base(Collective::Gather, Algorithm::Direct, Windows::User) };
+    assert_eq!(
+        text(&gathered),
+        "\
+gather Direct Simple: rank 1 of 3, 2500 elements, in place, root 1, user windows
+lane 0: channel 0, 1 rounds
+  +0 2500: input[0..] -> output[2500..]
+  +0 signal 0
+  +0 wait for flag 1 of rank 2
+  +0 wait for flag 1 of rank 0
+"
+    );
+}
+
+#[test]
+fn a_tree_between_hosts_prints_as_text() {
+    let spec = Spec {
+        world: World { rank: Rank::new(0), size: 4 },
+        hosts: [[0, 1], [2, 3]].map(|host| host.map(Rank::new).to_vec()).to_vec(),
+        ..base(Collective::AllReduce, Algorithm::Tree, Windows::User)
+    };
+    assert_eq!(
+        plans(&spec)[3].to_string(),
+        "\
+all_reduce Tree Simple: rank 3 of 4, 2500 elements, user windows, 2 hosts
+lane 0: channel 0, 13 rounds
+  +0 signal 0
+  +1 wait for flag 0 of rank 2
+  +1 1220 by 100: rank 2 input[1280..] + input[1280..] -> to rank 1
+  +3 1220 by 100: from rank 1 -> output[1280..], rank 2 output[1280..]
+  +3 signal 1
+  +4 wait for flag 1 of rank 2
+"
+    );
+    let aggregated = Spec {
+        world: World { rank: Rank::new(0), size: 5 },
+        hosts: vec![(0..5).map(Rank::new).collect()],
+        count: Count::Each(Elements(40)),
+        ..base(Collective::ReduceScatter, Algorithm::Pat, Windows::None)
+    };
+    assert_eq!(
+        plans(&aggregated)[3].to_string(),
+        "\
+reduce_scatter PAT Simple: rank 3 of 5, 40 elements
+lane 0: channel 0, 1 rounds
+  +0 40: input[80..] -> to rank 2
+  +0 40: input[120..] + from rank 4 -> scratch[0.. cycle 1]
+  +0 40: input[0..] -> to rank 0
+  +0 40: scratch[0.. cycle 1] + from rank 1 -> scratch[0.. cycle 1]
+  +0 40: input[40..] -> to rank 0
+  +0 40: input[160..] + from rank 1 -> scratch[40.. cycle 1]
+  +0 40: scratch[40.. cycle 1] -> to rank 4
+  +0 40: scratch[0.. cycle 1] + from rank 2 -> output[0..]; finish
+"
+    );
+}

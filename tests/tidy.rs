@@ -1,0 +1,615 @@
+//! The rules of the house that no lint can hold: floors, purity, homes of `unsafe` and of banned calls, sizes, names,
+//! the front page. Every finding is printed as `path:line: message`; the test fails once, at the end.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The floors, lowest first. A module names lower floors only. `lib.rs` and `src/bin` stand outside the house.
+const FLOORS: [&[&str]; 12] = [
+    &["error"],
+    &["types"],
+    &["config", "log", "abi"],
+    &["sys", "sync", "wire"],
+    &["device", "bootstrap", "topo"],
+    &["protocol"],
+    &["plan"],
+    &["tune"],
+    &["transport"],
+    &["proxy", "exec"],
+    &["comm", "local"],
+    &["mpi", "ffi", "capi"],
+];
+
+/// Steps up or sideways that are allowed: who, whom, why.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    ("error", "types", "an error names ranks by their own type"),
+    ("sync", "sys", "deadlines read the one clock, parking is a futex"),
+    ("sys", "sync::primitive", "a futex is a word that a model checker may stand in for"),
+];
+
+/// Modules that only compute, what they may not touch of the standard library, and which of our modules act.
+const PURE: &[&str] = &["types", "topo", "protocol", "plan", "tune"];
+const IMPURE_STD: &[&str] = &["net", "thread", "fs", "env", "process", "os", "time::Instant", "time::SystemTime"];
+const IMPURE_MODULES: &[&str] = &["log", "sys", "sync", "device", "bootstrap"];
+
+/// The only homes of `unsafe`.
+const UNSAFE_HOMES: &[&str] = &["sys", "sync", "device", "exec", "transport", "ffi"];
+
+/// Banned text, the path prefixes where it may stand, the remedy.
+const BANNED: &[(&str, &[&str], &str)] = &[
+    ("env::var", &["src/config"], "add the variable to config, the only reader of the environment"),
+    ("env::set_var", &[], "pass the value in a Config"),
+    ("Instant::now", &["src/sys/clock.rs"], "call sys::clock::now, or take the time as an argument"),
+    ("SystemTime::now", &["src/sys/clock.rs"], "call sys::clock, or take the time as an argument"),
+    ("thread::sleep", &[], "wait through sync: deadline, abort flag, back-off"),
+    ("thread::spawn", &["src/sys/thread.rs"], "make threads by sys::thread: named, bounded, joined"),
+    ("thread::Builder", &["src/sys/thread.rs"], "make threads by sys::thread: named, bounded, joined"),
+    ("libc::", &["src/sys.rs", "src/sys/"], "put the call behind a safe function in sys"),
+    ("std::process::exit", &["src/bin/"], "return an error; only the command line ends the process"),
+    ("println!", &["src/bin/"], "a library does not print: log it, or return it"),
+    ("eprintln!", &["src/bin/"], "a library does not print: log it, or return it"),
+    ("dbg!", &[], "remove it"),
+    ("todo!", &[], "finish it"),
+    ("unimplemented!", &[], "finish it, or leave the item out"),
+    ("static mut ", &[], "hang the state on its owner: nothing is global"),
+    ("transmute", &["src/ffi"], "use a cast, from_ne_bytes or a pointer read with its own proof"),
+];
+
+/// Concurrency types come from `sync::primitive`, so that a model checker can stand in; floors below `sync` cannot.
+const CONCURRENCY: &[&str] =
+    &["std::sync::{", "std::sync::atomic", "std::sync::Arc", "std::sync::Mutex", "std::sync::Condvar"];
+const BELOW_SYNC: &[&str] = &["src/sys", "src/sync", "src/config", "src/log", "src/abi", "src/bin/", "src/lib.rs"];
+
+/// Text that needs a comment on its line or a little above it.
+const EXPLAINED: &[(&str, &str)] = &[
+    ("SeqCst", "name the partner and what breaks with a weaker ordering"),
+    ("let _ = ", "say why the result may be dropped"),
+    (".ok();", "say why the error may be dropped"),
+];
+const EXPLAINED_WITHIN_LINES: usize = 12;
+
+const VAGUE_NAMES: &[&str] = &["utils", "util", "common", "helpers", "helper", "misc", "core", "manager", "stuff"];
+const FILE_LINES: usize = 800;
+const FUNCTION_LINES: usize = 70;
+const README_LINES: usize = 150;
+
+/// What would tie the tree to the machine it was written on; split so that this file does not name it.
+const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/tmp", "/wt"), concat!("/ro", "ot/")];
+const TEXT_ENDINGS: &[&str] =
+    &["rs", "md", "toml", "sh", "py", "c", "cc", "cpp", "h", "cu", "cuh", "txt", "run", "yml"];
+
+#[test]
+fn the_house_is_tidy() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let sources = load_sources(root);
+    let facade = Facade::read(&sources);
+    let mut findings = Vec::new();
+    for source in &sources {
+        check_source(source, &facade, &mut findings);
+    }
+    check_texts(root, &mut findings);
+    check_front_page(root, &mut findings);
+    for finding in &findings {
+        println!("{finding}");
+    }
+    assert!(sources.len() > 20, "tidy saw only {} source files: it looks in the wrong place", sources.len());
+    assert!(findings.is_empty(), "{} findings, listed above", findings.len());
+}
+
+/// A Rust file of `src`, as the checks see it.
+struct Source {
+    /// From the root of the tree, with `/`.
+    path: String,
+    /// As written.
+    raw: Vec<String>,
+    /// Comments, literals and test items blanked; same lines, same columns.
+    code: String,
+    /// How many lines the test items take.
+    test_lines: usize,
+}
+
+impl Source {
+    fn new(path: &str, text: &str) -> Source {
+        let (code, test_lines) = blank_tests(&blank_comments_and_literals(text));
+        Source { path: path.to_owned(), raw: text.lines().map(str::to_owned).collect(), code, test_lines }
+    }
+
+    /// The module of the house that the file belongs to; `None` for `lib.rs` and `src/bin`.
+    fn module(&self) -> Option<&str> {
+        let inside = self.path.strip_prefix("src/")?;
+        let first = inside.split('/').next()?.trim_end_matches(".rs");
+        (!matches!(first, "lib" | "main" | "bin")).then_some(first)
+    }
+
+    fn finding(&self, offset: usize, message: &str) -> String {
+        format!("{}:{}: {message}", self.path, line_of(&self.code, offset))
+    }
+}
+
+/// Names that live at the crate's root, with the module each comes from: re-exports of `lib.rs`, and macros.
+struct Facade(BTreeMap<String, String>);
+
+impl Facade {
+    fn read(sources: &[Source]) -> Facade {
+        let mut names = BTreeMap::new();
+        for source in sources {
+            for offset in words(&source.code, "macro_rules!") {
+                let name = identifier(source.code[offset + "macro_rules!".len()..].trim_start());
+                names.insert(name.to_owned(), source.module().unwrap_or("lib").to_owned());
+            }
+            if source.path != "src/lib.rs" {
+                continue;
+            }
+            for offset in words(&source.code, "pub use") {
+                let item = source.code[offset + "pub use".len()..].split(';').next().unwrap_or_default().trim();
+                let home = identifier(item.trim_start_matches("crate::"));
+                for name in item.split(|c: char| !(c.is_alphanumeric() || c == '_')) {
+                    names.entry(name.to_owned()).or_insert_with(|| home.to_owned());
+                }
+            }
+        }
+        Facade(names)
+    }
+
+    fn home<'a>(&'a self, name: &'a str) -> &'a str {
+        if floor_of(name).is_some() { name } else { self.0.get(name).map_or(name, String::as_str) }
+    }
+}
+
+fn check_source(source: &Source, facade: &Facade, findings: &mut Vec<String>) {
+    check_floors(source, facade, findings);
+    check_purity(source, findings);
+    check_unsafe(source, findings);
+    check_calls(source, findings);
+    check_sizes(source, findings);
+    let vague = Path::new(&source.path)
+        .components()
+        .any(|part| VAGUE_NAMES.contains(&part.as_os_str().to_string_lossy().trim_end_matches(".rs")));
+    if vague {
+        findings.push(format!("{}:1: a module is named for what it holds, not utils, common or core", source.path));
+    }
+}
+
+fn floor_of(module: &str) -> Option<usize> {
+    FLOORS.iter().position(|floor| floor.contains(&module))
+}
+
+fn check_floors(source: &Source, facade: &Facade, findings: &mut Vec<String>) {
+    let Some(module) = source.module() else { return };
+    let Some(floor) = floor_of(module) else {
+        findings.push(format!("{}:1: module `{module}` has no floor; give it one in tests/tidy.rs", source.path));
+        return;
+    };
+    for (offset, name) in named_modules(source) {
+        let target = facade.home(identifier(name));
+        let excepted =
+            EXCEPTIONS.iter().any(|(from, to, _)| *from == module && (*to == target || name.starts_with(to)));
+        match floor_of(target) {
+            None => findings.push(source.finding(offset, &format!("`{name}` is on no floor; name its home module"))),
+            Some(_) if target == module || excepted => {}
+            Some(other) if other < floor => {}
+            Some(other) => {
+                let message = format!("`{module}` (floor {floor}) names `{target}` (floor {other}); imports go down");
+                findings.push(source.finding(offset, &message));
+            }
+        }
+    }
+}
+
+/// The paths behind `crate::`, and behind `super::` where that is the crate's root.
+fn named_modules(source: &Source) -> Vec<(usize, &str)> {
+    let mut named = Vec::new();
+    for offset in words(&source.code, "crate::") {
+        let rest = &source.code[offset + "crate::".len()..];
+        let Some(list) = rest.strip_prefix('{') else {
+            named.push((offset, path_at(rest)));
+            continue;
+        };
+        let mut depth = 1;
+        let mut at_start = true;
+        for (index, letter) in list.char_indices() {
+            match letter {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 1 => at_start = true,
+                _ if at_start && (letter.is_alphabetic() || letter == '_') => {
+                    at_start = false;
+                    named.push((offset + "crate::{".len() + index, path_at(&list[index..])));
+                }
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+    }
+    let is_module_root = source.path.matches('/').count() == 1;
+    let root_climbs = source.code.match_indices("\nuse super::").filter(|_| is_module_root);
+    named.extend(root_climbs.map(|(offset, text)| (offset + 1, path_at(&source.code[offset + text.len()..]))));
+    named
+}
+
+fn check_purity(source: &Source, findings: &mut Vec<String>) {
+    let Some(module) = source.module().filter(|module| PURE.contains(module)) else { return };
+    let is_stub = source.code.trim().is_empty();
+    if source.path == format!("src/{module}.rs") && !is_stub && !source.code.contains("#![forbid(unsafe_code)]") {
+        findings.push(format!("{}:1: a pure module begins with #![forbid(unsafe_code)]", source.path));
+    }
+    for part in IMPURE_STD {
+        for offset in words(&source.code, &format!("std::{part}")) {
+            findings.push(source.finding(offset, &format!("`{module}` is pure: std::{part} belongs to the edge")));
+        }
+    }
+    for (offset, name) in
+        named_modules(source).into_iter().filter(|(_, name)| IMPURE_MODULES.contains(&identifier(name)))
+    {
+        findings.push(source.finding(offset, &format!("`{module}` is pure: take a value in place of `{name}`")));
+    }
+}
+
+fn check_unsafe(source: &Source, findings: &mut Vec<String>) {
+    if source.module().is_some_and(|module| UNSAFE_HOMES.contains(&module)) {
+        return;
+    }
+    for offset in words(&source.code, "unsafe") {
+        findings.push(source.finding(offset, &format!("`unsafe` lives in {} only", UNSAFE_HOMES.join(", "))));
+    }
+}
+
+fn check_calls(source: &Source, findings: &mut Vec<String>) {
+    let concurrency = CONCURRENCY.iter().map(|text| (text, &BELOW_SYNC, &"import from sync::primitive"));
+    for (text, homes, remedy) in BANNED.iter().map(|(text, homes, remedy)| (text, homes, remedy)).chain(concurrency) {
+        if homes.iter().any(|home| source.path.starts_with(home)) {
+            continue;
+        }
+        for offset in words(&source.code, text) {
+            findings.push(source.finding(offset, &format!("`{}` is banned here: {remedy}", text.trim())));
+        }
+    }
+    for (text, remedy) in EXPLAINED {
+        for offset in words(&source.code, text).filter(|offset| !is_import(&source.code, *offset)) {
+            let line = line_of(&source.code, offset);
+            let near = &source.raw[line.saturating_sub(EXPLAINED_WITHIN_LINES)..line];
+            if !near.iter().any(|line| line.contains("//")) {
+                findings.push(source.finding(offset, &format!("`{}` without a comment: {remedy}", text.trim())));
+            }
+        }
+    }
+    for unit in ["Duration::from_secs(", "Duration::from_millis("] {
+        for (offset, _) in source.code.match_indices(unit) {
+            let statement = source.code[..offset].rsplit([';', '}']).next().unwrap_or_default();
+            // A constant names it, and so does the field of a struct.
+            let is_named = ["const ", "static "].iter().any(|word| statement.contains(word))
+                || statement.trim_end().ends_with(':') && !statement.trim_end().ends_with("::");
+            if source.code[offset + unit.len()..].starts_with(|c: char| ('1'..='9').contains(&c)) && !is_named {
+                findings.push(source.finding(offset, "a bare duration: name it, and say where it came from"));
+            }
+        }
+    }
+}
+
+fn check_sizes(source: &Source, findings: &mut Vec<String>) {
+    let lines = source.raw.len() - source.test_lines;
+    if lines > FILE_LINES {
+        findings.push(format!("{}:1: {lines} lines, the limit is {FILE_LINES}; split by concept", source.path));
+    }
+    for offset in words(&source.code, "fn ") {
+        let Some(end) = item_end(&source.code, offset) else { continue };
+        let lines = source.code[offset..end].matches('\n').count() + 1;
+        if lines > FUNCTION_LINES {
+            let name = identifier(&source.code[offset + "fn ".len()..]);
+            let message = format!("function `{name}` has {lines} lines, the limit is {FUNCTION_LINES}");
+            findings.push(source.finding(offset, &message));
+        }
+    }
+}
+
+fn check_texts(root: &Path, findings: &mut Vec<String>) {
+    for path in walk(root) {
+        let name = path.strip_prefix(root).expect("walk stays below the root").to_string_lossy().into_owned();
+        let ending = name.rsplit(['.', '/']).next().unwrap_or_default();
+        if !TEXT_ENDINGS.contains(&ending) {
+            continue;
+        }
+        let Ok(text) = fs::read_to_string(&path) else { continue };
+        for (index, line) in text.lines().enumerate() {
+            if let Some(found) = MACHINE_PATHS.iter().find(|found| line.contains(**found)) {
+                findings.push(format!("{name}:{}: `{found}` is a path of one machine", index + 1));
+            }
+            if ending == "md" {
+                check_links(root, &name, (index + 1, line), findings);
+            }
+        }
+    }
+}
+
+/// A relative link in a document must lead to a file.
+fn check_links(root: &Path, name: &str, (number, line): (usize, &str), findings: &mut Vec<String>) {
+    let folder = root.join(name).parent().map(Path::to_path_buf).unwrap_or_default();
+    for (offset, _) in line.match_indices("](") {
+        let target = line[offset + 2..].split([')', '#']).next().unwrap_or_default();
+        if !target.is_empty() && !target.contains("://") && !folder.join(target).exists() {
+            findings.push(format!("{name}:{number}: the link to `{target}` leads nowhere"));
+        }
+    }
+}
+
+/// README.md carries the front page of `lib.rs` between two marks, word for word.
+fn check_front_page(root: &Path, findings: &mut Vec<String>) {
+    const BEGIN: &str = "<!-- front page of src/lib.rs begins -->";
+    const END: &str = "<!-- front page of src/lib.rs ends -->";
+    let readme = fs::read_to_string(root.join("README.md")).unwrap_or_default();
+    let library = fs::read_to_string(root.join("src/lib.rs")).unwrap_or_default();
+    let lines = readme.lines().count();
+    if lines > README_LINES {
+        findings.push(format!("README.md:1: {lines} lines, the limit is {README_LINES}"));
+    }
+    let docs = library.lines().filter_map(|line| line.strip_prefix("//!"));
+    let front: Vec<&str> = docs.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
+    let Some((before, rest)) = readme.split_once(BEGIN) else {
+        findings.push(format!("README.md:1: the mark `{BEGIN}` is missing"));
+        return;
+    };
+    let region: Vec<&str> = rest.split(END).next().unwrap_or_default().trim_matches('\n').lines().collect();
+    if region != front {
+        let same = region.iter().zip(&front).take_while(|(left, right)| left == right).count();
+        let line = before.lines().count() + 2 + same;
+        findings.push(format!("README.md:{line}: differs from src/lib.rs:{}: one front page, word for word", same + 1));
+    }
+}
+
+fn load_sources(root: &Path) -> Vec<Source> {
+    let mut sources = Vec::new();
+    let mut test_files = Vec::new();
+    for path in walk(&root.join("src")) {
+        if path.extension().is_none_or(|ending| ending != "rs") {
+            continue;
+        }
+        let name = path.strip_prefix(root).expect("walk stays below the root").to_string_lossy().replace('\\', "/");
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        test_files.extend(test_modules(&name, &blank_comments_and_literals(&text)));
+        sources.push(Source::new(&name, &text));
+    }
+    sources.retain(|source| !test_files.iter().any(|test| is_file_of(&source.path, test)));
+    sources
+}
+
+/// Whether `path` is the file of the module at `module` (no ending) or of one below it.
+fn is_file_of(path: &str, module: &str) -> bool {
+    path.strip_prefix(module).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+}
+
+/// Files below `folder` that belong to the tree: nothing built, nothing hidden but `.ci`.
+fn walk(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next).unwrap_or_else(|error| panic!("{}: {error}", next.display())) {
+            let path = entry.expect("the folder was opened").path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.starts_with("target") || name == "local" || (name.starts_with('.') && name != ".ci") {
+                continue;
+            }
+            if path.is_dir() { folders.push(path) } else { found.push(path) }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn is_import(code: &str, offset: usize) -> bool {
+    let statement = code[..offset].rsplit([';', '}']).next().unwrap_or_default().trim_start();
+    statement.starts_with("use ") || statement.starts_with("pub use ")
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text[..offset].matches('\n').count() + 1
+}
+
+fn identifier(text: &str) -> &str {
+    text.split(|c: char| !(c.is_alphanumeric() || c == '_')).next().unwrap_or_default()
+}
+
+/// The path, such as `sync::primitive`, that `text` begins with.
+fn path_at(text: &str) -> &str {
+    text.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).next().unwrap_or_default()
+}
+
+/// Where `word` stands in `text`, not as a part of a longer name.
+fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let closes = word.ends_with(is_name);
+    text.match_indices(word).map(|(offset, _)| offset).filter(move |&offset| {
+        let before = !word.starts_with(is_name) || !text[..offset].ends_with(is_name);
+        // A prefix such as `env::var` stands for `env::var_os` and `env::vars` too.
+        before && (!closes || word.contains("::") || !text[offset + word.len()..].starts_with(is_name))
+    })
+}
+
+/// The end of the item that starts at `offset`: behind its block, or behind its `;`. `None` where there is no block.
+fn item_end(code: &str, offset: usize) -> Option<usize> {
+    let mut braces = 0_usize;
+    let mut brackets = 0_i64;
+    for (index, byte) in code.bytes().enumerate().skip(offset) {
+        match byte {
+            b'(' | b'[' => brackets += 1,
+            b')' | b']' => brackets -= 1,
+            b';' if braces == 0 && brackets == 0 => return None,
+            b'{' => braces += 1,
+            b'}' if braces <= 1 => return Some(index + 1),
+            b'}' => braces -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Positions of `#[cfg(test)]` and its kin.
+fn test_attributes(code: &str) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    for mark in ["#[cfg(test)]", "#[cfg(all(test"] {
+        for (start, _) in code.match_indices(mark) {
+            let end = code[start..].find(']').map_or(code.len(), |length| start + length + 1);
+            found.push((start, end));
+        }
+    }
+    found
+}
+
+/// `code` without its test items, and how many lines these take.
+fn blank_tests(code: &str) -> (String, usize) {
+    let mut bytes = code.as_bytes().to_vec();
+    let mut lines = 0;
+    for (start, after) in test_attributes(code) {
+        let end = item_end(code, after).or_else(|| code[after..].find(';').map(|length| after + length + 1));
+        let item = &mut bytes[start..end.unwrap_or(after)];
+        lines += item.iter().filter(|byte| **byte == b'\n').count() + 1;
+        item.iter_mut().filter(|byte| **byte != b'\n').for_each(|byte| *byte = b' ');
+    }
+    (String::from_utf8(bytes).expect("only whole items of valid text were blanked"), lines)
+}
+
+/// The modules that `code` of file `path` declares for tests only, as paths with no ending.
+fn test_modules(path: &str, code: &str) -> Vec<String> {
+    let own = path.trim_end_matches(".rs");
+    let is_crate_root = path == "src/lib.rs" || path.ends_with("/main.rs");
+    let folder = if is_crate_root { own.trim_end_matches("/lib").trim_end_matches("/main") } else { own };
+    let declared = test_attributes(code).into_iter().filter_map(|(_, after)| {
+        let rest = code[after..].trim_start().strip_prefix("mod ")?;
+        let name = identifier(rest);
+        rest[name.len()..].trim_start().starts_with(';').then(|| format!("{folder}/{name}"))
+    });
+    declared.collect()
+}
+
+/// `text` with comments, strings and characters turned into spaces; lines and offsets stay.
+fn blank_comments_and_literals(text: &str) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    let mut index = 0;
+    while index < bytes.len() {
+        let end = match bytes[index] {
+            b'/' if bytes[index..].starts_with(b"//") => find(&bytes, index, b"\n"),
+            b'/' if bytes[index..].starts_with(b"/*") => block_comment_end(&bytes, index),
+            b'"' => string_end(&bytes, index),
+            b'r' if index == 0 || !is_name_byte(bytes[index - 1]) || bytes[index - 1] == b'b' => {
+                raw_string_end(&bytes, index)
+            }
+            b'\'' => character_end(&bytes, index),
+            _ => index,
+        };
+        for byte in &mut bytes[index..end] {
+            if *byte != b'\n' {
+                *byte = b' ';
+            }
+        }
+        index = end.max(index + 1);
+    }
+    // Bytes of longer letters outside comments and literals do not occur in our sources; keep the text valid all the same.
+    bytes.iter_mut().filter(|byte| !byte.is_ascii()).for_each(|byte| *byte = b'_');
+    String::from_utf8(bytes).expect("every byte is ASCII")
+}
+
+fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_'
+}
+
+fn find(bytes: &[u8], from: usize, mark: &[u8]) -> usize {
+    bytes[from..].windows(mark.len()).position(|window| window == mark).map_or(bytes.len(), |length| from + length)
+}
+
+fn block_comment_end(bytes: &[u8], start: usize) -> usize {
+    let mut depth = 0;
+    let mut index = start;
+    while index < bytes.len() {
+        match bytes.get(index..index + 2) {
+            Some(b"/*") => (depth, index) = (depth + 1, index + 2),
+            Some(b"*/") => (depth, index) = (depth - 1, index + 2),
+            _ => index += 1,
+        }
+        if depth == 0 {
+            return index;
+        }
+    }
+    bytes.len()
+}
+
+fn string_end(bytes: &[u8], start: usize) -> usize {
+    let mut index = start + 1;
+    while index < bytes.len() && bytes[index] != b'"' {
+        index += if bytes[index] == b'\\' { 2 } else { 1 };
+    }
+    bytes.len().min(index + 1)
+}
+
+/// `start` itself where no raw string starts there.
+fn raw_string_end(bytes: &[u8], start: usize) -> usize {
+    let hashes = bytes[start + 1..].iter().take_while(|byte| **byte == b'#').count();
+    if bytes.get(start + 1 + hashes) != Some(&b'"') {
+        return start;
+    }
+    let close = [b"\"".as_slice(), &b"#".repeat(hashes)].concat();
+    bytes.len().min(find(bytes, start + 2 + hashes, &close) + close.len())
+}
+
+/// `start` itself for a lifetime.
+fn character_end(bytes: &[u8], start: usize) -> usize {
+    match bytes.get(start + 1) {
+        Some(b'\\') => bytes.len().min(find(bytes, start + 3, b"'") + 1),
+        Some(_) if bytes.get(start + 2) == Some(&b'\'') => start + 3,
+        Some(byte) if !byte.is_ascii() => bytes.len().min(find(bytes, start + 2, b"'") + 1),
+        _ => start,
+    }
+}
+
+#[test]
+fn every_rule_fires() {
+    let facade = Facade(BTreeMap::from([("Error".to_owned(), "error".to_owned())]));
+    let long = format!("fn long() {{\n{}}}\n", "    step();\n".repeat(FUNCTION_LINES));
+    let cases: &[(&str, &str, &str)] = &[
+        ("src/plan/ring.rs", "use crate::transport::Slot;", "imports go down"),
+        ("src/device/host.rs", "use crate::{error::Error, topo::{Link, Node}};", "imports go down"),
+        ("src/wire.rs", "use super::sys;\n", "imports go down"),
+        ("src/bootstrap/net.rs", "let x = crate::nowhere::y();", "on no floor"),
+        ("src/newcomer.rs", "", "has no floor"),
+        ("src/plan.rs", "mod ring;", "begins with"),
+        ("src/tune/cost.rs", "use std::time::Instant;", "is pure"),
+        ("src/topo/xml.rs", "use crate::sys::host;", "is pure"),
+        ("src/comm/init.rs", "unsafe { go() }", "lives in"),
+        ("src/proxy/service.rs", "let n = std::env::var_os(\"N\");", "only reader"),
+        ("src/transport/shm.rs", "let n = libc::getpid();", "safe function"),
+        ("src/sync/park.rs", "flag.store(1, Ordering::SeqCst);", "partner"),
+        ("src/comm/init.rs", "let _ = close();", "dropped"),
+        ("src/comm/init.rs", "wait(Duration::from_secs(5));", "bare duration"),
+        ("src/proxy/service.rs", "use std::sync::Mutex;", "sync::primitive"),
+        ("src/comm/init.rs", &long, "the limit is 70"),
+        ("src/comm/utils.rs", "", "named for what it holds"),
+    ];
+    for (path, text, expected) in cases {
+        let mut findings = Vec::new();
+        check_source(&Source::new(path, &format!("\n{text}")), &facade, &mut findings);
+        assert_eq!(findings.len(), 1, "{path} {text}: {findings:?}");
+        assert!(findings[0].contains(expected), "{path} {text}: {findings:?}");
+    }
+}
+
+#[test]
+fn what_only_looks_like_a_breach_passes() {
+    let text = r##"
+        // unsafe, crate::comm
+        use crate::{Error, types::Rank};
+        const PAUSE: Duration = Duration::from_millis(5);
+        fn f<'a>(_: &'a str) -> char { let _quote = '"'; let _ = r#"" unsafe "#; 'x' } // nothing to lose
+        #[cfg(test)]
+        mod tests { use crate::comm::Communicator; fn g() { unsafe { std::env::var("A") } } }
+    "##;
+    let facade = Facade(BTreeMap::from([("Error".to_owned(), "error".to_owned())]));
+    let mut findings = Vec::new();
+    check_source(&Source::new("src/bootstrap/root.rs", text), &facade, &mut findings);
+    assert!(findings.is_empty(), "{findings:?}");
+    let declared = test_modules("src/comm.rs", "#[cfg(test)]\nmod tests;\nmod group;");
+    assert_eq!(declared, ["src/comm/tests"]);
+    assert!(
+        is_file_of("src/comm/tests/faults.rs", "src/comm/tests") && !is_file_of("src/comm/tests2.rs", "src/comm/tests")
+    );
+}
