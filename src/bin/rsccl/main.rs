@@ -36,3 +36,4 @@ fn main() -> ExitCode {
         eprintln!("rsccl: {error}");
         ExitCode::FAILURE
     })
+}
