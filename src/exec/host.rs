@@ -10,7 +10,7 @@ use crate::exec::drive::{Idle, drive};
 use crate::exec::flat::{Exchange, Flat};
 use crate::exec::interpret::{Memory, PlanRun, Setting};
 use crate::exec::operation::Operation;
-use crate::plan::{Plan, Windows};
+use crate::plan::{Action, Buffer, Operand, Plan, Windows};
 use crate::sync::Deadline;
 use crate::sync::primitive::Arc;
 use crate::sys::{clock, cpu, futex};
@@ -115,16 +115,17 @@ impl<'a> Visit<'a> {
         Ok(if reachable && raw { Windows::User } else { Windows::Scratch })
     }
 
-    /// Enters the buffers of all ranks of the host.
+    /// Enters the buffers that `plan` works in. Their owners wait for this rank in the plan, so one that is closed was given up; other
+    /// ranks may have finished the operation by now.
     ///
     /// # Errors
     /// Of a peer that has given up the operation, or announced what it has not registered.
-    fn enter(&mut self, call: &Call<'_>, operation: &Operation, world: World) -> Result<Vec<Memory>> {
+    fn enter(&mut self, plan: &Plan, call: &Call<'_>, operation: &Operation, world: World) -> Result<Vec<Memory>> {
         let windows = self.windows;
-        let peers = windows.arenas.iter().zip(&windows.ranks).enumerate().filter(|(place, _)| *place != windows.me);
-        for (_, (arena, rank)) in peers {
-            let gone = || Error::remote(*rank, format!("rank {rank} has given up this operation"));
-            self.guards.push(arena.lease().enter(operation.sequence).ok_or_else(gone)?);
+        for rank in visited(plan) {
+            let gone = || Error::remote(rank, format!("rank {rank} has given up this operation"));
+            let lease = windows.arenas[windows.place(rank)].lease();
+            self.guards.push(lease.enter(operation.sequence).ok_or_else(gone)?);
         }
         user_memory(windows, call, world, &self.met)
     }
@@ -167,7 +168,7 @@ pub(crate) fn run_plan(
 ) -> Result<()> {
     let world = surroundings.world;
     let user = match visit {
-        Some(visit) if plan.spec.windows == Windows::User => visit.enter(call, operation, world)?,
+        Some(visit) if plan.spec.windows == Windows::User => visit.enter(plan, call, operation, world)?,
         _ => Vec::new(),
     };
     let (_, output) = call.lengths(world)?;
@@ -188,6 +189,24 @@ pub(crate) fn run_plan(
     // buffers are entered, and `visit` holds the leases until after this run; scratch is as large as the plan's limits say.
     let mut run = unsafe { PlanRun::new(plan, setting) };
     drive(&mut [&mut run], links, idle)
+}
+
+/// The peers whose input or output `plan` reads or writes.
+fn visited(plan: &Plan) -> Vec<Rank> {
+    let mut ranks = Vec::new();
+    for step in plan.lanes.iter().flat_map(|lane| &lane.steps) {
+        let Action::Combine(combine) = &step.action else { continue };
+        for operand in combine.sources.iter().chain(&combine.targets) {
+            if let Operand::Window(rank, span) = operand
+                && span.buffer != Buffer::Scratch
+            {
+                ranks.push(*rank);
+            }
+        }
+    }
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
 }
 
 /// Where a rank's input and output lie in registered buffers.

@@ -1,6 +1,7 @@
 //! The command line of rsccl: one file for each command.
 
 mod env;
+mod perf;
 mod run;
 
 use std::process::ExitCode;
@@ -19,6 +20,8 @@ struct CommandLine {
 enum Command {
     /// Prints every variable with its type, default, value and where the value comes from
     Env(env::Arguments),
+    /// Times collectives and checks their results, as nccl-tests does
+    Perf(perf::Arguments),
     /// Starts processes of this host as the ranks of one world
     Run(run::Arguments),
 }
@@ -26,6 +29,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match CommandLine::parse().command {
         Command::Env(arguments) => env::execute(&arguments),
+        Command::Perf(arguments) => perf::execute(&arguments),
         Command::Run(arguments) => run::execute(&arguments),
     };
     outcome.unwrap_or_else(|error| {

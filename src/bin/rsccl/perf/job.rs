@@ -1,0 +1,253 @@
+//! What to run: the command line, parsed and checked.
+
+use std::path::PathBuf;
+
+use rsccl::{DataType, Error, Result};
+
+use super::verify::{Op, Program};
+use super::{Arguments, Transport};
+
+/// What to run, the same on all ranks.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    pub(crate) programs: Vec<Program>,
+    pub(crate) types: Vec<DataType>,
+    pub(crate) ops: Vec<Op>,
+    pub(crate) roots: Roots,
+    pub(crate) sizes: Vec<u64>,
+    pub(crate) ranks: u32,
+    pub(crate) timing: Timing,
+    /// Checked calls.
+    pub(crate) checks: u32,
+    pub(crate) seed: u64,
+    /// Elements by which buffers miss their alignment.
+    pub(crate) skew: usize,
+    pub(crate) transport: Transport,
+    pub(crate) algo: Option<String>,
+    pub(crate) proto: Option<String>,
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) plot: Option<PathBuf>,
+}
+
+/// How to time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timing {
+    /// Calls of a loop; 0 is not to time.
+    pub(crate) calls: u32,
+    pub(crate) warm_up: u32,
+    /// Loops.
+    pub(crate) loops: u32,
+    pub(crate) over_ranks: OverRanks,
+}
+
+/// What becomes of the ranks' times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OverRanks {
+    First,
+    Average,
+    Least,
+    Greatest,
+}
+
+/// Which roots rooted collectives have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Roots {
+    Each,
+    One(u32),
+}
+
+impl Job {
+    /// The job of a command line.
+    ///
+    /// # Errors
+    /// [`rsccl::error::Kind::InvalidArgument`] that names the option and what is allowed.
+    pub(crate) fn new(arguments: &Arguments) -> Result<Job> {
+        if arguments.graph > 0 {
+            return Err(wrong("-G: graphs are recorded on a GPU; this command runs on host memory, which has none"));
+        }
+        let roots = match u32::try_from(arguments.root) {
+            Ok(root) if root < arguments.ranks => Roots::One(root),
+            Err(_) if arguments.root == -1 => Roots::Each,
+            _ => return Err(wrong(format!("-r {}: no rank of {}; -1 is each in turn", arguments.root, arguments.ranks))),
+        };
+        let over_ranks = match arguments.average {
+            0 => OverRanks::First,
+            1 => OverRanks::Average,
+            2 => OverRanks::Least,
+            _ => OverRanks::Greatest,
+        };
+        let calls = if arguments.check_only { 0 } else { arguments.iters };
+        if arguments.check_only && arguments.check == 0 {
+            return Err(wrong("--check-only with -c 0 leaves nothing to do"));
+        }
+        let job = Job {
+            programs: list("collective", &arguments.collective, Program::ALL, Program::name, Program::from_name)?,
+            types: list("-d", &arguments.datatype, DataType::ALL, DataType::name, data_type)?,
+            ops: list("-o", &arguments.op, Op::ALL, Op::name, Op::from_name)?,
+            roots,
+            sizes: sizes(arguments)?,
+            ranks: arguments.ranks,
+            timing: Timing { calls, warm_up: arguments.warmup_iters, loops: arguments.repeat, over_ranks },
+            checks: arguments.check,
+            seed: arguments.seed,
+            skew: arguments.unalign as usize,
+            transport: arguments.transport,
+            algo: arguments.algo.clone(),
+            proto: arguments.proto.clone(),
+            json: arguments.json.clone(),
+            plot: arguments.plot.clone(),
+        };
+        job.check_operators()?;
+        Ok(job)
+    }
+
+    /// The operators of `program` on `data_type`; one `None` where it takes none.
+    pub(crate) fn ops(&self, program: Program, data_type: DataType) -> Vec<Option<Op>> {
+        if !program.reduces() {
+            return vec![None];
+        }
+        self.ops.iter().copied().filter(|op| op.fits(data_type)).map(Some).collect()
+    }
+
+    /// The roots of `program`; one `None` where it has none.
+    pub(crate) fn roots(&self, program: Program) -> Vec<Option<u32>> {
+        match self.roots {
+            _ if !program.rooted() => vec![None],
+            Roots::One(root) => vec![Some(root)],
+            Roots::Each => (0..self.ranks).map(Some).collect(),
+        }
+    }
+
+    /// The sizes of `program`.
+    pub(crate) fn sizes(&self, program: Program) -> &[u64] {
+        if program == Program::Barrier { &[0] } else { &self.sizes }
+    }
+
+    /// The types of `program`.
+    pub(crate) fn types(&self, program: Program) -> &[DataType] {
+        if program == Program::Barrier { &self.types[..1] } else { &self.types }
+    }
+
+    /// A reduction that no type has an operator for would be a silent nothing.
+    fn check_operators(&self) -> Result<()> {
+        let reduces = self.programs.iter().any(|program| program.reduces());
+        let any = self.types.iter().any(|data_type| self.ops.iter().any(|op| op.fits(*data_type)));
+        if reduces && !any {
+            return Err(wrong(
+                "-o, -d: bitwise operators are for integers; choose an integer type or another operator",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A size in bytes: a number with K, M or G behind it.
+pub(crate) fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
+    let bare = text.trim_end_matches(['b', 'B']).trim_end_matches('i');
+    let (digits, shift) = match bare.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&bare[..at], 10),
+        Some((at, 'm' | 'M')) => (&bare[..at], 20),
+        Some((at, 'g' | 'G')) => (&bare[..at], 30),
+        _ => (bare, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("`{text}` is no size: write 8, 64K, 16M or 1G"))?;
+    let bytes = number.checked_mul(1 << shift).filter(|bytes| *bytes <= MOST_BYTES);
+    bytes.ok_or_else(|| format!("`{text}` is above the greatest size, {MOST_BYTES} bytes"))
+}
+
+fn sizes(arguments: &Arguments) -> Result<Vec<u64>> {
+    let (least, greatest) = (arguments.minbytes, arguments.maxbytes.unwrap_or(arguments.minbytes));
+    if least > greatest {
+        return Err(wrong(format!("-b {least} is above -e {greatest}")));
+    }
+    let next = |size: u64| match arguments.stepfactor {
+        Some(_) if size == 0 => Some(AFTER_ZERO),
+        Some(factor) => size.checked_mul(factor),
+        None if arguments.stepbytes == 0 => None,
+        None => size.checked_add(arguments.stepbytes),
+    };
+    let sizes: Vec<u64> = std::iter::successors(Some(least), |size| next(*size))
+        .take_while(|size| *size <= greatest)
+        .take(MOST_SIZES + 1)
+        .collect();
+    if sizes.len() > MOST_SIZES {
+        return Err(wrong(format!("-b, -e, -i: more than {MOST_SIZES} sizes; use a larger step, or a factor with -f")));
+    }
+    Ok(sizes)
+}
+
+/// The values named in `text`, with commas between; all of `known` for `all`.
+fn list<T: Copy>(
+    option: &str,
+    text: &str,
+    known: &[T],
+    name: impl Fn(T) -> &'static str,
+    from_name: impl Fn(&str) -> Option<T>,
+) -> Result<Vec<T>> {
+    if text.eq_ignore_ascii_case("all") {
+        return Ok(known.to_vec());
+    }
+    let one = |word: &str| {
+        from_name(word.trim()).ok_or_else(|| {
+            let names: Vec<&str> = known.iter().map(|value| name(*value)).collect();
+            wrong(format!("{option}: `{word}` is none of {}, all", names.join(", ")))
+        })
+    };
+    text.split(',').map(one).collect()
+}
+
+/// The type with this name, or with another name in use for it.
+fn data_type(name: &str) -> Option<DataType> {
+    let name = name.to_ascii_lowercase();
+    let usual = match name.as_str() {
+        "char" | "i8" => "int8",
+        "u8" => "uint8",
+        "int" | "i32" => "int32",
+        "u32" => "uint32",
+        "i64" => "int64",
+        "u64" => "uint64",
+        "float16" | "f16" | "fp16" => "half",
+        "bf16" => "bfloat16",
+        "float32" | "f32" | "fp32" => "float",
+        "float64" | "f64" | "fp64" => "double",
+        "fp8_e4m3" | "fp8e4m3" => "f8e4m3",
+        "fp8_e5m2" | "fp8e5m2" => "f8e5m2",
+        other => other,
+    };
+    DataType::from_name(usual)
+}
+
+fn wrong(message: impl Into<String>) -> Error {
+    Error::invalid_argument(message)
+}
+
+/// Far above any memory, far below overflow.
+const MOST_BYTES: u64 = 1 << 46;
+/// Rows of one collective, type, operator and root.
+const MOST_SIZES: usize = 10_000;
+/// The size after 0 where sizes grow by a factor.
+const AFTER_ZERO: u64 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_suffixes_and_a_bound() {
+        assert_eq!(parse_bytes("8"), Ok(8));
+        assert_eq!(parse_bytes("64K"), Ok(65536));
+        assert_eq!(parse_bytes("3MiB"), Ok(3 << 20));
+        assert_eq!(parse_bytes("1gb"), Ok(1 << 30));
+        for bad in ["", "K", "-1", "1.5M", "12Q", "99999999999999999999", "17179869184G"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_have_aliases() {
+        assert_eq!(data_type("fp8_e4m3"), Some(DataType::F8E4M3));
+        assert_eq!(data_type("Float"), Some(DataType::F32));
+        assert_eq!(Program::from_name("alltoall"), Some(Program::AllToAll));
+        assert!(list("-o", "sum,mox", Op::ALL, Op::name, Op::from_name).is_err());
+    }
+}

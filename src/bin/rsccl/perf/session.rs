@@ -1,0 +1,118 @@
+//! All cases of a job, on one rank.
+
+use rsccl::{Communicator, Result};
+
+use super::job::Job;
+use super::machine;
+use super::measure::{Case, Measured, measure};
+use super::plot;
+use super::report::{self, Row};
+use super::table::{self, Table};
+use super::verify::{Op, Placement, Program, Shape};
+
+/// Runs `job` as one rank of `comm`; rank 0 prints and writes the files. Whether all was right on all ranks.
+///
+/// # Errors
+/// Of the collectives, and of writing the files.
+pub(crate) fn run(comm: &Communicator, job: &Job) -> Result<bool> {
+    let ranks = introduce(comm)?;
+    let cases = cases(job);
+    let mut table = (comm.rank() == 0).then(|| Table::new(job, &ranks, cases.len()));
+    if let Some(table) = &mut table {
+        table.head()?;
+    }
+    let mut rows = Vec::new();
+    let mut program = None;
+    for (number, plan) in cases.iter().enumerate() {
+        if let Some(table) = &mut table {
+            if program.replace(plan.program) != Some(plan.program) && job.programs.len() > 1 {
+                table.title(plan.program)?;
+            }
+            table.progress(number);
+        }
+        let row = row(comm, job, plan, number as u64)?;
+        if let Some(table) = &mut table {
+            table.row(&row)?;
+        }
+        rows.push(row);
+    }
+    let wrong: u64 = rows.iter().map(Row::wrong).sum();
+    if let Some(table) = &mut table {
+        table.foot(&rows)?;
+        if let Some(path) = &job.json {
+            report::write(path, job, &rows)?;
+        }
+        if let Some(path) = &job.plot {
+            plot::draw(path, job, &rows)?;
+        }
+    }
+    Ok(wrong == 0)
+}
+
+/// One row of the table, to be run.
+#[derive(Debug)]
+struct Plan {
+    program: Program,
+    data_type: rsccl::DataType,
+    op: Option<Op>,
+    root: Option<u32>,
+    bytes: u64,
+}
+
+fn cases(job: &Job) -> Vec<Plan> {
+    let mut cases = Vec::new();
+    for program in job.programs.iter().copied() {
+        for data_type in job.types(program).iter().copied() {
+            for op in job.ops(program, data_type) {
+                for root in job.roots(program) {
+                    let of = |bytes: &u64| Plan { program, data_type, op, root, bytes: *bytes };
+                    cases.extend(job.sizes(program).iter().map(of));
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn row(comm: &Communicator, job: &Job, plan: &Plan, number: u64) -> Result<Row> {
+    let Plan { program, data_type, op, root, bytes } = *plan;
+    let elements = usize::try_from(bytes / u64::from(data_type.size())).map_err(|_| {
+        rsccl::Error::invalid_argument(format!(
+            "{bytes} bytes do not fit this machine's addresses: choose a smaller -e"
+        ))
+    })?;
+    let shape = Shape::new(program, (comm.rank(), comm.size()), root.unwrap_or_default(), elements)?;
+    let run = |placement: Placement| -> Result<Measured> {
+        let seed = job
+            .seed
+            .wrapping_add(SEEDS_OF_A_CASE.wrapping_mul(2 * number + u64::from(placement == Placement::InPlace)));
+        let case = Case { shape: shape.clone(), data_type, op, placement, seed };
+        let mut complain = |sentence: &str| {
+            let op = op.map_or("", Op::name);
+            table::complain(&format!("rsccl perf: {data_type} {op} {bytes} bytes, {}: {sentence}", placement.name()));
+        };
+        measure(comm, job, &case, &mut complain)
+    };
+    let out_of_place = run(Placement::OutOfPlace)?;
+    let in_place = if program.typed_in_place() { Some(run(Placement::InPlace)?) } else { None };
+    let bytes = shape.elements() as u64 * u64::from(data_type.size());
+    let factor = program.bus_factor(comm.size());
+    Ok(Row { program, bytes, count: shape.count() as u64, data_type, op, root, out_of_place, in_place, factor })
+}
+
+/// Who runs where, gathered from all ranks.
+fn introduce(comm: &Communicator) -> Result<Vec<String>> {
+    let mut mine = [0u8; INTRODUCTION_BYTES];
+    let text = format!("Pid {:>6} on {}", machine::pid(), machine::hostname());
+    let length = text.floor_char_boundary(INTRODUCTION_BYTES);
+    mine[..length].copy_from_slice(&text.as_bytes()[..length]);
+    let mut all = vec![0; INTRODUCTION_BYTES * comm.size() as usize];
+    comm.all_gather(&mine, &mut all)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
+    Ok(all.chunks_exact(INTRODUCTION_BYTES).map(text).collect())
+}
+
+/// Room for a rank's host and process in the table's head.
+const INTRODUCTION_BYTES: usize = 96;
+/// Seeds that lie between two cases: more than any case checks.
+const SEEDS_OF_A_CASE: u64 = 1 << 33;

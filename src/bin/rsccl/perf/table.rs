@@ -1,0 +1,148 @@
+//! The table of nccl-tests, and the progress bar.
+
+use std::io::{self, IsTerminal, Write};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rsccl::{Error, Result};
+
+use super::job::Job;
+use super::measure::Measured;
+use super::report::Row;
+use super::verify::{Op, Program};
+
+/// Prints rows as they come.
+#[derive(Debug)]
+pub(crate) struct Table<'a> {
+    job: &'a Job,
+    ranks: &'a [String],
+    bar: ProgressBar,
+}
+
+impl<'a> Table<'a> {
+    /// A table of `rows` rows, on standard output; the bar is on standard error where that is a terminal.
+    pub(crate) fn new(job: &'a Job, ranks: &'a [String], rows: usize) -> Table<'a> {
+        let target =
+            if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(rows as u64), target);
+        if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {msg} {elapsed}") {
+            bar.set_style(style);
+        }
+        Table { job, ranks, bar }
+    }
+
+    /// What is run, by whom, and the columns' names.
+    ///
+    /// # Errors
+    /// [`rsccl::error::Kind::System`] where standard output cannot be written, as for all methods here.
+    pub(crate) fn head(&mut self) -> Result<()> {
+        let Job { timing, sizes, transport, .. } = self.job;
+        let names: Vec<&str> = self.job.programs.iter().map(|program| program.name()).collect();
+        self.line(&format!("# rsccl perf {} {}", env!("CARGO_PKG_VERSION"), names.join(",")))?;
+        self.line(&format!(
+            "# ranks {} minbytes {} maxbytes {} warmup iters: {} iters: {} repeats: {} validation: {} seed: {}",
+            self.job.ranks,
+            sizes.first().unwrap_or(&0),
+            sizes.last().unwrap_or(&0),
+            timing.warm_up,
+            timing.calls,
+            timing.loops,
+            self.job.checks,
+            self.job.seed,
+        ))?;
+        let chosen = |text: &Option<String>| text.clone().unwrap_or_else(|| "auto".to_owned());
+        let (algo, proto) = (chosen(&self.job.algo), chosen(&self.job.proto));
+        self.line(&format!("# transport: {} algorithm: {algo} protocol: {proto}", transport.name()))?;
+        self.line("#")?;
+        self.line("# Using ranks")?;
+        for (rank, place) in self.ranks.iter().enumerate() {
+            self.line(&format!("#  Rank {rank:>3} {place} host memory"))?;
+        }
+        for line in COLUMNS {
+            self.line(line)?;
+        }
+        Ok(())
+    }
+
+    /// The name of the collective whose rows follow.
+    ///
+    /// # Errors
+    /// As [`Table::head`].
+    pub(crate) fn title(&mut self, program: Program) -> Result<()> {
+        self.line(&format!("# {}", program.name()))
+    }
+
+    /// Shows that `row` rows are done.
+    pub(crate) fn progress(&self, row: usize) {
+        self.bar.set_position(row as u64);
+    }
+
+    /// One row.
+    ///
+    /// # Errors
+    /// As [`Table::head`].
+    pub(crate) fn row(&mut self, row: &Row) -> Result<()> {
+        let op = row.op.map_or("none", Op::name);
+        let root = row.root.map_or_else(|| "-1".to_owned(), |root| root.to_string());
+        let mut line = format!("{:>12}  {:>12}  {:>8}  {op:>6}  {root:>6}", row.bytes, row.count, row.data_type.name());
+        line += &half(row, Some(&row.out_of_place));
+        line += &half(row, row.in_place.as_ref());
+        self.line(&line)
+    }
+
+    /// The sums.
+    ///
+    /// # Errors
+    /// As [`Table::head`].
+    pub(crate) fn foot(&mut self, rows: &[Row]) -> Result<()> {
+        self.bar.finish_and_clear();
+        let wrong: u64 = rows.iter().map(Row::wrong).sum();
+        let verdict = if wrong == 0 { "OK" } else { "FAILED" };
+        self.line(&format!("# Out of bounds values : {wrong} {verdict}"))?;
+        let busbw = rows.iter().flat_map(|row| row.halves().map(|(_, half)| row.bandwidth(half).1));
+        let (sum, halves) = busbw.fold((0.0, 0u32), |(sum, halves), busbw| (sum + busbw, halves + 1));
+        self.line(&format!("# Avg bus bandwidth    : {:<7.6}", sum / f64::from(halves.max(1))))?;
+        self.line("#")
+    }
+
+    /// Prints a line on standard output, past the progress bar.
+    fn line(&self, line: &str) -> Result<()> {
+        let print = || {
+            let mut out = io::stdout().lock();
+            writeln!(out, "{line}")?;
+            out.flush()
+        };
+        self.bar.suspend(print).map_err(|error| Error::system("writing to standard output", error))
+    }
+}
+
+/// Prints a line on standard error.
+pub(crate) fn complain(line: &str) {
+    #![expect(clippy::print_stderr, reason = "the one place that prints there")]
+    eprintln!("{line}");
+}
+
+/// One half of a row: `None` where the collective has no such form.
+fn half(row: &Row, half: Option<&Measured>) -> String {
+    let Some(half) = half else {
+        return format!("  {:>7}  {:>6}  {:>6}  {:>5}", "N/A", "N/A", "N/A", "N/A");
+    };
+    let (algbw, busbw) = row.bandwidth(half);
+    let wrong = half.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
+    format!("  {:>7}  {algbw:>6.2}  {busbw:>6.2}  {wrong:>5}", microseconds(half.time_us))
+}
+
+/// A time in seven places.
+fn microseconds(time: f64) -> String {
+    match time {
+        10_000.0.. => format!("{time:.0}"),
+        100.0.. => format!("{time:.1}"),
+        _ => format!("{time:.2}"),
+    }
+}
+
+const COLUMNS: [&str; 4] = [
+    "#",
+    "#                                                              out-of-place                       in-place",
+    "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong",
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)",
+];

@@ -1,0 +1,73 @@
+//! The calls.
+
+use rsccl::{Communicator, Error, ReduceOp, Result};
+
+use super::buffers::{Buffers, Placement};
+use super::program::{Program, Shape};
+use super::sample::Sample;
+
+/// Calls the collective once, by the typed methods of [`Communicator`].
+///
+/// # Errors
+/// Of the collective; [`rsccl::error::Kind::InvalidUsage`] where there is no such call.
+#[inline]
+pub(crate) fn perform<T: Sample>(
+    comm: &Communicator,
+    shape: &Shape,
+    op: Option<ReduceOp>,
+    buffers: &mut Buffers<T>,
+) -> Result<()> {
+    // Collectives without a reduction never look at it.
+    let op = op.unwrap_or(ReduceOp::Sum);
+    match buffers.placement() {
+        Placement::OutOfPlace => out_of_place(comm, shape, op, buffers),
+        Placement::InPlace => in_place(comm, shape, op, buffers.send.slice_mut()),
+    }
+}
+
+#[inline]
+fn out_of_place<T: Sample>(comm: &Communicator, shape: &Shape, op: ReduceOp, buffers: &mut Buffers<T>) -> Result<()> {
+    let (send, recv) = (buffers.send.slice(), buffers.recv.slice_mut());
+    match shape.program {
+        Program::AllReduce => comm.all_reduce(send, recv, op),
+        Program::Broadcast => comm.broadcast_into(send, recv, shape.root),
+        Program::Reduce => comm.reduce(send, recv, op, shape.root),
+        Program::AllGather => comm.all_gather(send, recv),
+        Program::ReduceScatter => comm.reduce_scatter(send, recv, op),
+        Program::AllToAll => comm.all_to_all(send, recv),
+        Program::Gather => comm.gather(send, recv, shape.root),
+        Program::Scatter => comm.scatter(send, recv, shape.root),
+        Program::SendRecv => send_and_receive(comm, shape, send, recv),
+        Program::Barrier => comm.barrier(),
+        Program::AllGatherV => comm.all_gather_v(send, recv, &shape.counts),
+        Program::ReduceScatterV => comm.reduce_scatter_v(send, recv, &shape.counts, op),
+        Program::AllToAllV => Err(Error::invalid_usage("all_to_all_v is not there yet")),
+    }
+}
+
+#[inline]
+fn in_place<T: Sample>(comm: &Communicator, shape: &Shape, op: ReduceOp, buffer: &mut [T]) -> Result<()> {
+    match shape.program {
+        Program::AllReduce => comm.all_reduce_in_place(buffer, op),
+        Program::Broadcast => comm.broadcast(buffer, shape.root),
+        Program::Reduce => comm.reduce_in_place(buffer, op, shape.root),
+        Program::AllGather => comm.all_gather_in_place(buffer),
+        Program::ReduceScatter => comm.reduce_scatter_in_place(buffer, op),
+        _ => Err(Error::invalid_usage(format!("{} has no typed in-place form", shape.program.name()))),
+    }
+}
+
+/// Sends to the right, receives from the left. Even ranks send first, so that no ring of senders waits for itself.
+#[inline]
+fn send_and_receive<T: Sample>(comm: &Communicator, shape: &Shape, send: &[T], recv: &mut [T]) -> Result<()> {
+    if shape.world() == 1 {
+        recv.copy_from_slice(send);
+        Ok(())
+    } else if shape.rank.is_multiple_of(2) {
+        comm.send(send, shape.right())?;
+        comm.recv(recv, shape.left())
+    } else {
+        comm.recv(recv, shape.left())?;
+        comm.send(send, shape.right())
+    }
+}

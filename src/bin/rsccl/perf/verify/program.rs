@@ -1,0 +1,305 @@
+//! What each collective takes and gives on each rank.
+
+use rsccl::{Error, Result};
+
+/// A collective as `rsccl perf` runs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Program {
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather,
+    Scatter,
+    SendRecv,
+    Barrier,
+    AllGatherV,
+    ReduceScatterV,
+    AllToAllV,
+}
+
+impl Program {
+    /// All of them, in the order of `rsccl perf all`.
+    pub(crate) const ALL: &'static [Program] = &[
+        Program::AllReduce,
+        Program::Broadcast,
+        Program::Reduce,
+        Program::AllGather,
+        Program::ReduceScatter,
+        Program::AllToAll,
+        Program::Gather,
+        Program::Scatter,
+        Program::SendRecv,
+        Program::Barrier,
+        Program::AllGatherV,
+        Program::ReduceScatterV,
+        Program::AllToAllV,
+    ];
+
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Program::AllReduce => "all_reduce",
+            Program::Broadcast => "broadcast",
+            Program::Reduce => "reduce",
+            Program::AllGather => "all_gather",
+            Program::ReduceScatter => "reduce_scatter",
+            Program::AllToAll => "all_to_all",
+            Program::Gather => "gather",
+            Program::Scatter => "scatter",
+            Program::SendRecv => "sendrecv",
+            Program::Barrier => "barrier",
+            Program::AllGatherV => "all_gather_v",
+            Program::ReduceScatterV => "reduce_scatter_v",
+            Program::AllToAllV => "all_to_all_v",
+        }
+    }
+
+    /// The program with this name; nccl-tests' spellings (`alltoall`) are known too.
+    pub(crate) fn from_name(name: &str) -> Option<Program> {
+        let bare = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
+        Program::ALL.iter().copied().find(|program| bare(program.name()) == bare(name))
+    }
+
+    /// Whether it takes an operator.
+    pub(crate) fn reduces(self) -> bool {
+        use Program::{AllReduce, Reduce, ReduceScatter, ReduceScatterV};
+        matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV)
+    }
+
+    /// Whether it has a root.
+    pub(crate) fn rooted(self) -> bool {
+        use Program::{Broadcast, Gather, Reduce, Scatter};
+        matches!(self, Broadcast | Gather | Reduce | Scatter)
+    }
+
+    /// Whether [`rsccl::Communicator`] has a typed call for its in-place form.
+    pub(crate) fn typed_in_place(self) -> bool {
+        use Program::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
+        matches!(self, AllReduce | Broadcast | Reduce | AllGather | ReduceScatter)
+    }
+
+    /// Whether its size is that of all ranks' blocks together.
+    fn blocks(self) -> bool {
+        use Program::{AllReduce, Barrier, Broadcast, Reduce, SendRecv};
+        !matches!(self, AllReduce | Broadcast | Reduce | SendRecv | Barrier)
+    }
+
+    /// Bus bandwidth over algorithm bandwidth at `world` ranks: the share of the size that must cross each rank's link.
+    pub(crate) fn bus_factor(self, world: u32) -> f64 {
+        let ranks = f64::from(world);
+        match self {
+            Program::AllReduce => 2.0 * (ranks - 1.0) / ranks,
+            Program::Broadcast | Program::Reduce | Program::SendRecv => 1.0,
+            Program::Barrier => 0.0,
+            Program::AllGather
+            | Program::ReduceScatter
+            | Program::AllToAll
+            | Program::Gather
+            | Program::Scatter
+            | Program::AllGatherV
+            | Program::ReduceScatterV
+            | Program::AllToAllV => (ranks - 1.0) / ranks,
+        }
+    }
+}
+
+/// One collective of one size, as one rank sees it.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    /// Which collective.
+    pub(crate) program: Program,
+    /// This rank.
+    pub(crate) rank: u32,
+    /// The root, where there is one.
+    pub(crate) root: u32,
+    /// Elements of each rank's block.
+    pub(crate) counts: Vec<usize>,
+}
+
+/// Whose elements a stretch of a buffer holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The input of this rank.
+    Of(u32),
+    /// The reduction of all inputs.
+    Reduced,
+}
+
+/// A stretch of the output.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Segment {
+    /// Where it begins in the output.
+    pub(crate) at: usize,
+    /// Its elements.
+    pub(crate) length: usize,
+    /// Whose they are.
+    pub(crate) source: Source,
+    /// Where they begin there.
+    pub(crate) index: usize,
+}
+
+impl Shape {
+    /// The shape of `program` for `elements` in all, in nccl-tests' sense: of each rank's buffer for all_reduce, broadcast, reduce and
+    /// sendrecv, and of all blocks together for the others. The blocks of vector forms are uneven, some of them empty.
+    ///
+    /// # Errors
+    /// [`rsccl::error::Kind::InvalidArgument`] where the root is no rank.
+    pub(crate) fn new(program: Program, (rank, world): (u32, u32), root: u32, elements: usize) -> Result<Shape> {
+        if root >= world {
+            return Err(Error::invalid_argument(format!("root {root} is not a rank: there are {world}")));
+        }
+        let ranks = world as usize;
+        let counts = match program {
+            Program::Barrier => vec![0; ranks],
+            Program::AllGatherV | Program::ReduceScatterV | Program::AllToAllV => uneven(ranks, elements),
+            _ if program.blocks() => vec![elements / ranks; ranks],
+            _ => vec![elements; ranks],
+        };
+        Ok(Shape { program, rank, root, counts })
+    }
+
+    /// The number of ranks.
+    pub(crate) fn world(&self) -> u32 {
+        u32::try_from(self.counts.len()).expect("made from a number of ranks")
+    }
+
+    /// Elements that the bandwidth counts.
+    pub(crate) fn elements(&self) -> usize {
+        if self.program.blocks() { self.counts.iter().sum() } else { self.mine() }
+    }
+
+    /// The count of one rank, for tables; the mean of vector forms.
+    pub(crate) fn count(&self) -> usize {
+        if self.program.blocks() { self.elements() / self.counts.len() } else { self.mine() }
+    }
+
+    /// Whether this rank is the root.
+    pub(crate) fn at_root(&self) -> bool {
+        self.rank == self.root
+    }
+
+    /// Elements of this rank's input. They begin at index 0.
+    pub(crate) fn input(&self) -> usize {
+        let total = || self.counts.iter().sum();
+        match self.program {
+            Program::AllReduce | Program::Reduce | Program::SendRecv => self.mine(),
+            Program::AllGather | Program::AllGatherV | Program::Gather => self.mine(),
+            Program::Broadcast if self.at_root() => self.mine(),
+            Program::Scatter if self.at_root() => total(),
+            Program::Broadcast | Program::Scatter | Program::Barrier => 0,
+            Program::ReduceScatter | Program::ReduceScatterV | Program::AllToAll => total(),
+            Program::AllToAllV => self.sends(self.rank).iter().sum(),
+        }
+    }
+
+    /// Elements of this rank's output.
+    pub(crate) fn output(&self) -> usize {
+        let total = || self.counts.iter().sum();
+        match self.program {
+            Program::AllReduce | Program::Reduce | Program::SendRecv | Program::Broadcast => self.mine(),
+            Program::Scatter | Program::ReduceScatter | Program::ReduceScatterV => self.mine(),
+            Program::Gather if self.at_root() => total(),
+            Program::Gather | Program::Barrier => 0,
+            Program::AllGather | Program::AllGatherV | Program::AllToAll => total(),
+            Program::AllToAllV => self.receives().iter().sum(),
+        }
+    }
+
+    /// Indices that any rank's elements have.
+    pub(crate) fn indices(&self) -> usize {
+        self.counts.iter().sum()
+    }
+
+    /// What the output must hold. What lies in no segment is not touched.
+    pub(crate) fn segments(&self) -> Vec<Segment> {
+        let whole = |source: Source, index: usize| vec![Segment { at: 0, length: self.mine(), source, index }];
+        let from_all = |index: usize| {
+            let blocks = (0..self.world()).map(|rank| Segment {
+                at: self.before(rank),
+                length: self.counts[rank as usize],
+                source: Source::Of(rank),
+                index,
+            });
+            blocks.collect()
+        };
+        match self.program {
+            Program::AllReduce => whole(Source::Reduced, 0),
+            Program::Reduce if self.at_root() => whole(Source::Reduced, 0),
+            Program::ReduceScatter | Program::ReduceScatterV => whole(Source::Reduced, self.before(self.rank)),
+            Program::Broadcast => whole(Source::Of(self.root), 0),
+            Program::Scatter => whole(Source::Of(self.root), self.before(self.rank)),
+            Program::SendRecv => whole(Source::Of(self.left()), 0),
+            Program::AllGather | Program::AllGatherV => from_all(0),
+            Program::Gather if self.at_root() => from_all(0),
+            Program::AllToAll => from_all(self.before(self.rank)),
+            Program::AllToAllV => self.segments_of_pairs(),
+            Program::Reduce | Program::Gather | Program::Barrier => Vec::new(),
+        }
+    }
+
+    /// Where input and output lie in the one buffer of the in-place form, where there is one.
+    pub(crate) fn in_place(&self) -> Option<(usize, usize)> {
+        match self.program {
+            Program::AllReduce | Program::Broadcast | Program::Reduce => Some((0, 0)),
+            Program::AllGather | Program::AllGatherV => Some((self.before(self.rank), 0)),
+            Program::Gather => Some((if self.at_root() { self.before(self.rank) } else { 0 }, 0)),
+            Program::ReduceScatter | Program::ReduceScatterV => Some((0, self.before(self.rank))),
+            Program::Scatter => Some((0, if self.at_root() { self.before(self.rank) } else { 0 })),
+            Program::AllToAll | Program::AllToAllV | Program::SendRecv | Program::Barrier => None,
+        }
+    }
+
+    /// The rank that I send to in `sendrecv`.
+    pub(crate) fn right(&self) -> u32 {
+        (self.rank + 1) % self.world()
+    }
+
+    /// The rank that I receive from in `sendrecv`.
+    pub(crate) fn left(&self) -> u32 {
+        (self.rank + self.world() - 1) % self.world()
+    }
+
+    /// Elements of the blocks before that of `rank`.
+    pub(crate) fn before(&self, rank: u32) -> usize {
+        self.counts[..rank as usize].iter().sum()
+    }
+
+    /// What `rank` sends to each in `all_to_all_v`: others get other blocks, in no symmetry.
+    pub(crate) fn sends(&self, rank: u32) -> Vec<usize> {
+        let world = self.counts.len();
+        (0..world).map(|to| self.counts[(2 * rank as usize + to) % world]).collect()
+    }
+
+    /// What I receive from each in `all_to_all_v`.
+    pub(crate) fn receives(&self) -> Vec<usize> {
+        (0..self.world()).map(|from| self.sends(from)[self.rank as usize]).collect()
+    }
+
+    fn segments_of_pairs(&self) -> Vec<Segment> {
+        let mut at = 0;
+        let mut segments = Vec::with_capacity(self.counts.len());
+        for rank in 0..self.world() {
+            let sends = self.sends(rank);
+            let me = self.rank as usize;
+            segments.push(Segment { at, length: sends[me], source: Source::Of(rank), index: sends[..me].iter().sum() });
+            at += sends[me];
+        }
+        segments
+    }
+
+    fn mine(&self) -> usize {
+        self.counts[self.rank as usize]
+    }
+}
+
+/// `elements` in uneven blocks, some of them empty.
+fn uneven(ranks: usize, elements: usize) -> Vec<usize> {
+    let weights: Vec<usize> = (0..ranks).map(|rank| (3 + 2 * rank) % 5).collect();
+    let sum: usize = weights.iter().sum();
+    let mut counts: Vec<usize> = weights.iter().map(|weight| elements / sum * weight).collect();
+    counts[0] += elements - counts.iter().sum::<usize>();
+    counts
+}
