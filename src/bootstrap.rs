@@ -69,6 +69,9 @@ pub trait Bootstrap: Send + std::fmt::Debug {
     /// Takes the next message of `peer` with this tag.
     fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>>;
 
+    /// Takes the next message of `peer` with this tag, if it is here.
+    fn try_recv(&self, peer: Rank, tag: u32) -> Result<Option<Vec<u8>>>;
+
     /// Splits the ranks: those that pass the same color form a new bootstrap, ordered by (key, old rank); those that pass
     /// `None` get `None`. Collective over all ranks. The child does not need the parent to live on.
     fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>>;

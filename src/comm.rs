@@ -24,7 +24,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::AbortFlag;
 use crate::types::World;
 
-pub use crate::exec::{Buffers, Call, CallCount, Message};
+pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 pub use group::{Group, Member, group};
 pub(crate) use settings::Settings;
 

@@ -69,7 +69,10 @@ impl Job {
             Ok(root) if root < arguments.ranks => Roots::One(root),
             Err(_) if arguments.root == -1 => Roots::Each,
             _ => {
-                return Err(wrong(format!("-r {}: no rank of {}; -1 is each in turn", arguments.root, arguments.ranks)));
+                return Err(wrong(format!(
+                    "-r {}: no rank of {}; -1 is each in turn",
+                    arguments.root, arguments.ranks
+                )));
             }
         };
         let over_ranks = match arguments.average {
