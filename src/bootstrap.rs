@@ -9,6 +9,7 @@ pub mod address;
 pub mod auth;
 mod checkin;
 mod collective;
+mod hall;
 mod id;
 mod inbox;
 pub mod interface;
@@ -19,6 +20,8 @@ mod options;
 mod root;
 mod roster;
 pub(crate) mod socket;
+pub mod store;
+mod visit;
 
 use std::net::SocketAddr;
 
