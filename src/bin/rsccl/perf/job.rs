@@ -68,7 +68,9 @@ impl Job {
         let roots = match u32::try_from(arguments.root) {
             Ok(root) if root < arguments.ranks => Roots::One(root),
             Err(_) if arguments.root == -1 => Roots::Each,
-            _ => return Err(wrong(format!("-r {}: no rank of {}; -1 is each in turn", arguments.root, arguments.ranks))),
+            _ => {
+                return Err(wrong(format!("-r {}: no rank of {}; -1 is each in turn", arguments.root, arguments.ranks)));
+            }
         };
         let over_ranks = match arguments.average {
             0 => OverRanks::First,

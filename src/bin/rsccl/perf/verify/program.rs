@@ -75,12 +75,6 @@ impl Program {
         matches!(self, Broadcast | Gather | Reduce | Scatter)
     }
 
-    /// Whether [`rsccl::Communicator`] has a typed call for its in-place form.
-    pub(crate) fn typed_in_place(self) -> bool {
-        use Program::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
-        matches!(self, AllReduce | Broadcast | Reduce | AllGather | ReduceScatter)
-    }
-
     /// Whether its size is that of all ranks' blocks together.
     fn blocks(self) -> bool {
         use Program::{AllReduce, Barrier, Broadcast, Reduce, SendRecv};
