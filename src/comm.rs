@@ -7,6 +7,9 @@
 mod choose;
 mod collectives;
 mod engine;
+mod family;
+mod group;
+mod init;
 pub mod local;
 mod messages;
 mod news;
@@ -15,15 +18,14 @@ mod settings;
 mod tests;
 
 use std::cell::RefCell;
+use std::thread::JoinHandle;
 
-use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
-use crate::sync::{AbortFlag, Patience, Wait};
-use crate::sys::futex;
-use crate::transport::{Fabric, PeerInfo};
+use crate::sync::AbortFlag;
 use crate::types::World;
 
 pub use crate::exec::{Buffers, Call, CallCount, Message};
+pub use group::{Group, Member, group};
 pub(crate) use settings::Settings;
 
 use engine::Engine;
@@ -46,7 +48,11 @@ enum Home {
     /// Here, ready for calls.
     Ready(Box<Engine>),
     /// Here, after an error that ended the communicator.
-    Failed(Box<Engine>, Error),
+    Failed(Option<Box<Engine>>, Error),
+    /// On its way, on a thread of its own.
+    Starting(JoinHandle<Result<Engine>>),
+    /// With a group that runs on several communicators.
+    Lent,
     /// Gone: finalized.
     Closed,
 }
@@ -64,14 +70,8 @@ impl AbortHandle {
 }
 
 impl Communicator {
-    /// A communicator over `bootstrap`. Collective: every rank of the bootstrap calls it.
-    ///
-    /// # Errors
-    /// Of the exchange of peer info; [`Kind::Mismatch`] where ranks have different settings.
-    pub(crate) fn over(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: AbortFlag) -> Result<Communicator> {
-        let world = bootstrap.world();
-        let engine = assemble(bootstrap, settings, &abort).map_err(|error| error.at(world.rank))?;
-        Ok(Communicator { world, abort, home: RefCell::new(Home::Ready(Box::new(engine))) })
+    fn new(world: World, abort: AbortFlag, home: Home) -> Communicator {
+        Communicator { world, abort, home: RefCell::new(home) }
     }
 
     /// My rank, below [`Communicator::size`].
@@ -89,15 +89,19 @@ impl Communicator {
         AbortHandle(self.abort.clone())
     }
 
-    /// What ended this communicator, if anything did. Never waits.
+    /// What ended this communicator, if anything did; [`Kind::InProgress`] while a non-blocking init is under way. Never waits.
     pub fn async_error(&self) -> Option<Error> {
-        if let Err(error) = self.abort.check() {
+        let Ok(mut home) = self.home.try_borrow_mut() else {
+            return Some(Error::new(Kind::InProgress, "a call is under way").at(self.world.rank));
+        };
+        self.settle_start(&mut home);
+        if let (Err(error), true) = (self.abort.check(), !matches!(*home, Home::Closed)) {
             return Some(error.at(self.world.rank));
         }
-        match self.home.try_borrow().as_deref() {
-            Ok(Home::Failed(_, error)) => Some(error.duplicate()),
-            Ok(Home::Ready(_) | Home::Closed) => None,
-            Err(_) => Some(Error::new(Kind::InProgress, "a call is under way")),
+        match &*home {
+            Home::Failed(_, error) => Some(error.duplicate()),
+            Home::Starting(_) => Some(starting().at(self.world.rank)),
+            Home::Ready(_) | Home::Lent | Home::Closed => None,
         }
     }
 
@@ -112,20 +116,28 @@ impl Communicator {
                 engine.leave();
                 Ok(())
             }
-            Home::Failed(mut engine, error) => {
-                engine.leave();
+            Home::Failed(engine, error) => {
+                if let Some(mut engine) = engine {
+                    engine.leave();
+                }
                 Err(error)
             }
-            Home::Closed => Ok(()),
+            Home::Starting(start) => {
+                self.abort.raise(Error::aborted("the communicator was finalized before its init was over"));
+                drop(start.join());
+                Ok(())
+            }
+            Home::Lent | Home::Closed => Ok(()),
         }
     }
 
     /// Runs `body` on the engine; an error that other ranks are part of ends the communicator.
     #[inline]
     fn with_engine<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
-        let Ok(mut home) = self.home.try_borrow_mut() else {
-            return Err(Error::invalid_usage("the communicator is in use by an outer call").at(self.world.rank));
-        };
+        let Ok(mut home) = self.home.try_borrow_mut() else { return Err(group::lent().at(self.world.rank)) };
+        if let Home::Starting(_) = &*home {
+            self.settle_start(&mut home);
+        }
         let Home::Ready(engine) = &mut *home else { return Err(unusable(&home).at(self.world.rank)) };
         if self.abort.is_raised() {
             return Err(self.fail(&mut home, None));
@@ -134,6 +146,59 @@ impl Communicator {
             Ok(value) => Ok(value),
             Err(error) => Err(self.settle(&mut home, error)),
         }
+    }
+
+    /// Runs `body` on the engine, also where the communicator has failed.
+    fn with_survivor<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
+        let Ok(mut home) = self.home.try_borrow_mut() else { return Err(group::lent().at(self.world.rank)) };
+        let (Home::Ready(engine) | Home::Failed(Some(engine), _)) = &mut *home else {
+            return Err(unusable(&home).at(self.world.rank));
+        };
+        body(engine).map_err(|error| error.during("shrink").at(self.world.rank))
+    }
+
+    /// Where a non-blocking init has ended: takes the engine, or its error.
+    #[cold]
+    fn settle_start(&self, home: &mut Home) {
+        if !matches!(home, Home::Starting(_)) {
+            return;
+        }
+        let Home::Starting(start) = std::mem::replace(home, Home::Closed) else { return };
+        *home = match init::poll_start(start) {
+            Err(start) => Home::Starting(start),
+            Ok(Ok(engine)) => Home::Ready(Box::new(engine)),
+            Ok(Err(error)) => Home::Failed(None, error.during("init").at(self.world.rank)),
+        };
+    }
+
+    /// Waits until a non-blocking init has ended; its own deadline bounds the wait.
+    fn await_start(&self) -> Result<()> {
+        let mut home = self.home.borrow_mut();
+        if let Home::Starting(start) = std::mem::replace(&mut *home, Home::Closed) {
+            let joined = start.join().unwrap_or_else(|_| Err(Error::internal("the thread of an init panicked")));
+            *home = Home::Ready(Box::new(joined.map_err(|error| error.during("init").at(self.world.rank))?));
+        }
+        Ok(())
+    }
+
+    /// Gives the engine away, to a thread that runs a group.
+    fn lend(&self) -> Result<Box<Engine>> {
+        self.with_engine(|_| Ok(()))?;
+        match self.home.replace(Home::Lent) {
+            Home::Ready(engine) => Ok(engine),
+            other => {
+                let error = unusable(&other);
+                self.home.replace(other);
+                Err(error.at(self.world.rank))
+            }
+        }
+    }
+
+    /// Takes the engine back, with what came of the group.
+    fn take_back(&self, engine: Box<Engine>, result: Result<()>) -> Result<()> {
+        let mut home = self.home.borrow_mut();
+        *home = Home::Ready(engine);
+        result.map_err(|error| self.settle(&mut home, error))
     }
 
     /// Whether `error` is the caller's own, before anything was sent, or the end of the communicator.
@@ -155,7 +220,7 @@ impl Communicator {
         if let Home::Ready(engine) = std::mem::replace(home, Home::Closed) {
             engine.publish_failure(&error);
             self.abort.raise(error.duplicate());
-            *home = Home::Failed(engine, error.duplicate());
+            *home = Home::Failed(Some(engine), error.duplicate());
         }
         error
     }
@@ -165,46 +230,27 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         match self.home.replace(Home::Closed) {
             // A rank that unwinds has not finished what the others wait for: dropping the bootstrap without goodbye says so.
-            Home::Ready(mut engine) | Home::Failed(mut engine, _) if !std::thread::panicking() => engine.leave(),
-            Home::Ready(_) | Home::Failed(..) | Home::Closed => {}
+            Home::Ready(mut engine) | Home::Failed(Some(mut engine), _) if !std::thread::panicking() => engine.leave(),
+            Home::Starting(start) => {
+                self.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
+                // The thread sees the flag at its next look; what it returns has no taker.
+                drop(start.join());
+            }
+            Home::Ready(_) | Home::Failed(..) | Home::Lent | Home::Closed => {}
         }
     }
-}
-
-/// Gathers what ranks must know of each other and builds the engine.
-fn assemble(bootstrap: Box<dyn Bootstrap>, mut settings: Settings, abort: &AbortFlag) -> Result<Engine> {
-    let world = bootstrap.world();
-    let wait = Wait::new(settings.init_timeout, abort);
-    let mine = PeerInfo {
-        rank: world.rank,
-        host: crate::transport::host_id(&settings.host_id)?,
-        process: crate::transport::process_token()?,
-        pid: std::process::id(),
-        settings: settings.fingerprint(),
-    };
-    let gathered = bootstrap.all_gather(&mine.encode(), &wait)?;
-    let mut peers = Vec::with_capacity(gathered.len());
-    for (rank, bytes) in world.ranks().zip(&gathered) {
-        peers.push(PeerInfo::decode(rank, bytes)?);
-    }
-    if let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) {
-        let message = format!(
-            "rank {} has other settings than this rank: RSCCL_ and NCCL_ variables and the Config must be equal on all ranks \
-             (compare `rsccl env` on both)",
-            other.rank
-        );
-        return Err(Error::mismatch(message).about(other.rank));
-    }
-    futex::register_barrier();
-    let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes);
-    settings.patience = Patience::new(fabric.my_host().len(), settings.awake);
-    Ok(Engine::new(bootstrap, fabric, settings, abort.clone()))
 }
 
 #[cold]
 fn unusable(home: &Home) -> Error {
     match home {
         Home::Failed(_, error) => error.duplicate(),
+        Home::Starting(_) => starting(),
+        Home::Lent => group::lent(),
         Home::Closed | Home::Ready(_) => Error::invalid_usage("the communicator was finalized"),
     }
+}
+
+fn starting() -> Error {
+    Error::new(Kind::InProgress, "the communicator is still being made: ask async_error() again")
 }

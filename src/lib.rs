@@ -18,6 +18,8 @@ pub mod tune;
 pub mod types;
 pub mod wire;
 
-pub use comm::{Communicator, local};
+pub use bootstrap::UniqueId;
+pub use comm::{Communicator, group, local};
+pub use config::Config;
 pub use error::{Error, Result};
 pub use types::{DataType, Element, ReduceOp};

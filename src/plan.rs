@@ -20,6 +20,23 @@
 //! A span's elements in a round start at `start + round * piece` (`Walk::Linear`) or
 //! `start + (round % depth) * piece` (`Walk::Cycle`).
 //!
+//!
+//! # What executors may rely on
+//! [`check::prove`] holds plans to this, so that executors need not ask:
+//! - Several sources, and `finish`, stand only in plans of collectives that reduce.
+//! - A span named `Input`, mine or a peer's, holds what its user put there: the owner's scalar has not been applied yet,
+//!   and is applied at every such read. What is named otherwise has been scaled. So that all ranks compute the same
+//!   bits, a scaled value is rounded to the element type before anything is added to it.
+//! - A target may be the very elements of a source; otherwise no target overlaps another operand.
+//! - A connection is named at most once among the sources and once among the targets of a combine.
+//! - Two lanes of a plan have two channels; a lane of one number has the same channel and rounds on all ranks, and may
+//!   have no steps on some.
+//! - Accesses that need an order get it from messages and flags alone, never from slots being given back: publishing a
+//!   slot and raising a flag release what the lane has read and written, taking and waiting acquire it.
+//! - When a rank begins a plan, all ranks have ended the plan before; a rank may end while peers still read its scratch,
+//!   but not while they touch its input or output.
+//! - A barrier over slots sends elements of scratch that nobody has written.
+//!
 //! # Flags
 //! Each rank owns [`FLAGS`] flags per lane that its mapped peers can read. `Signal` says "I have come to this step in this round";
 //! `Wait` waits until the peer has signalled the same flag in the same round. All ranks of a plan have the same rounds.

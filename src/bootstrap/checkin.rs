@@ -3,7 +3,7 @@
 //! | frame | from → to | payload |
 //! |-------|-----------|---------|
 //! | check-in | rank → root | version 2, rank 4, world 4, roots 4, root 4, time left in ms 4, address 23 |
-//! | welcome | root → rank | session 16, count 4, addresses of the ranks 1, 2, 4, … above |
+//! | welcome | root → rank | session 16, count 4, addresses of the rank's neighbours |
 //! | refusal | root → rank | kind 1, reason |
 //! | block | root → first rank of its block → root 0 | root 4, time left in ms 4, world 4, roots 4, count 4, addresses |
 //! | table | root 0 → first rank of a block → its root | session 16, count 4, addresses of all ranks |

@@ -1,7 +1,11 @@
-//! All-gather, broadcast and barrier in ⌈log₂ N⌉ rounds over anything that carries messages between pairs.
+//! All-gather, broadcast and barrier in ⌈log₃ N⌉ rounds over anything that carries messages between pairs.
 //!
-//! All three send to the rank 2ᵏ above and take from the rank 2ᵏ below, so a mesh needs only the connections of
-//! [`distances`]; who sends first is also who opens. `LocalBootstrap` and `NetBootstrap` both run this code.
+//! In round k a rank exchanges with the ranks 3ᵏ above and 3ᵏ below, so that what it knows of grows threefold around itself:
+//! Bruck's algorithm with radix 3, both directions of each connection in use. Against radix 2 this takes fewer rounds and
+//! fewer connections (7 per rank in place of 10 at 1,024 ranks), for any number of ranks. All three collectives need the
+//! connections of [`neighbours`] and no others. `LocalBootstrap` and `NetBootstrap` both run this code.
+
+use std::collections::VecDeque;
 
 use crate::bootstrap::inbox::Channel;
 use crate::bootstrap::{Child, MAX_GATHER_BYTES};
@@ -78,9 +82,61 @@ impl Group {
     }
 }
 
-/// 1, 2, 4, … below `size`: how far the neighbours of a rank are.
-pub(super) fn distances(size: u32) -> impl Iterator<Item = u32> {
-    (0..u32::BITS).map(|k| 1 << k).take_while(move |distance| *distance < size)
+/// One round of exchange. Before it a rank knows of the `reach` ranks above and the `reach` ranks below itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Round {
+    /// How far the two partners are: 2 × `reach` + 1.
+    pub(super) distance: u32,
+    reach: u32,
+    /// How many ranks further up it learns of, from the partner above.
+    up: u32,
+    /// How many ranks further down it learns of, from the partner below.
+    down: u32,
+}
+
+/// The rounds of a world of `size` ranks.
+pub(super) fn rounds(size: u32) -> impl Iterator<Item = Round> {
+    let distances = std::iter::successors(Some(1u32), |distance| distance.checked_mul(3));
+    distances.take_while(move |distance| *distance < size).map(move |distance| {
+        let unknown = size - distance;
+        let up = unknown.div_ceil(2).min(distance);
+        Round { distance, reach: distance / 2, up, down: (unknown - up).min(distance) }
+    })
+}
+
+impl Round {
+    /// Whether the rank `ahead` above is among those that the partner above tells of.
+    fn comes_from_above(self, ahead: u32) -> bool {
+        (self.reach + 1..=self.reach + self.up).contains(&ahead)
+    }
+
+    /// Whether the rank `ahead` above, which is `size - ahead` below, is among those that the partner below tells of.
+    fn comes_from_below(self, ahead: u32, size: u32) -> bool {
+        (self.reach + 1..=self.reach + self.down).contains(&(size - ahead))
+    }
+}
+
+/// A rank that one exchanges with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Neighbour {
+    pub(super) rank: Rank,
+    /// Whether I connect to it, or it to me; it has this the other way round.
+    pub(super) dial: bool,
+}
+
+/// Whom `me` exchanges with in a world of `size` ranks, each once.
+pub(super) fn neighbours(me: Rank, size: u32) -> Vec<Neighbour> {
+    let mut all: Vec<Neighbour> = Vec::new();
+    for Round { distance, .. } in rounds(size) {
+        let (above, below) = (me.after(distance, size), me.before(distance, size));
+        // Half-way round each is above the other: then the lower one connects.
+        for (rank, dial) in [(above, above != below || me < above), (below, false)] {
+            if all.iter().all(|other| other.rank != rank) {
+                all.push(Neighbour { rank, dial });
+            }
+        }
+    }
+    all
 }
 
 /// Which collective a message is of: its first byte, so that ranks that call different ones find out.
@@ -88,40 +144,56 @@ const ALL_GATHER: u8 = 1;
 const BROADCAST: u8 = 2;
 const BARRIER: u8 = 3;
 
-/// Bruck's all-gather: after round k a rank holds the blocks of the 2ᵏ⁺¹ ranks that end with itself.
+/// Every rank's bytes in rank order.
 pub(super) fn all_gather(mesh: &impl Mesh, group: &Group, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
     if mine.len() > MAX_GATHER_BYTES {
         let length = mine.len();
         return Err(Error::invalid_argument(format!("{length} bytes to gather; at most {MAX_GATHER_BYTES} per rank")));
     }
     let size = group.size();
-    let total = Rank::new(size).index();
-    // blocks[j] is of the rank j below me.
-    let mut blocks = vec![mine.to_vec()];
-    for distance in distances(size) {
-        let count = blocks.len().min(total - blocks.len());
-        let bytes = blocks[..count].iter().map(|block| block.len() + 4).sum::<usize>() + 1;
-        let mut message = Writer::with_capacity(bytes);
-        message.u8(ALL_GATHER);
-        for block in &blocks[..count] {
-            message.bytes(block);
+    // The blocks of the ranks around me, from the lowest to the highest; and how many of them are below me.
+    let mut known = VecDeque::from([mine.to_vec()]);
+    let mut below = 0;
+    for round in rounds(size) {
+        let (up, down) = (Rank::new(round.up).index(), Rank::new(round.down).index());
+        // Who is below learns upwards, of the lowest that I know; who is above learns downwards, of the highest.
+        mesh.put(group.below(round.distance), group.channel, &pack(known.range(..up)), wait)?;
+        if down > 0 {
+            mesh.put(group.above(round.distance), group.channel, &pack(known.range(known.len() - down..)), wait)?;
         }
-        mesh.put(group.above(distance), group.channel, message.as_slice(), wait)?;
-        let peer = group.below(distance);
-        let bytes = mesh.take(peer, group.channel, group, wait)?;
-        let mut reader = open(&bytes, ALL_GATHER, peer)?;
-        for _ in 0..count {
-            blocks.push(reader.bytes(MAX_GATHER_BYTES).map_err(|error| error.about(peer))?.to_vec());
+        let highest = take_blocks(mesh, group, group.above(round.distance), up, wait)?;
+        if down > 0 {
+            let lowest = take_blocks(mesh, group, group.below(round.distance), down, wait)?;
+            lowest.into_iter().rev().for_each(|block| known.push_front(block));
         }
-        reader.finish().map_err(|error| error.about(peer))?;
+        known.extend(highest);
+        below += round.down;
     }
-    blocks.reverse();
-    // blocks[i] is now of the rank total - 1 - i below me.
-    blocks.rotate_right(Rank::new(group.me).index() + 1);
+    // The first is of the rank `below` below me.
+    known.rotate_right(Rank::new(group.me).before(below, size).index());
+    Ok(known.into())
+}
+
+fn pack<'a>(blocks: impl Iterator<Item = &'a Vec<u8>> + Clone) -> Vec<u8> {
+    let bytes = blocks.clone().map(|block| block.len() + 4).sum::<usize>() + 1;
+    let mut message = Writer::with_capacity(bytes);
+    message.u8(ALL_GATHER);
+    for block in blocks {
+        message.bytes(block);
+    }
+    message.finish()
+}
+
+fn take_blocks(mesh: &impl Mesh, group: &Group, peer: Rank, count: usize, wait: &Wait) -> Result<Vec<Vec<u8>>> {
+    let bytes = mesh.take(peer, group.channel, group, wait)?;
+    let mut reader = open(&bytes, ALL_GATHER, peer)?;
+    let blocks = (0..count).map(|_| Ok(reader.bytes(MAX_GATHER_BYTES)?.to_vec())).collect::<Result<_>>();
+    let blocks = blocks.map_err(|error| error.about(peer))?;
+    reader.finish().map_err(|error| error.about(peer))?;
     Ok(blocks)
 }
 
-/// A binomial tree whose edges go up by powers of two from the root.
+/// The root's bytes. A rank takes them in the round of an all-gather in which it would learn of the root.
 pub(super) fn broadcast(mesh: &impl Mesh, group: &Group, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>> {
     let size = group.size();
     if root.get() >= size {
@@ -131,40 +203,58 @@ pub(super) fn broadcast(mesh: &impl Mesh, group: &Group, root: Rank, bytes: &[u8
         let length = bytes.len();
         return Err(Error::invalid_argument(format!("{length} bytes to broadcast; at most {MAX_GATHER_BYTES}")));
     }
-    let height = Rank::new(group.me).before(root.get(), size).get();
-    let own = |bytes: &[u8]| {
+    // How far above me the root is.
+    let ahead = root.before(group.me, size).get();
+    let mut message = (ahead == 0).then(|| {
         let mut message = Writer::with_capacity(bytes.len() + 5);
         message.u8(BROADCAST).u32(root.get()).raw(bytes);
         message.finish()
-    };
-    let message = if height == 0 {
-        own(bytes)
-    } else {
-        let peer = group.below(1 << height.ilog2());
-        let message = mesh.take(peer, group.channel, group, wait)?;
-        let mut reader = open(&message, BROADCAST, peer)?;
-        let theirs = reader.u32()?;
-        if theirs != root.get() {
-            return Err(Error::mismatch(format!(
-                "rank {peer} broadcasts from root {theirs}, this rank from root {root}"
-            ))
-            .about(peer));
+    });
+    for round in rounds(size) {
+        let (above, below) = (group.above(round.distance), group.below(round.distance));
+        match &message {
+            Some(message) => {
+                let ahead = Rank::new(ahead);
+                if round.comes_from_above(ahead.after(round.distance, size).get()) {
+                    mesh.put(below, group.channel, message, wait)?;
+                }
+                if round.comes_from_below(ahead.before(round.distance, size).get(), size) {
+                    mesh.put(above, group.channel, message, wait)?;
+                }
+            }
+            None if round.comes_from_above(ahead) => message = Some(take_broadcast(mesh, group, root, above, wait)?),
+            None if round.comes_from_below(ahead, size) => {
+                message = Some(take_broadcast(mesh, group, root, below, wait)?)
+            }
+            None => {}
         }
-        message
-    };
-    for distance in distances(size).filter(|distance| *distance > height && height + *distance < size) {
-        mesh.put(group.above(distance), group.channel, &message, wait)?;
     }
+    let message = message.ok_or_else(|| Error::internal("a broadcast that does not reach a rank"))?;
     Ok(message[5..].to_vec())
 }
 
-/// Dissemination: after round k a rank knows that the 2ᵏ⁺¹ ranks that end with itself have come.
+fn take_broadcast(mesh: &impl Mesh, group: &Group, root: Rank, peer: Rank, wait: &Wait) -> Result<Vec<u8>> {
+    let message = mesh.take(peer, group.channel, group, wait)?;
+    let theirs = open(&message, BROADCAST, peer)?.u32()?;
+    if theirs != root.get() {
+        let why = format!("rank {peer} broadcasts from root {theirs}, this rank from root {root}");
+        return Err(Error::mismatch(why).about(peer));
+    }
+    Ok(message)
+}
+
+/// An all-gather of nothing: who learns of a rank knows that it has come.
 pub(super) fn barrier(mesh: &impl Mesh, group: &Group, wait: &Wait) -> Result<()> {
-    for distance in distances(group.size()) {
-        mesh.put(group.above(distance), group.channel, &[BARRIER], wait)?;
-        let peer = group.below(distance);
-        let bytes = mesh.take(peer, group.channel, group, wait)?;
-        open(&bytes, BARRIER, peer)?.finish().map_err(|error| error.about(peer))?;
+    for round in rounds(group.size()) {
+        let (above, below) = (group.above(round.distance), group.below(round.distance));
+        mesh.put(below, group.channel, &[BARRIER], wait)?;
+        if round.down > 0 {
+            mesh.put(above, group.channel, &[BARRIER], wait)?;
+        }
+        for peer in [above, below].into_iter().take(if round.down > 0 { 2 } else { 1 }) {
+            let bytes = mesh.take(peer, group.channel, group, wait)?;
+            open(&bytes, BARRIER, peer)?.finish().map_err(|error| error.about(peer))?;
+        }
     }
     Ok(())
 }
@@ -277,12 +367,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_are_the_powers_of_two_below_the_size() {
-        assert_eq!(distances(1).count(), 0);
-        assert_eq!(distances(2).collect::<Vec<_>>(), [1]);
-        assert_eq!(distances(9).collect::<Vec<_>>(), [1, 2, 4, 8]);
-        assert_eq!(distances(1024).count(), 10);
-        assert_eq!(distances(u32::MAX).count(), 32);
+    fn rounds_are_few_and_learn_of_everyone_once() {
+        for size in (1..200).chain([242, 243, 244, 1000, 1024, MAX]) {
+            let mut known = 1;
+            let mut reach = 0;
+            for round in rounds(size) {
+                assert_eq!((round.distance, round.reach), (known, reach), "{size}");
+                assert!(round.up >= 1 && round.up - round.down <= 1 && round.up <= round.distance);
+                reach += round.up;
+                known += round.up + round.down;
+            }
+            assert_eq!(known, size);
+        }
+        assert_eq!((rounds(1).count(), rounds(3).count(), rounds(1024).count(), rounds(MAX).count()), (0, 1, 7, 21));
+    }
+
+    const MAX: u32 = u32::MAX;
+
+    #[test]
+    fn every_pair_of_neighbours_agrees_on_who_connects() {
+        for size in 1..100 {
+            for me in (0..size).map(Rank::new) {
+                for neighbour in neighbours(me, size) {
+                    assert_ne!(neighbour.rank, me);
+                    let theirs = neighbours(neighbour.rank, size);
+                    let back: Vec<_> = theirs.iter().filter(|other| other.rank == me).collect();
+                    assert_eq!(back.len(), 1, "{me} and {neighbour:?} of {size}");
+                    assert_ne!(back[0].dial, neighbour.dial, "{me} and {neighbour:?} of {size}");
+                }
+            }
+        }
+        assert_eq!(neighbours(Rank::new(0), 1024).len(), 14);
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! [`NetBootstrap`]: ranks anywhere, over TCP.
 //!
-//! Joining: each rank listens, checks in with its root and gets the addresses of the ranks 1, 2, 4, … above it; it connects to
-//! those, the ranks 1, 2, 4, … below connect to it, and one all-gather over these connections spreads all addresses. They
-//! stay open; a message for another rank opens one more when it is first needed. There is no thread: whoever waits moves the
+//! Joining: each rank listens, checks in with its root and gets the addresses of its neighbours, the ranks 1, 3, 9, … above and
+//! below it; it connects to those above, those below connect to it, and one all-gather over these connections spreads all
+//! addresses. They stay open; a message for another rank opens one more when it is first needed. There is no thread: whoever waits moves the
 //! bytes of all connections, and [`Bootstrap::poll`] moves them without waiting.
 //!
 //! The end of a connection without goodbye is a death. Deaths, goodbyes and published notes are told on over every connection
-//! that stands, each once, so that news reaches everyone in ⌈log₂ N⌉ hops even where some ranks are gone.
+//! that stands, each once, so that news reaches everyone in ⌈log₃ N⌉ hops even where some ranks are gone.
 
 mod board;
 mod join;
@@ -70,7 +70,7 @@ impl NetBootstrap {
         let world = World { rank, size };
         let bootstrap = NetBootstrap::open(world, key, joined.own, options, joined.poller)?;
         let named = |error: Error| error.at(rank).during("init");
-        bootstrap.connect_neighbours(collective::distances(size).zip(joined.welcome.addresses)).map_err(named)?;
+        bootstrap.connect_neighbours(joined.welcome.addresses.iter().copied());
         bootstrap.gather_addresses(wait).map_err(named)?;
         tracing::info!(
             target: "rsccl::bootstrap", %rank, size, id = format_args!("{:016x}", bootstrap.id()), interface = %bootstrap.interface,
@@ -95,18 +95,13 @@ impl NetBootstrap {
         })
     }
 
-    /// Begins to connect to the ranks at `neighbours` (distance and address); those below connect to us.
-    fn connect_neighbours(&self, neighbours: impl Iterator<Item = (u32, SocketAddr)>) -> Result<()> {
-        let World { rank, size } = self.world;
+    /// Begins to connect to the neighbours, which listen at `addresses`.
+    fn connect_neighbours(&self, addresses: impl Iterator<Item = SocketAddr>) {
         let mut board = self.board.borrow_mut();
-        for (distance, address) in neighbours {
-            let peer = rank.after(distance, size);
-            board.set_address(peer, address);
-            // Half-way round each is a neighbour of the other; one connection is enough.
-            let opposite = peer.after(distance, size) == rank;
-            if opposite && peer < rank { board.await_from(peer) } else { board.dial(peer) }
+        for (neighbour, address) in collective::neighbours(self.world.rank, self.world.size).iter().zip(addresses) {
+            board.set_address(neighbour.rank, address);
+            if neighbour.dial { board.dial(neighbour.rank) } else { board.await_from(neighbour.rank) }
         }
-        Ok(())
     }
 
     fn gather_addresses(&self, wait: &Wait) -> Result<()> {
@@ -205,8 +200,8 @@ impl NetBootstrap {
         for (rank, (_, address)) in world.ranks().zip(members) {
             child.board.borrow_mut().set_address(rank, *address);
         }
-        let distances = collective::distances(size);
-        child.connect_neighbours(distances.map(|d| (d, members[world.rank.after(d, size).index()].1)))?;
+        let neighbours = collective::neighbours(world.rank, size);
+        child.connect_neighbours(neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1));
         // Nobody returns before all connections stand, so that later a missing one means a dead rank.
         child.barrier(wait).map_err(|error| error.during("connecting the child"))?;
         Ok(collective::child(child, ranks))

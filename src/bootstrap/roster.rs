@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::checkin::{Block, CheckIn, Shape, Table, ranges};
-use crate::bootstrap::collective::distances;
+use crate::bootstrap::collective::neighbours;
 use crate::error::{Error, Kind, Result};
 use crate::types::Rank;
 
@@ -224,9 +224,10 @@ impl Known {
     }
 }
 
-/// What `rank` needs of a whole table: where the ranks 1, 2, 4, … above it listen.
+/// What `rank` needs of a whole table: where its neighbours listen.
 pub(super) fn welcome(table: &Table, rank: Rank) -> Table {
     let world = u32::try_from(table.addresses.len()).unwrap_or(u32::MAX);
-    let addresses = distances(world).map(|distance| table.addresses[rank.after(distance, world).index()]).collect();
+    let neighbours = neighbours(rank, world).into_iter();
+    let addresses = neighbours.map(|neighbour| table.addresses[neighbour.rank.index()]).collect();
     Table { session: table.session, addresses }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::error::{Error, Result};
 use crate::sys::{limits, poller};
@@ -30,6 +30,8 @@ pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
             // A fixed port must be free for the next job at once, whatever the kernel remembers of the last.
             socket.set_reuse_address(true)?;
         }
+        // Accepted sockets inherit these.
+        prepare(&socket)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         let bound = socket.local_addr()?.as_socket().unwrap_or(address);
@@ -44,14 +46,13 @@ pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
 /// The system's, where it fails at once.
 pub(crate) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    prepare(&socket)?;
     match socket.connect(&address.into()) {
         Ok(()) => {}
         Err(error) if poller::is_under_way(&error) => {}
         Err(error) => return Err(error),
     }
-    let stream = TcpStream::from(socket);
-    prepare(&stream)?;
-    Ok(stream)
+    Ok(socket.into())
 }
 
 /// Takes the next waiting connection; `None` where there is none.
@@ -62,9 +63,8 @@ pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
     loop {
         match listener.accept() {
             Ok((stream, from)) => {
-                if stream.set_nonblocking(true).and_then(|()| prepare(&stream)).is_ok() {
-                    return Ok(Some((stream, from)));
-                }
+                stream.set_nonblocking(true)?;
+                return Ok(Some((stream, from)));
             }
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock => return Ok(None),
@@ -75,11 +75,11 @@ pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
     }
 }
 
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
+fn prepare(socket: &Socket) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
     let keepalive =
         TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
-    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+    socket.set_tcp_keepalive(&keepalive)
 }
 
 /// The words for `error`, with the remedy where the limit of open files is reached.
@@ -102,7 +102,8 @@ mod tests {
         assert_ne!(address.port(), 0);
         assert!(accept(&listener).unwrap().is_none());
         let stream = connect(address).unwrap();
-        assert!(stream.nodelay().unwrap());
+        let accepted = std::iter::repeat_with(|| accept(&listener).unwrap()).flatten().next().unwrap().0;
+        assert!(stream.nodelay().unwrap() && accepted.nodelay().unwrap());
         let error = listen(address).unwrap_err().to_string();
         assert!(error.contains(&format!("listening at {address}")), "{error}");
     }

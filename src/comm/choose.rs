@@ -1,23 +1,22 @@
 //! Which path a call takes, and its plan.
 
-use crate::exec::{Call, CallCount};
 use crate::comm::Settings;
-use crate::error::Result;
-use crate::plan::{Count, Limits, Plan, Spec, Windows};
+use crate::error::{Error, Result};
+use crate::exec::{Call, CallCount};
+use crate::plan::{self, Count, Limits, Plan, Spec, Windows};
 use crate::sync::primitive::Arc;
-use crate::sync::ring::Shape;
 use crate::transport::{FLAT_BYTES, WINDOW_LANES};
-use crate::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
+use crate::types::{Algorithm, Collective, Elements, Filter, Protocol, Rank, World};
 
 /// How a call is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Path {
     /// By flat slots: small, inside one host.
     Flat,
-    /// By a plan that names windows.
-    Windows,
+    /// By a plan that names windows inside hosts.
+    Windows(Algorithm),
     /// By a plan over slots alone.
-    Slots,
+    Slots(Algorithm),
 }
 
 /// Chooses for one communicator.
@@ -25,22 +24,13 @@ pub(crate) enum Path {
 pub(crate) struct Chooser {
     world: World,
     hosts: Vec<Vec<Rank>>,
-    shape: Shape,
-    scratch_bytes: usize,
-    channels: u32,
+    settings: Settings,
     recent: Vec<Arc<Plan>>,
 }
 
 impl Chooser {
-    pub(crate) fn new(world: World, hosts: &[Vec<Rank>], shape: Shape, settings: &Settings) -> Chooser {
-        Chooser {
-            world,
-            hosts: hosts.to_vec(),
-            shape,
-            scratch_bytes: settings.sizes.scratch_bytes,
-            channels: settings.channels,
-            recent: Vec::new(),
-        }
+    pub(crate) fn new(world: World, hosts: &[Vec<Rank>], settings: &Settings) -> Chooser {
+        Chooser { world, hosts: hosts.to_vec(), settings: settings.clone(), recent: Vec::new() }
     }
 
     /// Whether all ranks are on one host and map each other's memory.
@@ -48,33 +38,83 @@ impl Chooser {
         self.hosts.len() == 1 && self.hosts[0].len() <= MOST_MAPPED && self.world.size > 1
     }
 
+    /// Whether there are several hosts with as many ranks each, more than one, that map each other's memory.
+    fn is_hierarchy(&self) -> bool {
+        let ranks = self.hosts[0].len();
+        self.hosts.len() > 1 && (2..=MOST_MAPPED).contains(&ranks) && self.hosts.iter().all(|host| host.len() == ranks)
+    }
+
     /// The path of `call`, the same on all ranks.
-    pub(crate) fn path(&self, call: &Call<'_>) -> Path {
-        if !self.maps_peers() {
-            return Path::Slots;
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
+    pub(crate) fn path(&self, call: &Call<'_>) -> Result<Path> {
+        let bytes = self.flat_bytes(call);
+        let direct = self.maps_peers() && self.settings.algorithms.allows(call.collective, Algorithm::Direct);
+        let low_latency = self.settings.protocols.allows(call.collective, Protocol::LowLatency);
+        if direct && low_latency && bytes.is_some_and(|bytes| bytes <= FLAT_BYTES) {
+            return Ok(Path::Flat);
         }
-        if self.flat_bytes(call).is_some_and(|bytes| bytes <= FLAT_BYTES) { Path::Flat } else { Path::Windows }
+        self.path_of_plans(call, direct)
+    }
+
+    fn path_of_plans(&self, call: &Call<'_>, direct: bool) -> Result<Path> {
+        if !self.settings.protocols.allows(call.collective, Protocol::Simple) {
+            return Err(Error::invalid_argument(format!(
+                "NCCL_PROTO leaves no protocol for this {}: on host memory LL serves up to {FLAT_BYTES} bytes inside one host, \
+                 Simple serves the rest",
+                call.collective
+            )));
+        }
+        if direct {
+            return Ok(Path::Windows(Algorithm::Direct));
+        }
+        let possible = plan::algorithms(call.collective);
+        if self.settings.reproducible && call.collective.reduces() {
+            let only = Filter::only(Algorithm::Direct).choose(call.collective, possible)?;
+            return Ok(Path::Slots(self.settings.algorithms.choose(call.collective, &only)?[0]));
+        }
+        let allowed = self.settings.algorithms.choose(call.collective, possible)?;
+        let favourite = self.favourite(call, &allowed);
+        let between_hosts = matches!(favourite, Algorithm::Ring | Algorithm::Tree);
+        if self.is_hierarchy() && between_hosts && call.collective != Collective::Barrier {
+            return Ok(Path::Windows(favourite));
+        }
+        Ok(Path::Slots(favourite))
+    }
+
+    /// The one of the allowed algorithms that suits the size: few hops for little, few bytes for much.
+    fn favourite(&self, call: &Call<'_>, allowed: &[Algorithm]) -> Algorithm {
+        let small = self.flat_bytes(call).is_some_and(|bytes| bytes <= SMALL_BYTES);
+        let pair = self.world.size <= 2;
+        let order: &[Algorithm] = match (small, pair) {
+            (true, true) => &[Algorithm::Direct, Algorithm::Pat, Algorithm::Tree, Algorithm::Ring],
+            (true, false) => &[Algorithm::Pat, Algorithm::Tree, Algorithm::Direct, Algorithm::Ring],
+            (false, _) => &[Algorithm::Ring, Algorithm::Tree, Algorithm::Pat, Algorithm::Direct],
+        };
+        let found = order.iter().copied().find(|algorithm| allowed.contains(algorithm));
+        found.or(allowed.first().copied()).unwrap_or(Algorithm::Direct)
     }
 
     /// The most bytes that any rank would write into a flat slot; `None` on overflow.
     fn flat_bytes(&self, call: &Call<'_>) -> Option<usize> {
         let ranks = u64::from(self.world.size);
-        let count = match &call.count {
-            CallCount::Each(count) => *count,
-            CallCount::PerRank(counts) => counts.iter().copied().max().unwrap_or(0),
-        };
-        let elements = match call.collective {
-            Collective::ReduceScatter | Collective::ReduceScatterV | Collective::AllToAll | Collective::Scatter => {
+        let elements = match (&call.count, call.collective) {
+            (CallCount::Each(count), Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter) => {
                 count.checked_mul(ranks)?
             }
-            _ => count,
+            (CallCount::Each(count), _) => *count,
+            (CallCount::PerRank(counts), Collective::ReduceScatterV) => {
+                counts.iter().try_fold(0u64, |sum, count| sum.checked_add(*count))?
+            }
+            (CallCount::PerRank(counts), _) => counts.iter().copied().max().unwrap_or(0),
         };
         usize::try_from(elements.checked_mul(u64::from(call.data_type.size()))?).ok()
     }
 
     /// The plan of `call`. The latest plans are kept.
-    pub(crate) fn plan(&mut self, call: &Call<'_>, windows: Windows) -> Result<Arc<Plan>> {
-        let spec = self.spec(call, windows);
+    pub(crate) fn plan(&mut self, call: &Call<'_>, algorithm: Algorithm, windows: Windows) -> Result<Arc<Plan>> {
+        let spec = self.spec(call, algorithm, windows);
         if let Some(known) = self.recent.iter().find(|plan| plan.spec == spec) {
             return Ok(Arc::clone(known));
         }
@@ -86,10 +126,16 @@ impl Chooser {
         Ok(plan)
     }
 
-    fn spec(&self, call: &Call<'_>, windows: Windows) -> Spec {
+    /// Windows of a plan for several hosts: users' buffers can be reached on one host and not on the other, scratch always.
+    pub(crate) fn windows_across_hosts(&self, met: Windows) -> Windows {
+        if self.hosts.len() > 1 { Windows::Scratch } else { met }
+    }
+
+    fn spec(&self, call: &Call<'_>, algorithm: Algorithm, windows: Windows) -> Spec {
         let size = u64::from(call.data_type.size());
         let mapped = windows != Windows::None;
-        let scratch_bytes = (if mapped { self.scratch_bytes } else { SMALL_SCRATCH }) as u64;
+        let sizes = &self.settings.sizes;
+        let scratch_bytes = (if mapped { sizes.scratch_bytes } else { SMALL_SCRATCH }) as u64;
         let lanes = u32::try_from(WINDOW_LANES).expect("a few");
         Spec {
             collective: call.collective,
@@ -100,22 +146,17 @@ impl Chooser {
                 CallCount::PerRank(counts) => Count::PerRank(counts.iter().copied().map(Elements).collect()),
             },
             in_place: call.in_place(self.world),
-            algorithm: self.algorithm(call, windows),
+            algorithm,
             protocol: Protocol::Simple,
             windows,
             hosts: self.hosts.clone(),
             limits: Limits {
-                slot: Elements(u64::from(self.shape.slot_bytes) / size),
-                slots: self.shape.slots,
+                slot: Elements(u64::from(sizes.shape.slot_bytes) / size),
+                slots: sizes.shape.slots,
                 scratch: Elements(scratch_bytes / size),
-                channels: if mapped { self.channels.min(lanes) } else { self.channels },
+                channels: if mapped { self.settings.channels.min(lanes) } else { self.settings.channels },
             },
         }
-    }
-
-    fn algorithm(&self, call: &Call<'_>, windows: Windows) -> Algorithm {
-        let direct = windows != Windows::None || crate::plan::algorithms(call.collective) == [Algorithm::Direct];
-        if direct { Algorithm::Direct } else { crate::plan::algorithms(call.collective)[0] }
     }
 }
 
@@ -123,5 +164,7 @@ impl Chooser {
 const MOST_MAPPED: usize = 64;
 /// Bytes of scratch of plans without windows: the tokens of a barrier.
 pub(crate) const SMALL_SCRATCH: usize = 4096;
+/// Up to here latency counts, from here bandwidth.
+const SMALL_BYTES: usize = 32 << 10;
 /// Plans that are kept.
 const RECENT_PLANS: usize = 32;

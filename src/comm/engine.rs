@@ -14,7 +14,7 @@ use crate::sync::primitive::Arc;
 use crate::sync::{AbortFlag, Wait};
 use crate::sys::memory::SharedMemory;
 use crate::transport::{Fabric, Need, Setup};
-use crate::types::{Collective, Rank, World};
+use crate::types::{Algorithm, Collective, Rank, World};
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
@@ -46,19 +46,18 @@ struct Counters {
 /// Borrows what every wait needs from the fields of an engine, leaving the other fields free.
 macro_rules! vigil {
     ($engine:ident, $operation:expr, $peer:expr) => {
-        Vigil::new((&*$engine.bootstrap, &mut $engine.news, &$engine.abort), $engine.settings.timeout, ($operation, $peer))
+        Vigil::new(
+            (&*$engine.bootstrap, &mut $engine.news, &$engine.abort),
+            $engine.settings.timeout,
+            ($operation, $peer),
+        )
     };
 }
 
 impl Engine {
-    pub(crate) fn new(
-        bootstrap: Box<dyn Bootstrap>,
-        fabric: Fabric,
-        settings: Settings,
-        abort: AbortFlag,
-    ) -> Engine {
+    pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, fabric: Fabric, settings: Settings, abort: AbortFlag) -> Engine {
         let world = bootstrap.world();
-        let chooser = Chooser::new(world, fabric.hosts(), fabric.shape(), &settings);
+        let chooser = Chooser::new(world, fabric.hosts(), &settings);
         let counters = Counters { collectives: 0, flag_base: 0, messages: vec![(0, 0); world.size as usize] };
         let (news, flat, scratch) = (News::default(), Flat::default(), Box::new([0; SMALL_SCRATCH]));
         Engine { world, settings, bootstrap, fabric, news, abort, chooser, flat, counters, scratch }
@@ -88,11 +87,11 @@ impl Engine {
         if self.world.size == 1 {
             return host::run_alone(call, self.world, &kernel);
         }
-        match self.chooser.path(call) {
+        match self.chooser.path(call)? {
             Path::Flat => self.run_flat(call, operation, &kernel),
-            Path::Windows => self.run_windows(call, operation, kernel),
-            Path::Slots => {
-                let plan = self.chooser.plan(call, Windows::None)?;
+            Path::Windows(algorithm) => self.run_windows(call, operation, (kernel, algorithm)),
+            Path::Slots(algorithm) => {
+                let plan = self.chooser.plan(call, algorithm, Windows::None)?;
                 self.run_plan((&plan, None), call, operation, kernel)
             }
         }
@@ -107,7 +106,12 @@ impl Engine {
         host::run_flat((windows, &mut self.flat), (call, operation), (self.world, kernel), &mut idle)
     }
 
-    fn run_windows(&mut self, call: &Call<'_>, operation: &Operation, kernel: Kernel) -> Result<()> {
+    fn run_windows(
+        &mut self,
+        call: &Call<'_>,
+        operation: &Operation,
+        (kernel, algorithm): (Kernel, Algorithm),
+    ) -> Result<()> {
         self.open_windows(operation)?;
         let windows = self.fabric.share_windows().ok_or_else(no_windows)?;
         let mut visit = Visit::open(&windows, call, operation);
@@ -115,7 +119,7 @@ impl Engine {
         let mut idle = Idle { patience: self.settings.patience, watch: &mut vigil };
         let met = visit.meet(&mut self.flat, (call, operation), self.world, &mut idle);
         let result = met.and_then(|kind| {
-            let plan = self.chooser.plan(call, kind)?;
+            let plan = self.chooser.plan(call, algorithm, self.chooser.windows_across_hosts(kind))?;
             self.run_plan((&plan, Some(&mut visit)), call, operation, kernel)
         });
         if let Err(error) = &result {
@@ -236,6 +240,11 @@ impl Engine {
         self.fabric.open_windows(&mut setup)
     }
 
+    /// Maps the memory of the ranks of my host now and not at the first call.
+    pub(crate) fn connect_early(&mut self) -> Result<()> {
+        if self.chooser.maps_peers() { self.open_windows_now(None) } else { Ok(()) }
+    }
+
     /// Lets the ranks of my host work in `memory`. Collective over the communicator; ranks of other hosts do the same among themselves.
     pub(crate) fn register(&mut self, memory: &Arc<SharedMemory>) -> Result<()> {
         if !self.chooser.maps_peers() {
@@ -246,6 +255,19 @@ impl Engine {
         let mut vigil = vigil!(self, None, None);
         let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil };
         self.fabric.register(memory, &mut setup)
+    }
+
+    /// The flag that every wait of this engine looks at.
+    pub(crate) fn abort_flag(&self) -> &AbortFlag {
+        &self.abort
+    }
+
+    /// One line that says who meets whom how.
+    pub(crate) fn log_placement(&self, name: &str) {
+        let (rank, size) = (self.world.rank, self.world.size);
+        let (local, hosts) = (self.fabric.my_host().len(), self.fabric.hosts().len());
+        let id = self.bootstrap.id();
+        crate::log::info!(Init @ rank, "comm {id:016x} {name} rank {rank} nranks {size} localRanks {local} nNodes {hosts}");
     }
 
     /// A wait of the communicator's time-out that begins now.

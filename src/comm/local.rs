@@ -1,9 +1,10 @@
 //! Ranks as threads of this process.
 
-use crate::bootstrap::LocalBootstrap;
+use crate::bootstrap::{Bootstrap, LocalBootstrap};
 use crate::comm::{Communicator, Settings};
-use crate::error::{Error, Kind, Result};
-use crate::sync::AbortFlag;
+use crate::config::Config;
+use crate::error::{Kind, Result};
+use crate::sys::thread;
 
 /// Runs `body` on `ranks` threads, each with its rank's communicator, and returns what they return in rank order.
 ///
@@ -27,38 +28,25 @@ use crate::sync::AbortFlag;
 /// # Ok::<(), rsccl::Error>(())
 /// ```
 pub fn run<T: Send>(ranks: u32, body: impl Fn(Communicator) -> Result<T> + Sync) -> Result<Vec<T>> {
-    run_with(ranks, &Settings::default(), body)
+    run_with(ranks, &Config::default(), body)
 }
 
-pub(crate) fn run_with<T: Send>(
+/// [`run`] with a configuration, over which the environment is laid.
+///
+/// # Errors
+/// As [`run`]; and for a variable with a bad value.
+pub fn run_with<T: Send>(
     ranks: u32,
-    settings: &Settings,
+    config: &Config,
     body: impl Fn(Communicator) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    if ranks == 0 {
-        return Err(Error::invalid_argument("a world of 0 ranks: give at least 1"));
-    }
-    let body = &body;
-    let bootstraps = LocalBootstrap::world(ranks)?;
-    let results: Vec<Result<T>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = bootstraps
-            .into_iter()
-            .enumerate()
-            .map(|(rank, bootstrap)| {
-                let settings = settings.clone();
-                let start = move || body(Communicator::over(Box::new(bootstrap), settings, AbortFlag::new())?);
-                let thread = std::thread::Builder::new().name(format!("rank {rank}")).spawn_scoped(scope, start);
-                thread.map_err(|error| Error::system(format!("starting the thread of rank {rank}"), error))
-            })
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| match thread?.join() {
-                Ok(result) => result,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
-            .collect()
-    });
+    let config = config.clone().resolve()?;
+    crate::log::install(&config)?;
+    let settings = Settings { blocking: true, ..Settings::read(&config)? };
+    let results = thread::side_by_side("rank", LocalBootstrap::world(ranks)?, |bootstrap| {
+        let world = bootstrap.world();
+        body(Communicator::start(world, settings.clone(), move |_, _| Ok(Box::new(bootstrap)))?)
+    })?;
     collect(results)
 }
 

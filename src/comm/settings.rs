@@ -1,20 +1,29 @@
-//! What the engine needs of the configuration, resolved.
+//! What the engine needs of the configuration, read and checked once.
 
 use std::time::Duration;
 
+use crate::bootstrap::interface::{Family, Rules};
+use crate::bootstrap::{Options, Secret};
+use crate::config::{Config, SocketFamily};
+use crate::error::{Error, Result};
 use crate::sync::Patience;
 use crate::sync::ring::Shape;
 use crate::transport::{Policy, Sizes, SocketOptions};
+use crate::types::{Algorithm, Filter, Protocol};
 
-/// What the engine needs of the configuration, resolved.
+/// What the engine needs of the configuration, read and checked once.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
+    /// The communicator's name in logs.
+    pub(crate) name: String,
+    /// Whether init, split and shrink return at once.
+    pub(crate) blocking: bool,
     /// How long an operation may wait.
     pub(crate) timeout: Duration,
     /// How long init, split and shrink may wait.
     pub(crate) init_timeout: Duration,
-    /// Mixed into the host's id: ranks with different ones are on different hosts.
-    pub(crate) host_id: String,
+    /// What stands for the host's name and boot id, where the user says so.
+    pub(crate) host_id: Option<String>,
     /// How long a wait stays awake before it parks.
     pub(crate) awake: Duration,
     /// How patient waits are, once the ranks of the host are known.
@@ -29,34 +38,95 @@ pub(crate) struct Settings {
     pub(crate) streaming_bytes: u64,
     /// Channels that plans may use.
     pub(crate) channels: u32,
+    /// Which algorithms may be chosen.
+    pub(crate) algorithms: Filter<Algorithm>,
+    /// Which protocols may be chosen.
+    pub(crate) protocols: Filter<Protocol>,
+    /// Whether windows wait for their first use.
+    pub(crate) connect_late: bool,
 }
 
 impl Settings {
+    /// Reads `config`, which has been resolved.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] that names the variable.
+    pub(crate) fn read(config: &Config) -> Result<Settings> {
+        let algorithms =
+            Filter::parse(config.algo.as_deref().unwrap_or("")).map_err(|error| error.during("reading NCCL_ALGO"))?;
+        let protocols =
+            Filter::parse(config.proto.as_deref().unwrap_or("")).map_err(|error| error.during("reading NCCL_PROTO"))?;
+        let buffer_bytes = config.buffer_bytes.unwrap_or(DEFAULT_BUFFER_BYTES);
+        let slot_bytes = u32::try_from(buffer_bytes / u64::from(SLOTS)).unwrap_or(u32::MAX) / 64 * 64;
+        let least = config.min_channels.unwrap_or(1);
+        let sockets = SocketOptions {
+            sockets: config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1),
+            send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
+            receive_buffer_bytes: config.socket_receive_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
+        };
+        let scratch_bytes = usize::try_from(config.scratch_bytes)
+            .map_err(|_| Error::invalid_argument("RSCCL_SCRATCH_BYTES does not fit the address space"))?;
+        Ok(Settings {
+            name: config.name.clone(),
+            blocking: config.blocking,
+            timeout: config.timeout,
+            init_timeout: config.init_timeout,
+            host_id: config.host_id.clone(),
+            awake: config.spin,
+            patience: Patience::new(1, config.spin),
+            policy: Policy { no_local: config.p2p_disable, no_shm: config.shm_disable },
+            sizes: Sizes { shape: Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }, scratch_bytes, sockets },
+            reproducible: config.reproducible,
+            streaming_bytes: STREAMING_BYTES,
+            channels: config.max_channels.unwrap_or(DEFAULT_CHANNELS.max(least)).clamp(1, MOST_CHANNELS),
+            algorithms,
+            protocols,
+            connect_late: config.runtime_connect,
+        })
+    }
+
     /// A number that is equal on two ranks whose settings fit together.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let text = format!("{:?} {:?} {:?} {}", self.policy, self.sizes, self.reproducible, self.channels);
+        let text = format!(
+            "{:?} {:?} {:?} {} {:?} {:?}",
+            self.policy, self.sizes, self.reproducible, self.channels, self.algorithms, self.protocols
+        );
         let hash = blake3::hash(text.as_bytes());
         u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
     }
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
-            timeout: Duration::from_secs(600),
-            init_timeout: Duration::from_secs(120),
-            host_id: String::new(),
-            awake: Duration::from_millis(1),
-            patience: Patience::new(1, Duration::from_millis(1)),
-            policy: Policy::default(),
-            sizes: Sizes {
-                shape: Shape { slots: 8, slot_bytes: 128 << 10 },
-                scratch_bytes: 4 << 20,
-                sockets: SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None },
-            },
-            reproducible: false,
-            streaming_bytes: 8 << 20,
-            channels: 2,
-        }
-    }
+/// What the bootstrap needs of `config`, which has been resolved.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidArgument`] that names the variable.
+pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
+    let interfaces = match &config.socket_interfaces {
+        Some(text) => text.parse().map_err(|error: Error| error.during("reading NCCL_SOCKET_IFNAME"))?,
+        None => Rules::default(),
+    };
+    Ok(Options {
+        comm_id: config.comm_id.clone(),
+        secret: config.secret.as_ref().map(|secret| Secret::new(secret.expose())).transpose()?,
+        interfaces,
+        family: match config.socket_family {
+            None => Family::Any,
+            Some(SocketFamily::Inet) => Family::V4,
+            Some(SocketFamily::Inet6) => Family::V6,
+        },
+        retry_count: config.socket_retries,
+        retry_sleep: config.socket_retry_sleep,
+        check_in_timeout: config.init_timeout,
+        ..Options::default()
+    })
 }
+
+/// Slots of a ring.
+const SLOTS: u32 = 8;
+/// Bytes of a ring's slots together: they stay in the second-level cache.
+const DEFAULT_BUFFER_BYTES: u64 = 1 << 20;
+/// Two: the two trees of a double tree.
+const DEFAULT_CHANNELS: u32 = 2;
+const MOST_CHANNELS: u32 = 64;
+/// Output from here on would drive everything else out of the caches.
+const STREAMING_BYTES: u64 = 8 << 20;

@@ -1,13 +1,17 @@
 //! Transports forced on threads: every path of set-up without processes.
 
-use crate::comm::{Settings, local};
+use crate::comm::local;
+use crate::config::Config;
 use crate::transport::Policy;
 use crate::types::ReduceOp;
 
 fn sums(policy: Policy, ranks: u32) {
-    let settings = Settings { policy, timeout: std::time::Duration::from_secs(20), ..Settings::default() };
+    let config = Config::default()
+        .with_p2p_disable(policy.no_local)
+        .with_shm_disable(policy.no_shm)
+        .with_timeout(std::time::Duration::from_secs(20));
     for count in [0usize, 1, 5, 5000, 100_003, 1_000_001] {
-        local::run_with(ranks, &settings, |comm| {
+        local::run_with(ranks, &config, |comm| {
             let n = comm.size() as usize;
             let send: Vec<f32> = (0..count).map(|i| (i % 13 + comm.world.rank.index()) as f32).collect();
             let mut recv = vec![0f32; count];

@@ -25,8 +25,7 @@ pub fn run_alone(call: &Call<'_>, world: World, kernel: &Kernel) -> Result<()> {
     if count == 0 || (source == target.cast_const() && kernel.is_copy(1, true)) {
         return Ok(());
     }
-    let pass =
-        Pass { sources: &[source], raw: 1, targets: &[target], count, finish: true, store: Store::Cached };
+    let pass = Pass { sources: &[source], raw: 1, targets: &[target], count, finish: true, store: Store::Cached };
     // SAFETY: the engine has checked that both buffers have `count` elements; `Buffers` vouches for them.
     unsafe { kernel.run(&pass) };
     Ok(())
@@ -174,7 +173,8 @@ pub(crate) fn run_plan(
     };
     let (_, output) = call.lengths(world)?;
     let streams = output.0 * u64::from(call.data_type.size()) >= surroundings.streaming_bytes;
-    let scratch = surroundings.windows.map_or(surroundings.scratch.as_mut_ptr(), |windows| windows.mine().scratch().as_ptr());
+    let scratch =
+        surroundings.windows.map_or(surroundings.scratch.as_mut_ptr(), |windows| windows.mine().scratch().as_ptr());
     let setting = Setting {
         kernel: surroundings.kernel,
         memory: Memory { input: call.buffers.input, output: call.buffers.output },

@@ -106,7 +106,8 @@ impl<'a> Message<'a> {
     }
 
     fn bytes(&self) -> usize {
-        let bytes = self.count.checked_mul(u64::from(self.data_type.size())).and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes =
+            self.count.checked_mul(u64::from(self.data_type.size())).and_then(|bytes| usize::try_from(bytes).ok());
         bytes.expect("checked before the message runs")
     }
 }

@@ -132,8 +132,8 @@ impl Spec {
             Count::Each(count) => count.0.checked_mul(u64::from(self.world.size)),
             Count::PerRank(counts) => counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(count.0)),
         };
-        // Twice: places are computed before they are cut back to the block.
-        match total.and_then(|total| total.checked_mul(2)) {
+        // Places are computed before they are cut back to the block: a start, a block and a piece.
+        match total.and_then(|total| total.checked_mul(4)) {
             Some(_) => Ok(()),
             None => refuse(format!("the elements of {} ranks are more than can be counted", self.world.size)),
         }

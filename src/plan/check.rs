@@ -23,7 +23,9 @@
 mod ask;
 mod machine;
 mod memory;
+mod store;
 mod value;
+mod verdict;
 
 use std::fmt;
 

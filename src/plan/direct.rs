@@ -13,6 +13,9 @@ const DEPTH: u32 = 4;
 /// The turn before.
 const FREE: u8 = 3;
 
+/// A piece that is staged has at most so many elements: it is read from a cache while it is there.
+const CACHED_PIECE: u64 = 1 << 15;
+
 const READY: u8 = 0;
 const DONE: u8 = 1;
 
@@ -26,7 +29,8 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
         Collective::Gather => peers.min(1),
         _ => peers,
     };
-    let piece = site.piece(longest, regions, DEPTH, false)?;
+    let wanted = if staged { longest.min(Elements(CACHED_PIECE)) } else { longest };
+    let piece = site.piece(wanted, regions, DEPTH, false)?;
     let direct = Direct { site, staged, piece, rounds: rounds(longest, piece)? };
     let mut draft = Draft::default();
     match site.spec.collective {

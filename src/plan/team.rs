@@ -31,6 +31,9 @@ const ONE_SHOT: u64 = 8192;
 /// A piece that is pipelined over several hops has at least so many elements, where the block has.
 const LEAST_PIECE: u64 = 1024;
 
+/// A piece that is staged has at most so many elements: it is read from a cache while it is there.
+const CACHED_PIECE: u64 = 1 << 15;
+
 /// Pieces under way for each hop of a pipeline.
 const PIECES_PER_HOP: usize = 2;
 
@@ -185,7 +188,8 @@ impl<'a> Team<'a> {
         } else {
             DEPTH + u32::from(self.way_down(self.node.greatest_lag))
         };
-        let wanted = Elements(longest.0.div_ceil(self.pieces_under_way()).max(LEAST_PIECE).min(longest.0));
+        let most = if self.staged() { CACHED_PIECE } else { u64::MAX };
+        let wanted = Elements(longest.0.div_ceil(self.pieces_under_way()).max(LEAST_PIECE).min(longest.0).min(most));
         let piece = self.site.piece(wanted, contributions + results, depth, self.groups.len() > 1)?;
         Ok(Shape { piece, rounds: rounds(longest, piece)?, depth, contributions })
     }

@@ -14,3 +14,30 @@ pub fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 's
         .spawn(body)
         .map_err(|error| Error::system(format!("starting the thread {name}"), error))
 }
+
+/// Runs `body` on each of `work`, each on a thread of its own, and returns what they return, in order.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where the system has no thread left; what has begun is waited for.
+///
+/// # Panics
+/// Where `body` does.
+pub fn side_by_side<W: Send, R: Send>(name: &str, work: Vec<W>, body: impl Fn(W) -> R + Sync) -> Result<Vec<R>> {
+    let body = &body;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = work
+            .into_iter()
+            .enumerate()
+            .map(|(number, work)| {
+                let builder = std::thread::Builder::new().name(format!("{name} {number}"));
+                let started = builder.spawn_scoped(scope, move || body(work));
+                started.map_err(|error| Error::system(format!("starting the thread {name} {number}"), error))
+            })
+            .collect();
+        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, R>>| match thread?.join() {
+            Ok(result) => Ok(result),
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        threads.into_iter().map(join).collect()
+    })
+}

@@ -4,18 +4,19 @@ use crate::error::Result;
 use crate::sync::primitive::OnceLock;
 use crate::sys::{host, random};
 
-/// A number that is equal on two ranks that can share memory: a hash of host name, boot, network namespace (shared memory is
-/// handed over by sockets that end there) and `NCCL_HOSTID`.
+/// A number that is equal on two ranks that can share memory: a hash of the host's name and boot, or of `NCCL_HOSTID` in their place,
+/// and of the network namespace, since shared memory is handed over by sockets that end there.
 ///
 /// # Errors
 /// [`crate::error::Kind::System`] where the system has no host name.
-pub fn host_id(extra: &str) -> Result<u64> {
+pub fn host_id(chosen: Option<&str>) -> Result<u64> {
     let mut hasher = blake3::Hasher::new();
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    let boot = host::boot_id().unwrap_or_default();
-    for part in
-        [host::hostname()?.as_bytes(), boot.as_bytes(), namespace.as_os_str().as_encoded_bytes(), extra.as_bytes()]
-    {
+    let (name, boot) = match chosen {
+        Some(chosen) => (chosen.to_owned(), String::new()),
+        None => (host::hostname()?, host::boot_id().unwrap_or_default()),
+    };
+    for part in [name.as_bytes(), boot.as_bytes(), namespace.as_os_str().as_encoded_bytes()] {
         hasher.update(&(part.len() as u64).to_le_bytes());
         hasher.update(part);
     }
@@ -41,9 +42,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_id_is_stable_and_an_extra_sets_hosts_apart() {
-        assert_eq!(host_id("").unwrap(), host_id("").unwrap());
-        assert_ne!(host_id("").unwrap(), host_id("rack 2").unwrap());
+    fn a_host_id_is_stable_and_a_chosen_one_sets_hosts_apart() {
+        assert_eq!(host_id(None).unwrap(), host_id(None).unwrap());
+        assert_ne!(host_id(None).unwrap(), host_id(Some("rack 2")).unwrap());
         assert_eq!(process_token().unwrap(), process_token().unwrap());
     }
 }

@@ -95,7 +95,7 @@ const MAX_FRAME_BYTES: usize = 1 << 30;
 const REFUSED_TRIES: u32 = 3;
 
 /// How long a connection that the peer is to make is waited for.
-const AWAITED_PATIENCE: Duration = Duration::from_secs(2);
+const AWAITED_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The most bytes that wait for a peer before news are no longer told to it.
 const MAX_NEWS_BACKLOG_BYTES: usize = 4 << 20;

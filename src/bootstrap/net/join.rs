@@ -246,7 +246,7 @@ impl Desk<'_> {
         match outcome {
             Ok(()) => self.tell_poller(place)?,
             Err(end) => {
-                let outcome = self.visits[place].failed(&end, self.options, now);
+                let outcome = self.visits.get_mut(place).map_or(Ok(()), |visit| visit.failed(&end, self.options, now));
                 self.settle(place, outcome)?;
             }
         }
@@ -254,7 +254,8 @@ impl Desk<'_> {
     }
 
     fn tell_poller(&mut self, place: usize) -> Result<()> {
-        if let Some(link) = &mut self.visits[place].link {
+        // The visit to root 0 may have ended meanwhile.
+        if let Some(link) = self.visits.get_mut(place).and_then(|visit| visit.link.as_mut()) {
             let wanted = link.interest();
             if wanted != link.told {
                 self.poller.modify(link.fd(), token(place), wanted)?;
@@ -267,7 +268,7 @@ impl Desk<'_> {
     fn frame(&mut self, place: usize, frame: &Frame) -> Result<Option<Table>> {
         match (place, frame.kind) {
             (0, checkin::WELCOME) => {
-                let expected = collective::distances(self.shape.world).count();
+                let expected = collective::neighbours(self.rank, self.shape.world).len();
                 Table::decode(&frame.payload, expected).map(Some)
             }
             (0, checkin::REFUSAL) => Err(checkin::decode_refusal(&frame.payload)),

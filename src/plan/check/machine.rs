@@ -3,62 +3,49 @@
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use super::memory::{Clock, Conflict, Memory, Stamp};
+use super::memory::{Clock, Conflict, Stamp};
+use super::store::Store;
 use super::value::{Strip, Value, side_by_side};
-use super::{Flaw, Proof, ask};
+use super::{Flaw, Proof};
 use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Span, Spec, Windows};
-use crate::types::{Algorithm, Collective, Rank};
-
-/// Waiting lanes that a report of a deadlock names.
-const NAMED_WAITS: usize = 8;
+use crate::types::{Collective, Rank};
 
 /// A lane at work.
-struct Worker {
-    rank: Rank,
+pub(super) struct Worker {
+    pub(super) rank: Rank,
     lane: usize,
     turn: u64,
     step: usize,
     /// The round of the step under way, or of the next.
     round: u32,
-    clock: Clock,
+    pub(super) clock: Clock,
     /// Step and round of each moment.
     log: Vec<(usize, u32)>,
 }
 
-/// The memory of a rank.
-struct Store {
-    /// Input and output, or the one buffer that is both.
-    users: [Memory; 2],
-    scratch: Memory,
-    /// Which buffer, and where in it.
-    input: (usize, u64),
-    output: (usize, u64),
-    sizes: (u64, u64),
-}
-
-struct Message {
+pub(super) struct Message {
     content: Vec<Strip>,
     clock: Rc<Clock>,
 }
 
 /// What a step cannot go on without.
-enum Need {
+pub(super) enum Need {
     Message(Rank),
     Slot(Rank),
     Flag(Rank, u8),
 }
 
-type Connection = (Rank, Rank, u8);
+pub(super) type Connection = (Rank, Rank, u8);
 
 pub(super) struct Machine<'a> {
-    plans: &'a [Plan],
-    workers: Vec<Worker>,
-    stores: Vec<Store>,
-    connections: HashMap<Connection, VecDeque<Message>>,
+    pub(super) plans: &'a [Plan],
+    pub(super) workers: Vec<Worker>,
+    pub(super) stores: Vec<Store>,
+    pub(super) connections: HashMap<Connection, VecDeque<Message>>,
     flags: HashMap<(Rank, usize, u8), Vec<Rc<Clock>>>,
     /// The host of each rank.
     hosts: Vec<usize>,
-    proof: Proof,
+    pub(super) proof: Proof,
 }
 
 impl<'a> Machine<'a> {
@@ -89,7 +76,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn spec(&self) -> &'a Spec {
+    pub(super) fn spec(&self) -> &'a Spec {
         &self.plans[0].spec
     }
 
@@ -139,7 +126,7 @@ impl<'a> Machine<'a> {
     }
 
     /// The next step of a lane and its round, past those that are not run.
-    fn next(&mut self, worker: usize) -> Option<(usize, u32)> {
+    pub(super) fn next(&mut self, worker: usize) -> Option<(usize, u32)> {
         let lane = self.lane(worker);
         let turns = u64::from(lane.rounds) + u64::from(lane.greatest_lag());
         let at = &mut self.workers[worker];
@@ -160,7 +147,7 @@ impl<'a> Machine<'a> {
     }
 
     /// What the next step of a lane waits for.
-    fn need(&self, worker: usize, round: u32) -> Result<Option<Need>, Flaw> {
+    pub(super) fn need(&self, worker: usize, round: u32) -> Result<Option<Need>, Flaw> {
         let lane = self.lane(worker);
         let Worker { rank: me, lane: number, step, .. } = &self.workers[worker];
         let queued = |from: Rank, to: Rank| self.connections.get(&(from, to, lane.channel)).map_or(0, VecDeque::len);
@@ -406,7 +393,7 @@ impl<'a> Machine<'a> {
         Flaw::new(format!("{} {}", self.describe((worker, (step, round))), text.as_ref()))
     }
 
-    fn describe(&self, (worker, (step, round)): (usize, (usize, u32))) -> String {
+    pub(super) fn describe(&self, (worker, (step, round)): (usize, (usize, u32))) -> String {
         let Worker { rank, lane, .. } = &self.workers[worker];
         format!("rank {rank} lane {lane} step {step} round {round}")
     }
@@ -427,7 +414,7 @@ impl<'a> Machine<'a> {
         self.flaw(worker, text)
     }
 
-    fn whose(&self, stamp: Stamp) -> String {
+    pub(super) fn whose(&self, stamp: Stamp) -> String {
         match self.workers.get(stamp.thread) {
             None => format!("the caller of rank {}", stamp.thread - self.workers.len()),
             Some(worker) => {
@@ -436,143 +423,10 @@ impl<'a> Machine<'a> {
             }
         }
     }
-
-    /// Whether every lane has come to its end; names those that wait.
-    fn all_done(&mut self) -> Result<(), Flaw> {
-        let mut waits = Vec::new();
-        for worker in 0..self.workers.len() {
-            let Some((step, round)) = self.next(worker) else { continue };
-            let for_what = match self.need(worker, round)? {
-                Some(Need::Message(from)) => format!("for a message of rank {from}"),
-                Some(Need::Slot(to)) => format!("for rank {to} to free a slot"),
-                Some(Need::Flag(peer, flag)) => format!("for flag {flag} of rank {peer}"),
-                None => "for nothing".to_owned(),
-            };
-            waits.push(format!("{} waits {for_what}", self.describe((worker, (step, round)))));
-        }
-        if waits.is_empty() {
-            return Ok(());
-        }
-        let more = waits.len().saturating_sub(NAMED_WAITS);
-        waits.truncate(NAMED_WAITS);
-        let tail = if more > 0 { format!("; and {more} more") } else { String::new() };
-        Err(Flaw::new(format!("deadlock: {}{tail}", waits.join("; "))))
-    }
-
-    /// Looks at what is left when all lanes have ended.
-    pub(super) fn settle(mut self) -> Result<Proof, Flaw> {
-        let left = self.connections.iter().filter(|(_, queue)| !queue.is_empty()).map(|(connection, _)| *connection);
-        if let Some((from, to, channel)) = left.min() {
-            return Err(Flaw::new(format!("rank {to} leaves a message of rank {from} on channel {channel}")));
-        }
-        for rank in self.spec().world.ranks() {
-            self.settle_rank(rank)?;
-        }
-        Ok(self.proof)
-    }
-
-    fn settle_rank(&mut self, rank: Rank) -> Result<(), Flaw> {
-        let spec = self.spec();
-        let mut clock = vec![0; self.plans.len() * (self.plans[0].lanes.len() + 1)];
-        let callers = self.workers.len()..clock.len();
-        clock[self.workers.len() + rank.index()] = 1;
-        self.workers.iter().filter(|worker| worker.rank == rank).for_each(|worker| join(&mut clock, &worker.clock));
-        if spec.collective == Collective::Barrier {
-            let missed = callers.clone().find(|caller| clock[*caller] == 0);
-            let text = |caller: usize| format!("rank {rank} leaves before rank {} has come", caller - callers.start);
-            return missed.map_or(Ok(()), |caller| Err(Flaw::new(text(caller))));
-        }
-        for area in 0..2 {
-            let memory = &mut self.stores[rank.index()].users[area];
-            let length = memory.length();
-            if let Err(Conflict { element, other, wrote }) = memory.settled(0, length, &clock) {
-                let deed = if wrote { "writes" } else { "reads" };
-                let text = format!("rank {rank} may leave before {} {deed}", self.whose(other));
-                return Err(Flaw::new(format!("{text} element {element} of its memory")));
-            }
-        }
-        ask::output(spec, rank).into_iter().try_for_each(|asked| self.holds(rank, &asked))
-    }
-
-    fn holds(&mut self, rank: Rank, asked: &ask::Asked) -> Result<(), Flaw> {
-        let spec = self.spec();
-        let store = &mut self.stores[rank.index()];
-        let (area, offset) = store.output;
-        let mut at = 0;
-        for strip in store.users[area].look(offset + asked.start, asked.length) {
-            let element = asked.start + at;
-            let index = asked.index + at;
-            at += strip.length;
-            let wrong = |text: String| Err(Flaw::new(format!("output[{element}] of rank {rank} {text}")));
-            let Some(value) = strip.value else { return wrong("is never written".to_owned()) };
-            let mut ranks = value.ranks.to_vec();
-            if spec.algorithm != Algorithm::Direct {
-                ranks.sort_unstable();
-            }
-            if value.index != index || ranks != asked.ranks {
-                let asked = &asked.ranks;
-                return wrong(format!("holds element {} of ranks {ranks:?}, not {index} of {asked:?}", value.index));
-            }
-            if value.finished != spec.collective.reduces() || value.raw {
-                return wrong("is not final".to_owned());
-            }
-            if spec.algorithm == Algorithm::Direct && value.reductions > 1 {
-                return wrong(format!("is reduced in {} combines, not in one", value.reductions));
-            }
-        }
-        Ok(())
-    }
 }
 
-impl Store {
-    fn new(spec: &Spec, rank: Rank, caller: usize) -> Store {
-        let sizes = ask::sizes(spec, rank);
-        let by = Stamp { thread: caller, time: 1 };
-        let mut users = [Memory::default(), Memory::default()];
-        let input = || Some(Value::input(rank.get(), 0));
-        let (input, output) = match ask::overlap(spec, rank) {
-            None => {
-                users[0].append(sizes.0, input(), by);
-                users[1].append(sizes.1, None, by);
-                ((0, 0), (1, 0))
-            }
-            Some((inside, start)) => {
-                users[0].append(inside, None, by);
-                users[0].append(sizes.0, input(), by);
-                let end = users[0].length();
-                users[0].append((start + sizes.1).saturating_sub(end), None, by);
-                ((0, inside), (0, start))
-            }
-        };
-        let mut scratch = Memory::default();
-        scratch.append(spec.limits.scratch.0, None, by);
-        Store { users, scratch, input, output, sizes }
-    }
-
-    fn size(&self, buffer: Buffer) -> u64 {
-        match buffer {
-            Buffer::Input => self.sizes.0,
-            Buffer::Output => self.sizes.1,
-            Buffer::Scratch => self.scratch.length(),
-        }
-    }
-
-    /// Where a span's elements of a round lie: in which area, and where in it.
-    fn place(&self, span: Span, round: u32, combine: &Combine) -> (usize, u64) {
-        let first = span.at(round, combine.piece).0;
-        match span.buffer {
-            Buffer::Input => (self.input.0, self.input.1 + first),
-            Buffer::Output => (self.output.0, self.output.1 + first),
-            Buffer::Scratch => (self.users.len(), first),
-        }
-    }
-
-    fn area(&mut self, index: usize) -> &mut Memory {
-        self.users.get_mut(index).unwrap_or(&mut self.scratch)
-    }
-}
-
-fn join(clock: &mut Clock, other: &Clock) {
+/// Makes a clock know what another knows.
+pub(super) fn join(clock: &mut Clock, other: &Clock) {
     clock.iter_mut().zip(other).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
 }
 

@@ -1,0 +1,79 @@
+//! Communicators from communicators: split and shrink.
+
+use crate::bootstrap::Child;
+use crate::comm::Communicator;
+use crate::error::{Error, Result};
+use crate::sync::{AbortFlag, Wait};
+use crate::types::Rank;
+
+impl Communicator {
+    /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass `None`
+    /// get `None`. Collective over all ranks. The child lives on without its parent.
+    ///
+    /// # Errors
+    /// Of the exchange, as init's.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(5, |comm| {
+    ///     let color = (comm.rank() != 4).then_some(comm.rank() % 2);
+    ///     // The greater key comes last: ranks are turned round.
+    ///     match comm.split(color, -i64::from(comm.rank()))? {
+    ///         Some(half) => assert_eq!((half.size(), half.rank()), (2, 1 - comm.rank() / 2)),
+    ///         None => assert_eq!(comm.rank(), 4),
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
+        let child = self.with_engine(|engine| {
+            let wait = Wait::new(engine.settings.init_timeout, engine.abort_flag());
+            let child = engine.bootstrap.split(color, key, &wait).map_err(|error| error.during("split"))?;
+            Ok(child.map(|child| (child, engine.settings.clone())))
+        })?;
+        child.map(|(child, settings)| adopt(child, settings)).transpose()
+    }
+
+    /// A new communicator of all ranks but `excluded`, which may be dead; the parent may have failed. Called by the survivors,
+    /// with the same list. Ranks keep their order.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where this rank or no rank is excluded.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     if comm.rank() == 1 {
+    ///         return Ok(()); // leaves
+    ///     }
+    ///     let rest = comm.shrink(&[1])?;
+    ///     assert_eq!((rest.size(), rest.rank()), (2, comm.rank() / 2));
+    ///     rest.barrier()
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn shrink(&self, excluded: &[u32]) -> Result<Communicator> {
+        if excluded.is_empty() || excluded.contains(&self.rank()) {
+            return Err(
+                Error::invalid_argument("shrink excludes at least one rank, and not its caller").at(self.world.rank)
+            );
+        }
+        if let Some(stranger) = excluded.iter().find(|rank| **rank >= self.size()) {
+            let message = format!("rank {stranger} cannot be excluded: there are {}", self.size());
+            return Err(Error::invalid_argument(message).at(self.world.rank));
+        }
+        let excluded: Vec<Rank> = excluded.iter().copied().map(Rank::new).collect();
+        let (child, settings) = self.with_survivor(|engine| {
+            // The parent's own flag may be raised: that is why it is shrunk.
+            let wait = Wait::new(engine.settings.init_timeout, &AbortFlag::new());
+            Ok((engine.bootstrap.shrink(&excluded, &wait)?, engine.settings.clone()))
+        })?;
+        adopt(child, settings)
+    }
+}
+
+fn adopt(child: Child, settings: crate::comm::Settings) -> Result<Communicator> {
+    let world = child.bootstrap.world();
+    Communicator::start(world, settings, move |_, _| Ok(child.bootstrap))
+}

@@ -1,0 +1,189 @@
+//! Ways into a communicator.
+
+use std::thread::JoinHandle;
+
+use crate::bootstrap::{Bootstrap, LocalBootstrap, NetBootstrap, UniqueId};
+use crate::comm::engine::Engine;
+use crate::comm::settings::bootstrap_options;
+use crate::comm::{Communicator, Home, Settings};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::sync::{AbortFlag, Patience, Wait};
+use crate::sys::{clock, futex, thread};
+use crate::transport::{Fabric, PeerInfo, host_id, process_token};
+use crate::types::{Rank, World};
+
+/// What makes a rank's engine, here or on a thread of its own.
+type Start = Box<dyn FnOnce(&AbortFlag) -> Result<Engine> + Send>;
+
+impl Communicator {
+    /// Makes a unique id: one rank does, and every rank gets its bytes over a channel that the user trusts, since whoever has them can
+    /// join. This process serves the ranks that join with it from a thread of its own, which ends when all have come.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable; [`crate::error::Kind::InvalidArgument`] for a
+    /// variable with a bad value.
+    pub fn unique_id(config: &Config) -> Result<UniqueId> {
+        UniqueId::generate(&bootstrap_options(&config.clone().resolve()?)?)
+    }
+
+    /// Joins the communicator of `id` as `rank` of `world`. Collective: all ranks call it, with the same id and world.
+    ///
+    /// The environment is laid over `config` ([`Config::resolve`]). Where that says non-blocking, the call returns at once:
+    /// [`Communicator::async_error`] tells when the communicator can be used.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where `rank` is not below `world` or a variable has a bad value;
+    /// [`crate::error::Kind::Timeout`] naming the ranks that have not come by the deadline of init;
+    /// [`crate::error::Kind::Mismatch`] where ranks disagree about the world or its settings, or two have one number.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::{Communicator, Config, ReduceOp};
+    ///
+    /// # fn main() -> rsccl::Result<()> {
+    /// let config = Config::default().with_socket_interfaces(Some("lo".to_owned()));
+    /// let id = Communicator::unique_id(&config)?;
+    /// // In a real program these are processes, and the id travels by file, store or MPI_Bcast.
+    /// let join = |rank| Communicator::init(&id, rank, 2, config.clone());
+    /// std::thread::scope(|scope| {
+    ///     let other = scope.spawn(|| join(1)?.barrier());
+    ///     join(0)?.barrier()?;
+    ///     other.join().expect("rank 1 does not panic")
+    /// })
+    /// # }
+    /// ```
+    pub fn init(id: &UniqueId, rank: u32, world: u32, config: Config) -> Result<Communicator> {
+        Communicator::init_scalable(std::slice::from_ref(id), rank, world, config)
+    }
+
+    /// [`Communicator::init`] with several ids, so that several processes share the work of serving a large world: the ranks are
+    /// cut into as many contiguous blocks. All ranks pass the same ids in the same order.
+    ///
+    /// # Errors
+    /// As [`Communicator::init`]; and where there are no ids, or more than ranks.
+    pub fn init_scalable(ids: &[UniqueId], rank: u32, world: u32, config: Config) -> Result<Communicator> {
+        let config = config.resolve()?;
+        crate::log::install(&config)?;
+        let world = checked_world(rank, world)?;
+        let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
+        let ids = ids.to_vec();
+        Communicator::start(world, settings, move |abort, timeout| {
+            let wait = Wait::new(timeout, abort);
+            Ok(Box::new(NetBootstrap::join(&ids, world.rank, world.size, &options, &wait)?))
+        })
+    }
+
+    /// Communicators of `ranks` ranks in this process, in rank order: each goes to a thread of its own.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] for 0 ranks or a variable with a bad value.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::{Communicator, Config};
+    ///
+    /// # fn main() -> rsccl::Result<()> {
+    /// let ranks = Communicator::init_all(3, Config::default())?;
+    /// std::thread::scope(|scope| {
+    ///     let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || comm.barrier())).collect();
+    ///     threads.into_iter().try_for_each(|thread| thread.join().expect("no rank panics"))
+    /// })
+    /// # }
+    /// ```
+    pub fn init_all(ranks: u32, config: Config) -> Result<Vec<Communicator>> {
+        let config = config.resolve()?;
+        crate::log::install(&config)?;
+        let settings = Settings { blocking: false, ..Settings::read(&config)? };
+        let mut all = Vec::with_capacity(ranks as usize);
+        for bootstrap in LocalBootstrap::world(ranks)? {
+            let world = bootstrap.world();
+            all.push(Communicator::start(world, settings.clone(), move |_, _| Ok(Box::new(bootstrap)))?);
+        }
+        for comm in &all {
+            comm.await_start()?;
+        }
+        Ok(all)
+    }
+
+    /// A communicator over what `join` yields: here, or on a thread where the settings say non-blocking.
+    pub(super) fn start(
+        world: World,
+        settings: Settings,
+        join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
+    ) -> Result<Communicator> {
+        let abort = AbortFlag::new();
+        let blocking = settings.blocking;
+        let start: Start = Box::new(move |abort| {
+            let begun = clock::now();
+            let bootstrap = join(abort, settings.init_timeout)?;
+            let engine = assemble(bootstrap, settings, abort)?;
+            let total = begun.elapsed().as_secs_f64();
+            let world = engine.world;
+            crate::log::info!(Init @ world.rank, "Init COMPLETE rank {} nranks {} total {total:.3} s", world.rank, world.size);
+            Ok(engine)
+        });
+        let home = if blocking {
+            Home::Ready(Box::new(start(&abort).map_err(|error| error.during("init").at(world.rank))?))
+        } else {
+            let theirs = abort.clone();
+            Home::Starting(thread::spawn("rsccl init", move || start(&theirs))?)
+        };
+        Ok(Communicator::new(world, abort, home))
+    }
+}
+
+/// Takes the engine from its thread, if that has ended; else gives the handle back.
+pub(super) fn poll_start(
+    start: JoinHandle<Result<Engine>>,
+) -> std::result::Result<Result<Engine>, JoinHandle<Result<Engine>>> {
+    if !start.is_finished() {
+        return Err(start);
+    }
+    Ok(start.join().unwrap_or_else(|_| Err(Error::internal("the thread of a non-blocking init panicked"))))
+}
+
+/// Gathers what ranks must know of each other and builds the engine.
+pub(super) fn assemble(bootstrap: Box<dyn Bootstrap>, mut settings: Settings, abort: &AbortFlag) -> Result<Engine> {
+    let world = bootstrap.world();
+    let wait = Wait::new(settings.init_timeout, abort);
+    let mine = PeerInfo {
+        rank: world.rank,
+        host: host_id(settings.host_id.as_deref())?,
+        process: process_token()?,
+        pid: std::process::id(),
+        settings: settings.fingerprint(),
+    };
+    let gathered = bootstrap.all_gather(&mine.encode(), &wait)?;
+    let mut peers = Vec::with_capacity(gathered.len());
+    for (rank, bytes) in world.ranks().zip(&gathered) {
+        peers.push(PeerInfo::decode(rank, bytes)?);
+    }
+    if let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) {
+        let message = format!(
+            "rank {} has other settings than this rank: RSCCL_ and NCCL_ variables and the Config must be equal on all ranks \
+             (compare `rsccl env` on both)",
+            other.rank
+        );
+        return Err(Error::mismatch(message).about(other.rank));
+    }
+    futex::register_barrier();
+    let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes);
+    settings.patience = Patience::new(fabric.my_host().len(), settings.awake);
+    let early = !settings.connect_late;
+    let name = settings.name.clone();
+    let mut engine = Engine::new(bootstrap, fabric, settings, abort.clone());
+    if early {
+        engine.connect_early()?;
+    }
+    engine.log_placement(&name);
+    Ok(engine)
+}
+
+fn checked_world(rank: u32, world: u32) -> Result<World> {
+    if rank >= world {
+        let message = format!("rank {rank} is not below the world of {world}: ranks count from 0");
+        return Err(Error::invalid_argument(message));
+    }
+    Ok(World { rank: Rank::new(rank), size: world })
+}

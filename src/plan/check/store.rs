@@ -1,0 +1,69 @@
+//! The memory of a rank: its user's buffers and its scratch.
+
+use super::ask;
+use super::memory::{Memory, Stamp};
+use super::value::Value;
+use crate::plan::{Buffer, Combine, Span, Spec};
+use crate::types::Rank;
+
+/// The memory of a rank.
+pub(super) struct Store {
+    /// Input and output, or the one buffer that is both.
+    pub(super) users: [Memory; 2],
+    scratch: Memory,
+    /// Which buffer, and where in it.
+    input: (usize, u64),
+    pub(super) output: (usize, u64),
+    sizes: (u64, u64),
+}
+
+impl Store {
+    /// The memory as its caller, the thread `caller`, hands it over.
+    pub(super) fn new(spec: &Spec, rank: Rank, caller: usize) -> Store {
+        let sizes = ask::sizes(spec, rank);
+        let by = Stamp { thread: caller, time: 1 };
+        let mut users = [Memory::default(), Memory::default()];
+        let input = || Some(Value::input(rank.get(), 0));
+        let (input, output) = match ask::overlap(spec, rank) {
+            None => {
+                users[0].append(sizes.0, input(), by);
+                users[1].append(sizes.1, None, by);
+                ((0, 0), (1, 0))
+            }
+            Some((inside, start)) => {
+                users[0].append(inside, None, by);
+                users[0].append(sizes.0, input(), by);
+                let end = users[0].length();
+                users[0].append((start + sizes.1).saturating_sub(end), None, by);
+                ((0, inside), (0, start))
+            }
+        };
+        let mut scratch = Memory::default();
+        scratch.append(spec.limits.scratch.0, None, by);
+        Store { users, scratch, input, output, sizes }
+    }
+
+    /// How many elements a buffer has.
+    pub(super) fn size(&self, buffer: Buffer) -> u64 {
+        match buffer {
+            Buffer::Input => self.sizes.0,
+            Buffer::Output => self.sizes.1,
+            Buffer::Scratch => self.scratch.length(),
+        }
+    }
+
+    /// Where a span's elements of a round lie: in which area, and where in it.
+    pub(super) fn place(&self, span: Span, round: u32, combine: &Combine) -> (usize, u64) {
+        let first = span.at(round, combine.piece).0;
+        match span.buffer {
+            Buffer::Input => (self.input.0, self.input.1 + first),
+            Buffer::Output => (self.output.0, self.output.1 + first),
+            Buffer::Scratch => (self.users.len(), first),
+        }
+    }
+
+    /// An area by its index.
+    pub(super) fn area(&mut self, index: usize) -> &mut Memory {
+        self.users.get_mut(index).unwrap_or(&mut self.scratch)
+    }
+}
