@@ -48,7 +48,7 @@ fn out_of_place<T: Sample>(
         Program::Barrier => comm.barrier(),
         Program::AllGatherV => comm.all_gather_v(send, recv, &shape.counts),
         Program::ReduceScatterV => comm.reduce_scatter_v(send, recv, &shape.counts, op),
-        Program::AllToAllV => Err(Error::invalid_usage("all_to_all_v is not there yet")),
+        Program::AllToAllV => comm.all_to_all_v(send, &shape.sends, recv, &shape.receives),
     }
 }
 
@@ -94,17 +94,12 @@ fn described<'a, T: Sample>(shape: &Shape, op: ReduceOp, buffer: &'a mut [T]) ->
     }
 }
 
-/// Sends to the right, receives from the left. Even ranks send first, so that no ring of senders waits for itself.
+/// Sends to the right and receives from the left.
 #[inline]
 fn send_and_receive<T: Sample>(comm: &Communicator, shape: &Shape, send: &[T], recv: &mut [T]) -> Result<()> {
-    if shape.world() == 1 {
-        recv.copy_from_slice(send);
-        Ok(())
-    } else if shape.rank.is_multiple_of(2) {
-        comm.send(send, shape.right())?;
-        comm.recv(recv, shape.left())
-    } else {
-        comm.recv(recv, shape.left())?;
-        comm.send(send, shape.right())
-    }
+    rsccl::group(|group| {
+        let mut member = group.on(comm);
+        member.send(send, shape.right())?;
+        member.recv(recv, shape.left())
+    })
 }
