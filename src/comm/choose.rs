@@ -3,10 +3,11 @@
 use crate::comm::Settings;
 use crate::error::{Error, Result};
 use crate::exec::{Call, CallCount};
-use crate::plan::{self, Count, Limits, Plan, Spec, Windows};
+use crate::plan::{Count, Limits, Plan, Spec, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::{FLAT_BYTES, WINDOW_LANES};
-use crate::types::{Algorithm, Collective, Elements, Filter, Protocol, Rank, World};
+use crate::tune::{self, Costs, Filters, Query};
+use crate::types::{Algorithm, Bytes, Collective, Elements, Protocol, Rank, TransportKind, World};
 
 /// How a call is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,13 +25,24 @@ pub(crate) enum Path {
 pub(crate) struct Chooser {
     world: World,
     hosts: Vec<Vec<Rank>>,
+    near: TransportKind,
+    cores: u32,
     settings: Settings,
+    filters: Filters,
+    costs: Costs,
     recent: Vec<Arc<Plan>>,
 }
 
 impl Chooser {
-    pub(crate) fn new(world: World, hosts: &[Vec<Rank>], settings: &Settings) -> Chooser {
-        Chooser { world, hosts: hosts.to_vec(), settings: settings.clone(), recent: Vec::new() }
+    /// `hosts`, what is `near` inside them, and the least `cores` of a rank are the same on all ranks.
+    pub(crate) fn new(
+        world: World,
+        (hosts, near, cores): (&[Vec<Rank>], TransportKind, u32),
+        settings: &Settings,
+    ) -> Chooser {
+        let (settings, hosts) = (settings.clone(), hosts.to_vec());
+        let filters = Filters { algorithms: settings.algorithms.clone(), protocols: settings.protocols.clone() };
+        Chooser { world, hosts, near, cores, settings, filters, costs: Costs::default(), recent: Vec::new() }
     }
 
     /// Whether all ranks are on one host and map each other's memory.
@@ -69,31 +81,31 @@ impl Chooser {
         if direct {
             return Ok(Path::Windows(Algorithm::Direct));
         }
-        let possible = plan::algorithms(call.collective);
-        if self.settings.reproducible && call.collective.reduces() {
-            let only = Filter::only(Algorithm::Direct).choose(call.collective, possible)?;
-            return Ok(Path::Slots(self.settings.algorithms.choose(call.collective, &only)?[0]));
-        }
-        let allowed = self.settings.algorithms.choose(call.collective, possible)?;
-        let favourite = self.favourite(call, &allowed);
-        let between_hosts = matches!(favourite, Algorithm::Ring | Algorithm::Tree);
-        if self.is_hierarchy() && between_hosts && call.collective != Collective::Barrier {
-            return Ok(Path::Windows(favourite));
-        }
-        Ok(Path::Slots(favourite))
+        let hierarchy = self.is_hierarchy() && call.collective != Collective::Barrier;
+        let query = Query {
+            collective: call.collective,
+            bytes: Bytes(self.longest_block_bytes(call)),
+            ranks: self.world.size,
+            hosts: u32::try_from(self.hosts.len()).unwrap_or(u32::MAX),
+            even: self.hosts.iter().all(|host| host.len() == self.hosts[0].len()),
+            cores: self.cores,
+            near: self.near,
+            windows: if hierarchy { Windows::Scratch } else { Windows::None },
+            protocols: &[Protocol::Simple],
+            reproducible: self.settings.reproducible,
+        };
+        let chosen = tune::choose(&query, &self.filters, &self.costs)?.algorithm;
+        let between_hosts = matches!(chosen, Algorithm::Ring | Algorithm::Tree);
+        Ok(if hierarchy && between_hosts { Path::Windows(chosen) } else { Path::Slots(chosen) })
     }
 
-    /// The one of the allowed algorithms that suits the size: few hops for little, few bytes for much.
-    fn favourite(&self, call: &Call<'_>, allowed: &[Algorithm]) -> Algorithm {
-        let small = self.flat_bytes(call).is_some_and(|bytes| bytes <= SMALL_BYTES);
-        let pair = self.world.size <= 2;
-        let order: &[Algorithm] = match (small, pair) {
-            (true, true) => &[Algorithm::Direct, Algorithm::Pat, Algorithm::Tree, Algorithm::Ring],
-            (true, false) => &[Algorithm::Pat, Algorithm::Tree, Algorithm::Direct, Algorithm::Ring],
-            (false, _) => &[Algorithm::Ring, Algorithm::Tree, Algorithm::Pat, Algorithm::Direct],
+    /// Bytes of the longest block that one rank has.
+    fn longest_block_bytes(&self, call: &Call<'_>) -> u64 {
+        let count = match &call.count {
+            CallCount::Each(count) => *count,
+            CallCount::PerRank(counts) => counts.iter().copied().max().unwrap_or(0),
         };
-        let found = order.iter().copied().find(|algorithm| allowed.contains(algorithm));
-        found.or(allowed.first().copied()).unwrap_or(Algorithm::Direct)
+        count.saturating_mul(u64::from(call.data_type.size()))
     }
 
     /// The most bytes that any rank would write into a flat slot; `None` on overflow.
@@ -164,7 +176,5 @@ impl Chooser {
 const MOST_MAPPED: usize = 64;
 /// Bytes of scratch of plans without windows: the tokens of a barrier.
 pub(crate) const SMALL_SCRATCH: usize = 4096;
-/// Up to here latency counts, from here bandwidth.
-const SMALL_BYTES: usize = 32 << 10;
 /// Plans that are kept.
 const RECENT_PLANS: usize = 32;

@@ -55,9 +55,14 @@ macro_rules! vigil {
 }
 
 impl Engine {
-    pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, fabric: Fabric, settings: Settings, abort: AbortFlag) -> Engine {
+    pub(crate) fn new(
+        bootstrap: Box<dyn Bootstrap>,
+        fabric: Fabric,
+        (settings, cores): (Settings, u32),
+        abort: AbortFlag,
+    ) -> Engine {
         let world = bootstrap.world();
-        let chooser = Chooser::new(world, fabric.hosts(), &settings);
+        let chooser = Chooser::new(world, (fabric.hosts(), fabric.near(), cores), &settings);
         let counters = Counters { collectives: 0, flag_base: 0, messages: vec![(0, 0); world.size as usize] };
         let (news, flat, scratch) = (News::default(), Flat::default(), Box::new([0; SMALL_SCRATCH]));
         Engine { world, settings, bootstrap, fabric, news, abort, chooser, flat, counters, scratch }

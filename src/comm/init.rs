@@ -9,7 +9,7 @@ use crate::comm::{Communicator, Home, Settings};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sync::{AbortFlag, Patience, Wait};
-use crate::sys::{clock, futex, thread};
+use crate::sys::{clock, cpu, futex, thread};
 use crate::transport::{Fabric, PeerInfo, host_id, process_token};
 use crate::types::{Rank, World};
 
@@ -42,7 +42,7 @@ impl Communicator {
     /// use rsccl::{Communicator, Config, ReduceOp};
     ///
     /// # fn main() -> rsccl::Result<()> {
-    /// let config = Config::default().with_socket_interfaces(Some("lo".to_owned()));
+    /// let config = Config::default().with_socket_interfaces("lo");
     /// let id = Communicator::unique_id(&config)?;
     /// // In a real program these are processes, and the id travels by file, store or MPI_Bcast.
     /// let join = |rank| Communicator::init(&id, rank, 2, config.clone());
@@ -152,6 +152,7 @@ pub(super) fn assemble(bootstrap: Box<dyn Bootstrap>, mut settings: Settings, ab
         host: host_id(settings.host_id.as_deref())?,
         process: process_token()?,
         pid: std::process::id(),
+        cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
         settings: settings.fingerprint(),
     };
     let gathered = bootstrap.all_gather(&mine.encode(), &wait)?;
@@ -172,7 +173,9 @@ pub(super) fn assemble(bootstrap: Box<dyn Bootstrap>, mut settings: Settings, ab
     settings.patience = Patience::new(fabric.my_host().len(), settings.awake);
     let early = !settings.connect_late;
     let name = settings.name.clone();
-    let mut engine = Engine::new(bootstrap, fabric, settings, abort.clone());
+    // The least of all ranks, so that all choose alike.
+    let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
+    let mut engine = Engine::new(bootstrap, fabric, (settings, cores), abort.clone());
     if early {
         engine.connect_early()?;
     }

@@ -143,9 +143,9 @@ impl Doors {
         Ok(())
     }
 
-    /// Whether all shared memory that was offered has been taken.
-    pub(super) fn settled(&self) -> bool {
-        self.shm.as_ref().is_none_or(Exporter::settled)
+    /// Whether all memory that was offered has been taken: an offer ends with its rank, so a rank waits for that.
+    pub(super) fn settled(&mut self) -> bool {
+        self.local.settled() && self.shm.as_ref().is_none_or(Exporter::settled)
     }
 
     /// The connections of peers that are complete, by ticket.

@@ -64,6 +64,12 @@ pub struct Setup<'a> {
     pub watch: &'a mut dyn Watch,
 }
 
+impl std::fmt::Debug for Setup<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Setup").field("wait", self.wait).finish_non_exhaustive()
+    }
+}
+
 /// The rings that are open.
 #[derive(Debug, Default)]
 pub struct Links {
@@ -79,6 +85,7 @@ pub struct Fabric {
     world: World,
     kinds: Vec<TransportKind>,
     hosts: Vec<Vec<Rank>>,
+    near: TransportKind,
     sizes: Sizes,
     windows: Option<Arc<HostWindows>>,
     links: Links,
@@ -104,6 +111,7 @@ impl Fabric {
         Fabric {
             world,
             kinds,
+            near: nearest(peers, policy),
             hosts: group_hosts(peers, policy),
             sizes,
             windows: None,
@@ -120,6 +128,11 @@ impl Fabric {
     /// The ranks that can map each other's memory, host by host.
     pub fn hosts(&self) -> &[Vec<Rank>] {
         &self.hosts
+    }
+
+    /// What connects ranks of one host, the slowest where hosts differ; the same on all ranks.
+    pub fn near(&self) -> TransportKind {
+        self.near
     }
 
     /// The ranks of my host, me among them.
@@ -499,6 +512,16 @@ impl Links {
             Way::Send => self.senders.contains_key(&(need.peer, need.channel)),
         }
     }
+}
+
+/// What connects ranks of one host, the slowest where hosts differ.
+fn nearest(peers: &[PeerInfo], policy: Policy) -> TransportKind {
+    let mut firsts: HashMap<u64, &PeerInfo> = HashMap::new();
+    let kinds = peers.iter().filter_map(|peer| {
+        let first = *firsts.entry(peer.host).or_insert(peer);
+        (first.rank != peer.rank).then(|| select(first, peer, policy))
+    });
+    kinds.max().unwrap_or(TransportKind::Net)
 }
 
 /// Ranks that can map each other's memory, in rank order; the hosts in the order of their first ranks.

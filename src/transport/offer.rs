@@ -43,6 +43,15 @@ impl LocalOffers {
         }
         Ok(ticket)
     }
+
+    /// Whether all has been taken.
+    pub(crate) fn settled(&mut self) -> bool {
+        if !self.tickets.is_empty() {
+            let table = table();
+            self.tickets.retain(|ticket| table.contains_key(ticket));
+        }
+        self.tickets.is_empty()
+    }
 }
 
 impl Drop for LocalOffers {

@@ -14,6 +14,8 @@ pub struct PeerInfo {
     pub process: u64,
     /// The process's id, for messages.
     pub pid: u32,
+    /// Processors that the rank may run on.
+    pub cores: u32,
     /// A hash of the settings that must be equal on all ranks.
     pub settings: u64,
 }
@@ -27,13 +29,14 @@ impl PeerInfo {
         bytes[8..16].copy_from_slice(&self.host.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.process.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.settings.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.cores.to_le_bytes());
         bytes
     }
 
     /// From the bytes of `rank`.
     ///
     /// # Errors
-    /// [`Kind::Remote`] where they are not 32 or name another rank.
+    /// [`Kind::Remote`] where they are not [`PeerInfo::BYTES`] or name another rank.
     pub fn decode(rank: Rank, bytes: &[u8]) -> Result<PeerInfo> {
         let broken = || Error::new(Kind::Remote, format!("rank {rank} sent broken peer info")).about(rank);
         let bytes: &[u8; PeerInfo::BYTES] = bytes.try_into().map_err(|_| broken())?;
@@ -42,11 +45,12 @@ impl PeerInfo {
         if word32(0) != rank.get() {
             return Err(broken());
         }
-        Ok(PeerInfo { rank, pid: word32(4), host: word64(8), process: word64(16), settings: word64(24) })
+        let (pid, cores) = (word32(4), word32(32));
+        Ok(PeerInfo { rank, pid, cores, host: word64(8), process: word64(16), settings: word64(24) })
     }
 
     /// Bytes of [`PeerInfo::encode`].
-    pub const BYTES: usize = 32;
+    pub const BYTES: usize = 36;
 }
 
 #[cfg(test)]
@@ -55,7 +59,8 @@ mod tests {
 
     #[test]
     fn what_is_encoded_comes_back() {
-        let info = PeerInfo { rank: Rank::new(3), host: u64::MAX - 5, process: 1 << 40, pid: 77, settings: 9 };
+        let info =
+            PeerInfo { rank: Rank::new(3), host: u64::MAX - 5, process: 1 << 40, pid: 77, cores: 2, settings: 9 };
         assert_eq!(PeerInfo::decode(Rank::new(3), &info.encode()).unwrap(), info);
         assert_eq!(PeerInfo::decode(Rank::new(2), &info.encode()).unwrap_err().kind(), Kind::Remote);
         assert!(PeerInfo::decode(Rank::new(3), &info.encode()[1..]).is_err());

@@ -70,11 +70,6 @@ impl Port {
         self.address
     }
 
-    /// Sockets of each connection.
-    pub(super) fn sockets(&self) -> u32 {
-        self.options.sockets
-    }
-
     /// Expects a connection of `peer`.
     pub(super) fn expect(&mut self, peer: Rank) -> Result<u64> {
         let ticket = u64::from_le_bytes(random::bytes()?);

@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn the_table() {
-        let me = PeerInfo { rank: Rank::new(0), host: 1, process: 1, pid: 1, settings: 0 };
+        let me = PeerInfo { rank: Rank::new(0), host: 1, process: 1, pid: 1, cores: 1, settings: 0 };
         let sibling = PeerInfo { rank: Rank::new(1), ..me };
         let neighbour = PeerInfo { process: 2, ..sibling };
         let stranger = PeerInfo { host: 2, ..neighbour };
