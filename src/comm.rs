@@ -10,6 +10,7 @@ mod engine;
 mod family;
 mod group;
 mod init;
+mod launched;
 pub mod local;
 mod messages;
 mod news;
@@ -216,13 +217,14 @@ impl Communicator {
     #[cold]
     fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
         let reason = self.abort.check().err();
-        let error = error.or(reason).unwrap_or_else(|| Error::internal("failed without a reason")).at(self.world.rank);
-        if let Home::Ready(engine) = std::mem::replace(home, Home::Closed) {
+        let mut error = error.or(reason).unwrap_or_else(|| Error::internal("failed without a reason"));
+        if let Home::Ready(mut engine) = std::mem::replace(home, Home::Closed) {
+            error = engine.cause(error).at(self.world.rank);
             engine.publish_failure(&error);
             self.abort.raise(error.duplicate());
             *home = Home::Failed(Some(engine), error.duplicate());
         }
-        error
+        error.at(self.world.rank)
     }
 }
 

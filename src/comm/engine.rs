@@ -5,7 +5,7 @@ use crate::comm::Settings;
 use crate::comm::choose::{Chooser, Path, SMALL_SCRATCH};
 use crate::comm::news::{self, News, Vigil};
 use crate::device::Kernel;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::exec::flat::Flat;
 use crate::exec::host::{self, Surroundings, Visit};
 use crate::exec::{self, Call, Idle, Message, MessageQueue, MessageRun, Operation, Task};
@@ -127,6 +127,7 @@ impl Engine {
             let plan = self.chooser.plan(call, algorithm, self.chooser.windows_across_hosts(kind))?;
             self.run_plan((&plan, Some(&mut visit)), call, operation, kernel)
         });
+        let result = result.map_err(|error| self.cause(error));
         if let Err(error) = &result {
             // Peers inside my buffers must learn of it before `visit` waits for them.
             self.publish_failure(error);
@@ -283,6 +284,19 @@ impl Engine {
     /// Tells everyone of `error`, so that nobody waits for this rank any more.
     pub(crate) fn publish_failure(&self, error: &Error) {
         self.bootstrap.publish(&news::failure_note(error));
+    }
+
+    /// The error behind `error`: a peer that goes because it has failed says why before it goes.
+    pub(crate) fn cause(&mut self, error: Error) -> Error {
+        if error.kind() != Kind::Remote {
+            return error;
+        }
+        let told = self.news.told(self.bootstrap.poll());
+        match (told, error.operation()) {
+            (Some(told), Some(operation)) => told.during(operation),
+            (Some(told), None) => told,
+            (None, _) => error,
+        }
     }
 
     /// Says goodbye.

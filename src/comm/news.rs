@@ -57,6 +57,14 @@ impl News {
         }
     }
 
+    /// What peers have said of a failure, where `events` have such a note.
+    pub(crate) fn told(&mut self, events: Vec<Event>) -> Option<Error> {
+        events.into_iter().find_map(|event| match event {
+            Event::Note { from, bytes } => self.read_note(from, &bytes).err(),
+            Event::Died(..) | Event::Left(_) | Event::Failed(_) => None,
+        })
+    }
+
     fn hear(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Died(rank, why) => {

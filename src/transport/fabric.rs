@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
-use crate::sync::{Backoff, Patience, Wait, Watch};
+use crate::sync::{Backoff, Deadline, Patience, Wait, Watch};
 use crate::sys::memory::SharedMemory;
 use crate::sys::{clock, futex};
 use crate::transport::arena::Arena;
@@ -35,6 +35,22 @@ pub struct Setup<'a> {
 impl std::fmt::Debug for Setup<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Setup").field("wait", self.wait).finish_non_exhaustive()
+    }
+}
+
+impl Setup<'_> {
+    /// [`Bootstrap::recv`], looking at the watch meanwhile: what `peer` waits for may never come, and others may say so.
+    fn recv(&mut self, peer: Rank, tag: u32) -> Result<Vec<u8>> {
+        loop {
+            let deadline = Deadline::after(SETUP_LOOK).earlier(self.wait.deadline);
+            let wait = Wait { deadline, abort: self.wait.abort.clone() };
+            match self.bootstrap.recv(peer, tag, &wait) {
+                Err(error) if error.kind() == Kind::Timeout && !self.wait.deadline.passed(clock::now()) => {
+                    self.watch.look(&|| format!("rank {peer} (to set up a connection)"))?;
+                }
+                other => return other,
+            }
+        }
     }
 }
 
@@ -186,7 +202,7 @@ impl Fabric {
                 memory.push(Arc::clone(mine));
                 continue;
             };
-            let length = setup.bootstrap.recv(*peer, TAG_LENGTH, setup.wait)?;
+            let length = setup.recv(*peer, TAG_LENGTH)?;
             let broken = || Error::remote(*peer, format!("rank {peer} registered a buffer of a broken length"));
             let length = <[u8; 8]>::try_from(length).map_err(|_| broken())?;
             let length = usize::try_from(u64::from_le_bytes(length)).map_err(|_| broken())?;
@@ -226,7 +242,7 @@ impl Fabric {
         }
         let mut takings = Vec::with_capacity(ranks.len());
         for (place, peer) in ranks.iter().enumerate().filter(|(_, peer)| **peer != self.world.rank) {
-            let blob = setup.bootstrap.recv(*peer, tag, setup.wait)?;
+            let blob = setup.recv(*peer, tag)?;
             takings.push((place, *peer, self.doors.take(self.kind(*peer), *peer, &blob, setup.bootstrap)?));
         }
         let mut taken: Vec<Option<Taken>> = ranks.iter().map(|_| None).collect();
@@ -321,6 +337,8 @@ const TAG_LENGTH: u32 = 0x5247_0000;
 const MOST_REGISTRATIONS: usize = 1024;
 /// Set-up is rare and its peers may be late: it does not spin for long.
 const SETUP_PATIENCE: Patience = Patience { spins: 16, awake: Duration::from_micros(200) };
+/// How long a message of set-up is waited for between two looks at the news.
+const SETUP_LOOK: Duration = Duration::from_millis(20);
 const SETUP_NAP: Duration = Duration::from_micros(200);
 
 const _: () = assert!(FLAGS <= 8, "an arena's layout has room for eight flags");

@@ -88,10 +88,10 @@ pub(crate) struct Arguments {
     /// the library chooses between processes (auto).
     #[arg(long, value_enum, default_value_t = Transport::Local)]
     transport: Transport,
-    /// The algorithms to choose from, as NCCL_ALGO.
+    /// The algorithms to choose from, as NCCL_ALGO, which is stronger: Ring, Tree, Direct, PAT.
     #[arg(long)]
     algo: Option<String>,
-    /// The protocols to choose from, as NCCL_PROTO.
+    /// The protocols to choose from, as NCCL_PROTO, which is stronger: LL, LL128, Simple.
     #[arg(long)]
     proto: Option<String>,
     /// Writes the results as JSON.
@@ -100,9 +100,12 @@ pub(crate) struct Arguments {
     /// Draws bus bandwidth over size.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// This process is one rank of several: who it is stands in the environment.
+    /// Seconds that a call may take before it is an error [default: RSCCL_TIMEOUT_MS].
+    #[arg(short = 'T', long, value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
+    timeout: Option<u64>,
+    /// This process is this rank of several; the unique id comes on standard input.
     #[arg(long, hide = true)]
-    worker: bool,
+    worker: Option<u32>,
 }
 
 /// How ranks reach each other.

@@ -1,8 +1,9 @@
 //! What to run: the command line, parsed and checked.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use rsccl::{DataType, Error, Result};
+use rsccl::{Config, DataType, Error, Result};
 
 use super::verify::{Op, Program};
 use super::{Arguments, Transport};
@@ -23,8 +24,8 @@ pub(crate) struct Job {
     /// Elements by which buffers miss their alignment.
     pub(crate) skew: usize,
     pub(crate) transport: Transport,
-    pub(crate) algo: Option<String>,
-    pub(crate) proto: Option<String>,
+    /// With the environment laid over it.
+    pub(crate) config: Config,
     pub(crate) json: Option<PathBuf>,
     pub(crate) plot: Option<PathBuf>,
 }
@@ -97,8 +98,7 @@ impl Job {
             seed: arguments.seed,
             skew: arguments.unalign as usize,
             transport: arguments.transport,
-            algo: arguments.algo.clone(),
-            proto: arguments.proto.clone(),
+            config: config(arguments)?,
             json: arguments.json.clone(),
             plot: arguments.plot.clone(),
         };
@@ -144,6 +144,28 @@ impl Job {
         }
         Ok(())
     }
+}
+
+/// What the communicators are made with.
+fn config(arguments: &Arguments) -> Result<Config> {
+    let transport = arguments.transport;
+    let mut config = Config::default()
+        .with_p2p_disable(matches!(transport, Transport::Shm | Transport::Net))
+        .with_shm_disable(transport == Transport::Net);
+    if transport != Transport::Local {
+        // All ranks are on this host.
+        config = config.with_socket_interfaces("lo");
+    }
+    if let Some(algo) = &arguments.algo {
+        config = config.with_algo(algo);
+    }
+    if let Some(proto) = &arguments.proto {
+        config = config.with_proto(proto);
+    }
+    if let Some(seconds) = arguments.timeout {
+        config = config.with_timeout(Duration::from_secs(seconds));
+    }
+    config.resolve()
 }
 
 /// A size in bytes: a number with K, M or G behind it.

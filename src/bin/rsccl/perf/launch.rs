@@ -1,26 +1,33 @@
-//! Ranks: as threads of this process or as processes.
+//! Ranks: as threads of this process, or as processes that it starts.
+//!
+//! The launcher makes the unique id and hands it to each rank on its standard input: no port is guessed, and the secret stands neither
+//! in the environment nor among the arguments. Rank 0 prints.
 
-use rsccl::{Error, Result};
+use std::io::{PipeReader, Read, Write};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rsccl::sys::process::{Exit, Group, Signal, Signals, Want, wait_ready};
+use rsccl::sys::{clock, limits};
+use rsccl::{Communicator, Error, Result, UniqueId};
 
 use super::job::Job;
-use super::{Arguments, Transport, session};
+use super::{Arguments, Transport, session, table};
 
 /// Runs `job` on its ranks. Whether all was right.
 ///
 /// # Errors
-/// Of the ranks: the error that most likely caused the others'.
+/// Of the ranks: the error that most likely caused the others'; of starting processes.
 pub(crate) fn run(arguments: &Arguments, job: &Job) -> Result<bool> {
-    match job.transport {
-        Transport::Local => threads(job),
-        Transport::Shm | Transport::Net | Transport::Auto => processes(arguments, job),
+    match (arguments.worker, job.transport) {
+        (Some(rank), _) => work(rank, job),
+        (None, Transport::Local) => threads(job),
+        (None, Transport::Shm | Transport::Net | Transport::Auto) => processes(job),
     }
 }
 
 fn threads(job: &Job) -> Result<bool> {
-    if job.algo.is_some() || job.proto.is_some() {
-        return Err(Error::invalid_usage("--algo, --proto: not built yet"));
-    }
-    let right = rsccl::local::run(job.ranks, |comm| {
+    let right = rsccl::local::run_with(job.ranks, &job.config, |comm| {
         let right = session::run(&comm, job)?;
         comm.finalize()?;
         Ok(right)
@@ -28,6 +35,85 @@ fn threads(job: &Job) -> Result<bool> {
     Ok(right.into_iter().all(|right| right))
 }
 
-fn processes(_arguments: &Arguments, _job: &Job) -> Result<bool> {
-    Err(Error::invalid_usage("--transport shm, net, auto: not built yet; use local"))
+/// This process is one rank.
+fn work(rank: u32, job: &Job) -> Result<bool> {
+    let mut bytes = [0; UniqueId::BYTES];
+    let read = std::io::stdin().lock().read_exact(&mut bytes);
+    read.map_err(|error| Error::system("reading the unique id from standard input", error))?;
+    let comm = Communicator::init(&UniqueId::from_bytes(&bytes)?, rank, job.ranks, job.config.clone())?;
+    let right = session::run(&comm, job)?;
+    comm.finalize()?;
+    Ok(right)
 }
+
+/// Starts the ranks and waits for them.
+fn processes(job: &Job) -> Result<bool> {
+    // Before any thread starts, which would inherit the old mask.
+    let signals = Signals::take_over(&[Signal::CHILD])?;
+    limits::raise_open_files(u64::from(job.ranks) + OWN_FILES)?;
+    let id = Communicator::unique_id(&job.config)?;
+    let mut ranks = Vec::with_capacity(job.ranks as usize);
+    for rank in 0..job.ranks {
+        let started = Group::start(&mut command(rank, hand_over(&id)?)?);
+        ranks.push(started.map_err(|error| Error::system(format!("starting the process of rank {rank}"), error))?);
+    }
+    // Dropping the groups ends what still runs.
+    wait(&mut ranks, &signals)
+}
+
+/// The reading end of a pipe that holds the id.
+fn hand_over(id: &UniqueId) -> Result<PipeReader> {
+    let system = |error| Error::system("a pipe for the unique id", error);
+    let (reader, mut writer) = std::io::pipe().map_err(system)?;
+    // An empty pipe has room for far more, so this does not wait.
+    writer.write_all(id.as_bytes()).map_err(system)?;
+    Ok(reader)
+}
+
+fn command(rank: u32, id: PipeReader) -> Result<Command> {
+    let program =
+        std::env::current_exe().map_err(|error| Error::system("looking for the path of this program", error))?;
+    let mut command = Command::new(program);
+    command.args(std::env::args_os().skip(1)).arg("--worker").arg(rank.to_string());
+    let stdout = if rank == 0 { Stdio::inherit() } else { Stdio::null() };
+    command.stdin(id).stdout(stdout).stderr(Stdio::inherit());
+    Ok(command)
+}
+
+/// Waits until all have ended; once one has failed, the others get a little time to say why.
+fn wait(ranks: &mut [Group], signals: &Signals) -> Result<bool> {
+    let mut give_up_at = None;
+    loop {
+        let mut running = 0u32;
+        for (rank, group) in ranks.iter_mut().enumerate() {
+            match group.exit()? {
+                None => running += 1,
+                Some(Exit::Code(0)) => {}
+                Some(exit) if give_up_at.is_none() => {
+                    if let Exit::Signal(signal) = exit {
+                        table::complain(&format!("rsccl perf: rank {rank} was ended by {}", signal.name()));
+                    }
+                    give_up_at = Some(clock::now() + GRACE);
+                }
+                Some(_) => {}
+            }
+        }
+        if running == 0 {
+            return Ok(give_up_at.is_none());
+        }
+        let left = give_up_at.map(|moment| moment.saturating_duration_since(clock::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            table::complain(&format!(
+                "rsccl perf: {running} ranks have not ended after another failed; they are ended"
+            ));
+            return Ok(false);
+        }
+        wait_ready(&[(std::os::fd::AsFd::as_fd(signals), Want::Read)], left)?;
+        while signals.next()?.is_some() {}
+    }
+}
+
+/// The launcher's own descriptors.
+const OWN_FILES: u64 = 64;
+/// What ranks get to end by themselves once another has failed.
+const GRACE: Duration = Duration::from_secs(10);

@@ -4,7 +4,7 @@ use rsccl::sys::clock;
 use rsccl::{Communicator, DataType, Error, Result};
 
 use super::job::{Job, OverRanks, Timing};
-use super::verify::{Buffers, Op, Placement, Sample, Shape, Tables, perform, with_type};
+use super::verify::{Op, Placement, RankBuffers, Sample, Shape, Tables, perform, with_type};
 
 /// One collective of one size, type, operator and root, in one placement.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ fn measure_typed<T: Sample>(
     case: &Case,
     complain: &mut dyn FnMut(&str),
 ) -> Result<Measured> {
-    let mut buffers = Buffers::<T>::new(&case.shape, case.placement, job.skew)?;
+    let mut buffers = RankBuffers::<T>::new(&case.shape, case.placement, job.skew)?;
     let tables = |seed: u64| Tables::<T>::new(seed, case.shape.world(), case.op, case.shape.indices());
     let mut times = Vec::new();
     if job.timing.calls > 0 {
@@ -64,7 +64,12 @@ fn measure_typed<T: Sample>(
 }
 
 /// The seconds of one call, for each loop.
-fn time<T: Sample>(comm: &Communicator, timing: &Timing, case: &Case, buffers: &mut Buffers<T>) -> Result<Vec<f64>> {
+fn time<T: Sample>(
+    comm: &Communicator,
+    timing: &Timing,
+    case: &Case,
+    buffers: &mut RankBuffers<T>,
+) -> Result<Vec<f64>> {
     for _ in 0..timing.warm_up {
         call(comm, case, buffers)?;
     }
@@ -83,7 +88,7 @@ fn time<T: Sample>(comm: &Communicator, timing: &Timing, case: &Case, buffers: &
 }
 
 #[inline]
-fn call<T: Sample>(comm: &Communicator, case: &Case, buffers: &mut Buffers<T>) -> Result<()> {
+fn call<T: Sample>(comm: &Communicator, case: &Case, buffers: &mut RankBuffers<T>) -> Result<()> {
     let op = case.op.map(|op| op.reduce_op(case.data_type, case.shape.rank));
     perform(comm, &case.shape, op, buffers)
 }

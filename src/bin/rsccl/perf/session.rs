@@ -94,7 +94,7 @@ fn row(comm: &Communicator, job: &Job, plan: &Plan, number: u64) -> Result<Row> 
         measure(comm, job, &case, &mut complain)
     };
     let out_of_place = run(Placement::OutOfPlace)?;
-    let in_place = if program.typed_in_place() { Some(run(Placement::InPlace)?) } else { None };
+    let in_place = if shape.in_place().is_some() { Some(run(Placement::InPlace)?) } else { None };
     let bytes = shape.elements() as u64 * u64::from(data_type.size());
     let factor = program.bus_factor(comm.size());
     Ok(Row { program, bytes, count: shape.count() as u64, data_type, op, root, out_of_place, in_place, factor })

@@ -50,7 +50,7 @@ impl<'a> Table<'a> {
             self.job.seed,
         ))?;
         let chosen = |text: &Option<String>| text.clone().unwrap_or_else(|| "auto".to_owned());
-        let (algo, proto) = (chosen(&self.job.algo), chosen(&self.job.proto));
+        let (algo, proto) = (chosen(&self.job.config.algo), chosen(&self.job.config.proto));
         self.line(&format!("# transport: {} algorithm: {algo} protocol: {proto}", transport.name()))?;
         self.line("#")?;
         self.line("# Using ranks")?;

@@ -1,6 +1,6 @@
 //! Exact checks of collectives: inputs that make every result exact, and the results, computed with no communication.
 //!
-//! A [`Shape`] says what one rank passes and gets, [`Tables`] what the elements are, [`Buffers`] holds them between guards, and
+//! A [`Shape`] says what one rank passes and gets, [`Tables`] what the elements are, [`RankBuffers`] holds them between guards, and
 //! [`perform`] makes the call. Everything follows from (seed, rank, index, type, operator, world), so each rank knows by itself what
 //! it must get, bit for bit, whatever the order in which ranks are reduced.
 //!
@@ -22,7 +22,7 @@ mod sample;
 #[path = "verify/tables.rs"]
 mod tables;
 
-pub(crate) use buffers::{Buffers, Placement};
+pub(crate) use buffers::{Placement, RankBuffers};
 pub(crate) use op::Op;
 pub(crate) use perform::perform;
 pub(crate) use program::{Program, Shape};

@@ -25,7 +25,7 @@ impl Placement {
 
 /// The buffers of one rank for one shape.
 #[derive(Debug)]
-pub(crate) struct Buffers<T> {
+pub(crate) struct RankBuffers<T> {
     /// The input; in place, input and output.
     pub(crate) send: Guarded<T>,
     /// The output; empty in place.
@@ -50,12 +50,12 @@ pub(crate) struct Wrong {
     pub(crate) first: Option<String>,
 }
 
-impl<T: Sample> Buffers<T> {
-    /// Buffers for `shape`, `skew` elements off their alignment of [`ALIGNMENT`] bytes.
+impl<T: Sample> RankBuffers<T> {
+    /// RankBuffers for `shape`, `skew` elements off their alignment of [`ALIGNMENT`] bytes.
     ///
     /// # Errors
     /// [`rsccl::error::Kind::InvalidUsage`] where memory does not suffice or the collective has no in-place form.
-    pub(crate) fn new(shape: &Shape, placement: Placement, skew: usize) -> Result<Buffers<T>> {
+    pub(crate) fn new(shape: &Shape, placement: Placement, skew: usize) -> Result<RankBuffers<T>> {
         let (send, recv) = match placement {
             Placement::OutOfPlace => (shape.input(), shape.output()),
             Placement::InPlace => {
@@ -63,13 +63,13 @@ impl<T: Sample> Buffers<T> {
                 ((input + shape.input()).max(output + shape.output()), 0)
             }
         };
-        Ok(Buffers { send: Guarded::new(send, skew)?, recv: Guarded::new(recv, skew)?, placement })
+        Ok(RankBuffers { send: Guarded::new(send, skew)?, recv: Guarded::new(recv, skew)?, placement })
     }
 
     /// Writes the input, and what is not the result to where the result will be.
     ///
     /// # Errors
-    /// As [`Buffers::new`].
+    /// As [`RankBuffers::new`].
     pub(crate) fn fill(&mut self, shape: &Shape, tables: &Tables<T>) -> Result<()> {
         self.send.reset();
         self.recv.reset();
@@ -87,7 +87,7 @@ impl<T: Sample> Buffers<T> {
     /// Compares with what must be: the output, an input that is not the output, what nobody may touch.
     ///
     /// # Errors
-    /// As [`Buffers::new`].
+    /// As [`RankBuffers::new`].
     pub(crate) fn check(&self, shape: &Shape, tables: &Tables<T>) -> Result<Wrong> {
         let mut wrong = Wrong::default();
         let (input, output) = self.places(shape)?;
@@ -146,14 +146,14 @@ enum Output {
 }
 
 impl Output {
-    fn slice<T: Sample>(self, buffers: &Buffers<T>) -> &[T] {
+    fn slice<T: Sample>(self, buffers: &RankBuffers<T>) -> &[T] {
         match self {
             Output::Recv => buffers.recv.slice(),
             Output::Send { at } => &buffers.send.slice()[at..],
         }
     }
 
-    fn slice_mut<T: Sample>(self, buffers: &mut Buffers<T>) -> &mut [T] {
+    fn slice_mut<T: Sample>(self, buffers: &mut RankBuffers<T>) -> &mut [T] {
         match self {
             Output::Recv => buffers.recv.slice_mut(),
             Output::Send { at } => &mut buffers.send.slice_mut()[at..],

@@ -1,12 +1,14 @@
 //! The calls.
 
+use rsccl::comm::{Buffers, Call, CallCount};
+use rsccl::types::{Collective, Rank};
 use rsccl::{Communicator, Error, ReduceOp, Result};
 
-use super::buffers::{Buffers, Placement};
+use super::buffers::{Placement, RankBuffers};
 use super::program::{Program, Shape};
 use super::sample::Sample;
 
-/// Calls the collective once, by the typed methods of [`Communicator`].
+/// Calls the collective once, by the typed methods of [`Communicator`] where there are any.
 ///
 /// # Errors
 /// Of the collective; [`rsccl::error::Kind::InvalidUsage`] where there is no such call.
@@ -15,7 +17,7 @@ pub(crate) fn perform<T: Sample>(
     comm: &Communicator,
     shape: &Shape,
     op: Option<ReduceOp>,
-    buffers: &mut Buffers<T>,
+    buffers: &mut RankBuffers<T>,
 ) -> Result<()> {
     // Collectives without a reduction never look at it.
     let op = op.unwrap_or(ReduceOp::Sum);
@@ -26,7 +28,12 @@ pub(crate) fn perform<T: Sample>(
 }
 
 #[inline]
-fn out_of_place<T: Sample>(comm: &Communicator, shape: &Shape, op: ReduceOp, buffers: &mut Buffers<T>) -> Result<()> {
+fn out_of_place<T: Sample>(
+    comm: &Communicator,
+    shape: &Shape,
+    op: ReduceOp,
+    buffers: &mut RankBuffers<T>,
+) -> Result<()> {
     let (send, recv) = (buffers.send.slice(), buffers.recv.slice_mut());
     match shape.program {
         Program::AllReduce => comm.all_reduce(send, recv, op),
@@ -41,7 +48,7 @@ fn out_of_place<T: Sample>(comm: &Communicator, shape: &Shape, op: ReduceOp, buf
         Program::Barrier => comm.barrier(),
         Program::AllGatherV => comm.all_gather_v(send, recv, &shape.counts),
         Program::ReduceScatterV => comm.reduce_scatter_v(send, recv, &shape.counts, op),
-        Program::AllToAllV => Err(Error::invalid_usage("all_to_all_v is not there yet")),
+        Program::AllToAllV => comm.all_to_all_v(send, &shape.sends, recv, &shape.receives),
     }
 }
 
@@ -53,21 +60,46 @@ fn in_place<T: Sample>(comm: &Communicator, shape: &Shape, op: ReduceOp, buffer:
         Program::Reduce => comm.reduce_in_place(buffer, op, shape.root),
         Program::AllGather => comm.all_gather_in_place(buffer),
         Program::ReduceScatter => comm.reduce_scatter_in_place(buffer, op),
-        _ => Err(Error::invalid_usage(format!("{} has no typed in-place form", shape.program.name()))),
+        Program::Gather | Program::Scatter | Program::AllGatherV | Program::ReduceScatterV => {
+            comm.run(&described(shape, op, buffer))
+        }
+        Program::AllToAll | Program::AllToAllV | Program::SendRecv | Program::Barrier => {
+            Err(Error::invalid_usage(format!("{} has no in-place form", shape.program.name())))
+        }
     }
 }
 
-/// Sends to the right, receives from the left. Even ranks send first, so that no ring of senders waits for itself.
+/// The in-place forms that have no method of their own.
+fn described<'a, T: Sample>(shape: &Shape, op: ReduceOp, buffer: &'a mut [T]) -> Call<'a> {
+    let (before, mine) = (shape.before(shape.rank), shape.counts[shape.rank as usize]);
+    let (collective, buffers) = match shape.program {
+        Program::Gather if shape.at_root() => (Collective::Gather, Buffers::input_inside(buffer, before, mine)),
+        Program::Gather => (Collective::Gather, Buffers::shared(buffer)),
+        Program::Scatter if shape.at_root() => (Collective::Scatter, Buffers::output_inside(buffer, before, mine)),
+        Program::Scatter => (Collective::Scatter, Buffers::shared(buffer)),
+        Program::AllGatherV => (Collective::AllGatherV, Buffers::input_inside(buffer, before, mine)),
+        _ => (Collective::ReduceScatterV, Buffers::output_inside(buffer, before, mine)),
+    };
+    let count = match collective {
+        Collective::Gather | Collective::Scatter => CallCount::Each(mine as u64),
+        _ => CallCount::PerRank(shape.counts.iter().map(|count| *count as u64).collect()),
+    };
+    Call {
+        collective,
+        data_type: T::DATA_TYPE,
+        op: collective.reduces().then_some(op),
+        root: collective.rooted().then_some(Rank::new(shape.root)),
+        count,
+        buffers,
+    }
+}
+
+/// Sends to the right and receives from the left.
 #[inline]
 fn send_and_receive<T: Sample>(comm: &Communicator, shape: &Shape, send: &[T], recv: &mut [T]) -> Result<()> {
-    if shape.world() == 1 {
-        recv.copy_from_slice(send);
-        Ok(())
-    } else if shape.rank.is_multiple_of(2) {
-        comm.send(send, shape.right())?;
-        comm.recv(recv, shape.left())
-    } else {
-        comm.recv(recv, shape.left())?;
-        comm.send(send, shape.right())
-    }
+    rsccl::group(|group| {
+        let mut member = group.on(comm);
+        member.send(send, shape.right())?;
+        member.recv(recv, shape.left())
+    })
 }

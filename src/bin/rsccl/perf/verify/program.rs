@@ -75,12 +75,6 @@ impl Program {
         matches!(self, Broadcast | Gather | Reduce | Scatter)
     }
 
-    /// Whether [`rsccl::Communicator`] has a typed call for its in-place form.
-    pub(crate) fn typed_in_place(self) -> bool {
-        use Program::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
-        matches!(self, AllReduce | Broadcast | Reduce | AllGather | ReduceScatter)
-    }
-
     /// Whether its size is that of all ranks' blocks together.
     fn blocks(self) -> bool {
         use Program::{AllReduce, Barrier, Broadcast, Reduce, SendRecv};
@@ -117,6 +111,10 @@ pub(crate) struct Shape {
     pub(crate) root: u32,
     /// Elements of each rank's block.
     pub(crate) counts: Vec<usize>,
+    /// `all_to_all_v`: what this rank sends to each; else empty.
+    pub(crate) sends: Vec<usize>,
+    /// `all_to_all_v`: what this rank receives from each; else empty.
+    pub(crate) receives: Vec<usize>,
 }
 
 /// Whose elements a stretch of a buffer holds.
@@ -158,7 +156,12 @@ impl Shape {
             _ if program.blocks() => vec![elements / ranks; ranks],
             _ => vec![elements; ranks],
         };
-        Ok(Shape { program, rank, root, counts })
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        if program == Program::AllToAllV {
+            sends = sends_of(&counts, rank);
+            receives = (0..world).map(|from| sends_of(&counts, from)[rank as usize]).collect();
+        }
+        Ok(Shape { program, rank, root, counts, sends, receives })
     }
 
     /// The number of ranks.
@@ -191,7 +194,7 @@ impl Shape {
             Program::Scatter if self.at_root() => total(),
             Program::Broadcast | Program::Scatter | Program::Barrier => 0,
             Program::ReduceScatter | Program::ReduceScatterV | Program::AllToAll => total(),
-            Program::AllToAllV => self.sends(self.rank).iter().sum(),
+            Program::AllToAllV => self.sends.iter().sum(),
         }
     }
 
@@ -204,7 +207,7 @@ impl Shape {
             Program::Gather if self.at_root() => total(),
             Program::Gather | Program::Barrier => 0,
             Program::AllGather | Program::AllGatherV | Program::AllToAll => total(),
-            Program::AllToAllV => self.receives().iter().sum(),
+            Program::AllToAllV => self.receives.iter().sum(),
         }
     }
 
@@ -267,22 +270,11 @@ impl Shape {
         self.counts[..rank as usize].iter().sum()
     }
 
-    /// What `rank` sends to each in `all_to_all_v`: others get other blocks, in no symmetry.
-    pub(crate) fn sends(&self, rank: u32) -> Vec<usize> {
-        let world = self.counts.len();
-        (0..world).map(|to| self.counts[(2 * rank as usize + to) % world]).collect()
-    }
-
-    /// What I receive from each in `all_to_all_v`.
-    pub(crate) fn receives(&self) -> Vec<usize> {
-        (0..self.world()).map(|from| self.sends(from)[self.rank as usize]).collect()
-    }
-
     fn segments_of_pairs(&self) -> Vec<Segment> {
         let mut at = 0;
         let mut segments = Vec::with_capacity(self.counts.len());
         for rank in 0..self.world() {
-            let sends = self.sends(rank);
+            let sends = sends_of(&self.counts, rank);
             let me = self.rank as usize;
             segments.push(Segment { at, length: sends[me], source: Source::Of(rank), index: sends[..me].iter().sum() });
             at += sends[me];
@@ -293,6 +285,12 @@ impl Shape {
     fn mine(&self) -> usize {
         self.counts[self.rank as usize]
     }
+}
+
+/// What `rank` sends to each in `all_to_all_v`: others get other blocks, in no symmetry.
+fn sends_of(counts: &[usize], rank: u32) -> Vec<usize> {
+    let world = counts.len();
+    (0..world).map(|to| counts[(2 * rank as usize + to) % world]).collect()
 }
 
 /// `elements` in uneven blocks, some of them empty.

@@ -1,0 +1,186 @@
+//! The correctness matrix: every collective × type × operator × size × ranks, in place and out of place, compared bit by bit.
+//!
+//! Ranks are threads. Inputs, expected results and guards are those of `rsccl perf -c`. The seed is printed, and taken from
+//! `RSCCL_TEST_SEED`.
+
+#[path = "matrix/faults.rs"]
+mod faults;
+#[allow(dead_code, reason = "the command line uses the rest")]
+#[path = "../src/bin/rsccl/perf/verify.rs"]
+mod verify;
+
+use std::fmt;
+
+use rsccl::{Communicator, DataType, Error, Result, local};
+use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Tables, perform, with_type};
+
+/// One call.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    program: Program,
+    data_type: DataType,
+    op: Option<Op>,
+    root: u32,
+    /// As `Shape::new` counts them.
+    elements: usize,
+    placement: Placement,
+    /// Elements by which buffers miss their alignment.
+    skew: usize,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { program, data_type, op, root, elements, placement, skew } = self;
+        write!(f, "{} {data_type} {} root {root}, ", program.name(), op.map_or("", Op::name))?;
+        write!(f, "{elements} elements {}, skew {skew}", placement.name())
+    }
+}
+
+impl Case {
+    /// Runs the case as one rank. What is wrong, if anything is.
+    fn run(&self, comm: &Communicator, seed: u64) -> Result<Option<String>> {
+        with_type!(self.data_type, T => self.run_typed::<T>(comm, seed), else {
+            Err(Error::invalid_argument("a type that this test does not know"))
+        })
+    }
+
+    fn run_typed<T: Sample>(&self, comm: &Communicator, seed: u64) -> Result<Option<String>> {
+        let shape = Shape::new(self.program, (comm.rank(), comm.size()), self.root, self.elements)?;
+        let tables = Tables::<T>::new(seed, comm.size(), self.op, shape.indices());
+        let mut buffers = RankBuffers::<T>::new(&shape, self.placement, self.skew)?;
+        buffers.fill(&shape, &tables)?;
+        let op = self.op.map(|op| op.reduce_op(self.data_type, comm.rank()));
+        perform(comm, &shape, op, &mut buffers)?;
+        Ok(buffers.check(&shape, &tables)?.first)
+    }
+}
+
+/// Runs all cases on one communicator.
+fn run(ranks: u32, cases: &[Case]) {
+    let seed = seed();
+    println!("{ranks} ranks, {} cases, seed {seed}", cases.len());
+    let body = |comm: Communicator| {
+        let mut failures = Vec::new();
+        for (number, case) in (0u64..).zip(cases) {
+            match case.run(&comm, seed.wrapping_add(number)) {
+                Ok(None) => {}
+                Ok(Some(wrong)) => failures.push(format!("{case}: {wrong}")),
+                Err(error) => {
+                    // The others cannot go on without this rank: they end here too.
+                    failures.push(format!("{case}: {error}"));
+                    return Ok(failures);
+                }
+            }
+        }
+        comm.finalize()?;
+        Ok(failures)
+    };
+    let failures: Vec<String> = local::run(ranks, body).expect("ranks start and end").concat();
+    let shown: Vec<&str> = failures.iter().take(SHOWN_FAILURES).map(String::as_str).collect();
+    assert!(failures.is_empty(), "{ranks} ranks, seed {seed}: {} wrong:\n{}", failures.len(), shown.join("\n"));
+}
+
+fn seed() -> u64 {
+    #![expect(clippy::disallowed_methods, reason = "the seed of a test is no configuration of the library")]
+    std::env::var("RSCCL_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(USUAL_SEED)
+}
+
+/// Every program on its types and operators, at each size, in each placement, with the first and the last rank as root.
+fn every_program(ranks: u32, sizes: &[usize], kinds: &[(DataType, Op)]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for program in Program::ALL.iter().copied().filter(|program| *program != Program::AllToAllV) {
+        let roots = if program.rooted() && ranks > 1 { vec![0, ranks - 1] } else { vec![0] };
+        for (data_type, op) in kinds.iter().copied() {
+            let op = program.reduces().then_some(op);
+            for (elements, root) in sizes.iter().flat_map(|size| roots.iter().map(|root| (*size, *root))) {
+                let case = Case { program, data_type, op, root, elements, placement: Placement::OutOfPlace, skew: 0 };
+                cases.push(case);
+                if Shape::new(program, (0, ranks), root, 0).is_ok_and(|shape| shape.in_place().is_some()) {
+                    cases.push(Case { placement: Placement::InPlace, skew: elements % 3, ..case });
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Every operator on every type that it fits, by the collectives that reduce.
+fn every_operator(sizes: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for data_type in DataType::ALL.iter().copied() {
+        for op in Op::ALL.iter().copied().filter(|op| op.fits(data_type)) {
+            for program in Program::ALL.iter().copied().filter(|program| program.reduces()) {
+                for elements in sizes.iter().copied() {
+                    let placement = if elements % 2 == 0 { Placement::InPlace } else { Placement::OutOfPlace };
+                    cases.push(Case { program, data_type, op: Some(op), root: 0, elements, placement, skew: 1 });
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// None, one, fewer than ranks, odd, and what takes the windows.
+const SIZES: &[usize] = &[0, 1, 5, 1_003, 20_011];
+/// A type of each width, each operator once or more.
+const KINDS: &[(DataType, Op)] = &[
+    (DataType::F32, Op::Sum),
+    (DataType::F64, Op::Prod),
+    (DataType::U8, Op::BitXor),
+    (DataType::I64, Op::Min),
+    (DataType::F16, Op::Avg),
+    (DataType::BF16, Op::MulSum),
+];
+
+#[test]
+fn one_rank() {
+    run(1, &every_program(1, SIZES, KINDS));
+}
+
+#[test]
+fn two_ranks() {
+    run(2, &every_program(2, SIZES, KINDS));
+}
+
+#[test]
+fn three_ranks() {
+    run(3, &every_program(3, SIZES, KINDS));
+}
+
+#[test]
+fn four_ranks() {
+    run(4, &every_program(4, SIZES, KINDS));
+}
+
+#[test]
+fn seven_ranks() {
+    run(7, &every_program(7, SIZES, &KINDS[..3]));
+}
+
+#[test]
+fn eight_ranks() {
+    run(8, &every_program(8, SIZES, &KINDS[3..]));
+}
+
+#[test]
+fn large_buffers() {
+    // Beyond the scratch of a rank, and in many rounds of slots.
+    run(2, &every_program(2, &[3_000_017], &KINDS[..1]));
+    run(3, &every_program(3, &[1_500_007], &KINDS[..1]));
+    run(8, &every_program(8, &[400_009], &KINDS[..1]));
+}
+
+#[test]
+fn every_operator_on_every_type() {
+    for ranks in [2, 3, 8] {
+        run(ranks, &every_operator(&[131, 9_000]));
+    }
+}
+
+#[test]
+fn more_ranks_than_a_small_float_can_add_up() {
+    run(24, &every_operator(&[97]));
+}
+
+const USUAL_SEED: u64 = 20_260_101;
+const SHOWN_FAILURES: usize = 12;
