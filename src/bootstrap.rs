@@ -9,6 +9,7 @@ pub mod address;
 pub mod auth;
 mod checkin;
 mod collective;
+mod hall;
 mod id;
 mod inbox;
 pub mod interface;
@@ -19,6 +20,8 @@ mod options;
 mod root;
 mod roster;
 pub(crate) mod socket;
+pub mod store;
+mod visit;
 
 use std::net::SocketAddr;
 
@@ -68,6 +71,9 @@ pub trait Bootstrap: Send + std::fmt::Debug {
 
     /// Takes the next message of `peer` with this tag.
     fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>>;
+
+    /// Takes the next message of `peer` with this tag, if it is here.
+    fn try_recv(&self, peer: Rank, tag: u32) -> Result<Option<Vec<u8>>>;
 
     /// Splits the ranks: those that pass the same color form a new bootstrap, ordered by (key, old rank); those that pass
     /// `None` get `None`. Collective over all ranks. The child does not need the parent to live on.

@@ -10,6 +10,7 @@ mod engine;
 mod family;
 mod group;
 mod init;
+mod launched;
 pub mod local;
 mod messages;
 mod news;
@@ -24,7 +25,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::AbortFlag;
 use crate::types::World;
 
-pub use crate::exec::{Buffers, Call, CallCount, Message};
+pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 pub use group::{Group, Member, group};
 pub(crate) use settings::Settings;
 

@@ -13,6 +13,7 @@ pub mod host;
 mod interpret;
 mod message;
 mod operation;
+mod registered;
 
 pub use buffers::Buffers;
 pub use call::{Call, CallCount};
@@ -21,3 +22,4 @@ pub use fuse::{fused_prefix, fuses, run_fused};
 pub use interpret::{Memory, PlanRun, Setting, UserMemory, needs};
 pub use message::{Message, MessageQueue, MessageRun, copy_to_self};
 pub use operation::{Operation, describe};
+pub use registered::Buffer;

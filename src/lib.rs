@@ -19,7 +19,7 @@ pub mod types;
 pub mod wire;
 
 pub use bootstrap::UniqueId;
-pub use comm::{Communicator, group, local};
+pub use comm::{Buffer, Communicator, group, local};
 pub use config::Config;
 pub use error::{Error, Result};
 pub use types::{DataType, Element, ReduceOp};

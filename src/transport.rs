@@ -7,11 +7,13 @@
 //! Transports never see the algorithm, and the executor never sees the transport.
 
 mod arena;
+mod connect;
 mod door;
 mod fabric;
 mod greet;
 mod identity;
 mod lease;
+mod links;
 mod net;
 mod offer;
 mod peer;
@@ -21,9 +23,10 @@ mod shm;
 mod windows;
 
 pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES, WINDOW_LANES};
-pub use fabric::{Channel, Fabric, Links, Need, Setup, Sizes, Way};
+pub use fabric::{Fabric, Setup, Sizes};
 pub use identity::{host_id, process_token};
 pub use lease::{Lease, LeaseGuard};
+pub use links::{Channel, Links, Need, Way};
 pub use peer::PeerInfo;
 pub use port::SocketOptions;
 pub use select::{Policy, select};

@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::bootstrap::auth::Handshake;
 use crate::bootstrap::socket;
 use crate::error::Error;
-use crate::sys::poller::Interest;
+use crate::sys::poller::{self, Interest};
 use crate::types::Rank;
 use crate::wire::frame::{self, Frame, FrameReader};
 
@@ -203,6 +203,11 @@ impl Link {
             sink.extend(self.reader.next(&mut input).map_err(|error| End::Closed(error.message().to_owned()))?);
         }
         Ok(())
+    }
+
+    /// Whether the other end's kernel has everything that was sent, or never will.
+    pub(super) fn is_delivered(&self) -> bool {
+        poller::unacknowledged(self.fd()).map_or(true, |count| count == 0)
     }
 
     /// Ends the sending side: the peer reads what was sent and then the end.

@@ -254,6 +254,20 @@ impl Bootstrap for LocalBootstrap {
         self.take_unless(peer, Channel::Message(tag), wait, |_| Ok(()))
     }
 
+    fn try_recv(&self, peer: Rank, tag: u32) -> Result<Option<Vec<u8>>> {
+        self.check_peer(peer)?;
+        let mailbox = self.mine();
+        let mut inbox = mailbox.open();
+        let had_room = inbox.has_room(peer);
+        let taken = inbox.take(peer, Channel::Message(tag));
+        match &taken {
+            Some(_) if !had_room => mailbox.changed.notify_all(),
+            Some(_) => {}
+            None => inbox.check(peer, Channel::Message(tag)).map_err(|error| error.at(self.world.rank))?,
+        }
+        Ok(taken)
+    }
+
     fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
         let count = self.splits.fetch_add(1, Ordering::Relaxed);
         let entries = self.all_gather(&collective::split_entry(color, key, &[]), wait)?;

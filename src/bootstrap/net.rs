@@ -291,6 +291,21 @@ impl Bootstrap for NetBootstrap {
         self.take_unless(peer, Channel::Message(tag), wait, |_| Ok(()))
     }
 
+    fn try_recv(&self, peer: Rank, tag: u32) -> Result<Option<Vec<u8>>> {
+        self.check_peer(peer)?;
+        let mut board = self.board.borrow_mut();
+        let channel = Channel::Message(tag);
+        if let Some(bytes) = board.take(peer, channel) {
+            return Ok(Some(bytes));
+        }
+        board.drive(Duration::ZERO)?;
+        let taken = board.take(peer, channel);
+        if taken.is_none() {
+            board.inbox().check(peer, channel).map_err(|error| error.about(peer).at(self.world.rank))?;
+        }
+        Ok(taken)
+    }
+
     fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
         let count = self.splits.replace(self.splits.get().wrapping_add(1));
         let own = color.map(|_| self.own()).transpose()?;

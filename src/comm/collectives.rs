@@ -2,7 +2,7 @@
 
 use crate::comm::Communicator;
 use crate::error::{Error, Result};
-use crate::exec::{Buffers, Call, CallCount, Message};
+use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 use crate::types::{Collective, Element, Rank, ReduceOp};
 
 impl Communicator {
@@ -342,6 +342,16 @@ impl Communicator {
             recv_rest = rest;
         }
         self.with_engine(|engine| engine.exchange(messages))
+    }
+
+    /// Lets the other ranks of this host work in `buffer` during collectives, so that large ones need no copies. Collective: all ranks
+    /// register, in the same order; a call whose ranks use unregistered buffers works all the same, through scratch. The memory stays
+    /// mapped until the communicator ends.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] for too many registrations; errors of the exchange.
+    pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
+        self.with_engine(|engine| engine.register(buffer.memory()).map_err(|error| error.during("register")))
     }
 
     /// Runs a collective that is described at run time. The typed calls are thin layers over this.

@@ -168,6 +168,18 @@ pub fn pause(duration: Duration) {
     unsafe { libc::poll(std::ptr::null_mut(), 0, milliseconds(duration)) };
 }
 
+/// How many bytes the other end's kernel has not acknowledged yet. What is acknowledged can be read there whatever becomes of
+/// the connection.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where `fd` is no connected socket.
+pub fn unacknowledged(fd: BorrowedFd<'_>) -> Result<usize> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: for a socket this request writes one `int`, which `count` is.
+    let code = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut count) };
+    if code == 0 { Ok(usize::try_from(count).unwrap_or(0)) } else { Err(Error::last_os("ioctl(SIOCOUTQ)")) }
+}
+
 /// Whether `error` of a connect that does not block says that it goes on; its end shows as [`Interest::Write`].
 pub fn is_under_way(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(libc::EINPROGRESS)

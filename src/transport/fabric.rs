@@ -1,58 +1,26 @@
 //! The connections of one communicator: made when a plan first needs them, kept until the end.
 //!
-//! # How a connection is made
-//! The receiver owns the ring. It makes the memory, offers it, and sends the offer to the sender over the bootstrap; the sender takes
-//! it. A message back over the bootstrap ends the set-up on both sides, so that a rank whose `connect` returned knows that its peers
-//! can reach it. Needs are worked off in rounds of [`ROUND_PEERS`].
+//! Here: which ranks share a host, and the memory that they map of each other. Rings are made in `connect`.
 
 use std::collections::HashMap;
-use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
-use crate::sync::ring::{Receiver, Sender, Shape};
+use crate::sync::ring::Shape;
 use crate::sync::{Backoff, Deadline, Patience, Wait, Watch};
 use crate::sys::memory::SharedMemory;
-use crate::sys::{clock, futex, poller};
+use crate::sys::{clock, futex};
 use crate::transport::arena::Arena;
+use crate::transport::connect::Connecting;
 use crate::transport::door::{Doors, Taken};
-use crate::transport::net::{ReceivePump, SendPump};
+use crate::transport::links::{Links, Need};
 use crate::transport::port::SocketOptions;
 use crate::transport::windows::{Board, HostWindows, Registered};
 use crate::transport::{PeerInfo, Policy, select};
 use crate::types::{Rank, TransportKind, World};
-
-/// Which of the connections of a pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Channel {
-    /// For collectives: the plan's channel.
-    Collective(u8),
-    /// For send and recv.
-    PointToPoint,
-}
-
-/// Which end of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Way {
-    /// I receive. Before `Send`, so that sorted needs make offers before they wait for any.
-    Receive,
-    /// I send.
-    Send,
-}
-
-/// A connection that a plan needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Need {
-    /// Which end.
-    pub way: Way,
-    /// The other rank.
-    pub peer: Rank,
-    /// Which of the pair's connections.
-    pub channel: Channel,
-}
 
 /// What a set-up needs from the communicator.
 pub struct Setup<'a> {
@@ -86,15 +54,6 @@ impl Setup<'_> {
     }
 }
 
-/// The rings that are open.
-#[derive(Debug, Default)]
-pub struct Links {
-    senders: HashMap<(Rank, Channel), Sender>,
-    receivers: HashMap<(Rank, Channel), Receiver>,
-    send_pumps: Vec<SendPump>,
-    receive_pumps: Vec<ReceivePump>,
-}
-
 /// The connections of one communicator.
 #[derive(Debug)]
 pub struct Fabric {
@@ -102,10 +61,11 @@ pub struct Fabric {
     kinds: Vec<TransportKind>,
     hosts: Vec<Vec<Rank>>,
     near: TransportKind,
-    sizes: Sizes,
+    pub(super) sizes: Sizes,
     windows: Option<Arc<HostWindows>>,
-    links: Links,
-    doors: Doors,
+    pub(super) links: Links,
+    pub(super) doors: Doors,
+    pub(super) connecting: Connecting,
 }
 
 /// Sizes of a fabric's memory; equal on all ranks.
@@ -133,6 +93,7 @@ impl Fabric {
             windows: None,
             links: Links::default(),
             doors: Doors::new(world.rank, sizes.sockets),
+            connecting: Connecting::default(),
         }
     }
 
@@ -285,139 +246,28 @@ impl Fabric {
             takings.push((place, *peer, self.doors.take(self.kind(*peer), *peer, &blob, setup.bootstrap)?));
         }
         let mut taken: Vec<Option<Taken>> = ranks.iter().map(|_| None).collect();
-        self.serve_until(setup, |doors| {
+        self.serve_until(setup, |fabric| {
             let before = takings.len();
             for (place, peer, taking) in &mut takings {
                 taken[*place] = taking.progress().map_err(|error| error.about(*peer))?;
             }
             takings.retain(|(place, ..)| taken[*place].is_none());
             let waiting = takings.first().map(|(_, peer, _)| *peer);
-            Ok(Served { done: takings.is_empty() && doors.settled(), moved: takings.len() < before, waiting })
+            Ok(Served { done: takings.is_empty() && fabric.doors.settled(), moved: takings.len() < before, waiting })
         })?;
         Ok(taken)
     }
 
-    /// Opens the connections of `needs` that are not open yet. The peers of each need call it with the matching need.
-    ///
-    /// # Errors
-    /// Of memory or sockets, or of a peer that does not come by the deadline.
-    pub fn connect(&mut self, needs: &[Need], setup: &mut Setup<'_>) -> Result<()> {
-        let mut missing: Vec<Need> = needs.iter().copied().filter(|need| !self.links.has(need)).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        let (receives, sends): (Vec<Need>, Vec<Need>) = missing.into_iter().partition(|need| need.way == Way::Receive);
-        let mut expected = HashMap::new();
-        for need in &receives {
-            if let Some(ticket) = self.offer_ring(need, setup)? {
-                expected.insert(ticket, *need);
-            }
-        }
-        for round in sends.chunks(ROUND_PEERS) {
-            self.take_rings(round, &mut expected, setup)?;
-        }
-        self.await_sockets(&mut expected, setup)?;
-        for need in &sends {
-            setup.bootstrap.send(need.peer, tag(TAG_DONE, need.channel), &[], setup.wait)?;
-        }
-        for need in &receives {
-            setup.recv(need.peer, tag(TAG_DONE, need.channel))?;
-        }
-        Ok(())
-    }
-
-    /// Makes the ring of a connection that I receive by, and sends the offer. The ticket, where sockets must come first.
-    fn offer_ring(&mut self, need: &Need, setup: &mut Setup<'_>) -> Result<Option<u64>> {
-        let (kind, bytes) = (self.kind(need.peer), self.sizes.shape.memory_bytes());
-        let tag = tag(TAG_RING, need.channel);
-        if kind == TransportKind::Net {
-            let (ticket, blob) = self.doors.expect_sockets(need.peer, setup.bootstrap)?;
-            setup.bootstrap.send(need.peer, tag, &blob, setup.wait)?;
-            return Ok(Some(ticket));
-        }
-        let shared = kind == TransportKind::Shm;
-        let memory = Arc::new(if shared { SharedMemory::memfd(bytes)? } else { SharedMemory::anonymous(bytes)? });
-        let blob = self.doors.offer_memory(kind, (&memory, None), &[need.peer], setup.bootstrap)?;
-        setup.bootstrap.send(need.peer, tag, &blob, setup.wait)?;
-        self.links.receivers.insert((need.peer, need.channel), Receiver::new(memory, self.sizes.shape));
-        Ok(None)
-    }
-
-    /// Takes the rings of connections that I send by.
-    fn take_rings(&mut self, needs: &[Need], expected: &mut HashMap<u64, Need>, setup: &mut Setup<'_>) -> Result<()> {
-        let mut takings = Vec::with_capacity(needs.len());
-        for need in needs {
-            let blob = setup.recv(need.peer, tag(TAG_RING, need.channel))?;
-            takings.push((*need, self.doors.take(self.kind(need.peer), need.peer, &blob, setup.bootstrap)?));
-        }
-        let mut taken = Vec::with_capacity(needs.len());
-        let mut ready = Vec::new();
-        self.serve_until(setup, |doors| {
-            let before = takings.len();
-            let mut left = Vec::with_capacity(before);
-            for (need, mut taking) in std::mem::take(&mut takings) {
-                match taking.progress().map_err(|error| error.about(need.peer))? {
-                    Some(here) => taken.push((need, here)),
-                    None => left.push((need, taking)),
-                }
-            }
-            takings = left;
-            ready.extend(doors.take_ready());
-            let waiting = takings.first().map(|(need, _)| need.peer);
-            Ok(Served { done: takings.is_empty(), moved: takings.len() < before, waiting })
-        })?;
-        for (ticket, sockets) in ready {
-            self.receive_by(ticket, sockets, expected)?;
-        }
-        let shape = self.sizes.shape;
-        for (need, taken) in taken {
-            let sender = match taken {
-                Taken::Sockets(sockets) => {
-                    let memory = Arc::new(SharedMemory::anonymous(shape.memory_bytes())?);
-                    let pump = SendPump::new(need.peer, Receiver::new(Arc::clone(&memory), shape), sockets);
-                    self.links.send_pumps.push(pump);
-                    Sender::new(memory, shape)
-                }
-                other => Sender::new(map_taken(need.peer, other, shape.memory_bytes())?.0, shape),
-            };
-            self.links.senders.insert((need.peer, need.channel), sender);
-        }
-        Ok(())
-    }
-
-    /// Waits until the sockets of every expected connection have come.
-    fn await_sockets(&mut self, expected: &mut HashMap<u64, Need>, setup: &mut Setup<'_>) -> Result<()> {
-        let mut ready = Vec::new();
-        let mut open: Vec<(u64, Rank)> = expected.iter().map(|(ticket, need)| (*ticket, need.peer)).collect();
-        self.serve_until(setup, |doors| {
-            let before = open.len();
-            ready.extend(doors.take_ready());
-            open.retain(|(ticket, _)| !ready.iter().any(|(here, _)| here == ticket));
-            let waiting = open.first().map(|(_, peer)| *peer);
-            Ok(Served { done: open.is_empty() && doors.settled(), moved: open.len() < before, waiting })
-        })?;
-        for (ticket, sockets) in ready {
-            self.receive_by(ticket, sockets, expected)?;
-        }
-        Ok(())
-    }
-
-    /// A connection that I receive by has its sockets: makes its ring and pump.
-    fn receive_by(&mut self, ticket: u64, sockets: Vec<TcpStream>, expected: &mut HashMap<u64, Need>) -> Result<()> {
-        let Some(need) = expected.remove(&ticket) else { return Ok(()) };
-        let shape = self.sizes.shape;
-        let memory = Arc::new(SharedMemory::anonymous(shape.memory_bytes())?);
-        let pump = ReceivePump::new(need.peer, Sender::new(Arc::clone(&memory), shape), sockets);
-        self.links.receive_pumps.push(pump);
-        self.links.receivers.insert((need.peer, need.channel), Receiver::new(memory, shape));
-        Ok(())
-    }
-
     /// Serves the doors until `step` says that all is done.
-    fn serve_until(&mut self, setup: &mut Setup<'_>, mut step: impl FnMut(&mut Doors) -> Result<Served>) -> Result<()> {
+    pub(super) fn serve_until(
+        &mut self,
+        setup: &mut Setup<'_>,
+        mut step: impl FnMut(&mut Fabric) -> Result<Served>,
+    ) -> Result<()> {
         let mut backoff = Backoff::new(SETUP_PATIENCE);
         loop {
             self.doors.serve(clock::now())?;
-            let served = step(&mut self.doors)?;
+            let served = step(self)?;
             if served.done {
                 return Ok(());
             }
@@ -436,14 +286,14 @@ impl Fabric {
 }
 
 /// What a look while serving found.
-struct Served {
-    done: bool,
-    moved: bool,
-    waiting: Option<Rank>,
+pub(super) struct Served {
+    pub(super) done: bool,
+    pub(super) moved: bool,
+    pub(super) waiting: Option<Rank>,
 }
 
 /// Memory that a peer handed over, mapped.
-fn map_taken(peer: Rank, taken: Taken, bytes: usize) -> Result<(Arc<SharedMemory>, Option<Arc<Board>>)> {
+pub(super) fn map_taken(peer: Rank, taken: Taken, bytes: usize) -> Result<(Arc<SharedMemory>, Option<Arc<Board>>)> {
     match taken {
         Taken::Local(offer) if offer.memory.len() == bytes => Ok((offer.memory, offer.board)),
         Taken::Local(_) => Err(Error::remote(peer, format!("rank {peer} offered memory of another size"))),
@@ -453,80 +303,6 @@ fn map_taken(peer: Rank, taken: Taken, bytes: usize) -> Result<(Arc<SharedMemory
             Ok((Arc::new(memory), None))
         }
         Taken::Sockets(_) => Err(Error::internal("sockets where memory is due")),
-    }
-}
-
-impl Links {
-    /// The sending end to `peer`.
-    ///
-    /// # Panics
-    /// Where it was not connected; executors connect a plan's needs before they run it.
-    #[inline]
-    pub fn sender(&mut self, peer: Rank, channel: Channel) -> &mut Sender {
-        self.senders.get_mut(&(peer, channel)).expect("connected before the plan runs")
-    }
-
-    /// The receiving end from `peer`.
-    ///
-    /// # Panics
-    /// Where it was not connected; executors connect a plan's needs before they run it.
-    #[inline]
-    pub fn receiver(&mut self, peer: Rank, channel: Channel) -> &mut Receiver {
-        self.receivers.get_mut(&(peer, channel)).expect("connected before the plan runs")
-    }
-
-    /// Both ends, for looking at flags.
-    pub fn sender_ref(&self, peer: Rank, channel: Channel) -> Option<&Sender> {
-        self.senders.get(&(peer, channel))
-    }
-
-    /// Both ends, for looking at flags.
-    pub fn receiver_ref(&self, peer: Rank, channel: Channel) -> Option<&Receiver> {
-        self.receivers.get(&(peer, channel))
-    }
-
-    /// Lets every pump move what it can. True where one did.
-    ///
-    /// # Errors
-    /// Of a socket, naming the peer.
-    #[inline]
-    pub fn pump(&mut self) -> Result<bool> {
-        let mut moved = false;
-        for pump in &mut self.send_pumps {
-            moved |= pump.progress()?;
-        }
-        for pump in &mut self.receive_pumps {
-            moved |= pump.progress()?;
-        }
-        Ok(moved)
-    }
-
-    /// Whether any connection moves its bytes by a pump.
-    pub fn has_pumps(&self) -> bool {
-        !self.send_pumps.is_empty() || !self.receive_pumps.is_empty()
-    }
-
-    /// Whether every pump has handed all that was published to the system.
-    pub fn drained(&self) -> bool {
-        self.send_pumps.iter().all(SendPump::drained)
-    }
-
-    /// Sleeps until a socket is ready, at most `slice`.
-    ///
-    /// # Errors
-    /// [`crate::error::Kind::System`] where the system cannot wait.
-    pub fn rest_on_sockets(&self, slice: Duration) -> Result<()> {
-        let sending = self.send_pumps.iter().flat_map(SendPump::interests);
-        let receiving = self.receive_pumps.iter().flat_map(ReceivePump::interests);
-        let interests: Vec<_> = sending.chain(receiving).collect();
-        poller::wait_any(&interests, slice)
-    }
-
-    fn has(&self, need: &Need) -> bool {
-        match need.way {
-            Way::Receive => self.receivers.contains_key(&(need.peer, need.channel)),
-            Way::Send => self.senders.contains_key(&(need.peer, need.channel)),
-        }
     }
 }
 
@@ -553,21 +329,9 @@ fn group_hosts(peers: &[PeerInfo], policy: Policy) -> Vec<Vec<Rank>> {
     hosts.into_iter().map(|(ranks, _)| ranks).collect()
 }
 
-fn tag(purpose: u32, channel: Channel) -> u32 {
-    purpose
-        | match channel {
-            Channel::Collective(number) => u32::from(number),
-            Channel::PointToPoint => 1 << 8,
-        }
-}
-
-/// Peers whose connections are under way at once.
-const ROUND_PEERS: usize = 128;
 const TAG_ARENA: u32 = 0x5243_0000;
 const TAG_BUFFER: u32 = 0x5246_0000;
 const TAG_LENGTH: u32 = 0x5247_0000;
-const TAG_RING: u32 = 0x5244_0000;
-const TAG_DONE: u32 = 0x5245_0000;
 
 /// Registered buffers of a communicator.
 const MOST_REGISTRATIONS: usize = 1024;

@@ -45,6 +45,8 @@ pub(super) struct Board {
     notes: u32,
     /// News to tell on, with the link that it came from.
     outbox: Vec<(u64, News)>,
+    /// When goodbyes in the outbox are told on at the latest.
+    farewell: Option<Instant>,
     rules: Rules,
     is_open: bool,
 }
@@ -97,6 +99,12 @@ const REFUSED_TRIES: u32 = 3;
 /// How long a connection that the peer is to make is waited for.
 const AWAITED_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long goodbyes are collected before they are told on: when all ranks leave at once, nobody is left to care.
+const FAREWELL_PATIENCE: Duration = Duration::from_millis(100);
+
+/// How often a close looks whether its goodbyes have been delivered.
+const DELIVERY_CHECK: Duration = Duration::from_millis(1);
+
 /// The most bytes that wait for a peer before news are no longer told to it.
 const MAX_NEWS_BACKLOG_BYTES: usize = 4 << 20;
 
@@ -137,6 +145,7 @@ impl Board {
             seen: Seen::default(),
             notes: 0,
             outbox: Vec::new(),
+            farewell: None,
             rules,
             is_open: true,
         })
@@ -307,6 +316,9 @@ impl Board {
     fn left(&mut self, peer: Rank, source: u64) {
         if self.inbox.mark_gone(peer, Gone::Left) {
             self.outbox.push((source, News::Left(peer)));
+            if self.is_open {
+                self.farewell.get_or_insert(clock::now() + FAREWELL_PATIENCE);
+            }
         }
     }
 
@@ -336,7 +348,7 @@ impl Board {
             tokens.first().and_then(|token| self.links.get(token)).and_then(|entry| entry.link.handshake_until)
         };
         let retry = self.retries.first().map(|(again, _)| *again);
-        let moments = [until(&self.strangers), until(&self.dialling), retry];
+        let moments = [until(&self.strangers), until(&self.dialling), retry, self.farewell];
         let next = moments.into_iter().flatten().min();
         next.map_or(timeout, |next| next.saturating_duration_since(now).min(timeout))
     }
@@ -542,9 +554,12 @@ impl Board {
 
     /// Tells the news on, over every connection but the one that it came from.
     fn tell_news(&mut self) {
-        if self.outbox.is_empty() {
+        let only_farewells = self.outbox.iter().all(|(_, news)| matches!(news, News::Left(_)));
+        let patient = only_farewells && self.farewell.is_some_and(|until| clock::now() < until);
+        if self.outbox.is_empty() || patient || !self.is_open {
             return;
         }
+        self.farewell = None;
         let outbox = std::mem::take(&mut self.outbox);
         let proved = self.links.iter().filter(|(_, entry)| entry.link.peer().is_some());
         let told: Vec<u64> = proved.map(|(token, _)| *token).collect();
@@ -599,6 +614,9 @@ impl Board {
         if !std::mem::replace(&mut self.is_open, false) {
             return;
         }
+        // From here on others are told on by those who stay.
+        self.outbox.clear();
+        self.farewell = None;
         let deadline = Deadline::after(timeout);
         self.send_out(deadline);
         for entry in self.links.values_mut().filter(|entry| entry.link.peer().is_some()) {
@@ -609,10 +627,15 @@ impl Board {
             self.flush(*token);
         }
         self.send_out(deadline);
+        // A socket that closes while the peer still sends resets the connection, and what was not delivered is lost.
+        let is_delivered = |entry: &Entry| entry.link.peer().is_none() || entry.link.is_delivered();
+        while !self.links.values().all(is_delivered) && !deadline.passed(clock::now()) {
+            if self.drive(DELIVERY_CHECK).is_err() {
+                break;
+            }
+        }
         for entry in self.links.values_mut() {
             entry.link.finish();
-            // A socket that is closed with unread bytes resets the connection, which could overtake the goodbye.
-            let _end = entry.link.read(&mut self.scratch, &mut Vec::new());
         }
         self.links.clear();
         self.routes.clear();

@@ -3,12 +3,13 @@
 use std::time::Instant;
 
 use super::{ABORT_CHECK, Own};
-use crate::bootstrap::auth::{Handshake, NO_RANK};
 use crate::bootstrap::checkin::{self, Block, CheckIn, MAX_ROOT_FRAME_BYTES, MAX_WORLD, Shape, Table};
 use crate::bootstrap::collective;
+use crate::bootstrap::hall::WANTED_OPEN_FILES;
 use crate::bootstrap::id::UniqueId;
-use crate::bootstrap::link::{End, Link, SCRATCH_BYTES};
-use crate::bootstrap::root::{Root, WANTED_OPEN_FILES};
+use crate::bootstrap::link::SCRATCH_BYTES;
+use crate::bootstrap::root::Root;
+use crate::bootstrap::visit::{Service, Visit};
 use crate::bootstrap::{Options, interface, socket};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Wait;
@@ -25,9 +26,6 @@ pub(super) struct Joined {
     pub(super) welcome: Table,
     pub(super) seconds: f64,
 }
-
-/// How often a root that drops us in the handshake is tried: it does so where it is flooded, but also where the id is wrong.
-const REJECTED_TRIES: u32 = 5;
 
 /// Opens a listener, tells the root of our block about it, and waits for its answer.
 pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Options, wait: &Wait) -> Result<Joined> {
@@ -56,7 +54,7 @@ pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Option
         shape,
         options,
         poller: &poller,
-        visits: vec![Visit::new(*id, checkin::CHECK_IN, mine.encode())],
+        visits: vec![visit(id, rank, (checkin::CHECK_IN, &mine.encode()), options)],
         scratch: vec![0; SCRATCH_BYTES],
     };
     let welcome = desk.run(wait)?;
@@ -132,83 +130,31 @@ struct Desk<'a> {
     scratch: Vec<u8>,
 }
 
-/// A connection to a root that is made again where it fails.
-struct Visit {
-    id: UniqueId,
-    opening: (u8, Vec<u8>),
-    link: Option<Link>,
-    tries: u32,
-    again: Option<Instant>,
-    last: String,
-}
-
-impl Visit {
-    fn new(id: UniqueId, kind: u8, payload: Vec<u8>) -> Visit {
-        Visit { id, opening: (kind, payload), link: None, tries: 0, again: None, last: "no answer yet".to_owned() }
-    }
-
-    /// Connects, where it is not and the pause is over.
-    fn dial(&mut self, token: u64, desk: (&Poller, &Options, Rank), now: Instant) -> Result<()> {
-        if self.link.is_some() || self.again.is_some_and(|again| now < again) {
-            return Ok(());
-        }
-        let (poller, options, rank) = desk;
-        let handshake = Handshake::initiate(self.id.terms(), rank, NO_RANK)?;
-        match Link::connect(self.id.address(), handshake, MAX_ROOT_FRAME_BYTES) {
-            Ok(mut link) => {
-                link.queue(self.opening.0, 0, &self.opening.1);
-                link.told = link.interest();
-                link.handshake_until = Some(now + options.handshake_timeout);
-                poller.add(link.fd(), token, link.told)?;
-                self.link = Some(link);
-                Ok(())
-            }
-            Err(end) => self.failed(&end, options, now),
-        }
-    }
-
-    /// Plans another try, or gives up.
-    fn failed(&mut self, end: &End, options: &Options, now: Instant) -> Result<()> {
-        self.link = None;
-        self.tries += 1;
-        self.last = end.to_string();
-        let at = self.id.address();
-        let tries = self.tries;
-        match end {
-            End::Unreachable(error) if tries > options.retry_count => Err(Error::timeout(format!(
-                "the root at {at} cannot be reached in {tries} tries: {error}; does the process that made the id still run, and \
-                 does this address lead to it?"
-            ))),
-            End::Rejected(why) if tries > options.retry_count.min(REJECTED_TRIES) => Err(Error::new(
-                Kind::Remote,
-                format!(
-                    "the root at {at} turned this rank away in {tries} tries: {why}; is it the root of another id?"
-                ),
-            )),
-            End::Closed(why) => {
-                Err(Error::new(Kind::Remote, format!("the root at {at} went away before it answered: {why}")))
-            }
-            End::Unreachable(_) | End::Rejected(_) => {
-                self.again = Some(now + options.retry_sleep * tries);
-                Ok(())
-            }
-        }
-    }
+fn visit(id: &UniqueId, rank: Rank, opening: (u8, &[u8]), options: &Options) -> Visit {
+    let service = Service {
+        name: "the root",
+        hint: "does the process that made the id still run, and does this address lead to it?",
+        address: id.address(),
+        terms: id.terms(),
+        most_bytes: MAX_ROOT_FRAME_BYTES,
+    };
+    Visit::new(service, rank, Some(opening), options)
 }
 
 impl Desk<'_> {
     fn run(&mut self, wait: &Wait) -> Result<Table> {
         let mut ready = Ready::default();
         loop {
-            wait.check(|| self.overdue())?;
+            wait.check(|| self.visits[0].state())?;
             let now = clock::now();
             for place in 0..self.visits.len() {
-                let desk = (self.poller, self.options, self.rank);
-                let dialled = self.visits[place].dial(token(place), desk, now);
-                self.settle(place, dialled)?;
+                let outcome = self.visits[place]
+                    .expire(now)
+                    .and_then(|()| self.visits[place].dial(self.poller, token(place), now));
+                self.settle(place, outcome)?;
             }
-            let next = self.visits.iter().filter_map(|visit| visit.again.filter(|_| visit.link.is_none())).min();
-            let pause = next.map_or(ABORT_CHECK, |next| next.saturating_duration_since(now).min(ABORT_CHECK));
+            let again = self.visits.iter().filter_map(Visit::again).min();
+            let pause = again.map_or(ABORT_CHECK, |again| again.saturating_duration_since(now).min(ABORT_CHECK));
             self.poller.wait(&mut ready, wait.deadline.slice(now, pause))?;
             let now = clock::now();
             for event in ready.iter() {
@@ -217,52 +163,22 @@ impl Desk<'_> {
                     return Ok(table);
                 }
             }
-            self.expire(now)?;
-        }
-    }
-
-    fn overdue(&self) -> String {
-        let at = self.visits[0].id.address();
-        let last = &self.visits[0].last;
-        match &self.visits[0].link {
-            Some(link) if link.peer().is_some() => {
-                format!("checked in with the root at {at}, which did not answer in time")
-            }
-            Some(_) | None => format!("waited for the root at {at} to take our check-in: {last}"),
         }
     }
 
     fn serve(&mut self, place: usize, readable: bool, now: Instant) -> Result<Option<Table>> {
         let Some(visit) = self.visits.get_mut(place) else { return Ok(None) };
-        let Some(link) = &mut visit.link else { return Ok(None) };
-        let mut frames = Vec::new();
-        let outcome =
-            if readable { link.read(&mut self.scratch, &mut frames) } else { Ok(()) }.and_then(|()| link.flush());
+        let (frames, outcome) = visit.serve(self.poller, token(place), readable, &mut self.scratch, now);
         for frame in frames {
             if let Some(table) = self.frame(place, &frame)? {
                 return Ok(Some(table));
             }
         }
-        match outcome {
-            Ok(()) => self.tell_poller(place)?,
-            Err(end) => {
-                let outcome = self.visits.get_mut(place).map_or(Ok(()), |visit| visit.failed(&end, self.options, now));
-                self.settle(place, outcome)?;
-            }
+        // The visit to root 0 may have ended with its frame.
+        if place < self.visits.len() {
+            self.settle(place, outcome)?;
         }
         Ok(None)
-    }
-
-    fn tell_poller(&mut self, place: usize) -> Result<()> {
-        // The visit to root 0 may have ended meanwhile.
-        if let Some(link) = self.visits.get_mut(place).and_then(|visit| visit.link.as_mut()) {
-            let wanted = link.interest();
-            if wanted != link.told {
-                self.poller.modify(link.fd(), token(place), wanted)?;
-                link.told = wanted;
-            }
-        }
-        Ok(())
     }
 
     fn frame(&mut self, place: usize, frame: &Frame) -> Result<Option<Table>> {
@@ -274,7 +190,7 @@ impl Desk<'_> {
             (0, checkin::REFUSAL) => Err(checkin::decode_refusal(&frame.payload)),
             (0, checkin::BLOCK) if self.visits.len() == 1 => {
                 Block::decode(&frame.payload)?;
-                self.visits.push(Visit::new(self.ids[0], checkin::BLOCK, frame.payload.clone()));
+                self.visits.push(visit(&self.ids[0], self.rank, (checkin::BLOCK, &frame.payload), self.options));
                 Ok(None)
             }
             // What root 0 says goes to our root, which tells everyone of its block, us too.
@@ -289,11 +205,7 @@ impl Desk<'_> {
     fn tell_own_root(&mut self, kind: u8, payload: &[u8]) -> Result<()> {
         // Root 0 has nothing more to say, and its end is no failure.
         self.visits.truncate(1);
-        if let Some(link) = &mut self.visits[0].link {
-            link.queue(kind, 0, payload);
-            link.flush().map_err(|end| Error::new(Kind::Remote, format!("our root went away: {end}")))?;
-        }
-        self.tell_poller(0)
+        self.visits[0].send(self.poller, token(0), (kind, 0, payload))
     }
 
     /// The end of the visit to our root is ours; that of the visit to root 0 is our whole block's.
@@ -302,22 +214,6 @@ impl Desk<'_> {
             Err(error) if place > 0 => self.tell_own_root(checkin::REFUSAL, &checkin::encode_refusal(&error)),
             other => other,
         }
-    }
-
-    /// A root that accepts and then says nothing is as good as none.
-    fn expire(&mut self, now: Instant) -> Result<()> {
-        for place in 0..self.visits.len() {
-            let silent =
-                self.visits.get(place).and_then(|visit| visit.link.as_ref()).is_some_and(|link| {
-                    link.peer().is_none() && link.handshake_until.is_some_and(|until| now >= until)
-                });
-            if silent {
-                let end = End::Rejected("it did not answer".to_owned());
-                let outcome = self.visits[place].failed(&end, self.options, now);
-                self.settle(place, outcome)?;
-            }
-        }
-        Ok(())
     }
 }
 

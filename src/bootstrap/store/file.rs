@@ -1,0 +1,250 @@
+//! [`FileStore`]: a folder that all processes can reach.
+//!
+//! Each key is a file, named by the hash of the key. A value is written beside it and moved into place, so that a reader sees
+//! the old one or the new one and a process that is killed leaves at most a file that the next to open the store removes.
+//! What changes a value holds the lock of the file `lock`, which the kernel lets go when its holder dies.
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::table::sum;
+use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Store, check_key, check_keys, check_value, waited_for};
+use crate::error::{Error, Result};
+use crate::sync::Wait;
+use crate::sys::{clock, poller, random};
+use crate::wire::{Reader, Writer};
+
+/// A folder of values. Whoever can read the folder can read them, so only its owner can.
+#[derive(Debug, Clone)]
+pub struct FileStore {
+    folder: PathBuf,
+}
+
+/// Permission bits that let others than the owner write, or at the files themselves do anything.
+const OTHERS_WRITE: u32 = 0o022;
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+/// A file system tells nobody of changes reliably, so waiting is looking again, ever more rarely.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Begins the names of files that are being written.
+const UNFINISHED: &str = "new-";
+
+/// Begins every file of a value.
+const MARK: [u8; 8] = *b"rsccl\0\0\x01";
+
+/// The most bytes of a file: mark, key, value, checksum and their lengths.
+const MAX_FILE_BYTES: usize = 64 + MAX_KEY_BYTES + MAX_VALUE_BYTES;
+
+impl FileStore {
+    /// Opens the store in `folder`, which is made where it does not exist (mode 0700; its parent must exist).
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where the folder cannot be made or used; [`crate::error::Kind::InvalidArgument`] where others
+    /// than its owner may write to it.
+    pub fn open(folder: impl Into<PathBuf>, wait: &Wait) -> Result<FileStore> {
+        let store = FileStore { folder: folder.into() };
+        match DirBuilder::new().mode(FOLDER_MODE).create(&store.folder) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(store.named("making", &store.folder, error));
+            }
+            Ok(()) | Err(_) => {}
+        }
+        let metadata = store.folder.metadata().map_err(|error| store.named("opening", &store.folder, error))?;
+        let mode = metadata.permissions().mode();
+        if !metadata.is_dir() || mode & OTHERS_WRITE != 0 {
+            let shown = store.folder.display();
+            let mode = mode & 0o777;
+            let why = format!(
+                "the store {shown} must be a folder that only its owner may write to (mode {mode:o}): chmod 700 it"
+            );
+            return Err(Error::invalid_argument(why));
+        }
+        let lock = store.lock(wait)?;
+        store.sweep()?;
+        drop(lock);
+        Ok(store)
+    }
+
+    /// Where it lies.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Removes what processes that were killed left unfinished. The lock is held, so nothing is being written.
+    fn sweep(&self) -> Result<()> {
+        let entries = self.folder.read_dir().map_err(|error| self.named("listing", &self.folder, error))?;
+        for entry in entries {
+            let entry = entry.map_err(|error| self.named("listing", &self.folder, error))?;
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                std::fs::remove_file(entry.path()).map_err(|error| self.named("removing", &entry.path(), error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the lock that all who change values hold; dropping it lets go.
+    fn lock(&self, wait: &Wait) -> Result<File> {
+        let path = self.folder.join("lock");
+        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(FILE_MODE).open(&path);
+        let file = file.map_err(|error| self.named("opening", &path, error))?;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Interrupted => {}
+                Err(TryLockError::Error(error)) => return Err(self.named("locking", &path, error)),
+            }
+            wait.check(|| format!("waited for the lock {}", path.display()))?;
+            pause = rest(pause, wait);
+        }
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        self.folder.join(blake3::hash(key.as_bytes()).to_hex().as_str())
+    }
+
+    fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let path = self.path(key);
+        let mut bytes = Vec::new();
+        match File::open(&path) {
+            Ok(file) => {
+                let most = u64::try_from(MAX_FILE_BYTES).unwrap_or(u64::MAX);
+                file.take(most + 1).read_to_end(&mut bytes).map_err(|error| self.named("reading", &path, error))?;
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(self.named("reading", &path, error)),
+        }
+        decode(&bytes, key).map(Some).map_err(|error| error.during(format!("reading {}", path.display())))
+    }
+
+    /// The lock is held.
+    fn write(&self, key: &str, value: &[u8]) -> Result<()> {
+        let unfinished = self.folder.join(format!("{UNFINISHED}{:016x}", u64::from_le_bytes(random::bytes()?)));
+        let path = self.path(key);
+        let bytes = encode(key, value);
+        let write = || {
+            let mut file = OpenOptions::new().create_new(true).write(true).mode(FILE_MODE).open(&unfinished)?;
+            // Whatever the umask: nobody but the owner.
+            file.set_permissions(Permissions::from_mode(FILE_MODE))?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&unfinished, &path)
+        };
+        write().map_err(|error| {
+            // What cannot be removed now is removed by the next to open the store.
+            let _swept = std::fs::remove_file(&unfinished);
+            self.named("writing", &path, error)
+        })
+    }
+
+    fn until(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            if let Some(value) = self.read(key)? {
+                return Ok(value);
+            }
+            wait.check(|| waited_for(key))?;
+            pause = rest(pause, wait);
+        }
+    }
+
+    fn named(&self, what: &str, path: &Path, error: std::io::Error) -> Error {
+        Error::system(format!("{what} {} of the file store", path.display()), error)
+    }
+}
+
+/// Lets time pass; yields the next pause.
+fn rest(pause: Duration, wait: &Wait) -> Duration {
+    poller::pause(wait.deadline.slice(clock::now(), pause));
+    (pause * 2).min(LONGEST_PAUSE)
+}
+
+fn encode(key: &str, value: &[u8]) -> Vec<u8> {
+    let mut writer = Writer::with_capacity(64 + key.len() + value.len());
+    writer.raw(&MARK).text(key).bytes(value);
+    let hash: [u8; 32] = blake3::hash(writer.as_slice()).into();
+    writer.raw(&hash);
+    writer.finish()
+}
+
+fn decode(bytes: &[u8], key: &str) -> Result<Vec<u8>> {
+    let mut reader = Reader::new(bytes, "a file of the store");
+    if reader.array()? != MARK {
+        return Err(reader.malformed("it was not written by a store of this version"));
+    }
+    let name = reader.bytes(MAX_KEY_BYTES)?;
+    let value = reader.bytes(MAX_VALUE_BYTES)?;
+    let claimed: [u8; 32] = reader.array()?;
+    let summed = &bytes[..bytes.len() - reader.rest().len() - claimed.len()];
+    if name != key.as_bytes() || blake3::hash(summed) != claimed {
+        return Err(reader.malformed("its checksum or its key does not fit"));
+    }
+    let value = value.to_vec();
+    reader.finish()?;
+    Ok(value)
+}
+
+impl Store for FileStore {
+    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+        check_key(key)?;
+        check_value(value)?;
+        let _lock = self.lock(wait)?;
+        self.write(key, value)
+    }
+
+    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
+        check_key(key)?;
+        self.until(key, wait)
+    }
+
+    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
+        check_key(key)?;
+        let _lock = self.lock(wait)?;
+        let sum = sum(key, self.read(key)?.as_deref(), amount)?;
+        self.write(key, sum.to_string().as_bytes())?;
+        Ok(sum)
+    }
+
+    fn wait(&self, keys: &[&str], wait: &Wait) -> Result<()> {
+        check_keys(keys)?;
+        keys.iter().try_for_each(|key| self.until(key, wait).map(|_| ()))
+    }
+
+    fn delete(&self, key: &str, wait: &Wait) -> Result<bool> {
+        check_key(key)?;
+        let _lock = self.lock(wait)?;
+        let path = self.path(key);
+        match std::fs::remove_file(&path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(self.named("removing", &path, error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_holds_what_was_put_in_and_nothing_else_passes() {
+        let bytes = encode("key", b"value");
+        assert_eq!(decode(&bytes, "key").unwrap(), b"value");
+        assert!(decode(&bytes, "other").is_err());
+        for length in 0..bytes.len() {
+            assert!(decode(&bytes[..length], "key").is_err(), "cut to {length}");
+        }
+        for place in 0..bytes.len() {
+            let mut spoilt = bytes.clone();
+            spoilt[place] ^= 1;
+            assert!(decode(&spoilt, "key").is_err(), "byte {place}");
+        }
+    }
+}

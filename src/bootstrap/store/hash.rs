@@ -1,0 +1,82 @@
+//! [`HashStore`]: for the threads of one process.
+
+use std::time::Duration;
+
+use super::table::Table;
+use super::{Store, check_key, check_keys, check_value, waited_for};
+use crate::error::Result;
+use crate::sync::Wait;
+use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
+use crate::sys::clock;
+
+/// Values in memory. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct HashStore(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    table: Mutex<Table>,
+    changed: Condvar,
+}
+
+/// How long a wait sleeps before it looks at the abort flag again, which does not wake it.
+const ABORT_CHECK: Duration = Duration::from_millis(20);
+
+impl HashStore {
+    /// An empty store.
+    pub fn new() -> HashStore {
+        HashStore::default()
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // A table is whole after every call, so a panic elsewhere does not spoil it.
+        self.0.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn until<T>(&self, key: &str, wait: &Wait, take: impl Fn(&Table) -> Option<T>) -> Result<T> {
+        let mut table = self.table();
+        loop {
+            if let Some(value) = take(&table) {
+                return Ok(value);
+            }
+            wait.check(|| waited_for(key))?;
+            let slice = wait.deadline.slice(clock::now(), ABORT_CHECK);
+            table = match self.0.changed.wait_timeout(table, slice) {
+                Ok((table, _)) => table,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+}
+
+impl Store for HashStore {
+    fn set(&self, key: &str, value: &[u8], _wait: &Wait) -> Result<()> {
+        check_key(key)?;
+        check_value(value)?;
+        self.table().set(key, value.to_vec())?;
+        self.0.changed.notify_all();
+        Ok(())
+    }
+
+    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
+        check_key(key)?;
+        self.until(key, wait, |table| table.get(key).cloned())
+    }
+
+    fn add(&self, key: &str, amount: i64, _wait: &Wait) -> Result<i64> {
+        check_key(key)?;
+        let sum = self.table().add(key, amount)?;
+        self.0.changed.notify_all();
+        Ok(sum)
+    }
+
+    fn wait(&self, keys: &[&str], wait: &Wait) -> Result<()> {
+        check_keys(keys)?;
+        keys.iter().try_for_each(|key| self.until(key, wait, |table| table.get(key).map(|_| ())))
+    }
+
+    fn delete(&self, key: &str, _wait: &Wait) -> Result<bool> {
+        check_key(key)?;
+        Ok(self.table().delete(key))
+    }
+}

@@ -1,0 +1,349 @@
+//! [`TcpStore`]: one process serves, all ask.
+//!
+//! | frame | from → to | payload |
+//! |-------|-----------|---------|
+//! | set | client → server | key, value |
+//! | get, delete | client → server | key |
+//! | add | client → server | key, amount 8 |
+//! | wait | client → server | keys |
+//! | done | server → client | the value, the sum 8, or 1 byte: whether it was there |
+//! | failed | server → client | kind 1, reason |
+//!
+//! The tag of an answer is that of its request. A client has one request at a time; a new one takes the place of one that
+//! still waits.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+
+use super::table::Table;
+use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, check_key, check_keys, check_value, waited_for};
+use crate::bootstrap::address::HostPort;
+use crate::bootstrap::auth::{NO_RANK, Purpose, Terms};
+use crate::bootstrap::hall::{Hall, Keeper, Rules};
+use crate::bootstrap::link::SCRATCH_BYTES;
+use crate::bootstrap::visit::{Service, Visit};
+use crate::bootstrap::{Options, socket};
+use crate::error::{Error, Kind, Result};
+use crate::sync::Wait;
+use crate::sync::primitive::Mutex;
+use crate::sys::poller::{Poller, Ready};
+use crate::sys::{clock, interfaces};
+use crate::wire::frame::Frame;
+use crate::wire::{Reader, Writer};
+
+/// A store that one process serves at a known address. The server lives in the `TcpStore` that [`TcpStore::serve`] yields and
+/// ends with it. Calls of several threads on one `TcpStore` take turns.
+#[derive(Debug)]
+pub struct TcpStore {
+    client: Mutex<Client>,
+    address: SocketAddr,
+    /// Last, so that the client goes first.
+    _keeper: Option<Keeper>,
+}
+
+const SET: u8 = 1;
+const GET: u8 = 2;
+const ADD: u8 = 3;
+const WAIT: u8 = 4;
+const DELETE: u8 = 5;
+const DONE: u8 = 6;
+const FAILED: u8 = 7;
+
+/// The most bytes of a request or an answer.
+const MAX_FRAME_BYTES: usize = 64 + MAX_WAIT_KEYS * (MAX_KEY_BYTES + 4) + MAX_VALUE_BYTES;
+
+/// The most bytes of a failure's reason.
+const MAX_REASON_BYTES: usize = 4096;
+
+impl TcpStore {
+    /// Serves a store at `place` (port 0 takes a free one; [`TcpStore::address`] tells) and opens it.
+    ///
+    /// Clients prove that they hold `options.secret`; without one whoever reaches the port can read and write.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where the address is taken or not ours.
+    pub fn serve(place: SocketAddr, options: &Options) -> Result<TcpStore> {
+        let (listener, address) = socket::listen(place)?;
+        let terms = terms(options);
+        if options.secret.is_none() {
+            tracing::warn!(target: "rsccl::bootstrap", %address, "the store has no secret: whoever reaches it can use it");
+        }
+        let rules =
+            Rules { terms: terms.clone(), handshake_timeout: options.handshake_timeout, most_bytes: MAX_FRAME_BYTES };
+        let run =
+            |hall| Server { hall, table: Table::default(), waiters: HashMap::new(), by_key: HashMap::new() }.run();
+        let keeper = Keeper::start("rsccl store", listener, rules, run)?;
+        Ok(TcpStore { client: Mutex::new(Client::new(address, terms, options)?), address, _keeper: Some(keeper) })
+    }
+
+    /// Opens the store that is or will be served at `place`. Connects with the first call.
+    ///
+    /// # Errors
+    /// Where the host is not known.
+    pub fn connect(place: &HostPort, options: &Options) -> Result<TcpStore> {
+        let address = place.resolve(options.family, &interfaces::list()?)?;
+        Ok(TcpStore { client: Mutex::new(Client::new(address, terms(options), options)?), address, _keeper: None })
+    }
+
+    /// Where it is served.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn request(&self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
+        self.client.lock().unwrap_or_else(std::sync::PoisonError::into_inner).request(kind, payload, words, wait)
+    }
+}
+
+fn terms(options: &Options) -> Terms {
+    let key = match &options.secret {
+        Some(secret) => secret.key("rsccl store"),
+        None => blake3::hash(b"rsccl store without secret").into(),
+    };
+    Terms { key, purpose: Purpose::Store, communicator: 0 }
+}
+
+impl Store for TcpStore {
+    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+        check_key(key)?;
+        check_value(value)?;
+        let mut payload = Writer::with_capacity(8 + key.len() + value.len());
+        payload.text(key).bytes(value);
+        self.request(SET, payload.as_slice(), &|| format!("set '{}'", key.escape_default()), wait).map(|_| ())
+    }
+
+    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
+        check_key(key)?;
+        let mut payload = Writer::new();
+        payload.text(key);
+        self.request(GET, payload.as_slice(), &|| waited_for(key), wait)
+    }
+
+    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
+        check_key(key)?;
+        let mut payload = Writer::new();
+        payload.text(key).i64(amount);
+        let words = || format!("add to '{}'", key.escape_default());
+        let answer = self.request(ADD, payload.as_slice(), &words, wait)?;
+        Reader::new(&answer, "the store's answer").i64()
+    }
+
+    fn wait(&self, keys: &[&str], wait: &Wait) -> Result<()> {
+        check_keys(keys)?;
+        let mut payload = Writer::new();
+        for key in keys {
+            payload.text(key);
+        }
+        let shown = keys.iter().take(8).map(|key| key.escape_default().to_string()).collect::<Vec<_>>().join("', '");
+        let words = || format!("waited for the keys '{shown}' of the store");
+        self.request(WAIT, payload.as_slice(), &words, wait).map(|_| ())
+    }
+
+    fn delete(&self, key: &str, wait: &Wait) -> Result<bool> {
+        check_key(key)?;
+        let mut payload = Writer::new();
+        payload.text(key);
+        let words = || format!("delete '{}'", key.escape_default());
+        Ok(self.request(DELETE, payload.as_slice(), &words, wait)? == [1])
+    }
+}
+
+/// The asking side.
+#[derive(Debug)]
+struct Client {
+    service: Service,
+    options: Options,
+    visit: Visit,
+    poller: Poller,
+    ready: Ready,
+    scratch: Vec<u8>,
+    tag: u32,
+}
+
+const TOKEN: u64 = 0;
+
+impl Client {
+    fn new(address: SocketAddr, terms: Terms, options: &Options) -> Result<Client> {
+        let hint = "does the process that serves it still run, and does this address lead to it?";
+        let service = Service { name: "the store", hint, address, terms, most_bytes: MAX_FRAME_BYTES };
+        let visit = Visit::new(service.clone(), NO_RANK, None, options);
+        let (poller, ready) = (Poller::new()?, Ready::default());
+        Ok(Client { service, options: options.clone(), visit, poller, ready, scratch: vec![0; SCRATCH_BYTES], tag: 0 })
+    }
+
+    fn request(&mut self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
+        self.tag = self.tag.wrapping_add(1);
+        let outcome = self.exchange(kind, payload, words, wait);
+        let broken = outcome.as_ref().is_err_and(|error| matches!(error.kind(), Kind::Remote | Kind::System));
+        if broken || !self.visit.is_connected() {
+            // The next request begins anew; this one may or may not have been done, so it is not repeated.
+            self.visit = Visit::new(self.service.clone(), NO_RANK, None, &self.options);
+        }
+        outcome
+    }
+
+    fn exchange(&mut self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
+        let mut asked = false;
+        loop {
+            wait.check(|| if asked { words() } else { format!("{}: {}", words(), self.visit.state()) })?;
+            let now = clock::now();
+            self.visit.expire(now)?;
+            self.visit.dial(&self.poller, TOKEN, now)?;
+            if !asked && self.visit.is_connected() {
+                self.visit.send(&self.poller, TOKEN, (kind, self.tag, payload))?;
+                asked = true;
+            }
+            let pause =
+                self.visit.again().map_or(ABORT_CHECK, |again| again.saturating_duration_since(now).min(ABORT_CHECK));
+            self.poller.wait(&mut self.ready, wait.deadline.slice(now, pause))?;
+            let Some(event) = self.ready.get(0) else { continue };
+            let now = clock::now();
+            let (frames, outcome) = self.visit.serve(&self.poller, TOKEN, event.readable, &mut self.scratch, now);
+            // Answers to requests that were given up are skipped.
+            if let Some(frame) = frames.into_iter().find(|frame| asked && frame.tag == self.tag) {
+                return answer(frame);
+            }
+            outcome?;
+        }
+    }
+}
+
+/// How long a wait polls before it looks at the abort flag again, which does not wake it.
+const ABORT_CHECK: std::time::Duration = std::time::Duration::from_millis(20);
+
+fn answer(frame: Frame) -> Result<Vec<u8>> {
+    match frame.kind {
+        DONE => Ok(frame.payload),
+        FAILED => {
+            let mut reader = Reader::new(&frame.payload, "the store's answer");
+            let kind = if reader.u8()? == 1 { Kind::InvalidUsage } else { Kind::InvalidArgument };
+            Err(Error::new(kind, reader.text(MAX_REASON_BYTES)?))
+        }
+        other => Err(Error::new(Kind::Remote, format!("the store answered with a frame of kind {other}"))),
+    }
+}
+
+/// The answering side, on its own thread.
+struct Server {
+    hall: Hall,
+    table: Table,
+    waiters: HashMap<u64, Waiter>,
+    /// Who waits for a key; each waiter stands at the first key that it lacks.
+    by_key: HashMap<String, BTreeSet<u64>>,
+}
+
+struct Waiter {
+    tag: u32,
+    /// The key that it lacks, and those not looked at yet.
+    lacks: String,
+    then: Vec<String>,
+    /// Whether it wants the value.
+    value: bool,
+}
+
+impl Server {
+    fn run(mut self) {
+        loop {
+            match self.hall.wait(None) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    tracing::warn!(target: "rsccl::bootstrap", %error, "the store cannot poll");
+                    return;
+                }
+            }
+            while let Some(heard) = self.hall.next() {
+                for frame in heard.frames {
+                    self.frame(heard.token, &frame);
+                }
+                if heard.end.is_some() {
+                    self.forget(heard.token);
+                }
+            }
+        }
+    }
+
+    fn frame(&mut self, token: u64, frame: &Frame) {
+        self.hall.keep(token);
+        self.forget(token);
+        match self.request(token, frame) {
+            Ok(Some(payload)) => self.hall.send(token, DONE, frame.tag, &payload),
+            Ok(None) => {}
+            Err(error) => {
+                let mut payload = Writer::new();
+                payload.u8(u8::from(error.kind() == Kind::InvalidUsage)).text(error.message());
+                self.hall.send(token, FAILED, frame.tag, payload.as_slice());
+            }
+        }
+    }
+
+    /// The answer, or `None` where it comes later.
+    fn request(&mut self, token: u64, frame: &Frame) -> Result<Option<Vec<u8>>> {
+        let mut reader = Reader::new(&frame.payload, "a request to the store");
+        if frame.kind == WAIT {
+            let mut keys = Vec::new();
+            while !reader.rest().is_empty() && keys.len() < MAX_WAIT_KEYS {
+                keys.push(reader.text(MAX_KEY_BYTES)?);
+            }
+            reader.finish()?;
+            return Ok(self.wait(token, frame.tag, keys, false));
+        }
+        let key = reader.text(MAX_KEY_BYTES)?;
+        match frame.kind {
+            SET => {
+                let value = reader.bytes(MAX_VALUE_BYTES)?.to_vec();
+                reader.finish()?;
+                self.table.set(&key, value)?;
+                self.wake(&key);
+                Ok(Some(Vec::new()))
+            }
+            GET => Ok(self.wait(token, frame.tag, vec![key], true)),
+            ADD => {
+                let amount = reader.i64()?;
+                let sum = self.table.add(&key, amount)?;
+                self.wake(&key);
+                Ok(Some(sum.to_le_bytes().to_vec()))
+            }
+            DELETE => Ok(Some(vec![u8::from(self.table.delete(&key))])),
+            other => Err(Error::invalid_argument(format!("a request of unknown kind {other}"))),
+        }
+    }
+
+    /// Answers where all keys are there, or lets the client wait at the first that is not.
+    fn wait(&mut self, token: u64, tag: u32, mut keys: Vec<String>, value: bool) -> Option<Vec<u8>> {
+        match keys.iter().position(|key| self.table.get(key).is_none()) {
+            Some(place) => {
+                let then = keys.split_off(place + 1);
+                let lacks = keys.pop().unwrap_or_default();
+                self.by_key.entry(lacks.clone()).or_default().insert(token);
+                self.waiters.insert(token, Waiter { tag, lacks, then, value });
+                None
+            }
+            None if value => keys.first().and_then(|key| self.table.get(key)).cloned(),
+            None => Some(Vec::new()),
+        }
+    }
+
+    /// `key` has a value now.
+    fn wake(&mut self, key: &str) {
+        for token in self.by_key.remove(key).unwrap_or_default() {
+            let Some(waiter) = self.waiters.remove(&token) else { continue };
+            let mut keys = vec![waiter.lacks];
+            keys.extend(waiter.then);
+            if let Some(payload) = self.wait(token, waiter.tag, keys, waiter.value) {
+                self.hall.send(token, DONE, waiter.tag, &payload);
+            }
+        }
+    }
+
+    /// The client does not wait any more.
+    fn forget(&mut self, token: u64) {
+        let Some(waiter) = self.waiters.remove(&token) else { return };
+        if let Some(waiting) = self.by_key.get_mut(&waiter.lacks) {
+            waiting.remove(&token);
+            if waiting.is_empty() {
+                self.by_key.remove(&waiter.lacks);
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! A connection to a service (a root, a store) that is made again where it fails: the other side of a hall.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::Options;
+use crate::bootstrap::auth::{Handshake, NO_RANK, Terms};
+use crate::bootstrap::link::{End, Link};
+use crate::error::{Error, Kind, Result};
+use crate::sys::poller::Poller;
+use crate::types::Rank;
+use crate::wire::frame::{self, Frame};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Visit {
+    to: Service,
+    from: Rank,
+    /// Frames that open every connection.
+    opening: Vec<u8>,
+    pub(super) link: Option<Link>,
+    retries: Retries,
+    tries: u32,
+    again: Option<Instant>,
+    last: String,
+}
+
+/// What is visited.
+#[derive(Debug, Clone)]
+pub(super) struct Service {
+    /// "the root", "the store".
+    pub(super) name: &'static str,
+    /// What may be wrong where it cannot be reached.
+    pub(super) hint: &'static str,
+    pub(super) address: SocketAddr,
+    pub(super) terms: Terms,
+    /// The most bytes of a frame that it sends.
+    pub(super) most_bytes: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Retries {
+    count: u32,
+    sleep: Duration,
+    handshake_timeout: Duration,
+}
+
+/// How often a service that drops us in the handshake is tried: it does so where it is flooded, but also where the key is
+/// wrong.
+const REJECTED_TRIES: u32 = 5;
+
+/// A retry's pause grows to this at most.
+const MAX_SLEEP: Duration = Duration::from_secs(4);
+
+impl Visit {
+    pub(super) fn new(to: Service, from: Rank, opening: Option<(u8, &[u8])>, options: &Options) -> Visit {
+        let mut frames = Vec::new();
+        if let Some((kind, payload)) = opening {
+            frame::append(&mut frames, kind, 0, payload);
+        }
+        let retries = Retries {
+            count: options.retry_count,
+            sleep: options.retry_sleep,
+            handshake_timeout: options.handshake_timeout,
+        };
+        Visit {
+            to,
+            from,
+            opening: frames,
+            link: None,
+            retries,
+            tries: 0,
+            again: None,
+            last: "no answer yet".to_owned(),
+        }
+    }
+
+    /// Connects, where it is not connected and the pause is over.
+    ///
+    /// # Errors
+    /// Where it is given up.
+    pub(super) fn dial(&mut self, poller: &Poller, token: u64, now: Instant) -> Result<()> {
+        if self.link.is_some() || self.again.is_some_and(|again| now < again) {
+            return Ok(());
+        }
+        let handshake = Handshake::initiate(self.to.terms.clone(), self.from, NO_RANK)?;
+        match Link::connect(self.to.address, handshake, self.to.most_bytes) {
+            Ok(mut link) => {
+                link.queue_frames(&self.opening);
+                link.told = link.interest();
+                link.handshake_until = Some(now + self.retries.handshake_timeout);
+                poller.add(link.fd(), token, link.told)?;
+                self.link = Some(link);
+                Ok(())
+            }
+            Err(end) => self.failed(&end, now),
+        }
+    }
+
+    /// Moves bytes; yields what came.
+    ///
+    /// # Errors
+    /// Where it is given up.
+    pub(super) fn serve(
+        &mut self,
+        poller: &Poller,
+        token: u64,
+        readable: bool,
+        scratch: &mut [u8],
+        now: Instant,
+    ) -> (Vec<Frame>, Result<()>) {
+        let mut frames = Vec::new();
+        let Some(link) = &mut self.link else { return (frames, Ok(())) };
+        let outcome = if readable { link.read(scratch, &mut frames) } else { Ok(()) }.and_then(|()| link.flush());
+        let outcome = match outcome {
+            Ok(()) => self.tell(poller, token),
+            Err(end) => self.failed(&end, now),
+        };
+        (frames, outcome)
+    }
+
+    /// Sends a frame over the connection that stands.
+    ///
+    /// # Errors
+    /// Where none stands any more.
+    pub(super) fn send(&mut self, poller: &Poller, token: u64, frame: (u8, u32, &[u8])) -> Result<()> {
+        let (name, at) = (self.to.name, self.to.address);
+        let Some(link) = &mut self.link else {
+            return Err(Error::new(Kind::Remote, format!("{name} at {at} is not connected")));
+        };
+        link.queue(frame.0, frame.1, frame.2);
+        match link.flush() {
+            Ok(()) => self.tell(poller, token),
+            Err(end) => {
+                self.link = None;
+                Err(Error::new(Kind::Remote, format!("{name} at {at} went away: {end}")))
+            }
+        }
+    }
+
+    fn tell(&mut self, poller: &Poller, token: u64) -> Result<()> {
+        if let Some(link) = &mut self.link {
+            let wanted = link.interest();
+            if wanted != link.told {
+                poller.modify(link.fd(), token, wanted)?;
+                link.told = wanted;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up a service that accepts and then says nothing.
+    ///
+    /// # Errors
+    /// Where it was the last try.
+    pub(super) fn expire(&mut self, now: Instant) -> Result<()> {
+        let silent = |link: &Link| link.peer().is_none() && link.handshake_until.is_some_and(|until| now >= until);
+        if self.link.as_ref().is_some_and(silent) {
+            return self.failed(&End::Rejected("it did not answer".to_owned()), now);
+        }
+        Ok(())
+    }
+
+    /// When to dial again, if it is to be.
+    pub(super) fn again(&self) -> Option<Instant> {
+        self.again.filter(|_| self.link.is_none())
+    }
+
+    /// Whether the service has proved itself on the connection that stands.
+    pub(super) fn is_connected(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.peer().is_some())
+    }
+
+    /// How far it has come, for a time-out's message.
+    pub(super) fn state(&self) -> String {
+        let (name, at) = (self.to.name, self.to.address);
+        if self.is_connected() {
+            return format!("{name} at {at} did not answer in time");
+        }
+        let (tries, last) = (self.tries + u32::from(self.link.is_some()), &self.last);
+        format!("{name} at {at} could not be reached in time ({tries} tries): {last}")
+    }
+
+    /// Plans another try, or gives up.
+    fn failed(&mut self, end: &End, now: Instant) -> Result<()> {
+        self.link = None;
+        self.tries += 1;
+        self.last = end.to_string();
+        let (name, at, tries) = (self.to.name, self.to.address, self.tries);
+        match end {
+            End::Unreachable(_) if tries > self.retries.count => {
+                let hint = self.to.hint;
+                Err(Error::timeout(format!("{name} at {at} cannot be reached in {tries} tries: {end}; {hint}")))
+            }
+            End::Rejected(why) if tries > self.retries.count.min(REJECTED_TRIES) => Err(Error::new(
+                Kind::Remote,
+                format!("{name} at {at} turned this rank away in {tries} tries: {why}; is it that of another job?"),
+            )),
+            End::Closed(why) => {
+                Err(Error::new(Kind::Remote, format!("{name} at {at} went away before it answered: {why}")))
+            }
+            End::Unreachable(_) | End::Rejected(_) => {
+                self.again = Some(now + (self.retries.sleep * tries).min(MAX_SLEEP));
+                Ok(())
+            }
+        }
+    }
+}

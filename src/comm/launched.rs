@@ -1,0 +1,113 @@
+//! Communicators of launched processes: who I am and where we meet stands in the environment.
+
+use crate::bootstrap::address::HostPort;
+use crate::bootstrap::store::{FileStore, Store, TcpStore, share_id};
+use crate::bootstrap::{NetBootstrap, Options, UniqueId};
+use crate::comm::settings::bootstrap_options;
+use crate::comm::{Communicator, Settings};
+use crate::config::launch::{Launch, StoreAddress};
+use crate::config::{Config, Environment};
+use crate::error::{Error, Kind, Result};
+use crate::sync::Wait;
+use crate::sync::primitive::{AtomicU64, Ordering};
+use crate::types::World;
+
+impl Communicator {
+    /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun` (the table stands in
+    /// [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, or at `MASTER_ADDR` and `MASTER_PORT`. May be called
+    /// again: each call makes one more communicator of the same processes.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] that names the variable which is missing or wrong; else as [`Communicator::init`].
+    ///
+    /// # Examples
+    /// ```no_run
+    /// // rsccl run -n 4 -- target/debug/this-program
+    /// use rsccl::{Communicator, ReduceOp};
+    ///
+    /// # fn main() -> rsccl::Result<()> {
+    /// let comm = Communicator::from_env()?;
+    /// let mut ranks = [1u32];
+    /// comm.all_reduce_in_place(&mut ranks, ReduceOp::Sum)?;
+    /// assert_eq!(ranks[0], comm.size());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_env() -> Result<Communicator> {
+        Communicator::from_env_with(Config::default())
+    }
+
+    /// [`Communicator::from_env`] with a configuration, over which the environment is laid.
+    ///
+    /// # Errors
+    /// As [`Communicator::from_env`].
+    pub fn from_env_with(config: Config) -> Result<Communicator> {
+        let environment = Environment::capture();
+        let config = config.resolve_in(&environment)?;
+        crate::log::install(&config)?;
+        let launch = Launch::learn(&environment, &config)?;
+        let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
+        let world = launch.world;
+        // Relaxed: only the number counts.
+        let number = LAUNCHED.fetch_add(1, Ordering::Relaxed);
+        Communicator::start(world, settings, move |abort, timeout| {
+            let wait = Wait::new(timeout, abort);
+            let (id, store) = meet(world, launch.store.as_ref(), (number, &options), &wait)?;
+            let joined = NetBootstrap::join(&[id], world.rank, world.size, &options, &wait)?;
+            // Everyone has joined, so everyone has the id: the store may go.
+            drop(store);
+            Ok(Box::new(joined))
+        })
+    }
+}
+
+/// The id of the launched processes' communicator `number`, and the store that carried it.
+fn meet(
+    world: World,
+    place: Option<&StoreAddress>,
+    (number, options): (u64, &Options),
+    wait: &Wait,
+) -> Result<(UniqueId, Option<Box<dyn Store>>)> {
+    if let Some(id) = UniqueId::fixed(options)? {
+        return Ok((id, None));
+    }
+    if world.size == 1 {
+        return Ok((UniqueId::generate(options)?, None));
+    }
+    let place = place.ok_or_else(|| {
+        Error::invalid_argument("no place to meet: set MASTER_ADDR and MASTER_PORT, RSCCL_STORE, or NCCL_COMM_ID")
+    })?;
+    let key = format!("rsccl/id/{number}");
+    loop {
+        let store = open(place, world, options, wait)?;
+        match share_id(&*store, &key, world, || UniqueId::generate(options), wait) {
+            Ok(id) => return Ok((id, Some(store))),
+            // The store of the communicator before this one has just ended: the next one opens at the same place.
+            Err(error) if world.rank.get() != 0 && error.kind() == Kind::Remote && number > 0 => {
+                wait.check(|| format!("waited for the store at {place}"))?;
+                crate::sys::poller::pause(RETRY_PAUSE);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn open(place: &StoreAddress, world: World, options: &Options, wait: &Wait) -> Result<Box<dyn Store>> {
+    match place {
+        StoreAddress::File(folder) => Ok(Box::new(FileStore::open(folder, wait)?)),
+        StoreAddress::Tcp { host, port } => {
+            let bracketed = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+            let place: HostPort = bracketed.parse()?;
+            if world.rank.get() == 0 {
+                let address = place.resolve(options.family, &crate::sys::interfaces::list()?)?;
+                return Ok(Box::new(TcpStore::serve(address, options)?));
+            }
+            Ok(Box::new(TcpStore::connect(&place, options)?))
+        }
+    }
+}
+
+/// Communicators that this process has made from its launcher's environment: all its ranks count alike.
+static LAUNCHED: AtomicU64 = AtomicU64::new(0);
+/// Between two looks for a store that is about to open.
+const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);

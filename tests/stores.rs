@@ -1,0 +1,225 @@
+//! The contract of `Store`, held by all three, and what each promises beyond it.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use rsccl::Result;
+use rsccl::bootstrap::store::{FileStore, HashStore, IdCounter, MAX_VALUE_BYTES, Store, TcpStore, share_id};
+use rsccl::bootstrap::{Options, Secret, UniqueId};
+use rsccl::error::{Error, Kind};
+use rsccl::sync::{AbortFlag, Wait};
+use rsccl::types::{Rank, World};
+
+fn soon() -> Wait {
+    Wait::new(Duration::from_secs(30), &AbortFlag::new())
+}
+
+fn shortly() -> Wait {
+    Wait::new(Duration::from_millis(100), &AbortFlag::new())
+}
+
+fn options() -> Options {
+    let secret = Some(Secret::new(b"a secret of the test").unwrap());
+    Options { interfaces: "=lo".parse().unwrap(), secret, retry_sleep: Duration::from_millis(10), ..Options::default() }
+}
+
+fn loopback() -> std::net::SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// `count` doors to one store of each kind.
+fn stores(count: usize) -> Vec<(&'static str, Vec<Box<dyn Store>>, Option<tempfile::TempDir>)> {
+    let hash = HashStore::new();
+    let hash = (0..count).map(|_| Box::new(hash.clone()) as Box<dyn Store>).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let file =
+        (0..count).map(|_| Box::new(FileStore::open(folder.path().join("store"), &soon()).unwrap()) as Box<dyn Store>);
+    let file = file.collect();
+    let server = TcpStore::serve(loopback(), &options()).unwrap();
+    let place = server.address().to_string().parse().unwrap();
+    let mut tcp: Vec<Box<dyn Store>> = vec![Box::new(server)];
+    tcp.extend((1..count).map(|_| Box::new(TcpStore::connect(&place, &options()).unwrap()) as Box<dyn Store>));
+    vec![("hash", hash, None), ("file", file, Some(folder)), ("tcp", tcp, None)]
+}
+
+#[test]
+fn values_are_set_replaced_added_to_and_deleted() {
+    for (name, doors, _folder) in stores(2) {
+        let (a, b) = (&doors[0], &doors[1]);
+        a.set("key", b"one", &soon()).unwrap();
+        assert_eq!(b.get("key", &soon()).unwrap(), b"one", "{name}");
+        b.set("key", b"", &soon()).unwrap();
+        assert_eq!(a.get("key", &soon()).unwrap(), b"");
+        assert_eq!((a.add("n", 5, &soon()).unwrap(), b.add("n", -7, &soon()).unwrap()), (5, -2));
+        assert_eq!(a.get("n", &soon()).unwrap(), b"-2");
+        assert!(a.delete("key", &soon()).unwrap() && !b.delete("key", &soon()).unwrap());
+        let strange = "a/b\\../\0é\n".to_string() + &"x".repeat(200);
+        a.set(&strange, &vec![7; MAX_VALUE_BYTES], &soon()).unwrap();
+        assert_eq!(b.get(&strange, &soon()).unwrap(), vec![7; MAX_VALUE_BYTES]);
+        assert_eq!(a.add(&strange, 1, &soon()).unwrap_err().kind(), Kind::InvalidUsage);
+        assert_eq!(a.add("n", i64::MIN, &soon()).unwrap_err().kind(), Kind::InvalidUsage);
+        // The store is as good as before after an error.
+        assert_eq!(a.add("n", 2, &soon()).unwrap(), 0);
+    }
+}
+
+#[test]
+fn bounds_are_errors_of_the_caller() {
+    for (name, doors, _folder) in stores(1) {
+        let store = &doors[0];
+        let kind = |outcome: Result<()>| outcome.unwrap_err().kind();
+        assert_eq!(kind(store.set("", b"", &soon())), Kind::InvalidArgument, "{name}");
+        assert_eq!(kind(store.set(&"k".repeat(257), b"", &soon())), Kind::InvalidArgument);
+        assert_eq!(kind(store.set("k", &vec![0; MAX_VALUE_BYTES + 1], &soon())), Kind::InvalidArgument);
+        assert_eq!(kind(store.wait(&["k"; 1025], &soon())), Kind::InvalidArgument);
+        store.wait(&[], &soon()).unwrap();
+    }
+}
+
+#[test]
+fn a_get_waits_for_the_value_and_ends_by_deadline_and_abort() {
+    for (name, doors, _folder) in stores(2) {
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                doors[1].wait(&["a", "b"], &soon()).unwrap();
+                doors[1].get("c", &soon()).unwrap()
+            });
+            for key in ["b", "a", "c"] {
+                doors[0].set(key, key.as_bytes(), &soon()).unwrap();
+            }
+            assert_eq!(waiting.join().unwrap(), b"c", "{name}");
+        });
+        let error = doors[0].get("never", &shortly()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Timeout);
+        assert!(error.to_string().contains("'never'"), "{error}");
+        assert_eq!(doors[0].wait(&["a", "never"], &shortly()).unwrap_err().kind(), Kind::Timeout);
+        let abort = AbortFlag::new();
+        abort.raise(Error::aborted("enough"));
+        let aborted = Wait::new(Duration::from_secs(60), &abort);
+        assert_eq!(doors[0].get("never", &aborted).unwrap_err().kind(), Kind::Aborted);
+        // What was given up does not disturb what follows.
+        doors[1].set("never", b"late", &soon()).unwrap();
+        assert_eq!(doors[0].get("a", &soon()).unwrap(), b"a");
+        assert_eq!(doors[0].get("never", &soon()).unwrap(), b"late");
+    }
+}
+
+#[test]
+fn adding_is_atomic() {
+    for (name, doors, _folder) in stores(4) {
+        std::thread::scope(|scope| {
+            for door in &doors {
+                scope.spawn(move || (0..25).for_each(|_| assert!(door.add("n", 1, &soon()).unwrap() <= 100)));
+            }
+        });
+        assert_eq!(doors[0].add("n", 0, &soon()).unwrap(), 100, "{name}");
+    }
+}
+
+#[test]
+fn an_id_is_shared_under_a_counter_and_removed_when_all_have_it() {
+    for (name, doors, _folder) in stores(3) {
+        let ids: Vec<Vec<UniqueId>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3u32)
+                .zip(&doors)
+                .map(|(rank, door)| {
+                    scope.spawn(move || {
+                        let members = World { rank: Rank::new(rank), size: 3 };
+                        let counter = IdCounter::new("ids");
+                        let make = || Ok(rsccl::bootstrap::Root::serve(&options())?.0);
+                        (0..3).map(|_| counter.share(&**door, members, make, &soon()).unwrap()).collect()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(ids.iter().all(|of_rank| *of_rank == ids[0]), "{name}");
+        assert!(ids[0][0] != ids[0][1] && ids[0][1] != ids[0][2]);
+        for key in ["ids/0", "ids/1", "ids/2", "ids/2/taken"] {
+            assert_eq!(doors[0].get(key, &shortly()).unwrap_err().kind(), Kind::Timeout, "{key}");
+        }
+    }
+}
+
+#[test]
+fn rank_zero_failing_to_make_an_id_fails_everyone_with_its_reason() {
+    let store = HashStore::new();
+    let members = |rank| World { rank: Rank::new(rank), size: 2 };
+    let make = || Err(Error::invalid_usage("no usable network interface"));
+    let first = share_id(&store, "id", members(0), make, &soon()).unwrap_err();
+    assert_eq!(first.kind(), Kind::InvalidUsage);
+    let second = share_id(&store, "id", members(1), || unreachable!(), &soon()).unwrap_err();
+    assert_eq!(second.kind(), Kind::Remote);
+    assert!(second.to_string().contains("no usable network interface"), "{second}");
+    store.set("bad", b"no id", &soon()).unwrap();
+    let third = share_id(&store, "bad", members(1), || unreachable!(), &soon()).unwrap_err();
+    assert_eq!(third.kind(), Kind::InvalidArgument);
+}
+
+#[test]
+fn a_file_store_is_private_and_survives_a_kill_in_the_middle() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = FileStore::open(&path, &soon()).unwrap();
+    store.set("key", b"value", &soon()).unwrap();
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&path), 0o700);
+    for entry in path.read_dir().unwrap() {
+        assert_eq!(mode(&entry.unwrap().path()), 0o600);
+    }
+    // A process that was killed while it wrote leaves this.
+    std::fs::write(path.join("new-0123456789abcdef"), b"half of").unwrap();
+    let again = FileStore::open(&path, &soon()).unwrap();
+    assert_eq!(again.get("key", &soon()).unwrap(), b"value");
+    assert_eq!(path.read_dir().unwrap().count(), 2, "the value and the lock");
+    // A value that something else has spoilt is an error that names the file.
+    let value =
+        path.read_dir().unwrap().map(|entry| entry.unwrap().path()).find(|path| !path.ends_with("lock")).unwrap();
+    std::fs::write(&value, b"garbage").unwrap();
+    let error = again.get("key", &soon()).unwrap_err().to_string();
+    assert!(error.contains(value.to_str().unwrap()), "{error}");
+    // A lock that somebody holds is waited for, by the deadline.
+    let lock = std::fs::File::open(path.join("lock")).unwrap();
+    lock.lock().unwrap();
+    assert_eq!(again.set("key", b"x", &shortly()).unwrap_err().kind(), Kind::Timeout);
+    drop(lock);
+    again.set("key", b"x", &soon()).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(FileStore::open(&path, &soon()).unwrap_err().to_string().contains("chmod 700"));
+}
+
+#[test]
+fn a_tcp_store_keeps_strangers_out_and_outlives_its_clients() {
+    let server = TcpStore::serve(loopback(), &options()).unwrap();
+    let place = server.address().to_string().parse().unwrap();
+    server.set("key", b"value", &soon()).unwrap();
+    let secret = Some(Secret::new(b"another secret").unwrap());
+    let stranger = TcpStore::connect(&place, &Options { secret, ..options() }).unwrap();
+    let error = stranger.get("key", &soon()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Remote);
+    assert!(error.to_string().contains("turned this rank away"), "{error}");
+    drop(TcpStore::connect(&place, &options()).unwrap());
+    let client = TcpStore::connect(&place, &options()).unwrap();
+    assert_eq!(client.get("key", &soon()).unwrap(), b"value");
+    drop(server);
+    let error = client.get("key", &soon()).unwrap_err();
+    assert!(error.to_string().contains("the store at 127.0.0.1"), "{error}");
+    let patient = Options { retry_count: 2, ..options() };
+    let late = TcpStore::connect(&place, &patient).unwrap();
+    let error = late.get("key", &soon()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Timeout);
+    assert!(error.to_string().contains("cannot be reached in 3 tries"), "{error}");
+}
+
+#[test]
+fn a_client_may_come_before_the_server() {
+    // A port that is free: it was just ours.
+    let place = TcpStore::serve(loopback(), &options()).unwrap().address();
+    let client = TcpStore::connect(&place.to_string().parse().unwrap(), &options()).unwrap();
+    std::thread::scope(|scope| {
+        let got = scope.spawn(|| client.get("key", &soon()));
+        let server = TcpStore::serve(place, &options()).unwrap();
+        server.set("key", b"value", &soon()).unwrap();
+        assert_eq!(got.join().unwrap().unwrap(), b"value");
+    });
+}
