@@ -81,7 +81,11 @@ impl Idle<'_> {
 /// The first error of a task or of the watch; the other tasks are left where they are.
 pub fn drive(tasks: &mut [&mut dyn Task], links: &mut Links, idle: &mut Idle<'_>) -> Result<()> {
     let mut done = vec![false; tasks.len()];
-    let mut backoff = Backoff::new(idle.patience);
+    let mut patience = idle.patience;
+    if links.has_pumps() {
+        patience.spins = patience.spins.min(SOCKET_SPINS);
+    }
+    let mut backoff = Backoff::new(patience);
     loop {
         let mut moved = links.pump()?;
         for (task, done) in tasks.iter_mut().zip(&mut done).filter(|(_, done)| !**done) {
@@ -130,6 +134,8 @@ fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &Links, slice: Duration) 
     Ok(())
 }
 
+/// Looks at sockets before the processor is offered to others: each is a system call or several.
+const SOCKET_SPINS: u32 = 16;
 /// Tasks that an error names.
 const NAMED_TASKS: usize = 4;
 /// How long a wait on several flags sleeps between two looks.
