@@ -84,6 +84,7 @@ pub fn drive(tasks: &mut [&mut dyn Task], links: &mut Links, idle: &mut Idle<'_>
     let mut patience = idle.patience;
     if links.has_pumps() {
         patience.spins = patience.spins.min(SOCKET_SPINS);
+        patience.awake = patience.awake.min(SOCKET_AWAKE);
     }
     let mut backoff = Backoff::new(patience);
     loop {
@@ -136,6 +137,8 @@ fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &Links, slice: Duration) 
 
 /// Looks at sockets before the processor is offered to others: each is a system call or several.
 const SOCKET_SPINS: u32 = 16;
+/// How long a wait on sockets stays awake: a few round trips inside a host. Sleeping on sockets costs one more wake-up.
+const SOCKET_AWAKE: Duration = Duration::from_micros(50);
 /// Tasks that an error names.
 const NAMED_TASKS: usize = 4;
 /// How long a wait on several flags sleeps between two looks.
