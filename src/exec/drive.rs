@@ -118,7 +118,9 @@ impl Idle<'_> {
 /// The first error of a task or of the watch; the other tasks are left where they are.
 pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
     let mut done = vec![false; tasks.len()];
-    let mut backoff = Backoff::new(*idle.patience);
+    let sockets = idle.fabric.links().has_pumps();
+    let patience = |learnt: Patience| if sockets { learnt.no_more_than(SOCKET_SPINS, SOCKET_AWAKE) } else { learnt };
+    let mut backoff = Backoff::new(patience(*idle.patience));
     let beside = !idle.beside.is_empty();
     loop {
         let links = idle.fabric.links();
@@ -140,8 +142,10 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
             moved |= idle.beside.turn(idle.fabric, idle.bootstrap)?;
         }
         if moved {
-            idle.patience.learn(&backoff);
-            backoff = Backoff::new(*idle.patience);
+            if !sockets {
+                idle.patience.learn(&backoff);
+            }
+            backoff = Backoff::new(patience(*idle.patience));
             continue;
         }
         let waiting = || describe(tasks, &done);
@@ -173,6 +177,10 @@ fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &Links, slice: Duration) 
     Ok(())
 }
 
+/// Looks at sockets before the processor is offered to others: each is a system call or several.
+const SOCKET_SPINS: u32 = 16;
+/// How long a wait on sockets stays awake: a few round trips inside a host. Sleeping on sockets costs one more wake-up.
+const SOCKET_AWAKE: Duration = Duration::from_micros(50);
 /// Tasks that an error names.
 const NAMED_TASKS: usize = 4;
 /// How long a wait on several flags sleeps between two looks.

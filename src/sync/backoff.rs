@@ -31,6 +31,14 @@ impl Patience {
         Patience { spins, most_spins: spins, awake }
     }
 
+    /// The same, spinning and staying awake no longer than this.
+    #[must_use]
+    pub fn no_more_than(mut self, spins: u32, awake: Duration) -> Patience {
+        self.spins = self.spins.min(spins);
+        self.awake = self.awake.min(awake);
+        self
+    }
+
     /// Learns from a wait that has ended well.
     pub fn learn(&mut self, wait: &Backoff) {
         let spun_out = wait.turns > self.spins;
