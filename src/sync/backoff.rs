@@ -68,18 +68,32 @@ pub struct Backoff {
     turns: u32,
     started: Option<Instant>,
     looked: Option<Instant>,
+    /// Since it started, as of the last turn.
+    waited: Duration,
 }
 
 impl Backoff {
     /// A wait that has just begun.
     pub fn new(patience: Patience) -> Backoff {
-        Backoff { patience, turns: 0, started: None, looked: None }
+        Backoff { patience, turns: 0, started: None, looked: None, waited: Duration::ZERO }
     }
 
     /// Starts again: something moved.
     pub fn reset(&mut self) {
         self.turns = 0;
         self.started = None;
+        self.waited = Duration::ZERO;
+    }
+
+    /// When it began, unless it has only spun yet.
+    pub fn started(&self) -> Option<Instant> {
+        self.started
+    }
+
+    /// How long to sleep where nothing wakes the sleeper: from `least`, the longer it has waited the longer, up to `most`. What comes is
+    /// late by a small share of the wait, and a long wait costs next to no processor.
+    pub fn nap(&self, least: Duration, most: Duration) -> Duration {
+        (self.waited / NAP_SHARE).clamp(least, most)
     }
 
     /// One turn of waiting. Spins or yields and returns `None`; once the wait has been awake long enough returns how long to park.
@@ -94,9 +108,13 @@ impl Backoff {
         }
         let now = clock::now();
         let started = *self.started.get_or_insert(now);
-        let looked = *self.looked.get_or_insert(now);
-        let tired = now.duration_since(started) >= self.patience.awake;
-        if tired || now.duration_since(looked) >= LOOK_EVERY {
+        self.waited = now.duration_since(started);
+        let tired = self.waited >= self.patience.awake;
+        let due = match self.looked {
+            Some(looked) => now.duration_since(looked) >= LOOK_EVERY,
+            None => tired || self.waited >= LOOK_EVERY,
+        };
+        if due {
             self.looked = Some(now);
             watch.look(waiting_for)?;
         }
@@ -114,7 +132,9 @@ const SPINS: u32 = 2000;
 const LEAST_SPINS: u32 = 16;
 /// A peer that answers after so few turns on the processor was waiting for it; one that takes longer is late for its own reasons.
 const SOON_YIELDS: u32 = 4;
-/// How often a yielding wait looks at deadline and peers.
+/// A sleep that nothing ends is this part of the wait so far.
+const NAP_SHARE: u32 = 8;
+/// How often a wait looks at deadline and peers.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The longest sleep between two looks.
 const PARK_SLICE: Duration = Duration::from_millis(20);

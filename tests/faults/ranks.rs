@@ -133,6 +133,13 @@ impl Rank {
         }
     }
 
+    /// Gives a command, and its error.
+    pub(crate) fn fails(&mut self, command: &str) -> Failure {
+        self.say(command);
+        self.begun();
+        self.failure()
+    }
+
     fn line(&self, what: &str) -> String {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => line,
@@ -174,7 +181,8 @@ impl Rank {
     /// Where its open files lead, for messages.
     pub(crate) fn open_files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(format!("/proc/{}/fd", self.group.id())).unwrap();
-        let target = |entry: io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
+        let target =
+            |entry: io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
         entries.map(|entry| target(entry).to_string_lossy().into_owned()).collect()
     }
 
@@ -231,7 +239,9 @@ impl Job {
             let (prefix, variables) = of(number);
             Rank::start(number, folder.path(), &prefix, &variables)
         };
-        Job { ranks: (0..ranks).map(rank).collect(), id: String::new(), _folder: folder }
+        let ranks: Vec<Rank> = (0..ranks).map(rank).collect();
+        ranks.iter().for_each(|rank| rank.expect_line("ready"));
+        Job { ranks, id: String::new(), _folder: folder }
     }
 
     /// [`Job::start`], and all join by an id of rank 0.
