@@ -58,7 +58,7 @@ impl Case {
 /// Runs all cases on one communicator.
 fn run(ranks: u32, cases: &[Case]) {
     let seed = seed();
-    println!("{ranks} ranks, {} cases, seed {seed}", cases.len());
+    eprintln!("{ranks} ranks, {} cases, seed {seed}", cases.len());
     let body = |comm: Communicator| {
         let mut failures = Vec::new();
         for (number, case) in (0u64..).zip(cases) {

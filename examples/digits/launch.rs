@@ -74,9 +74,6 @@ fn start(options: Options, rank: u32, store: &str) -> io::Result<Child> {
     let mut command = Command::new(env::current_exe()?);
     command.args(env::args().skip(1)).env("RSCCL_STORE", store);
     command.env("RSCCL_RANK", rank.to_string()).env("RSCCL_WORLD_SIZE", options.ranks.to_string());
-    if options.transport == Transport::Net {
-        command.env("NCCL_SHM_DISABLE", "1");
-    }
     command.spawn()
 }
 

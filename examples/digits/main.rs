@@ -4,7 +4,7 @@
 //!     cargo run --release --example digits [-- --ranks N --transport local|shm|net --reproducible]
 //!
 //! Rank 0 prints loss and accuracy, the bytes reduced and the time in collectives. The example fails unless at least
-//! 95 % of the held-out images are read rightly and every rank ends with the same weights, bit for bit. With
+//! 95 % of the held-out images are read rightly, every rank ends with the same weights, bit for bit. With
 //! `--reproducible` the weights are the same for every transport, too.
 #![expect(clippy::print_stdout, reason = "an example reports to whoever started it")]
 #![expect(clippy::disallowed_methods, reason = "the rules on clock and environment are the library's")]
@@ -26,9 +26,10 @@ const EPOCHS_BETWEEN_REPORTS: usize = 10;
 
 fn main() -> Result<(), String> {
     let options = Options::parse()?;
-    let config = Config { reproducible: options.reproducible, ..Config::default() };
+    let config =
+        Config::default().with_reproducible(options.reproducible).with_shm_disable(options.transport == Transport::Net);
     if options.transport == Transport::Local {
-        let trained = local::run_with(options.ranks, config, |comm| train(&comm));
+        let trained = local::run_with(options.ranks, &config, |comm| train(&comm));
         return trained.map(|_| ()).map_err(|error| error.to_string());
     }
     if !launch::is_rank() {
