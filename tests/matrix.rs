@@ -10,8 +10,10 @@ mod faults;
 mod verify;
 
 use std::fmt;
+use std::time::Duration;
 
-use rsccl::{Communicator, DataType, Error, Result, local};
+use rsccl::types::Algorithm;
+use rsccl::{Communicator, Config, DataType, Error, Result, local, plan};
 use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Tables, perform, with_type};
 
 /// One call.
@@ -55,29 +57,63 @@ impl Case {
     }
 }
 
-/// Runs all cases on one communicator.
-fn run(ranks: u32, cases: &[Case]) {
-    let seed = seed();
-    eprintln!("{ranks} ranks, {} cases, seed {seed}", cases.len());
-    let body = |comm: Communicator| {
-        let mut failures = Vec::new();
-        for (number, case) in (0u64..).zip(cases) {
-            match case.run(&comm, seed.wrapping_add(number)) {
-                Ok(None) => {}
-                Ok(Some(wrong)) => failures.push(format!("{case}: {wrong}")),
-                Err(error) => {
-                    // The others cannot go on without this rank: they end here too.
-                    failures.push(format!("{case}: {error}"));
-                    return Ok(failures);
-                }
+/// Runs all cases as one rank, and returns what was wrong.
+fn run_rank(comm: Communicator, cases: &[Case], seed: u64) -> Result<Vec<String>> {
+    let mut failures = Vec::new();
+    for (number, case) in (0u64..).zip(cases) {
+        match case.run(&comm, seed.wrapping_add(number)) {
+            Ok(None) => {}
+            Ok(Some(wrong)) => failures.push(format!("{case}: {wrong}")),
+            Err(error) => {
+                // The others cannot go on without this rank: they end here too.
+                failures.push(format!("{case}: {error}"));
+                return Ok(failures);
             }
         }
-        comm.finalize()?;
-        Ok(failures)
-    };
-    let failures: Vec<String> = local::run(ranks, body).expect("ranks start and end").concat();
+    }
+    comm.finalize()?;
+    Ok(failures)
+}
+
+/// Runs all cases on one communicator.
+fn run(ranks: u32, cases: &[Case]) {
+    run_with(ranks, Config::default(), cases);
+}
+
+/// [`run`] with a configuration.
+fn run_with(ranks: u32, config: Config, cases: &[Case]) {
+    let (seed, config) = (seed(), config.with_timeout(TIMEOUT));
+    let name = format!("{ranks} ranks, {:?}, seed {seed}", config.algo);
+    eprintln!("{name}: {} cases", cases.len());
+    let failures = local::run_with(ranks, &config, |comm| run_rank(comm, cases, seed));
+    judge(&name, failures.expect("ranks start and end").concat());
+}
+
+/// Runs all cases on ranks that believe to be on several hosts: `hosts` has the host of each rank.
+fn run_on_hosts(hosts: &[u32], config: &Config, cases: &[Case]) {
+    let seed = seed();
+    let name = format!("hosts {hosts:?}, {:?}, seed {seed}", config.algo);
+    eprintln!("{name}: {} cases", cases.len());
+    let config = config.clone().with_socket_interfaces("lo").with_timeout(TIMEOUT);
+    let id = &Communicator::unique_id(&config).expect("there is a loopback interface");
+    let world = u32::try_from(hosts.len()).expect("a few");
+    let failures: Vec<String> = std::thread::scope(|scope| {
+        let join = |(rank, host): (u32, &u32)| {
+            let config = config.clone().with_host_id(format!("host {host}"));
+            scope.spawn(move || run_rank(Communicator::init(id, rank, world, config)?, cases, seed))
+        };
+        let threads: Vec<_> = (0..world).zip(hosts).map(join).collect();
+        threads
+            .into_iter()
+            .flat_map(|rank| rank.join().expect("no rank panics").expect("ranks start and end"))
+            .collect()
+    });
+    judge(&name, failures);
+}
+
+fn judge(name: &str, failures: Vec<String>) {
     let shown: Vec<&str> = failures.iter().take(SHOWN_FAILURES).map(String::as_str).collect();
-    assert!(failures.is_empty(), "{ranks} ranks, seed {seed}: {} wrong:\n{}", failures.len(), shown.join("\n"));
+    assert!(failures.is_empty(), "{name}: {} wrong:\n{}", failures.len(), shown.join("\n"));
 }
 
 fn seed() -> u64 {
@@ -88,7 +124,7 @@ fn seed() -> u64 {
 /// Every program on its types and operators, at each size, in each placement, with the first and the last rank as root.
 fn every_program(ranks: u32, sizes: &[usize], kinds: &[(DataType, Op)]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for program in Program::ALL.iter().copied().filter(|program| *program != Program::AllToAllV) {
+    for program in Program::ALL.iter().copied() {
         let roots = if program.rooted() && ranks > 1 { vec![0, ranks - 1] } else { vec![0] };
         for (data_type, op) in kinds.iter().copied() {
             let op = program.reduces().then_some(op);
@@ -118,6 +154,16 @@ fn every_operator(sizes: &[usize]) -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Every program that `algorithm` does, with the filter that forces it.
+fn every_program_by(algorithm: Algorithm, ranks: u32, sizes: &[usize]) -> (String, Vec<Case>) {
+    let can = |program: Program| program.collective().is_some_and(|all| plan::algorithms(all).contains(&algorithm));
+    let programs = Program::ALL.iter().copied().filter(|program| can(*program));
+    let forced = programs.filter_map(Program::collective).map(|name| format!("{name}:{algorithm}"));
+    let mut cases = every_program(ranks, sizes, SLOT_KINDS);
+    cases.retain(|case| can(case.program));
+    (forced.collect::<Vec<_>>().join(";"), cases)
 }
 
 /// None, one, fewer than ranks, odd, and what takes the windows.
@@ -182,5 +228,64 @@ fn more_ranks_than_a_small_float_can_add_up() {
     run(24, &every_operator(&[97]));
 }
 
+#[test]
+fn shared_memory_between_threads() {
+    for ranks in [2, 3, 8] {
+        let config = Config::default().with_p2p_disable(true);
+        run_with(ranks, config.clone(), &every_program(ranks, SIZES, SLOT_KINDS));
+        run_with(ranks, config, &every_program(ranks, &[700_001], &SLOT_KINDS[..1]));
+    }
+}
+
+#[test]
+fn every_algorithm_over_slots_of_threads() {
+    for ranks in [2, 3, 4, 7, 8] {
+        for algorithm in Algorithm::ALL.iter().copied().filter(|algorithm| *algorithm != Algorithm::Direct) {
+            let (forced, cases) = every_program_by(algorithm, ranks, SLOT_SIZES);
+            run_with(ranks, Config::default().with_algo(forced), &cases);
+        }
+    }
+}
+
+#[test]
+fn every_algorithm_over_sockets() {
+    for ranks in [2, 3, 7] {
+        for algorithm in Algorithm::ALL.iter().copied() {
+            let (forced, cases) = every_program_by(algorithm, ranks, SLOT_SIZES);
+            let config = Config::default().with_p2p_disable(true).with_shm_disable(true);
+            run_with(ranks, config.with_algo(forced), &cases);
+        }
+    }
+}
+
+#[test]
+fn messages_over_sockets() {
+    let config = Config::default().with_p2p_disable(true).with_shm_disable(true);
+    let mut cases = every_program(3, SLOT_SIZES, SLOT_KINDS);
+    cases.retain(|case| case.program.collective().is_none());
+    run_with(3, config, &cases);
+}
+
+#[test]
+fn several_hosts() {
+    let worlds: [&[u32]; 4] = [&[0, 0, 1, 1], &[0, 1, 0, 1, 2, 2], &[0, 0, 1], &[0, 1, 1, 1, 0, 2]];
+    for hosts in worlds {
+        let ranks = u32::try_from(hosts.len()).expect("a few");
+        run_on_hosts(hosts, &Config::default(), &every_program(ranks, SLOT_SIZES, SLOT_KINDS));
+        for algorithm in [Algorithm::Ring, Algorithm::Tree] {
+            let (forced, cases) = every_program_by(algorithm, ranks, &[1_003, 60_011]);
+            run_on_hosts(hosts, &Config::default().with_algo(forced), &cases);
+        }
+    }
+}
+
+/// Of each width one that rounds what it passes on, and one with a scalar of each rank's own.
+const SLOT_KINDS: &[(DataType, Op)] =
+    &[(DataType::F32, Op::Sum), (DataType::F16, Op::Avg), (DataType::I64, Op::MulSum)];
+/// None, one, odd, and more than all slots of a connection hold.
+const SLOT_SIZES: &[usize] = &[0, 1, 1_003, 300_007];
+
+/// A hang becomes an error that says who waits for whom.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const USUAL_SEED: u64 = 20_260_101;
 const SHOWN_FAILURES: usize = 12;

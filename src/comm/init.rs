@@ -170,7 +170,9 @@ pub(super) fn assemble(bootstrap: Box<dyn Bootstrap>, mut settings: Settings, ab
     }
     futex::register_barrier();
     let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes);
-    settings.patience = Patience::new(fabric.my_host().len(), settings.awake);
+    // Ranks that share processors, whether or not they may share memory.
+    let beside = peers.iter().filter(|peer| peer.host == mine.host).count();
+    settings.patience = Patience::new(beside, settings.awake);
     let early = !settings.connect_late;
     let name = settings.name.clone();
     // The least of all ranks, so that all choose alike.

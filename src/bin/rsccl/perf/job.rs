@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rsccl::{Config, DataType, Error, Result};
+use rsccl::{Config, DataType, Error, Result, plan};
 
 use super::verify::{Op, Program};
-use super::{Arguments, Transport};
+use super::{Arguments, Transport, table};
 
 /// What to run, the same on all ranks.
 #[derive(Debug, Clone)]
@@ -26,6 +26,10 @@ pub(crate) struct Job {
     pub(crate) transport: Transport,
     /// With the environment laid over it.
     pub(crate) config: Config,
+    /// What algorithms may be chosen, for tables.
+    pub(crate) algorithm: String,
+    /// What protocols may be chosen, for tables.
+    pub(crate) protocol: String,
     pub(crate) json: Option<PathBuf>,
     pub(crate) plot: Option<PathBuf>,
 }
@@ -86,8 +90,10 @@ impl Job {
         if arguments.check_only && arguments.check == 0 {
             return Err(wrong("--check-only with -c 0 leaves nothing to do"));
         }
+        let programs = list("collective", &arguments.collective, Program::ALL, Program::name, Program::from_name)?;
+        let programs = able(programs, arguments.algo.as_deref())?;
+        let config = config(arguments, &programs)?;
         let job = Job {
-            programs: list("collective", &arguments.collective, Program::ALL, Program::name, Program::from_name)?,
             types: list("-d", &arguments.datatype, DataType::ALL, DataType::name, data_type)?,
             ops: list("-o", &arguments.op, Op::ALL, Op::name, Op::from_name)?,
             roots,
@@ -98,7 +104,10 @@ impl Job {
             seed: arguments.seed,
             skew: arguments.unalign as usize,
             transport: arguments.transport,
-            config: config(arguments)?,
+            algorithm: shown(&programs, arguments.algo.as_deref(), config.algo.as_deref()),
+            protocol: shown(&programs, arguments.proto.as_deref(), config.proto.as_deref()),
+            config,
+            programs,
             json: arguments.json.clone(),
             plot: arguments.plot.clone(),
         };
@@ -147,7 +156,7 @@ impl Job {
 }
 
 /// What the communicators are made with.
-fn config(arguments: &Arguments) -> Result<Config> {
+fn config(arguments: &Arguments, programs: &[Program]) -> Result<Config> {
     let transport = arguments.transport;
     let mut config = Config::default()
         .with_p2p_disable(matches!(transport, Transport::Shm | Transport::Net))
@@ -157,15 +166,57 @@ fn config(arguments: &Arguments) -> Result<Config> {
         config = config.with_socket_interfaces("lo");
     }
     if let Some(algo) = &arguments.algo {
-        config = config.with_algo(algo);
+        config = config.with_algo(only_for(programs, algo));
     }
     if let Some(proto) = &arguments.proto {
-        config = config.with_proto(proto);
+        config = config.with_proto(only_for(programs, proto));
     }
     if let Some(seconds) = arguments.timeout {
         config = config.with_timeout(Duration::from_secs(seconds));
     }
     config.resolve()
+}
+
+/// Those of `programs` that one of the named algorithms can do. One that was asked for alone stays, and the library says why not.
+fn able(programs: Vec<Program>, algorithms: Option<&str>) -> Result<Vec<Program>> {
+    let Some(named) = algorithms.filter(|text| programs.len() > 1 && is_list(text)) else { return Ok(programs) };
+    let named: Vec<&str> = named.split(',').map(str::trim).collect();
+    let can = |program: &Program| {
+        let possible = program.collective().map_or(&[][..], plan::algorithms);
+        possible.iter().any(|algorithm| named.iter().any(|name| name.eq_ignore_ascii_case(algorithm.name())))
+    };
+    let (able, unable): (Vec<Program>, Vec<Program>) = programs.into_iter().partition(can);
+    if able.is_empty() {
+        return Err(wrong(format!("--algo {}: none of the collectives has it", named.join(","))));
+    }
+    if !unable.is_empty() {
+        let unable: Vec<&str> = unable.into_iter().map(Program::name).collect();
+        table::complain(&format!("rsccl perf: left out, for they have no {}: {}", named.join(","), unable.join(", ")));
+    }
+    Ok(able)
+}
+
+/// A filter for `programs` alone, so that the barriers and gathers of this command itself go as they like.
+fn only_for(programs: &[Program], text: &str) -> String {
+    if !is_list(text) {
+        return text.to_owned();
+    }
+    let collectives = programs.iter().filter_map(|program| program.collective());
+    collectives.map(|collective| format!("{collective}:{text}")).collect::<Vec<_>>().join(";")
+}
+
+/// Whether a filter is just names, with no word of collectives.
+fn is_list(text: &str) -> bool {
+    !text.contains([':', ';'])
+}
+
+/// What tables say of a filter: the option, unless the environment was stronger.
+fn shown(programs: &[Program], option: Option<&str>, in_force: Option<&str>) -> String {
+    match (option, in_force) {
+        (Some(option), Some(in_force)) if only_for(programs, option) == in_force => option.to_owned(),
+        (_, Some(in_force)) => in_force.to_owned(),
+        (_, None) => "auto".to_owned(),
+    }
 }
 
 /// A size in bytes: a number with K, M or G behind it.

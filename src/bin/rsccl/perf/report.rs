@@ -81,7 +81,7 @@ fn result(job: &Job, row: &Row, (in_place, half): (bool, &Measured)) -> Value {
         "busbw_gbps": busbw,
         "wrong": half.wrong,
         "transport": job.transport.name(),
-        "algorithm": job.config.algo.as_deref().unwrap_or("auto"),
-        "protocol": job.config.proto.as_deref().unwrap_or("auto"),
+        "algorithm": job.algorithm,
+        "protocol": job.protocol,
     })
 }

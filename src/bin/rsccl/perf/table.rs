@@ -49,9 +49,8 @@ impl<'a> Table<'a> {
             self.job.checks,
             self.job.seed,
         ))?;
-        let chosen = |text: &Option<String>| text.clone().unwrap_or_else(|| "auto".to_owned());
-        let (algo, proto) = (chosen(&self.job.config.algo), chosen(&self.job.config.proto));
-        self.line(&format!("# transport: {} algorithm: {algo} protocol: {proto}", transport.name()))?;
+        let Job { algorithm, protocol, .. } = self.job;
+        self.line(&format!("# transport: {} algorithm: {algorithm} protocol: {protocol}", transport.name()))?;
         self.line("#")?;
         self.line("# Using ranks")?;
         for (rank, place) in self.ranks.iter().enumerate() {

@@ -1,5 +1,6 @@
 //! What each collective takes and gives on each rank.
 
+use rsccl::types::Collective;
 use rsccl::{Error, Result};
 
 /// A collective as `rsccl perf` runs it.
@@ -73,6 +74,24 @@ impl Program {
     pub(crate) fn rooted(self) -> bool {
         use Program::{Broadcast, Gather, Reduce, Scatter};
         matches!(self, Broadcast | Gather | Reduce | Scatter)
+    }
+
+    /// The collective that it calls; none where it is made of messages.
+    pub(crate) fn collective(self) -> Option<Collective> {
+        match self {
+            Program::AllReduce => Some(Collective::AllReduce),
+            Program::Broadcast => Some(Collective::Broadcast),
+            Program::Reduce => Some(Collective::Reduce),
+            Program::AllGather => Some(Collective::AllGather),
+            Program::ReduceScatter => Some(Collective::ReduceScatter),
+            Program::AllToAll => Some(Collective::AllToAll),
+            Program::Gather => Some(Collective::Gather),
+            Program::Scatter => Some(Collective::Scatter),
+            Program::Barrier => Some(Collective::Barrier),
+            Program::AllGatherV => Some(Collective::AllGatherV),
+            Program::ReduceScatterV => Some(Collective::ReduceScatterV),
+            Program::SendRecv | Program::AllToAllV => None,
+        }
     }
 
     /// Whether its size is that of all ranks' blocks together.
