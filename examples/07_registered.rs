@@ -34,7 +34,7 @@ fn main() -> Result<()> {
         Ok((ordinary, in_place))
     })?;
     let (ordinary, registered) = times[0];
-    let size = ELEMENTS * size_of::<f32>() >> 20;
+    let size = (ELEMENTS * size_of::<f32>()) >> 20;
     println!("{size} MiB in ordinary memory: {ordinary:.1?}, in registered buffers: {registered:.1?}, the same sums");
     Ok(())
 }
