@@ -9,7 +9,6 @@ pub mod exec;
 pub mod log;
 pub mod plan;
 pub mod protocol;
-pub mod proxy;
 pub mod sync;
 pub mod sys;
 pub mod topo;

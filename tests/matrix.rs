@@ -84,7 +84,7 @@ fn run(ranks: u32, cases: &[Case]) {
 fn run_with(ranks: u32, config: Config, cases: &[Case]) {
     let (seed, config) = (seed(), config.with_timeout(TIMEOUT));
     let name = format!("{ranks} ranks, {:?}, seed {seed}", config.algo);
-    println!("{name}: {} cases", cases.len());
+    eprintln!("{name}: {} cases", cases.len());
     let failures = local::run_with(ranks, &config, |comm| run_rank(comm, cases, seed));
     judge(&name, failures.expect("ranks start and end").concat());
 }
@@ -93,7 +93,7 @@ fn run_with(ranks: u32, config: Config, cases: &[Case]) {
 fn run_on_hosts(hosts: &[u32], config: &Config, cases: &[Case]) {
     let seed = seed();
     let name = format!("hosts {hosts:?}, {:?}, seed {seed}", config.algo);
-    println!("{name}: {} cases", cases.len());
+    eprintln!("{name}: {} cases", cases.len());
     let config = config.clone().with_socket_interfaces("lo").with_timeout(TIMEOUT);
     let id = &Communicator::unique_id(&config).expect("there is a loopback interface");
     let world = u32::try_from(hosts.len()).expect("a few");
