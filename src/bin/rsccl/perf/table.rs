@@ -116,7 +116,6 @@ impl<'a> Table<'a> {
 
 /// Prints a line on standard error.
 pub(crate) fn complain(line: &str) {
-    #![expect(clippy::print_stderr, reason = "the one place that prints there")]
     eprintln!("{line}");
 }
 
