@@ -36,6 +36,18 @@ use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::types::{Rank, World};
 
+/// Feeds `bytes` to every decoder of what connections and files bring, for the fuzz tests: none may panic.
+#[doc(hidden)]
+pub fn decode_anything(bytes: &[u8]) {
+    let _refused = checkin::CheckIn::decode(bytes);
+    let _refused = checkin::Block::decode(bytes);
+    let _refused = checkin::Table::decode(bytes, 3);
+    let _refused = checkin::decode_refusal(bytes);
+    let _refused = collective::split_members(&[bytes.to_vec()], 0);
+    net::decode_anything(bytes);
+    store::decode_anything(bytes);
+}
+
 /// Small messages between the ranks of a communicator, and news of who failed.
 ///
 /// All-gather, broadcast and barrier are collective: every rank calls them in the same order. All calls end by the

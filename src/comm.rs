@@ -14,6 +14,7 @@ mod launched;
 pub mod local;
 mod messages;
 mod news;
+mod request;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use crate::types::World;
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 pub use group::{Group, Member, group};
+pub use request::{Request, Scope};
 pub(crate) use settings::Settings;
 
 use engine::Engine;

@@ -1,6 +1,8 @@
 //! Many ranks as threads with real sockets on the loopback: `RSCCL_TEST_RANKS` (default 48) join, gather, meet and part.
 //! Prints how long joining took; `cargo test --release --test bootstrap_scale -- --nocapture` shows it.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -47,11 +49,24 @@ fn joining(size: u32, roots: u32) -> Duration {
     })
 }
 
+/// What this process holds: open files and threads.
+fn held() -> (usize, usize) {
+    let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
+    (count("/proc/self/fd"), count("/proc/self/task"))
+}
+
 #[test]
 fn many_ranks_join_through_one_root_and_through_several() {
     let size = ranks();
+    let before = held();
     for roots in [1, 3, 8] {
         let took = joining(size, roots.min(size));
         println!("{size} ranks joined through {roots} roots in {:.3} s", took.as_secs_f64());
+    }
+    // The kernel takes a moment to bury a thread that has ended.
+    let wait = Wait::new(Duration::from_secs(10), &AbortFlag::new());
+    while held() != before {
+        wait.check(|| format!("open files and threads are left: {:?}, before {before:?}", held())).unwrap();
+        std::thread::yield_now();
     }
 }

@@ -229,6 +229,17 @@ fn specs_without_a_pattern_are_proved() {
     }
 }
 
+/// The second lane's part of 548 elements is longer than its part of 608.
+#[test]
+fn a_lane_may_have_more_of_a_shorter_block() {
+    let spec = Spec {
+        count: Count::PerRank([608, 548, 0].map(Elements).to_vec()),
+        limits: Limits { slot: Elements(36), slots: 3, scratch: Elements(3000), channels: 2 },
+        ..base(Collective::AllGatherV, Algorithm::Direct, Windows::None)
+    };
+    proof(&spec).expect("all elements are there");
+}
+
 /// A spec to break: three ranks of one host, many rounds.
 fn base(collective: Collective, algorithm: Algorithm, windows: Windows) -> Spec {
     Spec {

@@ -1,5 +1,7 @@
 //! The contract of `Store`, held by all three, and what each promises beyond it.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
@@ -27,8 +29,11 @@ fn loopback() -> std::net::SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
+/// A store's name, doors to it, and the folder that it lies in.
+type Doors = (&'static str, Vec<Box<dyn Store>>, Option<tempfile::TempDir>);
+
 /// `count` doors to one store of each kind.
-fn stores(count: usize) -> Vec<(&'static str, Vec<Box<dyn Store>>, Option<tempfile::TempDir>)> {
+fn stores(count: usize) -> Vec<Doors> {
     let hash = HashStore::new();
     let hash = (0..count).map(|_| Box::new(hash.clone()) as Box<dyn Store>).collect();
     let folder = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::auth::{Handshake, NO_RANK, Terms};
-use crate::bootstrap::link::{End, Link, SCRATCH_BYTES};
+use crate::bootstrap::link::{End, Link, SCRATCH_BYTES, moment};
 use crate::bootstrap::socket;
 use crate::error::{Error, Result};
 use crate::sys::poller::{Interest, Poller, Ready};
@@ -230,7 +230,7 @@ impl Hall {
         }
         let handshake = Handshake::respond(self.rules.terms.clone(), NO_RANK);
         let mut link = Link::accepted(stream, from, handshake, self.rules.most_bytes);
-        link.handshake_until = Some(now + self.rules.handshake_timeout);
+        link.handshake_until = Some(moment(now, self.rules.handshake_timeout));
         link.told = Interest::Read;
         let token = self.next_token;
         self.next_token += 1;

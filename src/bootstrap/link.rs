@@ -5,7 +5,7 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::bootstrap::auth::Handshake;
 use crate::bootstrap::socket;
@@ -52,6 +52,9 @@ pub(super) const SCRATCH_BYTES: usize = 16 << 10;
 
 /// How much one readiness may read, so that a busy peer does not starve the others.
 const READS_AT_ONCE: usize = 16;
+
+/// The pause before a connection is tried again grows to this at most.
+pub(super) const MAX_RETRY_SLEEP: Duration = Duration::from_secs(4);
 
 /// The most capacity that an empty output buffer keeps.
 const KEEP_BYTES: usize = 64 << 10;
@@ -230,6 +233,14 @@ impl Link {
         if self.handshake.has_heard() { End::Rejected(error.to_string()) } else { End::Unreachable(error) }
     }
 }
+
+/// `after` from `now`; where the clock does not reach so far, a time that nobody will live to see.
+pub(super) fn moment(now: Instant, after: Duration) -> Instant {
+    now.checked_add(after).unwrap_or_else(|| now + LIFETIME)
+}
+
+/// A century.
+const LIFETIME: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 fn rejected(error: Error) -> End {
     End::Rejected(error.message().to_owned())

@@ -147,21 +147,28 @@ impl NetBootstrap {
         }
     }
 
-    /// Waits until the connections have taken everything that goes to ranks which are still there. A rank that goes on to wait
-    /// for something else moves no bytes here, so what it has said must have left before.
-    fn settle(&self, wait: &Wait) -> Result<()> {
-        let words = |board: &Board| match board.busy() {
+    /// Waits until the connections have taken everything that goes to `only`, or to all ranks which are still there. A rank that
+    /// goes on to wait for something else moves no bytes here, so what it has said must have left before.
+    fn settle(&self, only: Option<Rank>, wait: &Wait) -> Result<()> {
+        let busy = |board: &Board| match only {
+            Some(peer) => Some(peer).filter(|_| board.unsent(peer) > 0 && board.inbox().gone(peer).is_none()),
+            None => board.busy(),
+        };
+        let words = |board: &Board| match busy(board) {
             Some(peer) => format!("waited for rank {peer} to take what was sent to it"),
             None => "waited for what was sent to leave".to_owned(),
         };
-        self.until(wait, words, |board| Ok(board.busy().is_none().then_some(())))
-            .map_err(|error| error.at(self.world.rank))
+        let settled = self.until(wait, words, |board| Ok(busy(board).is_none().then_some(())));
+        settled.map_err(|error| {
+            let busy = busy(&self.board.borrow());
+            busy.into_iter().fold(error, Error::about).at(self.world.rank)
+        })
     }
 
     /// Runs one collective to the end.
     fn collective<T>(&self, wait: &Wait, run: impl FnOnce(&Group) -> Result<T>) -> Result<T> {
         let outcome = run(&self.next_group()).map_err(|error| error.at(self.world.rank))?;
-        self.settle(wait)?;
+        self.settle(None, wait)?;
         Ok(outcome)
     }
 
@@ -231,6 +238,11 @@ fn read_address(bytes: &[u8]) -> Result<SocketAddr> {
     Ok(address)
 }
 
+pub(super) fn decode_anything(bytes: &[u8]) {
+    let _refused = news::News::decode_all(bytes);
+    let _refused = read_address(bytes);
+}
+
 impl Mesh for NetBootstrap {
     fn put(&self, peer: Rank, channel: Channel, bytes: &[u8], wait: &Wait) -> Result<()> {
         self.check_peer(peer)?;
@@ -284,7 +296,7 @@ impl Bootstrap for NetBootstrap {
     fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
         check_message(bytes)?;
         self.put(peer, Channel::Message(tag), bytes, wait)?;
-        self.settle(wait)
+        self.settle(Some(peer), wait)
     }
 
     fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>> {
@@ -336,7 +348,7 @@ impl Bootstrap for NetBootstrap {
         let group = Group::survivors(members.clone(), self.world.rank, number)?;
         let all = collective::all_gather(self, &group, address.as_slice(), wait);
         let all = all.map_err(|error| error.at(self.world.rank).during("shrink"))?;
-        self.settle(wait)?;
+        self.settle(None, wait)?;
         let members = members.into_iter().zip(&all);
         let members = members.map(|(rank, bytes)| Ok((rank, read_address(bytes).map_err(|error| error.about(rank))?)));
         let members: Vec<_> = members.collect::<Result<_>>()?;
@@ -353,5 +365,101 @@ impl Bootstrap for NetBootstrap {
 
     fn close(&mut self) {
         self.board.get_mut().close(CLOSE_TIMEOUT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
+    use super::*;
+    use crate::bootstrap::Root;
+    use crate::sync::AbortFlag;
+
+    fn soon() -> Wait {
+        Wait::new(Duration::from_secs(30), &AbortFlag::new())
+    }
+
+    /// `size` ranks, each on a thread that runs `body`.
+    fn run(size: u32, body: impl Fn(NetBootstrap) + Sync) {
+        let options = Options { interfaces: "=lo".parse().unwrap(), ..Options::default() };
+        let (id, _root) = Root::serve(&options).unwrap();
+        std::thread::scope(|scope| {
+            let (options, body) = (&options, &body);
+            for rank in (0..size).map(Rank::new) {
+                scope.spawn(move || body(NetBootstrap::join(&[id], rank, size, options, &soon()).unwrap()));
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_s_listener_survives_garbage_and_silence() {
+        run(3, |mut bootstrap| {
+            let address = bootstrap.board.borrow().address();
+            let mut silent = Vec::new();
+            for round in 0..400u32 {
+                let mut stream = TcpStream::connect(address).unwrap();
+                match round % 3 {
+                    0 => silent.push(stream),
+                    1 => stream.write_all(&round.to_le_bytes()).unwrap(),
+                    _ => stream.write_all(b"RSC\x01 and then nothing that makes sense").unwrap(),
+                }
+                assert!(bootstrap.poll().is_empty());
+            }
+            bootstrap.barrier(&soon()).unwrap();
+            let strangers = bootstrap.board.borrow().strangers();
+            assert!(strangers <= 256, "{strangers}");
+            bootstrap.close();
+        });
+    }
+
+    #[test]
+    fn both_may_open_the_pair_at_once_and_order_is_kept() {
+        // 0 and 4 of 9 are no neighbours (1 and 3 are the distances), so both open.
+        run(9, |mut bootstrap| {
+            let me = bootstrap.world.rank.get();
+            if me == 0 || me == 4 {
+                let peer = Rank::new(4 - me);
+                for i in 0..100u32 {
+                    bootstrap.send(peer, 1, &i.to_le_bytes(), &soon()).unwrap();
+                }
+                for i in 0..100u32 {
+                    assert_eq!(bootstrap.recv(peer, 1, &soon()).unwrap(), i.to_le_bytes());
+                }
+            }
+            bootstrap.barrier(&soon()).unwrap();
+            bootstrap.close();
+        });
+    }
+
+    #[test]
+    fn what_nobody_takes_holds_up_its_sender_and_nobody_else() {
+        run(3, |mut bootstrap| {
+            let block = vec![7; crate::bootstrap::MAX_GATHER_BYTES];
+            let rank = Rank::new;
+            match bootstrap.world.rank.get() {
+                0 => {
+                    // More than a queue and the sockets between hold.
+                    let short = Wait::new(Duration::from_millis(500), &AbortFlag::new());
+                    let outcome = (0..4096).try_for_each(|_| bootstrap.send(rank(1), 5, &block, &short));
+                    let error = outcome.unwrap_err();
+                    assert_eq!((error.kind(), error.peer()), (crate::error::Kind::Timeout, Some(1)), "{error}");
+                    bootstrap.send(rank(2), 6, b"full", &soon()).unwrap();
+                }
+                1 => {
+                    // Reads while it waits, as far as there is room.
+                    assert_eq!(bootstrap.recv(rank(2), 6, &soon()).unwrap(), b"go on");
+                    let error = bootstrap.recv(rank(0), 9, &soon()).unwrap_err();
+                    assert_eq!(error.kind(), crate::error::Kind::Mismatch, "{error}");
+                    assert_eq!(bootstrap.recv(rank(0), 5, &soon()).unwrap(), block);
+                }
+                _ => {
+                    assert_eq!(bootstrap.recv(rank(0), 6, &soon()).unwrap(), b"full");
+                    bootstrap.send(rank(1), 6, b"go on", &soon()).unwrap();
+                }
+            }
+            bootstrap.close();
+        });
     }
 }

@@ -263,3 +263,125 @@ impl Service {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use super::*;
+    use crate::bootstrap::auth::{self, Handshake, NO_RANK};
+    use crate::bootstrap::checkin::Shape;
+    use crate::error::Kind;
+    use crate::sync::{AbortFlag, Wait};
+    use crate::wire::frame::{self, FrameReader};
+
+    fn soon() -> Wait {
+        Wait::new(Duration::from_secs(30), &AbortFlag::new())
+    }
+
+    fn root() -> (UniqueId, Root) {
+        Root::serve(&Options { interfaces: "=lo".parse().unwrap(), ..Options::default() }).unwrap()
+    }
+
+    /// A rank by hand, so that it can be killed in the middle.
+    fn come(id: &UniqueId, rank: u32, world: u32) -> TcpStream {
+        let mut stream = TcpStream::connect(id.address()).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let handshake = Handshake::initiate(id.terms(), Rank::new(rank), NO_RANK).unwrap();
+        auth::run(&mut stream, handshake, &soon()).unwrap();
+        let address = "127.0.0.1:9".parse().unwrap();
+        let shape = Shape { world, roots: 1 };
+        let check_in = CheckIn { rank: Rank::new(rank), shape, root: 0, left_ms: 30_000, address };
+        let mut bytes = Vec::new();
+        frame::append(&mut bytes, checkin::CHECK_IN, 0, &check_in.encode());
+        stream.write_all(&bytes).unwrap();
+        stream
+    }
+
+    fn hear(stream: &mut TcpStream) -> Frame {
+        let mut reader = FrameReader::new(MAX_ROOT_FRAME_BYTES);
+        let wait = soon();
+        loop {
+            let mut byte = [0; 1];
+            match stream.read(&mut byte) {
+                Ok(0) => panic!("the root closed without a word"),
+                Ok(_) => {
+                    if let Some(frame) = reader.next(&mut &byte[..]).unwrap() {
+                        return frame;
+                    }
+                }
+                Err(_) => wait.check(|| "the root said nothing".to_owned()).unwrap(),
+            }
+        }
+    }
+
+    /// Seats a rank, which a second one with its number proves.
+    fn seat(id: &UniqueId, rank: u32, world: u32) -> TcpStream {
+        let stream = come(id, rank, world);
+        let error = checkin::decode_refusal(&hear(&mut come(id, rank, world)).payload);
+        assert_eq!((error.kind(), error.peer()), (Kind::Mismatch, Some(rank)));
+        assert!(error.message().contains(&format!("two ranks have the number {rank}")), "{error}");
+        stream
+    }
+
+    #[test]
+    fn a_rank_that_dies_after_its_check_in_is_named_to_all_who_come() {
+        let (id, root) = root();
+        let mut first = seat(&id, 0, 3);
+        drop(seat(&id, 1, 3));
+        let told = |stream: &mut TcpStream| {
+            let error = checkin::decode_refusal(&hear(stream).payload);
+            assert_eq!((error.kind(), error.peer()), (Kind::Remote, Some(1)));
+            assert!(error.message().contains("rank 1 has died while the others came"), "{error}");
+        };
+        told(&mut first);
+        // Who comes late is told too.
+        told(&mut come(&id, 2, 3));
+        drop(root);
+    }
+
+    #[test]
+    fn another_world_is_answered_with_both_sizes_and_harms_nobody() {
+        let (id, root) = root();
+        let mut first = seat(&id, 0, 2);
+        let error = checkin::decode_refusal(&hear(&mut come(&id, 1, 3)).payload);
+        assert_eq!(error.kind(), Kind::Mismatch);
+        assert!(error.message().contains("3 ranks, rank 0 said 2"), "{error}");
+        let mut second = come(&id, 1, 2);
+        for stream in [&mut first, &mut second] {
+            let frame = hear(stream);
+            assert_eq!(frame.kind, checkin::WELCOME);
+            assert_eq!(Table::decode(&frame.payload, 1).unwrap().addresses[0].port(), 9);
+        }
+        // The root ends by itself once everyone is answered.
+        while !root.is_finished() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_frame_out_of_turn_is_answered_and_closed() {
+        let (id, _root) = root();
+        let mut stream = seat(&id, 0, 2);
+        let mut bytes = Vec::new();
+        frame::append(&mut bytes, checkin::TABLE, 0, &[1, 2, 3]);
+        stream.write_all(&bytes).unwrap();
+        assert!(checkin::decode_refusal(&hear(&mut stream).payload).message().contains("malformed"));
+    }
+
+    #[test]
+    fn a_root_that_nobody_visits_ends_by_its_lifetime() {
+        let options = Options {
+            interfaces: "=lo".parse().unwrap(),
+            root_lifetime: Duration::from_millis(50),
+            ..Options::default()
+        };
+        let (_, root) = Root::serve(&options).unwrap();
+        let wait = soon();
+        while !root.is_finished() {
+            wait.check(|| "the root does not end".to_owned()).unwrap();
+            std::thread::yield_now();
+        }
+    }
+}

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::bootstrap::checkin::{Block, CheckIn, Shape, Table, ranges};
 use crate::bootstrap::collective::neighbours;
+use crate::bootstrap::link::moment;
 use crate::error::{Error, Kind, Result};
 use crate::types::Rank;
 
@@ -54,7 +55,7 @@ const MARGIN: Duration = Duration::from_secs(1);
 impl Roster {
     /// Waits `lifetime` for the first rank, then `check_in_timeout` for the last.
     pub(super) fn new(session: [u8; 16], lifetime: Duration, check_in_timeout: Duration, now: Instant) -> Roster {
-        let deadline = now + lifetime;
+        let deadline = moment(now, lifetime);
         Roster { session, check_in_timeout, state: None, turned_away: Vec::new(), deadline, started: now }
     }
 
@@ -100,7 +101,7 @@ impl Roster {
         if (*shape, *root) != (known.shape, known.root) {
             return Err(known.mismatch(&format!("rank {rank}"), *shape, *root));
         }
-        let seat = &mut known.present[(rank.get() - known.shape.first(*root).get()) as usize];
+        let seat = &mut known.present[Rank::new(rank.get() - known.shape.first(*root).get()).index()];
         if let Some(holder) = seat {
             return Err(Error::mismatch(format!(
                 "two ranks have the number {rank}: one listens at {holder}, another came that listens at {address}"
@@ -155,7 +156,7 @@ impl Roster {
         let first = self.state.as_ref().is_some_and(|known| known.is_first());
         if first {
             self.started = now;
-            self.deadline = now + self.check_in_timeout;
+            self.deadline = moment(now, self.check_in_timeout);
         }
         let left = Duration::from_millis(u64::from(left_ms));
         let margin = (left / 8).min(MARGIN);
@@ -217,8 +218,8 @@ impl Known {
         let first = self.shape.first(self.root).get();
         let own = (first..).zip(&self.present).filter(|(_, address)| address.is_none()).map(|(rank, _)| rank);
         let others = (1..).zip(self.blocks.iter().skip(1)).filter(|(_, block)| block.is_none());
-        let others =
-            others.flat_map(|(root, _)| (self.shape.first(root).get()..).take(self.shape.count(root) as usize));
+        let others = others
+            .flat_map(|(root, _)| (self.shape.first(root).get()..).take(Rank::new(self.shape.count(root)).index()));
         let absent = ranges(own.chain(others));
         (!absent.is_empty()).then_some(absent)
     }

@@ -156,3 +156,7 @@ fn check_value(value: &[u8]) -> Result<()> {
 fn waited_for(key: &str) -> String {
     format!("waited for the key '{}' of the store", key.escape_default())
 }
+
+pub(super) fn decode_anything(bytes: &[u8]) {
+    file::decode_anything(bytes);
+}

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::bootstrap::Options;
 use crate::bootstrap::auth::{Handshake, NO_RANK, Terms};
-use crate::bootstrap::link::{End, Link};
+use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, moment};
 use crate::error::{Error, Kind, Result};
 use crate::sys::poller::Poller;
 use crate::types::Rank;
@@ -49,9 +49,6 @@ struct Retries {
 /// wrong.
 const REJECTED_TRIES: u32 = 5;
 
-/// A retry's pause grows to this at most.
-const MAX_SLEEP: Duration = Duration::from_secs(4);
-
 impl Visit {
     pub(super) fn new(to: Service, from: Rank, opening: Option<(u8, &[u8])>, options: &Options) -> Visit {
         let mut frames = Vec::new();
@@ -88,7 +85,7 @@ impl Visit {
             Ok(mut link) => {
                 link.queue_frames(&self.opening);
                 link.told = link.interest();
-                link.handshake_until = Some(now + self.retries.handshake_timeout);
+                link.handshake_until = Some(moment(now, self.retries.handshake_timeout));
                 poller.add(link.fd(), token, link.told)?;
                 self.link = Some(link);
                 Ok(())
@@ -200,7 +197,7 @@ impl Visit {
                 Err(Error::new(Kind::Remote, format!("{name} at {at} went away before it answered: {why}")))
             }
             End::Unreachable(_) | End::Rejected(_) => {
-                self.again = Some(now + (self.retries.sleep * tries).min(MAX_SLEEP));
+                self.again = Some(now + self.retries.sleep.saturating_mul(tries).min(MAX_RETRY_SLEEP));
                 Ok(())
             }
         }

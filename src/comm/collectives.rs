@@ -2,7 +2,7 @@
 
 use crate::comm::Communicator;
 use crate::error::{Error, Result};
-use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
+use crate::exec::{Buffer, Buffers, Call, CallCount, Message, Nothing};
 use crate::types::{Collective, Element, Rank, ReduceOp};
 
 impl Communicator {
@@ -360,7 +360,7 @@ impl Communicator {
     /// As the typed call of the same collective.
     #[inline]
     pub fn run(&self, call: &Call<'_>) -> Result<()> {
-        self.with_engine(|engine| engine.collective(call))
+        self.with_engine(|engine| engine.collective(call, &mut Nothing))
     }
 
     /// `count` for each rank.

@@ -1,5 +1,7 @@
 //! One rank's side of a communicator: chooses the path of each call and runs it.
 
+use std::time::Duration;
+
 use crate::bootstrap::Bootstrap;
 use crate::comm::Settings;
 use crate::comm::choose::{Chooser, Path, SMALL_SCRATCH};
@@ -8,12 +10,13 @@ use crate::device::Kernel;
 use crate::error::{Error, Kind, Result};
 use crate::exec::flat::Flat;
 use crate::exec::host::{self, Surroundings, Visit};
-use crate::exec::{self, Call, Idle, Message, MessageQueue, MessageRun, Operation, Task};
+use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
 use crate::plan::{Plan, Windows};
 use crate::sync::primitive::Arc;
-use crate::sync::{AbortFlag, Wait};
+use crate::sync::{AbortFlag, Backoff, Wait};
+use crate::sys::futex;
 use crate::sys::memory::SharedMemory;
-use crate::transport::{Fabric, Need, Setup};
+use crate::transport::{Fabric, HostWindows, Need, Setup};
 use crate::types::{Algorithm, Collective, Rank, World};
 
 /// One rank's side of a communicator.
@@ -23,6 +26,8 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     pub(crate) bootstrap: Box<dyn Bootstrap>,
     fabric: Fabric,
+    /// The mapped memory of my host, once opened.
+    windows: Option<Arc<HostWindows>>,
     news: News,
     abort: AbortFlag,
     chooser: Chooser,
@@ -54,6 +59,19 @@ macro_rules! vigil {
     };
 }
 
+/// How an operation of an engine waits.
+macro_rules! idle {
+    ($engine:ident, $vigil:ident, $beside:expr) => {
+        Idle {
+            patience: &mut $engine.settings.patience,
+            watch: &mut $vigil,
+            fabric: &mut $engine.fabric,
+            bootstrap: &*$engine.bootstrap,
+            beside: $beside,
+        }
+    };
+}
+
 impl Engine {
     pub(crate) fn new(
         bootstrap: Box<dyn Bootstrap>,
@@ -65,11 +83,11 @@ impl Engine {
         let chooser = Chooser::new(world, (fabric.hosts(), fabric.near(), cores), &settings);
         let counters = Counters { collectives: 0, flag_base: 0, messages: vec![(0, 0); world.size as usize] };
         let (news, flat, scratch) = (News::default(), Flat::default(), Box::new([0; SMALL_SCRATCH]));
-        Engine { world, settings, bootstrap, fabric, news, abort, chooser, flat, counters, scratch }
+        Engine { world, settings, bootstrap, fabric, windows: None, news, abort, chooser, flat, counters, scratch }
     }
 
-    /// Runs a collective to its end.
-    pub(crate) fn collective(&mut self, call: &Call<'_>) -> Result<()> {
+    /// Runs a collective to its end, and what is `beside` whenever it waits.
+    pub(crate) fn collective(&mut self, call: &Call<'_>, beside: &mut dyn Beside) -> Result<()> {
         call.check(self.world)?;
         let kernel = match call.op {
             Some(op) => Kernel::reduce(call.data_type, op, self.world.size)?,
@@ -85,47 +103,51 @@ impl Engine {
         };
         self.counters.collectives += 1;
         self.news.begin(operation.label());
-        self.route(call, &operation, kernel).map_err(|error| error.during(operation.to_string()))
+        self.route((call, &operation), kernel, beside).map_err(|error| error.during(operation.to_string()))
     }
 
-    fn route(&mut self, call: &Call<'_>, operation: &Operation, kernel: Kernel) -> Result<()> {
+    fn route(&mut self, what: (&Call<'_>, &Operation), kernel: Kernel, beside: &mut dyn Beside) -> Result<()> {
         if self.world.size == 1 {
-            return host::run_alone(call, self.world, &kernel);
+            return host::run_alone(what.0, self.world, &kernel);
         }
-        match self.chooser.path(call)? {
-            Path::Flat => self.run_flat(call, operation, &kernel),
-            Path::Windows(algorithm) => self.run_windows(call, operation, (kernel, algorithm)),
+        match self.chooser.path(what.0)? {
+            Path::Flat => self.run_flat(what, &kernel, beside),
+            Path::Windows(algorithm) => self.run_windows(what, (kernel, algorithm), beside),
             Path::Slots(algorithm) => {
-                let plan = self.chooser.plan(call, algorithm, Windows::None)?;
-                self.run_plan((&plan, None), call, operation, kernel)
+                let plan = self.chooser.plan(what.0, algorithm, Windows::None)?;
+                self.run_plan((&plan, None), what, kernel, beside)
             }
         }
     }
 
     #[inline]
-    fn run_flat(&mut self, call: &Call<'_>, operation: &Operation, kernel: &Kernel) -> Result<()> {
-        self.open_windows(operation)?;
-        let Some(windows) = self.fabric.windows() else { return Err(no_windows()) };
-        let mut vigil = vigil!(self, Some(operation), None);
-        let mut idle = Idle { patience: self.settings.patience, watch: &mut vigil };
-        host::run_flat((windows, &mut self.flat), (call, operation), (self.world, kernel), &mut idle)
+    fn run_flat(&mut self, what: (&Call<'_>, &Operation), kernel: &Kernel, beside: &mut dyn Beside) -> Result<()> {
+        if self.windows.is_none() {
+            self.open_windows(Some(what.1))?;
+        }
+        let Some(windows) = &self.windows else { return Err(no_windows()) };
+        let mut vigil = vigil!(self, Some(what.1), None);
+        let mut idle = idle!(self, vigil, beside);
+        host::run_flat((windows, &mut self.flat), what, (self.world, kernel), &mut idle)
     }
 
     fn run_windows(
         &mut self,
-        call: &Call<'_>,
-        operation: &Operation,
+        what: (&Call<'_>, &Operation),
         (kernel, algorithm): (Kernel, Algorithm),
+        beside: &mut dyn Beside,
     ) -> Result<()> {
-        self.open_windows(operation)?;
-        let windows = self.fabric.share_windows().ok_or_else(no_windows)?;
-        let mut visit = Visit::open(&windows, call, operation);
-        let mut vigil = vigil!(self, Some(operation), None);
-        let mut idle = Idle { patience: self.settings.patience, watch: &mut vigil };
-        let met = visit.meet(&mut self.flat, (call, operation), self.world, &mut idle);
+        if self.windows.is_none() {
+            self.open_windows(Some(what.1))?;
+        }
+        let windows = self.windows.clone().ok_or_else(no_windows)?;
+        let mut visit = Visit::open(&windows, what.0, what.1);
+        let mut vigil = vigil!(self, Some(what.1), None);
+        let mut idle = idle!(self, vigil, beside);
+        let met = visit.meet(&mut self.flat, what, self.world, &mut idle);
         let result = met.and_then(|kind| {
-            let plan = self.chooser.plan(call, algorithm, self.chooser.windows_across_hosts(kind))?;
-            self.run_plan((&plan, Some(&mut visit)), call, operation, kernel)
+            let plan = self.chooser.plan(what.0, algorithm, self.chooser.windows_across_hosts(kind))?;
+            self.run_plan((&plan, Some(&mut visit)), what, kernel, beside)
         });
         let result = result.map_err(|error| self.cause(error));
         if let Err(error) = &result {
@@ -138,29 +160,28 @@ impl Engine {
     fn run_plan(
         &mut self,
         (plan, visit): (&Plan, Option<&mut Visit<'_>>),
-        call: &Call<'_>,
-        operation: &Operation,
+        what: (&Call<'_>, &Operation),
         kernel: Kernel,
+        beside: &mut dyn Beside,
     ) -> Result<()> {
-        self.connect(&exec::needs(plan), (Some(operation), None))?;
+        self.connect(&exec::needs(plan), (Some(what.1), None))?;
         let flag_base = self.counters.flag_base;
         let mapped = plan.spec.windows != Windows::None;
         if mapped {
             let rounds = plan.lanes.iter().map(|lane| lane.rounds).max().unwrap_or(0);
             self.counters.flag_base += u64::from(rounds);
         }
-        let (windows, links) = self.fabric.parts();
         let surroundings = Surroundings {
             world: self.world,
             kernel,
-            windows: windows.filter(|_| mapped),
+            windows: self.windows.as_deref().filter(|_| mapped),
             scratch: &mut self.scratch[..],
             flag_base,
             streaming_bytes: self.settings.streaming_bytes,
         };
-        let mut vigil = vigil!(self, Some(operation), None);
-        let mut idle = Idle { patience: self.settings.patience, watch: &mut vigil };
-        host::run_plan((plan, visit), (call, operation), surroundings, links, &mut idle)
+        let mut vigil = vigil!(self, Some(what.1), None);
+        let mut idle = idle!(self, vigil, beside);
+        host::run_plan((plan, visit), what, surroundings, &mut idle)
     }
 
     /// Sends and receives, all side by side. Messages of one connection keep their order.
@@ -170,19 +191,22 @@ impl Engine {
         }
         let others = exec::copy_to_self(self.world.rank, messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
-        let mut runs: Vec<MessageRun<'_>> = Vec::with_capacity(others.len());
-        for message in others {
-            let counter = &mut self.counters.messages[message.peer().index()];
-            let counter = if message.sends() { &mut counter.0 } else { &mut counter.1 };
-            runs.push(MessageRun::new(message, Collective::Send, *counter));
-            *counter += 1;
-        }
+        let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(|message| self.begin_message(message)).collect();
         let single = if let [run] = &runs[..] { Some((run.peer(), run.name())) } else { None };
         let (peer, name) = match single {
             Some((peer, name)) => (Some(peer), name),
             None => (None, "group of messages".to_owned()),
         };
         self.drive_messages(&needs, &mut runs, (None, peer)).map_err(|error| error.during(name))
+    }
+
+    /// A message, checked and to another rank, with its number.
+    pub(crate) fn begin_message<'a>(&mut self, message: Message<'a>) -> MessageRun<'a> {
+        let counter = &mut self.counters.messages[message.peer().index()];
+        let counter = if message.sends() { &mut counter.0 } else { &mut counter.1 };
+        let sequence = *counter;
+        *counter += 1;
+        MessageRun::new(message, Collective::Send, sequence)
     }
 
     /// `all_to_all_v`: every message of it belongs to one collective.
@@ -215,12 +239,40 @@ impl Engine {
         reason: (Option<&Operation>, Option<Rank>),
     ) -> Result<()> {
         self.connect(needs, reason)?;
-        let (_, links) = self.fabric.parts();
         let mut vigil = vigil!(self, reason.0, reason.1);
-        let mut idle = Idle { patience: self.settings.patience, watch: &mut vigil };
+        let mut idle = idle!(self, vigil, &mut Nothing);
         let mut queues = MessageQueue::by_connection(runs);
         let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
-        exec::drive(&mut tasks, links, &mut idle)
+        exec::drive(&mut tasks, &mut idle)
+    }
+
+    /// One turn of waiting for what is `beside`, while nothing else runs. False where nothing moved.
+    ///
+    /// # Errors
+    /// Of what is beside, or of the watch.
+    pub(crate) fn turn(&mut self, beside: &mut dyn Beside, backoff: &mut Backoff) -> Result<bool> {
+        if beside.turn(&mut self.fabric, &*self.bootstrap)? {
+            *backoff = Backoff::new(self.settings.patience);
+            return Ok(true);
+        }
+        let mut vigil = vigil!(self, None, None);
+        if backoff.turn(&mut vigil, &|| "messages under way".to_owned())?.is_some() {
+            futex::nap(REQUEST_NAP);
+        }
+        Ok(false)
+    }
+
+    /// Waits until all that was sent has been handed to the system.
+    pub(crate) fn drain(&mut self) -> Result<()> {
+        let mut vigil = vigil!(self, None, None);
+        let mut idle = idle!(self, vigil, &mut Nothing);
+        exec::drive(&mut [], &mut idle)
+    }
+
+    /// Begins to open connections; a turn of what is beside moves them on.
+    pub(crate) fn begin_connect(&mut self, needs: &[Need]) -> Result<()> {
+        let wait = self.wait();
+        self.fabric.begin_connect(needs, &*self.bootstrap, &wait)
     }
 
     fn connect(&mut self, needs: &[Need], reason: (Option<&Operation>, Option<Rank>)) -> Result<()> {
@@ -233,22 +285,19 @@ impl Engine {
         self.fabric.connect(needs, &mut setup)
     }
 
-    #[inline]
-    fn open_windows(&mut self, operation: &Operation) -> Result<()> {
-        if self.fabric.windows().is_some() { Ok(()) } else { self.open_windows_now(Some(operation)) }
-    }
-
     #[cold]
-    fn open_windows_now(&mut self, operation: Option<&Operation>) -> Result<()> {
+    fn open_windows(&mut self, operation: Option<&Operation>) -> Result<()> {
         let wait = self.wait();
         let mut vigil = vigil!(self, operation, None);
         let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil };
-        self.fabric.open_windows(&mut setup)
+        self.fabric.open_windows(&mut setup)?;
+        self.windows = self.fabric.windows();
+        Ok(())
     }
 
     /// Maps the memory of the ranks of my host now and not at the first call.
     pub(crate) fn connect_early(&mut self) -> Result<()> {
-        if self.chooser.maps_peers() { self.open_windows_now(None) } else { Ok(()) }
+        if self.chooser.maps_peers() { self.open_windows(None) } else { Ok(()) }
     }
 
     /// Lets the ranks of my host work in `memory`. Collective over the communicator; ranks of other hosts do the same among themselves.
@@ -256,11 +305,13 @@ impl Engine {
         if !self.chooser.maps_peers() {
             return Ok(());
         }
-        self.open_windows_now(None)?;
+        self.open_windows(None)?;
         let wait = self.wait();
         let mut vigil = vigil!(self, None, None);
         let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil };
-        self.fabric.register(memory, &mut setup)
+        self.fabric.register(memory, &mut setup)?;
+        self.windows = self.fabric.windows();
+        Ok(())
     }
 
     /// The flag that every wait of this engine looks at.
@@ -310,3 +361,6 @@ impl Engine {
 fn no_windows() -> Error {
     Error::internal("the host's windows are not open")
 }
+
+/// How long a worker of requests sleeps between two looks at what is under way and at what is new.
+const REQUEST_NAP: Duration = Duration::from_micros(200);

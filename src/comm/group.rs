@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use crate::comm::collectives::expect;
 use crate::comm::{Buffers, Call, Communicator, Message};
 use crate::error::{Error, Result};
-use crate::exec::CallCount;
+use crate::exec::{CallCount, Nothing};
 use crate::types::{Collective, Element, Rank, ReduceOp};
 
 /// Collects calls on one or several communicators and runs them as one.
@@ -173,8 +173,8 @@ fn run_part(engine: &mut super::engine::Engine, messages: Vec<Message<'_>>, call
         let same = rest.iter().take_while(|call| crate::exec::fuses(first, call)).count();
         let (run, left) = rest.split_at(crate::exec::fused_prefix(&rest[..same.max(1)]));
         match run {
-            [single] => engine.collective(single)?,
-            several => crate::exec::run_fused(several, |call| engine.collective(call))?,
+            [single] => engine.collective(single, &mut Nothing)?,
+            several => crate::exec::run_fused(several, |call| engine.collective(call, &mut Nothing))?,
         }
         rest = left;
     }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::sync::{Backoff, Flag, Patience, Watch};
-use crate::transport::Links;
+use crate::transport::{Fabric, Links};
 
 /// What a look at a task or a pump found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,12 +40,44 @@ pub trait Task {
     fn waiting_for(&self) -> String;
 }
 
-/// How to wait: patience, and what to look at.
+/// What runs beside an operation, whenever that waits: messages begun before it, a hook of the user.
+pub trait Beside {
+    /// Whether there is nothing to run.
+    fn is_empty(&self) -> bool;
+
+    /// Does what can be done now. True where something moved.
+    ///
+    /// # Errors
+    /// What ends the communicator.
+    fn turn(&mut self, fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool>;
+}
+
+/// Nothing runs beside.
+#[derive(Debug)]
+pub struct Nothing;
+
+impl Beside for Nothing {
+    fn is_empty(&self) -> bool {
+        true
+    }
+
+    fn turn(&mut self, _: &mut Fabric, _: &dyn Bootstrap) -> Result<bool> {
+        Ok(false)
+    }
+}
+
+/// How to wait: patience, what to look at, and what to run meanwhile.
 pub struct Idle<'a> {
     /// How long to stay awake.
-    pub patience: Patience,
+    pub patience: &'a mut Patience,
     /// Looked at on every slow turn.
     pub watch: &'a mut dyn Watch,
+    /// The connections.
+    pub fabric: &'a mut Fabric,
+    /// Carries what connections under way need.
+    pub bootstrap: &'a dyn Bootstrap,
+    /// What runs beside.
+    pub beside: &'a mut dyn Beside,
 }
 
 impl std::fmt::Debug for Idle<'_> {
@@ -63,14 +96,18 @@ impl Idle<'_> {
         if flag.reached(target) { Ok(()) } else { self.until_slow(flag, target, waiting_for) }
     }
 
-    #[cold]
     fn until_slow(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
-        let mut backoff = Backoff::new(self.patience);
+        let mut backoff = Backoff::new(*self.patience);
+        let beside = !self.beside.is_empty();
         while !flag.reached(target) {
+            if beside && self.beside.turn(self.fabric, self.bootstrap)? {
+                continue;
+            }
             if let Some(slice) = backoff.turn(self.watch, waiting_for)? {
-                flag.park(target, slice);
+                flag.park(target, if beside { slice.min(SHORT_REST) } else { slice });
             }
         }
+        self.patience.learn(&backoff);
         Ok(())
     }
 }
@@ -79,15 +116,14 @@ impl Idle<'_> {
 ///
 /// # Errors
 /// The first error of a task or of the watch; the other tasks are left where they are.
-pub fn drive(tasks: &mut [&mut dyn Task], links: &mut Links, idle: &mut Idle<'_>) -> Result<()> {
+pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
     let mut done = vec![false; tasks.len()];
-    let mut patience = idle.patience;
-    if links.has_pumps() {
-        patience.spins = patience.spins.min(SOCKET_SPINS);
-        patience.awake = patience.awake.min(SOCKET_AWAKE);
-    }
-    let mut backoff = Backoff::new(patience);
+    let sockets = idle.fabric.links().has_pumps();
+    let patience = |learnt: Patience| if sockets { learnt.no_more_than(SOCKET_SPINS, SOCKET_AWAKE) } else { learnt };
+    let mut backoff = Backoff::new(patience(*idle.patience));
+    let beside = !idle.beside.is_empty();
     loop {
+        let links = idle.fabric.links();
         let mut moved = links.pump()?;
         for (task, done) in tasks.iter_mut().zip(&mut done).filter(|(_, done)| !**done) {
             match task.progress(links)? {
@@ -102,13 +138,19 @@ pub fn drive(tasks: &mut [&mut dyn Task], links: &mut Links, idle: &mut Idle<'_>
         if done.iter().all(|done| *done) && links.drained() {
             return Ok(());
         }
+        if beside {
+            moved |= idle.beside.turn(idle.fabric, idle.bootstrap)?;
+        }
         if moved {
-            backoff.reset();
+            if !sockets {
+                idle.patience.learn(&backoff);
+            }
+            backoff = Backoff::new(patience(*idle.patience));
             continue;
         }
         let waiting = || describe(tasks, &done);
         if let Some(slice) = backoff.turn(idle.watch, &waiting)? {
-            rest(tasks, &done, links, slice)?;
+            rest(tasks, &done, idle.fabric.links(), if beside { slice.min(SHORT_REST) } else { slice })?;
         }
     }
 }
@@ -125,8 +167,8 @@ fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &Links, slice: Duration) 
     let (first, second) = (waiting.next(), waiting.next());
     let single = if second.is_none() { first.and_then(|task| task.blocked(links)) } else { None };
     if links.has_pumps() {
-        // A flag may be raised by shared memory while we sleep on sockets: look again soon.
-        links.rest_on_sockets(SHORT_REST.min(slice))?;
+        // A flag may be raised in shared memory while we sleep on sockets: look again soon.
+        links.rest_on_sockets(if links.is_all_pumps() { slice } else { SHORT_REST.min(slice) })?;
     } else if let Some(Blocked { flag: (flag, target) }) = single {
         flag.park(target, slice);
     } else {

@@ -14,7 +14,7 @@ use crate::plan::{Action, Buffer, Operand, Plan, Windows};
 use crate::sync::Deadline;
 use crate::sync::primitive::Arc;
 use crate::sys::{clock, cpu, futex};
-use crate::transport::{Board, HostWindows, INLINE_BYTES, LeaseGuard, Links, UserRange};
+use crate::transport::{Board, HostWindows, INLINE_BYTES, LeaseGuard, UserRange};
 use crate::types::{Collective, Rank, ReduceOp, World};
 
 /// A world of one: output is input, scaled where the operator says so.
@@ -163,7 +163,6 @@ pub(crate) fn run_plan(
     (plan, visit): (&Plan, Option<&mut Visit<'_>>),
     (call, operation): (&Call<'_>, &Operation),
     surroundings: Surroundings<'_>,
-    links: &mut Links,
     idle: &mut Idle<'_>,
 ) -> Result<()> {
     let world = surroundings.world;
@@ -188,7 +187,7 @@ pub(crate) fn run_plan(
     // SAFETY: the engine has checked the buffers against the call that the plan is for, and `Buffers` vouches for them; peers'
     // buffers are entered, and `visit` holds the leases until after this run; scratch is as large as the plan's limits say.
     let mut run = unsafe { PlanRun::new(plan, setting) };
-    drive(&mut [&mut run], links, idle)
+    drive(&mut [&mut run], idle)
 }
 
 /// The peers whose input or output `plan` reads or writes.

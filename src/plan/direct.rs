@@ -21,7 +21,7 @@ const DONE: u8 = 1;
 
 /// The lane of a collective through windows.
 pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
-    let longest = site.part(site.spec.count.longest()).length;
+    let longest = site.longest_part();
     let staged = site.spec.windows == Windows::Scratch;
     let peers = site.spec.world.ranks().len() - 1;
     let regions = match site.spec.collective {

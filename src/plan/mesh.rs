@@ -40,7 +40,7 @@ struct Mesh<'a> {
 
 impl<'a> Mesh<'a> {
     fn new(site: Site<'a>) -> Result<Mesh<'a>> {
-        let longest = site.part(site.spec.count.longest()).length;
+        let longest = site.longest_part();
         let piece = site.piece(longest, 0, 1, true)?;
         Ok(Mesh { site, piece, rounds: rounds(longest, piece)? })
     }

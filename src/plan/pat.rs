@@ -16,7 +16,7 @@ use crate::types::{Collective, Elements, Rank};
 pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
     let order: Vec<Rank> = site.spec.hosts.iter().flatten().copied().collect();
     let position = order.iter().position(|rank| *rank == site.me()).expect("a checked spec has every rank on a host");
-    let length = site.part(site.spec.count.longest()).length;
+    let length = site.longest_part();
     let scatters = site.spec.collective == Collective::ReduceScatter;
     let kept = (0..order.len()).filter(|_| scatters).count() / 2;
     let piece = site.piece(length, kept, 1, order.len() > 1)?;

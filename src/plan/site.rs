@@ -55,6 +55,17 @@ impl<'a> Site<'a> {
         self.part(self.spec.count.of(Rank::new(0)))
     }
 
+    /// The longest of the lane's parts of all ranks' blocks. Not the part of the longest block: where parts are aligned, that
+    /// of a shorter block may be longer.
+    pub(super) fn longest_part(&self) -> Elements {
+        match &self.spec.count {
+            Count::Each(count) => self.part(*count).length,
+            Count::PerRank(counts) => {
+                counts.iter().map(|count| self.part(*count).length).max().unwrap_or(Elements::ZERO)
+            }
+        }
+    }
+
     /// The lane's part of the block that belongs to `rank`: its input's place in everyone's output, or its output's
     /// place in everyone's input.
     pub(super) fn block_of(&self, rank: Rank) -> Block {

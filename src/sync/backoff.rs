@@ -8,8 +8,11 @@ use crate::sys::{clock, cpu};
 /// How patient a communicator's waits are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// Looks at the flag before the processor is offered to others.
+    /// Looks at the flag before the processor is offered to others. Learnt: what comes while spinning makes waits spin longer, what
+    /// comes only after the processor was given away makes them spin less, for then the two ranks share a processor.
     pub spins: u32,
+    /// The most that `spins` may become.
+    most_spins: u32,
     /// How long a wait stays awake before it parks.
     pub awake: Duration,
 }
@@ -19,7 +22,32 @@ impl Patience {
     /// one it waits for from running, so it yields at once.
     pub fn new(ranks: usize, awake: Duration) -> Patience {
         let crowded = ranks > cpu::allowed();
-        Patience { spins: if crowded { CROWDED_SPINS } else { SPINS }, awake }
+        let spins = if crowded { LEAST_SPINS } else { SPINS };
+        Patience { spins, most_spins: spins, awake }
+    }
+
+    /// A patience that does not learn.
+    pub const fn fixed(spins: u32, awake: Duration) -> Patience {
+        Patience { spins, most_spins: spins, awake }
+    }
+
+    /// The same, spinning and staying awake no longer than this.
+    #[must_use]
+    pub fn no_more_than(mut self, spins: u32, awake: Duration) -> Patience {
+        self.spins = self.spins.min(spins);
+        self.awake = self.awake.min(awake);
+        self
+    }
+
+    /// Learns from a wait that has ended well.
+    pub fn learn(&mut self, wait: &Backoff) {
+        let spun_out = wait.turns > self.spins;
+        let soon = wait.turns <= self.spins.saturating_add(SOON_YIELDS);
+        if !spun_out {
+            self.spins = self.spins.saturating_mul(2).min(self.most_spins);
+        } else if soon {
+            self.spins = (self.spins / 2).max(LEAST_SPINS);
+        }
     }
 }
 
@@ -83,7 +111,9 @@ impl Backoff {
 /// About 20 µs of looking on a machine of today: longer than any message that is under way.
 const SPINS: u32 = 2000;
 /// With more ranks than processors: enough for a message that has already come.
-const CROWDED_SPINS: u32 = 16;
+const LEAST_SPINS: u32 = 16;
+/// A peer that answers after so few turns on the processor was waiting for it; one that takes longer is late for its own reasons.
+const SOON_YIELDS: u32 = 4;
 /// How often a yielding wait looks at deadline and peers.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The longest sleep between two looks.

@@ -41,3 +41,16 @@ pub fn side_by_side<W: Send, R: Send>(name: &str, work: Vec<W>, body: impl Fn(W)
         threads.into_iter().map(join).collect()
     })
 }
+
+/// Starts a thread called `name` in `scope`.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where the system has no thread left.
+pub fn spawn_in<'scope, 'env, T: Send + 'scope>(
+    scope: &'scope std::thread::Scope<'scope, 'env>,
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'scope,
+) -> Result<std::thread::ScopedJoinHandle<'scope, T>> {
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    builder.spawn_scoped(scope, body).map_err(|error| Error::system(format!("starting the thread {name}"), error))
+}

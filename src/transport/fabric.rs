@@ -119,18 +119,14 @@ impl Fabric {
     }
 
     /// The mapped memory of my host, once opened.
-    pub fn windows(&self) -> Option<&HostWindows> {
-        self.windows.as_deref()
-    }
-
-    /// The same, to hold while the fabric is used otherwise.
-    pub fn share_windows(&self) -> Option<Arc<HostWindows>> {
+    pub fn windows(&self) -> Option<Arc<HostWindows>> {
         self.windows.clone()
     }
 
-    /// Windows and rings at once, for an executor.
-    pub fn parts(&mut self) -> (Option<&HostWindows>, &mut Links) {
-        (self.windows.as_deref(), &mut self.links)
+    /// The rings that are open.
+    #[inline]
+    pub fn links(&mut self) -> &mut Links {
+        &mut self.links
     }
 
     /// Whether all of `needs` are connected.
@@ -336,7 +332,7 @@ const TAG_LENGTH: u32 = 0x5247_0000;
 /// Registered buffers of a communicator.
 const MOST_REGISTRATIONS: usize = 1024;
 /// Set-up is rare and its peers may be late: it does not spin for long.
-const SETUP_PATIENCE: Patience = Patience { spins: 16, awake: Duration::from_micros(200) };
+const SETUP_PATIENCE: Patience = Patience::fixed(16, Duration::from_micros(200));
 /// How long a message of set-up is waited for between two looks at the news.
 const SETUP_LOOK: Duration = Duration::from_millis(20);
 const SETUP_NAP: Duration = Duration::from_micros(200);

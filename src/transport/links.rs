@@ -97,6 +97,12 @@ impl Links {
         !self.send_pumps.is_empty() || !self.receive_pumps.is_empty()
     }
 
+    /// Whether every open connection moves its bytes by a pump, so that only sockets can bring news.
+    pub fn is_all_pumps(&self) -> bool {
+        let rings = self.senders.len() + self.receivers.len();
+        rings == self.send_pumps.len() + self.receive_pumps.len()
+    }
+
     /// Whether every pump has handed all that was published to the system.
     pub fn drained(&self) -> bool {
         self.send_pumps.iter().all(SendPump::drained)

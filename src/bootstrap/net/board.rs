@@ -11,7 +11,7 @@ use super::Own;
 use super::news::{News, Seen};
 use crate::bootstrap::auth::{Handshake, Terms};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
-use crate::bootstrap::link::{End, Link, SCRATCH_BYTES};
+use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
 use crate::bootstrap::{Event, MAX_GATHER_BYTES, Options, address, socket};
 use crate::error::{Error, Result};
 use crate::sync::Deadline;
@@ -164,6 +164,12 @@ impl Board {
         &self.inbox
     }
 
+    /// How many connections have been accepted and not proved.
+    #[cfg(test)]
+    pub(super) fn strangers(&self) -> usize {
+        self.strangers.len()
+    }
+
     /// # Errors
     /// After [`Board::close`].
     pub(super) fn check_open(&self) -> Result<()> {
@@ -277,7 +283,7 @@ impl Board {
         let token = self.next_token;
         self.next_token += 1;
         entry.link.told = entry.link.interest();
-        entry.link.handshake_until = Some(clock::now() + self.rules.handshake_timeout);
+        entry.link.handshake_until = Some(moment(clock::now(), self.rules.handshake_timeout));
         match self.poller.add(entry.link.fd(), token, entry.link.told) {
             Ok(()) => {
                 self.links.insert(token, entry);
@@ -302,7 +308,8 @@ impl Board {
             let at = at.map_or_else(String::new, |at| format!(" at {at}"));
             return self.lost(peer, format!("it cannot be reached{at} in {tries} tries: {end}"), OURSELVES);
         }
-        self.retries.insert((clock::now() + self.rules.retry_sleep * route.tries, peer));
+        let pause = self.rules.retry_sleep.saturating_mul(route.tries).min(MAX_RETRY_SLEEP);
+        self.retries.insert((clock::now() + pause, peer));
     }
 
     /// `peer` is dead: noted, and told on.

@@ -1,0 +1,327 @@
+//! Non-blocking operations: a scope whose requests run on a thread of its own.
+//!
+//! The engine moves to the scope's thread and comes back when the scope ends, which is after every request has ended: the buffers of
+//! requests outlive them because they outlive the scope. Messages run side by side, also while a collective runs; collectives run
+//! one after the other, in the order in which they were begun, as all ranks must begin them.
+
+use std::marker::PhantomData;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+
+use crate::bootstrap::Bootstrap;
+use crate::comm::collectives::expect;
+use crate::comm::engine::Engine;
+use crate::comm::{Buffers, Call, Communicator, Message};
+use crate::error::{Error, Kind, Result};
+use crate::exec::{Beside, CallCount, MessageRun, Progress, Task};
+use crate::sync::Backoff;
+use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
+use crate::sys::thread;
+use crate::transport::{Fabric, Need};
+use crate::types::{Collective, Element, Rank, ReduceOp, World};
+
+/// Begins operations that go on while the program does other things. Made by [`Communicator::scope`].
+#[derive(Debug)]
+pub struct Scope<'scope, 'env: 'scope> {
+    world: World,
+    jobs: Sender<Job<'scope>>,
+    /// What the program's own borrows outlive; gives `'scope` its upper bound.
+    env: PhantomData<&'env ()>,
+}
+
+/// An operation that was begun. Waiting is optional: the scope ends after all of its requests, with the first of their errors.
+#[derive(Debug)]
+#[must_use = "wait() says when the buffers hold the result"]
+pub struct Request<'scope> {
+    outcome: Arc<Outcome>,
+    scope: PhantomData<&'scope ()>,
+}
+
+impl Communicator {
+    /// Runs `body`, which begins operations and goes on; returns when all of them have ended.
+    ///
+    /// # Errors
+    /// That of `body`, or the first of the requests'.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    ///
+    /// rsccl::local::run(3, |comm| {
+    ///     let (mine, mut sum) = ([comm.rank(); 1000], [0; 1000]);
+    ///     let (right, left) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+    ///     let mut theirs = [9; 1000];
+    ///     comm.scope(|scope| {
+    ///         // A receive may be begun before the send that its peer waits for.
+    ///         let received = scope.recv(&mut theirs, left)?;
+    ///         scope.send(&mine, right)?.wait()?;
+    ///         let reduced = scope.all_reduce(&mine, &mut sum, ReduceOp::Sum)?;
+    ///         // ... compute ...
+    ///         received.wait()?;
+    ///         reduced.wait()
+    ///     })?;
+    ///     assert_eq!((sum[999], theirs[999]), (3, left));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn scope<'env, T>(&self, body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<T>) -> Result<T> {
+        let engine = self.lend()?;
+        let world = self.world;
+        let (engine, ended, value) = std::thread::scope(|threads| {
+            let (jobs, queue) = channel();
+            let worker = thread::spawn_in(threads, "rsccl requests", move || work(engine, &queue));
+            let worker = match worker {
+                Ok(worker) => worker,
+                Err(error) => return (None, Ok(()), Err(error)),
+            };
+            let scope = Scope { world, jobs, env: PhantomData };
+            let value = body(&scope);
+            drop(scope);
+            match worker.join() {
+                Ok((engine, ended)) => (Some(engine), ended, value),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        });
+        match engine {
+            Some(engine) => self.take_back(engine, ended).and(value),
+            None => value,
+        }
+    }
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// Begins [`Communicator::send`].
+    ///
+    /// # Errors
+    /// As the call's, where one rank alone can see it; the rest comes with the request.
+    pub fn send<T: Element>(&self, buffer: &'scope [T], peer: u32) -> Result<Request<'scope>> {
+        self.begin_message(Message::send(buffer, Rank::new(peer)))
+    }
+
+    /// Begins [`Communicator::recv`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn recv<T: Element>(&self, buffer: &'scope mut [T], peer: u32) -> Result<Request<'scope>> {
+        self.begin_message(Message::recv(buffer, Rank::new(peer)))
+    }
+
+    /// Begins [`Communicator::all_reduce`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn all_reduce<T: Element>(
+        &self,
+        send: &'scope [T],
+        recv: &'scope mut [T],
+        op: ReduceOp,
+    ) -> Result<Request<'scope>> {
+        expect("recv", recv.len(), send.len())?;
+        let (count, buffers) = (CallCount::Each(recv.len() as u64), Buffers::apart(send, recv));
+        let collective = Collective::AllReduce;
+        self.begin(Call { collective, data_type: T::DATA_TYPE, op: Some(op), root: None, count, buffers })
+    }
+
+    /// Begins [`Communicator::broadcast`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn broadcast<T: Element>(&self, buffer: &'scope mut [T], root: u32) -> Result<Request<'scope>> {
+        let (count, buffers) = (CallCount::Each(buffer.len() as u64), Buffers::shared(buffer));
+        let (collective, root) = (Collective::Broadcast, Some(Rank::new(root)));
+        self.begin(Call { collective, data_type: T::DATA_TYPE, op: None, root, count, buffers })
+    }
+
+    /// Begins [`Communicator::all_gather`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn all_gather<T: Element>(&self, send: &'scope [T], recv: &'scope mut [T]) -> Result<Request<'scope>> {
+        let (count, buffers) = (CallCount::Each(send.len() as u64), Buffers::apart(send, recv));
+        self.begin(Call {
+            collective: Collective::AllGather,
+            data_type: T::DATA_TYPE,
+            op: None,
+            root: None,
+            count,
+            buffers,
+        })
+    }
+
+    /// Begins [`Communicator::barrier`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn barrier(&self) -> Result<Request<'scope>> {
+        let (count, buffers) = (CallCount::Each(0), Buffers::none());
+        let (collective, data_type) = (Collective::Barrier, crate::types::DataType::U8);
+        self.begin(Call { collective, data_type, op: None, root: None, count, buffers })
+    }
+
+    /// Begins any other collective, described.
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn begin(&self, call: Call<'scope>) -> Result<Request<'scope>> {
+        call.check(self.world).map_err(|error| error.at(self.world.rank))?;
+        self.queue(|outcome| Job::Collective(call, outcome))
+    }
+
+    fn begin_message(&self, message: Message<'scope>) -> Result<Request<'scope>> {
+        message.check(self.world).map_err(|error| error.at(self.world.rank))?;
+        if message.peer() == self.world.rank {
+            let message = "a request cannot send to or receive from its own rank: use a group";
+            return Err(Error::invalid_usage(message).at(self.world.rank));
+        }
+        self.queue(|outcome| Job::Message(message, outcome))
+    }
+
+    fn queue(&self, job: impl FnOnce(Arc<Outcome>) -> Job<'scope>) -> Result<Request<'scope>> {
+        let outcome = Arc::<Outcome>::default();
+        let gone = |_| Error::internal("the thread of requests has ended early").at(self.world.rank);
+        self.jobs.send(job(Arc::clone(&outcome))).map_err(gone)?;
+        Ok(Request { outcome, scope: PhantomData })
+    }
+}
+
+impl Request<'_> {
+    /// Waits until the operation has ended; the communicator's time-out bounds it.
+    ///
+    /// # Errors
+    /// The operation's.
+    pub fn wait(self) -> Result<()> {
+        let mut ended = self.outcome.lock();
+        loop {
+            match &*ended {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(error)) => return Err(error.duplicate()),
+                None => ended = self.outcome.changed.wait(ended).unwrap_or_else(std::sync::PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Whether the operation has ended, well or not. Never waits.
+    pub fn is_finished(&self) -> bool {
+        self.outcome.lock().is_some()
+    }
+}
+
+/// How a request ended.
+#[derive(Debug, Default)]
+struct Outcome {
+    ended: Mutex<Option<Result<()>>>,
+    changed: Condvar,
+}
+
+impl Outcome {
+    fn lock(&self) -> MutexGuard<'_, Option<Result<()>>> {
+        self.ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn set(&self, result: Result<()>) {
+        *self.lock() = Some(result);
+        self.changed.notify_all();
+    }
+}
+
+/// What the scope's thread is asked to do.
+#[derive(Debug)]
+enum Job<'scope> {
+    Message(Message<'scope>, Arc<Outcome>),
+    Collective(Call<'scope>, Arc<Outcome>),
+}
+
+/// Messages that have begun and not ended, in their order.
+#[derive(Debug, Default)]
+struct UnderWay<'scope> {
+    messages: Vec<(MessageRun<'scope>, Need, Arc<Outcome>)>,
+}
+
+impl Beside for UnderWay<'_> {
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    fn turn(&mut self, fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool> {
+        let mut moved = fabric.links().pump()?;
+        if fabric.is_connecting() {
+            moved |= fabric.progress_connect(bootstrap)?;
+        }
+        let mut blocked: Vec<Need> = Vec::new();
+        let mut still = Vec::with_capacity(self.messages.len());
+        for (mut run, need, outcome) in std::mem::take(&mut self.messages) {
+            // Messages of one connection keep their order: the first that is not over blocks those behind it.
+            let ready = !blocked.contains(&need) && fabric.is_connected(&need);
+            let progress = if ready { run.progress(fabric.links())? } else { Progress::Idle };
+            moved |= progress != Progress::Idle;
+            if progress == Progress::Done {
+                outcome.set(Ok(()));
+            } else {
+                blocked.push(need);
+                still.push((run, need, outcome));
+            }
+        }
+        self.messages = still;
+        Ok(moved)
+    }
+}
+
+/// Works off the jobs until the scope ends; gives the engine back, and the error that ended the communicator.
+fn work(mut engine: Box<Engine>, queue: &Receiver<Job<'_>>) -> (Box<Engine>, Result<()>) {
+    let mut under_way = UnderWay::default();
+    let mut result = serve(&mut engine, queue, &mut under_way);
+    if let Err(error) = &result {
+        for (_, _, outcome) in under_way.messages {
+            outcome.set(Err(error.duplicate()));
+        }
+        // What the scope still begins ends at once; the scope's end closes the queue.
+        while let Ok(job) = queue.recv() {
+            let (Job::Message(_, outcome) | Job::Collective(_, outcome)) = job;
+            outcome.set(Err(error.duplicate()));
+        }
+        result = Err(error.duplicate());
+    }
+    (engine, result)
+}
+
+fn serve<'scope>(engine: &mut Engine, queue: &Receiver<Job<'scope>>, under_way: &mut UnderWay<'scope>) -> Result<()> {
+    let mut backoff = Backoff::new(engine.settings.patience);
+    let mut open = true;
+    while open || !under_way.is_empty() {
+        let idle = under_way.is_empty();
+        let job = if idle { queue.recv().map_err(|_| TryRecvError::Disconnected) } else { queue.try_recv() };
+        match job {
+            Ok(Job::Message(message, outcome)) => begin(engine, message, outcome, under_way)?,
+            Ok(Job::Collective(call, outcome)) => {
+                let result = engine.collective(&call, under_way);
+                let told = result.as_ref().map(|()| ()).map_err(Error::duplicate);
+                outcome.set(told);
+                let own = |error: &Error| matches!(error.kind(), Kind::InvalidArgument | Kind::InvalidUsage);
+                if result.as_ref().is_err_and(|error| !own(error)) {
+                    return result;
+                }
+            }
+            Err(TryRecvError::Disconnected) => open = false,
+            Err(TryRecvError::Empty) => {}
+        }
+        if !under_way.is_empty() {
+            engine.turn(under_way, &mut backoff)?;
+        }
+    }
+    engine.drain()
+}
+
+fn begin<'scope>(
+    engine: &mut Engine,
+    message: Message<'scope>,
+    outcome: Arc<Outcome>,
+    under_way: &mut UnderWay<'scope>,
+) -> Result<()> {
+    let need = message.need();
+    if let Err(error) = engine.begin_connect(&[need]) {
+        outcome.set(Err(error.duplicate()));
+        return Err(error);
+    }
+    under_way.messages.push((engine.begin_message(message), need, outcome));
+    Ok(())
+}

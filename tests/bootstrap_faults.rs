@@ -1,0 +1,268 @@
+//! What goes wrong while ranks find each other: each case ends within its deadline, with an error that names what and who.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rsccl::bootstrap::{Bootstrap, NetBootstrap, Options, Root, Secret, UniqueId};
+use rsccl::error::{Error, Kind};
+use rsccl::sync::{AbortFlag, Wait};
+use rsccl::types::Rank;
+
+fn within(seconds: f64) -> Wait {
+    Wait::new(Duration::from_secs_f64(seconds), &AbortFlag::new())
+}
+
+fn options() -> Options {
+    Options { interfaces: "=lo".parse().unwrap(), retry_sleep: Duration::from_millis(20), ..Options::default() }
+}
+
+fn now() -> Instant {
+    #![expect(clippy::disallowed_methods, reason = "the test measures itself")]
+    Instant::now()
+}
+
+/// Joins as each of `ranks` (number, world) on its own thread; the outcomes in order.
+fn join(ids: &[UniqueId], ranks: &[(u32, u32)], seconds: f64) -> Vec<Result<NetBootstrap, Error>> {
+    let options = options();
+    let join = |(rank, world)| NetBootstrap::join(ids, Rank::new(rank), world, &options, &within(seconds));
+    std::thread::scope(|scope| {
+        let join = &join;
+        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || join(*rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn meet(world: Vec<Result<NetBootstrap, Error>>) {
+    std::thread::scope(|scope| {
+        for rank in world {
+            scope.spawn(move || {
+                let mut rank = rank.unwrap();
+                rank.barrier(&within(30.0)).unwrap();
+                rank.close();
+            });
+        }
+    });
+}
+
+#[test]
+fn impossible_ranks_worlds_and_ids_are_errors_of_the_caller() {
+    let (id, _root) = Root::serve(&options()).unwrap();
+    let fails = |ids: &[UniqueId], rank, world, words: &str| {
+        let error = NetBootstrap::join(ids, Rank::new(rank), world, &options(), &within(5.0)).unwrap_err();
+        assert_eq!((error.kind(), error.rank()), (Kind::InvalidArgument, Some(rank)));
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    fails(&[id], 4, 4, "rank 4 is no rank of a world of 4");
+    fails(&[id], 0, 0, "a world of 0 ranks");
+    fails(&[id], 0, u32::MAX, "a world of 4294967295 ranks");
+    fails(&[], 0, 2, "0 unique ids");
+    fails(&[id, id, id], 0, 2, "3 unique ids");
+    fails(&[id, id], 0, 2, "is given twice");
+}
+
+#[test]
+fn two_ranks_with_one_number_are_told_so_and_the_missing_one_is_named() {
+    let (id, _root) = Root::serve(&options()).unwrap();
+    let outcomes = join(&[id], &[(0, 3), (1, 3), (1, 3)], 2.0);
+    let errors: Vec<_> = outcomes.into_iter().map(|outcome| outcome.unwrap_err()).collect();
+    let told = errors.iter().filter(|error| error.kind() == Kind::Mismatch).count();
+    assert_eq!(told, 1, "{errors:?}");
+    for error in errors {
+        assert!(error.to_string().contains("two ranks have the number 1"), "{error}");
+        if error.kind() == Kind::Timeout {
+            assert!(
+                error.to_string().contains("ranks that never came within") && error.to_string().contains(": 2 of 3"),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn different_world_sizes_name_both() {
+    let (id, _root) = Root::serve(&options()).unwrap();
+    let outcomes = join(&[id], &[(0, 2), (1, 4)], 1.5);
+    for error in outcomes.into_iter().map(|outcome| outcome.unwrap_err()) {
+        let words = error.to_string();
+        assert!(words.contains("ranks disagree about the world"), "{words}");
+        assert!(
+            words.contains("has 4 ranks, rank 0 said 2") || words.contains("has 2 ranks, rank 1 said 4"),
+            "{words}"
+        );
+    }
+}
+
+#[test]
+fn different_numbers_of_ids_are_a_mismatch() {
+    let (a, _root_a) = Root::serve(&options()).unwrap();
+    let (b, _root_b) = Root::serve(&options()).unwrap();
+    std::thread::scope(|scope| {
+        let one = scope.spawn(|| join(&[a], &[(0, 2)], 1.5).remove(0).unwrap_err());
+        let two = scope.spawn(|| join(&[a, b], &[(0, 2)], 1.5).remove(0).unwrap_err());
+        let errors = [one.join().unwrap(), two.join().unwrap()];
+        assert!(errors.iter().any(|error| error.to_string().contains("disagree about the roots")), "{errors:?}");
+    });
+}
+
+#[test]
+fn the_ranks_that_never_came_are_named_as_ranges() {
+    let (id, _root) = Root::serve(&options()).unwrap();
+    let present: Vec<_> = (0..64).filter(|rank| ![3, 17, 18, 19].contains(rank)).map(|rank| (rank, 64)).collect();
+    let start = now();
+    for outcome in join(&[id], &present, 2.0) {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), Kind::Timeout);
+        assert!(error.to_string().contains(": 3, 17-19 of 64"), "{error}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn with_several_roots_the_missing_are_named_to_their_own_block_and_to_the_first() {
+    let served: Vec<_> = (0..3).map(|_| Root::serve(&options()).unwrap()).collect();
+    let ids: Vec<_> = served.iter().map(|(id, _)| *id).collect();
+    let present: Vec<_> = (0..9).filter(|rank| *rank != 4).map(|rank| (rank, 9)).collect();
+    let outcomes = join(&ids, &present, 2.0);
+    for ((rank, _), outcome) in present.iter().zip(outcomes) {
+        let error = outcome.unwrap_err();
+        let words = error.to_string();
+        match rank {
+            0..3 => assert!(words.contains("3-5") && words.contains("of 9"), "rank {rank}: {words}"),
+            3..6 => assert!(words.contains(": 4 of 9"), "rank {rank}: {words}"),
+            _ => assert_eq!(error.kind(), Kind::Timeout, "rank {rank}: {words}"),
+        }
+    }
+}
+
+#[test]
+fn an_unreachable_root_is_named_with_the_number_of_tries() {
+    let (id, root) = Root::serve(&options()).unwrap();
+    drop(root);
+    let options = Options { retry_count: 3, ..options() };
+    let error = NetBootstrap::join(&[id], Rank::new(0), 2, &options, &within(30.0)).unwrap_err();
+    assert_eq!(error.kind(), Kind::Timeout);
+    assert!(
+        error.to_string().contains(&format!("the root at {} cannot be reached in 4 tries", id.address())),
+        "{error}"
+    );
+    // With more patience than time, the deadline rules.
+    let start = now();
+    let options = Options { retry_count: 1000, ..options };
+    let error = NetBootstrap::join(&[id], Rank::new(0), 2, &options, &within(0.3)).unwrap_err();
+    assert!(error.to_string().contains("could not be reached in time"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_root_that_accepts_and_stays_silent_is_left() {
+    // A listener that nobody serves: the kernel accepts.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let comm_id = Some(silent.local_addr().unwrap().to_string());
+    let options = Options { comm_id, handshake_timeout: Duration::from_millis(50), retry_count: 2, ..options() };
+    let id = UniqueId::generate(&options).unwrap();
+    let error = NetBootstrap::join(&[id], Rank::new(1), 2, &options, &within(30.0)).unwrap_err();
+    assert!(error.to_string().contains("turned this rank away in 3 tries: it did not answer"), "{error}");
+}
+
+#[test]
+fn no_usable_interface_names_the_variable_and_what_there_is() {
+    let options = Options { interfaces: "=nosuch0".parse().unwrap(), ..Options::default() };
+    for error in [UniqueId::generate(&options).unwrap_err(), Root::serve(&options).unwrap_err()] {
+        assert_eq!(error.kind(), Kind::InvalidUsage);
+        assert!(
+            error.to_string().contains("NCCL_SOCKET_IFNAME is =nosuch0") && error.to_string().contains("lo ("),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_fixed_address_is_served_by_rank_zero_and_another_secret_does_not_pass() {
+    // A port that is free: it was just ours.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let fixed = |secret: &[u8]| Options {
+        comm_id: Some(free.clone()),
+        secret: Some(Secret::new(secret).unwrap()),
+        retry_count: 12,
+        ..options()
+    };
+    // Twice, since a job may make one communicator after another at one address.
+    for _ in 0..2 {
+        let join = |rank, secret: &'static [u8]| {
+            let options = fixed(secret);
+            let id = UniqueId::generate(&options).unwrap();
+            NetBootstrap::join(&[id], Rank::new(rank), 2, &options, &within(30.0))
+        };
+        std::thread::scope(|scope| {
+            let join = &join;
+            let intruder = scope.spawn(move || join(1, b"guess"));
+            let one = scope.spawn(move || join(1, b"hush"));
+            let zero = scope.spawn(move || join(0, b"hush"));
+            meet(vec![zero.join().unwrap(), one.join().unwrap()]);
+            let error = intruder.join().unwrap().unwrap_err();
+            assert!(error.to_string().contains("the root at"), "{error}");
+        });
+    }
+}
+
+/// Connects `count` times and is a nuisance each time; keeps the silent connections open.
+fn annoy(address: SocketAddr, count: u64, seed: u64) -> Vec<TcpStream> {
+    let mut state = seed;
+    let mut silent = Vec::new();
+    for _ in 0..count {
+        // xorshift64: the same nuisance in every run.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let Ok(mut stream) = TcpStream::connect(address) else { continue };
+        let bytes: Vec<u8> =
+            state.to_le_bytes().iter().cycle().take(usize::try_from(state % 300).unwrap()).copied().collect();
+        // The other side may have had enough already.
+        let _closed = stream.write_all(&bytes);
+        if state.is_multiple_of(16) {
+            silent.push(stream);
+        }
+    }
+    silent
+}
+
+#[test]
+fn ten_thousand_random_connections_do_not_keep_ranks_from_joining() {
+    let (id, _root) = Root::serve(&options()).unwrap();
+    std::thread::scope(|scope| {
+        let floods: Vec<_> =
+            (1..=4u64).map(|seed| scope.spawn(move || annoy(id.address(), 2_500, seed * 0x9e37_79b9))).collect();
+        let ranks: Vec<_> = (0..16).map(|rank| (rank, 16)).collect();
+        meet(join(&[id], &ranks, 60.0));
+        for flood in floods {
+            drop(flood.join().unwrap());
+        }
+    });
+}
+
+#[test]
+fn thousands_of_silent_connections_are_bounded_and_ranks_still_join() {
+    let (id, _root) = Root::serve(&options()).unwrap();
+    // More than a root keeps: it drops the oldest.
+    let silent: Vec<_> = (0..2_000).map(|_| TcpStream::connect(id.address()).unwrap()).collect();
+    let ranks: Vec<_> = (0..8).map(|rank| (rank, 8)).collect();
+    meet(join(&[id], &ranks, 60.0));
+    drop(silent);
+}
+
+#[test]
+fn a_rank_that_is_aborted_while_it_joins_comes_back_at_once() {
+    let (id, _root) = Root::serve(&options()).unwrap();
+    let abort = AbortFlag::new();
+    let wait = Wait::new(Duration::from_secs(60), &abort);
+    let start = now();
+    std::thread::scope(|scope| {
+        let joining = scope.spawn(|| NetBootstrap::join(&[id], Rank::new(0), 2, &options(), &wait).unwrap_err());
+        abort.raise(Error::aborted("enough"));
+        assert_eq!(joining.join().unwrap().kind(), Kind::Aborted);
+    });
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
