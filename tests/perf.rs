@@ -97,6 +97,17 @@ fn json_and_plot() {
 }
 
 #[test]
+fn as_one_process_of_a_launcher() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    command.args(["run", "-n", "3", "--", env!("CARGO_BIN_EXE_rsccl"), "perf", "all_reduce", "--launched"]);
+    let output =
+        command.args(["-b", "60K", "--check-only"]).env("NCCL_SOCKET_IFNAME", "lo").output().expect("it starts");
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    assert!(out.contains("transport: auto") && out.contains("ranks 3") && out.contains(" 0 OK"), "{out}");
+}
+
+#[test]
 fn what_cannot_be_done_is_refused_with_a_reason() {
     let cases: [(&[&str], &str); 9] = [
         (&["all_reduce", "-G", "1"], "graph"),

@@ -161,7 +161,7 @@ fn config(arguments: &Arguments, programs: &[Program]) -> Result<Config> {
     let mut config = Config::default()
         .with_p2p_disable(matches!(transport, Transport::Shm | Transport::Net))
         .with_shm_disable(transport == Transport::Net);
-    if transport != Transport::Local {
+    if transport != Transport::Local && !arguments.launched {
         // All ranks are on this host.
         config = config.with_socket_interfaces("lo");
     }
