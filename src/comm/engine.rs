@@ -353,8 +353,7 @@ impl Engine {
 
     /// Says goodbye.
     pub(crate) fn leave(&mut self) {
-        self.bootstrap.publish(&news::leaving_note(self.counters.collectives));
-        self.bootstrap.close();
+        self.bootstrap.leave(self.counters.collectives);
     }
 }
 

@@ -1,11 +1,10 @@
-//! What ranks tell each other besides data: failures, stalls, farewells; and the watch that every wait looks at.
+//! What ranks tell each other besides data: failures and stalls; and the watch that every wait looks at.
 //!
 //! # Notes
 //! Published through the bootstrap, read by whoever waits. One byte of kind, then:
 //! ```text
 //! 1 failure   kind u8, peer + 1 u32 (0: none), length u16, operation text, the rest: message
 //! 2 stall     three u64: the label of the operation that the rank waits in
-//! 3 leaving   u64: the sequence number of the first collective that the rank will not take part in
 //! ```
 
 use std::collections::VecDeque;
@@ -61,7 +60,7 @@ impl News {
     pub(crate) fn told(&mut self, events: Vec<Event>) -> Option<Error> {
         events.into_iter().find_map(|event| match event {
             Event::Note { from, bytes } => self.read_note(from, &bytes).err(),
-            Event::Died(..) | Event::Left(_) | Event::Failed(_) => None,
+            Event::Died(..) | Event::Left(..) | Event::Failed(_) => None,
         })
     }
 
@@ -71,10 +70,8 @@ impl News {
                 self.dead.push((rank, why));
                 Ok(())
             }
-            Event::Left(rank) => {
-                if !self.left.iter().any(|(known, _)| *known == rank) {
-                    self.left.push((rank, 0));
-                }
+            Event::Left(rank, until) => {
+                self.left.push((rank, until));
                 Ok(())
             }
             Event::Failed(error) => Err(error),
@@ -91,13 +88,6 @@ impl News {
                 (Some(kind), Some(count), Some(sequence)) => self.compare(from, [kind, count, sequence]),
                 _ => Ok(()),
             },
-            Some(&NOTE_LEAVING) => {
-                if let Some(sequence) = word(1) {
-                    self.left.retain(|(known, _)| *known != from);
-                    self.left.push((from, sequence));
-                }
-                Ok(())
-            }
             _ => Ok(()),
         }
     }
@@ -179,13 +169,6 @@ pub(crate) fn failure_note(error: &Error) -> Vec<u8> {
     note
 }
 
-/// The note of a rank that leaves before collective `sequence`.
-pub(crate) fn leaving_note(sequence: u64) -> Vec<u8> {
-    let mut note = vec![NOTE_LEAVING];
-    note.extend(sequence.to_le_bytes());
-    note
-}
-
 fn stall_note(label: Label) -> Vec<u8> {
     let mut note = vec![NOTE_STALL];
     note.extend(label.iter().flat_map(|word| word.to_le_bytes()));
@@ -231,7 +214,6 @@ fn kind_from(code: u8) -> Kind {
 
 const NOTE_FAILURE: u8 = 1;
 const NOTE_STALL: u8 = 2;
-const NOTE_LEAVING: u8 = 3;
 /// Collectives that a rank can compare with a stalled peer's.
 const HISTORY: usize = 256;
 /// How long a collective waits before it asks whether the others run the same.
@@ -270,8 +252,7 @@ mod tests {
     #[test]
     fn a_rank_that_left_ends_only_what_it_takes_no_part_in() {
         let mut news = News::default();
-        news.read_note(Rank::new(3), &leaving_note(5)).unwrap();
-        news.hear(Event::Left(Rank::new(3))).unwrap();
+        news.hear(Event::Left(Rank::new(3), 5)).unwrap();
         assert!(news.gone(Some(&operation(1, 4)), None).is_ok());
         assert_eq!(news.gone(Some(&operation(1, 5)), None).unwrap_err().peer(), Some(3));
         assert!(news.gone(Some(&operation(1, 9)), Some(Rank::new(2))).is_ok());
@@ -279,7 +260,7 @@ mod tests {
 
     #[test]
     fn garbage_is_passed_over() {
-        for note in [&[][..], &[9, 1, 2], &[NOTE_STALL, 1], &[NOTE_LEAVING]] {
+        for note in [&[][..], &[9, 1, 2], &[NOTE_STALL, 1]] {
             assert!(News::default().read_note(Rank::new(0), note).is_ok());
         }
         assert_eq!(News::default().read_note(Rank::new(0), &[NOTE_FAILURE, 0, 0]).unwrap_err().peer(), Some(0));
