@@ -150,9 +150,10 @@ impl Engine {
             self.run_plan((&plan, Some(&mut visit)), what, kernel, beside)
         });
         let result = result.map_err(|error| self.cause(error));
-        if let Err(error) = &result {
+        match &result {
+            Ok(()) => visit.end(),
             // Peers inside my buffers must learn of it before `visit` waits for them.
-            self.publish_failure(error);
+            Err(error) => self.publish_failure(error),
         }
         result
     }

@@ -68,18 +68,20 @@ pub struct Backoff {
     turns: u32,
     started: Option<Instant>,
     looked: Option<Instant>,
+    tired: bool,
 }
 
 impl Backoff {
     /// A wait that has just begun.
     pub fn new(patience: Patience) -> Backoff {
-        Backoff { patience, turns: 0, started: None, looked: None }
+        Backoff { patience, turns: 0, started: None, looked: None, tired: false }
     }
 
     /// Starts again: something moved.
     pub fn reset(&mut self) {
         self.turns = 0;
         self.started = None;
+        self.tired = false;
     }
 
     /// One turn of waiting. Spins or yields and returns `None`; once the wait has been awake long enough returns how long to park.
@@ -95,8 +97,12 @@ impl Backoff {
         let now = clock::now();
         let started = *self.started.get_or_insert(now);
         let looked = *self.looked.get_or_insert(now);
-        let tired = now.duration_since(started) >= self.patience.awake;
-        if tired || now.duration_since(looked) >= LOOK_EVERY {
+        // A fair scheduler lets a rank that yields go on until the others have had as much time: only sleep gives it away.
+        let shares =
+            self.patience.spins <= SHARED_SPINS && self.turns > self.patience.spins.saturating_add(SHARED_YIELDS);
+        let tired = shares || now.duration_since(started) >= self.patience.awake;
+        if now.duration_since(looked) >= LOOK_EVERY || (tired && !self.tired) {
+            self.tired = tired;
             self.looked = Some(now);
             watch.look(waiting_for)?;
         }
@@ -114,6 +120,10 @@ const SPINS: u32 = 2000;
 const LEAST_SPINS: u32 = 16;
 /// A peer that answers after so few turns on the processor was waiting for it; one that takes longer is late for its own reasons.
 const SOON_YIELDS: u32 = 4;
+/// A rank that has learnt to spin no longer than this shares its processor.
+const SHARED_SPINS: u32 = 64;
+/// How often it yields before it sleeps: once round the ranks of a processor, a few times.
+const SHARED_YIELDS: u32 = 24;
 /// How often a yielding wait looks at deadline and peers.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The longest sleep between two looks.

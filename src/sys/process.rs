@@ -59,6 +59,10 @@ signals! {
     PIPE = SIGPIPE;
     /// A breakpoint.
     TRAP = SIGTRAP;
+    /// Stands still until [`Signal::CONTINUE`]; no program can refuse it.
+    STOP = SIGSTOP;
+    /// Goes on after a stop.
+    CONTINUE = SIGCONT;
 }
 
 impl Signal {

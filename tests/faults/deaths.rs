@@ -1,0 +1,158 @@
+//! A rank is killed: before the others wait for it, while they do, in the middle of the work.
+
+use rsccl::sys::clock;
+
+use super::ranks::{Failure, Job};
+use crate::{NET, SHM, with};
+
+/// A collective that the others wait in: the command, and variables that force its path.
+type Case = (&'static str, &'static [(&'static str, &'static str)]);
+
+const CASES: &[Case] = &[
+    ("call all_reduce 2", &[]),
+    ("call all_reduce 300000", &[]),
+    ("call all_reduce 300000", &[("NCCL_ALGO", "Ring")]),
+    ("call all_reduce 300000", &[("NCCL_ALGO", "Tree")]),
+    ("call all_gather 60000", &[("NCCL_ALGO", "PAT")]),
+    ("call reduce_scatter 3000", &[]),
+    ("call all_to_all_v 40000", &[]),
+    ("call barrier 0", &[]),
+];
+
+/// The rank that dies.
+const VICTIM: usize = 2;
+
+#[test]
+fn killed_before_the_first_collective_over_shm() {
+    CASES.iter().for_each(|case| killed(SHM, *case, false));
+}
+
+#[test]
+fn killed_before_the_first_collective_over_net() {
+    CASES.iter().for_each(|case| killed(NET, *case, false));
+}
+
+#[test]
+fn killed_between_collectives_over_shm() {
+    CASES.iter().for_each(|case| killed(SHM, *case, true));
+}
+
+#[test]
+fn killed_between_collectives_over_net() {
+    CASES.iter().for_each(|case| killed(NET, *case, true));
+}
+
+fn killed(transport: &[(&str, &str)], (command, path): Case, warm: bool) {
+    let mut job = Job::start(4, &with(transport, path));
+    let before = job.holdings();
+    job.join();
+    if warm {
+        job.must(command);
+    }
+    job.begin(command, |rank| rank != VICTIM);
+    let began = clock::now();
+    job.kill(VICTIM);
+    for rank in &job.ranks {
+        must_name_the_victim(rank.number, command, &rank.failure());
+    }
+    println!("{command} {path:?} {warm}: {:?}", began.elapsed());
+    must_go_on(&mut job, command, &before);
+}
+
+#[test]
+fn killed_in_the_middle() {
+    let cases: &[(&str, Case)] = &[
+        ("shm", ("repeat all_reduce 2", &[])),
+        ("shm", ("repeat all_reduce 300000", &[])),
+        ("shm", ("repeat all_reduce 300000", &[("NCCL_ALGO", "Ring")])),
+        ("net", ("repeat all_reduce 100000", &[("NCCL_ALGO", "Ring")])),
+        ("net", ("repeat all_reduce 100000", &[("NCCL_ALGO", "Tree")])),
+        ("net", ("repeat sendrecv 100000", &[])),
+    ];
+    for (transport, (command, path)) in cases {
+        let transport = if *transport == "shm" { SHM } else { NET };
+        let mut job = Job::start(4, &with(transport, path));
+        let before = job.holdings();
+        job.join();
+        job.begin(command, |_| true);
+        for _ in 0..3 {
+            job.ranks[VICTIM].expect_line("turn");
+        }
+        job.kill(VICTIM);
+        for rank in &job.ranks {
+            must_name_the_victim(rank.number, command, &rank.failure());
+        }
+        must_go_on(&mut job, &command.replace("repeat", "call"), &before);
+    }
+}
+
+#[test]
+fn killed_while_others_send_to_it_and_receive_from_it() {
+    for transport in [SHM, NET] {
+        for warm in [false, true] {
+            let mut job = Job::start(4, transport);
+            let before = job.holdings();
+            job.join();
+            if warm {
+                job.must("call sendrecv 10");
+            }
+            job.ranks[0].say("recv 7 2");
+            job.ranks[1].say("recv 500000 2");
+            // Far more than the slots and sockets of a connection hold.
+            job.ranks[3].say("send 9000000 2");
+            for rank in job.others(VICTIM) {
+                rank.begun();
+            }
+            job.kill(VICTIM);
+            for (rank, name) in job.ranks.iter().zip(["recv", "recv", "send"]) {
+                must_name_the_victim(rank.number, name, &rank.failure());
+            }
+            must_go_on(&mut job, "call sendrecv 10", &before);
+        }
+    }
+}
+
+#[test]
+fn two_die_at_once_and_then_a_third() {
+    for transport in [SHM, NET] {
+        let mut job = Job::joined(6, transport);
+        job.begin("call all_reduce 300000", |rank| rank < 4);
+        job.kill(4);
+        job.kill(5);
+        for rank in &job.ranks {
+            let failure = rank.failure();
+            assert_eq!(failure.kind, "Remote", "{}", failure.text);
+            assert!(matches!(failure.peer, Some(4 | 5)), "{}", failure.text);
+        }
+        job.must("shrink 4,5");
+        job.begin("call all_reduce 300000", |rank| rank != 0);
+        job.kill(0);
+        for rank in &job.ranks {
+            let failure = rank.failure();
+            assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(0)), "{}", failure.text);
+        }
+        job.must("shrink 0");
+        job.must("call all_reduce 1000");
+    }
+}
+
+fn must_name_the_victim(rank: usize, command: &str, failure: &Failure) {
+    let text = &failure.text;
+    assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(VICTIM)), "rank {rank}, {command}: {text}");
+    let operation = command.split(' ').find(|word| !matches!(*word, "call" | "repeat")).unwrap_or_default();
+    let operation = if operation == "sendrecv" { "group of messages" } else { operation };
+    for word in [operation, "rank 2"] {
+        assert!(text.contains(word), "rank {rank}, {command}: `{word}` is not in: {text}");
+    }
+}
+
+/// The survivors make a communicator without the victim, use it, and leave nothing behind.
+fn must_go_on(job: &mut Job, command: &str, before: &[(usize, usize)]) {
+    job.begin(&format!("shrink {VICTIM}"), |_| true);
+    for (place, rank) in job.ranks.iter().enumerate() {
+        assert_eq!(rank.success("shrink"), format!("{place} 3"));
+    }
+    job.must("call all_reduce 1000");
+    job.must(command);
+    job.must_leave_nothing(before);
+}

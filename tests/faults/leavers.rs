@@ -1,0 +1,138 @@
+//! Ranks that leave, stop, or call something else.
+
+use rsccl::sys::process::Signal;
+
+use super::ranks::Job;
+use crate::{NET, SHM, with};
+
+const COMMANDS: &[&str] = &["call all_reduce 2", "call all_reduce 300000", "call barrier 0", "call sendrecv 1000"];
+
+#[test]
+fn a_rank_that_says_goodbye_is_named_by_those_who_wait_for_it() {
+    for transport in [SHM, NET] {
+        for (command, goodbye) in COMMANDS.iter().zip(["finalize", "drop", "end", "end"]) {
+            for warm in [false, true] {
+                let mut job = Job::start(3, transport);
+                let before = job.holdings();
+                job.join();
+                if warm {
+                    job.must(command);
+                }
+                job.begin(command, |rank| rank != 1);
+                if goodbye == "end" {
+                    job.ranks.remove(1).end();
+                } else {
+                    job.ranks[1].must(goodbye);
+                }
+                for rank in job.others(1) {
+                    let failure = rank.failure();
+                    assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(1)), "{command}: {}", failure.text);
+                    assert!(failure.text.contains("finalized"), "{command}: {}", failure.text);
+                }
+                job.must_leave_nothing(&before);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_panics_has_died() {
+    for transport in [SHM, NET] {
+        let mut job = Job::joined(3, transport);
+        job.begin("call all_reduce 300000", |rank| rank != 2);
+        job.ranks[2].must("panic");
+        for rank in job.others(2) {
+            let failure = rank.failure();
+            assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(2)), "{}", failure.text);
+            assert!(failure.text.contains("has died"), "{}", failure.text);
+        }
+    }
+}
+
+#[test]
+fn what_was_begun_ends_though_a_process_leaves() {
+    for transport in [SHM, NET] {
+        for command in ["call broadcast 3", "call broadcast 300000", "call scatter 900"] {
+            let mut job = Job::joined(4, transport);
+            // The root, which is the last rank, may be gone before the others have read.
+            job.begin(command, |_| true);
+            let root = job.ranks.pop().expect("four ranks");
+            root.success(command);
+            root.end();
+            for rank in &job.ranks {
+                rank.success(command);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_message_arrives_though_its_sender_has_left() {
+    for transport in [SHM, NET] {
+        let mut job = Job::joined(2, transport);
+        job.must("call sendrecv 5");
+        job.ranks[0].must("send 1000 1");
+        job.ranks[0].must("finalize");
+        job.ranks[1].must("recv 1000 0");
+        job.ranks[1].say("recv 1000 0");
+        job.ranks[1].begun();
+        let failure = job.ranks[1].failure();
+        assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(0)), "{}", failure.text);
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named_at_the_deadline() {
+    for (transport, path) in [(SHM, ""), (SHM, "Ring"), (SHM, "Tree"), (NET, "Ring"), (NET, "Tree")] {
+        for command in COMMANDS {
+            let mut variables = with(transport, &[("RSCCL_TIMEOUT_MS", "1500")]);
+            if !path.is_empty() {
+                variables.push(("NCCL_ALGO", path));
+            }
+            let mut job = Job::start(4, &variables);
+            job.join();
+            job.must(command);
+            job.ranks[3].signal(Signal::STOP);
+            job.begin(command, |rank| rank != 3);
+            for rank in job.others(3) {
+                let failure = rank.failure();
+                let text = failure.text;
+                assert!(matches!(&*failure.kind, "Timeout" | "Remote"), "{command} {path}: {}: {text}", failure.kind);
+                assert!(text.contains("timed out"), "{command} {path}: {text}");
+                if command.contains("sendrecv") && rank.number == 1 {
+                    // It exchanges with ranks 0 and 2 only.
+                    continue;
+                }
+                assert!(text.contains("rank 3"), "{command} {path}: {text}");
+            }
+            job.ranks[3].signal(Signal::CONTINUE);
+            // It hears what the others have made of its silence.
+            job.ranks[3].say(command);
+            job.ranks[3].begun();
+            let failure = job.ranks[3].failure();
+            assert!(failure.text.contains("timed out"), "{command}: {}", failure.text);
+        }
+    }
+}
+
+#[test]
+fn processes_that_call_different_things_are_told_of_both() {
+    for transport in [SHM, NET] {
+        for (one, other, words) in [
+            ("call all_reduce 4", "call barrier 0", ["all_reduce", "barrier"]),
+            ("call all_reduce 300000", "call all_reduce 300001", ["300000", "300001"]),
+            ("call all_reduce 4", "call all_reduce 400000", ["count 4", "400000"]),
+        ] {
+            let mut job = Job::joined(3, transport);
+            job.begin(one, |rank| rank != 1);
+            job.begin(other, |rank| rank == 1);
+            for rank in &job.ranks {
+                let failure = rank.failure();
+                assert_eq!(failure.kind, "Mismatch", "rank {}, {one}, {other}: {}", rank.number, failure.text);
+                for word in words {
+                    assert!(failure.text.contains(word), "{one}, {other}: `{word}` is not in: {}", failure.text);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Starts ranks as processes (`worker.rs`), tells them what to do and reads what they answer. Every wait is bounded; whatever
+//! happens, no process outlives its [`Rank`].
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, PipeWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rsccl::sys::process::{Exit, Group, Signal};
+use rsccl::sys::{clock, poller, thread};
+use tempfile::TempDir;
+
+use crate::worker;
+
+/// One rank's process.
+pub(crate) struct Rank {
+    pub(crate) number: usize,
+    group: Group,
+    input: Option<PipeWriter>,
+    lines: Receiver<String>,
+    reader: Option<JoinHandle<()>>,
+    log: PathBuf,
+}
+
+/// What a command came to.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Ok(String),
+    Error(Failure),
+}
+
+/// An error of the library, as the worker printed it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) kind: String,
+    pub(crate) peer: Option<usize>,
+    pub(crate) text: String,
+}
+
+impl Rank {
+    /// Starts rank `number` with nothing in its environment but `variables`; `prefix` are the words before the program.
+    pub(crate) fn start(number: usize, folder: &Path, prefix: &[String], variables: &[(&str, &str)]) -> Rank {
+        let program = std::env::current_exe().expect("this program has a path");
+        let arguments = ["worker", "--exact", "--nocapture", "--test-threads=1"];
+        let mut command = match prefix {
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
+            }
+            [] => Command::new(program),
+        };
+        let log = folder.join(format!("rank-{number}"));
+        let (reader, input) = io::pipe().unwrap();
+        command.args(arguments).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", folder);
+        command.env(worker::VARIABLE, "1").env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_FILE", &log);
+        command.envs(variables.iter().copied());
+        command.stdin(reader).stdout(Stdio::piped()).stderr(File::create(log.with_extension("stderr")).unwrap());
+        let mut group = Group::start(&mut command).unwrap_or_else(|error| panic!("starting rank {number}: {error}"));
+        let output = group.take_output().0.expect("its output is a pipe");
+        let (sender, lines) = mpsc::channel();
+        let forward = move || {
+            for line in BufReader::new(output).lines() {
+                let Ok(line) = line else { return };
+                let marked = line.split_once(worker::MARK).map(|(_, text)| text.to_owned());
+                if marked.is_some_and(|text| sender.send(text).is_err()) {
+                    return;
+                }
+            }
+        };
+        let reader = Some(thread::spawn("answers", forward).unwrap());
+        Rank { number, group, input: Some(input), lines, reader, log }
+    }
+
+    /// Gives a command.
+    pub(crate) fn say(&mut self, command: &str) {
+        let input = self.input.as_mut().expect("its input is open");
+        writeln!(input, "{command}").unwrap_or_else(|error| panic!("rank {} reads no more: {error}", self.number));
+    }
+
+    /// Waits until the command given last has begun.
+    pub(crate) fn begun(&self) {
+        self.expect_line("begin");
+    }
+
+    /// Waits for a line that says `what`.
+    pub(crate) fn expect_line(&self, what: &str) {
+        let line = self.line(what);
+        assert_eq!(line, what, "rank {}: {}", self.number, self.log());
+    }
+
+    /// The answer to a command that has begun.
+    pub(crate) fn answer(&self) -> Answer {
+        loop {
+            let line = self.line("answer");
+            let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
+            match word {
+                "ok" => return Answer::Ok(rest.to_owned()),
+                "error" => {
+                    let mut parts = rest.splitn(3, ' ');
+                    let mut part = || parts.next().unwrap_or_default().to_owned();
+                    let (kind, peer, text) = (part(), part(), part());
+                    return Answer::Error(Failure { kind, peer: peer.parse().ok(), text });
+                }
+                _ => assert_eq!(word, "turn", "rank {}", self.number),
+            }
+        }
+    }
+
+    /// Gives a command, and the text of its success.
+    pub(crate) fn must(&mut self, command: &str) -> String {
+        self.say(command);
+        self.begun();
+        self.success(command)
+    }
+
+    /// The text of the running command's success.
+    pub(crate) fn success(&self, command: &str) -> String {
+        match self.answer() {
+            Answer::Ok(text) => text,
+            Answer::Error(failure) => panic!("rank {}: {command}: {}\n{}", self.number, failure.text, self.log()),
+        }
+    }
+
+    /// The running command's error.
+    pub(crate) fn failure(&self) -> Failure {
+        match self.answer() {
+            Answer::Error(failure) => failure,
+            Answer::Ok(_) => panic!("rank {} has noticed nothing\n{}", self.number, self.log()),
+        }
+    }
+
+    fn line(&self, what: &str) -> String {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => {
+                let stacks = std::fs::read_to_string(format!("/proc/{}/wchan", self.group.id())).unwrap_or_default();
+                panic!("rank {}: no {what} in {PATIENCE:?}, it is in {stacks:?}\n{}", self.number, self.log())
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                panic!("rank {} ended where it should say {what}\n{}", self.number, self.log())
+            }
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.group.signal(signal).unwrap();
+    }
+
+    /// Lets it end: there are no more commands.
+    pub(crate) fn end(mut self) {
+        self.input = None;
+        let group = &mut self.group;
+        let mut exit = None;
+        until("a rank ends", || {
+            exit = group.exit().unwrap();
+            exit.is_some()
+        });
+        assert_eq!(exit, Some(Exit::Code(0)), "rank {}: {}", self.number, self.log());
+    }
+
+    /// Its open files and its threads.
+    pub(crate) fn holdings(&self) -> (usize, usize) {
+        let count = |what: &str| {
+            let folder = format!("/proc/{}/{what}", self.group.id());
+            std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}")).count()
+        };
+        (count("fd"), count("task"))
+    }
+
+    /// Where its open files lead, for messages.
+    pub(crate) fn open_files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.group.id())).unwrap();
+        let target = |entry: io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
+        entries.map(|entry| target(entry).to_string_lossy().into_owned()).collect()
+    }
+
+    /// The processor time that its threads have used.
+    pub(crate) fn processor_time(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.group.id())).unwrap();
+        let of = |task: io::Result<std::fs::DirEntry>| -> u64 {
+            let text = std::fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap_or_default();
+            text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0)
+        };
+        Duration::from_nanos(tasks.map(of).sum())
+    }
+
+    /// What it has logged, and written to its standard error.
+    pub(crate) fn log(&self) -> String {
+        let read = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
+        format!("{}{}", read(&self.log), read(&self.log.with_extension("stderr")))
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.group.id()
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        // What fails here has ended already.
+        drop(self.group.signal(Signal::KILL));
+        if let Some(reader) = self.reader.take() {
+            // It sees the end of the killed process's output.
+            drop(reader.join());
+        }
+    }
+}
+
+/// The ranks of one world, by number.
+pub(crate) struct Job {
+    pub(crate) ranks: Vec<Rank>,
+    /// Of rank 0's id.
+    pub(crate) id: String,
+    _folder: TempDir,
+}
+
+impl Job {
+    /// Starts `ranks` processes that have not joined yet.
+    pub(crate) fn start(ranks: usize, variables: &[(&str, &str)]) -> Job {
+        Job::start_each(ranks, |_| (Vec::new(), variables.to_vec()))
+    }
+
+    /// The same; `of` yields the words before the program, and the variables, of each.
+    pub(crate) fn start_each<'a>(ranks: usize, of: impl Fn(usize) -> (Vec<String>, Vec<(&'a str, &'a str)>)) -> Job {
+        let folder = tempfile::tempdir().unwrap();
+        let rank = |number: usize| {
+            let (prefix, variables) = of(number);
+            Rank::start(number, folder.path(), &prefix, &variables)
+        };
+        Job { ranks: (0..ranks).map(rank).collect(), id: String::new(), _folder: folder }
+    }
+
+    /// [`Job::start`], and all join by an id of rank 0.
+    pub(crate) fn joined(ranks: usize, variables: &[(&str, &str)]) -> Job {
+        let mut job = Job::start(ranks, variables);
+        job.join();
+        job
+    }
+
+    pub(crate) fn join(&mut self) {
+        self.make_id();
+        let world = self.ranks.len();
+        for number in 0..world {
+            self.say_init(number);
+        }
+        for (number, rank) in self.ranks.iter().enumerate() {
+            rank.begun();
+            assert_eq!(rank.success("init"), format!("{number} {world}"));
+        }
+    }
+
+    pub(crate) fn make_id(&mut self) {
+        self.id = self.ranks[0].must("id");
+    }
+
+    /// Tells one rank to join.
+    pub(crate) fn say_init(&mut self, number: usize) {
+        let command = format!("init {} {number} {}", self.id, self.ranks.len());
+        self.ranks[number].say(&command);
+    }
+
+    /// All do `command`, which succeeds.
+    pub(crate) fn must(&mut self, command: &str) {
+        self.begin(command, |_| true);
+        for rank in &self.ranks {
+            rank.success(command);
+        }
+    }
+
+    /// Those of `which` begin `command`.
+    pub(crate) fn begin(&mut self, command: &str, which: impl Fn(usize) -> bool) {
+        for rank in self.ranks.iter_mut().filter(|rank| which(rank.number)) {
+            rank.say(command);
+        }
+        for rank in self.ranks.iter().filter(|rank| which(rank.number)) {
+            rank.begun();
+        }
+    }
+
+    /// All ranks but `number`.
+    pub(crate) fn others(&self, number: usize) -> impl Iterator<Item = &Rank> {
+        self.ranks.iter().filter(move |rank| rank.number != number)
+    }
+
+    /// Takes one rank out, and ends it where it stands.
+    pub(crate) fn kill(&mut self, number: usize) {
+        let place = self.ranks.iter().position(|rank| rank.number == number).expect("it is there");
+        drop(self.ranks.remove(place));
+    }
+
+    /// All drop their communicators; nothing of them is left. `before` is what each held when it started.
+    pub(crate) fn must_leave_nothing(&mut self, before: &[(usize, usize)]) {
+        self.must("drop");
+        for rank in &self.ranks {
+            let clean = || rank.holdings() == before[rank.number];
+            if !until_or(LEFTOVER_PATIENCE, clean) {
+                let (now, files) = (rank.holdings(), rank.open_files());
+                panic!("rank {} held {:?} (files, threads), now {now:?}: {files:?}", rank.number, before[rank.number]);
+            }
+        }
+    }
+
+    /// What each rank holds now.
+    pub(crate) fn holdings(&self) -> Vec<(usize, usize)> {
+        self.ranks.iter().map(Rank::holdings).collect()
+    }
+}
+
+/// Waits until `come` says so; fails the test when it does not come in good time.
+pub(crate) fn until(what: &str, come: impl FnMut() -> bool) {
+    assert!(until_or(PATIENCE, come), "waited {PATIENCE:?} until {what}");
+}
+
+fn until_or(patience: Duration, mut come: impl FnMut() -> bool) -> bool {
+    let began = clock::now();
+    while !come() {
+        if clock::now().duration_since(began) > patience {
+            return false;
+        }
+        poller::pause(Duration::from_millis(2));
+    }
+    true
+}
+
+/// The bound of every wait: far above what anything here takes, far below the library's own deadlines.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a thread or a socket may take to end after its owner has let it go.
+const LEFTOVER_PATIENCE: Duration = Duration::from_secs(5);

@@ -1,0 +1,165 @@
+//! Faults before there is a communicator.
+
+use super::ranks::Job;
+use crate::{NET, SHM, with};
+
+#[test]
+fn killed_after_it_has_joined_while_others_are_still_missing() {
+    let mut job = Job::start(4, SHM);
+    let before = job.holdings();
+    job.make_id();
+    for number in [0, 1, 2] {
+        job.say_init(number);
+        job.ranks[number].begun();
+    }
+    job.kill(2);
+    // Rank 3 comes to a world that cannot be completed.
+    let command = format!("init {} 3 4", job.id);
+    job.ranks[2].say(&command);
+    job.ranks[2].begun();
+    for rank in &job.ranks {
+        let failure = rank.failure();
+        assert!(failure.text.contains("rank 2"), "rank {}: {}", rank.number, failure.text);
+        assert_eq!(failure.kind, "Remote", "rank {}: {}", rank.number, failure.text);
+    }
+    job.must_leave_nothing(&before);
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_at_the_deadline_of_init() {
+    let mut job = Job::start(4, &with(SHM, &[("RSCCL_INIT_TIMEOUT_MS", "1500")]));
+    let before = job.holdings();
+    job.make_id();
+    for number in [0, 1, 3] {
+        job.say_init(number);
+    }
+    job.kill(2);
+    for rank in &job.ranks {
+        rank.begun();
+        let failure = rank.failure();
+        assert_eq!(failure.kind, "Timeout", "rank {}: {}", rank.number, failure.text);
+        assert!(failure.text.contains("2 of 4"), "rank {}: {}", rank.number, failure.text);
+    }
+    job.must_leave_nothing(&before);
+}
+
+#[test]
+fn killed_with_the_root_in_its_process() {
+    let mut job = Job::start(3, &with(SHM, &[("NCCL_SOCKET_RETRY_CNT", "3")]));
+    job.make_id();
+    for number in [1, 2] {
+        job.say_init(number);
+        job.ranks[number].begun();
+    }
+    job.kill(0);
+    for rank in &job.ranks {
+        let failure = rank.failure();
+        assert!(failure.text.contains("root"), "rank {}: {}", rank.number, failure.text);
+        assert!(matches!(&*failure.kind, "Remote" | "Timeout"), "{}: {}", failure.kind, failure.text);
+    }
+}
+
+/// Killed at any moment of init: the parent kills after a number of steps that others have made, which differs from turn to turn.
+#[test]
+fn killed_at_odd_moments_of_init() {
+    for turn in 0..12 {
+        let transport = if turn % 2 == 0 { SHM } else { NET };
+        // Windows and rings are opened at init, so that there is more to interrupt.
+        let mut job = Job::start(4, &with(transport, &[("NCCL_RUNTIME_CONNECT", "0"), ("RSCCL_INIT_TIMEOUT_MS", "20000")]));
+        let before = job.holdings();
+        job.make_id();
+        for number in 0..4 {
+            job.say_init(number);
+        }
+        job.ranks[3].begun();
+        for _ in 0..turn * 300 {
+            std::thread::yield_now();
+        }
+        job.kill(3);
+        for rank in &job.ranks {
+            rank.begun();
+        }
+        let mut joined = Vec::new();
+        for rank in &job.ranks {
+            match rank.answer() {
+                super::ranks::Answer::Ok(_) => joined.push(rank.number),
+                super::ranks::Answer::Error(failure) => {
+                    assert!(failure.text.contains("rank 3") || failure.text.contains("3 of 4"), "{}", failure.text);
+                }
+            }
+        }
+        // Those who got through learn it from their first call.
+        job.begin("call all_reduce 5", |rank| joined.contains(&rank));
+        for rank in job.ranks.iter().filter(|rank| joined.contains(&rank.number)) {
+            let failure = rank.failure();
+            assert_eq!(failure.kind, "Remote", "{}", failure.text);
+            assert!(failure.text.contains("rank 3"), "{}", failure.text);
+        }
+        job.must_leave_nothing(&before);
+    }
+}
+
+#[test]
+fn settings_that_differ_are_an_error_on_every_rank() {
+    let mut job = Job::start_each(3, |rank| {
+        (Vec::new(), if rank == 1 { with(SHM, &[("NCCL_BUFFSIZE", "65536")]) } else { SHM.to_vec() })
+    });
+    let before = job.holdings();
+    job.make_id();
+    for number in 0..3 {
+        job.say_init(number);
+    }
+    for rank in &job.ranks {
+        rank.begun();
+        let failure = rank.failure();
+        assert_eq!(failure.kind, "Mismatch", "rank {}: {}", rank.number, failure.text);
+        assert!(failure.text.contains("settings"), "rank {}: {}", rank.number, failure.text);
+    }
+    job.must_leave_nothing(&before);
+}
+
+#[test]
+fn a_number_that_is_taken_is_an_error() {
+    let mut job = Job::start(3, SHM);
+    job.make_id();
+    for (process, number) in [(0, 0), (1, 1), (2, 1)] {
+        let command = format!("init {} {number} 3", job.id);
+        job.ranks[process].say(&command);
+        job.ranks[process].begun();
+    }
+    for rank in &job.ranks {
+        let failure = rank.failure();
+        assert_eq!(failure.kind, "Mismatch", "process {}: {}", rank.number, failure.text);
+        assert!(failure.text.contains("rank 1"), "process {}: {}", rank.number, failure.text);
+    }
+}
+
+#[test]
+fn worlds_of_different_sizes_are_an_error() {
+    let mut job = Job::start(3, SHM);
+    job.make_id();
+    for (number, world) in [(0, 3), (1, 3), (2, 4)] {
+        let command = format!("init {} {number} {world}", job.id);
+        job.ranks[number].say(&command);
+        job.ranks[number].begun();
+    }
+    for rank in &job.ranks {
+        let failure = rank.failure();
+        assert_eq!(failure.kind, "Mismatch", "rank {}: {}", rank.number, failure.text);
+        assert!(failure.text.contains('3') && failure.text.contains('4'), "rank {}: {}", rank.number, failure.text);
+    }
+}
+
+#[test]
+fn an_id_that_is_cut_or_changed_is_an_error_of_the_caller() {
+    let mut job = Job::start(1, SHM);
+    job.make_id();
+    let mut changed = job.id.clone().into_bytes();
+    changed[40] ^= 1;
+    for id in [job.id[..200].to_owned(), String::from_utf8(changed).unwrap()] {
+        job.ranks[0].say(&format!("init {id} 0 1"));
+        job.ranks[0].begun();
+        let failure = job.ranks[0].failure();
+        assert_eq!(failure.kind, "InvalidArgument", "{}", failure.text);
+    }
+}

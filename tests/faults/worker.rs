@@ -1,0 +1,194 @@
+//! A rank in a process of its own: it does what is written to its standard input, one command a line, and answers on its standard
+//! output. The starter's side is `ranks.rs`.
+//!
+//! ```text
+//! id                     makes a unique id and serves its root            → its bytes in hex
+//! init ID RANK WORLD     joins                                            → rank and size
+//! from_env               joins as the launcher's variables say            → rank and size
+//! call NAME COUNT        a collective of f32 sums, checked bit by bit
+//! repeat NAME COUNT      the same until it fails; says `turn` after each of the first turns
+//! send COUNT PEER        a message
+//! recv COUNT PEER
+//! split COLOR            the child takes the place of the communicator
+//! shrink RANK,RANK       the same
+//! abort WORDS            from another thread: at once, whatever runs; has no answer
+//! finalize               says goodbye
+//! drop                   drops all communicators
+//! panic                  drops all communicators while it unwinds
+//! ```
+//! Before a command it says `begin`, after it `ok TEXT` or `error KIND PEER TEXT`; each such line follows a mark, since the test
+//! runner writes to the same stream.
+
+use std::io::{BufRead, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use rsccl::comm::AbortHandle;
+use rsccl::sys::thread;
+use rsccl::{Communicator, Config, DataType, Error, Result, UniqueId};
+
+use crate::verify::{Op, Placement, Program, RankBuffers, Shape, Tables, perform};
+
+/// What stands before each line that is meant for the starter.
+pub(crate) const MARK: &str = "@@ ";
+/// Set where the test program runs as a worker.
+pub(crate) const VARIABLE: &str = "FAULTS_WORKER";
+
+/// Whether this process is a worker.
+pub(crate) fn is_wanted() -> bool {
+    #![expect(clippy::disallowed_methods, reason = "the role of a test's process is no configuration of the library")]
+    std::env::var_os(VARIABLE).is_some()
+}
+
+/// Serves commands until there are no more.
+pub(crate) fn run() {
+    let mut worker = Worker::default();
+    let (sender, commands) = mpsc::channel();
+    let abort = Arc::clone(&worker.abort);
+    // It ends with the process: nothing wakes it from its read.
+    let reader = thread::spawn("commands", move || {
+        for line in std::io::stdin().lock().lines() {
+            let Ok(line) = line else { return };
+            match line.strip_prefix("abort ") {
+                Some(reason) => {
+                    let handle = abort.lock().unwrap_or_else(PoisonError::into_inner);
+                    handle.as_ref().expect("there is a communicator").abort(reason);
+                }
+                None => sender.send(line).expect("the worker takes commands until there are no more"),
+            }
+        }
+    });
+    drop(reader.expect("a thread"));
+    for line in commands {
+        say("begin");
+        match worker.serve(&line) {
+            Ok(text) => say(&format!("ok {text}")),
+            Err(error) => {
+                let peer = error.peer().map_or("-".to_owned(), |peer| peer.to_string());
+                say(&format!("error {:?} {peer} {}", error.kind(), error.to_string().replace('\n', " ")));
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Worker {
+    comms: Vec<Communicator>,
+    abort: Arc<Mutex<Option<AbortHandle>>>,
+    calls: u64,
+}
+
+impl Worker {
+    fn serve(&mut self, line: &str) -> Result<String> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["id"] => Ok(hex(Communicator::unique_id(&Config::default())?.as_bytes())),
+            ["init", id, rank, world] => {
+                let id = UniqueId::from_bytes(&unhex(id))?;
+                let comm = Communicator::init(&id, number(rank), number(world), Config::default())?;
+                Ok(self.adopt(comm))
+            }
+            ["from_env"] => Communicator::from_env().map(|comm| self.adopt(comm)),
+            ["call", name, count] => self.call(name, number(count)).map(|()| String::new()),
+            ["repeat", name, count] => {
+                for turn in 0u32.. {
+                    self.call(name, number(count))?;
+                    if turn < SHOWN_TURNS {
+                        say("turn");
+                    }
+                }
+                Ok(String::new())
+            }
+            ["send", count, peer] => {
+                self.comm().send(&vec![1.5f32; number(count)], number(peer)).map(|()| String::new())
+            }
+            ["recv", count, peer] => {
+                let mut buffer = vec![0f32; number(count)];
+                self.comm().recv(&mut buffer, number(peer))?;
+                checked(buffer.iter().all(|value| *value == 1.5), "a message")
+            }
+            ["split", color] => {
+                let child = self.comm().split(Some(number(color)), 0)?.expect("a color was passed");
+                Ok(self.adopt(child))
+            }
+            ["shrink", excluded] => {
+                let excluded: Vec<u32> = excluded.split(',').map(number).collect();
+                let child = self.comm().shrink(&excluded)?;
+                Ok(self.adopt(child))
+            }
+            ["finalize"] => self.comms.pop().expect("a communicator").finalize().map(|()| String::new()),
+            ["drop"] => {
+                self.clear();
+                Ok(String::new())
+            }
+            ["panic"] => {
+                let comms = std::mem::take(&mut self.comms);
+                let unwound = catch_unwind(AssertUnwindSafe(move || {
+                    let _comms = comms;
+                    panic!("on purpose");
+                }));
+                checked(unwound.is_err(), "unwinding")
+            }
+            _ => panic!("no such command: {line}"),
+        }
+    }
+
+    fn clear(&mut self) {
+        *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // Children before parents.
+        while self.comms.pop().is_some() {}
+    }
+
+    fn adopt(&mut self, comm: Communicator) -> String {
+        let text = format!("{} {}", comm.rank(), comm.size());
+        *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(comm.abort_handle());
+        self.comms.push(comm);
+        text
+    }
+
+    fn comm(&self) -> &Communicator {
+        self.comms.last().expect("there is a communicator")
+    }
+
+    fn call(&mut self, name: &str, elements: usize) -> Result<()> {
+        let program = Program::from_name(name).unwrap_or_else(|| panic!("no such collective: {name}"));
+        self.calls += 1;
+        let comm = self.comm();
+        let root = comm.size() - 1;
+        let shape = Shape::new(program, (comm.rank(), comm.size()), root, elements)?;
+        let op = program.reduces().then_some(Op::Sum);
+        let tables = Tables::<f32>::new(self.calls, comm.size(), op, shape.indices());
+        let mut buffers = RankBuffers::<f32>::new(&shape, Placement::OutOfPlace, 0)?;
+        buffers.fill(&shape, &tables)?;
+        let op = op.map(|op| op.reduce_op(DataType::F32, comm.rank()));
+        perform(comm, &shape, op, &mut buffers)?;
+        match buffers.check(&shape, &tables)?.first {
+            None => Ok(()),
+            Some(wrong) => Err(Error::internal(format!("wrong: {wrong}"))),
+        }
+    }
+}
+
+fn checked(right: bool, what: &str) -> Result<String> {
+    if right { Ok(String::new()) } else { Err(Error::internal(format!("wrong: {what}"))) }
+}
+
+fn say(text: &str) {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{MARK}{text}").and_then(|()| output.flush()).expect("the starter reads");
+}
+
+fn number<T: std::str::FromStr>(word: &str) -> T {
+    word.parse().unwrap_or_else(|_| panic!("no number: {word}"))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let pairs = text.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).expect("hex"));
+    pairs.map(|pair| u8::from_str_radix(pair, 16).expect("hex")).collect()
+}
+
+const SHOWN_TURNS: u32 = 5;

@@ -1,0 +1,36 @@
+//! Faults among ranks that are processes: killed, stopped, gone, at odds, flooded, aborted. Every rank gets an error that names who and
+//! what, in seconds and not at the deadline; the survivors go on; nothing is left behind.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that fails panics and tells")]
+
+mod faults {
+    mod abort;
+    mod deaths;
+    mod floods;
+    mod leavers;
+    pub(crate) mod ranks;
+    mod rest;
+    mod setup;
+    pub(crate) mod worker;
+}
+#[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]
+#[path = "../src/bin/rsccl/perf/verify.rs"]
+mod verify;
+
+use faults::worker;
+
+/// Not a test of its own: where a test starts this program as a rank, this is the rank.
+#[test]
+fn worker() {
+    if worker::is_wanted() {
+        worker::run();
+    }
+}
+
+/// Variables of ranks that share memory.
+const SHM: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo")];
+/// Variables of ranks that do not.
+const NET: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_SHM_DISABLE", "1")];
+
+fn with<'a>(variables: &[(&'a str, &'a str)], more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    [variables, more].concat()
+}
