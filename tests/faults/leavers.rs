@@ -26,7 +26,12 @@ fn a_rank_that_says_goodbye_is_named_by_those_who_wait_for_it() {
                 }
                 for rank in job.others(1) {
                     let failure = rank.failure();
-                    assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(1)), "{command}: {}", failure.text);
+                    assert_eq!(
+                        (failure.kind.as_str(), failure.peer),
+                        ("Remote", Some(1)),
+                        "{command}: {}",
+                        failure.text
+                    );
                     assert!(failure.text.contains("finalized"), "{command}: {}", failure.text);
                 }
                 job.must_leave_nothing(&before);

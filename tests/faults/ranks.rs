@@ -174,7 +174,8 @@ impl Rank {
     /// Where its open files lead, for messages.
     pub(crate) fn open_files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(format!("/proc/{}/fd", self.group.id())).unwrap();
-        let target = |entry: io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
+        let target =
+            |entry: io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
         entries.map(|entry| target(entry).to_string_lossy().into_owned()).collect()
     }
 

@@ -65,7 +65,8 @@ fn killed_at_odd_moments_of_init() {
     for turn in 0..12 {
         let transport = if turn % 2 == 0 { SHM } else { NET };
         // Windows and rings are opened at init, so that there is more to interrupt.
-        let mut job = Job::start(4, &with(transport, &[("NCCL_RUNTIME_CONNECT", "0"), ("RSCCL_INIT_TIMEOUT_MS", "20000")]));
+        let mut job =
+            Job::start(4, &with(transport, &[("NCCL_RUNTIME_CONNECT", "0"), ("RSCCL_INIT_TIMEOUT_MS", "20000")]));
         let before = job.holdings();
         job.make_id();
         for number in 0..4 {
