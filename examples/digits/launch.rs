@@ -50,9 +50,9 @@ impl Options {
     }
 }
 
-/// Whether a launcher (`rsccl run`, torchrun, or [`start_processes`]) has made this process a rank already.
+/// Whether a launcher (`rsccl run`, torchrun, mpirun, or [`start_processes`]) has made this process a rank already.
 pub(crate) fn is_rank() -> bool {
-    ["RSCCL_RANK", "RANK"].iter().any(|name| env::var_os(name).is_some())
+    ["RSCCL_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"].iter().any(|name| env::var_os(name).is_some())
 }
 
 /// Starts this program once for each rank, and waits for all of them. They meet in a folder of their own.

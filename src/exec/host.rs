@@ -149,7 +149,7 @@ impl Drop for Visit<'_> {
     }
 }
 
-/// What [`run_plan`] needs besides plan and call.
+/// What `run_plan` needs besides plan and call.
 #[derive(Debug)]
 pub struct Surroundings<'a> {
     /// Who I am.

@@ -178,7 +178,7 @@ impl Fabric {
     /// host, whose windows are open.
     ///
     /// # Errors
-    /// As [`Fabric::open_windows`]; [`crate::error::Kind::InvalidUsage`] beyond [`MOST_REGISTRATIONS`].
+    /// As [`Fabric::open_windows`]; [`crate::error::Kind::InvalidUsage`] beyond 1024 registrations.
     pub fn register(&mut self, mine: &Arc<SharedMemory>, setup: &mut Setup<'_>) -> Result<()> {
         let windows = self.windows.clone().ok_or_else(|| Error::internal("registered before the windows were open"))?;
         if windows.registered.len() == MOST_REGISTRATIONS {
