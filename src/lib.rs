@@ -1,22 +1,78 @@
 //! rsccl: collective communication for host and GPU memory.
+//!
+//! It is NCCL's stack built anew as a Rust engine: unique id, bootstrap, topology, plans, transports, executor. One API for
+//! ranks that are threads, processes of one host, or processes of many hosts; the same collectives as NCCL, with the vector
+//! forms of MPI beside them, and errors with names in them in place of hangs.
+//!
+//! It does not replace MPI: no derived types, no files, no one-sided windows. It does not start jobs over hosts: a launcher
+//! (`srun`, `mpirun`, `torchrun`) or two variables do. Today it works on host memory on Linux; GPU memory, the C++ classes
+//! and the MPI glue come next.
+//!
+//! ## A program
+//!
+//! Four ranks as threads, on any laptop:
+//!
+//! ```rust
+//! use rsccl::{ReduceOp, local};
+//!
+//! fn main() -> rsccl::Result<()> {
+//!     let sums = local::run(4, |comm| {
+//!         let mine = [comm.rank(), 1];
+//!         let mut sum = [0; 2];
+//!         comm.all_reduce(&mine, &mut sum, ReduceOp::Sum)?;
+//!         Ok(sum)
+//!     })?;
+//!     println!("{sums:?}");
+//!     assert_eq!(sums, [[6, 4]; 4]); // on every rank: 0 + 1 + 2 + 3, and how many they are
+//!     Ok(())
+//! }
+//! ```
+//!
+//! It prints `[[6, 4], [6, 4], [6, 4], [6, 4]]`. As processes, the closure's body follows `Communicator::from_env()?`, which
+//! learns rank, world and meeting place from whatever launched it:
+//!
+//! ```sh
+//! rsccl run -n 4 -- ./program                                              # this host
+//! MASTER_ADDR=node0 MASTER_PORT=29500 srun -n 64 ./program                 # Slurm
+//! mpirun -n 64 -x RSCCL_STORE=file:///shared/job-7 ./program               # Open MPI as launcher; the program needs no MPI
+//! torchrun --nnodes 2 --nproc-per-node 8 --master-addr node0 --no-python ./program
+//! ```
+//!
+//! With no launcher at all, `Communicator::init` takes a unique id, a rank and the world's size.
+//!
+//! ## What needs what
+//!
+//! | you want | it needs | without it |
+//! |---|---|---|
+//! | ranks as threads | nothing | |
+//! | ranks as processes of one host | memfd and futex of Linux | `NCCL_SHM_DISABLE=1`: TCP on loopback |
+//! | waits that wake by themselves | membarrier of Linux 4.16 | parked waits look again each millisecond |
+//! | large calls that copy nothing | a registered `Buffer` | the peers' parts go through shared scratch |
+//! | several hosts | TCP between them | |
+//! | only your own processes at the meeting place | the unique id, or `RSCCL_SECRET` beside an address | a warning in the log |
+//! | the same bits on every transport and size | `RSCCL_REPRODUCIBLE=1` | the fastest algorithm |
+//! | the command line | feature `cli` (default) | the library: `--no-default-features` |
 
-pub mod bootstrap;
-pub mod comm;
-pub mod config;
-pub mod device;
-pub mod error;
-pub mod exec;
-pub mod log;
-pub mod plan;
-pub mod protocol;
-pub mod proxy;
-pub mod sync;
-pub mod sys;
-pub mod topo;
-pub mod transport;
-pub mod tune;
-pub mod types;
-pub mod wire;
+// In reading order: what programs hold, then what carries it, down to the system.
+pub mod comm; // communicators and all that is called on them
+pub mod config; // settings: the program's, with the environment over them
+pub mod error; // the one error type
+pub mod types; // ranks, element types, operators, names
+
+pub mod plan; // a collective as data, and the proof of it
+pub mod tune; // which algorithm, by a model of its cost
+pub mod topo; // who is near whom
+pub mod protocol; // how data and flags share a slot
+
+pub mod exec; // running plans, small calls and messages
+pub mod transport; // rings and windows: local, shm, net
+pub mod device; // memory of a kind, and arithmetic in it
+
+pub mod bootstrap; // unique id, root, stores, control connections
+pub mod log; // what `NCCL_DEBUG` asks for
+pub mod sync; // flags, rings, waits
+pub mod sys; // every system call
+pub mod wire; // bytes that leave the process
 
 pub use bootstrap::UniqueId;
 pub use comm::{Buffer, Communicator, group, local};

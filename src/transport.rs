@@ -29,5 +29,5 @@ pub use lease::{Lease, LeaseGuard};
 pub use links::{Channel, Links, Need, Way};
 pub use peer::PeerInfo;
 pub use port::SocketOptions;
-pub use select::{Policy, select};
+pub use select::{Policy, neighbourhood, select};
 pub use windows::{Board, HostWindows, UserRange};

@@ -5,9 +5,10 @@ use crate::error::{Error, Result};
 use crate::exec::{Call, CallCount};
 use crate::plan::{Count, Limits, Plan, Spec, Windows};
 use crate::sync::primitive::Arc;
+use crate::topo::Topology;
 use crate::transport::{FLAT_BYTES, WINDOW_LANES};
 use crate::tune::{self, Costs, Filters, Query};
-use crate::types::{Algorithm, Bytes, Collective, Elements, Protocol, Rank, TransportKind, World};
+use crate::types::{Algorithm, Bytes, Collective, Elements, Protocol, TransportKind, World};
 
 /// How a call is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub(crate) enum Path {
 #[derive(Debug)]
 pub(crate) struct Chooser {
     world: World,
-    hosts: Vec<Vec<Rank>>,
+    topology: Topology,
     near: TransportKind,
     cores: u32,
     settings: Settings,
@@ -34,26 +35,29 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    /// `hosts`, what is `near` inside them, and the least `cores` of a rank are the same on all ranks.
+    /// The `topology`, what is `near` inside hosts, and the least `cores` of a rank are the same on all ranks.
     pub(crate) fn new(
         world: World,
-        (hosts, near, cores): (&[Vec<Rank>], TransportKind, u32),
+        (topology, near, cores): (&Topology, TransportKind, u32),
         settings: &Settings,
     ) -> Chooser {
-        let (settings, hosts) = (settings.clone(), hosts.to_vec());
+        let (settings, topology) = (settings.clone(), topology.clone());
         let filters = Filters { algorithms: settings.algorithms.clone(), protocols: settings.protocols.clone() };
-        Chooser { world, hosts, near, cores, settings, filters, costs: Costs::default(), recent: Vec::new() }
+        Chooser { world, topology, near, cores, settings, filters, costs: Costs::default(), recent: Vec::new() }
     }
 
     /// Whether all ranks are on one host and map each other's memory.
     pub(crate) fn maps_peers(&self) -> bool {
-        self.hosts.len() == 1 && self.hosts[0].len() <= MOST_MAPPED && self.world.size > 1
+        self.one_host() && self.world.size > 1 && self.topology.size() <= MOST_MAPPED
+    }
+
+    fn one_host(&self) -> bool {
+        self.topology.hosts().len() == 1
     }
 
     /// Whether there are several hosts with as many ranks each, more than one, that map each other's memory.
     fn is_hierarchy(&self) -> bool {
-        let ranks = self.hosts[0].len();
-        self.hosts.len() > 1 && (2..=MOST_MAPPED).contains(&ranks) && self.hosts.iter().all(|host| host.len() == ranks)
+        !self.one_host() && self.topology.even().is_some_and(|ranks| (2..=MOST_MAPPED).contains(&ranks))
     }
 
     /// The path of `call`, the same on all ranks.
@@ -64,10 +68,15 @@ impl Chooser {
         let bytes = self.flat_bytes(call);
         let direct = self.maps_peers() && self.settings.algorithms.allows(call.collective, Algorithm::Direct);
         let low_latency = self.settings.protocols.allows(call.collective, Protocol::LowLatency);
-        if direct && low_latency && bytes.is_some_and(|bytes| bytes <= FLAT_BYTES) {
+        if direct && low_latency && bytes.is_some_and(|bytes| bytes <= self.most_flat_bytes()) {
             return Ok(Path::Flat);
         }
         self.path_of_plans(call, direct)
+    }
+
+    /// Threads reach each other's buffers at once, so that less is worth a copy into the flat slot.
+    fn most_flat_bytes(&self) -> usize {
+        if self.near == TransportKind::Local { LOCAL_FLAT_BYTES } else { FLAT_BYTES }
     }
 
     fn path_of_plans(&self, call: &Call<'_>, direct: bool) -> Result<Path> {
@@ -86,8 +95,8 @@ impl Chooser {
             collective: call.collective,
             bytes: Bytes(self.longest_block_bytes(call)),
             ranks: self.world.size,
-            hosts: u32::try_from(self.hosts.len()).unwrap_or(u32::MAX),
-            even: self.hosts.iter().all(|host| host.len() == self.hosts[0].len()),
+            hosts: u32::try_from(self.topology.hosts().len()).unwrap_or(u32::MAX),
+            even: self.topology.even().is_some(),
             cores: self.cores,
             near: self.near,
             windows: if hierarchy { Windows::Scratch } else { Windows::None },
@@ -140,7 +149,7 @@ impl Chooser {
 
     /// Windows of a plan for several hosts: users' buffers can be reached on one host and not on the other, scratch always.
     pub(crate) fn windows_across_hosts(&self, met: Windows) -> Windows {
-        if self.hosts.len() > 1 { Windows::Scratch } else { met }
+        if self.one_host() { met } else { Windows::Scratch }
     }
 
     fn spec(&self, call: &Call<'_>, algorithm: Algorithm, windows: Windows) -> Spec {
@@ -161,7 +170,7 @@ impl Chooser {
             algorithm,
             protocol: Protocol::Simple,
             windows,
-            hosts: self.hosts.clone(),
+            hosts: self.topology.hosts().to_vec(),
             limits: Limits {
                 slot: Elements(u64::from(sizes.shape.slot_bytes) / size),
                 slots: sizes.shape.slots,
@@ -176,5 +185,7 @@ impl Chooser {
 const MOST_MAPPED: usize = 64;
 /// Bytes of scratch of plans without windows: the tokens of a barrier.
 pub(crate) const SMALL_SCRATCH: usize = 4096;
+/// Where the flat path's copy costs threads as much as the two more flags of windows (measured with `rsccl perf`).
+const LOCAL_FLAT_BYTES: usize = 8 << 10;
 /// Plans that are kept.
 const RECENT_PLANS: usize = 32;

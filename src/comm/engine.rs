@@ -76,7 +76,7 @@ impl Engine {
         abort: AbortFlag,
     ) -> Engine {
         let world = bootstrap.world();
-        let chooser = Chooser::new(world, (fabric.hosts(), fabric.near(), cores), &settings);
+        let chooser = Chooser::new(world, (fabric.topology(), fabric.near(), cores), &settings);
         let counters = Counters { collectives: 0, flag_base: 0, messages: vec![(0, 0); world.size as usize] };
         let (news, flat, scratch) = (News::default(), Flat::default(), Box::new([0; SMALL_SCRATCH]));
         Engine { world, settings, bootstrap, fabric, windows: None, news, abort, chooser, flat, counters, scratch }
@@ -146,9 +146,10 @@ impl Engine {
             self.run_plan((&plan, Some(&mut visit)), what, kernel, beside)
         });
         let result = result.map_err(|error| self.cause(error));
-        if let Err(error) = &result {
+        match &result {
+            Ok(()) => visit.end(),
             // Peers inside my buffers must learn of it before `visit` waits for them.
-            self.publish_failure(error);
+            Err(error) => self.publish_failure(error),
         }
         result
     }
@@ -312,7 +313,7 @@ impl Engine {
     /// One line that says who meets whom how.
     pub(crate) fn log_placement(&self, name: &str) {
         let (rank, size) = (self.world.rank, self.world.size);
-        let (local, hosts) = (self.fabric.my_host().len(), self.fabric.hosts().len());
+        let (local, hosts) = (self.fabric.my_host().len(), self.fabric.topology().hosts().len());
         let id = self.bootstrap.id();
         crate::log::info!(Init @ rank, "comm {id:016x} {name} rank {rank} nranks {size} localRanks {local} nNodes {hosts}");
     }
@@ -342,8 +343,7 @@ impl Engine {
 
     /// Says goodbye.
     pub(crate) fn leave(&mut self) {
-        self.bootstrap.publish(&news::leaving_note(self.counters.collectives));
-        self.bootstrap.close();
+        self.bootstrap.leave(self.counters.collectives);
     }
 }
 

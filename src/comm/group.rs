@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use crate::comm::collectives::expect;
+use crate::comm::engine::Engine;
 use crate::comm::{Buffers, Call, Communicator, Message};
 use crate::error::{Error, Result};
 use crate::exec::{CallCount, Nothing};
@@ -76,11 +77,7 @@ impl<'a> Group<'a> {
                 .map_or(Ok(()), |part| part.comm.with_engine(|engine| run_part(engine, part.messages, part.calls)));
         }
         // Communicators are used by one thread at a time; each one's engine goes to a thread for the length of the group.
-        let engines = self.parts.iter().map(|part| part.comm.lend()).collect::<Result<Vec<_>>>();
-        let engines = match engines {
-            Ok(engines) => engines,
-            Err(error) => return Err(error),
-        };
+        let engines = lend_all(&self.parts)?;
         let (loans, work): (Vec<_>, Vec<_>) = engines
             .into_iter()
             .zip(self.parts)
@@ -164,7 +161,23 @@ impl<'a> Member<'_, 'a> {
     }
 }
 
-fn run_part(engine: &mut super::engine::Engine, messages: Vec<Message<'_>>, calls: Vec<Call<'_>>) -> Result<()> {
+/// The engines of all parts; where one cannot be lent, those that could go back.
+#[expect(clippy::vec_box, reason = "engines come in boxes and go back in them")]
+fn lend_all(parts: &[Part<'_>]) -> Result<Vec<Box<Engine>>> {
+    let mut engines = Vec::with_capacity(parts.len());
+    for part in parts {
+        match part.comm.lend() {
+            Ok(engine) => engines.push(engine),
+            Err(error) => {
+                parts.iter().zip(engines).try_for_each(|(part, engine)| part.comm.take_back(engine, Ok(())))?;
+                return Err(error);
+            }
+        }
+    }
+    Ok(engines)
+}
+
+fn run_part(engine: &mut Engine, messages: Vec<Message<'_>>, calls: Vec<Call<'_>>) -> Result<()> {
     if !messages.is_empty() {
         engine.messages(messages)?;
     }

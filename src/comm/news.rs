@@ -1,11 +1,10 @@
-//! What ranks tell each other besides data: failures, stalls, farewells; and the watch that every wait looks at.
+//! What ranks tell each other besides data: failures and stalls; and the watch that every wait looks at.
 //!
 //! # Notes
 //! Published through the bootstrap, read by whoever waits. One byte of kind, then:
 //! ```text
 //! 1 failure   kind u8, peer + 1 u32 (0: none), length u16, operation text, the rest: message
 //! 2 stall     three u64: the label of the operation that the rank waits in
-//! 3 leaving   u64: the sequence number of the first collective that the rank will not take part in
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -76,7 +75,7 @@ impl News {
     pub(crate) fn told(&mut self, events: Vec<Event>) -> Option<Error> {
         events.into_iter().find_map(|event| match event {
             Event::Note { from, bytes } => self.read_note(from, &bytes).err(),
-            Event::Died(..) | Event::Left(_) | Event::Failed(_) => None,
+            Event::Died(..) | Event::Left(..) | Event::Failed(_) => None,
         })
     }
 
@@ -86,10 +85,8 @@ impl News {
                 self.dead.push((rank, why));
                 Ok(())
             }
-            Event::Left(rank) => {
-                if !self.left.iter().any(|(known, ..)| *known == rank) {
-                    self.left.push((rank, 0, clock::now()));
-                }
+            Event::Left(rank, until) => {
+                self.left.push((rank, until, clock::now()));
                 Ok(())
             }
             Event::Failed(error) => Err(error),
@@ -109,13 +106,6 @@ impl News {
                 }
                 _ => Ok(()),
             },
-            Some(&NOTE_LEAVING) => {
-                if let Some(sequence) = word(1) {
-                    self.left.retain(|(known, ..)| *known != from);
-                    self.left.push((from, sequence, clock::now()));
-                }
-                Ok(())
-            }
             _ => Ok(()),
         }
     }
@@ -231,13 +221,6 @@ pub(crate) fn failure_note(error: &Error) -> Vec<u8> {
     note
 }
 
-/// The note of a rank that leaves before collective `sequence`.
-pub(crate) fn leaving_note(sequence: u64) -> Vec<u8> {
-    let mut note = vec![NOTE_LEAVING];
-    note.extend(sequence.to_le_bytes());
-    note
-}
-
 fn stall_note(label: Label) -> Vec<u8> {
     let mut note = vec![NOTE_STALL];
     note.extend(label.iter().flat_map(|word| word.to_le_bytes()));
@@ -283,7 +266,6 @@ fn kind_from(code: u8) -> Kind {
 
 const NOTE_FAILURE: u8 = 1;
 const NOTE_STALL: u8 = 2;
-const NOTE_LEAVING: u8 = 3;
 /// Collectives that a rank can compare with a stalled peer's.
 const HISTORY: usize = 256;
 /// Ranks that a time-out names.
@@ -326,9 +308,8 @@ mod tests {
     #[test]
     fn a_rank_that_left_ends_only_what_it_takes_no_part_in() {
         let mut news = News::default();
-        news.read_note(Rank::new(3), &leaving_note(5)).unwrap();
-        news.hear(Event::Left(Rank::new(3))).unwrap();
-        let (now, later) = (clock::now(), clock::now() + LAST_WORDS);
+        news.hear(Event::Left(Rank::new(3), 5)).unwrap();
+        let (now, later) = (clock::now(), clock::now() + 2 * LAST_WORDS);
         assert!(news.gone(Awaited::Collective(&operation(1, 4)), now).is_ok());
         assert_eq!(news.gone(Awaited::Collective(&operation(1, 5)), now).unwrap_err().peer(), Some(3));
         let (others, them) = (|| vec![Rank::new(2)], || vec![Rank::new(2), Rank::new(3)]);
@@ -349,7 +330,7 @@ mod tests {
 
     #[test]
     fn garbage_is_passed_over() {
-        for note in [&[][..], &[9, 1, 2], &[NOTE_STALL, 1], &[NOTE_LEAVING]] {
+        for note in [&[][..], &[9, 1, 2], &[NOTE_STALL, 1]] {
             assert!(News::default().read_note(Rank::new(0), note).is_ok());
         }
         assert_eq!(News::default().read_note(Rank::new(0), &[NOTE_FAILURE, 0, 0]).unwrap_err().peer(), Some(0));

@@ -298,7 +298,7 @@ fn serve<'scope>(engine: &mut Engine, queue: &Receiver<Job<'scope>>, under_way: 
             Ok(Job::Message(message, outcome)) => begin(engine, message, outcome, under_way)?,
             Ok(Job::Collective(call, outcome)) => {
                 let result = engine.collective(&call, under_way);
-                let told = result.as_ref().map(|()| ()).map_err(Error::duplicate);
+                let told = result.as_ref().copied().map_err(Error::duplicate);
                 outcome.set(told);
                 let own = |error: &Error| matches!(error.kind(), Kind::InvalidArgument | Kind::InvalidUsage);
                 if result.as_ref().is_err_and(|error| !own(error)) {

@@ -1,7 +1,8 @@
-//! Transports forced on threads: every path of set-up without processes.
+//! Transports forced on threads: every path of set-up without processes. Groups that cannot begin.
 
-use crate::comm::local;
+use crate::comm::{Communicator, local};
 use crate::config::Config;
+use crate::error::Kind;
 use crate::transport::Policy;
 use crate::types::ReduceOp;
 
@@ -46,4 +47,18 @@ fn net() {
     for ranks in [2, 3, 8] {
         sums(Policy { no_local: true, no_shm: true }, ranks);
     }
+}
+
+#[test]
+fn a_group_with_an_ended_communicator_gives_the_others_back() {
+    let alone = || Communicator::init_all(1, Config::default()).unwrap().remove(0);
+    let (fine, ended) = (alone(), alone());
+    ended.abort_handle().abort("on purpose");
+    let (mut one, mut two) = ([1u32], [2u32]);
+    let result = crate::group(|group| {
+        group.on(&fine).all_reduce_in_place(&mut one, ReduceOp::Sum)?;
+        group.on(&ended).all_reduce_in_place(&mut two, ReduceOp::Sum)
+    });
+    assert_eq!(result.unwrap_err().kind(), Kind::Aborted);
+    fine.barrier().unwrap();
 }

@@ -105,7 +105,7 @@ impl Kernel {
     /// - Floats of 16 and 8 bits are widened to f32, folded and divided there, and rounded once to nearest, ties to even.
     ///   8-bit floats saturate: what is too large for them, an infinity included, becomes their greatest number.
     /// - `Min` and `Max` give NaN where any source is NaN, and take −0 to be less than +0.
-    /// - `PreMulSum` multiplies in the element type; in f32 for the narrow floats.
+    /// - `PreMulSum` multiplies in the element type; for the narrow floats in f32, rounded to the type before the product is added.
     ///
     /// # Errors
     /// `InvalidArgument` for a bitwise operator on floats.

@@ -67,11 +67,12 @@ pub fn run_flat(
 
 /// One large operation inside a host: peers may work in this rank's buffers, and this rank in theirs, while it lasts.
 ///
-/// Dropping it lets nobody in any more and waits until all are out. Where the operation failed, the peers must have been told
-/// before, or they might stay in until their own deadline.
+/// An operation that ended well [ends](Visit::end) it. Dropping it otherwise lets nobody in any more and waits until all are out; the
+/// peers must have been told of the failure before, or they might stay in until their own deadline.
 #[derive(Debug)]
 pub struct Visit<'a> {
     windows: &'a HostWindows,
+    over: bool,
     met: Vec<Option<Ranges>>,
     guards: Vec<LeaseGuard<'a>>,
 }
@@ -83,7 +84,7 @@ impl<'a> Visit<'a> {
             boards[windows.me].write(call.buffers.input, call.buffers.output);
         }
         windows.mine().lease().open(operation.sequence);
-        Visit { windows, met: Vec::new(), guards: Vec::new() }
+        Visit { windows, over: false, met: Vec::new(), guards: Vec::new() }
     }
 
     /// Meets all ranks of the host in the operation. The kind of windows that all of them can use.
@@ -131,14 +132,24 @@ impl<'a> Visit<'a> {
     }
 }
 
-impl Drop for Visit<'_> {
-    fn drop(&mut self) {
-        self.guards.clear();
-        close_lease(self.windows);
+impl Visit<'_> {
+    /// The operation ended well: the plan's proof says that no peer touches this rank's buffers any more.
+    pub fn end(mut self) {
+        self.over = true;
     }
 }
 
-/// What [`run_plan`] needs besides plan and call.
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.guards.clear();
+        self.windows.mine().lease().close();
+        if !self.over {
+            await_peers_out(self.windows);
+        }
+    }
+}
+
+/// What `run_plan` needs besides plan and call.
 #[derive(Debug)]
 pub struct Surroundings<'a> {
     /// Who I am.
@@ -324,11 +335,10 @@ fn user_memory(windows: &HostWindows, call: &Call<'_>, world: World, met: &[Opti
     Ok(memory)
 }
 
-/// Lets nobody into my buffers any more, and waits until all are out. Threads of this process always come out: they see the
+/// Waits until all peers are out of my buffers. Threads of this process always come out: they see the
 /// failure at their next look. A process that died inside keeps its mapping to itself, so after a while it is not waited for.
-fn close_lease(windows: &HostWindows) {
+fn await_peers_out(windows: &HostWindows) {
     let lease = windows.mine().lease();
-    lease.close();
     let strict = windows.boards.is_some();
     let deadline = Deadline::after(LEASE_PATIENCE);
     let mut turns = 0u32;
@@ -373,7 +383,7 @@ fn decode_ranges(bytes: [u8; RANGES_BYTES]) -> Option<Ranges> {
 const RANGES_BYTES: usize = 24;
 const OFFSET_MASK: u64 = (1 << 48) - 1;
 /// Looks at the lease before the wait for peers sleeps.
-const YIELDS: u32 = 1000;
+const YIELDS: u32 = 32;
 /// How long the wait for peers sleeps between two looks.
 const LEASE_NAP: Duration = Duration::from_micros(200);
 /// How long a process waits for others to leave its buffers.

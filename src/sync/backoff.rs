@@ -68,6 +68,7 @@ pub struct Backoff {
     turns: u32,
     started: Option<Instant>,
     looked: Option<Instant>,
+    tired: bool,
     /// Since it started, as of the last turn.
     waited: Duration,
 }
@@ -75,13 +76,14 @@ pub struct Backoff {
 impl Backoff {
     /// A wait that has just begun.
     pub fn new(patience: Patience) -> Backoff {
-        Backoff { patience, turns: 0, started: None, looked: None, waited: Duration::ZERO }
+        Backoff { patience, turns: 0, started: None, looked: None, tired: false, waited: Duration::ZERO }
     }
 
     /// Starts again: something moved.
     pub fn reset(&mut self) {
         self.turns = 0;
         self.started = None;
+        self.tired = false;
         self.waited = Duration::ZERO;
     }
 
@@ -108,13 +110,14 @@ impl Backoff {
         }
         let now = clock::now();
         let started = *self.started.get_or_insert(now);
+        let looked = *self.looked.get_or_insert(now);
         self.waited = now.duration_since(started);
-        let tired = self.waited >= self.patience.awake;
-        let due = match self.looked {
-            Some(looked) => now.duration_since(looked) >= LOOK_EVERY,
-            None => tired || self.waited >= LOOK_EVERY,
-        };
-        if due {
+        // A fair scheduler lets a rank that yields go on until the others have had as much time: only sleep gives it away.
+        let shares =
+            self.patience.spins <= SHARED_SPINS && self.turns > self.patience.spins.saturating_add(SHARED_YIELDS);
+        let tired = shares || self.waited >= self.patience.awake;
+        if now.duration_since(looked) >= LOOK_EVERY || (tired && !self.tired) {
+            self.tired = tired;
             self.looked = Some(now);
             watch.look(waiting_for)?;
         }
@@ -132,9 +135,13 @@ const SPINS: u32 = 2000;
 const LEAST_SPINS: u32 = 16;
 /// A peer that answers after so few turns on the processor was waiting for it; one that takes longer is late for its own reasons.
 const SOON_YIELDS: u32 = 4;
+/// A rank that has learnt to spin no longer than this shares its processor.
+const SHARED_SPINS: u32 = 64;
+/// How often it yields before it sleeps: once round the ranks of a processor, a few times.
+const SHARED_YIELDS: u32 = 24;
 /// A sleep that nothing ends is this part of the wait so far.
 const NAP_SHARE: u32 = 8;
-/// How often a wait looks at deadline and peers.
+/// How often a yielding wait looks at deadline and peers.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The longest sleep between two looks.
 const PARK_SLICE: Duration = Duration::from_millis(20);

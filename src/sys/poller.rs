@@ -185,6 +185,37 @@ pub fn is_under_way(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(libc::EINPROGRESS)
 }
 
+/// Sleeps until one of few descriptors is ready, at most `timeout`; for who has no [`Poller`] to keep.
+///
+/// # Errors
+/// [`crate::error::Kind::System`].
+pub fn wait_any(interests: &[(BorrowedFd<'_>, Interest)], timeout: Duration) -> Result<()> {
+    let mut set: Vec<libc::pollfd> = interests
+        .iter()
+        .map(|(fd, interest)| {
+            let events = match interest {
+                Interest::None => 0,
+                Interest::Read => libc::POLLIN,
+                Interest::Write => libc::POLLOUT,
+                Interest::ReadWrite => libc::POLLIN | libc::POLLOUT,
+            };
+            libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
+        })
+        .collect();
+    let count = libc::nfds_t::try_from(set.len()).expect("a count of descriptors");
+    let limit = libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
+    };
+    // SAFETY: the set has as many entries as said, and the limit lives through the call.
+    let result = unsafe { libc::ppoll(set.as_mut_ptr(), count, &raw const limit, std::ptr::null()) };
+    let error = std::io::Error::last_os_error();
+    if result < 0 && error.kind() != std::io::ErrorKind::Interrupted {
+        return Err(Error::system("ppoll", error));
+    }
+    Ok(())
+}
+
 /// Rounded up, so that a wait of less than one does not spin.
 fn milliseconds(duration: Duration) -> libc::c_int {
     let rounded = duration.saturating_add(Duration::from_nanos(999_999)).as_millis();
@@ -230,35 +261,4 @@ mod tests {
         assert_eq!(milliseconds(Duration::MAX), i32::MAX);
         pause(Duration::from_micros(10));
     }
-}
-
-/// Sleeps until one of few descriptors is ready, at most `timeout`; for who has no [`Poller`] to keep.
-///
-/// # Errors
-/// [`crate::error::Kind::System`].
-pub fn wait_any(interests: &[(BorrowedFd<'_>, Interest)], timeout: Duration) -> Result<()> {
-    let mut set: Vec<libc::pollfd> = interests
-        .iter()
-        .map(|(fd, interest)| {
-            let events = match interest {
-                Interest::None => 0,
-                Interest::Read => libc::POLLIN,
-                Interest::Write => libc::POLLOUT,
-                Interest::ReadWrite => libc::POLLIN | libc::POLLOUT,
-            };
-            libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
-        })
-        .collect();
-    let count = libc::nfds_t::try_from(set.len()).expect("a count of descriptors");
-    let limit = libc::timespec {
-        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
-    };
-    // SAFETY: the set has as many entries as said, and the limit lives through the call.
-    let result = unsafe { libc::ppoll(set.as_mut_ptr(), count, &raw const limit, std::ptr::null()) };
-    let error = std::io::Error::last_os_error();
-    if result < 0 && error.kind() != std::io::ErrorKind::Interrupted {
-        return Err(Error::system("ppoll", error));
-    }
-    Ok(())
 }

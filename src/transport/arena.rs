@@ -153,6 +153,7 @@ const LEASE_OFFSET: usize = 64;
 const FLAGS_OFFSET: usize = 128;
 const FLAT_OFFSET: usize = FLAGS_OFFSET + WINDOW_LANES * FLAGS * Flag::LINE;
 const FLAT_STRIDE: usize = Flag::LINE + FLAT_BYTES;
+#[expect(clippy::cast_possible_truncation, reason = "a handful of slots")]
 const SCRATCH_OFFSET: usize = (FLAT_OFFSET + FLAT_SLOTS as usize * FLAT_STRIDE).next_multiple_of(4096);
 
 const _: () = assert!(FLAT_OFFSET.is_multiple_of(64) && FLAT_STRIDE.is_multiple_of(64) && INLINE_BYTES == 24);

@@ -13,13 +13,14 @@ use crate::sync::ring::Shape;
 use crate::sync::{Backoff, Deadline, Patience, Wait, Watch};
 use crate::sys::memory::SharedMemory;
 use crate::sys::{clock, futex};
+use crate::topo::Topology;
 use crate::transport::arena::Arena;
 use crate::transport::connect::Connecting;
 use crate::transport::door::{Doors, Taken};
 use crate::transport::links::{Links, Need};
 use crate::transport::port::SocketOptions;
 use crate::transport::windows::{Board, HostWindows, Registered};
-use crate::transport::{PeerInfo, Policy, select};
+use crate::transport::{PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
 /// What a set-up needs from the communicator.
@@ -59,7 +60,7 @@ impl Setup<'_> {
 pub struct Fabric {
     world: World,
     kinds: Vec<TransportKind>,
-    hosts: Vec<Vec<Rank>>,
+    topology: Topology,
     near: TransportKind,
     pub(super) sizes: Sizes,
     windows: Option<Arc<HostWindows>>,
@@ -88,7 +89,7 @@ impl Fabric {
             world,
             kinds,
             near: nearest(peers, policy),
-            hosts: group_hosts(peers, policy),
+            topology: Topology::new(peers.iter().map(|peer| neighbourhood(peer, policy))),
             sizes,
             windows: None,
             links: Links::default(),
@@ -103,8 +104,8 @@ impl Fabric {
     }
 
     /// The ranks that can map each other's memory, host by host.
-    pub fn hosts(&self) -> &[Vec<Rank>] {
-        &self.hosts
+    pub fn topology(&self) -> &Topology {
+        &self.topology
     }
 
     /// What connects ranks of one host, the slowest where hosts differ; the same on all ranks.
@@ -114,8 +115,7 @@ impl Fabric {
 
     /// The ranks of my host, me among them.
     pub fn my_host(&self) -> &[Rank] {
-        let mine = self.hosts.iter().find(|host| host.contains(&self.world.rank));
-        mine.expect("every rank is on a host")
+        self.topology.local_ranks(self.world.rank)
     }
 
     /// The mapped memory of my host, once opened.
@@ -178,7 +178,7 @@ impl Fabric {
     /// host, whose windows are open.
     ///
     /// # Errors
-    /// As [`Fabric::open_windows`]; [`crate::error::Kind::InvalidUsage`] beyond [`MOST_REGISTRATIONS`].
+    /// As [`Fabric::open_windows`]; [`crate::error::Kind::InvalidUsage`] beyond 1024 registrations.
     pub fn register(&mut self, mine: &Arc<SharedMemory>, setup: &mut Setup<'_>) -> Result<()> {
         let windows = self.windows.clone().ok_or_else(|| Error::internal("registered before the windows were open"))?;
         if windows.registered.len() == MOST_REGISTRATIONS {
@@ -315,19 +315,6 @@ fn nearest(peers: &[PeerInfo], policy: Policy) -> TransportKind {
         (first.rank != peer.rank).then(|| select(first, peer, policy))
     });
     kinds.max().unwrap_or(TransportKind::Net)
-}
-
-/// Ranks that can map each other's memory, in rank order; the hosts in the order of their first ranks.
-fn group_hosts(peers: &[PeerInfo], policy: Policy) -> Vec<Vec<Rank>> {
-    let mut hosts: Vec<(Vec<Rank>, &PeerInfo)> = Vec::new();
-    for peer in peers {
-        let host = hosts.iter_mut().find(|(_, first)| select(first, peer, policy) != TransportKind::Net);
-        match host {
-            Some((ranks, _)) => ranks.push(peer.rank),
-            None => hosts.push((vec![peer.rank], peer)),
-        }
-    }
-    hosts.into_iter().map(|(ranks, _)| ranks).collect()
 }
 
 const TAG_ARENA: u32 = 0x5243_0000;

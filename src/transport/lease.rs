@@ -29,10 +29,13 @@ impl Lease {
         unsafe { place.cast::<Lease>().as_ref() }
     }
 
-    /// The owner lets peers in for `operation`.
+    /// The owner lets peers in for `operation`. Peers that are about to leave the operation before stay counted.
     pub fn open(&self, operation: u64) {
-        // Release: the buffers' addresses, written before, are seen by whoever enters.
-        self.0.store((operation + 1) << COUNT_BITS, Ordering::Release);
+        let open = |word| Some((word & COUNT_MASK) | (operation + 1) << COUNT_BITS);
+        // Release: the buffers' addresses, written before, are seen by whoever enters. The closure never refuses.
+        if self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, open).is_err() {
+            debug_assert!(false, "opening a lease is unconditional");
+        }
     }
 
     /// A peer enters for `operation`; `None` where the owner has closed it.
@@ -83,7 +86,10 @@ mod tests {
         assert!(!lease.drained());
         drop(one);
         assert!(!lease.drained());
+        // One who leaves late is still counted when the next operation is open.
+        lease.open(8);
+        assert!(!lease.drained());
         drop(two);
-        assert!(lease.drained());
+        assert!(lease.drained() && lease.enter(8).is_some());
     }
 }

@@ -1,7 +1,7 @@
 //! Which transport a pair of ranks uses: a table, no I/O.
 
 use crate::transport::PeerInfo;
-use crate::types::TransportKind;
+use crate::types::{Rank, TransportKind};
 
 /// What the user forbids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,10 +23,18 @@ pub fn select(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> TransportKi
     }
 }
 
+/// Equal for two ranks exactly where they can map each other's memory: where [`select`] finds a transport other than NET.
+pub fn neighbourhood(peer: &PeerInfo, policy: Policy) -> (u64, Option<u64>, Option<Rank>) {
+    match (policy.no_local, policy.no_shm) {
+        (_, false) => (peer.host, None, None),
+        (false, true) => (peer.host, Some(peer.process), None),
+        (true, true) => (peer.host, Some(peer.process), Some(peer.rank)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::Rank;
 
     #[test]
     fn the_table() {
@@ -47,6 +55,10 @@ mod tests {
             let policy = Policy { no_local, no_shm };
             let found = [sibling, neighbour, stranger, lookalike].map(|peer| select(&me, &peer, policy));
             assert_eq!(found, expected, "{policy:?}");
+            for (peer, kind) in [sibling, neighbour, stranger, lookalike].iter().zip(found) {
+                let together = neighbourhood(&me, policy) == neighbourhood(peer, policy);
+                assert_eq!(together, kind != net, "{policy:?} {peer:?}");
+            }
         }
     }
 }

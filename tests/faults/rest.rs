@@ -18,7 +18,7 @@ fn a_rank_that_waits_for_a_late_one_sleeps() {
         (NET, "call all_reduce 2", "all_reduce:Tree"),
         (NET, "call sendrecv 10", ""),
     ];
-    for (transport, command, path) in cases {
+    for (transport, command, path) in &cases {
         for warm in [false, true] {
             let path: &[(&str, &str)] = if path.is_empty() { &[] } else { &[("NCCL_ALGO", path)] };
             let mut job = Job::joined(3, &with(transport, path));

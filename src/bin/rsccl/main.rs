@@ -21,7 +21,7 @@ enum Command {
     /// Prints every variable with its type, default, value and where the value comes from
     Env(env::Arguments),
     /// Times collectives and checks their results, as nccl-tests does
-    Perf(perf::Arguments),
+    Perf(Box<perf::Arguments>),
     /// Starts processes of this host as the ranks of one world
     Run(run::Arguments),
 }

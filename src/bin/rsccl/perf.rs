@@ -103,6 +103,10 @@ pub(crate) struct Arguments {
     /// Seconds that a call may take before it is an error [default: RSCCL_TIMEOUT_MS].
     #[arg(short = 'T', long, value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
     timeout: Option<u64>,
+    /// This process is one rank that mpirun, srun, torchrun or `rsccl run` has started, on one host or several: who it is stands in the
+    /// environment. The transport is auto, unless shm or net is asked for.
+    #[arg(long, conflicts_with = "ranks")]
+    launched: bool,
     /// This process is this rank of several; the unique id comes on standard input.
     #[arg(long, hide = true)]
     worker: Option<u32>,
@@ -137,8 +141,11 @@ impl Transport {
 /// # Errors
 /// A bad option, or what ended the ranks; wrong elements are no error here but the exit code.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
-    let job = job::Job::new(arguments)?;
-    let right = launch::run(arguments, &job)?;
+    let right = if arguments.launched {
+        launch::launched(arguments)?
+    } else {
+        launch::run(arguments, &job::Job::new(arguments)?)?
+    };
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -171,7 +171,7 @@ unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
         && is_raw(0)
     {
         for value in wide.iter_mut() {
-            *value = value.times(scalar);
+            *value = scaled::<L>(*value, scalar);
         }
     }
     for (index, source) in pass.sources.iter().enumerate().skip(done) {
@@ -198,15 +198,22 @@ unsafe fn fold_one<V: Vectors, L: Lane, O: Fold<L::Wide>>(
         // SAFETY: true says that each of them has been written.
         let values = unsafe { values.assume_init_ref() };
         match scalar {
-            Some(scalar) => each(wide, values, |sum, next| O::fold(sum, next.times(scalar))),
+            Some(scalar) => each(wide, values, |sum, next| O::fold(sum, scaled::<L>(next, scalar))),
             None => each(wide, values, |sum, next| O::fold(sum, next)),
         }
     } else {
         match scalar {
-            Some(scalar) => each(wide, source, |sum, next| O::fold(sum, L::widen(next).times(scalar))),
+            Some(scalar) => each(wide, source, |sum, next| O::fold(sum, scaled::<L>(L::widen(next), scalar))),
             None => each(wide, source, |sum, next| O::fold(sum, L::widen(next))),
         }
     }
+}
+
+/// The product as an element: rounded to the type before it is added, so that a rank's share is the same whether it was scaled on the
+/// way into a slot or at the fold.
+#[inline(always)]
+fn scaled<L: Lane>(value: L::Wide, scalar: L::Wide) -> L::Wide {
+    L::widen(L::narrow(value.times(scalar)))
 }
 
 /// Replaces each accumulator by `next` of it and its element.

@@ -237,8 +237,18 @@ impl Case {
                 if folded.is_nan() { 0x7ff8_0000_0000_0000 } else { folded.to_bits() }
             }
             narrow if narrow.is_float() => {
-                let floats: Vec<f32> = values.iter().map(|bits| read_narrow(narrow, *bits)).collect();
-                write_narrow(narrow, fold_f32(self.op, &floats, self.raw, division))
+                // Products are rounded to the element type before they are added.
+                let float = |(index, bits): (usize, &Bits)| {
+                    let value = read_narrow(narrow, *bits);
+                    match self.op {
+                        ReduceOp::PreMulSum(scalar) if self.raw >> index & 1 == 1 => {
+                            read_narrow(narrow, write_narrow(narrow, value * scalar.as_f64() as f32))
+                        }
+                        _ => value,
+                    }
+                };
+                let floats: Vec<f32> = values.iter().enumerate().map(float).collect();
+                write_narrow(narrow, fold_f32(self.op, &floats, 0, division))
             }
             integer => fold_integers(integer, self.op, values, self.raw, division),
         }

@@ -6,12 +6,14 @@ use std::time::Duration;
 use rsccl::{Config, DataType, Error, Result, plan};
 
 use super::verify::{Op, Program};
-use super::{Arguments, Transport, table};
+use super::{Arguments, Transport};
 
 /// What to run, the same on all ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     pub(crate) programs: Vec<Program>,
+    /// What has none of the algorithms that were asked for.
+    pub(crate) left_out: Vec<Program>,
     pub(crate) types: Vec<DataType>,
     pub(crate) ops: Vec<Op>,
     pub(crate) roots: Roots,
@@ -91,7 +93,7 @@ impl Job {
             return Err(wrong("--check-only with -c 0 leaves nothing to do"));
         }
         let programs = list("collective", &arguments.collective, Program::ALL, Program::name, Program::from_name)?;
-        let programs = able(programs, arguments.algo.as_deref())?;
+        let (programs, left_out) = able(programs, arguments.algo.as_deref())?;
         let config = config(arguments, &programs)?;
         let job = Job {
             types: list("-d", &arguments.datatype, DataType::ALL, DataType::name, data_type)?,
@@ -108,6 +110,7 @@ impl Job {
             protocol: shown(&programs, arguments.proto.as_deref(), config.proto.as_deref()),
             config,
             programs,
+            left_out,
             json: arguments.json.clone(),
             plot: arguments.plot.clone(),
         };
@@ -161,7 +164,7 @@ fn config(arguments: &Arguments, programs: &[Program]) -> Result<Config> {
     let mut config = Config::default()
         .with_p2p_disable(matches!(transport, Transport::Shm | Transport::Net))
         .with_shm_disable(transport == Transport::Net);
-    if transport != Transport::Local {
+    if transport != Transport::Local && !arguments.launched {
         // All ranks are on this host.
         config = config.with_socket_interfaces("lo");
     }
@@ -177,9 +180,12 @@ fn config(arguments: &Arguments, programs: &[Program]) -> Result<Config> {
     config.resolve()
 }
 
-/// Those of `programs` that one of the named algorithms can do. One that was asked for alone stays, and the library says why not.
-fn able(programs: Vec<Program>, algorithms: Option<&str>) -> Result<Vec<Program>> {
-    let Some(named) = algorithms.filter(|text| programs.len() > 1 && is_list(text)) else { return Ok(programs) };
+/// Those of `programs` that one of the named algorithms can do, and the others. One that was asked for alone stays: the library says
+/// why not.
+fn able(programs: Vec<Program>, algorithms: Option<&str>) -> Result<(Vec<Program>, Vec<Program>)> {
+    let Some(named) = algorithms.filter(|text| programs.len() > 1 && is_list(text)) else {
+        return Ok((programs, Vec::new()));
+    };
     let named: Vec<&str> = named.split(',').map(str::trim).collect();
     let can = |program: &Program| {
         let possible = program.collective().map_or(&[][..], plan::algorithms);
@@ -189,11 +195,7 @@ fn able(programs: Vec<Program>, algorithms: Option<&str>) -> Result<Vec<Program>
     if able.is_empty() {
         return Err(wrong(format!("--algo {}: none of the collectives has it", named.join(","))));
     }
-    if !unable.is_empty() {
-        let unable: Vec<&str> = unable.into_iter().map(Program::name).collect();
-        table::complain(&format!("rsccl perf: left out, for they have no {}: {}", named.join(","), unable.join(", ")));
-    }
-    Ok(able)
+    Ok((able, unable))
 }
 
 /// A filter for `programs` alone, so that the barriers and gathers of this command itself go as they like.

@@ -1,4 +1,4 @@
-//! Ranks: as threads of this process, or as processes that it starts.
+//! Ranks: as threads of this process, as processes that it starts, or as this one process of somebody else's.
 //!
 //! The launcher makes the unique id and hands it to each rank on its standard input: no port is guessed, and the secret stands neither
 //! in the environment nor among the arguments. Rank 0 prints.
@@ -7,6 +7,7 @@ use std::io::{PipeReader, Read, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rsccl::config::{Config, Environment, Launch};
 use rsccl::sys::process::{Exit, Group, Signal, Signals, Want, wait_ready};
 use rsccl::sys::{clock, limits};
 use rsccl::{Communicator, Error, Result, UniqueId};
@@ -33,6 +34,23 @@ fn threads(job: &Job) -> Result<bool> {
         Ok(right)
     })?;
     Ok(right.into_iter().all(|right| right))
+}
+
+/// This process is one rank of a launcher's.
+///
+/// # Errors
+/// Of the environment, which must say who this rank is; and as [`run`].
+pub(crate) fn launched(arguments: &Arguments) -> Result<bool> {
+    let launch = Launch::learn(&Environment::capture(), &Config::default().resolve()?)?;
+    let transport = match arguments.transport {
+        Transport::Local | Transport::Auto => Transport::Auto,
+        forced => forced,
+    };
+    let job = Job::new(&Arguments { ranks: launch.world.size, transport, ..arguments.clone() })?;
+    let comm = Communicator::from_env_with(job.config.clone())?;
+    let right = session::run(&comm, &job)?;
+    comm.finalize()?;
+    Ok(right)
 }
 
 /// This process is one rank.

@@ -51,6 +51,10 @@ impl<'a> Table<'a> {
         ))?;
         let Job { algorithm, protocol, .. } = self.job;
         self.line(&format!("# transport: {} algorithm: {algorithm} protocol: {protocol}", transport.name()))?;
+        if !self.job.left_out.is_empty() {
+            let names: Vec<&str> = self.job.left_out.iter().map(|program| program.name()).collect();
+            self.line(&format!("# left out, for they have no {algorithm}: {}", names.join(", ")))?;
+        }
         self.line("#")?;
         self.line("# Using ranks")?;
         for (rank, place) in self.ranks.iter().enumerate() {
@@ -116,7 +120,6 @@ impl<'a> Table<'a> {
 
 /// Prints a line on standard error.
 pub(crate) fn complain(line: &str) {
-    #![expect(clippy::print_stderr, reason = "the one place that prints there")]
     eprintln!("{line}");
 }
 
