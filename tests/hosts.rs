@@ -73,6 +73,8 @@ fn three_hosts_of_two() {
     for rank in &job.ranks {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", rank.process())).unwrap();
         assert!(maps.contains("memfd:"), "rank {} shares no memory with its neighbour", rank.number);
+        let shm = std::fs::read_dir(format!("/proc/{}/root/dev/shm", rank.process())).unwrap();
+        assert_eq!(shm.count(), 0, "rank {}", rank.number);
     }
 }
 
@@ -180,7 +182,6 @@ fn a_host_that_is_cut_off() {
             }
             let failure = rank.failure();
             let text = failure.text;
-            println!("{command}: {text}");
             assert!(text.contains("timed out"), "{command}: {text}");
             let lost: &[usize] = if places[rank.number] == 2 { &[0, 1, 2, 3] } else { &[4, 5] };
             assert!(lost.iter().any(|rank| text.contains(&format!("rank {rank}"))), "{command}: {text}");

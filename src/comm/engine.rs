@@ -17,7 +17,7 @@ use crate::sync::{AbortFlag, Backoff, Wait};
 use crate::sys::futex;
 use crate::sys::memory::SharedMemory;
 use crate::transport::{Fabric, HostWindows, Need, Setup};
-use crate::types::{Algorithm, Collective, World};
+use crate::types::{Algorithm, Collective, Rank, World};
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
@@ -247,7 +247,7 @@ impl Engine {
         }
         let peers = || beside.peers();
         let mut vigil = vigil!(self, Awaited::Messages(&peers)).since(backoff.started());
-        if backoff.turn(&mut vigil, &|| "messages under way".to_owned())?.is_some() {
+        if backoff.turn(&mut vigil, &|| messages_of(peers()))?.is_some() {
             futex::nap(backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP));
         }
         Ok(false)
@@ -347,6 +347,15 @@ impl Engine {
     }
 }
 
+/// What requests wait for, in words.
+#[cold]
+fn messages_of(mut peers: Vec<Rank>) -> String {
+    peers.sort_unstable();
+    peers.dedup();
+    let named: Vec<String> = peers.iter().take(NAMED_PEERS).map(|peer| format!("rank {peer}")).collect();
+    format!("messages with {}{}", named.join(", "), if peers.len() > NAMED_PEERS { ", ..." } else { "" })
+}
+
 #[cold]
 fn no_windows() -> Error {
     Error::internal("the host's windows are not open")
@@ -356,3 +365,5 @@ fn no_windows() -> Error {
 const REQUEST_NAP: Duration = Duration::from_micros(200);
 /// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
 const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
+/// Peers that the error of a request names.
+const NAMED_PEERS: usize = 8;

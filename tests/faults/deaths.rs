@@ -109,6 +109,24 @@ fn killed_while_others_send_to_it_and_receive_from_it() {
 }
 
 #[test]
+fn killed_inside_the_registered_buffers_of_others() {
+    for _ in 0..4 {
+        let mut job = Job::start(4, SHM);
+        let before = job.holdings();
+        job.join();
+        job.begin("registered 700000", |_| true);
+        for _ in 0..3 {
+            job.ranks[VICTIM].expect_line("turn");
+        }
+        job.kill(VICTIM);
+        for rank in &job.ranks {
+            must_name_the_victim(rank.number, "all_reduce", &rank.failure());
+        }
+        must_go_on(&mut job, "call all_reduce 300000", &before);
+    }
+}
+
+#[test]
 fn two_die_at_once_and_then_a_third() {
     for transport in [SHM, NET] {
         let mut job = Job::joined(6, transport);

@@ -91,6 +91,49 @@ fn a_message_arrives_though_its_sender_has_left() {
 }
 
 #[test]
+fn a_request_that_cannot_end_has_a_deadline_and_hears_of_leavers() {
+    for transport in [SHM, NET] {
+        for warm in [false, true] {
+            let mut job = Job::start(3, &with(transport, &[("RSCCL_TIMEOUT_MS", "1000")]));
+            let before = job.holdings();
+            job.join();
+            if warm {
+                job.must("call sendrecv 5");
+            }
+            job.ranks[2].must("finalize");
+            let failure = job.ranks[1].fails("request 10 2");
+            assert_eq!((&*failure.kind, failure.peer), ("Remote", Some(2)), "{}", failure.text);
+            drop(job);
+
+            let mut job = Job::joined(3, &with(transport, &[("RSCCL_TIMEOUT_MS", "1000")]));
+            if warm {
+                job.must("call sendrecv 5");
+            }
+            // Rank 2 is there, and sends nothing.
+            let failure = job.ranks[1].fails("request 10 2");
+            assert_eq!(failure.kind, "Timeout", "{}", failure.text);
+            assert!(failure.text.contains("rank 2"), "{}", failure.text);
+            job.must_leave_nothing(&before);
+        }
+    }
+}
+
+#[test]
+fn threads_of_a_world_that_failed_leave_nothing_behind() {
+    for variables in [&[("NCCL_P2P_DISABLE", "0")], &[("NCCL_P2P_DISABLE", "1")]] {
+        let mut job = Job::start(1, &with(SHM, variables));
+        let before = job.holdings();
+        job.must("threads 4 300000");
+        job.must("threads 3 5");
+        job.must_leave_nothing(&before);
+    }
+    let mut job = Job::start(1, &with(NET, &[("NCCL_P2P_DISABLE", "1")]));
+    let before = job.holdings();
+    job.must("threads 4 300000");
+    job.must_leave_nothing(&before);
+}
+
+#[test]
 fn a_stopped_rank_is_named_at_the_deadline_over_shm() {
     stopped(SHM);
 }

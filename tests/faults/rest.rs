@@ -30,7 +30,6 @@ fn a_rank_that_waits_for_a_late_one_sleeps() {
             poller::pause(LATE);
             for rank in job.others(1) {
                 let used = rank.processor_time().saturating_sub(before[rank.number]);
-                println!("{command} {path:?} {warm}: {used:?}");
                 assert!(used < MOST_USED, "{command} {path:?} {warm}: rank {} used {used:?} in {LATE:?}", rank.number);
             }
             job.begin(command, |rank| rank == 1);
@@ -59,5 +58,5 @@ fn an_idle_communicator_uses_no_processor() {
 /// By how much a rank is late, so long that spinning would show.
 const LATE: Duration = Duration::from_secs(1);
 /// Of that, spinning 1 ms and looking round now and then; generous, since other work on the machine makes both dearer.
-const MOST_USED: Duration = Duration::from_millis(25);
+const MOST_USED: Duration = Duration::from_millis(50);
 const IDLE: Duration = Duration::from_secs(1);

@@ -64,7 +64,7 @@ fn killed_with_the_root_in_its_process() {
 /// Killed at any moment of init: the parent kills after a number of steps that others have made, which differs from turn to turn.
 #[test]
 fn killed_at_odd_moments_of_init() {
-    for turn in 0..24 {
+    for turn in 0..12 {
         let transport = if turn % 2 == 0 { SHM } else { NET };
         // Windows and rings are opened at init, so that there is more to interrupt.
         let mut job =
@@ -75,7 +75,7 @@ fn killed_at_odd_moments_of_init() {
             job.say_init(number);
         }
         job.ranks[3].begun();
-        for _ in 0..turn * 150 {
+        for _ in 0..turn * 200 {
             std::thread::yield_now();
         }
         job.kill(3);
@@ -87,9 +87,10 @@ fn killed_at_odd_moments_of_init() {
             match rank.answer() {
                 Answer::Ok(_) => joined.push(rank.number),
                 Answer::Error(failure) => {
-                    // The deadline comes only for a rank that had not come to the root yet.
+                    // The deadline comes for a rank that had not come to the root yet, or had just been told where the others are and
+                    // was to connect to them: they wait some seconds before they look whether it is still there.
                     let (kind, text) = (failure.kind, failure.text);
-                    assert!(kind != "Timeout" || text.contains("3 of 4"), "{text}");
+                    assert!(kind != "Timeout" || text.contains("3 of 4") || text.contains("from rank 3"), "{text}");
                     texts.push(text);
                 }
             }
@@ -101,7 +102,6 @@ fn killed_at_odd_moments_of_init() {
             assert_eq!(failure.kind, "Remote", "{}", failure.text);
             texts.push(failure.text);
         }
-        println!("turn {turn}: {} joined: {texts:#?}", joined.len());
         // A rank that has no connection yet with those who know better names one that has given up because of rank 3.
         assert!(texts.iter().any(|text| text.contains("rank 3") || text.contains("3 of 4")), "{texts:?}");
         assert!(texts.iter().all(|text| text.contains("rank")), "{texts:?}");

@@ -9,6 +9,9 @@
 //! repeat NAME COUNT      the same until it fails; says `turn` after each of the first turns
 //! send COUNT PEER        a message
 //! recv COUNT PEER
+//! request COUNT PEER     a message that is begun in a scope and waited for there
+//! registered COUNT       all_reduce in registered buffers until it fails; says `turn` as above
+//! threads RANKS COUNT    a world of threads in this process, of which one leaves early
 //! split COLOR            the child takes the place of the communicator
 //! shrink RANK,RANK       the same
 //! abort WORDS            from another thread: at once, whatever runs; has no answer
@@ -25,7 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use rsccl::comm::AbortHandle;
 use rsccl::sys::thread;
-use rsccl::{Communicator, Config, DataType, Error, Result, UniqueId};
+use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result, UniqueId};
 
 use crate::verify::{Op, Placement, Program, RankBuffers, Shape, Tables, perform};
 
@@ -110,6 +113,13 @@ impl Worker {
                 self.comm().recv(&mut buffer, number(peer))?;
                 checked(buffer.iter().all(|value| *value == 1.5), "a message")
             }
+            ["request", count, peer] => {
+                let mut buffer = vec![0f32; number(count)];
+                self.comm().scope(|scope| scope.recv(&mut buffer, number(peer))?.wait())?;
+                checked(buffer.iter().all(|value| *value == 1.5), "a request")
+            }
+            ["registered", count] => self.registered(number(count)).map(|()| String::new()),
+            ["threads", ranks, count] => threads(number(ranks), number(count)),
             ["split", color] => {
                 let child = self.comm().split(Some(number(color)), 0)?.expect("a color was passed");
                 Ok(self.adopt(child))
@@ -134,6 +144,22 @@ impl Worker {
             }
             _ => panic!("no such command: {line}"),
         }
+    }
+
+    fn registered(&self, count: usize) -> Result<()> {
+        let (mut send, mut recv) = (Buffer::<f32>::new(count)?, Buffer::<f32>::new(count)?);
+        self.comm().register(&send)?;
+        self.comm().register(&recv)?;
+        send.fill(0.5);
+        let sum = 0.5 * self.comm().size() as f32;
+        for turn in 0u32.. {
+            self.comm().all_reduce(&send, &mut recv, ReduceOp::Sum)?;
+            assert!(recv.iter().all(|value| *value == sum));
+            if turn < SHOWN_TURNS {
+                say("turn");
+            }
+        }
+        Ok(())
     }
 
     fn clear(&mut self) {
@@ -171,6 +197,22 @@ impl Worker {
             Some(wrong) => Err(Error::internal(format!("wrong: {wrong}"))),
         }
     }
+}
+
+/// A world that fails, inside this process: rank 1 leaves, the others wait for it in vain.
+fn threads(ranks: u32, count: usize) -> Result<String> {
+    let ends = rsccl::local::run(ranks, |comm| {
+        let (mut buffer, mut byte) = (vec![1f32; count], [0u8]);
+        comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?;
+        let to_right = rsccl::group(|group| {
+            group.on(&comm).send(&[1u8], (comm.rank() + 1) % ranks)?;
+            group.on(&comm).recv(&mut byte, (comm.rank() + ranks - 1) % ranks)
+        });
+        to_right?;
+        Ok(if comm.rank() == 1 { None } else { comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).err() })
+    })?;
+    let named = ends.iter().flatten().filter(|error| error.peer() == Some(1)).count();
+    checked(named == ends.len() - 1, "who left")
 }
 
 fn checked(right: bool, what: &str) -> Result<String> {
