@@ -101,8 +101,13 @@ pub trait Bootstrap: Send + std::fmt::Debug {
     /// Takes news without waiting: who died or left, what was published. Called from the slow path of every wait.
     fn poll(&self) -> Vec<Event>;
 
-    /// Says goodbye, so that peers see [`Event::Left`] and not [`Event::Died`]. Dropping without it is dying.
-    fn close(&mut self);
+    /// Says goodbye with a word for the peers, so that they see [`Event::Left`] and not [`Event::Died`]. Dropping without it is dying.
+    fn leave(&mut self, word: u64);
+
+    /// [`Bootstrap::leave`] with nothing more to say.
+    fn close(&mut self) {
+        self.leave(0);
+    }
 }
 
 /// What a [`Bootstrap::split`] or [`Bootstrap::shrink`] yields.
@@ -121,8 +126,8 @@ pub struct Child {
 pub enum Event {
     /// The rank's process or thread ended without goodbye; why it is thought so.
     Died(Rank, String),
-    /// The rank said goodbye.
-    Left(Rank),
+    /// The rank said goodbye, with this word.
+    Left(Rank, u64),
     /// Somebody published this.
     Note {
         /// Who did.

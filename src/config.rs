@@ -92,10 +92,6 @@ pub struct Config {
     pub secret_file: Option<PathBuf>,
     /// Where `from_env()` meets. `RSCCL_STORE`.
     pub store: Option<StoreAddress>,
-    /// Ranks per root above which check-in is spread over time. `NCCL_UID_STAGGER_THRESHOLD`; 256.
-    pub stagger_threshold: u32,
-    /// Check-ins a second where they are spread. `NCCL_UID_STAGGER_RATE`; 7000.
-    pub stagger_rate: u32,
     /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. `NCCL_SOCKET_IFNAME`.
     pub socket_interfaces: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`.
@@ -149,8 +145,6 @@ impl Default for Config {
             secret: None,
             secret_file: None,
             store: None,
-            stagger_threshold: 256,
-            stagger_rate: 7000,
             socket_interfaces: None,
             socket_family: None,
             socket_threads: None,
@@ -362,10 +356,6 @@ setters! {
     with_secret_file => secret_file: impl Into<PathBuf>, some;
     /// Sets [`Config::store`].
     with_store => store: StoreAddress, some;
-    /// Sets [`Config::stagger_threshold`].
-    with_stagger_threshold => stagger_threshold: u32;
-    /// Sets [`Config::stagger_rate`].
-    with_stagger_rate => stagger_rate: u32;
     /// Sets [`Config::socket_interfaces`].
     with_socket_interfaces => socket_interfaces: impl Into<String>, some;
     /// Sets [`Config::socket_family`].

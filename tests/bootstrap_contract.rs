@@ -257,7 +257,7 @@ fn a_goodbye_is_no_death_and_a_note_reaches_everyone_once() {
                 bootstrap.close();
             } else {
                 until(&*bootstrap, |event| match event {
-                    Event::Left(rank) => rank.get() == 0,
+                    Event::Left(rank, _) => rank.get() == 0,
                     other => panic!("{other:?}"),
                 });
                 let error = bootstrap.recv(Rank::new(0), 1, &soon()).unwrap_err();

@@ -43,8 +43,8 @@ impl std::fmt::Display for Channel {
 pub(super) enum Gone {
     /// Without goodbye, and why we think so.
     Died(String),
-    /// With goodbye.
-    Left,
+    /// With goodbye, and its word.
+    Left(u64),
 }
 
 impl Gone {
@@ -52,7 +52,7 @@ impl Gone {
     pub(super) fn error(&self, rank: Rank) -> Error {
         match self {
             Gone::Died(why) => Error::remote(rank, format!("rank {rank} has died: {why}")),
-            Gone::Left => Error::remote(rank, format!("rank {rank} has left: it closed its communicator")),
+            Gone::Left(_) => Error::remote(rank, format!("rank {rank} has left: it closed its communicator")),
         }
     }
 }
@@ -145,7 +145,7 @@ impl Inbox {
         }
         self.events.push_back(match &how {
             Gone::Died(why) => Event::Died(rank, why.clone()),
-            Gone::Left => Event::Left(rank),
+            Gone::Left(word) => Event::Left(rank, *word),
         });
         self.dead += usize::from(matches!(how, Gone::Died(_)));
         self.gone.insert(rank, how);
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_rank_goes_once_and_notes_are_bounded() {
         let mut inbox = Inbox::default();
-        assert!(inbox.mark_gone(THREE, Gone::Left));
+        assert!(inbox.mark_gone(THREE, Gone::Left(7)));
         assert!(!inbox.mark_gone(THREE, Gone::Died("late".into())));
         inbox.check_dead(|_| true).unwrap();
         for i in 0..MAX_NOTES + 10 {
@@ -225,7 +225,7 @@ mod tests {
         }
         let events = inbox.events();
         assert_eq!(events.len(), 1 + MAX_NOTES);
-        assert!(matches!(events[0], Event::Left(THREE)));
+        assert!(matches!(events[0], Event::Left(THREE, 7)));
         assert!(matches!(&events[1], Event::Note { bytes, .. } if *bytes == 10usize.to_le_bytes()));
         assert!(inbox.events().is_empty());
     }

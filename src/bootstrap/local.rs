@@ -131,7 +131,7 @@ impl LocalBootstrap {
         Err(Error::invalid_argument(format!("rank {peer} is no rank of {}", self.world.size)).at(self.world.rank))
     }
 
-    fn leave(&self, how: &Gone) {
+    fn go(&self, how: &Gone) {
         for peer in self.world.peers() {
             let mailbox = &self.shared.mailboxes[peer.index()];
             mailbox.open().mark_gone(self.world.rank, how.clone());
@@ -303,9 +303,9 @@ impl Bootstrap for LocalBootstrap {
         self.mine().open().events()
     }
 
-    fn close(&mut self) {
+    fn leave(&mut self, word: u64) {
         if !std::mem::replace(&mut self.closed, true) {
-            self.leave(&Gone::Left);
+            self.go(&Gone::Left(word));
         }
     }
 }
@@ -323,7 +323,7 @@ pub(super) fn check_message(bytes: &[u8]) -> Result<()> {
 impl Drop for LocalBootstrap {
     fn drop(&mut self) {
         if !std::mem::replace(&mut self.closed, true) {
-            self.leave(&Gone::Died("its thread ended without saying goodbye".to_owned()));
+            self.go(&Gone::Died("its thread ended without saying goodbye".to_owned()));
         }
     }
 }

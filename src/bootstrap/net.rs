@@ -363,8 +363,8 @@ impl Bootstrap for NetBootstrap {
         self.board.borrow_mut().poll()
     }
 
-    fn close(&mut self) {
-        self.board.get_mut().close(CLOSE_TIMEOUT);
+    fn leave(&mut self, word: u64) {
+        self.board.get_mut().close(word, CLOSE_TIMEOUT);
     }
 }
 

@@ -181,6 +181,7 @@ impl Service {
         self.check_phase()?;
         let Some(from) = self.hall.from(token) else { return Ok(()) };
         let step = self.roster.check_in(&check_in, from, now)?;
+        tracing::debug!(target: "rsccl::bootstrap", %from, "rank {} has checked in", check_in.rank);
         self.seat(token, Guest::Rank(check_in.rank));
         self.take_step(step, now);
         Ok(())

@@ -68,10 +68,15 @@ impl Chooser {
         let bytes = self.flat_bytes(call);
         let direct = self.maps_peers() && self.settings.algorithms.allows(call.collective, Algorithm::Direct);
         let low_latency = self.settings.protocols.allows(call.collective, Protocol::LowLatency);
-        if direct && low_latency && bytes.is_some_and(|bytes| bytes <= FLAT_BYTES) {
+        if direct && low_latency && bytes.is_some_and(|bytes| bytes <= self.most_flat_bytes()) {
             return Ok(Path::Flat);
         }
         self.path_of_plans(call, direct)
+    }
+
+    /// Threads reach each other's buffers at once, so that less is worth a copy into the flat slot.
+    fn most_flat_bytes(&self) -> usize {
+        if self.near == TransportKind::Local { LOCAL_FLAT_BYTES } else { FLAT_BYTES }
     }
 
     fn path_of_plans(&self, call: &Call<'_>, direct: bool) -> Result<Path> {
@@ -180,5 +185,7 @@ impl Chooser {
 const MOST_MAPPED: usize = 64;
 /// Bytes of scratch of plans without windows: the tokens of a barrier.
 pub(crate) const SMALL_SCRATCH: usize = 4096;
+/// Where the flat path's copy costs threads as much as the two more flags of windows (measured with `rsccl perf`).
+const LOCAL_FLAT_BYTES: usize = 8 << 10;
 /// Plans that are kept.
 const RECENT_PLANS: usize = 32;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::bootstrap::Bootstrap;
 use crate::comm::Settings;
 use crate::comm::choose::{Chooser, Path, SMALL_SCRATCH};
-use crate::comm::news::{self, News, Vigil};
+use crate::comm::news::{self, Awaited, News, Vigil};
 use crate::device::Kernel;
 use crate::error::{Error, Kind, Result};
 use crate::exec::flat::Flat;
@@ -17,7 +17,7 @@ use crate::sync::{AbortFlag, Backoff, Wait};
 use crate::sys::futex;
 use crate::sys::memory::SharedMemory;
 use crate::transport::{Fabric, HostWindows, Need, Setup};
-use crate::types::{Algorithm, Collective, Rank, World};
+use crate::types::{Algorithm, Collective, World};
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
@@ -50,12 +50,8 @@ struct Counters {
 
 /// Borrows what every wait needs from the fields of an engine, leaving the other fields free.
 macro_rules! vigil {
-    ($engine:ident, $operation:expr, $peer:expr) => {
-        Vigil::new(
-            (&*$engine.bootstrap, &mut $engine.news, &$engine.abort),
-            $engine.settings.timeout,
-            ($operation, $peer),
-        )
+    ($engine:ident, $awaited:expr) => {
+        Vigil::new((&*$engine.bootstrap, &mut $engine.news, &$engine.abort), $engine.settings.timeout, $awaited)
     };
 }
 
@@ -123,10 +119,10 @@ impl Engine {
     #[inline]
     fn run_flat(&mut self, what: (&Call<'_>, &Operation), kernel: &Kernel, beside: &mut dyn Beside) -> Result<()> {
         if self.windows.is_none() {
-            self.open_windows(Some(what.1))?;
+            self.open_windows(Awaited::Collective(what.1))?;
         }
         let Some(windows) = &self.windows else { return Err(no_windows()) };
-        let mut vigil = vigil!(self, Some(what.1), None);
+        let mut vigil = vigil!(self, Awaited::Collective(what.1));
         let mut idle = idle!(self, vigil, beside);
         host::run_flat((windows, &mut self.flat), what, (self.world, kernel), &mut idle)
     }
@@ -138,11 +134,11 @@ impl Engine {
         beside: &mut dyn Beside,
     ) -> Result<()> {
         if self.windows.is_none() {
-            self.open_windows(Some(what.1))?;
+            self.open_windows(Awaited::Collective(what.1))?;
         }
         let windows = self.windows.clone().ok_or_else(no_windows)?;
         let mut visit = Visit::open(&windows, what.0, what.1);
-        let mut vigil = vigil!(self, Some(what.1), None);
+        let mut vigil = vigil!(self, Awaited::Collective(what.1));
         let mut idle = idle!(self, vigil, beside);
         let met = visit.meet(&mut self.flat, what, self.world, &mut idle);
         let result = met.and_then(|kind| {
@@ -165,7 +161,7 @@ impl Engine {
         kernel: Kernel,
         beside: &mut dyn Beside,
     ) -> Result<()> {
-        self.connect(&exec::needs(plan), (Some(what.1), None))?;
+        self.connect(&exec::needs(plan), Awaited::Collective(what.1))?;
         let flag_base = self.counters.flag_base;
         let mapped = plan.spec.windows != Windows::None;
         if mapped {
@@ -180,7 +176,7 @@ impl Engine {
             flag_base,
             streaming_bytes: self.settings.streaming_bytes,
         };
-        let mut vigil = vigil!(self, Some(what.1), None);
+        let mut vigil = vigil!(self, Awaited::Collective(what.1));
         let mut idle = idle!(self, vigil, beside);
         host::run_plan((plan, visit), what, surroundings, &mut idle)
     }
@@ -193,12 +189,10 @@ impl Engine {
         let others = exec::copy_to_self(self.world.rank, messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(|message| self.begin_message(message)).collect();
-        let single = if let [run] = &runs[..] { Some((run.peer(), run.name())) } else { None };
-        let (peer, name) = match single {
-            Some((peer, name)) => (Some(peer), name),
-            None => (None, "group of messages".to_owned()),
-        };
-        self.drive_messages(&needs, &mut runs, (None, peer)).map_err(|error| error.during(name))
+        let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
+        let name = single.unwrap_or_else(|| "group of messages".to_owned());
+        let peers = || needs.iter().map(|need| need.peer).collect();
+        self.drive_messages(&needs, &mut runs, Awaited::Messages(&peers)).map_err(|error| error.during(name))
     }
 
     /// A message, checked and to another rank, with its number.
@@ -229,18 +223,13 @@ impl Engine {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let run = |message| MessageRun::new(message, Collective::AllToAllV, operation.sequence);
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
-        let result = self.drive_messages(&needs, &mut runs, (Some(&operation), None));
+        let result = self.drive_messages(&needs, &mut runs, Awaited::Collective(&operation));
         result.map_err(|error| error.during(operation.to_string()))
     }
 
-    fn drive_messages(
-        &mut self,
-        needs: &[Need],
-        runs: &mut [MessageRun<'_>],
-        reason: (Option<&Operation>, Option<Rank>),
-    ) -> Result<()> {
-        self.connect(needs, reason)?;
-        let mut vigil = vigil!(self, reason.0, reason.1);
+    fn drive_messages(&mut self, needs: &[Need], runs: &mut [MessageRun<'_>], awaited: Awaited<'_>) -> Result<()> {
+        self.connect(needs, awaited)?;
+        let mut vigil = vigil!(self, awaited);
         let mut idle = idle!(self, vigil, &mut Nothing);
         let mut queues = MessageQueue::by_connection(runs);
         let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
@@ -256,16 +245,17 @@ impl Engine {
             *backoff = Backoff::new(self.settings.patience);
             return Ok(true);
         }
-        let mut vigil = vigil!(self, None, None);
+        let peers = || beside.peers();
+        let mut vigil = vigil!(self, Awaited::Messages(&peers)).since(backoff.started());
         if backoff.turn(&mut vigil, &|| "messages under way".to_owned())?.is_some() {
-            futex::nap(REQUEST_NAP);
+            futex::nap(backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP));
         }
         Ok(false)
     }
 
     /// Waits until all that was sent has been handed to the system.
     pub(crate) fn drain(&mut self) -> Result<()> {
-        let mut vigil = vigil!(self, None, None);
+        let mut vigil = vigil!(self, Awaited::Anything);
         let mut idle = idle!(self, vigil, &mut Nothing);
         exec::drive(&mut [], &mut idle)
     }
@@ -276,20 +266,20 @@ impl Engine {
         self.fabric.begin_connect(needs, &*self.bootstrap, &wait)
     }
 
-    fn connect(&mut self, needs: &[Need], reason: (Option<&Operation>, Option<Rank>)) -> Result<()> {
+    fn connect(&mut self, needs: &[Need], awaited: Awaited<'_>) -> Result<()> {
         if self.fabric.has(needs) {
             return Ok(());
         }
         let wait = self.wait();
-        let mut vigil = vigil!(self, reason.0, reason.1);
+        let mut vigil = vigil!(self, awaited);
         let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil };
         self.fabric.connect(needs, &mut setup)
     }
 
     #[cold]
-    fn open_windows(&mut self, operation: Option<&Operation>) -> Result<()> {
+    fn open_windows(&mut self, awaited: Awaited<'_>) -> Result<()> {
         let wait = self.wait();
-        let mut vigil = vigil!(self, operation, None);
+        let mut vigil = vigil!(self, awaited);
         let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil };
         self.fabric.open_windows(&mut setup)?;
         self.windows = self.fabric.windows();
@@ -298,7 +288,7 @@ impl Engine {
 
     /// Maps the memory of the ranks of my host now and not at the first call.
     pub(crate) fn connect_early(&mut self) -> Result<()> {
-        if self.chooser.maps_peers() { self.open_windows(None) } else { Ok(()) }
+        if self.chooser.maps_peers() { self.open_windows(Awaited::Anything) } else { Ok(()) }
     }
 
     /// Lets the ranks of my host work in `memory`. Collective over the communicator; ranks of other hosts do the same among themselves.
@@ -306,9 +296,9 @@ impl Engine {
         if !self.chooser.maps_peers() {
             return Ok(());
         }
-        self.open_windows(None)?;
+        self.open_windows(Awaited::Anything)?;
         let wait = self.wait();
-        let mut vigil = vigil!(self, None, None);
+        let mut vigil = vigil!(self, Awaited::Anything);
         let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil };
         self.fabric.register(memory, &mut setup)?;
         self.windows = self.fabric.windows();
@@ -353,8 +343,7 @@ impl Engine {
 
     /// Says goodbye.
     pub(crate) fn leave(&mut self) {
-        self.bootstrap.publish(&news::leaving_note(self.counters.collectives));
-        self.bootstrap.close();
+        self.bootstrap.leave(self.counters.collectives);
     }
 }
 
@@ -365,3 +354,5 @@ fn no_windows() -> Error {
 
 /// How long a worker of requests sleeps between two looks at what is under way and at what is new.
 const REQUEST_NAP: Duration = Duration::from_micros(200);
+/// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
+const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);

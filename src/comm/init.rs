@@ -144,7 +144,7 @@ pub(super) fn poll_start(
 }
 
 /// Gathers what ranks must know of each other and builds the engine.
-pub(super) fn assemble(bootstrap: Box<dyn Bootstrap>, mut settings: Settings, abort: &AbortFlag) -> Result<Engine> {
+pub(super) fn assemble(mut bootstrap: Box<dyn Bootstrap>, mut settings: Settings, abort: &AbortFlag) -> Result<Engine> {
     let world = bootstrap.world();
     let wait = Wait::new(settings.init_timeout, abort);
     let mine = PeerInfo {
@@ -166,6 +166,9 @@ pub(super) fn assemble(bootstrap: Box<dyn Bootstrap>, mut settings: Settings, ab
              (compare `rsccl env` on both)",
             other.rank
         );
+        // Every rank has found another that differs from it. Nobody goes before all have: an end would look like a death.
+        bootstrap.barrier(&wait)?;
+        bootstrap.close();
         return Err(Error::mismatch(message).about(other.rank));
     }
     futex::register_barrier();
@@ -178,8 +181,12 @@ pub(super) fn assemble(bootstrap: Box<dyn Bootstrap>, mut settings: Settings, ab
     // The least of all ranks, so that all choose alike.
     let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
     let mut engine = Engine::new(bootstrap, fabric, (settings, cores), abort.clone());
-    if early {
-        engine.connect_early()?;
+    if early && let Err(error) = engine.connect_early() {
+        // Those who wait for this rank shall hear the cause, not only that it is gone.
+        let error = engine.cause(error);
+        engine.publish_failure(&error);
+        engine.leave();
+        return Err(error);
     }
     engine.log_placement(&name);
     Ok(engine)

@@ -1,14 +1,13 @@
-//! What ranks tell each other besides data: failures, stalls, farewells; and the watch that every wait looks at.
+//! What ranks tell each other besides data: failures and stalls; and the watch that every wait looks at.
 //!
 //! # Notes
 //! Published through the bootstrap, read by whoever waits. One byte of kind, then:
 //! ```text
 //! 1 failure   kind u8, peer + 1 u32 (0: none), length u16, operation text, the rest: message
 //! 2 stall     three u64: the label of the operation that the rank waits in
-//! 3 leaving   u64: the sequence number of the first collective that the rank will not take part in
 //! ```
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::{Bootstrap, Event, MAX_NOTE_BYTES};
@@ -17,15 +16,17 @@ use crate::exec::Operation;
 use crate::sync::ring::Label;
 use crate::sync::{AbortFlag, Watch};
 use crate::sys::clock;
-use crate::types::Rank;
+use crate::types::{Rank, World};
 
 /// What a communicator knows of its peers.
 #[derive(Debug, Default)]
 pub(crate) struct News {
     /// Ranks that died, with the reason.
     dead: Vec<(Rank, String)>,
-    /// Ranks that left, with the first collective that they take no part in.
-    left: Vec<(Rank, u64)>,
+    /// Ranks that left, with the first collective that they take no part in, and when this was heard.
+    left: Vec<(Rank, u64, Instant)>,
+    /// Ranks that have said in which collective they are stuck: its sequence number.
+    stalled: HashMap<Rank, u64>,
     /// Labels of the latest collectives.
     history: VecDeque<Label>,
 }
@@ -39,29 +40,42 @@ impl News {
         self.history.push_back(label);
     }
 
-    /// The error for `operation` where a rank that it needs has gone.
-    fn gone(&self, operation: Option<&Operation>, peer: Option<Rank>) -> Result<()> {
+    /// The error for what is `awaited` where a rank that it needs has gone.
+    fn gone(&self, awaited: Awaited<'_>, now: Instant) -> Result<()> {
         if let Some((rank, why)) = self.dead.first() {
             return Err(Error::remote(*rank, format!("rank {rank} has died: {why}")));
         }
-        let Some(operation) = operation else { return Ok(()) };
-        let concerns = |rank: Rank, until: u64| match peer {
-            Some(peer) => rank == peer,
-            None => until <= operation.sequence,
+        if self.left.is_empty() {
+            return Ok(());
+        }
+        let gone = match awaited {
+            Awaited::Anything => None,
+            Awaited::Collective(operation) => self.left.iter().find(|(_, until, _)| *until <= operation.sequence),
+            Awaited::Messages(peers) => {
+                let peers = peers();
+                let due = |heard: Instant| now.duration_since(heard) >= LAST_WORDS;
+                self.left.iter().find(|(rank, _, heard)| due(*heard) && peers.contains(rank))
+            }
         };
-        match self.left.iter().find(|(rank, until)| concerns(*rank, *until)) {
-            Some((rank, _)) => {
+        match gone {
+            Some((rank, ..)) => {
                 Err(Error::remote(*rank, format!("rank {rank} has finalized and takes no part in this")))
             }
             None => Ok(()),
         }
     }
 
+    /// The ranks of `world` that have not said that they are stuck in `operation` too.
+    fn silent(&self, operation: &Operation, world: World) -> Vec<Rank> {
+        let is_stuck = |rank: &Rank| self.stalled.get(rank) == Some(&operation.sequence);
+        world.ranks().filter(|rank| *rank != world.rank && !is_stuck(rank)).collect()
+    }
+
     /// What peers have said of a failure, where `events` have such a note.
     pub(crate) fn told(&mut self, events: Vec<Event>) -> Option<Error> {
         events.into_iter().find_map(|event| match event {
             Event::Note { from, bytes } => self.read_note(from, &bytes).err(),
-            Event::Died(..) | Event::Left(_) | Event::Failed(_) => None,
+            Event::Died(..) | Event::Left(..) | Event::Failed(_) => None,
         })
     }
 
@@ -71,10 +85,8 @@ impl News {
                 self.dead.push((rank, why));
                 Ok(())
             }
-            Event::Left(rank) => {
-                if !self.left.iter().any(|(known, _)| *known == rank) {
-                    self.left.push((rank, 0));
-                }
+            Event::Left(rank, until) => {
+                self.left.push((rank, until, clock::now()));
                 Ok(())
             }
             Event::Failed(error) => Err(error),
@@ -88,16 +100,12 @@ impl News {
         match bytes.first() {
             Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
             Some(&NOTE_STALL) => match (word(1), word(9), word(17)) {
-                (Some(kind), Some(count), Some(sequence)) => self.compare(from, [kind, count, sequence]),
+                (Some(kind), Some(count), Some(sequence)) => {
+                    self.stalled.insert(from, sequence);
+                    self.compare(from, [kind, count, sequence])
+                }
                 _ => Ok(()),
             },
-            Some(&NOTE_LEAVING) => {
-                if let Some(sequence) = word(1) {
-                    self.left.retain(|(known, _)| *known != from);
-                    self.left.push((from, sequence));
-                }
-                Ok(())
-            }
             _ => Ok(()),
         }
     }
@@ -114,6 +122,17 @@ impl News {
     }
 }
 
+/// What a wait is for: whose leaving ends it.
+#[derive(Clone, Copy)]
+pub(crate) enum Awaited<'a> {
+    /// Nobody's in particular: the set-up of a communicator.
+    Anything,
+    /// All ranks', unless they have done their part before.
+    Collective(&'a Operation),
+    /// Those of the ranks that messages go to and come from; asked for when somebody has left.
+    Messages(&'a dyn Fn() -> Vec<Rank>),
+}
+
 /// The watch of one operation.
 pub(crate) struct Vigil<'a> {
     bootstrap: &'a dyn Bootstrap,
@@ -121,9 +140,7 @@ pub(crate) struct Vigil<'a> {
     abort: &'a AbortFlag,
     timeout: Duration,
     /// What runs; stalls are told of collectives only.
-    operation: Option<&'a Operation>,
-    /// The one peer that the operation needs, for messages.
-    peer: Option<Rank>,
+    awaited: Awaited<'a>,
     /// When the first slow turn came.
     since: Option<Instant>,
     /// Whether the stall has been told.
@@ -136,17 +153,16 @@ impl Watch for Vigil<'_> {
         for event in self.bootstrap.poll() {
             self.news.hear(event)?;
         }
-        self.news.gone(self.operation, self.peer)?;
         let now = clock::now();
+        self.news.gone(self.awaited, now)?;
         let since = *self.since.get_or_insert(now);
         let waited = now.duration_since(since);
         if waited >= self.timeout {
-            let seconds = self.timeout.as_secs_f64();
-            return Err(Error::timeout(format!("timed out after {seconds:.1} s waiting for {}", waiting_for())));
+            return Err(self.overdue(waiting_for()));
         }
         if waited >= STALL && !self.told {
             self.told = true;
-            if let (Some(operation), None) = (self.operation, self.peer) {
+            if let Awaited::Collective(operation) = self.awaited {
                 self.bootstrap.publish(&stall_note(operation.label()));
             }
         }
@@ -154,15 +170,41 @@ impl Watch for Vigil<'_> {
     }
 }
 
+impl Vigil<'_> {
+    /// The error at the deadline. The rank that is waited for may wait itself: who has not said so is to blame.
+    fn overdue(&self, waiting_for: String) -> Error {
+        let message = format!("timed out after {:.1} s waiting for {waiting_for}", self.timeout.as_secs_f64());
+        let Awaited::Collective(operation) = self.awaited else { return Error::timeout(message) };
+        let silent = self.news.silent(operation, self.bootstrap.world());
+        let named = silent.iter().take(NAMED_RANKS).map(|rank| format!("rank {rank}"));
+        let named = named.collect::<Vec<_>>().join(", ");
+        let more = if silent.len() > NAMED_RANKS { ", ..." } else { "" };
+        match silent[..] {
+            // Too soon for anybody to have said anything.
+            _ if self.timeout < 2 * STALL => Error::timeout(message),
+            [] => Error::timeout(format!("{message}; all other ranks wait in it too")),
+            [culprit] => {
+                Error::timeout(format!("{message}; {named} alone has not said that it waits too")).about(culprit)
+            }
+            _ => Error::timeout(format!("{message}; {named}{more} have not said that they wait too")),
+        }
+    }
+}
+
 impl<'a> Vigil<'a> {
-    /// The watch of `operation`, or of a message with the one peer.
+    /// The watch of what is `awaited`.
     #[inline]
     pub(crate) fn new(
         (bootstrap, news, abort): (&'a dyn Bootstrap, &'a mut News, &'a AbortFlag),
         timeout: Duration,
-        (operation, peer): (Option<&'a Operation>, Option<Rank>),
+        awaited: Awaited<'a>,
     ) -> Vigil<'a> {
-        Vigil { bootstrap, news, abort, timeout, operation, peer, since: None, told: false }
+        Vigil { bootstrap, news, abort, timeout, awaited, since: None, told: false }
+    }
+
+    /// The same, of a wait that began before.
+    pub(crate) fn since(self, since: Option<Instant>) -> Vigil<'a> {
+        Vigil { since, ..self }
     }
 }
 
@@ -176,13 +218,6 @@ pub(crate) fn failure_note(error: &Error) -> Vec<u8> {
     note.extend(operation);
     note.extend(error.message().as_bytes());
     note.truncate(MAX_NOTE_BYTES);
-    note
-}
-
-/// The note of a rank that leaves before collective `sequence`.
-pub(crate) fn leaving_note(sequence: u64) -> Vec<u8> {
-    let mut note = vec![NOTE_LEAVING];
-    note.extend(sequence.to_le_bytes());
     note
 }
 
@@ -231,11 +266,14 @@ fn kind_from(code: u8) -> Kind {
 
 const NOTE_FAILURE: u8 = 1;
 const NOTE_STALL: u8 = 2;
-const NOTE_LEAVING: u8 = 3;
 /// Collectives that a rank can compare with a stalled peer's.
 const HISTORY: usize = 256;
+/// Ranks that a time-out names.
+const NAMED_RANKS: usize = 8;
 /// How long a collective waits before it asks whether the others run the same.
 const STALL: Duration = Duration::from_millis(500);
+/// What a rank sent before its goodbye may come so much later: goodbyes travel over connections of their own.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
@@ -270,16 +308,29 @@ mod tests {
     #[test]
     fn a_rank_that_left_ends_only_what_it_takes_no_part_in() {
         let mut news = News::default();
-        news.read_note(Rank::new(3), &leaving_note(5)).unwrap();
-        news.hear(Event::Left(Rank::new(3))).unwrap();
-        assert!(news.gone(Some(&operation(1, 4)), None).is_ok());
-        assert_eq!(news.gone(Some(&operation(1, 5)), None).unwrap_err().peer(), Some(3));
-        assert!(news.gone(Some(&operation(1, 9)), Some(Rank::new(2))).is_ok());
+        news.hear(Event::Left(Rank::new(3), 5)).unwrap();
+        let (now, later) = (clock::now(), clock::now() + LAST_WORDS);
+        assert!(news.gone(Awaited::Collective(&operation(1, 4)), now).is_ok());
+        assert_eq!(news.gone(Awaited::Collective(&operation(1, 5)), now).unwrap_err().peer(), Some(3));
+        let (others, them) = (|| vec![Rank::new(2)], || vec![Rank::new(2), Rank::new(3)]);
+        assert!(news.gone(Awaited::Messages(&others), later).is_ok());
+        assert!(news.gone(Awaited::Messages(&them), now).is_ok(), "its last words may be on their way");
+        assert_eq!(news.gone(Awaited::Messages(&them), later).unwrap_err().peer(), Some(3));
+    }
+
+    #[test]
+    fn who_has_not_said_that_it_waits_is_known() {
+        let mut news = News::default();
+        news.read_note(Rank::new(1), &stall_note(operation(4, 6).label())).unwrap();
+        news.read_note(Rank::new(2), &stall_note(operation(4, 5).label())).unwrap();
+        let world = World { rank: Rank::new(0), size: 4 };
+        assert_eq!(news.silent(&operation(4, 6), world), [Rank::new(2), Rank::new(3)]);
+        assert_eq!(news.silent(&operation(4, 5), world), [Rank::new(1), Rank::new(3)]);
     }
 
     #[test]
     fn garbage_is_passed_over() {
-        for note in [&[][..], &[9, 1, 2], &[NOTE_STALL, 1], &[NOTE_LEAVING]] {
+        for note in [&[][..], &[9, 1, 2], &[NOTE_STALL, 1]] {
             assert!(News::default().read_note(Rank::new(0), note).is_ok());
         }
         assert_eq!(News::default().read_note(Rank::new(0), &[NOTE_FAILURE, 0, 0]).unwrap_err().peer(), Some(0));

@@ -264,6 +264,10 @@ impl Beside for UnderWay<'_> {
         self.messages = still;
         Ok(moved)
     }
+
+    fn peers(&self) -> Vec<Rank> {
+        self.messages.iter().map(|(run, ..)| run.peer()).collect()
+    }
 }
 
 /// Works off the jobs until the scope ends; gives the engine back, and the error that ended the communicator.

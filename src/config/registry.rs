@@ -137,8 +137,6 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Own "SECRET" => secret: Kind::Secret, "what ranks prove to each other with a fixed or stored id"),
     variable!(Own "SECRET_FILE" => secret_file: Kind::Path, "a file that holds the secret, mode 600"),
     variable!(Own "STORE" => store: Kind::Store, "where from_env() meets: tcp://host:port or file:///path"),
-    variable!(Nccl "UID_STAGGER_THRESHOLD" => stagger_threshold: count(1, MAX_U32), "ranks per root above which check-in is spread over time"),
-    variable!(Nccl "UID_STAGGER_RATE" => stagger_rate: count(1, MAX_U32), "check-ins a second where they are spread"),
     variable!(Nccl "SOCKET_IFNAME" => socket_interfaces: Kind::Text, "interfaces: prefixes, =names, ^excluded, comma-separated"),
     variable!(Nccl "SOCKET_FAMILY" => socket_family: Kind::Choice(SocketFamily::NAMES), "the address family of all sockets"),
     variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16), "threads that serve one network connection"),
@@ -165,7 +163,6 @@ pub const MAX_CHANNELS: u64 = 64;
 pub const MAX_SOCKETS: u32 = 64;
 /// The longest deadline: longer than any job, short enough for every clock.
 const MONTH_MS: u64 = 30 * 24 * 3600 * 1000;
-const MAX_U32: u64 = u32::MAX as u64;
 /// What `setsockopt` takes.
 const MAX_I32: u64 = i32::MAX as u64;
 

@@ -6,6 +6,7 @@ use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::sync::{Backoff, Flag, Patience, Watch};
 use crate::transport::{Fabric, Links};
+use crate::types::Rank;
 
 /// What a look at a task or a pump found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,9 @@ pub trait Beside {
     /// # Errors
     /// What ends the communicator.
     fn turn(&mut self, fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool>;
+
+    /// The ranks that it needs.
+    fn peers(&self) -> Vec<Rank>;
 }
 
 /// Nothing runs beside.
@@ -63,6 +67,10 @@ impl Beside for Nothing {
 
     fn turn(&mut self, _: &mut Fabric, _: &dyn Bootstrap) -> Result<bool> {
         Ok(false)
+    }
+
+    fn peers(&self) -> Vec<Rank> {
+        Vec::new()
     }
 }
 
@@ -104,7 +112,7 @@ impl Idle<'_> {
                 continue;
             }
             if let Some(slice) = backoff.turn(self.watch, waiting_for)? {
-                flag.park(target, if beside { slice.min(SHORT_REST) } else { slice });
+                flag.park(target, if beside { backoff.nap(SHORT_REST, LONG_REST) } else { slice });
             }
         }
         self.patience.learn(&backoff);
@@ -150,7 +158,8 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
         }
         let waiting = || describe(tasks, &done);
         if let Some(slice) = backoff.turn(idle.watch, &waiting)? {
-            rest(tasks, &done, idle.fabric.links(), if beside { slice.min(SHORT_REST) } else { slice })?;
+            let nap = backoff.nap(SHORT_REST, LONG_REST);
+            rest(tasks, &done, idle.fabric.links(), if beside { (nap, nap) } else { (nap, slice) })?;
         }
     }
 }
@@ -161,18 +170,19 @@ fn describe(tasks: &[&mut dyn Task], done: &[bool]) -> String {
     if named.is_empty() { "peers that take what was sent".to_owned() } else { named.join("; ") }
 }
 
-/// Sleeps until something may have changed: on the one flag that is waited for, on the sockets, or for a short while.
-fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &Links, slice: Duration) -> Result<()> {
+/// Sleeps until something may have changed: on the one flag that is waited for or on the sockets, for `slice` at most; where there is
+/// no such thing that wakes, for `nap`.
+fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &Links, (nap, slice): (Duration, Duration)) -> Result<()> {
     let mut waiting = tasks.iter().zip(done).filter(|(_, done)| !**done).map(|(task, _)| task);
     let (first, second) = (waiting.next(), waiting.next());
     let single = if second.is_none() { first.and_then(|task| task.blocked(links)) } else { None };
     if links.has_pumps() {
         // A flag may be raised in shared memory while we sleep on sockets: look again soon.
-        links.rest_on_sockets(if links.is_all_pumps() { slice } else { SHORT_REST.min(slice) })?;
+        links.rest_on_sockets(if links.is_all_pumps() { slice } else { nap })?;
     } else if let Some(Blocked { flag: (flag, target) }) = single {
         flag.park(target, slice);
     } else {
-        crate::sys::futex::nap(SHORT_REST);
+        crate::sys::futex::nap(nap);
     }
     Ok(())
 }
@@ -185,3 +195,5 @@ const SOCKET_AWAKE: Duration = Duration::from_micros(50);
 const NAMED_TASKS: usize = 4;
 /// How long a wait on several flags sleeps between two looks.
 const SHORT_REST: Duration = Duration::from_micros(500);
+/// The same, of a wait that has lasted long.
+const LONG_REST: Duration = Duration::from_millis(5);

@@ -68,20 +68,32 @@ pub struct Backoff {
     turns: u32,
     started: Option<Instant>,
     looked: Option<Instant>,
-    tired: bool,
+    /// Since it started, as of the last turn.
+    waited: Duration,
 }
 
 impl Backoff {
     /// A wait that has just begun.
     pub fn new(patience: Patience) -> Backoff {
-        Backoff { patience, turns: 0, started: None, looked: None, tired: false }
+        Backoff { patience, turns: 0, started: None, looked: None, waited: Duration::ZERO }
     }
 
     /// Starts again: something moved.
     pub fn reset(&mut self) {
         self.turns = 0;
         self.started = None;
-        self.tired = false;
+        self.waited = Duration::ZERO;
+    }
+
+    /// When it began, unless it has only spun yet.
+    pub fn started(&self) -> Option<Instant> {
+        self.started
+    }
+
+    /// How long to sleep where nothing wakes the sleeper: from `least`, the longer it has waited the longer, up to `most`. What comes is
+    /// late by a small share of the wait, and a long wait costs next to no processor.
+    pub fn nap(&self, least: Duration, most: Duration) -> Duration {
+        (self.waited / NAP_SHARE).clamp(least, most)
     }
 
     /// One turn of waiting. Spins or yields and returns `None`; once the wait has been awake long enough returns how long to park.
@@ -96,13 +108,15 @@ impl Backoff {
         }
         let now = clock::now();
         let started = *self.started.get_or_insert(now);
-        let looked = *self.looked.get_or_insert(now);
+        self.waited = now.duration_since(started);
         // A fair scheduler lets a rank that yields go on until the others have had as much time: only sleep gives it away.
-        let shares =
-            self.patience.spins <= SHARED_SPINS && self.turns > self.patience.spins.saturating_add(SHARED_YIELDS);
-        let tired = shares || now.duration_since(started) >= self.patience.awake;
-        if now.duration_since(looked) >= LOOK_EVERY || (tired && !self.tired) {
-            self.tired = tired;
+        let yielded = self.turns > self.patience.spins.saturating_add(SHARED_YIELDS);
+        let tired = (self.patience.spins <= SHARED_SPINS && yielded) || self.waited >= self.patience.awake;
+        let due = match self.looked {
+            Some(looked) => now.duration_since(looked) >= LOOK_EVERY,
+            None => tired || self.waited >= LOOK_EVERY,
+        };
+        if due {
             self.looked = Some(now);
             watch.look(waiting_for)?;
         }
@@ -124,7 +138,9 @@ const SOON_YIELDS: u32 = 4;
 const SHARED_SPINS: u32 = 64;
 /// How often it yields before it sleeps: once round the ranks of a processor, a few times.
 const SHARED_YIELDS: u32 = 24;
-/// How often a yielding wait looks at deadline and peers.
+/// A sleep that nothing ends is this part of the wait so far.
+const NAP_SHARE: u32 = 8;
+/// How often a wait looks at deadline and peers.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The longest sleep between two looks.
 const PARK_SLICE: Duration = Duration::from_millis(20);

@@ -14,7 +14,7 @@ use crate::sync::ring::{Receiver, Sender};
 use crate::sys::clock;
 use crate::sys::memory::SharedMemory;
 use crate::transport::door::{Taken, Taking};
-use crate::transport::fabric::{Fabric, Served, Setup, map_taken};
+use crate::transport::fabric::{Fabric, Served, Setup, map_taken, unreachable};
 use crate::transport::links::{Channel, Need, Way};
 use crate::transport::net::{ReceivePump, SendPump};
 use crate::types::{Rank, TransportKind};
@@ -141,7 +141,7 @@ impl Fabric {
     fn take_offers(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
         let mut moved = false;
         for (need, mut taking) in std::mem::take(&mut self.connecting.taking) {
-            match taking.progress().map_err(|error| error.about(need.peer))? {
+            match taking.progress().map_err(|error| unreachable(need.peer, &error))? {
                 None => self.connecting.taking.push((need, taking)),
                 Some(taken) => {
                     self.open_sender(need, taken)?;

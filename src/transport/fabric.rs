@@ -245,7 +245,7 @@ impl Fabric {
         self.serve_until(setup, |fabric| {
             let before = takings.len();
             for (place, peer, taking) in &mut takings {
-                taken[*place] = taking.progress().map_err(|error| error.about(*peer))?;
+                taken[*place] = taking.progress().map_err(|error| unreachable(*peer, &error))?;
             }
             takings.retain(|(place, ..)| taken[*place].is_none());
             let waiting = takings.first().map(|(_, peer, _)| *peer);
@@ -275,7 +275,7 @@ impl Fabric {
                 None => "peers that take this rank's memory".to_owned(),
             };
             if backoff.turn(setup.watch, &waiting_for)?.is_some() {
-                futex::nap(SETUP_NAP);
+                futex::nap(backoff.nap(SETUP_NAP, LONG_SETUP_NAP));
             }
         }
     }
@@ -286,6 +286,11 @@ pub(super) struct Served {
     pub(super) done: bool,
     pub(super) moved: bool,
     pub(super) waiting: Option<Rank>,
+}
+
+/// A connection that cannot be set up, most often because `peer` has just died: this side may see that first.
+pub(super) fn unreachable(peer: Rank, error: &Error) -> Error {
+    Error::remote(peer, format!("cannot set up a connection with rank {peer}: {}", error.message()))
 }
 
 /// Memory that a peer handed over, mapped.
@@ -323,5 +328,7 @@ const SETUP_PATIENCE: Patience = Patience::fixed(16, Duration::from_micros(200))
 /// How long a message of set-up is waited for between two looks at the news.
 const SETUP_LOOK: Duration = Duration::from_millis(20);
 const SETUP_NAP: Duration = Duration::from_micros(200);
+/// The same, of a wait that has lasted long.
+const LONG_SETUP_NAP: Duration = Duration::from_millis(5);
 
 const _: () = assert!(FLAGS <= 8, "an arena's layout has room for eight flags");

@@ -80,14 +80,11 @@ impl Port {
 
     /// Takes what has come. Errors of one connection end that connection.
     pub(super) fn progress(&mut self, now: Instant) -> Result<()> {
-        loop {
+        while crowd_out(&mut self.sessions, |session| session.since, now) {
             let accepted = socket::accept(&self.listener);
             let Some((stream, _)) = accepted.map_err(|error| Error::system("accept on the data port", error))? else {
                 break;
             };
-            if self.sessions.len() == MOST_SESSIONS {
-                self.sessions.remove(0);
-            }
             self.sessions.push(Session { stream, answerer: Answerer::new(self.terms.clone(), self.me), since: now });
         }
         for mut session in std::mem::take(&mut self.sessions) {
@@ -96,7 +93,7 @@ impl Port {
                 Ok(None) => {}
                 Ok(Some((peer, request))) => self.admit(peer, request, session.stream),
                 Err(error) => {
-                    tracing::warn!(target: "rsccl::net", "a connection to the data port was refused: {error}")
+                    tracing::debug!(target: "rsccl::net", "a connection to the data port was refused: {error}")
                 }
             }
         }
@@ -153,6 +150,19 @@ impl Dial {
     }
 }
 
+/// Makes room for a newcomer among `sessions`, oldest first. False where all are so young that none may be driven out: the newcomer
+/// waits in the listener's queue.
+pub(super) fn crowd_out<S>(sessions: &mut Vec<S>, since: impl Fn(&S) -> Instant, now: Instant) -> bool {
+    if sessions.len() < MOST_SESSIONS {
+        return true;
+    }
+    let may_go = sessions.first().is_some_and(|oldest| now.duration_since(since(oldest)) >= LEAST_SESSION_TIME);
+    if may_go {
+        sessions.remove(0);
+    }
+    may_go
+}
+
 fn failed(owner: Rank, address: SocketAddr, error: &std::io::Error) -> Error {
     Error::remote(
         owner,
@@ -181,6 +191,26 @@ fn apply(socket: &socket2::SockRef<'_>, options: SocketOptions) -> Result<()> {
 }
 
 /// Connections that have not said yet what they want; a newcomer beyond them drives the oldest out.
-const MOST_SESSIONS: usize = 256;
+const MOST_SESSIONS: usize = 1024;
 /// How long a connection may take to say what it wants.
-const SESSION_TIME: Duration = Duration::from_secs(10);
+pub(super) const SESSION_TIME: Duration = Duration::from_secs(10);
+/// How long it has for that at least, whoever else comes: several round trips, each with a nap at both ends.
+const LEAST_SESSION_TIME: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::clock;
+
+    #[test]
+    fn a_crowd_of_newcomers_does_not_drive_out_who_has_just_come() {
+        let start = clock::now();
+        let mut sessions = vec![start; MOST_SESSIONS - 1];
+        assert!(crowd_out(&mut sessions, |since| *since, start));
+        sessions.push(start);
+        assert!(!crowd_out(&mut sessions, |since| *since, start));
+        assert_eq!(sessions.len(), MOST_SESSIONS);
+        assert!(crowd_out(&mut sessions, |since| *since, start + LEAST_SESSION_TIME));
+        assert_eq!(sessions.len(), MOST_SESSIONS - 1);
+    }
+}

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::bootstrap::auth::Terms;
 use crate::error::{Error, Result};
@@ -15,6 +15,7 @@ use crate::sys::descriptor::{Listener, Stream};
 use crate::sys::memory::SharedMemory;
 use crate::sys::random;
 use crate::transport::greet::{Answerer, Caller, Request};
+use crate::transport::port::{SESSION_TIME, crowd_out};
 use crate::types::Rank;
 
 /// One rank's side that gives.
@@ -81,10 +82,8 @@ impl Exporter {
 
     /// Serves who asks. Errors of one connection end that connection.
     pub(super) fn progress(&mut self, now: Instant) -> Result<()> {
-        while let Some(stream) = self.listener.accept()? {
-            if self.sessions.len() == MOST_SESSIONS {
-                self.sessions.remove(0);
-            }
+        while crowd_out(&mut self.sessions, |session| session.since, now) {
+            let Some(stream) = self.listener.accept()? else { break };
             let answerer = Answerer::new(self.terms.clone(), self.me);
             self.sessions.push(Session { stream, answerer, grant: None, since: now });
         }
@@ -92,7 +91,7 @@ impl Exporter {
         self.sessions.retain_mut(|session| match session.progress(offers) {
             Ok(done) => !done && now.duration_since(session.since) < SESSION_TIME,
             Err(error) => {
-                tracing::warn!(target: "rsccl::shm", "a connection to the shared-memory socket was refused: {error}");
+                tracing::debug!(target: "rsccl::shm", "a connection to the shared-memory socket was refused: {error}");
                 false
             }
         });
@@ -142,8 +141,3 @@ impl Fetch {
         if self.asked { stream.receive_descriptor() } else { Ok(None) }
     }
 }
-
-/// Connections that have not been served yet; a newcomer beyond them drives the oldest out.
-const MOST_SESSIONS: usize = 256;
-/// How long a connection may take to say what it wants.
-const SESSION_TIME: Duration = Duration::from_secs(10);

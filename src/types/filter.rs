@@ -60,7 +60,8 @@ impl<T: Selectable> Filter<T> {
         Filter { allowed: [bit(item); Collective::ALL.len()], what: PhantomData }
     }
 
-    /// Reads the text of `NCCL_ALGO` or `NCCL_PROTO`; an empty text allows everything.
+    /// Reads the text of `NCCL_ALGO` or `NCCL_PROTO`; an empty text allows everything. An entry that names no collective is about
+    /// those that NCCL has algorithms for; barrier, all_to_all, gather and scatter are filtered by name.
     ///
     /// # Errors
     /// `InvalidArgument` that names the word which is wrong and what is allowed in its place.
@@ -83,7 +84,10 @@ impl<T: Selectable> Filter<T> {
             let allowed = parse_names::<T>(names.trim())?;
             match collective {
                 Some(collective) => filter.allowed[usize::from(collective.code())] = allowed,
-                None => filter.allowed = [allowed; Collective::ALL.len()],
+                None => {
+                    let meant = Collective::ALL.iter().filter(|collective| !ONLY_BY_NAME.contains(collective));
+                    meant.for_each(|collective| filter.allowed[usize::from(collective.code())] = allowed);
+                }
             }
         }
         Ok(filter)
@@ -112,6 +116,10 @@ impl<T: Selectable> Filter<T> {
         Ok(left)
     }
 }
+
+/// What `NCCL_ALGO=Ring` does not mean: NCCL knows no algorithm of these, and so would be left without one.
+const ONLY_BY_NAME: [Collective; 5] =
+    [Collective::Barrier, Collective::AllToAll, Collective::AllToAllV, Collective::Gather, Collective::Scatter];
 
 fn parse_collective(word: &str) -> Result<Collective> {
     let plain = |name: &str| name.replace('_', "").to_ascii_lowercase();

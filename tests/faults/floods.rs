@@ -14,7 +14,7 @@ use crate::{NET, SHM, with};
 
 #[test]
 fn strangers_at_the_data_ports_do_no_harm() {
-    flooded(NET, "Ring");
+    flooded(NET, "all_reduce:Ring");
 }
 
 #[test]

@@ -133,6 +133,13 @@ impl Rank {
         }
     }
 
+    /// Gives a command, and its error.
+    pub(crate) fn fails(&mut self, command: &str) -> Failure {
+        self.say(command);
+        self.begun();
+        self.failure()
+    }
+
     fn line(&self, what: &str) -> String {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => line,
@@ -232,7 +239,9 @@ impl Job {
             let (prefix, variables) = of(number);
             Rank::start(number, folder.path(), &prefix, &variables)
         };
-        Job { ranks: (0..ranks).map(rank).collect(), id: String::new(), _folder: folder }
+        let ranks: Vec<Rank> = (0..ranks).map(rank).collect();
+        ranks.iter().for_each(|rank| rank.expect_line("ready"));
+        Job { ranks, id: String::new(), _folder: folder }
     }
 
     /// [`Job::start`], and all join by an id of rank 0.

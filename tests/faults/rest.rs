@@ -12,10 +12,10 @@ fn a_rank_that_waits_for_a_late_one_sleeps() {
     let cases = [
         (SHM, "call all_reduce 2", ""),
         (SHM, "call all_reduce 300000", ""),
-        (SHM, "call all_reduce 300000", "Ring"),
+        (SHM, "call all_reduce 300000", "all_reduce:Ring"),
         (SHM, "call sendrecv 10", ""),
-        (NET, "call all_reduce 300000", "Ring"),
-        (NET, "call all_reduce 2", "Tree"),
+        (NET, "call all_reduce 300000", "all_reduce:Ring"),
+        (NET, "call all_reduce 2", "all_reduce:Tree"),
         (NET, "call sendrecv 10", ""),
     ];
     for (transport, command, path) in &cases {

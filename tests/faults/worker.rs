@@ -16,7 +16,7 @@
 //! drop                   drops all communicators
 //! panic                  drops all communicators while it unwinds
 //! ```
-//! Before a command it says `begin`, after it `ok TEXT` or `error KIND PEER TEXT`; each such line follows a mark, since the test
+//! When it has started it says `ready`. Before a command it says `begin`, after it `ok TEXT` or `error KIND PEER TEXT`; each such line follows a mark, since the test
 //! runner writes to the same stream.
 
 use std::io::{BufRead, Write};
@@ -59,6 +59,9 @@ pub(crate) fn run() {
         }
     });
     drop(reader.expect("a thread"));
+    // What the first communicator of a process makes once for all is there from now on.
+    rsccl::local::run(1, |_| Ok(())).expect("a world of one");
+    say("ready");
     for line in commands {
         say("begin");
         match worker.serve(&line) {
@@ -143,6 +146,7 @@ impl Worker {
         let text = format!("{} {}", comm.rank(), comm.size());
         *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(comm.abort_handle());
         self.comms.push(comm);
+        self.calls = 0;
         text
     }
 

@@ -320,9 +320,9 @@ impl Board {
         }
     }
 
-    fn left(&mut self, peer: Rank, source: u64) {
-        if self.inbox.mark_gone(peer, Gone::Left) {
-            self.outbox.push((source, News::Left(peer)));
+    fn left(&mut self, peer: Rank, word: u64, source: u64) {
+        if self.inbox.mark_gone(peer, Gone::Left(word)) {
+            self.outbox.push((source, News::Left(peer, word)));
             if self.is_open {
                 self.farewell.get_or_insert(clock::now() + FAREWELL_PATIENCE);
             }
@@ -433,7 +433,10 @@ impl Board {
             COLLECTIVE => Channel::Collective(frame.tag),
             SHRINK => Channel::Shrink(frame.tag),
             NEWS => return self.news(token, peer, &frame.payload),
-            GOODBYE => return self.left(peer, token),
+            GOODBYE => {
+                let word = <[u8; 8]>::try_from(&frame.payload[..]).map_or(0, u64::from_le_bytes);
+                return self.left(peer, word, token);
+            }
             other => return self.end(token, &End::Closed(format!("it sent a frame of unknown kind {other}"))),
         };
         self.inbox.push(peer, channel, frame.payload);
@@ -456,7 +459,7 @@ impl Board {
                     self.lost(rank, why, token);
                 }
                 // What a rank sent before its goodbye may still be on its way over its own connection, whose end tells.
-                News::Left(rank) if self.is_peer(rank) && !self.has_link(rank) => self.left(rank, token),
+                News::Left(rank, word) if self.is_peer(rank) && !self.has_link(rank) => self.left(rank, word, token),
                 News::Note { from, number, bytes } if self.is_peer(from) => {
                     if self.seen.insert(from, number) {
                         self.inbox.note(from, bytes.clone());
@@ -466,7 +469,7 @@ impl Board {
                 News::Died(rank, _) if rank == self.world.rank => {
                     tracing::warn!(target: "rsccl::bootstrap", rank = %self.world.rank, %peer, "others think that this rank is dead");
                 }
-                News::Died(..) | News::Left(_) | News::Note { .. } => {}
+                News::Died(..) | News::Left(..) | News::Note { .. } => {}
             }
         }
     }
@@ -561,7 +564,7 @@ impl Board {
 
     /// Tells the news on, over every connection but the one that it came from.
     fn tell_news(&mut self) {
-        let only_farewells = self.outbox.iter().all(|(_, news)| matches!(news, News::Left(_)));
+        let only_farewells = self.outbox.iter().all(|(_, news)| matches!(news, News::Left(..)));
         let patient = only_farewells && self.farewell.is_some_and(|until| clock::now() < until);
         if self.outbox.is_empty() || patient || !self.is_open {
             return;
@@ -617,7 +620,7 @@ impl Board {
     }
 
     /// Waits until what was sent has left, `timeout` at most, then says goodbye and closes everything.
-    pub(super) fn close(&mut self, timeout: Duration) {
+    pub(super) fn close(&mut self, word: u64, timeout: Duration) {
         if !std::mem::replace(&mut self.is_open, false) {
             return;
         }
@@ -627,7 +630,7 @@ impl Board {
         let deadline = Deadline::after(timeout);
         self.send_out(deadline);
         for entry in self.links.values_mut().filter(|entry| entry.link.peer().is_some()) {
-            entry.link.queue(GOODBYE, 0, &[]);
+            entry.link.queue(GOODBYE, 0, &word.to_le_bytes());
         }
         let tokens: Vec<u64> = self.links.keys().copied().collect();
         for token in &tokens {

@@ -12,8 +12,8 @@ use crate::wire::{Reader, Writer};
 pub(super) enum News {
     /// A rank died, and why it is thought so.
     Died(Rank, String),
-    /// A rank said goodbye.
-    Left(Rank),
+    /// A rank said goodbye, with this word.
+    Left(Rank, u64),
     /// `from` published `bytes` as its `number`-th note.
     Note { from: Rank, number: u32, bytes: Vec<u8> },
 }
@@ -32,8 +32,8 @@ impl News {
                 let reason = &why.as_bytes()[..why.len().min(MAX_REASON_BYTES)];
                 writer.u8(DIED).u32(rank.get()).bytes(reason);
             }
-            News::Left(rank) => {
-                writer.u8(LEFT).u32(rank.get());
+            News::Left(rank, word) => {
+                writer.u8(LEFT).u32(rank.get()).u64(*word);
             }
             News::Note { from, number, bytes } => {
                 writer.u8(NOTE).u32(from.get()).u32(*number).bytes(bytes);
@@ -50,7 +50,7 @@ impl News {
             let rank = Rank::new(reader.u32()?);
             news.push(match kind {
                 DIED => News::Died(rank, reader.text(MAX_REASON_BYTES)?),
-                LEFT => News::Left(rank),
+                LEFT => News::Left(rank, reader.u64()?),
                 NOTE => News::Note { from: rank, number: reader.u32()?, bytes: reader.bytes(MAX_NOTE_BYTES)?.to_vec() },
                 other => return Err(reader.malformed(&format!("news of kind {other}"))),
             });
@@ -96,7 +96,7 @@ mod tests {
     fn news_come_back() {
         let all = [
             News::Died(Rank::new(1), "gone".into()),
-            News::Left(Rank::new(2)),
+            News::Left(Rank::new(2), 11),
             News::Note { from: Rank::new(3), number: 4, bytes: vec![5; 600] },
         ];
         let mut writer = Writer::new();
