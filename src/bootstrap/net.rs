@@ -71,7 +71,11 @@ impl NetBootstrap {
         let bootstrap = NetBootstrap::open(world, key, joined.own, options, joined.poller)?;
         let named = |error: Error| error.at(rank).during("init");
         bootstrap.connect_neighbours(joined.welcome.addresses.iter().copied());
-        bootstrap.gather_addresses(wait).map_err(named)?;
+        if let Err(error) = bootstrap.gather_addresses(wait) {
+            // What this rank knows of the cause reaches the others before they see it go.
+            bootstrap.board.borrow_mut().close(0, CLOSE_TIMEOUT);
+            return Err(named(error));
+        }
         tracing::info!(
             target: "rsccl::bootstrap", %rank, size, id = format_args!("{:016x}", bootstrap.id()), interface = %bootstrap.interface,
             check_in_s = joined.seconds, connect_s = clock::now().saturating_duration_since(started).as_secs_f64(), "joined"

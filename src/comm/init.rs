@@ -155,7 +155,14 @@ pub(super) fn assemble(mut bootstrap: Box<dyn Bootstrap>, mut settings: Settings
         cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
         settings: settings.fingerprint(),
     };
-    let gathered = bootstrap.all_gather(&mine.encode(), &wait)?;
+    let gathered = match bootstrap.all_gather(&mine.encode(), &wait) {
+        Ok(gathered) => gathered,
+        Err(error) => {
+            // What this rank knows of the cause reaches the others before they see it go.
+            bootstrap.close();
+            return Err(error);
+        }
+    };
     let mut peers = Vec::with_capacity(gathered.len());
     for (rank, bytes) in world.ranks().zip(&gathered) {
         peers.push(PeerInfo::decode(rank, bytes)?);

@@ -309,7 +309,7 @@ mod tests {
     fn a_rank_that_left_ends_only_what_it_takes_no_part_in() {
         let mut news = News::default();
         news.hear(Event::Left(Rank::new(3), 5)).unwrap();
-        let (now, later) = (clock::now(), clock::now() + LAST_WORDS);
+        let (now, later) = (clock::now(), clock::now() + 2 * LAST_WORDS);
         assert!(news.gone(Awaited::Collective(&operation(1, 4)), now).is_ok());
         assert_eq!(news.gone(Awaited::Collective(&operation(1, 5)), now).unwrap_err().peer(), Some(3));
         let (others, them) = (|| vec![Rank::new(2)], || vec![Rank::new(2), Rank::new(3)]);

@@ -64,18 +64,18 @@ fn killed_with_the_root_in_its_process() {
 /// Killed at any moment of init: the parent kills after a number of steps that others have made, which differs from turn to turn.
 #[test]
 fn killed_at_odd_moments_of_init() {
-    for turn in 0..12 {
+    for turn in 0..24 {
         let transport = if turn % 2 == 0 { SHM } else { NET };
         // Windows and rings are opened at init, so that there is more to interrupt.
         let mut job =
-            Job::start(4, &with(transport, &[("NCCL_RUNTIME_CONNECT", "0"), ("RSCCL_INIT_TIMEOUT_MS", "20000")]));
+            Job::start(4, &with(transport, &[("NCCL_RUNTIME_CONNECT", "0"), ("RSCCL_INIT_TIMEOUT_MS", "2500")]));
         let before = job.holdings();
         job.make_id();
         for number in 0..4 {
             job.say_init(number);
         }
         job.ranks[3].begun();
-        for _ in 0..turn * 300 {
+        for _ in 0..turn * 150 {
             std::thread::yield_now();
         }
         job.kill(3);
@@ -86,7 +86,12 @@ fn killed_at_odd_moments_of_init() {
         for rank in &job.ranks {
             match rank.answer() {
                 Answer::Ok(_) => joined.push(rank.number),
-                Answer::Error(failure) => texts.push(failure.text),
+                Answer::Error(failure) => {
+                    // The deadline comes only for a rank that had not come to the root yet.
+                    let (kind, text) = (failure.kind, failure.text);
+                    assert!(kind != "Timeout" || text.contains("3 of 4"), "{text}");
+                    texts.push(text);
+                }
             }
         }
         // Those who got through learn it from their first call.
@@ -96,6 +101,7 @@ fn killed_at_odd_moments_of_init() {
             assert_eq!(failure.kind, "Remote", "{}", failure.text);
             texts.push(failure.text);
         }
+        println!("turn {turn}: {} joined: {texts:#?}", joined.len());
         // A rank that has no connection yet with those who know better names one that has given up because of rank 3.
         assert!(texts.iter().any(|text| text.contains("rank 3") || text.contains("3 of 4")), "{texts:?}");
         assert!(texts.iter().all(|text| text.contains("rank")), "{texts:?}");

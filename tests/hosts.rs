@@ -1,0 +1,198 @@
+//! Several hosts, made of network namespaces: hierarchy, uneven hosts, interfaces, IPv6, a host that is cut off.
+//!
+//! Needs root and `ip`; says `skipped` where it has not got them.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
+
+mod hosts {
+    pub(crate) mod network;
+}
+#[allow(dead_code, reason = "the tests of faults use the rest")]
+#[path = "faults/ranks.rs"]
+mod ranks;
+#[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]
+#[path = "../src/bin/rsccl/perf/verify.rs"]
+mod verify;
+#[path = "faults/worker.rs"]
+mod worker;
+
+use hosts::network::Network;
+use ranks::Job;
+use verify::Program;
+
+/// Not a test of its own: where a test starts this program as a rank, this is the rank.
+#[test]
+fn worker() {
+    if worker::is_wanted() {
+        worker::run();
+    }
+}
+
+/// A job of ranks that have joined by the variables of a launcher; rank i runs on host `places[i]`.
+fn job(network: &Network, places: &[usize], more: &[(&str, &str)]) -> Job {
+    let mut job = launched(network, places, more);
+    job.must("from_env");
+    job
+}
+
+/// The same, not joined yet.
+fn launched(network: &Network, places: &[usize], more: &[(&str, &str)]) -> Job {
+    let numbers: Vec<String> = (0..=places.len()).map(|number| number.to_string()).collect();
+    Job::start_each(places.len(), |rank| {
+        // The port is free: the hosts are new.
+        let mut variables = vec![("MASTER_ADDR", "10.77.0.1"), ("MASTER_PORT", "29500")];
+        variables.extend([("RANK", &*numbers[rank]), ("WORLD_SIZE", &*numbers[places.len()])]);
+        variables.extend(more);
+        (network.on(places[rank]), variables)
+    })
+}
+
+fn must_do_everything(job: &mut Job) {
+    for program in Program::ALL {
+        for count in [1, 1_003, 200_001] {
+            job.must(&format!("call {} {count}", program.name()));
+        }
+    }
+}
+
+fn must_be_placed(job: &Job, places: &[usize]) {
+    let hosts = places.iter().max().expect("there are ranks") + 1;
+    for rank in &job.ranks {
+        let local = places.iter().filter(|place| **place == places[rank.number]).count();
+        let line = format!("rank {} nranks {} localRanks {local} nNodes {hosts}", rank.number, places.len());
+        assert!(rank.log().contains(&line), "`{line}` is not in:\n{}", rank.log());
+    }
+}
+
+#[test]
+fn three_hosts_of_two() {
+    let Some(network) = Network::make(3) else { return };
+    let places = [0, 0, 1, 1, 2, 2];
+    let mut job = job(&network, &places, &[]);
+    must_be_placed(&job, &places);
+    must_do_everything(&mut job);
+    for rank in &job.ranks {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", rank.process())).unwrap();
+        assert!(maps.contains("memfd:"), "rank {} shares no memory with its neighbour", rank.number);
+    }
+}
+
+#[test]
+fn ranks_dealt_to_hosts_in_turn() {
+    let Some(network) = Network::make(3) else { return };
+    let places = [0, 1, 2, 0, 1, 2];
+    let mut job = job(&network, &places, &[]);
+    must_be_placed(&job, &places);
+    must_do_everything(&mut job);
+}
+
+#[test]
+fn uneven_hosts() {
+    let Some(network) = Network::make(3) else { return };
+    let places = [0, 0, 0, 1, 1, 2];
+    let mut job = job(&network, &places, &[]);
+    must_be_placed(&job, &places);
+    must_do_everything(&mut job);
+}
+
+#[test]
+fn several_sockets_between_hosts_and_forced_algorithms() {
+    let Some(network) = Network::make(2) else { return };
+    for algorithm in ["all_reduce:Ring", "all_reduce:Tree"] {
+        let more = [("NCCL_NSOCKS_PERTHREAD", "3"), ("NCCL_SOCKET_NTHREADS", "2"), ("NCCL_ALGO", algorithm)];
+        let mut job = job(&network, &[0, 0, 1, 1], &more);
+        for count in [1, 70_001, 1_000_001] {
+            job.must(&format!("call all_reduce {count}"));
+        }
+        job.must("call sendrecv 1000001");
+    }
+}
+
+#[test]
+fn ipv6() {
+    let Some(network) = Network::make(2) else { return };
+    let more = [("MASTER_ADDR", "fd77::1"), ("NCCL_SOCKET_FAMILY", "AF_INET6")];
+    let places = [0, 0, 1];
+    let mut job = job(&network, &places, &more);
+    must_be_placed(&job, &places);
+    for rank in &job.ranks {
+        let line = format!("interface=[fd77::{}]:0", places[rank.number] + 1);
+        assert!(rank.log().contains(&line), "`{line}` is not in:\n{}", rank.log());
+    }
+    must_do_everything(&mut job);
+}
+
+#[test]
+fn the_interface_that_was_asked_for_and_one_that_there_is_not() {
+    let Some(network) = Network::make(2) else { return };
+    let mut asked = job(&network, &[0, 1], &[("NCCL_SOCKET_IFNAME", "=eth0")]);
+    for rank in &asked.ranks {
+        let line = format!("interface=10.77.0.{}:0", rank.number + 1);
+        assert!(rank.log().contains(&line), "`{line}` is not in:\n{}", rank.log());
+    }
+    asked.must("call all_reduce 10");
+    drop(asked);
+    let more = [("NCCL_SOCKET_IFNAME", "ib"), ("RSCCL_INIT_TIMEOUT_MS", "3000")];
+    let mut wrong = launched(&network, &[0, 1], &more);
+    wrong.begin("from_env", |_| true);
+    for rank in &wrong.ranks {
+        let failure = rank.failure();
+        // Rank 0 alone makes the id; the other waits for it, or finds that it has no interface either.
+        assert!(rank.number != 0 || failure.kind == "InvalidUsage", "{}: {}", failure.kind, failure.text);
+        for word in ["NCCL_SOCKET_IFNAME", "ib", "eth0"] {
+            assert!(rank.number != 0 || failure.text.contains(word), "`{word}` is not in: {}", failure.text);
+        }
+    }
+}
+
+#[test]
+fn a_host_whose_ranks_are_killed() {
+    let Some(network) = Network::make(3) else { return };
+    let mut job = job(&network, &[0, 0, 1, 1, 2, 2], &[]);
+    for command in ["call all_reduce 10", "call all_reduce 300000", "call barrier 0"] {
+        job.must(command);
+    }
+    job.begin("call all_reduce 300000", |rank| rank < 4);
+    job.kill(4);
+    job.kill(5);
+    for rank in &job.ranks {
+        let failure = rank.failure();
+        assert_eq!(failure.kind, "Remote", "{}", failure.text);
+        assert!(matches!(failure.peer, Some(4 | 5)), "{}", failure.text);
+    }
+    job.must("shrink 4,5");
+    must_do_everything(&mut job);
+}
+
+#[test]
+fn a_host_that_is_cut_off() {
+    for command in ["call all_reduce 10", "call all_reduce 300000", "call sendrecv 2000000"] {
+        let places = [0, 0, 1, 1, 2, 2];
+        let Some(network) = Network::make(3) else { return };
+        let mut job = job(&network, &places, &[("RSCCL_TIMEOUT_MS", "2000")]);
+        job.must(command);
+        network.cut(2);
+        job.begin(command, |_| true);
+        for rank in &job.ranks {
+            if command.contains("sendrecv") && matches!(rank.number, 1 | 2) {
+                // Both their neighbours are in reach.
+                rank.success(command);
+                continue;
+            }
+            let failure = rank.failure();
+            let text = failure.text;
+            println!("{command}: {text}");
+            assert!(text.contains("timed out"), "{command}: {text}");
+            let lost: &[usize] = if places[rank.number] == 2 { &[0, 1, 2, 3] } else { &[4, 5] };
+            assert!(lost.iter().any(|rank| text.contains(&format!("rank {rank}"))), "{command}: {text}");
+        }
+        // The hosts that still reach each other go on.
+        job.begin("shrink 4,5", |rank| rank < 4);
+        for rank in &job.ranks[..4] {
+            rank.success("shrink");
+        }
+        job.begin("call all_reduce 300000", |rank| rank < 4);
+        for rank in &job.ranks[..4] {
+            rank.success("all_reduce");
+        }
+    }
+}

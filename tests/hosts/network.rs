@@ -1,0 +1,91 @@
+//! Hosts out of network namespaces: each has its own name, interfaces and `/dev/shm`; a bridge in one more namespace joins them.
+
+use std::io::Write;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Some hosts on one network, `10.77.0.1`, `fd77::1` and on. Dropping it ends what runs there and takes it away.
+#[derive(Debug)]
+pub(crate) struct Network {
+    name: String,
+    hosts: usize,
+}
+
+impl Network {
+    /// A network of so many hosts; `None`, and a word why, where this machine does not let us make it.
+    pub(crate) fn make(hosts: usize) -> Option<Network> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        if let Err(why) = run("unshare", &["--uts", "--mount", "--ipc", "--net", "true"]).and_then(|()| ip("-V")) {
+            // Past the capture of a test's output.
+            let mut errors = std::io::stderr();
+            writeln!(errors, "skipped: hosts need network namespaces, root and iproute2: {why}").unwrap();
+            return None;
+        }
+        let name = format!("rsccl{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        // From here on whatever has been made is taken away.
+        let network = Network { name, hosts };
+        network.build().unwrap_or_else(|why| panic!("making hosts: {why}"));
+        Some(network)
+    }
+
+    fn build(&self) -> Result<(), String> {
+        let switch = self.switch();
+        ip(&format!("netns add {switch}"))?;
+        ip(&format!("-n {switch} link add br0 type bridge"))?;
+        ip(&format!("-n {switch} link set br0 up"))?;
+        for number in 1..=self.hosts {
+            let host = self.host(number - 1);
+            ip(&format!("netns add {host}"))?;
+            ip(&format!("link add eth0 netns {host} type veth peer name p{number} netns {switch}"))?;
+            ip(&format!("-n {switch} link set p{number} master br0 up"))?;
+            ip(&format!("-n {host} addr add 10.77.0.{number}/24 dev eth0"))?;
+            ip(&format!("-n {host} addr add fd77::{number}/64 dev eth0 nodad"))?;
+            ip(&format!("-n {host} link set eth0 up"))?;
+            ip(&format!("-n {host} link set lo up"))?;
+        }
+        Ok(())
+    }
+
+    /// The words before a program that make it run on `host`, counted from 0.
+    pub(crate) fn on(&self, host: usize) -> Vec<String> {
+        let script = format!("hostname host{host} && mount -t tmpfs -o size=1G tmpfs /dev/shm && exec \"$@\"");
+        let name = self.host(host);
+        let words = ["ip", "netns", "exec", &name, "unshare", "--uts", "--mount", "--ipc", "sh", "-c", &script, "sh"];
+        words.map(str::to_owned).to_vec()
+    }
+
+    /// Cuts a host off, without a word to anybody.
+    pub(crate) fn cut(&self, host: usize) {
+        ip(&format!("-n {} link set p{} down", self.switch(), host + 1)).unwrap();
+    }
+
+    fn host(&self, host: usize) -> String {
+        format!("{}-h{}", self.name, host + 1)
+    }
+
+    fn switch(&self) -> String {
+        format!("{}-sw", self.name)
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let hosts = (0..self.hosts).map(|host| self.host(host));
+        for name in hosts.chain([self.switch()]) {
+            // A namespace lives on while a process is in it: the tests end theirs before. One that was not made cannot be taken away.
+            if let Err(why) = ip(&format!("netns del {name}")) {
+                drop(writeln!(std::io::stderr(), "taking a host away: {why}"));
+            }
+        }
+    }
+}
+
+fn ip(words: &str) -> Result<(), String> {
+    run("ip", &words.split(' ').collect::<Vec<_>>())
+}
+
+fn run(program: &str, words: &[&str]) -> Result<(), String> {
+    let named = |why: String| format!("{program} {}: {why}", words.join(" "));
+    let output = Command::new(program).args(words).output().map_err(|error| named(error.to_string()))?;
+    if output.status.success() { Ok(()) } else { Err(named(String::from_utf8_lossy(&output.stderr).trim().to_owned())) }
+}
