@@ -52,12 +52,12 @@ build_documentation() {
 
 run_examples() {
     local path name
+    cargo build --locked --quiet --examples
     for path in examples/*.rs examples/*/main.rs; do
         [[ -f $path ]] || continue
         name=${path#examples/}
         name=${name%/main.rs}
         name=${name%.rs}
-        cargo build --locked --quiet --example "$name"
         echo "-- $name"
         timeout "$EXAMPLE_LIMIT_S" cargo run --locked --quiet --example "$name" </dev/null
         examples=$((examples + 1))

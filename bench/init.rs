@@ -3,6 +3,8 @@
 //! Each sample makes a unique id and joins all ranks, the exchange of peer info included, and ends them; the time is from the first join to
 //! the last return.
 
+#![expect(clippy::print_stdout, reason = "a program that prints a table")]
+
 use rsccl::{Communicator, Config, Error, Result};
 
 const SAMPLES: usize = 5;

@@ -3,6 +3,8 @@
 //! The limit is two threads that share all four buffers: each adds its half of both inputs and stores it into both outputs, with
 //! non-temporal stores where rsccl uses them. Samples alternate; medians and their ratio are printed. `cargo bench --bench limits`.
 
+#![expect(clippy::print_stdout, reason = "a program that prints a table")]
+
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 

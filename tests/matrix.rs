@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rsccl::types::Algorithm;
 use rsccl::{Communicator, Config, DataType, Error, Result, local, plan};
-use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Tables, perform, with_type};
+use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, perform, with_type};
 
 /// One call.
 #[derive(Debug, Clone, Copy)]
@@ -273,6 +273,48 @@ fn several_hosts() {
         for algorithm in [Algorithm::Ring, Algorithm::Tree] {
             let (forced, cases) = every_program_by(algorithm, ranks, &[1_003, 40_009]);
             run_on_hosts(hosts, &Config::default().with_algo(forced), &cases);
+        }
+    }
+}
+
+#[test]
+fn the_check_finds_what_is_wrong() {
+    let shape = Shape::new(Program::AllReduce, (1, 3), 0, 100_000).expect("a rank of three");
+    let tables = Tables::<f32>::new(1, 3, Some(Op::Sum), shape.indices());
+    let mut buffers = RankBuffers::new(&shape, Placement::OutOfPlace, 0).expect("memory");
+    let wrong = |buffers: &RankBuffers<f32>| buffers.check(&shape, &tables).expect("a placement that there is");
+    buffers.fill(&shape, &tables).expect("a placement that there is");
+    assert_eq!(wrong(&buffers).elements, 100_000, "nothing was done");
+    tables.fill(Source::Reduced, 0, buffers.recv.slice_mut());
+    assert_eq!(wrong(&buffers).elements, 0);
+    buffers.recv.slice_mut()[99_999] = f32::INFINITY;
+    buffers.send.slice_mut()[7] = f32::NAN;
+    let found = wrong(&buffers);
+    assert_eq!(found.elements, 2);
+    assert!(found.first.is_some_and(|first| first.contains("rank 1 of 3: all_reduce element 99999: expected")));
+    tables.fill(Source::Reduced, 1, buffers.recv.slice_mut());
+    assert!(wrong(&buffers).elements > 90_000, "all is one element off");
+}
+
+#[test]
+fn inputs_are_exact_in_every_order() {
+    fn exact<T: Sample>(op: Op, world: u32) {
+        let tables = Tables::<T>::new(7, world, Some(op), 500);
+        for index in 0..500 {
+            let all = (0..world).rev().map(|rank| tables.at(Source::Of(rank), index));
+            // Each partial result is rounded to the type, as a ring passes it on.
+            let folded = all.reduce(|one, other| T::reduce(op, [one, other].into_iter())).expect("at least one rank");
+            let expected = tables.at(Source::Reduced, index);
+            assert_eq!(folded.bits(), expected.bits(), "{} {}, {world} ranks, index {index}", T::DATA_TYPE, op.name());
+        }
+    }
+    // Averages and scaled sums are sums of the same kind, and say so less simply.
+    let ops = Op::ALL.iter().copied().filter(|op| !matches!(op, Op::Avg | Op::MulSum));
+    for op in ops {
+        for data_type in DataType::ALL.iter().copied().filter(|data_type| op.fits(*data_type)) {
+            for world in [1, 2, 3, 8, 13, 64, 200] {
+                with_type!(data_type, T => exact::<T>(op, world), else panic!("a type that this test does not know"));
+            }
         }
     }
 }

@@ -39,6 +39,11 @@ impl Patience {
         self
     }
 
+    /// Whether there are more ranks than processors.
+    fn is_crowded(self) -> bool {
+        self.most_spins <= LEAST_SPINS
+    }
+
     /// Learns from a wait that has ended well.
     pub fn learn(&mut self, wait: &Backoff) {
         let spun_out = wait.turns > self.spins;
@@ -68,7 +73,6 @@ pub struct Backoff {
     turns: u32,
     started: Option<Instant>,
     looked: Option<Instant>,
-    tired: bool,
     /// Since it started, as of the last turn.
     waited: Duration,
 }
@@ -76,14 +80,13 @@ pub struct Backoff {
 impl Backoff {
     /// A wait that has just begun.
     pub fn new(patience: Patience) -> Backoff {
-        Backoff { patience, turns: 0, started: None, looked: None, tired: false, waited: Duration::ZERO }
+        Backoff { patience, turns: 0, started: None, looked: None, waited: Duration::ZERO }
     }
 
     /// Starts again: something moved.
     pub fn reset(&mut self) {
         self.turns = 0;
         self.started = None;
-        self.tired = false;
         self.waited = Duration::ZERO;
     }
 
@@ -110,14 +113,16 @@ impl Backoff {
         }
         let now = clock::now();
         let started = *self.started.get_or_insert(now);
-        let looked = *self.looked.get_or_insert(now);
         self.waited = now.duration_since(started);
-        // A fair scheduler lets a rank that yields go on until the others have had as much time: only sleep gives it away.
-        let shares =
-            self.patience.spins <= SHARED_SPINS && self.turns > self.patience.spins.saturating_add(SHARED_YIELDS);
-        let tired = shares || self.waited >= self.patience.awake;
-        if now.duration_since(looked) >= LOOK_EVERY || (tired && !self.tired) {
-            self.tired = tired;
+        // With more ranks than processors only sleep gives the time away: a fair scheduler lets a rank that yields go on until the others
+        // have had as much. With enough processors a rank stays runnable, or two that happened on one would be left there.
+        let yielded = self.turns > self.patience.spins.saturating_add(CROWDED_YIELDS);
+        let tired = (self.patience.is_crowded() && yielded) || self.waited >= self.patience.awake;
+        let due = match self.looked {
+            Some(looked) => now.duration_since(looked) >= LOOK_EVERY,
+            None => tired || self.waited >= LOOK_EVERY,
+        };
+        if due {
             self.looked = Some(now);
             watch.look(waiting_for)?;
         }
@@ -135,13 +140,11 @@ const SPINS: u32 = 2000;
 const LEAST_SPINS: u32 = 16;
 /// A peer that answers after so few turns on the processor was waiting for it; one that takes longer is late for its own reasons.
 const SOON_YIELDS: u32 = 4;
-/// A rank that has learnt to spin no longer than this shares its processor.
-const SHARED_SPINS: u32 = 64;
-/// How often it yields before it sleeps: once round the ranks of a processor, a few times.
-const SHARED_YIELDS: u32 = 24;
+/// How often a rank yields before it sleeps where ranks share processors: once round them, a few times.
+const CROWDED_YIELDS: u32 = 24;
 /// A sleep that nothing ends is this part of the wait so far.
 const NAP_SHARE: u32 = 8;
-/// How often a yielding wait looks at deadline and peers.
+/// How often a wait looks at deadline and peers.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The longest sleep between two looks.
 const PARK_SLICE: Duration = Duration::from_millis(20);

@@ -25,6 +25,8 @@ mod tables;
 pub(crate) use buffers::{Placement, RankBuffers};
 pub(crate) use op::Op;
 pub(crate) use perform::perform;
+#[allow(unused_imports, reason = "tests look into the tables")]
+pub(crate) use program::Source;
 pub(crate) use program::{Program, Shape};
 pub(crate) use sample::Sample;
 pub(crate) use tables::Tables;
