@@ -35,7 +35,7 @@
 //! rsccl run -n 4 -- ./program                                              # this host
 //! MASTER_ADDR=node0 MASTER_PORT=29500 srun -n 64 ./program                 # Slurm
 //! mpirun -n 64 -x RSCCL_STORE=file:///shared/job-7 ./program               # Open MPI as launcher; the program needs no MPI
-//! torchrun --nnodes 2 --nproc-per-node 8 --master-addr node0 --no-python ./program
+//! torchrun --nproc-per-node 8 --no-python ./program                         # as training jobs are started
 //! ```
 //!
 //! With no launcher at all, `Communicator::init` takes a unique id, a rank and the world's size.

@@ -321,7 +321,7 @@ fn check_texts(root: &Path, findings: &mut Vec<String>) {
         }
         let Ok(text) = fs::read_to_string(&path) else { continue };
         for (index, line) in text.lines().enumerate() {
-            if let Some(found) = MACHINE_PATHS.iter().find(|found| line.contains(**found)) {
+            if let Some(found) = MACHINE_PATHS.iter().find(|path| begins_in(line, path)) {
                 findings.push(format!("{name}:{}: `{found}` is a path of one machine", index + 1));
             }
             if ending == "md" {
@@ -329,6 +329,11 @@ fn check_texts(root: &Path, findings: &mut Vec<String>) {
             }
         }
     }
+}
+
+/// Whether the absolute `path` stands in `line`, and not as the end of a longer one such as `/proc/{}/root/`.
+fn begins_in(line: &str, path: &str) -> bool {
+    line.match_indices(path).any(|(offset, _)| !line[..offset].ends_with(|c: char| c.is_alphanumeric() || c == '}'))
 }
 
 /// A relative link in a document must lead to a file.
