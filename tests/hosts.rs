@@ -15,6 +15,8 @@ mod verify;
 #[path = "faults/worker.rs"]
 mod worker;
 
+use std::path::Path;
+
 use hosts::network::Network;
 use ranks::Job;
 use verify::Program;
@@ -73,7 +75,8 @@ fn three_hosts_of_two() {
     for rank in &job.ranks {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", rank.process())).unwrap();
         assert!(maps.contains("memfd:"), "rank {} shares no memory with its neighbour", rank.number);
-        let shm = std::fs::read_dir(format!("/proc/{}/root/dev/shm", rank.process())).unwrap();
+        let its_root = Path::new("/proc").join(rank.process().to_string()).join("root");
+        let shm = std::fs::read_dir(its_root.join("dev/shm")).unwrap();
         assert_eq!(shm.count(), 0, "rank {}", rank.number);
     }
 }

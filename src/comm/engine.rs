@@ -13,9 +13,9 @@ use crate::exec::host::{self, Surroundings, Visit};
 use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
 use crate::plan::{Plan, Windows};
 use crate::sync::primitive::Arc;
-use crate::sync::{AbortFlag, Backoff, Wait};
-use crate::sys::futex;
+use crate::sync::{AbortFlag, Backoff, Deadline, Wait};
 use crate::sys::memory::SharedMemory;
+use crate::sys::{clock, futex};
 use crate::transport::{Fabric, HostWindows, Need, Setup};
 use crate::types::{Algorithm, Collective, Rank, World};
 
@@ -328,16 +328,25 @@ impl Engine {
         self.bootstrap.publish(&news::failure_note(error));
     }
 
-    /// The error behind `error`: a peer that goes because it has failed says why before it goes.
+    /// The error behind `error`: a data connection that breaks says nothing of why; the news do, which may come a moment later.
     pub(crate) fn cause(&mut self, error: Error) -> Error {
         if error.kind() != Kind::Remote {
             return error;
         }
-        let told = self.news.told(self.bootstrap.poll());
-        match (told, error.operation()) {
-            (Some(told), Some(operation)) => told.during(operation),
-            (Some(told), None) => told,
-            (None, _) => error,
+        let patience = Deadline::after(if self.news.is_cause { Duration::ZERO } else { CAUSE_PATIENCE });
+        // What it is from here on is the cause, or none is to be had.
+        self.news.is_cause = true;
+        loop {
+            if let Some(told) = self.news.explain(error.peer(), self.bootstrap.poll()) {
+                return match error.operation() {
+                    Some(operation) => told.during(operation),
+                    None => told,
+                };
+            }
+            if patience.passed(clock::now()) {
+                return error;
+            }
+            futex::nap(CAUSE_NAP);
         }
     }
 
@@ -365,5 +374,9 @@ fn no_windows() -> Error {
 const REQUEST_NAP: Duration = Duration::from_micros(200);
 /// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
 const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
+/// How long news of a peer whose data connection broke are waited for: goodbyes and deaths travel as fast as data.
+const CAUSE_PATIENCE: Duration = Duration::from_millis(200);
+/// Between two looks for them.
+const CAUSE_NAP: Duration = Duration::from_millis(1);
 /// Peers that the error of a request names.
 const NAMED_PEERS: usize = 8;

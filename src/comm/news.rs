@@ -29,6 +29,8 @@ pub(crate) struct News {
     stalled: HashMap<Rank, u64>,
     /// Labels of the latest collectives.
     history: VecDeque<Label>,
+    /// Whether a wait has ended with news: then they are the cause.
+    pub(crate) is_cause: bool,
 }
 
 impl News {
@@ -43,7 +45,7 @@ impl News {
     /// The error for what is `awaited` where a rank that it needs has gone.
     fn gone(&self, awaited: Awaited<'_>, now: Instant) -> Result<()> {
         if let Some((rank, why)) = self.dead.first() {
-            return Err(Error::remote(*rank, format!("rank {rank} has died: {why}")));
+            return Err(died(*rank, why));
         }
         if self.left.is_empty() {
             return Ok(());
@@ -57,12 +59,7 @@ impl News {
                 self.left.iter().find(|(rank, _, heard)| due(*heard) && peers.contains(rank))
             }
         };
-        match gone {
-            Some((rank, ..)) => {
-                Err(Error::remote(*rank, format!("rank {rank} has finalized and takes no part in this")))
-            }
-            None => Ok(()),
-        }
+        gone.map_or(Ok(()), |(rank, ..)| Err(finalized(*rank)))
     }
 
     /// The ranks of `world` that have not said that they are stuck in `operation` too.
@@ -71,12 +68,21 @@ impl News {
         world.ranks().filter(|rank| *rank != world.rank && !is_stuck(rank)).collect()
     }
 
-    /// What peers have said of a failure, where `events` have such a note.
-    pub(crate) fn told(&mut self, events: Vec<Event>) -> Option<Error> {
-        events.into_iter().find_map(|event| match event {
-            Event::Note { from, bytes } => self.read_note(from, &bytes).err(),
-            Event::Died(..) | Event::Left(..) | Event::Failed(_) => None,
-        })
+    /// What `events` and what was heard before say of the end of `peer`, best of all in the words of whoever failed first.
+    pub(crate) fn explain(&mut self, peer: Option<u32>, events: Vec<Event>) -> Option<Error> {
+        let mut told = None;
+        for event in events {
+            // A failure of the control plane explains nothing about a peer.
+            if !matches!(event, Event::Failed(_))
+                && let Err(error) = self.hear(event)
+            {
+                told.get_or_insert(error);
+            }
+        }
+        let is_it = |rank: Rank| Some(rank.get()) == peer;
+        let dead = || self.dead.iter().find(|(rank, _)| is_it(*rank)).map(|(rank, why)| died(*rank, why));
+        let left = || self.left.iter().find(|(rank, ..)| is_it(*rank)).map(|(rank, ..)| finalized(*rank));
+        told.or_else(dead).or_else(left)
     }
 
     fn hear(&mut self, event: Event) -> Result<()> {
@@ -150,11 +156,12 @@ pub(crate) struct Vigil<'a> {
 impl Watch for Vigil<'_> {
     fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()> {
         self.abort.check()?;
-        for event in self.bootstrap.poll() {
-            self.news.hear(event)?;
-        }
         let now = clock::now();
-        self.news.gone(self.awaited, now)?;
+        let heard = self.bootstrap.poll().into_iter().try_for_each(|event| self.news.hear(event));
+        if let Err(error) = heard.and_then(|()| self.news.gone(self.awaited, now)) {
+            self.news.is_cause = true;
+            return Err(error);
+        }
         let since = *self.since.get_or_insert(now);
         let waited = now.duration_since(since);
         if waited >= self.timeout {
@@ -206,6 +213,14 @@ impl<'a> Vigil<'a> {
     pub(crate) fn since(self, since: Option<Instant>) -> Vigil<'a> {
         Vigil { since, ..self }
     }
+}
+
+fn died(rank: Rank, why: &str) -> Error {
+    Error::remote(rank, format!("rank {rank} has died: {why}"))
+}
+
+fn finalized(rank: Rank) -> Error {
+    Error::remote(rank, format!("rank {rank} has finalized and takes no part in this"))
 }
 
 /// The note that tells everyone of `error`.
