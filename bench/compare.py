@@ -90,15 +90,23 @@ def calls_of(ranks, size):
 
 
 class Rsccl:
-    def __init__(self, program, transport, name="rsccl", options=()):
+    """rsccl perf; started by the first peer's mpirun where there is one, so that ranks are bound to processors alike."""
+
+    def __init__(self, program, transport, name="rsccl", options=(), launcher=None):
         self.name, self.program, self.transport, self.options = name, program, transport, list(options)
+        self.launcher = launcher
         self.report = {}
 
     def time_us(self, collective, ranks, size):
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "perf.json")
-            run([self.program, "perf", collective, "-n", str(ranks), "-b", str(size), "-e", str(size),
-                 "--iters", str(calls_of(ranks, size)), "--transport", self.transport, "--json", file, *self.options])
+            measure = [self.program, "perf", collective, "-b", str(size), "-e", str(size), "--iters",
+                       str(calls_of(ranks, size)), "--transport", self.transport, "--json", file, *self.options]
+            if self.launcher:
+                environment = dict(self.launcher.environment, RSCCL_STORE=f"file://{folder}")
+                run([*self.launcher.start(ranks), *measure, "--launched"], environment)
+            else:
+                run([*measure, "-n", str(ranks)])
             with open(file, encoding="utf-8") as text:
                 self.report = json.load(text)
         rows = [row for row in self.report["results"] if not row["in_place"]]
@@ -111,6 +119,10 @@ class Rsccl:
 
 
 class Mpi:
+    def start(self, ranks):
+        crowded = ranks > len(os.sched_getaffinity(0)) and self.name == "openmpi"
+        return [str(self.launcher), "-n", str(ranks), *(["--bind-to", "none"] if crowded else [])]
+
     def __init__(self, name, transport):
         self.name = name
         self.program = LOCAL / f"mpi_perf.{name}"
@@ -125,10 +137,7 @@ class Mpi:
             self.environment.update(MPIR_CVAR_NOLOCAL="1", FI_PROVIDER="tcp")
 
     def time_us(self, collective, ranks, size):
-        options = list(self.options)
-        if ranks > len(os.sched_getaffinity(0)) and self.name == "openmpi":
-            options += ["--bind-to", "none"]
-        command = [str(self.launcher), "-n", str(ranks), *options, str(self.program), collective, str(size), "1",
+        command = [*self.start(ranks), *self.options, str(self.program), collective, str(size), "1",
                    str(calls_of(ranks, size))]
         rows = [json.loads(line) for line in run(command, self.environment).splitlines() if line.startswith("{")]
         if len(rows) != 1 or rows[0]["wrong"] or rows[0]["ranks"] != ranks:
@@ -229,15 +238,17 @@ def main():
     arguments = parse_arguments()
     target = os.environ.get("CARGO_TARGET_DIR", str(HERE.parent / "target"))
     program = arguments.rsccl or os.path.join(target, "release", "rsccl")
+    peers = [Mpi(peer, arguments.transport) for peer in arguments.peer]
+    launcher = peers[0] if peers else None
     contestants = []
     if os.access(program, os.X_OK):
-        contestants.append(Rsccl(program, arguments.transport))
+        contestants.append(Rsccl(program, arguments.transport, launcher=launcher))
         for variant in arguments.variant:
             name, _, options = variant.partition("=")
-            contestants.append(Rsccl(program, arguments.transport, f"rsccl {name}", options.split()))
+            contestants.append(Rsccl(program, arguments.transport, f"rsccl {name}", options.split(), launcher))
     else:
         print(f"compare.py: {program} is missing (cargo build --release): peers only", file=sys.stderr)
-    contestants += [Mpi(peer, arguments.transport) for peer in arguments.peer]
+    contestants += peers
     if not contestants:
         raise SystemExit("compare.py: nobody to measure")
     cases = [(collective, int(ranks), parse_size(size)) for collective in arguments.collective or ["all_reduce"]

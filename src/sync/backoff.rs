@@ -15,6 +15,8 @@ pub struct Patience {
     most_spins: u32,
     /// How long a wait stays awake before it parks.
     pub awake: Duration,
+    /// Waits in a row that ended as soon as the processor was given away.
+    shared: u32,
 }
 
 impl Patience {
@@ -23,12 +25,12 @@ impl Patience {
     pub fn new(ranks: usize, awake: Duration) -> Patience {
         let crowded = ranks > cpu::allowed();
         let spins = if crowded { LEAST_SPINS } else { SPINS };
-        Patience { spins, most_spins: spins, awake }
+        Patience { spins, most_spins: spins, awake, shared: 0 }
     }
 
     /// A patience that does not learn.
     pub const fn fixed(spins: u32, awake: Duration) -> Patience {
-        Patience { spins, most_spins: spins, awake }
+        Patience { spins, most_spins: spins, awake, shared: 0 }
     }
 
     /// The same, spinning and staying awake no longer than this.
@@ -37,6 +39,12 @@ impl Patience {
         self.spins = self.spins.min(spins);
         self.awake = self.awake.min(awake);
         self
+    }
+
+    /// Whether the next wait sleeps at once: two ranks that share a processor by chance hand it to each other for long, while one that is
+    /// woken is placed anew, on an idle one if there is any.
+    fn tries_elsewhere(self) -> bool {
+        self.shared % SHARED_WAITS == SHARED_WAITS - 1
     }
 
     /// Whether there are more ranks than processors.
@@ -48,6 +56,7 @@ impl Patience {
     pub fn learn(&mut self, wait: &Backoff) {
         let spun_out = wait.turns > self.spins;
         let soon = wait.turns <= self.spins.saturating_add(SOON_YIELDS);
+        self.shared = if spun_out && soon { self.shared.wrapping_add(1) } else { 0 };
         if !spun_out {
             self.spins = self.spins.saturating_mul(2).min(self.most_spins);
         } else if soon {
@@ -117,7 +126,9 @@ impl Backoff {
         // With more ranks than processors only sleep gives the time away: a fair scheduler lets a rank that yields go on until the others
         // have had as much. With enough processors a rank stays runnable, or two that happened on one would be left there.
         let yielded = self.turns > self.patience.spins.saturating_add(CROWDED_YIELDS);
-        let tired = (self.patience.is_crowded() && yielded) || self.waited >= self.patience.awake;
+        let tired = (self.patience.is_crowded() && yielded)
+            || self.patience.tries_elsewhere()
+            || self.waited >= self.patience.awake;
         let due = match self.looked {
             Some(looked) => now.duration_since(looked) >= LOOK_EVERY,
             None => tired || self.waited >= LOOK_EVERY,
@@ -140,6 +151,8 @@ const SPINS: u32 = 2000;
 const LEAST_SPINS: u32 = 16;
 /// A peer that answers after so few turns on the processor was waiting for it; one that takes longer is late for its own reasons.
 const SOON_YIELDS: u32 = 4;
+/// Every so many waits on what seems a shared processor, one sleeps.
+const SHARED_WAITS: u32 = 64;
 /// How often a rank yields before it sleeps where ranks share processors: once round them, a few times.
 const CROWDED_YIELDS: u32 = 24;
 /// A sleep that nothing ends is this part of the wait so far.
