@@ -331,7 +331,7 @@ fn check_texts(root: &Path, findings: &mut Vec<String>) {
     }
 }
 
-/// Whether the absolute `path` stands in `line`, and not as the end of a longer one such as `/proc/{}/root/`.
+/// Whether the absolute `path` stands in `line`, and not as the end of a longer one such as the root link of a process under proc.
 fn begins_in(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(offset, _)| !line[..offset].ends_with(|c: char| c.is_alphanumeric() || c == '}'))
 }

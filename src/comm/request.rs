@@ -176,10 +176,11 @@ impl<'scope> Scope<'scope, '_> {
         self.queue(|outcome| Job::Message(message, outcome))
     }
 
-    fn queue(&self, job: impl FnOnce(Arc<Outcome>) -> Job<'scope>) -> Result<Request<'scope>> {
+    fn queue(&self, job: impl FnOnce(Promise) -> Job<'scope>) -> Result<Request<'scope>> {
         let outcome = Arc::<Outcome>::default();
+        let promise = Promise(Arc::clone(&outcome));
         let gone = |_| Error::internal("the thread of requests has ended early").at(self.world.rank);
-        self.jobs.send(job(Arc::clone(&outcome))).map_err(gone)?;
+        self.jobs.send(job(promise)).map_err(gone)?;
         Ok(Request { outcome, scope: PhantomData })
     }
 }
@@ -224,17 +225,36 @@ impl Outcome {
     }
 }
 
+/// The duty to say how a request ended. Dropped without a word, as when another request ends the scope's thread, it says so:
+/// nobody waits for a request that nothing works at.
+#[derive(Debug)]
+struct Promise(Arc<Outcome>);
+
+impl Promise {
+    fn set(&self, result: Result<()>) {
+        self.0.set(result);
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if self.0.lock().is_none() {
+            self.0.set(Err(Error::aborted("another request of the scope has failed; the scope's error says how")));
+        }
+    }
+}
+
 /// What the scope's thread is asked to do.
 #[derive(Debug)]
 enum Job<'scope> {
-    Message(Message<'scope>, Arc<Outcome>),
-    Collective(Call<'scope>, Arc<Outcome>),
+    Message(Message<'scope>, Promise),
+    Collective(Call<'scope>, Promise),
 }
 
 /// Messages that have begun and not ended, in their order.
 #[derive(Debug, Default)]
 struct UnderWay<'scope> {
-    messages: Vec<(MessageRun<'scope>, Need, Arc<Outcome>)>,
+    messages: Vec<(MessageRun<'scope>, Need, Promise)>,
 }
 
 impl Beside for UnderWay<'_> {
@@ -252,7 +272,8 @@ impl Beside for UnderWay<'_> {
         for (mut run, need, outcome) in std::mem::take(&mut self.messages) {
             // Messages of one connection keep their order: the first that is not over blocks those behind it.
             let ready = !blocked.contains(&need) && fabric.is_connected(&need);
-            let progress = if ready { run.progress(fabric.links())? } else { Progress::Idle };
+            let progress = if ready { run.progress(fabric.links()) } else { Ok(Progress::Idle) };
+            let progress = progress.inspect_err(|error| outcome.set(Err(error.duplicate())))?;
             moved |= progress != Progress::Idle;
             if progress == Progress::Done {
                 outcome.set(Ok(()));
@@ -318,7 +339,7 @@ fn serve<'scope>(engine: &mut Engine, queue: &Receiver<Job<'scope>>, under_way: 
 fn begin<'scope>(
     engine: &mut Engine,
     message: Message<'scope>,
-    outcome: Arc<Outcome>,
+    outcome: Promise,
     under_way: &mut UnderWay<'scope>,
 ) -> Result<()> {
     let need = message.need();

@@ -62,3 +62,40 @@ fn a_group_with_an_ended_communicator_gives_the_others_back() {
     assert_eq!(result.unwrap_err().kind(), Kind::Aborted);
     fine.barrier().unwrap();
 }
+
+/// Regression: ranks fused scaled sums by their own scalars, and so disagreed about what travels together.
+#[test]
+fn a_group_of_scaled_sums_does_not_depend_on_the_ranks_scalars() {
+    let config = Config::default().with_timeout(std::time::Duration::from_secs(20));
+    local::run_with(2, &config, |comm| {
+        let scalars = if comm.world.rank.get() == 0 { [2.0, 2.0] } else { [1.0, 3.0] };
+        let ops = scalars.map(|scalar| ReduceOp::PreMulSum(crate::types::Scalar::Float(scalar)));
+        let (mine, mut first, mut second) = ([1f32], [0f32], [0f32]);
+        crate::group(|group| {
+            group.on(&comm).all_reduce(&mine, &mut first, ops[0])?;
+            group.on(&comm).all_reduce(&mine, &mut second, ops[1])
+        })?;
+        assert_eq!((first, second), ([3.0], [5.0]));
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Regression: a request that failed beside others left these without an end, and who waited for them without one too.
+#[test]
+fn a_failed_request_ends_those_beside_it() {
+    let config = Config::default().with_timeout(std::time::Duration::from_secs(20));
+    let ended = local::run_with(2, &config, |comm| {
+        let (peer, mine, mut one, mut two) = (1 - comm.rank(), [1u32; 3], [0u32; 2], [0u32; 4]);
+        let failed = comm.scope(|scope| {
+            let never = scope.recv(&mut one, peer)?;
+            let beside = scope.recv(&mut two, peer)?;
+            let sent = scope.send(&mine, peer)?;
+            // All three end, in whatever order they are waited for.
+            Ok([beside.wait(), never.wait(), sent.wait()].into_iter().filter(Result::is_err).count())
+        });
+        assert_eq!(failed.unwrap_err().kind(), Kind::Mismatch);
+        Ok(())
+    });
+    ended.unwrap();
+}

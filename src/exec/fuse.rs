@@ -3,12 +3,13 @@
 use crate::error::Result;
 use crate::exec::{Buffers, Call, CallCount};
 use crate::transport::FLAT_BYTES;
-use crate::types::Collective;
+use crate::types::{Collective, ReduceOp};
 
-/// Whether `call` may travel together with `first`.
+/// Whether `call` may travel together with `first`, by what all ranks see alike: a scalar is each rank's own.
 pub fn fuses(first: &Call<'_>, call: &Call<'_>) -> bool {
     call.collective == Collective::AllReduce
         && first.collective == Collective::AllReduce
+        && !matches!(first.op, Some(ReduceOp::PreMulSum(_)))
         && (call.data_type, call.op) == (first.data_type, first.op)
 }
 
