@@ -55,6 +55,8 @@
 
 // In reading order: what programs hold, then what carries it, down to the system.
 pub mod comm; // communicators and all that is called on them
+#[cfg(feature = "mpi")]
+pub mod mpi; // communicators from MPI communicators
 pub mod config; // settings: the program's, with the environment over them
 pub mod error; // the one error type
 pub mod types; // ranks, element types, operators, names
@@ -73,6 +75,8 @@ pub mod log; // what `NCCL_DEBUG` asks for
 pub mod sync; // flags, rings, waits
 pub mod sys; // every system call
 pub mod wire; // bytes that leave the process
+#[cfg(feature = "cpp")]
+mod ffi; // what the C++ classes stand on
 
 pub use bootstrap::UniqueId;
 pub use comm::{Buffer, Communicator, group, local};

@@ -1,0 +1,1 @@
+//! Communicators from MPI communicators.
