@@ -8,6 +8,7 @@
 mod aside;
 mod choose;
 mod collectives;
+mod desk;
 mod engine;
 mod family;
 mod group;
@@ -18,7 +19,7 @@ mod messages;
 mod news;
 mod placement;
 mod request;
-mod settings;
+pub(crate) mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +33,7 @@ use crate::types::World;
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 #[cfg(feature = "mpi")]
 pub(crate) use aside::Preparation;
+pub use desk::{Desk, Pending};
 pub use group::{Group, Member, group};
 pub use placement::{DeviceChoice, Placement};
 pub use request::{Request, Scope};
