@@ -6,7 +6,6 @@ use std::path::Path;
 use crate::comm::Communicator;
 use crate::config::{DeviceName, Environment, VisibleDevices};
 use crate::error::{Error, Result};
-use crate::sync::Wait;
 use crate::sys::gpus::{self, Gpu};
 use crate::sys::{host, numa};
 use crate::topo::Topology;
@@ -99,7 +98,7 @@ impl Communicator {
             return Ok(known.clone());
         }
         let found = self.with_engine(|engine| {
-            let wait = Wait::new(engine.settings.init_timeout, engine.abort_flag());
+            let wait = engine.init_wait();
             let mine = Facts::learn(engine.settings.host_id.as_deref());
             // A rank that knows nothing of itself tells that too, and all ranks have its error.
             let told = mine.as_ref().map_or(Vec::new(), Facts::encode);
