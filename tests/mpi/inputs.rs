@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ::mpi::Threading;
 use ::mpi::topology::Color;
+use ::mpi::topology::Communicator as _;
 use ::mpi::traits::*;
 use rsccl::error::Kind;
 use rsccl::sys::process::Exit;
@@ -44,8 +45,8 @@ fn misuse(rank: &Rank) {
     must_name(&null, Kind::InvalidArgument, &["MPI_COMM_NULL"]);
     let half = world.split_by_color(Color::with_value(world.rank() % 2)).expect("each has a color");
     let inter = Handle::between(&half, &world, 1 - world.rank() % 2);
-    let inter = refused(communicator(&inter, Config::default()), "an intercommunicator");
-    must_name(&inter, Kind::InvalidArgument, &["intercommunicator", "MPI_Intercomm_merge"]);
+    let error = refused(communicator(&inter, Config::default()), "an intercommunicator");
+    must_name(&error, Kind::InvalidArgument, &["intercommunicator", "MPI_Intercomm_merge"]);
     let handle = Handle::of(&world);
     let elsewhere = std::thread::scope(|scope| {
         let call = move || {
@@ -60,10 +61,13 @@ fn misuse(rank: &Rank) {
     // None of it has hurt anything.
     let comm = communicator(&world, Config::default()).unwrap();
     must_sum(&comm);
-    for wrong in [refused(comm.check(&Handle::null()), "check of null"), refused(comm.check(&inter_of(&half, &world)), "check")] {
-        assert_eq!(wrong.kind(), Kind::InvalidArgument, "{wrong}");
+    for wrong in [Handle::null(), inter] {
+        must_name(&refused(comm.check(&wrong), "check"), Kind::InvalidArgument, &["communicator"]);
     }
+    let error = refused(comm.like(Some(&inter)), "like an intercommunicator");
+    must_name(&error, Kind::InvalidArgument, &["intercommunicator"]);
     must_sum(&comm);
+    drop(half);
     drop(universe);
     let late = refused(communicator(&Handle::world(), Config::default()), "after MPI_Finalize");
     must_name(&late, Kind::InvalidUsage, &["finalised", "MPI_Finalize"]);
@@ -71,10 +75,6 @@ fn misuse(rank: &Rank) {
     must_name(&late, Kind::InvalidUsage, &["finalised"]);
     must_sum(&comm);
     rank.say("done");
-}
-
-fn inter_of(half: &impl AsRaw<Raw = ::mpi::ffi::MPI_Comm>, world: &::mpi::topology::SimpleCommunicator) -> Handle {
-    Handle::between(half, world, 1 - world.rank() % 2)
 }
 
 fn must_sum(comm: &Communicator) {
