@@ -4,6 +4,8 @@
 //! [`AbortHandle`] may be used from anywhere. Ways in: [`local::run`] (threads), [`Communicator::init`] (a unique id),
 //! [`Communicator::from_env`] (launchers).
 
+#[cfg(feature = "mpi")]
+mod aside;
 mod choose;
 mod collectives;
 mod engine;
@@ -14,20 +16,24 @@ mod launched;
 pub mod local;
 mod messages;
 mod news;
+mod placement;
 mod request;
 mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::AbortFlag;
+use crate::sync::{AbortFlag, Progress};
 use crate::types::World;
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
+#[cfg(feature = "mpi")]
+pub(crate) use aside::Preparation;
 pub use group::{Group, Member, group};
+pub use placement::{DeviceChoice, Placement};
 pub use request::{Request, Scope};
 pub(crate) use settings::Settings;
 
@@ -43,6 +49,8 @@ pub struct Communicator {
     world: World,
     abort: AbortFlag,
     home: RefCell<Home>,
+    /// Where the ranks are, once asked.
+    placement: OnceCell<Placement>,
 }
 
 /// Where the engine is.
@@ -74,7 +82,7 @@ impl AbortHandle {
 
 impl Communicator {
     fn new(world: World, abort: AbortFlag, home: Home) -> Communicator {
-        Communicator { world, abort, home: RefCell::new(home) }
+        Communicator { world, abort, home: RefCell::new(home), placement: OnceCell::new() }
     }
 
     /// My rank, below [`Communicator::size`].
@@ -90,6 +98,18 @@ impl Communicator {
     /// A handle that stops this communicator from any thread.
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle(self.abort.clone())
+    }
+
+    /// Sets what is called while a call on this communicator waits, or with `None` nothing. Every rank for itself; communicators that are
+    /// split or shrunk from this one begin with the same hook.
+    ///
+    /// # Errors
+    /// [`Kind::InProgress`] while a non-blocking init is under way; the error that has ended the communicator.
+    pub fn set_progress(&self, hook: Option<Progress>) -> Result<()> {
+        self.with_engine(|engine| {
+            engine.settings.progress = hook;
+            Ok(())
+        })
     }
 
     /// What ended this communicator, if anything did; [`Kind::InProgress`] while a non-blocking init is under way. Never waits.
