@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up what the tests need and runs them all: format, lints, tests, documentation, examples.
+# Sets up what the tests need and runs them all: format, lints, tests, documentation, examples, C++, programs under four MPIs.
 #   ./test.sh
 # On Debian it installs what is missing by apt, as root or by sudo. Where it may not, tests that need it skip and say so.
 set -euo pipefail
@@ -19,47 +19,73 @@ step() {
     echo "== $((SECONDS - started)) s"
 }
 
-# iproute2: network namespaces stand in for hosts. gcc: the linker that Rust calls.
+# iproute2: network namespaces stand in for hosts. Two MPIs for the glue, libclang for what generates its bindings, venv for two
+# more. g++, clang++, cmake, doctest: the C++ classes and programs that use them.
 install_missing() {
-    local packages=()
-    command -v ip >/dev/null || packages+=(iproute2)
-    command -v cc >/dev/null || packages+=(gcc libc6-dev)
-    if ((${#packages[@]})); then
-        local root=()
-        ((EUID == 0)) || root=(sudo -n)
-        if ! { command -v apt-get && "${root[@]}" apt-get update -q && DEBIAN_FRONTEND=noninteractive \
-            "${root[@]}" apt-get install -y -q --no-install-recommends "${packages[@]}"; } >"$log" 2>&1; then
-            tail -n 3 "$log"
-            echo "skipped: could not install ${packages[*]}; tests that need them skip"
+    local packages=() clang
+    missing() { ! command -v "$1" >/dev/null; }
+    if missing ip; then packages+=(iproute2); fi
+    if missing cc; then packages+=(gcc libc6-dev); fi
+    if missing g++; then packages+=(g++); fi
+    if missing mpicc; then packages+=(libopenmpi-dev openmpi-bin); fi
+    if missing mpicc.mpich; then packages+=(libmpich-dev mpich); fi
+    if missing cmake; then packages+=(cmake make pkg-config); fi
+    if ! python3 -c 'import ensurepip' 2>/dev/null; then packages+=(python3-venv); fi
+    if command -v apt-get >/dev/null; then
+        apt_get update || true
+        # The version that Debian calls usual, without its 300 MB of headers.
+        clang=$(apt-cache depends libclang-dev | sed -n 's/.*Depends: libclang-\([0-9]*\)-dev$/\1/p')
+        if [[ -n $clang ]] && ! dpkg -s "libclang1-$clang" "libclang-common-$clang-dev" >/dev/null 2>&1; then
+            packages+=("libclang1-$clang" "libclang-common-$clang-dev")
         fi
+        if missing clang++ && missing "clang++-$clang"; then packages+=("clang-$clang"); fi
+        if ! [[ -f /usr/include/doctest/doctest.h ]]; then packages+=(doctest-dev); fi
+    fi
+    if ((${#packages[@]})) && ! apt_get install -y --no-install-recommends "${packages[@]}"; then
+        tail -n 3 "$log"
+        echo "skipped: could not install ${packages[*]}; what needs them skips"
     fi
     if ! { cargo fmt --version && cargo clippy --version; } >/dev/null 2>&1; then
         rustup component add rustfmt clippy
     fi
 }
 
+apt_get() {
+    local root=()
+    ((EUID == 0)) || root=(sudo -n)
+    command -v apt-get >"$log" && DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get -q "$@" >"$log" 2>&1
+}
+
+# The optional parts that this machine can build.
+choose_features() {
+    local wanted=()
+    if command -v g++ >/dev/null; then wanted+=(cpp); else echo "skipped: no g++, so no C++ classes"; fi
+    if command -v mpicc >/dev/null; then wanted+=(mpi); else echo "skipped: no mpicc, so no MPI glue"; fi
+    features=$(IFS=,; echo "${wanted[*]}")
+}
+
 run_tests() {
     # A test that skips prints "skipped: ..." past the capture of its output.
     local outcome=0
-    cargo test --locked --no-fail-fast 2>&1 | tee "$log" || outcome=$?
+    cargo test --locked --features "$features" --no-fail-fast 2>&1 | tee "$log" || outcome=$?
     grep -h '^skipped: ' "$log" | sort | uniq -c || true
     return $outcome
 }
 
 build_documentation() {
-    RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
+    RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --features "$features"
 }
 
 run_examples() {
     local path name
-    cargo build --locked --quiet --examples
+    cargo build --locked --quiet --examples --features "$features"
     for path in examples/*.rs examples/*/main.rs; do
         [[ -f $path ]] || continue
         name=${path#examples/}
         name=${name%/main.rs}
         name=${name%.rs}
         echo "-- $name"
-        timeout "$EXAMPLE_LIMIT_S" cargo run --locked --quiet --example "$name" </dev/null
+        timeout "$EXAMPLE_LIMIT_S" cargo run --locked --quiet --features "$features" --example "$name" </dev/null
         examples=$((examples + 1))
     done
 }
@@ -70,14 +96,17 @@ count() {
                       END { print total + 0 }' "$log"
 }
 
-examples=0
+examples=0 features=
 step install_missing
+step choose_features
 step cargo fmt --check
-step cargo clippy --locked --quiet --all-targets -- -D warnings
+step cargo clippy --locked --quiet --all-targets --features "$features" -- -D warnings
 step cargo clippy --locked --quiet --lib --no-default-features -- -D warnings
 step run_tests
 passed=$(count passed) failed=$(count failed) ignored=$(count ignored)
 step build_documentation
 step run_examples
+if [[ $features == *cpp* ]]; then step cpp/test.sh; fi
+if [[ $features == *mpi* ]]; then step mpi-examples/run-all.sh; fi
 echo "all of it in $SECONDS s, $examples examples"
 echo "test result: ok. $passed passed; $failed failed; $ignored ignored"

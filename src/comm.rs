@@ -23,7 +23,7 @@ use std::cell::RefCell;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::AbortFlag;
+use crate::sync::{AbortFlag, Progress};
 use crate::types::World;
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
@@ -90,6 +90,18 @@ impl Communicator {
     /// A handle that stops this communicator from any thread.
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle(self.abort.clone())
+    }
+
+    /// Sets what is called while a call on this communicator waits, or with `None` nothing. Every rank for itself; communicators that are
+    /// split or shrunk from this one begin with the same hook.
+    ///
+    /// # Errors
+    /// [`Kind::InProgress`] while a non-blocking init is under way; the error that has ended the communicator.
+    pub fn set_progress(&self, hook: Option<Progress>) -> Result<()> {
+        self.with_engine(|engine| {
+            engine.settings.progress = hook;
+            Ok(())
+        })
     }
 
     /// What ended this communicator, if anything did; [`Kind::InProgress`] while a non-blocking init is under way. Never waits.

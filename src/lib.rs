@@ -82,4 +82,5 @@ pub use bootstrap::UniqueId;
 pub use comm::{Buffer, Communicator, group, local};
 pub use config::Config;
 pub use error::{Error, Result};
+pub use sync::Progress;
 pub use types::{DataType, Element, ReduceOp};

@@ -17,6 +17,7 @@
 
 mod line;
 mod printer;
+mod redirect;
 mod sink;
 
 use std::collections::BTreeSet;
@@ -27,6 +28,7 @@ use crate::config::{Config, Note};
 use crate::error::Result;
 
 pub use printer::Printer;
+pub use redirect::{LogCallback, LogLine, redirect};
 
 /// Begins to log as `config` says: with `NCCL_DEBUG` set and no subscriber in the program, ours becomes the process's. Then
 /// says what was noticed in the configuration, each thing once in a process. Harmless when called again.

@@ -9,10 +9,12 @@ mod abort;
 mod backoff;
 mod flag;
 pub mod primitive;
+pub(crate) mod progress;
 pub mod ring;
 mod wait;
 
 pub use abort::AbortFlag;
 pub use backoff::{Backoff, Patience, Watch};
 pub use flag::Flag;
+pub use progress::Progress;
 pub use wait::{Deadline, Wait};

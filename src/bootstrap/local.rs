@@ -10,7 +10,7 @@ use crate::bootstrap::{Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES
 use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::sync::primitive::{Arc, AtomicU32, Condvar, Mutex, MutexGuard, Ordering};
-use crate::sys::{clock, random};
+use crate::sys::random;
 use crate::types::{Rank, World};
 
 /// One rank of a world of threads. Each rank's thread owns its own; dropping it without [`Bootstrap::close`] is dying.
@@ -77,7 +77,7 @@ impl Mailbox {
 
     /// Waits for a change, a moment at most.
     fn pause<'a>(&self, inbox: MutexGuard<'a, Inbox>, wait: &Wait) -> MutexGuard<'a, Inbox> {
-        let slice = wait.deadline.slice(clock::now(), ABORT_CHECK);
+        let slice = wait.slice(ABORT_CHECK);
         match self.changed.wait_timeout(inbox, slice) {
             Ok((inbox, _)) => inbox,
             Err(poisoned) => poisoned.into_inner().0,

@@ -146,7 +146,7 @@ impl NetBootstrap {
                 return Ok(value);
             }
             wait.check(|| waiting_for(&board))?;
-            let slice = wait.deadline.slice(clock::now(), ABORT_CHECK);
+            let slice = wait.slice(ABORT_CHECK);
             board.drive(slice)?;
         }
     }

@@ -13,7 +13,7 @@ use crate::exec::host::{self, Surroundings, Visit};
 use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
 use crate::plan::{Plan, Windows};
 use crate::sync::primitive::Arc;
-use crate::sync::{AbortFlag, Backoff, Deadline, Wait};
+use crate::sync::{AbortFlag, Backoff, Deadline, Wait, progress};
 use crate::sys::memory::SharedMemory;
 use crate::sys::{clock, futex};
 use crate::transport::{Fabric, HostWindows, Need, Setup};
@@ -64,6 +64,7 @@ macro_rules! idle {
             fabric: &mut $engine.fabric,
             bootstrap: &*$engine.bootstrap,
             beside: $beside,
+            progress: $engine.settings.progress.as_ref(),
         }
     };
 }
@@ -248,7 +249,9 @@ impl Engine {
         let peers = || beside.peers();
         let mut vigil = vigil!(self, Awaited::Messages(&peers)).since(backoff.started());
         if backoff.turn(&mut vigil, &|| messages_of(peers()))?.is_some() {
-            futex::nap(backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP));
+            progress::turn(self.settings.progress.as_ref())?;
+            let nap = backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP);
+            futex::nap(progress::rest(self.settings.progress.as_ref(), nap));
         }
         Ok(false)
     }
@@ -305,11 +308,6 @@ impl Engine {
         Ok(())
     }
 
-    /// The flag that every wait of this engine looks at.
-    pub(crate) fn abort_flag(&self) -> &AbortFlag {
-        &self.abort
-    }
-
     /// One line that says who meets whom how.
     pub(crate) fn log_placement(&self, name: &str) {
         let (rank, size) = (self.world.rank, self.world.size);
@@ -320,7 +318,12 @@ impl Engine {
 
     /// A wait of the communicator's time-out that begins now.
     pub(crate) fn wait(&self) -> Wait {
-        Wait::new(self.settings.timeout, &self.abort)
+        Wait::new(self.settings.timeout, &self.abort).with_progress(self.settings.progress.clone())
+    }
+
+    /// A wait of init's time-out that begins now.
+    pub(crate) fn init_wait(&self) -> Wait {
+        Wait::new(self.settings.init_timeout, &self.abort).with_progress(self.settings.progress.clone())
     }
 
     /// Tells everyone of `error`, so that nobody waits for this rank any more.

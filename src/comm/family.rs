@@ -28,7 +28,7 @@ impl Communicator {
     /// ```
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
         let child = self.with_engine(|engine| {
-            let wait = Wait::new(engine.settings.init_timeout, engine.abort_flag());
+            let wait = engine.init_wait();
             let child = engine.bootstrap.split(color, key, &wait).map_err(|error| error.during("split"))?;
             Ok(child.map(|child| (child, engine.settings.clone())))
         })?;
@@ -66,7 +66,7 @@ impl Communicator {
         let excluded: Vec<Rank> = excluded.iter().copied().map(Rank::new).collect();
         let (child, settings) = self.with_survivor(|engine| {
             // The parent's own flag may be raised: that is why it is shrunk.
-            let wait = Wait::new(engine.settings.init_timeout, &AbortFlag::new());
+            let wait = Wait { abort: AbortFlag::new(), ..engine.init_wait() };
             Ok((engine.bootstrap.shrink(&excluded, &wait)?, engine.settings.clone()))
         })?;
         adopt(child, settings)

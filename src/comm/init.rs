@@ -146,7 +146,7 @@ pub(super) fn poll_start(
 /// Gathers what ranks must know of each other and builds the engine.
 pub(super) fn assemble(mut bootstrap: Box<dyn Bootstrap>, mut settings: Settings, abort: &AbortFlag) -> Result<Engine> {
     let world = bootstrap.world();
-    let wait = Wait::new(settings.init_timeout, abort);
+    let wait = Wait::new(settings.init_timeout, abort).with_progress(settings.progress.clone());
     let mine = PeerInfo {
         rank: world.rank,
         host: host_id(settings.host_id.as_deref())?,

@@ -6,8 +6,8 @@ use crate::bootstrap::interface::{Family, Rules};
 use crate::bootstrap::{Options, Secret};
 use crate::config::{Config, SocketFamily};
 use crate::error::{Error, Result};
-use crate::sync::Patience;
 use crate::sync::ring::Shape;
+use crate::sync::{Patience, Progress};
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::types::{Algorithm, Filter, Protocol};
 
@@ -44,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) protocols: Filter<Protocol>,
     /// Whether windows wait for their first use.
     pub(crate) connect_late: bool,
+    /// What the program wants moved while a call waits; children have it too.
+    pub(crate) progress: Option<Progress>,
 }
 
 impl Settings {
@@ -82,6 +84,7 @@ impl Settings {
             algorithms,
             protocols,
             connect_late: config.runtime_connect,
+            progress: None,
         })
     }
 

@@ -1,8 +1,12 @@
-//! Transports forced on threads: every path of set-up without processes. Groups that cannot begin.
+//! Transports forced on threads: every path of set-up without processes. Groups that cannot begin. The progress hook.
+
+use std::time::Duration;
 
 use crate::comm::{Communicator, local};
 use crate::config::Config;
-use crate::error::Kind;
+use crate::error::{Error, Kind, Result};
+use crate::sync::primitive::{Arc, AtomicBool, Ordering};
+use crate::sync::{AbortFlag, Progress, Wait};
 use crate::transport::Policy;
 use crate::types::ReduceOp;
 
@@ -98,4 +102,77 @@ fn a_failed_request_ends_those_beside_it() {
         Ok(())
     });
     ended.unwrap();
+}
+
+/// A hook that hands a token on: rank 0's call waits for rank 1, whose program waits for the token that only rank 0's hook gives.
+fn needs_the_hook(call: impl Fn(&Communicator) -> Result<()> + Sync) {
+    for transport in ["local", "net"] {
+        let config = Config::default().with_p2p_disable(transport == "net").with_shm_disable(transport == "net");
+        let given = Arc::new(AtomicBool::new(false));
+        local::run_with(2, &config, |comm| {
+            // Connections are open before.
+            call(&comm)?;
+            if comm.rank() == 0 {
+                let give = Arc::clone(&given);
+                comm.set_progress(Some(Progress::new(move || {
+                    give.store(true, Ordering::Release);
+                    Ok(())
+                })))?;
+            } else {
+                let wait = Wait::new(Duration::from_secs(30), &AbortFlag::new());
+                while !given.load(Ordering::Acquire) {
+                    wait.check(|| "rank 0's hook was not called".to_owned())?;
+                    std::thread::yield_now();
+                }
+            }
+            call(&comm)
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn the_progress_hook_is_called_while_a_call_waits() {
+    needs_the_hook(Communicator::barrier);
+    needs_the_hook(|comm| comm.all_reduce_in_place(&mut vec![1.0f32; 300_000], ReduceOp::Sum));
+    needs_the_hook(|comm| comm.split(Some(0), 0).map(drop));
+    needs_the_hook(|comm| {
+        let mut word = [0u8];
+        if comm.rank() == 0 { comm.recv(&mut word, 1) } else { comm.send(&[7u8], 0) }
+    });
+    needs_the_hook(|comm| {
+        let mut word = [0u8];
+        comm.scope(
+            |scope| {
+                if comm.rank() == 0 { scope.recv(&mut word, 1)?.wait() } else { scope.send(&[7u8], 0)?.wait() }
+            },
+        )
+    });
+}
+
+#[test]
+fn a_hook_that_fails_or_panics_ends_the_communicator_and_says_so() {
+    for panics in [false, true] {
+        let texts = local::run(2, |comm| {
+            comm.barrier()?;
+            if comm.rank() == 1 {
+                let error = comm.barrier().unwrap_err();
+                return Ok(error.to_string());
+            }
+            comm.set_progress(Some(Progress::new(move || {
+                assert!(!panics, "on purpose");
+                Err(Error::invalid_usage("no more turns"))
+            })))?;
+            let mut word = [0u8];
+            let error = comm.recv(&mut word, 1).unwrap_err();
+            assert_eq!(error.kind(), Kind::Aborted);
+            assert!(comm.async_error().is_some());
+            Ok(error.to_string())
+        })
+        .unwrap();
+        for text in texts {
+            let words = if panics { "the progress hook panicked" } else { "the progress hook failed: no more turns" };
+            assert!(text.contains(words), "{text}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
-use crate::sync::{Backoff, Flag, Patience, Watch};
+use crate::sync::{Backoff, Flag, Patience, Watch, progress};
 use crate::transport::{Fabric, Links};
 use crate::types::Rank;
 
@@ -86,6 +86,8 @@ pub struct Idle<'a> {
     pub bootstrap: &'a dyn Bootstrap,
     /// What runs beside.
     pub beside: &'a mut dyn Beside,
+    /// What the program wants moved meanwhile.
+    pub progress: Option<&'a crate::sync::Progress>,
 }
 
 impl std::fmt::Debug for Idle<'_> {
@@ -112,7 +114,11 @@ impl Idle<'_> {
                 continue;
             }
             if let Some(slice) = backoff.turn(self.watch, waiting_for)? {
-                flag.park(target, if beside { backoff.nap(SHORT_REST, LONG_REST) } else { slice });
+                let slice = if beside { backoff.nap(SHORT_REST, LONG_REST) } else { slice };
+                flag.park(target, progress::rest(self.progress, slice));
+            }
+            if backoff.started().is_some() {
+                progress::turn(self.progress)?;
             }
         }
         self.patience.learn(&backoff);
@@ -159,7 +165,12 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
         let waiting = || describe(tasks, &done);
         if let Some(slice) = backoff.turn(idle.watch, &waiting)? {
             let nap = backoff.nap(SHORT_REST, LONG_REST);
-            rest(tasks, &done, idle.fabric.links(), if beside { (nap, nap) } else { (nap, slice) })?;
+            let (nap, slice) = if beside { (nap, nap) } else { (nap, slice) };
+            let (nap, slice) = (progress::rest(idle.progress, nap), progress::rest(idle.progress, slice));
+            rest(tasks, &done, idle.fabric.links(), (nap, slice))?;
+        }
+        if backoff.started().is_some() {
+            progress::turn(idle.progress)?;
         }
     }
 }

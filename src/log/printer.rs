@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::sys::{clock, host};
 
 use super::line::{Identity, Line, print_time};
+use super::redirect::{self, LogLine};
 use super::sink::Sink;
 
 /// A `tracing` subscriber that prints the library's events in NCCL's line format, and no other crate's.
@@ -93,7 +94,11 @@ impl Subscriber for Printer {
             elapsed: clock::now().saturating_duration_since(self.began),
             text: &fields.text,
         };
-        self.sink.write(&line.print(&self.identity));
+        let printed = line.print(&self.identity);
+        let rank = fields.rank.and_then(|rank| u32::try_from(rank).ok());
+        if !redirect::take(LogLine { level, rank, text: &fields.text, printed: &printed }) {
+            self.sink.write(&printed);
+        }
     }
 
     // The library opens no spans, and those of others are not enabled.

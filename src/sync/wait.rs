@@ -1,9 +1,9 @@
-//! What bounds a wait: a deadline and an abort flag.
+//! What bounds a wait: a deadline and an abort flag; and what is moved meanwhile.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::sync::AbortFlag;
+use crate::sync::{AbortFlag, Progress, progress};
 use crate::sys::clock;
 
 /// The moment a wait gives up; `NEVER` does not.
@@ -51,20 +51,40 @@ pub struct Wait {
     pub deadline: Deadline,
     /// What else ends the wait.
     pub abort: AbortFlag,
+    /// What is called meanwhile.
+    pub progress: Option<Progress>,
 }
 
 impl Wait {
     /// Bounded by `timeout` and `abort`.
     pub fn new(timeout: Duration, abort: &AbortFlag) -> Wait {
-        Wait { deadline: Deadline::after(timeout), abort: abort.clone() }
+        Wait { deadline: Deadline::after(timeout), abort: abort.clone(), progress: None }
+    }
+
+    /// The same, calling a hook meanwhile.
+    #[must_use]
+    pub fn with_progress(self, progress: Option<Progress>) -> Wait {
+        Wait { progress, ..self }
+    }
+
+    /// The same with another deadline.
+    #[must_use]
+    pub fn until(&self, deadline: Deadline) -> Wait {
+        Wait { deadline, ..self.clone() }
+    }
+
+    /// How long the waiting loop may sleep now: `slice` at most, less before the deadline or where a hook wants to be called.
+    pub fn slice(&self, slice: Duration) -> Duration {
+        self.deadline.slice(clock::now(), progress::rest(self.progress.as_ref(), slice))
     }
 
     /// Called from every waiting loop.
     ///
     /// # Errors
-    /// The abort's reason; or [`crate::error::Kind::Timeout`] with the words of `waiting_for`, e.g. "waited for the address of rank 3".
+    /// The abort's reason; the hook's error; or [`crate::error::Kind::Timeout`] with the words of `waiting_for`, e.g. "waited for the address of rank 3".
     pub fn check(&self, waiting_for: impl FnOnce() -> String) -> Result<()> {
         self.abort.check()?;
+        progress::turn(self.progress.as_ref())?;
         if self.deadline.passed(clock::now()) { Err(Error::timeout(waiting_for())) } else { Ok(()) }
     }
 }

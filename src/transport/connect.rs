@@ -146,7 +146,7 @@ impl Fabric {
                 Some(taken) => {
                     self.open_sender(need, taken)?;
                     // A message of no bytes never waits for its receiver; the deadline is that of whoever drives this.
-                    let wait = Wait { deadline: crate::sync::Deadline::NEVER, abort: crate::sync::AbortFlag::new() };
+                    let wait = Wait::new(std::time::Duration::MAX, &crate::sync::AbortFlag::new());
                     bootstrap.send(need.peer, tag(TAG_DONE, need.channel), &[], &wait)?;
                     moved = true;
                 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
-use crate::sync::{Backoff, Deadline, Patience, Wait, Watch};
+use crate::sync::{Backoff, Deadline, Patience, Wait, Watch, progress};
 use crate::sys::memory::SharedMemory;
 use crate::sys::{clock, futex};
 use crate::topo::Topology;
@@ -44,7 +44,7 @@ impl Setup<'_> {
     fn recv(&mut self, peer: Rank, tag: u32) -> Result<Vec<u8>> {
         loop {
             let deadline = Deadline::after(SETUP_LOOK).earlier(self.wait.deadline);
-            let wait = Wait { deadline, abort: self.wait.abort.clone() };
+            let wait = self.wait.until(deadline);
             match self.bootstrap.recv(peer, tag, &wait) {
                 Err(error) if error.kind() == Kind::Timeout && !self.wait.deadline.passed(clock::now()) => {
                     self.watch.look(&|| format!("rank {peer} (to set up a connection)"))?;
@@ -275,7 +275,8 @@ impl Fabric {
                 None => "peers that take this rank's memory".to_owned(),
             };
             if backoff.turn(setup.watch, &waiting_for)?.is_some() {
-                futex::nap(backoff.nap(SETUP_NAP, LONG_SETUP_NAP));
+                progress::turn(setup.wait.progress.as_ref())?;
+                futex::nap(progress::rest(setup.wait.progress.as_ref(), backoff.nap(SETUP_NAP, LONG_SETUP_NAP)));
             }
         }
     }

@@ -115,7 +115,7 @@ fn serve_fixed(id: &UniqueId, options: &Options, wait: &Wait) -> Result<Root> {
             Err(error) => return Err(error),
         }
         tries += 1;
-        poller.wait(&mut ready, wait.deadline.slice(clock::now(), options.retry_sleep))?;
+        poller.wait(&mut ready, wait.slice(options.retry_sleep))?;
     }
 }
 
@@ -155,7 +155,7 @@ impl Desk<'_> {
             }
             let again = self.visits.iter().filter_map(Visit::again).min();
             let pause = again.map_or(ABORT_CHECK, |again| again.saturating_duration_since(now).min(ABORT_CHECK));
-            self.poller.wait(&mut ready, wait.deadline.slice(now, pause))?;
+            self.poller.wait(&mut ready, wait.slice(pause))?;
             let now = clock::now();
             for event in ready.iter() {
                 let place = usize::try_from(event.token).unwrap_or(usize::MAX);

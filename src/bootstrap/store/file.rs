@@ -14,7 +14,7 @@ use super::table::sum;
 use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Store, check_key, check_keys, check_value, waited_for};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
-use crate::sys::{clock, poller, random};
+use crate::sys::{poller, random};
 use crate::wire::{Reader, Writer};
 
 /// A folder of values. Whoever can read the folder can read them, so only its owner can.
@@ -162,7 +162,7 @@ impl FileStore {
 
 /// Lets time pass; yields the next pause.
 fn rest(pause: Duration, wait: &Wait) -> Duration {
-    poller::pause(wait.deadline.slice(clock::now(), pause));
+    poller::pause(wait.slice(pause));
     (pause * 2).min(LONGEST_PAUSE)
 }
 

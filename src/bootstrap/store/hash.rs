@@ -7,7 +7,6 @@ use super::{Store, check_key, check_keys, check_value, waited_for};
 use crate::error::Result;
 use crate::sync::Wait;
 use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
-use crate::sys::clock;
 
 /// Values in memory. Clones share them.
 #[derive(Debug, Clone, Default)]
@@ -40,7 +39,7 @@ impl HashStore {
                 return Ok(value);
             }
             wait.check(|| waited_for(key))?;
-            let slice = wait.deadline.slice(clock::now(), ABORT_CHECK);
+            let slice = wait.slice(ABORT_CHECK);
             table = match self.0.changed.wait_timeout(table, slice) {
                 Ok((table, _)) => table,
                 Err(poisoned) => poisoned.into_inner().0,

@@ -195,7 +195,7 @@ impl Client {
             }
             let pause =
                 self.visit.again().map_or(ABORT_CHECK, |again| again.saturating_duration_since(now).min(ABORT_CHECK));
-            self.poller.wait(&mut self.ready, wait.deadline.slice(now, pause))?;
+            self.poller.wait(&mut self.ready, wait.slice(pause))?;
             let Some(event) = self.ready.get(0) else { continue };
             let now = clock::now();
             let (frames, outcome) = self.visit.serve(&self.poller, TOKEN, event.readable, &mut self.scratch, now);

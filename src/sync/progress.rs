@@ -1,0 +1,78 @@
+//! The progress hook: what a program wants moved while a call waits.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::sync::primitive::Arc;
+
+/// Something that is called again and again while a call on a communicator waits, so that another library which moves its
+/// messages only inside its own calls (MPI) does not stand still meanwhile.
+///
+/// It is called by whichever thread waits, after a short spin, then every few hundred microseconds at the latest. It returns
+/// soon, and calls nothing on the communicator that waits. An error, or a panic, ends the wait and the communicator. Clones
+/// share the hook.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// let turns = Arc::new(AtomicU64::new(0));
+/// let counted = Arc::clone(&turns);
+/// let hook = rsccl::Progress::new(move || {
+///     counted.fetch_add(1, Ordering::Relaxed);
+///     Ok(())
+/// });
+/// rsccl::local::run(2, |comm| {
+///     comm.set_progress(Some(hook.clone()))?;
+///     comm.barrier()
+/// })?;
+/// println!("the hook was called {} times", turns.load(Ordering::Relaxed));
+/// # Ok::<(), rsccl::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Progress(Arc<dyn Fn() -> Result<()> + Send + Sync>);
+
+impl Progress {
+    /// The longest sleep of a wait that has a hook: a message of another library may need several turns, one for each round trip.
+    pub const REST: Duration = Duration::from_micros(200);
+
+    /// A hook that calls `turn`.
+    pub fn new(turn: impl Fn() -> Result<()> + Send + Sync + 'static) -> Progress {
+        Progress(Arc::new(turn))
+    }
+
+    /// Calls the hook once.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Aborted`] with the words of the hook's error: a call that has begun cannot be taken back, whatever kind
+    /// the hook chose. A panic of the hook is such an error too, since it must not leave an operation in its middle.
+    pub(crate) fn turn(&self) -> Result<()> {
+        match catch_unwind(AssertUnwindSafe(|| (self.0)())) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Error::aborted(format!("the progress hook failed: {error}"))),
+            Err(_) => Err(Error::aborted("the progress hook panicked")),
+        }
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Progress").finish_non_exhaustive()
+    }
+}
+
+/// Calls the hook, where there is one.
+///
+/// # Errors
+/// As the hook's.
+pub(crate) fn turn(hook: Option<&Progress>) -> Result<()> {
+    hook.map_or(Ok(()), Progress::turn)
+}
+
+/// How long a wait with this hook may sleep where it would sleep for `rest`.
+pub(crate) fn rest(hook: Option<&Progress>, rest: Duration) -> Duration {
+    if hook.is_some() { rest.min(Progress::REST) } else { rest }
+}
