@@ -86,7 +86,7 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
 #elif CASE == 24 // a group on a communicator that is constant; refused: const|qualifiers|no matching
     MISTAKE(const rsccl::Communicator&, rsccl::Communicator&) fixed = comm;
     group.all_reduce_in_place(fixed, floats);
-#elif CASE == 25 // the bridge, which no program may name; refused: is not a member|no member named
+#elif CASE == 25 // the bridge, which no program may name; refused: not been declared|no member named|undeclared
     (void)sizeof(MISTAKE(rsccl::ffi::Status, rsccl::Communicator));
 #elif CASE == 26 // vector<bool>, which is no array; refused: no matching|data|use of deleted
     std::vector<MISTAKE(bool, unsigned char)> truths(4);
