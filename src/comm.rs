@@ -6,6 +6,7 @@
 
 mod choose;
 mod collectives;
+mod desk;
 mod engine;
 mod family;
 mod group;
@@ -15,7 +16,7 @@ pub mod local;
 mod messages;
 mod news;
 mod request;
-mod settings;
+pub(crate) mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ use crate::sync::{AbortFlag, Progress};
 use crate::types::World;
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
+pub use desk::{Desk, Pending};
 pub use group::{Group, Member, group};
 pub use request::{Request, Scope};
 pub(crate) use settings::Settings;

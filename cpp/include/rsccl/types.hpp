@@ -156,6 +156,11 @@ struct is_element<T, std::void_t<decltype(data_type_of<T>::value)>>
 template <class T>
 inline constexpr bool is_element_v = is_element<T>::value;
 
+namespace detail {
+/// The number of ReduceOp::premul_sum.
+inline constexpr int premul_sum_code = 8;
+} // namespace detail
+
 /// How elements of all ranks become one. Floats of 16 and 8 bits are accumulated in float; integers wrap.
 class ReduceOp {
   public:
@@ -173,13 +178,13 @@ class ReduceOp {
     static ReduceOp premul_sum(T scalar) noexcept {
         static_assert(std::is_arithmetic_v<T> || is_element_v<T>, "rsccl: the scalar must be a number");
         if constexpr (std::is_integral_v<T> && std::is_signed_v<T>) {
-            return ReduceOp(8, Scalar::integer, static_cast<std::int64_t>(scalar), 0);
+            return ReduceOp(detail::premul_sum_code, Scalar::integer, static_cast<std::int64_t>(scalar), 0);
         } else if constexpr (std::is_integral_v<T>) {
-            return ReduceOp(8, Scalar::natural, static_cast<std::int64_t>(static_cast<std::uint64_t>(scalar)), 0);
+            return ReduceOp(detail::premul_sum_code, Scalar::natural, static_cast<std::int64_t>(static_cast<std::uint64_t>(scalar)), 0);
         } else if constexpr (std::is_floating_point_v<T>) {
-            return ReduceOp(8, Scalar::real, 0, static_cast<double>(scalar));
+            return ReduceOp(detail::premul_sum_code, Scalar::real, 0, static_cast<double>(scalar));
         } else {
-            return ReduceOp(8, Scalar::real, 0, static_cast<double>(static_cast<float>(scalar)));
+            return ReduceOp(detail::premul_sum_code, Scalar::real, 0, static_cast<double>(static_cast<float>(scalar)));
         }
     }
 
