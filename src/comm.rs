@@ -4,7 +4,7 @@
 //! [`AbortHandle`] may be used from anywhere. Ways in: [`local::run`] (threads), [`Communicator::init`] (a unique id),
 //! [`Communicator::from_env`] (launchers).
 
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "cpp"))]
 mod aside;
 mod choose;
 mod collectives;
@@ -31,7 +31,7 @@ use crate::sync::{AbortFlag, Progress};
 use crate::types::World;
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use aside::Preparation;
 pub use desk::{Desk, Pending};
 pub use group::{Group, Member, group};
