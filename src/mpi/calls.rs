@@ -249,10 +249,11 @@ impl Private {
     }
 }
 
-/// Looks for a message to this process itself, and takes none: what counts is that MPI moves everything else meanwhile.
+/// Looks for a message, and takes none: what counts is that MPI moves everything meanwhile. On the world, since MPICH looks at
+/// nothing but the process's own queue where a communicator has one rank.
 pub(super) fn poke() -> Result<()> {
     // SAFETY: a constant that the library has set when it was loaded.
-    probe(unsafe { ffi::RSMPI_COMM_SELF }).map(|_found| ())
+    probe(unsafe { ffi::RSMPI_COMM_WORLD }).map(|_found| ())
 }
 
 /// Ends all ranks of the job with `code`; may return where MPI is not up, or does not manage.
