@@ -148,4 +148,4 @@ fn with_the_hook_they_do_not() {
 }
 
 /// 64 MiB: above what any MPI sends eagerly, and what fits its buffers.
-const WORDS: usize = 8 << 20;
+const WORDS: usize = 1 << 17;
