@@ -28,7 +28,7 @@ use call::{Batch, Work};
 use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
 
-#[expect(unreachable_pub, reason = "the bridge's generator makes everything public")]
+#[allow(unreachable_pub, reason = "the generator makes everything public, and takes no `expect`")]
 #[cxx::bridge(namespace = "rsccl::ffi")]
 mod bridge {
     /// What a [`Failure`](super::Failure) says. Code 0 is none.
@@ -276,7 +276,7 @@ mod bridge {
     }
 }
 
-use bridge::{ForeignStore, Hook, LogCallback, Status, What};
+use bridge::{ForeignStore, Hook, What};
 
 /// A configuration that is being made.
 struct Settings(Config);
