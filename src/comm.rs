@@ -4,6 +4,8 @@
 //! [`AbortHandle`] may be used from anywhere. Ways in: [`local::run`] (threads), [`Communicator::init`] (a unique id),
 //! [`Communicator::from_env`] (launchers).
 
+#[cfg(any(feature = "mpi", feature = "cpp"))]
+mod aside;
 mod choose;
 mod collectives;
 mod desk;
@@ -15,12 +17,13 @@ mod launched;
 pub mod local;
 mod messages;
 mod news;
+mod placement;
 mod request;
 pub(crate) mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
@@ -28,8 +31,11 @@ use crate::sync::{AbortFlag, Progress};
 use crate::types::World;
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
+#[cfg(any(feature = "mpi", feature = "cpp"))]
+pub(crate) use aside::Preparation;
 pub use desk::{Desk, Pending};
 pub use group::{Group, Member, group};
+pub use placement::{DeviceChoice, Placement};
 pub use request::{Request, Scope};
 pub(crate) use settings::Settings;
 
@@ -45,6 +51,8 @@ pub struct Communicator {
     world: World,
     abort: AbortFlag,
     home: RefCell<Home>,
+    /// Where the ranks are, once asked.
+    placement: OnceCell<Placement>,
 }
 
 /// Where the engine is.
@@ -76,7 +84,7 @@ impl AbortHandle {
 
 impl Communicator {
     fn new(world: World, abort: AbortFlag, home: Home) -> Communicator {
-        Communicator { world, abort, home: RefCell::new(home) }
+        Communicator { world, abort, home: RefCell::new(home), placement: OnceCell::new() }
     }
 
     /// My rank, below [`Communicator::size`].

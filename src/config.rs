@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod debug;
+mod devices;
 mod environment;
 mod file;
 pub mod launch;
@@ -34,6 +35,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use debug::{DebugLevel, DebugLevels, Subsystem, SubsystemSet};
+pub use devices::{DeviceName, VisibleDevices};
 pub use environment::Environment;
 pub use launch::{Launch, StoreAddress};
 pub use layers::{Note, Source};

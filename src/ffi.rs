@@ -17,7 +17,7 @@ use crate::bootstrap::UniqueId;
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::store::{FileStore, HashStore, Store, TcpStore, share_id};
 use crate::comm::settings::bootstrap_options;
-use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending};
+use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, Preparation};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
@@ -141,6 +141,20 @@ mod bridge {
         printed: &'a str,
     }
 
+    /// Where a rank is. -1 and empty for what is not there.
+    struct Place {
+        host_name: String,
+        host: i32,
+        hosts: i32,
+        local_rank: i32,
+        local_size: i32,
+        leader_rank: i32,
+        device: i32,
+        bus_id: String,
+        shared_by: i32,
+        printed: String,
+    }
+
     extern "Rust" {
         type Failure;
         fn explain(failure: &Failure) -> Status;
@@ -177,6 +191,11 @@ mod bridge {
         ) -> *mut Failure;
         fn split(comm: &Comm, color: i64, key: i64, child: &mut Comm) -> *mut Failure;
         fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure;
+        fn local(comm: &Comm, child: &mut Comm) -> *mut Failure;
+        fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure;
+        fn placement(comm: &Comm, place: &mut Place) -> *mut Failure;
+        fn number(comm: &Comm, number: &mut u64) -> *mut Failure;
+        fn init_timeout_ms(comm: &Comm, milliseconds: &mut i64) -> *mut Failure;
         fn async_error(comm: &Comm) -> *mut Failure;
         fn finalize(comm: &mut Comm) -> *mut Failure;
         fn discard(comm: &mut Comm, deserted: bool);
@@ -188,6 +207,13 @@ mod bridge {
         fn family() -> Box<Family>;
         fn join_all(family: &mut Family, ranks: i32, settings: &Settings) -> *mut Failure;
         fn take(family: &mut Family) -> Box<Comm>;
+
+        type Prepared;
+        fn prepared() -> Box<Prepared>;
+        fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure;
+        fn prepared_timeout_ms(prepared: &Prepared) -> i64;
+        fn prepared_id(prepared: &Prepared, id: &mut [u8; 128]) -> *mut Failure;
+        fn join_aside(prepared: &mut Prepared, comm: &mut Comm, id: &[u8], rank: i32, size: i32) -> *mut Failure;
 
         type Stop;
         fn stop(comm: &Comm) -> Box<Stop>;
@@ -249,6 +275,7 @@ mod bridge {
 
         fn set_log(callback: UniquePtr<LogCallback>);
         fn warn_discarded();
+        fn warn(rank: i32, text: &[u8]);
     }
 
     // C++ takes failures over as boxes, though no function passes one as such.
@@ -276,7 +303,7 @@ mod bridge {
     }
 }
 
-use bridge::{ForeignStore, Hook, What};
+use bridge::{ForeignStore, Hook, Place, What};
 
 /// A configuration that is being made.
 struct Settings(Config);
@@ -286,6 +313,9 @@ struct Comm(Option<Desk>);
 
 /// Communicators of one process that nobody has taken yet.
 struct Family(VecDeque<Communicator>);
+
+/// The first half of an init; `None` before it was read and once it was used.
+struct Prepared(Option<Preparation>);
 
 /// What stops a communicator.
 struct Stop(Option<AbortHandle>);
@@ -310,7 +340,8 @@ impl Comm {
             Some(desk) => desk,
             None => return failure::pass(Error::invalid_usage("the communicator was finalized")),
         };
-        failure::guard_or(|| body(desk), || self.end("a panic inside rsccl"))
+        let end = || self.end("a panic inside rsccl");
+        failure::guard_or(|| body(desk), end)
     }
 
     /// Ends the communicator and tells the others why.
@@ -468,6 +499,54 @@ fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure {
     })
 }
 
+fn local(comm: &Comm, child: &mut Comm) -> *mut Failure {
+    comm.on(|desk| {
+        child.0 = Some(Desk::new(desk.at_rest()?.local()?));
+        Ok(())
+    })
+}
+
+fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure {
+    comm.on(|desk| {
+        child.0 = Some(Desk::new(desk.at_rest()?.cross()?));
+        Ok(())
+    })
+}
+
+fn placement(comm: &Comm, place: &mut Place) -> *mut Failure {
+    comm.on(|desk| {
+        let found = desk.at_rest()?.placement()?;
+        let device = found.device.as_ref();
+        *place = Place {
+            printed: found.to_string(),
+            host: int_of(found.host),
+            hosts: int_of(found.hosts),
+            local_rank: int_of(found.local_rank),
+            local_size: int_of(found.local_size),
+            leader_rank: found.leader_rank.map_or(-1, int_of),
+            device: device.map_or(-1, |device| int_of(device.ordinal)),
+            bus_id: device.map_or_else(String::new, |device| device.bus_id.clone()),
+            shared_by: device.map_or(0, |device| int_of(device.shared_by)),
+            host_name: found.host_name,
+        };
+        Ok(())
+    })
+}
+
+fn number(comm: &Comm, number: &mut u64) -> *mut Failure {
+    comm.on(|desk| {
+        *number = desk.at_rest()?.number()?;
+        Ok(())
+    })
+}
+
+fn init_timeout_ms(comm: &Comm, milliseconds: &mut i64) -> *mut Failure {
+    comm.on(|desk| {
+        *milliseconds = milliseconds_of(desk.at_rest()?.init_timeout()?);
+        Ok(())
+    })
+}
+
 fn async_error(comm: &Comm) -> *mut Failure {
     comm.on(|desk| desk.async_error().map_or(Ok(()), Err))
 }
@@ -517,6 +596,44 @@ fn join_all(family: &mut Family, ranks: i32, settings: &Settings) -> *mut Failur
 /// The next of the family; an empty one where all were taken.
 fn take(family: &mut Family) -> Box<Comm> {
     Box::new(Comm(family.0.pop_front().map(Desk::new)))
+}
+
+fn prepared() -> Box<Prepared> {
+    Box::new(Prepared(None))
+}
+
+fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure {
+    guard(|| {
+        prepared.0 = Some(Preparation::new(settings.0.clone())?);
+        Ok(())
+    })
+}
+
+fn prepared_timeout_ms(prepared: &Prepared) -> i64 {
+    prepared.0.as_ref().map_or(0, |half| milliseconds_of(half.init_timeout()))
+}
+
+fn prepared_id(prepared: &Prepared, id: &mut [u8; 128]) -> *mut Failure {
+    guard(|| {
+        *id = *prepared.0.as_ref().ok_or_else(used)?.unique_id()?.as_bytes();
+        Ok(())
+    })
+}
+
+fn join_aside(prepared: &mut Prepared, comm: &mut Comm, id: &[u8], rank: i32, size: i32) -> *mut Failure {
+    guard(|| {
+        let half = prepared.0.take().ok_or_else(used)?;
+        comm.0 = Some(Desk::new(half.join(UniqueId::from_bytes(id)?, world_of(rank, size)?)?));
+        Ok(())
+    })
+}
+
+fn used() -> Error {
+    Error::invalid_usage("a preparation joins once")
+}
+
+fn milliseconds_of(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn stop(comm: &Comm) -> Box<Stop> {
@@ -590,6 +707,11 @@ unsafe fn add(
 /// Says that a group was forgotten.
 fn warn_discarded() {
     crate::log::warn!(Coll, "a group was destroyed without end(): nothing of it has run");
+}
+
+fn warn(rank: i32, text: &[u8]) {
+    let (rank, text) = (Rank::new(u32::try_from(rank).unwrap_or(0)), String::from_utf8_lossy(text));
+    crate::log::warn!(Init @ rank, "{text}");
 }
 
 /// # Safety

@@ -79,7 +79,7 @@ pub mod wire; // bytes that leave the process
 mod ffi; // what the C++ classes stand on
 
 pub use bootstrap::UniqueId;
-pub use comm::{Buffer, Communicator, group, local};
+pub use comm::{Buffer, Communicator, Placement, group, local};
 pub use config::Config;
 pub use error::{Error, Result};
 pub use sync::Progress;

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod affinity;
+
 use std::collections::HashMap;
 use std::hash::Hash;
 

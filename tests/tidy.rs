@@ -35,7 +35,7 @@ const IMPURE_STD: &[&str] = &["net", "thread", "fs", "env", "process", "os", "ti
 const IMPURE_MODULES: &[&str] = &["log", "sys", "sync", "device", "bootstrap"];
 
 /// The only homes of `unsafe`.
-const UNSAFE_HOMES: &[&str] = &["sys", "sync", "device", "exec", "transport", "ffi"];
+const UNSAFE_HOMES: &[&str] = &["sys", "sync", "device", "exec", "transport", "mpi", "ffi"];
 
 /// Banned text, the path prefixes where it may stand, the remedy.
 const BANNED: &[(&str, &[&str], &str)] = &[

@@ -182,6 +182,40 @@ Communicator Communicator::by_color(int color, std::int64_t key) {
     return std::move(*child);
 }
 
+Communicator Communicator::local() {
+    rust::Box<ffi::Comm> child = ffi::comm();
+    const detail::Use use(state_.get());
+    detail::check(ffi::local(*state_->comm, *child));
+    return detail::Access::communicator(std::move(child));
+}
+
+Communicator Communicator::cross() {
+    rust::Box<ffi::Comm> child = ffi::comm();
+    const detail::Use use(state_.get());
+    detail::check(ffi::cross(*state_->comm, *child));
+    return detail::Access::communicator(std::move(child));
+}
+
+Placement Communicator::placement() {
+    ffi::Place place{};
+    const detail::Use use(state_.get());
+    detail::check(ffi::placement(*state_->comm, place));
+    Placement found;
+    found.host_name = std::string(place.host_name);
+    found.host = place.host;
+    found.hosts = place.hosts;
+    found.local_rank = place.local_rank;
+    found.local_size = place.local_size;
+    if (place.leader_rank >= 0) {
+        found.leader_rank = place.leader_rank;
+    }
+    if (place.device >= 0) {
+        found.device = DeviceChoice{place.device, std::string(place.bus_id), place.shared_by};
+    }
+    found.printed = std::string(place.printed);
+    return found;
+}
+
 Communicator Communicator::shrink(const std::vector<int>& excluded) {
     static_assert(sizeof(int) == sizeof(std::int32_t));
     rust::Box<ffi::Comm> child = ffi::comm();

@@ -35,6 +35,78 @@ impl Communicator {
         child.map(|(child, settings)| adopt(child, settings)).transpose()
     }
 
+    /// The ranks that pass the same `color`, ranked by (`key`, old rank): [`Communicator::split`] where every rank goes somewhere.
+    /// Collective over all ranks.
+    ///
+    /// # Errors
+    /// As [`Communicator::split`].
+    ///
+    /// # Examples
+    /// ```
+    /// // The rows and columns of a grid of 2 by 3.
+    /// rsccl::local::run(6, |comm| {
+    ///     let (row, column) = (comm.rank() / 3, comm.rank() % 3);
+    ///     let along_row = comm.by_color(row, 0)?;
+    ///     let along_column = comm.by_color(column, 0)?;
+    ///     assert_eq!((along_row.rank(), along_row.size()), (column, 3));
+    ///     assert_eq!((along_column.rank(), along_column.size()), (row, 2));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn by_color(&self, color: u32, key: i64) -> Result<Communicator> {
+        let child = self.split(Some(color), key)?;
+        child.ok_or_else(|| Error::internal("a rank with a color is in no child").at(self.world.rank))
+    }
+
+    /// The ranks of my host, in rank order: rank i is the one of local rank i. Collective over all ranks.
+    ///
+    /// # Errors
+    /// As [`Communicator::placement`] and [`Communicator::split`].
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     let here = comm.local()?; // threads of one process are on one host
+    ///     assert_eq!((here.rank(), here.size()), (comm.rank(), 3));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn local(&self) -> Result<Communicator> {
+        let placement = self.placement()?;
+        self.by_color(placement.host, i64::from(placement.local_rank))
+    }
+
+    /// The ranks of my local rank, one of each host that has so many, in the order of the hosts. Collective over all ranks. That of
+    /// local rank 0 are the leaders.
+    ///
+    /// # Errors
+    /// As [`Communicator::placement`] and [`Communicator::split`].
+    ///
+    /// # Examples
+    /// ```
+    /// // An all-reduce built from splits: within the hosts, between their leaders, within the hosts.
+    /// use rsccl::ReduceOp;
+    ///
+    /// rsccl::local::run(3, |comm| {
+    ///     let (here, across) = (comm.local()?, comm.cross()?);
+    ///     let mut sum = [comm.rank()];
+    ///     here.reduce_in_place(&mut sum, ReduceOp::Sum, 0)?;
+    ///     if comm.placement()?.leader_rank.is_some() {
+    ///         across.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+    ///     }
+    ///     here.broadcast(&mut sum, 0)?;
+    ///     assert_eq!(sum, [3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn cross(&self) -> Result<Communicator> {
+        let placement = self.placement()?;
+        self.by_color(placement.local_rank, i64::from(placement.host))
+    }
+
     /// A new communicator of all ranks but `excluded`, which may be dead; the parent may have failed. Called by the survivors,
     /// with the same list. Ranks keep their order.
     ///

@@ -13,9 +13,6 @@ use crate::sys::{clock, cpu, futex, thread};
 use crate::transport::{Fabric, PeerInfo, host_id, process_token};
 use crate::types::{Rank, World};
 
-/// What makes a rank's engine, here or on a thread of its own.
-type Start = Box<dyn FnOnce(&AbortFlag) -> Result<Engine> + Send>;
-
 impl Communicator {
     /// Makes a unique id: one rank does, and every rank gets its bytes over a channel that the user trusts, since whoever has them can
     /// join. This process serves the ranks that join with it from a thread of its own, which ends when all have come.
@@ -119,25 +116,39 @@ impl Communicator {
         settings: Settings,
         join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
+        if !settings.blocking {
+            return Communicator::start_aside(world, settings, join);
+        }
         let abort = AbortFlag::new();
-        let blocking = settings.blocking;
-        let start: Start = Box::new(move |abort| {
-            let begun = clock::now();
-            let bootstrap = join(abort, settings.init_timeout)?;
-            let engine = assemble(bootstrap, settings, abort)?;
-            let total = begun.elapsed().as_secs_f64();
-            let world = engine.world;
-            crate::log::info!(Init @ world.rank, "Init COMPLETE rank {} nranks {} total {total:.3} s", world.rank, world.size);
-            Ok(engine)
-        });
-        let home = if blocking {
-            Home::Ready(Box::new(start(&abort).map_err(|error| error.during("init").at(world.rank))?))
-        } else {
-            let theirs = abort.clone();
-            Home::Starting(thread::spawn("rsccl init", move || start(&theirs))?)
-        };
+        let engine = make(settings, &abort, join).map_err(|error| error.during("init").at(world.rank))?;
+        Ok(Communicator::new(world, abort, Home::Ready(Box::new(engine))))
+    }
+
+    /// [`Communicator::start`] on a thread of its own, whatever the settings say.
+    pub(super) fn start_aside(
+        world: World,
+        settings: Settings,
+        join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
+    ) -> Result<Communicator> {
+        let abort = AbortFlag::new();
+        let theirs = abort.clone();
+        let home = Home::Starting(thread::spawn("rsccl init", move || make(settings, &theirs, join))?);
         Ok(Communicator::new(world, abort, home))
     }
+}
+
+/// The engine over what `join` yields.
+fn make(
+    settings: Settings,
+    abort: &AbortFlag,
+    join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>>,
+) -> Result<Engine> {
+    let begun = clock::now();
+    let bootstrap = join(abort, settings.init_timeout)?;
+    let engine = assemble(bootstrap, settings, abort)?;
+    let (total, world) = (begun.elapsed().as_secs_f64(), engine.world);
+    crate::log::info!(Init @ world.rank, "Init COMPLETE rank {} nranks {} total {total:.3} s", world.rank, world.size);
+    Ok(engine)
 }
 
 /// Takes the engine from its thread, if that has ended; else gives the handle back.

@@ -24,8 +24,7 @@ struct Placement {
     std::optional<int> leader_rank;   ///< my rank among the leaders, the ranks with local rank 0, where I am one
     std::optional<DeviceChoice> device; ///< the GPU that I am meant to use, where there is one
 
-    /// One line for a log.
-    std::string to_string() const;
+    std::string printed;                ///< all of it in one line, for a log
 };
 
 } // namespace rsccl

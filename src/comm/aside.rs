@@ -1,0 +1,58 @@
+//! An init in two halves, with room between and beside them for ranks that agree by other means.
+
+use std::time::Duration;
+
+use crate::bootstrap::{NetBootstrap, Options, UniqueId};
+use crate::comm::settings::bootstrap_options;
+use crate::comm::{Communicator, Settings};
+use crate::config::Config;
+use crate::error::Result;
+use crate::sync::Wait;
+use crate::types::World;
+
+/// What joining takes, read and checked: the half of an init that needs no other rank.
+#[derive(Debug)]
+pub(crate) struct Preparation {
+    settings: Settings,
+    options: Options,
+}
+
+impl Preparation {
+    /// Reads `config` with the environment laid over it, and installs the log that it asks for.
+    pub(crate) fn new(config: Config) -> Result<Preparation> {
+        let config = config.resolve()?;
+        crate::log::install(&config)?;
+        Ok(Preparation { settings: Settings::read(&config)?, options: bootstrap_options(&config)? })
+    }
+
+    /// How long the join may take.
+    pub(crate) fn init_timeout(&self) -> Duration {
+        self.settings.init_timeout
+    }
+
+    /// Makes an id and serves it, as [`Communicator::unique_id`].
+    pub(crate) fn unique_id(&self) -> Result<UniqueId> {
+        UniqueId::generate(&self.options)
+    }
+
+    /// Joins on a thread of its own: [`Communicator::async_error`] tells when that is over.
+    pub(crate) fn join(self, id: UniqueId, world: World) -> Result<Communicator> {
+        let options = self.options;
+        Communicator::start_aside(world, self.settings, move |abort, timeout| {
+            let wait = Wait::new(timeout, abort);
+            Ok(Box::new(NetBootstrap::join(&[id], world.rank, world.size, &options, &wait)?))
+        })
+    }
+}
+
+impl Communicator {
+    /// A number that the ranks of this communicator share and nobody else has.
+    pub(crate) fn number(&self) -> Result<u64> {
+        self.with_engine(|engine| Ok(engine.bootstrap.id()))
+    }
+
+    /// How long a set-up on this communicator may take.
+    pub(crate) fn init_timeout(&self) -> Result<Duration> {
+        self.with_engine(|engine| Ok(engine.settings.init_timeout))
+    }
+}

@@ -1,0 +1,79 @@
+//! Hosts as MPI sees them, against hosts as rsccl sees them.
+
+use ::mpi::ffi::MPI_Comm;
+use ::mpi::raw::AsRaw;
+
+use crate::comm::{Communicator, Placement};
+use crate::error::Result;
+use crate::mpi::agreement::agree;
+use crate::mpi::relatives::Ranks;
+use crate::types::Rank;
+
+/// [`Communicator::placement`], compared with what MPI says of shared memory (`MPI_Comm_split_type`): where the two disagree, as in
+/// containers and network namespaces, one warning in the log says how, and rsccl's view counts. Collective over both
+/// communicators, whose ranks are the same ([`Communicator::check`]).
+///
+/// # Errors
+/// As [`Communicator::check`] and [`Communicator::placement`].
+///
+/// # Examples
+/// ```no_run
+/// # fn example() -> rsccl::Result<()> {
+/// let universe = mpi::initialize().expect("MPI is initialised once");
+/// let comm = rsccl::mpi::communicator(&universe.world(), rsccl::Config::default())?;
+/// println!("{}", rsccl::mpi::placement(&comm, &universe.world())?);
+/// # Ok(())
+/// # }
+/// ```
+pub fn placement(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Result<Placement> {
+    let placement = comm.placement()?;
+    let private = comm.private_duplicate(mpi).map_err(|error| error.during("placement"))?;
+    let shared = agree(&mut Ranks(comm), private.shared_memory_ranks()).map_err(|error| error.during("placement"))?;
+    private.free()?;
+    let mut hosts = vec![0; comm.size() as usize];
+    comm.all_gather(&[placement.host], &mut hosts)?;
+    let beside: Vec<Rank> =
+        (0..).zip(&hosts).filter(|(_, host)| **host == placement.host).map(|(rank, _)| Rank::new(rank)).collect();
+    let mut differs = vec![0u8; hosts.len()];
+    comm.all_gather(&[u8::from(shared != beside)], &mut differs)?;
+    // One line of the job: the first rank that sees it speaks.
+    if differs.iter().position(|differs| *differs != 0) == Some(comm.rank() as usize) {
+        let rank = Rank::new(comm.rank());
+        crate::log::warn!(Init @ rank, "{}", disagreement(&shared, &beside, &placement.host_name));
+    }
+    Ok(placement)
+}
+
+/// The warning of a rank that shares memory with `shared` by MPI's word and with `beside` by ours.
+fn disagreement(shared: &[Rank], beside: &[Rank], host: &str) -> String {
+    format!(
+        "MPI says that the ranks {} share memory; on host {host} rsccl has the ranks {} (a host is its name, boot and network \
+         namespace, or NCCL_HOSTID): rsccl's view counts",
+        listed(shared),
+        listed(beside)
+    )
+}
+
+fn listed(ranks: &[Rank]) -> String {
+    let named: Vec<String> = ranks.iter().take(NAMED_RANKS).map(Rank::to_string).collect();
+    let more = ranks.len().saturating_sub(NAMED_RANKS);
+    if more == 0 { named.join(", ") } else { format!("{} and {more} more", named.join(", ")) }
+}
+
+/// Ranks that a warning names.
+const NAMED_RANKS: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_warning_names_both_views() {
+        let ranks = |count| (0..count).map(Rank::new).collect::<Vec<_>>();
+        let text = disagreement(&ranks(20), &ranks(2), "node7");
+        assert!(
+            text.contains("the ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 4 more share memory")
+        );
+        assert!(text.contains("on host node7 rsccl has the ranks 0, 1 ("));
+    }
+}

@@ -1,0 +1,200 @@
+//! An rsccl communicator and MPI communicators of the same ranks: is it the same order, and splits alike.
+
+use std::collections::HashMap;
+
+use ::mpi::ffi::MPI_Comm;
+use ::mpi::raw::AsRaw;
+
+use crate::comm::Communicator;
+use crate::error::{Error, Result};
+use crate::mpi::agreement::{Carrier, agree};
+use crate::mpi::calls::{self, Private, Theirs};
+use crate::mpi::waiting::{finish, within};
+use crate::types::{Rank, ReduceOp};
+
+/// An rsccl communicator as the carrier of an agreement.
+pub(super) struct Ranks<'a>(pub(super) &'a Communicator);
+
+impl Carrier for Ranks<'_> {
+    fn rank(&self) -> Rank {
+        Rank::new(self.0.rank())
+    }
+
+    fn least(&mut self, mine: i64) -> Result<i64> {
+        let mut least = [mine];
+        self.0.all_reduce_in_place(&mut least, ReduceOp::Min)?;
+        Ok(least[0])
+    }
+
+    fn spread(&mut self, root: Rank, mut bytes: Vec<u8>) -> Result<Vec<u8>> {
+        self.0.broadcast(&mut bytes, root.get())?;
+        Ok(bytes)
+    }
+}
+
+impl Communicator {
+    /// The split that reproduces MPI's: for each sub-communicator of MPI a communicator of the same ranks in the same order.
+    /// Collective over this communicator. A rank passes its sub-communicator, and `None` or `MPI_COMM_NULL` where it is in none;
+    /// it gets a communicator or `None` alike. Sends no message of MPI and keeps no handle.
+    ///
+    /// # Errors
+    /// On every rank, naming one that has it: [`crate::error::Kind::InvalidArgument`] where a sub-communicator has ranks that are not in
+    /// this communicator, or is an intercommunicator; [`crate::error::Kind::Mismatch`] where ranks of one pass different ones;
+    /// [`crate::error::Kind::InvalidUsage`] where MPI may not be called. Those of [`Communicator::split`].
+    ///
+    /// # Examples
+    /// ```no_run
+    /// use mpi::topology::Color;
+    /// use mpi::traits::*;
+    ///
+    /// # fn example(world: &mpi::topology::SimpleCommunicator, comm: &rsccl::Communicator) -> rsccl::Result<()> {
+    /// let row = world.split_by_color(Color::with_value(world.rank() / 2));
+    /// if let Some(same) = comm.like(row.as_ref())? {
+    ///     same.barrier()?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn like(&self, sub: Option<&impl AsRaw<Raw = MPI_Comm>>) -> Result<Option<Communicator>> {
+        let sub = sub.filter(|sub| !calls::is_null(sub.as_raw()));
+        let members = self.members(sub.map(Theirs::new)).map_err(|error| error.during("like"))?;
+        let place =
+            |members: &Vec<u32>| (members.first().copied(), members.iter().position(|rank| *rank == self.rank()));
+        let (color, key) = members.as_ref().map_or((None, None), place);
+        let key = key.and_then(|key| i64::try_from(key).ok()).unwrap_or(0);
+        let child = self.split(color, key)?;
+        let (wanted, got) = (members.map(|members| (key, members.len())), child.as_ref());
+        let got = got.map(|child| (i64::from(child.rank()), child.size() as usize));
+        if wanted != got {
+            return Err(Error::internal(format!("like yields (rank, size) {got:?} for MPI's {wanted:?}")));
+        }
+        Ok(child)
+    }
+
+    /// Asserts that rank i here is rank i of `mpi`, for every rank. Collective over both.
+    ///
+    /// # Errors
+    /// On every rank, naming the first rank that differs: [`crate::error::Kind::Mismatch`] where a rank has another number in `mpi`, is
+    /// not in it, or passes another communicator than the rest; [`crate::error::Kind::InvalidArgument`] and
+    /// [`crate::error::Kind::InvalidUsage`] as [`super::communicator`].
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # fn example() -> rsccl::Result<()> {
+    /// let universe = mpi::initialize().expect("MPI is initialised once");
+    /// let world = universe.world();
+    /// let comm = rsccl::mpi::communicator(&world, rsccl::Config::default())?;
+    /// comm.check(&world)
+    /// # }
+    /// ```
+    pub fn check(&self, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Result<()> {
+        self.private_duplicate(mpi)?.free()
+    }
+
+    /// [`Communicator::check`]; yields a private duplicate of `mpi`, on which all ranks are.
+    pub(super) fn private_duplicate(&self, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Result<Private> {
+        let made = || {
+            let told = self.ranks_in_world()?;
+            let theirs = agree(&mut Ranks(self), same_ranks(mpi, &told))?;
+            agree(&mut Ranks(self), self.same_context(&theirs))
+        };
+        made().map_err(|error| error.during("check"))
+    }
+
+    /// Duplicates `theirs`, and proves that all ranks have passed handles of one communicator: a number that only the ranks of this one
+    /// share is the same to MPI.
+    fn same_context(&self, theirs: &Theirs<'_>) -> Result<Private> {
+        let number = i64::try_from(self.number()? >> 1).unwrap_or(0);
+        let wait = within(self.init_timeout()?);
+        let words =
+            "the ranks pass different MPI communicators, or not all ranks of this one came to rsccl's check of it";
+        let comm = Private::adopt(&finish(theirs.duplicate()?, &wait, words)?)?;
+        let extremes = finish(comm.least(vec![number, -number])?, &wait, words)?.1;
+        match extremes == [number, -number] {
+            true => Ok(comm),
+            false => Err(Error::mismatch("the ranks of the MPI communicator are of different rsccl communicators")),
+        }
+    }
+
+    /// The communicator's rank of each rank of `sub`, in its order, known to be the same on all ranks of `sub`.
+    fn members(&self, sub: Option<Result<Theirs<'_>>>) -> Result<Option<Vec<u32>>> {
+        let told = self.ranks_in_world()?;
+        let mine = sub.transpose().and_then(|sub| sub.map(|sub| numbers_here(&sub, &told)).transpose());
+        let members = agree(&mut Ranks(self), mine)?;
+        let mine = members.as_deref().map_or(0, fingerprint);
+        let mut all = vec![0; told.len()];
+        self.all_gather(&[mine], &mut all)?;
+        let stranger = members.iter().flatten().find(|rank| all.get(**rank as usize) != Some(&mine));
+        let alike = match stranger {
+            None => Ok(()),
+            Some(rank) => {
+                let message = format!("rank {rank} is in this rank's MPI sub-communicator, but passes another one");
+                Err(Error::mismatch(message).about(Rank::new(*rank)))
+            }
+        };
+        agree(&mut Ranks(self), alike.map(|()| members))
+    }
+
+    /// The rank in `MPI_COMM_WORLD` of each rank here, in order.
+    fn ranks_in_world(&self) -> Result<Vec<u32>> {
+        let here = agree(&mut Ranks(self), calls::rank_in_world())?;
+        let mut told = vec![0; self.size() as usize];
+        self.all_gather(&[here], &mut told)?;
+        let mut seen = HashMap::new();
+        for (rank, place) in (0..).zip(&told) {
+            if let Some(other) = seen.insert(*place, rank) {
+                // All ranks see the same numbers, so all return this.
+                return Err(Error::invalid_usage(format!(
+                    "ranks {other} and {rank} of this communicator are both rank {place} of MPI_COMM_WORLD: one process has one \
+                     rank of MPI"
+                )));
+            }
+        }
+        Ok(told)
+    }
+}
+
+/// Looks whether rank i of `mpi` is, for every i, the rank of `MPI_COMM_WORLD` that `told` has there.
+fn same_ranks<'a>(mpi: &'a impl AsRaw<Raw = MPI_Comm>, told: &[u32]) -> Result<Theirs<'a>> {
+    let theirs = Theirs::new(mpi)?;
+    let ranks = theirs.ranks_in_world()?;
+    if ranks.len() != told.len() {
+        return Err(Error::mismatch(format!(
+            "the MPI communicator has {} ranks, the rsccl communicator {}",
+            ranks.len(),
+            told.len()
+        )));
+    }
+    match (0u32..).zip(ranks.iter().zip(told)).find(|(_, (mpi, here))| mpi != here) {
+        Some((rank, (mpi, here))) => {
+            let message = format!(
+                "rank {rank} is the first that differs: rank {here} of MPI_COMM_WORLD to rsccl, rank {mpi} to the MPI communicator"
+            );
+            Err(Error::mismatch(message).about(Rank::new(rank)))
+        }
+        None => Ok(theirs),
+    }
+}
+
+/// The communicator's ranks of the ranks of `sub`; `told` has the rank in `MPI_COMM_WORLD` of each.
+fn numbers_here(sub: &Theirs<'_>, told: &[u32]) -> Result<Vec<u32>> {
+    let here: HashMap<u32, u32> = told.iter().copied().zip(0..).collect();
+    let number = |(place, world): (usize, u32)| {
+        here.get(&world).copied().ok_or_else(|| {
+            Error::invalid_argument(format!(
+                "rank {place} of the MPI sub-communicator, which is rank {world} of MPI_COMM_WORLD, is not in this communicator"
+            ))
+        })
+    };
+    sub.ranks_in_world()?.into_iter().enumerate().map(number).collect()
+}
+
+/// Equal for equal lists, and not 0, which stands for none.
+fn fingerprint(members: &[u32]) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    members.iter().for_each(|rank| {
+        hasher.update(&rank.to_le_bytes());
+    });
+    let hash = hasher.finalize();
+    u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place])) | 1
+}
