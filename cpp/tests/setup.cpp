@@ -456,7 +456,7 @@ TEST_CASE("split, by_color, local, cross, placement, shrink") {
         require(placement.local_rank == rank && placement.local_size == 5, "local rank");
         require(placement.leader_rank.has_value() == (rank == 0), "leaders");
         require(!placement.host_name.empty(), "host name");
-        require(placement.to_string().find(placement.host_name) != std::string::npos, placement.to_string());
+        require(placement.printed.find(placement.host_name) != std::string::npos, placement.printed);
         require(comm.placement().local_rank == rank, "answered again");
         // A child outlives its parent.
         if (rank != 2) {
