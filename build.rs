@@ -21,11 +21,11 @@ fn main() {
 #[cfg(feature = "cpp")]
 fn check_version() {
     let header = std::fs::read_to_string("cpp/include/rsccl/version.hpp").expect("the header is in the tree");
-    let parts = ["MAJOR", "MINOR", "PATCH"].map(|part| {
-        let value = std::env::var(format!("CARGO_PKG_VERSION_{part}")).expect("cargo sets it");
-        format!("#define RSCCL_VERSION_{part} {value}\n")
-    });
-    let version = std::env::var("CARGO_PKG_VERSION").expect("cargo sets it");
+    let (major, minor, patch) =
+        (env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH"));
+    let parts = [("MAJOR", major), ("MINOR", minor), ("PATCH", patch)]
+        .map(|(part, value)| format!("#define RSCCL_VERSION_{part} {value}\n"));
+    let version = env!("CARGO_PKG_VERSION");
     let whole = format!("#define RSCCL_VERSION_STRING \"{version}\"\n");
     for line in parts.iter().chain([&whole]) {
         assert!(header.contains(line), "cpp/include/rsccl/version.hpp is not that of version {version}: {line}");

@@ -588,7 +588,8 @@ fn family() -> Box<Family> {
 
 fn join_all(family: &mut Family, ranks: i32, settings: &Settings) -> *mut Failure {
     guard(|| {
-        family.0 = Communicator::init_all(call::unsigned("number of ranks", i64::from(ranks))?, settings.0.clone())?.into();
+        family.0 =
+            Communicator::init_all(call::unsigned("number of ranks", i64::from(ranks))?, settings.0.clone())?.into();
         Ok(())
     })
 }

@@ -39,7 +39,8 @@ pub fn abort_on_panic() {
 /// ```
 pub fn abort(error: &Error) -> ! {
     // The process ends here and now: this line is all that anybody learns. Where it cannot be written, there is nobody to tell.
-    let _written = writeln!(std::io::stderr(), "rsccl: {error}: aborting the MPI job");
+    let words = error.to_string().replace('\n', " ");
+    let _written = writeln!(std::io::stderr(), "rsccl: {words}: aborting the MPI job");
     calls::abort(error.kind().nccl_code());
     std::process::abort()
 }
