@@ -2,7 +2,7 @@
 # Builds the C++ library and installs it: headers, librsccl.a, librsccl.so, pkg-config file, CMake package.
 #   cpp/install.sh PREFIX [--static-only | --shared-only] [--profile NAME]
 # PREFIX may be moved afterwards: nothing in it names its own place. DESTDIR is put in front of PREFIX, for packagers.
-# Uses CARGO, CXX, STRIP and CARGO_TARGET_DIR where they are set. README.md beside this file says how to use the result.
+# Uses CARGO, CXX, OBJCOPY and CARGO_TARGET_DIR where they are set. README.md beside this file says how to use the result.
 set -euo pipefail
 
 usage() {
@@ -27,7 +27,7 @@ prefix=$(cd "${DESTDIR:-}$prefix" && pwd)
 
 cpp=$(cd "$(dirname "$0")" && pwd)
 root=${cpp%/*}
-cargo=${CARGO:-cargo} cxx=${CXX:-c++} strip=${STRIP:-strip}
+cargo=${CARGO:-cargo} cxx=${CXX:-c++} objcopy=${OBJCOPY:-objcopy}
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/Cargo.toml" | head -n 1)
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || { echo "no version in $root/Cargo.toml" >&2; exit 1; }
 # The soname changes with what breaks programs: before 1.0 that is told by the soname's 0 and the minor version together.
@@ -45,9 +45,8 @@ built=$target/${profile/#dev/debug}/librsccl.a
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-cp "$built" "$work/librsccl.a"
-# Line tables of the whole standard library, which no user of an installed library looks at.
-"$strip" --strip-debug "$work/librsccl.a"
+# Without line tables, and without the standard library a second time as bitcode, which only rustc's own linker reads.
+"$objcopy" --strip-debug --remove-section=.llvmbc --remove-section=.llvmcmd "$built" "$work/librsccl.a"
 
 lib=$prefix/lib
 mkdir -p "$prefix/include/rsccl" "$lib/pkgconfig" "$lib/cmake/rsccl"
@@ -60,7 +59,7 @@ if [[ $shared == yes ]]; then
     "$cxx" -shared -o "$work/librsccl.so.$version" -Wl,-soname,"$soname" \
         -Wl,--whole-archive "$work/librsccl.a" -Wl,--no-whole-archive -Wl,--version-script="$cpp/rsccl.map" \
         -Wl,--gc-sections -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--as-needed -lpthread -ldl -lrt -lutil -lm
-    "$strip" --strip-unneeded "$work/librsccl.so.$version"
+    "$objcopy" --strip-unneeded "$work/librsccl.so.$version"
     install -m 755 "$work/librsccl.so.$version" "$lib/"
     # Two names: what programs ask for when they start, and what -lrsccl finds.
     ln -sf "librsccl.so.$version" "$lib/$soname"

@@ -228,9 +228,12 @@ TEST_CASE("no launcher: from_env says what it looked for") {
 
 namespace {
 
-void share_id_through(rsccl::Store& store, const char* key) {
+/// Each of three ranks opens the store for itself.
+template <class Open>
+void share_id_through(Open open) {
     on_threads(3, [&](int rank) {
-        const UniqueId id = rsccl::share(store, key, rank, 3, quick());
+        auto store = open();
+        const UniqueId id = rsccl::share(store, "id", rank, 3, quick());
         Communicator comm(id, rank, 3, quick());
         require(sum_of_ranks(comm) == 3, "sum");
     });
@@ -253,7 +256,7 @@ void contract(rsccl::Store& store) {
     CHECK_THROWS_AS(store.add("words", 1), rsccl::InvalidUsage);
 }
 
-/// A program's own store: a HashStore under prefixed keys, that counts its calls.
+/// A program's own store: a HashStore that counts what is put into it.
 class OwnStore : public rsccl::Store {
   public:
     int calls = 0;
@@ -261,18 +264,18 @@ class OwnStore : public rsccl::Store {
   private:
     void do_set(const std::string& key, const std::string& value, Milliseconds timeout) override {
         ++calls;
-        inner_.set("mine/" + key, value, timeout);
+        inner_.set(key, value, timeout);
     }
-    std::string do_get(const std::string& key, Milliseconds timeout) override { return inner_.get("mine/" + key, timeout); }
+    std::string do_get(const std::string& key, Milliseconds timeout) override { return inner_.get(key, timeout); }
     std::int64_t do_add(const std::string& key, std::int64_t amount, Milliseconds timeout) override {
-        return inner_.add("mine/" + key, amount, timeout);
+        return inner_.add(key, amount, timeout);
     }
     void do_wait(const std::vector<std::string>& keys, Milliseconds timeout) override {
         for (const std::string& key : keys) {
-            inner_.wait({"mine/" + key}, timeout);
+            inner_.wait({key}, timeout);
         }
     }
-    bool do_remove(const std::string& key, Milliseconds timeout) override { return inner_.remove("mine/" + key, timeout); }
+    bool do_remove(const std::string& key, Milliseconds timeout) override { return inner_.remove(key, timeout); }
 
     rsccl::HashStore inner_;
 };
@@ -294,18 +297,18 @@ TEST_CASE("a store in memory, in a folder, over TCP") {
     contract(memory);
     rsccl::HashStore same = memory;
     CHECK(same.get("a number") == "-2");
-    share_id_through(memory, "id");
+    share_id_through([&] { return memory; });
 
     const ranks::Folder folder;
     rsccl::FileStore files(folder.path() + "/store");
     contract(files);
-    share_id_through(files, "id");
+    share_id_through([&] { return rsccl::FileStore(folder.path() + "/store"); });
 
     rsccl::TcpStore served = rsccl::TcpStore::serve("127.0.0.1:0", quick());
     contract(served);
     rsccl::TcpStore client = rsccl::TcpStore::connect(served.address(), quick());
     CHECK(client.get("a number") == "-2");
-    share_id_through(client, "id");
+    share_id_through([&] { return rsccl::TcpStore::connect(served.address(), quick()); });
 }
 
 TEST_CASE("a program's own store carries an id; what it throws comes through") {
@@ -346,7 +349,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         Set good;
         Set bad;
     };
-    const std::array<Field, 22> fields = {{
+    const std::array<Field, 21> fields = {{
         {"RSCCL_TIMEOUT_MS", [](Config& c) { c.timeout = std::chrono::seconds(9); }, [](Config& c) { c.timeout = std::chrono::milliseconds(-1); }},
         {"RSCCL_INIT_TIMEOUT_MS", [](Config& c) { c.init_timeout = std::chrono::seconds(9); }, [](Config& c) { c.init_timeout = std::chrono::milliseconds(0); }},
         {"RSCCL_SPIN_US", [](Config& c) { c.spin = std::chrono::microseconds(5); }, [](Config& c) { c.spin = std::chrono::microseconds(-5); }},
@@ -357,7 +360,6 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         {"NCCL_BUFFSIZE", [](Config& c) { c.buffer_bytes = 1 << 20; }, [](Config& c) { c.buffer_bytes = 1; }},
         {"RSCCL_SCRATCH_BYTES", [](Config& c) { c.scratch_bytes = 1 << 21; }, [](Config& c) { c.scratch_bytes = 1; }},
         {"NCCL_NET", [](Config& c) { c.net = "Socket"; }, [](Config& c) { c.net = "Pigeon"; }},
-        {"NCCL_COMM_ID", nullptr, [](Config& c) { c.comm_id = "nowhere"; }},
         {"RSCCL_STORE", [](Config& c) { c.store = "tcp://localhost:1"; }, [](Config& c) { c.store = "gopher://x"; }},
         {"NCCL_SOCKET_FAMILY", [](Config& c) { c.socket_family = "AF_INET"; }, [](Config& c) { c.socket_family = "AF_UNIX"; }},
         {"NCCL_SOCKET_NTHREADS", [](Config& c) { c.socket_threads = 1; }, [](Config& c) { c.socket_threads = 1000; }},
@@ -371,7 +373,8 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         {"RSCCL_SECRET_FILE", nullptr, [](Config& c) { c.secret_file = "/no/such/file"; }},
     }};
     for (const Field& field : fields) {
-        CAPTURE(field.variable);
+        const std::string variable = field.variable;
+        CAPTURE(variable);
         if (field.good != nullptr) {
             Config config = quick();
             field.good(config);
@@ -382,12 +385,15 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
             field.bad(config);
             try {
                 Communicator::init_all(1, config);
-                FAIL("accepted");
+                FAIL_CHECK("accepted");
             } catch (const rsccl::Error& error) {
-                CHECK(std::string(error.what()).find(field.variable) != std::string::npos);
+                CHECK(std::string(error.what()).find(variable) != std::string::npos);
             }
         }
     }
+    Config nowhere = quick();
+    nowhere.comm_id = "nowhere";
+    CHECK_THROWS_AS(UniqueId::generate(nowhere), rsccl::InvalidArgument);
     Config rest = quick();
     rest.name = "named";
     rest.reproducible = true;
@@ -450,7 +456,7 @@ TEST_CASE("split, by_color, local, cross, placement, shrink") {
         require(placement.local_rank == rank && placement.local_size == 5, "local rank");
         require(placement.leader_rank.has_value() == (rank == 0), "leaders");
         require(!placement.host_name.empty(), "host name");
-        require(placement.to_string().find(placement.host_name) != std::string::npos, placement.to_string());
+        require(placement.printed.find(placement.host_name) != std::string::npos, placement.printed);
         require(comm.placement().local_rank == rank, "answered again");
         // A child outlives its parent.
         if (rank != 2) {

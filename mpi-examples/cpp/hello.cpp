@@ -17,7 +17,7 @@
 int main(int argc, char** argv) {
     return run_job(argc, argv, [](rsccl::Communicator& comm) {
         const rsccl::Placement placement = comm.placement();
-        std::printf("rank %d of %d: %s\n", comm.rank(), comm.size(), placement.to_string().c_str());
+        std::printf("rank %d of %d: %s\n", comm.rank(), comm.size(), placement.printed.c_str());
 
         int rank = -1;
         MPI_Comm_rank(MPI_COMM_WORLD, &rank);
