@@ -29,6 +29,7 @@ use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
 
 #[allow(unreachable_pub, reason = "the generator makes everything public, and takes no `expect`")]
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "the generator's blocks")]
 #[cxx::bridge(namespace = "rsccl::ffi")]
 mod bridge {
     /// What a [`Failure`](super::Failure) says. Code 0 is none.

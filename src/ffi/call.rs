@@ -242,7 +242,10 @@ impl Batch {
         // Beside the requests that are under way.
         let begun = parts.into_iter().map(|(desk, messages, calls)| desk.begin_all(messages, calls));
         let begun: Vec<Result<Pending>> = begun.collect();
-        begun.into_iter().fold(Ok(()), |first, pending| first.and(pending.and_then(|pending| pending.wait())))
+        // All are waited for, also after an error: their memory is the caller's again when this returns.
+        let ended: Vec<Result<()>> =
+            begun.into_iter().map(|pending| pending.and_then(|pending| pending.wait())).collect();
+        ended.into_iter().collect()
     }
 }
 
