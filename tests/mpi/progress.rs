@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ::mpi::Threading;
 use ::mpi::request::{WaitGuard, scope};
-use ::mpi::topology::SimpleCommunicator;
 use ::mpi::topology::Communicator as _;
+use ::mpi::topology::SimpleCommunicator;
 use ::mpi::traits::*;
 use rsccl::mpi::communicator;
 use rsccl::{Communicator, Config, ReduceOp, Result};
