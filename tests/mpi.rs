@@ -12,6 +12,7 @@ mod topics {
 }
 #[path = "mpi/handle.rs"]
 mod handle;
+#[allow(dead_code, reason = "the tests of launchers use the rest")]
 #[path = "mpi/mpirun.rs"]
 mod mpirun;
 #[path = "hosts/network.rs"]
@@ -21,6 +22,9 @@ mod rank;
 #[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]
 #[path = "../src/bin/rsccl/perf/verify.rs"]
 mod verify;
+#[allow(dead_code, reason = "the tests of faults use the rest")]
+#[path = "faults/worker.rs"]
+mod worker;
 
 use ::mpi::Threading;
 use ::mpi::environment::Universe;
@@ -41,7 +45,9 @@ fn worker() {
 type Act = (&'static str, fn(&Rank));
 
 fn acts() -> impl Iterator<Item = &'static Act> {
-    [topics::ends::ACTS, topics::goods::ACTS, topics::hosts::ACTS, topics::inputs::ACTS, topics::progress::ACTS].into_iter().flatten()
+    [topics::ends::ACTS, topics::goods::ACTS, topics::hosts::ACTS, topics::inputs::ACTS, topics::progress::ACTS]
+        .into_iter()
+        .flatten()
 }
 
 /// Runs `act` on so many ranks; `None` where there is no MPI to run it.
@@ -56,6 +62,10 @@ fn begin(rank: &Rank, level: Threading) -> Universe {
     assert!(provided >= level, "MPI gives {provided:?} where {level:?} was asked for");
     let world = universe.world();
     let (number, size) = (i32::try_from(rank.number).unwrap(), i32::try_from(rank.size).unwrap());
-    assert_eq!((world.rank(), world.size()), (number, size), "is this the mpirun of the MPI that the test was built with?");
+    assert_eq!(
+        (world.rank(), world.size()),
+        (number, size),
+        "is this the mpirun of the MPI that the test was built with?"
+    );
     universe
 }
