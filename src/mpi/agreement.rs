@@ -102,7 +102,7 @@ fn decode(source: Rank, note: &[u8]) -> Error {
     match read() {
         Ok((kind, peer, text)) => {
             let kind = kind.unwrap_or(Kind::Remote);
-            Error::new(kind, format!("rank {source} failed: {text}")).about(peer.map_or(source, Rank::new))
+            Error::new(kind, format!("rank {source} reports: {text}")).about(peer.map_or(source, Rank::new))
         }
         Err(_) => Error::remote(source, format!("rank {source} failed, and its note of why is malformed")),
     }
@@ -159,7 +159,7 @@ mod tests {
             if rank == 2 {
                 assert_eq!(error.to_string(), "rank 2: reading: NCCL_ALGO=x");
             } else {
-                assert_eq!(error.to_string(), format!("rank {rank}: rank 2 failed: reading: NCCL_ALGO=x"));
+                assert_eq!(error.to_string(), format!("rank {rank}: rank 2 reports: reading: NCCL_ALGO=x"));
                 assert_eq!(error.peer(), Some(2));
             }
         }
@@ -176,7 +176,7 @@ mod tests {
             prop_assert_eq!(note.len(), NOTE_BYTES);
             let heard = decode(Rank::new(7), &note);
             prop_assert_eq!((heard.kind(), heard.peer()), (KINDS[code], Some(peer.unwrap_or(7))));
-            let kept = heard.message().strip_prefix("rank 7 failed: ").unwrap();
+            let kept = heard.message().strip_prefix("rank 7 reports: ").unwrap();
             prop_assert!(text.starts_with(kept) && (kept.len() == text.len() || kept.len() > MAX_TEXT_BYTES - 4));
         }
 

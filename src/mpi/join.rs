@@ -79,8 +79,9 @@ fn join(theirs: &Theirs<'_>, config: Config) -> Result<Communicator> {
         Ok(prepared) => meet(&comm, prepared),
         Err(error) => Err(error),
     };
-    // Where ranks have not agreed, some may still use the duplicate: it stays with MPI.
-    if outcome.as_ref().err().is_none_or(|error| error.kind() != Kind::Timeout) {
+    // Where MPI has failed some rank, others may still use the duplicate: it stays with MPI.
+    let is_agreed = |error: &Error| !matches!(error.kind(), Kind::Timeout | Kind::System);
+    if outcome.as_ref().err().is_none_or(is_agreed) {
         comm.free()?;
     }
     outcome
