@@ -44,8 +44,9 @@ pub fn abort_on_panic() {
 /// ```
 pub fn abort(error: &Error) -> ! {
     // The process ends here and now: this line is all that anybody learns. Where it cannot be written, there is nobody to tell.
-    // One write: other ranks write too.
-    let line = format!("rsccl: {}: aborting the MPI job\n", error.to_string().replace('\n', " "));
+    // One line in one write: other ranks write too.
+    let words = error.to_string().replace('\n', " ");
+    let line = format!("rsccl: {words}: aborting the MPI job\n");
     let _written = std::io::stderr().write_all(line.as_bytes());
     futex::nap(FORWARDING);
     calls::abort(error.kind().nccl_code());

@@ -41,6 +41,7 @@ fn absent(rank: &Rank) {
     rank.say_error("error", &error);
     world.process_at_rank(2).send(&1u8);
     if rank.number == 0 {
+        assert!(rank.has_said(1, "error") && rank.has_said(2, "heard"));
         abort(&error);
     }
     world.barrier();

