@@ -63,7 +63,7 @@ find_mpi() {
     # Its libraries stand where no system path leads. Without this, the programs would take another MPI's of the same name.
     job_environment+=("LD_LIBRARY_PATH=$venv/lib" "PATH=$venv/bin:$PATH")
     if [[ $1 == impi-pypi ]]; then
-        job_environment+=("I_MPI_ROOT=$venv" "FI_PROVIDER_PATH=$venv/lib/libfabric/prov")
+        job_environment+=("I_MPI_ROOT=$venv" "FI_PROVIDER_PATH=$venv/lib")
         mpirun=$venv/bin/mpiexec.hydra
     fi
 }
