@@ -47,7 +47,7 @@ void refuse_total(int rank, std::size_t count, int ranks) {
                           {});
 }
 
-void refuse_negative_count() { throw InvalidArgument("a count is negative"); }
+void refuse_negative_count(int rank) { throw InvalidArgument("a count is negative", rank, {}, {}); }
 
 namespace {
 
