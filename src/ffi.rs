@@ -9,27 +9,32 @@
 mod call;
 mod failure;
 mod foreign;
+mod stores;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::address::HostPort;
-use crate::bootstrap::store::{FileStore, HashStore, Store, TcpStore, share_id};
-use crate::comm::settings::bootstrap_options;
 use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, Preparation};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::sync::primitive::Arc;
 use crate::sync::{AbortFlag, Progress, Wait};
-use crate::types::{DataType, F8E4M3, F8E5M2, Rank, World, bf16, f16};
+use crate::sys::clock;
+use crate::types::{DataType, F8E4M3, F8E5M2, Rank, ReduceOp, World, bf16, f16};
 
 use call::{Batch, Work};
 use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
+use stores::{
+    Keep, keep, keep_address, keep_file, keep_hash, keep_remote, keep_same, keep_served, share, store_add, store_get,
+    store_remove, store_set, store_wait,
+};
 
-#[allow(unreachable_pub, reason = "the generator makes everything public, and takes no `expect`")]
-#[allow(clippy::multiple_unsafe_ops_per_block, reason = "the generator's blocks")]
+#[allow(
+    unreachable_pub,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "what the generator writes is public and unsafe as it likes; it takes no `expect`"
+)]
 #[cxx::bridge(namespace = "rsccl::ffi")]
 mod bridge {
     /// What a [`Failure`](super::Failure) says. Code 0 is none.
@@ -203,6 +208,7 @@ mod bridge {
         fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure;
         fn set_progress(comm: &Comm, hook: UniquePtr<Hook>) -> *mut Failure;
         fn provoke_panic_in(comm: &Comm) -> *mut Failure;
+        fn time_all_reduce(comm: &Comm, turns: u32, nanoseconds: &mut f64) -> *mut Failure;
 
         type Family;
         fn family() -> Box<Family>;
@@ -304,7 +310,7 @@ mod bridge {
     }
 }
 
-use bridge::{ForeignStore, Hook, Place, What};
+use bridge::{Hook, Place, What};
 
 /// A configuration that is being made.
 struct Settings(Config);
@@ -327,12 +333,6 @@ struct Waiting(Option<Pending>);
 /// Shared memory; `None` before it was allocated.
 struct Memory(Option<Buffer<u8>>);
 
-/// A store of the library; `None` before it was opened.
-struct Keep {
-    store: Option<Arc<dyn Store>>,
-    address: String,
-}
-
 impl Comm {
     /// Runs `body` on the desk; a panic of it ends the communicator.
     #[inline]
@@ -342,7 +342,7 @@ impl Comm {
             None => return failure::pass(Error::invalid_usage("the communicator was finalized")),
         };
         let end = || self.end("a panic inside rsccl");
-        failure::guard_or(|| body(desk), end)
+        failure::guard_or(Some(Rank::new(desk.communicator().rank())), || body(desk), end)
     }
 
     /// Ends the communicator and tells the others why.
@@ -361,6 +361,19 @@ fn provoke_panic() -> *mut Failure {
 
 fn provoke_panic_in(comm: &Comm) -> *mut Failure {
     comm.on(|_| panic!("provoked"))
+}
+
+/// How long an all-reduce of one float takes from Rust, on average over `turns`: what the C++ call is compared with.
+fn time_all_reduce(comm: &Comm, turns: u32, nanoseconds: &mut f64) -> *mut Failure {
+    comm.on(|desk| {
+        let (comm, mine, mut sum) = (desk.at_rest()?, [1.0f32], [0.0f32]);
+        let begun = clock::now();
+        for _ in 0..turns {
+            comm.all_reduce(std::hint::black_box(&mine), std::hint::black_box(&mut sum), ReduceOp::Sum)?;
+        }
+        *nanoseconds = begun.elapsed().as_secs_f64() * 1e9 / f64::from(turns.max(1));
+        Ok(())
+    })
 }
 
 fn version() -> String {
@@ -744,110 +757,6 @@ fn place(memory: &mut Memory) -> *mut u8 {
     memory.0.as_mut().map_or(std::ptr::null_mut(), |buffer| buffer.as_mut_ptr())
 }
 
-fn keep() -> Box<Keep> {
-    Box::new(Keep { store: None, address: String::new() })
-}
-
-fn keep_hash() -> Box<Keep> {
-    Box::new(Keep { store: Some(Arc::new(HashStore::new())), address: String::new() })
-}
-
-fn keep_file(keep: &mut Keep, folder: &[u8], timeout_ms: u64) -> *mut Failure {
-    guard(|| {
-        let store = FileStore::open(text_of("folder", folder)?, &wait_of(timeout_ms))?;
-        keep.store = Some(Arc::new(store));
-        Ok(())
-    })
-}
-
-fn keep_served(keep: &mut Keep, address: &[u8], settings: &Settings) -> *mut Failure {
-    guard(|| {
-        let text = text_of("address", address)?;
-        let place = text.parse().map_err(|_| {
-            Error::invalid_argument(format!("{text:?} is no address to serve at: give ip:port or [ipv6]:port"))
-        })?;
-        let store = TcpStore::serve(place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
-        keep.address = store.address().to_string();
-        keep.store = Some(Arc::new(store));
-        Ok(())
-    })
-}
-
-fn keep_remote(keep: &mut Keep, address: &[u8], settings: &Settings) -> *mut Failure {
-    guard(|| {
-        let place: HostPort = text_of("address", address)?.parse()?;
-        let store = TcpStore::connect(&place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
-        keep.address = store.address().to_string();
-        keep.store = Some(Arc::new(store));
-        Ok(())
-    })
-}
-
-fn keep_same(keep: &Keep) -> Box<Keep> {
-    Box::new(Keep { store: keep.store.clone(), address: keep.address.clone() })
-}
-
-fn keep_address(keep: &Keep) -> String {
-    keep.address.clone()
-}
-
-impl Keep {
-    fn on(&self, body: impl FnOnce(&dyn Store) -> Result<()>) -> *mut Failure {
-        let moved = || Error::invalid_usage("the store was moved from");
-        guard(|| body(&**self.store.as_ref().ok_or_else(moved)?))
-    }
-}
-
-fn store_set(keep: &Keep, key: &[u8], value: &[u8], timeout_ms: u64) -> *mut Failure {
-    keep.on(|store| store.set(text_of("key", key)?, value, &wait_of(timeout_ms)))
-}
-
-fn store_get(keep: &Keep, key: &[u8], timeout_ms: u64, value: &mut Vec<u8>) -> *mut Failure {
-    keep.on(|store| {
-        *value = store.get(text_of("key", key)?, &wait_of(timeout_ms))?;
-        Ok(())
-    })
-}
-
-fn store_add(keep: &Keep, key: &[u8], amount: i64, timeout_ms: u64, sum: &mut i64) -> *mut Failure {
-    keep.on(|store| {
-        *sum = store.add(text_of("key", key)?, amount, &wait_of(timeout_ms))?;
-        Ok(())
-    })
-}
-
-fn store_wait(keep: &Keep, keys: &[String], timeout_ms: u64) -> *mut Failure {
-    keep.on(|store| {
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        store.wait(&keys, &wait_of(timeout_ms))
-    })
-}
-
-fn store_remove(keep: &Keep, key: &[u8], timeout_ms: u64, was_there: &mut bool) -> *mut Failure {
-    keep.on(|store| {
-        *was_there = store.delete(text_of("key", key)?, &wait_of(timeout_ms))?;
-        Ok(())
-    })
-}
-
-fn share(
-    store: &ForeignStore,
-    key: &[u8],
-    rank: i32,
-    size: i32,
-    settings: &Settings,
-    id: &mut [u8; 128],
-) -> *mut Failure {
-    guard(|| {
-        let config = settings.0.clone().resolve()?;
-        let wait = Wait::new(config.init_timeout, &AbortFlag::new());
-        let make = || UniqueId::generate(&bootstrap_options(&config)?);
-        let store = foreign::Borrowed(store);
-        *id = *share_id(&store, text_of("key", key)?, world_of(rank, size)?, make, &wait)?.as_bytes();
-        Ok(())
-    })
-}
-
 /// The number as C++ has it: worlds are far smaller.
 fn int_of(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
@@ -869,4 +778,19 @@ fn wait_of(timeout_ms: u64) -> Wait {
 
 fn text_of<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str> {
     std::str::from_utf8(bytes).map_err(|_| Error::invalid_argument(format!("the {what} is not UTF-8 text")))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::VARIABLES;
+
+    #[test]
+    fn every_variable_has_a_field_in_cpp() {
+        let (header, laid) = (include_str!("../cpp/include/rsccl/config.hpp"), include_str!("../cpp/src/config.cc"));
+        for variable in VARIABLES {
+            let name = variable.full_name();
+            assert!(laid.contains(&format!("\"{name}\"")), "cpp/src/config.cc does not lay {name}");
+            assert!(header.contains(&format!("`{name}`")), "cpp/include/rsccl/config.hpp does not document {name}");
+        }
+    }
 }

@@ -228,7 +228,7 @@ class Collectives {
     template <class S, class R, class C = std::initializer_list<std::size_t>>
     Result all_gather_v(S&& send, R&& recv, const C& counts, Stream stream = {}) {
         check<S, R>();
-        const std::vector<std::size_t> all = detail::counts_of(counts);
+        const std::vector<std::size_t> all = detail::counts_of(counts, self().rank());
         expect("send", std::size(send), mine(all));
         expect("recv", std::size(recv), total(all));
         return all_gather_v(std::data(send), std::data(recv), view(all.data(), all.size()), type<R>, stream);
@@ -242,7 +242,7 @@ class Collectives {
     template <class S, class R, class C = std::initializer_list<std::size_t>>
     Result reduce_scatter_v(S&& send, R&& recv, const C& counts, ReduceOp op = ReduceOp::sum, Stream stream = {}) {
         check<S, R>();
-        const std::vector<std::size_t> all = detail::counts_of(counts);
+        const std::vector<std::size_t> all = detail::counts_of(counts, self().rank());
         expect("recv", std::size(recv), mine(all));
         expect("send", std::size(send), total(all));
         return reduce_scatter_v(std::data(send), std::data(recv), view(all.data(), all.size()), type<R>, op, stream);
@@ -254,13 +254,13 @@ class Collectives {
     }
 
     /// all_to_all() with a count for each pair: this rank sends `send_counts[r]` elements to rank r, in rank order in `send`, and
-    /// receives `recv_counts[r]` from it, in rank order in `recv`. What rank a sends to b is what b receives from a. Not in groups,
-    /// which have send() and recv() for it.
+    /// receives `recv_counts[r]` from it, in rank order in `recv`. What rank a sends to b is what b receives from a. A message between
+    /// two ranks that was begun before it is received before it. Not in groups, which have send() and recv() for it.
     template <class S, class R, class C = std::initializer_list<std::size_t>, class D = std::initializer_list<std::size_t>>
     Result all_to_all_v(S&& send, const C& send_counts, R&& recv, const D& recv_counts, Stream stream = {}) {
         check<S, R>();
-        const std::vector<std::size_t> to = detail::counts_of(send_counts);
-        const std::vector<std::size_t> from = detail::counts_of(recv_counts);
+        const std::vector<std::size_t> to = detail::counts_of(send_counts, self().rank());
+        const std::vector<std::size_t> from = detail::counts_of(recv_counts, self().rank());
         expect("send", std::size(send), total(to));
         expect("recv", std::size(recv), total(from));
         return all_to_all_v(std::data(send), view(to.data(), to.size()), std::data(recv), view(from.data(), from.size()),

@@ -92,11 +92,11 @@ constexpr void check_same() {
 }
 
 /// Says that a count is negative.
-[[noreturn]] void refuse_negative_count();
+[[noreturn]] void refuse_negative_count(int rank);
 
 /// The counts of the ranks, whatever integers they came as.
 template <class C>
-std::vector<std::size_t> counts_of(const C& counts) {
+std::vector<std::size_t> counts_of(const C& counts, [[maybe_unused]] int rank) {
     using Count = plain<decltype(*std::begin(counts))>;
     static_assert(std::is_integral_v<Count>, "rsccl: counts are integers");
     std::vector<std::size_t> all;
@@ -104,7 +104,7 @@ std::vector<std::size_t> counts_of(const C& counts) {
     for (Count count : counts) {
         if constexpr (std::is_signed_v<Count>) {
             if (count < 0) {
-                refuse_negative_count();
+                refuse_negative_count(rank);
             }
         }
         all.push_back(static_cast<std::size_t>(count));
