@@ -137,7 +137,8 @@ fn plan(launcher: &Launcher, network: &Network, act: &str) -> Plan {
             hosts,
         ],
         Family::Prrte => &[
-            "--prtemca plm_ssh_no_tree_spawn 1 --prtemca prte_if_include",
+            // By itself it would put all ranks, oversubscribed, on the first host.
+            "--map-by ppr:2:node --prtemca plm_ssh_no_tree_spawn 1 --prtemca prte_if_include",
             subnet,
             "--mca btl_tcp_if_include",
             subnet,
