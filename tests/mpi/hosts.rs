@@ -165,7 +165,7 @@ fn agent(folder: &Path, network: &Network) -> PathBuf {
         text.push_str(&format!("10.77.0.{}) exec {} sh -c \"$*\" ;;\n", host + 1, words.join(" ")));
     }
     text.push_str("*) echo \"no such host: $host\" >&2; exit 1 ;;\nesac\n");
-    let mut file: File = File::options().create(true).write(true).mode(0o755).open(&path).unwrap();
+    let mut file: File = File::options().create_new(true).write(true).mode(0o755).open(&path).unwrap();
     file.write_all(text.as_bytes()).unwrap();
     path
 }
