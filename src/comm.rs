@@ -4,10 +4,11 @@
 //! [`AbortHandle`] may be used from anywhere. Ways in: [`local::run`] (threads), [`Communicator::init`] (a unique id),
 //! [`Communicator::from_env`] (launchers).
 
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "cpp"))]
 mod aside;
 mod choose;
 mod collectives;
+mod desk;
 mod engine;
 mod family;
 mod group;
@@ -18,7 +19,7 @@ mod messages;
 mod news;
 mod placement;
 mod request;
-mod settings;
+pub(crate) mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -30,8 +31,9 @@ use crate::sync::{AbortFlag, Progress};
 use crate::types::World;
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use aside::Preparation;
+pub use desk::{Desk, Pending};
 pub use group::{Group, Member, group};
 pub use placement::{DeviceChoice, Placement};
 pub use request::{Request, Scope};

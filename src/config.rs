@@ -202,6 +202,25 @@ impl Config {
         Ok(self)
     }
 
+    /// Sets the field of the variable that is called `name` (with its prefix, as [`VARIABLES`] has it) to what `text` means there, as
+    /// the program's own choice: the environment is laid over it like over any field.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] for a name that no variable has, and for a text that it does not take.
+    ///
+    /// # Examples
+    /// ```
+    /// let config = rsccl::Config::default().with_variable("RSCCL_TIMEOUT_MS", "5000")?;
+    /// assert_eq!(config.timeout.as_secs(), 5);
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn with_variable(mut self, name: &str, text: &str) -> Result<Config> {
+        let known = VARIABLES.iter().find(|variable| variable.names().any(|known| known == name));
+        let variable = known.ok_or_else(|| Error::invalid_argument(format!("there is no variable {name}")))?;
+        self.set(variable, &Found { name: name.to_owned(), text, source: Source::Code })?;
+        Ok(self)
+    }
+
     /// What [`Config::resolve`] found worth saying: unknown names, names without effect, files open to others.
     pub fn notes(&self) -> &[Note] {
         &self.notes

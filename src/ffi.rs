@@ -1,12 +1,872 @@
-//! The bridge under the C++ classes.
+//! The bridge under the C++ classes of `cpp/`: every function of them that is not a template ends in one of these.
+//!
+//! No panic and no exception crosses. A function that can fail returns a [`Failure`], null where all went well, so that a call
+//! that succeeds costs a register; the C++ side turns it into the exception of its kind. What a panic leaves behind is an error
+//! of kind internal, and a communicator that has ended.
+//!
+//! Opaque things are made empty and filled by a call that can fail. C++ sees to it that one thread uses a [`Comm`] at a time.
 
+mod call;
+mod failure;
+mod foreign;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::bootstrap::UniqueId;
+use crate::bootstrap::address::HostPort;
+use crate::bootstrap::store::{FileStore, HashStore, Store, TcpStore, share_id};
+use crate::comm::settings::bootstrap_options;
+use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, Preparation};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::sync::primitive::Arc;
+use crate::sync::{AbortFlag, Progress, Wait};
+use crate::types::{DataType, F8E4M3, F8E5M2, Rank, World, bf16, f16};
+
+use call::{Batch, Work};
+use failure::{Failure, explain, guard, nccl_code};
+use foreign::{Foreign, set_log};
+
+#[allow(unreachable_pub, reason = "the generator makes everything public, and takes no `expect`")]
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "the generator's blocks")]
 #[cxx::bridge(namespace = "rsccl::ffi")]
 mod bridge {
-    extern "Rust" {
-        fn version() -> String;
+    /// What a [`Failure`](super::Failure) says. Code 0 is none.
+    struct Status {
+        code: i32,
+        message: String,
+        /// -1 where unknown.
+        rank: i32,
+        /// -1 where unknown.
+        peer: i32,
+        operation: String,
     }
+
+    /// The numbers of `rsccl::ErrorCode`.
+    #[repr(i32)]
+    enum Code {
+        None = 0,
+        InvalidArgument = 1,
+        InvalidUsage = 2,
+        Mismatch = 3,
+        Remote = 4,
+        Timeout = 5,
+        System = 6,
+        Internal = 7,
+        Aborted = 8,
+        InProgress = 9,
+    }
+
+    /// The numbers of `rsccl::DataType`.
+    #[repr(i32)]
+    enum TypeCode {
+        I8 = 0,
+        U8 = 1,
+        I32 = 2,
+        U32 = 3,
+        I64 = 4,
+        U64 = 5,
+        F16 = 6,
+        F32 = 7,
+        F64 = 8,
+        BF16 = 9,
+        F8E4M3 = 10,
+        F8E5M2 = 11,
+    }
+
+    /// The numbers of `rsccl::ReduceOp`.
+    #[repr(i32)]
+    enum OpCode {
+        Sum = 0,
+        Prod = 1,
+        Min = 2,
+        Max = 3,
+        Avg = 4,
+        BitAnd = 5,
+        BitOr = 6,
+        BitXor = 7,
+        PreMulSum = 8,
+    }
+
+    /// The numbers of `rsccl::ReduceOp::Scalar`.
+    #[repr(i32)]
+    enum ScalarCode {
+        None = 0,
+        Integer = 1,
+        Natural = 2,
+        Real = 3,
+    }
+
+    /// The numbers of `rsccl::detail::Kind`.
+    #[repr(u8)]
+    enum CallCode {
+        AllReduce = 0,
+        Broadcast = 1,
+        Reduce = 2,
+        AllGather = 3,
+        ReduceScatter = 4,
+        AllToAll = 5,
+        Gather = 6,
+        Scatter = 7,
+        Barrier = 8,
+        Send = 9,
+        Recv = 10,
+        AllGatherV = 11,
+        ReduceScatterV = 12,
+        AllToAllV = 13,
+    }
+
+    /// A call but for its memory.
+    struct What {
+        /// Elements for each rank.
+        count: u64,
+        /// The scalar, where it is an integer; an unsigned one has the bits of the signed one.
+        integer: i64,
+        /// The scalar, where it is a float.
+        real: f64,
+        data_type: i32,
+        op: i32,
+        scalar: i32,
+        /// Root or peer.
+        other: i32,
+        kind: u8,
+    }
+
+    /// A line of the log.
+    struct Line<'a> {
+        level: i32,
+        /// -1 where unknown.
+        rank: i32,
+        text: &'a str,
+        printed: &'a str,
+    }
+
+    /// Where a rank is. -1 and empty for what is not there.
+    struct Place {
+        host_name: String,
+        host: i32,
+        hosts: i32,
+        local_rank: i32,
+        local_size: i32,
+        leader_rank: i32,
+        device: i32,
+        bus_id: String,
+        shared_by: i32,
+        printed: String,
+    }
+
+    extern "Rust" {
+        type Failure;
+        fn explain(failure: &Failure) -> Status;
+        fn nccl_code(code: i32) -> i32;
+        fn provoke_panic() -> *mut Failure;
+
+        fn version() -> String;
+        fn type_name(code: i32) -> &'static str;
+        fn encode(data_type: i32, value: f32) -> u16;
+        fn decode(data_type: i32, bits: u16) -> f32;
+
+        type Settings;
+        fn settings() -> Box<Settings>;
+        fn set(settings: &mut Settings, name: &[u8], text: &[u8]) -> *mut Failure;
+
+        fn generate_id(settings: &Settings, id: &mut [u8; 128]) -> *mut Failure;
+        fn check_id(bytes: &[u8]) -> *mut Failure;
+
+        type Comm;
+        fn comm() -> Box<Comm>;
+        fn join(comm: &mut Comm, ids: &[u8], rank: i32, size: i32, settings: &Settings) -> *mut Failure;
+        fn join_launched(comm: &mut Comm, settings: &Settings) -> *mut Failure;
+        fn is_open(comm: &Comm) -> bool;
+        fn rank(comm: &Comm) -> i32;
+        fn size(comm: &Comm) -> i32;
+        unsafe fn run(comm: &Comm, what: &What, send: *const u8, recv: *mut u8) -> *mut Failure;
+        unsafe fn run_v(
+            comm: &Comm,
+            what: &What,
+            send: *const u8,
+            recv: *mut u8,
+            send_counts: &[usize],
+            recv_counts: &[usize],
+        ) -> *mut Failure;
+        fn split(comm: &Comm, color: i64, key: i64, child: &mut Comm) -> *mut Failure;
+        fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure;
+        fn local(comm: &Comm, child: &mut Comm) -> *mut Failure;
+        fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure;
+        fn placement(comm: &Comm, place: &mut Place) -> *mut Failure;
+        fn number(comm: &Comm, number: &mut u64) -> *mut Failure;
+        fn init_timeout_ms(comm: &Comm, milliseconds: &mut i64) -> *mut Failure;
+        fn async_error(comm: &Comm) -> *mut Failure;
+        fn finalize(comm: &mut Comm) -> *mut Failure;
+        fn discard(comm: &mut Comm, deserted: bool);
+        fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure;
+        fn set_progress(comm: &Comm, hook: UniquePtr<Hook>) -> *mut Failure;
+        fn provoke_panic_in(comm: &Comm) -> *mut Failure;
+
+        type Family;
+        fn family() -> Box<Family>;
+        fn join_all(family: &mut Family, ranks: i32, settings: &Settings) -> *mut Failure;
+        fn take(family: &mut Family) -> Box<Comm>;
+
+        type Prepared;
+        fn prepared() -> Box<Prepared>;
+        fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure;
+        fn prepared_timeout_ms(prepared: &Prepared) -> i64;
+        fn prepared_id(prepared: &Prepared, id: &mut [u8; 128]) -> *mut Failure;
+        fn join_aside(prepared: &mut Prepared, comm: &mut Comm, id: &[u8], rank: i32, size: i32) -> *mut Failure;
+
+        type Stop;
+        fn stop(comm: &Comm) -> Box<Stop>;
+        fn same(stop: &Stop) -> Box<Stop>;
+        fn abort(stop: &Stop, reason: &[u8]);
+
+        type Waiting;
+        fn waiting() -> Box<Waiting>;
+        unsafe fn begin(
+            comm: &Comm,
+            what: &What,
+            send: *const u8,
+            recv: *mut u8,
+            send_counts: &[usize],
+            recv_counts: &[usize],
+            request: &mut Waiting,
+        ) -> *mut Failure;
+        fn wait(request: &Waiting) -> *mut Failure;
+        fn is_finished(request: &Waiting) -> bool;
+
+        type Batch;
+        fn batch() -> Box<Batch>;
+        unsafe fn add(
+            batch: &mut Batch,
+            comm: *const Comm,
+            what: &What,
+            send: *const u8,
+            recv: *mut u8,
+            counts: &[usize],
+        ) -> *mut Failure;
+        unsafe fn run_batch(batch: &mut Batch) -> *mut Failure;
+
+        type Memory;
+        fn memory() -> Box<Memory>;
+        fn allocate(memory: &mut Memory, count: usize, element_bytes: usize) -> *mut Failure;
+        fn place(memory: &mut Memory) -> *mut u8;
+
+        type Keep;
+        fn keep() -> Box<Keep>;
+        fn keep_hash() -> Box<Keep>;
+        fn keep_file(keep: &mut Keep, folder: &[u8], timeout_ms: u64) -> *mut Failure;
+        fn keep_served(keep: &mut Keep, address: &[u8], settings: &Settings) -> *mut Failure;
+        fn keep_remote(keep: &mut Keep, address: &[u8], settings: &Settings) -> *mut Failure;
+        fn keep_same(keep: &Keep) -> Box<Keep>;
+        fn keep_address(keep: &Keep) -> String;
+        fn store_set(keep: &Keep, key: &[u8], value: &[u8], timeout_ms: u64) -> *mut Failure;
+        fn store_get(keep: &Keep, key: &[u8], timeout_ms: u64, value: &mut Vec<u8>) -> *mut Failure;
+        fn store_add(keep: &Keep, key: &[u8], amount: i64, timeout_ms: u64, sum: &mut i64) -> *mut Failure;
+        fn store_wait(keep: &Keep, keys: &[String], timeout_ms: u64) -> *mut Failure;
+        fn store_remove(keep: &Keep, key: &[u8], timeout_ms: u64, was_there: &mut bool) -> *mut Failure;
+        fn share(
+            store: &ForeignStore,
+            key: &[u8],
+            rank: i32,
+            size: i32,
+            settings: &Settings,
+            id: &mut [u8; 128],
+        ) -> *mut Failure;
+
+        fn set_log(callback: UniquePtr<LogCallback>);
+        fn warn_discarded();
+        fn warn(rank: i32, text: &[u8]);
+    }
+
+    // C++ takes failures over as boxes, though no function passes one as such.
+    impl Box<Failure> {}
+
+    // All of them are `noexcept`: what the program's own code throws comes back as a Status.
+    unsafe extern "C++" {
+        include!("foreign.hpp");
+
+        /// A progress hook.
+        type Hook;
+        fn turn(self: &Hook) -> Status;
+
+        /// What takes the lines of the log.
+        type LogCallback;
+        fn take(self: &LogCallback, line: &Line);
+
+        /// A store that C++ has.
+        type ForeignStore;
+        fn set(self: &ForeignStore, key: &str, value: &[u8], timeout_ms: u64) -> Status;
+        fn get(self: &ForeignStore, key: &str, timeout_ms: u64, value: &mut Vec<u8>) -> Status;
+        fn add(self: &ForeignStore, key: &str, amount: i64, timeout_ms: u64, sum: &mut i64) -> Status;
+        fn wait(self: &ForeignStore, keys: &[&str], timeout_ms: u64) -> Status;
+        fn remove(self: &ForeignStore, key: &str, timeout_ms: u64, was_there: &mut bool) -> Status;
+    }
+}
+
+use bridge::{ForeignStore, Hook, Place, What};
+
+/// A configuration that is being made.
+struct Settings(Config);
+
+/// A communicator; `None` before it has joined and after it was finalized.
+struct Comm(Option<Desk>);
+
+/// Communicators of one process that nobody has taken yet.
+struct Family(VecDeque<Communicator>);
+
+/// The first half of an init; `None` before it was read and once it was used.
+struct Prepared(Option<Preparation>);
+
+/// What stops a communicator.
+struct Stop(Option<AbortHandle>);
+
+/// A request; `None` before it has begun.
+struct Waiting(Option<Pending>);
+
+/// Shared memory; `None` before it was allocated.
+struct Memory(Option<Buffer<u8>>);
+
+/// A store of the library; `None` before it was opened.
+struct Keep {
+    store: Option<Arc<dyn Store>>,
+    address: String,
+}
+
+impl Comm {
+    /// Runs `body` on the desk; a panic of it ends the communicator.
+    #[inline]
+    fn on(&self, body: impl FnOnce(&Desk) -> Result<()>) -> *mut Failure {
+        let desk = match &self.0 {
+            Some(desk) => desk,
+            None => return failure::pass(Error::invalid_usage("the communicator was finalized")),
+        };
+        let end = || self.end("a panic inside rsccl");
+        failure::guard_or(|| body(desk), end)
+    }
+
+    /// Ends the communicator and tells the others why.
+    fn end(&self, why: &str) {
+        if let Some(desk) = &self.0 {
+            desk.communicator().abort_handle().abort(why);
+            // Any call tells the others of an abort; its own error is the abort's.
+            drop(desk.run(call::barrier()));
+        }
+    }
+}
+
+fn provoke_panic() -> *mut Failure {
+    guard(|| panic!("provoked"))
+}
+
+fn provoke_panic_in(comm: &Comm) -> *mut Failure {
+    comm.on(|_| panic!("provoked"))
 }
 
 fn version() -> String {
     env!("CARGO_PKG_VERSION").to_owned()
+}
+
+fn type_name(code: i32) -> &'static str {
+    call::data_type(code).map_or("unknown", DataType::name)
+}
+
+fn encode(data_type: i32, value: f32) -> u16 {
+    match call::data_type(data_type) {
+        Ok(DataType::F16) => f16::from_f32(value).to_bits(),
+        Ok(DataType::BF16) => bf16::from_f32(value).to_bits(),
+        Ok(DataType::F8E4M3) => F8E4M3::from_f32(value).0.into(),
+        Ok(DataType::F8E5M2) => F8E5M2::from_f32(value).0.into(),
+        _ => 0,
+    }
+}
+
+fn decode(data_type: i32, bits: u16) -> f32 {
+    let low = bits.to_le_bytes()[0];
+    match call::data_type(data_type) {
+        Ok(DataType::F16) => f16::from_bits(bits).to_f32(),
+        Ok(DataType::BF16) => bf16::from_bits(bits).to_f32(),
+        Ok(DataType::F8E4M3) => F8E4M3(low).to_f32(),
+        Ok(DataType::F8E5M2) => F8E5M2(low).to_f32(),
+        _ => 0.0,
+    }
+}
+
+fn settings() -> Box<Settings> {
+    Box::new(Settings(Config::default()))
+}
+
+fn set(settings: &mut Settings, name: &[u8], text: &[u8]) -> *mut Failure {
+    guard(|| {
+        let config = std::mem::take(&mut settings.0);
+        settings.0 = config.with_variable(text_of("name", name)?, text_of("value", text)?)?;
+        Ok(())
+    })
+}
+
+fn generate_id(settings: &Settings, id: &mut [u8; 128]) -> *mut Failure {
+    guard(|| {
+        *id = *Communicator::unique_id(&settings.0)?.as_bytes();
+        Ok(())
+    })
+}
+
+fn check_id(bytes: &[u8]) -> *mut Failure {
+    guard(|| UniqueId::from_bytes(bytes).map(drop))
+}
+
+fn comm() -> Box<Comm> {
+    Box::new(Comm(None))
+}
+
+fn join(comm: &mut Comm, ids: &[u8], rank: i32, size: i32, settings: &Settings) -> *mut Failure {
+    guard(|| {
+        let world = world_of(rank, size)?;
+        let ids = ids.chunks(UniqueId::BYTES).map(UniqueId::from_bytes).collect::<Result<Vec<_>>>()?;
+        let joined = Communicator::init_scalable(&ids, world.rank.get(), world.size, settings.0.clone())?;
+        comm.0 = Some(Desk::new(joined));
+        Ok(())
+    })
+}
+
+fn join_launched(comm: &mut Comm, settings: &Settings) -> *mut Failure {
+    guard(|| {
+        comm.0 = Some(Desk::new(Communicator::from_env_with(settings.0.clone())?));
+        Ok(())
+    })
+}
+
+fn is_open(comm: &Comm) -> bool {
+    comm.0.is_some()
+}
+
+fn rank(comm: &Comm) -> i32 {
+    comm.0.as_ref().map_or(-1, |desk| int_of(desk.communicator().rank()))
+}
+
+fn size(comm: &Comm) -> i32 {
+    comm.0.as_ref().map_or(0, |desk| int_of(desk.communicator().size()))
+}
+
+/// # Safety
+/// The memory that `what` and the rank and size of `comm` call for lies at `send` and `recv`, is good for reading and writing, and nobody
+/// else touches it until the call returns.
+unsafe fn run(comm: &Comm, what: &What, send: *const u8, recv: *mut u8) -> *mut Failure {
+    comm.on(|desk| {
+        let memory = (send, recv);
+        // SAFETY: the caller's promise, for as long as the call runs; nothing keeps the memory after that.
+        match unsafe { call::work(desk, what, memory, (&[], &[])) }? {
+            Work::Collective(call) => desk.run(call),
+            Work::Message(message) => desk.message(message),
+            Work::Exchange(messages) => desk.exchange(messages),
+        }
+    })
+}
+
+/// # Safety
+/// As [`run`], with the counts of `send_counts` and `recv_counts`.
+unsafe fn run_v(
+    comm: &Comm,
+    what: &What,
+    send: *const u8,
+    recv: *mut u8,
+    send_counts: &[usize],
+    recv_counts: &[usize],
+) -> *mut Failure {
+    comm.on(|desk| {
+        // SAFETY: the caller's promise, for as long as the call runs; nothing keeps the memory after that.
+        match unsafe { call::work(desk, what, (send, recv), (send_counts, recv_counts)) }? {
+            Work::Collective(call) => desk.run(call),
+            Work::Message(message) => desk.message(message),
+            Work::Exchange(messages) => desk.exchange(messages),
+        }
+    })
+}
+
+fn split(comm: &Comm, color: i64, key: i64, child: &mut Comm) -> *mut Failure {
+    comm.on(|desk| {
+        let color = if color < 0 { None } else { Some(call::unsigned("color", color)?) };
+        child.0 = desk.at_rest()?.split(color, key)?.map(Desk::new);
+        Ok(())
+    })
+}
+
+fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure {
+    comm.on(|desk| {
+        let rank = |rank: &i32| call::unsigned("rank", i64::from(*rank));
+        let excluded = excluded.iter().map(rank).collect::<Result<Vec<_>>>()?;
+        child.0 = Some(Desk::new(desk.at_rest()?.shrink(&excluded)?));
+        Ok(())
+    })
+}
+
+fn local(comm: &Comm, child: &mut Comm) -> *mut Failure {
+    comm.on(|desk| {
+        child.0 = Some(Desk::new(desk.at_rest()?.local()?));
+        Ok(())
+    })
+}
+
+fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure {
+    comm.on(|desk| {
+        child.0 = Some(Desk::new(desk.at_rest()?.cross()?));
+        Ok(())
+    })
+}
+
+fn placement(comm: &Comm, place: &mut Place) -> *mut Failure {
+    comm.on(|desk| {
+        let found = desk.at_rest()?.placement()?;
+        let device = found.device.as_ref();
+        *place = Place {
+            printed: found.to_string(),
+            host: int_of(found.host),
+            hosts: int_of(found.hosts),
+            local_rank: int_of(found.local_rank),
+            local_size: int_of(found.local_size),
+            leader_rank: found.leader_rank.map_or(-1, int_of),
+            device: device.map_or(-1, |device| int_of(device.ordinal)),
+            bus_id: device.map_or_else(String::new, |device| device.bus_id.clone()),
+            shared_by: device.map_or(0, |device| int_of(device.shared_by)),
+            host_name: found.host_name,
+        };
+        Ok(())
+    })
+}
+
+fn number(comm: &Comm, number: &mut u64) -> *mut Failure {
+    comm.on(|desk| {
+        *number = desk.at_rest()?.number()?;
+        Ok(())
+    })
+}
+
+fn init_timeout_ms(comm: &Comm, milliseconds: &mut i64) -> *mut Failure {
+    comm.on(|desk| {
+        *milliseconds = milliseconds_of(desk.at_rest()?.init_timeout()?);
+        Ok(())
+    })
+}
+
+fn async_error(comm: &Comm) -> *mut Failure {
+    comm.on(|desk| desk.async_error().map_or(Ok(()), Err))
+}
+
+fn finalize(comm: &mut Comm) -> *mut Failure {
+    let desk = comm.0.take();
+    guard(|| desk.map_or(Ok(()), Desk::finalize))
+}
+
+/// Ends a communicator without a word: `deserted` where an exception takes its owner away, which the others must hear.
+fn discard(comm: &mut Comm, deserted: bool) {
+    if deserted && async_error(comm).is_null() {
+        comm.end("an exception left the scope of its communicator");
+    }
+    // A destructor has nobody to tell.
+    failure::drop_failure(finalize(comm));
+}
+
+fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure {
+    comm.on(|desk| {
+        let moved = || Error::invalid_argument("the buffer to register was moved from");
+        desk.at_rest()?.register(memory.0.as_ref().ok_or_else(moved)?)
+    })
+}
+
+fn set_progress(comm: &Comm, hook: cxx::UniquePtr<Hook>) -> *mut Failure {
+    comm.on(|desk| {
+        let hook = (!hook.is_null()).then(|| {
+            let hook = Foreign::new(hook);
+            Progress::new(move || foreign::result(hook.get().turn()))
+        });
+        desk.at_rest()?.set_progress(hook)
+    })
+}
+
+fn family() -> Box<Family> {
+    Box::new(Family(VecDeque::new()))
+}
+
+fn join_all(family: &mut Family, ranks: i32, settings: &Settings) -> *mut Failure {
+    guard(|| {
+        family.0 =
+            Communicator::init_all(call::unsigned("number of ranks", i64::from(ranks))?, settings.0.clone())?.into();
+        Ok(())
+    })
+}
+
+/// The next of the family; an empty one where all were taken.
+fn take(family: &mut Family) -> Box<Comm> {
+    Box::new(Comm(family.0.pop_front().map(Desk::new)))
+}
+
+fn prepared() -> Box<Prepared> {
+    Box::new(Prepared(None))
+}
+
+fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure {
+    guard(|| {
+        prepared.0 = Some(Preparation::new(settings.0.clone())?);
+        Ok(())
+    })
+}
+
+fn prepared_timeout_ms(prepared: &Prepared) -> i64 {
+    prepared.0.as_ref().map_or(0, |half| milliseconds_of(half.init_timeout()))
+}
+
+fn prepared_id(prepared: &Prepared, id: &mut [u8; 128]) -> *mut Failure {
+    guard(|| {
+        *id = *prepared.0.as_ref().ok_or_else(used)?.unique_id()?.as_bytes();
+        Ok(())
+    })
+}
+
+fn join_aside(prepared: &mut Prepared, comm: &mut Comm, id: &[u8], rank: i32, size: i32) -> *mut Failure {
+    guard(|| {
+        let half = prepared.0.take().ok_or_else(used)?;
+        comm.0 = Some(Desk::new(half.join(UniqueId::from_bytes(id)?, world_of(rank, size)?)?));
+        Ok(())
+    })
+}
+
+fn used() -> Error {
+    Error::invalid_usage("a preparation joins once")
+}
+
+fn milliseconds_of(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn stop(comm: &Comm) -> Box<Stop> {
+    Box::new(Stop(comm.0.as_ref().map(|desk| desk.communicator().abort_handle())))
+}
+
+/// Another handle of the same communicator.
+fn same(stop: &Stop) -> Box<Stop> {
+    Box::new(Stop(stop.0.clone()))
+}
+
+fn abort(stop: &Stop, reason: &[u8]) {
+    if let Some(handle) = &stop.0 {
+        handle.abort(&String::from_utf8_lossy(reason));
+    }
+}
+
+fn waiting() -> Box<Waiting> {
+    Box::new(Waiting(None))
+}
+
+/// # Safety
+/// As [`run_v`], until the request has ended.
+unsafe fn begin(
+    comm: &Comm,
+    what: &What,
+    send: *const u8,
+    recv: *mut u8,
+    send_counts: &[usize],
+    recv_counts: &[usize],
+    request: &mut Waiting,
+) -> *mut Failure {
+    comm.on(|desk| {
+        // SAFETY: the caller's promise, until the request has ended, which is when the desk lets go of the memory.
+        let pending = match unsafe { call::work(desk, what, (send, recv), (send_counts, recv_counts)) }? {
+            Work::Collective(call) => desk.begin(call),
+            Work::Message(message) => desk.begin_message(message),
+            Work::Exchange(messages) => desk.begin_exchange(messages),
+        };
+        request.0 = Some(pending?);
+        Ok(())
+    })
+}
+
+fn wait(request: &Waiting) -> *mut Failure {
+    guard(|| request.0.as_ref().map_or(Ok(()), Pending::wait))
+}
+
+fn is_finished(request: &Waiting) -> bool {
+    request.0.as_ref().is_none_or(Pending::is_finished)
+}
+
+fn batch() -> Box<Batch> {
+    Box::default()
+}
+
+/// # Safety
+/// As [`run_v`], until the batch has run or is gone; and `comm` lives as long.
+unsafe fn add(
+    batch: &mut Batch,
+    comm: *const Comm,
+    what: &What,
+    send: *const u8,
+    recv: *mut u8,
+    counts: &[usize],
+) -> *mut Failure {
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { batch.add(comm, what, (send, recv), counts) })
+}
+
+/// Says that a group was forgotten.
+fn warn_discarded() {
+    crate::log::warn!(Coll, "a group was destroyed without end(): nothing of it has run");
+}
+
+fn warn(rank: i32, text: &[u8]) {
+    let (rank, text) = (Rank::new(u32::try_from(rank).unwrap_or(0)), String::from_utf8_lossy(text));
+    crate::log::warn!(Init @ rank, "{text}");
+}
+
+/// # Safety
+/// The promises of [`add`] hold, and no other thread uses one of the communicators.
+unsafe fn run_batch(batch: &mut Batch) -> *mut Failure {
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { std::mem::take(batch).run() })
+}
+
+fn memory() -> Box<Memory> {
+    Box::new(Memory(None))
+}
+
+fn allocate(memory: &mut Memory, count: usize, element_bytes: usize) -> *mut Failure {
+    guard(|| {
+        let bytes = count.checked_mul(element_bytes).filter(|bytes| *bytes > 0 && isize::try_from(*bytes).is_ok());
+        let bytes = bytes.ok_or_else(|| {
+            Error::invalid_argument(format!(
+                "a buffer of {count} elements: give at least 1, and no more than memory holds"
+            ))
+        })?;
+        memory.0 = Some(Buffer::new(bytes)?);
+        Ok(())
+    })
+}
+
+fn place(memory: &mut Memory) -> *mut u8 {
+    memory.0.as_mut().map_or(std::ptr::null_mut(), |buffer| buffer.as_mut_ptr())
+}
+
+fn keep() -> Box<Keep> {
+    Box::new(Keep { store: None, address: String::new() })
+}
+
+fn keep_hash() -> Box<Keep> {
+    Box::new(Keep { store: Some(Arc::new(HashStore::new())), address: String::new() })
+}
+
+fn keep_file(keep: &mut Keep, folder: &[u8], timeout_ms: u64) -> *mut Failure {
+    guard(|| {
+        let store = FileStore::open(text_of("folder", folder)?, &wait_of(timeout_ms))?;
+        keep.store = Some(Arc::new(store));
+        Ok(())
+    })
+}
+
+fn keep_served(keep: &mut Keep, address: &[u8], settings: &Settings) -> *mut Failure {
+    guard(|| {
+        let text = text_of("address", address)?;
+        let place = text.parse().map_err(|_| {
+            Error::invalid_argument(format!("{text:?} is no address to serve at: give ip:port or [ipv6]:port"))
+        })?;
+        let store = TcpStore::serve(place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
+        keep.address = store.address().to_string();
+        keep.store = Some(Arc::new(store));
+        Ok(())
+    })
+}
+
+fn keep_remote(keep: &mut Keep, address: &[u8], settings: &Settings) -> *mut Failure {
+    guard(|| {
+        let place: HostPort = text_of("address", address)?.parse()?;
+        let store = TcpStore::connect(&place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
+        keep.address = store.address().to_string();
+        keep.store = Some(Arc::new(store));
+        Ok(())
+    })
+}
+
+fn keep_same(keep: &Keep) -> Box<Keep> {
+    Box::new(Keep { store: keep.store.clone(), address: keep.address.clone() })
+}
+
+fn keep_address(keep: &Keep) -> String {
+    keep.address.clone()
+}
+
+impl Keep {
+    fn on(&self, body: impl FnOnce(&dyn Store) -> Result<()>) -> *mut Failure {
+        let moved = || Error::invalid_usage("the store was moved from");
+        guard(|| body(&**self.store.as_ref().ok_or_else(moved)?))
+    }
+}
+
+fn store_set(keep: &Keep, key: &[u8], value: &[u8], timeout_ms: u64) -> *mut Failure {
+    keep.on(|store| store.set(text_of("key", key)?, value, &wait_of(timeout_ms)))
+}
+
+fn store_get(keep: &Keep, key: &[u8], timeout_ms: u64, value: &mut Vec<u8>) -> *mut Failure {
+    keep.on(|store| {
+        *value = store.get(text_of("key", key)?, &wait_of(timeout_ms))?;
+        Ok(())
+    })
+}
+
+fn store_add(keep: &Keep, key: &[u8], amount: i64, timeout_ms: u64, sum: &mut i64) -> *mut Failure {
+    keep.on(|store| {
+        *sum = store.add(text_of("key", key)?, amount, &wait_of(timeout_ms))?;
+        Ok(())
+    })
+}
+
+fn store_wait(keep: &Keep, keys: &[String], timeout_ms: u64) -> *mut Failure {
+    keep.on(|store| {
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        store.wait(&keys, &wait_of(timeout_ms))
+    })
+}
+
+fn store_remove(keep: &Keep, key: &[u8], timeout_ms: u64, was_there: &mut bool) -> *mut Failure {
+    keep.on(|store| {
+        *was_there = store.delete(text_of("key", key)?, &wait_of(timeout_ms))?;
+        Ok(())
+    })
+}
+
+fn share(
+    store: &ForeignStore,
+    key: &[u8],
+    rank: i32,
+    size: i32,
+    settings: &Settings,
+    id: &mut [u8; 128],
+) -> *mut Failure {
+    guard(|| {
+        let config = settings.0.clone().resolve()?;
+        let wait = Wait::new(config.init_timeout, &AbortFlag::new());
+        let make = || UniqueId::generate(&bootstrap_options(&config)?);
+        let store = foreign::Borrowed(store);
+        *id = *share_id(&store, text_of("key", key)?, world_of(rank, size)?, make, &wait)?.as_bytes();
+        Ok(())
+    })
+}
+
+/// The number as C++ has it: worlds are far smaller.
+fn int_of(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+fn world_of(rank: i32, size: i32) -> Result<World> {
+    match (u32::try_from(rank), u32::try_from(size)) {
+        (Ok(mine), Ok(all)) if rank < size => Ok(World { rank: Rank::new(mine), size: all }),
+        _ => {
+            let message = format!("rank {rank} is not below the world of {size}: ranks count from 0");
+            Err(Error::invalid_argument(message))
+        }
+    }
+}
+
+fn wait_of(timeout_ms: u64) -> Wait {
+    Wait::new(Duration::from_millis(timeout_ms), &AbortFlag::new())
+}
+
+fn text_of<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str> {
+    std::str::from_utf8(bytes).map_err(|_| Error::invalid_argument(format!("the {what} is not UTF-8 text")))
 }

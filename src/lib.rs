@@ -5,8 +5,7 @@
 //! forms of MPI beside them, and errors with names in them in place of hangs.
 //!
 //! It does not replace MPI: no derived types, no files, no one-sided windows. It does not start jobs over hosts: a launcher
-//! (`srun`, `mpirun`, `torchrun`) or two variables do. Today it works on host memory on Linux; GPU memory, the C++ classes
-//! and the MPI glue come next.
+//! (`srun`, `mpirun`, `torchrun`) or two variables do. Today it works on host memory on Linux; GPU memory comes next.
 //!
 //! ## A program
 //!
@@ -38,7 +37,8 @@
 //! torchrun --nproc-per-node 8 --no-python ./program                         # as training jobs are started
 //! ```
 //!
-//! With no launcher at all, `Communicator::init` takes a unique id, a rank and the world's size.
+//! With no launcher at all, `Communicator::init` takes a unique id, a rank and the world's size. Programs that have MPI make
+//! their communicator from MPI's (feature `mpi`); C++ has the same as classes (feature `cpp`).
 //!
 //! ## What needs what
 //!
@@ -51,6 +51,8 @@
 //! | several hosts | TCP between them | |
 //! | only your own processes at the meeting place | the unique id, or `RSCCL_SECRET` beside an address | a warning in the log |
 //! | the same bits on every transport and size | `RSCCL_REPRODUCIBLE=1` | the fastest algorithm |
+//! | a communicator from an MPI communicator | feature `mpi`: an MPI and libclang at build time | `Communicator::from_env` under `mpirun` |
+//! | C++ classes | feature `cpp`: a C++17 compiler; `cpp/install.sh PREFIX` | |
 //! | the command line | feature `cli` (default) | the library: `--no-default-features` |
 
 // In reading order: what programs hold, then what carries it, down to the system.
@@ -84,3 +86,8 @@ pub use config::Config;
 pub use error::{Error, Result};
 pub use sync::Progress;
 pub use types::{DataType, Element, ReduceOp};
+
+/// The README's programs are compiled, and run where they can be.
+#[cfg(all(doctest, feature = "mpi"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -341,6 +341,11 @@ impl Communicator {
             messages.push(Message::recv(theirs, rank));
             recv_rest = rest;
         }
+        self.exchange(messages)
+    }
+
+    /// Runs an `all_to_all_v` that is described as its messages: one to and one from each rank.
+    pub(super) fn exchange(&self, messages: Vec<Message<'_>>) -> Result<()> {
         self.with_engine(|engine| engine.exchange(messages))
     }
 

@@ -17,7 +17,7 @@ use crate::sync::{AbortFlag, Backoff, Deadline, Wait, progress};
 use crate::sys::memory::SharedMemory;
 use crate::sys::{clock, futex};
 use crate::transport::{Fabric, HostWindows, Need, Setup};
-use crate::types::{Algorithm, Collective, Rank, World};
+use crate::types::{Algorithm, Collective, DataType, Rank, World};
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
@@ -210,22 +210,27 @@ impl Engine {
         for message in &messages {
             message.check(self.world)?;
         }
-        let operation = Operation {
-            collective: Collective::AllToAllV,
-            data_type: messages.first().map_or(crate::types::DataType::U8, Message::data_type),
-            op: None,
-            root: None,
-            count: 0,
-            sequence: self.counters.collectives,
-        };
-        self.counters.collectives += 1;
-        self.news.begin(operation.label());
+        let data_type = messages.first().map_or(DataType::U8, Message::data_type);
         let others = exec::copy_to_self(self.world.rank, messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
-        let run = |message| MessageRun::new(message, Collective::AllToAllV, operation.sequence);
-        let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
+        let (operation, mut runs) = self.begin_exchange(others, data_type);
         let result = self.drive_messages(&needs, &mut runs, Awaited::Collective(&operation));
         result.map_err(|error| error.during(operation.to_string()))
+    }
+
+    /// The messages of an `all_to_all_v`, checked and to other ranks, with the number of their collective.
+    pub(crate) fn begin_exchange<'a>(
+        &mut self,
+        messages: Vec<Message<'a>>,
+        data_type: DataType,
+    ) -> (Operation, Vec<MessageRun<'a>>) {
+        let sequence = self.counters.collectives;
+        let collective = Collective::AllToAllV;
+        let operation = Operation { collective, data_type, op: None, root: None, count: 0, sequence };
+        self.counters.collectives += 1;
+        self.news.begin(operation.label());
+        let run = |message| MessageRun::new(message, Collective::AllToAllV, sequence);
+        (operation, messages.into_iter().map(run).collect())
     }
 
     fn drive_messages(&mut self, needs: &[Need], runs: &mut [MessageRun<'_>], awaited: Awaited<'_>) -> Result<()> {

@@ -6,7 +6,7 @@ use crate::comm::collectives::expect;
 use crate::comm::engine::Engine;
 use crate::comm::{Buffers, Call, Communicator, Message};
 use crate::error::{Error, Result};
-use crate::exec::{CallCount, Nothing};
+use crate::exec::{Beside, CallCount, Nothing};
 use crate::types::{Collective, Element, Rank, ReduceOp};
 
 /// Collects calls on one or several communicators and runs them as one.
@@ -154,7 +154,11 @@ impl<'a> Member<'_, 'a> {
         Ok(())
     }
 
-    fn add_message(&mut self, message: Message<'a>) -> Result<()> {
+    /// Adds any message, described.
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn add_message(&mut self, message: Message<'a>) -> Result<()> {
         message.check(self.part.comm.world).map_err(|error| error.at(self.part.comm.world.rank))?;
         self.part.messages.push(message);
         Ok(())
@@ -181,13 +185,18 @@ fn run_part(engine: &mut Engine, messages: Vec<Message<'_>>, calls: Vec<Call<'_>
     if !messages.is_empty() {
         engine.messages(messages)?;
     }
-    let mut rest = &calls[..];
+    run_calls(engine, &calls, &mut Nothing)
+}
+
+/// Runs collectives one after the other; those that fuse travel as one.
+pub(super) fn run_calls(engine: &mut Engine, calls: &[Call<'_>], beside: &mut dyn Beside) -> Result<()> {
+    let mut rest = calls;
     while let Some(first) = rest.first() {
         let same = rest.iter().take_while(|call| crate::exec::fuses(first, call)).count();
         let (run, left) = rest.split_at(crate::exec::fused_prefix(&rest[..same.max(1)]));
         match run {
-            [single] => engine.collective(single, &mut Nothing)?,
-            several => crate::exec::run_fused(several, |call| engine.collective(call, &mut Nothing))?,
+            [single] => engine.collective(single, beside)?,
+            several => crate::exec::run_fused(several, |call| engine.collective(call, beside))?,
         }
         rest = left;
     }

@@ -91,7 +91,10 @@ impl Communicator {
     pub fn init_all(ranks: u32, config: Config) -> Result<Vec<Communicator>> {
         let config = config.resolve()?;
         crate::log::install(&config)?;
-        let settings = Settings { blocking: false, ..Settings::read(&config)? };
+        let chosen = Settings::read(&config)?;
+        let blocking = chosen.blocking;
+        // All start side by side; what they are split into later starts as the program chose.
+        let settings = Settings { blocking: false, ..chosen };
         let mut all = Vec::with_capacity(ranks as usize);
         for bootstrap in LocalBootstrap::world(ranks)? {
             let world = bootstrap.world();
@@ -99,6 +102,10 @@ impl Communicator {
         }
         for comm in &all {
             comm.await_start()?;
+            comm.with_engine(|engine| {
+                engine.settings.blocking = blocking;
+                Ok(())
+            })?;
         }
         Ok(all)
     }

@@ -29,7 +29,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn send<T: Element>(&self, buffer: &[T], peer: u32) -> Result<()> {
-        self.with_engine(|engine| engine.messages(vec![Message::send(buffer, Rank::new(peer))]))
+        self.message(Message::send(buffer, Rank::new(peer)))
     }
 
     /// Receives into `buffer` from rank `peer`, which calls [`Communicator::send`] with a buffer of the same type and count.
@@ -37,6 +37,11 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::send`].
     pub fn recv<T: Element>(&self, buffer: &mut [T], peer: u32) -> Result<()> {
-        self.with_engine(|engine| engine.messages(vec![Message::recv(buffer, Rank::new(peer))]))
+        self.message(Message::recv(buffer, Rank::new(peer)))
+    }
+
+    /// Runs a message that is described at run time.
+    pub(super) fn message(&self, message: Message<'_>) -> Result<()> {
+        self.with_engine(|engine| engine.messages(vec![message]))
     }
 }

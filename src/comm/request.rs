@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use crate::bootstrap::Bootstrap;
 use crate::comm::collectives::expect;
 use crate::comm::engine::Engine;
+use crate::comm::group::run_calls;
 use crate::comm::{Buffers, Call, Communicator, Message};
 use crate::error::{Error, Kind, Result};
 use crate::exec::{Beside, CallCount, MessageRun, Progress, Task};
@@ -17,7 +18,7 @@ use crate::sync::Backoff;
 use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
 use crate::sys::thread;
 use crate::transport::{Fabric, Need};
-use crate::types::{Collective, Element, Rank, ReduceOp, World};
+use crate::types::{Collective, DataType, Element, Rank, ReduceOp, World};
 
 /// Begins operations that go on while the program does other things. Made by [`Communicator::scope`].
 #[derive(Debug)]
@@ -154,7 +155,7 @@ impl<'scope> Scope<'scope, '_> {
     /// As [`Scope::send`].
     pub fn barrier(&self) -> Result<Request<'scope>> {
         let (count, buffers) = (CallCount::Each(0), Buffers::none());
-        let (collective, data_type) = (Collective::Barrier, crate::types::DataType::U8);
+        let (collective, data_type) = (Collective::Barrier, DataType::U8);
         self.begin(Call { collective, data_type, op: None, root: None, count, buffers })
     }
 
@@ -164,21 +165,16 @@ impl<'scope> Scope<'scope, '_> {
     /// As [`Scope::send`].
     pub fn begin(&self, call: Call<'scope>) -> Result<Request<'scope>> {
         call.check(self.world).map_err(|error| error.at(self.world.rank))?;
-        self.queue(|outcome| Job::Collective(call, outcome))
+        self.queue(|outcome| Job::Collectives(vec![call], outcome))
     }
 
     fn begin_message(&self, message: Message<'scope>) -> Result<Request<'scope>> {
-        message.check(self.world).map_err(|error| error.at(self.world.rank))?;
-        if message.peer() == self.world.rank {
-            let message = "a request cannot send to or receive from its own rank: use a group";
-            return Err(Error::invalid_usage(message).at(self.world.rank));
-        }
+        check_message(&message, self.world)?;
         self.queue(|outcome| Job::Message(message, outcome))
     }
 
     fn queue(&self, job: impl FnOnce(Promise) -> Job<'scope>) -> Result<Request<'scope>> {
-        let outcome = Arc::<Outcome>::default();
-        let promise = Promise(Arc::clone(&outcome));
+        let (promise, outcome) = Promise::new();
         let gone = |_| Error::internal("the thread of requests has ended early").at(self.world.rank);
         self.jobs.send(job(promise)).map_err(gone)?;
         Ok(Request { outcome, scope: PhantomData })
@@ -191,25 +187,28 @@ impl Request<'_> {
     /// # Errors
     /// The operation's.
     pub fn wait(self) -> Result<()> {
-        let mut ended = self.outcome.lock();
-        loop {
-            match &*ended {
-                Some(Ok(())) => return Ok(()),
-                Some(Err(error)) => return Err(error.duplicate()),
-                None => ended = self.outcome.changed.wait(ended).unwrap_or_else(std::sync::PoisonError::into_inner),
-            }
-        }
+        self.outcome.wait()
     }
 
     /// Whether the operation has ended, well or not. Never waits.
     pub fn is_finished(&self) -> bool {
-        self.outcome.lock().is_some()
+        self.outcome.is_set()
     }
+}
+
+/// Refuses what one rank alone can see to be wrong of a message that is to be begun.
+pub(super) fn check_message(message: &Message<'_>, world: World) -> Result<()> {
+    message.check(world).map_err(|error| error.at(world.rank))?;
+    if message.peer() == world.rank {
+        let message = "a request cannot send to or receive from its own rank: use a group";
+        return Err(Error::invalid_usage(message).at(world.rank));
+    }
+    Ok(())
 }
 
 /// How a request ended.
 #[derive(Debug, Default)]
-struct Outcome {
+pub(super) struct Outcome {
     ended: Mutex<Option<Result<()>>>,
     changed: Condvar,
 }
@@ -223,14 +222,36 @@ impl Outcome {
         *self.lock() = Some(result);
         self.changed.notify_all();
     }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// Waits until the request has ended; whoever works at it has a deadline.
+    pub(super) fn wait(&self) -> Result<()> {
+        let mut ended = self.lock();
+        loop {
+            match &*ended {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(error)) => return Err(error.duplicate()),
+                None => ended = self.changed.wait(ended).unwrap_or_else(std::sync::PoisonError::into_inner),
+            }
+        }
+    }
 }
 
 /// The duty to say how a request ended. Dropped without a word, as when another request ends the scope's thread, it says so:
 /// nobody waits for a request that nothing works at.
 #[derive(Debug)]
-struct Promise(Arc<Outcome>);
+pub(super) struct Promise(Arc<Outcome>);
 
 impl Promise {
+    /// A promise, and where its word is found.
+    pub(super) fn new() -> (Promise, Arc<Outcome>) {
+        let outcome = Arc::<Outcome>::default();
+        (Promise(Arc::clone(&outcome)), outcome)
+    }
+
     fn set(&self, result: Result<()>) {
         self.0.set(result);
     }
@@ -244,11 +265,25 @@ impl Drop for Promise {
     }
 }
 
-/// What the scope's thread is asked to do.
+/// What a thread of requests is asked to do.
 #[derive(Debug)]
-enum Job<'scope> {
+pub(super) enum Job<'scope> {
+    /// A message.
     Message(Message<'scope>, Promise),
-    Collective(Call<'scope>, Promise),
+    /// The messages of one `all_to_all_v`, each to another rank, of one type.
+    Exchange(Vec<(Message<'scope>, Promise)>, DataType),
+    /// Collectives that run one after the other, as those of a group.
+    Collectives(Vec<Call<'scope>>, Promise),
+}
+
+impl Job<'_> {
+    /// Says how all of it has ended.
+    fn set(&self, error: &Error) {
+        match self {
+            Job::Message(_, promise) | Job::Collectives(_, promise) => promise.set(Err(error.duplicate())),
+            Job::Exchange(messages, _) => messages.iter().for_each(|(_, promise)| promise.set(Err(error.duplicate()))),
+        }
+    }
 }
 
 /// Messages that have begun and not ended, in their order.
@@ -291,18 +326,19 @@ impl Beside for UnderWay<'_> {
     }
 }
 
-/// Works off the jobs until the scope ends; gives the engine back, and the error that ended the communicator.
-fn work(mut engine: Box<Engine>, queue: &Receiver<Job<'_>>) -> (Box<Engine>, Result<()>) {
+/// Works off the jobs until the queue is closed; gives the engine back, and the error that ended the communicator.
+pub(super) fn work(mut engine: Box<Engine>, queue: &Receiver<Job<'_>>) -> (Box<Engine>, Result<()>) {
     let mut under_way = UnderWay::default();
     let mut result = serve(&mut engine, queue, &mut under_way);
     if let Err(error) = &result {
         for (_, _, outcome) in under_way.messages {
             outcome.set(Err(error.duplicate()));
         }
-        // What the scope still begins ends at once; the scope's end closes the queue.
+        // Now, and not only when the queue is closed: the other ranks wait.
+        engine.publish_failure(error);
+        // What is still begun ends at once; the end of the scope or the desk closes the queue.
         while let Ok(job) = queue.recv() {
-            let (Job::Message(_, outcome) | Job::Collective(_, outcome)) = job;
-            outcome.set(Err(error.duplicate()));
+            job.set(error);
         }
         result = Err(error.duplicate());
     }
@@ -317,8 +353,9 @@ fn serve<'scope>(engine: &mut Engine, queue: &Receiver<Job<'scope>>, under_way: 
         let job = if idle { queue.recv().map_err(|_| TryRecvError::Disconnected) } else { queue.try_recv() };
         match job {
             Ok(Job::Message(message, outcome)) => begin(engine, message, outcome, under_way)?,
-            Ok(Job::Collective(call, outcome)) => {
-                let result = engine.collective(&call, under_way);
+            Ok(Job::Exchange(messages, data_type)) => begin_exchange(engine, messages, data_type, under_way)?,
+            Ok(Job::Collectives(calls, outcome)) => {
+                let result = run_calls(engine, &calls, under_way);
                 let told = result.as_ref().copied().map_err(Error::duplicate);
                 outcome.set(told);
                 let own = |error: &Error| matches!(error.kind(), Kind::InvalidArgument | Kind::InvalidUsage);
@@ -348,5 +385,24 @@ fn begin<'scope>(
         return Err(error);
     }
     under_way.messages.push((engine.begin_message(message), need, outcome));
+    Ok(())
+}
+
+fn begin_exchange<'scope>(
+    engine: &mut Engine,
+    messages: Vec<(Message<'scope>, Promise)>,
+    data_type: DataType,
+    under_way: &mut UnderWay<'scope>,
+) -> Result<()> {
+    let needs: Vec<Need> = messages.iter().map(|(message, _)| message.need()).collect();
+    if let Err(error) = engine.begin_connect(&needs) {
+        messages.iter().for_each(|(_, outcome)| outcome.set(Err(error.duplicate())));
+        return Err(error);
+    }
+    let (messages, outcomes): (Vec<_>, Vec<_>) = messages.into_iter().unzip();
+    let (_, runs) = engine.begin_exchange(messages, data_type);
+    for ((run, need), outcome) in runs.into_iter().zip(needs).zip(outcomes) {
+        under_way.messages.push((run, need, outcome));
+    }
     Ok(())
 }

@@ -5,15 +5,24 @@
 //! `SLURM_PROCID=0` into all that it starts:
 //!
 //! ```text
-//!    launcher   rank                   world                                  local rank
-//! 1  rsccl      RSCCL_RANK             RSCCL_WORLD_SIZE                       RSCCL_LOCAL_RANK
-//! 2  torchrun   RANK                   WORLD_SIZE                             LOCAL_RANK
-//! 3  Open MPI   OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE                   OMPI_COMM_WORLD_LOCAL_RANK
-//! 4  PMI        PMI_RANK               PMI_SIZE                               MPI_LOCALRANKID
-//! 5  PMIx       PMIX_RANK              WORLD_SIZE, SLURM_STEP_NUM_TASKS,      SLURM_LOCALID
+//!    launcher   rank                   world                 local rank                   local size
+//! 1  rsccl      RSCCL_RANK             RSCCL_WORLD_SIZE      RSCCL_LOCAL_RANK             RSCCL_LOCAL_WORLD_SIZE
+//! 2  torchrun   RANK                   WORLD_SIZE            LOCAL_RANK                   LOCAL_WORLD_SIZE
+//! 3  Open MPI   OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE  OMPI_COMM_WORLD_LOCAL_RANK   OMPI_COMM_WORLD_LOCAL_SIZE
+//! 4  PMI        PMI_RANK               PMI_SIZE              MPI_LOCALRANKID,             MPI_LOCALNRANKS,
+//!                                                            PMI_LOCAL_RANK,              PMI_LOCAL_SIZE
+//!                                                            SLURM_LOCALID
+//! 5  PMIx       PMIX_RANK              WORLD_SIZE,           SLURM_LOCALID
+//!                                      SLURM_STEP_NUM_TASKS,
 //!                                      SLURM_NTASKS
-//! 6  Slurm      SLURM_PROCID           SLURM_STEP_NUM_TASKS, SLURM_NTASKS     SLURM_LOCALID
+//! 6  Slurm      SLURM_PROCID           SLURM_STEP_NUM_TASKS, SLURM_LOCALID
+//!                                      SLURM_NTASKS
 //! ```
+//!
+//! Of several names in one place the first that is set counts, and names of other rows do not. Who sets them: row 2
+//! `rsccl run` and torchrun, row 3 `mpirun` of Open MPI (which sets row 5's rank too, and wins), row 4 Hydra (`mpirun` of
+//! MPICH and of Intel MPI) and `srun --mpi=pmi2`, row 5 `srun --mpi=pmix` and `prun`. The local rank and size are what the
+//! launcher says; the library finds out by itself who shares a host.
 //!
 //! The meeting place is `RSCCL_STORE`, else `MASTER_ADDR` and `MASTER_PORT`. Where torchrun's agent serves its own store
 //! on `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE=True`), ours is one port above it.
@@ -34,6 +43,8 @@ pub struct Launch {
     pub world: World,
     /// My number among the ranks of this host, where the launcher says it.
     pub local_rank: Option<u32>,
+    /// How many ranks this host has, where the launcher says it.
+    pub local_size: Option<u32>,
     /// Where the ranks meet. A world of one needs no such place.
     pub store: Option<StoreAddress>,
     /// The launcher, as the module's table calls it.
@@ -45,7 +56,7 @@ impl Launch {
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] that names the variable: no launcher's rank is set, its world is not, a
-    /// number is none, the rank is not below the world, or half of the store's address is missing.
+    /// number is none, the rank is not below the world nor the local rank below the local size, or half of the store's address is missing.
     pub fn learn(environment: &Environment, config: &Config) -> Result<Launch> {
         for launcher in LAUNCHERS {
             if let Some((name, rank)) = number(environment, &[launcher.rank])? {
@@ -68,37 +79,59 @@ impl Launch {
 struct Launcher {
     source: &'static str,
     rank: &'static str,
-    /// Strongest first.
+    /// Of these and the two below the strongest comes first.
     sizes: &'static [&'static str],
-    local_rank: &'static str,
+    local_ranks: &'static [&'static str],
+    local_sizes: &'static [&'static str],
 }
 
 static LAUNCHERS: &[Launcher] = &[
-    Launcher { source: "rsccl", rank: "RSCCL_RANK", sizes: &["RSCCL_WORLD_SIZE"], local_rank: "RSCCL_LOCAL_RANK" },
-    Launcher { source: "torchrun", rank: "RANK", sizes: &["WORLD_SIZE"], local_rank: "LOCAL_RANK" },
+    Launcher {
+        source: "rsccl",
+        rank: "RSCCL_RANK",
+        sizes: &["RSCCL_WORLD_SIZE"],
+        local_ranks: &["RSCCL_LOCAL_RANK"],
+        local_sizes: &["RSCCL_LOCAL_WORLD_SIZE"],
+    },
+    Launcher {
+        source: "torchrun",
+        rank: "RANK",
+        sizes: &["WORLD_SIZE"],
+        local_ranks: &["LOCAL_RANK"],
+        local_sizes: &["LOCAL_WORLD_SIZE"],
+    },
     Launcher {
         source: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         sizes: &["OMPI_COMM_WORLD_SIZE"],
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_ranks: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+        local_sizes: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
     },
-    Launcher { source: "PMI", rank: "PMI_RANK", sizes: &["PMI_SIZE"], local_rank: "MPI_LOCALRANKID" },
+    Launcher {
+        source: "PMI",
+        rank: "PMI_RANK",
+        sizes: &["PMI_SIZE"],
+        local_ranks: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"],
+        local_sizes: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
+    },
     Launcher {
         source: "PMIx",
         rank: "PMIX_RANK",
         sizes: &["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
-        local_rank: "SLURM_LOCALID",
+        local_ranks: &["SLURM_LOCALID"],
+        local_sizes: &[],
     },
     Launcher {
         source: "Slurm",
         rank: "SLURM_PROCID",
         sizes: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
-        local_rank: "SLURM_LOCALID",
+        local_ranks: &["SLURM_LOCALID"],
+        local_sizes: &[],
     },
 ];
 
 /// Names with our prefix that are read here and not through the registry.
-pub(super) const OWN_NAMES: &[&str] = &["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK"];
+pub(super) const OWN_NAMES: &[&str] = &["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "RSCCL_LOCAL_WORLD_SIZE"];
 
 impl Launcher {
     fn launch(&self, environment: &Environment, config: &Config, rank: (&str, u32)) -> Result<Launch> {
@@ -107,21 +140,30 @@ impl Launcher {
             let (names, source) = (self.sizes.join(" or "), self.source);
             return Err(Error::invalid_argument(format!("{rank_name}={rank} is set ({source}), but {names} is not")));
         };
-        if size == 0 {
-            return Err(Error::invalid_argument(format!("{size_name}=0 (environment): a world has at least one rank")));
-        }
-        if rank >= size {
-            return Err(Error::invalid_argument(format!(
-                "{rank_name}={rank} (environment) is not below {size_name}={size}: ranks are 0 to {}",
-                size - 1
-            )));
+        check_within((rank_name, rank), (size_name, size))?;
+        let local_rank = number(environment, self.local_ranks)?;
+        let local_size = number(environment, self.local_sizes)?;
+        if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
+            check_within(local_rank, local_size)?;
         }
         Ok(Launch {
             world: World { rank: Rank::new(rank), size },
-            local_rank: number(environment, &[self.local_rank])?.map(|(_, local_rank)| local_rank),
+            local_rank: local_rank.map(|(_, local_rank)| local_rank),
+            local_size: local_size.map(|(_, local_size)| local_size),
             store: store(environment, config)?,
             source: self.source,
         })
+    }
+}
+
+/// Whether a rank is one of so many; both come with their variables' names.
+fn check_within((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) -> Result<()> {
+    match size.checked_sub(1) {
+        None => Err(Error::invalid_argument(format!("{size_name}=0 (environment): there is at least one rank"))),
+        Some(last) if rank > last => Err(Error::invalid_argument(format!(
+            "{rank_name}={rank} (environment) is not below {size_name}={size}: ranks are 0 to {last}"
+        ))),
+        Some(_) => Ok(()),
     }
 }
 
@@ -213,9 +255,21 @@ mod tests {
     fn each_launcher_by_itself() {
         for launcher in LAUNCHERS {
             for size in launcher.sizes {
-                let launch = learn(&[(launcher.rank, "2"), (size, "4"), (launcher.local_rank, "0")]).unwrap();
+                let launch = learn(&[(launcher.rank, "2"), (size, "4")]).unwrap();
                 assert_eq!((launch.source, launch.world.rank.get(), launch.world.size), (launcher.source, 2, 4));
-                assert_eq!((launch.local_rank, launch.store), (Some(0), None));
+                assert_eq!((launch.local_rank, launch.local_size, launch.store), (None, None, None));
+            }
+            let base = [(launcher.rank, "2"), (launcher.sizes[0], "4")];
+            // The strongest of several comes first, so each counts once those before it are gone.
+            for first in 0..launcher.local_ranks.len() {
+                let numbers = launcher.local_ranks[first..].iter().copied().zip(["0", "1", "2"]);
+                let variables: Vec<_> = base.into_iter().chain(numbers).collect();
+                assert_eq!(learn(&variables).unwrap().local_rank, Some(0));
+            }
+            for first in 0..launcher.local_sizes.len() {
+                let numbers = launcher.local_sizes[first..].iter().copied().zip(["1", "2", "3"]);
+                let variables: Vec<_> = base.into_iter().chain(numbers).collect();
+                assert_eq!(learn(&variables).unwrap().local_size, Some(1));
             }
         }
     }
@@ -235,6 +289,62 @@ mod tests {
         }
     }
 
+    /// What these launchers set, as seen in their ranks; each sets much more that is not read here.
+    #[test]
+    fn real_launchers() {
+        type Seen<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<u32>);
+        let seen: [Seen<'_>; 6] = [
+            (
+                "Open MPI",
+                &[
+                    ("OMPI_COMM_WORLD_RANK", "3"),
+                    ("OMPI_COMM_WORLD_SIZE", "4"),
+                    ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+                    ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+                    ("OMPI_COMM_WORLD_NODE_RANK", "1"),
+                    ("OMPI_UNIVERSE_SIZE", "8"),
+                    ("PMIX_RANK", "3"),
+                ],
+                Some(2),
+            ),
+            (
+                "PMI",
+                &[("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")],
+                Some(2),
+            ),
+            ("PMI", &[("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("SLURM_PROCID", "3"), ("SLURM_LOCALID", "1")], None),
+            // Hydra inside a batch script of Slurm: the script's own variables stay behind.
+            (
+                "PMI",
+                &[
+                    ("SLURM_PROCID", "0"),
+                    ("SLURM_LOCALID", "0"),
+                    ("SLURM_NTASKS", "1"),
+                    ("PMI_RANK", "3"),
+                    ("PMI_SIZE", "4"),
+                    ("MPI_LOCALRANKID", "1"),
+                    ("MPI_LOCALNRANKS", "2"),
+                ],
+                Some(2),
+            ),
+            (
+                "PMIx",
+                &[("PMIX_RANK", "3"), ("SLURM_PROCID", "3"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_LOCALID", "1")],
+                None,
+            ),
+            (
+                "Slurm",
+                &[("SLURM_PROCID", "3"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "1")],
+                None,
+            ),
+        ];
+        for (source, variables, local_size) in seen {
+            let launch = learn(variables).unwrap();
+            assert_eq!((launch.source, launch.world.rank.get(), launch.world.size), (source, 3, 4));
+            assert_eq!((launch.local_rank, launch.local_size), (Some(1), local_size), "{source}");
+        }
+    }
+
     #[test]
     fn errors_name_the_variable() {
         assert!(refused(&[]).contains("looked for RSCCL_RANK, RANK, OMPI_COMM_WORLD_RANK"));
@@ -246,6 +356,10 @@ mod tests {
         assert!(refused(&[("RANK", "-1"), ("WORLD_SIZE", "4")]).contains("RANK=\"-1\""));
         assert!(refused(&[("RANK", "0"), ("WORLD_SIZE", "0")]).contains("WORLD_SIZE=0"));
         assert!(refused(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "x")]).contains("LOCAL_RANK=\"x\""));
+        let local = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "2")];
+        assert!(
+            refused(&local).contains("LOCAL_RANK=2 (environment) is not below LOCAL_WORLD_SIZE=2: ranks are 0 to 1")
+        );
         let base = [("RANK", "0"), ("WORLD_SIZE", "1")];
         let with = |more: (&'static str, &'static str)| refused(&[base[0], base[1], more]);
         assert!(with(("MASTER_ADDR", "x")).contains("MASTER_PORT is not"));

@@ -39,8 +39,9 @@ pub fn abort_on_panic() {
 /// ```
 pub fn abort(error: &Error) -> ! {
     // The process ends here and now: this line is all that anybody learns. Where it cannot be written, there is nobody to tell.
-    // One write: other ranks write too, and the launcher cuts off what comes late.
-    let line = format!("rsccl: {error}: aborting the MPI job\n");
+    // One line in one write: other ranks write too, and the launcher cuts off what comes late.
+    let words = error.to_string().replace('\n', " ");
+    let line = format!("rsccl: {words}: aborting the MPI job\n");
     let _written = std::io::stderr().write_all(line.as_bytes());
     calls::abort(error.kind().nccl_code());
     std::process::abort()

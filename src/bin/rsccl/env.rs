@@ -117,6 +117,7 @@ fn as_json(settings: &[Setting], launch: Option<&Launch>, notes: &[Note]) -> Val
             "rank": launch.world.rank.get(),
             "world": launch.world.size,
             "local_rank": launch.local_rank,
+            "local_size": launch.local_size,
             "store": launch.store.as_ref().map(StoreAddress::to_string),
             "launcher": launch.source,
         })),

@@ -94,7 +94,9 @@ fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
     command.env("RSCCL_STORE", format!("tcp://{}:{}", Ipv4Addr::LOCALHOST, meeting.port));
     command.env("RSCCL_SECRET", &meeting.secret);
     // What an outer launcher has set would be stronger than ours, or would move our port.
-    for name in ["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE"] {
+    for name in
+        ["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "RSCCL_LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"]
+    {
         command.env_remove(name);
     }
     command

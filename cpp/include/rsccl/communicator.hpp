@@ -1,0 +1,238 @@
+/// @file
+/// Communicators: ranks that call collectives together.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <rsccl/buffer.hpp>
+#include <rsccl/collectives.hpp>
+#include <rsccl/config.hpp>
+#include <rsccl/error.hpp>
+#include <rsccl/placement.hpp>
+#include <rsccl/request.hpp>
+#include <rsccl/store.hpp>
+#include <rsccl/unique_id.hpp>
+
+namespace rsccl {
+
+namespace detail {
+struct State;
+} // namespace detail
+
+/// Stops a communicator from any thread. Copies stop the same one; it may outlive its communicator.
+class AbortHandle {
+  public:
+    /// Makes every call on the communicator, the one that waits now included, end with Aborted, and tells the other ranks. Does
+    /// nothing once the communicator is gone.
+    /// @param reason what the ranks' errors say
+    void abort(const std::string& reason) const noexcept;
+
+  private:
+    friend class Communicator;
+    friend struct detail::Access;
+    struct Flag;
+    explicit AbortHandle(std::shared_ptr<const Flag> flag) noexcept : flag_(std::move(flag)) {}
+    std::shared_ptr<const Flag> flag_;
+};
+
+/// Begins operations that go on while the program does other things: `comm.start().all_reduce(in, out)`, which is what
+/// `comm.start_all_reduce(in, out)` does. Used at once, not kept.
+class Starter : public Collectives<Starter, Request, detail::Lifetime::outlives> {
+  public:
+    /// My rank.
+    int rank() const;
+    /// The number of ranks.
+    int size() const;
+
+  private:
+    friend class Communicator;
+    friend class Collectives<Starter, Request, detail::Lifetime::outlives>;
+    explicit Starter(detail::State& state) noexcept : state_(&state) {}
+    Request submit(const detail::Call& call);
+    detail::State* state_;
+};
+
+/// One rank's handle of a group of ranks that call collectives together.
+///
+/// Used by one thread at a time: a call while another thread is in one throws InvalidUsage and does no harm. abort(),
+/// abort_handle(), async_error(), rank() and size() may be called by any thread at any time.
+///
+/// It can be moved and not copied. A moved-from or default-made communicator is empty: calls throw InvalidUsage.
+///
+/// The destructor waits for requests that are under way and says goodbye to the other ranks; where an exception is leaving the
+/// communicator's scope it aborts, so that nobody waits for this rank. It does not throw: finalize() says what went wrong.
+class Communicator : public Collectives<Communicator, void, detail::Lifetime::call> {
+  public:
+    /// No communicator.
+    Communicator() noexcept;
+    /// Joins the communicator of `id` as `rank` of `size`. Collective: all ranks do, with the same id and size. Where the
+    /// configuration says non-blocking, it returns at once: async_error() tells when the communicator can be used.
+    /// @throws InvalidArgument where `rank` is not below `size`, the id is none, or a field or variable has a bad value
+    /// @throws Timeout naming the ranks that have not come by the deadline of init
+    /// @throws Mismatch where ranks disagree about the size or the settings, or two have one number
+    Communicator(const UniqueId& id, int rank, int size, const Config& config = {});
+    Communicator(Communicator&&) noexcept;
+    Communicator& operator=(Communicator&&) noexcept;
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+    ~Communicator();
+
+    /// The constructor with several ids, so that several processes share the work of serving a large world: the ranks are cut into
+    /// as many contiguous blocks. All ranks pass the same ids in the same order.
+    /// @throws InvalidArgument also where there are no ids, or more than ranks
+    static Communicator init_scalable(const std::vector<UniqueId>& ids, int rank, int size, const Config& config = {});
+    /// Communicators of `ranks` ranks in this process, in rank order: each goes to a thread of its own.
+    /// @throws InvalidArgument for less than 1 rank, or a field or variable with a bad value
+    static std::vector<Communicator> init_all(int ranks, const Config& config = {});
+    /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun`. They meet at `NCCL_COMM_ID`,
+    /// at `RSCCL_STORE`, or at `MASTER_ADDR` and `MASTER_PORT`. May be called again: each call makes one more communicator of the
+    /// same processes.
+    /// @throws InvalidArgument that names the variable which is missing or wrong
+    static Communicator from_env(const Config& config = {});
+    /// Joins a communicator whose id travels through `store`, under `key`. All ranks pass the same store, size and key; a key serves
+    /// one communicator at a time.
+    /// @throws Error as share() and the constructor
+    static Communicator from_store(Store& store, int rank, int size, const Config& config = {},
+                                   const std::string& key = "rsccl/id");
+
+    /// Whether it is a communicator: neither empty nor finalized.
+    explicit operator bool() const noexcept;
+    /// My rank, below size().
+    /// @throws InvalidUsage on an empty communicator
+    int rank() const;
+    /// The number of ranks.
+    /// @throws InvalidUsage on an empty communicator
+    int size() const;
+
+    /// Begins a collective or message with `start().call(...)`; the same as `start_call(...)`.
+    /// @throws InvalidUsage on an empty communicator
+    Starter start();
+    /// Begins all_reduce().
+    template <class... Arguments>
+    Request start_all_reduce(Arguments&&... arguments) {
+        return start().all_reduce(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins all_reduce_in_place().
+    template <class... Arguments>
+    Request start_all_reduce_in_place(Arguments&&... arguments) {
+        return start().all_reduce_in_place(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins broadcast().
+    template <class... Arguments>
+    Request start_broadcast(Arguments&&... arguments) {
+        return start().broadcast(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins reduce().
+    template <class... Arguments>
+    Request start_reduce(Arguments&&... arguments) {
+        return start().reduce(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins all_gather().
+    template <class... Arguments>
+    Request start_all_gather(Arguments&&... arguments) {
+        return start().all_gather(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins reduce_scatter().
+    template <class... Arguments>
+    Request start_reduce_scatter(Arguments&&... arguments) {
+        return start().reduce_scatter(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins all_to_all().
+    template <class... Arguments>
+    Request start_all_to_all(Arguments&&... arguments) {
+        return start().all_to_all(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins all_to_all_v().
+    template <class... Arguments>
+    Request start_all_to_all_v(Arguments&&... arguments) {
+        return start().all_to_all_v(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins gather().
+    template <class... Arguments>
+    Request start_gather(Arguments&&... arguments) {
+        return start().gather(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins scatter().
+    template <class... Arguments>
+    Request start_scatter(Arguments&&... arguments) {
+        return start().scatter(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins barrier().
+    Request start_barrier() { return start().barrier(); }
+    /// Begins send(); not to the own rank.
+    template <class... Arguments>
+    Request start_send(Arguments&&... arguments) {
+        return start().send(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins recv(); not from the own rank.
+    template <class... Arguments>
+    Request start_recv(Arguments&&... arguments) {
+        return start().recv(std::forward<Arguments>(arguments)...);
+    }
+
+    /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass
+    /// nothing get nothing. Collective over all ranks. The child lives on without its parent.
+    /// @throws InvalidArgument for a negative color
+    std::optional<Communicator> split(std::optional<int> color, std::int64_t key = 0);
+    /// split() where every rank has a color.
+    Communicator by_color(int color, std::int64_t key = 0);
+    /// The ranks of my host, in rank order. Collective over all ranks.
+    Communicator local();
+    /// The ranks with my local rank, one of each host. Collective over all ranks.
+    Communicator cross();
+    /// A new communicator of all ranks but `excluded`, which may be dead; this one may have failed. Called by the survivors, with the
+    /// same list. Ranks keep their order.
+    /// @throws InvalidArgument where this rank or no rank is excluded
+    Communicator shrink(const std::vector<int>& excluded);
+    /// Where this rank is among the hosts. Collective over all ranks the first time, answered from memory afterwards.
+    Placement placement();
+
+    /// Makes every call on the communicator, the one that waits now included, end with Aborted, and tells the other ranks. Any
+    /// thread may call it. Nothing happens on an empty communicator.
+    void abort(const std::string& reason) const noexcept;
+    /// What abort() of this communicator is called through where the communicator itself is out of reach.
+    /// @throws InvalidUsage on an empty communicator
+    AbortHandle abort_handle() const;
+    /// What ended this communicator, if anything did; InProgress while a non-blocking init or a call of another thread is under way.
+    /// Never waits. Any thread may call it.
+    /// @throws InvalidUsage on an empty communicator
+    std::optional<Error> async_error() const;
+    /// Waits for requests that are under way, says goodbye to the other ranks and frees everything. They go on with what they have
+    /// begun; a collective that would need this rank is an error there. The communicator is finalized afterwards: calls throw
+    /// InvalidUsage.
+    /// @throws Error that had ended the communicator before
+    void finalize();
+
+    /// Has `hook` called again and again while a call on this communicator waits, on whichever thread waits (with requests that is a
+    /// thread of the library): for a second library that needs to be driven. An exception that it throws ends the wait and the
+    /// communicator, on all ranks: the call throws Aborted with its words. An empty hook takes the last one away. The hook must not
+    /// call this communicator. Communicators that are split or shrunk from this one begin with the same hook.
+    /// @throws InvalidUsage while requests are under way
+    void set_progress(std::function<void()> hook);
+
+    /// Lets the other ranks of this host work in `memory` during collectives, so that large ones need no copies. Collective: all ranks
+    /// register, in the same order; a call whose ranks use unregistered buffers works all the same. The memory stays mapped until the
+    /// communicator ends.
+    /// @throws InvalidArgument for a moved-from buffer
+    /// @throws InvalidUsage for too many registrations
+    template <class T>
+    void register_buffer(buffer<T>& memory) {
+        register_memory(memory.bytes_);
+    }
+
+  private:
+    friend class Collectives<Communicator, void, detail::Lifetime::call>;
+    friend struct detail::Access;
+    explicit Communicator(std::shared_ptr<detail::State> state) noexcept;
+    void submit(const detail::Call& call);
+    void register_memory(detail::SharedBytes& memory);
+    std::shared_ptr<detail::State> state_;
+};
+
+} // namespace rsccl

@@ -1,0 +1,89 @@
+/// @file
+/// How communicators behave.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace rsccl {
+
+/// How communicators behave. What is not set is left to the library, whose default stands with each field.
+///
+/// The environment is laid over it, strongest first: `RSCCL_X`, `NCCL_X`, the user's file (`NCCL_CONF_FILE`, else
+/// `~/.nccl.conf`), `/etc/nccl.conf`, this. The variable of each field is named with it. Ranks of one communicator need equal
+/// settings. A value that is not allowed is an InvalidArgument of the call that the configuration is passed to; it names the
+/// variable and what is allowed.
+struct Config {
+    /// Calls return when done; otherwise at once, with InProgress. `NCCL_COMM_BLOCKING`; true.
+    std::optional<bool> blocking = {};
+    /// The communicator's name in logs. `NCCL_COMM_NAME`; empty.
+    std::optional<std::string> name = {};
+    /// The deadline of each operation. `RSCCL_TIMEOUT_MS`; 10 minutes.
+    std::optional<std::chrono::milliseconds> timeout = {};
+    /// The deadline of a communicator's set-up. `RSCCL_INIT_TIMEOUT_MS`; 2 minutes.
+    std::optional<std::chrono::milliseconds> init_timeout = {};
+    /// The same bits whatever the size, algorithm, channels and transport. `RSCCL_REPRODUCIBLE`; false.
+    std::optional<bool> reproducible = {};
+    /// How long a wait spins before it sleeps. `RSCCL_SPIN_US`; 1 ms.
+    std::optional<std::chrono::microseconds> spin = {};
+    /// Which algorithms may be chosen, in NCCL's syntax. `NCCL_ALGO`.
+    std::optional<std::string> algo = {};
+    /// Which protocols may be chosen, in NCCL's syntax. `NCCL_PROTO`.
+    std::optional<std::string> proto = {};
+    /// The least channels. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
+    std::optional<std::uint32_t> min_channels = {};
+    /// The most channels. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`.
+    std::optional<std::uint32_t> max_channels = {};
+    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`.
+    std::optional<std::uint64_t> buffer_bytes = {};
+    /// The bytes of a rank's scratch window that the ranks of its host see. `RSCCL_SCRATCH_BYTES`; 4 MiB.
+    std::optional<std::uint64_t> scratch_bytes = {};
+    /// No direct pointers between ranks of one process. `NCCL_P2P_DISABLE`; false.
+    std::optional<bool> p2p_disable = {};
+    /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
+    std::optional<bool> shm_disable = {};
+    /// The network to use; "Socket" is the only one. `NCCL_NET`.
+    std::optional<std::string> net = {};
+    /// Connect when first needed, and not at set-up. `NCCL_RUNTIME_CONNECT`; true.
+    std::optional<bool> runtime_connect = {};
+    /// What tells this host from others, in place of its name and boot id. `NCCL_HOSTID`.
+    std::optional<std::string> host_id = {};
+    /// A fixed address of the root: "host:port" or "[ipv6]:port". `NCCL_COMM_ID`.
+    std::optional<std::string> comm_id = {};
+    /// What ranks prove to each other where the id comes from a fixed address or a store. `RSCCL_SECRET`.
+    std::optional<std::string> secret = {};
+    /// A file that holds the secret, mode 600. `RSCCL_SECRET_FILE`.
+    std::optional<std::string> secret_file = {};
+    /// Where Communicator::from_env meets: "tcp://host:port" or "file:///path". `RSCCL_STORE`.
+    std::optional<std::string> store = {};
+    /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. `NCCL_SOCKET_IFNAME`.
+    std::optional<std::string> socket_interfaces = {};
+    /// The address family of all sockets: "AF_INET" or "AF_INET6". `NCCL_SOCKET_FAMILY`.
+    std::optional<std::string> socket_family = {};
+    /// Threads that serve one network connection. `NCCL_SOCKET_NTHREADS`.
+    std::optional<std::uint32_t> socket_threads = {};
+    /// Sockets of each such thread; the product is at most 64. `NCCL_NSOCKS_PERTHREAD`.
+    std::optional<std::uint32_t> sockets_per_thread = {};
+    /// How often a refused connect is tried again. `NCCL_SOCKET_RETRY_CNT`; 34.
+    std::optional<std::uint32_t> socket_retries = {};
+    /// The pause before the k-th retry is k times this. `NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms.
+    std::optional<std::chrono::milliseconds> socket_retry_sleep = {};
+    /// A socket's receive buffer in bytes. `NCCL_SOCKET_RCVBUF`.
+    std::optional<std::uint64_t> socket_receive_bytes = {};
+    /// A socket's send buffer in bytes. `NCCL_SOCKET_SNDBUF`.
+    std::optional<std::uint64_t> socket_send_bytes = {};
+    /// How much is logged: "VERSION", "WARN", "INFO" or "TRACE". `NCCL_DEBUG`; nothing.
+    std::optional<std::string> debug = {};
+    /// Which parts log, e.g. "INIT,NET". `NCCL_DEBUG_SUBSYS`; INIT, ENV, BOOTSTRAP.
+    std::optional<std::string> debug_subsystems = {};
+    /// Where the log goes, with `%h` for the host and `%p` for the process. `NCCL_DEBUG_FILE`; standard output.
+    std::optional<std::string> debug_file = {};
+    /// The time before a line, as `strftime` has it, with `%3f` for its fraction. `NCCL_DEBUG_TIMESTAMP_FORMAT`.
+    std::optional<std::string> debug_time_format = {};
+    /// Which levels' lines begin with the time, e.g. "WARN,INFO". `NCCL_DEBUG_TIMESTAMP_LEVELS`; warnings.
+    std::optional<std::string> debug_time_levels = {};
+};
+
+} // namespace rsccl

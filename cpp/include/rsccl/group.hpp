@@ -1,0 +1,122 @@
+/// @file
+/// Calls that run as one.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <rsccl/collectives.hpp>
+#include <rsccl/communicator.hpp>
+
+namespace rsccl {
+
+/// Collects calls on one or several communicators and runs them as one, when end() is called.
+///
+/// In a group, sends and recvs may stand in any order: all of them run side by side. Collectives of one communicator run in the
+/// order in which they were added, after its messages; small all-reduces of one type and operator that follow each other travel as
+/// one. Communicators run side by side, so that ranks may name them in any order.
+///
+/// The group's buffers are its own until end() has returned. A group that is destroyed without end(), as when an exception leaves its
+/// scope, runs nothing of what was added; outside of an exception that is a defect of the program and logs a warning. Prefer
+/// rsccl::group(), which cannot forget it.
+/// @code
+/// rsccl::group([&](rsccl::Group& calls) {
+///     calls.recv(comm, from_left, left);
+///     calls.send(comm, to_right, right);
+/// });
+/// @endcode
+class Group {
+  public:
+    /// A communicator inside a group: has all calls of Communicator but all_to_all_v.
+    class Member : public Collectives<Member, void, detail::Lifetime::outlives> {
+      public:
+        /// My rank on that communicator.
+        int rank() const noexcept { return rank_; }
+        /// The ranks of that communicator.
+        int size() const noexcept { return size_; }
+
+      private:
+        friend class Group;
+        friend class Collectives<Member, void, detail::Lifetime::outlives>;
+        Member(Group& group, Communicator& communicator);
+        void submit(const detail::Call& call);
+        Group* group_;
+        Communicator* communicator_;
+        int rank_;
+        int size_;
+    };
+
+    /// An empty group.
+    Group();
+    /// Runs nothing: what has not run by end() is discarded.
+    ~Group();
+    Group(const Group&) = delete;
+    Group& operator=(const Group&) = delete;
+
+    /// The group's calls on `communicator`, which must live until the group has ended.
+    /// @throws InvalidUsage for a communicator that was moved from or finalized, and on a group that has ended
+    Member on(Communicator& communicator) { return Member(*this, communicator); }
+
+    /// Adds Collectives::send; to the own rank too, if the group has the recv.
+    template <class S, class... More>
+    void send(Communicator& communicator, S&& buffer, More&&... more) {
+        on(communicator).send(std::forward<S>(buffer), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::recv.
+    template <class R, class... More>
+    void recv(Communicator& communicator, R&& buffer, More&&... more) {
+        on(communicator).recv(std::forward<R>(buffer), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::all_reduce.
+    template <class S, class R, class... More>
+    void all_reduce(Communicator& communicator, S&& send, R&& recv, More&&... more) {
+        on(communicator).all_reduce(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::all_reduce_in_place.
+    template <class R, class... More>
+    void all_reduce_in_place(Communicator& communicator, R&& buffer, More&&... more) {
+        on(communicator).all_reduce_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::broadcast.
+    template <class R, class... More>
+    void broadcast(Communicator& communicator, R&& buffer, More&&... more) {
+        on(communicator).broadcast(std::forward<R>(buffer), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::reduce.
+    template <class S, class R, class... More>
+    void reduce(Communicator& communicator, S&& send, R&& recv, More&&... more) {
+        on(communicator).reduce(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::all_gather.
+    template <class S, class R, class... More>
+    void all_gather(Communicator& communicator, S&& send, R&& recv, More&&... more) {
+        on(communicator).all_gather(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::reduce_scatter.
+    template <class S, class R, class... More>
+    void reduce_scatter(Communicator& communicator, S&& send, R&& recv, More&&... more) {
+        on(communicator).reduce_scatter(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+
+    /// Runs everything that was added, and returns when it has ended. The group is over then, well or not.
+    /// @throws Error the first of the calls'
+    /// @throws InvalidUsage where the group has ended before, or a communicator of it has been finalized or is in use
+    void end();
+
+  private:
+    friend struct detail::Access;
+    struct Batch;
+    std::unique_ptr<Batch> batch_;
+};
+
+/// Calls `body` with a group, then runs what it has added. Where `body` throws, nothing runs and its exception comes through.
+/// @throws Error that of Group::end
+template <class Body>
+void group(Body&& body) {
+    Group calls;
+    std::forward<Body>(body)(calls);
+    calls.end();
+}
+
+} // namespace rsccl

@@ -1,0 +1,70 @@
+/// @file
+/// Operations that go on while the program does other things.
+#pragma once
+
+#include <exception>
+#include <iterator>
+#include <memory>
+
+namespace rsccl {
+
+namespace detail {
+struct Pending;
+struct Access;
+} // namespace detail
+
+/// An operation that was begun by one of Communicator's `start_` calls. Its buffers are the operation's until it has ended: they
+/// must neither be touched nor freed before wait() returns or test() says true.
+///
+/// A worker thread of the communicator does the work. Any thread may wait. Moved-from and default-made requests are empty: they
+/// have ended.
+class [[nodiscard]] Request {
+  public:
+    /// No operation.
+    Request() noexcept;
+    Request(Request&&) noexcept;
+    /// Waits for the operation that it held before, as the destructor does.
+    Request& operator=(Request&&) noexcept;
+    Request(const Request&) = delete;
+    Request& operator=(const Request&) = delete;
+    /// Waits until the operation has ended; the communicator's time-out bounds it. An error goes unsaid here: where it ended the
+    /// communicator, the next call on that says it.
+    ~Request();
+
+    /// Waits until the operation has ended; the communicator's time-out bounds it. The request is empty afterwards.
+    /// @throws Error the operation's
+    void wait();
+
+    /// Whether the operation has ended. Never waits. The request is empty once it says true.
+    /// @throws Error the operation's, once it has ended badly
+    bool test();
+
+    /// Whether it holds an operation whose end nobody has seen yet.
+    explicit operator bool() const noexcept { return pending_ != nullptr; }
+
+  private:
+    friend struct detail::Access;
+    explicit Request(std::unique_ptr<detail::Pending> pending) noexcept;
+    std::unique_ptr<detail::Pending> pending_;
+};
+
+/// Waits for all requests of a range, then throws the first of their errors.
+/// @throws Error that of the first request, in the order of the range, that ended badly
+template <class Requests>
+void wait_all(Requests&& requests) {
+    std::exception_ptr first;
+    for (Request& request : requests) {
+        try {
+            request.wait();
+        } catch (...) {
+            if (!first) {
+                first = std::current_exception();
+            }
+        }
+    }
+    if (first) {
+        std::rethrow_exception(first);
+    }
+}
+
+} // namespace rsccl

@@ -1,0 +1,374 @@
+// Communicators, their requests and their groups.
+#include <rsccl/communicator.hpp>
+
+#include <exception>
+#include <limits>
+
+#include <rsccl/group.hpp>
+
+#include "bridge.hpp"
+
+namespace rsccl {
+
+namespace detail {
+
+State::State(rust::Box<ffi::Comm> made)
+    : comm(std::move(made)), stop(ffi::stop(*comm)), rank(ffi::rank(*comm)), size(ffi::size(*comm)),
+      exceptions(std::uncaught_exceptions()) {}
+
+State::~State() { ffi::discard(*comm, std::uncaught_exceptions() > exceptions); }
+
+void Use::refuse_empty() { throw InvalidUsage("there is no communicator: it was moved from, or never made"); }
+
+void Use::refuse_busy(const State& state) {
+    throw InvalidUsage("the communicator is in use by another thread or an outer call: one thread uses it at a time", state.rank, {},
+                       {});
+}
+
+void refuse_length(int rank, const char* name, std::size_t length, std::size_t expected) {
+    throw InvalidArgument("`" + std::string(name) + "` has " + std::to_string(length) + " elements where " +
+                              std::to_string(expected) + " are needed",
+                          rank, {}, {});
+}
+
+void refuse_blocks(int rank, std::size_t length, int ranks) {
+    throw InvalidArgument("a buffer of " + std::to_string(length) + " elements is not one block for each of " +
+                              std::to_string(ranks) + " ranks",
+                          rank, {}, {});
+}
+
+void refuse_counts(int rank, std::size_t counts, int ranks) {
+    throw InvalidArgument(std::to_string(counts) + " counts for " + std::to_string(ranks) + " ranks: give one for each", rank, {},
+                          {});
+}
+
+void refuse_total(int rank, std::size_t count, int ranks) {
+    throw InvalidArgument(std::to_string(count) + " elements for one of " + std::to_string(ranks) + " ranks is too large", rank, {},
+                          {});
+}
+
+void refuse_negative_count() { throw InvalidArgument("a count is negative"); }
+
+namespace {
+
+[[noreturn]] void refuse_stream() {
+    throw InvalidUsage("there is no CUDA backend yet: pass the default Stream, which is the host");
+}
+
+State& there(const std::shared_ptr<State>& state) {
+    if (!state) {
+        Use::refuse_empty();
+    }
+    return *state;
+}
+
+const std::uint8_t* input(const Call& call) { return static_cast<const std::uint8_t*>(call.send); }
+std::uint8_t* output(const Call& call) { return static_cast<std::uint8_t*>(call.recv); }
+
+} // namespace
+
+ffi::What what_of(const Call& call) {
+    if (__builtin_expect(!call.stream.is_host(), 0)) {
+        refuse_stream();
+    }
+    return {call.count,
+            call.op.integer(),
+            call.op.real(),
+            static_cast<std::int32_t>(call.data_type),
+            call.op.code(),
+            static_cast<std::int32_t>(call.op.scalar()),
+            call.other,
+            static_cast<std::uint8_t>(call.kind)};
+}
+
+} // namespace detail
+
+// ---- making one
+
+Communicator::Communicator() noexcept = default;
+Communicator::Communicator(std::shared_ptr<detail::State> state) noexcept : state_(std::move(state)) {}
+Communicator::Communicator(Communicator&&) noexcept = default;
+Communicator& Communicator::operator=(Communicator&&) noexcept = default;
+Communicator::~Communicator() = default;
+
+Communicator::Communicator(const UniqueId& id, int rank, int size, const Config& config)
+    : Communicator(init_scalable({id}, rank, size, config)) {}
+
+Communicator Communicator::init_scalable(const std::vector<UniqueId>& ids, int rank, int size, const Config& config) {
+    rust::Box<ffi::Comm> comm = ffi::comm();
+    // Ids are plain data of 128 bytes each, one behind the other.
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(ids.data());
+    detail::check(ffi::join(*comm, {bytes, ids.size() * sizeof(UniqueId)}, rank, size, *detail::settings(config)));
+    return detail::Access::communicator(std::move(comm));
+}
+
+std::vector<Communicator> Communicator::init_all(int ranks, const Config& config) {
+    rust::Box<ffi::Family> family = ffi::family();
+    detail::check(ffi::join_all(*family, ranks, *detail::settings(config)));
+    std::vector<Communicator> all;
+    all.reserve(static_cast<std::size_t>(ranks));
+    for (int rank = 0; rank < ranks; ++rank) {
+        all.push_back(detail::Access::communicator(ffi::take(*family)));
+    }
+    return all;
+}
+
+Communicator Communicator::from_env(const Config& config) {
+    rust::Box<ffi::Comm> comm = ffi::comm();
+    detail::check(ffi::join_launched(*comm, *detail::settings(config)));
+    return detail::Access::communicator(std::move(comm));
+}
+
+Communicator Communicator::from_store(Store& store, int rank, int size, const Config& config, const std::string& key) {
+    return Communicator(share(store, key, rank, size, config), rank, size, config);
+}
+
+// ---- what it is
+
+Communicator::operator bool() const noexcept { return state_ && state_->open.load(std::memory_order_acquire); }
+int Communicator::rank() const { return detail::there(state_).rank; }
+int Communicator::size() const { return detail::there(state_).size; }
+
+// ---- calls
+
+void Communicator::submit(const detail::Call& call) {
+    const ffi::What what = detail::what_of(call);
+    const detail::Use use(state_.get());
+    const ffi::Comm& comm = *state_->comm;
+    if (call.counts.data() == nullptr) {
+        detail::check(ffi::run(comm, what, detail::input(call), detail::output(call)));
+    } else {
+        detail::check(ffi::run_v(comm, what, detail::input(call), detail::output(call), detail::counts(call.counts),
+                                 detail::counts(call.recv_counts)));
+    }
+}
+
+Starter Communicator::start() { return Starter(detail::there(state_)); }
+
+int Starter::rank() const { return state_->rank; }
+int Starter::size() const { return state_->size; }
+
+Request Starter::submit(const detail::Call& call) {
+    const ffi::What what = detail::what_of(call);
+    rust::Box<ffi::Waiting> waiting = ffi::waiting();
+    const detail::Use use(state_);
+    detail::check(ffi::begin(*state_->comm, what, detail::input(call), detail::output(call), detail::counts(call.counts),
+                             detail::counts(call.recv_counts), *waiting));
+    return detail::Access::request(std::move(waiting));
+}
+
+// ---- families
+
+std::optional<Communicator> Communicator::split(std::optional<int> color, std::int64_t key) {
+    if (color && *color < 0) {
+        throw InvalidArgument("color " + std::to_string(*color) + " is negative: pass no color to be left out", rank(), {}, {});
+    }
+    rust::Box<ffi::Comm> child = ffi::comm();
+    {
+        const detail::Use use(state_.get());
+        detail::check(ffi::split(*state_->comm, color ? *color : -1, key, *child));
+    }
+    if (!ffi::is_open(*child)) {
+        return std::nullopt;
+    }
+    return detail::Access::communicator(std::move(child));
+}
+
+Communicator Communicator::by_color(int color, std::int64_t key) {
+    std::optional<Communicator> child = split(color, key);
+    if (!child) {
+        throw InternalError("a rank with a color got no communicator", rank(), {}, "split");
+    }
+    return std::move(*child);
+}
+
+Communicator Communicator::local() {
+    rust::Box<ffi::Comm> child = ffi::comm();
+    const detail::Use use(state_.get());
+    detail::check(ffi::local(*state_->comm, *child));
+    return detail::Access::communicator(std::move(child));
+}
+
+Communicator Communicator::cross() {
+    rust::Box<ffi::Comm> child = ffi::comm();
+    const detail::Use use(state_.get());
+    detail::check(ffi::cross(*state_->comm, *child));
+    return detail::Access::communicator(std::move(child));
+}
+
+Placement Communicator::placement() {
+    ffi::Place place{};
+    const detail::Use use(state_.get());
+    detail::check(ffi::placement(*state_->comm, place));
+    Placement found;
+    found.host_name = std::string(place.host_name);
+    found.host = place.host;
+    found.hosts = place.hosts;
+    found.local_rank = place.local_rank;
+    found.local_size = place.local_size;
+    if (place.leader_rank >= 0) {
+        found.leader_rank = place.leader_rank;
+    }
+    if (place.device >= 0) {
+        found.device = DeviceChoice{place.device, std::string(place.bus_id), place.shared_by};
+    }
+    found.printed = std::string(place.printed);
+    return found;
+}
+
+Communicator Communicator::shrink(const std::vector<int>& excluded) {
+    static_assert(sizeof(int) == sizeof(std::int32_t));
+    rust::Box<ffi::Comm> child = ffi::comm();
+    const detail::Use use(state_.get());
+    detail::check(ffi::shrink(*state_->comm, {excluded.data(), excluded.size()}, *child));
+    return detail::Access::communicator(std::move(child));
+}
+
+// ---- ends
+
+struct AbortHandle::Flag {
+    rust::Box<ffi::Stop> stop;
+};
+
+void AbortHandle::abort(const std::string& reason) const noexcept { ffi::abort(*flag_->stop, detail::bytes(reason)); }
+
+void Communicator::abort(const std::string& reason) const noexcept {
+    if (state_) {
+        ffi::abort(*state_->stop, detail::bytes(reason));
+    }
+}
+
+AbortHandle Communicator::abort_handle() const {
+    detail::State& state = detail::there(state_);
+    return AbortHandle(std::make_shared<const AbortHandle::Flag>(AbortHandle::Flag{ffi::same(*state.stop)}));
+}
+
+std::optional<Error> Communicator::async_error() const {
+    detail::State& state = detail::there(state_);
+    if (state.busy.exchange(true, std::memory_order_acquire)) {
+        return InProgress("a call is under way", state.rank, {}, {});
+    }
+    // The exchange has taken the communicator; this gives it back.
+    struct Free {
+        detail::State& state;
+        ~Free() { state.busy.store(false, std::memory_order_release); }
+    } free{state};
+    ffi::Failure* failure = ffi::async_error(*state.comm);
+    return failure == nullptr ? std::nullopt : std::optional<Error>(detail::take_error(failure));
+}
+
+void Communicator::finalize() {
+    const detail::Use use(state_.get());
+    if (!state_->open.exchange(false, std::memory_order_acq_rel)) {
+        throw InvalidUsage("the communicator was finalized", state_->rank, {}, {});
+    }
+    detail::check(ffi::finalize(*state_->comm));
+}
+
+void Communicator::set_progress(std::function<void()> hook) {
+    auto held = hook ? std::make_unique<ffi::Hook>(std::move(hook)) : nullptr;
+    const detail::Use use(state_.get());
+    detail::check(ffi::set_progress(*state_->comm, std::move(held)));
+}
+
+void Communicator::register_memory(detail::SharedBytes& memory) {
+    const detail::Use use(state_.get());
+    detail::check(ffi::register_memory(*state_->comm, detail::Access::memory(memory)));
+}
+
+// ---- requests
+
+Request::Request() noexcept = default;
+Request::Request(std::unique_ptr<detail::Pending> pending) noexcept : pending_(std::move(pending)) {}
+Request::Request(Request&&) noexcept = default;
+
+Request& Request::operator=(Request&& other) noexcept {
+    if (this != &other) {
+        const Request before(std::move(*this));
+        pending_ = std::move(other.pending_);
+    }
+    return *this;
+}
+
+Request::~Request() {
+    if (pending_) {
+        ffi::Failure* failure = ffi::wait(*pending_->waiting);
+        if (failure != nullptr) {
+            // A destructor has nobody to tell; the communicator remembers what ended it.
+            const auto freed = rust::Box<ffi::Failure>::from_raw(failure);
+        }
+    }
+}
+
+void Request::wait() {
+    if (const auto pending = std::move(pending_)) {
+        detail::check(ffi::wait(*pending->waiting));
+    }
+}
+
+bool Request::test() {
+    if (pending_ && !ffi::is_finished(*pending_->waiting)) {
+        return false;
+    }
+    wait();
+    return true;
+}
+
+// ---- groups
+
+struct Group::Batch {
+    rust::Box<ffi::Batch> batch = ffi::batch();
+    std::vector<std::shared_ptr<detail::State>> states; // what the batch points to lives as long as it
+    bool any = false;
+};
+
+Group::Group() : batch_(std::make_unique<Batch>()) {}
+
+Group::~Group() {
+    if (batch_ && batch_->any && std::uncaught_exceptions() == 0) {
+        ffi::warn_discarded();
+    }
+}
+
+Group::Member::Member(Group& group, Communicator& communicator)
+    : group_(&group), communicator_(&communicator), rank_(communicator.rank()), size_(communicator.size()) {
+    if (!group.batch_) {
+        throw InvalidUsage("the group has ended: make a new one", rank_, {}, {});
+    }
+}
+
+void Group::Member::submit(const detail::Call& call) {
+    const ffi::What what = detail::what_of(call);
+    if (!group_->batch_) {
+        throw InvalidUsage("the group has ended: make a new one", rank_, {}, {});
+    }
+    Batch& batch = *group_->batch_;
+    const std::shared_ptr<detail::State>& state = detail::Access::state(*communicator_);
+    detail::State& used = detail::there(state);
+    bool known = false;
+    for (const auto& other : batch.states) {
+        known = known || other == state;
+    }
+    if (!known) {
+        batch.states.push_back(state);
+    }
+    const detail::Use use(&used);
+    const ffi::Comm* comm = &*used.comm;
+    detail::check(ffi::add(*batch.batch, comm, what, detail::input(call), detail::output(call), detail::counts(call.counts)));
+    batch.any = true;
+}
+
+void Group::end() {
+    if (!batch_) {
+        throw InvalidUsage("the group has ended: make a new one");
+    }
+    const std::unique_ptr<Batch> batch = std::move(batch_);
+    // All or none: where one is in use, those before it are given back as the vector goes.
+    std::vector<std::unique_ptr<detail::Use>> uses;
+    for (const auto& state : batch->states) {
+        uses.push_back(std::make_unique<detail::Use>(state.get()));
+    }
+    detail::check(ffi::run_batch(*batch->batch));
+}
+
+} // namespace rsccl

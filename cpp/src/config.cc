@@ -1,0 +1,73 @@
+// The configuration: each field under the name of its variable, by which the library checks it.
+#include <rsccl/config.hpp>
+
+#include <rsccl/version.hpp>
+
+#include "bridge.hpp"
+
+namespace rsccl {
+
+std::string version() { return std::string(ffi::version()); }
+
+namespace detail {
+namespace {
+
+std::string text(bool value) { return value ? "1" : "0"; }
+std::string text(std::uint32_t value) { return std::to_string(value); }
+std::string text(std::uint64_t value) { return std::to_string(value); }
+std::string text(const std::string& value) { return value; }
+template <class Period>
+std::string text(std::chrono::duration<std::int64_t, Period> value) {
+    return std::to_string(value.count());
+}
+
+template <class T>
+void lay(ffi::Settings& settings, const char* name, const std::optional<T>& value) {
+    if (value) {
+        check(ffi::set(settings, bytes(name), bytes(text(*value))));
+    }
+}
+
+} // namespace
+
+rust::Box<ffi::Settings> settings(const Config& config) {
+    rust::Box<ffi::Settings> made = ffi::settings();
+    lay(*made, "NCCL_COMM_BLOCKING", config.blocking);
+    lay(*made, "NCCL_COMM_NAME", config.name);
+    lay(*made, "RSCCL_TIMEOUT_MS", config.timeout);
+    lay(*made, "RSCCL_INIT_TIMEOUT_MS", config.init_timeout);
+    lay(*made, "RSCCL_REPRODUCIBLE", config.reproducible);
+    lay(*made, "RSCCL_SPIN_US", config.spin);
+    lay(*made, "NCCL_ALGO", config.algo);
+    lay(*made, "NCCL_PROTO", config.proto);
+    lay(*made, "NCCL_MIN_NCHANNELS", config.min_channels);
+    lay(*made, "NCCL_MAX_NCHANNELS", config.max_channels);
+    lay(*made, "NCCL_BUFFSIZE", config.buffer_bytes);
+    lay(*made, "RSCCL_SCRATCH_BYTES", config.scratch_bytes);
+    lay(*made, "NCCL_P2P_DISABLE", config.p2p_disable);
+    lay(*made, "NCCL_SHM_DISABLE", config.shm_disable);
+    lay(*made, "NCCL_NET", config.net);
+    lay(*made, "NCCL_RUNTIME_CONNECT", config.runtime_connect);
+    lay(*made, "NCCL_HOSTID", config.host_id);
+    lay(*made, "NCCL_COMM_ID", config.comm_id);
+    lay(*made, "RSCCL_SECRET", config.secret);
+    lay(*made, "RSCCL_SECRET_FILE", config.secret_file);
+    lay(*made, "RSCCL_STORE", config.store);
+    lay(*made, "NCCL_SOCKET_IFNAME", config.socket_interfaces);
+    lay(*made, "NCCL_SOCKET_FAMILY", config.socket_family);
+    lay(*made, "NCCL_SOCKET_NTHREADS", config.socket_threads);
+    lay(*made, "NCCL_NSOCKS_PERTHREAD", config.sockets_per_thread);
+    lay(*made, "NCCL_SOCKET_RETRY_CNT", config.socket_retries);
+    lay(*made, "NCCL_SOCKET_RETRY_SLEEP_MSEC", config.socket_retry_sleep);
+    lay(*made, "NCCL_SOCKET_RCVBUF", config.socket_receive_bytes);
+    lay(*made, "NCCL_SOCKET_SNDBUF", config.socket_send_bytes);
+    lay(*made, "NCCL_DEBUG", config.debug);
+    lay(*made, "NCCL_DEBUG_SUBSYS", config.debug_subsystems);
+    lay(*made, "NCCL_DEBUG_FILE", config.debug_file);
+    lay(*made, "NCCL_DEBUG_TIMESTAMP_FORMAT", config.debug_time_format);
+    lay(*made, "NCCL_DEBUG_TIMESTAMP_LEVELS", config.debug_time_levels);
+    return made;
+}
+
+} // namespace detail
+} // namespace rsccl

@@ -1,0 +1,50 @@
+// What programs write and the library calls, as the bridge sees it. Nothing here throws: exceptions become a Status.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include <rust/cxx.h>
+
+#include <rsccl/log.hpp>
+#include <rsccl/store.hpp>
+
+namespace rsccl::ffi {
+
+struct Status;
+struct Line;
+
+class Hook {
+  public:
+    explicit Hook(std::function<void()> body) : body_(std::move(body)) {}
+    Status turn() const noexcept;
+
+  private:
+    std::function<void()> body_;
+};
+
+class LogCallback {
+  public:
+    explicit LogCallback(std::function<void(const LogLine&)> body) : body_(std::move(body)) {}
+    void take(const Line& line) const noexcept;
+
+  private:
+    std::function<void(const LogLine&)> body_;
+};
+
+// A store, for the length of a call.
+class ForeignStore {
+  public:
+    explicit ForeignStore(Store& store) noexcept : store_(store) {}
+    Status set(rust::Str key, rust::Slice<const std::uint8_t> value, std::uint64_t timeout_ms) const noexcept;
+    Status get(rust::Str key, std::uint64_t timeout_ms, rust::Vec<std::uint8_t>& value) const noexcept;
+    Status add(rust::Str key, std::int64_t amount, std::uint64_t timeout_ms, std::int64_t& sum) const noexcept;
+    Status wait(rust::Slice<const rust::Str> keys, std::uint64_t timeout_ms) const noexcept;
+    Status remove(rust::Str key, std::uint64_t timeout_ms, bool& was_there) const noexcept;
+
+  private:
+    Store& store_;
+};
+
+} // namespace rsccl::ffi

@@ -1,0 +1,247 @@
+#!/usr/bin/env bash
+# Installs the C++ library to a temporary prefix and tests it as a user's project would: what the library shows, headers, misuse
+# that must not compile, consumers outside the tree, the API tests (also under sanitizers), the examples.
+#   cpp/test.sh [--keep]
+# Prints a line for each check and at the end "cpp: N passed; M failed". What the machine lacks is skipped, with the reason.
+# --keep leaves the working folder for a look at it. JOBS says how many compilers run side by side (2).
+set -euo pipefail
+cpp=$(cd "$(dirname "$0")" && pwd)
+root=${cpp%/*}
+# Programs of the tests say themselves what they want; a user's settings would change that.
+while read -r name; do unset "$name"; done < <(compgen -e | grep -E '^(RSCCL_|NCCL_|MASTER_|OMPI_COMM|PMI|SLURM_|RANK$|WORLD_SIZE$)' || true)
+
+jobs=${JOBS:-2} work=$(mktemp -d)
+export cpp root work prefix=$work/prefix jobs
+# A build, a compilation and a run may take this long before they count as hung.
+BUILD_LIMIT_S=900 COMPILE_LIMIT_S=180 RUN_LIMIT_S=120
+passed=0 failed=0 skipped=0 number=0
+mkdir "$work/results" "$work/logs" "$work/bin" "$work/objects"
+[[ ${1:-} == --keep ]] || trap 'rm -rf "$work"' EXIT
+
+skip() {
+    echo "skipped: $1" >&2
+    skipped=$((skipped + 1))
+}
+
+have() { command -v "$1" >/dev/null; }
+
+# queue NAME LIMIT COMMAND...: runs the command beside others; `settle` waits for all and prints what came of them.
+queue() {
+    local name=$1 limit=$2 log
+    shift 2
+    number=$((number + 1))
+    log=$(printf '%s/logs/%04d' "$work" "$number")
+    while (($(jobs -rp | wc -l) >= jobs)); do wait -n || true; done
+    (
+        started=$SECONDS outcome=ok
+        timeout -k 10 "$limit" bash -euo pipefail -c '"$@"' _ "$@" >"$log" 2>&1 </dev/null || outcome="FAILED ($?)"
+        echo "$outcome: $name, $((SECONDS - started)) s" >"$work/results/${log##*/}"
+    ) &
+}
+
+settle() {
+    local result
+    wait
+    for result in "$work"/results/*; do
+        [[ -e $result ]] || continue
+        cat "$result"
+        if grep -q '^ok' "$result"; then
+            passed=$((passed + 1))
+            # What a program left out, it says itself.
+            grep -h '^skipped: ' "$work/logs/${result##*/}" >&2 || true
+        else
+            failed=$((failed + 1))
+            tail -n 40 "$work/logs/${result##*/}" | sed 's/^/    /'
+        fi
+        rm "$result"
+    done
+}
+
+check() {
+    queue "$@"
+    settle
+}
+
+finish() {
+    echo "cpp: $passed passed; $failed failed; $skipped skipped; $SECONDS s"
+    exit $((failed > 0))
+}
+
+# ---- what the compilers are, and what they are asked
+
+compilers=()
+for compiler in g++ clang++ clang++-14; do
+    # Two names of one clang are one compiler.
+    if have "$compiler" && [[ $compiler != clang++-14 || " ${compilers[*]} " != *" clang++ "* ]]; then compilers+=("$compiler"); fi
+done
+((${#compilers[@]})) || { skip "neither g++ nor clang++ is here: nothing of cpp/ can be tested"; finish; }
+[[ " ${compilers[*]} " == *" clang++"* ]] || skip "no clang++: only ${compilers[*]} compiles the headers and the consumers"
+first=${compilers[0]} last=${compilers[-1]}
+strict="-Wall -Wextra -Wpedantic -Wshadow -Werror"
+# What librsccl.a needs besides the C++ library, as rsccl.pc says it.
+needs="-lgcc_s -lutil -lrt -lpthread -lm -ldl"
+export strict needs first last
+
+# ---- checks
+
+exports_are_right() { bash "$cpp/tests/exports.sh" "$prefix"; }
+
+headers_stand_alone() { # COMPILER STANDARD
+    local header flags
+    for header in "$prefix"/include/rsccl/*.hpp; do
+        flags=''
+        if [[ ${header##*/} == mpi.hpp ]]; then
+            have mpicxx || continue
+            # MPI's own headers are not ours to judge.
+            flags=$(mpicxx -show | tr ' ' '\n' | sed -n 's/^-I/-isystem/p' | tr '\n' ' ')
+        fi
+        # A translation unit of its own that includes the header twice and nothing else.
+        printf '#include <rsccl/%s>\n#include <rsccl/%s>\n' "${header##*/}" "${header##*/}" |
+            "$1" -std="$2" $strict $flags -I "$prefix/include" -fsyntax-only -x c++ - || { echo "in ${header##*/}"; return 1; }
+    done
+}
+
+# README's line: nothing but -lrsccl.
+consumer_by_hand() { # COMPILER STANDARD
+    local out=$work/bin/by_hand-$1-$2
+    "$1" -std="$2" $strict "$cpp/tests/consumer/main.cpp" -I "$prefix/include" -L "$prefix/lib" -lrsccl -o "$out"
+    LD_LIBRARY_PATH=$prefix/lib "$out" shared
+}
+
+consumer_by_pkg_config() { # COMPILER STANDARD
+    local out=$work/bin/pkg_config-$1-$2
+    export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+    "$1" -std="$2" $strict "$cpp/tests/consumer/main.cpp" $(pkg-config --cflags --libs "rsccl >= 0.1") -o "$out"
+    LD_LIBRARY_PATH=$prefix/lib "$out" shared
+    "$1" -std="$2" $strict "$cpp/tests/consumer/main.cpp" $(pkg-config --cflags rsccl) "$prefix/lib/librsccl.a" \
+        $(pkg-config --static --libs-only-l rsccl | sed 's/-lrsccl//') -o "$out-static"
+    "$out-static" static
+}
+
+# The prefix is moved first: an installation knows no place.
+consumer_by_cmake() { # COMPILER STANDARD
+    local build=$work/cmake-$1-$2 moved=$work/moved-$1-$2
+    cp -R "$prefix" "$moved"
+    cp -R "$cpp/tests/consumer" "$build-source"
+    cmake -S "$build-source" -B "$build" -DCMAKE_PREFIX_PATH="$moved" -DCMAKE_CXX_COMPILER="$1" \
+        -DCMAKE_CXX_STANDARD="${2#c++}" -DCMAKE_CXX_FLAGS="$strict" -DWITH_MPI="$(have mpicxx && echo ON || echo OFF)"
+    cmake --build "$build"
+    "$build/consumer_shared" shared
+    "$build/consumer_static" static
+    rm -rf "$moved"
+}
+
+compile_test() { # KIND FILE FLAGS...
+    local kind=$1 file=$2
+    shift 2
+    "$@" $strict -pthread -I "$prefix/include" -c "$cpp/tests/$file.cpp" -o "$work/objects/$kind-$file.o"
+}
+
+link_tests() { # KIND COMMAND...
+    local kind=$1
+    shift
+    "$@" -pthread "$work"/objects/"$kind"-*.o -o "$work/bin/tests-$kind" "${libraries[@]}"
+}
+
+run_tests() { # KIND
+    # Every branch of the tests prints its own lines; leaks and undefined behaviour end the program with an error.
+    ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1 \
+        UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 "$work/bin/tests-$1" --no-version=true
+}
+
+example_runs() { # FILE STANDARD COMPILER
+    local name out
+    name=$(basename "$1" .cpp) out=$work/bin/$(basename "$1" .cpp)
+    "$3" -std="$2" $strict -O1 -pthread "$1" -I "$prefix/include" -L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl -o "$out"
+    cd "$work" && "$out"
+}
+
+# The program of README.md, as a reader would run it: four threads, then four processes.
+readme_program() {
+    bash "$cpp/tests/readme.sh" "$prefix" "$work/readme"
+}
+
+export -f have exports_are_right headers_stand_alone consumer_by_hand consumer_by_pkg_config consumer_by_cmake
+export -f run_tests example_runs readme_program
+
+# ---- install
+
+check "install" $BUILD_LIMIT_S "$cpp/install.sh" "$prefix"
+if ((failed)); then finish; fi
+queue "install --static-only --shared-only: one library each" $BUILD_LIMIT_S bash "$cpp/tests/install_options.sh" "$work"
+queue "the libraries show what they should, and need nothing else" $RUN_LIMIT_S exports_are_right
+
+# ---- headers, misuse, consumers
+
+have mpicxx || skip "no mpicxx: rsccl/mpi.hpp and mpi-examples/cpp are not compiled"
+for compiler in "${compilers[@]}"; do
+    for standard in c++17 c++20; do
+        queue "headers stand alone: $compiler $standard" $COMPILE_LIMIT_S headers_stand_alone "$compiler" "$standard"
+    done
+done
+queue "misuse does not compile: $first c++17" $COMPILE_LIMIT_S bash "$cpp/tests/misuse.sh" "$first" c++17 "$prefix"
+[[ $first == "$last" ]] ||
+    queue "misuse does not compile: $last c++20" $COMPILE_LIMIT_S bash "$cpp/tests/misuse.sh" "$last" c++20 "$prefix"
+for compiler in "${compilers[@]}"; do
+    for standard in c++17 c++20; do
+        queue "consumer by hand: $compiler $standard" $COMPILE_LIMIT_S consumer_by_hand "$compiler" "$standard"
+        if have pkg-config; then
+            queue "consumer by pkg-config, shared and static: $compiler $standard" $COMPILE_LIMIT_S \
+                consumer_by_pkg_config "$compiler" "$standard"
+        fi
+        if have cmake; then
+            queue "consumer by CMake, shared and static: $compiler $standard" $COMPILE_LIMIT_S \
+                consumer_by_cmake "$compiler" "$standard"
+        fi
+    done
+done
+have pkg-config || skip "no pkg-config: rsccl.pc is not tested"
+have cmake || skip "no cmake: find_package(rsccl) is not tested"
+settle
+
+# ---- the API tests: shared library and newest standard; static library, oldest standard and sanitizers
+
+sanitize="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1"
+if ! echo '#include <doctest/doctest.h>' | "$first" -x c++ -fsyntax-only - 2>/dev/null; then
+    skip "no <doctest/doctest.h> (Debian: doctest-dev): the API tests are not built"
+else
+    export -f compile_test link_tests
+    kinds=(plain)
+    if echo 'int main() {}' | "$first" -x c++ $sanitize - -o "$work/bin/sanitizers" 2>/dev/null && "$work/bin/sanitizers"; then
+        kinds+=(sanitized)
+    else
+        skip "$first has no AddressSanitizer here: the API tests run without it"
+    fi
+    for source in "$cpp"/tests/*.cpp; do
+        queue "compile $(basename "$source")" $COMPILE_LIMIT_S compile_test plain "$(basename "$source" .cpp)" "$last" -std=c++20 -O1
+        [[ " ${kinds[*]} " == *" sanitized "* ]] && queue "compile $(basename "$source"), sanitized" $COMPILE_LIMIT_S \
+            compile_test sanitized "$(basename "$source" .cpp)" "$first" -std=c++17 -O1 $sanitize
+    done
+    settle
+    shared=(-L "$prefix/lib" -Wl,-rpath,"$prefix/lib" -lrsccl)
+    queue "link the API tests: $last c++20, shared" $COMPILE_LIMIT_S bash -ec \
+        '"$0" -pthread "$work"/objects/plain-*.o -o "$work/bin/tests-plain" "$@"' "$last" "${shared[@]}"
+    [[ " ${kinds[*]} " == *" sanitized "* ]] && queue "link the API tests: $first c++17, static, sanitized" $COMPILE_LIMIT_S bash -ec \
+        '"$0" -pthread "$work"/objects/sanitized-*.o -o "$work/bin/tests-sanitized" "$@"' \
+        "$first" $sanitize "$prefix/lib/librsccl.a" $needs
+    settle
+    # One after the other: they watch the clock.
+    for kind in "${kinds[@]}"; do
+        check "API tests, $kind" $RUN_LIMIT_S run_tests "$kind"
+        grep -h '^\[doctest\]' "$work/logs/$(printf %04d "$number")" | sed 's/^/    /' || true
+    done
+fi
+
+# ---- examples
+
+queue "the program of README.md, as threads and as processes" $COMPILE_LIMIT_S readme_program
+standards=(c++17 c++20) turn=0
+for source in "$root"/examples/cpp/*.cpp; do
+    queue "example ${source##*/}" $COMPILE_LIMIT_S example_runs "$source" "${standards[turn % 2]}" "${compilers[turn / 2 % ${#compilers[@]}]}"
+    turn=$((turn + 1))
+done
+settle
+if have mpicxx && have mpirun && [[ -x $root/mpi-examples/cpp/run.sh ]]; then
+    check "mpi-examples/cpp" $BUILD_LIMIT_S env RSCCL_PREFIX="$prefix" "$root/mpi-examples/cpp/run.sh" mpicxx mpirun
+fi
+finish

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# misuse.sh COMPILER STANDARD PREFIX: every case of misuse/cases.cpp fails to compile, with the words that it promises, and compiles
+# once its mistake is mended.
+set -euo pipefail
+compiler=$1 standard=$2 prefix=$3
+cases=$(cd "$(dirname "$0")" && pwd)/misuse/cases.cpp
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+outcome=0
+
+# What all cases include is compiled once.
+mkdir "$work/rsccl"
+"$compiler" -std="$standard" -I "$prefix/include" -Wno-pragma-once-outside-header -x c++-header "$prefix/include/rsccl/rsccl.hpp" -o "$work/rsccl/rsccl.hpp.gch"
+# Values that nobody uses are warnings everywhere but here.
+compile=("$compiler" -std="$standard" -Werror=unused-result -I "$work" -I "$prefix/include" -fsyntax-only)
+if [[ $compiler == clang* ]]; then compile+=(-include-pch "$work/rsccl/rsccl.hpp.gch"); fi
+
+mapfile -t lines < <(grep -nE '^#(if|elif) CASE == [0-9]+' "$cases")
+((${#lines[@]} > 20)) || { echo "only ${#lines[@]} cases found"; exit 1; }
+for line in "${lines[@]}"; do
+    number=$(sed -E 's/.*CASE == ([0-9]+) .*/\1/' <<<"$line")
+    about=$(sed -E 's/.*\/\/ (.*); refused: .*/\1/' <<<"$line")
+    words=$(sed -E 's/.*; refused: //' <<<"$line")
+    if "${compile[@]}" -DCASE="$number" "$cases" >"$work/said" 2>&1; then
+        echo "case $number compiles, and must not: $about"
+        outcome=1
+    elif ! grep -qE "error.*($words)" "$work/said"; then
+        echo "case $number fails for another reason than \"$words\": $about"
+        grep -m 3 error "$work/said"
+        outcome=1
+    fi
+    if ! "${compile[@]}" -DCASE="$number" -DMENDED "$cases" >"$work/said" 2>&1; then
+        echo "case $number fails even when mended: $about"
+        grep -m 3 error "$work/said"
+        outcome=1
+    fi
+done
+echo "${#lines[@]} cases"
+exit $outcome

@@ -1,0 +1,137 @@
+/// @file
+/// Ranks for tests: as threads of this program, and as processes that are this program again.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <rsccl/rsccl.hpp>
+
+namespace ranks {
+
+using namespace std::chrono_literals;
+
+/// Deadlines that no healthy test comes near, and the one interface that every machine has.
+inline rsccl::Config quick() {
+    rsccl::Config config;
+    config.timeout = 30s;
+    config.init_timeout = 30s;
+    config.socket_interfaces = "lo";
+    return config;
+}
+
+/// How the ranks of one process reach each other: by pointers, as if they were processes, as if they were hosts.
+enum class Path { pointers, shared_memory, sockets };
+
+inline rsccl::Config by(Path path) {
+    rsccl::Config config = quick();
+    config.p2p_disable = path != Path::pointers;
+    config.shm_disable = path == Path::sockets;
+    return config;
+}
+
+/// The errors of all ranks; null for a rank that had none.
+using Errors = std::vector<std::exception_ptr>;
+
+/// Runs `body(comm)` on `size` threads, each of which is a rank and owns its communicator.
+inline Errors errors_of(int size, const rsccl::Config& config, const std::function<void(rsccl::Communicator&)>& body) {
+    std::vector<rsccl::Communicator> comms = rsccl::Communicator::init_all(size, config);
+    Errors errors(static_cast<std::size_t>(size));
+    std::vector<std::thread> threads;
+    for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+        threads.emplace_back([&body, &error = errors[rank], comm = std::move(comms[rank])]() mutable {
+            try {
+                // Its own: the end of a body is the end of its communicator, also where the body throws.
+                rsccl::Communicator mine = std::move(comm);
+                body(mine);
+            } catch (...) {
+                error = std::current_exception();
+            }
+        });
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    return errors;
+}
+
+/// As errors_of; throws the error that began it, and not one that only tells of another rank's.
+inline void run(int size, const rsccl::Config& config, const std::function<void(rsccl::Communicator&)>& body) {
+    std::exception_ptr second;
+    for (const std::exception_ptr& error : errors_of(size, config, body)) {
+        if (!error) {
+            continue;
+        }
+        try {
+            std::rethrow_exception(error);
+        } catch (const rsccl::RemoteError&) {
+            second = error;
+        } catch (const rsccl::Aborted&) {
+            second = error;
+        }
+    }
+    if (second) {
+        std::rethrow_exception(second);
+    }
+}
+
+inline void run(int size, const std::function<void(rsccl::Communicator&)>& body) { run(size, quick(), body); }
+
+/// Throws with `what` unless `so`: what a body on a thread says, and `run` hands on.
+inline void require(bool so, const std::string& what) {
+    if (!so) {
+        throw std::runtime_error(what);
+    }
+}
+
+/// Throws unless element i of `got` is `want(i)` for all i.
+template <class Range, class Want>
+void require_each(const Range& got, const std::string& what, Want want) {
+    const auto* data = std::data(got);
+    for (std::size_t place = 0; place < std::size(got); ++place) {
+        const auto wanted = want(place);
+        if (!(data[place] == wanted)) {
+            throw std::runtime_error(what + ": element " + std::to_string(place) + " of " + std::to_string(std::size(got)) +
+                                     " is " + std::to_string(static_cast<double>(data[place])) + ", not " +
+                                     std::to_string(static_cast<double>(wanted)));
+        }
+    }
+}
+
+/// A folder of its own for one test, gone with the object.
+class Folder {
+  public:
+    Folder();
+    ~Folder();
+    Folder(const Folder&) = delete;
+    Folder& operator=(const Folder&) = delete;
+    const std::string& path() const { return path_; }
+
+  private:
+    std::string path_;
+};
+
+/// What a process that is a rank runs; the value is the process's exit status.
+using Worker = int (*)(const std::vector<std::string>& arguments);
+
+/// Names a worker: `static const ranks::Named worker("hello", hello);`.
+struct Named {
+    Named(const char* name, Worker worker);
+};
+
+/// Starts this program `size` times as the ranks of one world, which meet in a file, and yields their exit statuses; a rank that
+/// a signal has ended has 128 and its number.
+std::vector<int> processes(int size, const std::string& worker, const std::vector<std::string>& arguments = {},
+                           std::map<std::string, std::string> variables = {});
+
+/// The worker that this process is asked to be, if it is: `main` begins with it.
+bool is_worker(int argc, char** argv, int& status);
+
+} // namespace ranks

@@ -1,0 +1,300 @@
+//! Requests without a scope: for memory that is never given back, and for the C++ classes, whose users keep it.
+//!
+//! A scope proves that the buffers of requests outlive them; a desk takes only what outlives everything. The engine moves to a
+//! thread with the first request and comes back with the first other call after the last of them has ended: calls with no request
+//! under way cost what they cost without a desk.
+
+use std::cell::RefCell;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use crate::comm::engine::Engine;
+use crate::comm::request::{Job, Outcome, Promise, check_message, work};
+use crate::comm::{Call, Communicator, Home, Message};
+use crate::error::{Error, Result};
+use crate::exec::copy_to_self;
+use crate::sync::primitive::Arc;
+use crate::sys::thread;
+use crate::types::DataType;
+
+/// A communicator whose operations may go on while the program does other things, in memory that lives for ever.
+///
+/// # Examples
+/// ```
+/// use rsccl::comm::{Buffers, Call, CallCount, Desk};
+/// use rsccl::types::Collective;
+/// use rsccl::{DataType, ReduceOp};
+///
+/// rsccl::local::run(3, |comm| {
+///     let rank = comm.rank();
+///     let desk = Desk::new(comm);
+///     let buffer: &'static mut [u32] = Box::leak(vec![rank; 1000].into());
+///     let count = CallCount::Each(1000);
+///     let (collective, data_type, op) = (Collective::AllReduce, DataType::U32, Some(ReduceOp::Sum));
+///     let sum = desk.begin(Call { collective, data_type, op, root: None, count, buffers: Buffers::shared(buffer) })?;
+///     // ... compute ...
+///     sum.wait()?;
+///     desk.finalize()
+/// })?;
+/// # Ok::<(), rsccl::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Desk {
+    // Before the communicator: what is under way ends first.
+    worker: RefCell<Option<Worker>>,
+    communicator: Communicator,
+}
+
+/// An operation that was begun at a [`Desk`]. Dropping it neither stops it nor waits for it.
+#[derive(Debug)]
+#[must_use = "wait() says when the buffers hold the result"]
+pub struct Pending(Vec<Arc<Outcome>>);
+
+/// The thread that has the engine.
+#[derive(Debug)]
+struct Worker {
+    jobs: Option<Sender<Job<'static>>>,
+    thread: Option<JoinHandle<Option<Worked>>>,
+    unfinished: Vec<Arc<Outcome>>,
+}
+
+/// The engine as a worker gives it back, and what ended the communicator meanwhile.
+type Worked = (Box<Engine>, Result<()>);
+
+impl Desk {
+    /// A desk for `communicator`.
+    pub fn new(communicator: Communicator) -> Desk {
+        Desk { worker: RefCell::new(None), communicator }
+    }
+
+    /// The communicator, for what neither waits nor sends: rank, size, abort. Its calls are errors while requests are under way;
+    /// [`Desk::at_rest`] says so in better words.
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+
+    /// The communicator for calls that cannot run beside requests.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] while requests are under way.
+    pub fn at_rest(&self) -> Result<&Communicator> {
+        if self.settle() {
+            return Ok(&self.communicator);
+        }
+        let message = "requests are under way on this communicator: wait for them before this call";
+        Err(Error::invalid_usage(message).at(self.communicator.world.rank))
+    }
+
+    /// Runs a collective to its end, behind those that are under way.
+    ///
+    /// # Errors
+    /// As [`Communicator::run`].
+    #[inline]
+    pub fn run(&self, call: Call<'static>) -> Result<()> {
+        if self.worker.borrow().is_none() || self.settle() {
+            return self.communicator.run(&call);
+        }
+        self.begin(call)?.wait()
+    }
+
+    /// Runs one send or recv to its end.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    pub fn message(&self, message: Message<'static>) -> Result<()> {
+        if self.settle() { self.communicator.message(message) } else { self.begin_message(message)?.wait() }
+    }
+
+    /// Runs an `all_to_all_v`, described as its messages, to its end.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_to_all_v`].
+    pub fn exchange(&self, messages: Vec<Message<'static>>) -> Result<()> {
+        if self.settle() { self.communicator.exchange(messages) } else { self.begin_exchange(messages)?.wait() }
+    }
+
+    /// Begins a collective. Collectives run one after the other, in the order in which they were begun, as all ranks must begin them.
+    ///
+    /// # Errors
+    /// As the call's, where one rank alone can see it; the rest comes with [`Pending::wait`].
+    pub fn begin(&self, call: Call<'static>) -> Result<Pending> {
+        self.begin_all(Vec::new(), vec![call])
+    }
+
+    /// Begins one send or recv; not to or from the own rank.
+    ///
+    /// # Errors
+    /// As [`Desk::begin`].
+    pub fn begin_message(&self, message: Message<'static>) -> Result<Pending> {
+        check_message(&message, self.communicator.world)?;
+        self.begin_all(vec![message], Vec::new())
+    }
+
+    /// Begins an `all_to_all_v`, described as its messages: one to and one from each rank, in rank order.
+    ///
+    /// # Errors
+    /// As [`Desk::begin`].
+    pub fn begin_exchange(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
+        let data_type = messages.first().map_or(DataType::U8, Message::data_type);
+        let others = self.checked(messages)?;
+        let mut promised = Vec::with_capacity(others.len());
+        let mut outcomes = Vec::with_capacity(others.len());
+        for message in others {
+            let (promise, outcome) = Promise::new();
+            promised.push((message, promise));
+            outcomes.push(outcome);
+        }
+        self.queue(vec![Job::Exchange(promised, data_type)], outcomes)
+    }
+
+    /// Begins what a group holds: messages, which may go to the own rank in pairs, and collectives, of which those that follow each
+    /// other travel as one where the group's would.
+    ///
+    /// # Errors
+    /// As [`Desk::begin`].
+    pub fn begin_all(&self, messages: Vec<Message<'static>>, calls: Vec<Call<'static>>) -> Result<Pending> {
+        let world = self.communicator.world;
+        for call in &calls {
+            call.check(world).map_err(|error| error.at(world.rank))?;
+        }
+        let (mut jobs, mut outcomes) = (Vec::new(), Vec::new());
+        for message in self.checked(messages)? {
+            let (promise, outcome) = Promise::new();
+            jobs.push(Job::Message(message, promise));
+            outcomes.push(outcome);
+        }
+        if !calls.is_empty() {
+            let (promise, outcome) = Promise::new();
+            jobs.push(Job::Collectives(calls, promise));
+            outcomes.push(outcome);
+        }
+        self.queue(jobs, outcomes)
+    }
+
+    /// What ended this communicator, if anything did. Never waits.
+    pub fn async_error(&self) -> Option<Error> {
+        // A request that failed ended all others: its error is here once the engine is.
+        self.settle();
+        self.communicator.async_error()
+    }
+
+    /// Waits for the requests that are under way, then [`Communicator::finalize`].
+    ///
+    /// # Errors
+    /// As [`Communicator::finalize`].
+    pub fn finalize(self) -> Result<()> {
+        let Desk { worker, communicator } = self;
+        if let Some(worker) = worker.into_inner() {
+            close(&communicator, worker);
+        }
+        communicator.finalize()
+    }
+
+    /// The messages to others, after those to the own rank were copied.
+    fn checked(&self, messages: Vec<Message<'static>>) -> Result<Vec<Message<'static>>> {
+        let world = self.communicator.world;
+        for message in &messages {
+            message.check(world).map_err(|error| error.at(world.rank))?;
+        }
+        copy_to_self(world.rank, messages).map_err(|error| error.at(world.rank))
+    }
+
+    fn queue(&self, jobs: Vec<Job<'static>>, outcomes: Vec<Arc<Outcome>>) -> Result<Pending> {
+        let mut worker = self.worker.borrow_mut();
+        if worker.is_none() {
+            *worker = Some(self.open()?);
+        }
+        let gone = || Error::internal("the thread of requests has ended early").at(self.communicator.world.rank);
+        let open = worker.as_mut().ok_or_else(gone)?;
+        // Those that have ended need not be remembered: the list is as long as what is under way.
+        open.unfinished.retain(|outcome| !outcome.is_set());
+        open.unfinished.extend(outcomes.iter().cloned());
+        let sender = open.jobs.as_ref().ok_or_else(gone)?;
+        for job in jobs {
+            sender.send(job).map_err(|_| gone())?;
+        }
+        Ok(Pending(outcomes))
+    }
+
+    /// Starts the thread, then lends it the engine: where there is no thread, the engine stays.
+    fn open(&self) -> Result<Worker> {
+        let (jobs, queue) = channel();
+        let (hand, taken) = channel::<Box<Engine>>();
+        let body = move || taken.recv().ok().map(|engine| work(engine, &queue));
+        let thread = thread::spawn("rsccl requests", body).map_err(|error| error.at(self.communicator.world.rank))?;
+        // On an error `hand` goes, and with it the thread.
+        let engine = self.communicator.lend()?;
+        let worker = Worker { jobs: Some(jobs), thread: Some(thread), unfinished: Vec::new() };
+        match hand.send(engine) {
+            Ok(()) => Ok(worker),
+            Err(back) => {
+                self.communicator.take_back(back.0, Ok(()))?;
+                Err(Error::internal("the thread of requests has ended early").at(self.communicator.world.rank))
+            }
+        }
+    }
+
+    /// Takes the engine back where no request is under way. Whether it is here.
+    fn settle(&self) -> bool {
+        let mut worker = self.worker.borrow_mut();
+        let busy = |open: &Worker| open.unfinished.iter().any(|outcome| !outcome.is_set());
+        if worker.as_ref().is_some_and(busy) {
+            return false;
+        }
+        if let Some(worker) = worker.take() {
+            close(&self.communicator, worker);
+        }
+        true
+    }
+}
+
+/// Waits for a worker's requests and gives the engine back to `communicator`.
+fn close(communicator: &Communicator, mut worker: Worker) {
+    if let Some((engine, result)) = worker.end() {
+        // The requests have said it; the communicator remembers it for the next call.
+        drop(communicator.take_back(engine, result));
+    } else {
+        let error = Error::internal("the thread of requests panicked").at(communicator.world.rank);
+        communicator.home.replace(Home::Failed(None, error));
+    }
+}
+
+impl Worker {
+    /// Closes the queue and waits for the thread. Nothing where it panicked.
+    fn end(&mut self) -> Option<Worked> {
+        self.jobs = None;
+        self.thread.take()?.join().ok().flatten()
+    }
+}
+
+impl Drop for Worker {
+    /// For a desk that is dropped: its requests end, then it says goodbye.
+    fn drop(&mut self) {
+        if let Some((mut engine, result)) = self.end()
+            && !std::thread::panicking()
+        {
+            // Whoever waited for the request has seen the error.
+            drop(result);
+            engine.leave();
+        }
+    }
+}
+
+impl Pending {
+    /// Waits until the operation has ended; the communicator's time-out bounds it.
+    ///
+    /// # Errors
+    /// The operation's.
+    pub fn wait(&self) -> Result<()> {
+        let mut first = Ok(());
+        for outcome in &self.0 {
+            first = first.and(outcome.wait());
+        }
+        first
+    }
+
+    /// Whether the operation has ended, well or not. Never waits.
+    pub fn is_finished(&self) -> bool {
+        self.0.iter().all(|outcome| outcome.is_set())
+    }
+}

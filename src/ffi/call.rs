@@ -1,0 +1,280 @@
+//! Calls on their way from C++: from numbers and pointers to what the engine takes.
+
+use super::Comm;
+use super::bridge::{CallCode, OpCode, ScalarCode, TypeCode, What};
+use crate::comm::{Buffers, Call, CallCount, Desk, Member, Message, Pending};
+use crate::error::{Error, Result};
+use crate::types::{Collective, DataType, Rank, ReduceOp, Scalar, World};
+
+/// What a call comes to.
+pub(super) enum Work {
+    Collective(Call<'static>),
+    Message(Message<'static>),
+    Exchange(Vec<Message<'static>>),
+}
+
+/// The work that `what` describes.
+///
+/// # Safety
+/// The memory that it calls for lies at `send` and `recv`, is good for reading and writing, and nobody else touches it for as long
+/// as the work is in use. `'static` is that promise, not a fact.
+#[inline]
+pub(super) unsafe fn work(
+    desk: &Desk,
+    what: &What,
+    (send, recv): (*const u8, *mut u8),
+    (send_counts, recv_counts): (&[usize], &[usize]),
+) -> Result<Work> {
+    let comm = desk.communicator();
+    let world = World { rank: Rank::new(comm.rank()), size: comm.size() };
+    let placed = |error: Error| error.at(world.rank);
+    let data_type = data_type(what.data_type).map_err(placed)?;
+    let kind = Collective::from_code(what.kind).ok_or_else(|| no_call(what.kind)).map_err(placed)?;
+    match kind {
+        Collective::Send => {
+            let peer = other("peer", what.other, world).map_err(placed)?;
+            // SAFETY: the caller's promise.
+            Ok(Work::Message(unsafe { Message::send_raw(send, (what.count, data_type), peer) }))
+        }
+        Collective::Recv => {
+            let peer = other("peer", what.other, world).map_err(placed)?;
+            // SAFETY: the caller's promise.
+            Ok(Work::Message(unsafe { Message::recv_raw(recv, (what.count, data_type), peer) }))
+        }
+        Collective::AllToAllV => {
+            // SAFETY: the caller's promise.
+            let messages = unsafe { exchange(world, data_type, (send, recv), (send_counts, recv_counts)) };
+            messages.map(Work::Exchange).map_err(placed)
+        }
+        _ => {
+            // SAFETY: the caller's promise.
+            unsafe { collective((kind, data_type), what, (send, recv), send_counts, world) }
+                .map(Work::Collective)
+                .map_err(placed)
+        }
+    }
+}
+
+/// # Safety
+/// As [`work`].
+#[inline]
+unsafe fn collective(
+    (collective, data_type): (Collective, DataType),
+    what: &What,
+    (send, recv): (*const u8, *mut u8),
+    counts: &[usize],
+    world: World,
+) -> Result<Call<'static>> {
+    let op = if collective.reduces() { Some(operator(what)?) } else { None };
+    let root = if collective.rooted() { Some(other("root", what.other, world)?) } else { None };
+    let count = match collective {
+        Collective::AllGatherV | Collective::ReduceScatterV => {
+            if counts.len() != world.size as usize {
+                let message = format!("{} counts for {} ranks: give one for each", counts.len(), world.size);
+                return Err(Error::invalid_argument(message));
+            }
+            CallCount::PerRank(counts.iter().map(|count| *count as u64).collect())
+        }
+        _ => CallCount::Each(what.count),
+    };
+    let mut call = Call { collective, data_type, op, root, count, buffers: Buffers::none() };
+    let (input, output) = call.lengths(world)?;
+    let size = data_type.size() as usize;
+    // SAFETY: the caller's promise: so much lies there. A length that does not fit the address space was refused just now.
+    call.buffers = unsafe { Buffers::from_raw((send, input.index() * size), (recv, output.index() * size)) };
+    Ok(call)
+}
+
+/// The messages of an `all_to_all_v`: one to and one from each rank.
+///
+/// # Safety
+/// As [`work`].
+unsafe fn exchange(
+    world: World,
+    data_type: DataType,
+    (send, recv): (*const u8, *mut u8),
+    (to, from): (&[usize], &[usize]),
+) -> Result<Vec<Message<'static>>> {
+    for counts in [to, from] {
+        if counts.len() != world.size as usize {
+            let message = format!("{} counts for {} ranks: give one for each", counts.len(), world.size);
+            return Err(Error::invalid_argument(message));
+        }
+        let elements = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+        let bytes = elements.and_then(|elements| elements.checked_mul(data_type.size() as usize));
+        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return Err(Error::invalid_argument("the counts together are too large"));
+        }
+    }
+    let null = |place: *const u8, counts: &[usize]| place.is_null() && counts.iter().any(|count| *count > 0);
+    if null(send, to) || null(recv, from) {
+        return Err(Error::invalid_argument("a buffer of all_to_all_v is null, and its counts are not all 0"));
+    }
+    let size = data_type.size() as usize;
+    let (mut send, mut recv) = (send, recv);
+    let mut messages = Vec::with_capacity(2 * to.len());
+    for (rank, (to, from)) in world.ranks().zip(to.iter().zip(from)) {
+        // SAFETY: the caller's promise; the parts of `send` lie one behind the other.
+        messages.push(unsafe { Message::send_raw(send, (*to as u64, data_type), rank) });
+        // SAFETY: the caller's promise; the parts of `recv` lie one behind the other.
+        messages.push(unsafe { Message::recv_raw(recv, (*from as u64, data_type), rank) });
+        (send, recv) = (send.wrapping_add(to * size), recv.wrapping_add(from * size));
+    }
+    Ok(messages)
+}
+
+/// A barrier.
+pub(super) fn barrier() -> Call<'static> {
+    let (collective, count) = (Collective::Barrier, CallCount::Each(0));
+    Call { collective, data_type: DataType::U8, op: None, root: None, count, buffers: Buffers::none() }
+}
+
+/// The type with this number.
+pub(super) fn data_type(code: i32) -> Result<DataType> {
+    let known = u8::try_from(code).ok().and_then(DataType::from_code);
+    known.ok_or_else(|| Error::invalid_argument(format!("{code} is the number of no data type")))
+}
+
+fn operator(what: &What) -> Result<ReduceOp> {
+    let wrong = || Error::invalid_argument(format!("{} is the number of no operator", what.op));
+    let code = u8::try_from(what.op).map_err(|_| wrong())?;
+    if what.op != OpCode::PreMulSum.repr {
+        return ReduceOp::PLAIN.get(usize::from(code)).copied().ok_or_else(wrong);
+    }
+    let scalar = match (ScalarCode { repr: what.scalar }) {
+        ScalarCode::Integer => Scalar::Signed(what.integer),
+        ScalarCode::Natural => Scalar::Unsigned(what.integer.cast_unsigned()),
+        ScalarCode::Real => Scalar::Float(what.real),
+        _ => return Err(Error::invalid_argument("premul_sum has no scalar")),
+    };
+    Ok(ReduceOp::PreMulSum(scalar))
+}
+
+/// Root or peer.
+#[inline]
+fn other(name: &str, number: i32, world: World) -> Result<Rank> {
+    match u32::try_from(number) {
+        Ok(rank) if rank < world.size => Ok(Rank::new(rank)),
+        _ => Err(Error::invalid_argument(format!("{name} {number} is not a rank: there are {}", world.size))),
+    }
+}
+
+/// A number that is not below 0.
+pub(super) fn unsigned(name: &str, number: i64) -> Result<u32> {
+    u32::try_from(number).map_err(|_| Error::invalid_argument(format!("{number} is no {name}")))
+}
+
+#[cold]
+fn no_call(code: u8) -> Error {
+    Error::internal(format!("{code} is the number of no call"))
+}
+
+/// The calls of a group.
+#[derive(Default)]
+pub(super) struct Batch(Vec<Part>);
+
+/// What a group has for one communicator.
+struct Part {
+    comm: *const Comm,
+    messages: Vec<Message<'static>>,
+    calls: Vec<Call<'static>>,
+}
+
+impl Batch {
+    /// Adds a call, once what one rank can see of it was checked.
+    ///
+    /// # Safety
+    /// As [`work`]; and `comm` lives until the batch has run or is gone.
+    pub(super) unsafe fn add(
+        &mut self,
+        comm: *const Comm,
+        what: &What,
+        memory: (*const u8, *mut u8),
+        counts: &[usize],
+    ) -> Result<()> {
+        // SAFETY: it lives, by the caller's promise, and only its rank and size are looked at, which never change.
+        let Comm(desk) = unsafe { &*comm };
+        let desk = desk.as_ref().ok_or_else(finalized)?;
+        let world = World { rank: Rank::new(desk.communicator().rank()), size: desk.communicator().size() };
+        // SAFETY: the caller's promise.
+        let work = unsafe { work(desk, what, memory, (counts, &[])) }?;
+        let place = self.0.iter().position(|part| part.comm == comm).unwrap_or_else(|| {
+            self.0.push(Part { comm, messages: Vec::new(), calls: Vec::new() });
+            self.0.len() - 1
+        });
+        let part = &mut self.0[place];
+        match work {
+            Work::Collective(call) => {
+                call.check(world).map_err(|error| error.at(world.rank))?;
+                part.calls.push(call);
+            }
+            Work::Message(message) => {
+                message.check(world).map_err(|error| error.at(world.rank))?;
+                part.messages.push(message);
+            }
+            Work::Exchange(_) => {
+                let message = "a group has no all_to_all_v: add a send and a recv for each rank";
+                return Err(Error::invalid_usage(message).at(world.rank));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs everything.
+    ///
+    /// # Safety
+    /// The promises of [`Batch::add`] hold, and no other thread uses one of the communicators.
+    pub(super) unsafe fn run(self) -> Result<()> {
+        let mut parts = Vec::with_capacity(self.0.len());
+        for part in self.0 {
+            // SAFETY: it lives, and nobody else uses it, by the caller's promise.
+            let Comm(desk) = unsafe { &*part.comm };
+            parts.push((desk.as_ref().ok_or_else(finalized)?, part.messages, part.calls));
+        }
+        if parts.iter().all(|(desk, ..)| desk.at_rest().is_ok()) {
+            return crate::comm::group(|group| {
+                for (desk, messages, calls) in parts {
+                    fill(group.on(desk.at_rest()?), messages, calls)?;
+                }
+                Ok(())
+            });
+        }
+        // Beside the requests that are under way.
+        let begun = parts.into_iter().map(|(desk, messages, calls)| desk.begin_all(messages, calls));
+        let begun: Vec<Result<Pending>> = begun.collect();
+        // All are waited for, also after an error: their memory is the caller's again when this returns.
+        let ended: Vec<Result<()>> =
+            begun.into_iter().map(|pending| pending.and_then(|pending| pending.wait())).collect();
+        ended.into_iter().collect()
+    }
+}
+
+fn fill(mut member: Member<'_, '_>, messages: Vec<Message<'static>>, calls: Vec<Call<'static>>) -> Result<()> {
+    messages.into_iter().try_for_each(|message| member.add_message(message))?;
+    calls.into_iter().try_for_each(|call| member.add(call))
+}
+
+#[cold]
+fn finalized() -> Error {
+    Error::invalid_usage("the communicator was finalized")
+}
+
+/// The numbers of C++ are ours: the bridge's, which the C++ side compares with its own, are compared here.
+const _: () = {
+    macro_rules! same {
+        ($code:ident: $($bridge:ident = $ours:expr),+ $(,)?) => { $(assert!($code::$bridge.repr as i64 == $ours as i64);)+ };
+    }
+    same!(TypeCode: I8 = DataType::I8.code(), U8 = DataType::U8.code(), I32 = DataType::I32.code(), U32 = DataType::U32.code(),
+        I64 = DataType::I64.code(), U64 = DataType::U64.code(), F16 = DataType::F16.code(), F32 = DataType::F32.code(),
+        F64 = DataType::F64.code(), BF16 = DataType::BF16.code(), F8E4M3 = DataType::F8E4M3.code(), F8E5M2 = DataType::F8E5M2.code());
+    same!(OpCode: Sum = ReduceOp::Sum.code(), Prod = ReduceOp::Prod.code(), Min = ReduceOp::Min.code(), Max = ReduceOp::Max.code(),
+        Avg = ReduceOp::Avg.code(), BitAnd = ReduceOp::BitAnd.code(), BitOr = ReduceOp::BitOr.code(),
+        BitXor = ReduceOp::BitXor.code(), PreMulSum = ReduceOp::PreMulSum(Scalar::Signed(0)).code());
+    same!(CallCode: AllReduce = Collective::AllReduce.code(), Broadcast = Collective::Broadcast.code(),
+        Reduce = Collective::Reduce.code(), AllGather = Collective::AllGather.code(),
+        ReduceScatter = Collective::ReduceScatter.code(), AllToAll = Collective::AllToAll.code(),
+        Gather = Collective::Gather.code(), Scatter = Collective::Scatter.code(), Barrier = Collective::Barrier.code(),
+        Send = Collective::Send.code(), Recv = Collective::Recv.code(), AllGatherV = Collective::AllGatherV.code(),
+        ReduceScatterV = Collective::ReduceScatterV.code(), AllToAllV = Collective::AllToAllV.code());
+    assert!(DataType::ALL.len() == 12 && Collective::ALL.len() == 14 && ReduceOp::PLAIN.len() == 8);
+};

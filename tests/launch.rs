@@ -1,0 +1,104 @@
+//! Programs that know no MPI, started by the launchers of MPIs: who a rank is stands in what they set, and nowhere else.
+//!
+//! Takes every launcher that this machine has; says `skipped` where there is none.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
+
+#[allow(dead_code, reason = "the tests of the MPI glue use the rest")]
+#[path = "mpi/mpirun.rs"]
+mod mpirun;
+#[allow(dead_code, reason = "the tests of the MPI glue use the rest")]
+#[path = "mpi/rank.rs"]
+mod rank;
+
+use mpirun::{Family, Launcher, Plan};
+use rank::Rank;
+use rsccl::config::{Environment, Launch};
+use rsccl::sys::process::Exit;
+use rsccl::{Communicator, Config, ReduceOp};
+
+/// Not a test of its own: where a test starts this program as a rank, this is the rank.
+#[test]
+fn worker() {
+    let Some((rank, told)) = Rank::wanted() else { return };
+    match &*told {
+        "meet" => meet(&rank),
+        "tell" => drop(tell(&rank)),
+        _ => panic!("no such thing to do: {told}"),
+    }
+}
+
+/// Says what the launcher has set.
+fn tell(rank: &Rank) -> Launch {
+    let environment = Environment::capture();
+    let config = Config::default().resolve_in(&environment).expect("nothing is wrong with the variables");
+    let launch = Launch::learn(&environment, &config).expect("there is a launcher");
+    let (local_rank, local_size) = (launch.local_rank.expect("a local rank"), launch.local_size.expect("a local size"));
+    rank.say(&format!("{} of {}, {local_rank} of {local_size}", launch.world.rank, launch.world.size));
+    rank.say(&format!("launched by {}", launch.source));
+    launch
+}
+
+fn meet(rank: &Rank) {
+    let launch = tell(rank);
+    let comm = Communicator::from_env().unwrap();
+    assert_eq!((comm.rank(), comm.size()), (launch.world.rank.get(), launch.world.size));
+    let mut sum = [0u32];
+    comm.all_reduce(&[comm.rank() + 1], &mut sum, ReduceOp::Sum).unwrap();
+    rank.say(&format!("sum {}", sum[0]));
+    comm.finalize().unwrap();
+}
+
+fn name_of(family: Family) -> &'static str {
+    match family {
+        Family::Orte | Family::Prrte => "Open MPI",
+        Family::Hydra => "PMI",
+    }
+}
+
+#[test]
+fn ranks_meet_at_a_store_and_know_who_they_are() {
+    for launcher in Launcher::all() {
+        let plan = Plan::new(&launcher, "meet", 3);
+        let store = format!("file://{}", plan.folder().join("store").display());
+        let outcome = plan.with(&[("RSCCL_STORE", &store)]).run();
+        outcome.must_say("sum 6");
+        outcome.must_say(&format!("launched by {}", name_of(launcher.family)));
+        let mut local_ranks = Vec::new();
+        for (rank, said) in outcome.said.iter().enumerate() {
+            let (its, local) = said[0].split_once(", ").unwrap();
+            assert_eq!(its, format!("{rank} of 3"), "{}: {}", launcher.version, outcome.report);
+            local_ranks.push(local);
+        }
+        // Open MPI 5 does not always deal them out in the order of ranks.
+        local_ranks.sort_unstable();
+        assert_eq!(local_ranks, ["0 of 3", "1 of 3", "2 of 3"], "{}: {}", launcher.version, outcome.report);
+    }
+}
+
+#[test]
+fn what_is_more_inside_wins() {
+    for launcher in Launcher::all() {
+        // As where a script between launcher and program deals out numbers of its own.
+        let ours = [("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")];
+        // As in a batch script of Slurm, which sets this in all that it starts.
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_LOCALID", "0")];
+        let outcome = Plan::of_parts(&launcher, "tell", &[(1, &ours), (1, &slurm)]).run();
+        assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.report);
+        let name = name_of(launcher.family);
+        let expected = [("0 of 1, 0 of 1", "torchrun"), ("1 of 2, 1 of 2", name)];
+        for (said, (line, source)) in outcome.said.iter().zip(expected) {
+            assert_eq!(said[..], [line.to_owned(), format!("launched by {source}")], "{}", outcome.report);
+        }
+    }
+}
+
+#[test]
+fn without_a_place_to_meet_the_error_says_what_to_set() {
+    for launcher in Launcher::all() {
+        let outcome = Plan::new(&launcher, "meet", 2).run();
+        assert_ne!(outcome.exit, Exit::Code(0), "{}", outcome.report);
+        for word in ["no place to meet", "MASTER_ADDR", "RSCCL_STORE"] {
+            assert!(outcome.report.contains(word), "`{word}` is not in: {}", outcome.report);
+        }
+    }
+}

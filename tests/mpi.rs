@@ -1,0 +1,67 @@
+//! The MPI glue, under the `mpirun` of the MPI that it was built with: communicators of every shape, bad input, ranks that fail or
+//! never come, progress, several hosts. Says `skipped` where there is no `mpirun`.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
+
+#[path = "mpi"]
+mod topics {
+    pub(crate) mod ends;
+    pub(crate) mod goods;
+    pub(crate) mod hosts;
+    pub(crate) mod inputs;
+    pub(crate) mod progress;
+}
+#[path = "mpi/handle.rs"]
+mod handle;
+#[path = "mpi/mpirun.rs"]
+mod mpirun;
+#[path = "hosts/network.rs"]
+mod network;
+#[path = "mpi/rank.rs"]
+mod rank;
+#[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]
+#[path = "../src/bin/rsccl/perf/verify.rs"]
+mod verify;
+
+use ::mpi::Threading;
+use ::mpi::environment::Universe;
+use ::mpi::traits::*;
+use mpirun::{Launcher, Outcome, Plan};
+use rank::Rank;
+
+/// Not a test of its own: where a test starts this program as a rank, this is the rank.
+#[test]
+fn worker() {
+    if let Some((rank, told)) = Rank::wanted() {
+        let act = acts().find(|(name, _)| *name == told);
+        act.unwrap_or_else(|| panic!("no such thing to do: {told}")).1(&rank);
+    }
+}
+
+/// What a rank can be told to do.
+type Act = (&'static str, fn(&Rank));
+
+fn acts() -> impl Iterator<Item = &'static Act> {
+    [topics::ends::ACTS, topics::goods::ACTS, topics::hosts::ACTS, topics::inputs::ACTS, topics::progress::ACTS]
+        .into_iter()
+        .flatten()
+}
+
+/// Runs `act` on so many ranks; `None` where there is no MPI to run it.
+fn run(act: &str, ranks: usize) -> Option<Outcome> {
+    Some(Plan::new(&Launcher::matching()?, act, ranks).run())
+}
+
+/// Brings MPI up, and sees that this is the job that the launcher meant: the `mpirun` of another MPI starts worlds of one.
+fn begin(rank: &Rank, level: Threading) -> Universe {
+    let (universe, provided) = ::mpi::initialize_with_threading(level).expect("MPI is initialised once");
+    rsccl::mpi::abort_on_panic();
+    assert!(provided >= level, "MPI gives {provided:?} where {level:?} was asked for");
+    let world = universe.world();
+    let (number, size) = (i32::try_from(rank.number).unwrap(), i32::try_from(rank.size).unwrap());
+    assert_eq!(
+        (world.rank(), world.size()),
+        (number, size),
+        "is this the mpirun of the MPI that the test was built with?"
+    );
+    universe
+}

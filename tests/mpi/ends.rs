@@ -1,0 +1,185 @@
+//! Ranks that do not come, die, panic or give up: the others hear of it, and the job ends in seconds.
+
+use std::time::Duration;
+
+use ::mpi::Threading;
+use ::mpi::traits::*;
+use rsccl::error::Kind;
+use rsccl::mpi::{abort, communicator, or_abort};
+use rsccl::sys::process::Exit;
+use rsccl::{Config, Error};
+
+use crate::mpirun::{Family, Launcher, Outcome, Plan};
+use crate::rank::Rank;
+use crate::{Act, begin, run};
+
+pub(crate) const ACTS: &[Act] = &[
+    ("absent", absent),
+    ("die before", |rank| die(rank, false)),
+    ("die within", |rank| die(rank, true)),
+    ("panic", panics),
+    ("abort", aborts),
+    ("wrong result", wrong_result),
+];
+
+/// Rank 2 never calls: it waits, in MPI, until the others have failed.
+fn absent(rank: &Rank) {
+    let universe = begin(rank, Threading::Funneled);
+    let world = universe.world();
+    if rank.number == 2 {
+        for peer in [0, 1] {
+            world.process_at_rank(peer).receive::<u8>();
+        }
+        rank.say("heard");
+        // As a program does whose other ranks failed: it ends with them.
+        world.barrier();
+        return;
+    }
+    let mut config = Config::default();
+    config.init_timeout = Duration::from_millis(1500);
+    let error = communicator(&world, config).err().expect("rank 2 does not come");
+    rank.say_error("error", &error);
+    world.process_at_rank(2).send(&1u8);
+    if rank.number == 0 {
+        abort(&error);
+    }
+    world.barrier();
+}
+
+/// Rank 1 ends by a signal: before the others begin, or once they have.
+fn die(rank: &Rank, within: bool) {
+    let universe = begin(rank, Threading::Multiple);
+    let world = universe.world();
+    let mut config = Config::default();
+    config.init_timeout = Duration::from_millis(3000);
+    if rank.number == 1 {
+        if within {
+            // Its own part begins, and ends with the process.
+            let handle = crate::handle::Handle::of(&world);
+            let begins = move || {
+                let handle = handle;
+                drop(communicator(&handle, Config::default()));
+            };
+            drop(rsccl::sys::thread::spawn("begins", begins).unwrap());
+        }
+        std::process::abort();
+    }
+    let result = communicator(&world, config);
+    if let Err(error) = &result {
+        rank.say_error("error", error);
+    }
+    // Made before the death or not at all: what comes next finds it out.
+    or_abort(or_abort(result).barrier());
+}
+
+/// Rank 1 panics while the others wait: half of them in rsccl, half in MPI.
+fn panics(rank: &Rank) {
+    let universe = begin(rank, Threading::Funneled);
+    let world = universe.world();
+    let comm = or_abort(communicator(&world, Config::default()));
+    rank.say("ready");
+    match rank.number {
+        1 => panic!("on purpose"),
+        2 => world.barrier(),
+        _ => drop(comm.barrier()),
+    }
+}
+
+/// Rank 1 ends the job with an error; the others wait.
+fn aborts(rank: &Rank) {
+    let universe = begin(rank, Threading::Funneled);
+    let world = universe.world();
+    let comm = or_abort(communicator(&world, Config::default()));
+    rank.say("ready");
+    if rank.number == 1 {
+        abort(&Error::invalid_usage("the grid has\nno columns").during("setup"));
+    }
+    drop(comm.barrier());
+    world.barrier();
+}
+
+/// The same by a call's result.
+fn wrong_result(rank: &Rank) {
+    let universe = begin(rank, Threading::Funneled);
+    let comm = or_abort(communicator(&universe.world(), Config::default()));
+    assert_eq!(or_abort(comm.split(None, 0)).map(|child| child.size()), None);
+    rank.say("ready");
+    if rank.number == 1 {
+        or_abort(comm.send(&[1u8], 77));
+        rank.say("not ended");
+    }
+    universe.world().barrier();
+}
+
+/// It failed, and soon.
+fn must_have_failed(outcome: &Outcome, within: Duration) {
+    assert_ne!(outcome.exit, Exit::Code(0), "{}", outcome.report);
+    assert!(outcome.elapsed < within, "{:?}: {}", outcome.elapsed, outcome.report);
+}
+
+#[test]
+fn a_rank_that_never_calls() {
+    let Some(outcome) = run("absent", 3) else { return };
+    must_have_failed(&outcome, SOON);
+    for rank in [0, 1] {
+        let line = outcome.line(rank, "error Timeout ");
+        for word in ["rsccl::mpi::communicator", "1.5 s", "3 ranks", "end the job"] {
+            assert!(line.contains(word), "`{word}` is not in: {line}");
+        }
+    }
+    assert!(outcome.said[2].contains(&"heard".to_owned()), "{}", outcome.report);
+}
+
+#[test]
+fn a_rank_that_dies_in_init() {
+    let Some(launcher) = Launcher::matching() else { return };
+    for act in ["die before", "die within"] {
+        must_have_failed(&Plan::new(&launcher, act, 3).run(), SOON);
+    }
+}
+
+#[test]
+fn a_rank_that_dies_where_the_launcher_lets_the_others_live() {
+    let Some(launcher) = Launcher::matching() else { return };
+    if launcher.family != Family::Hydra {
+        // Open MPI has no such mode in which MPI's own calls on the others do not end the job.
+        return crate::mpirun::skip(&format!("{} ends a job whose rank has died", launcher.version));
+    }
+    let outcome = Plan::new(&launcher, "die before", 3).options(&["-disable-auto-cleanup"]).run();
+    must_have_failed(&outcome, SOON);
+    for rank in [0, 2] {
+        let line = outcome.line(rank, "error ");
+        assert!(["Timeout", "System"].iter().any(|kind| line.starts_with(kind)), "{line}");
+    }
+}
+
+#[test]
+fn a_panic_ends_the_job() {
+    let Some(outcome) = run("panic", 4) else { return };
+    must_have_failed(&outcome, SOON);
+    assert!(outcome.report.contains("on purpose"), "{}", outcome.report);
+    for said in &outcome.said {
+        assert_eq!(said[..], ["ready".to_owned()], "{}", outcome.report);
+    }
+}
+
+#[test]
+fn an_error_ends_the_job_with_one_line_that_names_it() {
+    let lines = [
+        ("abort", "rsccl: setup: the grid has no columns: aborting the MPI job", Kind::InvalidUsage),
+        ("wrong result", "rsccl: rank 1: ", Kind::InvalidArgument),
+    ];
+    for (act, start, kind) in lines {
+        let Some(outcome) = run(act, 3) else { return };
+        must_have_failed(&outcome, SOON);
+        assert_eq!(outcome.exit, Exit::Code(kind.nccl_code()), "{}", outcome.report);
+        // Open MPI's own words may stand before it, with no end of line.
+        let lines: Vec<&str> = outcome.report.lines().filter(|line| line.contains("aborting the MPI job")).collect();
+        let [line] = lines[..] else { panic!("{} such lines: {}", lines.len(), outcome.report) };
+        assert!(line.contains(start), "{}", outcome.report);
+        assert!(!outcome.report.contains("not ended"), "{}", outcome.report);
+    }
+}
+
+/// Far below every deadline but those that are set above, and far above what an end takes.
+const SOON: Duration = Duration::from_secs(20);

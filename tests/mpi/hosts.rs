@@ -1,0 +1,3 @@
+//! several hosts
+use crate::Act;
+pub(crate) const ACTS: &[Act] = &[];
