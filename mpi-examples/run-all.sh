@@ -126,16 +126,24 @@ end_leftovers() {
     done
 }
 
-# The C++ programs of mpi-examples/cpp for the MPI at hand: $compiler is its mpicc, `job RANKS PROGRAM --ranks RANKS` runs one.
-run_cpp() {
-    return 0
+# Builds the C++ programs of mpi-examples/cpp for the MPI at hand, over a library that is installed once.
+build_cpp() {
+    local mpicxx=${compiler%/*}/mpicxx${compiler##*/mpicc}
+    cpp_programs=()
+    ((${#only[@]} == 0)) || return 0
+    [[ -x $mpicxx ]] || { echo "skipped: $mpi: no $mpicxx, so no C++ programs"; return 0; }
+    if [[ ! -d $scratch/prefix ]]; then
+        timeout "$BUILD_LIMIT_S" cpp/install.sh "$scratch/prefix" --static-only >"$log" 2>&1 || return 1
+    fi
+    env "${job_environment[@]}" RSCCL_PREFIX="$scratch/prefix" mpi-examples/cpp/run.sh --build-only "$scratch/cpp-$mpi" "$mpicxx" >"$log" 2>&1 || return 1
+    cpp_programs=("$scratch/cpp-$mpi"/*)
 }
 
 run_mpi() {
     mpi=$1 passed=0 failed=0
     local started=$SECONDS ranks example library
     echo "== $mpi ($compiler)"
-    if ! build "$mpi"; then
+    if ! build "$mpi" || ! build_cpp; then
         sed 's/^/    /' "$log"
         table+=("$(printf '%-13s does not build' "$mpi")")
         return 1
@@ -145,7 +153,7 @@ run_mpi() {
         for example in $(examples); do job "$ranks" "$target/debug/examples/$example" --ranks "$ranks"; done
         # As a program that has to work; figures are taken otherwise (bench/README.md).
         ((${#only[@]})) || job "$ranks" "$target/debug/examples/mpi_compare" --ranks "$ranks" --quick
-        [[ ! -d mpi-examples/cpp ]] || run_cpp "$ranks"
+        for example in "${cpp_programs[@]}"; do job "$ranks" "$example" --ranks "$ranks"; done
     done
     library=$(env "${job_environment[@]}" "$target/debug/examples/mpi_compare" --version 2>&1 | head -n 1)
     table+=("$(printf '%-13s %3d passed %3d failed  build %3d s, jobs %3d s  %s' "$mpi" "$passed" "$failed" "$built_s" $((SECONDS - started - built_s)) "$library")")
