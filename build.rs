@@ -2,7 +2,8 @@
 
 #[cfg(feature = "cpp")]
 fn main() {
-    let files = ["buffer", "communicator", "config", "error", "log", "preparation", "store", "testing", "types", "unique_id"];
+    let files =
+        ["buffer", "communicator", "config", "error", "log", "preparation", "store", "testing", "types", "unique_id"];
     let files = files.map(|name| format!("cpp/src/{name}.cc"));
     cxx_build::bridge("src/ffi.rs")
         .files(&files)

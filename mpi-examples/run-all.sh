@@ -6,6 +6,8 @@
 # is skipped, unless it was asked for by name. Needs libclang for the bindings. Ends with a table, a line for each MPI.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+# Four builds: without what only a debugger or the next edit would use.
+export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0} CARGO_PROFILE_DEV_DEBUG=${CARGO_PROFILE_DEV_DEBUG:-0}
 
 # One job may take this long; mpirun ends it itself, and what mpirun does not end is ended ten seconds later.
 JOB_LIMIT_S=90
@@ -82,12 +84,12 @@ examples() {
 }
 
 # Builds for an MPI. Its bindings and all that stands on them are its own; the other crates are the same for all, so the
-# first MPI's are taken over (as hard links) by the next.
+# first MPI's are taken over by the next.
 build() {
     local name=$1 targets=() example
     target=${CARGO_TARGET_DIR:-$PWD/target}/mpi/$name
     if [[ ! -d $target && -n $built ]]; then
-        cp -al "$built" "$target" && CARGO_TARGET_DIR=$target cargo clean --quiet --offline -p mpi-sys -p mpi -p rsccl || rm -rf "$target"
+        cp -a "$built" "$target" && CARGO_TARGET_DIR=$target cargo clean --quiet --offline -p mpi-sys -p mpi -p rsccl || rm -rf "$target"
     fi
     for example in $(examples) mpi_compare; do targets+=(--example "$example"); done
     # bindgen asks libclang for stddef.h, which libclang alone does not have; any compiler's does.

@@ -22,13 +22,18 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sync::{AbortFlag, Progress, Wait};
-use crate::types::{DataType, F8E4M3, F8E5M2, Rank, World, bf16, f16};
+use crate::sys::clock;
+use crate::types::{DataType, F8E4M3, F8E5M2, Rank, ReduceOp, World, bf16, f16};
 
 use call::{Batch, Work};
 use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
 
-#[allow(unreachable_pub, reason = "the generator makes everything public, and takes no `expect`")]
+#[allow(
+    unreachable_pub,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "what the generator writes is public and unsafe as it likes; it takes no `expect`"
+)]
 #[cxx::bridge(namespace = "rsccl::ffi")]
 mod bridge {
     /// What a [`Failure`](super::Failure) says. Code 0 is none.
@@ -202,6 +207,7 @@ mod bridge {
         fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure;
         fn set_progress(comm: &Comm, hook: UniquePtr<Hook>) -> *mut Failure;
         fn provoke_panic_in(comm: &Comm) -> *mut Failure;
+        fn time_all_reduce(comm: &Comm, turns: u32, nanoseconds: &mut f64) -> *mut Failure;
 
         type Family;
         fn family() -> Box<Family>;
@@ -360,6 +366,19 @@ fn provoke_panic() -> *mut Failure {
 
 fn provoke_panic_in(comm: &Comm) -> *mut Failure {
     comm.on(|_| panic!("provoked"))
+}
+
+/// How long an all-reduce of one float takes from Rust, on average over `turns`: what the C++ call is compared with.
+fn time_all_reduce(comm: &Comm, turns: u32, nanoseconds: &mut f64) -> *mut Failure {
+    comm.on(|desk| {
+        let (comm, mine, mut sum) = (desk.at_rest()?, [1.0f32], [0.0f32]);
+        let begun = clock::now();
+        for _ in 0..turns {
+            comm.all_reduce(std::hint::black_box(&mine), std::hint::black_box(&mut sum), ReduceOp::Sum)?;
+        }
+        *nanoseconds = begun.elapsed().as_secs_f64() * 1e9 / f64::from(turns.max(1));
+        Ok(())
+    })
 }
 
 fn version() -> String {

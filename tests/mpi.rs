@@ -41,7 +41,9 @@ fn worker() {
 type Act = (&'static str, fn(&Rank));
 
 fn acts() -> impl Iterator<Item = &'static Act> {
-    [topics::ends::ACTS, topics::goods::ACTS, topics::hosts::ACTS, topics::inputs::ACTS, topics::progress::ACTS].into_iter().flatten()
+    [topics::ends::ACTS, topics::goods::ACTS, topics::hosts::ACTS, topics::inputs::ACTS, topics::progress::ACTS]
+        .into_iter()
+        .flatten()
 }
 
 /// Runs `act` on so many ranks; `None` where there is no MPI to run it.
@@ -56,6 +58,10 @@ fn begin(rank: &Rank, level: Threading) -> Universe {
     assert!(provided >= level, "MPI gives {provided:?} where {level:?} was asked for");
     let world = universe.world();
     let (number, size) = (i32::try_from(rank.number).unwrap(), i32::try_from(rank.size).unwrap());
-    assert_eq!((world.rank(), world.size()), (number, size), "is this the mpirun of the MPI that the test was built with?");
+    assert_eq!(
+        (world.rank(), world.size()),
+        (number, size),
+        "is this the mpirun of the MPI that the test was built with?"
+    );
     universe
 }

@@ -105,7 +105,8 @@ impl Desk {
         if self.settle() { self.communicator.message(message) } else { self.begin_message(message)?.wait() }
     }
 
-    /// Runs an `all_to_all_v`, described as its messages, to its end.
+    /// Runs an `all_to_all_v`, described as its messages, to its end. A message between two ranks that was begun before it is received
+    /// before it.
     ///
     /// # Errors
     /// As [`Communicator::all_to_all_v`].
@@ -296,5 +297,110 @@ impl Pending {
     /// Whether the operation has ended, well or not. Never waits.
     pub fn is_finished(&self) -> bool {
         self.0.iter().all(|outcome| outcome.is_set())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{Buffers, CallCount, local};
+    use crate::error::Kind;
+    use crate::types::{Collective, Rank, ReduceOp};
+
+    fn leaked(count: usize, value: u32) -> &'static mut [u32] {
+        Box::leak(vec![value; count].into())
+    }
+
+    fn sum(buffer: &'static mut [u32]) -> Call<'static> {
+        let (count, buffers) = (CallCount::Each(buffer.len() as u64), Buffers::shared(buffer));
+        let (collective, data_type, op) = (Collective::AllReduce, DataType::U32, Some(ReduceOp::Sum));
+        Call { collective, data_type, op, root: None, count, buffers }
+    }
+
+    /// Calls of every kind in one order, on ranks that have requests under way and on ranks that have none.
+    #[test]
+    fn calls_run_beside_requests_and_without_any() {
+        local::run(3, |comm| {
+            let (rank, size) = (comm.rank(), comm.size());
+            let (right, left) = (Rank::new((rank + 1) % size), Rank::new((rank + 2) % size));
+            let own = Rank::new(rank);
+            let desk = Desk::new(comm);
+            for busy in [0, 1, 2] {
+                // What rank `busy` has begun is taken only behind other calls.
+                let receives = own.after(2, size) == Rank::new(busy);
+                let sends = rank == busy;
+                let early = sends.then(|| desk.begin_message(Message::send(leaked(300_000, 7), right))).transpose()?;
+                desk.run(sum(leaked(10, rank)))?;
+                let mut group = vec![Message::send(leaked(3, rank), own), Message::recv(leaked(3, 9), own)];
+                group.extend([Message::send(leaked(5, rank), left), Message::recv(leaked(5, 9), right)]);
+                desk.begin_all(group, vec![sum(leaked(4, 1)), sum(leaked(4, 2))])?.wait()?;
+                let both = |peer: u32| {
+                    let peer = Rank::new(peer);
+                    [Message::send(leaked(2, rank), peer), Message::recv(leaked(2, 9), peer)]
+                };
+                if receives {
+                    desk.message(Message::recv(leaked(300_000, 9), left))?;
+                }
+                desk.exchange((0..size).flat_map(both).collect())?;
+                desk.begin_exchange((0..size).flat_map(both).collect())?.wait()?;
+                if let Some(early) = early {
+                    early.wait()?;
+                    assert!(early.is_finished());
+                }
+            }
+            desk.at_rest()?.barrier()?;
+            assert!(desk.async_error().is_none());
+            desk.finalize()
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn what_cannot_run_beside_requests_says_so() {
+        local::run(2, |comm| {
+            let rank = comm.rank();
+            let desk = Desk::new(comm);
+            let theirs = Rank::new(1 - rank);
+            let pending = desk.begin_message(Message::recv(leaked(1, 9), theirs))?;
+            assert_eq!(desk.at_rest().unwrap_err().kind(), Kind::InvalidUsage);
+            let own = Message::send(leaked(1, 9), Rank::new(rank));
+            assert_eq!(desk.begin_message(own).unwrap_err().kind(), Kind::InvalidUsage);
+            desk.begin_message(Message::send(leaked(1, 7), theirs))?.wait()?;
+            pending.wait()?;
+            desk.at_rest().map(drop)
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_request_that_fails_ends_the_communicator_on_all_ranks() {
+        local::run(3, |comm| {
+            let rank = comm.rank();
+            let desk = Desk::new(comm);
+            let count = if rank == 2 { 2000 } else { 1000 };
+            let error = desk.begin(sum(leaked(count, rank)))?.wait().unwrap_err();
+            assert_eq!(error.kind(), Kind::Mismatch, "{error}");
+            assert!(desk.async_error().is_some());
+            assert!(desk.run(sum(leaked(1, 1))).is_err() && desk.begin(sum(leaked(1, 1))).is_err());
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_desk_that_is_dropped_waits_for_its_requests() {
+        local::run(2, |comm| {
+            let theirs = Rank::new(1 - comm.rank());
+            let sends = comm.rank() == 0;
+            let desk = Desk::new(comm);
+            let pending = match sends {
+                true => desk.begin_message(Message::send(leaked(300_000, 7), theirs))?,
+                false => desk.begin_message(Message::recv(leaked(300_000, 9), theirs))?,
+            };
+            drop(desk);
+            assert!(pending.is_finished());
+            pending.wait()
+        })
+        .unwrap();
     }
 }

@@ -242,7 +242,12 @@ impl Batch {
         // Beside the requests that are under way.
         let begun = parts.into_iter().map(|(desk, messages, calls)| desk.begin_all(messages, calls));
         let begun: Vec<Result<Pending>> = begun.collect();
-        begun.into_iter().fold(Ok(()), |first, pending| first.and(pending.and_then(|pending| pending.wait())))
+        let mut first = Ok(());
+        for pending in begun {
+            // All are waited for, whatever came of the first: their memory is the caller's again when this returns.
+            first = first.and(pending.and_then(|pending| pending.wait()));
+        }
+        first
     }
 }
 

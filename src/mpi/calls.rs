@@ -225,7 +225,8 @@ impl Private {
 
     /// Whether somebody's signal is here; it stays where it is.
     pub(super) fn is_signalled(&self) -> Result<bool> {
-        probe(self.raw)
+        // SAFETY: a constant that the library has set when it was loaded.
+        probe(self.raw, unsafe { ffi::RSMPI_ANY_SOURCE }, SIGNAL)
     }
 
     /// The ranks that MPI says share memory with this one, itself among them, in order. Blocks until all ranks have called it.
@@ -249,10 +250,13 @@ impl Private {
     }
 }
 
-/// Looks for a message to this process itself, and takes none: what counts is that MPI moves everything else meanwhile.
+/// Looks for a message that nobody sends, and takes none: what counts is that MPI moves everything else meanwhile. It moves nothing where
+/// it finds one, and MPICH moves nothing for `MPI_COMM_SELF`.
 pub(super) fn poke() -> Result<()> {
     // SAFETY: a constant that the library has set when it was loaded.
-    probe(unsafe { ffi::RSMPI_COMM_SELF }).map(|_found| ())
+    let world = unsafe { ffi::RSMPI_COMM_WORLD };
+    let me = int(world_of(world)?.rank.index())?;
+    probe(world, me, QUIET).map(|_found| ())
 }
 
 /// Ends all ranks of the job with `code`; may return where MPI is not up, or does not manage.
@@ -335,13 +339,9 @@ fn duplicate(comm: MPI_Comm) -> Result<Pending<Vec<MPI_Comm>>> {
     Ok(pending.begun())
 }
 
-fn probe(comm: MPI_Comm) -> Result<bool> {
+fn probe(comm: MPI_Comm, source: i32, tag: i32) -> Result<bool> {
     let mut found = 0;
     // SAFETY: a constant that the library has set when it was loaded.
-    let source = unsafe { ffi::RSMPI_ANY_SOURCE };
-    // SAFETY: as above.
-    let tag = unsafe { ffi::RSMPI_ANY_TAG };
-    // SAFETY: as above.
     let ignore = unsafe { ffi::RSMPI_STATUS_IGNORE };
     // SAFETY: the handle is a live communicator's; writes one int, which `found` is.
     check(unsafe { ffi::MPI_Iprobe(source, tag, comm, &raw mut found, ignore) }, "MPI_Iprobe")?;
@@ -415,6 +415,8 @@ fn check(code: i32, call: &str) -> Result<()> {
 const SUCCESS: i32 = 0;
 /// The tag of signals; nobody else sends on a private duplicate.
 const SIGNAL: i32 = 0;
+/// The greatest tag that every MPI must have: a program hardly sends itself messages with it.
+const QUIET: i32 = 32767;
 /// At least `MPI_MAX_ERROR_STRING` of every MPI.
 const MAX_ERROR_BYTES: usize = 2048;
 const _: () = assert!(ffi::MPI_MAX_ERROR_STRING as usize <= MAX_ERROR_BYTES, "error texts fit");

@@ -39,8 +39,10 @@ pub fn abort_on_panic() {
 /// ```
 pub fn abort(error: &Error) -> ! {
     // The process ends here and now: this line is all that anybody learns. Where it cannot be written, there is nobody to tell.
+    // One line in one write: other ranks write too, and the launcher cuts off what comes late.
     let words = error.to_string().replace('\n', " ");
-    let _written = writeln!(std::io::stderr(), "rsccl: {words}: aborting the MPI job");
+    let line = format!("rsccl: {words}: aborting the MPI job\n");
+    let _written = std::io::stderr().write_all(line.as_bytes());
     calls::abort(error.kind().nccl_code());
     std::process::abort()
 }

@@ -5,8 +5,8 @@ use crate::mpi::calls::{self, Stage};
 use crate::sync::Progress;
 use crate::sys::host;
 
-/// A hook for [`crate::Communicator::set_progress`] that moves MPI's messages while a call on the communicator waits: it probes
-/// `MPI_COMM_SELF` and takes nothing. When it is needed stands in the [module's rule](super#the-rule-of-progress).
+/// A hook for [`crate::Communicator::set_progress`] that moves MPI's messages while a call on the communicator waits: it probes for
+/// a message that nobody sends and takes nothing. When it is needed stands in the [module's rule](super#the-rule-of-progress).
 ///
 /// With `MPI_THREAD_MULTIPLE` it works on every thread. Below that it works on the thread that made it and does nothing on others;
 /// with `MPI_THREAD_SERIALIZED` no other thread may call MPI while this one is in a call of rsccl. Once MPI is finalised it

@@ -3,8 +3,8 @@
 use ::mpi::Threading;
 use ::mpi::collective::SystemOperation;
 use ::mpi::request::{WaitGuard, scope};
-use ::mpi::topology::{Color, SimpleCommunicator};
 use ::mpi::topology::Communicator as _;
+use ::mpi::topology::{Color, SimpleCommunicator};
 use ::mpi::traits::*;
 use rsccl::error::Kind;
 use rsccl::mpi::communicator;

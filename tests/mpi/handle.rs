@@ -38,7 +38,11 @@ impl Handle {
     }
 
     /// An intercommunicator between `mine`, which rank 0 of `bridge` or rank `other` of it leads, and the other half. It is left to MPI.
-    pub(crate) fn between(mine: &impl AsRaw<Raw = MPI_Comm>, bridge: &impl AsRaw<Raw = MPI_Comm>, other: i32) -> Handle {
+    pub(crate) fn between(
+        mine: &impl AsRaw<Raw = MPI_Comm>,
+        bridge: &impl AsRaw<Raw = MPI_Comm>,
+        other: i32,
+    ) -> Handle {
         let mut made = Handle::null();
         let (mine, bridge) = (mine.as_raw(), bridge.as_raw());
         // SAFETY: MPI is up; both handles are live communicators; writes one handle.

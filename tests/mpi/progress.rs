@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ::mpi::Threading;
 use ::mpi::request::{WaitGuard, scope};
-use ::mpi::topology::SimpleCommunicator;
 use ::mpi::topology::Communicator as _;
+use ::mpi::topology::SimpleCommunicator;
 use ::mpi::traits::*;
 use rsccl::mpi::communicator;
 use rsccl::{Communicator, Config, ReduceOp, Result};
@@ -148,4 +148,4 @@ fn with_the_hook_they_do_not() {
 }
 
 /// 64 MiB: above what any MPI sends eagerly, and what fits its buffers.
-const WORDS: usize = 8 << 20;
+const WORDS: usize = 1 << 17;

@@ -164,11 +164,18 @@ inline std::vector<int> ranks_in_world(MPI_Comm comm) {
 }
 
 /// Whether a message is here; takes none, and moves MPI.
-inline bool probe(MPI_Comm comm) {
+inline bool probe(MPI_Comm comm, int source, int tag) {
     int found = 0;
-    check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &found, MPI_STATUS_IGNORE), "MPI_Iprobe");
+    check(MPI_Iprobe(source, tag, comm, &found, MPI_STATUS_IGNORE), "MPI_Iprobe");
     return found != 0;
 }
+
+/// Looks for a message that nobody sends: what counts is that MPI moves everything else meanwhile. It moves nothing where it finds one,
+/// and MPICH moves nothing for MPI_COMM_SELF. The tag is the greatest that every MPI must have.
+inline void poke() { probe(MPI_COMM_WORLD, rank_in(MPI_COMM_WORLD), 32767); }
+
+/// The tag of signals; nobody else sends on a private duplicate.
+constexpr int signal_tag = 0;
 
 // ---- waiting for calls that MPI has begun
 
@@ -301,12 +308,12 @@ class Private {
     /// Begins to send, or to take, a message of no bytes.
     Begun<char> signal(int peer) const {
         Begun<char> begun(' ');
-        begun.begin("MPI_Isend", [&](char&, MPI_Request* request) { return MPI_Isend(nullptr, 0, MPI_BYTE, peer, 0, comm_, request); });
+        begun.begin("MPI_Isend", [&](char&, MPI_Request* request) { return MPI_Isend(nullptr, 0, MPI_BYTE, peer, signal_tag, comm_, request); });
         return begun;
     }
     Begun<char> take_signal(int peer) const {
         Begun<char> begun(' ');
-        begun.begin("MPI_Irecv", [&](char&, MPI_Request* request) { return MPI_Irecv(nullptr, 0, MPI_BYTE, peer, 0, comm_, request); });
+        begun.begin("MPI_Irecv", [&](char&, MPI_Request* request) { return MPI_Irecv(nullptr, 0, MPI_BYTE, peer, signal_tag, comm_, request); });
         return begun;
     }
 
@@ -478,7 +485,7 @@ class Alarm {
   public:
     explicit Alarm(const Private& comm) : comm_(comm) {}
     bool has_rung() const { return rung_; }
-    bool is_heard() const { return probe(comm_.get()); }
+    bool is_heard() const { return probe(comm_.get(), MPI_ANY_SOURCE, signal_tag); }
     void ring() {
         if (!std::exchange(rung_, true)) {
             for (std::int64_t distance = 1; distance < comm_.size(); distance *= 2) {
@@ -813,8 +820,8 @@ inline Placement placement(Communicator& comm, MPI_Comm mpi) {
     });
 }
 
-/// A hook for Communicator::set_progress that moves MPI's messages while a call on the communicator waits: it probes MPI_COMM_SELF
-/// and takes nothing. With MPI_THREAD_MULTIPLE it works on every thread; below that on the thread that made it, and it does nothing
+/// A hook for Communicator::set_progress that moves MPI's messages while a call on the communicator waits: it probes for a
+/// message that nobody sends and takes nothing. With MPI_THREAD_MULTIPLE it works on every thread; below that on the thread that made it, and it does nothing
 /// on others. Once MPI is finalised it does nothing.
 /// @throws InvalidUsage where MPI is not up, or where this thread may not call it
 inline std::function<void()> progress() {
@@ -823,7 +830,7 @@ inline std::function<void()> progress() {
     const std::thread::id maker = std::this_thread::get_id();
     return [everywhere, maker] {
         if ((everywhere || std::this_thread::get_id() == maker) && stage() == Stage::running) {
-            probe(MPI_COMM_SELF);
+            poke();
         }
     };
 }
@@ -831,7 +838,8 @@ inline std::function<void()> progress() {
 /// Ends the whole MPI job with `error`: one line on standard error, then MPI_Abort on MPI_COMM_WORLD with NCCL's number of the error. Where
 /// MPI is not up, this process aborts.
 [[noreturn]] inline void abort(const Error& error) {
-    std::fprintf(stderr, "rsccl: %s: aborting the MPI job\n", error.what());
+    // One write: other ranks write too, and the launcher cuts off what comes late.
+    std::fputs(("rsccl: " + std::string(error.what()) + ": aborting the MPI job\n").c_str(), stderr);
     if (rsccl::detail::over_mpi::stage() == rsccl::detail::over_mpi::Stage::running) {
         MPI_Abort(MPI_COMM_WORLD, error.nccl_code());
     }

@@ -24,7 +24,10 @@ struct Placement {
     std::optional<int> leader_rank;   ///< my rank among the leaders, the ranks with local rank 0, where I am one
     std::optional<DeviceChoice> device; ///< the GPU that I am meant to use, where there is one
 
-    std::string printed;                ///< all of it in one line, for a log
+    std::string printed;                ///< what to_string() says
+
+    /// All of it in one line, for a log.
+    const std::string& to_string() const noexcept { return printed; }
 };
 
 } // namespace rsccl
