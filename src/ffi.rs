@@ -347,7 +347,7 @@ impl Comm {
             None => return failure::pass(Error::invalid_usage("the communicator was finalized")),
         };
         let end = || self.end("a panic inside rsccl");
-        failure::guard_or(|| body(desk), end)
+        failure::guard_or(Some(Rank::new(desk.communicator().rank())), || body(desk), end)
     }
 
     /// Ends the communicator and tells the others why.
@@ -887,4 +887,20 @@ fn wait_of(timeout_ms: u64) -> Wait {
 
 fn text_of<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str> {
     std::str::from_utf8(bytes).map_err(|_| Error::invalid_argument(format!("the {what} is not UTF-8 text")))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::VARIABLES;
+
+    #[test]
+    fn every_variable_has_a_field_in_cpp() {
+        let (header, laid) =
+            (include_str!("../cpp/include/rsccl/config.hpp"), include_str!("../cpp/src/config.cc"));
+        for variable in VARIABLES {
+            let name = variable.full_name();
+            assert!(laid.contains(&format!("\"{name}\"")), "cpp/src/config.cc does not lay {name}");
+            assert!(header.contains(&format!("`{name}`")), "cpp/include/rsccl/config.hpp does not document {name}");
+        }
+    }
 }

@@ -40,7 +40,7 @@
 //! The shortest program that breaks it: rank 0 begins a large `MPI_Isend` to rank 1 and enters a barrier of rsccl; rank 1 receives the message
 //! and then enters the barrier. A large message needs its sender to answer when the receiver is ready. The sender is in the barrier,
 //! which waits for the receiver: neither goes on, until the barrier's deadline ends it. Small messages hide the fault, since MPI
-//! sends them at once.
+//! sends them at once; so do some paths inside a host, where the receiver reads the sender's memory by itself.
 //!
 //! With `comm.set_progress(Some(rsccl::mpi::progress()?))?` a rank that waits on this communicator probes MPI meanwhile, and the program
 //! above ends. The hook helps in one direction. A rank that blocks in MPI (`MPI_Recv`, `MPI_Barrier`) serves no call of

@@ -12,6 +12,7 @@ mod topics {
 }
 #[path = "mpi/handle.rs"]
 mod handle;
+#[allow(dead_code, reason = "the tests of launchers use the rest")]
 #[path = "mpi/mpirun.rs"]
 mod mpirun;
 #[path = "hosts/network.rs"]
@@ -21,6 +22,9 @@ mod rank;
 #[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]
 #[path = "../src/bin/rsccl/perf/verify.rs"]
 mod verify;
+#[allow(dead_code, reason = "the tests of faults use the rest")]
+#[path = "faults/worker.rs"]
+mod worker;
 
 use ::mpi::Threading;
 use ::mpi::environment::Universe;

@@ -25,6 +25,14 @@ inline void check(ffi::Failure* failure) {
     }
 }
 
+// Throws what a call on a communicator returned, where that is not null; where its hook threw, with that nested and its code.
+[[noreturn]] void raise(ffi::Failure* failure, ffi::Thrown& thrown);
+inline void check(ffi::Failure* failure, ffi::Thrown& thrown) {
+    if (__builtin_expect(failure != nullptr, 0)) {
+        raise(failure, thrown);
+    }
+}
+
 // The exception that is being handled, as C++ programs tell it to the library.
 ffi::Status current_status() noexcept;
 
@@ -53,6 +61,7 @@ struct State {
     const int rank;
     const int size;
     const int exceptions; // under way when it was made
+    const std::shared_ptr<ffi::Thrown> thrown = std::make_shared<ffi::Thrown>();
     std::atomic<bool> busy{false};
     std::atomic<bool> open{true};
 };
@@ -83,12 +92,13 @@ class Use {
 // A request under way.
 struct Pending {
     rust::Box<ffi::Waiting> waiting;
+    std::shared_ptr<ffi::Thrown> thrown; // of the communicator's hook
 };
 
 // The way to what the classes keep to themselves.
 struct Access {
-    static Request request(rust::Box<ffi::Waiting> waiting) {
-        return Request(std::unique_ptr<Pending>(new Pending{std::move(waiting)}));
+    static Request request(rust::Box<ffi::Waiting> waiting, const std::shared_ptr<ffi::Thrown>& thrown) {
+        return Request(std::unique_ptr<Pending>(new Pending{std::move(waiting), thrown}));
     }
     static Communicator communicator(rust::Box<ffi::Comm> comm) {
         return Communicator(std::make_shared<State>(std::move(comm)));

@@ -136,10 +136,11 @@ void Communicator::submit(const detail::Call& call) {
     const detail::Use use(state_.get());
     const ffi::Comm& comm = *state_->comm;
     if (call.counts.data() == nullptr) {
-        detail::check(ffi::run(comm, what, detail::input(call), detail::output(call)));
+        detail::check(ffi::run(comm, what, detail::input(call), detail::output(call)), *state_->thrown);
     } else {
         detail::check(ffi::run_v(comm, what, detail::input(call), detail::output(call), detail::counts(call.counts),
-                                 detail::counts(call.recv_counts)));
+                                 detail::counts(call.recv_counts)),
+                      *state_->thrown);
     }
 }
 
@@ -154,7 +155,7 @@ Request Starter::submit(const detail::Call& call) {
     const detail::Use use(state_);
     detail::check(ffi::begin(*state_->comm, what, detail::input(call), detail::output(call), detail::counts(call.counts),
                              detail::counts(call.recv_counts), *waiting));
-    return detail::Access::request(std::move(waiting));
+    return detail::Access::request(std::move(waiting), state_->thrown);
 }
 
 // ---- families
@@ -166,7 +167,7 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, std::i
     rust::Box<ffi::Comm> child = ffi::comm();
     {
         const detail::Use use(state_.get());
-        detail::check(ffi::split(*state_->comm, color ? *color : -1, key, *child));
+        detail::check(ffi::split(*state_->comm, color ? *color : -1, key, *child), *state_->thrown);
     }
     if (!ffi::is_open(*child)) {
         return std::nullopt;
@@ -185,21 +186,21 @@ Communicator Communicator::by_color(int color, std::int64_t key) {
 Communicator Communicator::local() {
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::Use use(state_.get());
-    detail::check(ffi::local(*state_->comm, *child));
+    detail::check(ffi::local(*state_->comm, *child), *state_->thrown);
     return detail::Access::communicator(std::move(child));
 }
 
 Communicator Communicator::cross() {
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::Use use(state_.get());
-    detail::check(ffi::cross(*state_->comm, *child));
+    detail::check(ffi::cross(*state_->comm, *child), *state_->thrown);
     return detail::Access::communicator(std::move(child));
 }
 
 Placement Communicator::placement() {
     ffi::Place place{};
     const detail::Use use(state_.get());
-    detail::check(ffi::placement(*state_->comm, place));
+    detail::check(ffi::placement(*state_->comm, place), *state_->thrown);
     Placement found;
     found.host_name = std::string(place.host_name);
     found.host = place.host;
@@ -220,7 +221,7 @@ Communicator Communicator::shrink(const std::vector<int>& excluded) {
     static_assert(sizeof(int) == sizeof(std::int32_t));
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::Use use(state_.get());
-    detail::check(ffi::shrink(*state_->comm, {excluded.data(), excluded.size()}, *child));
+    detail::check(ffi::shrink(*state_->comm, {excluded.data(), excluded.size()}, *child), *state_->thrown);
     return detail::Access::communicator(std::move(child));
 }
 
@@ -266,14 +267,14 @@ void Communicator::finalize() {
 }
 
 void Communicator::set_progress(std::function<void()> hook) {
-    auto held = hook ? std::make_unique<ffi::Hook>(std::move(hook)) : nullptr;
     const detail::Use use(state_.get());
+    auto held = hook ? std::make_unique<ffi::Hook>(std::move(hook), state_->thrown) : nullptr;
     detail::check(ffi::set_progress(*state_->comm, std::move(held)));
 }
 
 void Communicator::register_memory(detail::SharedBytes& memory) {
     const detail::Use use(state_.get());
-    detail::check(ffi::register_memory(*state_->comm, detail::Access::memory(memory)));
+    detail::check(ffi::register_memory(*state_->comm, detail::Access::memory(memory)), *state_->thrown);
 }
 
 // ---- requests
@@ -302,7 +303,7 @@ Request::~Request() {
 
 void Request::wait() {
     if (const auto pending = std::move(pending_)) {
-        detail::check(ffi::wait(*pending->waiting));
+        detail::check(ffi::wait(*pending->waiting), *pending->thrown);
     }
 }
 
@@ -368,7 +369,16 @@ void Group::end() {
     for (const auto& state : batch->states) {
         uses.push_back(std::make_unique<detail::Use>(state.get()));
     }
-    detail::check(ffi::run_batch(*batch->batch));
+    ffi::Failure* failure = ffi::run_batch(*batch->batch);
+    if (failure != nullptr) {
+        for (const auto& state : batch->states) {
+            if (std::exception_ptr cause = state->thrown->take()) {
+                state->thrown->put(std::move(cause));
+                detail::raise(failure, *state->thrown);
+            }
+        }
+        detail::raise(failure);
+    }
 }
 
 } // namespace rsccl

@@ -101,6 +101,41 @@ Error take_error(ffi::Failure* failure) {
 
 void raise(ffi::Failure* failure) { take_error(failure).raise(); }
 
+namespace {
+
+// Throws `error` as the class of its kind, with the exception that is being handled nested into it.
+[[noreturn]] void raise_nested(const Error& error) {
+    switch (error.code()) {
+    case ErrorCode::invalid_argument: std::throw_with_nested(InvalidArgument(error));
+    case ErrorCode::invalid_usage: std::throw_with_nested(InvalidUsage(error));
+    case ErrorCode::mismatch: std::throw_with_nested(Mismatch(error));
+    case ErrorCode::remote: std::throw_with_nested(RemoteError(error));
+    case ErrorCode::timeout: std::throw_with_nested(Timeout(error));
+    case ErrorCode::system: std::throw_with_nested(SystemError(error));
+    case ErrorCode::internal: std::throw_with_nested(InternalError(error));
+    case ErrorCode::aborted: std::throw_with_nested(Aborted(error));
+    case ErrorCode::in_progress: std::throw_with_nested(InProgress(error));
+    }
+    std::throw_with_nested(error);
+}
+
+} // namespace
+
+void raise(ffi::Failure* failure, ffi::Thrown& thrown) {
+    const Error error = take_error(failure);
+    const std::exception_ptr cause = thrown.take();
+    if (!cause) {
+        error.raise();
+    }
+    try {
+        std::rethrow_exception(cause);
+    } catch (const Error& own) {
+        raise_nested(Error(own.code(), error.message(), error.rank(), error.peer(), error.operation()));
+    } catch (...) {
+        raise_nested(error);
+    }
+}
+
 ffi::Status current_status() noexcept {
     const auto plain = [](const char* words) {
         // Lossy: what a program throws may hold any bytes.

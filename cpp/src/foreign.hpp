@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <utility>
 
 #include <rust/cxx.h>
@@ -15,13 +18,25 @@ namespace rsccl::ffi {
 struct Status;
 struct Line;
 
+// What a hook has thrown, until a call of its communicator throws it on.
+class Thrown {
+  public:
+    void put(std::exception_ptr what) noexcept;
+    std::exception_ptr take() noexcept;
+
+  private:
+    std::mutex guard_;
+    std::exception_ptr what_;
+};
+
 class Hook {
   public:
-    explicit Hook(std::function<void()> body) : body_(std::move(body)) {}
+    Hook(std::function<void()> body, std::shared_ptr<Thrown> thrown) : body_(std::move(body)), thrown_(std::move(thrown)) {}
     Status turn() const noexcept;
 
   private:
     std::function<void()> body_;
+    std::shared_ptr<Thrown> thrown_;
 };
 
 class LogCallback {

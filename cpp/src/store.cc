@@ -135,7 +135,26 @@ Status answer(Body&& body) noexcept {
 
 } // namespace
 
-Status Hook::turn() const noexcept { return answer(body_); }
+void Thrown::put(std::exception_ptr what) noexcept {
+    const std::lock_guard<std::mutex> lock(guard_);
+    what_ = std::move(what);
+}
+
+std::exception_ptr Thrown::take() noexcept {
+    const std::lock_guard<std::mutex> lock(guard_);
+    return std::exchange(what_, nullptr);
+}
+
+Status Hook::turn() const noexcept {
+    return answer([this] {
+        try {
+            body_();
+        } catch (...) {
+            thrown_->put(std::current_exception());
+            throw;
+        }
+    });
+}
 
 Status ForeignStore::set(rust::Str key, rust::Slice<const std::uint8_t> value, std::uint64_t timeout_ms) const noexcept {
     return answer([&] { store_.set(std::string(key), std::string(value.begin(), value.end()), timeout_of(timeout_ms)); });

@@ -292,7 +292,8 @@ mod tests {
     /// What these launchers set, as seen in their ranks; each sets much more that is not read here.
     #[test]
     fn real_launchers() {
-        let seen: [(&str, &[(&str, &str)], Option<u32>); 6] = [
+        type Seen<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<u32>);
+        let seen: [Seen<'_>; 6] = [
             (
                 "Open MPI",
                 &[

@@ -33,11 +33,13 @@ pub(super) unsafe fn work(
     match kind {
         Collective::Send => {
             let peer = other("peer", what.other, world).map_err(placed)?;
+            aligned(send, data_type).map_err(placed)?;
             // SAFETY: the caller's promise.
             Ok(Work::Message(unsafe { Message::send_raw(send, (what.count, data_type), peer) }))
         }
         Collective::Recv => {
             let peer = other("peer", what.other, world).map_err(placed)?;
+            aligned(recv, data_type).map_err(placed)?;
             // SAFETY: the caller's promise.
             Ok(Work::Message(unsafe { Message::recv_raw(recv, (what.count, data_type), peer) }))
         }
@@ -79,6 +81,8 @@ unsafe fn collective(
     };
     let mut call = Call { collective, data_type, op, root, count, buffers: Buffers::none() };
     let (input, output) = call.lengths(world)?;
+    aligned(send, data_type)?;
+    aligned(recv, data_type)?;
     let size = data_type.size() as usize;
     // SAFETY: the caller's promise: so much lies there. A length that does not fit the address space was refused just now.
     call.buffers = unsafe { Buffers::from_raw((send, input.index() * size), (recv, output.index() * size)) };
@@ -106,6 +110,8 @@ unsafe fn exchange(
             return Err(Error::invalid_argument("the counts together are too large"));
         }
     }
+    aligned(send, data_type)?;
+    aligned(recv, data_type)?;
     let null = |place: *const u8, counts: &[usize]| place.is_null() && counts.iter().any(|count| *count > 0);
     if null(send, to) || null(recv, from) {
         return Err(Error::invalid_argument("a buffer of all_to_all_v is null, and its counts are not all 0"));
@@ -157,6 +163,20 @@ fn other(name: &str, number: i32, world: World) -> Result<Rank> {
         Ok(rank) if rank < world.size => Ok(Rank::new(rank)),
         _ => Err(Error::invalid_argument(format!("{name} {number} is not a rank: there are {}", world.size))),
     }
+}
+
+/// Refuses what no array of the type can lie at.
+#[inline]
+fn aligned(place: *const u8, data_type: DataType) -> Result<()> {
+    if place.addr().is_multiple_of(data_type.size() as usize) { Ok(()) } else { Err(misaligned(place, data_type)) }
+}
+
+#[cold]
+fn misaligned(place: *const u8, data_type: DataType) -> Error {
+    Error::invalid_argument(format!(
+        "a buffer at {place:p} cannot hold {data_type}: its address is no multiple of {}",
+        data_type.size()
+    ))
 }
 
 /// A number that is not below 0.

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::bridge::{Code, Status};
 use crate::error::{Error, Kind, Result};
+use crate::types::Rank;
 
 /// An error that C++ owns: null where there is none, else to be freed by [`drop_failure`] or as a box.
 pub(super) struct Failure(Error);
@@ -63,25 +64,26 @@ pub(super) fn kind_of(code: i32) -> Option<Kind> {
 /// Runs `body`; its error or panic becomes a failure.
 #[inline]
 pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> *mut Failure {
-    guard_or(body, || {})
+    guard_or(None, body, || {})
 }
 
-/// Runs `body`; its error or panic becomes a failure. After a panic `clean_up` runs first.
+/// Runs `body` of `rank`; its error or panic becomes a failure. After a panic `clean_up` runs first.
 #[inline]
-pub(super) fn guard_or(body: impl FnOnce() -> Result<()>, clean_up: impl FnOnce()) -> *mut Failure {
+pub(super) fn guard_or(rank: Option<Rank>, body: impl FnOnce() -> Result<()>, clean_up: impl FnOnce()) -> *mut Failure {
     // Nothing that the panic left in its middle is used again: `clean_up` ends what could be.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => std::ptr::null_mut(),
         Ok(Err(error)) => pass(error),
-        Err(panic) => panicked(&*panic, clean_up),
+        Err(panic) => panicked(rank, &*panic, clean_up),
     }
 }
 
 #[cold]
-fn panicked(panic: &(dyn Any + Send), clean_up: impl FnOnce()) -> *mut Failure {
+fn panicked(rank: Option<Rank>, panic: &(dyn Any + Send), clean_up: impl FnOnce()) -> *mut Failure {
     let words = panic.downcast_ref::<&str>().copied();
     let words = words.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no words");
-    let failure = pass(Error::internal(format!("a panic inside rsccl: {words}")));
+    let error = Error::internal(format!("a panic inside rsccl: {words}"));
+    let failure = pass(if let Some(rank) = rank { error.at(rank) } else { error });
     // A second panic has nothing to add.
     drop(catch_unwind(AssertUnwindSafe(clean_up)));
     failure

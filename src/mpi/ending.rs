@@ -1,10 +1,12 @@
 //! Ending an MPI job from an rsccl error or a panic: one rank that goes alone leaves the others waiting.
 
 use std::io::Write;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::mpi::calls;
+use crate::mpi::calls::{self, Stage};
 use crate::sync::primitive::{AtomicBool, Ordering};
+use crate::sys::futex;
 
 /// Makes a panic of any thread end the whole MPI job: after the panic's message, `MPI_Abort` on `MPI_COMM_WORLD` with code 101. Without it
 /// a rank that panics unwinds into `MPI_Finalize`, which waits for the others, who wait for it. Where MPI is not initialised or
@@ -23,7 +25,10 @@ pub fn abort_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         before(panic);
-        calls::abort(PANIC_CODE);
+        if calls::stage() == Stage::Running {
+            futex::nap(FORWARDING);
+            calls::abort(PANIC_CODE);
+        }
     }));
 }
 
@@ -39,10 +44,11 @@ pub fn abort_on_panic() {
 /// ```
 pub fn abort(error: &Error) -> ! {
     // The process ends here and now: this line is all that anybody learns. Where it cannot be written, there is nobody to tell.
-    // One line in one write: other ranks write too, and the launcher cuts off what comes late.
+    // One line in one write: other ranks write too.
     let words = error.to_string().replace('\n', " ");
     let line = format!("rsccl: {words}: aborting the MPI job\n");
     let _written = std::io::stderr().write_all(line.as_bytes());
+    futex::nap(FORWARDING);
     calls::abort(error.kind().nccl_code());
     std::process::abort()
 }
@@ -63,5 +69,8 @@ pub fn or_abort<T>(result: Result<T>) -> T {
 
 /// Whether the hook of panics is set: a process has one.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// How long a launcher has to take over a rank's last words: Hydra ends at once when the job is aborted, with what it has not read
+/// by then.
+const FORWARDING: Duration = Duration::from_millis(100);
 /// What a Rust program that panics exits with.
 const PANIC_CODE: i32 = 101;

@@ -32,8 +32,8 @@ use crate::types::Rank;
 /// that all ranks have joined, or none, takes all ranks.
 ///
 /// # Errors
-/// Every rank gets an error where one rank does, and it names that rank; none waits longer than the deadline of init and a few
-/// seconds.
+/// Every rank gets an error where one rank does, and it names that rank. The deadline of init bounds the wait for all ranks to come, and
+/// again, with a few seconds more, the wait for all to have joined.
 ///
 /// - [`Kind::InvalidUsage`] where MPI is not initialised, is finalised, or may not be called by this thread;
 ///   [`Kind::InvalidArgument`] for `MPI_COMM_NULL` and an intercommunicator. A rank that gets one of these alone has not
@@ -90,7 +90,7 @@ fn join(theirs: &Theirs<'_>, config: Config) -> Result<Communicator> {
 /// All ranks are here and well configured: the longest of their deadlines bounds what follows.
 fn meet(comm: &Private, prepared: Preparation) -> Result<Communicator> {
     let mine = i64::try_from(prepared.init_timeout().as_millis()).unwrap_or(i64::MAX);
-    let wait = within(prepared.init_timeout() + GRACE);
+    let wait = within(prepared.init_timeout().saturating_add(GRACE));
     let longest = first(finish(comm.least(vec![-mine])?, &wait, GONE)?.1)?;
     let longest = Duration::from_millis(longest.unsigned_abs());
     let mut carrier = Bounded { comm, wait: &wait, words: GONE };
@@ -98,15 +98,17 @@ fn meet(comm: &Private, prepared: Preparation) -> Result<Communicator> {
     let own = agree(&mut carrier, own)?;
     let bytes = own.map_or(vec![0; UniqueId::BYTES], |id| id.as_bytes().to_vec());
     let id = UniqueId::from_bytes(&finish(comm.spread(Rank::new(0), bytes)?, &wait, GONE)?)?;
+    // From here on, so that no rank's agreement ends before another's join does.
+    let last = within(longest.saturating_add(GRACE + GRACE));
     let mut alarm = Alarm::new(comm);
     let joined = match prepared.join(id, comm.world()) {
-        Ok(starting) => watch(starting, &alarm, &within(longest + GRACE))?,
+        Ok(starting) => watch(starting, &alarm, &within(longest.saturating_add(GRACE)))?,
         Err(error) => Joined::Failed(error),
     };
     if !matches!(joined, Joined::Ready(_)) {
         alarm.ring()?;
     }
-    settle(comm, joined, alarm, &within(longest + GRACE + GRACE))
+    settle(comm, joined, alarm, &last)
 }
 
 /// What came of a rank's join.

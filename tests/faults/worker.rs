@@ -183,19 +183,23 @@ impl Worker {
     fn call(&mut self, name: &str, elements: usize) -> Result<()> {
         let program = Program::from_name(name).unwrap_or_else(|| panic!("no such collective: {name}"));
         self.calls += 1;
-        let comm = self.comm();
-        let root = comm.size() - 1;
-        let shape = Shape::new(program, (comm.rank(), comm.size()), root, elements)?;
-        let op = program.reduces().then_some(Op::Sum);
-        let tables = Tables::<f32>::new(self.calls, comm.size(), op, shape.indices());
-        let mut buffers = RankBuffers::<f32>::new(&shape, Placement::OutOfPlace, 0)?;
-        buffers.fill(&shape, &tables)?;
-        let op = op.map(|op| op.reduce_op(DataType::F32, comm.rank()));
-        perform(comm, &shape, op, &mut buffers)?;
-        match buffers.check(&shape, &tables)?.first {
-            None => Ok(()),
-            Some(wrong) => Err(Error::internal(format!("wrong: {wrong}"))),
-        }
+        checked_call(self.comm(), program, elements, self.calls)
+    }
+}
+
+/// A collective of f32 sums, checked bit by bit; `seed` chooses the inputs.
+pub(crate) fn checked_call(comm: &Communicator, program: Program, elements: usize, seed: u64) -> Result<()> {
+    let root = comm.size() - 1;
+    let shape = Shape::new(program, (comm.rank(), comm.size()), root, elements)?;
+    let op = program.reduces().then_some(Op::Sum);
+    let tables = Tables::<f32>::new(seed, comm.size(), op, shape.indices());
+    let mut buffers = RankBuffers::<f32>::new(&shape, Placement::OutOfPlace, 0)?;
+    buffers.fill(&shape, &tables)?;
+    let op = op.map(|op| op.reduce_op(DataType::F32, comm.rank()));
+    perform(comm, &shape, op, &mut buffers)?;
+    match buffers.check(&shape, &tables)?.first {
+        None => Ok(()),
+        Some(wrong) => Err(Error::internal(format!("wrong: {wrong}"))),
     }
 }
 

@@ -53,7 +53,7 @@ fn at_level(rank: &Rank, level: Threading) {
 }
 
 /// `comm` has the ranks of `mpi`, in its order, and works.
-fn must_be(comm: &Communicator, mpi: &SimpleCommunicator) {
+pub(crate) fn must_be(comm: &Communicator, mpi: &SimpleCommunicator) {
     let here = (i32::try_from(comm.rank()).unwrap(), i32::try_from(comm.size()).unwrap());
     assert_eq!(here, (mpi.rank(), mpi.size()));
     let mine = std::process::id();

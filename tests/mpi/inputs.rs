@@ -5,7 +5,6 @@ use std::time::Duration;
 use ::mpi::Threading;
 use ::mpi::topology::Color;
 use ::mpi::topology::Communicator as _;
-use ::mpi::traits::*;
 use rsccl::error::Kind;
 use rsccl::sys::process::Exit;
 use rsccl::{Communicator, Config, Error, ReduceOp, Result, mpi::communicator};

@@ -259,6 +259,26 @@ impl Job {
         Outcome { exit: exit.expect("it has ended"), elapsed, said, report: self.report() }
     }
 
+    /// Ends it here and now. Nothing of it is left then.
+    pub(crate) fn stop(mut self) {
+        self.end();
+        assert!(self.processes().is_empty(), "processes {:?} outlive the job: {}", self.processes(), self.report());
+    }
+
+    fn end(&mut self) {
+        let Some(group) = self.group.take() else { return };
+        // Launchers tell their ranks on other hosts when they are asked to end; what fails here has ended already.
+        drop(group.signal(Signal::TERMINATE));
+        let gone = until(FAREWELL, || self.processes().is_empty());
+        drop(group);
+        if !gone {
+            // Ranks are no members of the launcher's group.
+            let numbers: Vec<String> = self.processes().iter().map(u32::to_string).collect();
+            drop(Command::new("sh").args(["-c", &format!("kill -KILL {}", numbers.join(" "))]).output());
+            until(LEFTOVER_PATIENCE, || self.processes().is_empty());
+        }
+    }
+
     /// Waits until the rank has said a line that begins with `start`.
     pub(crate) fn await_line(&self, rank: usize, start: &str) {
         let told = until(LIMIT, || self.said(rank).iter().any(|line| line.starts_with(start)));
@@ -307,17 +327,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        let group = self.group.take().expect("it runs");
-        // Launchers tell their ranks on other hosts when they are asked to end; what fails here has ended already.
-        drop(group.signal(Signal::TERMINATE));
-        let gone = until(FAREWELL, || self.processes().is_empty());
-        drop(group);
-        if !gone {
-            // Ranks are no members of the launcher's group.
-            let numbers: Vec<String> = self.processes().iter().map(u32::to_string).collect();
-            drop(Command::new("sh").args(["-c", &format!("kill -KILL {}", numbers.join(" "))]).output());
-            until(LEFTOVER_PATIENCE, || self.processes().is_empty());
-        }
+        self.end();
     }
 }
 

@@ -14,7 +14,7 @@ use ::mpi::traits::*;
 use rsccl::mpi::communicator;
 use rsccl::{Communicator, Config, ReduceOp, Result};
 
-use crate::mpirun::{Launcher, Outcome, Plan};
+use crate::mpirun::{Job, Launcher, Plan};
 use crate::rank::Rank;
 use crate::{Act, begin};
 
@@ -77,8 +77,9 @@ fn mixed(rank: &Rank, calls: &[Call], with_hook: bool) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
     let mut config = Config::default();
-    config.timeout = if with_hook { Duration::from_secs(30) } else { Duration::from_millis(1500) };
-    config.init_timeout = config.timeout;
+    config.timeout = if with_hook { Duration::from_secs(30) } else { Duration::from_secs(1) };
+    // That of a split and of a goodbye.
+    config.init_timeout = if with_hook { Duration::from_secs(30) } else { Duration::from_secs(3) };
     let comm = communicator(&world, config).unwrap();
     if with_hook {
         comm.set_progress(Some(rsccl::mpi::progress().unwrap())).unwrap();
@@ -122,14 +123,16 @@ const SETTINGS: &[(&str, &str)] = &[
     ("MPIR_CVAR_CH4_XPMEM_ENABLE", "0"),
 ];
 
-fn run(act: &str) -> Option<Outcome> {
-    Some(Plan::new(&Launcher::matching()?, act, 2).with(SETTINGS).run())
+fn start(act: &str) -> Option<Job> {
+    Some(Plan::new(&Launcher::matching()?, act, 2).with(SETTINGS).start())
 }
 
 #[test]
 fn without_a_hook_ranks_wait_for_each_other_in_vain() {
-    for act in ["progress, none", "progress, none, split", "progress, none, finalize"] {
-        let Some(outcome) = run(act) else { return };
+    // All at once: they wait for their deadlines.
+    let acts = ["progress, none", "progress, none, split", "progress, none, finalize"];
+    for (act, job) in acts.map(|act| (act, start(act))) {
+        let Some(outcome) = job.map(Job::finish) else { return };
         assert_eq!(outcome.exit, rsccl::sys::process::Exit::Code(0), "{}", outcome.report);
         // Rank 0 gave up by its deadline; then it went on to MPI, and rank 1 came and found it gone.
         let line = outcome.line(0, "error Timeout ");
@@ -140,12 +143,12 @@ fn without_a_hook_ranks_wait_for_each_other_in_vain() {
 
 #[test]
 fn with_the_hook_they_do_not() {
-    let Some(outcome) = run("progress, hook") else { return };
+    let Some(outcome) = start("progress, hook").map(Job::finish) else { return };
     outcome.must_say("done");
     for said in &outcome.said {
         assert_eq!(said.iter().filter(|line| *line == "passed").count(), 7, "{}", outcome.report);
     }
 }
 
-/// 64 MiB: above what any MPI sends eagerly, and what fits its buffers.
+/// 1 MiB: above what any MPI sends without asking.
 const WORDS: usize = 1 << 17;

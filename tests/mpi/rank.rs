@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use rsccl::config::{Environment, Launch};
 use rsccl::{Config, Error};
 
-use crate::mpirun::{FOLDER, TOLD};
+use crate::mpirun::{FOLDER, LIMIT, TOLD, until};
 
 /// This process as a rank.
 pub(crate) struct Rank {
@@ -48,6 +48,15 @@ impl Rank {
         let line = format!("{}\n", line.replace('\n', " "));
         // In one piece, since a test reads along.
         (&self.says).write_all(line.as_bytes()).expect("the folder is there as long as the job");
+    }
+
+    /// Waits until the rank `other` has said a line that begins with `start`; whether it has.
+    pub(crate) fn has_said(&self, other: u32, start: &str) -> bool {
+        let file = self.folder.join(format!("rank-{other}"));
+        until(LIMIT, || {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            text.lines().any(|line| line.starts_with(start))
+        })
     }
 
     /// Says what an error was: `what KIND PEER TEXT`.
