@@ -4,7 +4,7 @@
 # Ends with an error where the median difference on one rank is 50 ns or more.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-calls=${1:-200000} rounds=${2:-31}
+calls=${1:-20000} rounds=${2:-201}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -27,6 +27,9 @@ target=${CARGO_TARGET_DIR:-$root/target}
 (cd "$work" && CARGO_TARGET_DIR=$target cargo build --release --quiet)
 "${CXX:-c++}" -std=c++17 -O2 "$root/bench/cpp_overhead/main.cpp" -I "$root/cpp/include" "$target/release/libcpp_overhead.a" \
     -lgcc_s -lutil -lrt -lpthread -lm -ldl -o "$work/cpp_overhead"
-# One rank waits for nobody; between two threads, a call takes what a cache line's way takes, and fewer show it.
-"$work/cpp_overhead" 1 "$calls" "$rounds"
+# One rank waits for nobody and stays on one processor; a round is shorter than a time slice, so that the median is of rounds that
+# nobody interrupted. Between two threads, a call takes what a cache line's way takes, and the difference hides in it.
+alone=()
+if command -v taskset >/dev/null; then alone=(taskset -c "$(taskset -cp $$ | sed 's/.*[ ,-]//')"); fi
+"${alone[@]}" "$work/cpp_overhead" 1 "$calls" "$rounds"
 "$work/cpp_overhead" 2 "$((calls / 10))" "$rounds"

@@ -150,6 +150,18 @@ panics_stay_inside() { # COMPILER
     "$work/bin/panic"
 }
 
+# rsccl/mpi.hpp under one MPI, at 1 to 4 ranks; then the programs of mpi-examples/cpp.
+under_mpi() { # MPICXX MPIRUN
+    local ranks
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+    export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+    "$1" -std=c++17 -O1 "$cpp/tests/mpi/from_mpi.cpp" -I "$prefix/include" "$prefix/lib/librsccl.a" $needs -o "$work/bin/from_mpi-$1"
+    for ranks in 1 2 3 4; do
+        timeout -k 10 60 "$2" -n "$ranks" "$work/bin/from_mpi-$1" "$ranks"
+    done
+    RSCCL_PREFIX=$prefix "$root/mpi-examples/cpp/run.sh" "$1" "$2"
+}
+
 example_runs() { # FILE STANDARD COMPILER
     local name out
     name=$(basename "$1" .cpp) out=$work/bin/$(basename "$1" .cpp)
@@ -163,7 +175,7 @@ readme_program() {
 }
 
 export -f have exports_are_right headers_stand_alone consumer_by_hand consumer_by_pkg_config consumer_by_cmake
-export -f run_tests example_runs readme_program panics_stay_inside
+export -f run_tests example_runs readme_program panics_stay_inside under_mpi
 
 # ---- install
 
@@ -174,7 +186,7 @@ queue "the libraries show what they should, and need nothing else" $RUN_LIMIT_S 
 
 # ---- headers, misuse, consumers
 
-have mpicxx || skip "no mpicxx: rsccl/mpi.hpp and mpi-examples/cpp are not compiled"
+have mpicxx || skip "no mpicxx: rsccl/mpi.hpp is not compiled by itself"
 for compiler in "${compilers[@]}"; do
     for standard in c++17 c++20; do
         queue "headers stand alone: $compiler $standard" $COMPILE_LIMIT_S headers_stand_alone "$compiler" "$standard"
@@ -215,7 +227,10 @@ else
     export -f compile_test
     kinds=(plain)
     [[ -z $sanitize ]] || kinds+=(sanitized)
+    # The framework itself is compiled once; sanitizers have nothing to look for in it.
+    queue "compile main.cpp" $COMPILE_LIMIT_S compile_test plain main "$last" -std=c++17 -O1
     for source in "$cpp"/tests/*.cpp; do
+        [[ ${source##*/} != main.cpp ]] || continue
         queue "compile $(basename "$source")" $COMPILE_LIMIT_S compile_test plain "$(basename "$source" .cpp)" "$last" -std=c++20 -O1
         [[ " ${kinds[*]} " == *" sanitized "* ]] && queue "compile $(basename "$source"), sanitized" $COMPILE_LIMIT_S \
             compile_test sanitized "$(basename "$source" .cpp)" "$first" -std=c++17 -O1 -g1 $sanitize
@@ -225,7 +240,7 @@ else
     queue "link the API tests: $last c++20, shared" $COMPILE_LIMIT_S bash -ec \
         '"$0" -pthread "$work"/objects/plain-*.o -o "$work/bin/tests-plain" "$@"' "$last" "${shared[@]}"
     [[ " ${kinds[*]} " == *" sanitized "* ]] && queue "link the API tests: $first c++17, static, sanitized" $COMPILE_LIMIT_S bash -ec \
-        '"$0" -pthread "$work"/objects/sanitized-*.o -o "$work/bin/tests-sanitized" "$@"' \
+        '"$0" -pthread "$work"/objects/{plain-main,sanitized-*}.o -o "$work/bin/tests-sanitized" "$@"' \
         "$first" $sanitize "$prefix/lib/librsccl.a" $needs
     settle
     # One after the other: they watch the clock.
@@ -244,7 +259,19 @@ for source in "$root"/examples/cpp/*.cpp; do
     turn=$((turn + 1))
 done
 settle
-if have mpicxx && have mpirun && [[ -x $root/mpi-examples/cpp/run.sh ]]; then
-    check "mpi-examples/cpp" $BUILD_LIMIT_S env RSCCL_PREFIX="$prefix" "$root/mpi-examples/cpp/run.sh" mpicxx mpirun
+# One after the other: four ranks on few processors are enough.
+mpis=0
+for kind in openmpi mpich; do
+    if have "mpicxx.$kind" && have "mpirun.$kind"; then
+        mpis=$((mpis + 1))
+        check "rsccl/mpi.hpp and mpi-examples/cpp: $kind" $BUILD_LIMIT_S under_mpi "mpicxx.$kind" "mpirun.$kind"
+    fi
+done
+if ((mpis == 0)); then
+    if have mpicxx && have mpirun; then
+        check "rsccl/mpi.hpp and mpi-examples/cpp" $BUILD_LIMIT_S under_mpi mpicxx mpirun
+    else
+        skip "no mpicxx and mpirun: no program with MPI is run"
+    fi
 fi
 finish

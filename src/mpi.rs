@@ -49,7 +49,7 @@
 //!
 //! # Threads
 //!
-//! | level of MPI | who may call [`communicator`], [`progress`], `check`, `like` | where the hook works |
+//! | level of MPI | who may call [`communicator`], [`placement`], [`progress`], `check`, `like` | where the hook works |
 //! |---|---|---|
 //! | `SINGLE`, `FUNNELED` | the thread that initialised MPI; others get an error | on that thread |
 //! | `SERIALIZED` | any thread, while no other calls MPI | on the thread that made it, while no other calls MPI |

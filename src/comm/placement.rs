@@ -170,11 +170,10 @@ fn visible(all: &[Gpu], wanted: &VisibleDevices) -> Vec<Device> {
             DeviceName::Uuid(prefix) => by_uuid(all, prefix),
             DeviceName::Mig(name) => (!all.is_empty()).then(|| Device { id: name.clone(), node: None }),
         };
-        // CUDA ends its list at an entry that names no GPU, or one for the second time.
+        // CUDA ends its list at an entry that names no GPU, and shows none at all where one is named twice.
         match device {
-            Some(device) if seen.len() < gpus::MAX_GPUS && seen.iter().all(|other| other.id != device.id) => {
-                seen.push(device);
-            }
+            Some(device) if seen.iter().any(|other| other.id == device.id) => return Vec::new(),
+            Some(device) if seen.len() < gpus::MAX_GPUS => seen.push(device),
             _ => break,
         }
     }
@@ -256,7 +255,7 @@ mod tests {
         assert_eq!(seen(&[]), [""; 0]);
         assert_eq!(seen(&[index(2), index(0)]), ["0000:81:00.0", "0000:01:00.0"]);
         assert_eq!(seen(&[index(1), index(3), index(0)]), ["0000:02:00.0"]);
-        assert_eq!(seen(&[index(1), index(1), index(0)]), ["0000:02:00.0"]);
+        assert_eq!(seen(&[index(1), index(0), index(1)]), [""; 0], "one is named twice");
         assert_eq!(seen(&[uuid("GPU-AA11"), uuid("GPU-aa00-1")]), ["0000:02:00.0", "0000:01:00.0"]);
         assert_eq!(seen(&[uuid("GPU-aa")]), [""; 0], "two begin so");
         assert_eq!(seen(&[uuid("GPU-77")]), ["GPU-77"], "may be the one whose UUID is hidden");

@@ -49,7 +49,9 @@ impl DeviceName {
         } else if entry.starts_with("MIG-") {
             Some(DeviceName::Mig(entry.to_owned()))
         } else {
-            entry.parse().ok().map(DeviceName::Index)
+            // CUDA reads the digits that an entry begins with, and nothing behind them.
+            let digits = entry.split(|letter: char| !letter.is_ascii_digit()).next().unwrap_or_default();
+            digits.parse().ok().map(DeviceName::Index)
         }
     }
 }
@@ -79,6 +81,7 @@ mod tests {
         assert_eq!(read("1,-1,0"), index(&[1]));
         assert_eq!(read("1,,0"), index(&[1]));
         assert_eq!(read("99999999999"), index(&[]));
+        assert_eq!(read("1st, 0"), index(&[1, 0]));
         let uuids = vec![
             DeviceName::Uuid("GPU-8932f937".to_owned()),
             DeviceName::Mig("MIG-3eb87630".to_owned()),

@@ -37,7 +37,7 @@ fn absent(rank: &Rank) {
     }
     let mut config = Config::default();
     config.init_timeout = Duration::from_millis(1500);
-    let error = communicator(&world, config).err().expect("rank 2 does not come");
+    let error = communicator(&world, config).expect_err("rank 2 does not come");
     rank.say_error("error", &error);
     world.process_at_rank(2).send(&1u8);
     if rank.number == 0 {

@@ -176,7 +176,7 @@ fn other_than_they_should_be(world: &SimpleCommunicator, comm: &Communicator) {
     let error = comm.check(&halves).unwrap_err();
     assert_eq!(error.kind(), Kind::Mismatch, "{error}");
     let ours = comm.like(Some(&halves)).unwrap().expect("this rank is in it");
-    let error = ours.like(Some(world)).err().expect("it has ranks that this one has not");
+    let error = ours.like(Some(world)).expect_err("it has ranks that this one has not");
     assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
     // Ranks that speak of different ones.
     let wrong = if world.rank() == 0 { &halves } else { world };

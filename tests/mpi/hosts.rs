@@ -137,7 +137,8 @@ fn plan(launcher: &Launcher, network: &Network, act: &str) -> Plan {
             hosts,
         ],
         Family::Prrte => &[
-            "--prtemca plm_ssh_no_tree_spawn 1 --prtemca prte_if_include",
+            // By itself it would put all ranks, oversubscribed, on the first host.
+            "--map-by ppr:2:node --prtemca plm_ssh_no_tree_spawn 1 --prtemca prte_if_include",
             subnet,
             "--mca btl_tcp_if_include",
             subnet,
@@ -164,7 +165,7 @@ fn agent(folder: &Path, network: &Network) -> PathBuf {
         text.push_str(&format!("10.77.0.{}) exec {} sh -c \"$*\" ;;\n", host + 1, words.join(" ")));
     }
     text.push_str("*) echo \"no such host: $host\" >&2; exit 1 ;;\nesac\n");
-    let mut file: File = File::options().create(true).write(true).mode(0o755).open(&path).unwrap();
+    let mut file: File = File::options().create_new(true).write(true).mode(0o755).open(&path).unwrap();
     file.write_all(text.as_bytes()).unwrap();
     path
 }

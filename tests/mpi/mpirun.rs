@@ -89,7 +89,8 @@ impl Launcher {
 
 /// Says on the real standard error, past the capture of a test's output, what a test cannot do here.
 pub(crate) fn skip(why: &str) {
-    writeln!(std::io::stderr(), "skipped: {why}").unwrap();
+    let mut errors = std::io::stderr();
+    writeln!(errors, "skipped: {why}").unwrap();
 }
 
 fn in_path(name: &str) -> Option<PathBuf> {
@@ -172,7 +173,7 @@ impl Plan {
 
     /// Starts it.
     pub(crate) fn start(self) -> Job {
-        let mut words = self.prefix.clone();
+        let mut words = if self.prefix.is_empty() { own_shared_memory() } else { self.prefix.clone() };
         words.push(self.launcher.program.to_str().expect("a path of text").to_owned());
         words.extend(self.options.clone());
         for (number, part) in self.parts.iter().enumerate() {
@@ -227,6 +228,15 @@ impl Plan {
         }
         all
     }
+}
+
+/// Words before a program that give it a `/dev/shm` of its own, where this machine lets us: MPICH leaves its files there when a job is
+/// killed.
+fn own_shared_memory() -> Vec<String> {
+    let script = "mount -t tmpfs tmpfs /dev/shm && exec \"$@\"";
+    let words = ["unshare", "--mount", "sh", "-c", script, "sh"];
+    let tried = Command::new(words[0]).args(&words[1..]).arg("true").stderr(Stdio::null()).status();
+    if tried.is_ok_and(|status| status.success()) { words.map(str::to_owned).to_vec() } else { Vec::new() }
 }
 
 fn owned(variables: &[(&str, &str)]) -> Vec<(String, String)> {

@@ -1,5 +1,5 @@
-// Misuse that must not compile. tests/misuse.sh compiles each case twice: as it stands, which must fail with the words behind
-// "refused:" (a regular expression), and with MENDED, which must compile.
+// Misuse that must not compile. tests/misuse.sh compiles each case as it stands, which must fail with the words behind "refused:" (a
+// regular expression), and all of them (case 0) with MENDED, which must compile.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +13,8 @@
 #define MISTAKE(wrong, right) wrong
 #endif
 
+#define ON(number) (CASE == 0 || CASE == (number))
+
 struct Pair {
     float one;
     float two;
@@ -25,74 +27,154 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
     [[maybe_unused]] std::vector<Pair> pairs(4);
     (void)comm, (void)other, (void)group, (void)floats, (void)doubles, (void)constant;
 
-#if CASE == 1 // an element type that has no data type; refused: buffers hold integers
-    comm.all_reduce(MISTAKE(pairs, floats), MISTAKE(pairs, floats));
-#elif CASE == 2 // 16-bit integers; refused: buffers hold integers
-    MISTAKE(std::vector<std::int16_t>, std::vector<std::int32_t>) narrow(4);
-    comm.all_reduce_in_place(narrow);
-#elif CASE == 3 // bool; refused: buffers hold integers
-    std::array<MISTAKE(bool, unsigned char), 4> truths{};
-    comm.broadcast(truths, 0);
-#elif CASE == 4 // input and output of two types; refused: must hold elements of one type
-    comm.all_reduce(floats, MISTAKE(doubles, floats));
-#elif CASE == 5 // output into constant elements; refused: must not be const
-    comm.all_reduce(floats, MISTAKE(constant, floats));
-#elif CASE == 6 // receiving into constant elements; refused: must not be const
-    comm.recv(MISTAKE(constant, floats), 0);
-#elif CASE == 7 // output into a temporary; refused: a temporary container ends with it
-    comm.all_gather(floats, MISTAKE(std::vector<float>(8), doubles.empty() ? floats : floats));
-#elif CASE == 8 // a request that reads a temporary; refused: a temporary container ends with it
-    rsccl::Request request = comm.start_send(MISTAKE(std::vector<float>(4), floats), 0);
-    request.wait();
-#elif CASE == 9 // a request that writes to a temporary; refused: a temporary container ends with it
-    rsccl::Request request = comm.start_recv(MISTAKE(std::vector<float>(4), floats), 0);
-    request.wait();
-#elif CASE == 10 // a group that reads a temporary; refused: a temporary container ends with it
-    group.send(comm, MISTAKE(std::vector<float>(4), floats), 0);
-#elif CASE == 11 // the copy of a communicator; refused: deleted|implicitly-deleted
-    rsccl::Communicator copy = MISTAKE(comm, std::move(comm));
-#elif CASE == 12 // copy assignment of a communicator; refused: deleted
-    other = MISTAKE(comm, std::move(comm));
-#elif CASE == 13 // the copy of a request; refused: deleted
-    rsccl::Request request = comm.start_barrier();
-    rsccl::Request copy = MISTAKE(request, std::move(request));
-    copy.wait();
-#elif CASE == 14 // the copy of a group; refused: deleted
-    rsccl::Group mine;
-    rsccl::Group MISTAKE(copy = mine, copy);
-#elif CASE == 15 // the copy of registered memory; refused: deleted
-    rsccl::buffer<float> memory(4);
-    rsccl::buffer<float> copy = MISTAKE(memory, std::move(memory));
-#elif CASE == 16 // a buffer of a type that has no data type; refused: no data type for the elements
-    rsccl::buffer<MISTAKE(Pair, float)> memory(4);
-#elif CASE == 17 // a request that is thrown away, and so waited for at once; refused: nodiscard|unused
-    MISTAKE(, rsccl::Request request =) comm.start_barrier();
-#elif CASE == 18 // what is not contiguous; refused: no matching (member )?function|data
-    MISTAKE(float, std::vector<float>) scalar(4);
-    comm.all_reduce_in_place(scalar);
-#elif CASE == 19 // counts that are no integers; refused: counts are integers
-    comm.all_gather_v(floats, doubles.empty() ? floats : floats, std::vector<MISTAKE(double, int)>{1, 3});
-#elif CASE == 20 // a pointer and a count without a type; refused: no matching|data
-    comm.broadcast(floats.data(), floats.data(), floats.size(), MISTAKE(0, rsccl::DataType::float32), 0);
-#elif CASE == 21 // an operator out of thin air; refused: private
-    rsccl::ReduceOp op = MISTAKE(rsccl::ReduceOp(3), rsccl::ReduceOp::max);
-    (void)op;
-#elif CASE == 22 // a scalar that is no number; refused: the scalar must be a number
-    rsccl::ReduceOp op = rsccl::ReduceOp::premul_sum(MISTAKE("2", 2));
-    (void)op;
-#elif CASE == 23 // all_to_all_v of a vector in a vector; refused: buffers hold integers
-    std::vector<std::vector<float>> nested(4);
-    comm.all_to_all(MISTAKE(nested, floats), MISTAKE(nested, floats));
-#elif CASE == 24 // a group on a communicator that is constant; refused: const|qualifiers|no matching
-    MISTAKE(const rsccl::Communicator&, rsccl::Communicator&) fixed = comm;
-    group.all_reduce_in_place(fixed, floats);
-#elif CASE == 25 // the bridge, which no program may name; refused: not been declared|no member named|undeclared
-    (void)sizeof(MISTAKE(rsccl::ffi::Status, rsccl::Communicator));
-#elif CASE == 26 // vector<bool>, which is no array; refused: no matching|data|use of deleted
-    std::vector<MISTAKE(bool, unsigned char)> truths(4);
-    comm.all_reduce_in_place(truths);
-#elif CASE == 27 // memory of one type registered as a container of another kind; refused: no matching
-    MISTAKE(std::vector<float>, rsccl::buffer<float>) memory(4);
-    comm.register_buffer(memory);
+#if ON(1) // an element type that has no data type; refused: buffers hold integers
+    {
+        comm.all_reduce(MISTAKE(pairs, floats), MISTAKE(pairs, floats));
+    }
+#endif
+#if ON(2) // 16-bit integers; refused: buffers hold integers
+    {
+        MISTAKE(std::vector<std::int16_t>, std::vector<std::int32_t>) narrow(4);
+        comm.all_reduce_in_place(narrow);
+    }
+#endif
+#if ON(3) // bool; refused: buffers hold integers
+    {
+        std::array<MISTAKE(bool, unsigned char), 4> truths{};
+        comm.broadcast(truths, 0);
+    }
+#endif
+#if ON(4) // input and output of two types; refused: must hold elements of one type
+    {
+        comm.all_reduce(floats, MISTAKE(doubles, floats));
+    }
+#endif
+#if ON(5) // output into constant elements; refused: must not be const
+    {
+        comm.all_reduce(floats, MISTAKE(constant, floats));
+    }
+#endif
+#if ON(6) // receiving into constant elements; refused: must not be const
+    {
+        comm.recv(MISTAKE(constant, floats), 0);
+    }
+#endif
+#if ON(7) // output into a temporary; refused: a temporary container ends with it
+    {
+        comm.all_gather(floats, MISTAKE(std::vector<float>(8), doubles.empty() ? floats : floats));
+    }
+#endif
+#if ON(8) // a request that reads a temporary; refused: a temporary container ends with it
+    {
+        rsccl::Request request = comm.start_send(MISTAKE(std::vector<float>(4), floats), 0);
+        request.wait();
+    }
+#endif
+#if ON(9) // a request that writes to a temporary; refused: a temporary container ends with it
+    {
+        rsccl::Request request = comm.start_recv(MISTAKE(std::vector<float>(4), floats), 0);
+        request.wait();
+    }
+#endif
+#if ON(10) // a group that reads a temporary; refused: a temporary container ends with it
+    {
+        group.send(comm, MISTAKE(std::vector<float>(4), floats), 0);
+    }
+#endif
+#if ON(11) // the copy of a communicator; refused: deleted|implicitly-deleted
+    {
+        rsccl::Communicator copy = MISTAKE(comm, std::move(comm));
+    }
+#endif
+#if ON(12) // copy assignment of a communicator; refused: deleted
+    {
+        other = MISTAKE(comm, std::move(comm));
+    }
+#endif
+#if ON(13) // the copy of a request; refused: deleted
+    {
+        rsccl::Request request = comm.start_barrier();
+        rsccl::Request copy = MISTAKE(request, std::move(request));
+        copy.wait();
+    }
+#endif
+#if ON(14) // the copy of a group; refused: deleted
+    {
+        rsccl::Group mine;
+        rsccl::Group MISTAKE(copy = mine, copy);
+    }
+#endif
+#if ON(15) // the copy of registered memory; refused: deleted
+    {
+        rsccl::buffer<float> memory(4);
+        rsccl::buffer<float> copy = MISTAKE(memory, std::move(memory));
+    }
+#endif
+#if ON(16) // a buffer of a type that has no data type; refused: no data type for the elements
+    {
+        rsccl::buffer<MISTAKE(Pair, float)> memory(4);
+    }
+#endif
+#if ON(17) // a request that is thrown away, and so waited for at once; refused: nodiscard|unused
+    {
+        MISTAKE(, rsccl::Request request =) comm.start_barrier();
+    }
+#endif
+#if ON(18) // what is not contiguous; refused: no matching (member )?function|data
+    {
+        MISTAKE(float, std::vector<float>) scalar(4);
+        comm.all_reduce_in_place(scalar);
+    }
+#endif
+#if ON(19) // counts that are no integers; refused: counts are integers
+    {
+        comm.all_gather_v(floats, doubles.empty() ? floats : floats, std::vector<MISTAKE(double, int)>{1, 3});
+    }
+#endif
+#if ON(20) // a pointer and a count without a type; refused: no matching|data
+    {
+        comm.broadcast(floats.data(), floats.data(), floats.size(), MISTAKE(0, rsccl::DataType::float32), 0);
+    }
+#endif
+#if ON(21) // an operator out of thin air; refused: private
+    {
+        rsccl::ReduceOp op = MISTAKE(rsccl::ReduceOp(3), rsccl::ReduceOp::max);
+        (void)op;
+    }
+#endif
+#if ON(22) // a scalar that is no number; refused: the scalar must be a number
+    {
+        rsccl::ReduceOp op = rsccl::ReduceOp::premul_sum(MISTAKE("2", 2));
+        (void)op;
+    }
+#endif
+#if ON(23) // all_to_all_v of a vector in a vector; refused: buffers hold integers
+    {
+        std::vector<std::vector<float>> nested(4);
+        comm.all_to_all(MISTAKE(nested, floats), MISTAKE(nested, floats));
+    }
+#endif
+#if ON(24) // a group on a communicator that is constant; refused: const|qualifiers|no matching
+    {
+        MISTAKE(const rsccl::Communicator&, rsccl::Communicator&) fixed = comm;
+        group.all_reduce_in_place(fixed, floats);
+    }
+#endif
+#if ON(25) // the bridge, which no program may name; refused: not been declared|no member named|undeclared
+    {
+        (void)sizeof(MISTAKE(rsccl::ffi::Status, rsccl::Communicator));
+    }
+#endif
+#if ON(26) // vector<bool>, which is no array; refused: no matching|data|use of deleted
+    {
+        std::vector<MISTAKE(bool, unsigned char)> truths(4);
+        comm.all_reduce_in_place(truths);
+    }
+#endif
+#if ON(27) // memory of one type registered as a container of another kind; refused: no matching
+    {
+        MISTAKE(std::vector<float>, rsccl::buffer<float>) memory(4);
+        comm.register_buffer(memory);
+    }
 #endif
 }

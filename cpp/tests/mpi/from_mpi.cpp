@@ -1,0 +1,159 @@
+// rsccl/mpi.hpp in an MPI job of any size: what it makes, and what it refuses on all ranks alike. Run by mpirun; test.sh does.
+//   mpirun -n N from_mpi N
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <rsccl/mpi.hpp>
+#include <rsccl/rsccl.hpp>
+
+namespace {
+
+int rank = 0;
+int size = 0;
+
+void require(bool so, const std::string& what) {
+    if (!so) {
+        std::fprintf(stderr, "rank %d of %d: not so: %s\n", rank, size, what.c_str());
+        int up = 0;
+        MPI_Initialized(&up);
+        if (up != 0) {
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        }
+        std::exit(1);
+    }
+}
+
+// `call` throws an error of `Class`; the error is what this returns.
+template <class Class, class Call>
+Class thrown(const std::string& what, Call call) {
+    try {
+        call();
+    } catch (const Class& error) {
+        return error;
+    } catch (const std::exception& error) {
+        require(false, what + " is of another class: " + error.what());
+    }
+    require(false, what + " was accepted");
+    std::abort();
+}
+
+int sum(rsccl::Communicator& comm, int value) {
+    std::array<int, 1> total = {value};
+    comm.all_reduce_in_place(total);
+    return total[0];
+}
+
+// The ranks of the job in their opposite order.
+MPI_Comm turned() {
+    MPI_Comm made = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, 0, size - rank, &made);
+    return made;
+}
+
+void any_communicator() {
+    MPI_Comm opposite = turned();
+    rsccl::Communicator comm = rsccl::mpi::communicator(opposite);
+    require(comm.rank() == size - 1 - rank && comm.size() == size, "the order of a communicator that was turned round");
+    rsccl::mpi::check(comm, opposite);
+    MPI_Comm_free(&opposite);
+    require(sum(comm, 1) == size, "it lives on without MPI's communicator");
+    rsccl::Communicator self = rsccl::from_mpi(MPI_COMM_SELF);
+    require(self.size() == 1, "a rank by itself");
+}
+
+void wrong_communicators() {
+    thrown<rsccl::InvalidArgument>("MPI_COMM_NULL", [] { rsccl::from_mpi(MPI_COMM_NULL); });
+    if (size < 2) {
+        return;
+    }
+    MPI_Comm half = MPI_COMM_NULL;
+    MPI_Comm both = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+    MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 7, &both);
+    thrown<rsccl::InvalidArgument>("an intercommunicator", [&] { rsccl::from_mpi(both); });
+    MPI_Comm_free(&both);
+    MPI_Comm_free(&half);
+}
+
+void one_rank_is_wrong() {
+    rsccl::Config config;
+    config.init_timeout = std::chrono::seconds(20);
+    if (rank == size - 1) {
+        config.algo = "Circle";
+    }
+    const auto error = thrown<rsccl::Error>("a bad setting of one rank", [&] { rsccl::from_mpi(MPI_COMM_WORLD, config); });
+    require(error.code() == rsccl::ErrorCode::invalid_argument, error.what());
+    require(std::string(error.what()).find("NCCL_ALGO") != std::string::npos, error.what());
+    require(rsccl::from_mpi(MPI_COMM_WORLD).size() == size, "the next one is made");
+}
+
+void relatives(rsccl::Communicator& comm) {
+    rsccl::mpi::check(comm, MPI_COMM_WORLD);
+    MPI_Comm parity = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2 == 0 ? 0 : MPI_UNDEFINED, -rank, &parity);
+    std::optional<rsccl::Communicator> evens = rsccl::mpi::like(comm, parity);
+    require(evens.has_value() == (rank % 2 == 0), "who is in no sub-communicator gets none");
+    if (evens) {
+        int mine = -1;
+        MPI_Comm_rank(parity, &mine);
+        require(evens->rank() == mine && sum(*evens, 1) == (size + 1) / 2, "the ranks of MPI's sub-communicator, in its order");
+        MPI_Comm_free(&parity);
+    }
+    const rsccl::Placement placement = rsccl::mpi::placement(comm, MPI_COMM_WORLD);
+    require(placement.local_size >= 1 && placement.local_rank < placement.local_size, placement.printed);
+    if (size > 1) {
+        MPI_Comm opposite = turned();
+        thrown<rsccl::Mismatch>("another order", [&] { rsccl::mpi::check(comm, opposite); });
+        thrown<rsccl::Mismatch>("different sub-communicators",
+                                [&] { rsccl::mpi::like(comm, rank == 0 ? opposite : MPI_COMM_SELF); });
+        MPI_Comm_free(&opposite);
+    }
+    require(sum(comm, 1) == size, "the communicator goes on");
+}
+
+// Rank 0 has a large message under way in MPI while it waits in rsccl; rank 1 comes to rsccl only once it has that message. MPI moves
+// it only when it is called: by the hook.
+void two_libraries(rsccl::Communicator& comm) {
+    std::vector<char> message(8 << 20, static_cast<char>(rank));
+    comm.set_progress(rsccl::mpi::progress());
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (rank == 0 && size > 1) {
+        MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_CHAR, 1, 7, MPI_COMM_WORLD, &request);
+    } else if (rank == 1) {
+        MPI_Recv(message.data(), static_cast<int>(message.size()), MPI_CHAR, 0, 7, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        require(message.back() == 0, "the message of rank 0");
+    }
+    comm.barrier();
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    comm.set_progress({});
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    thrown<rsccl::InvalidUsage>("a communicator before MPI_Init", [] { rsccl::from_mpi(MPI_COMM_WORLD); });
+    MPI_Init(&argc, &argv);
+    rsccl::mpi::abort_on_terminate();
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    require(argc == 2 && std::atoi(argv[1]) == size, "as many ranks as the job was started for");
+    rsccl::Config config;
+    config.timeout = std::chrono::seconds(30);
+    rsccl::Communicator comm = rsccl::from_mpi(MPI_COMM_WORLD, config);
+    require(comm.rank() == rank && comm.size() == size, "MPI's ranks");
+    any_communicator();
+    wrong_communicators();
+    one_rank_is_wrong();
+    relatives(comm);
+    two_libraries(comm);
+    MPI_Finalize();
+    // Nothing of MPI is kept.
+    require(sum(comm, rank) == size * (size - 1) / 2, "the communicator works after MPI_Finalize");
+    thrown<rsccl::InvalidUsage>("a communicator after MPI_Finalize", [] { rsccl::from_mpi(MPI_COMM_WORLD); });
+    return 0;
+}
