@@ -45,8 +45,8 @@ inline rust::Slice<const std::size_t> counts(View<const std::size_t> all) { retu
 // The configuration as the bridge has it.
 rust::Box<ffi::Settings> settings(const Config& config);
 
-// What the engine takes of a call.
-ffi::What what_of(const Call& call);
+// What the engine takes of a call of `rank`.
+ffi::What what_of(const Call& call, int rank);
 
 // What a Communicator points to, with its requests and groups.
 struct State {

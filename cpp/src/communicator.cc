@@ -51,8 +51,8 @@ void refuse_negative_count(int rank) { throw InvalidArgument("a count is negativ
 
 namespace {
 
-[[noreturn]] void refuse_stream() {
-    throw InvalidUsage("there is no CUDA backend yet: pass the default Stream, which is the host");
+[[noreturn]] void refuse_stream(int rank) {
+    throw InvalidUsage("there is no CUDA backend yet: pass the default Stream, which is the host", rank, {}, {});
 }
 
 State& there(const std::shared_ptr<State>& state) {
@@ -67,9 +67,9 @@ std::uint8_t* output(const Call& call) { return static_cast<std::uint8_t*>(call.
 
 } // namespace
 
-ffi::What what_of(const Call& call) {
+ffi::What what_of(const Call& call, int rank) {
     if (__builtin_expect(!call.stream.is_host(), 0)) {
-        refuse_stream();
+        refuse_stream(rank);
     }
     return {call.count,
             call.op.integer(),
@@ -132,8 +132,8 @@ int Communicator::size() const { return detail::there(state_).size; }
 // ---- calls
 
 void Communicator::submit(const detail::Call& call) {
-    const ffi::What what = detail::what_of(call);
     const detail::Use use(state_.get());
+    const ffi::What what = detail::what_of(call, state_->rank);
     const ffi::Comm& comm = *state_->comm;
     if (call.counts.data() == nullptr) {
         detail::check(ffi::run(comm, what, detail::input(call), detail::output(call)), *state_->thrown);
@@ -150,7 +150,7 @@ int Starter::rank() const { return state_->rank; }
 int Starter::size() const { return state_->size; }
 
 Request Starter::submit(const detail::Call& call) {
-    const ffi::What what = detail::what_of(call);
+    const ffi::What what = detail::what_of(call, state_->rank);
     rust::Box<ffi::Waiting> waiting = ffi::waiting();
     const detail::Use use(state_);
     detail::check(ffi::begin(*state_->comm, what, detail::input(call), detail::output(call), detail::counts(call.counts),
@@ -339,7 +339,7 @@ Group::Member::Member(Group& group, Communicator& communicator)
 }
 
 void Group::Member::submit(const detail::Call& call) {
-    const ffi::What what = detail::what_of(call);
+    const ffi::What what = detail::what_of(call, rank_);
     if (!group_->batch_) {
         throw InvalidUsage("the group has ended: make a new one", rank_, {}, {});
     }
