@@ -26,11 +26,12 @@ use rsccl::{Communicator, Config, ReduceOp, Result};
 use case::{Case, Library};
 use options::Options;
 
-/// A sample is a loop of calls that takes about this long, where the library is the slower one.
-const SAMPLE_S: f64 = 0.01;
+/// A sample is a loop of calls that takes about this long, where the library is the slower one: so short that some samples see no
+/// other process on a machine that has other work.
+const SAMPLE_S: f64 = 0.003;
 const MOST_CALLS: f64 = 5000.0;
 /// The first calls connect, map and fill caches; the fastest says how many calls a sample has.
-const WARM_UPS: usize = 5;
+const WARM_UPS: usize = 10;
 
 fn main() {
     let options = Options::parse().unwrap_or_else(|complaint| panic!("{complaint}"));
