@@ -36,7 +36,8 @@ const WARM_UPS: usize = 10;
 fn main() {
     let options = Options::parse().unwrap_or_else(|complaint| panic!("{complaint}"));
     let library = mpi::environment::library_version().unwrap_or_default();
-    let library = library.lines().next().unwrap_or_default().trim_end_matches('\0').trim().to_owned();
+    let words = library.lines().next().unwrap_or_default().trim_end_matches('\0').split_whitespace();
+    let library = words.collect::<Vec<_>>().join(" ");
     if options.version {
         println!("{library}");
         return;
