@@ -19,8 +19,7 @@ use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, Preparation}
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sync::{AbortFlag, Progress, Wait};
-use crate::sys::clock;
-use crate::types::{DataType, F8E4M3, F8E5M2, Rank, ReduceOp, World, bf16, f16};
+use crate::types::{DataType, F8E4M3, F8E5M2, Rank, World, bf16, f16};
 
 use call::{Batch, Work};
 use failure::{Failure, explain, guard, nccl_code};
@@ -208,7 +207,6 @@ mod bridge {
         fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure;
         fn set_progress(comm: &Comm, hook: UniquePtr<Hook>) -> *mut Failure;
         fn provoke_panic_in(comm: &Comm) -> *mut Failure;
-        fn time_all_reduce(comm: &Comm, turns: u32, nanoseconds: &mut f64) -> *mut Failure;
 
         type Family;
         fn family() -> Box<Family>;
@@ -361,19 +359,6 @@ fn provoke_panic() -> *mut Failure {
 
 fn provoke_panic_in(comm: &Comm) -> *mut Failure {
     comm.on(|_| panic!("provoked"))
-}
-
-/// How long an all-reduce of one float takes from Rust, on average over `turns`: what the C++ call is compared with.
-fn time_all_reduce(comm: &Comm, turns: u32, nanoseconds: &mut f64) -> *mut Failure {
-    comm.on(|desk| {
-        let (comm, mine, mut sum) = (desk.at_rest()?, [1.0f32], [0.0f32]);
-        let begun = clock::now();
-        for _ in 0..turns {
-            comm.all_reduce(std::hint::black_box(&mine), std::hint::black_box(&mut sum), ReduceOp::Sum)?;
-        }
-        *nanoseconds = begun.elapsed().as_secs_f64() * 1e9 / f64::from(turns.max(1));
-        Ok(())
-    })
 }
 
 fn version() -> String {
@@ -572,8 +557,12 @@ fn finalize(comm: &mut Comm) -> *mut Failure {
 
 /// Ends a communicator without a word: `deserted` where an exception takes its owner away, which the others must hear.
 fn discard(comm: &mut Comm, deserted: bool) {
-    if deserted && async_error(comm).is_null() {
-        comm.end("an exception left the scope of its communicator");
+    if deserted {
+        let known = async_error(comm);
+        if known.is_null() {
+            comm.end("an exception left the scope of its communicator");
+        }
+        failure::drop_failure(known);
     }
     // A destructor has nobody to tell.
     failure::drop_failure(finalize(comm));

@@ -12,12 +12,4 @@ void panic(Communicator& communicator) {
     detail::check(ffi::provoke_panic_in(*state->comm));
 }
 
-double all_reduce_ns(Communicator& communicator, unsigned turns) {
-    double nanoseconds = 0;
-    detail::State* state = detail::Access::state(communicator).get();
-    const detail::Use use(state);
-    detail::check(ffi::time_all_reduce(*state->comm, turns, nanoseconds));
-    return nanoseconds;
-}
-
 } // namespace rsccl::testing

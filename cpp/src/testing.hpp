@@ -1,4 +1,4 @@
-// For the library's own tests and measurements, and not installed: what must never happen, on purpose, and what it is compared with.
+// For the library's own tests, and not installed: what must never happen, on purpose.
 #pragma once
 
 #include <rsccl/communicator.hpp>
@@ -10,8 +10,5 @@ void panic();
 
 // Panics behind the bridge, inside a call on `communicator`. Throws what comes of it.
 void panic(Communicator& communicator);
-
-// How many nanoseconds an all-reduce of one float takes from Rust on `communicator`, on average over `turns`. Collective.
-double all_reduce_ns(Communicator& communicator, unsigned turns);
 
 } // namespace rsccl::testing
