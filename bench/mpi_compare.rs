@@ -26,16 +26,18 @@ use rsccl::{Communicator, Config, ReduceOp, Result};
 use case::{Case, Library};
 use options::Options;
 
-/// A sample is a loop of calls that takes about this long, where the library is the slower one.
-const SAMPLE_S: f64 = 0.01;
+/// A sample is a loop of calls that takes about this long, where the library is the slower one: so short that some samples see no
+/// other process on a machine that has other work.
+const SAMPLE_S: f64 = 0.003;
 const MOST_CALLS: f64 = 5000.0;
-/// The first calls connect, map and fill caches; their time says how many calls a sample has.
-const WARM_UPS: usize = 3;
+/// The first calls connect, map and fill caches; the fastest says how many calls a sample has.
+const WARM_UPS: usize = 10;
 
 fn main() {
     let options = Options::parse().unwrap_or_else(|complaint| panic!("{complaint}"));
     let library = mpi::environment::library_version().unwrap_or_default();
-    let library = library.lines().next().unwrap_or_default().trim_end_matches('\0').trim().to_owned();
+    let words = library.lines().next().unwrap_or_default().trim_end_matches('\0').split_whitespace();
+    let library = words.collect::<Vec<_>>().join(" ");
     if options.version {
         println!("{library}");
         return;
@@ -55,51 +57,61 @@ fn compare(world: &SimpleCommunicator, options: &Options, about: &str) -> Result
         }
     };
     print(format!("{about}\n- {} ranks, medians of {} alternating rounds\n", comm.size(), options.rounds));
-    print("| collective | bytes | calls | rsccl, µs | MPI, µs | rsccl / MPI |\n|---|---|---|---|---|---|".to_owned());
+    print("| collective | bytes | calls | rsccl, µs | MPI, µs | rsccl / MPI | least: rsccl | MPI | ratio |".to_owned());
+    print(format!("|{}", "---|".repeat(9)));
     for collective in &options.collectives {
         for size in &options.sizes {
             let mut case = Case::new(*collective, *size, &comm, world);
-            let (calls, [ours, theirs]) = measure(&mut case, &comm, world, options.rounds)?;
-            let ratio = ours / theirs;
-            print(format!("| {collective} | {} | {calls} | {ours:.2} | {theirs:.2} | {ratio:.2} |", case.bytes()));
+            let Times { calls, median: [ours, theirs], least } = measure(&mut case, &comm, world, options.rounds)?;
+            let (ratio, least_ratio) = (ours / theirs, least[0] / least[1]);
+            let bytes = case.bytes();
+            print(format!(
+                "| {collective} | {bytes} | {calls} | {ours:.2} | {theirs:.2} | {ratio:.2} | {:.2} | {:.2} | {least_ratio:.2} |",
+                least[0], least[1]
+            ));
         }
     }
     Ok(())
 }
 
-/// The number of calls in a sample, and the median time of a call on the slowest rank, in µs: of rsccl, of MPI.
-fn measure(
-    case: &mut Case,
-    comm: &Communicator,
-    world: &SimpleCommunicator,
-    rounds: usize,
-) -> Result<(usize, [f64; 2])> {
-    let mut slowest = 0.0;
+/// What a case took on the slowest rank, in µs a call: of rsccl, of MPI.
+struct Times {
+    /// Calls in a sample.
+    calls: usize,
+    median: [f64; 2],
+    /// Far below the median where the machine had other work.
+    least: [f64; 2],
+}
+
+fn measure(case: &mut Case, comm: &Communicator, world: &SimpleCommunicator, rounds: usize) -> Result<Times> {
+    let mut slower = 0.0;
     for library in Library::BOTH {
         case.check(library)?;
+        let mut least = f64::INFINITY;
         for _ in 0..WARM_UPS {
-            slowest = f64::max(slowest, sample(case, library, 1, world)?);
+            least = f64::min(least, sample(case, library, 1, world)?);
         }
+        slower = f64::max(slower, least);
     }
     // All ranks make as many calls, for both libraries.
-    let mut slowest = [slowest];
-    comm.all_reduce_in_place(&mut slowest, ReduceOp::Max)?;
+    let mut slower = [slower];
+    comm.all_reduce_in_place(&mut slower, ReduceOp::Max)?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and a few thousand")]
-    let calls = (SAMPLE_S / slowest[0]).clamp(1.0, MOST_CALLS) as usize;
+    let calls = (SAMPLE_S / slower[0]).clamp(1.0, MOST_CALLS) as usize;
 
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..rounds {
         // Whoever runs second finds the caches as the first left them; so they swap.
         for turn in 0..2 {
             let library = Library::BOTH[(round + turn) % 2];
-            times[library as usize].push(sample(case, library, calls, world)?);
+            times[library as usize].push(1e6 * sample(case, library, calls, world)?);
         }
     }
     for times in &mut times {
         comm.all_reduce_in_place(times, ReduceOp::Max)?;
         times.sort_by(f64::total_cmp);
     }
-    Ok((calls, times.map(|times| times[rounds / 2] * 1e6)))
+    Ok(Times { calls, median: times.each_ref().map(|times| times[rounds / 2]), least: times.map(|times| times[0]) })
 }
 
 /// Seconds of one call on this rank, the mean of a loop.

@@ -20,7 +20,7 @@ pub(crate) struct Options {
 impl Options {
     pub(crate) fn parse() -> Result<Options, String> {
         let sizes = vec![8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20];
-        let mut options = Options { collectives: Vec::new(), sizes, rounds: 11, version: false };
+        let mut options = Options { collectives: Vec::new(), sizes, rounds: 21, version: false };
         let mut words = env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value"));

@@ -182,15 +182,26 @@ fn must_go(network: Network) {
 fn three_hosts_of_two_ranks() {
     let Some(launcher) = Launcher::matching() else { return };
     let Some(network) = Network::make(3) else { return };
-    let outcome = plan(&launcher, &network, "hosts").with(&[("NCCL_DEBUG", "WARN")]).run();
-    outcome.must_say("done");
-    assert!(!outcome.report.contains("rsccl's view counts"), "MPI sees other hosts: {}", outcome.report);
-    let mut places: Vec<&str> = (0..6).map(|rank| outcome.line(rank, "placed ")).collect();
+    let job = plan(&launcher, &network, "hosts").with(&[("NCCL_DEBUG", "WARN")]).start();
+    for rank in 0..6 {
+        job.await_line(rank, "done");
+    }
+    let (said, report) = ((0..6).map(|rank| job.said(rank)).collect::<Vec<_>>(), job.report());
+    if launcher.family == Family::Hydra {
+        // MPICH 4.0 over UCX often hangs in MPI_Finalize on such hosts, in programs without rsccl too.
+        job.stop();
+    } else {
+        job.finish().must_say("done");
+    }
+    assert!(!report.contains("rsccl's view counts"), "MPI sees other hosts: {report}");
+    let placed = |lines: &Vec<String>| lines.iter().find_map(|line| line.strip_prefix("placed ")).map(str::to_owned);
+    let mut places: Vec<String> = said.iter().filter_map(placed).collect();
     places.sort_unstable();
+    assert_eq!(places.len(), 6, "{report}");
     for (number, place) in places.iter().enumerate() {
         let (host, local) = (number / 2, number % 2);
         let expected = format!("host host{host} ({host} of 3), local rank {local} of 2");
-        assert!(place.starts_with(&expected), "{place}: {}", outcome.report);
+        assert!(place.starts_with(&expected), "{place}: {report}");
     }
     must_go(network);
 }

@@ -310,7 +310,8 @@ impl Job {
         String::from_utf8_lossy(&std::fs::read(self.folder.path().join(name)).unwrap_or_default()).into_owned()
     }
 
-    fn report(&self) -> String {
+    /// All that there is to see, for messages.
+    pub(crate) fn report(&self) -> String {
         let mut text = format!("{}\n", self.words);
         for rank in 0..self.ranks {
             writeln!(text, "-- rank {rank}\n{}", self.read(&format!("rank-{rank}"))).unwrap();
