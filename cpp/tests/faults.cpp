@@ -106,7 +106,7 @@ TEST_CASE("what one rank can see to be wrong is refused, and the communicator go
         refused<rsccl::InvalidUsage>(comm, "a message to myself", [&] { comm.send(four, comm.rank()); });
         // No CUDA here: any address stands for a stream, and nobody looks at it.
         auto* stream = reinterpret_cast<CUstream_st*>(four.data());
-        CHECK_THROWS_AS(comm.all_reduce_in_place(four, ReduceOp::sum, stream), rsccl::InvalidUsage);
+        refused<rsccl::InvalidUsage>(comm, "a stream", [&] { comm.all_reduce_in_place(four, ReduceOp::sum, stream); });
         comm.all_reduce(nullptr, nullptr, 0, DataType::int32);
         comm.barrier();
     });
