@@ -184,6 +184,7 @@ impl Link {
                 Ok(count) => {
                     self.take_in(&scratch[..count], sink)?;
                     if count < scratch.len() {
+                        socket::acknowledge_now(&self.stream);
                         return Ok(());
                     }
                 }

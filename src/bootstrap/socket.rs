@@ -4,7 +4,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::error::{Error, Result};
 use crate::sys::{limits, poller};
@@ -88,6 +88,13 @@ pub(crate) fn explain(error: &io::Error) -> String {
         return format!("{error}: raise the limit of open files (ulimit -n)");
     }
     error.to_string()
+}
+
+/// Sends the acknowledgement of what was just read, which the system would keep back for 40 ms, in the hope of an answer to go with
+/// it: a rank that leaves waits for it.
+pub(super) fn acknowledge_now(stream: &TcpStream) {
+    // A system that does not know the option, or a peer that has gone, makes nobody wait for more than those 40 ms.
+    let _unknown = SockRef::from(stream).set_tcp_quickack(true);
 }
 
 #[cfg(test)]
