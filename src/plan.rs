@@ -58,6 +58,8 @@ mod walk;
 
 pub use build::{LEAST_SLOTS, MOST_CHANNELS, algorithms};
 
+use std::ops::Range;
+
 use crate::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
 
 /// Flags of a lane.
@@ -70,6 +72,15 @@ pub struct Plan {
     pub spec: Spec,
     /// The lanes, side by side.
     pub lanes: Vec<Lane>,
+}
+
+/// How often what a plan uses of the scratch fits into it: a run may add a multiple of `stride` to every place in scratch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScratchSets {
+    /// How many sets there are; at least one.
+    pub count: u64,
+    /// From a place in one set to that in the next.
+    pub stride: Elements,
 }
 
 /// What to plan, from one rank's point of view. Equal on all ranks but for `world.rank`.
@@ -139,6 +150,8 @@ pub struct Lane {
     pub channel: u8,
     /// How often the steps are walked.
     pub rounds: u32,
+    /// The part of the scratch that the steps of all ranks keep to; the same on all ranks.
+    pub scratch: Range<Elements>,
     /// The steps.
     pub steps: Vec<Step>,
 }

@@ -4,7 +4,9 @@
 //! The default run proves a sample; `RSCCL_EXHAUSTIVE=1` proves all.
 
 use rsccl::plan::check::{Flaw, Proof, prove};
-use rsccl::plan::{Action, Combine, Count, Limits, Operand, Plan, Span, Spec, Step, Walk, Windows, algorithms};
+use rsccl::plan::{
+    Action, Buffer, Combine, Count, Limits, Operand, Plan, ScratchSets, Span, Spec, Step, Walk, Windows, algorithms,
+};
 use rsccl::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
 
 /// One in so many cases is proved by default; odd, so that no property of the cases keeps step with it.
@@ -226,6 +228,56 @@ fn specs_without_a_pattern_are_proved() {
         if let Err(flaw) = proof(&spec) {
             panic!("{flaw}\nin {spec:?}");
         }
+    }
+}
+
+/// Turns each plan to the last set of its scratch.
+fn turned(mut plans: Vec<Plan>) -> (Vec<Plan>, u64) {
+    let ScratchSets { count, stride } = plans[0].scratch_sets();
+    let shift = stride * (count - 1);
+    for lane in plans.iter_mut().flat_map(|plan| &mut plan.lanes) {
+        lane.scratch = lane.scratch.start + shift..lane.scratch.end + shift;
+        for index in 0..lane.steps.len() {
+            let spans = combine_of(&mut lane.steps, index).into_iter().flat_map(spans_of);
+            for span in spans.filter(|span| span.buffer == Buffer::Scratch) {
+                span.start = span.start + shift;
+            }
+        }
+    }
+    (plans, count)
+}
+
+#[test]
+fn plans_are_right_in_the_last_set_of_scratch() {
+    let mut dice = Dice(2);
+    let mut most = 0;
+    for _ in 0..500 {
+        let spec = Spec { windows: Windows::Scratch, ..thrown(&mut dice) };
+        let (plans, count) = turned(plans(&spec));
+        most = most.max(count);
+        if let Err(flaw) = prove(&plans) {
+            panic!(
+                "{flaw}
+in {spec:?}, set {count}"
+            );
+        }
+    }
+    assert!(most > 10, "some of the plans leave room for many sets, not {most}");
+}
+
+#[test]
+fn a_lane_keeps_to_its_scratch() {
+    for spec in mapped_bases().into_iter().filter(|spec| spec.windows == Windows::Scratch) {
+        let whole = plans(&spec);
+        let narrowed = |plan: &mut Plan| plan.lanes[0].scratch.end = plan.lanes[0].scratch.end - Elements(1);
+        let mut broken = whole.clone();
+        broken.iter_mut().for_each(narrowed);
+        let flaw = prove(&broken).expect_err("the last element is used").to_string();
+        assert!(flaw.contains("and its lane has [0.."), "{flaw}");
+        let mut broken = whole;
+        narrowed(&mut broken[2]);
+        let flaw = prove(&broken).expect_err("rank 2 would shift by another stride").to_string();
+        assert_eq!(flaw, "rank 2 has other lanes (channel, rounds, scratch) than rank 0");
     }
 }
 

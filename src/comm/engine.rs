@@ -42,6 +42,8 @@ pub(crate) struct Engine {
 struct Counters {
     /// Collectives begun.
     collectives: u64,
+    /// Plans with windows that ran.
+    runs: u64,
     /// Rounds of the plans that used my host's flags.
     flag_base: u64,
     /// Messages begun with each peer: to it, from it.
@@ -78,7 +80,7 @@ impl Engine {
     ) -> Engine {
         let world = bootstrap.world();
         let chooser = Chooser::new(world, (fabric.topology(), fabric.near(), cores), &settings);
-        let counters = Counters { collectives: 0, flag_base: 0, messages: vec![(0, 0); world.size as usize] };
+        let counters = Counters { collectives: 0, runs: 0, flag_base: 0, messages: vec![(0, 0); world.size as usize] };
         let (news, flat, scratch) = (News::default(), Flat::default(), Box::new([0; SMALL_SCRATCH]));
         Engine { world, settings, bootstrap, fabric, windows: None, news, abort, chooser, flat, counters, scratch }
     }
@@ -163,17 +165,19 @@ impl Engine {
         beside: &mut dyn Beside,
     ) -> Result<()> {
         self.connect(&exec::needs(plan), Awaited::Collective(what.1))?;
-        let flag_base = self.counters.flag_base;
+        let Counters { runs, flag_base, .. } = self.counters;
         let mapped = plan.spec.windows != Windows::None;
         if mapped {
             let rounds = plan.lanes.iter().map(|lane| lane.rounds).max().unwrap_or(0);
             self.counters.flag_base += u64::from(rounds);
+            self.counters.runs += 1;
         }
         let surroundings = Surroundings {
             world: self.world,
             kernel,
             windows: self.windows.as_deref().filter(|_| mapped),
             scratch: &mut self.scratch[..],
+            runs,
             flag_base,
             streaming_bytes: self.settings.streaming_bytes,
         };

@@ -10,7 +10,7 @@ use crate::exec::drive::{Idle, drive};
 use crate::exec::flat::{Exchange, Flat};
 use crate::exec::interpret::{Memory, PlanRun, Setting};
 use crate::exec::operation::Operation;
-use crate::plan::{Action, Buffer, Operand, Plan, Windows};
+use crate::plan::{Action, Buffer, Operand, Plan, ScratchSets, Windows};
 use crate::sync::Deadline;
 use crate::sync::primitive::Arc;
 use crate::sys::{clock, cpu, futex};
@@ -160,6 +160,8 @@ pub struct Surroundings<'a> {
     pub windows: Option<&'a HostWindows>,
     /// Scratch of plans that need some without windows.
     pub scratch: &'a mut [u8],
+    /// Plans with windows that ran before, the same on all ranks of the host.
+    pub runs: u64,
     /// What the flags of my host stood at when the plan began.
     pub flag_base: u64,
     /// Output of at least so many bytes passes the caches by.
@@ -192,6 +194,7 @@ pub(crate) fn run_plan(
         windows: surroundings.windows,
         user,
         scratch,
+        scratch_shift: scratch_shift(plan, surroundings.runs, call.data_type.size() as usize),
         flag_base: surroundings.flag_base,
         store: if streams { Store::Streaming } else { Store::Cached },
     };
@@ -199,6 +202,18 @@ pub(crate) fn run_plan(
     // buffers are entered, and `visit` holds the leases until after this run; scratch is as large as the plan's limits say.
     let mut run = unsafe { PlanRun::new(plan, setting) };
     drive(&mut [&mut run], idle)
+}
+
+/// The runs of a communicator go through sets of scratch in turn. What is written again at once still lies in the caches of those who
+/// have read it; to take it back from there costs more than to write lines that have left them.
+fn scratch_shift(plan: &Plan, runs: u64, element_bytes: usize) -> usize {
+    if plan.spec.windows != Windows::Scratch {
+        return 0;
+    }
+    let ScratchSets { count, stride } = plan.scratch_sets();
+    let enough = TURNED_BYTES / (stride.index() * element_bytes * plan.lanes.len().max(1));
+    let turn = runs % count.min(u64::try_from(enough).unwrap_or(u64::MAX)).max(1);
+    (stride * turn).index() * element_bytes
 }
 
 /// The peers whose input or output `plan` reads or writes.
@@ -381,6 +396,8 @@ fn decode_ranges(bytes: [u8; RANGES_BYTES]) -> Option<Ranges> {
 }
 
 const RANGES_BYTES: usize = 24;
+/// Scratch that sets take turns in: more than second-level caches hold, so little that it stays in the third (measured from 1 to 4 MiB).
+const TURNED_BYTES: usize = 2 << 20;
 const OFFSET_MASK: u64 = (1 << 48) - 1;
 /// Looks at the lease before the wait for peers sleeps.
 const YIELDS: u32 = 32;

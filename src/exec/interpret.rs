@@ -33,6 +33,7 @@ pub struct PlanRun<'a> {
     windows: Option<&'a HostWindows>,
     user: UserMemory,
     scratch: *mut u8,
+    scratch_shift: usize,
     flag_base: u64,
     store: Store,
     lanes: Vec<LaneState>,
@@ -64,6 +65,8 @@ pub struct Setting<'a> {
     pub user: UserMemory,
     /// My scratch: that of my arena where `windows` is given.
     pub scratch: *mut u8,
+    /// Bytes from the beginning of each rank's scratch to the set that this run uses.
+    pub scratch_shift: usize,
     /// What the flags of my host stood at when the plan began.
     pub flag_base: u64,
     /// How to write output.
@@ -88,6 +91,7 @@ impl<'a> PlanRun<'a> {
             windows: setting.windows,
             user: setting.user,
             scratch: setting.scratch,
+            scratch_shift: setting.scratch_shift,
             flag_base: setting.flag_base,
             store: setting.store,
             lanes,
@@ -251,7 +255,7 @@ impl<'a> PlanRun<'a> {
         let base = match span.buffer {
             Buffer::Input => self.memory.input.cast_mut(),
             Buffer::Output => self.memory.output,
-            Buffer::Scratch => self.scratch,
+            Buffer::Scratch => self.scratch.wrapping_add(self.scratch_shift),
         };
         base.wrapping_add(self.offset(span, combine, round))
     }
@@ -262,7 +266,7 @@ impl<'a> PlanRun<'a> {
         let base = match span.buffer {
             Buffer::Input => self.user[place].input.cast_mut(),
             Buffer::Output => self.user[place].output,
-            Buffer::Scratch => host.arenas[place].scratch().as_ptr(),
+            Buffer::Scratch => host.arenas[place].scratch().as_ptr().wrapping_add(self.scratch_shift),
         };
         base.wrapping_add(self.offset(span, combine, round))
     }

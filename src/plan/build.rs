@@ -2,7 +2,7 @@
 
 use super::site::Site;
 use super::team::Team;
-use super::{Count, Lane, Plan, Spec, Windows, direct, mesh, pat};
+use super::{Count, Lane, Plan, ScratchSets, Spec, Windows, direct, mesh, pat};
 use crate::types::{Algorithm, Collective, Elements};
 use crate::{Error, Result};
 
@@ -12,8 +12,11 @@ pub const LEAST_SLOTS: u32 = 2;
 /// Channels that a plan can name.
 pub const MOST_CHANNELS: u32 = 256;
 
+/// Sets of scratch begin at multiples of so many elements, so that no two share a cache line.
+const STRIDE_UNIT: u64 = 64;
+
 /// Scratch that a barrier over slots needs: the token sent and the token taken.
-const BARRIER_SCRATCH: u64 = 2;
+pub(super) const BARRIER_SCRATCH: u64 = 2;
 
 /// The algorithms that plan a collective; none where it is not done by plans.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
@@ -40,6 +43,15 @@ impl Plan {
         let lanes = (0..lanes).map(|lane| plan_lane(Site { spec, lane, lanes }));
         let lanes: Vec<Option<Lane>> = lanes.collect::<Result<_>>()?;
         Ok(Plan { spec: spec.clone(), lanes: lanes.into_iter().flatten().collect() })
+    }
+
+    /// How often what the plan uses of the scratch fits into it.
+    pub fn scratch_sets(&self) -> ScratchSets {
+        let used = self.lanes.iter().map(|lane| lane.scratch.end - lane.scratch.start).max().unwrap_or(Elements::ZERO);
+        let stride = Elements(used.0.next_multiple_of(STRIDE_UNIT).max(STRIDE_UNIT));
+        let ends = self.lanes.iter().skip(1).map(|lane| lane.scratch.start).chain([self.spec.limits.scratch]);
+        let fit = self.lanes.iter().zip(ends).map(|(lane, end)| (end - lane.scratch.start).0 / stride.0);
+        ScratchSets { count: fit.min().unwrap_or(1).max(1), stride }
     }
 }
 

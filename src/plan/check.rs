@@ -6,7 +6,7 @@
 //!   that are not reduced in one combine in rank order;
 //! - deadlocks, with the limits' slots for each connection, naming who waits for whom;
 //! - messages of different length at both ends, larger than a slot, or never taken;
-//! - spans outside their buffer, writes to inputs, windows and flags of ranks that are not mapped;
+//! - spans outside their buffer, or outside their lane's part of the scratch; writes to inputs, windows and flags of ranks that are not mapped;
 //! - accesses to one element, one of them a write, that nothing orders, for every schedule and not only the one run.
 //!
 //! # Why one schedule stands for all
@@ -29,7 +29,7 @@ mod verdict;
 
 use std::fmt;
 
-use super::Plan;
+use super::{Lane, Plan, ScratchSets};
 
 /// What a proof went through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,10 +88,16 @@ fn agree(plans: &[Plan]) -> Result<(), Flaw> {
         if spec != first.spec {
             return Err(Flaw::new(format!("rank {rank} plans for another spec than rank 0")));
         }
-        let rhythm = |plan: &Plan| plan.lanes.iter().map(|lane| (lane.channel, lane.rounds)).collect::<Vec<_>>();
-        if rhythm(plan) != rhythm(first) {
-            return Err(Flaw::new(format!("rank {rank} has other lanes (channel, rounds) than rank 0")));
+        let frame = |lane: &Lane| (lane.channel, lane.rounds, lane.scratch.clone());
+        if !plan.lanes.iter().map(frame).eq(first.lanes.iter().map(frame)) {
+            return Err(Flaw::new(format!("rank {rank} has other lanes (channel, rounds, scratch) than rank 0")));
         }
+    }
+    let ScratchSets { count, stride } = first.scratch_sets();
+    let shift = stride * (count - 1);
+    let next = first.lanes.iter().skip(1).map(|lane| lane.scratch.start).chain([first.spec.limits.scratch]);
+    if first.lanes.iter().zip(next).any(|(lane, next)| lane.scratch.end + shift > next) {
+        return Err(Flaw::new(format!("{count} sets of scratch, each {stride} elements on, do not fit their lanes")));
     }
     let mut channels: Vec<u8> = first.lanes.iter().map(|lane| lane.channel).collect();
     channels.sort_unstable();

@@ -31,8 +31,9 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
     };
     let wanted = if staged { longest.min(Elements(CACHED_PIECE)) } else { longest };
     let piece = site.piece(wanted, regions, DEPTH, false)?;
-    let direct = Direct { site, staged, piece, rounds: rounds(longest, piece)? };
-    let mut draft = Draft::default();
+    let rounds = rounds(longest, piece)?;
+    let direct = Direct { site, staged, piece, rounds, depth: rounds.clamp(1, DEPTH) };
+    let mut draft = Draft { scratch: direct.region(regions).start - site.scratch().start, ..Draft::default() };
     match site.spec.collective {
         Collective::Gather => direct.gather(&mut draft),
         Collective::Scatter => direct.scatter(&mut draft),
@@ -46,6 +47,8 @@ struct Direct<'a> {
     staged: bool,
     piece: Elements,
     rounds: u32,
+    /// Pieces of a region.
+    depth: u32,
 }
 
 impl Direct<'_> {
@@ -58,7 +61,7 @@ impl Direct<'_> {
     }
 
     fn reused(&self) -> bool {
-        self.rounds > DEPTH
+        self.rounds > self.depth
     }
 
     fn copy(&self, lag: u8, length: Elements, ends: (Operand, Operand), draft: &mut Draft) {
@@ -68,12 +71,13 @@ impl Direct<'_> {
     /// Where `owner` stages what `reader` takes.
     fn stage(&self, owner: Rank, reader: Rank) -> Span {
         let before = if reader < owner { reader.get() } else { reader.get() - 1 };
-        self.region(before)
+        self.region(usize::try_from(before).expect("a rank fits a usize"))
     }
 
-    fn region(&self, index: u32) -> Span {
-        let start = self.site.scratch().start + self.piece * u64::from(DEPTH) * u64::from(index);
-        Span { buffer: Buffer::Scratch, start, walk: Walk::Cycle(DEPTH) }
+    fn region(&self, index: usize) -> Span {
+        let index = u64::try_from(index).expect("a region's index fits 64 bits");
+        let start = self.site.scratch().start + self.piece * u64::from(self.depth) * index;
+        Span { buffer: Buffer::Scratch, start, walk: Walk::Cycle(self.depth) }
     }
 
     fn gather(&self, draft: &mut Draft) {

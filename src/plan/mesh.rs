@@ -2,6 +2,7 @@
 //!
 //! Each output element is reduced in one combine in rank order, so the bits are those of the other direct plans.
 
+use super::build::BARRIER_SCRATCH;
 use super::cut::Range;
 use super::site::{Block, Draft, Site, rounds};
 use super::{Action, Buffer, Combine, Lane, Operand, Span, Walk};
@@ -200,7 +201,7 @@ pub(super) fn barrier(site: Site<'_>, halving: bool) -> Option<Lane> {
     let (sent, taken) = (token(Elements(0)), token(Elements(1)));
     let world = site.spec.world;
     let one = Elements(1);
-    let mut draft = Draft::default();
+    let mut draft = Draft { scratch: Elements(BARRIER_SCRATCH), ..Draft::default() };
     if halving {
         for distance in std::iter::successors(Some(1_u32), |far| far.checked_mul(2)).take_while(|far| *far < world.size)
         {

@@ -26,7 +26,7 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
     // each block.
     let in_order = order.windows(2).all(|pair| pair[0] < pair[1]) && site.lanes == 1;
     let pat = Pat { site, order, position, piece, aggregate: if in_order { aggregate.max(1) } else { 1 } };
-    let mut draft = Draft::default();
+    let mut draft = Draft { scratch: pat.kept(kept).start - site.scratch().start, ..Draft::default() };
     if scatters {
         pat.reduce_scatter(&mut draft);
     } else {

@@ -83,7 +83,9 @@ impl<'a> Site<'a> {
     /// one number belong together.
     pub(super) fn finish(&self, rounds: u32, draft: Draft) -> Option<Lane> {
         let channel = u8::try_from(self.lane).expect("a spec has at most 256 channels");
-        (rounds > 0).then_some(Lane { channel, rounds, steps: draft.steps })
+        let start = self.scratch().start;
+        let scratch = start..start + draft.scratch;
+        (rounds > 0).then_some(Lane { channel, rounds, scratch, steps: draft.steps })
     }
 
     /// A piece for blocks of at most `longest` elements, where `regions` of `depth` pieces must fit the lane's scratch
@@ -141,6 +143,8 @@ impl Count {
 pub(super) struct Draft {
     /// So far.
     pub(super) steps: Vec<Step>,
+    /// What any rank's steps use of the lane's scratch, from its beginning.
+    pub(super) scratch: Elements,
 }
 
 impl Draft {

@@ -62,9 +62,11 @@ pub(super) struct Team<'a> {
 struct Shape {
     piece: Elements,
     rounds: u32,
+    /// Pieces of a region.
     depth: u32,
     /// Regions for readers of what I contribute.
     contributions: usize,
+    regions: usize,
 }
 
 impl Shape {
@@ -105,7 +107,8 @@ impl<'a> Team<'a> {
             return Ok(None);
         }
         let shape = self.shape(longest)?;
-        let mut draft = Draft::default();
+        let used = self.region(&shape, shape.regions).start - self.site.scratch().start;
+        let mut draft = Draft { scratch: used, ..Draft::default() };
         self.stage(&shape, &mut draft);
         self.await_ready(&shape, &mut draft);
         let lag = self.spine_lag();
@@ -190,8 +193,10 @@ impl<'a> Team<'a> {
         };
         let most = if self.staged() { CACHED_PIECE } else { u64::MAX };
         let wanted = Elements(longest.0.div_ceil(self.pieces_under_way()).max(LEAST_PIECE).min(longest.0).min(most));
-        let piece = self.site.piece(wanted, contributions + results, depth, self.groups.len() > 1)?;
-        Ok(Shape { piece, rounds: rounds(longest, piece)?, depth, contributions })
+        let regions = contributions + results;
+        let piece = self.site.piece(wanted, regions, depth, self.groups.len() > 1)?;
+        let rounds = rounds(longest, piece)?;
+        Ok(Shape { piece, rounds, depth: rounds.clamp(1, depth), contributions, regions })
     }
 
     /// Pieces that a pipeline over the rail wants; 1 where the blocks themselves are the pipeline.
@@ -378,7 +383,7 @@ impl<'a> Team<'a> {
         let whole = self.site.whole();
         let staged = Span::linear(Buffer::Scratch, self.site.scratch().start);
         let input = Operand::input(whole.start);
-        let mut draft = Draft::default();
+        let mut draft = Draft { scratch: whole.length, ..Draft::default() };
         draft.copy(0, whole.length, whole.length, (input, Operand::Local(staged)));
         draft.signal(0, READY);
         draft.wait(0, READY, self.site.peers());

@@ -1,6 +1,7 @@
 //! Runs the plans of all ranks on symbols.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 
 use super::memory::{Clock, Conflict, Stamp};
@@ -335,13 +336,11 @@ impl<'a> Machine<'a> {
         (round, combine): (u32, &Combine),
     ) -> Result<Vec<Strip>, Flaw> {
         let length = combine.length(round).0;
+        let first = span.at(round, combine.piece).0;
+        self.inside(worker, (owner, span.buffer), (first, length))?;
         let now = self.now(worker);
         let clock = &self.workers[worker].clock;
         let store = &mut self.stores[owner.index()];
-        let first = span.at(round, combine.piece).0;
-        if first.saturating_add(length) > store.size(span.buffer) {
-            return Err(self.outside(worker, owner, span.buffer, (first, length)));
-        }
         let (area, start) = store.place(span, round, combine);
         let memory = store.area(area);
         let found = memory.read((start, length), now, clock);
@@ -372,13 +371,11 @@ impl<'a> Machine<'a> {
         (round, combine, content): (u32, &Combine, &[Strip]),
     ) -> Result<(), Flaw> {
         let length = combine.length(round).0;
+        let first = span.at(round, combine.piece).0;
+        self.inside(worker, (owner, span.buffer), (first, length))?;
         let now = self.now(worker);
         let clock = &self.workers[worker].clock;
         let store = &mut self.stores[owner.index()];
-        let first = span.at(round, combine.piece).0;
-        if first.saturating_add(length) > store.size(span.buffer) {
-            return Err(self.outside(worker, owner, span.buffer, (first, length)));
-        }
         let (area, start) = store.place(span, round, combine);
         let written = store.area(area).write(start, content, now, clock);
         written.map_err(|conflict| self.unordered(worker, (owner, span.buffer), "writes", conflict))
@@ -398,10 +395,18 @@ impl<'a> Machine<'a> {
         format!("rank {rank} lane {lane} step {step} round {round}")
     }
 
-    fn outside(&self, worker: usize, owner: Rank, buffer: Buffer, (first, length): (u64, u64)) -> Flaw {
+    fn inside(&self, worker: usize, (owner, buffer): (Rank, Buffer), (first, length): (u64, u64)) -> Result<(), Flaw> {
         let size = self.stores[owner.index()].size(buffer);
-        let text = format!("names {buffer:?}[{first}..{}] of rank {owner}, which has {size}", first + length);
-        self.flaw(worker, text)
+        let end = first.saturating_add(length);
+        let Range { start, end: limit } = &self.lane(worker).scratch;
+        let has = if end > size {
+            format!("which has {size}")
+        } else if buffer == Buffer::Scratch && (first < start.0 || end > limit.0) {
+            format!("and its lane has [{start}..{limit}]")
+        } else {
+            return Ok(());
+        };
+        Err(self.flaw(worker, format!("names {buffer:?}[{first}..{end}] of rank {owner}, {has}")))
     }
 
     fn unordered(&self, worker: usize, (owner, buffer): (Rank, Buffer), verb: &str, conflict: Conflict) -> Flaw {
