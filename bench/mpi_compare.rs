@@ -36,7 +36,10 @@ const WARM_UPS: usize = 10;
 const CALIBRATIONS: usize = 8;
 
 fn main() {
-    let options = Options::parse().unwrap_or_else(|complaint| panic!("{complaint}"));
+    let options = Options::parse().unwrap_or_else(|complaint| {
+        eprintln!("mpi_compare: {complaint}");
+        std::process::exit(2)
+    });
     let library = mpi::environment::library_version().unwrap_or_default();
     let words = library.lines().next().unwrap_or_default().trim_end_matches('\0').split_whitespace();
     let library = words.collect::<Vec<_>>().join(" ");

@@ -200,6 +200,23 @@ impl Engine {
         self.drive_messages(&needs, &mut runs, Awaited::Messages(&peers)).map_err(|error| error.during(name))
     }
 
+    /// One send or receive. What `messages` does for several, with nothing allocated on the way.
+    pub(crate) fn message(&mut self, message: Message<'_>) -> Result<()> {
+        if message.peer() == self.world.rank {
+            return self.messages(vec![message]);
+        }
+        message.check(self.world)?;
+        let need = message.need();
+        let mut run = self.begin_message(message);
+        let peers = || vec![need.peer];
+        let result = self.connect(&[need], Awaited::Messages(&peers)).and_then(|()| {
+            let mut vigil = vigil!(self, Awaited::Messages(&peers));
+            let mut idle = idle!(self, vigil, &mut Nothing);
+            exec::drive(&mut [&mut run], &mut idle)
+        });
+        result.map_err(|error| error.during(run.name()))
+    }
+
     /// A message, checked and to another rank, with its number.
     pub(crate) fn begin_message<'a>(&mut self, message: Message<'a>) -> MessageRun<'a> {
         let counter = &mut self.counters.messages[message.peer().index()];

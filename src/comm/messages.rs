@@ -42,6 +42,6 @@ impl Communicator {
 
     /// Runs a message that is described at run time.
     pub(super) fn message(&self, message: Message<'_>) -> Result<()> {
-        self.with_engine(|engine| engine.messages(vec![message]))
+        self.with_engine(|engine| engine.message(message))
     }
 }

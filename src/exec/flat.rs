@@ -78,14 +78,15 @@ impl Flat {
 
     #[cold]
     fn make_room(&mut self, windows: &HostWindows, idle: &mut Idle<'_>) -> Result<()> {
-        let needed = self.next - FLAT_SLOTS + 1;
+        // Half of the slots at once: a root whose readers share its processor gives it away once for so many operations.
+        let needed = self.next - FLAT_SLOTS / 2;
         let mut least = u64::MAX;
         for (arena, rank) in windows.arenas.iter().zip(&windows.ranks) {
             if *rank == windows.ranks[windows.me] {
                 continue;
             }
             let done = arena.done();
-            idle.until(done, needed, &|| format!("rank {rank} (to finish an operation {FLAT_SLOTS} back)"))?;
+            idle.until(done, needed, &|| format!("rank {rank} (to finish an operation {} back)", FLAT_SLOTS / 2))?;
             least = least.min(done.value());
         }
         self.finished = self.finished.max(least);

@@ -147,7 +147,7 @@ impl<'a> PlanRun<'a> {
         }
         let channel = Channel::Collective(channel);
         if !self.collect_sources(combine, round, (length, channel), links)?
-            || !self.collect_targets(combine, round, channel, links)
+            || !self.collect_targets(combine, round, (length, channel), links)
         {
             return Ok(false);
         }
@@ -196,7 +196,13 @@ impl<'a> PlanRun<'a> {
         Ok(true)
     }
 
-    fn collect_targets(&mut self, combine: &Combine, round: u32, channel: Channel, links: &mut Links) -> bool {
+    fn collect_targets(
+        &mut self,
+        combine: &Combine,
+        round: u32,
+        (length, channel): (usize, Channel),
+        links: &mut Links,
+    ) -> bool {
         self.targets.clear();
         self.cached.clear();
         for target in &combine.targets {
@@ -205,7 +211,7 @@ impl<'a> PlanRun<'a> {
                 Operand::Window(peer, span) => {
                     (self.window(*peer, span, combine, round), span.buffer == Buffer::Output)
                 }
-                Operand::Slot(peer) => match links.sender(*peer, channel).reserve() {
+                Operand::Slot(peer) => match links.sender(*peer, channel).reserve(length * self.element_bytes) {
                     Some(slot) => (slot.as_ptr(), false),
                     None => return false,
                 },

@@ -184,8 +184,8 @@ impl<'a> MessageRun<'a> {
 
     fn send(&mut self, from: *const u8, links: &mut Links) -> bool {
         let sender = links.sender(self.peer(), Channel::PointToPoint);
-        let Some(slot) = sender.reserve() else { return false };
         let length = (self.bytes - self.moved).min(sender.shape().slot_bytes as usize);
+        let Some(slot) = sender.reserve(length) else { return false };
         // SAFETY: the source is inside the message's memory, since moved + length <= bytes; the slot is reserved and as large as
         // its shape says; a slot never overlaps user memory.
         unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(self.moved), slot.as_ptr(), length) };

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! offset           width        meaning
-//! 0                64           tail: messages published; raised by the sender
-//! 64               64           head: messages released; raised by the receiver
-//! 128 + i*stride   64           header of slot i: bytes u64, label 3 × u64, 32 unused
-//! 192 + i*stride   slot bytes   payload of slot i; stride = 64 + slot bytes
+//! 0                64           head: messages released; raised by the receiver
+//! 64 + i*stride    64           header of slot i: flag 16, bytes u64, label 3 × u64, 16 of payload where it has no more
+//! 128 + i*stride   slot bytes   payload of slot i; stride = 64 + slot bytes
 //! ```
-//! Message m lies in slot m mod slots. The sender may fill it once head > m - slots (credit); the receiver may read it once tail > m.
+//! Message m lies in slot m mod slots. The sender may fill it once head > m - slots (credit); the receiver may read it once the slot's
+//! flag is above m, which the sender raises it to. So a message of a few bytes travels in one cache line.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -60,23 +60,31 @@ impl View {
         View { memory, shape }
     }
 
-    fn tail(&self) -> &Flag {
-        // SAFETY: offset 0 of a page-aligned mapping that `self.memory` keeps; ring memory starts zeroed and both ends treat this
-        // line as a flag.
+    fn head(&self) -> &Flag {
+        // SAFETY: offset 0 of a page-aligned mapping that `self.memory` keeps; ring memory starts zeroed and both ends touch these
+        // bytes through `Flag` only.
         unsafe { Flag::at(self.memory.at(0, Flag::BYTES)) }
     }
 
-    fn head(&self) -> &Flag {
-        // SAFETY: as for the tail, at offset 64.
-        unsafe { Flag::at(self.memory.at(Flag::LINE, Flag::BYTES)) }
+    /// Raised to the number of the slot's message plus one.
+    fn arrival(&self, message: u64) -> &Flag {
+        // SAFETY: as for the head; slots begin at multiples of 64.
+        unsafe { Flag::at(self.memory.at(self.offset(message), Flag::BYTES)) }
     }
 
-    fn header(&self, message: u64) -> NonNull<u64> {
-        self.memory.at(self.offset(message), HEADER_BYTES).cast()
+    /// Length and label.
+    fn words(&self, message: u64) -> NonNull<u64> {
+        self.memory.at(self.offset(message) + Flag::BYTES, WORDS * size_of::<u64>()).cast()
     }
 
-    fn payload(&self, message: u64) -> NonNull<u8> {
-        self.memory.at(self.offset(message) + HEADER_BYTES, self.shape.slot_bytes as usize)
+    /// Where `bytes` of payload lie.
+    fn payload(&self, message: u64, bytes: usize) -> NonNull<u8> {
+        let offset = self.offset(message);
+        if bytes <= INLINE_BYTES {
+            self.memory.at(offset + INLINE_OFFSET, INLINE_BYTES)
+        } else {
+            self.memory.at(offset + HEADER_BYTES, self.shape.slot_bytes as usize)
+        }
     }
 
     fn offset(&self, message: u64) -> usize {
@@ -98,7 +106,8 @@ pub struct Sender {
 pub struct Receiver {
     view: View,
     next: u64,
-    known_tail: u64,
+    /// Messages that are known to have come.
+    known: u64,
 }
 
 /// A message that lies in a slot.
@@ -118,35 +127,39 @@ impl Sender {
         Sender { view: View::new(memory, shape), next: 0, credit_until: u64::from(shape.slots) }
     }
 
-    /// The payload of the next free slot; `None` while the receiver holds them all. The same slot until `publish`.
+    /// The place for `bytes` of payload in the next free slot; `None` while the receiver holds them all. The same place until
+    /// `publish`.
     #[inline]
-    pub fn reserve(&mut self) -> Option<NonNull<u8>> {
+    pub fn reserve(&mut self, bytes: usize) -> Option<NonNull<u8>> {
+        self.has_credit().then(|| self.view.payload(self.next, bytes))
+    }
+
+    /// Whether a slot is free.
+    #[inline]
+    pub fn has_credit(&mut self) -> bool {
         if self.next >= self.credit_until {
             // Acquires the receiver's release: its reads of the slot are over before we write.
             self.credit_until = self.view.head().value().saturating_add(u64::from(self.view.shape.slots));
-            if self.next >= self.credit_until {
-                return None;
-            }
         }
-        Some(self.view.payload(self.next))
+        self.next < self.credit_until
     }
 
-    /// Hands the reserved slot over with `bytes` of payload.
+    /// Hands the slot over with the `bytes` of payload that were reserved.
     ///
     /// # Panics
     /// Where no slot is free, or `bytes` does not fit one.
     pub fn publish(&mut self, bytes: usize, label: Label) {
         assert!(self.next < self.credit_until, "publish follows a successful reserve");
         assert!(bytes <= self.view.shape.slot_bytes as usize, "a message fits its slot");
-        let header = self.view.header(self.next);
+        let words = self.view.words(self.next);
         for (place, word) in [bytes as u64, label[0], label[1], label[2]].into_iter().enumerate() {
-            // SAFETY: inside the header of a slot that is ours until the tail is raised.
-            let at = unsafe { header.add(place) };
+            // SAFETY: inside the header of a slot that is ours until its flag is raised.
+            let at = unsafe { words.add(place) };
             // SAFETY: as above; aligned, because slots are multiples of 64 bytes in page-aligned memory.
             unsafe { at.write(word) };
         }
         self.next += 1;
-        self.view.tail().raise(self.next);
+        self.view.arrival(self.next - 1).raise(self.next);
     }
 
     /// The flag and value that the next free slot waits for.
@@ -173,7 +186,7 @@ impl Sender {
 impl Receiver {
     /// The receiving end of the ring in `memory`, which is zeroed and made for `shape`.
     pub fn new(memory: Arc<SharedMemory>, shape: Shape) -> Receiver {
-        Receiver { view: View::new(memory, shape), next: 0, known_tail: 0 }
+        Receiver { view: View::new(memory, shape), next: 0, known: 0 }
     }
 
     /// The next message, where one has come. The same one until `release`.
@@ -182,15 +195,15 @@ impl Receiver {
     /// [`Kind::Remote`] where the sender claims more bytes than a slot has.
     #[inline]
     pub fn peek(&mut self) -> Result<Option<Message>> {
-        if self.next >= self.known_tail {
+        if self.next >= self.known {
             // Acquires the sender's publish: header and payload are read after it.
-            self.known_tail = self.view.tail().value();
-            if self.next >= self.known_tail {
+            if !self.view.arrival(self.next).reached(self.next + 1) {
                 return Ok(None);
             }
+            self.known = self.next + 1;
         }
-        let header = self.view.header(self.next);
-        let mut words = [0u64; 4];
+        let header = self.view.words(self.next);
+        let mut words = [0u64; WORDS];
         for (place, word) in words.iter_mut().enumerate() {
             // SAFETY: inside the header of a slot that the sender has handed over.
             let at = unsafe { header.add(place) };
@@ -202,7 +215,7 @@ impl Receiver {
             let message = format!("a message of {} bytes in a slot of {}", words[0], self.view.shape.slot_bytes);
             return Err(Error::new(Kind::Remote, message));
         }
-        Ok(Some(Message { payload: self.view.payload(self.next), bytes, label: [words[1], words[2], words[3]] }))
+        Ok(Some(Message { payload: self.view.payload(self.next, bytes), bytes, label: [words[1], words[2], words[3]] }))
     }
 
     /// Gives the slot of the last peeked message back.
@@ -210,14 +223,14 @@ impl Receiver {
     /// # Panics
     /// Where no message has come.
     pub fn release(&mut self) {
-        assert!(self.next < self.known_tail, "release follows a successful peek");
+        assert!(self.next < self.known, "release follows a successful peek");
         self.next += 1;
         self.view.head().raise(self.next);
     }
 
     /// The flag and value that the next message waits for.
     pub fn arrival(&self) -> (&Flag, u64) {
-        (self.view.tail(), self.next + 1)
+        (self.view.arrival(self.next), self.next + 1)
     }
 
     /// The ring's shape.
@@ -226,8 +239,14 @@ impl Receiver {
     }
 }
 
-const CONTROL_BYTES: usize = 2 * Flag::LINE;
+const CONTROL_BYTES: usize = Flag::LINE;
 const HEADER_BYTES: usize = 64;
+/// Words of a header: length and label.
+const WORDS: usize = 4;
+const INLINE_OFFSET: usize = Flag::BYTES + WORDS * size_of::<u64>();
+const INLINE_BYTES: usize = HEADER_BYTES - INLINE_OFFSET;
+
+const _: () = assert!(INLINE_BYTES == 16 && HEADER_BYTES == Flag::LINE);
 
 #[cfg(test)]
 mod tests {
@@ -245,12 +264,12 @@ mod tests {
         assert!(receiver.peek().unwrap().is_none());
         for turn in 0..10u64 {
             for part in 0..2 {
-                let slot = sender.reserve().unwrap();
-                // SAFETY: a reserved slot of 64 bytes.
+                let slot = sender.reserve(1).unwrap();
+                // SAFETY: a reserved byte.
                 unsafe { slot.as_ptr().write(u8::try_from(turn * 2 + part).unwrap()) };
                 sender.publish(1, [turn, part, 0]);
             }
-            assert!(sender.reserve().is_none());
+            assert!(sender.reserve(1).is_none());
             for part in 0..2 {
                 let message = receiver.peek().unwrap().unwrap();
                 assert_eq!((message.bytes, message.label), (1, [turn, part, 0]));
@@ -265,8 +284,8 @@ mod tests {
     #[test]
     fn a_forged_length_is_the_peers_fault() {
         let (mut sender, mut receiver) = pair(1);
-        sender.reserve().unwrap();
-        let header = sender.view.header(0);
+        sender.reserve(1).unwrap();
+        let header = sender.view.words(0);
         sender.publish(1, [0; 3]);
         // SAFETY: the header of slot 0, aligned.
         unsafe { header.write(65) };

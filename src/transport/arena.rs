@@ -5,8 +5,9 @@
 //! 0                 16         done: flat operations this rank has finished, raised after rooted ones
 //! 64                16         lease: who may touch this rank's user buffers (see `lease`)
 //! 128               32 × 64    flags of plans: 8 for each of 4 lanes
-//! 2176              4 × slot   flat slots: line { flag 16, label 24, inline 24 }, then FLAT_BYTES
-//! to the next page  scratch    scratch of plans
+//! 2176              64 × 64    lines of flat slots: flag 16, label 24, up to 24 of data
+//! to the next page  64 × 16 K  data of flat slots, where it is more
+//! 1056768           scratch    scratch of plans
 //! ```
 
 use std::ptr::NonNull;
@@ -31,6 +32,7 @@ pub struct FlatSlot<'a> {
     /// Raised to the operation's number plus one.
     pub flag: &'a Flag,
     line: NonNull<u8>,
+    body: NonNull<u8>,
 }
 
 impl Arena {
@@ -86,8 +88,12 @@ impl Arena {
     #[inline]
     pub fn flat(&self, number: u64) -> FlatSlot<'_> {
         let slot = usize::try_from(number % FLAT_SLOTS).expect("below FLAT_SLOTS");
-        let offset = FLAT_OFFSET + slot * FLAT_STRIDE;
-        FlatSlot { flag: self.flag_at(offset), line: self.memory.at(offset, FLAT_STRIDE) }
+        let line = LINES_OFFSET + slot * Flag::LINE;
+        FlatSlot {
+            flag: self.flag_at(line),
+            line: self.memory.at(line, Flag::LINE),
+            body: self.memory.at(BODIES_OFFSET + slot * FLAT_BYTES, FLAT_BYTES),
+        }
     }
 
     /// Bytes of scratch.
@@ -111,9 +117,11 @@ impl FlatSlot<'_> {
     /// Where `bytes` of data lie: beside the label if they fit, so that flag, label and data are one cache line.
     #[inline]
     pub fn data(&self, bytes: usize) -> NonNull<u8> {
-        let offset = if bytes <= INLINE_BYTES { INLINE_OFFSET } else { Flag::LINE };
-        // SAFETY: both offsets lie inside the slot's FLAT_STRIDE bytes, which `Arena::flat` checked.
-        unsafe { self.line.add(offset) }
+        if bytes > INLINE_BYTES {
+            return self.body;
+        }
+        // SAFETY: inside the slot's line.
+        unsafe { self.line.add(INLINE_OFFSET) }
     }
 
     /// Writes the label; the owner does, before it raises the flag.
@@ -139,7 +147,7 @@ impl FlatSlot<'_> {
 }
 
 /// Flat slots of an arena: how many operations a root may run ahead of its readers.
-pub const FLAT_SLOTS: u64 = 4;
+pub const FLAT_SLOTS: u64 = 64;
 /// Lanes that a plan with windows may have.
 pub const WINDOW_LANES: usize = 4;
 /// Bytes that a flat slot carries.
@@ -151,9 +159,10 @@ const INLINE_OFFSET: usize = Flag::BYTES + size_of::<Label>();
 const DONE_OFFSET: usize = 0;
 const LEASE_OFFSET: usize = 64;
 const FLAGS_OFFSET: usize = 128;
-const FLAT_OFFSET: usize = FLAGS_OFFSET + WINDOW_LANES * FLAGS * Flag::LINE;
-const FLAT_STRIDE: usize = Flag::LINE + FLAT_BYTES;
-#[expect(clippy::cast_possible_truncation, reason = "a handful of slots")]
-const SCRATCH_OFFSET: usize = (FLAT_OFFSET + FLAT_SLOTS as usize * FLAT_STRIDE).next_multiple_of(4096);
+const LINES_OFFSET: usize = FLAGS_OFFSET + WINDOW_LANES * FLAGS * Flag::LINE;
+#[expect(clippy::cast_possible_truncation, reason = "a few slots")]
+const SLOTS: usize = FLAT_SLOTS as usize;
+const BODIES_OFFSET: usize = (LINES_OFFSET + SLOTS * Flag::LINE).next_multiple_of(4096);
+const SCRATCH_OFFSET: usize = BODIES_OFFSET + SLOTS * FLAT_BYTES;
 
-const _: () = assert!(FLAT_OFFSET.is_multiple_of(64) && FLAT_STRIDE.is_multiple_of(64) && INLINE_BYTES == 24);
+const _: () = assert!(LINES_OFFSET.is_multiple_of(64) && SCRATCH_OFFSET == 1_056_768 && INLINE_BYTES == 24);

@@ -1,6 +1,6 @@
 //! The rings of a communicator, and the pumps behind those of the network.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::Result;
@@ -41,8 +41,8 @@ pub struct Need {
 /// The rings that are open.
 #[derive(Debug, Default)]
 pub struct Links {
-    pub(super) senders: HashMap<(Rank, Channel), Sender>,
-    pub(super) receivers: HashMap<(Rank, Channel), Receiver>,
+    pub(super) senders: BTreeMap<(Rank, Channel), Sender>,
+    pub(super) receivers: BTreeMap<(Rank, Channel), Receiver>,
     pub(super) send_pumps: Vec<SendPump>,
     pub(super) receive_pumps: Vec<ReceivePump>,
 }

@@ -149,8 +149,8 @@ impl ReceivePump {
             if self.current.is_none() && !self.begin(&mut moved)? {
                 return Ok(moved);
             }
-            let Some(slot) = self.ring.reserve() else { return Ok(moved) };
             let Some(current) = &mut self.current else { return Ok(moved) };
+            let Some(slot) = self.ring.reserve(current.bytes) else { return Ok(moved) };
             let mut open = false;
             for (part, socket) in current.parts.iter_mut().zip(&self.sockets) {
                 while part.at < part.end {
@@ -180,7 +180,7 @@ impl ReceivePump {
 
     /// Reads the next header, once there is a slot for its message. False where it must wait.
     fn begin(&mut self, moved: &mut bool) -> Result<bool> {
-        if self.ring.reserve().is_none() {
+        if !self.ring.has_credit() {
             return Ok(false);
         }
         while self.header.len() < HEADER_BYTES {
