@@ -814,7 +814,7 @@ inline Placement placement(Communicator& comm, MPI_Comm mpi) {
             rsccl::detail::Preparation::warn(comm.rank(),
                                              "MPI says that the ranks " + listed(shared) + " share memory; on host " + found.host_name +
                                                  " rsccl has the ranks " + listed(beside) +
-                                                 " (a host is its name, boot and network namespace, or NCCL_HOSTID): rsccl's view counts");
+                                                 " (a host is its name and boot, or NCCL_HOSTID, and its network namespace): rsccl's view counts");
         }
         return found;
     });
