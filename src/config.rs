@@ -48,6 +48,9 @@ use crate::error::{Error, Result};
 use layers::{Found, Layers};
 
 /// How communicators behave. `None` leaves a choice to the library; each field names its variable and its default.
+///
+/// Algorithms, protocols, channels, sizes, forbidden transports and reproducibility must not differ between the ranks of one
+/// communicator: that is a [`crate::error::Kind::Mismatch`] when they join. The other fields may, as long as the ranks find each other.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {

@@ -12,9 +12,11 @@ namespace rsccl {
 /// How communicators behave. What is not set is left to the library, whose default stands with each field.
 ///
 /// The environment is laid over it, strongest first: `RSCCL_X`, `NCCL_X`, the user's file (`NCCL_CONF_FILE`, else
-/// `~/.nccl.conf`), `/etc/nccl.conf`, this. The variable of each field is named with it. Ranks of one communicator need equal
-/// settings. A value that is not allowed is an InvalidArgument of the call that the configuration is passed to; it names the
-/// variable and what is allowed.
+/// `~/.nccl.conf`), `/etc/nccl.conf`, this. The variable of each field is named with it. A value that is not
+/// allowed is an InvalidArgument of the call that the configuration is passed to; it names the variable and what is allowed.
+///
+/// Algorithms, protocols, channels, sizes, forbidden transports and reproducibility must not differ between the ranks of one
+/// communicator: that is a Mismatch when they join. The other fields may, as long as the ranks find each other.
 struct Config {
     /// Init, split and shrink return when done; otherwise at once, and calls give InProgress until the communicator can be used.
     /// Collectives and messages block in any case. `NCCL_COMM_BLOCKING`; true.
