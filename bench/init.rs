@@ -1,7 +1,7 @@
 //! Time of init over real sockets on loopback, ranks as threads: `cargo bench --bench init [-- ranks...]`.
 //!
-//! Each sample makes a unique id and joins all ranks, the exchange of peer info included, and ends them; the time is from the first join to
-//! the last return.
+//! Each sample makes a unique id and joins all ranks, the exchange of peer info included, and ends them; the time is from the
+//! first join to the last return.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 

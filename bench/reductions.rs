@@ -6,7 +6,8 @@
 //! ```
 //! `large`: 64 MiB per buffer, from memory to memory, on one thread and on two at once; µs and GB/s of the bytes that one
 //! thread reads and writes. `cache`: every type and operator on buffers that stay in the first two caches; GB/s of input.
-//! `small`: ns of one pass of two sources. Each figure is the median (and for `large` the best) of repetitions that alternate between all lines of a part.
+//! `small`: ns of one pass of two sources. Each figure is the median (and for `large` the best) of repetitions that alternate
+//! between all lines of a part.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 

@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release --example 07_registered
 //!
-//! Prints, with times that depend on the machine (threads reach each other's memory anyway: see bench for processes):
+//! Prints, with times that depend on the machine:
 //!
 //!     8 MiB in ordinary memory: 3.1 ms, in registered buffers: 2.9 ms, the same sums
 #![expect(clippy::print_stdout, reason = "an example reports to whoever started it")]

@@ -5,7 +5,7 @@
 //!
 //! Prints (the others' words for its death may differ):
 //!
-//!     rank 0: all_reduce(..) #1: rank 2 has died: ...
+//!     rank 0: all_reduce #1: rank 2 has died: ...
 //!     3 of 4 go on: 0 + 1 + 3 = 4
 #![expect(clippy::print_stdout, reason = "an example reports to whoever started it")]
 #![expect(clippy::disallowed_methods, reason = "the rule on the environment is the library's")]

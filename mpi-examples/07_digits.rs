@@ -4,7 +4,7 @@
 //!     mpirun -n 4 target/release/examples/mpi_digits
 //!
 //! Rank 0 prints loss and accuracy, the bytes reduced and the time in collectives. Fails unless at least 95 % of the held-out
-//! images are read rightly, and every rank ends with the same weights, bit for bit.
+//! images are read rightly and every rank ends with the same weights, bit for bit.
 #![expect(clippy::print_stdout, reason = "an example reports to whoever started it")]
 
 #[path = "../examples/digits/images.rs"]

@@ -1,8 +1,8 @@
 //! Communicators: ranks that call collectives together.
 //!
 //! A [`Communicator`] is one rank's handle. It may be moved between threads and is used by one at a time (`Send`, not `Sync`);
-//! [`AbortHandle`] may be used from anywhere. Ways in: [`local::run`] (threads), [`Communicator::init`] (a unique id),
-//! [`Communicator::from_env`] (launchers).
+//! [`AbortHandle`] may be used from anywhere. Ways in: [`local::run`] and [`Communicator::init_all`] (threads),
+//! [`Communicator::init`] (a unique id), [`Communicator::from_env`] (launchers), and with feature `mpi` an MPI communicator.
 
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod aside;
@@ -46,6 +46,13 @@ use engine::Engine;
 /// Every rank calls the same collectives in the same order with the same counts, types, operators and roots; a rank that does
 /// not is named in an error on all of them. Dropping the handle says goodbye to the others; [`Communicator::finalize`] does so and
 /// reports errors.
+///
+/// # Errors
+/// All calls: after [`Kind::InvalidArgument`], [`Kind::InvalidUsage`] and [`Kind::InProgress`] the communicator is as before.
+/// Every other kind ends it on all ranks: [`Kind::Mismatch`], [`Kind::Remote`] (a rank died or left), [`Kind::Timeout`] (the
+/// deadline of [`crate::Config::timeout`]), [`Kind::System`], [`Kind::Aborted`], [`Kind::Internal`]. From then on calls give
+/// that error again; [`Communicator::shrink`] makes a new communicator of the ranks that are left. The docs of each call name
+/// only what is its own.
 #[derive(Debug)]
 pub struct Communicator {
     world: World,
@@ -70,13 +77,33 @@ enum Home {
     Closed,
 }
 
-/// Stops a communicator from any thread.
+/// Stops a communicator from any thread. Clones stop the same one.
 #[derive(Debug, Clone)]
 pub struct AbortHandle(AbortFlag);
 
 impl AbortHandle {
-    /// Makes every call on the communicator, the one that waits now included, end with [`Kind::Aborted`], and tells the other
-    /// ranks. `reason` is what their errors say.
+    /// Makes the call that waits on the communicator now, and every later one, end with [`Kind::Aborted`]. The first that ends so tells
+    /// the other ranks, whose calls then end likewise, with `reason` in their errors.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::error::Kind;
+    ///
+    /// rsccl::local::run(2, |comm| {
+    ///     let mut word = [0u64];
+    ///     let error = std::thread::scope(|threads| {
+    ///         if comm.rank() == 0 {
+    ///             let handle = comm.abort_handle();
+    ///             threads.spawn(move || handle.abort("the input is broken"));
+    ///         }
+    ///         comm.recv(&mut word, 1 - comm.rank()).expect_err("nobody sends")
+    ///     });
+    ///     assert_eq!(error.kind(), Kind::Aborted);
+    ///     assert!(error.message().contains("the input is broken"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
     pub fn abort(&self, reason: &str) {
         self.0.raise(Error::aborted(format!("the communicator was aborted: {reason}")));
     }
@@ -115,6 +142,25 @@ impl Communicator {
     }
 
     /// What ended this communicator, if anything did; [`Kind::InProgress`] while a non-blocking init is under way. Never waits.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::error::Kind;
+    /// use rsccl::{Communicator, Config};
+    ///
+    /// # fn main() -> rsccl::Result<()> {
+    /// let config = Config::default().with_socket_interfaces("lo").with_blocking(false);
+    /// let id = Communicator::unique_id(&config)?;
+    /// let comm = Communicator::init(&id, 0, 1, config)?; // returns at once
+    /// while let Some(error) = comm.async_error() {
+    ///     if error.kind() != Kind::InProgress {
+    ///         return Err(error);
+    ///     }
+    ///     std::thread::yield_now(); // ... or something useful
+    /// }
+    /// comm.barrier()
+    /// # }
+    /// ```
     pub fn async_error(&self) -> Option<Error> {
         let Ok(mut home) = self.home.try_borrow_mut() else {
             return Some(Error::new(Kind::InProgress, "a call is under way").at(self.world.rank));

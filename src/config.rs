@@ -47,11 +47,15 @@ pub use value::{Kind, TimeUnit};
 use crate::error::{Error, Result};
 use layers::{Found, Layers};
 
-/// How communicators behave. `None` leaves a choice to the library.
+/// How communicators behave. `None` leaves a choice to the library; each field names its variable and its default.
+///
+/// Algorithms, protocols, channels, sizes, forbidden transports and reproducibility must not differ between the ranks of one
+/// communicator: that is a [`crate::error::Kind::Mismatch`] when they join. The other fields may, as long as the ranks find each other.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// Calls return when done; otherwise at once, with `InProgress`. `NCCL_COMM_BLOCKING`; true.
+    /// Init, split and shrink return when done; otherwise at once, and calls give `InProgress` until the communicator can be used.
+    /// Collectives and messages block in any case. `NCCL_COMM_BLOCKING`; true.
     pub blocking: bool,
     /// The communicator's name in logs. `NCCL_COMM_NAME`; empty.
     pub name: String,
@@ -61,17 +65,17 @@ pub struct Config {
     pub init_timeout: Duration,
     /// The same bits whatever the size, algorithm, channels and transport. `RSCCL_REPRODUCIBLE`; false.
     pub reproducible: bool,
-    /// How long a wait spins before it sleeps. `RSCCL_SPIN_US`; 1 ms.
+    /// How long a wait stays awake (spins, then yields) before it sleeps. `RSCCL_SPIN_US`; 1 ms.
     pub spin: Duration,
     /// Which algorithms may be chosen, in NCCL's syntax. `NCCL_ALGO`.
     pub algo: Option<String>,
     /// Which protocols may be chosen, in NCCL's syntax. `NCCL_PROTO`.
     pub proto: Option<String>,
-    /// The least channels. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
+    /// The least that the default of `max_channels` may be. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
     pub min_channels: Option<u32>,
-    /// The most channels. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`.
+    /// The most channels: parts of a large call that run side by side. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 2.
     pub max_channels: Option<u32>,
-    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`.
+    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`; 1 MiB.
     pub buffer_bytes: Option<u64>,
     /// The bytes of a rank's scratch window that the ranks of its host see. `RSCCL_SCRATCH_BYTES`; 4 MiB.
     pub scratch_bytes: u64,
@@ -81,7 +85,7 @@ pub struct Config {
     pub shm_disable: bool,
     /// The network to use; `Socket` is the only one. `NCCL_NET`.
     pub net: Option<String>,
-    /// Connect when first needed, and not at set-up. `NCCL_RUNTIME_CONNECT`; true.
+    /// Map the memory of the host's ranks when first needed, and not at set-up. `NCCL_RUNTIME_CONNECT`; true.
     pub runtime_connect: bool,
     /// What tells this host from others, in place of its name and boot id. `NCCL_HOSTID`.
     pub host_id: Option<String>,
@@ -96,19 +100,20 @@ pub struct Config {
     pub store: Option<StoreAddress>,
     /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. `NCCL_SOCKET_IFNAME`.
     pub socket_interfaces: Option<String>,
-    /// The address family of all sockets. `NCCL_SOCKET_FAMILY`.
+    /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
-    /// Threads that serve one network connection. `NCCL_SOCKET_NTHREADS`.
+    /// Times `sockets_per_thread`: the sockets of one network connection. No thread serves them: ranks do while they wait.
+    /// `NCCL_SOCKET_NTHREADS`; 1.
     pub socket_threads: Option<u32>,
-    /// Sockets of each such thread; the product is at most [`MAX_SOCKETS`]. `NCCL_NSOCKS_PERTHREAD`.
+    /// Times `socket_threads`: the sockets of one network connection, at most [`MAX_SOCKETS`]. `NCCL_NSOCKS_PERTHREAD`; 1.
     pub sockets_per_thread: Option<u32>,
     /// How often a refused connect is tried again. `NCCL_SOCKET_RETRY_CNT`; 34.
     pub socket_retries: u32,
     /// The pause before the k-th retry is k times this. `NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms.
     pub socket_retry_sleep: Duration,
-    /// A socket's receive buffer. `NCCL_SOCKET_RCVBUF`.
+    /// A socket's receive buffer in bytes. `NCCL_SOCKET_RCVBUF`; the system's choice.
     pub socket_receive_bytes: Option<u64>,
-    /// A socket's send buffer. `NCCL_SOCKET_SNDBUF`.
+    /// A socket's send buffer in bytes. `NCCL_SOCKET_SNDBUF`; the system's choice.
     pub socket_send_bytes: Option<u64>,
     /// How much is logged; `None` is nothing. `NCCL_DEBUG`.
     pub debug: Option<DebugLevel>,

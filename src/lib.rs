@@ -5,7 +5,7 @@
 //! forms of MPI beside them, and errors with names in them in place of hangs.
 //!
 //! It does not replace MPI: no derived types, no files, no one-sided windows. It does not start jobs over hosts: a launcher
-//! (`srun`, `mpirun`, `torchrun`) or two variables do. Today it works on host memory on Linux; GPU memory comes next.
+//! (`srun`, `mpirun`, `torchrun`) does. Today it works on host memory on Linux; GPU memory comes next.
 //!
 //! ## A program
 //!
@@ -34,11 +34,12 @@
 //! rsccl run -n 4 -- ./program                                              # this host
 //! MASTER_ADDR=node0 MASTER_PORT=29500 srun -n 64 ./program                 # Slurm
 //! mpirun -n 64 -x RSCCL_STORE=file:///shared/job-7 ./program               # Open MPI as launcher; the program needs no MPI
-//! torchrun --nproc-per-node 8 --no-python ./program                         # as training jobs are started
+//! torchrun --nproc-per-node 8 --no-python ./program                        # as training jobs are started
 //! ```
 //!
-//! With no launcher at all, `Communicator::init` takes a unique id, a rank and the world's size. Programs that have MPI make
-//! their communicator from MPI's (feature `mpi`); C++ has the same as classes (feature `cpp`).
+//! With no launcher at all, set `RSCCL_RANK`, `RSCCL_WORLD_SIZE` and `RSCCL_STORE`, or call `Communicator::init`, which takes a
+//! unique id, a rank and the world's size. Programs that have MPI make their communicator from MPI's (feature `mpi`); C++ has
+//! the same as classes (feature `cpp`).
 //!
 //! ## What needs what
 //!
@@ -47,7 +48,7 @@
 //! | ranks as threads | nothing | |
 //! | ranks as processes of one host | memfd and futex of Linux | `NCCL_SHM_DISABLE=1`: TCP on loopback |
 //! | waits that wake by themselves | membarrier of Linux 4.16 | parked waits look again each millisecond |
-//! | large calls that copy nothing | a registered `Buffer` | the peers' parts go through shared scratch |
+//! | large calls between processes of one host that copy nothing | a registered `Buffer` | the parts go through shared scratch |
 //! | several hosts | TCP between them | |
 //! | only your own processes at the meeting place | the unique id, or `RSCCL_SECRET` beside an address | a warning in the log |
 //! | the same bits on every transport and size | `RSCCL_REPRODUCIBLE=1` | the fastest algorithm |

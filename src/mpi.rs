@@ -13,8 +13,8 @@
 //!
 //! fn main() {
 //!     // mpirun -n 4 target/debug/this-program
-//!     let universe = mpi::initialize().expect("MPI is initialised once");
 //!     abort_on_panic();
+//!     let universe = mpi::initialize().expect("MPI is initialised once");
 //!     let comm = or_abort(communicator(&universe.world(), Config::default()));
 //!     let placement = or_abort(comm.placement());
 //!     let mut sum = [comm.rank()];
@@ -75,14 +75,8 @@
 //!
 //! # What it runs with
 //!
-//! | MPI | where from | by `mpirun` on one host |
-//! |---|---|---|
-//! | Open MPI 4.1.4 | Debian 12 | yes |
-//! | Open MPI 5.0.11 | PyPI | yes |
-//! | MPICH 4.0.2 | Debian 12 | yes |
-//! | MPICH 5.0.2 | PyPI | yes |
-//!
-//! It needs MPI 3.0. The crate `mpi` finds its MPI by `MPICC`, and does not notice when that changes: a target folder for each MPI.
+//! MPI 3.0 or later; tested under Open MPI 4.1 and 5.0, MPICH 4.0 and 5.0 (`mpi-examples/README.md` lists the builds). The crate
+//! `mpi` finds its MPI by `MPICC`, and does not notice when that changes: a target folder for each MPI.
 //! A program that is started by the `mpirun` of another MPI runs as so many worlds of one rank: compare the size with what
 //! you asked for. Worlds that MPI connects later (`MPI_Comm_spawn`) are fine for [`communicator`], but not for `like` and
 //! `check`, which tell ranks by their number in `MPI_COMM_WORLD`. Sessions without `MPI_Init` are not supported.

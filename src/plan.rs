@@ -20,7 +20,6 @@
 //! A span's elements in a round start at `start + round * piece` (`Walk::Linear`) or
 //! `start + (round % depth) * piece` (`Walk::Cycle`).
 //!
-//!
 //! # What executors may rely on
 //! [`check::prove`] holds plans to this, so that executors need not ask:
 //! - Several sources, and `finish`, stand only in plans of collectives that reduce.

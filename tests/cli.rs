@@ -2,13 +2,14 @@
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod waiting;
+
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rsccl::sys::clock;
-use rsccl::sys::process::{Exit, Group, Signal, wait_ready};
+use rsccl::sys::process::{Exit, Group, Signal};
 use tempfile::TempDir;
 
 /// A run of `rsccl` with an environment of its own and its output in files.
@@ -63,12 +64,8 @@ impl Job {
 }
 
 /// Waits until `come` says so; fails the test when it does not come in good time.
-fn until(what: &str, mut come: impl FnMut() -> bool) {
-    let began = clock::now();
-    while !come() {
-        assert!(clock::now().duration_since(began) < PATIENCE, "waited {PATIENCE:?} until {what}");
-        wait_ready(&[], Some(Duration::from_millis(2))).unwrap();
-    }
+fn until(what: &str, come: impl FnMut() -> bool) {
+    assert!(waiting::until(PATIENCE, come), "waited {PATIENCE:?} until {what}");
 }
 
 /// Waits until the processes whose numbers are in the files `names` of `folder` have ended.

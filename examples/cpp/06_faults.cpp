@@ -3,7 +3,7 @@
 //
 // Prints:
 //
-//     refused: rank 0: the root 7 is not below ...
+//     refused: rank 0: root 7 is not a rank: there are 3
 //     ended on rank 0, which waited for rank 2
 //     2 ranks go on
 #include <array>

@@ -4,7 +4,7 @@
 //!     cargo run --release --example digits [-- --ranks N --transport local|shm|net --reproducible]
 //!
 //! Rank 0 prints loss and accuracy, the bytes reduced and the time in collectives. The example fails unless at least
-//! 95 % of the held-out images are read rightly, every rank ends with the same weights, bit for bit. With
+//! 95 % of the held-out images are read rightly and every rank ends with the same weights, bit for bit. With
 //! `--reproducible` the weights are the same for every transport, too.
 #![expect(clippy::print_stdout, reason = "an example reports to whoever started it")]
 #![expect(clippy::disallowed_methods, reason = "the rule on the environment is the library's")]

@@ -7,8 +7,8 @@
 //
 // Prints, in any order:
 //
-//     rank 0 of 2: host 0 of 1 (node7), local rank 0 of 2, leader 0, no device
-//     rank 1 of 2: host 0 of 1 (node7), local rank 1 of 2, no device
+//     rank 0 of 2: host node7 (0 of 1), local rank 0 of 2, leader, no GPU
+//     rank 1 of 2: host node7 (0 of 1), local rank 1 of 2, no GPU
 #include <array>
 #include <cstdio>
 

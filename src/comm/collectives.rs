@@ -137,6 +137,18 @@ impl Communicator {
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where the length is not a multiple of the number of ranks.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     let mut all = [0; 3];
+    ///     all[comm.rank() as usize] = 10 + comm.rank();
+    ///     comm.all_gather_in_place(&mut all)?;
+    ///     assert_eq!(all, [10, 11, 12]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
     pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
         let count = self.block(buffer.len())?;
         let start = count * self.world.rank.index();
@@ -167,10 +179,24 @@ impl Communicator {
         self.run(&call)
     }
 
-    /// [`Communicator::reduce_scatter`] where a rank's output is its block of `buffer`; the other blocks are left undefined.
+    /// [`Communicator::reduce_scatter`] where a rank's output is its block of `buffer`; what the other blocks hold afterwards is
+    /// not specified.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where the length is not a multiple of the number of ranks.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    ///
+    /// rsccl::local::run(2, |comm| {
+    ///     let mut blocks = [1 + comm.rank(), 5];
+    ///     comm.reduce_scatter_in_place(&mut blocks, ReduceOp::Sum)?;
+    ///     assert_eq!(blocks[comm.rank() as usize], if comm.rank() == 0 { 3 } else { 10 });
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
     pub fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let count = self.block(buffer.len())?;
         let start = count * self.world.rank.index();
@@ -253,7 +279,7 @@ impl Communicator {
     /// Nobody returns before everyone has called.
     ///
     /// # Errors
-    /// As every collective: a peer that died, a time-out, an abort.
+    /// Those of all calls ([`Communicator`]).
     pub fn barrier(&self) -> Result<()> {
         let call = describe::<u8>(Collective::Barrier, 0, Buffers::none());
         self.run(&call)
@@ -287,7 +313,21 @@ impl Communicator {
     /// [`Communicator::reduce_scatter`] where rank r gets `counts[r]` elements. All ranks pass the same `counts`.
     ///
     /// # Errors
-    /// As [`Communicator::all_gather_v`].
+    /// As [`Communicator::all_gather_v`]; and where the operator does not fit the type.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    ///
+    /// rsccl::local::run(2, |comm| {
+    ///     let counts = [1, 2];
+    ///     let mut mine = vec![0; counts[comm.rank() as usize]];
+    ///     comm.reduce_scatter_v(&[1, 2, 3], &mut mine, &counts, ReduceOp::Sum)?;
+    ///     assert_eq!(mine, if comm.rank() == 0 { vec![2] } else { vec![4, 6] });
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
     pub fn reduce_scatter_v<T: Element>(
         &self,
         send: &[T],
@@ -349,12 +389,13 @@ impl Communicator {
         self.with_engine(|engine| engine.exchange(messages))
     }
 
-    /// Lets the other ranks of this host work in `buffer` during collectives, so that large ones need no copies. Collective: all ranks
-    /// register, in the same order; a call whose ranks use unregistered buffers works all the same, through scratch. The memory stays
-    /// mapped until the communicator ends.
+    /// Lets the other ranks work in `buffer` during collectives, so that large ones need no copies ([`Buffer`] has an example).
+    /// Collective: all ranks register, in the same order; lengths may differ. A call whose ranks use unregistered buffers works all
+    /// the same, through scratch, and so does every call of a communicator over several hosts or of more than 64 ranks, where
+    /// registering does nothing. The memory stays mapped until the communicator ends.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] for too many registrations; errors of the exchange.
+    /// [`crate::error::Kind::InvalidUsage`] for more than 1,024 registrations.
     pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
         self.with_engine(|engine| engine.register(buffer.memory()).map_err(|error| error.during("register")))
     }
@@ -363,6 +404,27 @@ impl Communicator {
     ///
     /// # Errors
     /// As the typed call of the same collective.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::comm::{Buffers, Call, CallCount};
+    /// use rsccl::types::{Collective, DataType, Rank};
+    ///
+    /// rsccl::local::run(3, |comm| {
+    ///     let mut word = if comm.rank() == 1 { *b"rsccl" } else { [0; 5] };
+    ///     comm.run(&Call {
+    ///         collective: Collective::Broadcast,
+    ///         data_type: DataType::U8,
+    ///         op: None,
+    ///         root: Some(Rank::new(1)),
+    ///         count: CallCount::Each(5),
+    ///         buffers: Buffers::shared(&mut word),
+    ///     })?;
+    ///     assert_eq!(&word, b"rsccl");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
     #[inline]
     pub fn run(&self, call: &Call<'_>) -> Result<()> {
         self.with_engine(|engine| engine.collective(call, &mut Nothing))

@@ -320,7 +320,7 @@ impl Engine {
         if self.chooser.maps_peers() { self.open_windows(Awaited::Anything) } else { Ok(()) }
     }
 
-    /// Lets the ranks of my host work in `memory`. Collective over the communicator; ranks of other hosts do the same among themselves.
+    /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else it does nothing.
     pub(crate) fn register(&mut self, memory: &Arc<SharedMemory>) -> Result<()> {
         if !self.chooser.maps_peers() {
             return Ok(());

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Beside, CallCount, Nothing};
 use crate::types::{Collective, Element, Rank, ReduceOp};
 
-/// Collects calls on one or several communicators and runs them as one.
+/// Collects calls on one or several communicators; [`group()`] makes it, and runs them as one.
 ///
 /// In a group, sends and recvs may stand in any order: all of them run side by side. Collectives of one communicator run in the order
 /// in which they were added, after its messages; small all-reduces of one type and operator that follow each other travel as one.
@@ -28,7 +28,7 @@ struct Part<'a> {
     calls: Vec<Call<'a>>,
 }
 
-/// A communicator inside a group.
+/// A communicator inside a group ([`Group::on`]). Counts and types are checked as each call is added.
 #[derive(Debug)]
 pub struct Member<'g, 'a> {
     part: &'g mut Part<'a>,

@@ -15,7 +15,8 @@ use crate::types::{Rank, World};
 
 impl Communicator {
     /// Makes a unique id: one rank does, and every rank gets its bytes over a channel that the user trusts, since whoever has them can
-    /// join. This process serves the ranks that join with it from a thread of its own, which ends when all have come.
+    /// join. This process serves the ranks that join with it from a thread of its own, which ends when all have come: it waits half
+    /// an hour for the first, and from then on as long as init may take. With `NCCL_COMM_ID` the id only names that address, and rank 0 serves it when it joins.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable; [`crate::error::Kind::InvalidArgument`] for a
@@ -71,7 +72,8 @@ impl Communicator {
         })
     }
 
-    /// Communicators of `ranks` ranks in this process, in rank order: each goes to a thread of its own.
+    /// Communicators of `ranks` ranks in this process, in rank order: each goes to a thread of its own. Returns when all are ready,
+    /// also where the configuration says non-blocking.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] for 0 ranks or a variable with a bad value.

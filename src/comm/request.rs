@@ -260,7 +260,9 @@ impl Promise {
 impl Drop for Promise {
     fn drop(&mut self) {
         if self.0.lock().is_none() {
-            self.0.set(Err(Error::aborted("another request of the scope has failed; the scope's error says how")));
+            self.0.set(Err(Error::aborted(
+                "another request has failed: the error of the scope or the communicator says how",
+            )));
         }
     }
 }

@@ -84,7 +84,7 @@ impl fmt::Display for DebugLevels {
 
 macro_rules! subsystems {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $target:literal;)+) => {
-        /// A part of the library that logs under a name of its own.
+        /// A part of the library that logs under a name of its own. The names are NCCL's; some have nothing to say yet.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[repr(u8)]
@@ -128,7 +128,7 @@ subsystems! {
     Alloc = "ALLOC", "rsccl::alloc";
     /// API calls.
     Call = "CALL", "rsccl::call";
-    /// The proxy's thread.
+    /// The proxy of device memory; nothing logs here.
     Proxy = "PROXY", "rsccl::proxy";
     /// NVLink SHARP; nothing logs here.
     Nvls = "NVLS", "rsccl::nvls";

@@ -1,6 +1,7 @@
 //! The table of all variables: name, type, range, meaning, and the field of [`Config`] that each one sets.
 //!
-//! Only variables that have an effect are here. The default of each stands in [`Config::default`] and nowhere else.
+//! Only variables that have an effect are here. The default of each stands in [`Config::default`], or where that has `None`
+//! with who chooses.
 
 use super::Config;
 use super::debug::DebugLevel;
@@ -116,22 +117,22 @@ const fn microseconds(least: u64, most: u64) -> Kind {
 
 /// All variables, in the order in which tables print them.
 pub static VARIABLES: &[Variable] = &[
-    variable!(Nccl "COMM_BLOCKING" => blocking: Kind::Flag, "calls return when done; 0: at once, with InProgress"),
+    variable!(Nccl "COMM_BLOCKING" => blocking: Kind::Flag, "init, split and shrink return when done; 0: at once, with InProgress"),
     variable!(Nccl "COMM_NAME" => name: Kind::Text, "the communicator's name in logs"),
     variable!(Own "TIMEOUT_MS" => timeout: milliseconds(1, MONTH_MS), "the deadline of each operation"),
     variable!(Own "INIT_TIMEOUT_MS" => init_timeout: milliseconds(1, MONTH_MS), "the deadline of a communicator's set-up"),
     variable!(Own "REPRODUCIBLE" => reproducible: Kind::Flag, "the same bits whatever the size, algorithm and transport"),
-    variable!(Own "SPIN_US" => spin: microseconds(0, 1_000_000), "how long a wait spins before it sleeps"),
+    variable!(Own "SPIN_US" => spin: microseconds(0, 1_000_000), "how long a wait stays awake before it sleeps"),
     variable!(Nccl "ALGO" => algo: Kind::Text, "which algorithms may be chosen, e.g. Ring,Tree or ^Direct"),
     variable!(Nccl "PROTO" => proto: Kind::Text, "which protocols may be chosen, e.g. LL,Simple or ^LL128"),
-    variable!(Nccl "MIN_NCHANNELS" or "MIN_CTAS" => min_channels: count(1, MAX_CHANNELS), "the least channels of a communicator"),
-    variable!(Nccl "MAX_NCHANNELS" or "MAX_CTAS" => max_channels: count(1, MAX_CHANNELS), "the most channels of a communicator"),
+    variable!(Nccl "MIN_NCHANNELS" or "MIN_CTAS" => min_channels: count(1, MAX_CHANNELS), "the least that the default of NCCL_MAX_NCHANNELS may be"),
+    variable!(Nccl "MAX_NCHANNELS" or "MAX_CTAS" => max_channels: count(1, MAX_CHANNELS), "the most channels of a call; unset: 2"),
     variable!(Nccl "BUFFSIZE" => buffer_bytes: bytes(16 << 10, 1 << 30), "the slots of one connection, together"),
     variable!(Own "SCRATCH_BYTES" => scratch_bytes: bytes(64 << 10, 1 << 30), "a rank's scratch window that its host's ranks see"),
     variable!(Nccl "P2P_DISABLE" => p2p_disable: Kind::Flag, "no direct pointers between ranks of one process"),
     variable!(Nccl "SHM_DISABLE" => shm_disable: Kind::Flag, "no shared memory between ranks of one host"),
     variable!(Nccl "NET" => net: Kind::Choice(&["Socket"]), "the network to use"),
-    variable!(Nccl "RUNTIME_CONNECT" => runtime_connect: Kind::Flag, "connect when first needed; 0: at set-up"),
+    variable!(Nccl "RUNTIME_CONNECT" => runtime_connect: Kind::Flag, "map the host's memory when first needed; 0: at set-up"),
     variable!(Nccl "HOSTID" => host_id: Kind::Text, "what tells this host from others, in place of name and boot id"),
     variable!(Nccl "COMM_ID" => comm_id: Kind::Text, "a fixed address of the root: host:port or [ipv6]:port"),
     variable!(Own "SECRET" => secret: Kind::Secret, "what ranks prove to each other with a fixed or stored id"),
@@ -139,8 +140,8 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Own "STORE" => store: Kind::Store, "where from_env() meets: tcp://host:port or file:///path"),
     variable!(Nccl "SOCKET_IFNAME" => socket_interfaces: Kind::Text, "interfaces: prefixes, =names, ^excluded, comma-separated"),
     variable!(Nccl "SOCKET_FAMILY" => socket_family: Kind::Choice(SocketFamily::NAMES), "the address family of all sockets"),
-    variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16), "threads that serve one network connection"),
-    variable!(Nccl "NSOCKS_PERTHREAD" => sockets_per_thread: count(0, 16), "sockets of each such thread; the product is at most 64"),
+    variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16), "times NCCL_NSOCKS_PERTHREAD: sockets of one connection; no threads here"),
+    variable!(Nccl "NSOCKS_PERTHREAD" => sockets_per_thread: count(0, 16), "times NCCL_SOCKET_NTHREADS: sockets of one connection, at most 64"),
     variable!(Nccl "SOCKET_RETRY_CNT" => socket_retries: count(0, 1000), "how often a refused connect is tried again"),
     variable!(Nccl "SOCKET_RETRY_SLEEP_MSEC" => socket_retry_sleep: milliseconds(0, 60_000), "the pause before the k-th retry is k times this"),
     variable!(Nccl "SOCKET_RCVBUF" => socket_receive_bytes: bytes(1, MAX_I32), "a socket's receive buffer; unset: the system's choice"),

@@ -22,8 +22,8 @@ pub struct LogLine<'a> {
 
 /// Gives the log's lines to `callback`, or with `None` prints them again. For the whole process, as the log is.
 ///
-/// `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS` and their fields of the first [`crate::Config`] still choose the lines. The callback comes from
-/// whichever thread logs, several at a time. What it logs itself is dropped; a panic of it is caught, and the line is lost.
+/// `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS` and their fields of the first [`crate::Config`] still choose the lines. The callback is
+/// called by whichever thread logs, several at a time. What it logs itself is dropped; a panic of it is caught, and the line is lost.
 ///
 /// # Examples
 /// ```

@@ -14,8 +14,8 @@ use crate::sys::futex;
 ///
 /// # Examples
 /// ```no_run
-/// let universe = mpi::initialize().expect("MPI is initialised once");
 /// rsccl::mpi::abort_on_panic();
+/// let universe = mpi::initialize().expect("MPI is initialised once");
 /// ```
 pub fn abort_on_panic() {
     // Relaxed: the flag guards nothing but this call.
@@ -43,8 +43,7 @@ pub fn abort_on_panic() {
 /// }
 /// ```
 pub fn abort(error: &Error) -> ! {
-    // The process ends here and now: this line is all that anybody learns. Where it cannot be written, there is nobody to tell.
-    // One line in one write: other ranks write too.
+    // All that anybody learns; where it cannot be written, there is nobody to tell. One write: other ranks write too.
     let words = error.to_string().replace('\n', " ");
     let line = format!("rsccl: {words}: aborting the MPI job\n");
     let _written = std::io::stderr().write_all(line.as_bytes());

@@ -47,8 +47,8 @@ pub fn placement(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Resul
 /// The warning of a rank that shares memory with `shared` by MPI's word and with `beside` by ours.
 fn disagreement(shared: &[Rank], beside: &[Rank], host: &str) -> String {
     format!(
-        "MPI says that the ranks {} share memory; on host {host} rsccl has the ranks {} (a host is its name, boot and network \
-         namespace, or NCCL_HOSTID): rsccl's view counts",
+        "MPI says that the ranks {} share memory; on host {host} rsccl has the ranks {} (a host is its name and boot, or \
+         NCCL_HOSTID, and its network namespace): rsccl's view counts",
         listed(shared),
         listed(beside)
     )

@@ -10,10 +10,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rsccl::sys::process::{Exit, Group, Signal};
-use rsccl::sys::{clock, poller, thread};
+use rsccl::sys::thread;
 use tempfile::TempDir;
 
 use crate::worker;
+
+#[path = "../waiting/mod.rs"]
+mod waiting;
 
 /// One rank's process.
 pub(crate) struct Rank {
@@ -307,7 +310,7 @@ impl Job {
         self.must("drop");
         for rank in &self.ranks {
             let clean = || rank.holdings() == before[rank.number];
-            if !until_or(LEFTOVER_PATIENCE, clean) {
+            if !waiting::until(LEFTOVER_PATIENCE, clean) {
                 let (now, files) = (rank.holdings(), rank.open_files());
                 panic!("rank {} held {:?} (files, threads), now {now:?}: {files:?}", rank.number, before[rank.number]);
             }
@@ -322,18 +325,7 @@ impl Job {
 
 /// Waits until `come` says so; fails the test when it does not come in good time.
 pub(crate) fn until(what: &str, come: impl FnMut() -> bool) {
-    assert!(until_or(PATIENCE, come), "waited {PATIENCE:?} until {what}");
-}
-
-fn until_or(patience: Duration, mut come: impl FnMut() -> bool) -> bool {
-    let began = clock::now();
-    while !come() {
-        if clock::now().duration_since(began) > patience {
-            return false;
-        }
-        poller::pause(Duration::from_millis(2));
-    }
-    true
+    assert!(waiting::until(PATIENCE, come), "waited {PATIENCE:?} until {what}");
 }
 
 /// The bound of every wait: far above what anything here takes, far below the library's own deadlines.

@@ -11,9 +11,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rsccl::sys::clock;
 use rsccl::sys::process::{Exit, Group, Signal};
-use rsccl::sys::{clock, poller};
 use tempfile::TempDir;
+
+#[path = "../waiting/mod.rs"]
+mod waiting;
+
+pub(crate) use waiting::until;
 
 /// The variable that says what a rank does.
 pub(crate) const TOLD: &str = "MPI_TEST_TOLD";
@@ -372,18 +377,6 @@ impl Outcome {
             }
         }
     }
-}
-
-/// Waits until `come` says so, or for so long; whether it came.
-pub(crate) fn until(patience: Duration, mut come: impl FnMut() -> bool) -> bool {
-    let began = clock::now();
-    while !come() {
-        if clock::now().duration_since(began) > patience {
-            return false;
-        }
-        poller::pause(Duration::from_millis(2));
-    }
-    true
 }
 
 /// The bound of a job: far above what any here takes, below the library's own deadlines.

@@ -164,7 +164,7 @@ class Collectives {
         expect("send", std::size(send), times(std::size(recv)));
         return reduce_scatter(std::data(send), std::data(recv), std::size(recv), type<R>, op, stream);
     }
-    /// reduce_scatter() where a rank's output is its block of `buffer`; the other blocks are left undefined.
+    /// reduce_scatter() where a rank's output is its block of `buffer`; what the other blocks hold afterwards is not specified.
     template <class R>
     Result reduce_scatter_in_place(R&& buffer, ReduceOp op = ReduceOp::sum, Stream stream = {}) {
         detail::check_output<R>();

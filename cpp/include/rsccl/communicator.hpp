@@ -28,8 +28,8 @@ struct State;
 /// Stops a communicator from any thread. Copies stop the same one; it may outlive its communicator.
 class AbortHandle {
   public:
-    /// Makes every call on the communicator, the one that waits now included, end with Aborted, and tells the other ranks. Does
-    /// nothing once the communicator is gone.
+    /// Makes the call that waits on the communicator now, and every later one, end with Aborted. The first that ends so tells the
+    /// other ranks, whose calls then end likewise. Does nothing once the communicator is gone.
     /// @param reason what the ranks' errors say
     void abort(const std::string& reason) const noexcept;
 
@@ -87,7 +87,8 @@ class Communicator : public Collectives<Communicator, void, detail::Lifetime::ca
     /// as many contiguous blocks. All ranks pass the same ids in the same order.
     /// @throws InvalidArgument also where there are no ids, or more than ranks
     static Communicator init_scalable(const std::vector<UniqueId>& ids, int rank, int size, const Config& config = {});
-    /// Communicators of `ranks` ranks in this process, in rank order: each goes to a thread of its own.
+    /// Communicators of `ranks` ranks in this process, in rank order: each goes to a thread of its own. Returns when all are ready,
+    /// also where the configuration says non-blocking.
     /// @throws InvalidArgument for less than 1 rank, or a field or variable with a bad value
     static std::vector<Communicator> init_all(int ranks, const Config& config = {});
     /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun`. They meet at `NCCL_COMM_ID`,
@@ -184,7 +185,7 @@ class Communicator : public Collectives<Communicator, void, detail::Lifetime::ca
     Communicator by_color(int color, std::int64_t key = 0);
     /// The ranks of my host, in rank order. Collective over all ranks.
     Communicator local();
-    /// The ranks with my local rank, one of each host. Collective over all ranks.
+    /// The ranks with my local rank, one of each host that has so many, in the order of the hosts. Collective over all ranks.
     Communicator cross();
     /// A new communicator of all ranks but `excluded`, which may be dead; this one may have failed. Called by the survivors, with the
     /// same list. Ranks keep their order.
@@ -193,8 +194,9 @@ class Communicator : public Collectives<Communicator, void, detail::Lifetime::ca
     /// Where this rank is among the hosts. Collective over all ranks the first time, answered from memory afterwards.
     Placement placement();
 
-    /// Makes every call on the communicator, the one that waits now included, end with Aborted, and tells the other ranks. Any
-    /// thread may call it. Nothing happens on an empty communicator.
+    /// Makes the call that waits on the communicator now, and every later one, end with Aborted. The first that ends so tells the
+    /// other ranks, whose calls then end likewise. Any thread may call it. Nothing happens on an empty communicator.
+    /// @param reason what the ranks' errors say
     void abort(const std::string& reason) const noexcept;
     /// What abort() of this communicator is called through where the communicator itself is out of reach.
     /// @throws InvalidUsage on an empty communicator
@@ -217,11 +219,12 @@ class Communicator : public Collectives<Communicator, void, detail::Lifetime::ca
     /// @throws InvalidUsage while requests are under way
     void set_progress(std::function<void()> hook);
 
-    /// Lets the other ranks of this host work in `memory` during collectives, so that large ones need no copies. Collective: all ranks
-    /// register, in the same order; a call whose ranks use unregistered buffers works all the same. The memory stays mapped until the
-    /// communicator ends.
+    /// Lets the other ranks work in `memory` during collectives, so that large ones need no copies. Collective: all ranks register, in
+    /// the same order; lengths may differ. A call whose ranks use unregistered buffers works all the same, through scratch, and so does
+    /// every call of a communicator over several hosts or of more than 64 ranks, where registering does nothing. The memory stays
+    /// mapped until the communicator ends.
     /// @throws InvalidArgument for a moved-from buffer
-    /// @throws InvalidUsage for too many registrations
+    /// @throws InvalidUsage for more than 1,024 registrations
     template <class T>
     void register_buffer(buffer<T>& memory) {
         register_memory(memory.bytes_);

@@ -12,11 +12,14 @@ namespace rsccl {
 /// How communicators behave. What is not set is left to the library, whose default stands with each field.
 ///
 /// The environment is laid over it, strongest first: `RSCCL_X`, `NCCL_X`, the user's file (`NCCL_CONF_FILE`, else
-/// `~/.nccl.conf`), `/etc/nccl.conf`, this. The variable of each field is named with it. Ranks of one communicator need equal
-/// settings. A value that is not allowed is an InvalidArgument of the call that the configuration is passed to; it names the
-/// variable and what is allowed.
+/// `~/.nccl.conf`), `/etc/nccl.conf`, this. The variable of each field is named with it. A value that is not
+/// allowed is an InvalidArgument of the call that the configuration is passed to; it names the variable and what is allowed.
+///
+/// Algorithms, protocols, channels, sizes, forbidden transports and reproducibility must not differ between the ranks of one
+/// communicator: that is a Mismatch when they join. The other fields may, as long as the ranks find each other.
 struct Config {
-    /// Calls return when done; otherwise at once, with InProgress. `NCCL_COMM_BLOCKING`; true.
+    /// Init, split and shrink return when done; otherwise at once, and calls give InProgress until the communicator can be used.
+    /// Collectives and messages block in any case. `NCCL_COMM_BLOCKING`; true.
     std::optional<bool> blocking = {};
     /// The communicator's name in logs. `NCCL_COMM_NAME`; empty.
     std::optional<std::string> name = {};
@@ -26,17 +29,17 @@ struct Config {
     std::optional<std::chrono::milliseconds> init_timeout = {};
     /// The same bits whatever the size, algorithm, channels and transport. `RSCCL_REPRODUCIBLE`; false.
     std::optional<bool> reproducible = {};
-    /// How long a wait spins before it sleeps. `RSCCL_SPIN_US`; 1 ms.
+    /// How long a wait stays awake (spins, then yields) before it sleeps. `RSCCL_SPIN_US`; 1 ms.
     std::optional<std::chrono::microseconds> spin = {};
     /// Which algorithms may be chosen, in NCCL's syntax. `NCCL_ALGO`.
     std::optional<std::string> algo = {};
     /// Which protocols may be chosen, in NCCL's syntax. `NCCL_PROTO`.
     std::optional<std::string> proto = {};
-    /// The least channels. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
+    /// The least that the default of `max_channels` may be. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
     std::optional<std::uint32_t> min_channels = {};
-    /// The most channels. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`.
+    /// The most channels: parts of a large call that run side by side. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 2.
     std::optional<std::uint32_t> max_channels = {};
-    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`.
+    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`; 1 MiB.
     std::optional<std::uint64_t> buffer_bytes = {};
     /// The bytes of a rank's scratch window that the ranks of its host see. `RSCCL_SCRATCH_BYTES`; 4 MiB.
     std::optional<std::uint64_t> scratch_bytes = {};
@@ -46,7 +49,7 @@ struct Config {
     std::optional<bool> shm_disable = {};
     /// The network to use; "Socket" is the only one. `NCCL_NET`.
     std::optional<std::string> net = {};
-    /// Connect when first needed, and not at set-up. `NCCL_RUNTIME_CONNECT`; true.
+    /// Map the memory of the host's ranks when first needed, and not at set-up. `NCCL_RUNTIME_CONNECT`; true.
     std::optional<bool> runtime_connect = {};
     /// What tells this host from others, in place of its name and boot id. `NCCL_HOSTID`.
     std::optional<std::string> host_id = {};
@@ -60,19 +63,20 @@ struct Config {
     std::optional<std::string> store = {};
     /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. `NCCL_SOCKET_IFNAME`.
     std::optional<std::string> socket_interfaces = {};
-    /// The address family of all sockets: "AF_INET" or "AF_INET6". `NCCL_SOCKET_FAMILY`.
+    /// The address family of all sockets: "AF_INET" or "AF_INET6". `NCCL_SOCKET_FAMILY`; any.
     std::optional<std::string> socket_family = {};
-    /// Threads that serve one network connection. `NCCL_SOCKET_NTHREADS`.
+    /// Times `sockets_per_thread`: the sockets of one network connection. No thread serves them: ranks do while they wait.
+    /// `NCCL_SOCKET_NTHREADS`; 1.
     std::optional<std::uint32_t> socket_threads = {};
-    /// Sockets of each such thread; the product is at most 64. `NCCL_NSOCKS_PERTHREAD`.
+    /// Times `socket_threads`: the sockets of one network connection, at most 64. `NCCL_NSOCKS_PERTHREAD`; 1.
     std::optional<std::uint32_t> sockets_per_thread = {};
     /// How often a refused connect is tried again. `NCCL_SOCKET_RETRY_CNT`; 34.
     std::optional<std::uint32_t> socket_retries = {};
     /// The pause before the k-th retry is k times this. `NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms.
     std::optional<std::chrono::milliseconds> socket_retry_sleep = {};
-    /// A socket's receive buffer in bytes. `NCCL_SOCKET_RCVBUF`.
+    /// A socket's receive buffer in bytes. `NCCL_SOCKET_RCVBUF`; the system's choice.
     std::optional<std::uint64_t> socket_receive_bytes = {};
-    /// A socket's send buffer in bytes. `NCCL_SOCKET_SNDBUF`.
+    /// A socket's send buffer in bytes. `NCCL_SOCKET_SNDBUF`; the system's choice.
     std::optional<std::uint64_t> socket_send_bytes = {};
     /// How much is logged: "VERSION", "WARN", "INFO" or "TRACE". `NCCL_DEBUG`; nothing.
     std::optional<std::string> debug = {};

@@ -7,7 +7,7 @@
 /// @code
 /// MPI_Init(&argc, &argv);
 /// {
-///     rsccl::mpi::abort_on_terminate();
+///     rsccl::mpi::abort_on_terminate(); // a rank that ends alone would leave the others waiting
 ///     rsccl::Communicator comm = rsccl::from_mpi(MPI_COMM_WORLD);
 ///     std::vector<float> in(1000, 1.0f), out(1000);
 ///     comm.all_reduce(in, out);
@@ -16,8 +16,8 @@
 /// @endcode
 ///
 /// The rule of progress: MPI moves most messages only while a rank is in a call of MPI, rsccl moves its own only while a rank is in a
-/// call of rsccl. So between `MPI_Isend`, `MPI_Irecv` or another call that MPI has begun, and the `MPI_Wait` that ends it, a rank must not wait
-/// in rsccl for a rank that needs that very message to get there. Complete it before, or set the hook of mpi::progress().
+/// call of rsccl. So between `MPI_Isend`, `MPI_Irecv` or another call that MPI has begun, and the `MPI_Wait` that ends it, a rank
+/// must not wait in rsccl for a rank that needs that very message to get there. Complete it before, or set the hook of mpi::progress().
 ///
 /// Threads: with `MPI_THREAD_SINGLE` and `FUNNELED` only the thread that initialised MPI may call these functions, with `SERIALIZED` any
 /// thread while no other calls MPI, with `MULTIPLE` any. rsccl calls MPI on the caller's thread only, and only here.
@@ -746,7 +746,8 @@ inline std::string listed(const std::vector<int>& ranks) {
 /// The ranks talk on a private duplicate meanwhile, so no message of the program can meet theirs. It blocks, also where the
 /// configuration says non-blocking: that all ranks have joined, or none, takes all ranks.
 ///
-/// Every rank gets an error where one rank does, and it names that rank; none waits longer than the deadline of init and a few seconds.
+/// Every rank gets an error where one rank does, and it names that rank. The deadline of init bounds the wait for all ranks to come, and
+/// again, with a few seconds more, the wait for all to have joined.
 /// @throws InvalidUsage where MPI is not initialised, is finalised, or may not be called by this thread (this rank alone)
 /// @throws InvalidArgument for MPI_COMM_NULL and an intercommunicator (this rank alone); for a bad setting of one rank
 /// @throws Timeout where not all ranks of `comm` make the call. MPI cannot take back a collective that has begun, so the job should end
@@ -770,6 +771,8 @@ inline Communicator communicator(MPI_Comm comm, const Config& config = {}) { ret
 /// message of MPI and keeps no handle.
 /// @throws InvalidArgument (on every rank) where a sub-communicator has ranks that are not in `comm`, or is an intercommunicator
 /// @throws Mismatch (on every rank) where ranks of one pass different ones
+/// @throws InvalidUsage (on every rank) where MPI may not be called
+/// @throws Error as Communicator::split
 inline std::optional<Communicator> like(Communicator& comm, MPI_Comm sub) {
     using namespace rsccl::detail::over_mpi;
     return naming("like", comm.rank(), [&] {
@@ -780,8 +783,9 @@ inline std::optional<Communicator> like(Communicator& comm, MPI_Comm sub) {
 }
 
 /// Asserts that rank i of `comm` is rank i of `mpi`, for every rank. Collective over both.
-/// @throws Mismatch (on every rank, naming the first that differs) where a rank has another number in `mpi`, is not in it, or passes another
-///   communicator than the rest
+/// @throws Mismatch (on every rank, naming the first that differs) where a rank has another number in `mpi`, is not in it, or passes
+///   another communicator than the rest
+/// @throws InvalidArgument, InvalidUsage (on every rank) as from_mpi()
 inline void check(Communicator& comm, MPI_Comm mpi) {
     using namespace rsccl::detail::over_mpi;
     naming("check", comm.rank(), [&] { private_duplicate(comm, mpi).free(); });
@@ -789,6 +793,7 @@ inline void check(Communicator& comm, MPI_Comm mpi) {
 
 /// Communicator::placement, compared with what MPI says of shared memory: where the two disagree, as in containers and network
 /// namespaces, one warning in the log says how, and rsccl's view counts. Collective over both, whose ranks are the same (check()).
+/// @throws Error as check() and Communicator::placement
 inline Placement placement(Communicator& comm, MPI_Comm mpi) {
     using namespace rsccl::detail::over_mpi;
     return naming("placement", comm.rank(), [&] {
@@ -814,15 +819,15 @@ inline Placement placement(Communicator& comm, MPI_Comm mpi) {
             rsccl::detail::Preparation::warn(comm.rank(),
                                              "MPI says that the ranks " + listed(shared) + " share memory; on host " + found.host_name +
                                                  " rsccl has the ranks " + listed(beside) +
-                                                 " (a host is its name, boot and network namespace, or NCCL_HOSTID): rsccl's view counts");
+                                                 " (a host is its name and boot, or NCCL_HOSTID, and its network namespace): rsccl's view counts");
         }
         return found;
     });
 }
 
 /// A hook for Communicator::set_progress that moves MPI's messages while a call on the communicator waits: it probes for a
-/// message that nobody sends and takes nothing. With MPI_THREAD_MULTIPLE it works on every thread; below that on the thread that made it, and it does nothing
-/// on others. Once MPI is finalised it does nothing.
+/// message that nobody sends and takes nothing. With MPI_THREAD_MULTIPLE it works on every thread; below that it works on the
+/// thread that made it and does nothing on others. Once MPI is finalised it does nothing.
 /// @throws InvalidUsage where MPI is not up, or where this thread may not call it
 inline std::function<void()> progress() {
     using namespace rsccl::detail::over_mpi;

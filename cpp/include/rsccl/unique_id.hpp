@@ -22,7 +22,9 @@ class UniqueId {
     /// No id: room for one that is received. Communicators refuse it.
     UniqueId() noexcept = default;
 
-    /// Makes an id. This process serves the ranks that join with it from a thread of its own, which ends when all have come.
+    /// Makes an id. This process serves the ranks that join with it from a thread of its own, which ends when all have come: it waits
+    /// half an hour for the first, and from then on as long as init may take. With `NCCL_COMM_ID` the id only names that address, and
+    /// rank 0 serves it when it joins.
     /// @throws InvalidUsage where no network interface is usable
     /// @throws InvalidArgument for a field or variable with a bad value
     static UniqueId generate(const Config& config = {});
