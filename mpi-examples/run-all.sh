@@ -160,7 +160,7 @@ run_mpi() {
     ((failed == 0))
 }
 
-built='' table=() outcome=0
+built='' table=() cpp_programs=() outcome=0
 for name in "${wanted[@]:-${ALL[@]}}"; do
     if find_mpi "$name"; then
         run_mpi "$name" || outcome=1
@@ -169,5 +169,5 @@ for name in "${wanted[@]:-${ALL[@]}}"; do
         ((${#wanted[@]} == 0)) || outcome=1
     fi
 done
-printf '%s\n' "== jobs of $(examples | wc -l) programs at $rank_counts ranks" "${table[@]}"
+printf '%s\n' "== jobs at $rank_counts ranks each: $(examples | wc -l) programs in Rust, ${#cpp_programs[@]} in C++, mpi_compare" "${table[@]}"
 exit $outcome
