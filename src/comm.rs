@@ -6,6 +6,7 @@
 
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod aside;
+mod bystander;
 mod choose;
 mod collectives;
 mod desk;

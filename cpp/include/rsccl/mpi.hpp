@@ -20,7 +20,8 @@
 /// in rsccl for a rank that needs that very message to get there. Complete it before, or set the hook of mpi::progress().
 ///
 /// Threads: with `MPI_THREAD_SINGLE` and `FUNNELED` only the thread that initialised MPI may call these functions, with `SERIALIZED` any
-/// thread while no other calls MPI, with `MULTIPLE` any. rsccl calls MPI on the caller's thread only, and only here.
+/// thread while no other calls MPI, with `MULTIPLE` any. rsccl calls MPI on the caller's thread only, and only here; the hook
+/// of progress(), on the thread that waits, which at `MULTIPLE` may be one of rsccl's own.
 ///
 /// The end: nothing of MPI is kept. A communicator may be used and destroyed before or after `MPI_Finalize`.
 #pragma once
