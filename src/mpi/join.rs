@@ -73,8 +73,15 @@ fn join(theirs: &Theirs<'_>, config: Config) -> Result<Communicator> {
         theirs.world().size,
         timeout.as_secs_f64()
     );
-    let comm = Private::adopt(&finish(theirs.duplicate()?, &wait, &words)?)?;
-    let mut carrier = Bounded { comm: &comm, wait: &wait, words: &words };
+    let made = theirs.duplicate().and_then(|pending| finish(pending, &wait, &words));
+    let comm = match made.and_then(|made| Private::adopt(&made)) {
+        Ok(comm) => comm,
+        // What this rank knows of itself says more than that others did not come.
+        Err(error) => return Err(prepared.err().unwrap_or(error)),
+    };
+    // All have called, be it at the last moment.
+    let wait = within(timeout.saturating_add(GRACE));
+    let mut carrier = Bounded { comm: &comm, wait: &wait, words: GONE };
     let outcome = match agree(&mut carrier, prepared) {
         Ok(prepared) => meet(&comm, prepared),
         Err(error) => Err(error),
