@@ -25,6 +25,7 @@ pub(crate) mod settings;
 mod tests;
 
 use std::cell::{OnceCell, RefCell};
+use std::fmt;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
@@ -47,7 +48,6 @@ use engine::Engine;
 /// Every rank calls the same collectives in the same order with the same counts, types, operators and roots; a rank that does
 /// not is named in an error on all of them. Dropping the handle says goodbye to the others; [`Communicator::finalize`] does so and
 /// reports errors.
-#[derive(Debug)]
 pub struct Communicator {
     world: World,
     abort: AbortFlag,
@@ -250,6 +250,22 @@ impl Communicator {
             *home = Home::Failed(Some(engine), error.duplicate());
         }
         error.at(self.world.rank)
+    }
+}
+
+impl fmt::Debug for Communicator {
+    /// Who it is and how it is: an engine is buffers above all, and whoever prints a result has not asked for those.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Communicator");
+        shown.field("rank", &self.rank()).field("size", &self.size());
+        match self.home.try_borrow().as_deref() {
+            Ok(Home::Ready(_)) => shown.field("state", &"ready"),
+            Ok(Home::Failed(_, error)) => shown.field("state", &format_args!("failed: {error}")),
+            Ok(Home::Starting(_)) => shown.field("state", &"starting"),
+            Ok(Home::Lent) | Err(_) => shown.field("state", &"in a call"),
+            Ok(Home::Closed) => shown.field("state", &"finalized"),
+        };
+        shown.finish_non_exhaustive()
     }
 }
 

@@ -105,6 +105,20 @@ fn a_failed_request_ends_those_beside_it() {
     ended.unwrap();
 }
 
+#[test]
+fn a_communicator_prints_as_a_line_and_not_as_its_buffers() {
+    local::run(2, |comm| {
+        let expected = format!("Communicator {{ rank: {}, size: 2, state: \"ready\", .. }}", comm.rank());
+        assert_eq!(format!("{comm:?}"), expected);
+        comm.barrier()?;
+        comm.abort_handle().abort("enough");
+        let error = comm.barrier().unwrap_err().to_string();
+        assert!(format!("{comm:?}").contains(&format!("state: failed: {error}")));
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// A hook that hands a token on: rank 0's call waits for rank 1, whose program waits for the token that only rank 0's hook gives, and
 /// only on the thread of rank 0's program: so is a library that may be called on one thread alone.
 fn needs_the_hook(call: impl Fn(&Communicator) -> Result<()> + Sync) {
