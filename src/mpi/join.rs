@@ -102,8 +102,9 @@ fn meet(comm: &Private, prepared: Preparation) -> Result<Communicator> {
     let longest = Duration::from_millis(longest.unsigned_abs());
     let mut carrier = Bounded { comm, wait: &wait, words: GONE };
     let own = if comm.world().rank == Rank::new(0) { prepared.unique_id().map(Some) } else { Ok(None) };
-    let own = agree(&mut carrier, own)?;
-    let bytes = own.map_or(vec![0; UniqueId::BYTES], |id| id.as_bytes().to_vec());
+    // Kept until all know what came of the join, and no longer: the root of a join that nobody came to would wait on.
+    let (id, _root) = agree(&mut carrier, own)?.unzip();
+    let bytes = id.map_or(vec![0; UniqueId::BYTES], |id| id.as_bytes().to_vec());
     let id = UniqueId::from_bytes(&finish(comm.spread(Rank::new(0), bytes)?, &wait, GONE)?)?;
     // From here on, so that no rank's agreement ends before another's join does.
     let last = within(longest.saturating_add(GRACE + GRACE));
