@@ -608,9 +608,21 @@ inline Communicator join(MPI_Comm theirs, const Config& config) {
     const std::string words = "not all " + std::to_string(over_mpi::size_of(theirs)) +
                               " ranks of the MPI communicator called rsccl::from_mpi within " + std::to_string(timeout.count()) +
                               " ms; MPI cannot say which, nor take back what it has begun: end the job";
-    Private comm(theirs, deadline, words);
+    const auto duplicate = [&] {
+        try {
+            return Private(theirs, deadline, words);
+        } catch (const Error&) {
+            // What this rank knows of itself says more than that others did not come.
+            if (failure) {
+                failure->raise();
+            }
+            throw;
+        }
+    };
+    Private comm = duplicate();
     try {
-        agree(Bounded{comm, deadline, words}, failure);
+        // All have called, be it at the last moment.
+        agree(Bounded{comm, Clock::now() + timeout + grace, gone()}, failure);
         Communicator made = meet(comm, *prepared);
         comm.free();
         return made;
@@ -781,8 +793,8 @@ inline std::optional<Communicator> like(Communicator& comm, MPI_Comm sub) {
 }
 
 /// Asserts that rank i of `comm` is rank i of `mpi`, for every rank. Collective over both.
-/// @throws Mismatch (on every rank, naming the first that differs) where a rank has another number in `mpi`, is not in it, or passes another
-///   communicator than the rest
+/// @throws Mismatch (on every rank, naming the first that differs) where a rank has another number in `mpi` or is not in it
+/// @throws Timeout (on every rank, at the deadline of init) where ranks pass different communicators of the same ranks in the same order
 inline void check(Communicator& comm, MPI_Comm mpi) {
     using namespace rsccl::detail::over_mpi;
     naming("check", comm.rank(), [&] { private_duplicate(comm, mpi).free(); });
