@@ -146,8 +146,8 @@ impl Communicator {
             if let Some(other) = seen.insert(*place, rank) {
                 // All ranks see the same numbers, so all return this.
                 return Err(Error::invalid_usage(format!(
-                    "ranks {other} and {rank} of this communicator are both rank {place} of MPI_COMM_WORLD: one process has one \
-                     rank of MPI"
+                    "ranks {other} and {rank} of this communicator are both rank {place} of MPI_COMM_WORLD, by which they are \
+                     compared with MPI: they are threads of one process, or of worlds that MPI has connected (MPI_Comm_spawn)"
                 )));
             }
         }

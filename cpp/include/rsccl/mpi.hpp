@@ -653,7 +653,8 @@ inline std::vector<int> told_ranks(Communicator& comm) {
             // All ranks see the same numbers, so all throw this.
             throw InvalidUsage("ranks " + std::to_string(other->second) + " and " + std::to_string(rank) +
                                    " of this communicator are both rank " + std::to_string(told[rank]) +
-                                   " of MPI_COMM_WORLD: one process has one rank of MPI",
+                                   " of MPI_COMM_WORLD, by which they are compared with MPI: they are threads of one process, or of "
+                                   "worlds that MPI has connected (MPI_Comm_spawn)",
                                comm.rank(), {}, {});
         }
     }
