@@ -6,6 +6,7 @@
 
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod aside;
+mod bystander;
 mod choose;
 mod collectives;
 mod desk;
@@ -24,6 +25,7 @@ pub(crate) mod settings;
 mod tests;
 
 use std::cell::{OnceCell, RefCell};
+use std::fmt;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
@@ -53,7 +55,6 @@ use engine::Engine;
 /// deadline of [`crate::Config::timeout`]), [`Kind::System`], [`Kind::Aborted`], [`Kind::Internal`]. From then on calls give
 /// that error again; [`Communicator::shrink`] makes a new communicator of the ranks that are left. The docs of each call name
 /// only what is its own.
-#[derive(Debug)]
 pub struct Communicator {
     world: World,
     abort: AbortFlag,
@@ -295,6 +296,22 @@ impl Communicator {
             *home = Home::Failed(Some(engine), error.duplicate());
         }
         error.at(self.world.rank)
+    }
+}
+
+impl fmt::Debug for Communicator {
+    /// Who it is and how it is: an engine is buffers above all, and whoever prints a result has not asked for those.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Communicator");
+        shown.field("rank", &self.rank()).field("size", &self.size());
+        match self.home.try_borrow().as_deref() {
+            Ok(Home::Ready(_)) => shown.field("state", &"ready"),
+            Ok(Home::Failed(_, error)) => shown.field("state", &format_args!("failed: {error}")),
+            Ok(Home::Starting(_)) => shown.field("state", &"starting"),
+            Ok(Home::Lent) | Err(_) => shown.field("state", &"in a call"),
+            Ok(Home::Closed) => shown.field("state", &"finalized"),
+        };
+        shown.finish_non_exhaustive()
     }
 }
 

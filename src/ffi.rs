@@ -14,7 +14,7 @@ mod stores;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::bootstrap::UniqueId;
+use crate::bootstrap::{Root, UniqueId};
 use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, Preparation};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -217,7 +217,7 @@ mod bridge {
         fn prepared() -> Box<Prepared>;
         fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure;
         fn prepared_timeout_ms(prepared: &Prepared) -> i64;
-        fn prepared_id(prepared: &Prepared, id: &mut [u8; 128]) -> *mut Failure;
+        fn prepared_id(prepared: &mut Prepared, id: &mut [u8; 128]) -> *mut Failure;
         fn join_aside(prepared: &mut Prepared, comm: &mut Comm, id: &[u8], rank: i32, size: i32) -> *mut Failure;
 
         type Stop;
@@ -320,7 +320,11 @@ struct Comm(Option<Desk>);
 struct Family(VecDeque<Communicator>);
 
 /// The first half of an init; `None` before it was read and once it was used.
-struct Prepared(Option<Preparation>);
+struct Prepared {
+    half: Option<Preparation>,
+    /// Serves the id as long as the preparation lives.
+    root: Option<Root>,
+}
 
 /// What stops a communicator.
 struct Stop(Option<AbortHandle>);
@@ -603,30 +607,32 @@ fn take(family: &mut Family) -> Box<Comm> {
 }
 
 fn prepared() -> Box<Prepared> {
-    Box::new(Prepared(None))
+    Box::new(Prepared { half: None, root: None })
 }
 
 fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure {
     guard(|| {
-        prepared.0 = Some(Preparation::new(settings.0.clone())?);
+        prepared.half = Some(Preparation::new(settings.0.clone())?);
         Ok(())
     })
 }
 
 fn prepared_timeout_ms(prepared: &Prepared) -> i64 {
-    prepared.0.as_ref().map_or(0, |half| milliseconds_of(half.init_timeout()))
+    prepared.half.as_ref().map_or(0, |half| milliseconds_of(half.init_timeout()))
 }
 
-fn prepared_id(prepared: &Prepared, id: &mut [u8; 128]) -> *mut Failure {
+fn prepared_id(prepared: &mut Prepared, id: &mut [u8; 128]) -> *mut Failure {
     guard(|| {
-        *id = *prepared.0.as_ref().ok_or_else(used)?.unique_id()?.as_bytes();
+        let (made, root) = prepared.half.as_ref().ok_or_else(used)?.unique_id()?;
+        prepared.root = root;
+        *id = *made.as_bytes();
         Ok(())
     })
 }
 
 fn join_aside(prepared: &mut Prepared, comm: &mut Comm, id: &[u8], rank: i32, size: i32) -> *mut Failure {
     guard(|| {
-        let half = prepared.0.take().ok_or_else(used)?;
+        let half = prepared.half.take().ok_or_else(used)?;
         comm.0 = Some(Desk::new(half.join(UniqueId::from_bytes(id)?, world_of(rank, size)?)?));
         Ok(())
     })

@@ -45,7 +45,7 @@
 //! With `comm.set_progress(Some(rsccl::mpi::progress()?))?` a rank that waits on this communicator probes MPI meanwhile, and the program
 //! above ends. The hook helps in one direction. A rank that blocks in MPI (`MPI_Recv`, `MPI_Barrier`) serves no call of
 //! rsccl, but none needs it to: calls of rsccl are finished by the ranks that are in them, and what a call has sent arrives with no further
-//! help. Requests that rsccl has begun (its scopes) have a thread of their own.
+//! help. A request of a scope goes on by a thread of rsccl's, and MPI while the program waits for it.
 //!
 //! # Threads
 //!
@@ -55,7 +55,9 @@
 //! | `SERIALIZED` | any thread, while no other calls MPI | on the thread that made it, while no other calls MPI |
 //! | `MULTIPLE` | any thread | on all |
 //!
-//! rsccl calls MPI on the caller's thread only, and only in the functions of this page. Its own threads call none.
+//! The functions of this page call MPI on the caller's thread only, and nothing else of rsccl calls it but the hook, on whichever
+//! thread waits; with `MULTIPLE` that may be one of rsccl's own. As with every collective of MPI, two threads must not be in
+//! [`communicator`], [`placement`] or `check` with the same MPI communicator at a time.
 //!
 //! # Errors
 //!

@@ -73,10 +73,7 @@ fn two_ranks_with_one_number_are_told_so_and_the_missing_one_is_named() {
     for error in errors {
         assert!(error.to_string().contains("two ranks have the number 1"), "{error}");
         if error.kind() == Kind::Timeout {
-            assert!(
-                error.to_string().contains("ranks that never came within") && error.to_string().contains(": 2 of 3"),
-                "{error}"
-            );
+            assert!(error.to_string().contains("rank 2 of 3 never came within"), "{error}");
         }
     }
 }
@@ -115,7 +112,7 @@ fn the_ranks_that_never_came_are_named_as_ranges() {
     for outcome in join(&[id], &present, 2.0) {
         let error = outcome.unwrap_err();
         assert_eq!(error.kind(), Kind::Timeout);
-        assert!(error.to_string().contains(": 3, 17-19 of 64"), "{error}");
+        assert!(error.to_string().contains("ranks 3, 17-19 of 64 never came within"), "{error}");
     }
     assert!(start.elapsed() < Duration::from_secs(10));
 }
@@ -131,7 +128,7 @@ fn with_several_roots_the_missing_are_named_to_their_own_block_and_to_the_first(
         let words = error.to_string();
         match rank {
             0..3 => assert!(words.contains("3-5") && words.contains("of 9"), "rank {rank}: {words}"),
-            3..6 => assert!(words.contains(": 4 of 9"), "rank {rank}: {words}"),
+            3..6 => assert!(words.contains("rank 4 of 9 never came within"), "rank {rank}: {words}"),
             _ => assert_eq!(error.kind(), Kind::Timeout, "rank {rank}: {words}"),
         }
     }

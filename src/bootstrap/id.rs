@@ -58,13 +58,21 @@ impl UniqueId {
     /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable, [`crate::error::Kind::InvalidArgument`] where
     /// `comm_id` is no address, [`crate::error::Kind::System`] where no socket or thread is left.
     pub fn generate(options: &Options) -> Result<UniqueId> {
+        let (id, root) = UniqueId::generate_held(options)?;
+        if let Some(root) = root {
+            root.detach();
+        }
+        Ok(id)
+    }
+
+    /// [`UniqueId::generate`] for a caller who knows when the ranks have been served: the root ends when it is dropped.
+    ///
+    /// # Errors
+    /// As [`UniqueId::generate`].
+    pub fn generate_held(options: &Options) -> Result<(UniqueId, Option<Root>)> {
         match UniqueId::fixed(options)? {
-            Some(id) => Ok(id),
-            None => {
-                let (id, root) = Root::serve(options)?;
-                root.detach();
-                Ok(id)
-            }
+            Some(id) => Ok((id, None)),
+            None => Root::serve(options).map(|(id, root)| (id, Some(root))),
         }
     }
 

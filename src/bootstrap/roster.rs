@@ -170,7 +170,10 @@ impl Roster {
         let world = known.shape.world;
         let mut message = match known.absent() {
             None => format!("root 0 did not answer within {waited:.1} s, though the ranks of this root have all come"),
-            Some(absent) => format!("ranks that never came within {waited:.1} s: {absent} of {world}"),
+            Some(absent) => {
+                let ranks = if absent.parse::<u32>().is_ok() { "rank" } else { "ranks" };
+                format!("{ranks} {absent} of {world} never came within {waited:.1} s")
+            }
         };
         for reason in &self.turned_away {
             message += "; turned away: ";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::bootstrap::{NetBootstrap, Options, UniqueId};
+use crate::bootstrap::{NetBootstrap, Options, Root, UniqueId};
 use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Settings};
 use crate::config::Config;
@@ -30,9 +30,9 @@ impl Preparation {
         self.settings.init_timeout
     }
 
-    /// Makes an id and serves it, as [`Communicator::unique_id`].
-    pub(crate) fn unique_id(&self) -> Result<UniqueId> {
-        UniqueId::generate(&self.options)
+    /// Makes an id, as [`Communicator::unique_id`], which is served until the root is dropped.
+    pub(crate) fn unique_id(&self) -> Result<(UniqueId, Option<Root>)> {
+        UniqueId::generate_held(&self.options)
     }
 
     /// Joins on a thread of its own: [`Communicator::async_error`] tells when that is over.

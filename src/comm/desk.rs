@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
+use crate::comm::bystander::Bystander;
 use crate::comm::engine::Engine;
 use crate::comm::request::{Job, Outcome, Promise, check_message, work};
 use crate::comm::{Call, Communicator, Home, Message};
@@ -48,7 +49,10 @@ pub struct Desk {
 /// An operation that was begun at a [`Desk`]. Dropping it neither stops it nor waits for it.
 #[derive(Debug)]
 #[must_use = "wait() says when the buffers hold the result"]
-pub struct Pending(Vec<Arc<Outcome>>);
+pub struct Pending {
+    outcomes: Vec<Arc<Outcome>>,
+    bystander: Bystander,
+}
 
 /// The thread that has the engine.
 #[derive(Debug)]
@@ -56,6 +60,9 @@ struct Worker {
     jobs: Option<Sender<Job<'static>>>,
     thread: Option<JoinHandle<Option<Worked>>>,
     unfinished: Vec<Arc<Outcome>>,
+    /// How the thread has ended.
+    ended: Arc<Outcome>,
+    bystander: Bystander,
 }
 
 /// The engine as a worker gives it back, and what ended the communicator meanwhile.
@@ -214,18 +221,24 @@ impl Desk {
         for job in jobs {
             sender.send(job).map_err(|_| gone())?;
         }
-        Ok(Pending(outcomes))
+        Ok(Pending { outcomes, bystander: open.bystander.clone() })
     }
 
     /// Starts the thread, then lends it the engine: where there is no thread, the engine stays.
     fn open(&self) -> Result<Worker> {
         let (jobs, queue) = channel();
         let (hand, taken) = channel::<Box<Engine>>();
-        let body = move || taken.recv().ok().map(|engine| work(engine, &queue));
+        let (promise, ended) = Promise::new();
+        let body = move || {
+            let worked = taken.recv().ok().map(|engine| work(engine, &queue));
+            promise.set(Ok(()));
+            worked
+        };
         let thread = thread::spawn("rsccl requests", body).map_err(|error| error.at(self.communicator.world.rank))?;
         // On an error `hand` goes, and with it the thread.
         let engine = self.communicator.lend()?;
-        let worker = Worker { jobs: Some(jobs), thread: Some(thread), unfinished: Vec::new() };
+        let bystander = Bystander::beside(&engine);
+        let worker = Worker { jobs: Some(jobs), thread: Some(thread), unfinished: Vec::new(), ended, bystander };
         match hand.send(engine) {
             Ok(()) => Ok(worker),
             Err(back) => {
@@ -264,7 +277,10 @@ impl Worker {
     /// Closes the queue and waits for the thread. Nothing where it panicked.
     fn end(&mut self) -> Option<Worked> {
         self.jobs = None;
-        self.thread.take()?.join().ok().flatten()
+        let thread = self.thread.take()?;
+        // How it ended is what it returns; until then the hook goes on.
+        drop(self.ended.wait(&self.bystander));
+        thread.join().ok().flatten()
     }
 }
 
@@ -288,15 +304,15 @@ impl Pending {
     /// The operation's.
     pub fn wait(&self) -> Result<()> {
         let mut first = Ok(());
-        for outcome in &self.0 {
-            first = first.and(outcome.wait());
+        for outcome in &self.outcomes {
+            first = first.and(outcome.wait(&self.bystander));
         }
         first
     }
 
     /// Whether the operation has ended, well or not. Never waits.
     pub fn is_finished(&self) -> bool {
-        self.0.iter().all(|outcome| outcome.is_set())
+        self.outcomes.iter().all(|outcome| outcome.is_set())
     }
 }
 

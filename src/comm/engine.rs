@@ -13,7 +13,7 @@ use crate::exec::host::{self, Surroundings, Visit};
 use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
 use crate::plan::{Plan, Windows};
 use crate::sync::primitive::Arc;
-use crate::sync::{AbortFlag, Backoff, Deadline, Wait, progress};
+use crate::sync::{AbortFlag, Backoff, Deadline, Progress, Wait, progress};
 use crate::sys::memory::SharedMemory;
 use crate::sys::{clock, futex};
 use crate::transport::{Fabric, HostWindows, Need, Setup};
@@ -350,6 +350,11 @@ impl Engine {
     /// A wait of init's time-out that begins now.
     pub(crate) fn init_wait(&self) -> Wait {
         Wait::new(self.settings.init_timeout, &self.abort).with_progress(self.settings.progress.clone())
+    }
+
+    /// The hook, and the flag that ends this communicator.
+    pub(crate) fn hook(&self) -> Option<(Progress, AbortFlag)> {
+        self.settings.progress.clone().map(|hook| (hook, self.abort.clone()))
     }
 
     /// Tells everyone of `error`, so that nobody waits for this rank any more.

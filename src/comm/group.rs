@@ -2,8 +2,10 @@
 
 use std::marker::PhantomData;
 
+use crate::comm::bystander::Bystander;
 use crate::comm::collectives::expect;
 use crate::comm::engine::Engine;
+use crate::comm::request::Promise;
 use crate::comm::{Buffers, Call, Communicator, Message};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, CallCount, Nothing};
@@ -78,15 +80,22 @@ impl<'a> Group<'a> {
         }
         // Communicators are used by one thread at a time; each one's engine goes to a thread for the length of the group.
         let engines = lend_all(&self.parts)?;
-        let (loans, work): (Vec<_>, Vec<_>) = engines
-            .into_iter()
-            .zip(self.parts)
-            .map(|(engine, part)| (part.comm, (engine, part.messages, part.calls)))
-            .unzip();
-        let results = crate::sys::thread::side_by_side("rsccl group", work, |(mut engine, messages, calls)| {
+        let bystander = Bystander::beside_all(engines.iter().map(|engine| &**engine));
+        let (mut loans, mut work, mut outcomes) = (Vec::new(), Vec::new(), Vec::new());
+        for (engine, part) in engines.into_iter().zip(self.parts) {
+            let (promise, outcome) = Promise::new();
+            loans.push(part.comm);
+            work.push((engine, part.messages, part.calls, promise));
+            outcomes.push(outcome);
+        }
+        let run = |(mut engine, messages, calls, promise): (Box<Engine>, _, Vec<Call<'_>>, Promise)| {
             let result = run_part(&mut engine, messages, calls);
+            promise.set(Ok(()));
             (engine, result)
-        })?;
+        };
+        // How each part ended is what its thread returns; until then the hooks go on.
+        let meanwhile = || outcomes.iter().for_each(|outcome| drop(outcome.wait(&bystander)));
+        let results = crate::sys::thread::side_by_side("rsccl group", work, run, meanwhile)?;
         let mut first = Ok(());
         for (comm, (engine, result)) in loans.into_iter().zip(results) {
             let result = comm.take_back(engine, result);

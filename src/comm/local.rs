@@ -43,10 +43,11 @@ pub fn run_with<T: Send>(
     let config = config.clone().resolve()?;
     crate::log::install(&config)?;
     let settings = Settings { blocking: true, ..Settings::read(&config)? };
-    let results = thread::side_by_side("rank", LocalBootstrap::world(ranks)?, |bootstrap| {
+    let rank = |bootstrap: LocalBootstrap| {
         let world = bootstrap.world();
         body(Communicator::start(world, settings.clone(), move |_, _| Ok(Box::new(bootstrap)))?)
-    })?;
+    };
+    let results = thread::side_by_side("rank", LocalBootstrap::world(ranks)?, rank, || ())?;
     collect(results)
 }
 

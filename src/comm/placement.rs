@@ -36,9 +36,9 @@ pub struct Placement {
 
 /// A GPU, chosen for a rank.
 ///
-/// The ranks of a host share its GPUs evenly, each with one of its NUMA node where there is one; what `CUDA_VISIBLE_DEVICES` hides is
-/// not chosen. The GPUs are numbered by their place on the PCI bus. CUDA numbers them so on hosts whose GPUs are all of one kind;
-/// on others `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes sure that it does.
+/// The ranks of a host share its GPUs evenly, each with one of its NUMA node where there is one; what `CUDA_VISIBLE_DEVICES` or a
+/// container hides is not chosen. The GPUs are numbered by their place on the PCI bus. CUDA numbers them so on hosts whose GPUs
+/// are all of one kind; on others `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes sure that it does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceChoice {
@@ -163,7 +163,7 @@ fn decode_node(value: u64) -> Option<u32> {
 fn visible(all: &[Gpu], wanted: &VisibleDevices) -> Vec<Device> {
     let whole = |gpu: &Gpu| Device { id: gpu.bus_id.clone(), node: gpu.node };
     let VisibleDevices::Only(names) = wanted else { return all.iter().map(whole).collect() };
-    let mut seen: Vec<Device> = Vec::new();
+    let (mut seen, mut part): (Vec<Device>, Option<Device>) = (Vec::new(), None);
     for name in names {
         let device = match name {
             DeviceName::Index(index) => usize::try_from(*index).ok().and_then(|index| all.get(index)).map(whole),
@@ -173,11 +173,17 @@ fn visible(all: &[Gpu], wanted: &VisibleDevices) -> Vec<Device> {
         // CUDA ends its list at an entry that names no GPU, and shows none at all where one is named twice.
         match device {
             Some(device) if seen.iter().any(|other| other.id == device.id) => return Vec::new(),
-            Some(device) if seen.len() < gpus::MAX_GPUS => seen.push(device),
+            Some(device) if seen.len() < gpus::MAX_GPUS => {
+                if part.is_none() && matches!(name, DeviceName::Mig(_)) {
+                    part = Some(device.clone());
+                }
+                seen.push(device);
+            }
             _ => break,
         }
     }
-    seen
+    // Of parts of GPUs it shows a process one, the first, and no whole GPU beside it.
+    part.map_or(seen, |part| vec![part])
 }
 
 /// The only GPU whose UUID begins with `prefix`.
@@ -259,7 +265,10 @@ mod tests {
         assert_eq!(seen(&[uuid("GPU-AA11"), uuid("GPU-aa00-1")]), ["0000:02:00.0", "0000:01:00.0"]);
         assert_eq!(seen(&[uuid("GPU-aa")]), [""; 0], "two begin so");
         assert_eq!(seen(&[uuid("GPU-77")]), ["GPU-77"], "may be the one whose UUID is hidden");
-        assert_eq!(seen(&[DeviceName::Mig("MIG-5".to_owned()), index(0)]), ["MIG-5", "0000:01:00.0"]);
+        let part = |name: &str| DeviceName::Mig(name.to_owned());
+        assert_eq!(seen(&[part("MIG-5"), part("MIG-7")]), ["MIG-5"], "CUDA shows one part");
+        assert_eq!(seen(&[index(0), part("MIG-5"), index(1)]), ["MIG-5"], "and no GPU beside it");
+        assert_eq!(seen(&[part("MIG-5"), part("MIG-5")]), [""; 0], "one is named twice");
         assert!(visible(&[], &VisibleDevices::Only(vec![DeviceName::Mig("MIG-5".to_owned()), index(0)])).is_empty());
     }
 

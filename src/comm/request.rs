@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
 use crate::bootstrap::Bootstrap;
+use crate::comm::bystander::Bystander;
 use crate::comm::collectives::expect;
 use crate::comm::engine::Engine;
 use crate::comm::group::run_calls;
@@ -25,6 +26,7 @@ use crate::types::{Collective, DataType, Element, Rank, ReduceOp, World};
 pub struct Scope<'scope, 'env: 'scope> {
     world: World,
     jobs: Sender<Job<'scope>>,
+    bystander: Bystander,
     /// What the program's own borrows outlive; gives `'scope` its upper bound.
     env: PhantomData<&'env ()>,
 }
@@ -34,6 +36,7 @@ pub struct Scope<'scope, 'env: 'scope> {
 #[must_use = "wait() says when the buffers hold the result"]
 pub struct Request<'scope> {
     outcome: Arc<Outcome>,
+    bystander: Bystander,
     scope: PhantomData<&'scope ()>,
 }
 
@@ -67,17 +70,24 @@ impl Communicator {
     /// ```
     pub fn scope<'env, T>(&self, body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<T>) -> Result<T> {
         let engine = self.lend()?;
-        let world = self.world;
+        let (world, bystander) = (self.world, Bystander::beside(&engine));
         let (engine, ended, value) = std::thread::scope(|threads| {
             let (jobs, queue) = channel();
-            let worker = thread::spawn_in(threads, "rsccl requests", move || work(engine, &queue));
+            let (promise, ended) = Promise::new();
+            let worker = thread::spawn_in(threads, "rsccl requests", move || {
+                let worked = work(engine, &queue);
+                promise.set(Ok(()));
+                worked
+            });
             let worker = match worker {
                 Ok(worker) => worker,
                 Err(error) => return (None, Ok(()), Err(error)),
             };
-            let scope = Scope { world, jobs, env: PhantomData };
+            let scope = Scope { world, jobs, bystander: bystander.clone(), env: PhantomData };
             let value = body(&scope);
             drop(scope);
+            // How the thread ended is what it returns; until then the hook goes on.
+            drop(ended.wait(&bystander));
             match worker.join() {
                 Ok((engine, ended)) => (Some(engine), ended, value),
                 Err(panic) => std::panic::resume_unwind(panic),
@@ -177,7 +187,7 @@ impl<'scope> Scope<'scope, '_> {
         let (promise, outcome) = Promise::new();
         let gone = |_| Error::internal("the thread of requests has ended early").at(self.world.rank);
         self.jobs.send(job(promise)).map_err(gone)?;
-        Ok(Request { outcome, scope: PhantomData })
+        Ok(Request { outcome, bystander: self.bystander.clone(), scope: PhantomData })
     }
 }
 
@@ -187,7 +197,7 @@ impl Request<'_> {
     /// # Errors
     /// The operation's.
     pub fn wait(self) -> Result<()> {
-        self.outcome.wait()
+        self.outcome.wait(&self.bystander)
     }
 
     /// Whether the operation has ended, well or not. Never waits.
@@ -228,13 +238,22 @@ impl Outcome {
     }
 
     /// Waits until the request has ended; whoever works at it has a deadline.
-    pub(super) fn wait(&self) -> Result<()> {
+    pub(super) fn wait(&self, bystander: &Bystander) -> Result<()> {
         let mut ended = self.lock();
         loop {
             match &*ended {
                 Some(Ok(())) => return Ok(()),
                 Some(Err(error)) => return Err(error.duplicate()),
-                None => ended = self.changed.wait(ended).unwrap_or_else(std::sync::PoisonError::into_inner),
+                None if bystander.is_idle() => {
+                    ended = self.changed.wait(ended).unwrap_or_else(std::sync::PoisonError::into_inner);
+                }
+                None => {
+                    let waited = self.changed.wait_timeout(ended, crate::sync::Progress::REST);
+                    // Nobody is to wait for the lock while the hook runs.
+                    drop(waited.unwrap_or_else(std::sync::PoisonError::into_inner));
+                    bystander.turn();
+                    ended = self.lock();
+                }
             }
         }
     }
@@ -252,7 +271,7 @@ impl Promise {
         (Promise(Arc::clone(&outcome)), outcome)
     }
 
-    fn set(&self, result: Result<()>) {
+    pub(super) fn set(&self, result: Result<()>) {
         self.0.set(result);
     }
 }

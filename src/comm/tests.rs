@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use crate::comm::{Communicator, local};
+use crate::comm::{Buffers, Call, CallCount, Communicator, Desk, local};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
 use crate::sync::{AbortFlag, Progress, Wait};
+use crate::sys::host;
 use crate::transport::Policy;
-use crate::types::ReduceOp;
+use crate::types::{Collective, DataType, ReduceOp};
 
 fn sums(policy: Policy, ranks: u32) {
     let config = Config::default()
@@ -104,18 +105,39 @@ fn a_failed_request_ends_those_beside_it() {
     ended.unwrap();
 }
 
-/// A hook that hands a token on: rank 0's call waits for rank 1, whose program waits for the token that only rank 0's hook gives.
+#[test]
+fn a_communicator_prints_as_a_line_and_not_as_its_buffers() {
+    local::run(2, |comm| {
+        let expected = format!("Communicator {{ rank: {}, size: 2, state: \"ready\", .. }}", comm.rank());
+        assert_eq!(format!("{comm:?}"), expected);
+        comm.barrier()?;
+        comm.abort_handle().abort("enough");
+        let error = comm.barrier().unwrap_err().to_string();
+        assert!(format!("{comm:?}").contains(&format!("state: failed: {error}")));
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A hook that hands a token on: rank 0's call waits for rank 1, whose program waits for the token that only rank 0's hook gives, and
+/// only on the thread of rank 0's program: so is a library that may be called on one thread alone.
 fn needs_the_hook(call: impl Fn(&Communicator) -> Result<()> + Sync) {
+    needs_the_hook_at_a_desk(|desk| call(desk.at_rest()?));
+}
+
+fn needs_the_hook_at_a_desk(call: impl Fn(&Desk) -> Result<()> + Sync) {
     for transport in ["local", "net"] {
         let config = Config::default().with_p2p_disable(transport == "net").with_shm_disable(transport == "net");
         let given = Arc::new(AtomicBool::new(false));
         local::run_with(2, &config, |comm| {
+            let rank = comm.rank();
+            let desk = Desk::new(comm);
             // Connections are open before.
-            call(&comm)?;
-            if comm.rank() == 0 {
-                let give = Arc::clone(&given);
-                comm.set_progress(Some(Progress::new(move || {
-                    give.store(true, Ordering::Release);
+            call(&desk)?;
+            if rank == 0 {
+                let (give, program) = (Arc::clone(&given), host::thread_id());
+                desk.at_rest()?.set_progress(Some(Progress::new(move || {
+                    give.fetch_or(host::thread_id() == program, Ordering::Release);
                     Ok(())
                 })))?;
             } else {
@@ -125,7 +147,7 @@ fn needs_the_hook(call: impl Fn(&Communicator) -> Result<()> + Sync) {
                     std::thread::yield_now();
                 }
             }
-            call(&comm)
+            call(&desk)
         })
         .unwrap();
     }
@@ -148,6 +170,50 @@ fn the_progress_hook_is_called_while_a_call_waits() {
             },
         )
     });
+}
+
+#[test]
+fn the_progress_hook_is_called_while_the_program_waits_for_threads_of_ours() {
+    // Nobody waits for the request but the end of the scope.
+    needs_the_hook(|comm| comm.scope(|scope| scope.barrier().map(drop)));
+    needs_the_hook(|comm| {
+        let alone = Communicator::init_all(1, Config::default())?.remove(0);
+        let (mut mine, mut all) = ([1u32; 2], [1u32; 3]);
+        crate::group(|group| {
+            group.on(&alone).all_reduce_in_place(&mut mine, ReduceOp::Sum)?;
+            group.on(comm).all_reduce_in_place(&mut all, ReduceOp::Sum)
+        })
+    });
+    let begin_barrier = |desk: &Desk| {
+        let (collective, count, buffers) = (Collective::Barrier, CallCount::Each(0), Buffers::none());
+        desk.begin(Call { collective, data_type: DataType::U8, op: None, root: None, count, buffers })
+    };
+    needs_the_hook_at_a_desk(|desk| begin_barrier(desk)?.wait());
+}
+
+/// The hook works on the program's thread only, which waits for a thread of ours: its failure ends that thread's wait too.
+#[test]
+fn a_hook_that_fails_while_the_program_waits_for_a_request_ends_it() {
+    let texts = local::run(2, |comm| {
+        comm.barrier()?;
+        if comm.rank() == 0 {
+            let program = host::thread_id();
+            let fails = move || match host::thread_id() == program {
+                true => Err(Error::invalid_usage("no more turns")),
+                false => Ok(()),
+            };
+            comm.set_progress(Some(Progress::new(fails)))?;
+            let error = comm.scope(|scope| scope.barrier()?.wait()).unwrap_err();
+            assert_eq!(error.kind(), Kind::Aborted);
+            return Ok(error.to_string());
+        }
+        let mut word = [0u8];
+        Ok(comm.recv(&mut word, 0).unwrap_err().to_string())
+    })
+    .unwrap();
+    for text in texts {
+        assert!(text.contains("the progress hook failed: no more turns"), "{text}");
+    }
 }
 
 #[test]

@@ -73,8 +73,15 @@ fn join(theirs: &Theirs<'_>, config: Config) -> Result<Communicator> {
         theirs.world().size,
         timeout.as_secs_f64()
     );
-    let comm = Private::adopt(&finish(theirs.duplicate()?, &wait, &words)?)?;
-    let mut carrier = Bounded { comm: &comm, wait: &wait, words: &words };
+    let made = theirs.duplicate().and_then(|pending| finish(pending, &wait, &words));
+    let comm = match made.and_then(|made| Private::adopt(&made)) {
+        Ok(comm) => comm,
+        // What this rank knows of itself says more than that others did not come.
+        Err(error) => return Err(prepared.err().unwrap_or(error)),
+    };
+    // All have called, be it at the last moment.
+    let wait = within(timeout.saturating_add(GRACE));
+    let mut carrier = Bounded { comm: &comm, wait: &wait, words: GONE };
     let outcome = match agree(&mut carrier, prepared) {
         Ok(prepared) => meet(&comm, prepared),
         Err(error) => Err(error),
@@ -95,8 +102,9 @@ fn meet(comm: &Private, prepared: Preparation) -> Result<Communicator> {
     let longest = Duration::from_millis(longest.unsigned_abs());
     let mut carrier = Bounded { comm, wait: &wait, words: GONE };
     let own = if comm.world().rank == Rank::new(0) { prepared.unique_id().map(Some) } else { Ok(None) };
-    let own = agree(&mut carrier, own)?;
-    let bytes = own.map_or(vec![0; UniqueId::BYTES], |id| id.as_bytes().to_vec());
+    // Kept until all know what came of the join, and no longer: the root of a join that nobody came to would wait on.
+    let (id, _root) = agree(&mut carrier, own)?.unzip();
+    let bytes = id.map_or(vec![0; UniqueId::BYTES], |id| id.as_bytes().to_vec());
     let id = UniqueId::from_bytes(&finish(comm.spread(Rank::new(0), bytes)?, &wait, GONE)?)?;
     // From here on, so that no rank's agreement ends before another's join does.
     let last = within(longest.saturating_add(GRACE + GRACE));

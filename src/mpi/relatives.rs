@@ -74,9 +74,10 @@ impl Communicator {
     /// Asserts that rank i here is rank i of `mpi`, for every rank. Collective over both.
     ///
     /// # Errors
-    /// On every rank, naming the first rank that differs: [`crate::error::Kind::Mismatch`] where a rank has another number in `mpi`, is
-    /// not in it, or passes another communicator than the rest; [`crate::error::Kind::InvalidArgument`] and
-    /// [`crate::error::Kind::InvalidUsage`] as [`super::communicator`].
+    /// On every rank: [`crate::error::Kind::Mismatch`] naming the first rank that has another number in `mpi` or is not in it;
+    /// [`crate::error::Kind::Timeout`] at the deadline of init where ranks pass different communicators of the same ranks in the same
+    /// order, such as one and its duplicate: MPI tells these apart by messages that never come, and keeps what it has begun on
+    /// them; [`crate::error::Kind::InvalidArgument`] and [`crate::error::Kind::InvalidUsage`] as [`super::communicator`].
     ///
     /// # Examples
     /// ```no_run
@@ -145,8 +146,8 @@ impl Communicator {
             if let Some(other) = seen.insert(*place, rank) {
                 // All ranks see the same numbers, so all return this.
                 return Err(Error::invalid_usage(format!(
-                    "ranks {other} and {rank} of this communicator are both rank {place} of MPI_COMM_WORLD: one process has one \
-                     rank of MPI"
+                    "ranks {other} and {rank} of this communicator are both rank {place} of MPI_COMM_WORLD, by which they are \
+                     compared with MPI: they are threads of one process, or of worlds that MPI has connected (MPI_Comm_spawn)"
                 )));
             }
         }

@@ -5,14 +5,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::sync::primitive::Arc;
+use crate::sync::primitive::{Arc, Mutex};
 
 /// Something that is called again and again while a call on a communicator waits, so that another library which moves its
 /// messages only inside its own calls (MPI) does not stand still meanwhile.
 ///
-/// It is called by whichever thread waits, after a short spin, then every few hundred microseconds at the latest. It returns
-/// soon, and calls nothing on the communicator that waits. An error, or a panic, ends the wait and the communicator. Clones
-/// share the hook.
+/// It is called by whichever thread waits, after a short spin, then every few hundred microseconds at the latest; while a thread of
+/// the library works at a request or in a group of several communicators, by that thread and by the program's that waits for it, never
+/// by two at a time. It returns soon, and calls nothing on the communicator that waits. An error, or a panic, ends the wait and the
+/// communicator. Clones share the hook.
 ///
 /// # Examples
 /// ```
@@ -33,7 +34,13 @@ use crate::sync::primitive::Arc;
 /// # Ok::<(), rsccl::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Progress(Arc<dyn Fn() -> Result<()> + Send + Sync>);
+pub struct Progress(Arc<Hook<dyn Fn() -> Result<()> + Send + Sync>>);
+
+struct Hook<F: ?Sized> {
+    /// Held by the thread that is in `call`.
+    taken: Mutex<()>,
+    call: F,
+}
 
 impl Progress {
     /// The longest sleep of a wait that has a hook: a message of another library may need several turns, one for each round trip.
@@ -41,16 +48,17 @@ impl Progress {
 
     /// A hook that calls `turn`.
     pub fn new(turn: impl Fn() -> Result<()> + Send + Sync + 'static) -> Progress {
-        Progress(Arc::new(turn))
+        Progress(Arc::new(Hook { taken: Mutex::new(()), call: turn }))
     }
 
-    /// Calls the hook once.
+    /// Calls the hook once, unless another thread is in it.
     ///
     /// # Errors
     /// [`crate::error::Kind::Aborted`] with the words of the hook's error: a call that has begun cannot be taken back, whatever kind
     /// the hook chose. A panic of the hook is such an error too, since it must not leave an operation in its middle.
     pub(crate) fn turn(&self) -> Result<()> {
-        match catch_unwind(AssertUnwindSafe(|| (self.0)())) {
+        let Ok(_taken) = self.0.taken.try_lock() else { return Ok(()) };
+        match catch_unwind(AssertUnwindSafe(|| (self.0.call)())) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Error::aborted(format!("the progress hook failed: {error}"))),
             Err(_) => Err(Error::aborted("the progress hook panicked")),
@@ -75,4 +83,27 @@ pub(crate) fn turn(hook: Option<&Progress>) -> Result<()> {
 /// How long a wait with this hook may sleep where it would sleep for `rest`.
 pub(crate) fn rest(hook: Option<&Progress>, rest: Duration) -> Duration {
     if hook.is_some() { rest.min(Progress::REST) } else { rest }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::primitive::{AtomicU32, OnceLock, Ordering};
+
+    #[test]
+    fn nobody_enters_a_hook_that_somebody_is_in() {
+        let turns = Arc::new(AtomicU32::new(0));
+        let (counted, again) = (Arc::clone(&turns), Arc::<OnceLock<Progress>>::default());
+        let inner = Arc::clone(&again);
+        let hook = Progress::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let hook = inner.get().expect("set below").clone();
+            std::thread::scope(|scope| scope.spawn(move || hook.turn()).join().expect("no panic"))
+        });
+        again.set(hook.clone()).expect("set once");
+        for expected in 1..3 {
+            hook.turn().unwrap();
+            assert_eq!(turns.load(Ordering::Relaxed), expected);
+        }
+    }
 }

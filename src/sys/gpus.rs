@@ -1,6 +1,8 @@
 //! The NVIDIA GPUs of this host, from the files of the driver and the kernel: no library of a driver is needed.
 
+use std::ffi::CString;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// A GPU.
@@ -14,36 +16,55 @@ pub struct Gpu {
     pub node: Option<u32>,
 }
 
-/// The GPUs of the host by bus id; none where there is no driver of NVIDIA's. `root` is `/`, or what stands for it in tests.
+/// The GPUs of the host that this process may use, by bus id; none where there is no driver of NVIDIA's. `root` is `/`, or what stands
+/// for it in tests.
 pub fn list(root: &Path) -> Vec<Gpu> {
     let devices = root.join(PCI_DEVICES);
     let of_driver = |bus_id: String, folder: &Path| {
-        let uuid = read(&folder.join("information")).and_then(|text| uuid_of(&text));
+        let text = read(&folder.join("information")).unwrap_or_default();
         let node = node_of(&devices, &bus_id);
-        Some(Gpu { bus_id, uuid, node })
+        let file = minor_of(&text).map(|minor| root.join(format!("dev/nvidia{minor}")));
+        Some((Gpu { bus_id, uuid: uuid_of(&text), node }, file))
     };
     let of_kernel = |bus_id: String, folder: &Path| {
         let node = node_of(&devices, &bus_id);
         is_gpu(folder).then_some(Gpu { bus_id, uuid: None, node })
     };
-    let told = scan(&root.join(DRIVER_GPUS), of_driver);
+    let mut told = scan(&root.join(DRIVER_GPUS), of_driver);
     // A container may hide the driver's files and show the bus.
-    if told.is_empty() { scan(&devices, of_kernel) } else { told }
+    if told.is_empty() {
+        return scan(&devices, of_kernel);
+    }
+    // The driver tells of all GPUs of the host, also where a container or a batch system gives this process some: CUDA shows those whose
+    // files it can open. Where there are no files at all, the first use of CUDA makes them.
+    let may_open: Vec<bool> = told.iter().map(|(_, file)| file.as_deref().is_none_or(may_open)).collect();
+    if told.iter().zip(&may_open).any(|((_, file), may_open)| file.is_some() && *may_open) {
+        let mut each = may_open.iter();
+        told.retain(|_| each.next() == Some(&true));
+    }
+    told.into_iter().map(|(gpu, _)| gpu).collect()
 }
 
 /// What `make` yields of each folder in `parent` that is named by a bus id, in the order of the bus.
-fn scan(parent: &Path, make: impl Fn(String, &Path) -> Option<Gpu>) -> Vec<Gpu> {
+fn scan<T>(parent: &Path, make: impl Fn(String, &Path) -> Option<T>) -> Vec<T> {
     let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
     let mut found = Vec::new();
     for entry in entries.take(MAX_BUS_ENTRIES).flatten() {
         let name = entry.file_name().to_string_lossy().to_ascii_lowercase();
         if let Some(place) = place_of(&name) {
-            found.extend(make(name, &entry.path()).map(|gpu| (place, gpu)));
+            found.extend(make(name, &entry.path()).map(|made| (place, made)));
         }
     }
     found.sort_by_key(|(place, _)| *place);
     found.truncate(MAX_GPUS);
-    found.into_iter().map(|(_, gpu)| gpu).collect()
+    found.into_iter().map(|(_, made)| made).collect()
+}
+
+/// Whether this process may open `file`, by its mode and by the limits that a batch system sets.
+fn may_open(file: &Path) -> bool {
+    let Ok(path) = CString::new(file.as_os_str().as_bytes()) else { return false };
+    // SAFETY: `path` ends in a zero byte and lives until the call returns.
+    unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) == 0 }
 }
 
 /// Domain, bus, device and function of `0000:3b:00.0`.
@@ -73,6 +94,11 @@ fn uuid_of(information: &str) -> Option<String> {
     // A driver that does not know it yet prints question marks.
     let is_name = line.len() <= MAX_UUID_BYTES && line.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     (is_name && line.starts_with("GPU-")).then(|| line.to_owned())
+}
+
+/// The number of the GPU's device file.
+fn minor_of(information: &str) -> Option<u32> {
+    information.lines().find_map(|line| line.strip_prefix("Device Minor:"))?.trim().parse().ok()
 }
 
 fn node_of(devices: &Path, bus_id: &str) -> Option<u32> {
@@ -149,6 +175,24 @@ mod tests {
             gpu("0001:01:00.0", None, None),
         ];
         assert_eq!(list(root), expected);
+    }
+
+    #[test]
+    fn of_the_drivers_gpus_those_count_whose_device_files_can_be_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        // Numbers of device files are not in the order of the bus.
+        for (bus, minor) in [("01", "2"), ("02", "0"), ("03", "1"), ("04", "?")] {
+            let path = format!("proc/driver/nvidia/gpus/0000:{bus}:00.0/information");
+            put(root, &path, &format!("Model: \t Some\nDevice Minor: \t {minor}\n"));
+        }
+        let buses = || list(root).into_iter().map(|gpu| gpu.bus_id[5..7].to_owned()).collect::<Vec<_>>();
+        assert_eq!(buses(), ["01", "02", "03", "04"], "no file yet");
+        put(root, "dev/nvidia2", "");
+        assert_eq!(buses(), ["01", "04"], "the other two are not given to this process");
+        put(root, "dev/nvidia0", "");
+        put(root, "dev/nvidia1", "");
+        assert_eq!(buses(), ["01", "02", "03", "04"]);
     }
 
     #[test]

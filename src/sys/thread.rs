@@ -15,14 +15,19 @@ pub fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 's
         .map_err(|error| Error::system(format!("starting the thread {name}"), error))
 }
 
-/// Runs `body` on each of `work`, each on a thread of its own, and returns what they return, in order.
+/// Runs `body` on each of `work`, each on a thread of its own, and `meanwhile` here; returns what the threads return, in order.
 ///
 /// # Errors
 /// [`crate::error::Kind::System`] where the system has no thread left; what has begun is waited for.
 ///
 /// # Panics
 /// Where `body` does.
-pub fn side_by_side<W: Send, R: Send>(name: &str, work: Vec<W>, body: impl Fn(W) -> R + Sync) -> Result<Vec<R>> {
+pub fn side_by_side<W: Send, R: Send>(
+    name: &str,
+    work: Vec<W>,
+    body: impl Fn(W) -> R + Sync,
+    meanwhile: impl FnOnce(),
+) -> Result<Vec<R>> {
     let body = &body;
     std::thread::scope(|scope| {
         let threads: Vec<_> = work
@@ -34,6 +39,7 @@ pub fn side_by_side<W: Send, R: Send>(name: &str, work: Vec<W>, body: impl Fn(W)
                 started.map_err(|error| Error::system(format!("starting the thread {name} {number}"), error))
             })
             .collect();
+        meanwhile();
         let join = |thread: Result<std::thread::ScopedJoinHandle<'_, R>>| match thread?.join() {
             Ok(result) => Ok(result),
             Err(panic) => std::panic::resume_unwind(panic),

@@ -15,6 +15,7 @@ use crate::{Act, begin, run};
 
 pub(crate) const ACTS: &[Act] = &[
     ("absent", absent),
+    ("astray", astray),
     ("die before", |rank| die(rank, false)),
     ("die within", |rank| die(rank, true)),
     ("panic", panics),
@@ -22,12 +23,12 @@ pub(crate) const ACTS: &[Act] = &[
     ("wrong result", wrong_result),
 ];
 
-/// Rank 2 never calls: it waits, in MPI, until the others have failed.
+/// Rank 2 never calls: it waits, in MPI, until the others have failed. Rank 3 has a wrong setting besides.
 fn absent(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
     if rank.number == 2 {
-        for peer in [0, 1] {
+        for peer in [0, 1, 3] {
             world.process_at_rank(peer).receive::<u8>();
         }
         rank.say("heard");
@@ -37,14 +38,35 @@ fn absent(rank: &Rank) {
     }
     let mut config = Config::default();
     config.init_timeout = Duration::from_millis(1500);
+    config.algo = (rank.number == 3).then(|| "Nonsense".to_owned());
     let error = communicator(&world, config).expect_err("rank 2 does not come");
     rank.say_error("error", &error);
     world.process_at_rank(2).send(&1u8);
     if rank.number == 0 {
-        assert!(rank.has_said(1, "error") && rank.has_said(2, "heard"));
+        assert!(rank.has_said(1, "error") && rank.has_said(2, "heard") && rank.has_said(3, "error"));
         abort(&error);
     }
     world.barrier();
+}
+
+/// Rank 1 passes a duplicate where the others pass the world: the same ranks in the same order, and yet not the same communicator.
+fn astray(rank: &Rank) {
+    let universe = begin(rank, Threading::Funneled);
+    let world = universe.world();
+    let copy = world.duplicate();
+    let mut config = Config::default();
+    config.init_timeout = Duration::from_millis(1500);
+    let comm = or_abort(communicator(&world, config));
+    let error = comm.check(if rank.number == 1 { &copy } else { &world }).expect_err("they differ");
+    rank.say_error("error", &error);
+    // It is the MPI communicator that cannot be used any more.
+    or_abort(comm.barrier());
+    rank.say("still works");
+    if rank.number == 0 {
+        assert!(rank.has_said(1, "still works") && rank.has_said(2, "still works"));
+        abort(&error);
+    }
+    or_abort(comm.recv(&mut [0u8], 0));
 }
 
 /// Rank 1 ends by a signal: before the others begin, or once they have.
@@ -120,15 +142,29 @@ fn must_have_failed(outcome: &Outcome, within: Duration) {
 
 #[test]
 fn a_rank_that_never_calls() {
-    let Some(outcome) = run("absent", 3) else { return };
+    let Some(outcome) = run("absent", 4) else { return };
     must_have_failed(&outcome, SOON);
     for rank in [0, 1] {
         let line = outcome.line(rank, "error Timeout ");
-        for word in ["rsccl::mpi::communicator", "1.5 s", "3 ranks", "end the job"] {
+        for word in ["rsccl::mpi::communicator", "1.5 s", "4 ranks", "end the job"] {
             assert!(line.contains(word), "`{word}` is not in: {line}");
         }
     }
+    // What it knows of itself says more.
+    let line = outcome.line(3, "error InvalidArgument ");
+    assert!(line.contains("Nonsense"), "{line}");
     assert!(outcome.said[2].contains(&"heard".to_owned()), "{}", outcome.report);
+}
+
+#[test]
+fn ranks_that_check_different_communicators_of_the_same_ranks() {
+    let Some(outcome) = run("astray", 3) else { return };
+    must_have_failed(&outcome, SOON);
+    for rank in 0..3 {
+        let line = outcome.line(rank, "error Timeout ");
+        assert!(line.contains("the ranks pass different MPI communicators"), "{line}");
+        assert!(outcome.said[rank].contains(&"still works".to_owned()), "{}", outcome.report);
+    }
 }
 
 #[test]

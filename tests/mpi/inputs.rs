@@ -112,7 +112,16 @@ fn differ(rank: &Rank) {
 fn variables(rank: &Rank) {
     let universe = begin(rank, Threading::Single);
     let error = refused(communicator(&universe.world(), Config::default()), "a wrong variable");
+    assert!(!threads().contains(&"rsccl root".to_owned()), "{:?}", threads());
     rank.say_error("error", &error);
+}
+
+/// The names of this process's threads.
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    // One that ends meanwhile has no name.
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    tasks.map(|task| name(task.unwrap()).trim().to_owned()).collect()
 }
 
 #[test]

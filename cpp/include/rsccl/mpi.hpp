@@ -20,7 +20,8 @@
 /// must not wait in rsccl for a rank that needs that very message to get there. Complete it before, or set the hook of mpi::progress().
 ///
 /// Threads: with `MPI_THREAD_SINGLE` and `FUNNELED` only the thread that initialised MPI may call these functions, with `SERIALIZED` any
-/// thread while no other calls MPI, with `MULTIPLE` any. rsccl calls MPI on the caller's thread only, and only here.
+/// thread while no other calls MPI, with `MULTIPLE` any. rsccl calls MPI on the caller's thread only, and only here; the hook
+/// of progress(), on the thread that waits, which at `MULTIPLE` may be one of rsccl's own.
 ///
 /// The end: nothing of MPI is kept. A communicator may be used and destroyed before or after `MPI_Finalize`.
 #pragma once
@@ -607,9 +608,21 @@ inline Communicator join(MPI_Comm theirs, const Config& config) {
     const std::string words = "not all " + std::to_string(over_mpi::size_of(theirs)) +
                               " ranks of the MPI communicator called rsccl::from_mpi within " + std::to_string(timeout.count()) +
                               " ms; MPI cannot say which, nor take back what it has begun: end the job";
-    Private comm(theirs, deadline, words);
+    const auto duplicate = [&] {
+        try {
+            return Private(theirs, deadline, words);
+        } catch (const Error&) {
+            // What this rank knows of itself says more than that others did not come.
+            if (failure) {
+                failure->raise();
+            }
+            throw;
+        }
+    };
+    Private comm = duplicate();
     try {
-        agree(Bounded{comm, deadline, words}, failure);
+        // All have called, be it at the last moment.
+        agree(Bounded{comm, Clock::now() + timeout + grace, gone()}, failure);
         Communicator made = meet(comm, *prepared);
         comm.free();
         return made;
@@ -640,7 +653,8 @@ inline std::vector<int> told_ranks(Communicator& comm) {
             // All ranks see the same numbers, so all throw this.
             throw InvalidUsage("ranks " + std::to_string(other->second) + " and " + std::to_string(rank) +
                                    " of this communicator are both rank " + std::to_string(told[rank]) +
-                                   " of MPI_COMM_WORLD: one process has one rank of MPI",
+                                   " of MPI_COMM_WORLD, by which they are compared with MPI: they are threads of one process, or of "
+                                   "worlds that MPI has connected (MPI_Comm_spawn)",
                                comm.rank(), {}, {});
         }
     }
@@ -783,8 +797,8 @@ inline std::optional<Communicator> like(Communicator& comm, MPI_Comm sub) {
 }
 
 /// Asserts that rank i of `comm` is rank i of `mpi`, for every rank. Collective over both.
-/// @throws Mismatch (on every rank, naming the first that differs) where a rank has another number in `mpi`, is not in it, or passes
-///   another communicator than the rest
+/// @throws Mismatch (on every rank, naming the first that differs) where a rank has another number in `mpi` or is not in it
+/// @throws Timeout (on every rank, at the deadline of init) where ranks pass different communicators of the same ranks in the same order
 /// @throws InvalidArgument, InvalidUsage (on every rank) as from_mpi()
 inline void check(Communicator& comm, MPI_Comm mpi) {
     using namespace rsccl::detail::over_mpi;

@@ -24,7 +24,7 @@ class Preparation {
 
     /// How long the join may take.
     std::chrono::milliseconds init_timeout() const;
-    /// Makes an id and serves it.
+    /// Makes an id and serves it as long as this lives.
     UniqueId unique_id() const;
     /// Joins on a thread of its own, whatever the settings say: async_error() tells when that is over. Called once.
     Communicator join(const UniqueId& id, int rank, int size);
