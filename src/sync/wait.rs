@@ -81,10 +81,14 @@ impl Wait {
     /// Called from every waiting loop.
     ///
     /// # Errors
-    /// The abort's reason; the hook's error; or [`crate::error::Kind::Timeout`] with the words of `waiting_for`, e.g. "waited for the address of rank 3".
+    /// The abort's reason; the hook's error; or [`crate::error::Kind::Timeout`] with the words of `waiting_for`: "timed out: waited for the address of rank 3".
     pub fn check(&self, waiting_for: impl FnOnce() -> String) -> Result<()> {
         self.abort.check()?;
         progress::turn(self.progress.as_ref())?;
-        if self.deadline.passed(clock::now()) { Err(Error::timeout(waiting_for())) } else { Ok(()) }
+        if self.deadline.passed(clock::now()) {
+            Err(Error::timeout(format!("timed out: {}", waiting_for())))
+        } else {
+            Ok(())
+        }
     }
 }
