@@ -147,4 +147,12 @@ TEST_CASE("every kind of failure has a class that keeps code, rank, peer and ope
     CHECK(rsccl::Error(ErrorCode::timeout, "late").operation().empty());
 }
 
+TEST_CASE("an error that was moved from still says what it is") {
+    rsccl::Error error(rsccl::ErrorCode::timeout, "late", 1, 2, "barrier #3");
+    const rsccl::Error taken = std::move(error);
+    CHECK(error.code() == rsccl::ErrorCode::timeout); // NOLINT: that is what is tested
+    CHECK(error.message() == taken.message());
+    CHECK(error.rank() == 1);
+}
+
 TEST_CASE("headers and library are of one version") { CHECK(rsccl::version() == RSCCL_VERSION_STRING); }

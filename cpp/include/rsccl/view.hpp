@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <initializer_list>
 #include <iterator>
+#include <memory>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -37,6 +39,36 @@ class View {
 template <class T>
 constexpr View<T> view(T* data, std::size_t count) noexcept {
     return View<T>(data, count);
+}
+
+namespace detail {
+
+/// Whether what lies between two of these iterators lies in one piece: pointers and the iterators of std::vector and std::string; in
+/// C++20 all that say so.
+#if __cplusplus >= 202002L
+template <class I>
+inline constexpr bool is_contiguous = std::contiguous_iterator<I>;
+#else
+template <class I, class Container>
+inline constexpr bool is_iterator_of = std::is_same_v<I, typename Container::iterator> || std::is_same_v<I, typename Container::const_iterator>;
+
+template <class I, class = void>
+struct IsContiguous : std::is_pointer<I> {};
+template <class I>
+struct IsContiguous<I, std::enable_if_t<!std::is_pointer_v<I> && is_element_v<typename std::iterator_traits<I>::value_type>>>
+    : std::bool_constant<is_iterator_of<I, std::vector<typename std::iterator_traits<I>::value_type>> || is_iterator_of<I, std::string>> {};
+template <class I>
+inline constexpr bool is_contiguous = IsContiguous<I>::value;
+#endif
+
+} // namespace detail
+
+/// The buffer from `first` to before `last`: `comm.all_reduce(view(v.begin(), v.begin() + n), view(out, n))`.
+template <class Iterator, std::enable_if_t<detail::is_contiguous<Iterator>, int> = 0>
+constexpr auto view(Iterator first, Iterator last) noexcept {
+    using T = std::remove_reference_t<decltype(*first)>;
+    // An iterator that is an end must not be followed.
+    return View<T>(first == last ? nullptr : std::addressof(*first), static_cast<std::size_t>(last - first));
 }
 
 /// Whether a C only refers to elements that somebody else owns, so that a temporary C may be passed where the buffer must
@@ -89,6 +121,12 @@ template <class Send, class Recv>
 constexpr void check_same() {
     static_assert(std::is_same_v<element_of<Send>, element_of<Recv>>,
                   "rsccl: input and output must hold elements of one type");
+}
+
+/// `count` elements behind `data`; null stays null, for the call to refuse.
+template <class T>
+constexpr T* behind(T* data, std::size_t count) noexcept {
+    return data == nullptr ? nullptr : data + count;
 }
 
 /// Says that a count is negative.
