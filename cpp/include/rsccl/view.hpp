@@ -46,19 +46,23 @@ namespace detail {
 /// Whether what lies between two of these iterators lies in one piece: pointers and the iterators of std::vector and std::string; in
 /// C++20 all that say so.
 #if __cplusplus >= 202002L
-template <class I>
-inline constexpr bool is_contiguous = std::contiguous_iterator<I>;
+template <class Iterator>
+inline constexpr bool is_contiguous = std::contiguous_iterator<Iterator>;
 #else
-template <class I, class Container>
-inline constexpr bool is_iterator_of = std::is_same_v<I, typename Container::iterator> || std::is_same_v<I, typename Container::const_iterator>;
+template <class Iterator, class Container>
+inline constexpr bool is_iterator_of =
+    std::is_same_v<Iterator, typename Container::iterator> || std::is_same_v<Iterator, typename Container::const_iterator>;
 
-template <class I, class = void>
-struct IsContiguous : std::is_pointer<I> {};
-template <class I>
-struct IsContiguous<I, std::enable_if_t<!std::is_pointer_v<I> && is_element_v<typename std::iterator_traits<I>::value_type>>>
-    : std::bool_constant<is_iterator_of<I, std::vector<typename std::iterator_traits<I>::value_type>> || is_iterator_of<I, std::string>> {};
-template <class I>
-inline constexpr bool is_contiguous = IsContiguous<I>::value;
+template <class Iterator>
+using value_of = typename std::iterator_traits<Iterator>::value_type;
+
+template <class Iterator, class = void>
+struct IsContiguous : std::is_pointer<Iterator> {};
+template <class Iterator>
+struct IsContiguous<Iterator, std::enable_if_t<!std::is_pointer_v<Iterator> && is_element_v<value_of<Iterator>>>>
+    : std::bool_constant<is_iterator_of<Iterator, std::vector<value_of<Iterator>>> || is_iterator_of<Iterator, std::string>> {};
+template <class Iterator>
+inline constexpr bool is_contiguous = IsContiguous<Iterator>::value;
 #endif
 
 } // namespace detail
