@@ -173,11 +173,11 @@ TEST_CASE("a moved-from, a finalized and an empty communicator: every call says 
         CHECK_THROWS_AS(gone->barrier(), Usage);
         CHECK_THROWS_AS((void)gone->start_barrier(), Usage);
         CHECK_THROWS_AS((void)gone->start_all_reduce_in_place(buffer), Usage);
-        CHECK_THROWS_AS(gone->split(0), Usage);
-        CHECK_THROWS_AS(gone->by_color(0), Usage);
-        CHECK_THROWS_AS(gone->local(), Usage);
-        CHECK_THROWS_AS(gone->cross(), Usage);
-        CHECK_THROWS_AS(gone->shrink({1}), Usage);
+        CHECK_THROWS_AS((void)gone->split(0), Usage);
+        CHECK_THROWS_AS((void)gone->by_color(0), Usage);
+        CHECK_THROWS_AS((void)gone->local(), Usage);
+        CHECK_THROWS_AS((void)gone->cross(), Usage);
+        CHECK_THROWS_AS((void)gone->shrink({1}), Usage);
         CHECK_THROWS_AS(gone->placement(), Usage);
         CHECK_THROWS_AS(gone->finalize(), Usage);
         CHECK_THROWS_AS(gone->set_progress([] {}), Usage);

@@ -1,8 +1,9 @@
 //! Non-blocking operations: a scope whose requests run on a thread of its own.
 //!
 //! The engine moves to the scope's thread and comes back when the scope ends, which is after every request has ended: the buffers of
-//! requests outlive them because they outlive the scope. Messages run side by side, also while a collective runs; collectives run
-//! one after the other, in the order in which they were begun, as all ranks must begin them.
+//! requests outlive them because they outlive the scope. Messages run side by side, also while a collective runs that was begun after
+//! them; collectives run one after the other, in the order in which they were begun, as all ranks must begin them. A message that is
+//! begun behind a collective waits for its end.
 
 use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
