@@ -27,12 +27,15 @@ prefix=$(cd "${DESTDIR:-}$prefix" && pwd)
 
 cpp=$(cd "$(dirname "$0")" && pwd)
 root=${cpp%/*}
-cargo=${CARGO:-cargo} cxx=${CXX:-c++} objcopy=${OBJCOPY:-objcopy}
+cargo=${CARGO:-cargo} objcopy=${OBJCOPY:-objcopy}
+# As make has it: a compiler may come with words of its own, "ccache g++".
+read -ra cxx <<<"${CXX:-c++}"
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/Cargo.toml" | head -n 1)
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || { echo "no version in $root/Cargo.toml" >&2; exit 1; }
-# The soname changes with what breaks programs: before 1.0 that is told by the soname's 0 and the minor version together.
-major=${version%%.*}
-soname=librsccl.so.$major
+# The soname changes with what breaks programs: a major version, before 1.0 a minor one too.
+abi=${version%%.*}
+[[ $abi != 0 ]] || abi=${version%.*}
+soname=librsccl.so.$abi
 
 # v0 names of Rust symbols: the older ones look like C++ names of namespace rsccl, and the version script would export them.
 (cd "$root" && "$cargo" rustc --locked --quiet --lib --profile "$profile" --no-default-features --features cpp \
@@ -56,7 +59,7 @@ if [[ $static == yes ]]; then
 fi
 if [[ $shared == yes ]]; then
     # rustc's own shared library hides the C++ symbols; so it is linked here, where the version script says what is seen.
-    "$cxx" -shared -o "$work/librsccl.so.$version" -Wl,-soname,"$soname" \
+    "${cxx[@]}" -shared -o "$work/librsccl.so.$version" -Wl,-soname,"$soname" \
         -Wl,--whole-archive "$work/librsccl.a" -Wl,--no-whole-archive -Wl,--version-script="$cpp/rsccl.map" \
         -Wl,--gc-sections -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--as-needed -lpthread -ldl -lrt -lutil -lm
     "$objcopy" --strip-unneeded "$work/librsccl.so.$version"
@@ -67,7 +70,7 @@ if [[ $shared == yes ]]; then
 fi
 
 fill() {
-    sed -e "s/@VERSION@/$version/g" -e "s/@MAJOR@/$major/g" "$1" >"$work/filled"
+    sed -e "s/@VERSION@/$version/g" -e "s/@ABI@/$abi/g" "$1" >"$work/filled"
     install -m 644 "$work/filled" "$2"
 }
 fill "$cpp/rsccl.pc.in" "$lib/pkgconfig/rsccl.pc"

@@ -564,7 +564,10 @@ fn discard(comm: &mut Comm, deserted: bool) {
     if deserted {
         let known = async_error(comm);
         if known.is_null() {
-            comm.end("an exception left the scope of its communicator");
+            failure::drop_failure(guard(|| {
+                comm.end("an exception left the scope of its communicator");
+                Ok(())
+            }));
         }
         failure::drop_failure(known);
     }

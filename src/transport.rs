@@ -23,7 +23,7 @@ mod shm;
 mod windows;
 
 pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES, WINDOW_LANES};
-pub use fabric::{Fabric, Setup, Sizes};
+pub use fabric::{Fabric, Setup, Sizes, Turn};
 pub use identity::{host_id, process_token};
 pub use lease::{Lease, LeaseGuard};
 pub use links::{Channel, Links, Need, Way};

@@ -40,7 +40,16 @@ inline rust::Slice<const std::uint8_t> bytes(const std::string& text) {
     return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
-inline rust::Slice<const std::size_t> counts(View<const std::size_t> all) { return {all.data(), all.size()}; }
+// Says that counts are null.
+[[noreturn]] void refuse_null_counts(int rank);
+
+// The counts; throws where they are null and their number is not 0.
+inline rust::Slice<const std::size_t> counts(View<const std::size_t> all, int rank) {
+    if (__builtin_expect(all.data() == nullptr && all.size() > 0, 0)) {
+        refuse_null_counts(rank);
+    }
+    return {all.data(), all.size()};
+}
 
 // The configuration as the bridge has it.
 rust::Box<ffi::Settings> settings(const Config& config);
@@ -48,9 +57,17 @@ rust::Box<ffi::Settings> settings(const Config& config);
 // What the engine takes of a call of `rank`.
 ffi::What what_of(const Call& call, int rank);
 
+// Who has a communicator's turn.
+enum class Turn : unsigned char {
+    nobody,
+    call,  // a call, which takes as long as it takes
+    asking // async_error(), which does not wait, so that others may wait for it
+};
+
 // What a Communicator points to, with its requests and groups.
 struct State {
-    explicit State(rust::Box<ffi::Comm> made);
+    // `thrown` is where its hook's exceptions go: a child begins with its parent's hook, and so has its parent's.
+    State(rust::Box<ffi::Comm> made, std::shared_ptr<ffi::Thrown> thrown);
     // Ends the communicator, with a word of abort where an exception takes it away.
     ~State();
     State(const State&) = delete;
@@ -61,10 +78,23 @@ struct State {
     const int rank;
     const int size;
     const int exceptions; // under way when it was made
-    const std::shared_ptr<ffi::Thrown> thrown = std::make_shared<ffi::Thrown>();
-    std::atomic<bool> busy{false};
+    const std::shared_ptr<ffi::Thrown> thrown;
+    std::atomic<Turn> turn{Turn::nobody};
     std::atomic<bool> open{true};
 };
+
+// Takes the turn on a communicator for a call or a question. What it returns is not `nobody` where another has it, whom to wait
+// for makes no sense: a call, or this thread itself.
+Turn take_turn_slowly(State& state, Turn mine, Turn found) noexcept;
+inline Turn take_turn(State& state, Turn mine) noexcept {
+    Turn found = Turn::nobody;
+    // Pairs with the release of give_turn: what the thread before did to the communicator is seen.
+    if (__builtin_expect(state.turn.compare_exchange_strong(found, mine, std::memory_order_acquire, std::memory_order_relaxed), 1)) {
+        return Turn::nobody;
+    }
+    return take_turn_slowly(state, mine, found);
+}
+inline void give_turn(State& state) noexcept { state.turn.store(Turn::nobody, std::memory_order_release); }
 
 // The right to use a communicator, for the length of a call.
 class Use {
@@ -73,12 +103,11 @@ class Use {
         if (__builtin_expect(state == nullptr, 0)) {
             refuse_empty();
         }
-        // Pairs with the release below: what the thread before did to the communicator is seen.
-        if (__builtin_expect(state->busy.exchange(true, std::memory_order_acquire), 0)) {
+        if (__builtin_expect(take_turn(*state, Turn::call) != Turn::nobody, 0)) {
             refuse_busy(*state);
         }
     }
-    ~Use() { state_->busy.store(false, std::memory_order_release); }
+    ~Use() { give_turn(*state_); }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 
@@ -97,11 +126,12 @@ struct Pending {
 
 // The way to what the classes keep to themselves.
 struct Access {
-    static Request request(rust::Box<ffi::Waiting> waiting, const std::shared_ptr<ffi::Thrown>& thrown) {
-        return Request(std::unique_ptr<Pending>(new Pending{std::move(waiting), thrown}));
-    }
+    static Request request(std::unique_ptr<Pending> pending) { return Request(std::move(pending)); }
     static Communicator communicator(rust::Box<ffi::Comm> comm) {
-        return Communicator(std::make_shared<State>(std::move(comm)));
+        return Communicator(std::make_shared<State>(std::move(comm), std::make_shared<ffi::Thrown>()));
+    }
+    static Communicator child(rust::Box<ffi::Comm> comm, const State& parent) {
+        return Communicator(std::make_shared<State>(std::move(comm), parent.thrown));
     }
     static std::shared_ptr<State>& state(Communicator& communicator) { return communicator.state_; }
     static ffi::Memory& memory(SharedBytes& bytes);

@@ -2,7 +2,8 @@
 #include <rsccl/communicator.hpp>
 
 #include <exception>
-#include <limits>
+#include <thread>
+#include <utility>
 
 #include <rsccl/group.hpp>
 
@@ -12,11 +13,29 @@ namespace rsccl {
 
 namespace detail {
 
-State::State(rust::Box<ffi::Comm> made)
+State::State(rust::Box<ffi::Comm> made, std::shared_ptr<ffi::Thrown> where)
     : comm(std::move(made)), stop(ffi::stop(*comm)), rank(ffi::rank(*comm)), size(ffi::size(*comm)),
-      exceptions(std::uncaught_exceptions()) {}
+      exceptions(std::uncaught_exceptions()), thrown(std::move(where)) {}
 
 State::~State() { ffi::discard(*comm, std::uncaught_exceptions() > exceptions); }
+
+namespace {
+
+// The communicator that this thread is asking after: a log's callback may come back to it.
+thread_local const State* asked = nullptr;
+
+} // namespace
+
+Turn take_turn_slowly(State& state, Turn mine, Turn found) noexcept {
+    while (found == Turn::asking && asked != &state) {
+        std::this_thread::yield();
+        found = Turn::nobody;
+        if (state.turn.compare_exchange_strong(found, mine, std::memory_order_acquire, std::memory_order_relaxed)) {
+            return Turn::nobody;
+        }
+    }
+    return found;
+}
 
 void Use::refuse_empty() { throw InvalidUsage("there is no communicator: it was moved from, or never made"); }
 
@@ -46,6 +65,8 @@ void refuse_total(int rank, std::size_t count, int ranks) {
     throw InvalidArgument(std::to_string(count) + " elements for one of " + std::to_string(ranks) + " ranks is too large", rank, {},
                           {});
 }
+
+void refuse_null_counts(int rank) { throw InvalidArgument("the counts are null, and their number is not 0", rank, {}, {}); }
 
 void refuse_negative_count(int rank) { throw InvalidArgument("a count is negative", rank, {}, {}); }
 
@@ -135,11 +156,11 @@ void Communicator::submit(const detail::Call& call) {
     const detail::Use use(state_.get());
     const ffi::What what = detail::what_of(call, state_->rank);
     const ffi::Comm& comm = *state_->comm;
-    if (call.counts.data() == nullptr) {
+    if (call.counts.size() == 0) {
         detail::check(ffi::run(comm, what, detail::input(call), detail::output(call)), *state_->thrown);
     } else {
-        detail::check(ffi::run_v(comm, what, detail::input(call), detail::output(call), detail::counts(call.counts),
-                                 detail::counts(call.recv_counts)),
+        detail::check(ffi::run_v(comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, state_->rank),
+                                 detail::counts(call.recv_counts, state_->rank)),
                       *state_->thrown);
     }
 }
@@ -151,11 +172,12 @@ int Starter::size() const { return state_->size; }
 
 Request Starter::submit(const detail::Call& call) {
     const ffi::What what = detail::what_of(call, state_->rank);
-    rust::Box<ffi::Waiting> waiting = ffi::waiting();
+    // All memory that the request takes, first: what has begun and is held by nobody would go on in the program's buffers.
+    std::unique_ptr<detail::Pending> pending(new detail::Pending{ffi::waiting(), state_->thrown});
     const detail::Use use(state_);
-    detail::check(ffi::begin(*state_->comm, what, detail::input(call), detail::output(call), detail::counts(call.counts),
-                             detail::counts(call.recv_counts), *waiting));
-    return detail::Access::request(std::move(waiting), state_->thrown);
+    detail::check(ffi::begin(*state_->comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, state_->rank),
+                             detail::counts(call.recv_counts, state_->rank), *pending->waiting));
+    return detail::Access::request(std::move(pending));
 }
 
 // ---- families
@@ -172,7 +194,7 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, std::i
     if (!ffi::is_open(*child)) {
         return std::nullopt;
     }
-    return detail::Access::communicator(std::move(child));
+    return detail::Access::child(std::move(child), *state_);
 }
 
 Communicator Communicator::by_color(int color, std::int64_t key) {
@@ -187,14 +209,14 @@ Communicator Communicator::local() {
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::Use use(state_.get());
     detail::check(ffi::local(*state_->comm, *child), *state_->thrown);
-    return detail::Access::communicator(std::move(child));
+    return detail::Access::child(std::move(child), *state_);
 }
 
 Communicator Communicator::cross() {
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::Use use(state_.get());
     detail::check(ffi::cross(*state_->comm, *child), *state_->thrown);
-    return detail::Access::communicator(std::move(child));
+    return detail::Access::child(std::move(child), *state_);
 }
 
 Placement Communicator::placement() {
@@ -222,7 +244,7 @@ Communicator Communicator::shrink(const std::vector<int>& excluded) {
     rust::Box<ffi::Comm> child = ffi::comm();
     const detail::Use use(state_.get());
     detail::check(ffi::shrink(*state_->comm, {excluded.data(), excluded.size()}, *child), *state_->thrown);
-    return detail::Access::communicator(std::move(child));
+    return detail::Access::child(std::move(child), *state_);
 }
 
 // ---- ends
@@ -231,7 +253,11 @@ struct AbortHandle::Flag {
     rust::Box<ffi::Stop> stop;
 };
 
-void AbortHandle::abort(const std::string& reason) const noexcept { ffi::abort(*flag_->stop, detail::bytes(reason)); }
+void AbortHandle::abort(const std::string& reason) const noexcept {
+    if (flag_) {
+        ffi::abort(*flag_->stop, detail::bytes(reason));
+    }
+}
 
 void Communicator::abort(const std::string& reason) const noexcept {
     if (state_) {
@@ -246,14 +272,18 @@ AbortHandle Communicator::abort_handle() const {
 
 std::optional<Error> Communicator::async_error() const {
     detail::State& state = detail::there(state_);
-    if (state.busy.exchange(true, std::memory_order_acquire)) {
+    if (detail::take_turn(state, detail::Turn::asking) != detail::Turn::nobody) {
         return InProgress("a call is under way", state.rank, {}, {});
     }
-    // The exchange has taken the communicator; this gives it back.
-    struct Free {
+    struct Asking {
         detail::State& state;
-        ~Free() { state.busy.store(false, std::memory_order_release); }
-    } free{state};
+        const detail::State* const outer;
+        ~Asking() {
+            detail::asked = outer;
+            detail::give_turn(state);
+        }
+    };
+    const Asking asking{state, std::exchange(detail::asked, &state)};
     ffi::Failure* failure = ffi::async_error(*state.comm);
     return failure == nullptr ? std::nullopt : std::optional<Error>(detail::take_error(failure));
 }
@@ -332,7 +362,7 @@ Group::~Group() {
 }
 
 Group::Member::Member(Group& group, Communicator& communicator)
-    : group_(&group), communicator_(&communicator), rank_(communicator.rank()), size_(communicator.size()) {
+    : group_(&group), state_(detail::Access::state(communicator)), rank_(communicator.rank()), size_(communicator.size()) {
     if (!group.batch_) {
         throw InvalidUsage("the group has ended: make a new one", rank_, {}, {});
     }
@@ -344,18 +374,16 @@ void Group::Member::submit(const detail::Call& call) {
         throw InvalidUsage("the group has ended: make a new one", rank_, {}, {});
     }
     Batch& batch = *group_->batch_;
-    const std::shared_ptr<detail::State>& state = detail::Access::state(*communicator_);
-    detail::State& used = detail::there(state);
     bool known = false;
     for (const auto& other : batch.states) {
-        known = known || other == state;
+        known = known || other == state_;
     }
     if (!known) {
-        batch.states.push_back(state);
+        batch.states.push_back(state_);
     }
-    const detail::Use use(&used);
-    const ffi::Comm* comm = &*used.comm;
-    detail::check(ffi::add(*batch.batch, comm, what, detail::input(call), detail::output(call), detail::counts(call.counts)));
+    const detail::Use use(state_.get());
+    const ffi::Comm* comm = &*state_->comm;
+    detail::check(ffi::add(*batch.batch, comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, rank_)));
     batch.any = true;
 }
 

@@ -123,7 +123,8 @@ namespace {
 
 void raise(ffi::Failure* failure, ffi::Thrown& thrown) {
     const Error error = take_error(failure);
-    const std::exception_ptr cause = thrown.take();
+    // A hook that throws ends a call with Aborted; whatever else went wrong was not its doing.
+    const std::exception_ptr cause = error.code() == ErrorCode::aborted ? thrown.take() : nullptr;
     if (!cause) {
         error.raise();
     }
@@ -137,14 +138,17 @@ void raise(ffi::Failure* failure, ffi::Thrown& thrown) {
 }
 
 ffi::Status current_status() noexcept {
-    const auto plain = [](const char* words) {
+    const auto internal = static_cast<std::int32_t>(ErrorCode::internal);
+    const auto plain = [internal](const char* words) {
         // Lossy: what a program throws may hold any bytes.
-        return ffi::Status{static_cast<std::int32_t>(ErrorCode::internal), rust::String::lossy(words), -1, -1, rust::String()};
+        return ffi::Status{internal, rust::String::lossy(words), -1, -1, rust::String()};
     };
     try {
         throw;
     } catch (const Error& error) {
-        return ffi::Status{static_cast<std::int32_t>(error.code()), rust::String::lossy(error.message()), error.rank().value_or(-1),
+        // 0 would be no error at all.
+        const auto code = static_cast<std::int32_t>(error.code());
+        return ffi::Status{code == 0 ? internal : code, rust::String::lossy(error.message()), error.rank().value_or(-1),
                            error.peer().value_or(-1), rust::String::lossy(error.operation())};
     } catch (const std::exception& error) {
         return plain(error.what());

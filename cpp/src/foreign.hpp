@@ -48,7 +48,7 @@ class LogCallback {
     std::function<void(const LogLine&)> body_;
 };
 
-// A store, for the length of a call.
+// A store, for the length of a call. Errors travel as such; what else it throws is kept for the caller.
 class ForeignStore {
   public:
     explicit ForeignStore(Store& store) noexcept : store_(store) {}
@@ -57,9 +57,13 @@ class ForeignStore {
     Status add(rust::Str key, std::int64_t amount, std::uint64_t timeout_ms, std::int64_t& sum) const noexcept;
     Status wait(rust::Slice<const rust::Str> keys, std::uint64_t timeout_ms) const noexcept;
     Status remove(rust::Str key, std::uint64_t timeout_ms, bool& was_there) const noexcept;
+    const std::exception_ptr& thrown() const noexcept { return thrown_; }
 
   private:
+    template <class Body>
+    Status answer(Body&& body) const noexcept;
     Store& store_;
+    mutable std::exception_ptr thrown_;
 };
 
 } // namespace rsccl::ffi

@@ -114,7 +114,14 @@ HashStore& HashStore::operator=(const HashStore& other) {
 
 UniqueId share(Store& store, const std::string& key, int rank, int size, const Config& config) {
     std::array<std::uint8_t, UniqueId::length> shared{};
-    detail::check(ffi::share(ffi::ForeignStore(store), detail::bytes(key), rank, size, *detail::settings(config), shared));
+    const ffi::ForeignStore own(store);
+    if (ffi::Failure* failure = ffi::share(own, detail::bytes(key), rank, size, *detail::settings(config), shared)) {
+        const Error error = detail::take_error(failure);
+        if (own.thrown()) {
+            std::rethrow_exception(own.thrown());
+        }
+        error.raise();
+    }
     UniqueId id;
     std::memcpy(id.data(), shared.data(), UniqueId::length);
     return id;
@@ -143,6 +150,20 @@ void Thrown::put(std::exception_ptr what) noexcept {
 std::exception_ptr Thrown::take() noexcept {
     const std::lock_guard<std::mutex> lock(guard_);
     return std::exchange(what_, nullptr);
+}
+
+template <class Body>
+Status ForeignStore::answer(Body&& body) const noexcept {
+    return ffi::answer([&] {
+        try {
+            body();
+        } catch (const Error&) {
+            throw;
+        } catch (...) {
+            thrown_ = std::current_exception();
+            throw;
+        }
+    });
 }
 
 Status Hook::turn() const noexcept {

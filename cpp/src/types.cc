@@ -2,6 +2,7 @@
 #include <rsccl/types.hpp>
 
 #include <array>
+#include <memory>
 #include <string>
 
 #include "bridge.hpp"
@@ -56,13 +57,13 @@ static_assert(is_element_v<std::byte> && is_element_v<long long> && !is_element_
 
 const char* name_of(DataType type) noexcept {
     constexpr std::size_t known = static_cast<std::size_t>(DataType::float8_e5m2) + 1;
-    // Made once and never changed: the bridge's names have no end that C++ could see.
-    static const std::array<std::string, known> names = [] {
-        std::array<std::string, known> made;
+    // Made once, never changed and never freed, for what runs at the program's end: the bridge's names have no end that C++ could see.
+    static const std::array<std::string, known>& names = *[] {
+        auto made = std::make_unique<std::array<std::string, known>>();
         for (std::size_t code = 0; code < known; ++code) {
-            made[code] = std::string(ffi::type_name(static_cast<std::int32_t>(code)));
+            (*made)[code] = std::string(ffi::type_name(static_cast<std::int32_t>(code)));
         }
-        return made;
+        return made.release();
     }();
     const auto code = static_cast<std::size_t>(type);
     return code < known ? names[code].c_str() : "unknown";

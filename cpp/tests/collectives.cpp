@@ -353,6 +353,12 @@ TEST_CASE("anything contiguous is a buffer") {
         require(shared[0] == 8.0F && shared.size() == 2, "into a buffer");
         comm.all_reduce(rsccl::view(shared.data() + 1, 1), rsccl::view(plain, 1));
         require(plain[0] == 32.0F, "views");
+        std::vector<float> halves = {1.0F, 2.0F, 3.0F, 4.0F};
+        comm.all_reduce(rsccl::view(constant.begin(), constant.end()), rsccl::view(halves.begin() + 2, halves.end()));
+        require(halves == std::vector<float>{1.0F, 2.0F, 2.0F, 4.0F}, "two iterators");
+        comm.all_reduce_in_place(rsccl::view(&halves[0], &halves[2]));
+        comm.all_reduce_in_place(rsccl::view(halves.end(), halves.end()));
+        require(halves == std::vector<float>{2.0F, 4.0F, 2.0F, 4.0F}, "two pointers, and nothing");
         comm.all_reduce(std::vector<float>{1.5F, 2.5F}, array);
         require(array[0] == 3.0F, "a temporary as input of a call that ends");
         std::string text = me == 0 ? "rsccl" : "     ";

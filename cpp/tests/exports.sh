@@ -28,6 +28,9 @@ needed=$(ldd "$lib/librsccl.so" | grep -vE "$allowed" || true)
 $needed"
 soname=$(readelf -d "$lib/librsccl.so" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
 [[ $soname == librsccl.so.[0-9]* && -e $lib/$soname ]] || complain "the soname is \"$soname\", and no file has that name"
+# Programs of 0.1 must not start with 0.2, which may break them.
+version=$(sed -n 's/^Version: //p' "$lib/pkgconfig/rsccl.pc")
+[[ $version != 0.* || $soname == "librsccl.so.${version%.*}" ]] || complain "the soname of $version is \"$soname\", also that of the next minor version"
 if readelf -d "$lib/librsccl.so" | grep -qE 'RPATH|RUNPATH|TEXTREL'; then complain "the library has a run path or text relocations"; fi
 
 for library in librsccl.a librsccl.so; do

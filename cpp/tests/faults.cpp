@@ -95,11 +95,27 @@ TEST_CASE("what one rank can see to be wrong is refused, and the communicator go
             comm.all_gather_v(four.data(), other.data(), rsccl::View<const std::size_t>(nullptr, 0), DataType::int32);
         });
         refused<Wrong>(comm, "null view", [&] { comm.all_reduce_in_place(rsccl::view<int>(nullptr, 3)); });
+        refused<Wrong>(comm, "null view of blocks", [&] { comm.all_gather_in_place(rsccl::view<int>(nullptr, 4)); });
+        refused<Wrong>(comm, "null view of blocks to reduce", [&] { comm.reduce_scatter_in_place(rsccl::view<int>(nullptr, 4)); });
+        const rsccl::View<const std::size_t> null_counts(nullptr, 2);
+        const std::array<std::size_t, 2> ones = {1, 1};
+        const rsccl::View<const std::size_t> counts(ones.data(), 2);
+        refused<Wrong>(comm, "null counts", [&] { comm.all_gather_v(four.data(), other.data(), null_counts, DataType::int32); });
+        refused<Wrong>(comm, "null counts to receive",
+                       [&] { comm.all_to_all_v(four.data(), counts, other.data(), null_counts, DataType::int32); });
+        refused<Wrong>(comm, "null counts of a request",
+                       [&] { comm.start_all_to_all_v(four.data(), null_counts, other.data(), counts, DataType::int32).wait(); });
+        rsccl::Group calls;
+        refused<Wrong>(comm, "null counts in a group",
+                       [&] { calls.on(comm).all_gather_v(four.data(), other.data(), null_counts, DataType::int32); });
         refused<Wrong>(comm, "no type", [&] { comm.all_reduce(four.data(), other.data(), 4, static_cast<DataType>(12)); });
         refused<Wrong>(comm, "negative type", [&] { comm.all_reduce(four.data(), other.data(), 4, static_cast<DataType>(-1)); });
         refused<Wrong>(comm, "a count beyond memory",
                        [&] { comm.all_reduce(four.data(), other.data(), ~std::size_t{0} / 2, DataType::float64); });
         refused<Wrong>(comm, "buffers that overlap", [&] { comm.all_reduce(four.data(), four.data() + 1, 3, DataType::int32); });
+        refused<Wrong>(comm, "all_to_all_v in place", [&] { comm.all_to_all_v(rsccl::view(four.data(), 2), right, rsccl::view(four.data(), 2), right); });
+        refused<Wrong>(comm, "all_to_all_v whose buffers touch",
+                       [&] { comm.all_to_all_v(four.data(), counts, four.data() + 1, counts, DataType::int32); });
         refused<Wrong>(comm, "a misaligned buffer", [&] {
             comm.all_reduce(reinterpret_cast<const char*>(four.data()) + 1, other.data(), 2, DataType::int32);
         });
@@ -157,11 +173,11 @@ TEST_CASE("a moved-from, a finalized and an empty communicator: every call says 
         CHECK_THROWS_AS(gone->barrier(), Usage);
         CHECK_THROWS_AS((void)gone->start_barrier(), Usage);
         CHECK_THROWS_AS((void)gone->start_all_reduce_in_place(buffer), Usage);
-        CHECK_THROWS_AS(gone->split(0), Usage);
-        CHECK_THROWS_AS(gone->by_color(0), Usage);
-        CHECK_THROWS_AS(gone->local(), Usage);
-        CHECK_THROWS_AS(gone->cross(), Usage);
-        CHECK_THROWS_AS(gone->shrink({1}), Usage);
+        CHECK_THROWS_AS((void)gone->split(0), Usage);
+        CHECK_THROWS_AS((void)gone->by_color(0), Usage);
+        CHECK_THROWS_AS((void)gone->local(), Usage);
+        CHECK_THROWS_AS((void)gone->cross(), Usage);
+        CHECK_THROWS_AS((void)gone->shrink({1}), Usage);
         CHECK_THROWS_AS(gone->placement(), Usage);
         CHECK_THROWS_AS(gone->finalize(), Usage);
         CHECK_THROWS_AS(gone->set_progress([] {}), Usage);
@@ -204,6 +220,31 @@ TEST_CASE("two threads in one communicator: the second is told so, the first goe
     CHECK_FALSE(comms[0].async_error());
 }
 
+TEST_CASE("a thread that asks how a communicator is does not get in the way of the one that calls") {
+    std::vector<Communicator> comms = Communicator::init_all(1, quick());
+    std::atomic<bool> over{false};
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> askers;
+    for (int asker = 0; asker < 2; ++asker) {
+        askers.emplace_back([&] {
+            while (!over) {
+                const auto state = comms[0].async_error();
+                wrong += state && state->code() != ErrorCode::in_progress ? 1 : 0;
+            }
+        });
+    }
+    std::array<int, 1> buffer = {7};
+    for (int call = 0; call < 20'000; ++call) {
+        REQUIRE_NOTHROW(comms[0].all_reduce_in_place(buffer));
+    }
+    over = true;
+    for (std::thread& asker : askers) {
+        asker.join();
+    }
+    CHECK(wrong == 0);
+    CHECK(buffer[0] == 7);
+}
+
 TEST_CASE("abort from another thread ends the call that waits, on all ranks") {
     std::vector<Communicator> comms = Communicator::init_all(3, quick());
     Signal waiting;
@@ -236,6 +277,9 @@ TEST_CASE("abort from another thread ends the call that waits, on all ranks") {
     CHECK(state->code() == ErrorCode::aborted);
     comms.clear();
     handle.abort("nothing is left to abort");
+    const rsccl::AbortHandle moved = std::move(handle);
+    handle.abort("a handle that was moved from stops nothing"); // NOLINT: that is what is tested
+    moved.abort("nothing is left to abort");
 }
 
 TEST_CASE("abort() of the communicator itself; a request that waits ends too") {
@@ -335,6 +379,61 @@ TEST_CASE("what a progress hook throws ends the communicator, and comes through"
     std::vector<Communicator> third = Communicator::init_all(2, quick());
     third[0].set_progress([] { throw rsccl::Timeout("the other library was late"); });
     CHECK_THROWS_AS(third[0].barrier(), rsccl::Timeout);
+}
+
+TEST_CASE("a hook that a child has from its parent throws there, and only there") {
+    std::atomic<bool> angry{false};
+    ranks::run(2, [&](Communicator& comm) {
+        if (comm.rank() == 0) {
+            comm.set_progress([&] {
+                if (angry) {
+                    throw rsccl::Timeout("the other library was late");
+                }
+            });
+        }
+        Communicator child = comm.by_color(0);
+        comm.barrier();
+        if (comm.rank() == 0) {
+            angry = true;
+            bool nested = false;
+            try {
+                child.barrier();
+                require(false, "the hook threw");
+            } catch (const rsccl::Timeout& error) {
+                try {
+                    std::rethrow_if_nested(error);
+                } catch (const rsccl::Timeout& own) {
+                    nested = own.what() == std::string("the other library was late");
+                }
+            }
+            require(nested, "nested in the child's error");
+            angry = false;
+        } else {
+            try {
+                child.recv(std::vector<int>(1).data(), 1, DataType::int32, 0);
+                require(false, "the child has ended");
+            } catch (const rsccl::Error&) {
+            }
+        }
+        // The parent goes on, and its errors are its own.
+        comm.barrier();
+        std::array<int, 1> buffer{};
+        refused<rsccl::InvalidArgument>(comm, "no such root", [&] { comm.broadcast(buffer, 7); });
+    });
+}
+
+TEST_CASE("what a hook has thrown is not said of another call's mistake") {
+    std::vector<Communicator> comms = Communicator::init_all(2, quick());
+    Signal thrown;
+    comms[0].set_progress([&] {
+        thrown.say();
+        throw rsccl::Timeout("the other library was late");
+    });
+    std::array<int, 1> buffer{};
+    rsccl::Request request = comms[0].start_recv(buffer, 1);
+    thrown.wait();
+    CHECK_THROWS_AS(comms[0].broadcast(buffer, 7), rsccl::InvalidArgument);
+    CHECK_THROWS_AS(request.wait(), rsccl::Timeout);
 }
 
 TEST_CASE("a hook is given back with its communicator") {

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -174,6 +176,21 @@ TEST_CASE("a group ends once, and takes only communicators that live") {
     });
 }
 
+TEST_CASE("a member of a group stays with the communicator that it was made on") {
+    ranks::run(3, [](Communicator& comm) {
+        Communicator used = comm.by_color(comm.rank() == 2 ? 1 : 0);
+        std::vector<int> mine(1000, comm.rank());
+        std::vector<int> all(static_cast<std::size_t>(used.size()) * mine.size(), -1);
+        rsccl::Group calls;
+        rsccl::Group::Member member = calls.on(used);
+        // A larger one takes the name; the buffers would be too small for it.
+        used = comm.by_color(0);
+        member.all_gather(mine, all);
+        calls.end();
+        require(all.front() == (comm.rank() == 2 ? 2 : 0) && all.back() == (comm.rank() == 2 ? 2 : 1), "gathered by two, and by one");
+    });
+}
+
 TEST_CASE("requests: messages cross, collectives go on beside, wait and test") {
     for (Path path : {Path::pointers, Path::sockets}) {
         ranks::run(3, ranks::by(path), [](Communicator& comm) {
@@ -273,6 +290,123 @@ TEST_CASE("a request that is forgotten, moved or assigned over is waited for") {
         comm.finalize();
         outlives.wait();
         require(last[0] == 6, "ended before finalize did");
+    });
+}
+
+TEST_CASE("requests go on while the first collective is set up, whose peers may need them to get there") {
+    for (Path path : {Path::pointers, Path::shared_memory, Path::sockets}) {
+        for (std::size_t count : {std::size_t{1}, 10 * large}) {
+            CAPTURE(static_cast<int>(path));
+            CAPTURE(count);
+            ranks::run(2, ranks::by(path), [count](Communicator& comm) {
+                std::vector<int> message = words(0, count);
+                if (comm.rank() == 0) {
+                    Request sent = comm.start_send(message, 1);
+                    comm.barrier();
+                    sent.wait();
+                } else {
+                    std::vector<int> received(count, -1);
+                    comm.recv(received, 0);
+                    comm.barrier();
+                    require(received == message, "sent before the barrier, received before it");
+                }
+            });
+            ranks::run(2, ranks::by(path), [count](Communicator& comm) {
+                std::vector<int> message = words(0, count);
+                if (comm.rank() == 0) {
+                    std::vector<int> received(count, -1);
+                    Request request = comm.start_recv(received, 1);
+                    comm.barrier();
+                    request.wait();
+                    require(received == message, "posted before the barrier, sent after it");
+                } else {
+                    comm.barrier();
+                    comm.send(message, 0);
+                }
+            });
+        }
+    }
+}
+
+TEST_CASE("what a request has sent arrives with no further help") {
+    for (Path path : {Path::pointers, Path::sockets}) {
+        for (std::size_t count : {std::size_t{1}, std::size_t{50'000}, 10 * large}) {
+            std::vector<Communicator> comms = Communicator::init_all(2, ranks::by(path));
+            const std::vector<int> sent = words(0, count);
+            std::vector<int> received(count, -1);
+            std::exception_ptr error;
+            Request request = comms[0].start_send(sent, 1);
+            std::thread receiver([&] {
+                try {
+                    comms[1].recv(received, 0);
+                } catch (...) {
+                    error = std::current_exception();
+                }
+            });
+            request.wait();
+            // No call on rank 0 any more.
+            receiver.join();
+            CHECK_FALSE(error);
+            CHECK(received == sent);
+        }
+    }
+}
+
+TEST_CASE("a message does not wait for what requests have sent before it") {
+    rsccl::Config config = ranks::by(Path::sockets);
+    // `there` fits what lies between the ranks, 1 MiB of slots on both sides and the sockets, but its end stays with its sender until
+    // rank 1 receives, which it does once it has sent.
+    config.socket_send_bytes = 1 << 16;
+    config.socket_receive_bytes = 1 << 16;
+    config.buffer_bytes = 1 << 20;
+    ranks::run(2, config, [](Communicator& comm) {
+        std::vector<char> there(1'900'000, 't');
+        std::vector<char> back(8 << 20, 'b');
+        // Connections both ways.
+        rsccl::group([&](rsccl::Group& calls) {
+            calls.send(comm, rsccl::view(there.data(), 1), 1 - comm.rank());
+            calls.recv(comm, rsccl::view(back.data(), 1), 1 - comm.rank());
+        });
+        if (comm.rank() == 0) {
+            comm.start_send(there, 1).wait();
+            comm.recv(back, 1);
+        } else {
+            comm.send(back, 0);
+            comm.recv(there, 0);
+        }
+        comm.barrier();
+    });
+}
+
+TEST_CASE("asking how a communicator is does not wait for a peer that does not receive") {
+    rsccl::Config config = ranks::by(Path::sockets);
+    // So that what is sent stays in the slots of the connection.
+    config.socket_send_bytes = 1 << 16;
+    config.socket_receive_bytes = 1 << 16;
+    config.buffer_bytes = 4 << 20;
+    struct {
+        std::mutex guard;
+        std::condition_variable changed;
+        bool said = false;
+    } asked;
+    ranks::run(2, config, [&asked](Communicator& comm) {
+        std::vector<char> message(1 << 19, 'm');
+        if (comm.rank() == 0) {
+            comm.send(rsccl::view(message.data(), 1), 1);
+            comm.start_send(message, 1).wait();
+            const auto before = std::chrono::steady_clock::now();
+            require(!comm.async_error(), "all is well");
+            require(std::chrono::steady_clock::now() - before < std::chrono::seconds(10), "asking does not wait");
+            std::lock_guard<std::mutex> lock(asked.guard);
+            asked.said = true;
+            asked.changed.notify_all();
+        } else {
+            comm.recv(rsccl::view(message.data(), 1), 0);
+            std::unique_lock<std::mutex> lock(asked.guard);
+            asked.changed.wait_for(lock, std::chrono::seconds(40), [&] { return asked.said; });
+            comm.recv(message, 0);
+        }
+        comm.barrier();
     });
 }
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <string>
@@ -114,8 +115,8 @@ TEST_CASE("several ids share the work of serving an init") {
         Communicator comm = Communicator::init_scalable(ids, rank, 5, quick());
         require(comm.rank() == rank && sum_of_ranks(comm) == 10, "sum");
     });
-    CHECK_THROWS_AS(Communicator::init_scalable({}, 0, 1, quick()), rsccl::InvalidArgument);
-    CHECK_THROWS_AS(Communicator::init_scalable(ids, 0, 2, quick()), rsccl::InvalidArgument);
+    CHECK_THROWS_AS((void)Communicator::init_scalable({}, 0, 1, quick()), rsccl::InvalidArgument);
+    CHECK_THROWS_AS((void)Communicator::init_scalable(ids, 0, 2, quick()), rsccl::InvalidArgument);
 }
 
 TEST_CASE("init_all makes ranks of one process") {
@@ -125,14 +126,15 @@ TEST_CASE("init_all makes ranks of one process") {
     CHECK(comms[1].size() == 2);
     CHECK_THROWS_AS(Communicator::init_all(0, quick()), rsccl::InvalidArgument);
     CHECK_THROWS_AS(Communicator::init_all(-3, quick()), rsccl::InvalidArgument);
+    CHECK_THROWS_AS(Communicator::init_all(std::numeric_limits<int>::max(), quick()), rsccl::InvalidArgument);
 }
 
 TEST_CASE("a rank outside of its world is refused") {
     const UniqueId id = UniqueId::generate(quick());
-    CHECK_THROWS_AS(Communicator(id, 2, 2, quick()), rsccl::InvalidArgument);
-    CHECK_THROWS_AS(Communicator(id, -1, 2, quick()), rsccl::InvalidArgument);
-    CHECK_THROWS_AS(Communicator(id, 0, 0, quick()), rsccl::InvalidArgument);
-    CHECK_THROWS_AS(Communicator(id, 0, -2, quick()), rsccl::InvalidArgument);
+    CHECK_THROWS_AS((void)Communicator(id, 2, 2, quick()), rsccl::InvalidArgument);
+    CHECK_THROWS_AS((void)Communicator(id, -1, 2, quick()), rsccl::InvalidArgument);
+    CHECK_THROWS_AS((void)Communicator(id, 0, 0, quick()), rsccl::InvalidArgument);
+    CHECK_THROWS_AS((void)Communicator(id, 0, -2, quick()), rsccl::InvalidArgument);
 }
 
 TEST_CASE("who does not come is named at the deadline of init") {
@@ -203,6 +205,28 @@ int process_dies(const std::vector<std::string>&) {
 
 const ranks::Named dying_worker("process_dies", process_dies);
 
+/// Rank 1 goes while rank 0 sends it large messages: an error and no signal, whenever its sockets close.
+int process_dies_receiving(const std::vector<std::string>&) {
+    Communicator comm = Communicator::from_env(quick());
+    std::vector<char> message(4 << 20);
+    if (comm.rank() == 1) {
+        comm.recv(rsccl::view(message.data(), 1), 0);
+        std::fflush(nullptr);
+        _exit(0);
+    }
+    comm.send(rsccl::view(message.data(), 1), 1);
+    try {
+        for (;;) {
+            comm.send(message, 1);
+        }
+    } catch (const rsccl::RemoteError& error) {
+        require(error.peer() == 1, error.what());
+    }
+    return 0;
+}
+
+const ranks::Named receiving_worker("process_dies_receiving", process_dies_receiving);
+
 } // namespace
 
 TEST_CASE("ranks are processes: shared memory, then sockets") {
@@ -213,6 +237,12 @@ TEST_CASE("ranks are processes: shared memory, then sockets") {
 
 TEST_CASE("a process that dies is named, and the others shrink") {
     CHECK(ranks::processes(3, "process_dies") == std::vector<int>{0, 0, 0});
+}
+
+TEST_CASE("a process that dies while it is sent to is an error of the sender, not its end by a signal") {
+    for (int turn = 0; turn < 10; ++turn) {
+        CHECK(ranks::processes(2, "process_dies_receiving", {}, {{"NCCL_SHM_DISABLE", "1"}}) == std::vector<int>{0, 0});
+    }
 }
 
 TEST_CASE("no launcher: from_env says what it looked for") {
@@ -290,6 +320,20 @@ class BrokenStore : public rsccl::Store {
     bool do_remove(const std::string&, Milliseconds) override { return false; }
 };
 
+/// A store that throws a class of the program's, and an error whose code is none.
+class DiskFull : public BrokenStore {
+  public:
+    struct Error : std::runtime_error {
+        Error() : std::runtime_error("the disk is full") {}
+    };
+
+  private:
+    void do_set(const std::string&, const std::string&, Milliseconds) override { throw Error(); }
+    std::string do_get(const std::string&, Milliseconds) override {
+        throw rsccl::Error(static_cast<rsccl::ErrorCode>(0), "no code");
+    }
+};
+
 } // namespace
 
 TEST_CASE("a store in memory, in a folder, over TCP") {
@@ -327,6 +371,11 @@ TEST_CASE("a program's own store carries an id; what it throws comes through") {
         CHECK(std::string(error.what()).find("the disk is full") != std::string::npos);
     }
     CHECK_THROWS_AS(rsccl::share(broken, "id", 1, 2, quick()), rsccl::Timeout);
+    DiskFull full;
+    CHECK_THROWS_AS(rsccl::share(full, "id", 0, 2, quick()), DiskFull::Error);
+    CHECK_THROWS_AS((void)Communicator::from_store(full, 0, 2, quick()), DiskFull::Error);
+    // A number that is no code is no success.
+    CHECK_THROWS_AS(rsccl::share(full, "id", 1, 2, quick()), rsccl::Error);
 }
 
 TEST_CASE("stores that cannot be are refused") {
@@ -443,7 +492,7 @@ TEST_CASE("split, by_color, local, cross, placement, shrink") {
         Communicator thirds = comm.by_color(rank / 2);
         require(thirds.size() == (rank == 4 ? 1 : 2) && thirds.rank() == rank % 2, "by color");
         try {
-            comm.split(-1);
+            (void)comm.split(-1);
             require(false, "a negative color");
         } catch (const rsccl::InvalidArgument&) {
         }
@@ -466,7 +515,7 @@ TEST_CASE("split, by_color, local, cross, placement, shrink") {
         } else {
             for (const std::vector<int>& wrong : {std::vector<int>{}, std::vector<int>{2}, std::vector<int>{5}, std::vector<int>{-1}}) {
                 try {
-                    comm.shrink(wrong);
+                    (void)comm.shrink(wrong);
                     require(false, "a wrong list");
                 } catch (const rsccl::InvalidArgument&) {
                 }

@@ -102,7 +102,7 @@ TEST_CASE("an id of another length, or of other bytes, is refused") {
     CHECK_THROWS_AS(rsccl::UniqueId::from_bytes(zeros.data(), zeros.size()), rsccl::InvalidArgument);
     CHECK_THROWS_AS(rsccl::UniqueId::from_bytes(nullptr, 128), rsccl::InvalidArgument);
     // An id that was never received.
-    CHECK_THROWS_AS(rsccl::Communicator(rsccl::UniqueId(), 0, 2, ranks::quick()), rsccl::InvalidArgument);
+    CHECK_THROWS_AS((void)rsccl::Communicator(rsccl::UniqueId(), 0, 2, ranks::quick()), rsccl::InvalidArgument);
 }
 
 namespace {
@@ -145,6 +145,14 @@ TEST_CASE("every kind of failure has a class that keeps code, rank, peer and ope
     CHECK(rsccl::name_of(static_cast<ErrorCode>(99)) == std::string("unknown"));
     CHECK(rsccl::Error(ErrorCode::timeout, "late").rank() == std::nullopt);
     CHECK(rsccl::Error(ErrorCode::timeout, "late").operation().empty());
+}
+
+TEST_CASE("an error that was moved from still says what it is") {
+    rsccl::Error error(rsccl::ErrorCode::timeout, "late", 1, 2, "barrier #3");
+    const rsccl::Error taken = std::move(error);
+    CHECK(error.code() == rsccl::ErrorCode::timeout); // NOLINT: that is what is tested
+    CHECK(error.message() == taken.message());
+    CHECK(error.rank() == 1);
 }
 
 TEST_CASE("headers and library are of one version") { CHECK(rsccl::version() == RSCCL_VERSION_STRING); }

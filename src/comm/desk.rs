@@ -14,7 +14,7 @@ use crate::comm::request::{Job, Outcome, Promise, check_message, work};
 use crate::comm::{Call, Communicator, Home, Message};
 use crate::error::{Error, Result};
 use crate::exec::copy_to_self;
-use crate::sync::primitive::Arc;
+use crate::sync::primitive::{Arc, AtomicBool, Ordering};
 use crate::sys::thread;
 use crate::types::DataType;
 
@@ -63,6 +63,8 @@ struct Worker {
     /// How the thread has ended.
     ended: Arc<Outcome>,
     bystander: Bystander,
+    /// Whether the engine can be had at once: nothing is under way, nor what requests have sent still here.
+    resting: Arc<AtomicBool>,
 }
 
 /// The engine as a worker gives it back, and what ended the communicator meanwhile.
@@ -109,7 +111,7 @@ impl Desk {
     /// # Errors
     /// As [`Communicator::send`].
     pub fn message(&self, message: Message<'static>) -> Result<()> {
-        if self.settle() { self.communicator.message(message) } else { self.begin_message(message)?.wait() }
+        if self.is_home() { self.communicator.message(message) } else { self.begin_message(message)?.wait() }
     }
 
     /// Runs an `all_to_all_v`, described as its messages, to its end. A message between two ranks that was begun before it is received
@@ -118,7 +120,7 @@ impl Desk {
     /// # Errors
     /// As [`Communicator::all_to_all_v`].
     pub fn exchange(&self, messages: Vec<Message<'static>>) -> Result<()> {
-        if self.settle() { self.communicator.exchange(messages) } else { self.begin_exchange(messages)?.wait() }
+        if self.is_home() { self.communicator.exchange(messages) } else { self.begin_exchange(messages)?.wait() }
     }
 
     /// Begins a collective. Collectives run one after the other, in the order in which they were begun, as all ranks must begin them.
@@ -181,8 +183,12 @@ impl Desk {
 
     /// What ended this communicator, if anything did. Never waits.
     pub fn async_error(&self) -> Option<Error> {
-        // A request that failed ended all others: its error is here once the engine is.
-        self.settle();
+        // A request that failed ended all others: its error is here once the engine is. A worker that is well is left alone, since it
+        // may have to wait for peers before it ends.
+        let has_failed = self.worker.borrow().as_ref().is_some_and(Worker::has_failed);
+        if has_failed {
+            self.settle();
+        }
         self.communicator.async_error()
     }
 
@@ -229,8 +235,10 @@ impl Desk {
         let (jobs, queue) = channel();
         let (hand, taken) = channel::<Box<Engine>>();
         let (promise, ended) = Promise::new();
+        let resting = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&resting);
         let body = move || {
-            let worked = taken.recv().ok().map(|engine| work(engine, &queue));
+            let worked = taken.recv().ok().map(|engine| work(engine, &queue, &resting));
             promise.set(Ok(()));
             worked
         };
@@ -238,7 +246,8 @@ impl Desk {
         // On an error `hand` goes, and with it the thread.
         let engine = self.communicator.lend()?;
         let bystander = Bystander::beside(&engine);
-        let worker = Worker { jobs: Some(jobs), thread: Some(thread), unfinished: Vec::new(), ended, bystander };
+        let (jobs, thread) = (Some(jobs), Some(thread));
+        let worker = Worker { jobs, thread, unfinished: Vec::new(), ended, bystander, resting: seen };
         match hand.send(engine) {
             Ok(()) => Ok(worker),
             Err(back) => {
@@ -248,7 +257,15 @@ impl Desk {
         }
     }
 
-    /// Takes the engine back where no request is under way. Whether it is here.
+    /// Takes the engine back where that takes no time. Whether it is here: else messages have to go where it is, since to wait until
+    /// peers have taken what requests have sent might be to wait for peers that wait for the message.
+    fn is_home(&self) -> bool {
+        // Relaxed: as where it is written.
+        let is_away = |open: &Worker| !open.resting.load(Ordering::Relaxed) && !open.has_failed();
+        if self.worker.borrow().as_ref().is_some_and(is_away) { false } else { self.settle() }
+    }
+
+    /// Takes the engine back where no request is under way, once peers have taken what requests have sent. Whether it is here.
     fn settle(&self) -> bool {
         let mut worker = self.worker.borrow_mut();
         let busy = |open: &Worker| open.unfinished.iter().any(|outcome| !outcome.is_set());
@@ -274,6 +291,12 @@ fn close(communicator: &Communicator, mut worker: Worker) {
 }
 
 impl Worker {
+    /// Whether it has nothing more to do than to give the engine back, with an error.
+    fn has_failed(&self) -> bool {
+        let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        ended || self.unfinished.iter().any(|outcome| outcome.has_failed())
+    }
+
     /// Closes the queue and waits for the thread. Nothing where it panicked.
     fn end(&mut self) -> Option<Worked> {
         self.jobs = None;

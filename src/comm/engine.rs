@@ -122,7 +122,7 @@ impl Engine {
     #[inline]
     fn run_flat(&mut self, what: (&Call<'_>, &Operation), kernel: &Kernel, beside: &mut dyn Beside) -> Result<()> {
         if self.windows.is_none() {
-            self.open_windows(Awaited::Collective(what.1))?;
+            self.open_windows(Awaited::Collective(what.1), beside)?;
         }
         let Some(windows) = &self.windows else { return Err(no_windows()) };
         let mut vigil = vigil!(self, Awaited::Collective(what.1));
@@ -137,7 +137,7 @@ impl Engine {
         beside: &mut dyn Beside,
     ) -> Result<()> {
         if self.windows.is_none() {
-            self.open_windows(Awaited::Collective(what.1))?;
+            self.open_windows(Awaited::Collective(what.1), beside)?;
         }
         let windows = self.windows.clone().ok_or_else(no_windows)?;
         let mut visit = Visit::open(&windows, what.0, what.1);
@@ -164,7 +164,7 @@ impl Engine {
         kernel: Kernel,
         beside: &mut dyn Beside,
     ) -> Result<()> {
-        self.connect(&exec::needs(plan), Awaited::Collective(what.1))?;
+        self.connect(&exec::needs(plan), Awaited::Collective(what.1), beside)?;
         let Counters { runs, flag_base, .. } = self.counters;
         let mapped = plan.spec.windows != Windows::None;
         if mapped {
@@ -209,7 +209,7 @@ impl Engine {
         let need = message.need();
         let mut run = self.begin_message(message);
         let peers = || vec![need.peer];
-        let result = self.connect(&[need], Awaited::Messages(&peers)).and_then(|()| {
+        let result = self.connect(&[need], Awaited::Messages(&peers), &mut Nothing).and_then(|()| {
             let mut vigil = vigil!(self, Awaited::Messages(&peers));
             let mut idle = idle!(self, vigil, &mut Nothing);
             exec::drive(&mut [&mut run], &mut idle)
@@ -255,7 +255,7 @@ impl Engine {
     }
 
     fn drive_messages(&mut self, needs: &[Need], runs: &mut [MessageRun<'_>], awaited: Awaited<'_>) -> Result<()> {
-        self.connect(needs, awaited)?;
+        self.connect(needs, awaited, &mut Nothing)?;
         let mut vigil = vigil!(self, awaited);
         let mut idle = idle!(self, vigil, &mut Nothing);
         let mut queues = MessageQueue::by_connection(runs);
@@ -282,6 +282,18 @@ impl Engine {
         Ok(false)
     }
 
+    /// Whether all that was sent has been handed to the system.
+    pub(crate) fn is_drained(&mut self) -> bool {
+        self.fabric.links().drained()
+    }
+
+    /// Hands what was sent to the system, as far as it takes it; rests a little where it takes nothing. No operation waits for that, so
+    /// no deadline bounds it.
+    pub(crate) fn push(&mut self) -> Result<()> {
+        let links = self.fabric.links();
+        if links.pump()? || links.drained() { Ok(()) } else { links.rest_on_sockets(LONG_REQUEST_NAP) }
+    }
+
     /// Waits until all that was sent has been handed to the system.
     pub(crate) fn drain(&mut self) -> Result<()> {
         let mut vigil = vigil!(self, Awaited::Anything);
@@ -295,21 +307,27 @@ impl Engine {
         self.fabric.begin_connect(needs, &*self.bootstrap, &wait)
     }
 
-    fn connect(&mut self, needs: &[Need], awaited: Awaited<'_>) -> Result<()> {
+    fn connect(&mut self, needs: &[Need], awaited: Awaited<'_>, beside: &mut dyn Beside) -> Result<()> {
         if self.fabric.has(needs) {
             return Ok(());
         }
         let wait = self.wait();
+        let busy = !beside.is_empty() || !self.fabric.links().drained();
+        let bootstrap = &*self.bootstrap;
         let mut vigil = vigil!(self, awaited);
-        let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil };
+        let mut turn = |fabric: &mut Fabric| beside.turn(fabric, bootstrap);
+        let mut setup = Setup { bootstrap, wait: &wait, watch: &mut vigil, beside: busy.then_some(&mut turn) };
         self.fabric.connect(needs, &mut setup)
     }
 
     #[cold]
-    fn open_windows(&mut self, awaited: Awaited<'_>) -> Result<()> {
+    fn open_windows(&mut self, awaited: Awaited<'_>, beside: &mut dyn Beside) -> Result<()> {
         let wait = self.wait();
+        let busy = !beside.is_empty() || !self.fabric.links().drained();
+        let bootstrap = &*self.bootstrap;
         let mut vigil = vigil!(self, awaited);
-        let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil };
+        let mut turn = |fabric: &mut Fabric| beside.turn(fabric, bootstrap);
+        let mut setup = Setup { bootstrap, wait: &wait, watch: &mut vigil, beside: busy.then_some(&mut turn) };
         self.fabric.open_windows(&mut setup)?;
         self.windows = self.fabric.windows();
         Ok(())
@@ -317,7 +335,7 @@ impl Engine {
 
     /// Maps the memory of the ranks of my host now and not at the first call.
     pub(crate) fn connect_early(&mut self) -> Result<()> {
-        if self.chooser.maps_peers() { self.open_windows(Awaited::Anything) } else { Ok(()) }
+        if self.chooser.maps_peers() { self.open_windows(Awaited::Anything, &mut Nothing) } else { Ok(()) }
     }
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else it does nothing.
@@ -325,10 +343,10 @@ impl Engine {
         if !self.chooser.maps_peers() {
             return Ok(());
         }
-        self.open_windows(Awaited::Anything)?;
+        self.open_windows(Awaited::Anything, &mut Nothing)?;
         let wait = self.wait();
         let mut vigil = vigil!(self, Awaited::Anything);
-        let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil };
+        let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil, beside: None };
         self.fabric.register(memory, &mut setup)?;
         self.windows = self.fabric.windows();
         Ok(())

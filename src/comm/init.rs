@@ -97,8 +97,9 @@ impl Communicator {
         let blocking = chosen.blocking;
         // All start side by side; what they are split into later starts as the program chose.
         let settings = Settings { blocking: false, ..chosen };
-        let mut all = Vec::with_capacity(ranks as usize);
-        for bootstrap in LocalBootstrap::world(ranks)? {
+        let bootstraps = LocalBootstrap::world(ranks)?;
+        let mut all = Vec::with_capacity(bootstraps.len());
+        for bootstrap in bootstraps {
             let world = bootstrap.world();
             all.push(Communicator::start(world, settings.clone(), move |_, _| Ok(Box::new(bootstrap)))?);
         }

@@ -1,8 +1,9 @@
 //! Non-blocking operations: a scope whose requests run on a thread of its own.
 //!
 //! The engine moves to the scope's thread and comes back when the scope ends, which is after every request has ended: the buffers of
-//! requests outlive them because they outlive the scope. Messages run side by side, also while a collective runs; collectives run
-//! one after the other, in the order in which they were begun, as all ranks must begin them.
+//! requests outlive them because they outlive the scope. Messages run side by side, also while a collective runs that was begun after
+//! them; collectives run one after the other, in the order in which they were begun, as all ranks must begin them. A message that is
+//! begun behind a collective waits for its end.
 
 use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -16,7 +17,7 @@ use crate::comm::{Buffers, Call, Communicator, Message};
 use crate::error::{Error, Kind, Result};
 use crate::exec::{Beside, CallCount, MessageRun, Progress, Task};
 use crate::sync::Backoff;
-use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
+use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::sys::thread;
 use crate::transport::{Fabric, Need};
 use crate::types::{Collective, DataType, Element, Rank, ReduceOp, World};
@@ -75,7 +76,7 @@ impl Communicator {
             let (jobs, queue) = channel();
             let (promise, ended) = Promise::new();
             let worker = thread::spawn_in(threads, "rsccl requests", move || {
-                let worked = work(engine, &queue);
+                let worked = work(engine, &queue, &AtomicBool::new(false));
                 promise.set(Ok(()));
                 worked
             });
@@ -216,6 +217,11 @@ pub(super) fn check_message(message: &Message<'_>, world: World) -> Result<()> {
     Ok(())
 }
 
+/// Whether an error is the caller's own, after which the communicator goes on.
+fn is_own(error: &Error) -> bool {
+    matches!(error.kind(), Kind::InvalidArgument | Kind::InvalidUsage)
+}
+
 /// How a request ended.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
@@ -235,6 +241,11 @@ impl Outcome {
 
     pub(super) fn is_set(&self) -> bool {
         self.lock().is_some()
+    }
+
+    /// Whether it ended with an error that ended the communicator.
+    pub(super) fn has_failed(&self) -> bool {
+        self.lock().as_ref().is_some_and(|ended| ended.as_ref().is_err_and(|error| !is_own(error)))
     }
 
     /// Waits until the request has ended; whoever works at it has a deadline.
@@ -347,10 +358,15 @@ impl Beside for UnderWay<'_> {
     }
 }
 
-/// Works off the jobs until the queue is closed; gives the engine back, and the error that ended the communicator.
-pub(super) fn work(mut engine: Box<Engine>, queue: &Receiver<Job<'_>>) -> (Box<Engine>, Result<()>) {
+/// Works off the jobs until the queue is closed; gives the engine back, and the error that ended the communicator. `resting` says
+/// whether it would give it back at once.
+pub(super) fn work(
+    mut engine: Box<Engine>,
+    queue: &Receiver<Job<'_>>,
+    resting: &AtomicBool,
+) -> (Box<Engine>, Result<()>) {
     let mut under_way = UnderWay::default();
-    let mut result = serve(&mut engine, queue, &mut under_way);
+    let mut result = serve(&mut engine, (queue, resting), &mut under_way);
     if let Err(error) = &result {
         for (_, _, outcome) in under_way.messages {
             outcome.set(Err(error.duplicate()));
@@ -366,12 +382,20 @@ pub(super) fn work(mut engine: Box<Engine>, queue: &Receiver<Job<'_>>) -> (Box<E
     (engine, result)
 }
 
-fn serve<'scope>(engine: &mut Engine, queue: &Receiver<Job<'scope>>, under_way: &mut UnderWay<'scope>) -> Result<()> {
+fn serve<'scope>(
+    engine: &mut Engine,
+    (queue, resting): (&Receiver<Job<'scope>>, &AtomicBool),
+    under_way: &mut UnderWay<'scope>,
+) -> Result<()> {
     let mut backoff = Backoff::new(engine.settings.patience);
     let mut open = true;
     while open || !under_way.is_empty() {
-        let idle = under_way.is_empty();
+        // A message that has ended may lie in the slots still: it has to arrive with no call of this rank.
+        let idle = under_way.is_empty() && engine.is_drained();
+        // Relaxed: nothing goes with it. Whoever finds a job's outcome, by its lock, finds what was said when that job was taken.
+        resting.store(idle, Ordering::Relaxed);
         let job = if idle { queue.recv().map_err(|_| TryRecvError::Disconnected) } else { queue.try_recv() };
+        resting.store(false, Ordering::Relaxed);
         match job {
             Ok(Job::Message(message, outcome)) => begin(engine, message, outcome, under_way)?,
             Ok(Job::Exchange(messages, data_type)) => begin_exchange(engine, messages, data_type, under_way)?,
@@ -379,8 +403,7 @@ fn serve<'scope>(engine: &mut Engine, queue: &Receiver<Job<'scope>>, under_way: 
                 let result = run_calls(engine, &calls, under_way);
                 let told = result.as_ref().copied().map_err(Error::duplicate);
                 outcome.set(told);
-                let own = |error: &Error| matches!(error.kind(), Kind::InvalidArgument | Kind::InvalidUsage);
-                if result.as_ref().is_err_and(|error| !own(error)) {
+                if result.as_ref().is_err_and(|error| !is_own(error)) {
                     return result;
                 }
             }
@@ -389,6 +412,8 @@ fn serve<'scope>(engine: &mut Engine, queue: &Receiver<Job<'scope>>, under_way: 
         }
         if !under_way.is_empty() {
             engine.turn(under_way, &mut backoff)?;
+        } else if open {
+            engine.push()?;
         }
     }
     engine.drain()

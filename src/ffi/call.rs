@@ -117,6 +117,13 @@ unsafe fn exchange(
         return Err(Error::invalid_argument("a buffer of all_to_all_v is null, and its counts are not all 0"));
     }
     let size = data_type.size() as usize;
+    let end = |start: usize, counts: &[usize]| start.saturating_add(counts.iter().sum::<usize>() * size);
+    let (send_end, recv_end) = (end(send.addr(), to), end(recv.addr(), from));
+    // Two ranges with nothing in them touch nothing.
+    if send.addr().max(recv.addr()) < send_end.min(recv_end) {
+        let message = "input and output of all_to_all_v overlap: it has no in-place form, keep them apart";
+        return Err(Error::invalid_argument(message));
+    }
     let (mut send, mut recv) = (send, recv);
     let mut messages = Vec::with_capacity(2 * to.len());
     for (rank, (to, from)) in world.ranks().zip(to.iter().zip(from)) {

@@ -3,10 +3,10 @@
 //! Names are abstract (no file to leave behind) and random. A descriptor that arrives is close-on-exec; more than one in a
 //! message, or none, is an error of the peer.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 use crate::error::{Error, Result};
 
@@ -86,8 +86,7 @@ impl Stream {
     /// # Errors
     /// [`crate::error::Kind::System`].
     pub fn write(&self, bytes: &[u8]) -> Result<Option<usize>> {
-        let mut socket = &self.0;
-        settle(io::Write::write(&mut socket, bytes), "write to a unix socket")
+        settle(self.0.send_with_flags(bytes, libc::MSG_NOSIGNAL), "write to a unix socket")
     }
 
     /// Sends one byte with a descriptor; false where the socket is full.
@@ -170,6 +169,15 @@ impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Writes what fits of `parts` to a socket. Where its peer is gone that is an error and no SIGPIPE, which ends programs of other
+/// languages: only Rust's ignore it, and the standard library's vectored write counts on that.
+///
+/// # Errors
+/// The system's.
+pub fn write_parts(socket: &impl AsFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    SockRef::from(socket).send_vectored_with_flags(parts, libc::MSG_NOSIGNAL)
 }
 
 /// Room for one control message, aligned for its header.

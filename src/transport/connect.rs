@@ -53,11 +53,12 @@ impl Fabric {
     /// # Errors
     /// Of memory or sockets, or of a peer that does not come by the deadline.
     pub fn connect(&mut self, needs: &[Need], setup: &mut Setup<'_>) -> Result<()> {
+        let before = self.doors.outstanding();
         self.begin_connect(needs, setup.bootstrap, setup.wait)?;
         let bootstrap = setup.bootstrap;
         self.serve_until(setup, |fabric| {
             let moved = fabric.progress_connect(bootstrap)?;
-            let done = needs.iter().all(|need| fabric.is_connected(need)) && fabric.doors.settled();
+            let done = needs.iter().all(|need| fabric.is_connected(need)) && fabric.doors.settled_since(&before);
             Ok(Served { done, moved, waiting: fabric.connecting.waiting() })
         })
     }

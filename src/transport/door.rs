@@ -148,6 +148,18 @@ impl Doors {
         self.local.settled() && self.shm.as_ref().is_none_or(Exporter::settled)
     }
 
+    /// The tickets of what has not been taken.
+    pub(super) fn outstanding(&mut self) -> Vec<u64> {
+        let shm = self.shm.as_ref().into_iter().flat_map(Exporter::outstanding);
+        self.local.outstanding().iter().copied().chain(shm).collect()
+    }
+
+    /// Whether all was taken but what was `outstanding` before: that is for peers which may come later, and whoever offered it serves
+    /// them.
+    pub(super) fn settled_since(&mut self, before: &[u64]) -> bool {
+        self.settled() || self.outstanding().iter().all(|ticket| before.contains(ticket))
+    }
+
     /// The connections of peers that are complete, by ticket.
     pub(super) fn take_ready(&mut self) -> Vec<(u64, Vec<TcpStream>)> {
         self.net.as_mut().map_or_else(Vec::new, Port::take_ready)

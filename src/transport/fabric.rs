@@ -31,7 +31,12 @@ pub struct Setup<'a> {
     pub wait: &'a Wait,
     /// Looked at while waiting.
     pub watch: &'a mut dyn Watch,
+    /// What peers may wait for before they come to the set-up: moves it, true where anything moved. `None` where there is no such thing.
+    pub beside: Option<Turn<'a>>,
 }
+
+/// Does what can be done beside a set-up. True where something moved.
+pub type Turn<'a> = &'a mut (dyn FnMut(&mut Fabric) -> Result<bool> + 'a);
 
 impl std::fmt::Debug for Setup<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -41,9 +46,11 @@ impl std::fmt::Debug for Setup<'_> {
 
 impl Setup<'_> {
     /// [`Bootstrap::recv`], looking at the watch meanwhile: what `peer` waits for may never come, and others may say so.
-    fn recv(&mut self, peer: Rank, tag: u32) -> Result<Vec<u8>> {
+    fn recv(&mut self, fabric: &mut Fabric, peer: Rank, tag: u32) -> Result<Vec<u8>> {
         loop {
-            let deadline = Deadline::after(SETUP_LOOK).earlier(self.wait.deadline);
+            while self.turn(fabric)? {}
+            let look = if self.beside.is_some() { SETUP_NAP } else { SETUP_LOOK };
+            let deadline = Deadline::after(look).earlier(self.wait.deadline);
             let wait = self.wait.until(deadline);
             match self.bootstrap.recv(peer, tag, &wait) {
                 Err(error) if error.kind() == Kind::Timeout && !self.wait.deadline.passed(clock::now()) => {
@@ -52,6 +59,10 @@ impl Setup<'_> {
                 other => return other,
             }
         }
+    }
+
+    fn turn(&mut self, fabric: &mut Fabric) -> Result<bool> {
+        self.beside.as_mut().map_or(Ok(false), |beside| beside(fabric))
     }
 }
 
@@ -198,7 +209,7 @@ impl Fabric {
                 memory.push(Arc::clone(mine));
                 continue;
             };
-            let length = setup.recv(*peer, TAG_LENGTH)?;
+            let length = setup.recv(self, *peer, TAG_LENGTH)?;
             let broken = || Error::remote(*peer, format!("rank {peer} registered a buffer of a broken length"));
             let length = <[u8; 8]>::try_from(length).map_err(|_| broken())?;
             let length = usize::try_from(u64::from_le_bytes(length)).map_err(|_| broken())?;
@@ -225,6 +236,7 @@ impl Fabric {
         tag: u32,
         setup: &mut Setup<'_>,
     ) -> Result<Vec<Option<Taken>>> {
+        let before = self.doors.outstanding();
         for kind in [TransportKind::Local, TransportKind::Shm] {
             let others = ranks.iter().copied().filter(|rank| *rank != self.world.rank && self.kind(*rank) == kind);
             let takers: Vec<Rank> = others.collect();
@@ -237,19 +249,21 @@ impl Fabric {
             }
         }
         let mut takings = Vec::with_capacity(ranks.len());
-        for (place, peer) in ranks.iter().enumerate().filter(|(_, peer)| **peer != self.world.rank) {
-            let blob = setup.recv(*peer, tag)?;
+        let me = self.world.rank;
+        for (place, peer) in ranks.iter().enumerate().filter(|(_, peer)| **peer != me) {
+            let blob = setup.recv(self, *peer, tag)?;
             takings.push((place, *peer, self.doors.take(self.kind(*peer), *peer, &blob, setup.bootstrap)?));
         }
         let mut taken: Vec<Option<Taken>> = ranks.iter().map(|_| None).collect();
         self.serve_until(setup, |fabric| {
-            let before = takings.len();
+            let all = takings.len();
             for (place, peer, taking) in &mut takings {
                 taken[*place] = taking.progress().map_err(|error| unreachable(*peer, &error))?;
             }
             takings.retain(|(place, ..)| taken[*place].is_none());
             let waiting = takings.first().map(|(_, peer, _)| *peer);
-            Ok(Served { done: takings.is_empty() && fabric.doors.settled(), moved: takings.len() < before, waiting })
+            let done = takings.is_empty() && fabric.doors.settled_since(&before);
+            Ok(Served { done, moved: takings.len() < all, waiting })
         })?;
         Ok(taken)
     }
@@ -267,7 +281,7 @@ impl Fabric {
             if served.done {
                 return Ok(());
             }
-            if served.moved {
+            if setup.turn(self)? || served.moved {
                 backoff.reset();
             }
             let waiting_for = || match served.waiting {

@@ -7,12 +7,13 @@
 //! ```
 //! Parts are cut by length alone, so both ends cut alike. A receiver that has no free slot leaves the bytes in the socket.
 
-use std::io::{IoSlice, Write};
+use std::io::IoSlice;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::ring::{Label, Receiver, Sender};
+use crate::sys::descriptor;
 use crate::sys::poller::Interest;
 use crate::transport::greet::{Pipe, settle};
 use crate::types::Rank;
@@ -120,8 +121,7 @@ impl Outgoing {
                 std::slice::from_raw_parts(self.payload.as_ptr().wrapping_add(part.at).cast_const(), part.end - part.at)
             };
             let head: &[u8] = if index == 0 { &self.header[self.header_sent..] } else { &[] };
-            let mut stream = socket;
-            let written = stream.write_vectored(&[IoSlice::new(head), IoSlice::new(payload)]);
+            let written = descriptor::write_parts(socket, &[IoSlice::new(head), IoSlice::new(payload)]);
             let Some(written) = settle(written, "write to a data socket")? else { return Ok(moved) };
             let of_head = written.min(head.len());
             self.header_sent += of_head;

@@ -46,11 +46,16 @@ impl LocalOffers {
 
     /// Whether all has been taken.
     pub(crate) fn settled(&mut self) -> bool {
+        self.outstanding().is_empty()
+    }
+
+    /// The tickets of what has not been taken.
+    pub(crate) fn outstanding(&mut self) -> &[u64] {
         if !self.tickets.is_empty() {
             let table = table();
             self.tickets.retain(|ticket| table.contains_key(ticket));
         }
-        self.tickets.is_empty()
+        &self.tickets
     }
 }
 

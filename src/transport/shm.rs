@@ -80,6 +80,11 @@ impl Exporter {
         self.offers.is_empty()
     }
 
+    /// The tickets of what has not been taken.
+    pub(super) fn outstanding(&self) -> impl Iterator<Item = u64> {
+        self.offers.keys().copied()
+    }
+
     /// Serves who asks. Errors of one connection end that connection.
     pub(super) fn progress(&mut self, now: Instant) -> Result<()> {
         while crowd_out(&mut self.sessions, |session| session.since, now) {

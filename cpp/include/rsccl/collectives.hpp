@@ -63,7 +63,7 @@ struct Call {
 ///
 /// Every rank makes the same calls in the same order, with the same counts, types, operators and roots; a rank that does not is named
 /// in a Mismatch on all of them. Buffers are anything contiguous that has `std::data` and `std::size` (`std::vector`, `std::array`,
-/// arrays, rsccl::buffer, rsccl::view, `std::span`), of one element type for input and output. Lengths are checked; counts are in
+/// arrays, rsccl::buffer, rsccl::view of a pointer or of two iterators, `std::span`), of one element type for input and output. Lengths are checked; counts are in
 /// elements.
 ///
 /// Each call has a second form for callers that know their types only at run time: pointers, a count, a DataType. There, input and
@@ -150,7 +150,7 @@ class Collectives {
     Result all_gather_in_place(R&& buffer, Stream stream = {}) {
         detail::check_output<R>();
         const std::size_t count = block(std::size(buffer));
-        return all_gather(std::data(buffer) + mine(count), std::data(buffer), count, type<R>, stream);
+        return all_gather(detail::behind(std::data(buffer), mine(count)), std::data(buffer), count, type<R>, stream);
     }
     /// all_gather() of `count` elements from each rank: `recv` has room for `count` times the ranks.
     Result all_gather(const void* send, void* recv, std::size_t count, DataType data_type, Stream stream = {}) {
@@ -169,7 +169,7 @@ class Collectives {
     Result reduce_scatter_in_place(R&& buffer, ReduceOp op = ReduceOp::sum, Stream stream = {}) {
         detail::check_output<R>();
         const std::size_t count = block(std::size(buffer));
-        return reduce_scatter(std::data(buffer), std::data(buffer) + mine(count), count, type<R>, op, stream);
+        return reduce_scatter(std::data(buffer), detail::behind(std::data(buffer), mine(count)), count, type<R>, op, stream);
     }
     /// reduce_scatter() of `count` elements to each rank: `send` has `count` times the ranks.
     Result reduce_scatter(const void* send, void* recv, std::size_t count, DataType data_type, ReduceOp op = ReduceOp::sum,

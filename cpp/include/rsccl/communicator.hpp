@@ -25,7 +25,7 @@ namespace detail {
 struct State;
 } // namespace detail
 
-/// Stops a communicator from any thread. Copies stop the same one; it may outlive its communicator.
+/// Stops a communicator from any thread. Copies stop the same one; it may outlive its communicator. A moved-from handle stops nothing.
 class AbortHandle {
   public:
     /// Makes the call that waits on the communicator now, and every later one, end with Aborted. The first that ends so tells the
@@ -43,7 +43,7 @@ class AbortHandle {
 
 /// Begins operations that go on while the program does other things: `comm.start().all_reduce(in, out)`, which is what
 /// `comm.start_all_reduce(in, out)` does. Used at once, not kept.
-class Starter : public Collectives<Starter, Request, detail::Lifetime::outlives> {
+class [[nodiscard]] Starter : public Collectives<Starter, Request, detail::Lifetime::outlives> {
   public:
     /// My rank.
     int rank() const;
@@ -67,7 +67,7 @@ class Starter : public Collectives<Starter, Request, detail::Lifetime::outlives>
 ///
 /// The destructor waits for requests that are under way and says goodbye to the other ranks; where an exception is leaving the
 /// communicator's scope it aborts, so that nobody waits for this rank. It does not throw: finalize() says what went wrong.
-class Communicator : public Collectives<Communicator, void, detail::Lifetime::call> {
+class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail::Lifetime::call> {
   public:
     /// No communicator.
     Communicator() noexcept;
@@ -180,7 +180,7 @@ class Communicator : public Collectives<Communicator, void, detail::Lifetime::ca
     /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass
     /// nothing get nothing. Collective over all ranks. The child lives on without its parent.
     /// @throws InvalidArgument for a negative color
-    std::optional<Communicator> split(std::optional<int> color, std::int64_t key = 0);
+    [[nodiscard]] std::optional<Communicator> split(std::optional<int> color, std::int64_t key = 0);
     /// split() where every rank has a color.
     Communicator by_color(int color, std::int64_t key = 0);
     /// The ranks of my host, in rank order. Collective over all ranks.
@@ -200,11 +200,11 @@ class Communicator : public Collectives<Communicator, void, detail::Lifetime::ca
     void abort(const std::string& reason) const noexcept;
     /// What abort() of this communicator is called through where the communicator itself is out of reach.
     /// @throws InvalidUsage on an empty communicator
-    AbortHandle abort_handle() const;
+    [[nodiscard]] AbortHandle abort_handle() const;
     /// What ended this communicator, if anything did; InProgress while a non-blocking init or a call of another thread is under way.
     /// Never waits. Any thread may call it.
     /// @throws InvalidUsage on an empty communicator
-    std::optional<Error> async_error() const;
+    [[nodiscard]] std::optional<Error> async_error() const;
     /// Waits for requests that are under way, says goodbye to the other ranks and frees everything. They go on with what they have
     /// begun; a collective that would need this rank is an error there. The communicator is finalized afterwards: calls throw
     /// InvalidUsage.

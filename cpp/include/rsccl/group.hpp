@@ -29,7 +29,7 @@ namespace rsccl {
 class Group {
   public:
     /// A communicator inside a group: has all calls of Communicator but all_to_all_v.
-    class Member : public Collectives<Member, void, detail::Lifetime::outlives> {
+    class [[nodiscard]] Member : public Collectives<Member, void, detail::Lifetime::outlives> {
       public:
         /// My rank on that communicator.
         int rank() const noexcept { return rank_; }
@@ -42,7 +42,7 @@ class Group {
         Member(Group& group, Communicator& communicator);
         void submit(const detail::Call& call);
         Group* group_;
-        Communicator* communicator_;
+        std::shared_ptr<detail::State> state_; // the one that it was made on, whatever becomes of the Communicator
         int rank_;
         int size_;
     };
@@ -54,8 +54,9 @@ class Group {
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
 
-    /// The group's calls on `communicator`, which must live until the group has ended.
-    /// @throws InvalidUsage for a communicator that was moved from or finalized, and on a group that has ended
+    /// The group's calls on `communicator`. What it yields must not outlive the group.
+    /// @throws InvalidUsage for a communicator that was moved from, and on a group that has ended; calls throw it for one that was
+    ///   finalized
     Member on(Communicator& communicator) { return Member(*this, communicator); }
 
     /// Adds Collectives::send; to the own rank too, if the group has the recv.

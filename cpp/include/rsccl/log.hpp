@@ -28,8 +28,8 @@ struct LogLine {
 /// What is logged is still what `NCCL_DEBUG` and Config::debug ask for.
 ///
 /// The callback is called by whichever thread logs, several at a time; what it makes rsccl log itself is dropped. So is an exception
-/// that it throws: a log must not stop what it is about. The callback is destroyed when it is replaced, at the end of the process
-/// not at all.
+/// that it throws: a log must not stop what it is about. Threads that are in a callback when it is replaced go on in it; it is
+/// destroyed when the last has left it, at the end of the process not at all. So what it refers to must outlive every communicator.
 void set_log_callback(std::function<void(const LogLine&)> callback);
 
 } // namespace rsccl

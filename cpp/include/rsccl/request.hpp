@@ -16,7 +16,9 @@ struct Access;
 /// An operation that was begun by one of Communicator's `start_` calls. Its buffers are the operation's until it has ended: they
 /// must neither be touched nor freed before wait() returns or test() says true.
 ///
-/// A worker thread of the communicator does the work. Any thread may wait. Moved-from and default-made requests are empty: they
+/// A worker thread of the communicator does the work. Messages run side by side, and beside a collective that was begun after them;
+/// a message that is begun behind a collective waits for its end, so no rank may put off that collective for that message.
+/// Any thread may wait. Moved-from and default-made requests are empty: they
 /// have ended.
 class [[nodiscard]] Request {
   public:

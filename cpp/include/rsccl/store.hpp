@@ -16,7 +16,7 @@ namespace rsccl {
 /// Values under keys, shared by all who use the same store. Keys have 1 to 256 bytes; values are bytes, at most 1 MiB.
 ///
 /// A program may derive a store of its own: it overrides the `do_` calls, which may be made from any thread, one at a time, and
-/// throws Timeout where the time is over.
+/// throws Timeout where the time is over. Other exceptions of its own come through share() as they are.
 /// @throws InvalidArgument (all calls) for a key or value out of bounds
 /// @throws Timeout (all calls) at the deadline, with the key's name
 /// @throws RemoteError, SystemError (all calls) where the store is out of reach

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <initializer_list>
 #include <iterator>
+#include <memory>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -37,6 +39,40 @@ class View {
 template <class T>
 constexpr View<T> view(T* data, std::size_t count) noexcept {
     return View<T>(data, count);
+}
+
+namespace detail {
+
+/// Whether what lies between two of these iterators lies in one piece: pointers and the iterators of std::vector and std::string; in
+/// C++20 all that say so.
+#if __cplusplus >= 202002L
+template <class Iterator>
+inline constexpr bool is_contiguous = std::contiguous_iterator<Iterator>;
+#else
+template <class Iterator, class Container>
+inline constexpr bool is_iterator_of =
+    std::is_same_v<Iterator, typename Container::iterator> || std::is_same_v<Iterator, typename Container::const_iterator>;
+
+template <class Iterator>
+using value_of = typename std::iterator_traits<Iterator>::value_type;
+
+template <class Iterator, class = void>
+struct IsContiguous : std::is_pointer<Iterator> {};
+template <class Iterator>
+struct IsContiguous<Iterator, std::enable_if_t<!std::is_pointer_v<Iterator> && is_element_v<value_of<Iterator>>>>
+    : std::bool_constant<is_iterator_of<Iterator, std::vector<value_of<Iterator>>> || is_iterator_of<Iterator, std::string>> {};
+template <class Iterator>
+inline constexpr bool is_contiguous = IsContiguous<Iterator>::value;
+#endif
+
+} // namespace detail
+
+/// The buffer from `first` to before `last`: `comm.all_reduce(view(v.begin(), v.begin() + n), view(out, n))`.
+template <class Iterator, std::enable_if_t<detail::is_contiguous<Iterator>, int> = 0>
+constexpr auto view(Iterator first, Iterator last) noexcept {
+    using T = std::remove_reference_t<decltype(*first)>;
+    // An iterator that is an end must not be followed.
+    return View<T>(first == last ? nullptr : std::addressof(*first), static_cast<std::size_t>(last - first));
 }
 
 /// Whether a C only refers to elements that somebody else owns, so that a temporary C may be passed where the buffer must
@@ -89,6 +125,12 @@ template <class Send, class Recv>
 constexpr void check_same() {
     static_assert(std::is_same_v<element_of<Send>, element_of<Recv>>,
                   "rsccl: input and output must hold elements of one type");
+}
+
+/// `count` elements behind `data`; null stays null, for the call to refuse.
+template <class T>
+constexpr T* behind(T* data, std::size_t count) noexcept {
+    return data == nullptr ? nullptr : data + count;
 }
 
 /// Says that a count is negative.

@@ -1,5 +1,6 @@
 // A user's program outside the tree: two ranks as threads, an exception that crosses from the library, memory of both sides.
 //   consumer KIND, where KIND says which library it was linked with
+#include <complex.h> // C's, which makes a macro of "I": headers must not mind
 #include <array>
 #include <cstdio>
 #include <cstring>

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include <rsccl/rsccl.hpp>
@@ -175,6 +176,17 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
     {
         MISTAKE(std::vector<float>, rsccl::buffer<float>) memory(4);
         comm.register_buffer(memory);
+    }
+#endif
+#if ON(28) // a child that is thrown away, and so leaves at once; refused: nodiscard|unused
+    {
+        MISTAKE(, rsccl::Communicator child =) comm.by_color(0);
+    }
+#endif
+#if ON(29) // two iterators of what is not in one piece; refused: no matching function
+    {
+        MISTAKE(std::deque<float>, std::vector<float>) pieces(4);
+        comm.all_reduce_in_place(rsccl::view(pieces.begin(), pieces.end()));
     }
 #endif
 }

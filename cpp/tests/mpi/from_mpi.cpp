@@ -67,7 +67,7 @@ void any_communicator() {
 }
 
 void wrong_communicators() {
-    thrown<rsccl::InvalidArgument>("MPI_COMM_NULL", [] { rsccl::from_mpi(MPI_COMM_NULL); });
+    thrown<rsccl::InvalidArgument>("MPI_COMM_NULL", [] { (void)rsccl::from_mpi(MPI_COMM_NULL); });
     if (size < 2) {
         return;
     }
@@ -75,7 +75,7 @@ void wrong_communicators() {
     MPI_Comm both = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
     MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 7, &both);
-    thrown<rsccl::InvalidArgument>("an intercommunicator", [&] { rsccl::from_mpi(both); });
+    thrown<rsccl::InvalidArgument>("an intercommunicator", [&] { (void)rsccl::from_mpi(both); });
     MPI_Comm_free(&both);
     MPI_Comm_free(&half);
 }
@@ -86,7 +86,7 @@ void one_rank_is_wrong() {
     if (rank == size - 1) {
         config.algo = "Circle";
     }
-    const auto error = thrown<rsccl::Error>("a bad setting of one rank", [&] { rsccl::from_mpi(MPI_COMM_WORLD, config); });
+    const auto error = thrown<rsccl::Error>("a bad setting of one rank", [&] { (void)rsccl::from_mpi(MPI_COMM_WORLD, config); });
     require(error.code() == rsccl::ErrorCode::invalid_argument, error.what());
     require(std::string(error.what()).find("NCCL_ALGO") != std::string::npos, error.what());
     require(rsccl::from_mpi(MPI_COMM_WORLD).size() == size, "the next one is made");
@@ -110,7 +110,7 @@ void relatives(rsccl::Communicator& comm) {
         MPI_Comm opposite = turned();
         thrown<rsccl::Mismatch>("another order", [&] { rsccl::mpi::check(comm, opposite); });
         thrown<rsccl::Mismatch>("different sub-communicators",
-                                [&] { rsccl::mpi::like(comm, rank == 0 ? opposite : MPI_COMM_SELF); });
+                                [&] { (void)rsccl::mpi::like(comm, rank == 0 ? opposite : MPI_COMM_SELF); });
         MPI_Comm_free(&opposite);
     }
     require(sum(comm, 1) == size, "the communicator goes on");
@@ -136,7 +136,7 @@ void two_libraries(rsccl::Communicator& comm) {
 } // namespace
 
 int main(int argc, char** argv) {
-    thrown<rsccl::InvalidUsage>("a communicator before MPI_Init", [] { rsccl::from_mpi(MPI_COMM_WORLD); });
+    thrown<rsccl::InvalidUsage>("a communicator before MPI_Init", [] { (void)rsccl::from_mpi(MPI_COMM_WORLD); });
     MPI_Init(&argc, &argv);
     rsccl::mpi::abort_on_terminate();
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -154,6 +154,6 @@ int main(int argc, char** argv) {
     MPI_Finalize();
     // Nothing of MPI is kept.
     require(sum(comm, rank) == size * (size - 1) / 2, "the communicator works after MPI_Finalize");
-    thrown<rsccl::InvalidUsage>("a communicator after MPI_Finalize", [] { rsccl::from_mpi(MPI_COMM_WORLD); });
+    thrown<rsccl::InvalidUsage>("a communicator after MPI_Finalize", [] { (void)rsccl::from_mpi(MPI_COMM_WORLD); });
     return 0;
 }
