@@ -159,6 +159,11 @@ under_mpi() { # MPICXX MPIRUN
     for ranks in 1 2 3 4; do
         timeout -k 10 60 "$2" -n "$ranks" "$work/bin/from_mpi-$1" "$ranks"
     done
+    # An exception that nobody catches ends the job, with its words.
+    local outcome=0
+    timeout -k 10 60 "$2" -n 3 "$work/bin/from_mpi-$1" 3 abort >"$work/last-words" 2>&1 || outcome=$?
+    cat "$work/last-words"
+    ((outcome != 0 && outcome != 124)) && grep -q "rsccl: .*the input is broken: aborting the MPI job" "$work/last-words"
 }
 
 example_runs() { # FILE STANDARD COMPILER

@@ -395,7 +395,11 @@ inline std::uint32_t taken(const Bytes& note, std::size_t at) {
 inline Bytes encode(const Error& error) {
     const bool init = error.operation().empty() || error.operation() == "init";
     const std::string text = init ? error.message() : error.operation() + ": " + error.message();
-    const std::size_t length = std::min(text.size(), text_bytes);
+    std::size_t length = std::min(text.size(), text_bytes);
+    // Not in the middle of a letter: the bytes after the first of one in UTF-8 begin with 10.
+    while (length < text.size() && length > 0 && (static_cast<unsigned char>(text[length]) & 0xC0) == 0x80) {
+        --length;
+    }
     Bytes note(note_bytes);
     put(note, 0, static_cast<std::uint32_t>(error.code()));
     put(note, 4, error.peer() ? static_cast<std::uint32_t>(*error.peer()) + 1 : 0);
@@ -752,6 +756,12 @@ inline std::string listed(const std::vector<int>& ranks) {
     return ranks.size() > most ? text + " and " + std::to_string(ranks.size() - most) + " more" : text;
 }
 
+/// Hydra ends at once when the job is aborted, with what it has not read by then: it gets a moment to take over a rank's last words.
+inline void abort_job(int code) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    MPI_Abort(MPI_COMM_WORLD, code);
+}
+
 } // namespace detail::over_mpi
 
 /// The communicator of the ranks of `comm`, with the same ranks. Collective: every rank of `comm` calls it.
@@ -860,7 +870,7 @@ inline std::function<void()> progress() {
     // One write: other ranks write too, and the launcher cuts off what comes late.
     std::fputs(("rsccl: " + std::string(error.what()) + ": aborting the MPI job\n").c_str(), stderr);
     if (rsccl::detail::over_mpi::stage() == rsccl::detail::over_mpi::Stage::running) {
-        MPI_Abort(MPI_COMM_WORLD, error.nccl_code());
+        rsccl::detail::over_mpi::abort_job(error.nccl_code());
     }
     std::abort();
 }
@@ -881,7 +891,7 @@ inline void abort_on_terminate() {
             }
         }
         if (rsccl::detail::over_mpi::stage() == rsccl::detail::over_mpi::Stage::running) {
-            MPI_Abort(MPI_COMM_WORLD, 1);
+            rsccl::detail::over_mpi::abort_job(1);
         }
         std::abort();
     });
