@@ -5,4 +5,4 @@
 
 mod host;
 
-pub use host::{Kernel, Pass, Store};
+pub use host::{Kernel, Pass, Staging, Store, Turn};

@@ -22,6 +22,7 @@ mod block;
 mod copy;
 mod fold;
 mod lane;
+mod staging;
 #[cfg(not(target_arch = "x86_64"))]
 mod portable;
 mod vectors;
@@ -30,6 +31,8 @@ mod x86;
 
 #[cfg(test)]
 mod tests;
+
+pub use staging::{Staging, Turn};
 
 use crate::error::{Error, Result};
 use crate::types::{DataType, F8E4M3, F8E5M2, ReduceOp, Scalar, bf16, f16};

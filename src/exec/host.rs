@@ -44,10 +44,12 @@ pub fn run_flat(
     let size = call.data_type.size() as usize;
     let (input, _) = call.lengths(world)?;
     let bytes = input.index() * size;
+    let mut turn = idle.fabric.links().staging.turn(bytes);
     let fill = |slot: NonNull<u8>| {
         let (sources, targets) = (&[call.buffers.input], &[slot.as_ptr()]);
-        let pass = Pass { sources, raw: 1, targets, count: input.index(), finish: false, store: Store::Cached };
-        if !kernel.is_copy(1, false) {
+        let pass = Pass { sources, raw: 1, targets, count: input.index(), finish: false, store: turn.store };
+        turn.begin();
+        if !kernel.is_copy(1, false) || turn.store == Store::Streaming {
             // SAFETY: the engine has checked the input's length, `Buffers` vouches for it; the slot is mine and large enough.
             unsafe { kernel.run(&pass) };
         } else if bytes > 0 {
@@ -56,6 +58,7 @@ pub fn run_flat(
         }
     };
     let exchange = flat.announce(windows, operation, idle, (bytes, fill))?;
+    idle.fabric.links().staging.learn(&turn, bytes);
     read_flat(call, world, kernel, &exchange, idle)?;
     if call.collective.rooted() {
         flat.finish_rooted(&exchange);

@@ -155,7 +155,7 @@ impl<'a> PlanRun<'a> {
             let own = matches!(source, Operand::Local(span) if span.buffer == Buffer::Input);
             raw | u64::from(own) << place
         });
-        self.store_result(combine, raw, length);
+        self.store_result(combine, raw, length, links);
         let bytes = length * self.element_bytes;
         for source in &combine.sources {
             if let Operand::Slot(peer) = source {
@@ -222,7 +222,7 @@ impl<'a> PlanRun<'a> {
     }
 
     /// Output may pass the caches by; slots and scratch are read soon and stay in them.
-    fn store_result(&mut self, combine: &Combine, raw: u64, count: usize) {
+    fn store_result(&mut self, combine: &Combine, raw: u64, count: usize, links: &mut Links) {
         let identical = self.sources.len() == 1
             && self.cached.is_empty()
             && self.targets.iter().all(|target| target.cast_const() == self.sources[0]);
@@ -231,6 +231,20 @@ impl<'a> PlanRun<'a> {
         }
         let pass =
             Pass { sources: &self.sources, raw, targets: &[], count, finish: combine.finish, store: Store::Cached };
+        let bytes = count * self.element_bytes;
+        // What a pump sends to a socket is read here.
+        let streams = !links.has_pumps() && links.staging.preferred(bytes) == Store::Streaming;
+        if self.targets.is_empty() && self.sources.len() == 1 && !links.has_pumps() {
+            let mut turn = links.staging.turn(bytes);
+            turn.begin();
+            // SAFETY: as below.
+            unsafe { self.kernel.run(&Pass { targets: &self.cached, store: turn.store, ..pass }) };
+            links.staging.learn(&turn, bytes);
+            return;
+        }
+        if streams && !self.cached.is_empty() {
+            return self.store_past_caches(pass);
+        }
         if self.store == Store::Cached || self.cached.is_empty() {
             self.cached.extend_from_slice(&self.targets);
             let store = if combine.targets.len() == self.targets.len() { self.store } else { Store::Cached };
@@ -255,6 +269,20 @@ impl<'a> PlanRun<'a> {
             // SAFETY: as above; the source is what the pass before has just written.
             unsafe { self.kernel.run(&copy) };
         }
+    }
+
+    /// As [`PlanRun::store_result`], where what peers read passes the caches by.
+    fn store_past_caches(&self, pass: Pass<'_>) {
+        let [first, ..] = self.targets[..] else {
+            // SAFETY: as in `store_result`.
+            return unsafe { self.kernel.run(&Pass { targets: &self.cached, store: Store::Streaming, ..pass }) };
+        };
+        // SAFETY: as in `store_result`.
+        unsafe { self.kernel.run(&Pass { targets: &self.targets, store: self.store, ..pass }) };
+        let (sources, targets) = (&[first.cast_const()], &self.cached[..]);
+        let copy = Pass { sources, raw: 0, targets, finish: false, store: Store::Streaming, ..pass };
+        // SAFETY: as in `store_result`; the source is what the pass before has just written.
+        unsafe { self.kernel.run(&copy) };
     }
 
     fn local(&self, span: &Span, combine: &Combine, round: u32) -> *mut u8 {

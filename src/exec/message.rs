@@ -5,6 +5,7 @@
 
 use std::marker::PhantomData;
 
+use crate::device::{Kernel, Pass, Turn};
 use crate::error::{Error, Result};
 use crate::exec::Operation;
 use crate::exec::drive::{Blocked, Progress, Task};
@@ -142,6 +143,8 @@ pub struct MessageRun<'a> {
     message: Message<'a>,
     operation: Operation,
     label: Label,
+    /// Of bytes.
+    copy: Kernel,
     bytes: usize,
     moved: usize,
     begun: bool,
@@ -160,7 +163,8 @@ impl<'a> MessageRun<'a> {
             sequence,
         };
         let bytes = message.bytes();
-        MessageRun { message, operation, label: operation.label(), bytes, moved: 0, begun: false }
+        let (label, copy) = (operation.label(), Kernel::copy(DataType::U8));
+        MessageRun { message, operation, label, copy, bytes, moved: 0, begun: false }
     }
 
     /// The other end.
@@ -186,10 +190,16 @@ impl<'a> MessageRun<'a> {
         let sender = links.sender(self.peer(), Channel::PointToPoint);
         let length = (self.bytes - self.moved).min(sender.shape().slot_bytes as usize);
         let Some(slot) = sender.reserve(length) else { return false };
+        // What a pump sends to a socket is read here.
+        let mut turn = if links.has_pumps() { Turn::cached() } else { links.staging.turn(length) };
+        turn.begin();
+        let (sources, targets) = (&[from.wrapping_add(self.moved)], &[slot.as_ptr()]);
+        let pass = Pass { sources, raw: 0, targets, count: length, finish: false, store: turn.store };
         // SAFETY: the source is inside the message's memory, since moved + length <= bytes; the slot is reserved and as large as
         // its shape says; a slot never overlaps user memory.
-        unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(self.moved), slot.as_ptr(), length) };
-        sender.publish(length, self.label);
+        unsafe { self.copy.run(&pass) };
+        links.staging.learn(&turn, length);
+        links.sender(self.peer(), Channel::PointToPoint).publish(length, self.label);
         self.moved += length;
         self.begun = true;
         true

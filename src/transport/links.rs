@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::device::Staging;
 use crate::error::Result;
 use crate::sync::ring::{Receiver, Sender};
 use crate::sys::poller;
@@ -45,6 +46,8 @@ pub struct Links {
     pub(super) receivers: BTreeMap<(Rank, Channel), Receiver>,
     pub(super) send_pumps: Vec<SendPump>,
     pub(super) receive_pumps: Vec<ReceivePump>,
+    /// What was learnt of copies into memory that peers read.
+    pub staging: Staging,
 }
 
 impl Links {
