@@ -402,6 +402,12 @@ impl Engine {
         }
     }
 
+    /// Makes this rank take its peers for far away.
+    #[cfg(test)]
+    pub(crate) fn take_peers_for_far(&mut self) {
+        self.fabric.links().staging = crate::device::Staging::far();
+    }
+
     /// Says goodbye.
     pub(crate) fn leave(&mut self) {
         self.bootstrap.leave(self.counters.collectives);

@@ -47,6 +47,55 @@ fn shm() {
     }
 }
 
+/// What peers read passes the caches by, in flat slots, rings and scratch, and in passes that write output too.
+#[test]
+fn shm_between_processors_that_are_far() {
+    let config = Config::default().with_p2p_disable(true).with_timeout(Duration::from_secs(20));
+    for (ranks, count) in [2u32, 3, 4].into_iter().flat_map(|ranks| [3000, 50_001, 400_000].map(|count| (ranks, count)))
+    {
+        local::run_with(ranks, &config, |comm| {
+            comm.with_engine(|engine| {
+                engine.take_peers_for_far();
+                Ok(())
+            })?;
+            let given = |rank: u32, i: usize| u32::try_from(i).expect("few") * 7 + rank;
+            let (n, me) = (comm.size() as usize, comm.rank());
+            let total = |i: usize| (0..ranks).map(|rank| given(rank, i)).sum::<u32>();
+            let mine: Vec<u32> = (0..count).map(|i| given(me, i)).collect();
+            let wide: Vec<u32> = (0..count * n).map(|i| given(me, i)).collect();
+            let check = |what: &str, found: &[u32], wanted: &dyn Fn(usize) -> u32| {
+                let wrong = (0..found.len()).find(|i| found[*i] != wanted(*i));
+                assert_eq!(wrong, None, "{what} of {count} on rank {me} of {ranks}");
+            };
+            let (mut block, mut blocks) = (vec![0; count], vec![0; count * n]);
+            for _ in 0..2 {
+                comm.all_reduce(&mine, &mut block, ReduceOp::Sum)?;
+                check("all_reduce", &block, &total);
+                comm.reduce(&mine, &mut block, ReduceOp::Sum, 0)?;
+                check("reduce", &block, &total);
+                block.copy_from_slice(&mine);
+                comm.broadcast(&mut block, ranks - 1)?;
+                check("broadcast", &block, &|i| given(ranks - 1, i));
+                comm.all_gather(&mine, &mut blocks)?;
+                check("all_gather", &blocks, &|i| given(u32::try_from(i / count).expect("few"), i % count));
+                comm.reduce_scatter(&wide, &mut block, ReduceOp::Sum)?;
+                check("reduce_scatter", &block, &|i| total(me as usize * count + i));
+                comm.all_to_all(&wide, &mut blocks)?;
+                let place = |i: usize| me as usize * count + i % count;
+                check("all_to_all", &blocks, &|i| given(u32::try_from(i / count).expect("few"), place(i)));
+                let (next, last) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+                crate::group(|group| {
+                    group.on(&comm).send(&mine, next)?;
+                    group.on(&comm).recv(&mut block, last)
+                })?;
+                check("send and recv", &block, &|i| given(last, i));
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
 #[test]
 fn net() {
     for ranks in [2, 3, 8] {

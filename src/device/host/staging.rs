@@ -42,6 +42,12 @@ impl Staging {
         Turn { store, timed: tries || place.is_multiple_of(TIMED), began: None }
     }
 
+    /// What a rank has learnt whose peers are far.
+    #[cfg(test)]
+    pub fn far() -> Staging {
+        Staging { costs: [1e6, 1.0], streams: true, copies: 0 }
+    }
+
     /// How to write `bytes` in a pass that does more than copy, so that its time says nothing.
     #[inline]
     pub fn preferred(&self, bytes: usize) -> Store {
