@@ -56,6 +56,7 @@ pub fn run_flat(
             // SAFETY: as above; user memory and arena do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(call.buffers.input, slot.as_ptr(), bytes) };
         }
+        turn.end();
     };
     let exchange = flat.announce(windows, operation, idle, (bytes, fill))?;
     idle.fabric.links().staging.learn(&turn, bytes);

@@ -1,6 +1,6 @@
 //! The interpreter of plans on host memory.
 
-use crate::device::{Kernel, Pass, Store};
+use crate::device::{Kernel, Pass, Store, Turn};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::operation::Operation;
@@ -231,19 +231,22 @@ impl<'a> PlanRun<'a> {
         }
         let pass =
             Pass { sources: &self.sources, raw, targets: &[], count, finish: combine.finish, store: Store::Cached };
-        let bytes = count * self.element_bytes;
         // What a pump sends to a socket is read here.
-        let streams = !links.has_pumps() && links.staging.preferred(bytes) == Store::Streaming;
-        if self.targets.is_empty() && self.sources.len() == 1 && !links.has_pumps() {
-            let mut turn = links.staging.turn(bytes);
-            turn.begin();
-            // SAFETY: as below.
-            unsafe { self.kernel.run(&Pass { targets: &self.cached, store: turn.store, ..pass }) };
-            links.staging.learn(&turn, bytes);
-            return;
-        }
-        if streams && !self.cached.is_empty() {
-            return self.store_past_caches(pass);
+        if !self.cached.is_empty() && !links.has_pumps() {
+            let bytes = count * self.element_bytes;
+            let copies = self.sources.len() == 1;
+            let mut turn =
+                if copies { links.staging.turn(bytes) } else { Turn::untimed(links.staging.preferred(bytes)) };
+            if turn.store == Store::Streaming && self.store == Store::Streaming {
+                self.cached.extend_from_slice(&self.targets);
+                // SAFETY: as below.
+                return unsafe { self.kernel.run(&Pass { targets: &self.cached, store: Store::Streaming, ..pass }) };
+            }
+            if turn.is_timed() || turn.store == Store::Streaming {
+                self.store_apart(pass, &mut turn);
+                links.staging.learn(&turn, bytes);
+                return;
+            }
         }
         if self.store == Store::Cached || self.cached.is_empty() {
             self.cached.extend_from_slice(&self.targets);
@@ -271,18 +274,25 @@ impl<'a> PlanRun<'a> {
         }
     }
 
-    /// As [`PlanRun::store_result`], where what peers read passes the caches by.
-    fn store_past_caches(&self, pass: Pass<'_>) {
-        let [first, ..] = self.targets[..] else {
+    /// As [`PlanRun::store_result`], what peers read apart from output, and in `turn`'s way.
+    fn store_apart(&self, pass: Pass<'_>, turn: &mut Turn) {
+        let staged = Pass { targets: &self.cached, store: turn.store, ..pass };
+        let output = Pass { targets: &self.targets, store: self.store, ..pass };
+        if let ([first, ..], [_, _, ..]) = (&self.targets[..], pass.sources) {
             // SAFETY: as in `store_result`.
-            return unsafe { self.kernel.run(&Pass { targets: &self.cached, store: Store::Streaming, ..pass }) };
-        };
+            unsafe { self.kernel.run(&output) };
+            let copy = Pass { sources: &[first.cast_const()], raw: 0, finish: false, ..staged };
+            // SAFETY: as in `store_result`; the source is what the pass before has just written.
+            return unsafe { self.kernel.run(&copy) };
+        }
+        turn.begin();
         // SAFETY: as in `store_result`.
-        unsafe { self.kernel.run(&Pass { targets: &self.targets, store: self.store, ..pass }) };
-        let (sources, targets) = (&[first.cast_const()], &self.cached[..]);
-        let copy = Pass { sources, raw: 0, targets, finish: false, store: Store::Streaming, ..pass };
-        // SAFETY: as in `store_result`; the source is what the pass before has just written.
-        unsafe { self.kernel.run(&copy) };
+        unsafe { self.kernel.run(&staged) };
+        turn.end();
+        if !self.targets.is_empty() {
+            // SAFETY: as in `store_result`.
+            unsafe { self.kernel.run(&output) };
+        }
     }
 
     fn local(&self, span: &Span, combine: &Combine, round: u32) -> *mut u8 {

@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use crate::device::{Kernel, Pass, Turn};
+use crate::device::{Kernel, Pass, Store, Turn};
 use crate::error::{Error, Result};
 use crate::exec::Operation;
 use crate::exec::drive::{Blocked, Progress, Task};
@@ -191,13 +191,14 @@ impl<'a> MessageRun<'a> {
         let length = (self.bytes - self.moved).min(sender.shape().slot_bytes as usize);
         let Some(slot) = sender.reserve(length) else { return false };
         // What a pump sends to a socket is read here.
-        let mut turn = if links.has_pumps() { Turn::cached() } else { links.staging.turn(length) };
+        let mut turn = if links.has_pumps() { Turn::untimed(Store::Cached) } else { links.staging.turn(length) };
         turn.begin();
         let (sources, targets) = (&[from.wrapping_add(self.moved)], &[slot.as_ptr()]);
         let pass = Pass { sources, raw: 0, targets, count: length, finish: false, store: turn.store };
         // SAFETY: the source is inside the message's memory, since moved + length <= bytes; the slot is reserved and as large as
         // its shape says; a slot never overlaps user memory.
         unsafe { self.copy.run(&pass) };
+        turn.end();
         links.staging.learn(&turn, length);
         links.sender(self.peer(), Channel::PointToPoint).publish(length, self.label);
         self.moved += length;
