@@ -14,6 +14,7 @@ mod engine;
 mod family;
 mod group;
 mod init;
+mod journal;
 mod launched;
 pub mod local;
 mod messages;
@@ -35,6 +36,7 @@ use crate::types::World;
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use aside::Preparation;
+pub use choose::Chosen;
 pub use desk::{Desk, Pending};
 pub use group::{Group, Member, group};
 pub use placement::{DeviceChoice, Placement};

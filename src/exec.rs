@@ -16,7 +16,7 @@ mod operation;
 mod registered;
 
 pub use buffers::Buffers;
-pub use call::{Call, CallCount};
+pub use call::{Call, CallCount, wrong_counts};
 pub use drive::{Beside, Blocked, Idle, Nothing, Progress, Task, drive};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use interpret::{Memory, PlanRun, Setting, UserMemory, needs};

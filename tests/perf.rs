@@ -88,12 +88,64 @@ fn json_and_plot() {
     assert_eq!((&first["collective"], &first["type"]), (&"all_gather".into(), &"float".into()));
     assert_eq!((&first["ranks"], &first["bytes"], &first["count"]), (&2.into(), &64.into(), &8.into()));
     assert_eq!((&first["algorithm"], &first["transport"]), (&"Ring".into(), &"local".into()));
+    assert_eq!(first["protocol"], "Simple", "what was chosen, not what was asked for");
     assert_eq!((&first["wrong"], &first["in_place"], &first["op"]), (&0.into(), &false.into(), &().into()));
     for number in ["time_us", "algbw_gbps", "busbw_gbps"] {
         assert!(first[number].as_f64().is_some_and(|value| value > 0.0), "{number}: {first}");
     }
     let drawing = std::fs::read_to_string(&plot).expect("written");
     assert!(drawing.starts_with("<svg") && drawing.contains("all_gather"), "{}", &drawing[..200]);
+}
+
+#[test]
+fn the_log_says_in_nccls_words_what_is_called_and_how_it_is_run() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let log = |name: &str, transport: &str, subsystems: &str| {
+        // The log is added to what is there.
+        let file = folder.path().join(name);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args([
+            "perf",
+            "all_reduce,send_recv",
+            "-n",
+            "2",
+            "-b",
+            "16",
+            "-e",
+            "64K",
+            "-f",
+            "4096",
+            "--check-only",
+        ]);
+        command.args(["--transport", transport]).env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", subsystems);
+        let output = command.env("NCCL_DEBUG_FILE", &file).output().expect("the binary starts");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        std::fs::read_to_string(&file).expect("the log was written")
+    };
+    let count =
+        |log: &str, parts: [&str; 2]| log.lines().filter(|line| parts.iter().all(|part| line.contains(part))).count();
+
+    let calls = log("calls", "local", "COLL,TUNING");
+    for rank in ["[0] RSCCL INFO ", "[1] RSCCL INFO "] {
+        let count = |part: &str| count(&calls, [rank, part]);
+        assert_eq!(count("AllReduce: 16 Bytes -> Algo Direct proto LL"), 2, "out of place, in place:\n{calls}");
+        assert_eq!(count("AllReduce: 65536 Bytes -> Algo Direct proto Simple"), 2, "{calls}");
+        assert_eq!(count(" count 16384 datatype float op sum root 0 comm "), 2, "{calls}");
+        assert_eq!(count("Send: opCount 0 sendbuff 0x"), 1, "{calls}");
+        assert_eq!(count("Recv: opCount 1 sendbuff 0x0 recvbuff 0x"), 1, "{calls}");
+    }
+    let usual = log("usual", "local", "INIT");
+    assert_eq!(count(&usual, ["Init COMPLETE rank 1 nranks 2 total ", "(bootstrap "]), 1, "{usual}");
+    assert_eq!(count(&usual, ["rank 0 nranks 2", "Destroy COMPLETE"]), 1, "{usual}");
+    for (transport, subsystem, how) in
+        [("local", "P2P", "P2P/direct pointer"), ("shm", "SHM", "SHM/memfd"), ("net", "NET", "NET/Socket")]
+    {
+        let log = log(transport, transport, subsystem);
+        let ends = if transport == "net" { 2 } else { 1 };
+        for pair in ["Channel 00/1 : 0 -> 1 ", "Channel 00/1 : 1 -> 0 "] {
+            assert_eq!(count(&log, [pair, how]), ends, "{log}");
+        }
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::sync::primitive::Arc;
 use crate::topo::Topology;
 use crate::transport::{FLAT_BYTES, WINDOW_LANES};
 use crate::tune::{self, Costs, Filters, Query};
-use crate::types::{Algorithm, Bytes, Collective, Elements, Protocol, TransportKind, World};
+use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, TransportKind, World};
 
 /// How a call is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +19,39 @@ pub(crate) enum Path {
     Windows(Algorithm),
     /// By a plan over slots alone.
     Slots(Algorithm),
+}
+
+/// What of a call the choice looks at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Question<'a> {
+    pub(crate) collective: Collective,
+    pub(crate) data_type: DataType,
+    pub(crate) count: &'a CallCount,
+}
+
+impl<'a> Question<'a> {
+    pub(crate) fn of(call: &'a Call<'_>) -> Question<'a> {
+        Question { collective: call.collective, data_type: call.data_type, count: &call.count }
+    }
+}
+
+/// How a collective is run, in the words of `NCCL_ALGO` and `NCCL_PROTO`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Chosen {
+    /// How the data travels.
+    pub algorithm: Algorithm,
+    /// How the news of its arrival does.
+    pub protocol: Protocol,
+}
+
+impl From<Path> for Chosen {
+    fn from(path: Path) -> Chosen {
+        match path {
+            Path::Flat => Chosen { algorithm: Algorithm::Direct, protocol: Protocol::LowLatency },
+            Path::Windows(algorithm) | Path::Slots(algorithm) => Chosen { algorithm, protocol: Protocol::Simple },
+        }
+    }
 }
 
 /// Chooses for one communicator.
@@ -60,18 +93,18 @@ impl Chooser {
         !self.one_host() && self.topology.even().is_some_and(|ranks| (2..=MOST_MAPPED).contains(&ranks))
     }
 
-    /// The path of `call`, the same on all ranks.
+    /// The path of a call, the same on all ranks.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
-    pub(crate) fn path(&self, call: &Call<'_>) -> Result<Path> {
-        let bytes = self.flat_bytes(call);
-        let direct = self.maps_peers() && self.settings.algorithms.allows(call.collective, Algorithm::Direct);
-        let low_latency = self.settings.protocols.allows(call.collective, Protocol::LowLatency);
+    pub(crate) fn path(&self, asked: Question<'_>) -> Result<Path> {
+        let bytes = self.flat_bytes(asked);
+        let direct = self.maps_peers() && self.settings.algorithms.allows(asked.collective, Algorithm::Direct);
+        let low_latency = self.settings.protocols.allows(asked.collective, Protocol::LowLatency);
         if direct && low_latency && bytes.is_some_and(|bytes| bytes <= self.most_flat_bytes()) {
             return Ok(Path::Flat);
         }
-        self.path_of_plans(call, direct)
+        self.path_of_plans(asked, direct)
     }
 
     /// Threads reach each other's buffers at once, so that less is worth a copy into the flat slot.
@@ -79,21 +112,21 @@ impl Chooser {
         if self.near == TransportKind::Local { LOCAL_FLAT_BYTES } else { FLAT_BYTES }
     }
 
-    fn path_of_plans(&self, call: &Call<'_>, direct: bool) -> Result<Path> {
-        if !self.settings.protocols.allows(call.collective, Protocol::Simple) {
+    fn path_of_plans(&self, asked: Question<'_>, direct: bool) -> Result<Path> {
+        if !self.settings.protocols.allows(asked.collective, Protocol::Simple) {
             return Err(Error::invalid_argument(format!(
                 "NCCL_PROTO leaves no protocol for this {}: on host memory LL serves up to {FLAT_BYTES} bytes inside one host, \
                  Simple serves the rest",
-                call.collective
+                asked.collective
             )));
         }
         if direct {
             return Ok(Path::Windows(Algorithm::Direct));
         }
-        let hierarchy = self.is_hierarchy() && call.collective != Collective::Barrier;
+        let hierarchy = self.is_hierarchy() && asked.collective != Collective::Barrier;
         let query = Query {
-            collective: call.collective,
-            bytes: Bytes(self.longest_block_bytes(call)),
+            collective: asked.collective,
+            bytes: Bytes(self.longest_block_bytes(asked)),
             ranks: self.world.size,
             hosts: u32::try_from(self.topology.hosts().len()).unwrap_or(u32::MAX),
             even: self.topology.even().is_some(),
@@ -109,18 +142,18 @@ impl Chooser {
     }
 
     /// Bytes of the longest block that one rank has.
-    fn longest_block_bytes(&self, call: &Call<'_>) -> u64 {
-        let count = match &call.count {
+    fn longest_block_bytes(&self, asked: Question<'_>) -> u64 {
+        let count = match asked.count {
             CallCount::Each(count) => *count,
             CallCount::PerRank(counts) => counts.iter().copied().max().unwrap_or(0),
         };
-        count.saturating_mul(u64::from(call.data_type.size()))
+        count.saturating_mul(u64::from(asked.data_type.size()))
     }
 
     /// The most bytes that any rank would write into a flat slot; `None` on overflow.
-    fn flat_bytes(&self, call: &Call<'_>) -> Option<usize> {
+    fn flat_bytes(&self, asked: Question<'_>) -> Option<usize> {
         let ranks = u64::from(self.world.size);
-        let elements = match (&call.count, call.collective) {
+        let elements = match (asked.count, asked.collective) {
             (CallCount::Each(count), Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter) => {
                 count.checked_mul(ranks)?
             }
@@ -130,7 +163,7 @@ impl Chooser {
             }
             (CallCount::PerRank(counts), _) => counts.iter().copied().max().unwrap_or(0),
         };
-        usize::try_from(elements.checked_mul(u64::from(call.data_type.size()))?).ok()
+        usize::try_from(elements.checked_mul(u64::from(asked.data_type.size()))?).ok()
     }
 
     /// The plan of `call`. The latest plans are kept.

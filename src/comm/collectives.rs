@@ -1,9 +1,10 @@
 //! The collectives of a communicator, typed.
 
-use crate::comm::Communicator;
+use crate::comm::choose::Question;
+use crate::comm::{Chosen, Communicator};
 use crate::error::{Error, Result};
-use crate::exec::{Buffer, Buffers, Call, CallCount, Message, Nothing};
-use crate::types::{Collective, Element, Rank, ReduceOp};
+use crate::exec::{Buffer, Buffers, Call, CallCount, Message, Nothing, wrong_counts};
+use crate::types::{Collective, DataType, Element, Rank, ReduceOp};
 
 impl Communicator {
     /// Every rank passes `send`, all of one count, and gets the reduction of all in `recv`.
@@ -430,6 +431,36 @@ impl Communicator {
         self.with_engine(|engine| engine.collective(call, &mut Nothing))
     }
 
+    /// How [`Communicator::run`] does a call of this kind, in the words of `NCCL_ALGO` and `NCCL_PROTO`: the same on all ranks, and known
+    /// without a word to the others. `None` where there is nothing to choose: one rank alone, sends and receives, `all_to_all_v`.
+    /// With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` the log says it of every call.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the filters leave no way to do it, or there are not as many counts as ranks.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::comm::CallCount;
+    /// use rsccl::types::{Algorithm, Collective, DataType, Protocol};
+    ///
+    /// rsccl::local::run(2, |comm| {
+    ///     let of = |count| comm.chosen(Collective::AllReduce, DataType::F32, &CallCount::Each(count));
+    ///     let (small, large) = (of(2)?.expect("two ranks"), of(1 << 20)?.expect("two ranks"));
+    ///     assert_eq!((small.algorithm, small.protocol), (Algorithm::Direct, Protocol::LowLatency));
+    ///     assert_eq!((large.algorithm, large.protocol), (Algorithm::Direct, Protocol::Simple));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn chosen(&self, collective: Collective, data_type: DataType, count: &CallCount) -> Result<Option<Chosen>> {
+        if let CallCount::PerRank(counts) = count
+            && counts.len() != self.size() as usize
+        {
+            return Err(wrong_counts(counts.len(), self.size()));
+        }
+        self.with_engine(|engine| engine.chosen(Question { collective, data_type, count }))
+    }
+
     /// `count` for each rank.
     fn times(&self, count: usize) -> Result<usize> {
         let total = count.checked_mul(self.size() as usize);
@@ -451,10 +482,8 @@ impl Communicator {
 
     /// My count, and the sum of all.
     pub(super) fn counts(&self, counts: &[usize]) -> Result<(usize, usize)> {
-        let ranks = self.size() as usize;
-        if counts.len() != ranks {
-            let message = format!("{} counts for {ranks} ranks: give one for each", counts.len());
-            return Err(Error::invalid_argument(message));
+        if counts.len() != self.size() as usize {
+            return Err(wrong_counts(counts.len(), self.size()));
         }
         let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
         let total = total.ok_or_else(|| Error::invalid_argument("the counts together are too large"))?;

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
 use crate::comm::Settings;
-use crate::comm::choose::{Chooser, Path, SMALL_SCRATCH};
+use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
+use crate::comm::journal::{CallLine, ChoiceLine, MessageLine};
 use crate::comm::news::{self, Awaited, News, Vigil};
 use crate::device::Kernel;
 use crate::error::{Error, Kind, Result};
 use crate::exec::flat::Flat;
 use crate::exec::host::{self, Surroundings, Visit};
 use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
+use crate::log;
 use crate::plan::{Plan, Windows};
 use crate::sync::primitive::Arc;
 use crate::sync::{AbortFlag, Backoff, Deadline, Progress, Wait, progress};
@@ -101,15 +103,28 @@ impl Engine {
             sequence: self.counters.collectives,
         };
         self.counters.collectives += 1;
+        let world = self.world;
+        log::info!(Coll @ world.rank, "{}", CallLine { call, operation: &operation, world, id: self.bootstrap.id() });
         self.news.begin(operation.label());
         self.route((call, &operation), kernel, beside).map_err(|error| error.during(operation.to_string()))
+    }
+
+    /// How such a call is run; `None` where there is nobody to run it with, or it is messages.
+    pub(crate) fn chosen(&self, asked: Question<'_>) -> Result<Option<Chosen>> {
+        let messages = matches!(asked.collective, Collective::Send | Collective::Recv | Collective::AllToAllV);
+        if messages || self.world.size == 1 {
+            return Ok(None);
+        }
+        self.chooser.path(asked).map(|path| Some(path.into()))
     }
 
     fn route(&mut self, what: (&Call<'_>, &Operation), kernel: Kernel, beside: &mut dyn Beside) -> Result<()> {
         if self.world.size == 1 {
             return host::run_alone(what.0, self.world, &kernel);
         }
-        match self.chooser.path(what.0)? {
+        let path = self.chooser.path(Question::of(what.0))?;
+        log::info!(Tuning @ self.world.rank, "{}", ChoiceLine { call: what.0, world: self.world, chosen: path.into() });
+        match path {
             Path::Flat => self.run_flat(what, &kernel, beside),
             Path::Windows(algorithm) => self.run_windows(what, (kernel, algorithm), beside),
             Path::Slots(algorithm) => {
@@ -223,6 +238,8 @@ impl Engine {
         let counter = if message.sends() { &mut counter.0 } else { &mut counter.1 };
         let sequence = *counter;
         *counter += 1;
+        let world = self.world;
+        log::info!(Coll @ world.rank, "{}", MessageLine { message: &message, sequence, world, id: self.bootstrap.id() });
         MessageRun::new(message, Collective::Send, sequence)
     }
 
@@ -357,7 +374,7 @@ impl Engine {
         let (rank, size) = (self.world.rank, self.world.size);
         let (local, hosts) = (self.fabric.my_host().len(), self.fabric.topology().hosts().len());
         let id = self.bootstrap.id();
-        crate::log::info!(Init @ rank, "comm {id:016x} {name} rank {rank} nranks {size} localRanks {local} nNodes {hosts}");
+        log::info!(Init @ rank, "comm {id:016x} {name} rank {rank} nranks {size} localRanks {local} nNodes {hosts}");
     }
 
     /// A wait of the communicator's time-out that begins now.
@@ -411,6 +428,8 @@ impl Engine {
     /// Says goodbye.
     pub(crate) fn leave(&mut self) {
         self.bootstrap.leave(self.counters.collectives);
+        let World { rank, size } = self.world;
+        log::info!(Init @ rank, "comm {:016x} rank {rank} nranks {size} - Destroy COMPLETE", self.bootstrap.id());
     }
 }
 

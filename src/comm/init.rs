@@ -1,6 +1,8 @@
 //! Ways into a communicator.
 
+use std::fmt;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::bootstrap::{Bootstrap, LocalBootstrap, NetBootstrap, UniqueId};
 use crate::comm::engine::Engine;
@@ -8,6 +10,7 @@ use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Home, Settings};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::log;
 use crate::sync::{AbortFlag, Patience, Wait};
 use crate::sys::{clock, cpu, futex, thread};
 use crate::transport::{Fabric, PeerInfo, host_id, process_token};
@@ -146,12 +149,56 @@ fn make(
     abort: &AbortFlag,
     join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>>,
 ) -> Result<Engine> {
-    let begun = clock::now();
+    let mut times = Times::begin();
     let bootstrap = join(abort, settings.init_timeout)?;
-    let engine = assemble(bootstrap, settings, abort)?;
-    let (total, world) = (begun.elapsed().as_secs_f64(), engine.world);
-    crate::log::info!(Init @ world.rank, "Init COMPLETE rank {} nranks {} total {total:.3} s", world.rank, world.size);
+    times.bootstrap = times.lap();
+    let engine = assemble(bootstrap, settings, abort, &mut times)?;
+    let World { rank, size } = engine.world;
+    log::info!(Init @ rank, "Init COMPLETE rank {rank} nranks {size} {times}");
     Ok(engine)
+}
+
+/// How long the parts of an init took.
+struct Times {
+    begun: Instant,
+    lap: Instant,
+    /// The ranks met.
+    bootstrap: Duration,
+    /// They told each other who they are.
+    allgathers: Duration,
+    /// Who shares a host was worked out, and what follows from it.
+    topology: Duration,
+    /// Memory of peers was mapped.
+    connections: Duration,
+}
+
+impl Times {
+    fn begin() -> Times {
+        let (now, none) = (clock::now(), Duration::ZERO);
+        Times { begun: now, lap: now, bootstrap: none, allgathers: none, topology: none, connections: none }
+    }
+
+    /// Since it was last asked.
+    fn lap(&mut self) -> Duration {
+        let now = clock::now();
+        now.duration_since(std::mem::replace(&mut self.lap, now))
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            ("bootstrap", self.bootstrap),
+            ("allgathers", self.allgathers),
+            ("topology", self.topology),
+            ("connections", self.connections),
+        ];
+        write!(f, "total {:.3} s (", self.lap.duration_since(self.begun).as_secs_f64())?;
+        for (place, (name, time)) in parts.into_iter().enumerate() {
+            write!(f, "{}{name} {:.3}", if place == 0 { "" } else { ", " }, time.as_secs_f64())?;
+        }
+        f.write_str(")")
+    }
 }
 
 /// Takes the engine from its thread, if that has ended; else gives the handle back.
@@ -165,7 +212,12 @@ pub(super) fn poll_start(
 }
 
 /// Gathers what ranks must know of each other and builds the engine.
-pub(super) fn assemble(mut bootstrap: Box<dyn Bootstrap>, mut settings: Settings, abort: &AbortFlag) -> Result<Engine> {
+fn assemble(
+    mut bootstrap: Box<dyn Bootstrap>,
+    mut settings: Settings,
+    abort: &AbortFlag,
+    times: &mut Times,
+) -> Result<Engine> {
     let world = bootstrap.world();
     let wait = Wait::new(settings.init_timeout, abort).with_progress(settings.progress.clone());
     let mine = PeerInfo {
@@ -199,6 +251,7 @@ pub(super) fn assemble(mut bootstrap: Box<dyn Bootstrap>, mut settings: Settings
         bootstrap.close();
         return Err(Error::mismatch(message).about(other.rank));
     }
+    times.allgathers = times.lap();
     futex::register_barrier();
     let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes);
     // Ranks that share processors, whether or not they may share memory.
@@ -209,6 +262,7 @@ pub(super) fn assemble(mut bootstrap: Box<dyn Bootstrap>, mut settings: Settings
     // The least of all ranks, so that all choose alike.
     let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
     let mut engine = Engine::new(bootstrap, fabric, (settings, cores), abort.clone());
+    times.topology = times.lap();
     if early && let Err(error) = engine.connect_early() {
         // Those who wait for this rank shall hear the cause, not only that it is gone.
         let error = engine.cause(error);
@@ -216,6 +270,7 @@ pub(super) fn assemble(mut bootstrap: Box<dyn Bootstrap>, mut settings: Settings
         engine.leave();
         return Err(error);
     }
+    times.connections = times.lap();
     engine.log_placement(&name);
     Ok(engine)
 }

@@ -78,4 +78,9 @@ impl<'a> Buffers<'a> {
     ) -> Buffers<'a> {
         Buffers { input, input_bytes, output, output_bytes, borrow: PhantomData }
     }
+
+    /// Where input and output begin.
+    pub fn places(&self) -> (*const u8, *const u8) {
+        (self.input, self.output.cast_const())
+    }
 }

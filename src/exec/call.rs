@@ -52,6 +52,11 @@ impl CallCount {
     }
 }
 
+/// The error for a vector form with another number of counts than ranks.
+pub fn wrong_counts(given: usize, ranks: u32) -> Error {
+    Error::invalid_argument(format!("{given} counts for {ranks} ranks: give one for each"))
+}
+
 impl Call<'_> {
     /// Elements of this rank's input and output.
     ///
@@ -96,8 +101,7 @@ impl Call<'_> {
         if let CallCount::PerRank(counts) = &self.count
             && counts.len() != world.size as usize
         {
-            let message = format!("{} counts for {} ranks: give one for each", counts.len(), world.size);
-            return Err(Error::invalid_argument(message));
+            return Err(wrong_counts(counts.len(), world.size));
         }
         if let Some(op) = self.op
             && op.bitwise()

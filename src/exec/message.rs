@@ -72,6 +72,19 @@ impl<'a> Message<'a> {
         self.data_type
     }
 
+    /// The elements.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Where a send's input and a receive's output begin; null for the other.
+    pub fn places(&self) -> (*const u8, *const u8) {
+        match self.direction {
+            Direction::Send(from) => (from, std::ptr::null()),
+            Direction::Recv(into) => (std::ptr::null(), into.cast_const()),
+        }
+    }
+
     /// Whether this end sends.
     pub fn sends(&self) -> bool {
         matches!(self.direction, Direction::Send(_))

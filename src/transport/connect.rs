@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
+use crate::log;
 use crate::sync::Wait;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::{Receiver, Sender};
@@ -108,6 +109,7 @@ impl Fabric {
             let pump = ReceivePump::new(need.peer, Sender::new(Arc::clone(&memory), shape), sockets);
             self.links.receive_pumps.push(pump);
             self.links.receivers.insert((need.peer, need.channel), Receiver::new(memory, shape));
+            self.log_open(&need);
             moved = true;
         }
         let mut open = Vec::with_capacity(self.connecting.unconfirmed.len());
@@ -168,7 +170,29 @@ impl Fabric {
             other => Sender::new(map_taken(need.peer, other, shape.memory_bytes())?.0, shape),
         };
         self.links.senders.insert((need.peer, need.channel), sender);
+        self.log_open(&need);
         Ok(())
+    }
+
+    /// One line for each connection, by the sender; over the network by both, for it is two sets of sockets.
+    fn log_open(&self, need: &Need) {
+        let (me, peer) = (self.world.rank, need.peer);
+        let (from, to, end) = match need.way {
+            Way::Send => (me, peer, "send"),
+            Way::Receive => (peer, me, "receive"),
+        };
+        let channel = match need.channel {
+            Channel::Collective(number) => format!("{number:02}/0"),
+            Channel::PointToPoint => "00/1".to_owned(),
+        };
+        match self.kind(peer) {
+            TransportKind::Local => log::info!(P2p @ me, "Channel {channel} : {from} -> {to} via P2P/direct pointer"),
+            TransportKind::Shm => log::info!(Shm @ me, "Channel {channel} : {from} -> {to} via SHM/memfd"),
+            TransportKind::Net => {
+                let sockets = self.sizes.sockets.sockets;
+                log::info!(Net @ me, "Channel {channel} : {from} -> {to} [{end}] via NET/Socket, sockets {sockets}");
+            }
+        }
     }
 
     /// Makes the ring of a connection that I receive by, and sends the offer.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
+use crate::log;
 use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
@@ -69,7 +70,7 @@ impl Setup<'_> {
 /// The connections of one communicator.
 #[derive(Debug)]
 pub struct Fabric {
-    world: World,
+    pub(super) world: World,
     kinds: Vec<TransportKind>,
     topology: Topology,
     near: TransportKind,
@@ -181,6 +182,12 @@ impl Fabric {
             }
         }
         let boards = (boards.len() == ranks.len()).then_some(boards);
+        let (rank, count) = (self.world.rank, ranks.len());
+        if all_local {
+            log::info!(P2p @ rank, "Mapped {bytes} bytes of each of {count} local ranks via P2P/direct pointer");
+        } else {
+            log::info!(Shm @ rank, "Mapped {bytes} bytes of each of {count} local ranks via SHM/memfd");
+        }
         self.windows = Some(Arc::new(HostWindows { ranks, me, arenas, boards, registered: Vec::new() }));
         Ok(())
     }

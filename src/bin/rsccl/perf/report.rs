@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use rsccl::comm::Chosen;
 use rsccl::{DataType, Error, Result};
 use serde_json::{Value, json};
 
@@ -22,6 +23,8 @@ pub(crate) struct Row {
     pub(crate) data_type: DataType,
     pub(crate) op: Option<Op>,
     pub(crate) root: Option<u32>,
+    /// How it was run, where there was a choice.
+    pub(crate) chosen: Option<Chosen>,
     pub(crate) out_of_place: Measured,
     pub(crate) in_place: Option<Measured>,
     /// Bus bandwidth over algorithm bandwidth.
@@ -81,7 +84,7 @@ fn result(job: &Job, row: &Row, (in_place, half): (bool, &Measured)) -> Value {
         "busbw_gbps": busbw,
         "wrong": half.wrong,
         "transport": job.transport.name(),
-        "algorithm": job.algorithm,
-        "protocol": job.protocol,
+        "algorithm": row.chosen.map(|chosen| chosen.algorithm.name()),
+        "protocol": row.chosen.map(|chosen| chosen.protocol.name()),
     })
 }

@@ -93,11 +93,16 @@ fn row(comm: &Communicator, job: &Job, plan: &Plan, number: u64) -> Result<Row> 
         };
         measure(comm, job, &case, &mut complain)
     };
+    let chosen = match program.collective() {
+        Some(collective) => comm.chosen(collective, data_type, &shape.call_count())?,
+        None => None,
+    };
     let out_of_place = run(Placement::OutOfPlace)?;
     let in_place = if shape.in_place().is_some() { Some(run(Placement::InPlace)?) } else { None };
     let bytes = shape.elements() as u64 * u64::from(data_type.size());
     let factor = program.bus_factor(comm.size());
-    Ok(Row { program, bytes, count: shape.count() as u64, data_type, op, root, out_of_place, in_place, factor })
+    let count = shape.count() as u64;
+    Ok(Row { program, bytes, count, data_type, op, root, chosen, out_of_place, in_place, factor })
 }
 
 /// Who runs where, gathered from all ranks.

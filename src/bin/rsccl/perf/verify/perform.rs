@@ -1,6 +1,6 @@
 //! The calls.
 
-use rsccl::comm::{Buffers, Call, CallCount};
+use rsccl::comm::{Buffers, Call};
 use rsccl::types::{Collective, Rank};
 use rsccl::{Communicator, Error, ReduceOp, Result};
 
@@ -80,16 +80,12 @@ fn described<'a, T: Sample>(shape: &Shape, op: ReduceOp, buffer: &'a mut [T]) ->
         Program::AllGatherV => (Collective::AllGatherV, Buffers::input_inside(buffer, before, mine)),
         _ => (Collective::ReduceScatterV, Buffers::output_inside(buffer, before, mine)),
     };
-    let count = match collective {
-        Collective::Gather | Collective::Scatter => CallCount::Each(mine as u64),
-        _ => CallCount::PerRank(shape.counts.iter().map(|count| *count as u64).collect()),
-    };
     Call {
         collective,
         data_type: T::DATA_TYPE,
         op: collective.reduces().then_some(op),
         root: collective.rooted().then_some(Rank::new(shape.root)),
-        count,
+        count: shape.call_count(),
         buffers,
     }
 }

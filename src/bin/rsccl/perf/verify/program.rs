@@ -1,5 +1,6 @@
 //! What each collective takes and gives on each rank.
 
+use rsccl::comm::CallCount;
 use rsccl::types::Collective;
 use rsccl::{Error, Result};
 
@@ -196,6 +197,16 @@ impl Shape {
     /// The count of one rank, for tables; the mean of vector forms.
     pub(crate) fn count(&self) -> usize {
         if self.program.blocks() { self.elements() / self.counts.len() } else { self.mine() }
+    }
+
+    /// The count that the library's call takes.
+    pub(crate) fn call_count(&self) -> CallCount {
+        match self.program {
+            Program::AllGatherV | Program::ReduceScatterV => {
+                CallCount::PerRank(self.counts.iter().map(|count| *count as u64).collect())
+            }
+            _ => CallCount::Each(self.mine() as u64),
+        }
     }
 
     /// Whether this rank is the root.
