@@ -227,7 +227,7 @@ impl Engine {
         let result = self.connect(&[need], Awaited::Messages(&peers), &mut Nothing).and_then(|()| {
             let mut vigil = vigil!(self, Awaited::Messages(&peers));
             let mut idle = idle!(self, vigil, &mut Nothing);
-            exec::drive(&mut [&mut run], &mut idle)
+            exec::drive_one(&mut run, &mut idle)
         });
         result.map_err(|error| error.during(run.name()))
     }

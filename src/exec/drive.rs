@@ -107,22 +107,61 @@ impl Idle<'_> {
     }
 
     fn until_slow(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
-        let mut backoff = Backoff::new(*self.patience);
-        let beside = !self.beside.is_empty();
-        while !flag.reached(target) {
-            if beside && self.beside.turn(self.fabric, self.bootstrap)? {
-                continue;
-            }
-            if let Some(slice) = backoff.turn(self.watch, waiting_for)? {
-                let slice = if beside { backoff.nap(SHORT_REST, LONG_REST) } else { slice };
-                flag.park(target, progress::rest(self.progress, slice));
-            }
-            if backoff.started().is_some() {
-                progress::turn(self.progress)?;
+        let Idle { patience, watch, fabric, bootstrap, beside, progress } = self;
+        let alone = beside.is_empty();
+        let mut turn = || beside.turn(fabric, *bootstrap);
+        let beside: Option<Turn<'_>> = if alone { None } else { Some(&mut turn) };
+        wait_on((flag, target), (patience, *watch, *progress), beside, waiting_for)
+    }
+}
+
+/// Does what is beside a wait; true where something moved.
+type Turn<'a> = &'a mut dyn FnMut() -> Result<bool>;
+
+/// Waits until `flag` has come to `target`.
+fn wait_on(
+    (flag, target): (&Flag, u64),
+    (patience, watch, hook): (&mut Patience, &mut dyn Watch, Option<&crate::sync::Progress>),
+    mut beside: Option<Turn<'_>>,
+    waiting_for: &dyn Fn() -> String,
+) -> Result<()> {
+    let mut backoff = Backoff::new(*patience);
+    while !flag.reached(target) {
+        if let Some(beside) = &mut beside
+            && beside()?
+        {
+            continue;
+        }
+        if let Some(slice) = backoff.turn(watch, waiting_for)? {
+            let slice = if beside.is_some() { backoff.nap(SHORT_REST, LONG_REST) } else { slice };
+            flag.park(target, progress::rest(hook, slice));
+        }
+        if backoff.started().is_some() {
+            progress::turn(hook)?;
+        }
+    }
+    patience.learn(&backoff);
+    Ok(())
+}
+
+/// [`drive`] for one task that often waits for one flag only: it looks at nothing else while it spins, which is what short messages feel.
+///
+/// # Errors
+/// As [`drive`].
+pub fn drive_one(task: &mut impl Task, idle: &mut Idle<'_>) -> Result<()> {
+    if idle.fabric.links().has_pumps() || !idle.beside.is_empty() {
+        return drive(&mut [task], idle);
+    }
+    loop {
+        let links = idle.fabric.links();
+        match task.progress(links)? {
+            Progress::Done => return Ok(()),
+            Progress::Moved => {}
+            Progress::Idle => {
+                let Some(Blocked { flag }) = task.blocked(links) else { return drive(&mut [task], idle) };
+                wait_on(flag, (idle.patience, idle.watch, idle.progress), None, &|| task.waiting_for())?;
             }
         }
-        self.patience.learn(&backoff);
-        Ok(())
     }
 }
 
