@@ -18,6 +18,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "mpi")]
+mod deadline;
 mod debug;
 mod devices;
 mod environment;
