@@ -90,7 +90,8 @@ impl Communicator {
     /// they see. Later calls answer from memory.
     ///
     /// # Errors
-    /// Of the exchange, as init's; [`crate::error::Kind::Remote`] naming a rank that cannot tell its host's name.
+    /// Of the exchange, as init's; [`crate::error::Kind::Mismatch`] where other ranks are in another call;
+    /// [`crate::error::Kind::Remote`] naming a rank that cannot tell its host's name.
     ///
     /// # Examples
     /// ```
@@ -111,7 +112,7 @@ impl Communicator {
             return Ok(known.clone());
         }
         let found = self.with_engine(|engine| {
-            let wait = engine.init_wait();
+            let wait = engine.exchange_wait("placement").map_err(|error| error.during("placement"))?;
             let mine = Facts::learn(engine.settings.host_id.as_deref());
             // A rank that knows nothing of itself tells that too, and all ranks have its error.
             let told = mine.as_ref().map_or(Vec::new(), Facts::encode);

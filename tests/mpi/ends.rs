@@ -17,6 +17,7 @@ pub(crate) const ACTS: &[Act] = &[
     ("absent", absent),
     ("impatient", impatient),
     ("unplaced", unplaced),
+    ("at odds", at_odds),
     ("astray", astray),
     ("die before", |rank| die(rank, false)),
     ("die within", |rank| die(rank, true)),
@@ -80,6 +81,23 @@ fn unplaced(rank: &Rank) {
     for (what, comm) in [("new", &new), ("known", &known)] {
         let error = placement(comm, &world).expect_err("rank 2 does not come");
         rank.say_error(what, &error);
+    }
+}
+
+/// Rank 0 makes calls that are exchanges between all ranks, the others collectives; and the other way round.
+fn at_odds(rank: &Rank) {
+    let universe = begin(rank, Threading::Funneled);
+    let world = universe.world();
+    for exchanges in [true, false] {
+        for splits in [false, true] {
+            let comm = or_abort(communicator(&world, Config::default()));
+            let result = match ((rank.number == 0) == exchanges, splits) {
+                (true, false) => placement(&comm, &world).map(drop),
+                (true, true) => comm.split(Some(0), 0).map(drop),
+                (false, _) => comm.barrier(),
+            };
+            rank.say_error("error", &result.expect_err("the ranks make different calls"));
+        }
     }
 }
 
@@ -210,6 +228,20 @@ fn a_rank_that_never_comes_to_the_placement() {
             let line = outcome.line(rank, what);
             assert!(line.starts_with("Timeout ") || line.starts_with("Remote "), "{line}");
             assert!(line.contains("rank 2") && line.contains("placement"), "{line}");
+        }
+    }
+}
+
+#[test]
+fn an_exchange_beside_a_collective_is_named_on_every_rank() {
+    let Some(outcome) = run("at odds", 3) else { return };
+    assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.report);
+    assert!(outcome.elapsed < SOON, "{:?}: {}", outcome.elapsed, outcome.report);
+    for said in &outcome.said {
+        assert_eq!(said.len(), 4, "{}", outcome.report);
+        for (line, name) in said.iter().zip(["placement", "split", "placement", "split"]) {
+            assert!(line.starts_with("error Mismatch "), "{line}");
+            assert!(line.contains(&format!("called {name}")) && line.contains("called barrier"), "{line}");
         }
     }
 }
