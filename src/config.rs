@@ -18,7 +18,7 @@
 
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "cpp"))]
 mod deadline;
 mod debug;
 mod devices;
