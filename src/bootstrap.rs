@@ -76,6 +76,9 @@ pub trait Bootstrap: Send + std::fmt::Debug {
     /// Nobody leaves before everyone has come.
     fn barrier(&self, wait: &Wait) -> Result<()>;
 
+    /// How many all-gathers, broadcasts, barriers and splits this rank has begun.
+    fn exchanges(&self) -> u64;
+
     /// Sends `bytes` to `peer`, which takes them with [`Bootstrap::recv`] and the same tag. Messages of one pair and tag keep
     /// their order. Does not wait for the receiver's `recv`, but the first message to a rank may wait until that rank is in any
     /// call of its bootstrap; once this returns, the message arrives without further help from the sender.

@@ -22,6 +22,7 @@ mod news;
 mod placement;
 mod request;
 pub(crate) mod settings;
+mod visible;
 #[cfg(test)]
 mod tests;
 

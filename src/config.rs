@@ -18,6 +18,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(any(feature = "mpi", feature = "cpp"))]
+mod deadline;
 mod debug;
 mod devices;
 mod environment;

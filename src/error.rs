@@ -164,6 +164,16 @@ impl Error {
         self
     }
 
+    /// Names the call that the operation was a part of: "check: all_reduce #17".
+    #[must_use]
+    pub fn inside(mut self, call: &str) -> Error {
+        self.0.operation = Some(match self.0.operation {
+            Some(operation) => format!("{call}: {operation}"),
+            None => call.to_owned(),
+        });
+        self
+    }
+
     /// Adds the operation ("all_reduce #17"), unless one is named already.
     #[must_use]
     pub fn during(mut self, operation: impl Into<String>) -> Error {

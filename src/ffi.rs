@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::bootstrap::{Root, UniqueId};
 use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, Preparation};
-use crate::config::Config;
+use crate::config::{Config, Environment};
 use crate::error::{Error, Result};
 use crate::sync::{AbortFlag, Progress, Wait};
 use crate::types::{DataType, F8E4M3, F8E5M2, Rank, World, bf16, f16};
@@ -217,6 +217,7 @@ mod bridge {
         fn prepared() -> Box<Prepared>;
         fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure;
         fn prepared_timeout_ms(prepared: &Prepared) -> i64;
+        fn patience_ms(settings: &Settings) -> i64;
         fn prepared_id(prepared: &mut Prepared, id: &mut [u8; 128]) -> *mut Failure;
         fn join_aside(prepared: &mut Prepared, comm: &mut Comm, id: &[u8], rank: i32, size: i32) -> *mut Failure;
 
@@ -622,6 +623,11 @@ fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure {
 
 fn prepared_timeout_ms(prepared: &Prepared) -> i64 {
     prepared.half.as_ref().map_or(0, |half| milliseconds_of(half.init_timeout()))
+}
+
+/// The deadline of init by itself, where preparing has failed.
+fn patience_ms(settings: &Settings) -> i64 {
+    milliseconds_of(settings.0.clone().init_timeout_alone(&Environment::capture()))
 }
 
 fn prepared_id(prepared: &mut Prepared, id: &mut [u8; 128]) -> *mut Failure {

@@ -77,7 +77,8 @@
 //!
 //! # What it runs with
 //!
-//! MPI 3.0 or later; tested under Open MPI 4.1 and 5.0, MPICH 4.0 and 5.0 (`mpi-examples/README.md` lists the builds). The crate
+//! MPI 3.0 or later; tested under Open MPI 4.1 and 5.0, MPICH 4.0 and 5.0, and tried under Intel MPI 2021.18
+//! (`mpi-examples/README.md` lists the builds, and how that went). The crate
 //! `mpi` finds its MPI by `MPICC`, and does not notice when that changes: a target folder for each MPI.
 //! A program that is started by the `mpirun` of another MPI runs as so many worlds of one rank: compare the size with what
 //! you asked for. Worlds that MPI connects later (`MPI_Comm_spawn`) are fine for [`communicator`], but not for `like` and

@@ -17,4 +17,4 @@ pub use abort::AbortFlag;
 pub use backoff::{Backoff, Patience, Watch};
 pub use flag::Flag;
 pub use progress::Progress;
-pub use wait::{Deadline, Wait};
+pub use wait::{Deadline, NoteReader, Wait};

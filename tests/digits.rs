@@ -22,11 +22,18 @@ fn program() -> &'static Path {
 
 /// What the job prints behind `label`, having run with `arguments`.
 fn run(arguments: &[&str], label: &str) -> String {
-    let output = Command::new(program()).args(arguments).output().expect("the example starts");
-    let (printed, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{arguments:?}: {}\n{printed}\n{complaints}", output.status);
+    let printed = print(&[], arguments);
     let line = printed.lines().find_map(|line| line.strip_prefix(label));
     line.unwrap_or_else(|| panic!("{arguments:?}: no `{label}` in\n{printed}")).to_owned()
+}
+
+/// What the job prints, having run with `arguments`, and with `variables` besides its own.
+fn print(variables: &[(&str, &str)], arguments: &[&str]) -> String {
+    let mut command = Command::new(program());
+    let output = command.args(arguments).envs(variables.iter().copied()).output().expect("the example starts");
+    let (printed, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {}\n{printed}\n{complaints}", output.status);
+    printed.into_owned()
 }
 
 #[test]
@@ -42,6 +49,17 @@ fn any_number_of_ranks_learns() {
     for ranks in ["1", "3", "5"] {
         run(&["--ranks", ranks], "weights ");
     }
+}
+
+#[test]
+fn a_task_of_srun_is_a_rank_and_a_batch_script_is_none() {
+    let of_job = [("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0")];
+    let print = |more: &[(&str, &str)]| print(&[&of_job, more].concat(), &["--ranks", "3"]);
+    // A step of one task is this process; the script of a job with two starts ranks of its own.
+    let task = print(&[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_NTASKS", "1")]);
+    assert!(task.contains("by each of 1 ranks"), "{task}");
+    let script = print(&[("SLURM_NTASKS", "2")]);
+    assert!(script.contains("by each of 3 ranks"), "{script}");
 }
 
 #[test]

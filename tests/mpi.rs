@@ -4,6 +4,7 @@
 
 #[path = "mpi"]
 mod topics {
+    pub(crate) mod again;
     pub(crate) mod ends;
     pub(crate) mod goods;
     pub(crate) mod hosts;
@@ -45,9 +46,16 @@ fn worker() {
 type Act = (&'static str, fn(&Rank));
 
 fn acts() -> impl Iterator<Item = &'static Act> {
-    [topics::ends::ACTS, topics::goods::ACTS, topics::hosts::ACTS, topics::inputs::ACTS, topics::progress::ACTS]
-        .into_iter()
-        .flatten()
+    [
+        topics::again::ACTS,
+        topics::ends::ACTS,
+        topics::goods::ACTS,
+        topics::hosts::ACTS,
+        topics::inputs::ACTS,
+        topics::progress::ACTS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// Runs `act` on so many ranks; `None` where there is no MPI to run it.

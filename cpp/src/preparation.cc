@@ -23,6 +23,17 @@ std::chrono::milliseconds Preparation::init_timeout() const {
     return std::chrono::milliseconds(ffi::prepared_timeout_ms(*halves_->prepared));
 }
 
+std::chrono::milliseconds Preparation::patience(const Config& config) {
+    Config alone;
+    alone.init_timeout = config.init_timeout;
+    try {
+        return std::chrono::milliseconds(ffi::patience_ms(*settings(alone)));
+    } catch (const Error&) {
+        // It is wrong itself: the environment's counts, or the default.
+        return std::chrono::milliseconds(ffi::patience_ms(*settings(Config())));
+    }
+}
+
 UniqueId Preparation::unique_id() const {
     std::array<std::uint8_t, UniqueId::length> made{};
     check(ffi::prepared_id(*halves_->prepared, made));

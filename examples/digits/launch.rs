@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::process::{Child, Command};
 
+use rsccl::config::{Environment, Launch};
+
 /// How the ranks reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transport {
@@ -50,9 +52,9 @@ impl Options {
     }
 }
 
-/// Whether a launcher (`rsccl run`, torchrun, mpirun, or [`start_processes`]) has made this process a rank already.
+/// Whether a launcher (`rsccl run`, torchrun, mpirun, srun, or [`start_processes`]) has made this process a rank already.
 pub(crate) fn is_rank() -> bool {
-    ["RSCCL_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"].iter().any(|name| env::var_os(name).is_some())
+    Launch::is_rank(&Environment::capture())
 }
 
 /// Starts this program once for each rank, and waits for all of them. They meet in a folder of their own.

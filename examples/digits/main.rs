@@ -7,7 +7,6 @@
 //! 95 % of the held-out images are read rightly and every rank ends with the same weights, bit for bit. With
 //! `--reproducible` the weights are the same for every transport, too.
 #![expect(clippy::print_stdout, reason = "an example reports to whoever started it")]
-#![expect(clippy::disallowed_methods, reason = "the rule on the environment is the library's")]
 
 mod images;
 mod launch;

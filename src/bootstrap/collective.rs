@@ -143,9 +143,19 @@ pub(super) fn neighbours(me: Rank, size: u32) -> Vec<Neighbour> {
 const ALL_GATHER: u8 = 1;
 const BROADCAST: u8 = 2;
 const BARRIER: u8 = 3;
+const SPLIT: u8 = 4;
 
 /// Every rank's bytes in rank order.
 pub(super) fn all_gather(mesh: &impl Mesh, group: &Group, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
+    gather(mesh, (group, ALL_GATHER), mine, wait)
+}
+
+/// Every rank's entry of a split in rank order: what other ranks gather for another end is not taken for one.
+pub(super) fn gather_for_split(mesh: &impl Mesh, group: &Group, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
+    gather(mesh, (group, SPLIT), mine, wait)
+}
+
+fn gather(mesh: &impl Mesh, (group, kind): (&Group, u8), mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
     if mine.len() > MAX_GATHER_BYTES {
         let length = mine.len();
         return Err(Error::invalid_argument(format!("{length} bytes to gather; at most {MAX_GATHER_BYTES} per rank")));
@@ -157,13 +167,13 @@ pub(super) fn all_gather(mesh: &impl Mesh, group: &Group, mine: &[u8], wait: &Wa
     for round in rounds(size) {
         let (up, down) = (Rank::new(round.up).index(), Rank::new(round.down).index());
         // Who is below learns upwards, of the lowest that I know; who is above learns downwards, of the highest.
-        mesh.put(group.below(round.distance), group.channel, &pack(known.range(..up)), wait)?;
+        mesh.put(group.below(round.distance), group.channel, &pack(kind, known.range(..up)), wait)?;
         if down > 0 {
-            mesh.put(group.above(round.distance), group.channel, &pack(known.range(known.len() - down..)), wait)?;
+            mesh.put(group.above(round.distance), group.channel, &pack(kind, known.range(known.len() - down..)), wait)?;
         }
-        let highest = take_blocks(mesh, group, group.above(round.distance), up, wait)?;
+        let highest = take_blocks(mesh, (group, kind), group.above(round.distance), up, wait)?;
         if down > 0 {
-            let lowest = take_blocks(mesh, group, group.below(round.distance), down, wait)?;
+            let lowest = take_blocks(mesh, (group, kind), group.below(round.distance), down, wait)?;
             lowest.into_iter().rev().for_each(|block| known.push_front(block));
         }
         known.extend(highest);
@@ -174,19 +184,25 @@ pub(super) fn all_gather(mesh: &impl Mesh, group: &Group, mine: &[u8], wait: &Wa
     Ok(known.into())
 }
 
-fn pack<'a>(blocks: impl Iterator<Item = &'a Vec<u8>> + Clone) -> Vec<u8> {
+fn pack<'a>(kind: u8, blocks: impl Iterator<Item = &'a Vec<u8>> + Clone) -> Vec<u8> {
     let bytes = blocks.clone().map(|block| block.len() + 4).sum::<usize>() + 1;
     let mut message = Writer::with_capacity(bytes);
-    message.u8(ALL_GATHER);
+    message.u8(kind);
     for block in blocks {
         message.bytes(block);
     }
     message.finish()
 }
 
-fn take_blocks(mesh: &impl Mesh, group: &Group, peer: Rank, count: usize, wait: &Wait) -> Result<Vec<Vec<u8>>> {
+fn take_blocks(
+    mesh: &impl Mesh,
+    (group, kind): (&Group, u8),
+    peer: Rank,
+    count: usize,
+    wait: &Wait,
+) -> Result<Vec<Vec<u8>>> {
     let bytes = mesh.take(peer, group.channel, group, wait)?;
-    let mut reader = open(&bytes, ALL_GATHER, peer)?;
+    let mut reader = open(&bytes, kind, peer)?;
     let blocks = (0..count).map(|_| Ok(reader.bytes(MAX_GATHER_BYTES)?.to_vec())).collect::<Result<_>>();
     let blocks = blocks.map_err(|error| error.about(peer))?;
     reader.finish().map_err(|error| error.about(peer))?;
@@ -275,6 +291,7 @@ fn name(kind: u8) -> &'static str {
         ALL_GATHER => "all_gather",
         BROADCAST => "broadcast",
         BARRIER => "barrier",
+        SPLIT => "split",
         _ => "something unknown",
     }
 }

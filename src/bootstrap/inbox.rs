@@ -169,6 +169,14 @@ impl Inbox {
         self.events.push_back(Event::Failed(error));
     }
 
+    /// The published notes that wait for a poll.
+    pub(super) fn notes(&self) -> impl Iterator<Item = (Rank, &[u8])> {
+        self.events.iter().filter_map(|event| match event {
+            Event::Note { from, bytes } => Some((*from, &bytes[..])),
+            Event::Died(..) | Event::Left(..) | Event::Failed(_) => None,
+        })
+    }
+
     /// Takes all news.
     pub(super) fn events(&mut self) -> Vec<Event> {
         self.notes = 0;

@@ -196,7 +196,8 @@ impl LocalBootstrap {
                 }
                 return Ok(bytes);
             }
-            let outcome = inbox.check(peer, channel).and_then(|()| in_vain(&inbox)).and_then(|()| {
+            let in_vain = || in_vain(&inbox).and_then(|()| wait.read(inbox.notes()));
+            let outcome = inbox.check(peer, channel).and_then(|()| in_vain()).and_then(|()| {
                 let hint = inbox.other_shrink(channel).filter(|_| matches!(channel, Channel::Shrink(_)));
                 wait.check(|| waited_for(peer, channel, hint)).map_err(|error| error.about(peer))
             });
@@ -245,6 +246,11 @@ impl Bootstrap for LocalBootstrap {
         collective::barrier(self, &self.next_group(), wait).map_err(|error| error.at(self.world.rank))
     }
 
+    fn exchanges(&self) -> u64 {
+        // Relaxed: one thread at a time uses a rank; only the number counts.
+        self.sequence.load(Ordering::Relaxed).into()
+    }
+
     fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
         check_message(bytes)?;
         self.put(peer, Channel::Message(tag), bytes, wait)
@@ -270,7 +276,9 @@ impl Bootstrap for LocalBootstrap {
 
     fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
         let count = self.splits.fetch_add(1, Ordering::Relaxed);
-        let entries = self.all_gather(&collective::split_entry(color, key, &[]), wait)?;
+        let entries =
+            collective::gather_for_split(self, &self.next_group(), &collective::split_entry(color, key, &[]), wait);
+        let entries = entries.map_err(|error| error.at(self.world.rank))?;
         let Some(color) = color else { return Ok(None) };
         let members = collective::split_members(&entries, color)?.into_iter().map(|(rank, _)| rank).collect();
         self.grow(ChildKind::Split(count, color), members).map(Some)

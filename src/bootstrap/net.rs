@@ -194,6 +194,7 @@ impl NetBootstrap {
             }
             board.inbox().check(peer, channel)?;
             in_vain(board.inbox())?;
+            wait.read(board.inbox().notes())?;
             Ok(None)
         });
         taken.map_err(|error| error.about(peer).at(self.world.rank))
@@ -214,7 +215,9 @@ impl NetBootstrap {
         let neighbours = collective::neighbours(world.rank, size);
         child.connect_neighbours(neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1));
         // Nobody returns before all connections stand, so that later a missing one means a dead rank.
-        child.barrier(wait).map_err(|error| error.during("connecting the child"))?;
+        // What the child's ranks publish is nothing to the parent's reader.
+        let wait = wait.clone().with_notes(None);
+        child.barrier(&wait).map_err(|error| error.during("connecting the child"))?;
         Ok(collective::child(child, ranks))
     }
 
@@ -297,6 +300,10 @@ impl Bootstrap for NetBootstrap {
         self.collective(wait, |group| collective::barrier(self, group, wait))
     }
 
+    fn exchanges(&self) -> u64 {
+        self.sequence.get().into()
+    }
+
     fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
         check_message(bytes)?;
         self.put(peer, Channel::Message(tag), bytes, wait)?;
@@ -329,7 +336,8 @@ impl Bootstrap for NetBootstrap {
         if let Some(own) = &own {
             address.address(&own.address);
         }
-        let entries = self.all_gather(&collective::split_entry(color, key, address.as_slice()), wait)?;
+        let entry = collective::split_entry(color, key, address.as_slice());
+        let entries = self.collective(wait, |group| collective::gather_for_split(self, group, &entry, wait))?;
         let (Some(color), Some(own)) = (color, own) else { return Ok(None) };
         let members = collective::split_members(&entries, color)?.into_iter();
         let members = members.map(|(rank, bytes)| Ok((rank, read_address(bytes).map_err(|error| error.about(rank))?)));

@@ -6,7 +6,7 @@ use crate::bootstrap::Bootstrap;
 use crate::comm::Settings;
 use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
 use crate::comm::journal::{CallLine, ChoiceLine, MessageLine};
-use crate::comm::news::{self, Awaited, News, Vigil};
+use crate::comm::news::{self, Awaited, Exchange, News, Vigil};
 use crate::device::Kernel;
 use crate::error::{Error, Kind, Result};
 use crate::exec::flat::Flat;
@@ -385,6 +385,16 @@ impl Engine {
     /// A wait of init's time-out that begins now.
     pub(crate) fn init_wait(&self) -> Wait {
         Wait::new(self.settings.init_timeout, &self.abort).with_progress(self.settings.progress.clone())
+    }
+
+    /// The wait of `call`, an exchange of the bootstrap's that begins now: it ends where a peer is stuck in another call, or has failed.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] where a peer is known to be stuck in another call.
+    pub(crate) fn exchange_wait(&self, call: &'static str) -> Result<Wait> {
+        let (collectives, exchanges) = (self.counters.collectives, self.bootstrap.exchanges());
+        let reader = self.news.reader(Exchange { call, collectives, exchanges })?;
+        Ok(self.init_wait().with_notes(Some(reader)))
     }
 
     /// The hook, and the flag that ends this communicator.

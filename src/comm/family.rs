@@ -11,7 +11,7 @@ impl Communicator {
     /// get `None`. Collective over all ranks. The child lives on without its parent.
     ///
     /// # Errors
-    /// Of the exchange, as init's.
+    /// Of the exchange, as init's; [`crate::error::Kind::Mismatch`] where other ranks are in another call.
     ///
     /// # Examples
     /// ```
@@ -28,8 +28,8 @@ impl Communicator {
     /// ```
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
         let child = self.with_engine(|engine| {
-            let wait = engine.init_wait();
-            let child = engine.bootstrap.split(color, key, &wait).map_err(|error| error.during("split"))?;
+            let split = engine.exchange_wait("split").and_then(|wait| engine.bootstrap.split(color, key, &wait));
+            let child = split.map_err(|error| error.during("split"))?;
             Ok(child.map(|child| (child, engine.settings.clone())))
         })?;
         child.map(|(child, settings)| adopt(child, settings)).transpose()

@@ -4,7 +4,7 @@
 //! Published through the bootstrap, read by whoever waits. One byte of kind, then:
 //! ```text
 //! 1 failure   kind u8, peer + 1 u32 (0: none), length u16, operation text, the rest: message
-//! 2 stall     three u64: the label of the operation that the rank waits in
+//! 2 stall     four u64: the label of the operation that the rank waits in; the exchanges of the bootstrap that it had begun before
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -14,7 +14,7 @@ use crate::bootstrap::{Bootstrap, Event, MAX_NOTE_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::exec::Operation;
 use crate::sync::ring::Label;
-use crate::sync::{AbortFlag, Watch};
+use crate::sync::{AbortFlag, NoteReader, Watch};
 use crate::sys::clock;
 use crate::types::{Rank, World};
 
@@ -25,8 +25,8 @@ pub(crate) struct News {
     dead: Vec<(Rank, String)>,
     /// Ranks that left, with the first collective that they take no part in, and when this was heard.
     left: Vec<(Rank, u64, Instant)>,
-    /// Ranks that have said in which collective they are stuck: its sequence number.
-    stalled: HashMap<Rank, u64>,
+    /// Ranks that have said where they are stuck.
+    stalled: HashMap<Rank, Stall>,
     /// Labels of the latest collectives.
     history: VecDeque<Label>,
     /// Whether a wait has ended with news: then they are the cause.
@@ -64,7 +64,7 @@ impl News {
 
     /// The ranks of `world` that have not said that they are stuck in `operation` too.
     fn silent(&self, operation: &Operation, world: World) -> Vec<Rank> {
-        let is_stuck = |rank: &Rank| self.stalled.get(rank) == Some(&operation.sequence);
+        let is_stuck = |rank: &Rank| self.stalled.get(rank).is_some_and(|stall| stall.label[2] == operation.sequence);
         world.ranks().filter(|rank| *rank != world.rank && !is_stuck(rank)).collect()
     }
 
@@ -102,18 +102,30 @@ impl News {
 
     /// Notes come from ranks that know the secret; still, what cannot be read is passed over and not trusted.
     fn read_note(&mut self, from: Rank, bytes: &[u8]) -> Result<()> {
-        let word = |at: usize| bytes.get(at..at + 8).map(|part| u64::from_le_bytes(part.try_into().expect("8 bytes")));
         match bytes.first() {
             Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
-            Some(&NOTE_STALL) => match (word(1), word(9), word(17)) {
-                (Some(kind), Some(count), Some(sequence)) => {
-                    self.stalled.insert(from, sequence);
-                    self.compare(from, [kind, count, sequence])
+            Some(&NOTE_STALL) => match Stall::decode(&bytes[1..]) {
+                Some(stall) => {
+                    self.stalled.insert(from, stall);
+                    self.compare(from, stall.label)
                 }
-                _ => Ok(()),
+                None => Ok(()),
             },
             _ => Ok(()),
         }
+    }
+
+    /// What ends an exchange of this rank's early: the notes that come while it waits, and those that came before.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] where a peer has said already that it is stuck elsewhere.
+    pub(crate) fn reader(&self, exchange: Exchange) -> Result<NoteReader> {
+        self.stalled.iter().try_for_each(|(from, stall)| exchange.compare(*from, stall))?;
+        Ok(NoteReader::new(move |from, bytes| match bytes.first() {
+            Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
+            Some(&NOTE_STALL) => Stall::decode(&bytes[1..]).map_or(Ok(()), |stall| exchange.compare(from, &stall)),
+            _ => Ok(()),
+        }))
     }
 
     fn compare(&self, from: Rank, theirs: Label) -> Result<()> {
@@ -125,6 +137,50 @@ impl News {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Where a rank is stuck: in which collective, having begun so many exchanges of the bootstrap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stall {
+    label: Label,
+    exchanges: u64,
+}
+
+impl Stall {
+    fn encode(&self) -> Vec<u8> {
+        let mut note = vec![NOTE_STALL];
+        note.extend(self.label.iter().chain([&self.exchanges]).flat_map(|word| word.to_le_bytes()));
+        note
+    }
+
+    /// What stands behind the note's kind.
+    fn decode(bytes: &[u8]) -> Option<Stall> {
+        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        Some(Stall { label: [word(0)?, word(8)?, word(16)?], exchanges: word(24)? })
+    }
+}
+
+/// A call that is an exchange of the bootstrap's, and its place in this rank's program.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Exchange {
+    /// What the user called.
+    pub(crate) call: &'static str,
+    /// The number of the next collective.
+    pub(crate) collectives: u64,
+    /// How many exchanges this rank had begun before.
+    pub(crate) exchanges: u64,
+}
+
+impl Exchange {
+    /// Whether a peer that is stuck somewhere can still come here. It cannot if it waits in a collective that this rank begins later
+    /// and has not begun this exchange: then the two programs have the calls in different orders.
+    fn compare(&self, from: Rank, stall: &Stall) -> Result<()> {
+        if stall.label[2] < self.collectives || stall.exchanges > self.exchanges {
+            return Ok(());
+        }
+        let (mine, theirs) = (self.call, crate::exec::describe(stall.label));
+        Err(Error::mismatch(format!("this rank called {mine}, rank {from} called {theirs}")).about(from))
     }
 }
 
@@ -170,7 +226,8 @@ impl Watch for Vigil<'_> {
         if waited >= STALL && !self.told {
             self.told = true;
             if let Awaited::Collective(operation) = self.awaited {
-                self.bootstrap.publish(&stall_note(operation.label()));
+                let stall = Stall { label: operation.label(), exchanges: self.bootstrap.exchanges() };
+                self.bootstrap.publish(&stall.encode());
             }
         }
         Ok(())
@@ -236,12 +293,6 @@ pub(crate) fn failure_note(error: &Error) -> Vec<u8> {
     note
 }
 
-fn stall_note(label: Label) -> Vec<u8> {
-    let mut note = vec![NOTE_STALL];
-    note.extend(label.iter().flat_map(|word| word.to_le_bytes()));
-    note
-}
-
 fn decode_failure(from: Rank, bytes: &[u8]) -> Error {
     let vague = || Error::remote(from, format!("rank {from} has failed"));
     let (Some(kind), Some(peer), Some(length)) = (bytes.first(), bytes.get(1..5), bytes.get(5..7)) else {
@@ -293,10 +344,57 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::Wait;
     use crate::types::{Collective, DataType};
 
     fn operation(count: u64, sequence: u64) -> Operation {
         Operation { collective: Collective::AllGather, data_type: DataType::I32, op: None, root: None, count, sequence }
+    }
+
+    fn stall_note(label: Label) -> Vec<u8> {
+        Stall { label, exchanges: 3 }.encode()
+    }
+
+    #[test]
+    fn a_peer_that_is_stuck_before_an_exchange_will_not_come_to_it() {
+        let at = |collectives, exchanges| Exchange { call: "split", collectives, exchanges };
+        // It waits in collective 6 and has begun 3 exchanges.
+        let note = stall_note(operation(4, 6).label());
+        let heard_before = |exchange: Exchange| {
+            let mut news = News::default();
+            news.read_note(Rank::new(2), &note).unwrap();
+            news.reader(exchange).map(drop)
+        };
+        let hears = |exchange: Exchange| {
+            let wait = Wait::new(Duration::ZERO, &AbortFlag::new()).with_notes(Some(News::default().reader(exchange)?));
+            wait.read([(Rank::new(2), &note[..])].into_iter())
+        };
+        let cases = [
+            (at(6, 3), false, "its collective comes first to it, this exchange to us"),
+            (at(5, 4), false, "so it is further on with collectives, and back with exchanges"),
+            (at(7, 3), true, "we are through with its collective: it may come"),
+            (at(6, 2), true, "it has begun our exchange: it is here, or was"),
+        ];
+        for (exchange, is_fine, why) in cases {
+            for result in [heard_before(exchange), hears(exchange)] {
+                assert_eq!(result.is_ok(), is_fine, "{why}");
+                if let Err(error) = result {
+                    assert_eq!((error.kind(), error.peer()), (Kind::Mismatch, Some(2)));
+                    assert!(error.message().starts_with("this rank called split, rank 2 called all_gather"), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_failure_ends_an_exchange() {
+        let note = failure_note(&Error::mismatch("counts differ").during("all_reduce #3"));
+        let exchange = Exchange { call: "split", collectives: 0, exchanges: 0 };
+        let reader = News::default().reader(exchange).unwrap();
+        let wait = Wait::new(Duration::ZERO, &AbortFlag::new()).with_notes(Some(reader));
+        let error = wait.read([(Rank::new(1), &note[..])].into_iter()).unwrap_err();
+        assert_eq!(error.message(), "rank 1 reports in all_reduce #3: counts differ");
+        assert!(wait.read([(Rank::new(1), &[9u8, 9][..])].into_iter()).is_ok());
     }
 
     #[test]

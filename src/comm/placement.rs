@@ -4,9 +4,10 @@ use std::fmt;
 use std::path::Path;
 
 use crate::comm::Communicator;
-use crate::config::{DeviceName, Environment, VisibleDevices};
+use crate::comm::visible::{SplitGpus, visible};
+use crate::config::{Environment, VisibleDevices};
 use crate::error::{Error, Result};
-use crate::sys::gpus::{self, Gpu};
+use crate::sys::gpus;
 use crate::sys::{host, numa};
 use crate::topo::Topology;
 use crate::topo::affinity::{self, Device, Seat};
@@ -39,13 +40,25 @@ pub struct Placement {
 /// The ranks of a host share its GPUs evenly, each with one of its NUMA node where there is one; what `CUDA_VISIBLE_DEVICES` or a
 /// container hides is not chosen. The GPUs are numbered by their place on the PCI bus. CUDA numbers them so on hosts whose GPUs
 /// are all of one kind; on others `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes sure that it does.
+///
+/// Of a GPU that MIG has split, a process uses parts, and CUDA shows fewer of them than there are:
+///
+/// | driver | `CUDA_VISIBLE_DEVICES` not set | a list of parts, `MIG-…` | a list of numbers or of `GPU-…` |
+/// |---|---|---|---|
+/// | before 570 | the first part of the first GPU that is split, and no other | the first part of the list | the first part of the first GPU of the list that is split |
+/// | 570 and later | a part of each GPU instance, and the GPUs that are not split | the parts of the list | the GPUs of the list up to the first that is split, and its first part |
+///
+/// So before 570 all ranks of a host share one part unless their launcher gives each a list of its own, as Slurm does. NVIDIA does not say
+/// what a number of the list counts on such hosts; here it counts GPUs, and what might be counted in another way is left out.
+/// Where a GPU instance is split further, into several compute instances, a list of parts counts up to its first: names do not tell
+/// which belong together. A GPU in MIG mode that is not split yet looks like any other here, and CUDA cannot use it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceChoice {
     /// What `cudaSetDevice` takes.
     pub ordinal: u32,
-    /// Its place on the PCI bus, `0000:3b:00.0`; for a part of a GPU, and where the driver hides the bus, its name in
-    /// `CUDA_VISIBLE_DEVICES`.
+    /// Its place on the PCI bus, `0000:3b:00.0`. For a part of a GPU, and where the driver hides the bus, its name in
+    /// `CUDA_VISIBLE_DEVICES`: as that variable has it, or `MIG-GPU-…/1/0` with the numbers of GPU instance and compute instance.
     pub bus_id: String,
     /// How many ranks of the host were given it.
     pub shared_by: u32,
@@ -77,7 +90,8 @@ impl Communicator {
     /// they see. Later calls answer from memory.
     ///
     /// # Errors
-    /// Of the exchange, as init's; [`crate::error::Kind::Remote`] naming a rank that cannot tell its host's name.
+    /// Of the exchange, as init's; [`crate::error::Kind::Mismatch`] where other ranks are in another call;
+    /// [`crate::error::Kind::Remote`] naming a rank that cannot tell its host's name.
     ///
     /// # Examples
     /// ```
@@ -98,7 +112,7 @@ impl Communicator {
             return Ok(known.clone());
         }
         let found = self.with_engine(|engine| {
-            let wait = engine.init_wait();
+            let wait = engine.exchange_wait("placement").map_err(|error| error.during("placement"))?;
             let mine = Facts::learn(engine.settings.host_id.as_deref());
             // A rank that knows nothing of itself tells that too, and all ranks have its error.
             let told = mine.as_ref().map_or(Vec::new(), Facts::encode);
@@ -123,7 +137,9 @@ impl Facts {
         let wanted = VisibleDevices::read(&Environment::capture());
         let mut host_name = host::hostname()?;
         host_name.truncate(host_name.floor_char_boundary(MAX_NAME_BYTES));
-        let seat = Seat { node: numa::node_of_thread(root), devices: visible(&gpus::list(root), &wanted) };
+        let shown = SplitGpus::of_driver(gpus::driver_branch(root));
+        let devices = visible(&gpus::list(root), shown, &wanted);
+        let seat = Seat { node: numa::node_of_thread(root), devices };
         Ok(Facts { host: host_id(chosen_host)?, host_name, seat })
     }
 
@@ -157,45 +173,6 @@ fn encode_node(node: Option<u32>) -> u64 {
 
 fn decode_node(value: u64) -> Option<u32> {
     value.checked_sub(1).and_then(|node| u32::try_from(node).ok())
-}
-
-/// The GPUs that CUDA would show of `all`, which are in CUDA's order, where the user wants to see `wanted`.
-fn visible(all: &[Gpu], wanted: &VisibleDevices) -> Vec<Device> {
-    let whole = |gpu: &Gpu| Device { id: gpu.bus_id.clone(), node: gpu.node };
-    let VisibleDevices::Only(names) = wanted else { return all.iter().map(whole).collect() };
-    let (mut seen, mut part): (Vec<Device>, Option<Device>) = (Vec::new(), None);
-    for name in names {
-        let device = match name {
-            DeviceName::Index(index) => usize::try_from(*index).ok().and_then(|index| all.get(index)).map(whole),
-            DeviceName::Uuid(prefix) => by_uuid(all, prefix),
-            DeviceName::Mig(name) => (!all.is_empty()).then(|| Device { id: name.clone(), node: None }),
-        };
-        // CUDA ends its list at an entry that names no GPU, and shows none at all where one is named twice.
-        match device {
-            Some(device) if seen.iter().any(|other| other.id == device.id) => return Vec::new(),
-            Some(device) if seen.len() < gpus::MAX_GPUS => {
-                if part.is_none() && matches!(name, DeviceName::Mig(_)) {
-                    part = Some(device.clone());
-                }
-                seen.push(device);
-            }
-            _ => break,
-        }
-    }
-    // Of parts of GPUs it shows a process one, the first, and no whole GPU beside it.
-    part.map_or(seen, |part| vec![part])
-}
-
-/// The only GPU whose UUID begins with `prefix`.
-fn by_uuid(all: &[Gpu], prefix: &str) -> Option<Device> {
-    let begins = |uuid: &str| uuid.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
-    let mut named = all.iter().filter(|gpu| gpu.uuid.as_deref().is_some_and(begins));
-    match (named.next(), named.next()) {
-        (Some(gpu), None) => Some(Device { id: gpu.bus_id.clone(), node: gpu.node }),
-        // The driver keeps a UUID to itself: CUDA may know the GPU all the same.
-        (None, _) if all.iter().any(|gpu| gpu.uuid.is_none()) => Some(Device { id: prefix.to_owned(), node: None }),
-        _ => None,
-    }
 }
 
 /// My place, from what all ranks told.
@@ -241,39 +218,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn gpus() -> Vec<Gpu> {
-        let gpu = |bus: &str, uuid: Option<&str>, node| Gpu {
-            bus_id: format!("0000:{bus}:00.0"),
-            uuid: uuid.map(str::to_owned),
-            node,
-        };
-        vec![gpu("01", Some("GPU-aa00-1"), Some(0)), gpu("02", Some("GPU-aa11-2"), Some(0)), gpu("81", None, Some(1))]
-    }
-
-    fn seen(names: &[DeviceName]) -> Vec<String> {
-        visible(&gpus(), &VisibleDevices::Only(names.to_vec())).into_iter().map(|device| device.id).collect()
-    }
-
-    #[test]
-    fn what_is_visible_is_what_cuda_shows() {
-        let (index, uuid) = (DeviceName::Index, |text: &str| DeviceName::Uuid(text.to_owned()));
-        assert_eq!(visible(&gpus(), &VisibleDevices::All).len(), 3);
-        assert_eq!(seen(&[]), [""; 0]);
-        assert_eq!(seen(&[index(2), index(0)]), ["0000:81:00.0", "0000:01:00.0"]);
-        assert_eq!(seen(&[index(1), index(3), index(0)]), ["0000:02:00.0"]);
-        assert_eq!(seen(&[index(1), index(0), index(1)]), [""; 0], "one is named twice");
-        assert_eq!(seen(&[uuid("GPU-AA11"), uuid("GPU-aa00-1")]), ["0000:02:00.0", "0000:01:00.0"]);
-        assert_eq!(seen(&[uuid("GPU-aa")]), [""; 0], "two begin so");
-        assert_eq!(seen(&[uuid("GPU-77")]), ["GPU-77"], "may be the one whose UUID is hidden");
-        let part = |name: &str| DeviceName::Mig(name.to_owned());
-        assert_eq!(seen(&[part("MIG-5"), part("MIG-7")]), ["MIG-5"], "CUDA shows one part");
-        assert_eq!(seen(&[index(0), part("MIG-5"), index(1)]), ["MIG-5"], "and no GPU beside it");
-        assert_eq!(seen(&[part("MIG-5"), part("MIG-5")]), [""; 0], "one is named twice");
-        assert!(visible(&[], &VisibleDevices::Only(vec![DeviceName::Mig("MIG-5".to_owned()), index(0)])).is_empty());
-    }
-
     fn told(host: u64, host_name: &str, node: u32) -> Vec<u8> {
-        let devices = visible(&gpus(), &VisibleDevices::All);
+        let device = |(bus, node)| Device { id: format!("0000:{bus}:00.0"), node: Some(node) };
+        let devices = [("01", 0), ("02", 0), ("81", 1)].map(device).to_vec();
         Facts { host, host_name: host_name.to_owned(), seat: Seat { node: Some(node), devices } }.encode()
     }
 

@@ -154,6 +154,60 @@ fn a_failed_request_ends_those_beside_it() {
     ended.unwrap();
 }
 
+type Attempt = fn(&Communicator) -> Result<()>;
+
+/// What each of three ranks gets where rank 0 makes one call and the others another.
+fn at_odds(one: Attempt, others: Attempt) -> Vec<Error> {
+    let config = Config::default().with_timeout(Duration::from_secs(20)).with_init_timeout(Duration::from_secs(20));
+    let call = |comm: Communicator| {
+        let call = if comm.rank() == 0 { one } else { others };
+        Ok(call(&comm).expect_err("the ranks make different calls"))
+    };
+    local::run_with(3, &config, call).unwrap()
+}
+
+/// Regression: a rank in a placement or a split and ranks in a collective waited for each other until the deadline.
+#[test]
+fn an_exchange_beside_a_collective_is_a_mismatch_that_names_both() {
+    let exchanges: [(Attempt, &str); 2] =
+        [(|comm| comm.placement().map(drop), "placement"), (|comm| comm.split(Some(0), 0).map(drop), "split")];
+    for (exchange, name) in exchanges {
+        for errors in [at_odds(exchange, Communicator::barrier), at_odds(Communicator::barrier, exchange)] {
+            for error in errors {
+                assert_eq!(error.kind(), Kind::Mismatch, "{error}");
+                let text = error.to_string();
+                assert!(text.contains(&format!("called {name}")) && text.contains("called barrier"), "{text}");
+            }
+        }
+    }
+}
+
+/// Regression: a rank in a split took what others told of their places for their parts of the split.
+#[test]
+fn a_split_beside_a_placement_is_a_mismatch() {
+    let errors = at_odds(|comm| comm.split(Some(0), 0).map(drop), |comm| comm.placement().map(drop));
+    for error in errors {
+        assert_eq!(error.kind(), Kind::Mismatch, "{error}");
+        assert!(error.to_string().contains("split"), "{error}");
+    }
+}
+
+#[test]
+fn exchanges_between_collectives_are_no_mismatch() {
+    local::run(3, |comm| {
+        for round in 0..20u32 {
+            comm.barrier()?;
+            let child = comm.split(Some(comm.rank() % 2), 0)?.expect("a color was passed");
+            let mut sum = [round];
+            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+            child.placement()?;
+            child.barrier()?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn a_communicator_prints_as_a_line_and_not_as_its_buffers() {
     local::run(2, |comm| {

@@ -15,9 +15,13 @@
 //! 5  PMIx       PMIX_RANK              WORLD_SIZE,           SLURM_LOCALID
 //!                                      SLURM_STEP_NUM_TASKS,
 //!                                      SLURM_NTASKS
-//! 6  Slurm      SLURM_PROCID           SLURM_STEP_NUM_TASKS, SLURM_LOCALID
-//!                                      SLURM_NTASKS
+//! 6  Slurm      SLURM_PROCID,          SLURM_STEP_NUM_TASKS, SLURM_LOCALID
+//!               beside SLURM_STEP_ID   SLURM_NTASKS
 //! ```
+//!
+//! Row 6 counts in a step, which is what `srun` starts. A batch script and a shell of `salloc` have `SLURM_PROCID=0` and the job's
+//! `SLURM_NTASKS` too, and are no ranks: there `SLURM_STEP_ID` is not set, or is one of the numbers that Slurm keeps for such shells
+//! (above 4294967280). Open MPI tells the two apart in the same way.
 //!
 //! Of several names in one place the first that is set counts, and names of other rows do not. Who sets them: row 2
 //! `rsccl run` and torchrun, row 3 `mpirun` of Open MPI (which sets row 5's rank too, and wins), row 4 Hydra (`mpirun` of
@@ -59,25 +63,41 @@ impl Launch {
     /// number is none, the rank is not below the world nor the local rank below the local size, or half of the store's address is missing.
     pub fn learn(environment: &Environment, config: &Config) -> Result<Launch> {
         for launcher in LAUNCHERS {
-            if let Some((name, rank)) = number(environment, &[launcher.rank])? {
+            if launcher.is_here(environment)
+                && let Some((name, rank)) = number(environment, &[launcher.rank])?
+            {
                 return launcher.launch(environment, config, (name, rank));
             }
         }
         let ranks: Vec<&str> = LAUNCHERS.iter().map(|launcher| launcher.rank).collect();
         let sizes = LAUNCHERS.iter().flat_map(|launcher| launcher.sizes);
         let half = sizes.into_iter().find(|name| environment.has(name));
-        let hint = half.map(|name| format!(" ({name} is set, but no rank)")).unwrap_or_default();
+        let hint = match half {
+            // Batch scripts have the size, too.
+            _ if environment.has(SLURM_RANK) => format!(
+                " ({SLURM_RANK} is set, but this is no step of srun's: {SLURM_STEP} is not set, or that of a shell)"
+            ),
+            Some(name) => format!(" ({name} is set, but no rank)"),
+            None => String::new(),
+        };
         Err(Error::invalid_argument(format!(
             "no launcher has set a rank{hint}: looked for {}; start the program with `rsccl run -n N -- program`, torchrun, \
              mpirun or srun, or set RSCCL_RANK and RSCCL_WORLD_SIZE",
             ranks.join(", ")
         )))
     }
+
+    /// Whether a launcher has made this process a rank: whether [`Launch::learn`] finds one, be it with an error.
+    pub fn is_rank(environment: &Environment) -> bool {
+        LAUNCHERS.iter().any(|launcher| launcher.is_here(environment) && environment.has(launcher.rank))
+    }
 }
 
 /// The variables of one launcher.
 struct Launcher {
     source: &'static str,
+    /// What must be so for its variables to count.
+    step: Step,
     rank: &'static str,
     /// Of these and the two below the strongest comes first.
     sizes: &'static [&'static str],
@@ -85,9 +105,24 @@ struct Launcher {
     local_sizes: &'static [&'static str],
 }
 
+/// In which steps of Slurm's a launcher's variables count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Wherever they are set.
+    Any,
+    /// In those that `srun` has started.
+    OfSrun,
+}
+
+const SLURM_RANK: &str = "SLURM_PROCID";
+const SLURM_STEP: &str = "SLURM_STEP_ID";
+/// The greatest number of a step that runs tasks; those above are of batch scripts and shells (slurm.h: `SLURM_MAX_NORMAL_STEP_ID`).
+const LAST_STEP: u32 = 0xffff_fff0;
+
 static LAUNCHERS: &[Launcher] = &[
     Launcher {
         source: "rsccl",
+        step: Step::Any,
         rank: "RSCCL_RANK",
         sizes: &["RSCCL_WORLD_SIZE"],
         local_ranks: &["RSCCL_LOCAL_RANK"],
@@ -95,6 +130,7 @@ static LAUNCHERS: &[Launcher] = &[
     },
     Launcher {
         source: "torchrun",
+        step: Step::Any,
         rank: "RANK",
         sizes: &["WORLD_SIZE"],
         local_ranks: &["LOCAL_RANK"],
@@ -102,6 +138,7 @@ static LAUNCHERS: &[Launcher] = &[
     },
     Launcher {
         source: "Open MPI",
+        step: Step::Any,
         rank: "OMPI_COMM_WORLD_RANK",
         sizes: &["OMPI_COMM_WORLD_SIZE"],
         local_ranks: &["OMPI_COMM_WORLD_LOCAL_RANK"],
@@ -109,6 +146,7 @@ static LAUNCHERS: &[Launcher] = &[
     },
     Launcher {
         source: "PMI",
+        step: Step::Any,
         rank: "PMI_RANK",
         sizes: &["PMI_SIZE"],
         local_ranks: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"],
@@ -116,6 +154,7 @@ static LAUNCHERS: &[Launcher] = &[
     },
     Launcher {
         source: "PMIx",
+        step: Step::Any,
         rank: "PMIX_RANK",
         sizes: &["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_ranks: &["SLURM_LOCALID"],
@@ -123,7 +162,8 @@ static LAUNCHERS: &[Launcher] = &[
     },
     Launcher {
         source: "Slurm",
-        rank: "SLURM_PROCID",
+        step: Step::OfSrun,
+        rank: SLURM_RANK,
         sizes: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_ranks: &["SLURM_LOCALID"],
         local_sizes: &[],
@@ -134,6 +174,18 @@ static LAUNCHERS: &[Launcher] = &[
 pub(super) const OWN_NAMES: &[&str] = &["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "RSCCL_LOCAL_WORLD_SIZE"];
 
 impl Launcher {
+    /// Whether its variables are this process's, and not left over from a shell that it was started from.
+    fn is_here(&self, environment: &Environment) -> bool {
+        match self.step {
+            Step::Any => true,
+            Step::OfSrun => {
+                // One that is no number at all is not Slurm's.
+                let step = environment.get(SLURM_STEP).ok().flatten().and_then(|text| text.trim().parse::<u32>().ok());
+                step.is_some_and(|step| step <= LAST_STEP)
+            }
+        }
+    }
+
     fn launch(&self, environment: &Environment, config: &Config, rank: (&str, u32)) -> Result<Launch> {
         let (rank_name, rank) = rank;
         let Some((size_name, size)) = number(environment, self.sizes)? else {
@@ -255,11 +307,11 @@ mod tests {
     fn each_launcher_by_itself() {
         for launcher in LAUNCHERS {
             for size in launcher.sizes {
-                let launch = learn(&[(launcher.rank, "2"), (size, "4")]).unwrap();
+                let launch = learn(&[(launcher.rank, "2"), (size, "4"), (SLURM_STEP, "0")]).unwrap();
                 assert_eq!((launch.source, launch.world.rank.get(), launch.world.size), (launcher.source, 2, 4));
                 assert_eq!((launch.local_rank, launch.local_size, launch.store), (None, None, None));
             }
-            let base = [(launcher.rank, "2"), (launcher.sizes[0], "4")];
+            let base = [(launcher.rank, "2"), (launcher.sizes[0], "4"), (SLURM_STEP, "0")];
             // The strongest of several comes first, so each counts once those before it are gone.
             for first in 0..launcher.local_ranks.len() {
                 let numbers = launcher.local_ranks[first..].iter().copied().zip(["0", "1", "2"]);
@@ -276,7 +328,7 @@ mod tests {
 
     #[test]
     fn the_innermost_launcher_wins() {
-        let mut variables = vec![("RSCCL_STORE", "file:///tmp/store")];
+        let mut variables = vec![("RSCCL_STORE", "file:///tmp/store"), (SLURM_STEP, "7")];
         for (rank, launcher) in (0..u32::try_from(LAUNCHERS.len()).unwrap()).zip(LAUNCHERS) {
             variables.push((launcher.rank, ["0", "1", "2", "3", "4", "5"][rank as usize]));
             variables.extend(launcher.sizes.iter().map(|size| (*size, "16")));
@@ -334,7 +386,13 @@ mod tests {
             ),
             (
                 "Slurm",
-                &[("SLURM_PROCID", "3"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "1")],
+                &[
+                    ("SLURM_PROCID", "3"),
+                    ("SLURM_STEP_ID", "0"),
+                    ("SLURM_STEP_NUM_TASKS", "4"),
+                    ("SLURM_NTASKS", "8"),
+                    ("SLURM_LOCALID", "1"),
+                ],
                 None,
             ),
         ];
@@ -343,6 +401,41 @@ mod tests {
             assert_eq!((launch.source, launch.world.rank.get(), launch.world.size), (source, 3, 4));
             assert_eq!((launch.local_rank, launch.local_size), (Some(1), local_size), "{source}");
         }
+    }
+
+    /// What a batch script and a shell of `salloc` have, and a program that they start with no launcher.
+    #[test]
+    fn what_slurm_sets_in_a_batch_script_makes_no_rank() {
+        let of_job = [("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0")];
+        let with = |step: Option<&'static str>, more: &[(&'static str, &'static str)]| -> Vec<(&str, &str)> {
+            of_job.into_iter().chain(step.map(|step| (SLURM_STEP, step))).chain(more.iter().copied()).collect()
+        };
+        let is_rank = |variables: &[(&str, &str)]| Launch::is_rank(&Environment::of(variables.iter().copied()));
+        // No step; that of a batch script, of an interactive shell, of no meaning.
+        for step in [None, Some("4294967291"), Some("4294967290"), Some(""), Some("batch")] {
+            let text = refused(&with(step, &[]));
+            assert!(text.contains("SLURM_PROCID is set, but this is no step of srun's"), "{step:?}: {text}");
+            assert!(!is_rank(&with(step, &[])), "{step:?}");
+            // What mpirun or a script starts there is a rank by their word.
+            let inside = with(step, &[("PMI_RANK", "3"), ("PMI_SIZE", "4")]);
+            let launch = learn(&inside).unwrap();
+            assert_eq!((launch.source, launch.world.rank.get(), is_rank(&inside)), ("PMI", 3, true));
+        }
+        for step in ["0", "17", "4294967280"] {
+            assert_eq!(learn(&with(Some(step), &[])).unwrap().source, "Slurm");
+            assert!(is_rank(&with(Some(step), &[])));
+        }
+    }
+
+    #[test]
+    fn whoever_has_a_rank_is_one() {
+        let is_rank = |variables: &[(&str, &str)]| Launch::is_rank(&Environment::of(variables.iter().copied()));
+        for launcher in LAUNCHERS {
+            assert!(is_rank(&[(launcher.rank, "0"), (SLURM_STEP, "0")]), "{}", launcher.source);
+            assert!(!is_rank(&[(launcher.sizes[0], "4"), (SLURM_STEP, "0")]), "{}", launcher.source);
+        }
+        assert!(is_rank(&[("RANK", "nonsense")]), "an error, and not no rank");
+        assert!(!is_rank(&[("RANK", "")]) && !is_rank(&[]));
     }
 
     #[test]

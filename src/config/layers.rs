@@ -75,7 +75,7 @@ impl<'a> Layers<'a> {
     /// # Errors
     /// Those of [`ConfFile::open`]; and where a variable names a file that cannot be read.
     pub(super) fn read(environment: &'a Environment) -> Result<Layers<'a>> {
-        let mut layers = Layers { environment, files: Vec::new(), notes: Vec::new() };
+        let mut layers = Layers::without_files(environment);
         match named_file(environment)? {
             Some((name, path)) => match ConfFile::open(&path)? {
                 Opened::Read(file) => layers.files.push(file),
@@ -87,6 +87,11 @@ impl<'a> Layers<'a> {
         layers.open_if_there(environment.system_file().map(Path::to_owned))?;
         layers.note_unknown();
         Ok(layers)
+    }
+
+    /// `environment` alone.
+    pub(super) fn without_files(environment: &'a Environment) -> Layers<'a> {
+        Layers { environment, files: Vec::new(), notes: Vec::new() }
     }
 
     fn open_if_there(&mut self, path: Option<PathBuf>) -> Result<()> {

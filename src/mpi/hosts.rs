@@ -27,8 +27,14 @@ use crate::types::Rank;
 /// ```
 pub fn placement(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Result<Placement> {
     let placement = comm.placement()?;
-    let private = comm.private_duplicate(mpi).map_err(|error| error.during("placement"))?;
-    let shared = agree(&mut Ranks(comm), private.shared_memory_ranks()).map_err(|error| error.during("placement"))?;
+    compare(comm, mpi, &placement).map_err(|error| error.inside("placement"))?;
+    Ok(placement)
+}
+
+/// Where MPI sees other hosts, one rank says so.
+fn compare(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>, placement: &Placement) -> Result<()> {
+    let private = comm.private_duplicate(mpi)?;
+    let shared = agree(&mut Ranks(comm), private.shared_memory_ranks())?;
     private.free()?;
     let mut hosts = vec![0; comm.size() as usize];
     comm.all_gather(&[placement.host], &mut hosts)?;
@@ -41,7 +47,7 @@ pub fn placement(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Resul
         let rank = Rank::new(comm.rank());
         crate::log::warn!(Init @ rank, "{}", disagreement(&shared, &beside, &placement.host_name));
     }
-    Ok(placement)
+    Ok(())
 }
 
 /// The warning of a rank that shares memory with `shared` by MPI's word and with `beside` by ours.

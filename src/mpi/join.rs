@@ -13,7 +13,7 @@ use ::mpi::raw::AsRaw;
 
 use crate::bootstrap::UniqueId;
 use crate::comm::{Communicator, Preparation};
-use crate::config::Config;
+use crate::config::{Config, Environment};
 use crate::error::{Error, Kind, Result};
 use crate::mpi::agreement::{NO_FAILURE, agree, conclude, vote};
 use crate::mpi::alarm::Alarm;
@@ -62,10 +62,12 @@ pub fn communicator(mpi: &impl AsRaw<Raw = MPI_Comm>, config: Config) -> Result<
 }
 
 fn join(theirs: &Theirs<'_>, config: Config) -> Result<Communicator> {
-    let wished = config.init_timeout;
-    let prepared = Preparation::new(config);
+    let prepared = Preparation::new(config.clone());
     // A rank whose settings are wrong waits as long as it was told to: it has bad news to spread.
-    let timeout = prepared.as_ref().map_or(wished, Preparation::init_timeout);
+    let timeout = match &prepared {
+        Ok(prepared) => prepared.init_timeout(),
+        Err(_) => config.init_timeout_alone(&Environment::capture()),
+    };
     let wait = within(timeout);
     let words = format!(
         "not all {} ranks of the MPI communicator called rsccl::mpi::communicator within {} s; MPI cannot say which, nor \

@@ -57,7 +57,7 @@ impl Communicator {
     /// ```
     pub fn like(&self, sub: Option<&impl AsRaw<Raw = MPI_Comm>>) -> Result<Option<Communicator>> {
         let sub = sub.filter(|sub| !calls::is_null(sub.as_raw()));
-        let members = self.members(sub.map(Theirs::new)).map_err(|error| error.during("like"))?;
+        let members = self.members(sub.map(Theirs::new)).map_err(|error| error.inside("like"))?;
         let place =
             |members: &Vec<u32>| (members.first().copied(), members.iter().position(|rank| *rank == self.rank()));
         let (color, key) = members.as_ref().map_or((None, None), place);
@@ -89,17 +89,15 @@ impl Communicator {
     /// # }
     /// ```
     pub fn check(&self, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Result<()> {
-        self.private_duplicate(mpi)?.free()
+        self.private_duplicate(mpi).and_then(Private::free).map_err(|error| error.inside("check"))
     }
 
     /// [`Communicator::check`]; yields a private duplicate of `mpi`, on which all ranks are.
     pub(super) fn private_duplicate(&self, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Result<Private> {
-        let made = || {
-            let told = self.ranks_in_world()?;
-            let theirs = agree(&mut Ranks(self), same_ranks(mpi, &told))?;
-            agree(&mut Ranks(self), self.same_context(&theirs))
-        };
-        made().map_err(|error| error.during("check"))
+        let told = self.ranks_in_world()?;
+        let theirs = agree(&mut Ranks(self), same_ranks(mpi, &told))?;
+        // Whoever gets past this knows that all ranks have come, and that none has given up: what blocks in MPI may follow.
+        agree(&mut Ranks(self), self.same_context(&theirs))
     }
 
     /// Duplicates `theirs`, and proves that all ranks have passed handles of one communicator: a number that only the ranks of this one

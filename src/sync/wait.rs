@@ -1,10 +1,13 @@
 //! What bounds a wait: a deadline and an abort flag; and what is moved meanwhile.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::sync::primitive::Arc;
 use crate::sync::{AbortFlag, Progress, progress};
 use crate::sys::clock;
+use crate::types::Rank;
 
 /// The moment a wait gives up; `NEVER` does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,18 +56,45 @@ pub struct Wait {
     pub abort: AbortFlag,
     /// What is called meanwhile.
     pub progress: Option<Progress>,
+    /// What reads peers' notes meanwhile, where somebody does.
+    pub notes: Option<NoteReader>,
+}
+
+/// Reads what a peer has published, and says whether a wait is in vain for it.
+#[derive(Clone)]
+pub struct NoteReader(Arc<Read>);
+
+type Read = dyn Fn(Rank, &[u8]) -> Result<()> + Send + Sync;
+
+impl NoteReader {
+    /// A reader that calls `read` with the peer and its note; what it fails with ends the wait.
+    pub fn new(read: impl Fn(Rank, &[u8]) -> Result<()> + Send + Sync + 'static) -> NoteReader {
+        NoteReader(Arc::new(read))
+    }
+}
+
+impl fmt::Debug for NoteReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("NoteReader").finish_non_exhaustive()
+    }
 }
 
 impl Wait {
     /// Bounded by `timeout` and `abort`.
     pub fn new(timeout: Duration, abort: &AbortFlag) -> Wait {
-        Wait { deadline: Deadline::after(timeout), abort: abort.clone(), progress: None }
+        Wait { deadline: Deadline::after(timeout), abort: abort.clone(), progress: None, notes: None }
     }
 
     /// The same, calling a hook meanwhile.
     #[must_use]
     pub fn with_progress(self, progress: Option<Progress>) -> Wait {
         Wait { progress, ..self }
+    }
+
+    /// The same, reading peers' notes meanwhile.
+    #[must_use]
+    pub fn with_notes(self, notes: Option<NoteReader>) -> Wait {
+        Wait { notes, ..self }
     }
 
     /// The same with another deadline.
@@ -76,6 +106,17 @@ impl Wait {
     /// How long the waiting loop may sleep now: `slice` at most, less before the deadline or where a hook wants to be called.
     pub fn slice(&self, slice: Duration) -> Duration {
         self.deadline.slice(clock::now(), progress::rest(self.progress.as_ref(), slice))
+    }
+
+    /// Shows the reader the notes that have `come`.
+    ///
+    /// # Errors
+    /// The reader's.
+    pub fn read<'a>(&self, mut come: impl Iterator<Item = (Rank, &'a [u8])>) -> Result<()> {
+        match &self.notes {
+            Some(NoteReader(read)) => come.try_for_each(|(from, bytes)| read(from, bytes)),
+            None => Ok(()),
+        }
     }
 
     /// Called from every waiting loop.

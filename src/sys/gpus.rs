@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +14,27 @@ pub struct Gpu {
     pub uuid: Option<String>,
     /// Its NUMA node, where the kernel knows one.
     pub node: Option<u32>,
+    /// The parts into which it is split (MIG); `None` for a GPU that is used as a whole, or is in MIG mode but not split yet.
+    pub parts: Option<Vec<Part>>,
+}
+
+/// A GPU instance of MIG's, as a process uses it: with one of its compute instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The number of the GPU instance.
+    pub instance: u32,
+    /// The number of its first compute instance that this process may use.
+    pub compute: u32,
+    /// Whether the instance has no other one.
+    pub is_only: bool,
+}
+
+impl Part {
+    /// What `CUDA_VISIBLE_DEVICES` calls it, but for a GPU without a UUID, where its place on the bus stands in the UUID's.
+    pub fn name(self, of: &Gpu) -> String {
+        let gpu = of.uuid.as_ref().unwrap_or(&of.bus_id);
+        format!("MIG-{gpu}/{}/{}", self.instance, self.compute)
+    }
 }
 
 /// The GPUs of the host that this process may use, by bus id; none where there is no driver of NVIDIA's. `root` is `/`, or what stands
@@ -23,26 +44,98 @@ pub fn list(root: &Path) -> Vec<Gpu> {
     let of_driver = |bus_id: String, folder: &Path| {
         let text = read(&folder.join("information")).unwrap_or_default();
         let node = node_of(&devices, &bus_id);
-        let file = minor_of(&text).map(|minor| root.join(format!("dev/nvidia{minor}")));
-        Some((Gpu { bus_id, uuid: uuid_of(&text), node }, file))
+        let minor = minor_of(&text);
+        let file = minor.map(|minor| root.join(format!("dev/nvidia{minor}")));
+        let parts = minor.and_then(|minor| parts_of(root, minor));
+        Some((Gpu { bus_id, uuid: uuid_of(&text), node, parts }, file))
     };
     let of_kernel = |bus_id: String, folder: &Path| {
         let node = node_of(&devices, &bus_id);
-        is_gpu(folder).then_some(Gpu { bus_id, uuid: None, node })
+        is_gpu(folder).then_some(Gpu { bus_id, uuid: None, node, parts: None })
     };
     let mut told = scan(&root.join(DRIVER_GPUS), of_driver);
     // A container may hide the driver's files and show the bus.
     if told.is_empty() {
         return scan(&devices, of_kernel);
     }
-    // The driver tells of all GPUs of the host, also where a container or a batch system gives this process some: CUDA shows those whose
-    // files it can open. Where there are no files at all, the first use of CUDA makes them.
-    let may_open: Vec<bool> = told.iter().map(|(_, file)| file.as_deref().is_none_or(may_open)).collect();
-    if told.iter().zip(&may_open).any(|((_, file), may_open)| file.is_some() && *may_open) {
-        let mut each = may_open.iter();
-        told.retain(|_| each.next() == Some(&true));
-    }
+    // The driver tells of all GPUs of the host, also where a container or a batch system gives this process some.
+    let files: Vec<Option<PathBuf>> = told.iter().map(|(_, file)| file.clone()).collect();
+    let mut usable = usable(&files, libc::R_OK | libc::W_OK).into_iter();
+    told.retain(|_| usable.next() == Some(true));
     told.into_iter().map(|(gpu, _)| gpu).collect()
+}
+
+/// The driver's branch, the first number of its version: 570 of `570.86.15`.
+pub fn driver_branch(root: &Path) -> Option<u32> {
+    let text = read(&root.join(DRIVER_VERSION))?;
+    let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
+    // Words of the line are names, the version, and a date.
+    line.split_whitespace().find_map(|word| {
+        let (branch, rest) = word.split_once('.')?;
+        rest.starts_with(|first: char| first.is_ascii_digit()).then_some(branch)?.parse().ok()
+    })
+}
+
+/// Of things that have device files, which this process may use: CUDA shows those whose files it can open, by `mode`. Where there are no
+/// files at all, the first use of CUDA makes them; what has none of its own counts.
+fn usable(files: &[Option<PathBuf>], mode: libc::c_int) -> Vec<bool> {
+    let may_open: Vec<bool> =
+        files.iter().map(|file| file.as_deref().is_none_or(|file| may_open(file, mode))).collect();
+    let is_any_there = files.iter().zip(&may_open).any(|(file, may_open)| file.is_some() && *may_open);
+    if is_any_there { may_open } else { vec![true; files.len()] }
+}
+
+/// The parts of the GPU with this number of a device file, in the order of their numbers; `None` where it is not split.
+///
+/// ```text
+/// capabilities/gpu0/mig/gi1/access         what it takes to use GPU instance 1: a device file's number
+/// capabilities/gpu0/mig/gi1/ci0/access     likewise its compute instance 0
+/// ```
+/// The folder `mig` alone says nothing: every GPU that could be split has it.
+fn parts_of(root: &Path, minor: u32) -> Option<Vec<Part>> {
+    let instances = numbered(&root.join(format!("{CAPABILITIES}/gpu{minor}/mig")), "gi");
+    if instances.is_empty() {
+        return None;
+    }
+    let mut found = Vec::new();
+    for (instance, folder) in instances {
+        let computes = numbered(&folder, "ci");
+        let is_only = computes.len() == 1;
+        for (compute, own) in computes {
+            let files = [&folder, &own].map(|folder| capability(root, folder));
+            found.push((Part { instance, compute, is_only }, files));
+        }
+    }
+    let files: Vec<Option<PathBuf>> = found.iter().flat_map(|(_, files)| files.clone()).collect();
+    let usable = usable(&files, libc::R_OK);
+    let both = usable.chunks(2).map(|pair| pair == [true, true]);
+    let mut parts: Vec<Part> =
+        found.into_iter().zip(both).filter(|(_, usable)| *usable).map(|((part, _), _)| part).collect();
+    parts.dedup_by_key(|part| part.instance);
+    Some(parts)
+}
+
+/// The folders `prefix` + number in `parent`, in the order of the numbers.
+fn numbered(parent: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
+    let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
+    let mut found: Vec<(u32, PathBuf)> = entries
+        .take(MAX_BUS_ENTRIES)
+        .flatten()
+        .filter_map(|entry| {
+            let number = entry.file_name().to_str()?.strip_prefix(prefix)?.parse().ok()?;
+            Some((number, entry.path()))
+        })
+        .collect();
+    found.sort_unstable();
+    found.truncate(MAX_GPUS);
+    found
+}
+
+/// The device file that the capability in `folder` asks for.
+fn capability(root: &Path, folder: &Path) -> Option<PathBuf> {
+    let text = read(&folder.join("access"))?;
+    let number: u32 = text.lines().find_map(|line| line.strip_prefix("DeviceFileMinor:"))?.trim().parse().ok()?;
+    Some(root.join(format!("dev/nvidia-caps/nvidia-cap{number}")))
 }
 
 /// What `make` yields of each folder in `parent` that is named by a bus id, in the order of the bus.
@@ -61,10 +154,10 @@ fn scan<T>(parent: &Path, make: impl Fn(String, &Path) -> Option<T>) -> Vec<T> {
 }
 
 /// Whether this process may open `file`, by its mode and by the limits that a batch system sets.
-fn may_open(file: &Path) -> bool {
+fn may_open(file: &Path, mode: libc::c_int) -> bool {
     let Ok(path) = CString::new(file.as_os_str().as_bytes()) else { return false };
     // SAFETY: `path` ends in a zero byte and lives until the call returns.
-    unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) == 0 }
+    unsafe { libc::access(path.as_ptr(), mode) == 0 }
 }
 
 /// Domain, bus, device and function of `0000:3b:00.0`.
@@ -116,6 +209,9 @@ pub(super) fn read(path: &Path) -> Option<String> {
 }
 
 const DRIVER_GPUS: &str = "proc/driver/nvidia/gpus";
+const DRIVER_VERSION: &str = "proc/driver/nvidia/version";
+/// What MIG has made of the GPUs.
+const CAPABILITIES: &str = "proc/driver/nvidia/capabilities";
 const PCI_DEVICES: &str = "sys/bus/pci/devices";
 /// NVIDIA's number as a vendor of PCI devices.
 const NVIDIA: u32 = 0x10de;
@@ -168,6 +264,7 @@ mod tests {
             bus_id: bus_id.to_owned(),
             uuid: uuid.map(str::to_owned),
             node,
+            parts: None,
         };
         let expected = [
             gpu("0000:3b:00.0", None, None),
@@ -193,6 +290,75 @@ mod tests {
         put(root, "dev/nvidia0", "");
         put(root, "dev/nvidia1", "");
         assert_eq!(buses(), ["01", "02", "03", "04"]);
+    }
+
+    /// A GPU with this number of a device file, and the capabilities of its parts: instance, compute instance, number of the device
+    /// file. An instance's own file has the number that is 100 above its number.
+    fn split(root: &Path, (bus, minor): (&str, u32), computes: &[(u32, u32, u32)]) {
+        let information = format!("GPU UUID: \t GPU-{bus}\nDevice Minor: \t {minor}\n");
+        put(root, &format!("proc/driver/nvidia/gpus/0000:{bus}:00.0/information"), &information);
+        let mig = format!("{CAPABILITIES}/gpu{minor}/mig");
+        fs::create_dir_all(root.join(&mig)).unwrap();
+        let access = |folder: &str, file: u32| {
+            let text = format!("DeviceFileMinor: {file}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
+            put(root, &format!("{mig}/{folder}/access"), &text);
+        };
+        for (instance, compute, file) in computes {
+            access(&format!("gi{instance}"), 100 + instance);
+            access(&format!("gi{instance}/ci{compute}"), *file);
+        }
+    }
+
+    fn names(root: &Path) -> Vec<Vec<String>> {
+        let of = |gpu: &Gpu| gpu.parts.iter().flatten().map(|part| part.name(gpu)).collect();
+        list(root).iter().map(of).collect()
+    }
+
+    #[test]
+    fn a_gpu_that_mig_has_split_has_parts() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        split(root, ("01", 1), &[]);
+        split(root, ("02", 0), &[(11, 0, 30), (2, 1, 32), (2, 0, 31)]);
+        put(root, &format!("{CAPABILITIES}/gpu0/mig/gi13/access"), "DeviceFileMinor: 113\n");
+        put(root, &format!("{CAPABILITIES}/gpu0/mig/nonsense/access"), "");
+        assert_eq!(list(root)[0].parts, None, "the folder alone says nothing");
+        let part = |instance, is_only| Part { instance, compute: 0, is_only };
+        assert_eq!(list(root)[1].parts, Some(vec![part(2, false), part(11, true)]), "13 has no compute instance");
+        assert_eq!(names(root)[1], ["MIG-GPU-02/2/0", "MIG-GPU-02/11/0"]);
+        // What a container or a batch system gives: both files of a part.
+        for file in [102, 111, 30] {
+            put(root, &format!("dev/nvidia-caps/nvidia-cap{file}"), "");
+        }
+        assert_eq!(names(root)[1], ["MIG-GPU-02/11/0"]);
+        put(root, "dev/nvidia-caps/nvidia-cap32", "");
+        assert_eq!(names(root)[1], ["MIG-GPU-02/2/1", "MIG-GPU-02/11/0"]);
+    }
+
+    #[test]
+    fn a_gpu_without_a_uuid_names_its_parts_by_the_bus() {
+        let gpu = Gpu { bus_id: "0000:3b:00.0".to_owned(), uuid: None, node: None, parts: None };
+        assert_eq!(Part { instance: 3, compute: 1, is_only: true }.name(&gpu), "MIG-0000:3b:00.0/3/1");
+    }
+
+    #[test]
+    fn the_drivers_branch_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        assert_eq!(driver_branch(root), None);
+        let lines = [
+            ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023", Some(535)),
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (root@x.y)",
+                Some(580),
+            ),
+            ("NVRM version: something without numbers", None),
+            ("GCC version:  gcc version 12.2.0 (Debian)", None),
+        ];
+        for (line, expected) in lines {
+            put(root, DRIVER_VERSION, &format!("{line}\nGCC version:  gcc version 12.2.0\n"));
+            assert_eq!(driver_branch(root), expected, "{line}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ::mpi::Threading;
 use ::mpi::traits::*;
 use rsccl::error::Kind;
-use rsccl::mpi::{abort, communicator, or_abort};
+use rsccl::mpi::{abort, communicator, or_abort, placement};
 use rsccl::sys::process::Exit;
 use rsccl::{Config, Error};
 
@@ -15,6 +15,9 @@ use crate::{Act, begin, run};
 
 pub(crate) const ACTS: &[Act] = &[
     ("absent", absent),
+    ("impatient", impatient),
+    ("unplaced", unplaced),
+    ("at odds", at_odds),
     ("astray", astray),
     ("die before", |rank| die(rank, false)),
     ("die within", |rank| die(rank, true)),
@@ -47,6 +50,55 @@ fn absent(rank: &Rank) {
         abort(&error);
     }
     world.barrier();
+}
+
+/// Rank 1 has a wrong variable, and another that says how long it waits; rank 0 does not come before it has given up.
+fn impatient(rank: &Rank) {
+    let universe = begin(rank, Threading::Funneled);
+    if rank.number == 1 {
+        let error = communicator(&universe.world(), Config::default()).expect_err("its variable is wrong");
+        rank.say_error("error", &error);
+        assert!(rank.has_said(0, "heard"));
+        abort(&error);
+    }
+    assert!(rank.has_said(1, "error"));
+    rank.say("heard");
+    universe.world().barrier();
+}
+
+/// Rank 2 never comes to a placement: on a communicator that is new, and on one whose ranks have told their places before.
+fn unplaced(rank: &Rank) {
+    let universe = begin(rank, Threading::Funneled);
+    let world = universe.world();
+    let config = Config::default().with_timeout(Duration::from_secs(2)).with_init_timeout(Duration::from_secs(5));
+    let new = or_abort(communicator(&world, config.clone()));
+    let known = or_abort(communicator(&world, config));
+    or_abort(known.placement());
+    if rank.number == 2 {
+        assert!(rank.has_said(0, "known") && rank.has_said(1, "known"));
+        return;
+    }
+    for (what, comm) in [("new", &new), ("known", &known)] {
+        let error = placement(comm, &world).expect_err("rank 2 does not come");
+        rank.say_error(what, &error);
+    }
+}
+
+/// Rank 0 makes calls that are exchanges between all ranks, the others collectives; and the other way round.
+fn at_odds(rank: &Rank) {
+    let universe = begin(rank, Threading::Funneled);
+    let world = universe.world();
+    for exchanges in [true, false] {
+        for splits in [false, true] {
+            let comm = or_abort(communicator(&world, Config::default()));
+            let result = match ((rank.number == 0) == exchanges, splits) {
+                (true, false) => placement(&comm, &world).map(drop),
+                (true, true) => comm.split(Some(0), 0).map(drop),
+                (false, _) => comm.barrier(),
+            };
+            rank.say_error("error", &result.expect_err("the ranks make different calls"));
+        }
+    }
 }
 
 /// Rank 1 passes a duplicate where the others pass the world: the same ranks in the same order, and yet not the same communicator.
@@ -154,6 +206,44 @@ fn a_rank_that_never_calls() {
     let line = outcome.line(3, "error InvalidArgument ");
     assert!(line.contains("Nonsense"), "{line}");
     assert!(outcome.said[2].contains(&"heard".to_owned()), "{}", outcome.report);
+}
+
+#[test]
+fn a_wrong_variable_leaves_the_deadline_of_init_that_is_set_beside_it() {
+    let Some(launcher) = Launcher::matching() else { return };
+    let own: &[(&str, &str)] = &[("NCCL_SHM_DISABLE", "perhaps"), ("RSCCL_INIT_TIMEOUT_MS", "1500")];
+    let outcome = Plan::of_parts(&launcher, "impatient", &[(1, &[]), (1, own)]).run();
+    must_have_failed(&outcome, SOON);
+    let line = outcome.line(1, "error InvalidArgument ");
+    assert!(line.contains("NCCL_SHM_DISABLE"), "{line}");
+}
+
+#[test]
+fn a_rank_that_never_comes_to_the_placement() {
+    let Some(outcome) = run("unplaced", 3) else { return };
+    assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.report);
+    assert!(outcome.elapsed < SOON, "{:?}: {}", outcome.elapsed, outcome.report);
+    for rank in [0, 1] {
+        for what in ["new ", "known "] {
+            let line = outcome.line(rank, what);
+            assert!(line.starts_with("Timeout ") || line.starts_with("Remote "), "{line}");
+            assert!(line.contains("rank 2") && line.contains("placement"), "{line}");
+        }
+    }
+}
+
+#[test]
+fn an_exchange_beside_a_collective_is_named_on_every_rank() {
+    let Some(outcome) = run("at odds", 3) else { return };
+    assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.report);
+    assert!(outcome.elapsed < SOON, "{:?}: {}", outcome.elapsed, outcome.report);
+    for said in &outcome.said {
+        assert_eq!(said.len(), 4, "{}", outcome.report);
+        for (line, name) in said.iter().zip(["placement", "split", "placement", "split"]) {
+            assert!(line.starts_with("error Mismatch "), "{line}");
+            assert!(line.contains(&format!("called {name}")) && line.contains("called barrier"), "{line}");
+        }
+    }
 }
 
 #[test]

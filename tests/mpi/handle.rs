@@ -37,6 +37,23 @@ impl Handle {
         Handle(unsafe { ffi::RSMPI_COMM_NULL })
     }
 
+    /// Lets MPI return its errors on this communicator, in place of ending the job.
+    pub(crate) fn return_errors(self) {
+        // SAFETY: MPI is up, the handle is a live communicator's, and the other is a constant of the library's.
+        let status = unsafe { ffi::MPI_Comm_set_errhandler(self.0, ffi::RSMPI_ERRORS_RETURN) };
+        assert_eq!(status, 0);
+    }
+
+    /// Whether MPI does so.
+    pub(crate) fn returns_errors(self) -> bool {
+        // SAFETY: a constant that the library has set when it was loaded.
+        let mut handler = unsafe { ffi::RSMPI_ERRORS_RETURN };
+        // SAFETY: MPI is up, and the handle is a live communicator's; writes one handle.
+        let status = unsafe { ffi::MPI_Comm_get_errhandler(self.0, &raw mut handler) };
+        // SAFETY: a constant that the library has set when it was loaded.
+        status == 0 && handler == unsafe { ffi::RSMPI_ERRORS_RETURN }
+    }
+
     /// An intercommunicator between `mine`, which rank 0 of `bridge` or rank `other` of it leads, and the other half. It is left to MPI.
     pub(crate) fn between(
         mine: &impl AsRaw<Raw = MPI_Comm>,

@@ -147,7 +147,8 @@ fn plan(launcher: &Launcher, network: &Network, act: &str) -> Plan {
             "-H",
             hosts,
         ],
-        Family::Hydra => &["-launcher rsh -launcher-exec", agent, "-hosts", hosts],
+        // Intel's would look up the host's name, which nobody knows, to tell its own address.
+        Family::Hydra => &["-iface eth0 -launcher rsh -launcher-exec", agent, "-hosts", hosts],
     };
     let words: Vec<&str> = words.iter().flat_map(|words| words.split(' ')).collect();
     plan.options(&words)

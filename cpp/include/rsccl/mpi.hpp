@@ -607,7 +607,7 @@ inline Communicator join(MPI_Comm theirs, const Config& config) {
     std::optional<Preparation> prepared;
     const std::optional<Error> failure = attempt([&] { prepared.emplace(config); });
     // A rank whose settings are wrong waits as long as it was told to: it has bad news to spread.
-    const Milliseconds timeout = prepared ? prepared->init_timeout() : config.init_timeout.value_or(Milliseconds(120000));
+    const Milliseconds timeout = prepared ? prepared->init_timeout() : Preparation::patience(config);
     const Clock::time_point deadline = Clock::now() + timeout;
     const std::string words = "not all " + std::to_string(over_mpi::size_of(theirs)) +
                               " ranks of the MPI communicator called rsccl::from_mpi within " + std::to_string(timeout.count()) +

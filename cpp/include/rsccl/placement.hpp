@@ -10,7 +10,7 @@ namespace rsccl {
 /// The GPU that a rank is meant to use, where its host has any.
 struct DeviceChoice {
     int ordinal = 0;    ///< what cudaSetDevice takes
-    std::string bus_id; ///< the PCI address of the device
+    std::string bus_id; ///< its place on the PCI bus; of a part of a GPU (MIG), its name in CUDA_VISIBLE_DEVICES
     int shared_by = 0;  ///< ranks that are meant to use the same device
 };
 

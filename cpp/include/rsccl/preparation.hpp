@@ -24,6 +24,8 @@ class Preparation {
 
     /// How long the join may take.
     std::chrono::milliseconds init_timeout() const;
+    /// How long init may take by `config` and the environment, whatever else is wrong with them.
+    static std::chrono::milliseconds patience(const Config& config);
     /// Makes an id and serves it as long as this lives.
     UniqueId unique_id() const;
     /// Joins on a thread of its own, whatever the settings say: async_error() tells when that is over. Called once.

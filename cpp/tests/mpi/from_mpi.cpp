@@ -1,11 +1,12 @@
 // rsccl/mpi.hpp in an MPI job of any size: what it makes, and what it refuses on all ranks alike. Run by mpirun; test.sh does.
-//   mpirun -n N from_mpi N
+//   mpirun -n N from_mpi N [abort|late]
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <rsccl/mpi.hpp>
@@ -133,6 +134,47 @@ void two_libraries(rsccl::Communicator& comm) {
     comm.set_progress({});
 }
 
+// Made, used in every way and dropped again and again, with hardly a communicator of MPI's left to take: MPICH has 2048 in all.
+void again() {
+    std::vector<MPI_Comm> taken(1900, MPI_COMM_NULL);
+    for (MPI_Comm& comm : taken) {
+        MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    }
+    for (int round = 0; round < 160; ++round) {
+        rsccl::Communicator comm = rsccl::from_mpi(MPI_COMM_WORLD);
+        switch (round % 4) {
+        case 0: (void)rsccl::mpi::placement(comm, MPI_COMM_WORLD); break;
+        case 1: rsccl::mpi::check(comm, MPI_COMM_WORLD); break;
+        case 2: (void)rsccl::mpi::like(comm, MPI_COMM_WORLD); break;
+        default: one_rank_is_wrong(); break;
+        }
+    }
+    for (MPI_Comm& comm : taken) {
+        MPI_Comm_free(&comm);
+    }
+}
+
+// Two threads of each rank join at the same time, each from an MPI communicator of its own.
+void side_by_side() {
+    std::array<MPI_Comm, 2> theirs = {turned(), MPI_COMM_NULL};
+    MPI_Comm_dup(MPI_COMM_WORLD, &theirs[1]);
+    std::vector<std::thread> threads;
+    for (const MPI_Comm comm : theirs) {
+        threads.emplace_back([comm] {
+            for (int round = 0; round < 5; ++round) {
+                rsccl::Communicator made = rsccl::from_mpi(comm);
+                require(sum(made, 1) == size, "a communicator that was made beside another");
+                rsccl::mpi::check(made, comm);
+            }
+        });
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    MPI_Comm_free(&theirs[0]);
+    MPI_Comm_free(&theirs[1]);
+}
+
 // The last rank fails where nobody catches it; the others wait in MPI until the job ends.
 void last_words() {
     if (rank == size - 1) {
@@ -141,17 +183,31 @@ void last_words() {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
+// The last rank has a wrong variable, and another that says how long it waits for the others, which never come.
+void gives_up() {
+    if (rank == size - 1) {
+        setenv("NCCL_SHM_DISABLE", "perhaps", 1);
+        setenv("RSCCL_INIT_TIMEOUT_MS", "1500", 1);
+        rsccl::mpi::abort(thrown<rsccl::InvalidArgument>("a wrong variable", [] { (void)rsccl::from_mpi(MPI_COMM_WORLD); }));
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
     thrown<rsccl::InvalidUsage>("a communicator before MPI_Init", [] { (void)rsccl::from_mpi(MPI_COMM_WORLD); });
-    MPI_Init(&argc, &argv);
+    int level = MPI_THREAD_SINGLE;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
     rsccl::mpi::abort_on_terminate();
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     require(argc >= 2 && std::atoi(argv[1]) == size, "as many ranks as the job was started for");
     if (argc == 3) {
-        last_words();
+        std::string(argv[2]) == "late" ? gives_up() : last_words();
+    }
+    if (size == 3) {
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     }
     rsccl::Config config;
     config.timeout = std::chrono::seconds(30);
@@ -162,6 +218,15 @@ int main(int argc, char** argv) {
     one_rank_is_wrong();
     relatives(comm);
     two_libraries(comm);
+    if (level == MPI_THREAD_MULTIPLE) {
+        side_by_side();
+    }
+    if (size == 2) {
+        again();
+    }
+    MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+    MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
+    require(handler == (size == 3 ? MPI_ERRORS_RETURN : MPI_ERRORS_ARE_FATAL), "the program's own handler of MPI's errors");
     MPI_Finalize();
     // Nothing of MPI is kept.
     require(sum(comm, rank) == size * (size - 1) / 2, "the communicator works after MPI_Finalize");
