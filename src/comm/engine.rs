@@ -408,6 +408,12 @@ impl Engine {
         self.fabric.links().staging = crate::device::Staging::far();
     }
 
+    /// Whether this rank has timed both ways of copies into memory that peers read.
+    #[cfg(test)]
+    pub(crate) fn knows_both_ways(&mut self) -> bool {
+        self.fabric.links().staging.knows_both()
+    }
+
     /// Says goodbye.
     pub(crate) fn leave(&mut self) {
         self.bootstrap.leave(self.counters.collectives);

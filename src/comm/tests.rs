@@ -96,6 +96,24 @@ fn shm_between_processors_that_are_far() {
     }
 }
 
+/// Regression: where the output was large enough to pass the caches by, a trial of copies that do so too was not timed, so that a rank
+/// whose copies all write output learnt nothing, however far its peers.
+#[test]
+fn large_all_gathers_teach_how_far_peers_are() {
+    let config = Config::default().with_p2p_disable(true).with_timeout(Duration::from_secs(20));
+    local::run_with(2, &config, |comm| {
+        let (mine, mut all) = (vec![7u8; 5 << 20], vec![0u8; 10 << 20]);
+        for _ in 0..8 {
+            comm.all_gather(&mine, &mut all)?;
+        }
+        comm.with_engine(|engine| {
+            assert!(engine.knows_both_ways());
+            Ok(())
+        })
+    })
+    .unwrap();
+}
+
 #[test]
 fn net() {
     for ranks in [2, 3, 8] {
