@@ -30,4 +30,4 @@ pub use links::{Channel, Links, Need, Way};
 pub use peer::PeerInfo;
 pub use port::SocketOptions;
 pub use select::{Policy, neighbourhood, select};
-pub use windows::{Board, HostWindows, UserRange};
+pub use windows::{Board, HostWindows, Registered, UserRange};

@@ -7,11 +7,16 @@ mod faults {
     mod deaths;
     mod floods;
     mod leavers;
+    mod programs;
     pub(crate) mod ranks;
     mod rest;
     mod setup;
     pub(crate) mod worker;
 }
+#[path = "matrix/case.rs"]
+mod case;
+#[path = "matrix/random.rs"]
+mod random;
 #[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]
 #[path = "../src/bin/rsccl/perf/verify.rs"]
 mod verify;

@@ -6,6 +6,12 @@
 mod hosts {
     pub(crate) mod network;
 }
+#[allow(dead_code, reason = "the matrix uses the rest")]
+#[path = "matrix/case.rs"]
+mod case;
+#[allow(dead_code, reason = "the matrix uses the rest")]
+#[path = "matrix/random.rs"]
+mod random;
 #[allow(dead_code, reason = "the tests of faults use the rest")]
 #[path = "faults/ranks.rs"]
 mod ranks;
@@ -78,6 +84,19 @@ fn three_hosts_of_two() {
         let its_root = Path::new("/proc").join(rank.process().to_string()).join("root");
         let shm = std::fs::read_dir(its_root.join("dev/shm")).unwrap();
         assert_eq!(shm.count(), 0, "rank {}", rank.number);
+    }
+}
+
+#[test]
+fn random_programs_between_hosts() {
+    for places in [&[0, 0, 1, 1, 2, 2][..], &[0, 1, 1, 2]] {
+        let Some(network) = Network::make(3) else { return };
+        let (seed, steps) = (random::seed(), random::steps());
+        eprintln!(
+            "RSCCL_TEST_SEED={seed} RSCCL_RANDOM_STEPS={steps} cargo test --test hosts random_programs_between_hosts"
+        );
+        let mut job = job(&network, places, &random::variables(seed));
+        job.must(&format!("random {seed} {steps}"));
     }
 }
 

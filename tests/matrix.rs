@@ -3,59 +3,22 @@
 //! Ranks are threads. Inputs, expected results and guards are those of `rsccl perf -c`. A failure prints the seed, which
 //! `RSCCL_TEST_SEED` sets.
 
+#[path = "matrix/case.rs"]
+mod case;
 #[path = "matrix/faults.rs"]
 mod faults;
+#[path = "matrix/random.rs"]
+mod random;
 #[allow(dead_code, reason = "the command line uses the rest")]
 #[path = "../src/bin/rsccl/perf/verify.rs"]
 mod verify;
 
-use std::fmt;
 use std::time::Duration;
 
+use case::Case;
 use rsccl::types::Algorithm;
-use rsccl::{Communicator, Config, DataType, Error, Result, local, plan};
-use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, perform, with_type};
-
-/// One call.
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    program: Program,
-    data_type: DataType,
-    op: Option<Op>,
-    root: u32,
-    /// As `Shape::new` counts them.
-    elements: usize,
-    placement: Placement,
-    /// Elements by which buffers miss their alignment.
-    skew: usize,
-}
-
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { program, data_type, op, root, elements, placement, skew } = self;
-        write!(f, "{} {data_type} {} root {root}, ", program.name(), op.map_or("", Op::name))?;
-        write!(f, "{elements} elements {}, skew {skew}", placement.name())
-    }
-}
-
-impl Case {
-    /// Runs the case as one rank. What is wrong, if anything is.
-    fn run(&self, comm: &Communicator, seed: u64) -> Result<Option<String>> {
-        with_type!(self.data_type, T => self.run_typed::<T>(comm, seed), else {
-            Err(Error::invalid_argument("a type that this test does not know"))
-        })
-    }
-
-    fn run_typed<T: Sample>(&self, comm: &Communicator, seed: u64) -> Result<Option<String>> {
-        let shape = Shape::new(self.program, (comm.rank(), comm.size()), self.root, self.elements)?;
-        let tables = Tables::<T>::new(seed, comm.size(), self.op, shape.indices());
-        let mut buffers = RankBuffers::<T>::new(&shape, self.placement, self.skew)?;
-        buffers.fill(&shape, &tables)?;
-        let op = self.op.map(|op| op.reduce_op(self.data_type, comm.rank()));
-        perform(comm, &shape, op, &mut buffers)?;
-        Ok(buffers.check(&shape, &tables)?.first)
-    }
-}
+use rsccl::{Communicator, Config, DataType, Result, local, plan};
+use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, with_type};
 
 /// Runs all cases as one rank, and returns what was wrong.
 fn run_rank(comm: Communicator, cases: &[Case], seed: u64) -> Result<Vec<String>> {
@@ -93,20 +56,27 @@ fn run_on_hosts(hosts: &[u32], config: &Config, cases: &[Case]) {
     let seed = seed();
     let name = format!("hosts {hosts:?}, {:?}, seed {seed}", config.algo);
     let config = config.clone().with_socket_interfaces("lo").with_timeout(TIMEOUT);
-    let id = &Communicator::unique_id(&config).expect("there is a loopback interface");
+    let failures = on_hosts(hosts, &config, |comm| run_rank(comm, cases, seed));
+    judge(&name, failures.expect("ranks start and end").concat());
+}
+
+/// What `body` returns on each of the ranks.
+fn on_hosts<T: Send>(
+    hosts: &[u32],
+    config: &Config,
+    body: impl Fn(Communicator) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let id = &Communicator::unique_id(config)?;
     let world = u32::try_from(hosts.len()).expect("a few");
-    let failures: Vec<String> = std::thread::scope(|scope| {
+    let (config, body) = (&config, &body);
+    std::thread::scope(|scope| {
         let join = |(rank, host): (u32, &u32)| {
-            let config = config.clone().with_host_id(format!("host {host}"));
-            scope.spawn(move || run_rank(Communicator::init(id, rank, world, config)?, cases, seed))
+            let config = Config::clone(config).with_host_id(format!("host {host}"));
+            scope.spawn(move || body(Communicator::init(id, rank, world, config)?))
         };
         let threads: Vec<_> = (0..world).zip(hosts).map(join).collect();
-        threads
-            .into_iter()
-            .flat_map(|rank| rank.join().expect("no rank panics").expect("ranks start and end"))
-            .collect()
-    });
-    judge(&name, failures);
+        threads.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+    })
 }
 
 fn judge(name: &str, failures: Vec<String>) {
@@ -275,6 +245,60 @@ fn several_hosts() {
             run_on_hosts(hosts, &Config::default().with_algo(forced), &cases);
         }
     }
+}
+
+/// Programs of random steps, on ranks that are threads, in the settings that the seed says; `test` is who asks.
+fn random_programs(test: &str, worlds: &[u32], config: &Config) {
+    random_programs_by(test, worlds, |ranks, seed, play| {
+        let config = random::settings(config.clone().with_timeout(TIMEOUT), seed)?;
+        local::run_with(ranks, &config, |comm| Ok(play(comm)))
+    });
+}
+
+/// Runs a program on each world by `start`, which gives each rank its communicator.
+fn random_programs_by(
+    test: &str,
+    worlds: &[u32],
+    start: impl Fn(u32, u64, &(dyn Fn(Communicator) -> Played + Sync)) -> Result<Vec<Played>>,
+) {
+    let (base, steps) = (random::seed(), random::steps());
+    for ranks in worlds.iter().copied() {
+        let again = format!("RSCCL_TEST_SEED={base} RSCCL_RANDOM_STEPS={steps} cargo test --test matrix {test}");
+        let seed = base ^ u64::from(ranks);
+        let script = random::Script { seed, steps, strict: true, tell: || () };
+        let played = start(ranks, seed, &|comm| random::run(comm, script));
+        let played = played.unwrap_or_else(|error| panic!("{again}\n{ranks} ranks: {error}"));
+        let wrong: Vec<String> = played.into_iter().filter_map(Played::err).collect();
+        assert!(wrong.is_empty(), "{again}\n{ranks} ranks:\n{}", wrong.join("\n"));
+    }
+}
+
+/// How a rank ended a random program.
+type Played = std::result::Result<(), String>;
+
+#[test]
+fn random_programs_of_threads() {
+    random_programs("random_programs_of_threads", &[1, 2, 3, 5, 8], &Config::default());
+}
+
+#[test]
+fn random_programs_through_shared_memory() {
+    random_programs("random_programs_through_shared_memory", &[2, 3, 5, 8], &Config::default().with_p2p_disable(true));
+}
+
+#[test]
+fn random_programs_over_sockets() {
+    let config = Config::default().with_p2p_disable(true).with_shm_disable(true);
+    random_programs("random_programs_over_sockets", &[2, 3, 5], &config);
+}
+
+#[test]
+fn random_programs_on_several_hosts() {
+    random_programs_by("random_programs_on_several_hosts", &[4, 5], |ranks, seed, play| {
+        let config = Config::default().with_socket_interfaces("lo").with_timeout(TIMEOUT);
+        let config = random::settings(config, seed)?;
+        on_hosts(&(0..ranks).map(|rank| rank / 2).collect::<Vec<_>>(), &config, |comm| Ok(play(comm)))
+    });
 }
 
 #[test]

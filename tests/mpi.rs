@@ -11,6 +11,12 @@ mod topics {
     pub(crate) mod inputs;
     pub(crate) mod progress;
 }
+#[allow(dead_code, reason = "the tests of faults use it")]
+#[path = "matrix/case.rs"]
+mod case;
+#[allow(dead_code, reason = "the tests of faults use it")]
+#[path = "matrix/random.rs"]
+mod random;
 #[path = "mpi/handle.rs"]
 mod handle;
 #[allow(dead_code, reason = "the tests of launchers use the rest")]

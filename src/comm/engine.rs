@@ -159,10 +159,14 @@ impl Engine {
         let mut vigil = vigil!(self, Awaited::Collective(what.1));
         let mut idle = idle!(self, vigil, beside);
         let met = visit.meet(&mut self.flat, what, self.world, &mut idle);
-        let result = met.and_then(|kind| {
-            let plan = self.chooser.plan(what.0, algorithm, self.chooser.windows_across_hosts(kind))?;
-            self.run_plan((&plan, Some(&mut visit)), what, kernel, beside)
-        });
+        let result = match met {
+            Ok(kind) => {
+                // Where there is no plan, all ranks find that alike and none enters another's buffers: it is no failure to tell of.
+                let plan = self.chooser.plan(what.0, algorithm, self.chooser.windows_across_hosts(kind))?;
+                self.run_plan((&plan, Some(&mut visit)), what, kernel, beside)
+            }
+            Err(error) => Err(error),
+        };
         let result = result.map_err(|error| self.cause(error));
         match &result {
             Ok(()) => visit.end(),
@@ -433,6 +437,12 @@ impl Engine {
     #[cfg(test)]
     pub(crate) fn take_peers_for_far(&mut self) {
         self.fabric.links().staging = crate::device::Staging::far();
+    }
+
+    /// Whether this rank has timed both ways of copies into memory that peers read.
+    #[cfg(test)]
+    pub(crate) fn knows_both_ways(&mut self) -> bool {
+        self.fabric.links().staging.knows_both()
     }
 
     /// Says goodbye.

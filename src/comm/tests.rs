@@ -9,7 +9,7 @@ use crate::sync::primitive::{Arc, AtomicBool, Ordering};
 use crate::sync::{AbortFlag, Progress, Wait};
 use crate::sys::host;
 use crate::transport::Policy;
-use crate::types::{Collective, DataType, ReduceOp};
+use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 fn sums(policy: Policy, ranks: u32) {
     let config = Config::default()
@@ -94,6 +94,62 @@ fn shm_between_processors_that_are_far() {
         })
         .unwrap();
     }
+}
+
+/// Regression: where the output was large enough to pass the caches by, a trial of copies that do so too was not timed, so that a rank
+/// whose copies all write output learnt nothing, however far its peers.
+#[test]
+fn large_all_gathers_teach_how_far_peers_are() {
+    let config = Config::default().with_p2p_disable(true).with_timeout(Duration::from_secs(20));
+    local::run_with(2, &config, |comm| {
+        let (mine, mut all) = (vec![7u8; 5 << 20], vec![0u8; 10 << 20]);
+        for _ in 0..8 {
+            comm.all_gather(&mine, &mut all)?;
+        }
+        comm.with_engine(|engine| {
+            assert!(engine.knows_both_ways());
+            Ok(())
+        })
+    })
+    .unwrap();
+}
+
+/// Regression: a call that lacked its root read a buffer that it had not checked; counts for each rank where there is one for all
+/// panicked, or read what was not there; one without an operator returned some rank's input.
+#[test]
+fn a_described_call_that_lacks_what_its_collective_takes_is_refused() {
+    use CallCount::{Each, PerRank};
+    use Collective::{AllGather, AllGatherV, AllReduce, AllToAllV, Barrier, Broadcast, Gather, Reduce, Scatter, Send};
+    let config = Config::default().with_timeout(Duration::from_secs(20));
+    let (sum, root) = (Some(ReduceOp::Sum), Some(Rank::new(0)));
+    let three = || PerRank(vec![3000; 3]);
+    let wrong = [
+        (Scatter, None, root, three(), "one count for all"),
+        (AllReduce, sum, None, PerRank(vec![1, 2, 3]), "one count for all"),
+        (AllGatherV, None, None, Each(4), "a count for each rank"),
+        (AllGatherV, None, None, Each(100_000), "a count for each rank"),
+        (Broadcast, None, None, Each(100), "needs a root"),
+        (Gather, None, None, Each(100_000), "needs a root"),
+        (AllReduce, None, None, Each(5), "needs an operator"),
+        (Reduce, None, root, Each(5), "needs an operator"),
+        (AllGather, sum, None, Each(5), "takes no operator"),
+        (Barrier, None, root, Each(0), "takes no root"),
+        (AllToAllV, None, None, Each(5), "messages"),
+        (Send, None, None, Each(5), "messages"),
+    ];
+    local::run_with(3, &config, |comm| {
+        for (collective, op, root, count, words) in &wrong {
+            let (mine, mut all) = (vec![1u64; 100_000], vec![0u64; 300_000]);
+            let (collective, op, root, count) = (*collective, *op, *root, count.clone());
+            let buffers = Buffers::apart(&mine, &mut all);
+            let call = Call { collective, data_type: DataType::U64, op, root, count, buffers };
+            let error = comm.run(&call).expect_err(words);
+            assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+            assert!(error.message().contains(words), "`{words}` is not in: {error}");
+        }
+        comm.barrier()
+    })
+    .unwrap();
 }
 
 #[test]

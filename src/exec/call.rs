@@ -88,11 +88,13 @@ impl Call<'_> {
         if fits(input) && fits(output) { Ok((Elements(input), Elements(output))) } else { Err(too_large()) }
     }
 
-    /// Checks what one rank alone can see, before anything is sent: root, operator, null and overlapping buffers.
+    /// Checks what one rank alone can see, before anything is sent: what the collective takes, root, operator, null and overlapping
+    /// buffers.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`], saying what to correct.
     pub fn check(&self, world: World) -> Result<()> {
+        self.check_kind()?;
         if let Some(root) = self.root
             && root.get() >= world.size
         {
@@ -113,6 +115,34 @@ impl Call<'_> {
         self.check_buffer("input", (self.buffers.input.is_null(), self.buffers.input_bytes), input)?;
         self.check_buffer("output", (self.buffers.output.is_null(), self.buffers.output_bytes), output)?;
         self.check_overlap(world, (input, output))
+    }
+
+    /// Refuses a call that lacks what its collective takes, or has what it does not take: lengths, paths and plans would each make
+    /// something else of it.
+    fn check_kind(&self) -> Result<()> {
+        let collective = self.collective;
+        let vector = matches!(collective, Collective::AllGatherV | Collective::ReduceScatterV);
+        let wrong = match (collective, &self.count) {
+            (Collective::Send | Collective::Recv | Collective::AllToAllV, _) => "is made of messages: describe those",
+            (_, CallCount::PerRank(_)) if !vector => "takes one count for all ranks, not one for each",
+            (_, CallCount::Each(_)) if vector => "takes a count for each rank, not one for all",
+            _ if collective.reduces() != self.op.is_some() => {
+                if self.op.is_none() {
+                    "needs an operator, and has none"
+                } else {
+                    "takes no operator"
+                }
+            }
+            _ if collective.rooted() != self.root.is_some() => {
+                if self.root.is_none() {
+                    "needs a root, and has none"
+                } else {
+                    "takes no root"
+                }
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::invalid_argument(format!("{collective} {wrong}")))
     }
 
     fn check_buffer(&self, name: &str, (null, bytes): (bool, usize), needed: Elements) -> Result<()> {

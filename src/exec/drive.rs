@@ -170,7 +170,13 @@ pub fn drive_one(task: &mut impl Task, idle: &mut Idle<'_>) -> Result<()> {
 /// # Errors
 /// The first error of a task or of the watch; the other tasks are left where they are.
 pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
-    let mut done = vec![false; tasks.len()];
+    let (mut few, mut many) = ([false; FEW_TASKS], Vec::new());
+    let done = if tasks.len() <= FEW_TASKS {
+        &mut few[..tasks.len()]
+    } else {
+        many.resize(tasks.len(), false);
+        &mut many[..]
+    };
     let sockets = idle.fabric.links().has_pumps();
     let patience = |learnt: Patience| if sockets { learnt.no_more_than(SOCKET_SPINS, SOCKET_AWAKE) } else { learnt };
     let mut backoff = Backoff::new(patience(*idle.patience));
@@ -178,7 +184,7 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
     loop {
         let links = idle.fabric.links();
         let mut moved = links.pump()?;
-        for (task, done) in tasks.iter_mut().zip(&mut done).filter(|(_, done)| !**done) {
+        for (task, done) in tasks.iter_mut().zip(&mut *done).filter(|(_, done)| !**done) {
             match task.progress(links)? {
                 Progress::Idle => {}
                 Progress::Moved => moved = true,
@@ -201,12 +207,12 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
             backoff = Backoff::new(patience(*idle.patience));
             continue;
         }
-        let waiting = || describe(tasks, &done);
+        let waiting = || describe(tasks, done);
         if let Some(slice) = backoff.turn(idle.watch, &waiting)? {
             let nap = backoff.nap(SHORT_REST, LONG_REST);
             let (nap, slice) = if beside { (nap, nap) } else { (nap, slice) };
             let (nap, slice) = (progress::rest(idle.progress, nap), progress::rest(idle.progress, slice));
-            rest(tasks, &done, idle.fabric.links(), (nap, slice))?;
+            rest(tasks, done, idle.fabric.links(), (nap, slice))?;
         }
         if backoff.started().is_some() {
             progress::turn(idle.progress)?;
@@ -241,6 +247,8 @@ fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &Links, (nap, slice): (Du
 const SOCKET_SPINS: u32 = 16;
 /// How long a wait on sockets stays awake: a few round trips inside a host. Sleeping on sockets costs one more wake-up.
 const SOCKET_AWAKE: Duration = Duration::from_micros(50);
+/// Tasks whose states stand on the stack: all but groups of messages and `all_to_all_v` have one.
+const FEW_TASKS: usize = 4;
 /// Tasks that an error names.
 const NAMED_TASKS: usize = 4;
 /// How long a wait on several flags sleeps between two looks.

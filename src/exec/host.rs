@@ -339,11 +339,15 @@ fn user_memory(windows: &HostWindows, call: &Call<'_>, world: World, met: &[Opti
     let mut memory = Vec::with_capacity(met.len());
     for (place, (ranges, rank)) in met.iter().zip(&windows.ranks).enumerate() {
         let (input, output) = call.lengths(World { rank: *rank, ..world })?;
-        let resolve = |range: Option<UserRange>, bytes: usize| match range {
-            None => Ok(std::ptr::null_mut()),
-            Some(range) => windows.resolve(place, range, bytes).map(NonNull::as_ptr).ok_or_else(|| {
+        let resolve = |range: Option<UserRange>, bytes: usize| {
+            // Who has no elements needs no place for them; whoever else announces none is not to be believed.
+            if bytes == 0 {
+                return Ok(std::ptr::null_mut());
+            }
+            let place = range.and_then(|range| windows.resolve(place, range, bytes));
+            place.map(NonNull::as_ptr).ok_or_else(|| {
                 Error::remote(*rank, format!("rank {rank} announced a buffer outside what it registered"))
-            }),
+            })
         };
         let ranges = ranges.expect("only where all ranks are reachable");
         memory.push(Memory {
@@ -411,3 +415,50 @@ const LEASE_NAP: Duration = Duration::from_micros(200);
 const LEASE_PATIENCE: Duration = Duration::from_secs(5);
 
 const _: () = assert!(RANGES_BYTES <= INLINE_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+    use crate::exec::{Buffers, CallCount};
+    use crate::sys::memory::SharedMemory;
+    use crate::transport::{Arena, Registered};
+    use crate::types::DataType;
+
+    /// Regression: a peer that announced elements in no place was believed, and null was followed.
+    #[test]
+    fn what_a_peer_announces_is_resolved_inside_what_it_registered_or_refused() {
+        let world = World { rank: Rank::new(0), size: 2 };
+        let memory = || Arc::new(SharedMemory::anonymous(4096).unwrap());
+        let windows = HostWindows {
+            ranks: world.ranks().collect(),
+            me: 0,
+            arenas: (0..2).map(|_| Arena::create(4096, false).unwrap()).collect(),
+            boards: None,
+            registered: vec![Registered { memory: vec![memory(), memory()] }],
+        };
+        let (send, mut recv) = ([0u64; 100], [0u64; 100]);
+        let call = Call {
+            collective: Collective::AllReduce,
+            data_type: DataType::U64,
+            op: Some(ReduceOp::Sum),
+            root: None,
+            count: CallCount::Each(100),
+            buffers: Buffers::apart(&send, &mut recv),
+        };
+        let range = |window: u16, offset: u64| Some(UserRange { window, offset });
+        let found = |input: Option<UserRange>, output: Option<UserRange>| {
+            let mine = Some(Ranges { input: range(0, 0), output: range(0, 800), reachable: true });
+            // As it travels.
+            let theirs = decode_ranges(encode_ranges(&Ranges { input, output, reachable: true }));
+            user_memory(&windows, &call, world, &[mine, theirs]).map_err(|error| (error.kind(), error.peer()))
+        };
+        let fine = found(range(0, 8), range(0, 4096 - 800)).unwrap();
+        assert_eq!(fine[1].input.addr() - windows.registered[0].memory[1].base().as_ptr().addr(), 8);
+        let bad = [None, range(0, 4096 - 799), range(1, 0), range(u16::MAX, 7), range(0, OFFSET_MASK)];
+        for bad in bad {
+            assert_eq!(found(bad, range(0, 0)).unwrap_err(), (Kind::Remote, Some(1)), "input {bad:?}");
+            assert_eq!(found(range(0, 0), bad).unwrap_err(), (Kind::Remote, Some(1)), "output {bad:?}");
+        }
+    }
+}

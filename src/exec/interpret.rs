@@ -234,16 +234,17 @@ impl<'a> PlanRun<'a> {
         // What a pump sends to a socket is read here.
         if !self.cached.is_empty() && !links.has_pumps() {
             let bytes = count * self.element_bytes;
-            let copies = self.sources.len() == 1;
+            let copies = self.sources.len() == 1 && self.kernel.is_copy(raw, combine.finish);
             let mut turn =
                 if copies { links.staging.turn(bytes) } else { Turn::untimed(links.staging.preferred(bytes)) };
-            if turn.store == Store::Streaming && self.store == Store::Streaming {
+            // A copy that teaches something is timed apart from the output.
+            if turn.store == Store::Streaming && self.store == Store::Streaming && !turn.is_timed() {
                 self.cached.extend_from_slice(&self.targets);
                 // SAFETY: as below.
                 return unsafe { self.kernel.run(&Pass { targets: &self.cached, store: Store::Streaming, ..pass }) };
             }
             if turn.is_timed() || turn.store == Store::Streaming {
-                self.store_apart(pass, &mut turn);
+                self.store_apart(pass, copies, &mut turn);
                 links.staging.learn(&turn, bytes);
                 return;
             }
@@ -275,10 +276,10 @@ impl<'a> PlanRun<'a> {
     }
 
     /// As [`PlanRun::store_result`], what peers read apart from output, and in `turn`'s way.
-    fn store_apart(&self, pass: Pass<'_>, turn: &mut Turn) {
+    fn store_apart(&self, pass: Pass<'_>, copies: bool, turn: &mut Turn) {
         let staged = Pass { targets: &self.cached, store: turn.store, ..pass };
         let output = Pass { targets: &self.targets, store: self.store, ..pass };
-        if let ([first, ..], [_, _, ..]) = (&self.targets[..], pass.sources) {
+        if let Some(first) = self.targets.first().filter(|_| !copies) {
             // SAFETY: as in `store_result`.
             unsafe { self.kernel.run(&output) };
             let copy = Pass { sources: &[first.cast_const()], raw: 0, finish: false, ..staged };

@@ -12,6 +12,12 @@
 //! request COUNT PEER     a message that is begun in a scope and waited for there
 //! registered COUNT       all_reduce in registered buffers until it fails; says `turn` as above
 //! threads RANKS COUNT    a world of threads in this process, of which one leaves early
+//! crowd ID FIRST RANKS WORLD SEED STEPS
+//!                        joins as so many ranks from FIRST on, each a thread, and runs a random program
+//! random SEED STEPS      a random program, by which the communicator ends
+//! suffer SEED STEPS      the same, whatever its results; how it ended
+//! scribble SEED WHERE    from another thread, from now on: random words in all memory that ranks share, `anywhere` or where ranks
+//!                        say what the others need to know (`said`)
 //! split COLOR            the child takes the place of the communicator
 //! shrink RANK,RANK       the same
 //! abort WORDS            from another thread: at once, whatever runs; has no answer
@@ -23,6 +29,7 @@
 //! runner writes to the same stream.
 
 use std::io::{BufRead, Write};
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
@@ -30,6 +37,7 @@ use rsccl::comm::AbortHandle;
 use rsccl::sys::thread;
 use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result, UniqueId};
 
+use crate::random;
 use crate::verify::{Op, Placement, Program, RankBuffers, Shape, Tables, perform};
 
 /// What stands before each line that is meant for the starter.
@@ -120,6 +128,24 @@ impl Worker {
             }
             ["registered", count] => self.registered(number(count)).map(|()| String::new()),
             ["threads", ranks, count] => threads(number(ranks), number(count)),
+            ["crowd", id, first, ranks, world, seed, steps] => {
+                let id = UniqueId::from_bytes(&unhex(id))?;
+                crowd(&id, (number(first), number(ranks), number(world)), script(seed, steps, true))
+            }
+            ["random", seed, steps] => {
+                let comm = self.take();
+                random::run(comm, script(seed, steps, true)).map(|()| String::new()).map_err(Error::internal)
+            }
+            ["suffer", seed, steps] => {
+                let comm = self.take();
+                Ok(random::run(comm, script(seed, steps, false)).err().unwrap_or_default().replace('\n', " "))
+            }
+            ["scribble", seed, place] => {
+                let (seed, anywhere) = (number(seed), place == "anywhere");
+                // It ends with the process.
+                drop(thread::spawn("scribbler", move || scribble(seed, anywhere))?);
+                Ok(String::new())
+            }
             ["split", color] => {
                 let child = self.comm().split(Some(number(color)), 0)?.expect("a color was passed");
                 Ok(self.adopt(child))
@@ -176,6 +202,11 @@ impl Worker {
         text
     }
 
+    fn take(&mut self) -> Communicator {
+        *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.comms.pop().expect("there is a communicator")
+    }
+
     fn comm(&self) -> &Communicator {
         self.comms.last().expect("there is a communicator")
     }
@@ -222,6 +253,57 @@ fn threads(ranks: u32, count: usize) -> Result<String> {
     checked(named == ends.len() - 1, "who left")
 }
 
+/// Several ranks of a world, each a thread of this process.
+fn crowd(id: &UniqueId, (first, ranks, world): (u32, u32, u32), script: random::Script) -> Result<String> {
+    let config = random::settings(Config::default(), script.seed)?;
+    let rank = |rank: u32| {
+        let played = Communicator::init(id, rank, world, config.clone()).map(|comm| random::run(comm, script));
+        played.unwrap_or_else(|error| Err(error.to_string()))
+    };
+    let played = thread::side_by_side("rank", (first..first + ranks).collect(), rank, || ())?;
+    let wrong: Vec<String> = played.into_iter().filter_map(std::result::Result::err).collect();
+    if wrong.is_empty() { Ok(String::new()) } else { Err(Error::internal(wrong.join("; "))) }
+}
+
+fn script(seed: &str, steps: &str, strict: bool) -> random::Script {
+    random::Script { seed: number(seed), steps: number(steps), strict, tell: || say("turn") }
+}
+
+/// Writes where no rank in its senses writes: into the flags, labels, leases and data of this rank and of its peers; or into the data
+/// beside the labels alone, so that calls are not refused at once.
+fn scribble(seed: u64, anywhere: bool) {
+    let mut luck = random::Luck::new(&[seed]);
+    let memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").expect("a process's own memory");
+    for turn in 0u64.. {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("a process's own maps");
+        let shared: Vec<(u64, u64)> = maps.lines().filter(|line| line.contains("/memfd:rsccl")).map(range).collect();
+        for _ in 0..if shared.is_empty() { 0 } else { luck.below(200) } {
+            let (start, end) = *luck.pick(&shared);
+            let reach = if anywhere && luck.one_in(4) { end - start } else { CONTROL_BYTES.min(end - start) };
+            let at = start + luck.below(reach - LINE_BYTES) / 8 * 8;
+            let word = *luck.pick(&[0, 1, 2, 1 << 16, (1 << 48) - 1, u64::MAX - 1, u64::MAX, turn]);
+            let word = if luck.one_in(3) { luck.next() } else { word };
+            // What has just been unmapped cannot be written.
+            if anywhere {
+                drop(memory.write_at(&word.to_le_bytes(), at));
+            } else {
+                let words = [word, *luck.pick(&[0, u64::MAX]), 1].map(u64::to_le_bytes).concat();
+                drop(memory.write_at(&words, at / LINE_BYTES * LINE_BYTES + DATA_OFFSET));
+            }
+            let pause = luck.below(if anywhere { 14 } else { 4 });
+            (0..luck.below(1 << pause)).for_each(|_| std::hint::spin_loop());
+        }
+    }
+}
+
+/// Where a line of a process's maps begins and ends.
+fn range(line: &str) -> (u64, u64) {
+    let (start, rest) = line.split_once('-').expect("start-end");
+    let end = rest.split_once(' ').expect("a line has more").0;
+    let number = |text: &str| u64::from_str_radix(text, 16).expect("hex");
+    (number(start), number(end))
+}
+
 fn checked(right: bool, what: &str) -> Result<String> {
     if right { Ok(String::new()) } else { Err(Error::internal(format!("wrong: {what}"))) }
 }
@@ -244,4 +326,9 @@ fn unhex(text: &str) -> Vec<u8> {
     pairs.map(|pair| u8::from_str_radix(pair, 16).expect("hex")).collect()
 }
 
+/// Where flags, labels, leases and small data lie.
+const CONTROL_BYTES: u64 = 8 << 10;
+const LINE_BYTES: u64 = 64;
+/// Of a line behind its flag and its label.
+const DATA_OFFSET: u64 = 40;
 const SHOWN_TURNS: u32 = 5;

@@ -84,6 +84,12 @@ impl Staging {
         Staging { costs: [1e6, 1.0], streams: true, ..Staging::default() }
     }
 
+    /// Whether both ways have been timed.
+    #[cfg(test)]
+    pub fn knows_both(&self) -> bool {
+        self.costs.iter().all(|cost| *cost > 0.0)
+    }
+
     /// How to write `bytes` in a pass that does more than copy, so that its time says nothing.
     #[inline]
     pub fn preferred(&self, bytes: usize) -> Store {
