@@ -417,20 +417,21 @@ impl Engine {
             return error;
         }
         let patience = Deadline::after(if self.news.is_cause { Duration::ZERO } else { CAUSE_PATIENCE });
-        // What it is from here on is the cause, or none is to be had.
-        self.news.is_cause = true;
-        loop {
+        let cause = loop {
             if let Some(told) = self.news.explain(error.peer(), self.bootstrap.poll()) {
-                return match error.operation() {
+                break match error.operation() {
                     Some(operation) => told.during(operation),
                     None => told,
                 };
             }
             if patience.passed(clock::now()) {
-                return error;
+                break error;
             }
             futex::nap(CAUSE_NAP);
-        }
+        };
+        // What it is from here on is the cause, or none is to be had.
+        self.news.is_cause = true;
+        cause
     }
 
     /// Makes this rank take its peers for far away.

@@ -81,7 +81,9 @@ impl News {
         }
         let is_it = |rank: Rank| Some(rank.get()) == peer;
         let dead = || self.dead.iter().find(|(rank, _)| is_it(*rank)).map(|(rank, why)| died(*rank, why));
-        let left = || self.left.iter().find(|(rank, ..)| is_it(*rank)).map(|(rank, ..)| finalized(*rank));
+        // What came by the news says already who was missed, and by whom: not always by this rank.
+        let left =
+            || self.left.iter().find(|(rank, ..)| is_it(*rank) && !self.is_cause).map(|(rank, ..)| finalized(*rank));
         told.or_else(dead).or_else(left)
     }
 

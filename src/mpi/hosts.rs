@@ -6,7 +6,7 @@ use ::mpi::raw::AsRaw;
 use crate::comm::{Communicator, Placement};
 use crate::error::Result;
 use crate::mpi::agreement::agree;
-use crate::mpi::relatives::Ranks;
+use crate::mpi::relatives::{Purpose, Ranks};
 use crate::types::Rank;
 
 /// [`Communicator::placement`], compared with what MPI says of shared memory (`MPI_Comm_split_type`): where the two disagree, as in
@@ -14,7 +14,7 @@ use crate::types::Rank;
 /// communicators, whose ranks are the same ([`Communicator::check`]).
 ///
 /// # Errors
-/// As [`Communicator::check`] and [`Communicator::placement`].
+/// As [`Communicator::check`] and [`Communicator::placement`]; [`crate::error::Kind::Mismatch`] on every rank where some call `check` instead.
 ///
 /// # Examples
 /// ```no_run
@@ -33,7 +33,7 @@ pub fn placement(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Resul
 
 /// Where MPI sees other hosts, one rank says so.
 fn compare(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>, placement: &Placement) -> Result<()> {
-    let private = comm.private_duplicate(mpi)?;
+    let private = comm.private_duplicate(mpi, Purpose::Placement)?;
     let shared = agree(&mut Ranks(comm), private.shared_memory_ranks())?;
     private.free()?;
     let mut hosts = vec![0; comm.size() as usize];

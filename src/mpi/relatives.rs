@@ -32,6 +32,16 @@ impl Carrier for Ranks<'_> {
     }
 }
 
+/// What ranks compare their MPI communicator for. What follows differs: a rank that has come for one must not wait for ranks that have
+/// come for the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// [`Communicator::check`].
+    Check = 1,
+    /// [`super::placement`].
+    Placement = 2,
+}
+
 impl Communicator {
     /// The split that reproduces MPI's: for each sub-communicator of MPI a communicator of the same ranks in the same order.
     /// Collective over this communicator. A rank passes its sub-communicator, and `None` or `MPI_COMM_NULL` where it is in none;
@@ -89,29 +99,33 @@ impl Communicator {
     /// # }
     /// ```
     pub fn check(&self, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Result<()> {
-        self.private_duplicate(mpi).and_then(Private::free).map_err(|error| error.inside("check"))
+        self.private_duplicate(mpi, Purpose::Check).and_then(Private::free).map_err(|error| error.inside("check"))
     }
 
-    /// [`Communicator::check`]; yields a private duplicate of `mpi`, on which all ranks are.
-    pub(super) fn private_duplicate(&self, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Result<Private> {
+    /// [`Communicator::check`]; yields a private duplicate of `mpi`, on which all ranks are, for the same `purpose`.
+    pub(super) fn private_duplicate(&self, mpi: &impl AsRaw<Raw = MPI_Comm>, purpose: Purpose) -> Result<Private> {
         let told = self.ranks_in_world()?;
         let theirs = agree(&mut Ranks(self), same_ranks(mpi, &told))?;
         // Whoever gets past this knows that all ranks have come, and that none has given up: what blocks in MPI may follow.
-        agree(&mut Ranks(self), self.same_context(&theirs))
+        agree(&mut Ranks(self), self.same_context(&theirs, purpose))
     }
 
     /// Duplicates `theirs`, and proves that all ranks have passed handles of one communicator: a number that only the ranks of this one
-    /// share is the same to MPI.
-    fn same_context(&self, theirs: &Theirs<'_>) -> Result<Private> {
+    /// share is the same to MPI, and so is what they are here for.
+    fn same_context(&self, theirs: &Theirs<'_>, purpose: Purpose) -> Result<Private> {
         let number = i64::try_from(self.number()? >> 1).unwrap_or(0);
         let wait = within(self.init_timeout()?);
         let words =
             "the ranks pass different MPI communicators, or not all ranks of this one came to rsccl's check of it";
         let comm = Private::adopt(&finish(theirs.duplicate()?, &wait, words)?)?;
-        let extremes = finish(comm.least(vec![number, -number])?, &wait, words)?.1;
-        match extremes == [number, -number] {
+        let mine = purpose as i64;
+        let extremes = finish(comm.least(vec![number, -number, mine, -mine])?, &wait, words)?.1;
+        if extremes[..2] != [number, -number] {
+            return Err(Error::mismatch("the ranks of the MPI communicator are of different rsccl communicators"));
+        }
+        match extremes[2..] == [mine, -mine] {
             true => Ok(comm),
-            false => Err(Error::mismatch("the ranks of the MPI communicator are of different rsccl communicators")),
+            false => Err(Error::mismatch("some ranks called check, others placement: all make the same call")),
         }
     }
 

@@ -162,6 +162,33 @@ fn what_was_begun_ends_though_a_rank_leaves() {
     }
 }
 
+/// Regression: a rank that was told of another's failure said of a rank that had left that it took no part in the own call, which did
+/// not need it.
+#[test]
+fn who_is_told_that_a_rank_was_missed_says_by_whom() {
+    let ends = ends(3, |comm| {
+        let mut word = [0u8; 3];
+        match comm.rank() {
+            0 => comm.send(&word, 2),
+            1 => comm.recv(&mut word, 2).and_then(|()| comm.recv(&mut word, 2)),
+            _ => {
+                comm.recv(&mut word, 0)?;
+                comm.send(&word, 1)?;
+                // Rank 0 leaves. Its last words are waited for so long that rank 1 has heard of that too.
+                comm.recv(&mut word, 0)
+            }
+        }
+    });
+    assert!(ends[0].is_none());
+    for (end, words) in
+        ends[1..].iter().zip(["rank 2 reports in recv #1 from rank 0: rank 0 has finalized", "rank 0 has finalized"])
+    {
+        let error = end.as_ref().expect("nobody sends");
+        assert_eq!((error.kind(), error.peer()), (Kind::Remote, Some(0)), "{error}");
+        assert!(error.message().starts_with(words), "{error}");
+    }
+}
+
 #[test]
 fn abort_from_another_thread() {
     let (give, take) = mpsc::channel();

@@ -178,6 +178,12 @@ fn other_than_they_should_be(world: &SimpleCommunicator, comm: &Communicator) {
     let ours = comm.like(Some(&halves)).unwrap().expect("this rank is in it");
     let error = ours.like(Some(world)).expect_err("it has ranks that this one has not");
     assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+    // What follows a check and a placement differs: nobody waits in MPI for who has gone on.
+    comm.placement().unwrap();
+    let placed = || rsccl::mpi::placement(comm, world).map(drop);
+    let error = if world.rank() == 0 { comm.check(world) } else { placed() }.unwrap_err();
+    assert_eq!(error.kind(), Kind::Mismatch, "{error}");
+    assert!(error.to_string().contains("some ranks called check, others placement"), "{error}");
     // Ranks that speak of different ones.
     let wrong = if world.rank() == 0 { &halves } else { world };
     assert_eq!(comm.like(Some(wrong)).err().map(|error| error.kind()), Some(Kind::Mismatch));

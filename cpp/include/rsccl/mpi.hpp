@@ -682,8 +682,12 @@ inline void check_same_ranks(MPI_Comm mpi, const std::vector<int>& told) {
     }
 }
 
-/// A private duplicate of `mpi`, which has the ranks of `comm` in their order, proved on all.
-inline Private private_duplicate(Communicator& comm, MPI_Comm mpi) {
+/// What ranks compare their MPI communicator for. What follows differs: a rank that has come for one must not wait for ranks that have
+/// come for the other.
+enum class Purpose : std::int64_t { check = 1, placement = 2 };
+
+/// A private duplicate of `mpi`, which has the ranks of `comm` in their order, proved on all, which are here for the same purpose.
+inline Private private_duplicate(Communicator& comm, MPI_Comm mpi, Purpose purpose) {
     const std::vector<int> told = told_ranks(comm);
     agree(Ranks{comm}, attempt([&] { check_same_ranks(mpi, told); }));
     std::optional<Private> made;
@@ -694,9 +698,13 @@ inline Private private_duplicate(Communicator& comm, MPI_Comm mpi) {
               const std::string words =
                   "the ranks pass different MPI communicators, or not all ranks of this one came to rsccl's check of it";
               made.emplace(mpi, deadline, words);
-              const std::vector<std::int64_t> extremes = made->least({number, -number}).finish(deadline, words).second;
+              const auto mine = static_cast<std::int64_t>(purpose);
+              const std::vector<std::int64_t> extremes = made->least({number, -number, mine, -mine}).finish(deadline, words).second;
               if (extremes[0] != number || extremes[1] != -number) {
                   throw Mismatch("the ranks of the MPI communicator are of different rsccl communicators");
+              }
+              if (extremes[2] != mine || extremes[3] != -mine) {
+                  throw Mismatch("some ranks called check, others placement: all make the same call");
               }
           }));
     return *made;
@@ -812,7 +820,7 @@ inline std::optional<Communicator> like(Communicator& comm, MPI_Comm sub) {
 /// @throws InvalidArgument, InvalidUsage (on every rank) as from_mpi()
 inline void check(Communicator& comm, MPI_Comm mpi) {
     using namespace rsccl::detail::over_mpi;
-    naming("check", comm.rank(), [&] { private_duplicate(comm, mpi).free(); });
+    naming("check", comm.rank(), [&] { private_duplicate(comm, mpi, Purpose::check).free(); });
 }
 
 /// Communicator::placement, compared with what MPI says of shared memory: where the two disagree, as in containers and network
@@ -822,7 +830,7 @@ inline Placement placement(Communicator& comm, MPI_Comm mpi) {
     using namespace rsccl::detail::over_mpi;
     return naming("placement", comm.rank(), [&] {
         Placement found = comm.placement();
-        Private shared_with = private_duplicate(comm, mpi);
+        Private shared_with = private_duplicate(comm, mpi, Purpose::placement);
         std::vector<int> shared;
         agree(Ranks{comm}, attempt([&] { shared = shared_memory_ranks(shared_with); }));
         shared_with.free();

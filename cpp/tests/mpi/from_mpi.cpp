@@ -110,6 +110,10 @@ void relatives(rsccl::Communicator& comm) {
     if (size > 1) {
         MPI_Comm opposite = turned();
         thrown<rsccl::Mismatch>("another order", [&] { rsccl::mpi::check(comm, opposite); });
+        // What follows a check and a placement differs: nobody waits in MPI for who has gone on.
+        thrown<rsccl::Mismatch>("a check beside a placement", [&] {
+            rank == 0 ? rsccl::mpi::check(comm, MPI_COMM_WORLD) : static_cast<void>(rsccl::mpi::placement(comm, MPI_COMM_WORLD));
+        });
         thrown<rsccl::Mismatch>("different sub-communicators",
                                 [&] { (void)rsccl::mpi::like(comm, rank == 0 ? opposite : MPI_COMM_SELF); });
         MPI_Comm_free(&opposite);
