@@ -9,6 +9,7 @@ cpp=$(cd "$(dirname "$0")" && pwd)
 root=${cpp%/*}
 # Programs of the tests say themselves what they want; a user's settings would change that.
 while read -r name; do unset "$name"; done < <(compgen -e | grep -E '^(RSCCL_|NCCL_|MASTER_|OMPI_COMM|PMI|SLURM_|RANK$|WORLD_SIZE$)' || true)
+unset PREFIX DESTDIR LIBDIR INCLUDEDIR
 
 jobs=${JOBS:-2} work=$(mktemp -d)
 export cpp root work prefix=$work/prefix jobs
@@ -185,7 +186,7 @@ export -f run_tests example_runs readme_program panics_stay_inside under_mpi
 
 check "install" $BUILD_LIMIT_S "$cpp/install.sh" "$prefix"
 if ((failed)); then finish; fi
-queue "install --static-only --shared-only: one library each" $BUILD_LIMIT_S bash "$cpp/tests/install_options.sh" "$work"
+queue "install.sh: its options, prefixes that move, uninstalling" $BUILD_LIMIT_S bash "$cpp/tests/install_options.sh" "$work"
 queue "the libraries show what they should, and need nothing else" $RUN_LIMIT_S exports_are_right
 
 # ---- headers, misuse, consumers
