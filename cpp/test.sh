@@ -79,9 +79,11 @@ done
 [[ " ${compilers[*]} " == *" clang++"* ]] || skip "no clang++: only ${compilers[*]} compiles the headers and the consumers"
 first=${compilers[0]} last=${compilers[-1]}
 strict="-Wall -Wextra -Wpedantic -Wshadow -Werror"
+# What users may ask of their own code, headers must stand too.
+picky="-Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual"
 # What librsccl.a needs besides the C++ library, as rsccl.pc says it.
 needs="-lgcc_s -lutil -lrt -lpthread -lm -ldl"
-export strict needs first last
+export strict picky needs first last
 
 # ---- checks
 
@@ -98,7 +100,7 @@ headers_stand_alone() { # COMPILER STANDARD
         fi
         # A translation unit of its own that includes the header twice and nothing else.
         printf '#include <rsccl/%s>\n#include <rsccl/%s>\n' "${header##*/}" "${header##*/}" |
-            "$1" -std="$2" $strict $flags -I "$prefix/include" -fsyntax-only -x c++ - || { echo "in ${header##*/}"; return 1; }
+            "$1" -std="$2" $strict $picky $flags -I "$prefix/include" -fsyntax-only -x c++ - || { echo "in ${header##*/}"; return 1; }
     done
 }
 
@@ -200,6 +202,15 @@ done
 queue "misuse does not compile: $first c++17" $COMPILE_LIMIT_S bash "$cpp/tests/misuse.sh" "$first" c++17 "$prefix"
 [[ $first == "$last" ]] ||
     queue "misuse does not compile: $last c++20" $COMPILE_LIMIT_S bash "$cpp/tests/misuse.sh" "$last" c++20 "$prefix"
+for compiler in "${compilers[@]}"; do
+    queue "modes of compiling: $compiler" $COMPILE_LIMIT_S bash "$cpp/tests/modes.sh" "$compiler" "$prefix" "$work/modes-$compiler"
+done
+queue "plugins, static and shared" $COMPILE_LIMIT_S bash "$cpp/tests/plugin.sh" "$first" "$prefix" "$work/plugin"
+if have mpicxx; then
+    queue "the C++ of docs/from-nccl.md" $COMPILE_LIMIT_S bash "$cpp/tests/from_nccl.sh" "$prefix" "$work/from_nccl"
+else
+    skip "no mpicxx: the C++ of docs/from-nccl.md is not compiled"
+fi
 for compiler in "${compilers[@]}"; do
     for standard in c++17 c++20; do
         queue "consumer by hand: $compiler $standard" $COMPILE_LIMIT_S consumer_by_hand "$compiler" "$standard"

@@ -76,6 +76,10 @@ pub trait Bootstrap: Send + std::fmt::Debug {
     /// Nobody leaves before everyone has come.
     fn barrier(&self, wait: &Wait) -> Result<()>;
 
+    /// [`Bootstrap::barrier`] that calls `beside` again and again until all have come, for what must go on meanwhile; it may use this
+    /// bootstrap for messages. Some ranks may call this and others [`Bootstrap::barrier`].
+    fn barrier_beside(&self, wait: &Wait, beside: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+
     /// Sends `bytes` to `peer`, which takes them with [`Bootstrap::recv`] and the same tag. Messages of one pair and tag keep
     /// their order. Does not wait for the receiver's `recv`, but the first message to a rank may wait until that rank is in any
     /// call of its bootstrap; once this returns, the message arrives without further help from the sender.

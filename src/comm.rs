@@ -23,6 +23,7 @@ mod request;
 pub(crate) mod settings;
 #[cfg(test)]
 mod tests;
+mod typed;
 
 use std::cell::{OnceCell, RefCell};
 use std::fmt;
@@ -36,6 +37,7 @@ pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use aside::Preparation;
 pub use desk::{Desk, Pending};
+pub(crate) use group::Steps;
 pub use group::{Group, Member, group};
 pub use placement::{DeviceChoice, Placement};
 pub use request::{Request, Scope};

@@ -338,15 +338,39 @@ impl Engine {
         if self.chooser.maps_peers() { self.open_windows(Awaited::Anything, &mut Nothing) } else { Ok(()) }
     }
 
+    /// Waits until all ranks have come to the same call, which is one of the bootstrap: such a call waits with no regard to messages,
+    /// and a rank may come to it only when it has had one. What is `beside` goes on meanwhile; once all have come, none waits for it.
+    pub(crate) fn meet(&mut self, beside: &mut dyn Beside) -> Result<()> {
+        let wait = self.init_wait();
+        if beside.is_empty() && self.fabric.links().drained() {
+            return self.bootstrap.barrier(&wait);
+        }
+        let (bootstrap, fabric) = (&*self.bootstrap, &mut self.fabric);
+        let mut backoff = Backoff::new(self.settings.patience);
+        let mut vigil =
+            Vigil::new((bootstrap, &mut self.news, &self.abort), self.settings.init_timeout, Awaited::Anything);
+        bootstrap.barrier_beside(&wait, &mut || {
+            if beside.turn(fabric, bootstrap)? || fabric.links().pump()? {
+                backoff = Backoff::new(self.settings.patience);
+            } else if backoff.turn(&mut vigil, &|| messages_of(beside.peers()))?.is_some() {
+                futex::nap(progress::rest(self.settings.progress.as_ref(), backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP)));
+            }
+            Ok(())
+        })
+    }
+
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else it does nothing.
-    pub(crate) fn register(&mut self, memory: &Arc<SharedMemory>) -> Result<()> {
+    pub(crate) fn register(&mut self, memory: &Arc<SharedMemory>, beside: &mut dyn Beside) -> Result<()> {
         if !self.chooser.maps_peers() {
             return Ok(());
         }
-        self.open_windows(Awaited::Anything, &mut Nothing)?;
+        self.open_windows(Awaited::Anything, beside)?;
         let wait = self.wait();
+        let busy = !beside.is_empty() || !self.fabric.links().drained();
+        let bootstrap = &*self.bootstrap;
         let mut vigil = vigil!(self, Awaited::Anything);
-        let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil, beside: None };
+        let mut turn = |fabric: &mut Fabric| beside.turn(fabric, bootstrap);
+        let mut setup = Setup { bootstrap, wait: &wait, watch: &mut vigil, beside: busy.then_some(&mut turn) };
         self.fabric.register(memory, &mut setup)?;
         self.windows = self.fabric.windows();
         Ok(())
