@@ -9,6 +9,7 @@ cpp=$(cd "$(dirname "$0")" && pwd)
 root=${cpp%/*}
 # Programs of the tests say themselves what they want; a user's settings would change that.
 while read -r name; do unset "$name"; done < <(compgen -e | grep -E '^(RSCCL_|NCCL_|MASTER_|OMPI_COMM|PMI|SLURM_|RANK$|WORLD_SIZE$)' || true)
+unset PREFIX DESTDIR LIBDIR INCLUDEDIR
 
 jobs=${JOBS:-2} work=$(mktemp -d)
 export cpp root work prefix=$work/prefix jobs
@@ -78,9 +79,11 @@ done
 [[ " ${compilers[*]} " == *" clang++"* ]] || skip "no clang++: only ${compilers[*]} compiles the headers and the consumers"
 first=${compilers[0]} last=${compilers[-1]}
 strict="-Wall -Wextra -Wpedantic -Wshadow -Werror"
+# What users may ask of their own code, headers must stand too.
+picky="-Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual"
 # What librsccl.a needs besides the C++ library, as rsccl.pc says it.
 needs="-lgcc_s -lutil -lrt -lpthread -lm -ldl"
-export strict needs first last
+export strict picky needs first last
 
 # ---- checks
 
@@ -97,7 +100,7 @@ headers_stand_alone() { # COMPILER STANDARD
         fi
         # A translation unit of its own that includes the header twice and nothing else.
         printf '#include <rsccl/%s>\n#include <rsccl/%s>\n' "${header##*/}" "${header##*/}" |
-            "$1" -std="$2" $strict $flags -I "$prefix/include" -fsyntax-only -x c++ - || { echo "in ${header##*/}"; return 1; }
+            "$1" -std="$2" $strict $picky $flags -I "$prefix/include" -fsyntax-only -x c++ - || { echo "in ${header##*/}"; return 1; }
     done
 }
 
@@ -189,7 +192,7 @@ export -f run_tests example_runs readme_program panics_stay_inside under_mpi end
 
 check "install" $BUILD_LIMIT_S "$cpp/install.sh" "$prefix"
 if ((failed)); then finish; fi
-queue "install --static-only --shared-only: one library each" $BUILD_LIMIT_S bash "$cpp/tests/install_options.sh" "$work"
+queue "install.sh: its options, prefixes that move, uninstalling" $BUILD_LIMIT_S bash "$cpp/tests/install_options.sh" "$work"
 queue "the libraries show what they should, and need nothing else" $RUN_LIMIT_S exports_are_right
 
 # ---- headers, misuse, consumers
@@ -203,6 +206,15 @@ done
 queue "misuse does not compile: $first c++17" $COMPILE_LIMIT_S bash "$cpp/tests/misuse.sh" "$first" c++17 "$prefix"
 [[ $first == "$last" ]] ||
     queue "misuse does not compile: $last c++20" $COMPILE_LIMIT_S bash "$cpp/tests/misuse.sh" "$last" c++20 "$prefix"
+for compiler in "${compilers[@]}"; do
+    queue "modes of compiling: $compiler" $COMPILE_LIMIT_S bash "$cpp/tests/modes.sh" "$compiler" "$prefix" "$work/modes-$compiler"
+done
+queue "plugins, static and shared" $COMPILE_LIMIT_S bash "$cpp/tests/plugin.sh" "$first" "$prefix" "$work/plugin"
+if have mpicxx; then
+    queue "the C++ of docs/from-nccl.md" $COMPILE_LIMIT_S bash "$cpp/tests/from_nccl.sh" "$prefix" "$work/from_nccl"
+else
+    skip "no mpicxx: the C++ of docs/from-nccl.md is not compiled"
+fi
 for compiler in "${compilers[@]}"; do
     for standard in c++17 c++20; do
         queue "consumer by hand: $compiler $standard" $COMPILE_LIMIT_S consumer_by_hand "$compiler" "$standard"

@@ -76,6 +76,10 @@ pub trait Bootstrap: Send + std::fmt::Debug {
     /// Nobody leaves before everyone has come.
     fn barrier(&self, wait: &Wait) -> Result<()>;
 
+    /// [`Bootstrap::barrier`] that calls `beside` again and again until all have come, for what must go on meanwhile; it may use this
+    /// bootstrap for messages. Some ranks may call this and others [`Bootstrap::barrier`].
+    fn barrier_beside(&self, wait: &Wait, beside: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+
     /// How many all-gathers, broadcasts, barriers and splits this rank has begun.
     fn exchanges(&self) -> u64;
 

@@ -25,6 +25,7 @@ pub(crate) mod settings;
 mod visible;
 #[cfg(test)]
 mod tests;
+mod typed;
 
 use std::cell::{OnceCell, RefCell};
 use std::fmt;
@@ -39,6 +40,7 @@ pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 pub(crate) use aside::Preparation;
 pub use choose::Chosen;
 pub use desk::{Desk, Pending};
+pub(crate) use group::Steps;
 pub use group::{Group, Member, group};
 pub use placement::{DeviceChoice, Placement};
 pub use request::{Request, Scope};

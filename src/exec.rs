@@ -20,6 +20,6 @@ pub use call::{Call, CallCount, wrong_counts};
 pub use drive::{Beside, Blocked, Idle, Nothing, Progress, Task, drive, drive_one};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use interpret::{Memory, PlanRun, Setting, UserMemory, needs};
-pub use message::{Message, MessageQueue, MessageRun, copy_to_self};
+pub use message::{Message, MessageQueue, MessageRun, check_to_self, copy_to_self};
 pub use operation::{Operation, describe};
 pub use registered::Buffer;

@@ -248,7 +248,8 @@ mod bridge {
             what: &What,
             send: *const u8,
             recv: *mut u8,
-            counts: &[usize],
+            send_counts: &[usize],
+            recv_counts: &[usize],
         ) -> *mut Failure;
         unsafe fn run_batch(batch: &mut Batch) -> *mut Failure;
 
@@ -489,7 +490,7 @@ unsafe fn run_v(
 fn split(comm: &Comm, color: i64, key: i64, child: &mut Comm) -> *mut Failure {
     comm.on(|desk| {
         let color = if color < 0 { None } else { Some(call::unsigned("color", color)?) };
-        child.0 = desk.at_rest()?.split(color, key)?.map(Desk::new);
+        child.0 = desk.split(color, key)?.map(Desk::new);
         Ok(())
     })
 }
@@ -505,21 +506,21 @@ fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure {
 
 fn local(comm: &Comm, child: &mut Comm) -> *mut Failure {
     comm.on(|desk| {
-        child.0 = Some(Desk::new(desk.at_rest()?.local()?));
+        child.0 = Some(Desk::new(desk.local()?));
         Ok(())
     })
 }
 
 fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure {
     comm.on(|desk| {
-        child.0 = Some(Desk::new(desk.at_rest()?.cross()?));
+        child.0 = Some(Desk::new(desk.cross()?));
         Ok(())
     })
 }
 
 fn placement(comm: &Comm, place: &mut Place) -> *mut Failure {
     comm.on(|desk| {
-        let found = desk.at_rest()?.placement()?;
+        let found = desk.placement()?;
         let device = found.device.as_ref();
         *place = Place {
             printed: found.to_string(),
@@ -579,7 +580,7 @@ fn discard(comm: &mut Comm, deserted: bool) {
 fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure {
     comm.on(|desk| {
         let moved = || Error::invalid_argument("the buffer to register was moved from");
-        desk.at_rest()?.register(memory.0.as_ref().ok_or_else(moved)?)
+        desk.register(memory.0.as_ref().ok_or_else(moved)?)
     })
 }
 
@@ -717,10 +718,11 @@ unsafe fn add(
     what: &What,
     send: *const u8,
     recv: *mut u8,
-    counts: &[usize],
+    send_counts: &[usize],
+    recv_counts: &[usize],
 ) -> *mut Failure {
     // SAFETY: the caller's promise.
-    guard(|| unsafe { batch.add(comm, what, (send, recv), counts) })
+    guard(|| unsafe { batch.add(comm, what, (send, recv), (send_counts, recv_counts)) })
 }
 
 /// Says that a group was forgotten.

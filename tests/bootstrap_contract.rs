@@ -59,14 +59,18 @@ fn block(rank: Rank) -> Vec<u8> {
 
 fn collectives(bootstrap: &dyn Bootstrap) -> Result<()> {
     let world = bootstrap.world();
-    for _ in 0..3 {
+    for turn in 0..3 {
         let all = bootstrap.all_gather(&block(world.rank), &soon())?;
         assert_eq!(all, world.ranks().map(block).collect::<Vec<_>>());
         for root in world.ranks() {
             let mine = if root == world.rank { block(root) } else { b"ignored".to_vec() };
             assert_eq!(bootstrap.broadcast(root, &mine, &soon())?, block(root));
         }
-        bootstrap.barrier(&soon())?;
+        // Some ranks have something to do meanwhile, others have not.
+        match (world.rank.get() + turn) % 2 {
+            0 => bootstrap.barrier(&soon())?,
+            _ => bootstrap.barrier_beside(&soon(), &mut || Ok(()))?,
+        }
     }
     Ok(())
 }
@@ -131,6 +135,40 @@ fn collectives_messages_and_splits_at_many_sizes() {
                 });
             });
         }
+    }
+}
+
+#[test]
+fn what_is_beside_a_barrier_goes_on_until_all_have_come() {
+    for world in [local(3), net(3)] {
+        run(world, |bootstrap| {
+            closing(bootstrap, |bootstrap| {
+                let (zero, one) = (Rank::new(0), Rank::new(1));
+                if bootstrap.world().rank == one {
+                    // It comes once it has had an answer.
+                    bootstrap.send(zero, 1, b"question", &soon())?;
+                    assert_eq!(bootstrap.recv(zero, 2, &soon())?, b"answer");
+                }
+                bootstrap.barrier_beside(&soon(), &mut || {
+                    let asked = bootstrap.world().rank == zero && bootstrap.try_recv(one, 1)?.is_some();
+                    if asked { bootstrap.send(one, 2, b"answer", &soon()) } else { Ok(()) }
+                })
+            });
+        });
+    }
+}
+
+#[test]
+fn a_barrier_with_something_beside_it_ends_with_a_death_or_with_the_error_of_that() {
+    for world in [local(3), net(3)] {
+        let errors = run(world, |bootstrap| match bootstrap.world().rank.get() {
+            2 => None,
+            1 => bootstrap.barrier_beside(&soon(), &mut || Ok(())).err(),
+            _ => bootstrap.barrier_beside(&soon(), &mut || Err(Error::internal("beside"))).err(),
+        });
+        let [Some(beside), Some(death), None] = &errors[..] else { panic!("{errors:?}") };
+        assert!(beside.message() == "beside" || beside.peer().is_some(), "{beside}");
+        assert_eq!((death.kind(), death.rank()), (Kind::Remote, Some(1)), "{death}");
     }
 }
 

@@ -57,6 +57,20 @@ rust::Box<ffi::Settings> settings(const Config& config);
 // What the engine takes of a call of `rank`.
 ffi::What what_of(const Call& call, int rank);
 
+// The process that something was made in. A child that fork() has made has its parent's memory and none of its threads, and shares its
+// sockets: what it did with its parent's things the parent's peers would take for the parent's doing.
+class Origin {
+  public:
+    Origin() noexcept;
+    // Whether this is that process.
+    bool is_here() const noexcept { return made_ == forks.load(std::memory_order_relaxed); }
+
+  private:
+    // How many forks lie between this process and the first; of the process, as what it counts.
+    static std::atomic<unsigned> forks;
+    const unsigned made_;
+};
+
 // Who has a communicator's turn.
 enum class Turn : unsigned char {
     nobody,
@@ -79,6 +93,7 @@ struct State {
     const int size;
     const int exceptions; // under way when it was made
     const std::shared_ptr<ffi::Thrown> thrown;
+    const Origin origin;
     std::atomic<Turn> turn{Turn::nobody};
     std::atomic<bool> open{true};
 };
@@ -103,6 +118,9 @@ class Use {
         if (__builtin_expect(state == nullptr, 0)) {
             refuse_empty();
         }
+        if (__builtin_expect(!state->origin.is_here(), 0)) {
+            refuse_forked(*state);
+        }
         if (__builtin_expect(take_turn(*state, Turn::call) != Turn::nobody, 0)) {
             refuse_busy(*state);
         }
@@ -113,6 +131,7 @@ class Use {
 
     [[noreturn]] static void refuse_empty();
     [[noreturn]] static void refuse_busy(const State& state);
+    [[noreturn]] static void refuse_forked(const State& state);
 
   private:
     State* state_;
@@ -122,6 +141,7 @@ class Use {
 struct Pending {
     rust::Box<ffi::Waiting> waiting;
     std::shared_ptr<ffi::Thrown> thrown; // of the communicator's hook
+    const Origin origin = {};
 };
 
 // The way to what the classes keep to themselves.

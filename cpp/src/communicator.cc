@@ -5,6 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include <pthread.h>
+
 #include <rsccl/group.hpp>
 
 #include "bridge.hpp"
@@ -17,7 +19,22 @@ State::State(rust::Box<ffi::Comm> made, std::shared_ptr<ffi::Thrown> where)
     : comm(std::move(made)), stop(ffi::stop(*comm)), rank(ffi::rank(*comm)), size(ffi::size(*comm)),
       exceptions(std::uncaught_exceptions()), thrown(std::move(where)) {}
 
-State::~State() { ffi::discard(*comm, std::uncaught_exceptions() > exceptions); }
+State::~State() {
+    if (origin.is_here()) {
+        ffi::discard(*comm, std::uncaught_exceptions() > exceptions);
+    } else {
+        // Nothing of it is this process's: not even to free it, since threads that do not exist here may hold what it waits for.
+        std::move(comm).into_raw();
+    }
+}
+
+std::atomic<unsigned> Origin::forks{0};
+
+Origin::Origin() noexcept : made_(forks.load(std::memory_order_relaxed)) {
+    // Where it cannot be had, forks are not noticed; nothing else is lost.
+    [[maybe_unused]] static const int watched =
+        pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+}
 
 namespace {
 
@@ -42,6 +59,10 @@ void Use::refuse_empty() { throw InvalidUsage("there is no communicator: it was 
 void Use::refuse_busy(const State& state) {
     throw InvalidUsage("the communicator is in use by another thread or an outer call: one thread uses it at a time", state.rank, {},
                        {});
+}
+
+void Use::refuse_forked(const State& state) {
+    throw InvalidUsage("the communicator belongs to the process that this one was forked from: make one of its own", state.rank, {}, {});
 }
 
 void refuse_length(int rank, const char* name, std::size_t length, std::size_t expected) {
@@ -173,7 +194,7 @@ int Starter::size() const { return state_->size; }
 Request Starter::submit(const detail::Call& call) {
     const ffi::What what = detail::what_of(call, state_->rank);
     // All memory that the request takes, first: what has begun and is held by nobody would go on in the program's buffers.
-    std::unique_ptr<detail::Pending> pending(new detail::Pending{ffi::waiting(), state_->thrown});
+    std::unique_ptr<detail::Pending> pending(new detail::Pending{ffi::waiting(), state_->thrown, {}});
     const detail::Use use(state_);
     detail::check(ffi::begin(*state_->comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, state_->rank),
                              detail::counts(call.recv_counts, state_->rank), *pending->waiting));
@@ -272,6 +293,9 @@ AbortHandle Communicator::abort_handle() const {
 
 std::optional<Error> Communicator::async_error() const {
     detail::State& state = detail::there(state_);
+    if (!state.origin.is_here()) {
+        detail::Use::refuse_forked(state);
+    }
     if (detail::take_turn(state, detail::Turn::asking) != detail::Turn::nobody) {
         return InProgress("a call is under way", state.rank, {}, {});
     }
@@ -322,7 +346,10 @@ Request& Request::operator=(Request&& other) noexcept {
 }
 
 Request::~Request() {
-    if (pending_) {
+    if (pending_ && !pending_->origin.is_here()) {
+        // Nobody works at it here.
+        std::move(pending_->waiting).into_raw();
+    } else if (pending_) {
         ffi::Failure* failure = ffi::wait(*pending_->waiting);
         if (failure != nullptr) {
             // A destructor has nobody to tell; the communicator remembers what ended it.
@@ -332,6 +359,9 @@ Request::~Request() {
 }
 
 void Request::wait() {
+    if (pending_ && !pending_->origin.is_here()) {
+        throw InvalidUsage("the request belongs to the process that this one was forked from");
+    }
     if (const auto pending = std::move(pending_)) {
         detail::check(ffi::wait(*pending->waiting), *pending->thrown);
     }
@@ -383,7 +413,8 @@ void Group::Member::submit(const detail::Call& call) {
     }
     const detail::Use use(state_.get());
     const ffi::Comm* comm = &*state_->comm;
-    detail::check(ffi::add(*batch.batch, comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, rank_)));
+    detail::check(ffi::add(*batch.batch, comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, rank_),
+                           detail::counts(call.recv_counts, rank_)));
     batch.any = true;
 }
 

@@ -10,6 +10,9 @@ namespace rsccl {
 std::string version() { return std::string(ffi::version()); }
 
 namespace detail {
+
+extern const char RSCCL_DETAIL_ABI = 0;
+
 namespace {
 
 std::string text(bool value) { return value ? "1" : "0"; }

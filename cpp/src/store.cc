@@ -27,7 +27,14 @@ Store::Milliseconds timeout_of(std::uint64_t milliseconds) {
 namespace detail {
 
 struct BuiltInStore::Handle {
+    ~Handle() {
+        if (!origin.is_here()) {
+            // The thread that serves it is not here to be waited for.
+            std::move(keep).into_raw();
+        }
+    }
     rust::Box<ffi::Keep> keep;
+    const Origin origin = {};
 };
 
 BuiltInStore::BuiltInStore(std::unique_ptr<Handle> handle) noexcept : handle_(std::move(handle)) {}
@@ -84,31 +91,31 @@ bool BuiltInStore::do_remove(const std::string& key, Milliseconds timeout) {
 } // namespace detail
 
 FileStore::FileStore(const std::string& folder, Milliseconds timeout)
-    : BuiltInStore(std::unique_ptr<Handle>(new Handle{ffi::keep()})) {
+    : BuiltInStore(std::unique_ptr<Handle>(new Handle{ffi::keep(), {}})) {
     detail::check(ffi::keep_file(*handle_->keep, detail::bytes(folder), milliseconds(timeout)));
 }
 
 TcpStore TcpStore::serve(const std::string& address, const Config& config) {
-    TcpStore store(std::unique_ptr<Handle>(new Handle{ffi::keep()}));
+    TcpStore store(std::unique_ptr<Handle>(new Handle{ffi::keep(), {}}));
     detail::check(ffi::keep_served(*store.handle_->keep, detail::bytes(address), *detail::settings(config)));
     return store;
 }
 
 TcpStore TcpStore::connect(const std::string& address, const Config& config) {
-    TcpStore store(std::unique_ptr<Handle>(new Handle{ffi::keep()}));
+    TcpStore store(std::unique_ptr<Handle>(new Handle{ffi::keep(), {}}));
     detail::check(ffi::keep_remote(*store.handle_->keep, detail::bytes(address), *detail::settings(config)));
     return store;
 }
 
 std::string TcpStore::address() const { return std::string(ffi::keep_address(detail::keep_of(handle_))); }
 
-HashStore::HashStore() : BuiltInStore(std::unique_ptr<Handle>(new Handle{ffi::keep_hash()})) {}
+HashStore::HashStore() : BuiltInStore(std::unique_ptr<Handle>(new Handle{ffi::keep_hash(), {}})) {}
 
 HashStore::HashStore(const HashStore& other)
-    : BuiltInStore(std::unique_ptr<Handle>(new Handle{ffi::keep_same(detail::keep_of(other.handle_))})) {}
+    : BuiltInStore(std::unique_ptr<Handle>(new Handle{ffi::keep_same(detail::keep_of(other.handle_)), {}})) {}
 
 HashStore& HashStore::operator=(const HashStore& other) {
-    handle_.reset(new Handle{ffi::keep_same(detail::keep_of(other.handle_))});
+    handle_.reset(new Handle{ffi::keep_same(detail::keep_of(other.handle_)), {}});
     return *this;
 }
 

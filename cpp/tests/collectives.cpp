@@ -373,7 +373,16 @@ TEST_CASE("anything contiguous is a buffer") {
 #if __cplusplus >= 202002L
         comm.all_reduce(std::span<const float>(constant), std::span<float>(array));
         require(array[0] == 2.0F, "spans");
+        comm.all_reduce(std::span<const float, 2>(constant), std::span<float, 2>(array));
+        require(array[1] == 4.0F, "spans of a fixed extent");
 #endif
+        std::string greatest(2, ' ');
+        comm.start_all_reduce(std::string_view("ab"), greatest, ReduceOp::max).wait();
+        require(greatest == "ab", "a temporary string_view, which only refers to its elements");
+        // Counts that may be written to are counts that may be read.
+        std::vector<std::size_t> counts = {1, 1};
+        comm.all_gather_v(&me, both.data(), rsccl::view(counts.data(), counts.size()), DataType::int32);
+        require(both == std::array<int, 2>{0, 1}, "counts as a view");
     });
 }
 

@@ -11,6 +11,9 @@
 #include <string>
 #include <vector>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "ranks.hpp"
 
 using ranks::quick;
@@ -489,4 +492,91 @@ TEST_CASE("destructors do not throw after any fault") {
         comms.pop_back();
         comms.clear();
     }
+}
+
+namespace {
+
+/// What a forked child makes of its parent's things; 0 where all is as promised.
+int misuse_after_fork(std::vector<Communicator>& comms, rsccl::Request& open, std::unique_ptr<rsccl::TcpStore>& store) {
+    alarm(20);
+    int wrong = 0;
+    const auto refuses = [&wrong](auto call) {
+        try {
+            call();
+            ++wrong;
+        } catch (const rsccl::InvalidUsage& error) {
+            wrong += error.message().find("forked") == std::string::npos ? 1 : 0;
+        }
+    };
+    refuses([&] { comms[0].barrier(); });
+    refuses([&] { (void)comms[1].split(0); });
+    refuses([&] { (void)comms[1].async_error(); });
+    refuses([&] { comms[1].finalize(); });
+    refuses([&] { open.wait(); });
+    comms[1].abort("by a child, which has no say");
+    open = rsccl::Request();
+    comms.clear();
+    store.reset();
+    return wrong;
+}
+
+/// A communicator, and a request of it, that live as long as the program: they end after main.
+int ends_after_main(const std::vector<std::string>&) {
+    static std::array<int, 1> word{};
+    static rsccl::Request request;
+    static Communicator comm;
+    comm = Communicator::from_env(quick());
+    if (comm.rank() == 0) {
+        request = comm.start_recv(word, 1);
+        return 0;
+    }
+    comm.send(std::array<int, 1>{7}, 0);
+    try {
+        comm.recv(word, 0);
+    } catch (const rsccl::RemoteError& error) {
+        // It said goodbye, and has not died.
+        return std::string(error.what()).find("finalized") != std::string::npos ? 0 : 2;
+    }
+    return 3;
+}
+const ranks::Named ending_worker("ends_after_main", ends_after_main);
+
+} // namespace
+
+TEST_CASE("a forked child does nothing to its parent's communicators: no goodbye, no hang") {
+    for (ranks::Path path : {ranks::Path::pointers, ranks::Path::shared_memory, ranks::Path::sockets}) {
+        CAPTURE(static_cast<int>(path));
+        std::vector<Communicator> comms = Communicator::init_all(2, ranks::by(path));
+        auto store = std::make_unique<rsccl::TcpStore>(rsccl::TcpStore::serve("127.0.0.1:0", quick()));
+        std::array<int, 1> word{};
+        rsccl::Request open = comms[0].start_recv(word, 1);
+        const pid_t child = fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            _exit(misuse_after_fork(comms, open, store));
+        }
+        int status = -1;
+        REQUIRE(waitpid(child, &status, 0) == child);
+        CHECK(status == 0);
+        std::exception_ptr error;
+        std::thread second([&] {
+            try {
+                comms[1].send(std::array<int, 1>{7}, 0);
+                comms[1].barrier();
+            } catch (...) {
+                error = std::current_exception();
+            }
+        });
+        CHECK_NOTHROW(open.wait());
+        CHECK_NOTHROW(comms[0].barrier());
+        second.join();
+        CHECK_FALSE(error);
+        CHECK(word[0] == 7);
+        store->set("key", "value");
+    }
+}
+
+TEST_CASE("a communicator that is a global says goodbye after main") {
+    CHECK(ranks::processes(2, "ends_after_main") == std::vector<int>{0, 0});
+    CHECK(ranks::processes(2, "ends_after_main", {}, {{"NCCL_SHM_DISABLE", "1"}}) == std::vector<int>{0, 0});
 }

@@ -224,44 +224,218 @@ TEST_CASE("requests: messages cross, collectives go on beside, wait and test") {
     }
 }
 
-TEST_CASE("every collective as a request") {
+namespace {
+
+/// The buffers of every call, between two ranks.
+struct Everything {
+    explicit Everything(int rank)
+        : me(rank), mine(rank == 1 ? 2 : 1), pair{10 * rank, 10 * rank + 1}, in_place(pair), broadcast(pair), rooted_in_place(pair),
+          scattered_in_place(pair) {
+        gathered_in_place[static_cast<std::size_t>(rank)] = 7 + rank;
+    }
+
+    void check(const std::string& how) const {
+        using Pair = std::array<int, 2>;
+        using Four = std::array<int, 4>;
+        require(reduced == Pair{10, 12}, how + "all_reduce");
+        require(in_place == Pair{10, 11}, how + "all_reduce_in_place");
+        require(broadcast == Pair{10, 11}, how + "broadcast");
+        require(told == Pair{0, 1}, how + "broadcast_into");
+        require(me != 0 || rooted == Pair{10, 12}, how + "reduce");
+        require(me != 1 || rooted_in_place == Pair{10, 12}, how + "reduce_in_place");
+        require(gathered == Four{0, 1, 10, 11}, how + "all_gather");
+        require(gathered_in_place == Pair{7, 8}, how + "all_gather_in_place");
+        require(part[0] == 10 + 2 * me, how + "reduce_scatter");
+        require(scattered_in_place[static_cast<std::size_t>(me)] == 10 + 2 * me, how + "reduce_scatter_in_place");
+        require(swapped == Pair{me, 10 + me}, how + "all_to_all");
+        require(me != 1 || at_root == Four{0, 1, 10, 11}, how + "gather");
+        require(handed[0] == me, how + "scatter");
+        require(gathered_v == std::array<int, 3>{0, 10, 11}, how + "all_gather_v");
+        require(me == 0 ? part_v[0] == 10 : part_v[0] == 12 && part_v[1] == 14, how + "reduce_scatter_v");
+        require(swapped_v == Pair{me, 10 + me}, how + "all_to_all_v");
+        require(swapped_again == Pair{10 * me, 10 * me + 1}, how + "all_to_all_v of what all_to_all_v has brought");
+    }
+
+    const int me;
+    const std::size_t mine; // my count in the vector forms
+    const std::array<int, 2> pair;
+    std::array<int, 2> in_place;
+    std::array<int, 2> broadcast;
+    std::array<int, 2> rooted_in_place;
+    std::array<int, 2> scattered_in_place;
+    std::array<int, 2> gathered_in_place{};
+    std::array<int, 2> reduced{};
+    std::array<int, 2> told{};
+    std::array<int, 2> rooted{};
+    std::array<int, 4> gathered{};
+    std::array<int, 1> part{};
+    std::array<int, 2> swapped{};
+    std::array<int, 4> at_root{};
+    std::array<int, 1> handed{};
+    std::array<int, 3> gathered_v{};
+    std::array<int, 3> triple{10, 12, 14};
+    std::array<int, 2> part_v{};
+    std::array<int, 2> swapped_v{};
+    std::array<int, 2> swapped_again{};
+};
+
+// Every collective with buffers once; `CALL(name, arguments...)` makes it.
+#define EVERY_COLLECTIVE(b, CALL)                                                                                                \
+    CALL(all_reduce, (b).pair, (b).reduced);                                                                                     \
+    CALL(all_reduce_in_place, (b).in_place, ReduceOp::max);                                                                      \
+    CALL(broadcast, (b).broadcast, 1);                                                                                           \
+    CALL(broadcast_into, (b).pair, (b).told, 0);                                                                                 \
+    CALL(reduce, (b).pair, (b).rooted, ReduceOp::sum, 0);                                                                        \
+    CALL(reduce_in_place, (b).rooted_in_place, ReduceOp::sum, 1);                                                                \
+    CALL(all_gather, (b).pair, (b).gathered);                                                                                    \
+    CALL(all_gather_in_place, (b).gathered_in_place);                                                                            \
+    CALL(reduce_scatter, (b).pair, (b).part);                                                                                    \
+    CALL(reduce_scatter_in_place, (b).scattered_in_place);                                                                       \
+    CALL(all_to_all, (b).pair, (b).swapped);                                                                                     \
+    CALL(gather, (b).pair, (b).at_root, 1);                                                                                      \
+    CALL(scatter, (b).pair, (b).handed, 0);                                                                                      \
+    CALL(all_gather_v, rsccl::view((b).pair.data(), (b).mine), (b).gathered_v, {1, 2});                                          \
+    CALL(reduce_scatter_v, (b).triple, rsccl::view((b).part_v.data(), (b).mine), {1, 2}, ReduceOp::max);                         \
+    CALL(all_to_all_v, (b).pair, {1, 1}, (b).swapped_v, {1, 1})
+
+} // namespace
+
+TEST_CASE("every collective as a request, and in a group, at rest and beside requests") {
     ranks::run(2, [](Communicator& comm) {
         const int me = comm.rank();
+        Everything now(me);
+#define NOW(name, ...) comm.name(__VA_ARGS__)
+        EVERY_COLLECTIVE(now, NOW);
+        comm.barrier();
+        comm.all_to_all_v(now.swapped_v, {1, 1}, now.swapped_again, {1, 1});
+        now.check("now: ");
+
+        Everything begun(me);
         std::vector<Request> requests;
-        const std::array<int, 2> pair = {10 * me, 10 * me + 1};
-        std::array<int, 2> reduced{};
-        std::array<int, 2> in_place = pair;
-        std::array<int, 2> broadcast = pair;
-        std::array<int, 2> rooted{};
-        std::array<int, 4> gathered{};
-        std::array<int, 1> part{};
-        std::array<int, 2> swapped{};
-        std::array<int, 2> swapped_v{};
-        std::array<int, 4> at_root{};
-        std::array<int, 1> handed{};
-        requests.push_back(comm.start_all_reduce(pair, reduced));
-        requests.push_back(comm.start_all_reduce_in_place(in_place, ReduceOp::max));
-        requests.push_back(comm.start_broadcast(broadcast, 1));
-        requests.push_back(comm.start_reduce(pair, rooted, ReduceOp::sum, 0));
-        requests.push_back(comm.start_all_gather(pair, gathered));
-        requests.push_back(comm.start_reduce_scatter(pair, part));
-        requests.push_back(comm.start_all_to_all(pair, swapped));
-        requests.push_back(comm.start_all_to_all_v(pair, std::array<int, 2>{1, 1}, swapped_v, std::array<int, 2>{1, 1}));
-        requests.push_back(comm.start_gather(pair, at_root, 1));
-        requests.push_back(comm.start_scatter(pair, handed, 0));
+#define BEGUN(name, ...) requests.push_back(comm.start_##name(__VA_ARGS__))
+        EVERY_COLLECTIVE(begun, BEGUN);
         requests.push_back(comm.start_barrier());
-        requests.push_back(comm.start().all_gather_in_place(rsccl::view(gathered.data(), 4)));
         rsccl::wait_all(requests);
-        require(reduced == std::array<int, 2>{10, 12}, "all_reduce");
-        require(in_place == std::array<int, 2>{10, 11}, "all_reduce_in_place");
-        require(broadcast == std::array<int, 2>{10, 11}, "broadcast");
-        require(me != 0 || rooted == std::array<int, 2>{10, 12}, "reduce");
-        require(gathered == std::array<int, 4>{0, 1, 10, 11}, "all_gather");
-        require(part[0] == 10 + 2 * me, "reduce_scatter");
-        require(swapped == std::array<int, 2>{me, 10 + me}, "all_to_all");
-        require(swapped_v == std::array<int, 2>{me, 10 + me}, "all_to_all_v");
-        require(me != 1 || at_root == std::array<int, 4>{0, 1, 10, 11}, "gather");
-        require(handed[0] == me, "scatter");
+        comm.start_all_to_all_v(begun.swapped_v, {1, 1}, begun.swapped_again, {1, 1}).wait();
+        begun.check("begun: ");
+
+        for (bool beside : {false, true}) {
+            const std::vector<int> mine = words(me, 10 * large);
+            std::vector<int> theirs(mine.size(), -1);
+            std::vector<Request> open;
+            if (beside) {
+                open.push_back(comm.start_send(mine, 1 - me));
+                open.push_back(comm.start_recv(theirs, 1 - me));
+            }
+            Everything grouped(me);
+            Everything member(me);
+            rsccl::group([&](rsccl::Group& calls) {
+#define GROUPED(name, ...) calls.name(comm, __VA_ARGS__)
+                EVERY_COLLECTIVE(grouped, GROUPED);
+                calls.barrier(comm);
+                // In their order: the second works on what the first has brought, the own part included.
+                calls.all_to_all_v(comm, grouped.swapped_v, {1, 1}, grouped.swapped_again, {1, 1});
+                rsccl::Group::Member on = calls.on(comm);
+#define MEMBER(name, ...) on.name(__VA_ARGS__)
+                EVERY_COLLECTIVE(member, MEMBER);
+                on.barrier();
+                on.all_to_all_v(member.swapped_v, {1, 1}, member.swapped_again, {1, 1});
+            });
+            grouped.check(beside ? "in a group beside a request: " : "in a group: ");
+            member.check("by its member: ");
+            rsccl::wait_all(open);
+            require(!beside || theirs == words(1 - me, mine.size()), "beside the groups");
+        }
+    });
+}
+
+TEST_CASE("a group beside requests runs its messages, then its collectives, each on what those before it have made") {
+    ranks::run(2, [](Communicator& comm) {
+        const int peer = 1 - comm.rank();
+        const std::vector<int> mine = words(comm.rank(), 10 * large);
+        std::vector<int> first(mine.size(), -1);
+        std::vector<int> second(mine.size(), -1);
+        std::vector<Request> open;
+        open.push_back(comm.start_send(mine, peer));
+        open.push_back(comm.start_recv(first, peer));
+        rsccl::group([&](rsccl::Group& calls) {
+            calls.recv(comm, second, peer);
+            calls.send(comm, mine, peer);
+            calls.all_reduce_in_place(comm, second, ReduceOp::max);
+        });
+        require(second == words(1, mine.size()), "the greatest of what came");
+        rsccl::wait_all(open);
+        require(first == words(peer, mine.size()), "beside the group");
+    });
+}
+
+TEST_CASE("splits, placement and registering run beside requests") {
+    for (Path path : {Path::pointers, Path::shared_memory, Path::sockets}) {
+        CAPTURE(static_cast<int>(path));
+        ranks::run(3, ranks::by(path), [](Communicator& comm) {
+            const std::vector<int> mine = words(comm.rank(), large);
+            std::vector<int> early(large, -1);
+            std::vector<int> late(large, -1);
+            std::vector<Request> open;
+            if (comm.rank() == 0) {
+                open.push_back(comm.start_send(mine, 1));
+                open.push_back(comm.start_recv(late, 2));
+            } else if (comm.rank() == 1) {
+                // It comes to the split once it has had the message.
+                comm.recv(early, 0);
+                require(early == words(0, large), "sent before the split, received before it");
+            }
+            Communicator half = comm.by_color(comm.rank() % 2);
+            require(half.size() == 2 - comm.rank() % 2, "half");
+            require(comm.split(comm.rank() == 0 ? std::optional<int>(0) : std::nullopt).has_value() == (comm.rank() == 0), "alone");
+            require(comm.placement().local_rank == comm.rank() && comm.local().size() == 3 && comm.cross().size() == 1, "placement");
+            rsccl::buffer<int> memory(large);
+            comm.register_buffer(memory);
+            half.barrier();
+            if (comm.rank() == 2) {
+                comm.send(mine, 0);
+            }
+            rsccl::wait_all(open);
+            require(comm.rank() != 0 || late == words(2, large), "posted before the split, sent after it");
+        });
+    }
+}
+
+TEST_CASE("what cannot run beside requests says what to do") {
+    ranks::run(2, [](Communicator& comm) {
+        std::array<int, 1> word{};
+        Request open = comm.start_recv(word, 1 - comm.rank());
+        for (const std::function<void()>& call : {std::function<void()>([&] { comm.set_progress([] {}); }),
+                                                  std::function<void()>([&] { (void)comm.shrink({1 - comm.rank()}); })}) {
+            try {
+                call();
+                require(false, "refused");
+            } catch (const rsccl::InvalidUsage& error) {
+                require(error.message().find("wait for them") != std::string::npos, error.what());
+            }
+        }
+        const std::array<int, 1> mine = {7};
+        comm.start_send(mine, 1 - comm.rank()).wait();
+        open.wait();
+        comm.set_progress([] {});
+        comm.barrier();
+    });
+}
+
+TEST_CASE("a vector form in a group is checked as it is added") {
+    ranks::run(2, [](Communicator& comm) {
+        std::array<int, 2> pair{};
+        std::array<int, 2> other{};
+        rsccl::Group calls;
+        CHECK_THROWS_AS(calls.all_to_all_v(comm, pair, {1}, other, {1, 1}), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.all_to_all_v(comm, pair, {1, 2}, other, {1, 1}), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.all_gather_v(comm, pair, other, {2, 2}), rsccl::InvalidArgument);
+        // This rank's own part of the two lists differs.
+        std::array<int, 2> to = {1, 1};
+        std::array<int, 2> from = {comm.rank() == 0 ? 2 : 0, comm.rank() == 0 ? 0 : 2};
+        CHECK_THROWS_AS(calls.all_to_all_v(comm, pair, to, other, from), rsccl::InvalidArgument);
+        calls.end();
+        comm.barrier();
     });
 }
 

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use crate::bootstrap::inbox::Channel;
+use crate::bootstrap::local::waited_for;
 use crate::bootstrap::{Child, MAX_GATHER_BYTES};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
@@ -21,6 +22,9 @@ pub(super) trait Mesh {
 
     /// Takes from `peer`; fails when it, or any other member of `group`, has died.
     fn take(&self, peer: Rank, channel: Channel, group: &Group, wait: &Wait) -> Result<Vec<u8>>;
+
+    /// The same where that takes no waiting.
+    fn try_take(&self, peer: Rank, channel: Channel, group: &Group) -> Result<Option<Vec<u8>>>;
 }
 
 /// Who takes part in a collective.
@@ -261,6 +265,33 @@ fn take_broadcast(mesh: &impl Mesh, group: &Group, root: Rank, peer: Rank, wait:
 
 /// An all-gather of nothing: who learns of a rank knows that it has come.
 pub(super) fn barrier(mesh: &impl Mesh, group: &Group, wait: &Wait) -> Result<()> {
+    barrier_of(mesh, group, wait, |peer| mesh.take(peer, group.channel, group, wait))
+}
+
+/// The same, where `beside` goes on meanwhile.
+pub(super) fn barrier_beside(
+    mesh: &impl Mesh,
+    group: &Group,
+    wait: &Wait,
+    beside: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
+    barrier_of(mesh, group, wait, |peer| {
+        loop {
+            if let Some(bytes) = mesh.try_take(peer, group.channel, group)? {
+                return Ok(bytes);
+            }
+            wait.check(|| waited_for(peer, group.channel, None)).map_err(|error| error.about(peer))?;
+            beside()?;
+        }
+    })
+}
+
+fn barrier_of(
+    mesh: &impl Mesh,
+    group: &Group,
+    wait: &Wait,
+    mut take: impl FnMut(Rank) -> Result<Vec<u8>>,
+) -> Result<()> {
     for round in rounds(group.size()) {
         let (above, below) = (group.above(round.distance), group.below(round.distance));
         mesh.put(below, group.channel, &[BARRIER], wait)?;
@@ -268,7 +299,7 @@ pub(super) fn barrier(mesh: &impl Mesh, group: &Group, wait: &Wait) -> Result<()
             mesh.put(above, group.channel, &[BARRIER], wait)?;
         }
         for peer in [above, below].into_iter().take(if round.down > 0 { 2 } else { 1 }) {
-            let bytes = mesh.take(peer, group.channel, group, wait)?;
+            let bytes = take(peer)?;
             open(&bytes, BARRIER, peer)?.finish().map_err(|error| error.about(peer))?;
         }
     }

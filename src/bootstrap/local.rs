@@ -175,6 +175,10 @@ impl Mesh for LocalBootstrap {
     fn take(&self, peer: Rank, channel: Channel, group: &Group, wait: &Wait) -> Result<Vec<u8>> {
         self.take_unless(peer, channel, wait, |inbox| inbox.check_dead(|rank| group.contains(rank)))
     }
+
+    fn try_take(&self, peer: Rank, channel: Channel, group: &Group) -> Result<Option<Vec<u8>>> {
+        self.try_take_unless(peer, channel, |inbox| inbox.check_dead(|rank| group.contains(rank)))
+    }
 }
 
 impl LocalBootstrap {
@@ -204,6 +208,28 @@ impl LocalBootstrap {
             outcome.map_err(|error| error.at(self.world.rank))?;
             inbox = mailbox.pause(inbox, wait);
         }
+    }
+
+    fn try_take_unless(
+        &self,
+        peer: Rank,
+        channel: Channel,
+        in_vain: impl Fn(&Inbox) -> Result<()>,
+    ) -> Result<Option<Vec<u8>>> {
+        self.check_peer(peer)?;
+        let mailbox = self.mine();
+        let mut inbox = mailbox.open();
+        let had_room = inbox.has_room(peer);
+        let taken = inbox.take(peer, channel);
+        match &taken {
+            Some(_) if !had_room => mailbox.changed.notify_all(),
+            Some(_) => {}
+            None => {
+                let outcome = inbox.check(peer, channel).and_then(|()| in_vain(&inbox));
+                outcome.map_err(|error| error.at(self.world.rank))?;
+            }
+        }
+        Ok(taken)
     }
 }
 
@@ -246,6 +272,11 @@ impl Bootstrap for LocalBootstrap {
         collective::barrier(self, &self.next_group(), wait).map_err(|error| error.at(self.world.rank))
     }
 
+    fn barrier_beside(&self, wait: &Wait, beside: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let barrier = collective::barrier_beside(self, &self.next_group(), wait, beside);
+        barrier.map_err(|error| error.at(self.world.rank))
+    }
+
     fn exchanges(&self) -> u64 {
         // Relaxed: one thread at a time uses a rank; only the number counts.
         self.sequence.load(Ordering::Relaxed).into()
@@ -261,17 +292,7 @@ impl Bootstrap for LocalBootstrap {
     }
 
     fn try_recv(&self, peer: Rank, tag: u32) -> Result<Option<Vec<u8>>> {
-        self.check_peer(peer)?;
-        let mailbox = self.mine();
-        let mut inbox = mailbox.open();
-        let had_room = inbox.has_room(peer);
-        let taken = inbox.take(peer, Channel::Message(tag));
-        match &taken {
-            Some(_) if !had_room => mailbox.changed.notify_all(),
-            Some(_) => {}
-            None => inbox.check(peer, Channel::Message(tag)).map_err(|error| error.at(self.world.rank))?,
-        }
-        Ok(taken)
+        self.try_take_unless(peer, Channel::Message(tag), |_| Ok(()))
     }
 
     fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {

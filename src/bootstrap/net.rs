@@ -200,6 +200,26 @@ impl NetBootstrap {
         taken.map_err(|error| error.about(peer).at(self.world.rank))
     }
 
+    fn try_take_unless(
+        &self,
+        peer: Rank,
+        channel: Channel,
+        in_vain: impl Fn(&Inbox) -> Result<()>,
+    ) -> Result<Option<Vec<u8>>> {
+        self.check_peer(peer)?;
+        let mut board = self.board.borrow_mut();
+        if let Some(bytes) = board.take(peer, channel) {
+            return Ok(Some(bytes));
+        }
+        board.drive(Duration::ZERO)?;
+        let taken = board.take(peer, channel);
+        if taken.is_none() {
+            let outcome = board.inbox().check(peer, channel).and_then(|()| in_vain(board.inbox()));
+            outcome.map_err(|error| error.about(peer).at(self.world.rank))?;
+        }
+        Ok(taken)
+    }
+
     /// Forms the child whose members (with their addresses, in their new order) are `members`.
     fn grow(&self, kind: ChildKind, members: &[(Rank, SocketAddr)], own: Own, wait: &Wait) -> Result<Child> {
         let ranks: Vec<Rank> = members.iter().map(|(rank, _)| *rank).collect();
@@ -269,6 +289,10 @@ impl Mesh for NetBootstrap {
     fn take(&self, peer: Rank, channel: Channel, group: &Group, wait: &Wait) -> Result<Vec<u8>> {
         self.take_unless(peer, channel, wait, |inbox| inbox.check_dead(|rank| group.contains(rank)))
     }
+
+    fn try_take(&self, peer: Rank, channel: Channel, group: &Group) -> Result<Option<Vec<u8>>> {
+        self.try_take_unless(peer, channel, |inbox| inbox.check_dead(|rank| group.contains(rank)))
+    }
 }
 
 impl Bootstrap for NetBootstrap {
@@ -300,6 +324,10 @@ impl Bootstrap for NetBootstrap {
         self.collective(wait, |group| collective::barrier(self, group, wait))
     }
 
+    fn barrier_beside(&self, wait: &Wait, beside: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.collective(wait, |group| collective::barrier_beside(self, group, wait, beside))
+    }
+
     fn exchanges(&self) -> u64 {
         self.sequence.get().into()
     }
@@ -315,18 +343,7 @@ impl Bootstrap for NetBootstrap {
     }
 
     fn try_recv(&self, peer: Rank, tag: u32) -> Result<Option<Vec<u8>>> {
-        self.check_peer(peer)?;
-        let mut board = self.board.borrow_mut();
-        let channel = Channel::Message(tag);
-        if let Some(bytes) = board.take(peer, channel) {
-            return Ok(Some(bytes));
-        }
-        board.drive(Duration::ZERO)?;
-        let taken = board.take(peer, channel);
-        if taken.is_none() {
-            board.inbox().check(peer, channel).map_err(|error| error.about(peer).at(self.world.rank))?;
-        }
-        Ok(taken)
+        self.try_take_unless(peer, Channel::Message(tag), |_| Ok(()))
     }
 
     fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {

@@ -1,10 +1,10 @@
 //! The collectives of a communicator, typed.
 
 use crate::comm::choose::Question;
-use crate::comm::{Chosen, Communicator};
-use crate::error::{Error, Result};
-use crate::exec::{Buffer, Buffers, Call, CallCount, Message, Nothing, wrong_counts};
-use crate::types::{Collective, DataType, Element, Rank, ReduceOp};
+use crate::comm::{Chosen, Communicator, typed};
+use crate::error::Result;
+use crate::exec::{Buffer, Call, CallCount, Message, Nothing, wrong_counts};
+use crate::types::{Collective, DataType, Element, ReduceOp};
 
 impl Communicator {
     /// Every rank passes `send`, all of one count, and gets the reduction of all in `recv`.
@@ -28,9 +28,7 @@ impl Communicator {
     /// ```
     #[inline]
     pub fn all_reduce<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        expect("recv", recv.len(), send.len())?;
-        let call = Call { op: Some(op), ..call::<T>(Collective::AllReduce, recv.len(), send, recv) };
-        self.run(&call)
+        self.run(&typed::all_reduce(send, recv, op)?)
     }
 
     /// [`Communicator::all_reduce`] with one buffer for both.
@@ -39,8 +37,7 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     #[inline]
     pub fn all_reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = Call { op: Some(op), ..in_place::<T>(Collective::AllReduce, buffer.len(), buffer) };
-        self.run(&call)
+        self.run(&typed::all_reduce_in_place(buffer, op))
     }
 
     /// The root's `buffer` comes to every rank's `buffer`. All pass the same length.
@@ -60,8 +57,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: u32) -> Result<()> {
-        let call = Call { root: Some(Rank::new(root)), ..in_place::<T>(Collective::Broadcast, buffer.len(), buffer) };
-        self.run(&call)
+        self.run(&typed::broadcast(buffer, root))
     }
 
     /// The root's `send` comes to every rank's `recv`, the root's too. What others pass as `send` is not looked at.
@@ -69,11 +65,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::broadcast`]; and where the root's `send` and `recv` differ in length.
     pub fn broadcast_into<T: Element>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<()> {
-        if root == self.rank() {
-            expect("send", send.len(), recv.len())?;
-        }
-        let call = Call { root: Some(Rank::new(root)), ..call::<T>(Collective::Broadcast, recv.len(), send, recv) };
-        self.run(&call)
+        self.run(&typed::broadcast_into(self.world, (send, recv), root)?)
     }
 
     /// Every rank passes `send`, all of one count; the root gets the reduction of all in `recv`. What others pass as `recv` is
@@ -95,12 +87,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn reduce<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
-        if root == self.rank() {
-            expect("recv", recv.len(), send.len())?;
-        }
-        let basic = call::<T>(Collective::Reduce, send.len(), send, recv);
-        let call = Call { op: Some(op), root: Some(Rank::new(root)), ..basic };
-        self.run(&call)
+        self.run(&typed::reduce(self.world, (send, recv), op, root)?)
     }
 
     /// [`Communicator::reduce`] where the root's `buffer` is input and output; other ranks' are only read.
@@ -108,9 +95,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::reduce`].
     pub fn reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
-        let basic = in_place::<T>(Collective::Reduce, buffer.len(), buffer);
-        let call = Call { op: Some(op), root: Some(Rank::new(root)), ..basic };
-        self.run(&call)
+        self.run(&typed::reduce_in_place(buffer, op, root))
     }
 
     /// Every rank passes `send`, all of one count, and gets everyone's, in rank order, in `recv`.
@@ -129,9 +114,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
-        expect("recv", recv.len(), self.times(send.len())?)?;
-        let call = call::<T>(Collective::AllGather, send.len(), send, recv);
-        self.run(&call)
+        self.run(&typed::all_gather(self.world, send, recv)?)
     }
 
     /// [`Communicator::all_gather`] where a rank's input is its block of `buffer`.
@@ -151,10 +134,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
-        let count = self.block(buffer.len())?;
-        let start = count * self.world.rank.index();
-        let call = describe::<T>(Collective::AllGather, count, Buffers::input_inside(buffer, start, count));
-        self.run(&call)
+        self.run(&typed::all_gather_in_place(self.world, buffer)?)
     }
 
     /// Every rank passes `send`, as many blocks as ranks; rank r gets the reduction of everyone's block r in `recv`.
@@ -175,9 +155,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn reduce_scatter<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        expect("send", send.len(), self.times(recv.len())?)?;
-        let call = Call { op: Some(op), ..call::<T>(Collective::ReduceScatter, recv.len(), send, recv) };
-        self.run(&call)
+        self.run(&typed::reduce_scatter(self.world, (send, recv), op)?)
     }
 
     /// [`Communicator::reduce_scatter`] where a rank's output is its block of `buffer`; what the other blocks hold afterwards is
@@ -199,11 +177,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let count = self.block(buffer.len())?;
-        let start = count * self.world.rank.index();
-        let buffers = Buffers::output_inside(buffer, start, count);
-        let call = Call { op: Some(op), ..describe::<T>(Collective::ReduceScatter, count, buffers) };
-        self.run(&call)
+        self.run(&typed::reduce_scatter_in_place(self.world, buffer, op)?)
     }
 
     /// Every rank passes `send`, as many blocks as ranks; rank r gets everyone's block r, in rank order, in `recv`.
@@ -223,9 +197,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn all_to_all<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
-        expect("recv", recv.len(), send.len())?;
-        let call = call::<T>(Collective::AllToAll, self.block(send.len())?, send, recv);
-        self.run(&call)
+        self.run(&typed::all_to_all(self.world, send, recv)?)
     }
 
     /// Every rank passes `send`, all of one count; the root gets everyone's, in rank order, in `recv`. What others pass as `recv` is
@@ -245,11 +217,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn gather<T: Element>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<()> {
-        if root == self.rank() {
-            expect("recv", recv.len(), self.times(send.len())?)?;
-        }
-        let call = Call { root: Some(Rank::new(root)), ..call::<T>(Collective::Gather, send.len(), send, recv) };
-        self.run(&call)
+        self.run(&typed::gather(self.world, (send, recv), root)?)
     }
 
     /// The root passes `send`, as many blocks as ranks; rank r gets block r in `recv`. What others pass as `send` is not looked at
@@ -270,11 +238,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn scatter<T: Element>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<()> {
-        if root == self.rank() {
-            expect("send", send.len(), self.times(recv.len())?)?;
-        }
-        let call = Call { root: Some(Rank::new(root)), ..call::<T>(Collective::Scatter, recv.len(), send, recv) };
-        self.run(&call)
+        self.run(&typed::scatter(self.world, (send, recv), root)?)
     }
 
     /// Nobody returns before everyone has called.
@@ -282,8 +246,7 @@ impl Communicator {
     /// # Errors
     /// Those of all calls ([`Communicator`]).
     pub fn barrier(&self) -> Result<()> {
-        let call = describe::<u8>(Collective::Barrier, 0, Buffers::none());
-        self.run(&call)
+        self.run(&typed::barrier())
     }
 
     /// [`Communicator::all_gather`] where rank r passes `counts[r]` elements. All ranks pass the same `counts`.
@@ -304,11 +267,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn all_gather_v<T: Element>(&self, send: &[T], recv: &mut [T], counts: &[usize]) -> Result<()> {
-        let (mine, total) = self.counts(counts)?;
-        expect("send", send.len(), mine)?;
-        expect("recv", recv.len(), total)?;
-        let call = Call { count: per_rank(counts), ..call::<T>(Collective::AllGatherV, 0, send, recv) };
-        self.run(&call)
+        self.run(&typed::all_gather_v(self.world, (send, recv), counts)?)
     }
 
     /// [`Communicator::reduce_scatter`] where rank r gets `counts[r]` elements. All ranks pass the same `counts`.
@@ -336,12 +295,7 @@ impl Communicator {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<()> {
-        let (mine, total) = self.counts(counts)?;
-        expect("recv", recv.len(), mine)?;
-        expect("send", send.len(), total)?;
-        let basic = call::<T>(Collective::ReduceScatterV, 0, send, recv);
-        let call = Call { op: Some(op), count: per_rank(counts), ..basic };
-        self.run(&call)
+        self.run(&typed::reduce_scatter_v(self.world, (send, recv), counts, op)?)
     }
 
     /// [`Communicator::all_to_all`] with a count for each pair: this rank sends `send_counts[r]` elements to rank r, in rank order in
@@ -370,19 +324,7 @@ impl Communicator {
         recv: &mut [T],
         recv_counts: &[usize],
     ) -> Result<()> {
-        expect("send", send.len(), self.counts(send_counts)?.1)?;
-        expect("recv", recv.len(), self.counts(recv_counts)?.1)?;
-        let mut messages = Vec::with_capacity(2 * send_counts.len());
-        let (mut send_rest, mut recv_rest) = (send, recv);
-        for (rank, (to, from)) in self.world.ranks().zip(send_counts.iter().zip(recv_counts)) {
-            let (mine, rest) = send_rest.split_at(*to);
-            messages.push(Message::send(mine, rank));
-            send_rest = rest;
-            let (theirs, rest) = std::mem::take(&mut recv_rest).split_at_mut(*from);
-            messages.push(Message::recv(theirs, rank));
-            recv_rest = rest;
-        }
-        self.exchange(messages)
+        self.exchange(typed::all_to_all_v(self.world, (send, send_counts), (recv, recv_counts))?)
     }
 
     /// Runs an `all_to_all_v` that is described as its messages: one to and one from each rank.
@@ -398,7 +340,9 @@ impl Communicator {
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] for more than 1,024 registrations.
     pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
-        self.with_engine(|engine| engine.register(buffer.memory()).map_err(|error| error.during("register")))
+        self.with_engine(|engine| {
+            engine.register(buffer.memory(), &mut Nothing).map_err(|error| error.during("register"))
+        })
     }
 
     /// Runs a collective that is described at run time. The typed calls are thin layers over this.
@@ -460,58 +404,4 @@ impl Communicator {
         }
         self.with_engine(|engine| engine.chosen(Question { collective, data_type, count }))
     }
-
-    /// `count` for each rank.
-    fn times(&self, count: usize) -> Result<usize> {
-        let total = count.checked_mul(self.size() as usize);
-        total.ok_or_else(|| {
-            Error::invalid_argument(format!("{count} elements for each of {} ranks is too large", self.size()))
-        })
-    }
-
-    /// The count of one of as many blocks as ranks.
-    fn block(&self, length: usize) -> Result<usize> {
-        let ranks = self.size() as usize;
-        if length.is_multiple_of(ranks) {
-            return Ok(length / ranks);
-        }
-        Err(Error::invalid_argument(format!(
-            "a buffer of {length} elements is not one block for each of {ranks} ranks"
-        )))
-    }
-
-    /// My count, and the sum of all.
-    pub(super) fn counts(&self, counts: &[usize]) -> Result<(usize, usize)> {
-        if counts.len() != self.size() as usize {
-            return Err(wrong_counts(counts.len(), self.size()));
-        }
-        let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
-        let total = total.ok_or_else(|| Error::invalid_argument("the counts together are too large"))?;
-        Ok((counts[self.world.rank.index()], total))
-    }
-}
-
-/// Refuses a buffer of the wrong length.
-pub(super) fn expect(name: &str, length: usize, expected: usize) -> Result<()> {
-    if length == expected {
-        return Ok(());
-    }
-    Err(Error::invalid_argument(format!("`{name}` has {length} elements where {expected} are needed")))
-}
-
-fn call<'a, T: Element>(collective: Collective, count: usize, send: &'a [T], recv: &'a mut [T]) -> Call<'a> {
-    describe::<T>(collective, count, Buffers::apart(send, recv))
-}
-
-fn in_place<T: Element>(collective: Collective, count: usize, buffer: &mut [T]) -> Call<'_> {
-    describe::<T>(collective, count, Buffers::shared(buffer))
-}
-
-fn describe<T: Element>(collective: Collective, count: usize, buffers: Buffers<'_>) -> Call<'_> {
-    let count = CallCount::Each(count as u64);
-    Call { collective, data_type: T::DATA_TYPE, op: None, root: None, count, buffers }
-}
-
-fn per_rank(counts: &[usize]) -> CallCount {
-    CallCount::PerRank(counts.iter().map(|count| *count as u64).collect())
 }

@@ -10,13 +10,15 @@ use std::thread::JoinHandle;
 
 use crate::comm::bystander::Bystander;
 use crate::comm::engine::Engine;
-use crate::comm::request::{Job, Outcome, Promise, check_message, work};
-use crate::comm::{Call, Communicator, Home, Message};
+use crate::comm::family::{Born, bear, orphan};
+use crate::comm::group::Steps;
+use crate::comm::request::{Job, Outcome, Promise, check_exchange, check_message, work};
+use crate::comm::{Buffer, Call, Communicator, Home, Message, Placement, placement};
 use crate::error::{Error, Result};
-use crate::exec::copy_to_self;
+use crate::exec::{Beside, Nothing, copy_to_self};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
 use crate::sys::thread;
-use crate::types::DataType;
+use crate::types::Element;
 
 /// A communicator whose operations may go on while the program does other things, in memory that lives for ever.
 ///
@@ -50,7 +52,7 @@ pub struct Desk {
 #[derive(Debug)]
 #[must_use = "wait() says when the buffers hold the result"]
 pub struct Pending {
-    outcomes: Vec<Arc<Outcome>>,
+    outcome: Arc<Outcome>,
     bystander: Bystander,
 }
 
@@ -90,8 +92,77 @@ impl Desk {
         if self.settle() {
             return Ok(&self.communicator);
         }
-        let message = "requests are under way on this communicator: wait for them before this call";
+        let message = "requests are under way on this communicator: wait for them, or destroy them, before this call";
         Err(Error::invalid_usage(message).at(self.communicator.world.rank))
+    }
+
+    /// Runs `body` on the engine, beside the requests that are under way, to its end.
+    fn beside<T: Send + 'static>(
+        &self,
+        body: impl FnOnce(&mut Engine, &mut dyn Beside) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if self.is_home() {
+            return self.communicator.with_engine(|engine| body(engine, &mut Nothing));
+        }
+        let (value, made) = channel();
+        let setup = move |engine: &mut Engine, beside: &mut dyn Beside| {
+            // The other end waits for it below.
+            body(engine, beside).map(|made| drop(value.send(made)))
+        };
+        let (promise, outcome) = Promise::new();
+        self.queue(Job::Setup(Box::new(setup), promise), outcome)?.wait()?;
+        made.try_recv().map_err(|_| Error::internal("a set-up has ended with nothing").at(self.communicator.world.rank))
+    }
+
+    /// [`Communicator::split`], beside the requests that are under way.
+    ///
+    /// # Errors
+    /// As [`Communicator::split`].
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
+        self.beside(move |engine, beside| bear(engine, (color, key), beside))?.map(Born::grow).transpose()
+    }
+
+    /// [`Communicator::local`], beside the requests that are under way.
+    ///
+    /// # Errors
+    /// As [`Communicator::local`].
+    pub fn local(&self) -> Result<Communicator> {
+        let placement = self.placement()?;
+        self.by_color(placement.host, placement.local_rank)
+    }
+
+    /// [`Communicator::cross`], beside the requests that are under way.
+    ///
+    /// # Errors
+    /// As [`Communicator::cross`].
+    pub fn cross(&self) -> Result<Communicator> {
+        let placement = self.placement()?;
+        self.by_color(placement.local_rank, placement.host)
+    }
+
+    fn by_color(&self, color: u32, key: u32) -> Result<Communicator> {
+        self.split(Some(color), i64::from(key))?.ok_or_else(|| orphan().at(self.communicator.world.rank))
+    }
+
+    /// [`Communicator::placement`], beside the requests that are under way.
+    ///
+    /// # Errors
+    /// As [`Communicator::placement`].
+    pub fn placement(&self) -> Result<Placement> {
+        if let Some(known) = self.communicator.placement.get() {
+            return Ok(known.clone());
+        }
+        let found = self.beside(placement::find)?;
+        Ok(self.communicator.placement.get_or_init(|| found).clone())
+    }
+
+    /// [`Communicator::register`], beside the requests that are under way.
+    ///
+    /// # Errors
+    /// As [`Communicator::register`].
+    pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
+        let memory = Arc::clone(buffer.memory());
+        self.beside(move |engine, beside| engine.register(&memory, beside).map_err(|error| error.during("register")))
     }
 
     /// Runs a collective to its end, behind those that are under way.
@@ -137,7 +208,8 @@ impl Desk {
     /// As [`Desk::begin`].
     pub fn begin_message(&self, message: Message<'static>) -> Result<Pending> {
         check_message(&message, self.communicator.world)?;
-        self.begin_all(vec![message], Vec::new())
+        let (promise, outcome) = Promise::new();
+        self.queue(Job::Message(message, promise), outcome)
     }
 
     /// Begins an `all_to_all_v`, described as its messages: one to and one from each rank, in rank order.
@@ -145,16 +217,9 @@ impl Desk {
     /// # Errors
     /// As [`Desk::begin`].
     pub fn begin_exchange(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
-        let data_type = messages.first().map_or(DataType::U8, Message::data_type);
-        let others = self.checked(messages)?;
-        let mut promised = Vec::with_capacity(others.len());
-        let mut outcomes = Vec::with_capacity(others.len());
-        for message in others {
-            let (promise, outcome) = Promise::new();
-            promised.push((message, promise));
-            outcomes.push(outcome);
-        }
-        self.queue(vec![Job::Exchange(promised, data_type)], outcomes)
+        check_exchange(&messages, self.communicator.world)?;
+        let (promise, outcome) = Promise::new();
+        self.queue(Job::Exchange(messages, promise), outcome)
     }
 
     /// Begins what a group holds: messages, which may go to the own rank in pairs, and collectives, of which those that follow each
@@ -163,22 +228,19 @@ impl Desk {
     /// # Errors
     /// As [`Desk::begin`].
     pub fn begin_all(&self, messages: Vec<Message<'static>>, calls: Vec<Call<'static>>) -> Result<Pending> {
-        let world = self.communicator.world;
-        for call in &calls {
-            call.check(world).map_err(|error| error.at(world.rank))?;
+        let mut steps = Steps::default();
+        for call in calls {
+            call.check(self.communicator.world).map_err(|error| error.at(self.communicator.world.rank))?;
+            steps.add(call);
         }
-        let (mut jobs, mut outcomes) = (Vec::new(), Vec::new());
-        for message in self.checked(messages)? {
-            let (promise, outcome) = Promise::new();
-            jobs.push(Job::Message(message, promise));
-            outcomes.push(outcome);
-        }
-        if !calls.is_empty() {
-            let (promise, outcome) = Promise::new();
-            jobs.push(Job::Collectives(calls, promise));
-            outcomes.push(outcome);
-        }
-        self.queue(jobs, outcomes)
+        self.begin_steps(messages, steps)
+    }
+
+    /// [`Desk::begin_all`] with collectives that have been checked, `all_to_all_v` among them.
+    pub(crate) fn begin_steps(&self, messages: Vec<Message<'static>>, steps: Steps<'static>) -> Result<Pending> {
+        let messages = self.checked(messages)?;
+        let (promise, outcome) = Promise::new();
+        self.queue(Job::Group(messages, steps, promise), outcome)
     }
 
     /// What ended this communicator, if anything did. Never waits.
@@ -213,7 +275,7 @@ impl Desk {
         copy_to_self(world.rank, messages).map_err(|error| error.at(world.rank))
     }
 
-    fn queue(&self, jobs: Vec<Job<'static>>, outcomes: Vec<Arc<Outcome>>) -> Result<Pending> {
+    fn queue(&self, job: Job<'static>, outcome: Arc<Outcome>) -> Result<Pending> {
         let mut worker = self.worker.borrow_mut();
         if worker.is_none() {
             *worker = Some(self.open()?);
@@ -222,12 +284,10 @@ impl Desk {
         let open = worker.as_mut().ok_or_else(gone)?;
         // Those that have ended need not be remembered: the list is as long as what is under way.
         open.unfinished.retain(|outcome| !outcome.is_set());
-        open.unfinished.extend(outcomes.iter().cloned());
+        open.unfinished.push(Arc::clone(&outcome));
         let sender = open.jobs.as_ref().ok_or_else(gone)?;
-        for job in jobs {
-            sender.send(job).map_err(|_| gone())?;
-        }
-        Ok(Pending { outcomes, bystander: open.bystander.clone() })
+        sender.send(job).map_err(|_| gone())?;
+        Ok(Pending { outcome, bystander: open.bystander.clone() })
     }
 
     /// Starts the thread, then lends it the engine: where there is no thread, the engine stays.
@@ -326,25 +386,24 @@ impl Pending {
     /// # Errors
     /// The operation's.
     pub fn wait(&self) -> Result<()> {
-        let mut first = Ok(());
-        for outcome in &self.outcomes {
-            first = first.and(outcome.wait(&self.bystander));
-        }
-        first
+        self.outcome.wait(&self.bystander)
     }
 
     /// Whether the operation has ended, well or not. Never waits.
     pub fn is_finished(&self) -> bool {
-        self.outcomes.iter().all(|outcome| outcome.is_set())
+        self.outcome.is_set()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::comm::{Buffers, CallCount, local};
+    use crate::config::Config;
     use crate::error::Kind;
-    use crate::types::{Collective, Rank, ReduceOp};
+    use crate::types::{Collective, DataType, Rank, ReduceOp};
 
     fn leaked(count: usize, value: u32) -> &'static mut [u32] {
         Box::leak(vec![value; count].into())
@@ -392,6 +451,43 @@ mod tests {
             desk.finalize()
         })
         .unwrap();
+    }
+
+    /// Splits and the like on ranks that have requests under way and on ranks that have none. A peer comes to the call only when it has
+    /// had, or before it sends, the message of a request.
+    #[test]
+    fn set_ups_run_beside_requests_and_what_is_under_way_goes_on_meanwhile() {
+        for (no_local, no_shm) in [(false, false), (true, false), (true, true)] {
+            let config = Config::default().with_p2p_disable(no_local).with_shm_disable(no_shm);
+            local::run_with(3, &config.with_timeout(Duration::from_secs(30)), |comm| {
+                let (rank, size) = (comm.rank(), comm.size());
+                let desk = Desk::new(comm);
+                for count in [1, 300_000] {
+                    let early = (rank == 0).then(|| desk.begin_message(Message::send(leaked(count, 7), Rank::new(1))));
+                    let late = (rank == 0).then(|| desk.begin_message(Message::recv(leaked(count, 9), Rank::new(2))));
+                    if rank == 1 {
+                        desk.message(Message::recv(leaked(count, 9), Rank::new(0)))?;
+                    }
+                    let half = desk.split(Some(rank % 2), 0)?.ok_or_else(|| Error::internal("no child"))?;
+                    assert_eq!((half.rank(), half.size()), (rank / 2, 2 - rank % 2));
+                    assert_eq!(
+                        (desk.placement()?.local_rank, desk.local()?.size(), desk.cross()?.size()),
+                        (rank, size, 1)
+                    );
+                    assert!(desk.split((rank == 1).then_some(0), 0)?.is_some() == (rank == 1));
+                    desk.register(&Buffer::<u32>::new(100)?)?;
+                    half.barrier()?;
+                    if rank == 2 {
+                        desk.message(Message::send(leaked(count, 5), Rank::new(0)))?;
+                    }
+                    for pending in early.into_iter().chain(late) {
+                        pending?.wait()?;
+                    }
+                }
+                desk.finalize()
+            })
+            .unwrap();
+        }
     }
 
     #[test]

@@ -359,15 +359,45 @@ impl Engine {
         if self.chooser.maps_peers() { self.open_windows(Awaited::Anything, &mut Nothing) } else { Ok(()) }
     }
 
+    /// Waits until all ranks have come to `call`, which is an exchange of the bootstrap's: such an exchange waits with no regard to
+    /// messages, and a rank may come to it only when it has had one. What is `beside` goes on meanwhile; once all have come, none waits
+    /// for it. The wait for the exchange itself, which ends where a peer is stuck in another call, or has failed.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] where a peer is known to be stuck in another call.
+    pub(crate) fn meet(&mut self, call: &'static str, beside: &mut dyn Beside) -> Result<Wait> {
+        let (collectives, exchanges) = (self.counters.collectives, self.bootstrap.exchanges());
+        let exchange = Exchange { call, collectives, exchanges };
+        let wait = self.init_wait().with_notes(Some(self.news.reader(exchange)?));
+        if beside.is_empty() && self.fabric.links().drained() {
+            return self.bootstrap.barrier(&wait).map(|()| wait);
+        }
+        let (bootstrap, fabric) = (&*self.bootstrap, &mut self.fabric);
+        let (mut backoff, awaited) = (Backoff::new(self.settings.patience), Awaited::Exchange(exchange));
+        let mut vigil = Vigil::new((bootstrap, &mut self.news, &self.abort), self.settings.init_timeout, awaited);
+        let met = bootstrap.barrier_beside(&wait, &mut || {
+            if beside.turn(fabric, bootstrap)? || fabric.links().pump()? {
+                backoff = Backoff::new(self.settings.patience);
+            } else if backoff.turn(&mut vigil, &|| messages_of(beside.peers()))?.is_some() {
+                futex::nap(progress::rest(self.settings.progress.as_ref(), backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP)));
+            }
+            Ok(())
+        });
+        met.map(|()| wait)
+    }
+
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else it does nothing.
-    pub(crate) fn register(&mut self, memory: &Arc<SharedMemory>) -> Result<()> {
+    pub(crate) fn register(&mut self, memory: &Arc<SharedMemory>, beside: &mut dyn Beside) -> Result<()> {
         if !self.chooser.maps_peers() {
             return Ok(());
         }
-        self.open_windows(Awaited::Anything, &mut Nothing)?;
+        self.open_windows(Awaited::Anything, beside)?;
         let wait = self.wait();
+        let busy = !beside.is_empty() || !self.fabric.links().drained();
+        let bootstrap = &*self.bootstrap;
         let mut vigil = vigil!(self, Awaited::Anything);
-        let mut setup = Setup { bootstrap: &*self.bootstrap, wait: &wait, watch: &mut vigil, beside: None };
+        let mut turn = |fabric: &mut Fabric| beside.turn(fabric, bootstrap);
+        let mut setup = Setup { bootstrap, wait: &wait, watch: &mut vigil, beside: busy.then_some(&mut turn) };
         self.fabric.register(memory, &mut setup)?;
         self.windows = self.fabric.windows();
         Ok(())
@@ -389,16 +419,6 @@ impl Engine {
     /// A wait of init's time-out that begins now.
     pub(crate) fn init_wait(&self) -> Wait {
         Wait::new(self.settings.init_timeout, &self.abort).with_progress(self.settings.progress.clone())
-    }
-
-    /// The wait of `call`, an exchange of the bootstrap's that begins now: it ends where a peer is stuck in another call, or has failed.
-    ///
-    /// # Errors
-    /// [`Kind::Mismatch`] where a peer is known to be stuck in another call.
-    pub(crate) fn exchange_wait(&self, call: &'static str) -> Result<Wait> {
-        let (collectives, exchanges) = (self.counters.collectives, self.bootstrap.exchanges());
-        let reader = self.news.reader(Exchange { call, collectives, exchanges })?;
-        Ok(self.init_wait().with_notes(Some(reader)))
     }
 
     /// The hook, and the flag that ends this communicator.

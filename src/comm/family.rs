@@ -1,8 +1,10 @@
 //! Communicators from communicators: split and shrink.
 
 use crate::bootstrap::Child;
-use crate::comm::Communicator;
+use crate::comm::engine::Engine;
+use crate::comm::{Communicator, Settings};
 use crate::error::{Error, Result};
+use crate::exec::{Beside, Nothing};
 use crate::sync::{AbortFlag, Wait};
 use crate::types::Rank;
 
@@ -27,12 +29,8 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        let child = self.with_engine(|engine| {
-            let split = engine.exchange_wait("split").and_then(|wait| engine.bootstrap.split(color, key, &wait));
-            let child = split.map_err(|error| error.during("split"))?;
-            Ok(child.map(|child| (child, engine.settings.clone())))
-        })?;
-        child.map(|(child, settings)| adopt(child, settings)).transpose()
+        let born = self.with_engine(|engine| bear(engine, (color, key), &mut Nothing))?;
+        born.map(Born::grow).transpose()
     }
 
     /// The ranks that pass the same `color`, ranked by (`key`, old rank): [`Communicator::split`] where every rank goes somewhere.
@@ -55,8 +53,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn by_color(&self, color: u32, key: i64) -> Result<Communicator> {
-        let child = self.split(Some(color), key)?;
-        child.ok_or_else(|| Error::internal("a rank with a color is in no child").at(self.world.rank))
+        self.split(Some(color), key)?.ok_or_else(|| orphan().at(self.world.rank))
     }
 
     /// The ranks of my host, in rank order: rank i is the one of local rank i. Collective over all ranks.
@@ -141,11 +138,38 @@ impl Communicator {
             let wait = Wait { abort: AbortFlag::new(), ..engine.init_wait() };
             Ok((engine.bootstrap.shrink(&excluded, &wait)?, engine.settings.clone()))
         })?;
-        adopt(child, settings)
+        Born { child, settings }.grow()
     }
 }
 
-fn adopt(child: Child, settings: crate::comm::Settings) -> Result<Communicator> {
-    let world = child.bootstrap.world();
-    Communicator::start(world, settings, move |_, _| Ok(child.bootstrap))
+/// A child whose ranks know each other, and that is no communicator yet.
+#[derive(Debug)]
+pub(super) struct Born {
+    child: Child,
+    settings: Settings,
+}
+
+/// The half of a split for which the parent's engine is needed.
+pub(super) fn bear(
+    engine: &mut Engine,
+    (color, key): (Option<u32>, i64),
+    beside: &mut dyn Beside,
+) -> Result<Option<Born>> {
+    let split = engine.meet("split", beside).and_then(|wait| engine.bootstrap.split(color, key, &wait));
+    let child = split.map_err(|error| error.during("split"))?;
+    Ok(child.map(|child| Born { child, settings: engine.settings.clone() }))
+}
+
+impl Born {
+    /// The other half, of the child's ranks alone.
+    pub(super) fn grow(self) -> Result<Communicator> {
+        let Born { child, settings } = self;
+        let world = child.bootstrap.world();
+        Communicator::start(world, settings, move |_, _| Ok(child.bootstrap))
+    }
+}
+
+#[cold]
+pub(super) fn orphan() -> Error {
+    Error::internal("a rank with a color is in no child")
 }

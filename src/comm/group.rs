@@ -3,13 +3,12 @@
 use std::marker::PhantomData;
 
 use crate::comm::bystander::Bystander;
-use crate::comm::collectives::expect;
 use crate::comm::engine::Engine;
 use crate::comm::request::Promise;
-use crate::comm::{Buffers, Call, Communicator, Message};
+use crate::comm::{Call, Communicator, Message, typed};
 use crate::error::{Error, Result};
-use crate::exec::{Beside, CallCount, Nothing};
-use crate::types::{Collective, Element, Rank, ReduceOp};
+use crate::exec::{Beside, Nothing, check_to_self};
+use crate::types::{Element, Rank, ReduceOp};
 
 /// Collects calls on one or several communicators; [`group()`] makes it, and runs them as one.
 ///
@@ -27,7 +26,41 @@ pub struct Group<'a> {
 struct Part<'a> {
     comm: &'a Communicator,
     messages: Vec<Message<'a>>,
-    calls: Vec<Call<'a>>,
+    steps: Steps<'a>,
+}
+
+/// The collectives of a group on one communicator, in their order.
+#[derive(Debug, Default)]
+pub(crate) struct Steps<'a>(Vec<Step<'a>>);
+
+/// Collectives that follow each other.
+#[derive(Debug)]
+pub(super) enum Step<'a> {
+    /// Of equal counts, or with a count for each rank. Some of them may travel as one.
+    Calls(Vec<Call<'a>>),
+    /// An `all_to_all_v`, described as its messages.
+    Exchange(Vec<Message<'a>>),
+}
+
+impl<'a> Steps<'a> {
+    pub(super) fn of(call: Call<'a>) -> Steps<'a> {
+        Steps(vec![Step::Calls(vec![call])])
+    }
+
+    pub(crate) fn add(&mut self, call: Call<'a>) {
+        match self.0.last_mut() {
+            Some(Step::Calls(calls)) => calls.push(call),
+            Some(Step::Exchange(_)) | None => self.0.push(Step::Calls(vec![call])),
+        }
+    }
+
+    pub(crate) fn add_exchange(&mut self, messages: Vec<Message<'a>>) {
+        self.0.push(Step::Exchange(messages));
+    }
+
+    pub(super) fn into_iter(self) -> impl Iterator<Item = Step<'a>> {
+        self.0.into_iter()
+    }
 }
 
 /// A communicator inside a group ([`Group::on`]). Counts and types are checked as each call is added.
@@ -65,7 +98,7 @@ impl<'a> Group<'a> {
     /// The group's calls on `comm`.
     pub fn on(&mut self, comm: &'a Communicator) -> Member<'_, 'a> {
         let place = self.parts.iter().position(|part| std::ptr::eq(part.comm, comm)).unwrap_or_else(|| {
-            self.parts.push(Part { comm, messages: Vec::new(), calls: Vec::new() });
+            self.parts.push(Part { comm, messages: Vec::new(), steps: Steps::default() });
             self.parts.len() - 1
         });
         Member { part: &mut self.parts[place] }
@@ -76,7 +109,7 @@ impl<'a> Group<'a> {
             return self
                 .parts
                 .pop()
-                .map_or(Ok(()), |part| part.comm.with_engine(|engine| run_part(engine, part.messages, part.calls)));
+                .map_or(Ok(()), |part| part.comm.with_engine(|engine| run_part(engine, part.messages, part.steps)));
         }
         // Communicators are used by one thread at a time; each one's engine goes to a thread for the length of the group.
         let engines = lend_all(&self.parts)?;
@@ -85,11 +118,11 @@ impl<'a> Group<'a> {
         for (engine, part) in engines.into_iter().zip(self.parts) {
             let (promise, outcome) = Promise::new();
             loans.push(part.comm);
-            work.push((engine, part.messages, part.calls, promise));
+            work.push((engine, part.messages, part.steps, promise));
             outcomes.push(outcome);
         }
-        let run = |(mut engine, messages, calls, promise): (Box<Engine>, _, Vec<Call<'_>>, Promise)| {
-            let result = run_part(&mut engine, messages, calls);
+        let run = |(mut engine, messages, steps, promise): (Box<Engine>, _, Steps<'_>, Promise)| {
+            let result = run_part(&mut engine, messages, steps);
             promise.set(Ok(()));
             (engine, result)
         };
@@ -127,10 +160,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_reduce<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        expect("recv", recv.len(), send.len())?;
-        let count = CallCount::Each(recv.len() as u64);
-        let (collective, buffers) = (Collective::AllReduce, Buffers::apart(send, recv));
-        self.add(Call { collective, data_type: T::DATA_TYPE, op: Some(op), root: None, count, buffers })
+        self.add(typed::all_reduce(send, recv, op)?)
     }
 
     /// Adds [`Communicator::all_reduce_in_place`].
@@ -138,9 +168,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_reduce_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
-        let count = CallCount::Each(buffer.len() as u64);
-        let (collective, buffers) = (Collective::AllReduce, Buffers::shared(buffer));
-        self.add(Call { collective, data_type: T::DATA_TYPE, op: Some(op), root: None, count, buffers })
+        self.add(typed::all_reduce_in_place(buffer, op))
     }
 
     /// Adds [`Communicator::broadcast`].
@@ -148,19 +176,155 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn broadcast<T: Element>(&mut self, buffer: &'a mut [T], root: u32) -> Result<()> {
-        let count = CallCount::Each(buffer.len() as u64);
-        let (collective, buffers) = (Collective::Broadcast, Buffers::shared(buffer));
-        self.add(Call { collective, data_type: T::DATA_TYPE, op: None, root: Some(Rank::new(root)), count, buffers })
+        self.add(typed::broadcast(buffer, root))
     }
 
-    /// Adds any other collective, described.
+    /// Adds [`Communicator::broadcast_into`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn broadcast_into<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
+        self.add(typed::broadcast_into(self.part.comm.world, (send, recv), root)?)
+    }
+
+    /// Adds [`Communicator::reduce`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn reduce<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp, root: u32) -> Result<()> {
+        self.add(typed::reduce(self.part.comm.world, (send, recv), op, root)?)
+    }
+
+    /// Adds [`Communicator::reduce_in_place`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn reduce_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp, root: u32) -> Result<()> {
+        self.add(typed::reduce_in_place(buffer, op, root))
+    }
+
+    /// Adds [`Communicator::all_gather`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn all_gather<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T]) -> Result<()> {
+        self.add(typed::all_gather(self.part.comm.world, send, recv)?)
+    }
+
+    /// Adds [`Communicator::all_gather_in_place`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn all_gather_in_place<T: Element>(&mut self, buffer: &'a mut [T]) -> Result<()> {
+        self.add(typed::all_gather_in_place(self.part.comm.world, buffer)?)
+    }
+
+    /// Adds [`Communicator::reduce_scatter`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn reduce_scatter<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
+        self.add(typed::reduce_scatter(self.part.comm.world, (send, recv), op)?)
+    }
+
+    /// Adds [`Communicator::reduce_scatter_in_place`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn reduce_scatter_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
+        self.add(typed::reduce_scatter_in_place(self.part.comm.world, buffer, op)?)
+    }
+
+    /// Adds [`Communicator::all_to_all`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn all_to_all<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T]) -> Result<()> {
+        self.add(typed::all_to_all(self.part.comm.world, send, recv)?)
+    }
+
+    /// Adds [`Communicator::gather`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn gather<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
+        self.add(typed::gather(self.part.comm.world, (send, recv), root)?)
+    }
+
+    /// Adds [`Communicator::scatter`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn scatter<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
+        self.add(typed::scatter(self.part.comm.world, (send, recv), root)?)
+    }
+
+    /// Adds [`Communicator::barrier`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn barrier(&mut self) -> Result<()> {
+        self.add(typed::barrier())
+    }
+
+    /// Adds [`Communicator::all_gather_v`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn all_gather_v<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], counts: &[usize]) -> Result<()> {
+        self.add(typed::all_gather_v(self.part.comm.world, (send, recv), counts)?)
+    }
+
+    /// Adds [`Communicator::reduce_scatter_v`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn reduce_scatter_v<T: Element>(
+        &mut self,
+        send: &'a [T],
+        recv: &'a mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.add(typed::reduce_scatter_v(self.part.comm.world, (send, recv), counts, op)?)
+    }
+
+    /// Adds [`Communicator::all_to_all_v`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn all_to_all_v<T: Element>(
+        &mut self,
+        send: &'a [T],
+        send_counts: &[usize],
+        recv: &'a mut [T],
+        recv_counts: &[usize],
+    ) -> Result<()> {
+        self.add_exchange(typed::all_to_all_v(self.part.comm.world, (send, send_counts), (recv, recv_counts))?)
+    }
+
+    /// Adds any collective, described.
     ///
     /// # Errors
     /// As the call's.
     pub fn add(&mut self, call: Call<'a>) -> Result<()> {
         call.check(self.part.comm.world).map_err(|error| error.at(self.part.comm.world.rank))?;
-        self.part.calls.push(call);
+        self.part.steps.add(call);
         Ok(())
+    }
+
+    /// Adds an `all_to_all_v` that is described as its messages: one to and one from each rank.
+    pub(crate) fn add_exchange(&mut self, messages: Vec<Message<'a>>) -> Result<()> {
+        let world = self.part.comm.world;
+        messages.iter().try_for_each(|message| message.check(world)).map_err(|error| error.at(world.rank))?;
+        check_to_self(world.rank, &messages).map_err(|error| error.at(world.rank))?;
+        self.add_steps(Steps(vec![Step::Exchange(messages)]));
+        Ok(())
+    }
+
+    /// Adds collectives that have been checked.
+    pub(crate) fn add_steps(&mut self, steps: Steps<'a>) {
+        self.part.steps.0.extend(steps.0);
     }
 
     /// Adds any message, described.
@@ -190,11 +354,14 @@ fn lend_all(parts: &[Part<'_>]) -> Result<Vec<Box<Engine>>> {
     Ok(engines)
 }
 
-fn run_part(engine: &mut Engine, messages: Vec<Message<'_>>, calls: Vec<Call<'_>>) -> Result<()> {
+fn run_part(engine: &mut Engine, messages: Vec<Message<'_>>, steps: Steps<'_>) -> Result<()> {
     if !messages.is_empty() {
         engine.messages(messages)?;
     }
-    run_calls(engine, &calls, &mut Nothing)
+    steps.into_iter().try_for_each(|step| match step {
+        Step::Calls(calls) => run_calls(engine, &calls, &mut Nothing),
+        Step::Exchange(messages) => engine.exchange(messages),
+    })
 }
 
 /// Runs collectives one after the other; those that fuse travel as one.

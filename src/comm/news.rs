@@ -52,6 +52,9 @@ impl News {
         }
         let gone = match awaited {
             Awaited::Anything => None,
+            Awaited::Exchange(exchange) => {
+                return self.stalled.iter().try_for_each(|(from, stall)| exchange.compare(*from, stall));
+            }
             Awaited::Collective(operation) => self.left.iter().find(|(_, until, _)| *until <= operation.sequence),
             Awaited::Messages(peers) => {
                 let peers = peers();
@@ -191,6 +194,8 @@ impl Exchange {
 pub(crate) enum Awaited<'a> {
     /// Nobody's in particular: the set-up of a communicator.
     Anything,
+    /// The same; stuck peers that will not come to it are told of.
+    Exchange(Exchange),
     /// All ranks', unless they have done their part before.
     Collective(&'a Operation),
     /// Those of the ranks that messages go to and come from; asked for when somebody has left.

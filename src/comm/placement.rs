@@ -4,9 +4,11 @@ use std::fmt;
 use std::path::Path;
 
 use crate::comm::Communicator;
+use crate::comm::engine::Engine;
 use crate::comm::visible::{SplitGpus, visible};
 use crate::config::{Environment, VisibleDevices};
 use crate::error::{Error, Result};
+use crate::exec::{Beside, Nothing};
 use crate::sys::gpus;
 use crate::sys::{host, numa};
 use crate::topo::Topology;
@@ -111,16 +113,19 @@ impl Communicator {
         if let Some(known) = self.placement.get() {
             return Ok(known.clone());
         }
-        let found = self.with_engine(|engine| {
-            let wait = engine.exchange_wait("placement").map_err(|error| error.during("placement"))?;
-            let mine = Facts::learn(engine.settings.host_id.as_deref());
-            // A rank that knows nothing of itself tells that too, and all ranks have its error.
-            let told = mine.as_ref().map_or(Vec::new(), Facts::encode);
-            let gathered = engine.bootstrap.all_gather(&told, &wait).map_err(|error| error.during("placement"))?;
-            mine.and_then(|_| place(engine.world, &gathered)).map_err(|error| error.during("placement"))
-        })?;
+        let found = self.with_engine(|engine| find(engine, &mut Nothing))?;
         Ok(self.placement.get_or_init(|| found).clone())
     }
+}
+
+/// Asks all ranks where they are.
+pub(super) fn find(engine: &mut Engine, beside: &mut dyn Beside) -> Result<Placement> {
+    let wait = engine.meet("placement", beside).map_err(|error| error.during("placement"))?;
+    let mine = Facts::learn(engine.settings.host_id.as_deref());
+    // A rank that knows nothing of itself tells that too, and all ranks have its error.
+    let told = mine.as_ref().map_or(Vec::new(), Facts::encode);
+    let gathered = engine.bootstrap.all_gather(&told, &wait).map_err(|error| error.during("placement"))?;
+    mine.and_then(|_| place(engine.world, &gathered)).map_err(|error| error.during("placement"))
 }
 
 /// What a rank tells of itself.

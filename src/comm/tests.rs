@@ -159,6 +159,74 @@ fn net() {
     }
 }
 
+/// Every collective once, on what has them: a communicator, a scope, or a group's member. `$end` takes what each returns.
+macro_rules! every_collective {
+    ($on:expr, $me:expr, $given:expr, $got:expr, $end:expr) => {{
+        let (me, given, end): (usize, &[u32], &mut dyn FnMut(_)) = ($me, $given, &mut $end);
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = $got;
+        end($on.all_reduce(given, a, ReduceOp::Sum)?);
+        end($on.all_reduce_in_place(b, ReduceOp::Max)?);
+        end($on.broadcast(c, 1)?);
+        end($on.broadcast_into(given, d, 0)?);
+        end($on.reduce(given, e, ReduceOp::Sum, 0)?);
+        end($on.reduce_in_place(f, ReduceOp::Sum, 1)?);
+        end($on.all_gather(&given[..1], g)?);
+        end($on.all_gather_in_place(h)?);
+        end($on.reduce_scatter(given, &mut i[..1], ReduceOp::Sum)?);
+        end($on.reduce_scatter_in_place(j, ReduceOp::Sum)?);
+        end($on.all_to_all(given, k)?);
+        end($on.gather(&given[..1], l, 1)?);
+        end($on.scatter(given, &mut m[..1], 0)?);
+        end($on.all_to_all_v(given, &[1, 1], n, &[1, 1])?);
+        end($on.all_gather_v(&given[..me], &mut o[..1], &[0, 1])?);
+        end($on.reduce_scatter_v(given, &mut p[..2 * me], &[0, 2], ReduceOp::Min)?);
+        end($on.barrier()?);
+    }};
+}
+
+#[test]
+fn every_collective_in_a_scope_and_in_a_group_does_what_it_does_alone() {
+    local::run(2, |comm| {
+        let me = comm.rank() as usize;
+        let given = vec![10 * comm.rank() + 1, 10 * comm.rank() + 2];
+        let fresh = || std::array::from_fn::<Vec<u32>, 16, _>(|_| given.clone());
+        let (mut alone, mut begun, mut grouped) = (fresh(), fresh(), fresh());
+        every_collective!(comm, me, &given, &mut alone, |()| ());
+        comm.scope(|scope| {
+            let mut requests = Vec::new();
+            every_collective!(scope, me, &given, &mut begun, |request| requests.push(request));
+            requests.into_iter().try_for_each(crate::comm::Request::wait)
+        })?;
+        crate::group(|group| {
+            let mut member = group.on(&comm);
+            every_collective!(member, me, &given, &mut grouped, |()| ());
+            Ok(())
+        })?;
+        assert_eq!((&begun, &grouped), (&alone, &alone));
+        assert_eq!((&alone[0], &alone[1], &alone[2]), (&vec![12, 14], &vec![11, 12], &vec![11, 12]));
+        assert_eq!((&alone[6], &alone[13], alone[14][0]), (&vec![1, 11], &vec![1 + comm.rank(), 11 + comm.rank()], 11));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn vector_forms_stand_beside_other_calls_of_a_group() {
+    local::run(3, |comm| {
+        let (me, size) = (comm.rank(), comm.size() as usize);
+        let (ones, mut sums) = (vec![me + 1; size], vec![0; size]);
+        let (mut theirs, counts) = (vec![0; size], vec![1; size]);
+        crate::group(|group| {
+            let mut calls = group.on(&comm);
+            calls.all_reduce(&ones, &mut sums, ReduceOp::Sum)?;
+            calls.all_to_all_v(&ones, &counts, &mut theirs, &counts)
+        })?;
+        assert_eq!((sums, theirs), (vec![6; size], vec![1, 2, 3]));
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn a_group_with_an_ended_communicator_gives_the_others_back() {
     let alone = || Communicator::init_all(1, Config::default()).unwrap().remove(0);

@@ -126,24 +126,40 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Matches sends to `me` with recvs from `me`, in order, and copies. The messages to others.
+/// Whether sends to `me` and recvs from `me` match, in order.
 ///
 /// # Errors
 /// [`crate::error::Kind::InvalidUsage`] where one has no partner, [`crate::error::Kind::InvalidArgument`] where partners differ.
+pub fn check_to_self(me: Rank, messages: &[Message<'_>]) -> Result<()> {
+    let own = || messages.iter().filter(|message| message.peer == me);
+    let (mut sends, mut recvs) = (own().filter(|message| message.sends()), own().filter(|message| !message.sends()));
+    loop {
+        match (sends.next(), recvs.next()) {
+            (None, None) => return Ok(()),
+            (Some(send), Some(recv)) if (send.count, send.data_type) == (recv.count, recv.data_type) => {}
+            (Some(send), Some(recv)) => {
+                return Err(Error::invalid_argument(format!(
+                    "this rank sends itself {} {} and receives {} {}",
+                    send.count, send.data_type, recv.count, recv.data_type
+                )));
+            }
+            (Some(_), None) | (None, Some(_)) => {
+                return Err(Error::invalid_usage("a message to oneself needs its send and its recv in one group"));
+            }
+        }
+    }
+}
+
+/// Matches sends to `me` with recvs from `me`, in order, and copies. The messages to others.
+///
+/// # Errors
+/// As [`check_to_self`]; nothing is copied then.
 pub fn copy_to_self<'a>(me: Rank, messages: Vec<Message<'a>>) -> Result<Vec<Message<'a>>> {
+    check_to_self(me, &messages)?;
     let (own, others): (Vec<_>, Vec<_>) = messages.into_iter().partition(|message| message.peer == me);
     let (sends, recvs): (Vec<_>, Vec<_>) = own.iter().partition(|message| message.sends());
-    if sends.len() != recvs.len() {
-        return Err(Error::invalid_usage("a message to oneself needs its send and its recv in one group"));
-    }
     for (send, recv) in sends.iter().zip(&recvs) {
         let (Direction::Send(from), Direction::Recv(into)) = (send.direction, recv.direction) else { continue };
-        if (send.count, send.data_type) != (recv.count, recv.data_type) {
-            return Err(Error::invalid_argument(format!(
-                "this rank sends itself {} {} and receives {} {}",
-                send.count, send.data_type, recv.count, recv.data_type
-            )));
-        }
         // SAFETY: both are good for the message by `Message`'s construction; `copy` allows them to overlap.
         unsafe { std::ptr::copy(from, into, send.bytes()) };
     }

@@ -2,8 +2,9 @@
 
 use super::Comm;
 use super::bridge::{CallCode, OpCode, ScalarCode, TypeCode, What};
-use crate::comm::{Buffers, Call, CallCount, Desk, Member, Message, Pending};
+use crate::comm::{Buffers, Call, CallCount, Desk, Message, Pending, Steps};
 use crate::error::{Error, Result};
+use crate::exec::{check_to_self, wrong_counts};
 use crate::types::{Collective, DataType, Rank, ReduceOp, Scalar, World};
 
 /// What a call comes to.
@@ -72,8 +73,7 @@ unsafe fn collective(
     let count = match collective {
         Collective::AllGatherV | Collective::ReduceScatterV => {
             if counts.len() != world.size as usize {
-                let message = format!("{} counts for {} ranks: give one for each", counts.len(), world.size);
-                return Err(Error::invalid_argument(message));
+                return Err(wrong_counts(counts.len(), world.size));
             }
             CallCount::PerRank(counts.iter().map(|count| *count as u64).collect())
         }
@@ -101,8 +101,7 @@ unsafe fn exchange(
 ) -> Result<Vec<Message<'static>>> {
     for counts in [to, from] {
         if counts.len() != world.size as usize {
-            let message = format!("{} counts for {} ranks: give one for each", counts.len(), world.size);
-            return Err(Error::invalid_argument(message));
+            return Err(wrong_counts(counts.len(), world.size));
         }
         let elements = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
         let bytes = elements.and_then(|elements| elements.checked_mul(data_type.size() as usize));
@@ -204,7 +203,7 @@ pub(super) struct Batch(Vec<Part>);
 struct Part {
     comm: *const Comm,
     messages: Vec<Message<'static>>,
-    calls: Vec<Call<'static>>,
+    steps: Steps<'static>,
 }
 
 impl Batch {
@@ -217,31 +216,32 @@ impl Batch {
         comm: *const Comm,
         what: &What,
         memory: (*const u8, *mut u8),
-        counts: &[usize],
+        counts: (&[usize], &[usize]),
     ) -> Result<()> {
         // SAFETY: it lives, by the caller's promise, and only its rank and size are looked at, which never change.
         let Comm(desk) = unsafe { &*comm };
         let desk = desk.as_ref().ok_or_else(finalized)?;
         let world = World { rank: Rank::new(desk.communicator().rank()), size: desk.communicator().size() };
         // SAFETY: the caller's promise.
-        let work = unsafe { work(desk, what, memory, (counts, &[])) }?;
+        let work = unsafe { work(desk, what, memory, counts) }?;
         let place = self.0.iter().position(|part| part.comm == comm).unwrap_or_else(|| {
-            self.0.push(Part { comm, messages: Vec::new(), calls: Vec::new() });
+            self.0.push(Part { comm, messages: Vec::new(), steps: Steps::default() });
             self.0.len() - 1
         });
         let part = &mut self.0[place];
         match work {
             Work::Collective(call) => {
                 call.check(world).map_err(|error| error.at(world.rank))?;
-                part.calls.push(call);
+                part.steps.add(call);
             }
             Work::Message(message) => {
                 message.check(world).map_err(|error| error.at(world.rank))?;
                 part.messages.push(message);
             }
-            Work::Exchange(_) => {
-                let message = "a group has no all_to_all_v: add a send and a recv for each rank";
-                return Err(Error::invalid_usage(message).at(world.rank));
+            Work::Exchange(messages) => {
+                let checked = messages.iter().try_for_each(|message| message.check(world));
+                checked.and_then(|()| check_to_self(world.rank, &messages)).map_err(|error| error.at(world.rank))?;
+                part.steps.add_exchange(messages);
             }
         }
         Ok(())
@@ -256,18 +256,20 @@ impl Batch {
         for part in self.0 {
             // SAFETY: it lives, and nobody else uses it, by the caller's promise.
             let Comm(desk) = unsafe { &*part.comm };
-            parts.push((desk.as_ref().ok_or_else(finalized)?, part.messages, part.calls));
+            parts.push((desk.as_ref().ok_or_else(finalized)?, part.messages, part.steps));
         }
         if parts.iter().all(|(desk, ..)| desk.at_rest().is_ok()) {
             return crate::comm::group(|group| {
-                for (desk, messages, calls) in parts {
-                    fill(group.on(desk.at_rest()?), messages, calls)?;
+                for (desk, messages, steps) in parts {
+                    let mut member = group.on(desk.at_rest()?);
+                    messages.into_iter().try_for_each(|message| member.add_message(message))?;
+                    member.add_steps(steps);
                 }
                 Ok(())
             });
         }
         // Beside the requests that are under way.
-        let begun = parts.into_iter().map(|(desk, messages, calls)| desk.begin_all(messages, calls));
+        let begun = parts.into_iter().map(|(desk, messages, steps)| desk.begin_steps(messages, steps));
         let begun: Vec<Result<Pending>> = begun.collect();
         let mut first = Ok(());
         for pending in begun {
@@ -276,11 +278,6 @@ impl Batch {
         }
         first
     }
-}
-
-fn fill(mut member: Member<'_, '_>, messages: Vec<Message<'static>>, calls: Vec<Call<'static>>) -> Result<()> {
-    messages.into_iter().try_for_each(|message| member.add_message(message))?;
-    calls.into_iter().try_for_each(|call| member.add(call))
 }
 
 #[cold]

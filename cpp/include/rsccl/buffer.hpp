@@ -20,6 +20,8 @@ class SharedBytes {
     SharedBytes(std::size_t count, std::size_t element_bytes);
     SharedBytes(SharedBytes&&) noexcept;
     SharedBytes& operator=(SharedBytes&&) noexcept;
+    SharedBytes(const SharedBytes&) = delete;
+    SharedBytes& operator=(const SharedBytes&) = delete;
     ~SharedBytes();
     void* data() const noexcept { return data_; }
     std::size_t count() const noexcept { return count_; }

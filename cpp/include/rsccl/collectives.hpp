@@ -255,7 +255,7 @@ class Collectives {
 
     /// all_to_all() with a count for each pair: this rank sends `send_counts[r]` elements to rank r, in rank order in `send`, and
     /// receives `recv_counts[r]` from it, in rank order in `recv`. What rank a sends to b is what b receives from a. A message between
-    /// two ranks that was begun before it is received before it. Not in groups, which have send() and recv() for it.
+    /// two ranks that was begun before it is received before it.
     template <class S, class R, class C = std::initializer_list<std::size_t>, class D = std::initializer_list<std::size_t>>
     Result all_to_all_v(S&& send, const C& send_counts, R&& recv, const D& recv_counts, Stream stream = {}) {
         check<S, R>();

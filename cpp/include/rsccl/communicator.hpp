@@ -2,8 +2,10 @@
 /// Communicators: ranks that call collectives together.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,11 +20,17 @@
 #include <rsccl/request.hpp>
 #include <rsccl/store.hpp>
 #include <rsccl/unique_id.hpp>
+#include <rsccl/version.hpp>
 
 namespace rsccl {
 
 namespace detail {
 struct State;
+
+/// Only libraries that fit these headers have it: with another one a program does not link, or does not start.
+extern const char RSCCL_DETAIL_ABI;
+// Static: a variable that all shared objects have in common would keep plugins from being unloaded.
+[[gnu::used]] static const char* const library_is_of_these_headers = &RSCCL_DETAIL_ABI;
 } // namespace detail
 
 /// Stops a communicator from any thread. Copies stop the same one; it may outlive its communicator. A moved-from handle stops nothing.
@@ -64,6 +72,9 @@ class [[nodiscard]] Starter : public Collectives<Starter, Request, detail::Lifet
 /// abort_handle(), async_error(), rank() and size() may be called by any thread at any time.
 ///
 /// It can be moved and not copied. A moved-from or default-made communicator is empty: calls throw InvalidUsage.
+///
+/// It belongs to the process that made it. In a child that fork() has made calls throw InvalidUsage, and the destructors of it and of
+/// its requests do nothing; a child makes a communicator of its own.
 ///
 /// The destructor waits for requests that are under way and says goodbye to the other ranks; where an exception is leaving the
 /// communicator's scope it aborts, so that nobody waits for this rank. It does not throw: finalize() says what went wrong.
@@ -129,30 +140,45 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     Request start_broadcast(Arguments&&... arguments) {
         return start().broadcast(std::forward<Arguments>(arguments)...);
     }
+    /// Begins broadcast_into().
+    template <class... Arguments>
+    Request start_broadcast_into(Arguments&&... arguments) {
+        return start().broadcast_into(std::forward<Arguments>(arguments)...);
+    }
     /// Begins reduce().
     template <class... Arguments>
     Request start_reduce(Arguments&&... arguments) {
         return start().reduce(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins reduce_in_place().
+    template <class... Arguments>
+    Request start_reduce_in_place(Arguments&&... arguments) {
+        return start().reduce_in_place(std::forward<Arguments>(arguments)...);
     }
     /// Begins all_gather().
     template <class... Arguments>
     Request start_all_gather(Arguments&&... arguments) {
         return start().all_gather(std::forward<Arguments>(arguments)...);
     }
+    /// Begins all_gather_in_place().
+    template <class... Arguments>
+    Request start_all_gather_in_place(Arguments&&... arguments) {
+        return start().all_gather_in_place(std::forward<Arguments>(arguments)...);
+    }
     /// Begins reduce_scatter().
     template <class... Arguments>
     Request start_reduce_scatter(Arguments&&... arguments) {
         return start().reduce_scatter(std::forward<Arguments>(arguments)...);
     }
+    /// Begins reduce_scatter_in_place().
+    template <class... Arguments>
+    Request start_reduce_scatter_in_place(Arguments&&... arguments) {
+        return start().reduce_scatter_in_place(std::forward<Arguments>(arguments)...);
+    }
     /// Begins all_to_all().
     template <class... Arguments>
     Request start_all_to_all(Arguments&&... arguments) {
         return start().all_to_all(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins all_to_all_v().
-    template <class... Arguments>
-    Request start_all_to_all_v(Arguments&&... arguments) {
-        return start().all_to_all_v(std::forward<Arguments>(arguments)...);
     }
     /// Begins gather().
     template <class... Arguments>
@@ -165,7 +191,22 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
         return start().scatter(std::forward<Arguments>(arguments)...);
     }
     /// Begins barrier().
-    Request start_barrier() { return start().barrier(); }
+    Request start_barrier(Stream stream = {}) { return start().barrier(stream); }
+    /// Begins all_gather_v().
+    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
+    Request start_all_gather_v(S&& send, R&& recv, const C& counts, More&&... more) {
+        return start().all_gather_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
+    }
+    /// Begins reduce_scatter_v().
+    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
+    Request start_reduce_scatter_v(S&& send, R&& recv, const C& counts, More&&... more) {
+        return start().reduce_scatter_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
+    }
+    /// Begins all_to_all_v().
+    template <class S, class R, class C = std::initializer_list<std::size_t>, class D = std::initializer_list<std::size_t>, class... More>
+    Request start_all_to_all_v(S&& send, const C& send_counts, R&& recv, const D& recv_counts, More&&... more) {
+        return start().all_to_all_v(std::forward<S>(send), send_counts, std::forward<R>(recv), recv_counts, std::forward<More>(more)...);
+    }
     /// Begins send(); not to the own rank.
     template <class... Arguments>
     Request start_send(Arguments&&... arguments) {
@@ -178,7 +219,8 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     }
 
     /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass
-    /// nothing get nothing. Collective over all ranks. The child lives on without its parent.
+    /// nothing get nothing. Collective over all ranks. The child lives on without its parent. Requests that are under way go on
+    /// meanwhile, here as in by_color(), local(), cross(), placement() and register_buffer().
     /// @throws InvalidArgument for a negative color
     [[nodiscard]] std::optional<Communicator> split(std::optional<int> color, std::int64_t key = 0);
     /// split() where every rank has a color.
@@ -190,6 +232,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// A new communicator of all ranks but `excluded`, which may be dead; this one may have failed. Called by the survivors, with the
     /// same list. Ranks keep their order.
     /// @throws InvalidArgument where this rank or no rank is excluded
+    /// @throws InvalidUsage while requests are under way: wait for them first. Those of a communicator that has failed have ended.
     Communicator shrink(const std::vector<int>& excluded);
     /// Where this rank is among the hosts. Collective over all ranks the first time, answered from memory afterwards.
     Placement placement();
@@ -217,7 +260,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// words, or where it is an Error the class of its kind, and the exception itself is nested in that (`std::rethrow_if_nested`). An
     /// empty hook takes the last one away. The hook must not call this communicator. Communicators that are split or shrunk from this
     /// one begin with the same hook.
-    /// @throws InvalidUsage while requests are under way
+    /// @throws InvalidUsage while requests are under way: wait for them first
     void set_progress(std::function<void()> hook);
 
     /// Lets the other ranks work in `memory` during collectives, so that large ones need no copies. Collective: all ranks register, in

@@ -7,6 +7,8 @@
 #include <optional>
 #include <string>
 
+#include <rsccl/version.hpp>
+
 namespace rsccl {
 
 /// How communicators behave. What is not set is left to the library, whose default stands with each field.

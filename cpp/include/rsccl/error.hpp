@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include <rsccl/version.hpp>
+
 namespace rsccl {
 
 /// What kind of failure an Error is.
@@ -32,7 +34,7 @@ int nccl_code(ErrorCode code) noexcept;
 ///
 /// Each kind of failure has a class of its own, so that a program catches what it can mend and lets the rest pass. After
 /// InvalidArgument, InvalidUsage and InProgress the communicator is as before; every other error ends it on all ranks.
-class Error : public std::runtime_error {
+class RSCCL_PUBLIC Error : public std::runtime_error {
   public:
     /// An error for a program's own use, as in a store or a progress hook that it wrote.
     Error(ErrorCode code, const std::string& message);
@@ -67,7 +69,7 @@ class Error : public std::runtime_error {
 namespace detail {
 /// The class of one kind of error.
 template <ErrorCode Code>
-class ErrorOf : public Error {
+class RSCCL_PUBLIC ErrorOf : public Error {
   public:
     explicit ErrorOf(const std::string& message) : Error(Code, message) {}
     ErrorOf(const std::string& message, std::optional<int> rank, std::optional<int> peer, const std::string& operation)
@@ -78,39 +80,39 @@ class ErrorOf : public Error {
 } // namespace detail
 
 /// An argument is wrong (count, rank, buffer, variable, id). Correct the call; nothing was sent.
-class InvalidArgument : public detail::ErrorOf<ErrorCode::invalid_argument> {
+class RSCCL_PUBLIC InvalidArgument : public detail::ErrorOf<ErrorCode::invalid_argument> {
     using ErrorOf::ErrorOf;
 };
 /// The call does not fit the state (after finalize, from two threads at once, no usable interface). Correct the program.
-class InvalidUsage : public detail::ErrorOf<ErrorCode::invalid_usage> {
+class RSCCL_PUBLIC InvalidUsage : public detail::ErrorOf<ErrorCode::invalid_usage> {
     using ErrorOf::ErrorOf;
 };
 /// Ranks disagree: different counts, types, operations, world sizes. The message names both sides.
-class Mismatch : public detail::ErrorOf<ErrorCode::mismatch> {
+class RSCCL_PUBLIC Mismatch : public detail::ErrorOf<ErrorCode::mismatch> {
     using ErrorOf::ErrorOf;
 };
 /// A peer died, left, or broke the protocol. Shrink without it, or end the job.
-class RemoteError : public detail::ErrorOf<ErrorCode::remote> {
+class RSCCL_PUBLIC RemoteError : public detail::ErrorOf<ErrorCode::remote> {
     using ErrorOf::ErrorOf;
 };
 /// A deadline passed. The message names who was waited for; raise the time-out or look at that rank.
-class Timeout : public detail::ErrorOf<ErrorCode::timeout> {
+class RSCCL_PUBLIC Timeout : public detail::ErrorOf<ErrorCode::timeout> {
     using ErrorOf::ErrorOf;
 };
 /// The operating system refused a call, which the message names.
-class SystemError : public detail::ErrorOf<ErrorCode::system> {
+class RSCCL_PUBLIC SystemError : public detail::ErrorOf<ErrorCode::system> {
     using ErrorOf::ErrorOf;
 };
 /// A defect of rsccl. Please report it with the message.
-class InternalError : public detail::ErrorOf<ErrorCode::internal> {
+class RSCCL_PUBLIC InternalError : public detail::ErrorOf<ErrorCode::internal> {
     using ErrorOf::ErrorOf;
 };
 /// Somebody called abort, here or on another rank. Destroy the communicator.
-class Aborted : public detail::ErrorOf<ErrorCode::aborted> {
+class RSCCL_PUBLIC Aborted : public detail::ErrorOf<ErrorCode::aborted> {
     using ErrorOf::ErrorOf;
 };
 /// A non-blocking call has not finished. Ask again later.
-class InProgress : public detail::ErrorOf<ErrorCode::in_progress> {
+class RSCCL_PUBLIC InProgress : public detail::ErrorOf<ErrorCode::in_progress> {
     using ErrorOf::ErrorOf;
 };
 

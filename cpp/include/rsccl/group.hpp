@@ -2,8 +2,9 @@
 /// Calls that run as one.
 #pragma once
 
+#include <cstddef>
+#include <initializer_list>
 #include <memory>
-#include <type_traits>
 #include <utility>
 
 #include <rsccl/collectives.hpp>
@@ -17,7 +18,7 @@ namespace rsccl {
 /// order in which they were added, after its messages; small all-reduces of one type and operator that follow each other travel as
 /// one. Communicators run side by side, so that ranks may name them in any order.
 ///
-/// The group's buffers are its own until end() has returned. A group that is destroyed without end(), as when an exception leaves its
+/// A group is used by one thread. Its buffers are its own until end() has returned. A group that is destroyed without end(), as when an exception leaves its
 /// scope, runs nothing of what was added; outside of an exception that is a defect of the program and logs a warning. Prefer
 /// rsccl::group(), which cannot forget it.
 /// @code
@@ -28,9 +29,11 @@ namespace rsccl {
 /// @endcode
 class Group {
   public:
-    /// A communicator inside a group: has all calls of Communicator but all_to_all_v.
+    /// A communicator inside a group: has all collectives and messages of Communicator.
     class [[nodiscard]] Member : public Collectives<Member, void, detail::Lifetime::outlives> {
       public:
+        Member(const Member&) = default;
+        Member& operator=(const Member&) = default;
         /// My rank on that communicator.
         int rank() const noexcept { return rank_; }
         /// The ranks of that communicator.
@@ -84,20 +87,73 @@ class Group {
     void broadcast(Communicator& communicator, R&& buffer, More&&... more) {
         on(communicator).broadcast(std::forward<R>(buffer), std::forward<More>(more)...);
     }
+    /// Adds Collectives::broadcast_into.
+    template <class S, class R, class... More>
+    void broadcast_into(Communicator& communicator, S&& send, R&& recv, More&&... more) {
+        on(communicator).broadcast_into(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
     /// Adds Collectives::reduce.
     template <class S, class R, class... More>
     void reduce(Communicator& communicator, S&& send, R&& recv, More&&... more) {
         on(communicator).reduce(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::reduce_in_place.
+    template <class R, class... More>
+    void reduce_in_place(Communicator& communicator, R&& buffer, More&&... more) {
+        on(communicator).reduce_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
     }
     /// Adds Collectives::all_gather.
     template <class S, class R, class... More>
     void all_gather(Communicator& communicator, S&& send, R&& recv, More&&... more) {
         on(communicator).all_gather(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
     }
+    /// Adds Collectives::all_gather_in_place.
+    template <class R, class... More>
+    void all_gather_in_place(Communicator& communicator, R&& buffer, More&&... more) {
+        on(communicator).all_gather_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
+    }
     /// Adds Collectives::reduce_scatter.
     template <class S, class R, class... More>
     void reduce_scatter(Communicator& communicator, S&& send, R&& recv, More&&... more) {
         on(communicator).reduce_scatter(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::reduce_scatter_in_place.
+    template <class R, class... More>
+    void reduce_scatter_in_place(Communicator& communicator, R&& buffer, More&&... more) {
+        on(communicator).reduce_scatter_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::all_to_all.
+    template <class S, class R, class... More>
+    void all_to_all(Communicator& communicator, S&& send, R&& recv, More&&... more) {
+        on(communicator).all_to_all(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::gather.
+    template <class S, class R, class... More>
+    void gather(Communicator& communicator, S&& send, R&& recv, More&&... more) {
+        on(communicator).gather(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::scatter.
+    template <class S, class R, class... More>
+    void scatter(Communicator& communicator, S&& send, R&& recv, More&&... more) {
+        on(communicator).scatter(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::barrier.
+    void barrier(Communicator& communicator, Stream stream = {}) { on(communicator).barrier(stream); }
+    /// Adds Collectives::all_gather_v; the counts are read now.
+    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
+    void all_gather_v(Communicator& communicator, S&& send, R&& recv, const C& counts, More&&... more) {
+        on(communicator).all_gather_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
+    }
+    /// Adds Collectives::reduce_scatter_v; the counts are read now.
+    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
+    void reduce_scatter_v(Communicator& communicator, S&& send, R&& recv, const C& counts, More&&... more) {
+        on(communicator).reduce_scatter_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
+    }
+    /// Adds Collectives::all_to_all_v; the counts are read now.
+    template <class S, class R, class C = std::initializer_list<std::size_t>, class D = std::initializer_list<std::size_t>, class... More>
+    void all_to_all_v(Communicator& communicator, S&& send, const C& send_counts, R&& recv, const D& recv_counts, More&&... more) {
+        on(communicator)
+            .all_to_all_v(std::forward<S>(send), send_counts, std::forward<R>(recv), recv_counts, std::forward<More>(more)...);
     }
 
     /// Runs everything that was added, and returns when it has ended. The group is over then, well or not.

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include <rsccl/version.hpp>
+
 namespace rsccl {
 
 /// How loud a line is; each level holds the ones before it.

@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include <rsccl/version.hpp>
+
 namespace rsccl {
 
 /// The GPU that a rank is meant to use, where its host has any.

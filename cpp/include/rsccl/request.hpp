@@ -6,6 +6,8 @@
 #include <iterator>
 #include <memory>
 
+#include <rsccl/version.hpp>
+
 namespace rsccl {
 
 namespace detail {
@@ -18,8 +20,7 @@ struct Access;
 ///
 /// A worker thread of the communicator does the work. Messages run side by side, and beside a collective that was begun after them;
 /// a message that is begun behind a collective waits for its end, so no rank may put off that collective for that message.
-/// Any thread may wait. Moved-from and default-made requests are empty: they
-/// have ended.
+/// Any thread may wait, one at a time. Moved-from and default-made requests are empty: they have ended.
 class [[nodiscard]] Request {
   public:
     /// No operation.

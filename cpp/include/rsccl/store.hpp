@@ -20,7 +20,7 @@ namespace rsccl {
 /// @throws InvalidArgument (all calls) for a key or value out of bounds
 /// @throws Timeout (all calls) at the deadline, with the key's name
 /// @throws RemoteError, SystemError (all calls) where the store is out of reach
-class Store {
+class RSCCL_PUBLIC Store {
   public:
     using Milliseconds = std::chrono::milliseconds;
     /// How long a call waits where it does not say.
@@ -59,7 +59,7 @@ class Store {
 
 namespace detail {
 /// A store that the library has.
-class BuiltInStore : public Store {
+class RSCCL_PUBLIC BuiltInStore : public Store {
   public:
     BuiltInStore(BuiltInStore&&) noexcept;
     BuiltInStore& operator=(BuiltInStore&&) noexcept;
@@ -80,7 +80,7 @@ class BuiltInStore : public Store {
 } // namespace detail
 
 /// A folder that all processes can reach. Only its owner may write to it.
-class FileStore : public detail::BuiltInStore {
+class RSCCL_PUBLIC FileStore : public detail::BuiltInStore {
   public:
     /// Opens the store in `folder`, which is made where it does not exist (mode 0700; its parent must exist).
     /// @throws SystemError where the folder cannot be made or used
@@ -89,7 +89,7 @@ class FileStore : public detail::BuiltInStore {
 };
 
 /// A store that one process serves at an address, over TCP. Calls of several threads on one TcpStore take turns.
-class TcpStore : public detail::BuiltInStore {
+class RSCCL_PUBLIC TcpStore : public detail::BuiltInStore {
   public:
     /// Serves a store at `address`, "ip:port" or "[ipv6]:port" (port 0 takes a free one), as long as it lives. Clients prove that
     /// they hold the configuration's secret; without one whoever reaches the port can read and write.
@@ -107,7 +107,7 @@ class TcpStore : public detail::BuiltInStore {
 };
 
 /// Values in memory, for the threads of one process. Copies share them.
-class HashStore : public detail::BuiltInStore {
+class RSCCL_PUBLIC HashStore : public detail::BuiltInStore {
   public:
     /// An empty store.
     HashStore();

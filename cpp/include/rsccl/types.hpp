@@ -10,6 +10,8 @@
 #include <stdfloat>
 #endif
 
+#include <rsccl/version.hpp>
+
 // What a CUDA stream points to; a pointer to it is CUDA's cudaStream_t.
 struct CUstream_st;
 

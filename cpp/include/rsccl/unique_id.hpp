@@ -27,7 +27,7 @@ class UniqueId {
     /// rank 0 serves it when it joins.
     /// @throws InvalidUsage where no network interface is usable
     /// @throws InvalidArgument for a field or variable with a bad value
-    static UniqueId generate(const Config& config = {});
+    [[nodiscard]] static UniqueId generate(const Config& config = {});
 
     /// The id that another rank sent.
     /// @throws InvalidArgument where the length is not 128 or the bytes are no id

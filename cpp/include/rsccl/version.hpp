@@ -2,6 +2,13 @@
 /// Which rsccl this is.
 #pragma once
 
+#if !defined(__cplusplus) || __cplusplus < 201703L
+#error "rsccl needs C++17 or newer: compile with -std=c++17"
+#endif
+#if !defined(__cpp_exceptions)
+#error "rsccl says what went wrong by exceptions: compile without -fno-exceptions"
+#endif
+
 #include <string>
 
 /// The version of these headers.
@@ -11,6 +18,18 @@
 #define RSCCL_VERSION_STRING "0.1.0"
 /// One number that grows with the version: 100 is 0.1.0, 10203 is 1.2.3.
 #define RSCCL_VERSION (RSCCL_VERSION_MAJOR * 10000 + RSCCL_VERSION_MINOR * 100 + RSCCL_VERSION_PATCH)
+
+/// What programs and library must know under one identity, also in programs that are compiled with -fvisibility=hidden.
+#define RSCCL_PUBLIC __attribute__((visibility("default")))
+
+/// A name that changes when programs have to be compiled anew: with the major version, before 1.0 with the minor one too.
+#if RSCCL_VERSION_MAJOR == 0
+#define RSCCL_DETAIL_ABI RSCCL_DETAIL_JOIN(library_of_headers_0_, RSCCL_VERSION_MINOR)
+#else
+#define RSCCL_DETAIL_ABI RSCCL_DETAIL_JOIN(library_of_headers_, RSCCL_VERSION_MAJOR)
+#endif
+#define RSCCL_DETAIL_JOIN(name, number) RSCCL_DETAIL_JOIN_EXPANDED(name, number)
+#define RSCCL_DETAIL_JOIN_EXPANDED(name, number) name##number
 
 namespace rsccl {
 

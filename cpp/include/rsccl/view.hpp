@@ -7,6 +7,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -25,6 +26,9 @@ class View {
   public:
     /// `count` elements from `data` on. Null goes with 0 elements.
     constexpr View(T* data, std::size_t count) noexcept : data_(data), count_(count) {}
+    /// The same elements, not to be written to: a `View<float>` is a `View<const float>`.
+    template <class U, std::enable_if_t<!std::is_same_v<U, T> && std::is_convertible_v<U (*)[], T (*)[]>, int> = 0>
+    constexpr View(View<U> other) noexcept : data_(other.data()), count_(other.size()) {}
     constexpr T* data() const noexcept { return data_; }
     constexpr std::size_t size() const noexcept { return count_; }
     constexpr T* begin() const noexcept { return data_; }
@@ -76,11 +80,13 @@ constexpr auto view(Iterator first, Iterator last) noexcept {
 }
 
 /// Whether a C only refers to elements that somebody else owns, so that a temporary C may be passed where the buffer must
-/// outlive the call. True for View and for C++20's borrowed ranges (`std::span`); a program may specialise it.
+/// outlive the call. True for View, std::string_view and C++20's borrowed ranges (`std::span`); a program may specialise it.
 template <class C>
 struct is_view : std::false_type {};
 template <class T>
 struct is_view<View<T>> : std::true_type {};
+template <class Char, class Traits>
+struct is_view<std::basic_string_view<Char, Traits>> : std::true_type {};
 #if __cplusplus >= 202002L
 template <std::ranges::borrowed_range C>
     requires(!std::is_lvalue_reference_v<C>)
