@@ -490,6 +490,35 @@ mod tests {
         }
     }
 
+    /// A rank that has a request under way hears of the stuck peer by its own watch, and not while it waits for the exchange.
+    #[test]
+    fn a_split_beside_requests_and_a_collective_are_a_mismatch() {
+        let ends: Vec<Error> = local::run(2, |comm| {
+            let rank = comm.rank();
+            let desk = Desk::new(comm);
+            if rank == 1 {
+                let call = Call {
+                    collective: Collective::AllReduce,
+                    data_type: DataType::U32,
+                    op: Some(ReduceOp::Sum),
+                    root: None,
+                    count: CallCount::Each(1),
+                    buffers: Buffers::shared(leaked(1, 1)),
+                };
+                return Ok(desk.run(call).expect_err("the other rank is elsewhere"));
+            }
+            let pending = desk.begin_message(Message::recv(leaked(1, 9), Rank::new(1)))?;
+            let end = desk.split(Some(0), 0).expect_err("the other rank is elsewhere");
+            pending.wait().expect_err("its communicator has failed");
+            Ok(end)
+        })
+        .unwrap();
+        for end in ends {
+            assert_eq!(end.kind(), Kind::Mismatch, "{end}");
+            assert!(end.message().contains("called split, rank 1 called all_reduce #0"), "{end}");
+        }
+    }
+
     #[test]
     fn what_cannot_run_beside_requests_says_so() {
         local::run(2, |comm| {
