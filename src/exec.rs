@@ -17,7 +17,7 @@ mod registered;
 
 pub use buffers::Buffers;
 pub use call::{Call, CallCount};
-pub use drive::{Beside, Blocked, Idle, Nothing, Progress, Task, drive};
+pub use drive::{Beside, Blocked, Idle, Nothing, Progress, Task, Until, drive};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use interpret::{Memory, PlanRun, Setting, UserMemory, needs};
 pub use message::{Message, MessageQueue, MessageRun, copy_to_self};
