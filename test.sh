@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up what the tests need and runs them all: format, lints, tests, documentation, examples, C++, programs under four MPIs.
+# Sets up what the tests need and runs them all: format, lints, tests, models, documentation, examples, C++, programs under
+# four MPIs.
 #   ./test.sh
 # On Debian it installs what is missing by apt, as root or by sudo. Where it may not, tests that need it skip and say so.
 set -euo pipefail
@@ -72,6 +73,12 @@ run_tests() {
     return $outcome
 }
 
+# What threads share, in every order that matters: tests/README.md.
+run_models() {
+    RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 \
+        cargo test --locked --quiet --lib --no-default-features models:: 2>&1 | tee -a "$log"
+}
+
 build_documentation() {
     RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --features "$features"
 }
@@ -103,6 +110,7 @@ step cargo fmt --check
 step cargo clippy --locked --quiet --all-targets --features "$features" -- -D warnings
 step cargo clippy --locked --quiet --lib --no-default-features -- -D warnings
 step run_tests
+step run_models
 passed=$(count passed) failed=$(count failed) ignored=$(count ignored)
 step build_documentation
 step run_examples

@@ -7,7 +7,7 @@
 
 mod abort;
 mod backoff;
-mod flag;
+pub(crate) mod flag;
 pub mod primitive;
 pub(crate) mod progress;
 pub mod ring;

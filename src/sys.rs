@@ -3,6 +3,10 @@
 pub mod clock;
 pub mod cpu;
 pub mod descriptor;
+#[cfg(not(all(loom, test)))]
+pub mod futex;
+#[cfg(all(loom, test))]
+#[path = "sys/futex_model.rs"]
 pub mod futex;
 pub mod gpus;
 pub mod host;

@@ -320,8 +320,7 @@ impl Desk {
     /// Takes the engine back where that takes no time. Whether it is here: else messages have to go where it is, since to wait until
     /// peers have taken what requests have sent might be to wait for peers that wait for the message.
     fn is_home(&self) -> bool {
-        // Relaxed: as where it is written.
-        let is_away = |open: &Worker| !open.resting.load(Ordering::Relaxed) && !open.has_failed();
+        let is_away = |open: &Worker| !is_resting(&open.unfinished, &open.resting) && !open.has_failed();
         if self.worker.borrow().as_ref().is_some_and(is_away) { false } else { self.settle() }
     }
 
@@ -337,6 +336,13 @@ impl Desk {
         }
         true
     }
+}
+
+/// Whether all requests have ended and the thread that worked at them has nothing left to do.
+fn is_resting(unfinished: &[Arc<Outcome>], resting: &AtomicBool) -> bool {
+    // In this order: each outcome, by its lock, shows what was said when its job was taken, so Relaxed will do. Looked at before them,
+    // a thread that has not taken the last job yet would seem to rest after it.
+    unfinished.iter().all(|outcome| outcome.is_set()) && resting.load(Ordering::Relaxed)
 }
 
 /// Waits for a worker's requests and gives the engine back to `communicator`.
@@ -396,6 +402,7 @@ impl Pending {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::time::Duration;
 
@@ -566,5 +573,28 @@ mod tests {
             pending.wait()
         })
         .unwrap();
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use crate::sys::futex::{Membarrier, model};
+
+    /// A thread that rested, takes a send, and ends the request as soon as the message lies in slots: until peers have taken it from
+    /// there the engine cannot be had at once.
+    #[test]
+    fn a_worker_that_has_just_taken_its_last_job_does_not_rest() {
+        model(Membarrier::Works, || {
+            let resting = Arc::new(AtomicBool::new(true));
+            let (promise, outcome) = Promise::new();
+            let said = Arc::clone(&resting);
+            let worker = loom::thread::spawn(move || {
+                said.store(false, Ordering::Relaxed);
+                promise.set(Ok(()));
+            });
+            assert!(!is_resting(&[outcome], &resting), "the message is not with its peer yet");
+            worker.join().expect("loom ends the model before a panic comes here");
+        });
     }
 }

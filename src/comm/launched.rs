@@ -9,7 +9,7 @@ use crate::config::launch::{Launch, StoreAddress};
 use crate::config::{Config, Environment};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Wait;
-use crate::sync::primitive::{AtomicU64, Ordering};
+use crate::sync::primitive::{Ordering, statics::AtomicU64};
 use crate::types::World;
 
 impl Communicator {

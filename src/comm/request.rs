@@ -648,3 +648,47 @@ fn begin_exchange<'scope>(
     Promise::keep(outcome);
     Ok(())
 }
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+
+    use super::*;
+    use crate::sys::futex::{Membarrier, model};
+
+    /// A request's buffer as loom sees it.
+    struct Buffer(UnsafeCell<()>);
+
+    // SAFETY: that the program has it only when the worker has done is what the model proves; loom fails where it is not so.
+    unsafe impl Sync for Buffer {}
+    // SAFETY: as above.
+    unsafe impl Send for Buffer {}
+
+    fn after_the_worker(work: impl Fn(Promise) + Copy + Send + Sync + 'static, is_well: bool) {
+        model(Membarrier::Works, move || {
+            let buffer = Arc::new(Buffer(UnsafeCell::new(())));
+            let (promise, outcome) = Promise::new();
+            let worked = Arc::clone(&buffer);
+            let worker = loom::thread::spawn(move || {
+                worked.0.with_mut(|_| ());
+                work(promise);
+            });
+            if outcome.is_set() {
+                buffer.0.with_mut(|_| ());
+            }
+            assert_eq!(outcome.wait(&Bystander::default()).is_ok(), is_well);
+            buffer.0.with_mut(|_| ());
+            worker.join().expect("loom ends the model before a panic comes here");
+        });
+    }
+
+    #[test]
+    fn the_buffer_is_the_programs_when_the_request_has_ended() {
+        after_the_worker(|promise| promise.set(Ok(())), true);
+    }
+
+    #[test]
+    fn a_request_that_nobody_works_at_ends() {
+        after_the_worker(drop, false);
+    }
+}

@@ -96,16 +96,23 @@ impl std::fmt::Debug for Idle<'_> {
     }
 }
 
-impl Idle<'_> {
-    /// Waits until `flag` has come to `target`.
+/// A way to wait for a flag.
+pub trait Until {
+    /// Waits until `flag` has come to `target`. `waiting_for` is what an error says of it.
     ///
     /// # Errors
-    /// What the watch found.
+    /// Why the wait has no sense any more.
+    fn until(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()>;
+}
+
+impl Until for Idle<'_> {
     #[inline]
-    pub fn until(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
+    fn until(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
         if flag.reached(target) { Ok(()) } else { self.until_slow(flag, target, waiting_for) }
     }
+}
 
+impl Idle<'_> {
     fn until_slow(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
         let Idle { patience, watch, fabric, bootstrap, beside, progress } = self;
         let alone = beside.is_empty();

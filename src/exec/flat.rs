@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 
 use crate::device::{Kernel, Pass, Store};
 use crate::error::Result;
-use crate::exec::{Idle, Operation};
+use crate::exec::{Operation, Until};
 use crate::sync::ring::Label;
 use crate::transport::{FLAT_BYTES, FLAT_SLOTS, FlatSlot, HostWindows};
 
@@ -47,7 +47,7 @@ impl Flat {
         &mut self,
         windows: &'a HostWindows,
         operation: &'a Operation,
-        idle: &mut Idle<'_>,
+        idle: &mut impl Until,
         (bytes, fill): (usize, impl FnOnce(NonNull<u8>)),
     ) -> Result<Exchange<'a>> {
         assert!(bytes <= FLAT_BYTES, "flat operations fit their slot");
@@ -77,7 +77,7 @@ impl Flat {
     }
 
     #[cold]
-    fn make_room(&mut self, windows: &HostWindows, idle: &mut Idle<'_>) -> Result<()> {
+    fn make_room(&mut self, windows: &HostWindows, idle: &mut impl Until) -> Result<()> {
         // Half of the slots at once: a root whose readers share its processor gives it away once for so many operations.
         let needed = self.next - FLAT_SLOTS / 2;
         let mut least = u64::MAX;
@@ -100,7 +100,7 @@ impl<'a> Exchange<'a> {
     /// # Errors
     /// Of the wait; [`crate::error::Kind::Mismatch`] where the rank runs another operation.
     #[inline]
-    pub fn read(&self, place: usize, idle: &mut Idle<'_>) -> Result<FlatSlot<'a>> {
+    pub fn read(&self, place: usize, idle: &mut impl Until) -> Result<FlatSlot<'a>> {
         let slot = self.windows.arenas[place].flat(self.number);
         let rank = self.windows.ranks[place];
         idle.until(slot.flag, self.number + 1, &|| format!("rank {rank} (to call {})", self.operation))?;
@@ -113,7 +113,7 @@ impl<'a> Exchange<'a> {
     /// # Errors
     /// As [`Exchange::read`].
     #[inline]
-    pub fn read_all(&self, idle: &mut Idle<'_>) -> Result<()> {
+    pub fn read_all(&self, idle: &mut impl Until) -> Result<()> {
         for place in 0..self.windows.ranks.len() {
             self.read(place, idle)?;
         }
@@ -131,7 +131,7 @@ impl<'a> Exchange<'a> {
     pub unsafe fn reduce(
         &self,
         kernel: &Kernel,
-        idle: &mut Idle<'_>,
+        idle: &mut impl Until,
         (bytes, offset): (usize, usize),
         (target, count): (*mut u8, usize),
     ) -> Result<()> {
@@ -158,3 +158,154 @@ impl<'a> Exchange<'a> {
 
 /// Ranks whose sources stand on the stack.
 const FEW_RANKS: usize = 8;
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+
+    use super::*;
+    use crate::sync::Flag;
+    use crate::sync::flag::models::EVER;
+    use crate::sync::primitive::Arc;
+    use crate::sys::futex::{Membarrier, model};
+    use crate::transport::Arena;
+    use crate::types::{Collective, DataType, Rank};
+
+    /// Waits with nothing but the flag's wake to end a sleep.
+    struct Sleep;
+
+    impl Until for Sleep {
+        fn until(&mut self, flag: &Flag, target: u64, _: &dyn Fn() -> String) -> Result<()> {
+            while !flag.reached(target) {
+                flag.park(target, EVER);
+            }
+            Ok(())
+        }
+    }
+
+    /// Data of each rank's slots as loom sees it: it cannot watch the mapping, so whoever touches a slot there touches its cell here.
+    type Cells = Vec<[UnsafeCell<()>; SLOTS]>;
+
+    #[expect(clippy::cast_possible_truncation, reason = "two slots")]
+    const SLOTS: usize = FLAT_SLOTS as usize;
+
+    struct Host {
+        arenas: Vec<Arena>,
+        cells: Cells,
+    }
+
+    // SAFETY: that nobody writes a slot while others read it is what the models prove; loom fails where it is not so.
+    unsafe impl Sync for Host {}
+    // SAFETY: as above.
+    unsafe impl Send for Host {}
+
+    impl Host {
+        fn new(ranks: usize) -> Host {
+            let cells = (0..ranks).map(|_| [const { () }; SLOTS].map(|()| UnsafeCell::new(()))).collect();
+            let arenas = (0..ranks).map(|_| Arena::laid().expect("some pages")).collect();
+            Host { arenas, cells }
+        }
+
+        fn cell(&self, rank: usize, number: u64) -> &UnsafeCell<()> {
+            &self.cells[rank][usize::try_from(number % FLAT_SLOTS).expect("two slots")]
+        }
+
+        /// Rank `me` runs as many operations as there are `readers`: those read everyone's slots; all do where there are none.
+        fn run(&self, me: usize, readers: &[Readers]) {
+            let ranks = self.arenas.len();
+            let windows = HostWindows {
+                ranks: (0..u32::try_from(ranks).expect("a few")).map(Rank::new).collect(),
+                me,
+                arenas: self.arenas.clone(),
+                boards: None,
+                registered: Vec::new(),
+            };
+            let mut flat = Flat::default();
+            for (number, readers) in (0..).zip(readers) {
+                let operation = Operation {
+                    collective: Collective::Barrier,
+                    data_type: DataType::U8,
+                    op: None,
+                    root: None,
+                    count: 1,
+                    sequence: number,
+                };
+                let fill = |slot: NonNull<u8>| {
+                    // SAFETY: the place of the one byte that is announced.
+                    self.cell(me, number).with_mut(|_| unsafe { slot.as_ptr().write(byte(me, number)) });
+                };
+                let exchange = flat.announce(&windows, &operation, &mut Sleep, (1, fill)).expect("no wait fails");
+                let read = |rank: usize| {
+                    let slot = exchange.read(rank, &mut Sleep).expect("all run the same operation");
+                    // SAFETY: the place of the one byte that was announced.
+                    let found = self.cell(rank, number).with(|_| unsafe { slot.data(1).as_ptr().read() });
+                    assert_eq!(found, byte(rank, number));
+                };
+                match readers {
+                    Readers::All => {
+                        (0..ranks).for_each(read);
+                        flat.finish_symmetric(&exchange);
+                    }
+                    Readers::Of(root) => {
+                        if me != *root {
+                            read(*root);
+                        }
+                        flat.finish_rooted(&exchange);
+                    }
+                    Readers::Root(root) => {
+                        if me == *root {
+                            (0..ranks).for_each(read);
+                        }
+                        flat.finish_rooted(&exchange);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Who reads whose slots in an operation.
+    #[derive(Debug, Clone, Copy)]
+    enum Readers {
+        /// Everyone everyone's.
+        All,
+        /// Everyone the root's, as in a broadcast.
+        Of(usize),
+        /// The root everyone's, as in a gather.
+        Root(usize),
+    }
+
+    fn byte(rank: usize, number: u64) -> u8 {
+        u8::try_from(number * 16).expect("a few operations") + u8::try_from(rank).expect("a few ranks")
+    }
+
+    /// No rank writes a slot that another still reads, in operations that follow each other so.
+    fn slots_go_round(operations: &'static [Readers]) {
+        model(Membarrier::Works, move || {
+            let host = Arc::new(Host::new(2));
+            let theirs = Arc::clone(&host);
+            let peer = loom::thread::spawn(move || theirs.run(1, operations));
+            host.run(0, operations);
+            peer.join().expect("loom ends the model before a panic comes here");
+        });
+    }
+
+    #[test]
+    fn symmetric_operations_prove_that_slots_were_read() {
+        slots_go_round(&[Readers::All; 4]);
+    }
+
+    #[test]
+    fn a_root_that_runs_ahead_waits_for_its_readers() {
+        slots_go_round(&[Readers::Of(0); 4]);
+    }
+
+    #[test]
+    fn ranks_that_run_ahead_wait_for_a_root() {
+        slots_go_round(&[Readers::Root(0); 4]);
+    }
+
+    #[test]
+    fn kinds_of_operations_may_follow_each_other() {
+        slots_go_round(&[Readers::Of(0), Readers::Root(0), Readers::All, Readers::Of(1), Readers::Of(1)]);
+    }
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::mpi::calls::{self, Stage};
-use crate::sync::primitive::{AtomicBool, Ordering};
+use crate::sync::primitive::{Ordering, statics::AtomicBool};
 use crate::sys::futex;
 
 /// Makes a panic of any thread end the whole MPI job: after the panic's message, `MPI_Abort` on `MPI_COMM_WORLD` with code 101. Without it

@@ -48,3 +48,27 @@ impl AbortFlag {
         })
     }
 }
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use crate::sys::futex::{Membarrier, model};
+
+    #[test]
+    fn whoever_sees_the_flag_finds_the_first_reason() {
+        model(Membarrier::Works, || {
+            let flag = AbortFlag::new();
+            let raisers = ["mine", "theirs"].map(|reason| {
+                let flag = flag.clone();
+                loom::thread::spawn(move || flag.raise(Error::aborted(reason)))
+            });
+            let seen = flag.check().map_err(|error| error.to_string());
+            for raiser in raisers {
+                raiser.join().expect("loom ends the model before a panic comes here");
+            }
+            let reason = flag.check().expect_err("it was raised").to_string();
+            assert!(reason.contains("mine") || reason.contains("theirs"), "{reason}");
+            assert!(seen.is_ok() || seen == Err(reason), "the reason has changed");
+        });
+    }
+}

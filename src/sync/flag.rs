@@ -1,7 +1,6 @@
 //! A counter that one rank raises and others wait for.
 
 use std::ptr::NonNull;
-use std::sync::atomic::compiler_fence;
 use std::time::Duration;
 
 use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering};
@@ -45,8 +44,8 @@ impl Flag {
     pub fn raise(&self, value: u64) {
         // Pairs with the acquire in `value`: data written before the flag is read after it.
         self.value.store(value, Ordering::Release);
-        // The compiler must not move the load above the store. The processor may; `park` pays for that with a heavy barrier.
-        compiler_fence(Ordering::SeqCst);
+        // Pairs with the heavy barrier in `park`, which pays for both: here it keeps only the compiler from moving the load up.
+        futex::light_barrier();
         if self.parked.load(Ordering::Relaxed) != 0 {
             self.wake();
         }
@@ -55,7 +54,7 @@ impl Flag {
     /// Wakes whoever sleeps on the flag without changing it, so that they look around.
     #[cold]
     pub fn wake(&self) {
-        futex::wake_all(self.low_half());
+        futex::wake_all(&self.value);
     }
 
     /// The value as last raised.
@@ -73,33 +72,25 @@ impl Flag {
 
     /// Sleeps until the value may have come to `target`, at most `timeout`.
     pub fn park(&self, target: u64, timeout: Duration) {
-        self.parked.fetch_add(1, Ordering::SeqCst);
-        // Partner of the missing fence in `raise`: after it, either the writer sees `parked` or we see its value.
+        // Relaxed, as the barrier below orders it before the look.
+        self.parked.fetch_add(1, Ordering::Relaxed);
+        // Partner of the light barrier in `raise`: after it, either the writer sees `parked` or we see its value.
         let certain = futex::heavy_barrier();
         let value = self.value();
         if value < target {
             let slice = if certain { timeout } else { timeout.min(UNCERTAIN_SLICE) };
-            futex::wait(self.low_half(), low(value), slice);
+            futex::wait(&self.value, value, slice);
         }
-        self.parked.fetch_sub(1, Ordering::SeqCst);
+        // Relaxed: a writer that still sees it wakes nobody.
+        self.parked.fetch_sub(1, Ordering::Relaxed);
     }
-
-    fn low_half(&self) -> &AtomicU32 {
-        let whole = self.value.as_ptr().cast::<AtomicU32>();
-        let half = if cfg!(target_endian = "big") { whole.wrapping_add(1) } else { whole };
-        // SAFETY: both halves of an AtomicU64 are aligned and live as long as it; only the kernel looks through this reference.
-        unsafe { &*half }
-    }
-}
-
-fn low(value: u64) -> u32 {
-    u32::try_from(value & u64::from(u32::MAX)).expect("masked to 32 bits")
 }
 
 /// How long a park may miss a wake where the kernel has no global barrier.
 const UNCERTAIN_SLICE: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use crate::sync::primitive::Arc;
@@ -129,5 +120,92 @@ mod tests {
         echo.join().unwrap();
         // A single lost wake would take 20 s.
         assert!(start.elapsed() < Duration::from_secs(19), "a wake was lost");
+    }
+}
+
+#[cfg(all(test, loom))]
+pub(crate) mod models {
+    use super::*;
+    use crate::sync::primitive::Arc;
+    use crate::sys::futex::{Membarrier, model};
+
+    /// A sleep that only a wake ends.
+    pub(crate) const EVER: Duration = Duration::MAX;
+
+    impl Flag {
+        /// A flag that has not been raised: loom knows its atomics by numbers that it gives out, so zeroed memory is none.
+        pub(crate) fn unraised() -> Flag {
+            Flag { value: AtomicU64::new(0), parked: AtomicU32::new(0) }
+        }
+
+        /// Lays one at `place`.
+        ///
+        /// # Safety
+        /// As [`Flag::at`], before anyone else touches the place.
+        pub(crate) unsafe fn lay(place: NonNull<u8>) {
+            // SAFETY: the caller keeps size, alignment and solitude.
+            unsafe { place.cast::<Flag>().write(Flag::unraised()) };
+        }
+
+        /// Waits; only a wake ends a sleep.
+        pub(crate) fn await_value(&self, target: u64) {
+            while !self.reached(target) {
+                self.park(target, EVER);
+            }
+        }
+    }
+
+    /// One who raises the flag to `last`, and for each value on the way one who sleeps until then.
+    fn sleepers(membarrier: Membarrier, last: u64) {
+        model(membarrier, move || {
+            let flag = Arc::new(Flag::unraised());
+            let sleeper = |target| {
+                let flag = Arc::clone(&flag);
+                loom::thread::spawn(move || flag.await_value(target))
+            };
+            let sleepers: Vec<_> = (1..=last).map(sleeper).collect();
+            (1..=last).for_each(|value| flag.raise(value));
+            for sleeper in sleepers {
+                sleeper.join().expect("loom ends the model before a panic comes here");
+            }
+            // Nobody is counted who does not sleep: the next raise makes no system call.
+            assert_eq!(flag.parked.load(Ordering::Relaxed), 0);
+        });
+    }
+
+    #[test]
+    fn whoever_sleeps_is_woken() {
+        sleepers(Membarrier::Works, 2);
+    }
+
+    #[test]
+    fn without_a_barrier_a_sleep_ends_by_itself() {
+        sleepers(Membarrier::Refused, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn a_barrier_that_does_nothing_loses_a_wake() {
+        sleepers(Membarrier::Lies, 1);
+    }
+
+    /// Two ranks that wait for each other in turn, as in every exchange.
+    #[test]
+    fn ranks_that_wait_for_each_other_meet() {
+        model(Membarrier::Works, || {
+            let flags = Arc::new([Flag::unraised(), Flag::unraised()]);
+            let theirs = Arc::clone(&flags);
+            let peer = loom::thread::spawn(move || {
+                for turn in 1..=2 {
+                    theirs[0].await_value(turn);
+                    theirs[1].raise(turn);
+                }
+            });
+            for turn in 1..=2 {
+                flags[0].raise(turn);
+                flags[1].await_value(turn);
+            }
+            peer.join().expect("loom ends the model before a panic comes here");
+        });
     }
 }

@@ -1,4 +1,20 @@
 //! Where concurrency types come from, so that a model checker can stand in for the standard library.
+//!
+//! Tests that are built with `--cfg loom` get loom's atomics and locks, and only modules called `models` may use them then, inside
+//! of a model. Nobody else's program changes by that word. `Arc` stays the standard library's: loom's holds no `dyn`.
 
-pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+#[cfg(all(loom, test))]
+pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
+#[cfg(all(loom, test))]
+pub use loom::sync::{Condvar, Mutex, MutexGuard};
+pub use std::sync::atomic::Ordering;
+#[cfg(not(all(loom, test)))]
+pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
+pub use std::sync::{Arc, OnceLock, Weak};
+#[cfg(not(all(loom, test)))]
+pub use std::sync::{Condvar, Mutex, MutexGuard};
+
+/// For statics, which live as long as the process: no model begins them anew.
+pub mod statics {
+    pub use std::sync::atomic::{AtomicBool, AtomicU64};
+}

@@ -86,6 +86,7 @@ pub(crate) fn rest(hook: Option<&Progress>, rest: Duration) -> Duration {
 }
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use crate::sync::primitive::{AtomicU32, OnceLock, Ordering};
@@ -105,5 +106,49 @@ mod tests {
             hook.turn().unwrap();
             assert_eq!(turns.load(Ordering::Relaxed), expected);
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+
+    use super::*;
+    use crate::sys::futex::{Membarrier, model};
+
+    /// What a hook works on, and may take for its own while it runs.
+    struct Own(UnsafeCell<u32>);
+
+    // SAFETY: that only one thread at a time is in the hook is what the model proves; loom fails where it is not so.
+    unsafe impl Sync for Own {}
+    // SAFETY: as above.
+    unsafe impl Send for Own {}
+
+    #[test]
+    fn never_two_threads_are_in_the_hook() {
+        model(Membarrier::Works, || {
+            let turns = Arc::new(Own(UnsafeCell::new(0)));
+            let counted = Arc::clone(&turns);
+            let hook = Progress::new(move || {
+                counted.0.with_mut(|turns| {
+                    // Others get their chance to come in.
+                    loom::thread::yield_now();
+                    // SAFETY: the pointer is the cell's own, and loom watches who has it.
+                    unsafe { *turns += 1 };
+                });
+                Ok(())
+            });
+            let threads = [(), ()].map(|()| {
+                let hook = hook.clone();
+                loom::thread::spawn(move || hook.turn().expect("the hook never fails"))
+            });
+            hook.turn().expect("the hook never fails");
+            for thread in threads {
+                thread.join().expect("loom ends the model before a panic comes here");
+            }
+            // SAFETY: as above.
+            let turns = turns.0.with(|turns| unsafe { *turns });
+            assert!((1..=3).contains(&turns), "{turns} turns of three calls");
+        });
     }
 }

@@ -249,6 +249,7 @@ const INLINE_BYTES: usize = HEADER_BYTES - INLINE_OFFSET;
 const _: () = assert!(INLINE_BYTES == 16 && HEADER_BYTES == Flag::LINE);
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 
@@ -290,5 +291,108 @@ mod tests {
         // SAFETY: the header of slot 0, aligned.
         unsafe { header.write(65) };
         assert_eq!(receiver.peek().unwrap_err().kind(), Kind::Remote);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+
+    use super::*;
+    use crate::sync::flag::models::EVER;
+    use crate::sys::futex::{Membarrier, model};
+
+    /// A ring whose flags loom knows.
+    fn pair(shape: Shape) -> (Sender, Receiver) {
+        let memory = Arc::new(SharedMemory::anonymous(shape.memory_bytes()).expect("a page or two"));
+        let (sender, receiver) = (Sender::new(Arc::clone(&memory), shape), Receiver::new(memory, shape));
+        for slot in 0..u64::from(shape.slots) {
+            // SAFETY: the layout's own offsets, and nobody else has the memory yet.
+            unsafe { Flag::lay(sender.view.memory.at(sender.view.offset(slot), Flag::BYTES)) };
+        }
+        // SAFETY: as above.
+        unsafe { Flag::lay(sender.view.memory.at(0, Flag::BYTES)) };
+        (sender, receiver)
+    }
+
+    /// The bytes of slots as loom sees them: it cannot watch the mapping, so whoever touches a slot there touches its cell here.
+    struct Slots(Vec<UnsafeCell<()>>);
+
+    // SAFETY: that only one end touches a cell at a time is what the model proves; loom fails where it is not so.
+    unsafe impl Sync for Slots {}
+    // SAFETY: as above.
+    unsafe impl Send for Slots {}
+
+    impl Slots {
+        fn of(&self, message: u64) -> &UnsafeCell<()> {
+            &self.0[usize::try_from(message).expect("a few messages") % self.0.len()]
+        }
+    }
+
+    fn send(sender: &mut Sender, slots: &Slots, message: u64, bytes: usize) {
+        let place = loop {
+            if let Some(place) = sender.reserve(bytes) {
+                break place;
+            }
+            let (flag, target) = sender.credit();
+            flag.park(target, EVER);
+        };
+        // SAFETY: a reserved byte.
+        slots.of(message).with_mut(|_| unsafe { place.as_ptr().write(message_byte(message)) });
+        sender.publish(bytes, [message, 7, 8]);
+    }
+
+    fn receive(receiver: &mut Receiver, slots: &Slots, message: u64, bytes: usize) {
+        let found = loop {
+            if let Some(found) = receiver.peek().expect("no forged length") {
+                break found;
+            }
+            let (flag, target) = receiver.arrival();
+            flag.park(target, EVER);
+        };
+        assert_eq!((found.bytes, found.label), (bytes, [message, 7, 8]));
+        // SAFETY: a message of at least one byte.
+        let byte = slots.of(message).with(|_| unsafe { found.payload.as_ptr().read() });
+        assert_eq!(byte, message_byte(message));
+        receiver.release();
+    }
+
+    fn message_byte(message: u64) -> u8 {
+        u8::try_from(message + 1).expect("a few messages")
+    }
+
+    /// Each message is read whole before its slot is written again, whoever sleeps when.
+    fn messages_go_round(slots: u32, messages: u64, bytes: usize) {
+        model(Membarrier::Works, move || {
+            let (mut sender, mut receiver) = pair(Shape { slots, slot_bytes: 64 });
+            let cells = Arc::new(Slots((0..slots).map(|_| UnsafeCell::new(())).collect()));
+            let theirs = Arc::clone(&cells);
+            let peer = loom::thread::spawn(move || {
+                for message in 0..messages {
+                    receive(&mut receiver, &theirs, message, bytes);
+                }
+            });
+            for message in 0..messages {
+                send(&mut sender, &cells, message, bytes);
+            }
+            let (flag, target) = sender.drain();
+            flag.await_value(target);
+            assert!(sender.drained());
+            // All that was sent has been read: the slots may go away.
+            for message in 0..messages {
+                cells.of(message).with_mut(|_| ());
+            }
+            peer.join().expect("loom ends the model before a panic comes here");
+        });
+    }
+
+    #[test]
+    fn one_slot_is_never_written_while_it_is_read() {
+        messages_go_round(1, 2, 64);
+    }
+
+    #[test]
+    fn slots_go_round_in_order() {
+        messages_go_round(2, 3, 1);
     }
 }

@@ -70,6 +70,7 @@ const COUNT_BITS: u32 = 16;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 
@@ -91,5 +92,89 @@ mod tests {
         assert!(!lease.drained());
         drop(two);
         assert!(lease.drained() && lease.enter(8).is_some());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+
+    use super::*;
+    use crate::sync::primitive::Arc;
+    use crate::sys::futex::{Membarrier, model};
+    use crate::transport::Board;
+
+    /// A rank's lease, where it says what its buffer is, and the buffer as loom sees it.
+    struct Owner {
+        lease: Lease,
+        board: Board,
+        buffers: [UnsafeCell<()>; 2],
+    }
+
+    // SAFETY: that nobody is in a buffer beside its owner is what the model proves; loom fails where it is not so.
+    unsafe impl Sync for Owner {}
+    // SAFETY: as above.
+    unsafe impl Send for Owner {}
+
+    impl Owner {
+        fn new() -> Owner {
+            let (lease, board) = (Lease(AtomicU64::new(0)), Board::default());
+            Owner { lease, board, buffers: [UnsafeCell::new(()), UnsafeCell::new(())] }
+        }
+
+        /// Lets peers into the buffer of `operation`, then takes it back.
+        fn offer(&self, operation: u64) {
+            let own = || self.buffers[usize::try_from(operation).expect("0 or 1")].with_mut(|_| ());
+            own();
+            self.board.write(std::ptr::null(), std::ptr::without_provenance_mut(address(operation)));
+            self.lease.open(operation);
+            self.lease.close();
+            while !self.lease.drained() {
+                loom::thread::yield_now();
+            }
+            own();
+        }
+
+        /// Goes into the buffer of `operation`, where the owner is in it now; finds it as the owner has said.
+        fn visit(&self, operation: u64) {
+            if let Some(_guard) = self.lease.enter(operation) {
+                assert_eq!(self.board.read().1.addr(), address(operation));
+                self.buffers[usize::try_from(operation).expect("0 or 1")].with(|_| ());
+            }
+        }
+    }
+
+    fn address(operation: u64) -> usize {
+        usize::try_from(operation).expect("0 or 1") + 1
+    }
+
+    #[test]
+    fn the_owner_has_its_buffer_back_only_when_all_are_out() {
+        model(Membarrier::Works, || {
+            let owner = Arc::new(Owner::new());
+            let peers = [0, 0].map(|operation| {
+                let owner = Arc::clone(&owner);
+                loom::thread::spawn(move || owner.visit(operation))
+            });
+            owner.offer(0);
+            for peer in peers {
+                peer.join().expect("loom ends the model before a panic comes here");
+            }
+        });
+    }
+
+    #[test]
+    fn who_comes_for_an_operation_finds_its_buffer_or_a_closed_door() {
+        model(Membarrier::Works, || {
+            let owner = Arc::new(Owner::new());
+            let visited = Arc::clone(&owner);
+            let peer = loom::thread::spawn(move || {
+                visited.visit(0);
+                visited.visit(1);
+            });
+            owner.offer(0);
+            owner.offer(1);
+            peer.join().expect("loom ends the model before a panic comes here");
+        });
     }
 }
