@@ -11,6 +11,8 @@ pub(crate) mod flag;
 pub mod primitive;
 pub(crate) mod progress;
 pub mod ring;
+#[cfg(sanitize_thread)]
+mod seen;
 mod wait;
 
 pub use abort::AbortFlag;

@@ -1,0 +1,121 @@
+//! Locks whose every step ThreadSanitizer sees, for `tests/sanitize.sh`: it sees what is compiled with it, and the standard library is
+//! not, so that a lock there that was waited for looks as if it ordered nothing. Slow, and of the same shape.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{LockResult, TryLockError, TryLockResult};
+use std::time::Duration;
+
+use crate::sys::{clock, cpu};
+
+/// As the standard library's, but that a panic does not poison it.
+#[derive(Debug, Default)]
+pub struct Mutex<T> {
+    taken: AtomicBool,
+    data: UnsafeCell<T>,
+}
+
+// SAFETY: `taken` lets one thread at a time to the data.
+unsafe impl<T: Send> Sync for Mutex<T> {}
+
+/// The lock, held.
+#[derive(Debug)]
+pub struct MutexGuard<'a, T>(&'a Mutex<T>);
+
+/// As the standard library's; it may wake for nothing.
+#[derive(Debug, Default)]
+pub struct Condvar {
+    told: AtomicU64,
+}
+
+impl<T> Mutex<T> {
+    /// Around `data`.
+    pub const fn new(data: T) -> Mutex<T> {
+        Mutex { taken: AtomicBool::new(false), data: UnsafeCell::new(data) }
+    }
+
+    /// Waits for the lock.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+        loop {
+            if let Ok(guard) = self.try_lock() {
+                return Ok(guard);
+            }
+            cpu::yield_now();
+        }
+    }
+
+    /// Takes the lock where nobody has it.
+    ///
+    /// # Errors
+    /// Where somebody has it.
+    pub fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
+        // Acquire pairs with the release where a guard is dropped: what its owner wrote is seen.
+        if self.taken.swap(true, Ordering::Acquire) { Err(TryLockError::WouldBlock) } else { Ok(MutexGuard(self)) }
+    }
+}
+
+impl<T> Drop for MutexGuard<'_, T> {
+    fn drop(&mut self) {
+        // Pairs with the acquire in `try_lock`.
+        self.0.taken.store(false, Ordering::Release);
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the guard has the lock.
+        unsafe { &*self.0.data.get() }
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard has the lock, and `self` is borrowed alone.
+        unsafe { &mut *self.0.data.get() }
+    }
+}
+
+impl Condvar {
+    /// Wakes all that wait.
+    pub fn notify_all(&self) {
+        // Release pairs with the acquires of waits; the lock orders what was told of.
+        self.told.fetch_add(1, Ordering::Release);
+    }
+
+    /// Waits to be told, with the lock given away meanwhile.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
+        let Ok((guard, _)) = self.wait_timeout(guard, Duration::MAX) else { unreachable!("no lock here is poisoned") };
+        Ok(guard)
+    }
+
+    /// The same, for no longer than `limit`; whether that was the end of it.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn wait_timeout<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        limit: Duration,
+    ) -> LockResult<(MutexGuard<'a, T>, bool)> {
+        // Acquire, here and below: pairs with `notify_all`.
+        let (before, began) = (self.told.load(Ordering::Acquire), clock::now());
+        let lock = guard.0;
+        drop(guard);
+        let mut late = false;
+        while self.told.load(Ordering::Acquire) == before && !late {
+            cpu::yield_now();
+            late = began.elapsed() >= limit;
+        }
+        let Ok(guard) = lock.lock() else { unreachable!("no lock here is poisoned") };
+        Ok((guard, late))
+    }
+}
