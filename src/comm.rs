@@ -40,6 +40,7 @@ pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 pub(crate) use aside::Preparation;
 pub use choose::Chosen;
 pub use desk::{Desk, Pending};
+#[cfg(feature = "cpp")]
 pub(crate) use group::Steps;
 pub use group::{Group, Member, group};
 pub use placement::{DeviceChoice, Placement};

@@ -318,11 +318,12 @@ impl<'a> Member<'_, 'a> {
         let world = self.part.comm.world;
         messages.iter().try_for_each(|message| message.check(world)).map_err(|error| error.at(world.rank))?;
         check_to_self(world.rank, &messages).map_err(|error| error.at(world.rank))?;
-        self.add_steps(Steps(vec![Step::Exchange(messages)]));
+        self.part.steps.add_exchange(messages);
         Ok(())
     }
 
     /// Adds collectives that have been checked.
+    #[cfg(feature = "cpp")]
     pub(crate) fn add_steps(&mut self, steps: Steps<'a>) {
         self.part.steps.0.extend(steps.0);
     }

@@ -201,7 +201,7 @@ mod models {
 
     impl Host {
         fn new(ranks: usize) -> Host {
-            let cells = (0..ranks).map(|_| [const { () }; SLOTS].map(|()| UnsafeCell::new(()))).collect();
+            let cells = (0..ranks).map(|_| std::array::from_fn(|_| UnsafeCell::new(()))).collect();
             let arenas = (0..ranks).map(|_| Arena::laid().expect("some pages")).collect();
             Host { arenas, cells }
         }
