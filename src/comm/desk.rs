@@ -500,7 +500,9 @@ mod tests {
     /// A rank that has a request under way hears of the stuck peer by its own watch, and not while it waits for the exchange.
     #[test]
     fn a_split_beside_requests_and_a_collective_are_a_mismatch() {
-        let ends: Vec<Error> = local::run(2, |comm| {
+        let soon = Duration::from_secs(30);
+        let config = Config::default().with_timeout(soon).with_init_timeout(soon);
+        let ends: Vec<Error> = local::run_with(2, &config, |comm| {
             let rank = comm.rank();
             let desk = Desk::new(comm);
             if rank == 1 {

@@ -47,14 +47,14 @@ impl News {
         if let Some((rank, why)) = self.dead.first() {
             return Err(died(*rank, why));
         }
+        if let Awaited::Exchange(exchange) = awaited {
+            self.stalled.iter().try_for_each(|(from, stall)| exchange.compare(*from, stall))?;
+        }
         if self.left.is_empty() {
             return Ok(());
         }
         let gone = match awaited {
-            Awaited::Anything => None,
-            Awaited::Exchange(exchange) => {
-                return self.stalled.iter().try_for_each(|(from, stall)| exchange.compare(*from, stall));
-            }
+            Awaited::Anything | Awaited::Exchange(_) => None,
             Awaited::Collective(operation) => self.left.iter().find(|(_, until, _)| *until <= operation.sequence),
             Awaited::Messages(peers) => {
                 let peers = peers();
