@@ -24,6 +24,8 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tracing::level_filters::LevelFilter;
+
 use crate::config::{Config, Note};
 use crate::error::Result;
 
@@ -56,6 +58,12 @@ pub fn version() {
     if !SAID_VERSION.swap(true, Ordering::Relaxed) {
         tracing::info!(target: printer::VERSION_TARGET, "RSCCL version {}", env!("CARGO_PKG_VERSION"));
     }
+}
+
+/// Whether anybody listens to what the library tells (level INFO): one load, for calls that should cost no more where nobody does.
+#[inline]
+pub(crate) fn is_heard() -> bool {
+    LevelFilter::current() >= LevelFilter::INFO
 }
 
 fn say_once(note: &Note) {

@@ -83,6 +83,7 @@ const OTHERS: &[Other] = &[
     ("Error", "at", Nothing("Error's constructor takes the rank")),
     ("Error", "about", Nothing("Error's constructor takes the peer")),
     ("Error", "during", Nothing("Error's constructor takes the operation")),
+    ("Error", "inside", Nothing("Error's constructor takes the operation")),
     ("Error", "kind", Named("code")),
     ("Error", "duplicate", Nothing("errors are copied")),
     ("Kind", "fault", Nothing("each kind has a class, whose words say whose fault it is")),

@@ -103,8 +103,9 @@ impl Engine {
             sequence: self.counters.collectives,
         };
         self.counters.collectives += 1;
-        let world = self.world;
-        log::info!(Coll @ world.rank, "{}", CallLine { call, operation: &operation, world, id: self.bootstrap.id() });
+        if log::is_heard() {
+            self.log_call(call, &operation);
+        }
         self.news.begin(operation.label());
         self.route((call, &operation), kernel, beside).map_err(|error| error.during(operation.to_string()))
     }
@@ -122,9 +123,7 @@ impl Engine {
         if self.world.size == 1 {
             return host::run_alone(what.0, self.world, &kernel);
         }
-        let path = self.chooser.path(Question::of(what.0))?;
-        log::info!(Tuning @ self.world.rank, "{}", ChoiceLine { call: what.0, world: self.world, chosen: path.into() });
-        match path {
+        match self.chooser.path(Question::of(what.0))? {
             Path::Flat => self.run_flat(what, &kernel, beside),
             Path::Windows(algorithm) => self.run_windows(what, (kernel, algorithm), beside),
             Path::Slots(algorithm) => {
@@ -242,8 +241,9 @@ impl Engine {
         let counter = if message.sends() { &mut counter.0 } else { &mut counter.1 };
         let sequence = *counter;
         *counter += 1;
-        let world = self.world;
-        log::info!(Coll @ world.rank, "{}", MessageLine { message: &message, sequence, world, id: self.bootstrap.id() });
+        if log::is_heard() {
+            self.log_message(&message, sequence);
+        }
         MessageRun::new(message, Collective::Send, sequence)
     }
 
@@ -401,6 +401,24 @@ impl Engine {
         self.fabric.register(memory, &mut setup)?;
         self.windows = self.fabric.windows();
         Ok(())
+    }
+
+    /// The lines of a collective: that it is called, and how it is run.
+    #[cold]
+    fn log_call(&self, call: &Call<'_>, operation: &Operation) {
+        let (world, id) = (self.world, self.bootstrap.id());
+        log::info!(Coll @ world.rank, "{}", CallLine { call, operation, world, id });
+        // Where the filters leave nothing, the call itself says so.
+        if let Ok(Some(chosen)) = self.chosen(Question::of(call)) {
+            log::info!(Tuning @ world.rank, "{}", ChoiceLine { call, world, chosen });
+        }
+    }
+
+    /// The line of a message.
+    #[cold]
+    fn log_message(&self, message: &Message<'_>, sequence: u64) {
+        let (world, id) = (self.world, self.bootstrap.id());
+        log::info!(Coll @ world.rank, "{}", MessageLine { message, sequence, world, id });
     }
 
     /// One line that says who meets whom how.

@@ -150,7 +150,8 @@ impl Call<'_> {
         if needed.0 > 0 && null {
             return Err(Error::invalid_argument(format!("the {name} buffer is null, and its count is not 0")));
         }
-        if bytes / size < needed.index() {
+        // Fits: `lengths` has seen to it.
+        if bytes < needed.index() * size {
             let message = format!(
                 "the {name} buffer of {} has {} elements where {needed} are needed",
                 self.collective,
