@@ -64,7 +64,7 @@ def parse_arguments():
     parser.add_argument("--rsccl", default=None, help="the program; default: target/release/rsccl")
     parser.add_argument("--transport", default="shm", help="passed to rsccl perf; for net, peers use TCP on loopback")
     parser.add_argument("--variant", action="append", default=[], metavar="NAME=OPTIONS",
-                        help="a second rsccl contestant with more options, e.g. 'ring=--algo Ring'; may repeat")
+                        help="a second rsccl contestant with more options, e.g. 'registered=-R 1'; may repeat")
     parser.add_argument("--out", default=None, help="name of the files in bench/results; default: write none")
     return parser.parse_args()
 

@@ -149,6 +149,22 @@ fn the_log_says_in_nccls_words_what_is_called_and_how_it_is_run() {
 }
 
 #[test]
+fn registered_buffers_are_worked_in_in_place() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    command.args(["perf", "all", "-n", "3", "-b", "300K", "-R", "1", "-u", "3", "--check-only", "--transport", "shm"]);
+    command.env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "REG").env("NCCL_DEBUG_FILE", folder.path().join("log"));
+    let output = command.output().expect("the binary starts");
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    assert!(out.contains(" buffers: registered") && out.contains("# Out of bounds values : 0 OK"), "{out}");
+    let log = std::fs::read_to_string(folder.path().join("log")).expect("the log was written");
+    let lines = log.lines().filter(|line| line.contains("] RSCCL INFO Registered "));
+    // Input and output of thirteen programs, and of the nine of them that have an in-place form.
+    assert_eq!(lines.count(), 3 * 2 * (13 + 9), "{log}");
+}
+
+#[test]
 fn as_one_process_of_a_launcher() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
     command.args(["run", "-n", "3", "--", env!("CARGO_BIN_EXE_rsccl"), "perf", "all_reduce", "--launched"]);

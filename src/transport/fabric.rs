@@ -222,8 +222,10 @@ impl Fabric {
             let length = usize::try_from(u64::from_le_bytes(length)).map_err(|_| broken())?;
             memory.push(map_taken(*peer, taken, length)?.0);
         }
-        let mut registered = windows.registered.clone();
+        let (mut registered, rank, length, count) =
+            (windows.registered.clone(), self.world.rank, mine.len(), peers.len());
         registered.push(Registered { memory });
+        log::info!(Reg @ rank, "Registered a buffer of {length} bytes with {count} local ranks, {} in all", registered.len());
         let fresh = HostWindows {
             ranks: windows.ranks.clone(),
             me: windows.me,

@@ -78,6 +78,9 @@ pub(crate) struct Arguments {
     /// Elements by which buffers miss their alignment of 64 bytes.
     #[arg(short = 'u', long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_SKEW))]
     unalign: u32,
+    /// Registers the buffers (1), so that ranks of one host work in them in place; at most 256 cases, since registrations last.
+    #[arg(short = 'R', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    local_register: u8,
     /// Graph replays, for GPUs; host memory has none, so anything but 0 is an error.
     #[arg(short = 'G', long, default_value_t = 0)]
     graph: u32,

@@ -25,6 +25,8 @@ pub(crate) struct Job {
     pub(crate) seed: u64,
     /// Elements by which buffers miss their alignment.
     pub(crate) skew: usize,
+    /// Whether buffers are registered.
+    pub(crate) registered: bool,
     pub(crate) transport: Transport,
     /// With the environment laid over it.
     pub(crate) config: Config,
@@ -105,6 +107,7 @@ impl Job {
             checks: arguments.check,
             seed: arguments.seed,
             skew: arguments.unalign as usize,
+            registered: arguments.local_register == 1,
             transport: arguments.transport,
             algorithm: shown(&programs, arguments.algo.as_deref(), config.algo.as_deref()),
             protocol: shown(&programs, arguments.proto.as_deref(), config.proto.as_deref()),

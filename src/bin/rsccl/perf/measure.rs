@@ -1,10 +1,10 @@
 //! One case on one rank: times and checks.
 
 use rsccl::sys::clock;
-use rsccl::{Communicator, DataType, Error, Result};
+use rsccl::{Buffer, Communicator, DataType, Error, Result};
 
 use super::job::{Job, OverRanks, Timing};
-use super::verify::{Op, Placement, RankBuffers, Sample, Shape, Tables, perform, with_type};
+use super::verify::{Memory, Op, Placement, RankBuffers, Sample, Shape, Tables, perform, with_type};
 
 /// One collective of one size, type, operator and root, in one placement.
 #[derive(Debug)]
@@ -42,7 +42,16 @@ fn measure_typed<T: Sample>(
     case: &Case,
     complain: &mut dyn FnMut(&str),
 ) -> Result<Measured> {
-    let mut buffers = RankBuffers::<T>::new(&case.shape, case.placement, job.skew)?;
+    let mut buffers = if job.registered {
+        let register = |room: usize| -> Result<Memory<T>> {
+            let memory = Buffer::<T>::new(room)?;
+            comm.register(&memory)?;
+            Ok(Box::new(memory))
+        };
+        RankBuffers::within(&case.shape, case.placement, job.skew, &register)?
+    } else {
+        RankBuffers::<T>::new(&case.shape, case.placement, job.skew)?
+    };
     let tables = |seed: u64| Tables::<T>::new(seed, case.shape.world(), case.op, case.shape.indices());
     let mut times = Vec::new();
     if job.timing.calls > 0 {

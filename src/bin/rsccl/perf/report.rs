@@ -83,6 +83,7 @@ fn result(job: &Job, row: &Row, (in_place, half): (bool, &Measured)) -> Value {
         "algbw_gbps": algbw,
         "busbw_gbps": busbw,
         "wrong": half.wrong,
+        "registered": job.registered,
         "transport": job.transport.name(),
         "algorithm": row.chosen.map(|chosen| chosen.algorithm.name()),
         "protocol": row.chosen.map(|chosen| chosen.protocol.name()),

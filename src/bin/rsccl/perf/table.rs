@@ -50,7 +50,9 @@ impl<'a> Table<'a> {
             self.job.seed,
         ))?;
         let Job { algorithm, protocol, .. } = self.job;
-        self.line(&format!("# transport: {} algorithm: {algorithm} protocol: {protocol}", transport.name()))?;
+        let registered = if self.job.registered { " buffers: registered" } else { "" };
+        let transport = transport.name();
+        self.line(&format!("# transport: {transport} algorithm: {algorithm} protocol: {protocol}{registered}"))?;
         if !self.job.left_out.is_empty() {
             let names: Vec<&str> = self.job.left_out.iter().map(|program| program.name()).collect();
             self.line(&format!("# left out, for they have no {algorithm}: {}", names.join(", ")))?;

@@ -22,6 +22,8 @@ mod sample;
 #[path = "verify/tables.rs"]
 mod tables;
 
+#[allow(unused_imports, reason = "tests need no memory of another kind")]
+pub(crate) use buffers::Memory;
 pub(crate) use buffers::{Placement, RankBuffers};
 pub(crate) use op::Op;
 pub(crate) use perform::perform;

@@ -1,5 +1,7 @@
 //! The buffers of one rank, between guards.
 
+use std::ops::DerefMut;
+
 use rsccl::{Error, Result};
 
 use super::program::{Program, Shape, Source};
@@ -23,8 +25,10 @@ impl Placement {
     }
 }
 
+/// Where the elements of a buffer lie.
+pub(crate) type Memory<T> = Box<dyn DerefMut<Target = [T]>>;
+
 /// The buffers of one rank for one shape.
-#[derive(Debug)]
 pub(crate) struct RankBuffers<T> {
     /// The input; in place, input and output.
     pub(crate) send: Guarded<T>,
@@ -34,9 +38,8 @@ pub(crate) struct RankBuffers<T> {
 }
 
 /// A buffer with elements before and behind it that nobody may touch.
-#[derive(Debug)]
 pub(crate) struct Guarded<T> {
-    memory: Vec<T>,
+    memory: Memory<T>,
     start: usize,
     length: usize,
 }
@@ -56,6 +59,19 @@ impl<T: Sample> RankBuffers<T> {
     /// # Errors
     /// [`rsccl::error::Kind::InvalidUsage`] where memory does not suffice or the collective has no in-place form.
     pub(crate) fn new(shape: &Shape, placement: Placement, skew: usize) -> Result<RankBuffers<T>> {
+        RankBuffers::within(shape, placement, skew, &heap)
+    }
+
+    /// [`RankBuffers::new`] in memory that `allocate` gives for so many elements; every rank calls it twice.
+    ///
+    /// # Errors
+    /// As [`RankBuffers::new`], and those of `allocate`.
+    pub(crate) fn within(
+        shape: &Shape,
+        placement: Placement,
+        skew: usize,
+        allocate: &dyn Fn(usize) -> Result<Memory<T>>,
+    ) -> Result<RankBuffers<T>> {
         let (send, recv) = match placement {
             Placement::OutOfPlace => (shape.input(), shape.output()),
             Placement::InPlace => {
@@ -63,7 +79,8 @@ impl<T: Sample> RankBuffers<T> {
                 ((input + shape.input()).max(output + shape.output()), 0)
             }
         };
-        Ok(RankBuffers { send: Guarded::new(send, skew)?, recv: Guarded::new(recv, skew)?, placement })
+        let [send, recv] = [send, recv].map(|length| Guarded::new(length, skew, allocate));
+        Ok(RankBuffers { send: send?, recv: recv?, placement })
     }
 
     /// Writes the input, and what is not the result to where the result will be.
@@ -162,17 +179,11 @@ impl Output {
 }
 
 impl<T: Sample> Guarded<T> {
-    fn new(length: usize, skew: usize) -> Result<Guarded<T>> {
+    fn new(length: usize, skew: usize, allocate: &dyn Fn(usize) -> Result<Memory<T>>) -> Result<Guarded<T>> {
         let size = size_of::<T>();
         let guard_elements = GUARD_BYTES / size;
-        let room = length + 2 * guard_elements + ALIGNMENT / size + skew;
-        let mut memory: Vec<T> = Vec::new();
-        memory.try_reserve_exact(room).map_err(|error| {
-            Error::invalid_usage(format!(
-                "no memory for a buffer of {room} elements of {size} bytes: {error}; choose a smaller -e"
-            ))
-        })?;
-        memory.resize(room, guard());
+        let mut memory = allocate(length + 2 * guard_elements + ALIGNMENT / size + skew)?;
+        memory.fill(guard());
         // The offset may be "impossible" in theory; then the buffer is as the allocator aligned it.
         let offset = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT / size);
         Ok(Guarded { memory, start: offset + guard_elements + skew, length })
@@ -226,6 +237,19 @@ fn describe<T: Sample>(shape: &Shape, index: usize, (expected, found): (T, T)) -
         expected.bits(),
         found.bits()
     )
+}
+
+/// Memory of this process's own.
+fn heap<T: Sample>(room: usize) -> Result<Memory<T>> {
+    let mut memory: Vec<T> = Vec::new();
+    memory.try_reserve_exact(room).map_err(|error| {
+        Error::invalid_usage(format!(
+            "no memory for a buffer of {room} elements of {} bytes: {error}; choose a smaller -e",
+            size_of::<T>()
+        ))
+    })?;
+    memory.resize(room, guard());
+    Ok(Box::new(memory))
 }
 
 /// What guards hold.
