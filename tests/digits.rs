@@ -11,6 +11,12 @@ fn program() -> &'static Path {
         let profile = test.ancestors().nth(2).expect("tests lie in a folder of the profile's");
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--quiet", "--offline", "--example", "digits", "--target-dir"]).arg(profile.join(".."));
+        // With other features all would be built anew.
+        for (feature, is_on) in [("cpp", cfg!(feature = "cpp")), ("mpi", cfg!(feature = "mpi"))] {
+            if is_on {
+                cargo.args(["--features", feature]);
+            }
+        }
         if profile.ends_with("release") {
             cargo.arg("--release");
         }

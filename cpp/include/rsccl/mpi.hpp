@@ -326,10 +326,12 @@ class Private {
 
 // ---- agreement: all ranks go on, or all have the same error
 
-/// The error with the operation and the rank, unless it names others.
+/// The error with the rank, unless it names another, and with the operation that failed inside of this one: "check: all_reduce #17".
 inline Error named(const Error& error, const std::string& operation, std::optional<int> rank) {
+    const std::string& inner = error.operation();
+    const bool is_named = inner == operation || inner.rfind(operation + ": ", 0) == 0;
     return Error(error.code(), error.message(), error.rank() ? error.rank() : rank, error.peer(),
-                 error.operation().empty() ? operation : error.operation());
+                 inner.empty() ? operation : is_named ? inner : operation + ": " + inner);
 }
 
 /// Runs `body`; its errors come with the operation and the rank.

@@ -117,6 +117,10 @@ void relatives(rsccl::Communicator& comm) {
         thrown<rsccl::Mismatch>("different sub-communicators",
                                 [&] { (void)rsccl::mpi::like(comm, rank == 0 ? opposite : MPI_COMM_SELF); });
         MPI_Comm_free(&opposite);
+        rsccl::Communicator doomed = rsccl::from_mpi(MPI_COMM_WORLD);
+        const auto end = thrown<rsccl::Mismatch>(
+            "a check beside a barrier", [&] { rank == 0 ? rsccl::mpi::check(doomed, MPI_COMM_WORLD) : doomed.barrier(); });
+        require(rank > 0 || end.operation().rfind("check: ", 0) == 0, "the call around it is named: " + end.operation());
     }
     require(sum(comm, 1) == size, "the communicator goes on");
 }
