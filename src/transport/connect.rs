@@ -34,9 +34,11 @@ pub(super) struct Connecting {
 }
 
 impl Connecting {
+    /// Whether `need` is under way. A confirmation may come before the sockets: they are still expected then.
     fn has(&self, need: &Need) -> bool {
         self.awaited.contains(need)
             || self.unconfirmed.contains(need)
+            || self.expected.values().any(|expected| expected == need)
             || self.taking.iter().any(|(taking, _)| taking == need)
     }
 
@@ -224,3 +226,22 @@ fn tag(purpose: u32, channel: Channel) -> u32 {
 const ROUND_PEERS: usize = 128;
 const TAG_RING: u32 = 0x5244_0000;
 const TAG_DONE: u32 = 0x5245_0000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It was offered a second time then, and nobody ever came to that offer: found by a random program between hosts.
+    #[test]
+    fn a_connection_that_is_confirmed_before_its_sockets_come_is_under_way() {
+        let need = Need { way: Way::Receive, peer: Rank::new(1), channel: Channel::PointToPoint };
+        let mut connecting = Connecting::default();
+        connecting.expected.insert(7, need);
+        connecting.unconfirmed.push(need);
+        assert!(connecting.has(&need));
+        connecting.unconfirmed.clear();
+        assert!(connecting.has(&need), "its sockets are expected");
+        connecting.expected.clear();
+        assert!(!connecting.has(&need));
+    }
+}
