@@ -1,0 +1,1 @@
+//! `libnvidia-ml.so.1` of the virtual GPU machine: C entry points over the crate `vcuda`.
