@@ -2,3 +2,7 @@
 //!
 //! It stands by itself: nothing here knows of rsccl. Programs find it because the loader finds its `libcuda.so.1` and
 //! `libnvidia-ml.so.1` first.
+
+pub mod driver;
+pub mod schedule;
+pub mod space;

@@ -1,0 +1,1 @@
+//! Device memory: addresses, blocks in files, who may touch what, and the state that the processes of a machine share.
