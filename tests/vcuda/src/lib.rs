@@ -6,3 +6,5 @@
 pub mod driver;
 pub mod schedule;
 pub mod space;
+pub mod ptx;
+pub mod simt;
