@@ -4,7 +4,9 @@
 //! `libnvidia-ml.so.1` first.
 
 pub mod driver;
-pub mod schedule;
-pub mod space;
+pub mod fault;
+pub mod machine;
 pub mod ptx;
+pub mod schedule;
 pub mod simt;
+pub mod space;
