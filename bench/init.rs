@@ -30,7 +30,7 @@ fn main() -> Result<()> {
 fn sample(world: u32) -> Result<f64> {
     let config = Config::default().with_socket_interfaces("lo");
     let id = Communicator::unique_id(&config)?;
-    let begun = rsccl::sys::clock::now();
+    let begun = rsccl::internals::sys::clock::now();
     let ends = std::thread::scope(|scope| {
         let join = |rank| {
             let (id, config) = (&id, config.clone());

@@ -9,7 +9,7 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use rsccl::device::{Kernel, Pass, Store};
+use rsccl::internals::device::{Kernel, Pass, Store};
 use rsccl::{Buffer, Config, DataType, ReduceOp, Result};
 
 /// Float counts: 1 KiB to 256 MiB.
@@ -103,7 +103,7 @@ fn per_call(time: Duration, count: usize) -> f64 {
 }
 
 fn now() -> Instant {
-    rsccl::sys::clock::now()
+    rsccl::internals::sys::clock::now()
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -15,8 +15,8 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use rsccl::device::{Kernel, Pass, Store};
-use rsccl::sys::clock;
+use rsccl::internals::device::{Kernel, Pass, Store};
+use rsccl::internals::sys::clock;
 use rsccl::types::{DataType, ReduceOp, Scalar};
 
 /// Bytes of a buffer of the part `large`.

@@ -12,9 +12,9 @@
 
 use std::time::Duration;
 
-use rsccl::bootstrap::store::{FileStore, HashStore, Store, TcpStore, share_id};
-use rsccl::bootstrap::{Options, Secret};
-use rsccl::sync::{AbortFlag, Wait};
+use rsccl::store::{AbortFlag, Wait};
+use rsccl::store::{FileStore, HashStore, Store, TcpStore, share_id};
+use rsccl::store::{Options, Secret};
 use rsccl::types::{Rank, World};
 use rsccl::{Communicator, Config, Result};
 

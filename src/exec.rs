@@ -17,9 +17,9 @@ mod registered;
 
 pub use buffers::Buffers;
 pub use call::{Call, CallCount, wrong_counts};
-pub use drive::{Beside, Blocked, Idle, Nothing, Progress, Task, Until, drive, drive_one};
+pub use drive::{Beside, Idle, Nothing, Progress, Task, Until, drive, drive_one};
 pub use fuse::{fused_prefix, fuses, run_fused};
-pub use interpret::{Memory, PlanRun, Setting, UserMemory, needs};
+pub use interpret::needs;
 pub use message::{Message, MessageQueue, MessageRun, check_to_self, copy_to_self};
 pub use operation::{Operation, describe};
 pub use registered::Buffer;

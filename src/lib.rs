@@ -56,28 +56,29 @@
 //! | C++ classes | feature `cpp`: a C++17 compiler; `cpp/install.sh PREFIX` | |
 //! | the command line | feature `cli` (default) | the library: `--no-default-features` |
 
-// In reading order: what programs hold, then what carries it, down to the system.
+#![expect(unreachable_pub, reason = "inside a floor `pub` is for the floors above; programs see docs/public-api.txt")]
+
+// In reading order: what programs hold, then what carries it, down to the system. Programs see what is `pub` here.
 pub mod comm; // communicators and all that is called on them
 #[cfg(feature = "mpi")]
 pub mod mpi; // communicators from MPI communicators
 pub mod config; // settings: the program's, with the environment over them
 pub mod error; // the one error type
 pub mod types; // ranks, element types, operators, names
-
 pub mod plan; // a collective as data, and the proof of it
-pub mod tune; // which algorithm, by a model of its cost
-pub mod topo; // who is near whom
-pub mod protocol; // how data and flags share a slot
-
-pub mod exec; // running plans, small calls and messages
-pub mod transport; // rings and windows: local, shm, net
-pub mod device; // memory of a kind, and arithmetic in it
-
-pub mod bootstrap; // unique id, root, stores, control connections
 pub mod log; // what `NCCL_DEBUG` asks for
-pub mod sync; // flags, rings, waits
-pub mod sys; // every system call
-pub mod wire; // bytes that leave the process
+
+mod tune; // which algorithm, by a model of its cost
+mod topo; // who is near whom
+
+mod exec; // running plans, small calls and messages
+mod transport; // rings and windows: local, shm, net
+mod device; // memory of a kind, and arithmetic in it
+
+mod bootstrap; // unique id, root, stores, control connections
+mod sync; // flags, rings, waits
+mod sys; // every system call
+mod wire; // bytes that leave the process
 #[cfg(feature = "cpp")]
 mod ffi; // what the C++ classes stand on
 
@@ -87,6 +88,34 @@ pub use config::Config;
 pub use error::{Error, Result};
 pub use sync::Progress;
 pub use types::{DataType, Element, ReduceOp};
+
+/// Stores: places where ranks meet that share a key-value store and no launcher.
+pub mod store {
+    pub use crate::bootstrap::interface::{Family, Rules};
+    pub use crate::bootstrap::store::{
+        FileStore, HashStore, IdCounter, MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, TcpStore, share_id,
+    };
+    pub use crate::bootstrap::{Options, Secret};
+    pub use crate::sync::{AbortFlag, Wait};
+}
+
+/// What this package's own command line, benches and tests reach beyond the interface. It makes no promise: anything here changes
+/// without notice. No function of it takes a call that nobody has checked.
+#[doc(hidden)]
+pub mod internals {
+    pub mod bootstrap {
+        pub use crate::bootstrap::*;
+    }
+    pub mod device {
+        pub use crate::device::*;
+    }
+    pub mod sys {
+        pub use crate::sys::{clock, cpu, host, limits, poller, process, random, thread};
+    }
+    pub mod wire {
+        pub use crate::wire::*;
+    }
+}
 
 /// The README's programs are compiled, and run where they can be.
 #[cfg(all(doctest, feature = "mpi"))]

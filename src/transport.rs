@@ -23,11 +23,13 @@ mod shm;
 mod windows;
 
 pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES, WINDOW_LANES};
-pub use fabric::{Fabric, Setup, Sizes, Turn};
+pub use fabric::{Fabric, Setup, Sizes};
 pub use identity::{host_id, process_token};
-pub use lease::{Lease, LeaseGuard};
+pub use lease::LeaseGuard;
 pub use links::{Channel, Links, Need, Way};
 pub use peer::PeerInfo;
 pub use port::SocketOptions;
 pub use select::{Policy, neighbourhood, select};
-pub use windows::{Board, HostWindows, Registered, UserRange};
+#[cfg(test)]
+pub use windows::Registered;
+pub use windows::{Board, HostWindows, UserRange};

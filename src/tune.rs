@@ -1,17 +1,17 @@
 //! Which algorithm, which protocol, how many channels: a model of what each would cost. Pure.
 //!
-//! [`choose`] computes the time of each algorithm that the user's filters leave and takes the least. [`simulate`] runs
-//! plans on the same costs, step by step, without running them.
+//! [`choose`] computes the time of each algorithm that the user's filters leave and takes the least. Its
+//! tests run plans on the same costs, step by step, and compare.
 
 #![forbid(unsafe_code)]
 
 mod cost;
+#[cfg(test)]
 mod simulation;
 
 use std::time::Duration;
 
-pub use cost::{Costs, Link};
-pub use simulation::simulate;
+pub use cost::Costs;
 
 use crate::plan::{Windows, algorithms};
 use crate::types::{Algorithm, Bytes, Collective, Filter, Protocol, TransportKind};

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use rsccl::Result;
-use rsccl::bootstrap::{Bootstrap, Event, LocalBootstrap, MAX_GATHER_BYTES, NetBootstrap, Options, Root};
 use rsccl::error::{Error, Kind};
-use rsccl::sync::{AbortFlag, Wait};
+use rsccl::internals::bootstrap::{Bootstrap, Event, LocalBootstrap, MAX_GATHER_BYTES, NetBootstrap, Options, Root};
+use rsccl::store::{AbortFlag, Wait};
 use rsccl::types::Rank;
 
 fn soon() -> Wait {

@@ -6,9 +6,9 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use rsccl::bootstrap::{Bootstrap, NetBootstrap, Options, Root, Secret, UniqueId};
 use rsccl::error::{Error, Kind};
-use rsccl::sync::{AbortFlag, Wait};
+use rsccl::internals::bootstrap::{Bootstrap, NetBootstrap, Options, Root, Secret, UniqueId};
+use rsccl::store::{AbortFlag, Wait};
 use rsccl::types::Rank;
 
 fn within(seconds: f64) -> Wait {

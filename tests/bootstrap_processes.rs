@@ -6,10 +6,10 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use rsccl::bootstrap::store::{FileStore, IdCounter};
-use rsccl::bootstrap::{Bootstrap, NetBootstrap, Options, UniqueId};
 use rsccl::error::Kind;
-use rsccl::sync::{AbortFlag, Wait};
+use rsccl::internals::bootstrap::{Bootstrap, NetBootstrap, Options, UniqueId};
+use rsccl::store::{AbortFlag, Wait};
+use rsccl::store::{FileStore, IdCounter};
 use rsccl::types::{Rank, World};
 
 const RANKS: u32 = 6;

@@ -6,8 +6,8 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use rsccl::bootstrap::{Bootstrap, NetBootstrap, Options, Root, UniqueId};
-use rsccl::sync::{AbortFlag, Wait};
+use rsccl::internals::bootstrap::{Bootstrap, NetBootstrap, Options, Root, UniqueId};
+use rsccl::store::{AbortFlag, Wait};
 use rsccl::types::Rank;
 
 fn ranks() -> u32 {

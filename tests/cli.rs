@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rsccl::sys::process::{Exit, Group, Signal};
+use rsccl::internals::sys::process::{Exit, Group, Signal};
 use tempfile::TempDir;
 
 /// A run of `rsccl` with an environment of its own and its output in files.

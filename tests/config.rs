@@ -1,6 +1,7 @@
 //! Configuration from outside: who is stronger, what is refused and in which words.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -156,7 +157,7 @@ fn a_fifo_is_refused_and_not_waited_for() {
     let path = folder.path().join("fifo");
     let made = Command::new("mkfifo").arg(&path).status();
     if !made.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: this machine has no mkfifo");
+        writeln!(std::io::stderr(), "skipped: this machine has no mkfifo").expect("standard error can be written");
         return;
     }
     assert!(refused(&[("NCCL_CONF_FILE", path.to_str().unwrap())]).contains("not a regular file"));

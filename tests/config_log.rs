@@ -28,12 +28,12 @@ fn installing_prints_to_the_file_that_the_variables_name() {
     tracing::warn!(target: "rsccl::net", peer = 3, "seen");
     tracing::warn!(target: "another::net", "unseen");
 
-    let host = rsccl::sys::host::hostname().unwrap();
+    let host = rsccl::internals::sys::host::hostname().unwrap();
     let host = host.split('.').next().unwrap();
     let process = std::process::id();
     let text = std::fs::read_to_string(folder.path().join(format!("log.{host}.{process}"))).unwrap();
     let lines: Vec<&str> = text.lines().collect();
-    let begin = format!("{host}:{process}:{} ", rsccl::sys::host::thread_id());
+    let begin = format!("{host}:{process}:{} ", rsccl::internals::sys::host::thread_id());
     assert_eq!(lines.iter().filter(|line| **line == "RSCCL version 0.1.0").count(), 1, "{text}");
     assert_eq!(lines.iter().filter(|line| **line == format!("{begin}[2] RSCCL INFO hello")).count(), 1, "{text}");
     assert_eq!(lines.iter().filter(|line| line.contains("did you mean RSCCL_ALGO?")).count(), 1, "{text}");

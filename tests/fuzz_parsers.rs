@@ -3,13 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
-use rsccl::bootstrap::address::HostPort;
-use rsccl::bootstrap::auth::{Handshake, Purpose, Terms};
-use rsccl::bootstrap::interface::{Family, Rules};
-use rsccl::bootstrap::{UniqueId, decode_anything};
+use rsccl::internals::bootstrap::address::HostPort;
+use rsccl::internals::bootstrap::auth::{Handshake, Purpose, Terms};
+use rsccl::internals::bootstrap::interface::{Family, Rules};
+use rsccl::internals::bootstrap::{UniqueId, decode_anything};
+use rsccl::internals::wire::Reader;
+use rsccl::internals::wire::frame::{self, Frame, FrameReader};
 use rsccl::types::Rank;
-use rsccl::wire::Reader;
-use rsccl::wire::frame::{self, Frame, FrameReader};
 
 fn config() -> ProptestConfig {
     #![expect(clippy::disallowed_methods, reason = "a test's own knob")]
@@ -33,7 +33,7 @@ proptest! {
     #[test]
     fn ids(bytes in prop::collection::vec(any::<u8>(), 0..200), flips in prop::collection::vec(any::<prop::sample::Index>(), 0..4)) {
         prop_assert!(UniqueId::from_bytes(&bytes).is_err());
-        let options = rsccl::bootstrap::Options { comm_id: Some("127.0.0.1:4711".into()), ..Default::default() };
+        let options = rsccl::internals::bootstrap::Options { comm_id: Some("127.0.0.1:4711".into()), ..Default::default() };
         let good = UniqueId::generate(&options).unwrap();
         let mut spoilt = *good.as_bytes();
         for flip in &flips {

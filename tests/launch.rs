@@ -13,7 +13,7 @@ mod rank;
 use mpirun::{Family, Launcher, Plan};
 use rank::Rank;
 use rsccl::config::{Environment, Launch};
-use rsccl::sys::process::Exit;
+use rsccl::internals::sys::process::Exit;
 use rsccl::{Communicator, Config, ReduceOp};
 
 /// Not a test of its own: where a test starts this program as a rank, this is the rank.

@@ -6,10 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use rsccl::Result;
-use rsccl::bootstrap::store::{FileStore, HashStore, IdCounter, MAX_VALUE_BYTES, Store, TcpStore, share_id};
-use rsccl::bootstrap::{Options, Secret, UniqueId};
 use rsccl::error::{Error, Kind};
-use rsccl::sync::{AbortFlag, Wait};
+use rsccl::internals::bootstrap::{Options, Secret, UniqueId};
+use rsccl::store::{AbortFlag, Wait};
+use rsccl::store::{FileStore, HashStore, IdCounter, MAX_VALUE_BYTES, Store, TcpStore, share_id};
 use rsccl::types::{Rank, World};
 
 fn soon() -> Wait {
@@ -131,7 +131,7 @@ fn an_id_is_shared_under_a_counter_and_removed_when_all_have_it() {
                     scope.spawn(move || {
                         let members = World { rank: Rank::new(rank), size: 3 };
                         let counter = IdCounter::new("ids");
-                        let make = || Ok(rsccl::bootstrap::Root::serve(&options())?.0);
+                        let make = || Ok(rsccl::internals::bootstrap::Root::serve(&options())?.0);
                         (0..3).map(|_| counter.share(&**door, members, make, &soon()).unwrap()).collect()
                     })
                 })

@@ -167,19 +167,15 @@ impl Sender {
         (self.view.head(), (self.next + 1).saturating_sub(u64::from(self.view.shape.slots)))
     }
 
-    /// Whether the receiver has released all that was published.
-    pub fn drained(&self) -> bool {
-        self.view.head().reached(self.next)
-    }
-
-    /// The flag and value that tell of [`Sender::drained`].
-    pub fn drain(&self) -> (&Flag, u64) {
-        (self.view.head(), self.next)
-    }
-
     /// The ring's shape.
     pub fn shape(&self) -> Shape {
         self.view.shape
+    }
+
+    /// The flag and value that say that the receiver has released all that was published.
+    #[cfg(test)]
+    fn drain(&self) -> (&Flag, u64) {
+        (self.view.head(), self.next)
     }
 }
 
@@ -278,7 +274,7 @@ mod tests {
                 assert_eq!(u64::from(unsafe { message.payload.as_ptr().read() }), turn * 2 + part);
                 receiver.release();
             }
-            assert!(sender.drained());
+            assert!(sender.drain().0.reached(sender.drain().1));
         }
     }
 
@@ -377,7 +373,7 @@ mod models {
             }
             let (flag, target) = sender.drain();
             flag.await_value(target);
-            assert!(sender.drained());
+            assert!(sender.drain().0.reached(sender.drain().1));
             // All that was sent has been read: the slots may go away.
             for message in 0..messages {
                 cells.of(message).with_mut(|_| ());

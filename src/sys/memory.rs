@@ -89,11 +89,6 @@ impl SharedMemory {
         self.bytes
     }
 
-    /// Whether it is empty, which it never is.
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-
     /// The descriptor, where the memory has one.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)

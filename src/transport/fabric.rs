@@ -146,11 +146,6 @@ impl Fabric {
         needs.iter().all(|need| self.links.has(need))
     }
 
-    /// The shape of every ring.
-    pub fn shape(&self) -> Shape {
-        self.sizes.shape
-    }
-
     /// Maps the arenas of all ranks of my host. Collective over the host; the second call does nothing.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rsccl::sys::random;
+use rsccl::internals::sys::random;
 
 use super::ranks::{Job, Rank, until};
 use crate::{NET, SHM, with};

@@ -1,6 +1,6 @@
 //! Ranks that leave, stop, or call something else.
 
-use rsccl::sys::process::Signal;
+use rsccl::internals::sys::process::Signal;
 
 use super::ranks::{Failure, Job};
 use crate::{NET, SHM, with};

@@ -9,8 +9,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rsccl::sys::process::{Exit, Group, Signal};
-use rsccl::sys::thread;
+use rsccl::internals::sys::process::{Exit, Group, Signal};
+use rsccl::internals::sys::thread;
 use tempfile::TempDir;
 
 use crate::worker;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rsccl::sys::poller;
+use rsccl::internals::sys::poller;
 
 use super::ranks::Job;
 use crate::{NET, SHM, with};

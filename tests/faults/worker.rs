@@ -34,7 +34,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use rsccl::comm::AbortHandle;
-use rsccl::sys::thread;
+use rsccl::internals::sys::thread;
 use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result, UniqueId};
 
 use crate::random;

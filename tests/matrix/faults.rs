@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rsccl::comm::{Buffers, Call, CallCount};
 use rsccl::error::Kind;
-use rsccl::sys::clock;
+use rsccl::internals::sys::clock;
 use rsccl::types::Collective;
 use rsccl::{Communicator, DataType, Error, ReduceOp, Result, local};
 

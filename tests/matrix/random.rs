@@ -43,7 +43,7 @@ pub(crate) fn settings(config: Config, seed: u64) -> Result<Config> {
 /// The seed that was asked for, a new one where `any` was, or the usual one: a run of all tests is the same each time.
 pub(crate) fn seed() -> u64 {
     match text("RSCCL_TEST_SEED").as_deref() {
-        Some("any") => u64::from_le_bytes(rsccl::sys::random::bytes().expect("the kernel has luck")),
+        Some("any") => u64::from_le_bytes(rsccl::internals::sys::random::bytes().expect("the kernel has luck")),
         Some(seed) => seed.parse().expect("RSCCL_TEST_SEED is a number, or any"),
         None => USUAL_SEED,
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use ::mpi::Threading;
 use ::mpi::traits::*;
 use rsccl::error::Kind;
+use rsccl::internals::sys::process::Exit;
 use rsccl::mpi::{abort, communicator, or_abort, placement};
-use rsccl::sys::process::Exit;
 use rsccl::{Config, Error};
 
 use crate::mpirun::{Launcher, Outcome, Plan};
@@ -135,7 +135,7 @@ fn die(rank: &Rank, within: bool) {
                 let handle = handle;
                 drop(communicator(&handle, Config::default()));
             };
-            drop(rsccl::sys::thread::spawn("begins", begins).unwrap());
+            drop(rsccl::internals::sys::thread::spawn("begins", begins).unwrap());
         }
         std::process::abort();
     }

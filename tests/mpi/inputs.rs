@@ -6,7 +6,7 @@ use ::mpi::Threading;
 use ::mpi::topology::Color;
 use ::mpi::topology::Communicator as _;
 use rsccl::error::Kind;
-use rsccl::sys::process::Exit;
+use rsccl::internals::sys::process::Exit;
 use rsccl::{Communicator, Config, Error, ReduceOp, Result, mpi::communicator};
 
 use crate::handle::Handle;

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rsccl::sys::clock;
-use rsccl::sys::process::{Exit, Group, Signal};
+use rsccl::internals::sys::clock;
+use rsccl::internals::sys::process::{Exit, Group, Signal};
 use tempfile::TempDir;
 
 #[path = "../waiting/mod.rs"]

@@ -156,7 +156,7 @@ fn without_a_hook_ranks_wait_for_each_other_in_vain() {
     let acts = ["progress, none", "progress, none, split", "progress, none, finalize"];
     for (act, job) in acts.map(|act| (act, start(act))) {
         let Some(outcome) = job.map(Job::finish) else { return };
-        assert_eq!(outcome.exit, rsccl::sys::process::Exit::Code(0), "{}", outcome.report);
+        assert_eq!(outcome.exit, rsccl::internals::sys::process::Exit::Code(0), "{}", outcome.report);
         // Rank 0 gave up by its deadline; then it went on to MPI, and rank 1 came and found it gone.
         let line = outcome.line(0, "error Timeout ");
         assert!(line.contains("rank 1"), "{act}: {line}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rsccl::sys::{clock, poller};
+use rsccl::internals::sys::{clock, poller};
 
 /// Waits until `come` says so, for no longer than `patience`; whether it came.
 pub(crate) fn until(patience: Duration, mut come: impl FnMut() -> bool) -> bool {

@@ -12,8 +12,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use rsccl::sys::process::{Group, Signals};
-use rsccl::sys::{limits, random};
+use rsccl::internals::sys::process::{Group, Signals};
+use rsccl::internals::sys::{limits, random};
 use rsccl::{Error, Result};
 
 use job::Job;

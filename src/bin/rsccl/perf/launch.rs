@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rsccl::config::{Config, Environment, Launch};
-use rsccl::sys::process::{Exit, Group, Signal, Signals, Want, wait_ready};
-use rsccl::sys::{clock, limits};
+use rsccl::internals::sys::process::{Exit, Group, Signal, Signals, Want, wait_ready};
+use rsccl::internals::sys::{clock, limits};
 use rsccl::{Communicator, Error, Result, UniqueId};
 
 use super::job::Job;

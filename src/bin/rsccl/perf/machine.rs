@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rsccl::sys::{cpu, host};
+use rsccl::internals::sys::{cpu, host};
 use serde_json::{Value, json};
 
 /// The host's name.

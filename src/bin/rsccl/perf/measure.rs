@@ -1,6 +1,6 @@
 //! One case on one rank: times and checks.
 
-use rsccl::sys::clock;
+use rsccl::internals::sys::clock;
 use rsccl::{Buffer, Communicator, DataType, Error, Result};
 
 use super::job::{Job, OverRanks, Timing};

@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use rsccl::sys::clock;
-use rsccl::sys::process::{Exit, Group, Signal, Signals, Want, wait_ready};
+use rsccl::internals::sys::clock;
+use rsccl::internals::sys::process::{Exit, Group, Signal, Signals, Want, wait_ready};
 use rsccl::{Error, Result};
 
 use super::output::{Inlet, Outlet};

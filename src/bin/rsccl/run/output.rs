@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rsccl::sys::process::PIPE_ROOM_BYTES;
+use rsccl::internals::sys::process::PIPE_ROOM_BYTES;
 
 /// A pipe from a rank, cut into lines.
 #[derive(Debug)]
