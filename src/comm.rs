@@ -42,7 +42,7 @@ pub use choose::Chosen;
 pub use desk::{Desk, Pending};
 #[cfg(feature = "cpp")]
 pub(crate) use group::Steps;
-pub use group::{Group, Member, group};
+pub use group::{Group, Member, group, try_group};
 pub use placement::{DeviceChoice, Placement};
 pub use request::{Request, Scope};
 pub(crate) use settings::Settings;

@@ -7,28 +7,34 @@
 //! ```text
 //! rank 2: all_reduce #17: rank 5 has died: its control connection closed
 //! ```
+//!
+//! An error of the program's own goes through rsccl as the source of an [`Error`] ([`Error::other`], [`Error::with_source`]), or
+//! keeps its type in the calls that take any ([`crate::local::try_run`], [`crate::Communicator::try_scope`],
+//! [`crate::comm::try_group`]).
 
+use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::types::Rank;
 
 /// What every fallible call of the crate returns.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, who is at fault, and where.
 ///
-/// One word wide, so that the hot path's `Result<()>` stays in a register.
-#[derive(Debug)]
+/// One word wide, so that the hot path's `Result<()>` stays in a register. `Debug` prints the sentence as `Display` does, because that is
+/// what a `main` that returns an error shows.
 pub struct Error(Box<Inner>);
 
-#[derive(Debug)]
 struct Inner {
     kind: Kind,
     message: String,
     rank: Option<Rank>,
     peer: Option<Rank>,
     operation: Option<String>,
-    source: Option<std::io::Error>,
+    /// Shared, so that the other holders of a failure have it too.
+    source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 /// What kind of failure an [`Error`] is; its doc says what to do.
@@ -140,9 +146,30 @@ impl Error {
 
     /// [`Kind::System`]: `call` failed with `source`.
     pub fn system(call: impl fmt::Display, source: std::io::Error) -> Error {
-        let mut error = Error::new(Kind::System, format!("{call}: {source}"));
-        error.0.source = Some(source);
-        error
+        Error::new(Kind::System, format!("{call}: {source}")).with_source(source)
+    }
+
+    /// [`Kind::InvalidUsage`] that carries an error of the program's own through rsccl, and has its words.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::Error;
+    ///
+    /// let error = rsccl::local::run(2, |_| "seven".parse::<u32>().map_err(Error::other)).expect_err("no number");
+    /// assert_eq!(error.to_string(), "invalid digit found in string");
+    /// let source = std::error::Error::source(&error).expect("it has one");
+    /// assert!(source.is::<std::num::ParseIntError>());
+    /// ```
+    pub fn other(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        let source = source.into();
+        Error::new(Kind::InvalidUsage, source.to_string()).with_source(source)
+    }
+
+    /// Adds the error that caused this one, in place of one that is there.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        self.0.source = Some(source.into().into());
+        self
     }
 
     /// [`Kind::System`]: `call` failed with the thread's last OS error.
@@ -217,7 +244,7 @@ impl Error {
             rank: self.0.rank,
             peer: self.0.peer,
             operation: self.0.operation.clone(),
-            source: None,
+            source: self.0.source.clone(),
         }))
     }
 }
@@ -234,9 +261,15 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source.as_ref().map(|source| source as _)
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_ref().map(|source| &**source as _)
     }
 }
 
@@ -250,6 +283,22 @@ mod tests {
         assert_eq!(error.to_string(), "rank 2: all_reduce #17: rank 5 has died");
         assert_eq!((error.kind(), error.peer(), error.rank()), (Kind::Remote, Some(5), Some(2)));
         assert_eq!(error.kind().fault(), Fault::Peer);
+    }
+
+    #[test]
+    fn a_main_that_returns_an_error_shows_its_sentence() {
+        let error = Error::remote(Rank::new(5), "rank 5 has died").during("all_reduce #17").at(Rank::new(2));
+        assert_eq!(format!("{error:?}"), "rank 2: all_reduce #17: rank 5 has died");
+        assert_eq!(format!("{:?}", Err::<(), _>(error)), "Err(rank 2: all_reduce #17: rank 5 has died)");
+    }
+
+    #[test]
+    fn the_source_of_an_error_is_there_also_in_its_duplicates() {
+        let error = Error::mismatch("other inputs").with_source(std::fmt::Error);
+        assert!(error.duplicate().source().is_some_and(|source| source.is::<std::fmt::Error>()));
+        let os = Error::system("open(/a)", std::io::Error::from_raw_os_error(2));
+        let source = os.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+        assert_eq!(source.and_then(std::io::Error::raw_os_error), Some(2));
     }
 
     #[test]

@@ -89,9 +89,18 @@ pub struct Member<'g, 'a> {
 /// # Ok::<(), rsccl::Error>(())
 /// ```
 pub fn group<'a>(body: impl FnOnce(&mut Group<'a>) -> Result<()>) -> Result<()> {
+    try_group(body)
+}
+
+/// [`group()`] for a body with an error type of its own, which errors of rsccl become by `From`. The type has to be named, as in
+/// `try_group::<MyError>(|group| ...)`.
+///
+/// # Errors
+/// As [`group()`].
+pub fn try_group<'a, E: From<Error>>(body: impl FnOnce(&mut Group<'a>) -> Result<(), E>) -> Result<(), E> {
     let mut group = Group { parts: Vec::new(), borrow: PhantomData };
     body(&mut group)?;
-    group.run()
+    Ok(group.run()?)
 }
 
 impl<'a> Group<'a> {

@@ -1,9 +1,9 @@
 //! Ranks as threads of this process.
 
 use crate::bootstrap::{Bootstrap, LocalBootstrap};
-use crate::comm::{Communicator, Settings};
+use crate::comm::{AbortHandle, Communicator, Settings};
 use crate::config::Config;
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::sys::thread;
 
 /// Runs `body` on `ranks` threads, each with its rank's communicator, and returns what they return in rank order.
@@ -40,19 +40,70 @@ pub fn run_with<T: Send>(
     config: &Config,
     body: impl Fn(Communicator) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
+    each_rank(ranks, config, body, |error, _| is_consequence(error))
+}
+
+/// [`run_with`] for a body with an error type of its own, which errors of rsccl become by `From`. The type has to be named, as in the
+/// example or in the closure's return type: nothing else tells the compiler what `?` makes of an error.
+///
+/// # Errors
+/// Where ranks fail, the error that most likely caused the others': one of a rank whose communicator had not been ended by another rank.
+///
+/// # Panics
+/// As [`run`].
+///
+/// # Examples
+/// ```
+/// use rsccl::{Config, ReduceOp, local};
+///
+/// type AnyError = Box<dyn std::error::Error + Send + Sync>;
+///
+/// fn main() -> Result<(), AnyError> {
+///     let sums = local::try_run::<_, AnyError>(2, &Config::default(), |comm| {
+///         let mut sum = ["40".parse::<i32>()?]; // an error of the program's own
+///         comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?; // an error of rsccl
+///         Ok(sum[0])
+///     })?;
+///     assert_eq!(sums, [80, 80]);
+///     Ok(())
+/// }
+/// ```
+pub fn try_run<T: Send, E: From<Error> + Send>(
+    ranks: u32,
+    config: &Config,
+    body: impl Fn(Communicator) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    each_rank(ranks, config, body, |_, ended| ended.as_ref().is_some_and(is_consequence))
+}
+
+/// Runs `body` on each rank. `follows` says whether a rank's error is the consequence of another's; it is also given what had ended the
+/// rank's communicator by then.
+fn each_rank<T: Send, E: From<Error> + Send>(
+    ranks: u32,
+    config: &Config,
+    body: impl Fn(Communicator) -> Result<T, E> + Sync,
+    follows: impl Fn(&E, &Option<Error>) -> bool + Sync,
+) -> Result<Vec<T>, E> {
     let config = config.clone().resolve()?;
     crate::log::install(&config)?;
     let settings = Settings { blocking: true, ..Settings::read(&config)? };
     let rank = |bootstrap: LocalBootstrap| {
         let world = bootstrap.world();
-        body(Communicator::start(world, settings.clone(), move |_, _| Ok(Box::new(bootstrap)))?)
+        let comm = Communicator::start(world, settings.clone(), move |_, _| Ok(Box::new(bootstrap)))
+            .map_err(|error| (is_consequence(&error), E::from(error)))?;
+        let AbortHandle(abort) = comm.abort_handle();
+        body(comm).map_err(|error| (follows(&error, &abort.check().err()), error))
     };
     let results = thread::side_by_side("rank", LocalBootstrap::world(ranks)?, rank, || ())?;
     collect(results)
 }
 
-/// All values, or the error that is most likely the cause.
-fn collect<T>(results: Vec<Result<T>>) -> Result<Vec<T>> {
+fn is_consequence(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Remote | Kind::Aborted)
+}
+
+/// All values, or the error that is most likely the cause: the first that is no consequence of another.
+fn collect<T, E>(results: Vec<Result<T, (bool, E)>>) -> Result<Vec<T>, E> {
     let (mut values, mut errors) = (Vec::with_capacity(results.len()), Vec::new());
     for result in results {
         match result {
@@ -60,9 +111,9 @@ fn collect<T>(results: Vec<Result<T>>) -> Result<Vec<T>> {
             Err(error) => errors.push(error),
         }
     }
-    errors.sort_by_key(|error| matches!(error.kind(), Kind::Remote | Kind::Aborted));
+    errors.sort_by_key(|(follows, _)| *follows);
     match errors.into_iter().next() {
-        Some(error) => Err(error),
+        Some((_, error)) => Err(error),
         None => Ok(values),
     }
 }

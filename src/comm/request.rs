@@ -69,6 +69,18 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn scope<'env, T>(&self, body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<T>) -> Result<T> {
+        self.try_scope(body)
+    }
+
+    /// [`Communicator::scope`] for a body with an error type of its own, which errors of rsccl become by `From`. The type has to be
+    /// named, as in `comm.try_scope::<_, MyError>(|scope| ...)`.
+    ///
+    /// # Errors
+    /// As [`Communicator::scope`].
+    pub fn try_scope<'env, T, E: From<Error>>(
+        &self,
+        body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<T, E>,
+    ) -> Result<T, E> {
         let engine = self.lend()?;
         let (world, bystander) = (self.world, Bystander::beside(&engine));
         let (engine, ended, value) = std::thread::scope(|threads| {
@@ -81,7 +93,7 @@ impl Communicator {
             });
             let worker = match worker {
                 Ok(worker) => worker,
-                Err(error) => return (None, Ok(()), Err(error)),
+                Err(error) => return (None, Ok(()), Err(error.into())),
             };
             let scope = Scope { world, jobs, bystander: bystander.clone(), env: PhantomData };
             let value = body(&scope);
@@ -94,7 +106,7 @@ impl Communicator {
             }
         });
         match engine {
-            Some(engine) => self.take_back(engine, ended).and(value),
+            Some(engine) => self.take_back(engine, ended).map_err(E::from).and(value),
             None => value,
         }
     }

@@ -278,6 +278,44 @@ fn a_failed_request_ends_those_beside_it() {
     ended.unwrap();
 }
 
+/// What a program has for its own errors and rsccl's.
+#[derive(Debug)]
+enum Own {
+    Input(u32),
+    Rsccl(Error),
+}
+
+impl From<Error> for Own {
+    fn from(error: Error) -> Own {
+        Own::Rsccl(error)
+    }
+}
+
+#[test]
+fn closures_give_errors_of_the_programs_own_type() {
+    let ended = local::try_run::<(), Own>(3, &Config::default().with_timeout(Duration::from_secs(20)), |comm| {
+        let (peer, mut word) = ((comm.rank() + 1) % 3, [0u32]);
+        let refused = crate::comm::try_group::<Own>(|group| {
+            group.on(&comm).send(&[1u32], peer)?;
+            Err(Own::Input(1))
+        });
+        assert!(matches!(refused, Err(Own::Input(1))), "nothing of a group runs where its body fails: {refused:?}");
+        let scoped = comm.try_scope::<u32, Own>(|scope| {
+            scope.all_reduce_in_place(&mut word, ReduceOp::Sum)?.wait()?;
+            Err(Own::Input(2))
+        });
+        assert!(matches!(scoped, Err(Own::Input(2))), "{scoped:?}");
+        // The others' error is the consequence of this one.
+        if comm.rank() == 2 {
+            return Err(Own::Input(3));
+        }
+        Ok(comm.barrier()?)
+    });
+    assert!(matches!(ended, Err(Own::Input(3))), "{ended:?}");
+    let none = local::try_run::<(), Own>(0, &Config::default(), |_| Ok(()));
+    assert!(matches!(none, Err(Own::Rsccl(error)) if error.kind() == Kind::InvalidArgument));
+}
+
 type Attempt = fn(&Communicator) -> Result<()>;
 
 /// What each of three ranks gets where rank 0 makes one call and the others another.
