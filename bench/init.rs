@@ -35,7 +35,7 @@ fn sample(world: u32) -> Result<f64> {
         let join = |rank| {
             let (id, config) = (&id, config.clone());
             let body = move || {
-                let comm = Communicator::init(id, rank, world, config)?;
+                let comm = Communicator::init(id, rank, world, &config)?;
                 let joined = begun.elapsed();
                 comm.finalize()?;
                 Ok::<_, Error>(joined)

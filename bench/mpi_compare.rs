@@ -54,7 +54,7 @@ fn main() {
 }
 
 fn compare(world: &SimpleCommunicator, options: &Options, about: &str) -> Result<()> {
-    let comm = communicator(world, Config::default())?;
+    let comm = communicator(world, &Config::default())?;
     job::expect_ranks(comm.size());
     let print = |line: String| {
         if comm.rank() == 0 {

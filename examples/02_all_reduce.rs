@@ -10,7 +10,6 @@
 //!     scaled   [3.0, 5.0, 7.0]
 #![expect(clippy::print_stdout, reason = "an example reports to whoever started it")]
 
-use rsccl::types::Scalar;
 use rsccl::{ReduceOp, Result, local};
 
 fn main() -> Result<()> {
@@ -27,7 +26,7 @@ fn main() -> Result<()> {
 
         // Each rank's scalar may differ; here all halve.
         let mut scaled = mine.map(|value| value as f32);
-        comm.all_reduce_in_place(&mut scaled, ReduceOp::PreMulSum(Scalar::Float(0.5)))?;
+        comm.all_reduce_in_place(&mut scaled, ReduceOp::premul_sum(0.5))?;
         Ok((sum, maximum, scaled))
     })?;
     let (sum, maximum, scaled) = results[0];

@@ -51,7 +51,7 @@ fn meet(name: &str, stores: [&dyn Store; WORLD as usize]) -> Result<()> {
         let me = World { rank: Rank::new(rank), size: WORLD };
         // Rank 0 makes the id, the others wait for it; the last one takes it out of the store.
         let id = share_id(store, "example/id", me, || Communicator::unique_id(&config), &wait)?;
-        Communicator::init(&id, rank, WORLD, config)?.barrier()
+        Communicator::init(&id, rank, WORLD, &config)?.barrier()
     };
     std::thread::scope(|scope| {
         let ranks: Vec<_> =

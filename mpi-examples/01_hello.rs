@@ -25,7 +25,7 @@ fn main() {
 }
 
 fn hello(world: &SimpleCommunicator) -> Result<()> {
-    let comm = communicator(world, Config::default())?;
+    let comm = communicator(world, &Config::default())?;
     job::expect_ranks(comm.size());
     if comm.rank() == 0 {
         let library = mpi::environment::library_version().unwrap_or_default();

@@ -26,7 +26,7 @@ fn main() {
 }
 
 fn compare(world: &SimpleCommunicator) -> Result<()> {
-    let comm = communicator(world, Config::default())?;
+    let comm = communicator(world, &Config::default())?;
     job::expect_ranks(comm.size());
     let (mut integers, mut floats) = (0, 0);
     for length in LENGTHS {

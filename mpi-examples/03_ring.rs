@@ -24,7 +24,7 @@ fn main() {
 }
 
 fn ring(world: &SimpleCommunicator) -> Result<()> {
-    let comm = communicator(world, Config::default())?;
+    let comm = communicator(world, &Config::default())?;
     job::expect_ranks(comm.size());
     let trail = pass_token(&comm)?;
     pass_blocks(&comm)?;

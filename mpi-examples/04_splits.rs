@@ -27,7 +27,7 @@ fn main() {
 }
 
 fn split(world: &SimpleCommunicator) -> Result<()> {
-    let comm = communicator(world, Config::default())?;
+    let comm = communicator(world, &Config::default())?;
     let (rank, ranks) = (comm.rank(), comm.size());
     job::expect_ranks(ranks);
 

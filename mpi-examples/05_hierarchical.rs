@@ -27,7 +27,7 @@ fn main() {
 }
 
 fn reduce(world: &SimpleCommunicator) -> Result<()> {
-    let comm = communicator(world, Config::default())?;
+    let comm = communicator(world, &Config::default())?;
     job::expect_ranks(comm.size());
     compare(&comm, "hosts as they are", &comm.local()?, &comm.cross()?)?;
 

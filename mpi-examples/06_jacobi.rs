@@ -29,7 +29,7 @@ fn main() {
 }
 
 fn jacobi(world: &SimpleCommunicator) -> Result<()> {
-    let comm = communicator(world, Config::default())?;
+    let comm = communicator(world, &Config::default())?;
     job::expect_ranks(comm.size());
     let grid = Grid::of(comm.size());
     let mut block = block_of(grid, comm.rank());

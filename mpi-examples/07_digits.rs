@@ -26,7 +26,7 @@ fn main() {
 }
 
 fn digits(world: &SimpleCommunicator) -> Result<()> {
-    let comm = communicator(world, Config::default())?;
+    let comm = communicator(world, &Config::default())?;
     job::expect_ranks(comm.size());
     train::train(&comm)
 }

@@ -158,7 +158,7 @@ impl Communicator {
     /// # fn main() -> rsccl::Result<()> {
     /// let config = Config::default().with_socket_interfaces("lo").with_blocking(false);
     /// let id = Communicator::unique_id(&config)?;
-    /// let comm = Communicator::init(&id, 0, 1, config)?; // returns at once
+    /// let comm = Communicator::init(&id, 0, 1, &config)?; // returns at once
     /// while let Some(error) = comm.async_error() {
     ///     if error.kind() != Kind::InProgress {
     ///         return Err(error);

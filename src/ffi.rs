@@ -427,7 +427,7 @@ fn join(comm: &mut Comm, ids: &[u8], rank: i32, size: i32, settings: &Settings) 
     guard(|| {
         let world = world_of(rank, size)?;
         let ids = ids.chunks(UniqueId::BYTES).map(UniqueId::from_bytes).collect::<Result<Vec<_>>>()?;
-        let joined = Communicator::init_scalable(&ids, world.rank.get(), world.size, settings.0.clone())?;
+        let joined = Communicator::init_scalable(&ids, world.rank.get(), world.size, &settings.0)?;
         comm.0 = Some(Desk::new(joined));
         Ok(())
     })
@@ -435,7 +435,7 @@ fn join(comm: &mut Comm, ids: &[u8], rank: i32, size: i32, settings: &Settings) 
 
 fn join_launched(comm: &mut Comm, settings: &Settings) -> *mut Failure {
     guard(|| {
-        comm.0 = Some(Desk::new(Communicator::from_env_with(settings.0.clone())?));
+        comm.0 = Some(Desk::new(Communicator::from_env_with(&settings.0)?));
         Ok(())
     })
 }
@@ -600,8 +600,7 @@ fn family() -> Box<Family> {
 
 fn join_all(family: &mut Family, ranks: i32, settings: &Settings) -> *mut Failure {
     guard(|| {
-        family.0 =
-            Communicator::init_all(call::unsigned("number of ranks", i64::from(ranks))?, settings.0.clone())?.into();
+        family.0 = Communicator::init_all(call::unsigned("number of ranks", i64::from(ranks))?, &settings.0)?.into();
         Ok(())
     })
 }
@@ -617,7 +616,7 @@ fn prepared() -> Box<Prepared> {
 
 fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure {
     guard(|| {
-        prepared.half = Some(Preparation::new(settings.0.clone())?);
+        prepared.half = Some(Preparation::new(&settings.0)?);
         Ok(())
     })
 }

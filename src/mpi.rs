@@ -15,7 +15,7 @@
 //!     // mpirun -n 4 target/debug/this-program
 //!     abort_on_panic();
 //!     let universe = mpi::initialize().expect("MPI is initialised once");
-//!     let comm = or_abort(communicator(&universe.world(), Config::default()));
+//!     let comm = or_abort(communicator(&universe.world(), &Config::default()));
 //!     let placement = or_abort(comm.placement());
 //!     let mut sum = [comm.rank()];
 //!     or_abort(comm.all_reduce_in_place(&mut sum, ReduceOp::Sum));

@@ -7,10 +7,12 @@ mod element;
 mod filter;
 pub(crate) mod minifloat;
 mod operator;
+mod plain;
 mod quantity;
 
 pub use collective::{Algorithm, Collective, Protocol, TransportKind};
 pub use element::{DataType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use filter::{Filter, Selectable};
 pub use operator::{ReduceOp, Scalar};
+pub use plain::{bytes_of, bytes_of_mut};
 pub use quantity::{Bytes, Elements, Rank, World};

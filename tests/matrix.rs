@@ -72,7 +72,7 @@ fn on_hosts<T: Send>(
     std::thread::scope(|scope| {
         let join = |(rank, host): (u32, &u32)| {
             let config = Config::clone(config).with_host_id(format!("host {host}"));
-            scope.spawn(move || body(Communicator::init(id, rank, world, config)?))
+            scope.spawn(move || body(Communicator::init(id, rank, world, &config)?))
         };
         let threads: Vec<_> = (0..world).zip(hosts).map(join).collect();
         threads.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()

@@ -29,6 +29,6 @@ fn main() -> Result<(), String> {
     if !launch::is_rank() {
         return launch::start_processes(options);
     }
-    let comm = Communicator::from_env_with(config).map_err(|error| error.to_string())?;
+    let comm = Communicator::from_env_with(&config).map_err(|error| error.to_string())?;
     train(&comm).map_err(|error| error.to_string())
 }

@@ -19,8 +19,8 @@ pub(crate) struct Preparation {
 
 impl Preparation {
     /// Reads `config` with the environment laid over it, and installs the log that it asks for.
-    pub(crate) fn new(config: Config) -> Result<Preparation> {
-        let config = config.resolve()?;
+    pub(crate) fn new(config: &Config) -> Result<Preparation> {
+        let config = config.clone().resolve()?;
         crate::log::install(&config)?;
         Ok(Preparation { settings: Settings::read(&config)?, options: bootstrap_options(&config)? })
     }

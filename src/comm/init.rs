@@ -46,7 +46,7 @@ impl Communicator {
     /// let config = Config::default().with_socket_interfaces("lo");
     /// let id = Communicator::unique_id(&config)?;
     /// // In a real program these are processes, and the id travels by file, store or MPI_Bcast.
-    /// let join = |rank| Communicator::init(&id, rank, 2, config.clone());
+    /// let join = |rank| Communicator::init(&id, rank, 2, &config);
     /// std::thread::scope(|scope| {
     ///     let other = scope.spawn(|| join(1)?.barrier());
     ///     join(0)?.barrier()?;
@@ -54,7 +54,7 @@ impl Communicator {
     /// })
     /// # }
     /// ```
-    pub fn init(id: &UniqueId, rank: u32, world: u32, config: Config) -> Result<Communicator> {
+    pub fn init(id: &UniqueId, rank: u32, world: u32, config: &Config) -> Result<Communicator> {
         Communicator::init_scalable(std::slice::from_ref(id), rank, world, config)
     }
 
@@ -63,8 +63,8 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::init`]; and where there are no ids, or more than ranks.
-    pub fn init_scalable(ids: &[UniqueId], rank: u32, world: u32, config: Config) -> Result<Communicator> {
-        let config = config.resolve()?;
+    pub fn init_scalable(ids: &[UniqueId], rank: u32, world: u32, config: &Config) -> Result<Communicator> {
+        let config = config.clone().resolve()?;
         crate::log::install(&config)?;
         let world = checked_world(rank, world)?;
         let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
@@ -86,15 +86,15 @@ impl Communicator {
     /// use rsccl::{Communicator, Config};
     ///
     /// # fn main() -> rsccl::Result<()> {
-    /// let ranks = Communicator::init_all(3, Config::default())?;
+    /// let ranks = Communicator::init_all(3, &Config::default())?;
     /// std::thread::scope(|scope| {
     ///     let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || comm.barrier())).collect();
     ///     threads.into_iter().try_for_each(|thread| thread.join().expect("no rank panics"))
     /// })
     /// # }
     /// ```
-    pub fn init_all(ranks: u32, config: Config) -> Result<Vec<Communicator>> {
-        let config = config.resolve()?;
+    pub fn init_all(ranks: u32, config: &Config) -> Result<Vec<Communicator>> {
+        let config = config.clone().resolve()?;
         crate::log::install(&config)?;
         let chosen = Settings::read(&config)?;
         let blocking = chosen.blocking;

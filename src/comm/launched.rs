@@ -34,16 +34,16 @@ impl Communicator {
     /// # }
     /// ```
     pub fn from_env() -> Result<Communicator> {
-        Communicator::from_env_with(Config::default())
+        Communicator::from_env_with(&Config::default())
     }
 
     /// [`Communicator::from_env`] with a configuration, over which the environment is laid.
     ///
     /// # Errors
     /// As [`Communicator::from_env`].
-    pub fn from_env_with(config: Config) -> Result<Communicator> {
+    pub fn from_env_with(config: &Config) -> Result<Communicator> {
         let environment = Environment::capture();
-        let config = config.resolve_in(&environment)?;
+        let config = config.clone().resolve_in(&environment)?;
         crate::log::install(&config)?;
         let launch = Launch::learn(&environment, &config)?;
         let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);

@@ -229,7 +229,7 @@ fn vector_forms_stand_beside_other_calls_of_a_group() {
 
 #[test]
 fn a_group_with_an_ended_communicator_gives_the_others_back() {
-    let alone = || Communicator::init_all(1, Config::default()).unwrap().remove(0);
+    let alone = || Communicator::init_all(1, &Config::default()).unwrap().remove(0);
     let (fine, ended) = (alone(), alone());
     ended.abort_handle().abort("on purpose");
     let (mut one, mut two) = ([1u32], [2u32]);
@@ -442,7 +442,7 @@ fn the_progress_hook_is_called_while_the_program_waits_for_threads_of_ours() {
     // Nobody waits for the request but the end of the scope.
     needs_the_hook(|comm| comm.scope(|scope| scope.barrier().map(drop)));
     needs_the_hook(|comm| {
-        let alone = Communicator::init_all(1, Config::default())?.remove(0);
+        let alone = Communicator::init_all(1, &Config::default())?.remove(0);
         let (mut mine, mut all) = ([1u32; 2], [1u32; 3]);
         crate::group(|group| {
             group.on(&alone).all_reduce_in_place(&mut mine, ReduceOp::Sum)?;

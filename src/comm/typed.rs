@@ -113,7 +113,7 @@ pub(super) fn all_gather_v<'a, T: Element>(
     let (mine, total) = sums(world, counts)?;
     expect("send", send.len(), mine)?;
     expect("recv", recv.len(), total)?;
-    Ok(Call { count: per_rank(counts), ..apart(Collective::AllGatherV, 0, (send, recv)) })
+    Ok(Call { count: per_rank::<T>(counts), ..apart(Collective::AllGatherV, 0, (send, recv)) })
 }
 
 pub(super) fn reduce_scatter_v<'a, T: Element>(
@@ -126,7 +126,7 @@ pub(super) fn reduce_scatter_v<'a, T: Element>(
     expect("recv", recv.len(), mine)?;
     expect("send", send.len(), total)?;
     let basic = apart(Collective::ReduceScatterV, 0, (send, recv));
-    Ok(Call { op: Some(op), count: per_rank(counts), ..basic })
+    Ok(Call { op: Some(op), count: per_rank::<T>(counts), ..basic })
 }
 
 /// The messages of an `all_to_all_v`: one to and one from each rank, in rank order.
@@ -198,10 +198,11 @@ fn in_place<T: Element>(collective: Collective, buffer: &mut [T]) -> Call<'_> {
 
 #[inline]
 fn describe<T: Element>(collective: Collective, count: usize, buffers: Buffers<'_>) -> Call<'_> {
-    let count = CallCount::Each(count as u64);
+    // What does not fit has been refused where the buffers' lengths were compared: a buffer of so many values would not fit either.
+    let count = CallCount::Each((count * T::VALUES) as u64);
     Call { collective, data_type: T::DATA_TYPE, op: None, root: None, count, buffers }
 }
 
-fn per_rank(counts: &[usize]) -> CallCount {
-    CallCount::PerRank(counts.iter().map(|count| *count as u64).collect())
+fn per_rank<T: Element>(counts: &[usize]) -> CallCount {
+    CallCount::PerRank(counts.iter().map(|count| (count * T::VALUES) as u64).collect())
 }

@@ -111,6 +111,12 @@ impl Call<'_> {
         {
             return Err(Error::invalid_argument(format!("{op} works on integers, not on {}", self.data_type)));
         }
+        if let Some(op @ ReduceOp::PreMulSum(scalar)) = self.op
+            && !scalar.is_value_of(self.data_type)
+        {
+            let message = format!("the scalar {scalar} of {op} is no value of {}", self.data_type);
+            return Err(Error::invalid_argument(message));
+        }
         let (input, output) = self.lengths(world)?;
         self.check_buffer("input", (self.buffers.input.is_null(), self.buffers.input_bytes), input)?;
         self.check_buffer("output", (self.buffers.output.is_null(), self.buffers.output_bytes), output)?;

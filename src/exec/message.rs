@@ -37,13 +37,15 @@ impl<'a> Message<'a> {
     /// The sending end.
     pub fn send<T: Element>(buffer: &'a [T], peer: Rank) -> Message<'a> {
         let direction = Direction::Send(buffer.as_ptr().cast());
-        Message { peer, direction, count: buffer.len() as u64, data_type: T::DATA_TYPE, borrow: PhantomData }
+        let count = (buffer.len() * T::VALUES) as u64;
+        Message { peer, direction, count, data_type: T::DATA_TYPE, borrow: PhantomData }
     }
 
     /// The receiving end.
     pub fn recv<T: Element>(buffer: &'a mut [T], peer: Rank) -> Message<'a> {
         let direction = Direction::Recv(buffer.as_mut_ptr().cast());
-        Message { peer, direction, count: buffer.len() as u64, data_type: T::DATA_TYPE, borrow: PhantomData }
+        let count = (buffer.len() * T::VALUES) as u64;
+        Message { peer, direction, count, data_type: T::DATA_TYPE, borrow: PhantomData }
     }
 
     /// The sending end of memory that the type system knows nothing of.

@@ -37,7 +37,7 @@ pub fn abort_on_panic() {
 ///
 /// # Examples
 /// ```no_run
-/// # let comm = rsccl::Communicator::init_all(1, rsccl::Config::default()).unwrap().remove(0);
+/// # let comm = rsccl::Communicator::init_all(1, &rsccl::Config::default()).unwrap().remove(0);
 /// if let Err(error) = comm.barrier() {
 ///     rsccl::mpi::abort(&error);
 /// }
@@ -59,7 +59,7 @@ pub fn abort(error: &Error) -> ! {
 /// use rsccl::mpi::or_abort;
 ///
 /// let universe = mpi::initialize().expect("MPI is initialised once");
-/// let comm = or_abort(rsccl::mpi::communicator(&universe.world(), rsccl::Config::default()));
+/// let comm = or_abort(rsccl::mpi::communicator(&universe.world(), &rsccl::Config::default()));
 /// or_abort(comm.barrier());
 /// ```
 pub fn or_abort<T>(result: Result<T>) -> T {

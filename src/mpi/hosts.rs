@@ -20,7 +20,7 @@ use crate::types::Rank;
 /// ```no_run
 /// # fn example() -> rsccl::Result<()> {
 /// let universe = mpi::initialize().expect("MPI is initialised once");
-/// let comm = rsccl::mpi::communicator(&universe.world(), rsccl::Config::default())?;
+/// let comm = rsccl::mpi::communicator(&universe.world(), &rsccl::Config::default())?;
 /// println!("{}", rsccl::mpi::placement(&comm, &universe.world())?);
 /// # Ok(())
 /// # }

@@ -50,23 +50,23 @@ use crate::types::Rank;
 ///
 /// // mpirun -n 4 target/debug/this-program
 /// let universe = mpi::initialize().expect("MPI is initialised once");
-/// let comm = rsccl::mpi::communicator(&universe.world(), Config::default())?;
+/// let comm = rsccl::mpi::communicator(&universe.world(), &Config::default())?;
 /// let mut sum = [comm.rank()];
 /// comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
 /// # Ok::<(), rsccl::Error>(())
 /// ```
-pub fn communicator(mpi: &impl AsRaw<Raw = MPI_Comm>, config: Config) -> Result<Communicator> {
+pub fn communicator(mpi: &impl AsRaw<Raw = MPI_Comm>, config: &Config) -> Result<Communicator> {
     let theirs = Theirs::new(mpi).map_err(|error| error.during("init"))?;
     let rank = theirs.world().rank;
     join(&theirs, config).map_err(|error| error.during("init").at(rank))
 }
 
-fn join(theirs: &Theirs<'_>, config: Config) -> Result<Communicator> {
-    let prepared = Preparation::new(config.clone());
+fn join(theirs: &Theirs<'_>, config: &Config) -> Result<Communicator> {
+    let prepared = Preparation::new(config);
     // A rank whose settings are wrong waits as long as it was told to: it has bad news to spread.
     let timeout = match &prepared {
         Ok(prepared) => prepared.init_timeout(),
-        Err(_) => config.init_timeout_alone(&Environment::capture()),
+        Err(_) => config.clone().init_timeout_alone(&Environment::capture()),
     };
     let wait = within(timeout);
     let words = format!(

@@ -20,7 +20,7 @@ use crate::sys::host;
 /// use rsccl::{Config, ReduceOp};
 ///
 /// let universe = mpi::initialize().expect("MPI is initialised once");
-/// let comm = rsccl::mpi::communicator(&universe.world(), Config::default())?;
+/// let comm = rsccl::mpi::communicator(&universe.world(), &Config::default())?;
 /// comm.set_progress(Some(rsccl::mpi::progress()?))?;
 /// // Large MPI_Isends that have begun go on while this waits for the other ranks.
 /// comm.barrier()?;

@@ -94,7 +94,7 @@ impl Communicator {
     /// # fn example() -> rsccl::Result<()> {
     /// let universe = mpi::initialize().expect("MPI is initialised once");
     /// let world = universe.world();
-    /// let comm = rsccl::mpi::communicator(&world, rsccl::Config::default())?;
+    /// let comm = rsccl::mpi::communicator(&world, &rsccl::Config::default())?;
     /// comm.check(&world)
     /// # }
     /// ```

@@ -112,10 +112,31 @@ impl fmt::Display for DataType {
     }
 }
 
-/// A Rust type that buffers may hold. Sealed: plain data of a known [`DataType`], any bit pattern valid.
+/// A Rust type that buffers may hold. Sealed: plain data made of values of a known [`DataType`], any bit pattern valid.
+///
+/// Numbers are elements, and arrays of elements: `[f32; 3]` travels as 3 floats and is reduced as 3 floats, and the other ranks may as
+/// well pass three times as many `f32`. [`crate::types::bytes_of`] makes bytes of a buffer of plain structs.
+///
+/// # Examples
+/// ```
+/// use rsccl::ReduceOp;
+///
+/// rsccl::local::run(2, |comm| {
+///     let mut forces = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0f64]];
+///     comm.all_reduce_in_place(&mut forces, ReduceOp::Sum)?;
+///     assert_eq!(forces, [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]);
+///     let mut lengths = vec![0usize; 2];
+///     comm.all_gather(&[forces.len() + comm.rank() as usize], &mut lengths)?;
+///     assert_eq!(lengths, [2, 3]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), rsccl::Error>(())
+/// ```
 pub trait Element: Copy + Send + Sync + fmt::Debug + PartialEq + 'static + sealed::Sealed {
-    /// The run-time name of the type.
+    /// The run-time name of the values' type.
     const DATA_TYPE: DataType;
+    /// Values of [`Element::DATA_TYPE`] in one element: 1, or an array's.
+    const VALUES: usize = 1;
 }
 
 mod sealed {
@@ -217,6 +238,24 @@ element! {
     bf16 => BF16,
     F8E4M3 => F8E4M3,
     F8E5M2 => F8E5M2,
+}
+
+#[cfg(target_pointer_width = "64")]
+element! {
+    isize => I64,
+    usize => U64,
+}
+
+#[cfg(target_pointer_width = "32")]
+element! {
+    isize => I32,
+    usize => U32,
+}
+
+impl<T: Element, const N: usize> sealed::Sealed for [T; N] {}
+impl<T: Element, const N: usize> Element for [T; N] {
+    const DATA_TYPE: DataType = T::DATA_TYPE;
+    const VALUES: usize = N * T::VALUES;
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::types::{DataType, F8E4M3, F8E5M2, bf16, f16};
+
 /// How elements of all ranks become one.
 ///
 /// 16- and 8-bit floats are accumulated in f32 wherever several sources meet. Integers wrap.
@@ -18,7 +20,7 @@ pub enum ReduceOp {
     Max,
     /// The sum divided by the number of ranks; integers round towards zero.
     Avg,
-    /// s₀x₀ + s₁x₁ + …, each rank with a scalar of its own.
+    /// s₀x₀ + s₁x₁ + …, each rank with a scalar of its own: [`ReduceOp::premul_sum`] takes any number.
     PreMulSum(Scalar),
     /// Bitwise and; integers only.
     BitAnd,
@@ -28,7 +30,8 @@ pub enum ReduceOp {
     BitXor,
 }
 
-/// The scalar of [`ReduceOp::PreMulSum`], converted to the element type as `as` does.
+/// The scalar of [`ReduceOp::PreMulSum`], made by `From` of any number. A call refuses one that is no value of its element type:
+/// a fraction or a number out of range for integers, a number beyond the greatest one for floats, which round it otherwise.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Scalar {
@@ -41,6 +44,27 @@ pub enum Scalar {
 }
 
 impl ReduceOp {
+    /// [`ReduceOp::PreMulSum`] with any number.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    ///
+    /// rsccl::local::run(2, |comm| {
+    ///     let (mut whole, mut halves) = ([1 + comm.rank()], [4.0]);
+    ///     comm.all_reduce_in_place(&mut whole, ReduceOp::premul_sum(3))?;
+    ///     comm.all_reduce_in_place(&mut halves, ReduceOp::premul_sum(0.5))?;
+    ///     assert_eq!((whole[0], halves[0]), (3 + 6, 2.0 + 2.0));
+    ///     let refused = comm.all_reduce_in_place(&mut whole, ReduceOp::premul_sum(0.5)).expect_err("no half of a u32");
+    ///     assert_eq!(refused.message(), "the scalar 0.5 of mulsum is no value of uint32");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn premul_sum(scalar: impl Into<Scalar>) -> ReduceOp {
+        ReduceOp::PreMulSum(scalar.into())
+    }
+
     /// The operators that take no scalar, in the order of their codes.
     pub const PLAIN: &'static [ReduceOp] = &[
         ReduceOp::Sum,
@@ -110,14 +134,93 @@ impl Scalar {
         }
     }
 
-    /// As the bits of a 64-bit integer; a float is cut off as `as` does.
-    pub fn as_u64(self) -> u64 {
-        match self {
-            Scalar::Signed(value) => value.cast_unsigned(),
-            Scalar::Unsigned(value) => value,
-            #[expect(clippy::cast_possible_truncation, reason = "the documented conversion is that of `as`")]
-            Scalar::Float(value) => (value as i64).cast_unsigned(),
+    /// Whether elements of `data_type` can be multiplied by it: an integer type has it as it is, a float has it rounded, and not as an
+    /// infinity where it is none.
+    pub fn is_value_of(self, data_type: DataType) -> bool {
+        let integer = match self {
+            Scalar::Signed(value) => Some(i128::from(value)),
+            Scalar::Unsigned(value) => Some(i128::from(value)),
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "a whole number within the bounds of i128's conversion"
+            )]
+            Scalar::Float(value) if value.trunc() == value && value.abs() < WHOLE_BELOW => Some(value as i128),
+            Scalar::Float(_) => None,
+        };
+        let within = |least: i128, most: i128| integer.is_some_and(|value| least <= value && value <= most);
+        let value = self.as_f64();
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to the narrower type is what is asked for")]
+        let narrow = value as f32;
+        match data_type {
+            DataType::I8 => within(i8::MIN.into(), i8::MAX.into()),
+            DataType::U8 => within(0, u8::MAX.into()),
+            DataType::I32 => within(i32::MIN.into(), i32::MAX.into()),
+            DataType::U32 => within(0, u32::MAX.into()),
+            DataType::I64 => within(i64::MIN.into(), i64::MAX.into()),
+            DataType::U64 => within(0, u64::MAX.into()),
+            DataType::F64 => true,
+            DataType::F32 => narrow.is_finite() || !value.is_finite(),
+            DataType::F16 => f16::from_f64(value).is_finite() || !value.is_finite(),
+            DataType::BF16 => bf16::from_f64(value).is_finite() || !value.is_finite(),
+            // These have no infinity of their own to become, or are never rounded to it.
+            DataType::F8E4M3 => value.is_nan() || narrow.abs() <= F8E4M3::MAX.to_f32(),
+            DataType::F8E5M2 => value.is_nan() || narrow.abs() <= F8E5M2::MAX.to_f32(),
         }
+    }
+}
+
+/// A float below it in size is within the bounds of `i128`; every integer type is far below it.
+const WHOLE_BELOW: f64 = 1e38;
+
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scalar::Signed(value) => fmt::Display::fmt(value, f),
+            Scalar::Unsigned(value) => fmt::Display::fmt(value, f),
+            Scalar::Float(value) => fmt::Display::fmt(value, f),
+        }
+    }
+}
+
+macro_rules! scalar_from {
+    ($($variant:ident: $($type:ty)+,)+) => {
+        $($(
+            impl From<$type> for Scalar {
+                fn from(value: $type) -> Scalar {
+                    Scalar::$variant(value.into())
+                }
+            }
+        )+)+
+    };
+}
+
+scalar_from! {
+    Signed: i8 i16 i32 i64,
+    Unsigned: u8 u16 u32 u64,
+    Float: f32 f64 f16 bf16,
+}
+
+impl From<isize> for Scalar {
+    fn from(value: isize) -> Scalar {
+        Scalar::Signed(value as i64)
+    }
+}
+
+impl From<usize> for Scalar {
+    fn from(value: usize) -> Scalar {
+        Scalar::Unsigned(value as u64)
+    }
+}
+
+impl From<F8E4M3> for Scalar {
+    fn from(value: F8E4M3) -> Scalar {
+        Scalar::Float(value.to_f32().into())
+    }
+}
+
+impl From<F8E5M2> for Scalar {
+    fn from(value: F8E5M2) -> Scalar {
+        Scalar::Float(value.to_f32().into())
     }
 }
 
@@ -132,5 +235,30 @@ mod tests {
         }
         assert_eq!(ReduceOp::name_of_code(ReduceOp::PreMulSum(Scalar::Float(2.0)).code()), Some("mulsum"));
         assert_eq!(ReduceOp::name_of_code(9), None);
+    }
+
+    #[test]
+    fn a_scalar_is_refused_where_the_type_does_not_have_it() {
+        use DataType::{F8E4M3, F16, F32, F64, I8, I64, U8, U64};
+        let cases: &[(Scalar, &[DataType], &[DataType])] = &[
+            ((-1).into(), &[I8, I64, F16, F8E4M3], &[U8, U64]),
+            (200u8.into(), &[U8, U64, I64, F16], &[I8]),
+            (u64::MAX.into(), &[U64, F32, F64], &[I64, U8, F16, F8E4M3]),
+            (0.5.into(), &[F8E4M3, F16, F32, F64], &[I8, U8, I64, U64]),
+            (3.0.into(), &[I8, U8, U64, F32], &[]),
+            (1e300.into(), &[F64], &[F32, F16, F8E4M3, U64, I64]),
+            (f64::INFINITY.into(), &[F64, F32, F16], &[F8E4M3, I64, U8]),
+            (f64::NAN.into(), &[F64, F16, F8E4M3], &[I64, U8]),
+            (1usize.into(), &[U8, U64, I64, F16], &[]),
+            (f16::from_f32(448.0).into(), &[F8E4M3, I64, F16], &[U8]),
+        ];
+        for (scalar, fits, refused) in cases {
+            for data_type in *fits {
+                assert!(scalar.is_value_of(*data_type), "{scalar} of {data_type}");
+            }
+            for data_type in *refused {
+                assert!(!scalar.is_value_of(*data_type), "{scalar} of {data_type}");
+            }
+        }
     }
 }

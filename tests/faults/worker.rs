@@ -99,7 +99,7 @@ impl Worker {
             ["id"] => Ok(hex(Communicator::unique_id(&Config::default())?.as_bytes())),
             ["init", id, rank, world] => {
                 let id = UniqueId::from_bytes(&unhex(id))?;
-                let comm = Communicator::init(&id, number(rank), number(world), Config::default())?;
+                let comm = Communicator::init(&id, number(rank), number(world), &Config::default())?;
                 Ok(self.adopt(comm))
             }
             ["from_env"] => Communicator::from_env().map(|comm| self.adopt(comm)),
@@ -257,7 +257,7 @@ fn threads(ranks: u32, count: usize) -> Result<String> {
 fn crowd(id: &UniqueId, (first, ranks, world): (u32, u32, u32), script: random::Script) -> Result<String> {
     let config = random::settings(Config::default(), script.seed)?;
     let rank = |rank: u32| {
-        let played = Communicator::init(id, rank, world, config.clone()).map(|comm| random::run(comm, script));
+        let played = Communicator::init(id, rank, world, &config).map(|comm| random::run(comm, script));
         played.unwrap_or_else(|error| Err(error.to_string()))
     };
     let played = thread::side_by_side("rank", (first..first + ranks).collect(), rank, || ())?;

@@ -34,7 +34,7 @@ fn again(rank: &Rank) {
 }
 
 fn make_and_drop(rank: &Rank, world: &SimpleCommunicator, round: u32) {
-    let comm = communicator(world, Config::default()).unwrap();
+    let comm = communicator(world, &Config::default()).unwrap();
     comm.barrier().unwrap();
     match round % 4 {
         0 => drop(placement(&comm, world).unwrap()),
@@ -43,7 +43,7 @@ fn make_and_drop(rank: &Rank, world: &SimpleCommunicator, round: u32) {
         _ => {
             let mut config = Config::default();
             config.algo = (rank.number == 1).then(|| "Nonsense".to_owned());
-            drop(communicator(world, config).expect_err("rank 1 has a wrong setting"));
+            drop(communicator(world, &config).expect_err("rank 1 has a wrong setting"));
         }
     }
 }
@@ -71,7 +71,7 @@ fn overlap(rank: &Rank) {
                 let handle = mpi.map(Handle::of);
                 scope.spawn(move || {
                     let handle = handle;
-                    let comm = handle.map(|handle| communicator(&handle, Config::default()).unwrap());
+                    let comm = handle.map(|handle| communicator(&handle, &Config::default()).unwrap());
                     if let Some(comm) = &comm {
                         comm.barrier().unwrap();
                     }
@@ -96,11 +96,11 @@ fn errors_return(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
     Handle::of(&world).return_errors();
-    let comm = communicator(&world, Config::default()).unwrap();
+    let comm = communicator(&world, &Config::default()).unwrap();
     drop(placement(&comm, &world).unwrap());
     must_be(&comm, &world);
     assert!(Handle::of(&world).returns_errors(), "the program's handler is gone");
-    let error = communicator(&Handle::null(), Config::default()).map(drop).unwrap_err();
+    let error = communicator(&Handle::null(), &Config::default()).map(drop).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
     // A send to a rank that is not there: MPI returns, and the job goes on.
     // SAFETY: no bytes are read.

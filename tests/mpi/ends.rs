@@ -42,7 +42,7 @@ fn absent(rank: &Rank) {
     let mut config = Config::default();
     config.init_timeout = Duration::from_millis(1500);
     config.algo = (rank.number == 3).then(|| "Nonsense".to_owned());
-    let error = communicator(&world, config).expect_err("rank 2 does not come");
+    let error = communicator(&world, &config).expect_err("rank 2 does not come");
     rank.say_error("error", &error);
     world.process_at_rank(2).send(&1u8);
     if rank.number == 0 {
@@ -56,7 +56,7 @@ fn absent(rank: &Rank) {
 fn impatient(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     if rank.number == 1 {
-        let error = communicator(&universe.world(), Config::default()).expect_err("its variable is wrong");
+        let error = communicator(&universe.world(), &Config::default()).expect_err("its variable is wrong");
         rank.say_error("error", &error);
         assert!(rank.has_said(0, "heard"));
         abort(&error);
@@ -71,8 +71,8 @@ fn unplaced(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
     let config = Config::default().with_timeout(Duration::from_secs(2)).with_init_timeout(Duration::from_secs(5));
-    let new = or_abort(communicator(&world, config.clone()));
-    let known = or_abort(communicator(&world, config));
+    let new = or_abort(communicator(&world, &config));
+    let known = or_abort(communicator(&world, &config));
     or_abort(known.placement());
     if rank.number == 2 {
         assert!(rank.has_said(0, "known") && rank.has_said(1, "known"));
@@ -90,7 +90,7 @@ fn at_odds(rank: &Rank) {
     let world = universe.world();
     for exchanges in [true, false] {
         for splits in [false, true] {
-            let comm = or_abort(communicator(&world, Config::default()));
+            let comm = or_abort(communicator(&world, &Config::default()));
             let result = match ((rank.number == 0) == exchanges, splits) {
                 (true, false) => placement(&comm, &world).map(drop),
                 (true, true) => comm.split(Some(0), 0).map(drop),
@@ -108,7 +108,7 @@ fn astray(rank: &Rank) {
     let copy = world.duplicate();
     let mut config = Config::default();
     config.init_timeout = Duration::from_millis(1500);
-    let comm = or_abort(communicator(&world, config));
+    let comm = or_abort(communicator(&world, &config));
     let error = comm.check(if rank.number == 1 { &copy } else { &world }).expect_err("they differ");
     rank.say_error("error", &error);
     // It is the MPI communicator that cannot be used any more.
@@ -133,13 +133,13 @@ fn die(rank: &Rank, within: bool) {
             let handle = crate::handle::Handle::of(&world);
             let begins = move || {
                 let handle = handle;
-                drop(communicator(&handle, Config::default()));
+                drop(communicator(&handle, &Config::default()));
             };
             drop(rsccl::internals::sys::thread::spawn("begins", begins).unwrap());
         }
         std::process::abort();
     }
-    let result = communicator(&world, config);
+    let result = communicator(&world, &config);
     if let Err(error) = &result {
         rank.say_error("error", error);
     }
@@ -151,7 +151,7 @@ fn die(rank: &Rank, within: bool) {
 fn panics(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
-    let comm = or_abort(communicator(&world, Config::default()));
+    let comm = or_abort(communicator(&world, &Config::default()));
     rank.say("ready");
     match rank.number {
         1 => panic!("on purpose"),
@@ -164,7 +164,7 @@ fn panics(rank: &Rank) {
 fn aborts(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
-    let comm = or_abort(communicator(&world, Config::default()));
+    let comm = or_abort(communicator(&world, &Config::default()));
     rank.say("ready");
     if rank.number == 1 {
         abort(&Error::invalid_usage("the grid has\nno columns").during("setup"));
@@ -176,7 +176,7 @@ fn aborts(rank: &Rank) {
 /// The same by a call's result.
 fn wrong_result(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
-    let comm = or_abort(communicator(&universe.world(), Config::default()));
+    let comm = or_abort(communicator(&universe.world(), &Config::default()));
     assert_eq!(or_abort(comm.split(None, 0)).map(|child| child.size()), None);
     rank.say("ready");
     if rank.number == 1 {

@@ -38,7 +38,7 @@ fn at_level(rank: &Rank, level: Threading) {
         std::thread::scope(|scope| {
             let make = move || {
                 let handle = handle;
-                let comm = communicator(&handle, Config::default()).unwrap();
+                let comm = communicator(&handle, &Config::default()).unwrap();
                 comm.check(&handle).unwrap();
                 comm
             };
@@ -73,7 +73,7 @@ fn reversed(mpi: &SimpleCommunicator) -> SimpleCommunicator {
 }
 
 fn shapes(world: &SimpleCommunicator) {
-    let make = |mpi: &SimpleCommunicator| communicator(mpi, Config::default()).unwrap();
+    let make = |mpi: &SimpleCommunicator| communicator(mpi, &Config::default()).unwrap();
     must_be(&make(world), world);
     // The MPI communicator may go before ours.
     let copy = world.duplicate();
@@ -107,7 +107,7 @@ fn beside_messages(world: &SimpleCommunicator) {
             .collect();
         let early = WaitGuard::from(to.immediate_send_with_tag(scope, &sent[0][..], tags[0]));
         let gathering = world.immediate_barrier();
-        let comm = communicator(world, Config::default()).unwrap();
+        let comm = communicator(world, &Config::default()).unwrap();
         let mut sum = [0i32];
         comm.all_reduce(&[rank], &mut sum, ReduceOp::Sum).unwrap();
         assert_eq!(sum[0], size * (size - 1) / 2);
@@ -127,8 +127,8 @@ fn beside_messages(world: &SimpleCommunicator) {
 
 fn two_at_once(world: &SimpleCommunicator) {
     let backwards = reversed(world);
-    let first = communicator(world, Config::default()).unwrap();
-    let second = communicator(&backwards, Config::default()).unwrap();
+    let first = communicator(world, &Config::default()).unwrap();
+    let second = communicator(&backwards, &Config::default()).unwrap();
     let (size, mut taken) = (first.size(), [[u32::MAX]; 2]);
     let [one, two] = &mut taken;
     let mine = [[first.rank()], [second.rank()]];
@@ -146,7 +146,7 @@ fn two_at_once(world: &SimpleCommunicator) {
 }
 
 fn likes_and_checks(world: &SimpleCommunicator) {
-    let comm = communicator(world, Config::default()).unwrap();
+    let comm = communicator(world, &Config::default()).unwrap();
     let backwards = reversed(world);
     let rank = world.rank();
     comm.check(world).unwrap();
@@ -192,7 +192,7 @@ fn other_than_they_should_be(world: &SimpleCommunicator, comm: &Communicator) {
 
 /// On one host: all ranks are local, and nobody is across.
 fn hosts(world: &SimpleCommunicator) {
-    let comm = communicator(world, Config::default()).unwrap();
+    let comm = communicator(world, &Config::default()).unwrap();
     let placement = rsccl::mpi::placement(&comm, world).unwrap();
     assert_eq!(placement, comm.placement().unwrap());
     assert_eq!((placement.host, placement.hosts), (0, 1));
@@ -207,7 +207,7 @@ fn hosts(world: &SimpleCommunicator) {
 fn pretended_hosts(rank: &Rank, world: &SimpleCommunicator) {
     let mut config = Config::default();
     config.host_id = Some(format!("pretended-{}", rank.number / 2));
-    let comm = communicator(world, config).unwrap();
+    let comm = communicator(world, &config).unwrap();
     let placement = rsccl::mpi::placement(&comm, world).unwrap();
     assert_eq!((placement.host, placement.hosts), (rank.number / 2, rank.size.div_ceil(2)));
     let local_size = if rank.number - rank.number % 2 + 1 < rank.size { 2 } else { 1 };
@@ -227,7 +227,7 @@ fn several_threads(world: &SimpleCommunicator) {
         let make = |handle: Handle| {
             move || {
                 let handle = handle;
-                let comm = communicator(&handle, Config::default()).unwrap();
+                let comm = communicator(&handle, &Config::default()).unwrap();
                 comm.barrier().unwrap();
                 comm
             }
@@ -243,8 +243,8 @@ fn several_threads(world: &SimpleCommunicator) {
 /// A communicator outlives MPI.
 fn late(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
-    let comm = communicator(&universe.world(), Config::default()).unwrap();
-    let used = communicator(&universe.world(), Config::default()).unwrap();
+    let comm = communicator(&universe.world(), &Config::default()).unwrap();
+    let used = communicator(&universe.world(), &Config::default()).unwrap();
     comm.set_progress(Some(rsccl::mpi::progress().unwrap())).unwrap();
     used.barrier().unwrap();
     drop(universe);

@@ -28,7 +28,7 @@ pub(crate) const ACTS: &[Act] = &[("hosts", hosts), ("cut", cut)];
 fn hosts(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
-    let comm = communicator(&world, Config::default()).unwrap();
+    let comm = communicator(&world, &Config::default()).unwrap();
     let place = placement(&comm, &world).unwrap();
     rank.say(&format!("placed {place}"));
     // As MPI tells it, rank by rank.
@@ -108,7 +108,7 @@ fn cut(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let mut config = Config::default();
     config.timeout = Duration::from_secs(2);
-    let comm = communicator(&universe.world(), config).unwrap();
+    let comm = communicator(&universe.world(), &config).unwrap();
     rank.say(&format!("host {}", comm.placement().unwrap().host));
     reduce_much(&comm).unwrap();
     rank.say("works");

@@ -34,23 +34,23 @@ fn must_name(error: &Error, kind: Kind, words: &[&str]) {
 }
 
 fn misuse(rank: &Rank) {
-    let early = refused(communicator(&Handle::world(), Config::default()), "before MPI_Init");
+    let early = refused(communicator(&Handle::world(), &Config::default()), "before MPI_Init");
     must_name(&early, Kind::InvalidUsage, &["not initialised", "MPI_Init"]);
     refused(rsccl::mpi::progress(), "before MPI_Init");
 
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
-    let null = refused(communicator(&Handle::null(), Config::default()), "MPI_COMM_NULL");
+    let null = refused(communicator(&Handle::null(), &Config::default()), "MPI_COMM_NULL");
     must_name(&null, Kind::InvalidArgument, &["MPI_COMM_NULL"]);
     let half = world.split_by_color(Color::with_value(world.rank() % 2)).expect("each has a color");
     let inter = Handle::between(&half, &world, 1 - world.rank() % 2);
-    let error = refused(communicator(&inter, Config::default()), "an intercommunicator");
+    let error = refused(communicator(&inter, &Config::default()), "an intercommunicator");
     must_name(&error, Kind::InvalidArgument, &["intercommunicator", "MPI_Intercomm_merge"]);
     let handle = Handle::of(&world);
     let elsewhere = std::thread::scope(|scope| {
         let call = move || {
             let handle = handle;
-            communicator(&handle, Config::default())
+            communicator(&handle, &Config::default())
         };
         scope.spawn(call).join().expect("no panic")
     });
@@ -58,7 +58,7 @@ fn misuse(rank: &Rank) {
     must_name(&elsewhere, Kind::InvalidUsage, &["thread", "MPI_THREAD_SERIALIZED"]);
 
     // None of it has hurt anything.
-    let comm = communicator(&world, Config::default()).unwrap();
+    let comm = communicator(&world, &Config::default()).unwrap();
     must_sum(&comm);
     for wrong in [Handle::null(), inter] {
         must_name(&refused(comm.check(&wrong), "check"), Kind::InvalidArgument, &["communicator"]);
@@ -68,7 +68,7 @@ fn misuse(rank: &Rank) {
     must_sum(&comm);
     drop(half);
     drop(universe);
-    let late = refused(communicator(&Handle::world(), Config::default()), "after MPI_Finalize");
+    let late = refused(communicator(&Handle::world(), &Config::default()), "after MPI_Finalize");
     must_name(&late, Kind::InvalidUsage, &["finalised", "MPI_Finalize"]);
     let late = refused(comm.check(&Handle::world()), "check after MPI_Finalize");
     must_name(&late, Kind::InvalidUsage, &["finalised"]);
@@ -97,11 +97,11 @@ fn differ(rank: &Rank) {
         ("a bad setting", algorithm, Kind::InvalidArgument, &["Nonsense"]),
     ];
     for (what, config, kind, words) in cases {
-        let error = refused(communicator(&world, config), what);
+        let error = refused(communicator(&world, &config), what);
         must_name(&error, kind, words);
         must_name(&error, kind, &["rank 1"]);
         assert_eq!(error.rank(), Some(rank.number), "{error}");
-        let comm = communicator(&world, Config::default()).unwrap();
+        let comm = communicator(&world, &Config::default()).unwrap();
         must_sum(&comm);
         rank.say_error(what, &error);
     }
@@ -111,7 +111,7 @@ fn differ(rank: &Rank) {
 /// Variables of the launcher are wrong on one rank, which the others hear of.
 fn variables(rank: &Rank) {
     let universe = begin(rank, Threading::Single);
-    let error = refused(communicator(&universe.world(), Config::default()), "a wrong variable");
+    let error = refused(communicator(&universe.world(), &Config::default()), "a wrong variable");
     assert!(!threads().contains(&"rsccl root".to_owned()), "{:?}", threads());
     rank.say_error("error", &error);
 }

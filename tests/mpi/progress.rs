@@ -59,7 +59,7 @@ fn group(comm: &Communicator) -> Result<()> {
 
 /// Runs on threads of rsccl's, on which MPI may not be called; so do the two below.
 fn group_of_two(comm: &Communicator) -> Result<()> {
-    let alone = Communicator::init_all(1, Config::default())?.remove(0);
+    let alone = Communicator::init_all(1, &Config::default())?.remove(0);
     let (mut mine, mut sums) = ([7u32; 3], [1u32; 5]);
     rsccl::group(|group| {
         group.on(&alone).all_reduce_in_place(&mut mine, ReduceOp::Sum)?;
@@ -103,7 +103,7 @@ fn mixed(rank: &Rank, calls: &[Call], with_hook: bool) {
     config.timeout = if with_hook { Duration::from_secs(30) } else { Duration::from_secs(1) };
     // That of a split and of a goodbye.
     config.init_timeout = if with_hook { Duration::from_secs(30) } else { Duration::from_secs(3) };
-    let comm = communicator(&world, config).unwrap();
+    let comm = communicator(&world, &config).unwrap();
     if with_hook {
         comm.set_progress(Some(rsccl::mpi::progress().unwrap())).unwrap();
     }

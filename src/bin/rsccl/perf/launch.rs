@@ -47,7 +47,7 @@ pub(crate) fn launched(arguments: &Arguments) -> Result<bool> {
         forced => forced,
     };
     let job = Job::new(&Arguments { ranks: launch.world.size, transport, ..arguments.clone() })?;
-    let comm = Communicator::from_env_with(job.config.clone())?;
+    let comm = Communicator::from_env_with(&job.config)?;
     let right = session::run(&comm, &job)?;
     comm.finalize()?;
     Ok(right)
@@ -58,7 +58,7 @@ fn work(rank: u32, job: &Job) -> Result<bool> {
     let mut bytes = [0; UniqueId::BYTES];
     let read = std::io::stdin().lock().read_exact(&mut bytes);
     read.map_err(|error| Error::system("reading the unique id from standard input", error))?;
-    let comm = Communicator::init(&UniqueId::from_bytes(&bytes)?, rank, job.ranks, job.config.clone())?;
+    let comm = Communicator::init(&UniqueId::from_bytes(&bytes)?, rank, job.ranks, &job.config)?;
     let right = session::run(&comm, job)?;
     comm.finalize()?;
     Ok(right)
