@@ -15,7 +15,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 pub use lock::Guard;
 pub use records::{Kind, Record, RecordId};
@@ -33,6 +34,9 @@ pub const MAX_WAIT_TEXT: usize = 8192;
 
 /// Version of the layout: a folder made by another one is refused.
 const LAYOUT: u64 = 0x7663_7564_6100_0002;
+
+/// Flag of a `File` record: a descriptor or key of it has been given away.
+pub(crate) const FLAG_EXPORTED: u64 = 1 << 32;
 
 /// The mapped state of one machine.
 #[derive(Debug)]
@@ -62,6 +66,8 @@ pub(crate) struct Shared {
     /// Counts steps of anything: a machine on which it stands still is stuck.
     moves: AtomicU64,
     next_id: AtomicU64,
+    /// Threads asleep in [`State::sleep_until_change`]: with none, a change costs no call of the kernel.
+    sleepers: AtomicU64,
     gpus: [GpuLine; MAX_GPUS],
     processes: [ProcessLine; MAX_PROCESSES],
     records: records::Table,
@@ -73,8 +79,7 @@ pub(crate) struct Shared {
 pub(crate) struct GpuLine {
     /// Slot + 1 of the process whose kernels run; 0 = nobody's.
     owner: AtomicU32,
-    /// Set when the GPU has fallen off the bus.
-    lost: AtomicU32,
+    reserved: AtomicU32,
     used_bytes: AtomicU64,
     /// One bit per process slot that has kernels to run.
     wanted: [AtomicU64; MAX_PROCESSES / 64],
@@ -86,7 +91,7 @@ pub(crate) struct GpuLine {
 pub(crate) struct ProcessLine {
     pid: AtomicU32,
     wait_bytes: AtomicU32,
-    wait_text: [u8; MAX_WAIT_TEXT],
+    wait_text: [AtomicU8; MAX_WAIT_TEXT],
 }
 
 impl State {
@@ -140,26 +145,34 @@ impl State {
         self.shared().changes.load(Ordering::Acquire)
     }
 
-    /// Counts a change of memory and wakes those who sleep until there is one.
-    pub fn bump(&self) {
+    /// Counts a change of memory, wakes those who sleep until there is one, and returns the new count.
+    pub fn bump(&self) -> u64 {
         let changes = &self.shared().changes;
-        changes.fetch_add(1, Ordering::AcqRel);
-        // SAFETY: the address is that of a live word in a shared mapping; FUTEX_WAKE reads and writes nothing of it.
-        unsafe { libc::syscall(libc::SYS_futex, changes.as_ptr().cast::<u32>(), libc::FUTEX_WAKE, i32::MAX) };
+        // SeqCst pairs with the sleeper's: it announces itself before it looks at the count. With less, both could miss.
+        let count = changes.fetch_add(1, Ordering::SeqCst) + 1;
+        if self.shared().sleepers.load(Ordering::SeqCst) != 0 {
+            let word = changes.as_ptr().cast::<u32>();
+            // SAFETY: the address of a live word in a shared mapping; FUTEX_WAKE reads and writes nothing of it.
+            unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
+        }
+        count
     }
 
     /// Sleeps until memory has changed since `seen`, or for `timeout`.
-    pub fn sleep_until_change(&self, seen: u64, timeout: std::time::Duration) {
-        let changes = &self.shared().changes;
-        let low = seen as u32;
-        let wait = libc::timespec {
-            tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        // SAFETY: the word lives in a shared mapping and the time on this stack; the kernel only reads both.
-        unsafe {
-            libc::syscall(libc::SYS_futex, changes.as_ptr().cast::<u32>(), libc::FUTEX_WAIT, low, &raw const wait)
-        };
+    pub fn sleep_until_change(&self, seen: u64, timeout: Duration) {
+        let shared = self.shared();
+        shared.sleepers.fetch_add(1, Ordering::SeqCst);
+        if shared.changes.load(Ordering::SeqCst) == seen {
+            let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
+            let wait = libc::timespec {
+                tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: timeout.subsec_nanos().into(),
+            };
+            let word = shared.changes.as_ptr().cast::<u32>();
+            // SAFETY: the word lives in a shared mapping and the time on this stack; the kernel only reads both.
+            unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, low, &raw const wait) };
+        }
+        shared.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// How often the rights to memory have changed.
@@ -182,17 +195,6 @@ impl State {
         self.shared().moves.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether the GPU has fallen off the bus.
-    pub fn gpu_is_lost(&self, gpu: usize) -> bool {
-        self.shared().gpus[gpu].lost.load(Ordering::Acquire) != 0
-    }
-
-    /// The GPU falls off the bus, for all processes, for good.
-    pub fn lose_gpu(&self, gpu: usize) {
-        self.shared().gpus[gpu].lost.store(1, Ordering::Release);
-        self.bump();
-    }
-
     /// Bytes of the GPU's memory that are in use, by all processes.
     pub fn used_bytes(&self, gpu: usize) -> u64 {
         self.shared().gpus[gpu].used_bytes.load(Ordering::Relaxed)
@@ -210,7 +212,7 @@ impl State {
     }
 
     /// Asks for the GPU's turn; true if this process has it.
-    pub(crate) fn want_turn(&self, gpu: usize) -> bool {
+    pub fn want_turn(&self, gpu: usize) -> bool {
         let line = &self.shared().gpus[gpu];
         line.wanted[self.slot / 64].fetch_or(1 << (self.slot % 64), Ordering::AcqRel);
         let mine = self.slot_word();
@@ -228,7 +230,7 @@ impl State {
     }
 
     /// Gives the turn to the next process that wants it; false if nobody else does.
-    pub(crate) fn pass_turn(&self, gpu: usize) -> bool {
+    pub fn pass_turn(&self, gpu: usize) -> bool {
         let line = &self.shared().gpus[gpu];
         for step in 1..MAX_PROCESSES {
             let slot = (self.slot + step) % MAX_PROCESSES;
@@ -245,7 +247,7 @@ impl State {
     }
 
     /// This process has no more kernels on the GPU.
-    pub(crate) fn leave_turn(&self, gpu: usize) {
+    pub fn leave_turn(&self, gpu: usize) {
         let line = &self.shared().gpus[gpu];
         line.wanted[self.slot / 64].fetch_and(!(1 << (self.slot % 64)), Ordering::AcqRel);
         if line.owner.load(Ordering::Acquire) == self.slot_word() && !self.pass_turn(gpu) {
@@ -255,18 +257,18 @@ impl State {
     }
 
     /// Publishes what this process waits for; an empty text says that it waits for nothing.
-    pub(crate) fn publish_waits(&self, text: &str) {
+    pub fn publish_waits(&self, text: &str) {
         let _guard = self.lock();
         let bytes = text.len().min(MAX_WAIT_TEXT);
-        let line = self.line_mut(self.slot);
-        // SAFETY: the text is written and read under the lock only, and `bytes` is at most its length.
-        let target = unsafe { std::slice::from_raw_parts_mut((&raw mut (*line).wait_text).cast::<u8>(), bytes) };
-        target.copy_from_slice(&text.as_bytes()[..bytes]);
+        let line = &self.shared().processes[self.slot];
+        for (place, byte) in line.wait_text.iter().zip(&text.as_bytes()[..bytes]) {
+            place.store(*byte, Ordering::Relaxed);
+        }
         self.shared().processes[self.slot].wait_bytes.store(u32::try_from(bytes).unwrap_or(0), Ordering::Release);
     }
 
     /// What the other live processes have published of their waits: pid and text.
-    pub(crate) fn waits_of_others(&self) -> Vec<(u32, String)> {
+    pub fn waits_of_others(&self) -> Vec<(u32, String)> {
         let _guard = self.lock();
         let mut waits = Vec::new();
         for (slot, process) in self.shared().processes.iter().enumerate() {
@@ -275,8 +277,9 @@ impl State {
             if slot == self.slot || pid == 0 || bytes == 0 || !pid_is_alive(pid) {
                 continue;
             }
-            let text = &process.wait_text[..bytes.min(MAX_WAIT_TEXT)];
-            waits.push((pid, String::from_utf8_lossy(text).into_owned()));
+            let places = &process.wait_text[..bytes.min(MAX_WAIT_TEXT)];
+            let text: Vec<u8> = places.iter().map(|place| place.load(Ordering::Relaxed)).collect();
+            waits.push((pid, String::from_utf8_lossy(&text).into_owned()));
         }
         waits
     }
@@ -287,6 +290,63 @@ impl State {
         pids.filter(|pid| *pid != 0).collect()
     }
 
+    /// What dead processes have left: objects of their programs that nobody destroyed.
+    pub fn leaks(&self) -> Vec<Record> {
+        let records = self.lock().all();
+        let left = records.into_iter().map(|(_, record)| record);
+        left.filter(|record| record.kind().is_some_and(Kind::is_programs_own) && !pid_is_alive(record.pid)).collect()
+    }
+
+    /// Takes away what dead processes have left, their hold on memory included; returns what [`State::leaks`] lists.
+    pub fn reap(&self) -> Vec<Record> {
+        let leaks = self.leaks();
+        self.reap_memory();
+        let mut guard = self.lock();
+        for (id, record) in guard.all() {
+            if record.kind() != Some(Kind::File) && !pid_is_alive(record.pid) {
+                guard.remove(id);
+            }
+        }
+        leaks
+    }
+
+    /// Ends the hold of dead processes on memory; their objects stay in the list of leaks.
+    pub(crate) fn reap_memory(&self) {
+        let mut guard = self.lock();
+        for (id, record) in guard.all() {
+            if record.kind() == Some(Kind::Hold) && !pid_is_alive(record.pid) {
+                guard.remove(id);
+                self.drop_file_without_holders(&mut guard, record.file);
+            }
+        }
+        drop(guard);
+        self.new_generation();
+    }
+
+    /// Gives up the memory of a file that no process holds. Its name stays where a descriptor may still be about.
+    pub(crate) fn drop_file_without_holders(&self, guard: &mut Guard<'_>, file: u64) {
+        if guard.find(Kind::Hold, |hold| hold.file == file).is_some() {
+            return;
+        }
+        let Some((id, record)) = guard.find(Kind::File, |record| record.file == file && record.references != 0) else {
+            return;
+        };
+        self.return_bytes(record.gpu as usize, record.bytes);
+        guard.change(id, |record| record.references = 0);
+        if record.flags & FLAG_EXPORTED == 0 {
+            guard.remove(id);
+            if let Some(path) = self.file_path(file) {
+                // Whoever cleans the folder removes what cannot be removed now.
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+
+    /// Where the file of device memory with this number lies; `None` on a machine without a folder.
+    pub(crate) fn file_path(&self, file: u64) -> Option<PathBuf> {
+        self.folder.as_ref().map(|folder| folder.join(format!("memory.{file}")))
+    }
+
     /// This process's id, as records name it.
     pub fn pid(&self) -> u32 {
         self.pid
@@ -295,12 +355,6 @@ impl State {
     fn shared(&self) -> &Shared {
         // SAFETY: mapped at opening with the whole layout, never unmapped; plain fields inside are `UnsafeCell`s.
         unsafe { self.shared.as_ref() }
-    }
-
-    fn line_mut(&self, slot: usize) -> *mut ProcessLine {
-        // SAFETY: a projection inside the mapping; nothing is read.
-        let lines = unsafe { &raw mut (*self.shared.as_ptr()).processes };
-        lines.cast::<ProcessLine>().wrapping_add(slot)
     }
 
     fn slot_word(&self) -> u32 {

@@ -100,7 +100,7 @@ impl Kind {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Record {
-    kind: u32,
+    pub(crate) kind: u32,
     /// The process whose it is.
     pub pid: u32,
     /// Unique on the machine.
