@@ -12,6 +12,7 @@ mod collectives;
 mod desk;
 mod engine;
 mod family;
+mod filters;
 mod group;
 mod init;
 mod journal;

@@ -73,6 +73,9 @@ pub struct Config {
     pub algo: Option<String>,
     /// Which protocols may be chosen, in NCCL's syntax. `NCCL_PROTO`.
     pub proto: Option<String>,
+    /// A call to which `algo` or `proto` leaves nothing is an error; otherwise it runs with what there is, and the log says so once.
+    /// `RSCCL_STRICT_FILTERS`; false.
+    pub strict_filters: bool,
     /// The least that the default of `max_channels` may be. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
     pub min_channels: Option<u32>,
     /// The most channels: parts of a large call that run side by side. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 2.
@@ -141,6 +144,7 @@ impl Default for Config {
             spin: Duration::from_millis(1),
             algo: None,
             proto: None,
+            strict_filters: false,
             min_channels: None,
             max_channels: None,
             buffer_bytes: None,
@@ -358,6 +362,8 @@ setters! {
     with_algo => algo: impl Into<String>, some;
     /// Sets [`Config::proto`].
     with_proto => proto: impl Into<String>, some;
+    /// Sets [`Config::strict_filters`].
+    with_strict_filters => strict_filters: bool;
     /// Sets [`Config::min_channels`].
     with_min_channels => min_channels: u32, some;
     /// Sets [`Config::max_channels`].

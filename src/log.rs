@@ -66,7 +66,8 @@ pub(crate) fn is_heard() -> bool {
     LevelFilter::current() >= LevelFilter::INFO
 }
 
-fn say_once(note: &Note) {
+/// Says a thing about the configuration, once in a process.
+pub(crate) fn say_once(note: &Note) {
     let text = match note {
         Note::Warning(text) | Note::Information(text) => text,
     };

@@ -446,6 +446,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
     Config rest = quick();
     rest.name = "named";
     rest.reproducible = true;
+    rest.strict_filters = true;
     rest.runtime_connect = false;
     rest.host_id = "this host";
     rest.p2p_disable = true;

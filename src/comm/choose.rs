@@ -116,7 +116,7 @@ impl Chooser {
         if !self.settings.protocols.allows(asked.collective, Protocol::Simple) {
             return Err(Error::invalid_argument(format!(
                 "NCCL_PROTO leaves no protocol for this {}: on host memory LL serves up to {FLAT_BYTES} bytes inside one host, \
-                 Simple serves the rest",
+                 Simple serves the rest; without RSCCL_STRICT_FILTERS=1 they would",
                 asked.collective
             )));
         }

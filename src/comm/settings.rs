@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use crate::bootstrap::interface::{Family, Rules};
 use crate::bootstrap::{Options, Secret};
-use crate::config::{Config, SocketFamily};
+use crate::comm::filters;
+use crate::config::{Config, Note, SocketFamily};
 use crate::error::{Error, Result};
+use crate::log;
 use crate::sync::ring::Shape;
 use crate::sync::{Patience, Progress};
 use crate::transport::{Policy, Sizes, SocketOptions};
@@ -54,10 +56,7 @@ impl Settings {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
     pub(crate) fn read(config: &Config) -> Result<Settings> {
-        let algorithms =
-            Filter::parse(config.algo.as_deref().unwrap_or("")).map_err(|error| error.during("reading NCCL_ALGO"))?;
-        let protocols =
-            Filter::parse(config.proto.as_deref().unwrap_or("")).map_err(|error| error.during("reading NCCL_PROTO"))?;
+        let (algorithms, protocols) = read_filters(config)?;
         let buffer_bytes = config.buffer_bytes.unwrap_or(DEFAULT_BUFFER_BYTES);
         let slot_bytes = u32::try_from(buffer_bytes / u64::from(SLOTS)).unwrap_or(u32::MAX) / 64 * 64;
         let least = config.min_channels.unwrap_or(1);
@@ -97,6 +96,20 @@ impl Settings {
         let hash = blake3::hash(text.as_bytes());
         u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
     }
+}
+
+/// What `NCCL_ALGO` and `NCCL_PROTO` allow. Unless filters are strict, a collective to which they leave nothing runs all the same,
+/// which the log says once in a process.
+fn read_filters(config: &Config) -> Result<(Filter<Algorithm>, Filter<Protocol>)> {
+    let (algo, proto) = (config.algo.as_deref().unwrap_or(""), config.proto.as_deref().unwrap_or(""));
+    let mut algorithms = Filter::parse(algo).map_err(|error| error.during("reading NCCL_ALGO"))?;
+    let mut protocols = Filter::parse(proto).map_err(|error| error.during("reading NCCL_PROTO"))?;
+    if !config.strict_filters {
+        let lines = filters::open_algorithms(&mut algorithms).into_iter().map(|opened| opened.line("NCCL_ALGO", algo));
+        let more = filters::open_protocols(&mut protocols).into_iter().map(|opened| opened.line("NCCL_PROTO", proto));
+        lines.chain(more).for_each(|line| log::say_once(&Note::Warning(line)));
+    }
+    Ok((algorithms, protocols))
 }
 
 /// What the bootstrap needs of `config`, which has been resolved.

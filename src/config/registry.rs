@@ -125,6 +125,7 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Own "SPIN_US" => spin: microseconds(0, 1_000_000), "how long a wait stays awake before it sleeps"),
     variable!(Nccl "ALGO" => algo: Kind::Text, "which algorithms may be chosen, e.g. Ring,Tree or ^Direct"),
     variable!(Nccl "PROTO" => proto: Kind::Text, "which protocols may be chosen, e.g. LL,Simple or ^LL128"),
+    variable!(Own "STRICT_FILTERS" => strict_filters: Kind::Flag, "1: a call that NCCL_ALGO or NCCL_PROTO leaves nothing for is an error"),
     variable!(Nccl "MIN_NCHANNELS" or "MIN_CTAS" => min_channels: count(1, MAX_CHANNELS), "the least that the default of NCCL_MAX_NCHANNELS may be"),
     variable!(Nccl "MAX_NCHANNELS" or "MAX_CTAS" => max_channels: count(1, MAX_CHANNELS), "the most channels of a call; unset: 2"),
     variable!(Nccl "BUFFSIZE" => buffer_bytes: bytes(16 << 10, 1 << 30), "the slots of one connection, together"),

@@ -98,6 +98,12 @@ impl<T: Selectable> Filter<T> {
         self.allowed[usize::from(collective.code())] & bit(item) != 0
     }
 
+    /// Allows `items` for a collective too.
+    pub fn allow(&mut self, collective: Collective, items: &[T]) {
+        let more = items.iter().fold(0, |bits, item| bits | bit(*item));
+        self.allowed[usize::from(collective.code())] |= more;
+    }
+
     /// Those that the user allows for a collective, of the given ones.
     ///
     /// # Errors

@@ -37,6 +37,9 @@ struct Config {
     std::optional<std::string> algo = {};
     /// Which protocols may be chosen, in NCCL's syntax. `NCCL_PROTO`.
     std::optional<std::string> proto = {};
+    /// A call to which `algo` or `proto` leaves nothing is an error; otherwise it runs with what there is, and the log says so once.
+    /// `RSCCL_STRICT_FILTERS`; false.
+    std::optional<bool> strict_filters = {};
     /// The least that the default of `max_channels` may be. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
     std::optional<std::uint32_t> min_channels = {};
     /// The most channels: parts of a large call that run side by side. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 2.

@@ -172,10 +172,10 @@ fn config(arguments: &Arguments, programs: &[Program]) -> Result<Config> {
         config = config.with_socket_interfaces("lo");
     }
     if let Some(algo) = &arguments.algo {
-        config = config.with_algo(only_for(programs, algo));
+        config = config.with_algo(only_for(programs, algo)).with_strict_filters(true);
     }
     if let Some(proto) = &arguments.proto {
-        config = config.with_proto(only_for(programs, proto));
+        config = config.with_proto(only_for(programs, proto)).with_strict_filters(true);
     }
     if let Some(seconds) = arguments.timeout {
         config = config.with_timeout(Duration::from_secs(seconds));
