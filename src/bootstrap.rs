@@ -17,6 +17,7 @@ mod link;
 pub mod local;
 mod net;
 mod options;
+mod probe;
 mod root;
 mod roster;
 pub(crate) mod socket;

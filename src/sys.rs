@@ -10,6 +10,7 @@ pub mod futex;
 pub mod futex;
 pub mod gpus;
 pub mod host;
+pub mod identity;
 pub mod interfaces;
 pub mod limits;
 pub mod memory;

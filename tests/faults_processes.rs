@@ -11,6 +11,7 @@ mod faults {
     pub(crate) mod ranks;
     mod rest;
     mod setup;
+    mod stores;
     pub(crate) mod worker;
 }
 #[path = "matrix/case.rs"]

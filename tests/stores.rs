@@ -140,7 +140,7 @@ fn an_id_is_shared_under_a_counter_and_removed_when_all_have_it() {
         });
         assert!(ids.iter().all(|of_rank| *of_rank == ids[0]), "{name}");
         assert!(ids[0][0] != ids[0][1] && ids[0][1] != ids[0][2]);
-        for key in ["ids/0", "ids/1", "ids/2", "ids/2/taken"] {
+        for key in ["ids/0", "ids/1", "ids/2", "ids/2/claims"] {
             assert_eq!(doors[0].get(key, &shortly()).unwrap_err().kind(), Kind::Timeout, "{key}");
         }
     }
@@ -151,9 +151,11 @@ fn rank_zero_failing_to_make_an_id_fails_everyone_with_its_reason() {
     let store = HashStore::new();
     let members = |rank| World { rank: Rank::new(rank), size: 2 };
     let make = || Err(Error::invalid_usage("no usable network interface"));
-    let first = share_id(&store, "id", members(0), make, &soon()).unwrap_err();
+    let (first, second) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| share_id(&store, "id", members(1), || unreachable!(), &soon()).unwrap_err());
+        (share_id(&store, "id", members(0), make, &soon()).unwrap_err(), second.join().unwrap())
+    });
     assert_eq!(first.kind(), Kind::InvalidUsage);
-    let second = share_id(&store, "id", members(1), || unreachable!(), &soon()).unwrap_err();
     assert_eq!(second.kind(), Kind::Remote);
     assert!(second.to_string().contains("no usable network interface"), "{second}");
     store.set("bad", b"no id", &soon()).unwrap();

@@ -104,7 +104,8 @@ impl Roster {
         let seat = &mut known.present[Rank::new(rank.get() - known.shape.first(*root).get()).index()];
         if let Some(holder) = seat {
             return Err(Error::mismatch(format!(
-                "two ranks have the number {rank}: one listens at {holder}, another came that listens at {address}"
+                "two ranks have the number {rank}: one listens at {holder}, another came that listens at {address}; do two jobs use one \
+                 id or store?"
             ))
             .about(*rank));
         }

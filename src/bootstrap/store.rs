@@ -5,18 +5,18 @@
 
 mod file;
 mod hash;
+mod record;
+mod share;
 mod table;
 mod tcp;
 
 pub use file::FileStore;
 pub use hash::HashStore;
+pub use share::{IdCounter, share_id};
 pub use tcp::TcpStore;
 
-use crate::bootstrap::UniqueId;
 use crate::error::{Error, Result};
 use crate::sync::Wait;
-use crate::sync::primitive::{AtomicU64, Ordering};
-use crate::types::World;
 
 /// The most bytes of a key.
 pub const MAX_KEY_BYTES: usize = 256;
@@ -52,83 +52,10 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// Removes `key`; false where there was none.
     fn delete(&self, key: &str, wait: &Wait) -> Result<bool>;
-}
 
-/// Gives all members the same unique id: rank 0 makes it with `make` and puts it under `key`, the others take it. When all
-/// have it the last one removes it, for it holds a secret.
-///
-/// `members` is who I am among those who share it, which need not be a whole world: for a pair, 0 or 1 of 2.
-///
-/// # Errors
-/// As [`Store`]; rank 0's error in making it, on every rank; [`crate::error::Kind::InvalidArgument`] where something else lies
-/// under the key.
-pub fn share_id(
-    store: &dyn Store,
-    key: &str,
-    members: World,
-    make: impl FnOnce() -> Result<UniqueId>,
-    wait: &Wait,
-) -> Result<UniqueId> {
-    let named = |error: Error| error.during(format!("sharing the unique id under '{}'", key.escape_default()));
-    let taken = format!("{key}/taken");
-    let id = if members.rank.get() == 0 {
-        match make() {
-            Ok(id) => {
-                store.set(key, id.as_bytes(), wait).map_err(named)?;
-                id
-            }
-            Err(error) => {
-                // Told to the others, who else would wait for nothing.
-                store.set(key, format!("{FAILED}{error}").as_bytes(), wait).map_err(named)?;
-                return Err(error);
-            }
-        }
-    } else {
-        let bytes = store.get(key, wait).map_err(named)?;
-        if let Some(why) = bytes.strip_prefix(FAILED.as_bytes()) {
-            let why = String::from_utf8_lossy(why);
-            return Err(named(Error::new(crate::error::Kind::Remote, format!("rank 0 could not make it: {why}"))));
-        }
-        UniqueId::from_bytes(&bytes).map_err(named)?
-    };
-    if store.add(&taken, 1, wait).map_err(named)? >= i64::from(members.size) {
-        store.delete(key, wait).map_err(named)?;
-        store.delete(&taken, wait).map_err(named)?;
-    }
-    Ok(id)
-}
-
-/// What stands before an error in place of an id. An id begins with its version, which is no letter.
-const FAILED: &str = "failed: ";
-
-/// Counts the communicators that a group of processes makes, so that each finds its id under a key of its own. All members
-/// use the same prefix and make their communicators in the same order.
-#[derive(Debug)]
-pub struct IdCounter {
-    prefix: String,
-    next: AtomicU64,
-}
-
-impl IdCounter {
-    /// Starts at 0; the keys are `prefix/0`, `prefix/1`, …
-    pub fn new(prefix: impl Into<String>) -> IdCounter {
-        IdCounter { prefix: prefix.into(), next: AtomicU64::new(0) }
-    }
-
-    /// [`share_id`] under the next key.
-    ///
-    /// # Errors
-    /// As [`share_id`].
-    pub fn share(
-        &self,
-        store: &dyn Store,
-        members: World,
-        make: impl FnOnce() -> Result<UniqueId>,
-        wait: &Wait,
-    ) -> Result<UniqueId> {
-        // Relaxed: only the number counts.
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        share_id(store, &format!("{}/{number}", self.prefix), members, make, wait)
+    /// Whether values may lie here that a job left which has ended. [`share_id`] then looks whether who wrote an id still lives.
+    fn outlives_its_users(&self) -> bool {
+        true
     }
 }
 
@@ -159,4 +86,5 @@ fn waited_for(key: &str) -> String {
 
 pub(super) fn decode_anything(bytes: &[u8]) {
     file::decode_anything(bytes);
+    let _refused = record::Record::decode(bytes);
 }

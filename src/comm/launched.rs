@@ -83,13 +83,18 @@ fn meet(
         match share_id(&*store, &key, world, || UniqueId::generate(options), wait) {
             Ok(id) => return Ok((id, Some(store))),
             // The store of the communicator before this one has just ended: the next one opens at the same place.
-            Err(error) if world.rank.get() != 0 && error.kind() == Kind::Remote && number > 0 => {
+            Err(error) if world.rank.get() != 0 && is_of_store(&error) && number > 0 => {
                 wait.check(|| format!("waited for the store at {place}"))?;
                 crate::sys::poller::pause(RETRY_PAUSE);
             }
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Whether a store was out of reach; where rank 0 tells a failure, the error is about that.
+fn is_of_store(error: &Error) -> bool {
+    error.kind() == Kind::Remote && error.peer().is_none()
 }
 
 fn open(place: &StoreAddress, world: World, options: &Options, wait: &Wait) -> Result<Box<dyn Store>> {

@@ -99,7 +99,7 @@ impl<T: Selectable> Filter<T> {
     }
 
     /// Allows `items` for a collective too.
-    pub fn allow(&mut self, collective: Collective, items: &[T]) {
+    pub(crate) fn allow(&mut self, collective: Collective, items: &[T]) {
         let more = items.iter().fold(0, |bits, item| bits | bit(*item));
         self.allowed[usize::from(collective.code())] |= more;
     }

@@ -78,4 +78,8 @@ impl Store for HashStore {
         check_key(key)?;
         Ok(self.table().delete(key))
     }
+
+    fn outlives_its_users(&self) -> bool {
+        false
+    }
 }

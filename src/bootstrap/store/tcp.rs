@@ -146,6 +146,10 @@ impl Store for TcpStore {
         let words = || format!("delete '{}'", key.escape_default());
         Ok(self.request(DELETE, payload.as_slice(), &words, wait)? == [1])
     }
+
+    fn outlives_its_users(&self) -> bool {
+        false
+    }
 }
 
 /// The asking side.

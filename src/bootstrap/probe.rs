@@ -1,0 +1,51 @@
+//! Whether the root of an id still serves.
+
+use std::time::Duration;
+
+use crate::bootstrap::auth::{Handshake, NO_RANK};
+use crate::bootstrap::id::UniqueId;
+use crate::bootstrap::link::{Link, SCRATCH_BYTES};
+use crate::error::Result;
+use crate::sync::{Deadline, Wait};
+use crate::sys::clock;
+use crate::sys::poller::{Poller, Ready};
+
+/// How long a root may take to prove itself. It serves from a thread that does nothing else.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a wait polls before it looks at the abort flag again.
+const ABORT_CHECK: Duration = Duration::from_millis(20);
+
+/// The most bytes of a frame: the root says nothing to whom asks nothing.
+const MOST_BYTES: usize = 64;
+
+/// Connects to the root of `id` and lets it prove that it has the id's secret. False where nobody answers, or somebody else does.
+///
+/// # Errors
+/// The abort's reason, or the deadline of `wait`.
+pub(super) fn root_answers(id: &UniqueId, wait: &Wait) -> Result<bool> {
+    let handshake = Handshake::initiate(id.terms(), NO_RANK, NO_RANK)?;
+    let Ok(mut link) = Link::connect(id.address(), handshake, MOST_BYTES) else { return Ok(false) };
+    let (poller, mut ready, mut scratch) = (Poller::new()?, Ready::default(), vec![0; SCRATCH_BYTES]);
+    link.told = link.interest();
+    poller.add(link.fd(), 0, link.told)?;
+    let patience = Deadline::after(PATIENCE);
+    while link.peer().is_none() {
+        wait.check(|| format!("waited for the root at {} to prove itself", id.address()))?;
+        if patience.passed(clock::now()) {
+            return Ok(false);
+        }
+        poller.wait(&mut ready, wait.slice(ABORT_CHECK))?;
+        let Some(event) = ready.get(0) else { continue };
+        let read = if event.readable { link.read(&mut scratch, &mut Vec::new()) } else { Ok(()) };
+        if read.and_then(|()| link.flush()).is_err() {
+            return Ok(link.peer().is_some());
+        }
+        let wanted = link.interest();
+        if wanted != link.told {
+            poller.modify(link.fd(), 0, wanted)?;
+            link.told = wanted;
+        }
+    }
+    Ok(true)
+}

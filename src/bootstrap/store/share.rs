@@ -1,0 +1,366 @@
+//! A unique id in a store: rank 0 makes it, the others take it, the last one removes it.
+//!
+//! Under `key` lies a [`Record`] with its writer and the id, under `key/claims` how many rank 0s have come since the store was clean,
+//! under `key/taken/n` how many members have taken the record with number n. A job that dies leaves them in a store that outlives it (a
+//! folder), so nobody believes a record for being there:
+//!
+//! - On the host where it was written, the writer's process is looked up, by boot, namespace, number and start time.
+//! - Elsewhere the root whose address the id holds is asked to prove itself.
+//! - The words of a failure are told by their writer for as long as it stays to be heard, a few seconds, and then removed.
+//!
+//! Rank 0 replaces what a dead job left. Where the writer is alive and its root serves, two jobs use one store at the same time.
+
+use std::time::Duration;
+
+use super::Store;
+use super::record::{Outcome, Record};
+use crate::bootstrap::UniqueId;
+use crate::bootstrap::probe::root_answers;
+use crate::error::{Error, Kind, Result};
+use crate::sync::primitive::{AtomicU64, Ordering};
+use crate::sync::{Deadline, Wait};
+use crate::sys::identity::Life;
+use crate::sys::{clock, host, poller};
+use crate::types::{Rank, World};
+
+/// Gives all members the same unique id: rank 0 makes it with `make` and puts it under `key`, the others take it. When all
+/// have it the last one removes it, for it holds a secret. What a job left that died meanwhile is recognised and replaced.
+///
+/// `members` is who I am among those who share it, which need not be a whole world: for a pair, 0 or 1 of 2.
+///
+/// # Errors
+/// As [`Store`]; rank 0's error in making it, on every rank; [`crate::error::Kind::InvalidArgument`] where something else lies
+/// under the key; [`crate::error::Kind::InvalidUsage`] on rank 0 where another job shares an id under the key at this moment.
+pub fn share_id(
+    store: &dyn Store,
+    key: &str,
+    members: World,
+    make: impl FnOnce() -> Result<UniqueId>,
+    wait: &Wait,
+) -> Result<UniqueId> {
+    let shared = Shared { store, key, members, wait };
+    let named = |error: Error| error.during(format!("sharing the unique id under '{}'", key.escape_default()));
+    if members.rank.get() == 0 { shared.give(make, named) } else { shared.take().map_err(named) }
+}
+
+/// Counts the communicators that a group of processes makes, so that each finds its id under a key of its own. All members
+/// use the same prefix and make their communicators in the same order.
+#[derive(Debug)]
+pub struct IdCounter {
+    prefix: String,
+    next: AtomicU64,
+}
+
+impl IdCounter {
+    /// Starts at 0; the keys are `prefix/0`, `prefix/1`, …
+    pub fn new(prefix: impl Into<String>) -> IdCounter {
+        IdCounter { prefix: prefix.into(), next: AtomicU64::new(0) }
+    }
+
+    /// [`share_id`] under the next key.
+    ///
+    /// # Errors
+    /// As [`share_id`].
+    pub fn share(
+        &self,
+        store: &dyn Store,
+        members: World,
+        make: impl FnOnce() -> Result<UniqueId>,
+        wait: &Wait,
+    ) -> Result<UniqueId> {
+        // Relaxed: only the number counts.
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        share_id(store, &format!("{}/{number}", self.prefix), members, make, wait)
+    }
+}
+
+/// One sharing.
+struct Shared<'a> {
+    store: &'a dyn Store,
+    key: &'a str,
+    members: World,
+    wait: &'a Wait,
+}
+
+/// What a record is worth to whoever finds it.
+#[derive(Debug, PartialEq, Eq)]
+enum Worth {
+    /// Its job is alive.
+    Fresh,
+    /// Its job has ended; in which words.
+    Stale(&'static str),
+}
+
+impl Shared<'_> {
+    /// Rank 0's part.
+    fn give(&self, make: impl FnOnce() -> Result<UniqueId>, named: impl Fn(Error) -> Error + Copy) -> Result<UniqueId> {
+        self.claim().map_err(named)?;
+        let made = make();
+        let outcome = match &made {
+            Ok(id) => Outcome::Id(*id),
+            // Told to the others, who else would wait for nothing.
+            Err(error) => Outcome::Failed(error.to_string()),
+        };
+        let record = Record::new(outcome).map_err(named)?;
+        let told = self.store.set(self.key, &record.encode(), self.wait);
+        match &made {
+            Ok(_) => told.and_then(|()| self.count(&record)).map_err(named)?,
+            Err(_) => {
+                if let Err(error) = told.and_then(|()| self.tell_failure(&record)) {
+                    // The others wait until their deadline then; the failure itself says more than this.
+                    tracing::warn!(target: "rsccl::bootstrap", %error, "the other ranks cannot be told why there is no id");
+                }
+            }
+        }
+        made
+    }
+
+    /// Makes sure that no other job is at it, and removes what a dead one left.
+    fn claim(&self) -> Result<()> {
+        if self.store.add(&self.claims(), 1, self.wait)? == 1 {
+            return Ok(());
+        }
+        // Another rank 0 has been here since the store was clean. One that lives has left its record, or is about to.
+        let patience = Deadline::after(CLAIM_PATIENCE);
+        let left = loop {
+            match self.peek()? {
+                Some(bytes) => break bytes,
+                None if patience.passed(clock::now()) => return Ok(()),
+                None => self.rest("another rank 0 to share its id")?,
+            }
+        };
+        // What is no record is replaced, as any value.
+        let Ok(left) = Record::decode(&left) else { return Ok(()) };
+        let is_mine = left.writer == Record::new(Outcome::Failed(String::new()))?.writer;
+        match (is_mine, &left.outcome) {
+            (false, Outcome::Id(id)) if left.writer.life()? != Life::Ended && root_answers(id, self.wait)? => {
+                Err(Error::invalid_usage(format!(
+                    "two jobs use one store at the same time: {} shares an id under '{}' and waits for its ranks; give each job a \
+                     store of its own",
+                    left.by(),
+                    self.key.escape_default()
+                )))
+            }
+            _ => {
+                let by = left.by();
+                tracing::info!(target: "rsccl::bootstrap", %by, "the store holds what an earlier job left: it is replaced");
+                self.store.delete(&self.taken(&left), self.wait).map(drop)
+            }
+        }
+    }
+
+    /// The part of the other ranks.
+    fn take(&self) -> Result<UniqueId> {
+        let mut left: Option<(u64, String)> = None;
+        loop {
+            let bytes = self.store.get(self.key, self.wait)?;
+            let record = Record::decode(&bytes)?;
+            match self.worth(&record)? {
+                Worth::Fresh => {
+                    self.count(&record)?;
+                    return match record.outcome {
+                        Outcome::Id(id) => Ok(id),
+                        Outcome::Failed(why) => {
+                            let why = format!("rank 0 could not make it: {why}");
+                            Err(Error::remote(Rank::new(0), why))
+                        }
+                    };
+                }
+                Worth::Stale(why) => {
+                    if left.as_ref().is_none_or(|(number, _)| *number != record.number) {
+                        let by = record.by();
+                        tracing::info!(target: "rsccl::bootstrap", %by, why, "the store holds what an earlier job left");
+                        left = Some((record.number, format!("{by}, {why}")));
+                    }
+                    let whose = left.as_ref().map_or("", |(_, whose)| whose);
+                    self.rest(&format!("rank 0 of this job: what lies there was left by {whose}"))?;
+                }
+            }
+        }
+    }
+
+    fn worth(&self, record: &Record) -> Result<Worth> {
+        if !self.store.outlives_its_users() {
+            return Ok(Worth::Fresh);
+        }
+        Ok(match (record.writer.life()?, &record.outcome) {
+            (Life::Ended, _) => Worth::Stale("which has ended"),
+            (Life::Runs, _) => Worth::Fresh,
+            // A fixed address is served when rank 0 joins, which is later.
+            (Life::Unknown, Outcome::Id(id)) if id.is_fixed() || root_answers(id, self.wait)? => Worth::Fresh,
+            (Life::Unknown, Outcome::Id(_)) => Worth::Stale("whose root does not answer"),
+            (Life::Unknown, Outcome::Failed(_)) => {
+                let age = host::wall_time().as_secs().saturating_sub(record.written);
+                if age <= FAILURE_LIFE_S { Worth::Fresh } else { Worth::Stale("which failed long ago") }
+            }
+        })
+    }
+
+    /// Counts this rank among those that have taken `record`; the last one removes everything.
+    fn count(&self, record: &Record) -> Result<()> {
+        let taken = self.store.add(&self.taken(record), 1, self.wait)?;
+        if taken >= i64::from(self.members.size) { self.remove(record) } else { Ok(()) }
+    }
+
+    /// Stays until all have heard why there is no id, a few seconds at most, and removes the words: who comes later must not take them
+    /// for news of another job.
+    fn tell_failure(&self, record: &Record) -> Result<()> {
+        let patience = Deadline::after(FAILURE_PATIENCE).earlier(self.wait.deadline);
+        let others = i64::from(self.members.size) - 1;
+        // This rank is not counted, so the others never come to the count at which they remove the record.
+        while self.store.add(&self.taken(record), 0, self.wait)? < others && !patience.passed(clock::now()) {
+            self.wait.abort.check()?;
+            poller::pause(self.wait.slice(PAUSE));
+        }
+        self.remove(record)
+    }
+
+    /// In this order: the next rank 0 waits a moment for a record where there is a claim, and so does not put one in the way of this.
+    fn remove(&self, record: &Record) -> Result<()> {
+        for key in [self.key, &self.taken(record), &self.claims()] {
+            self.store.delete(key, self.wait)?;
+        }
+        Ok(())
+    }
+
+    /// What lies under the key now. A store that cannot tell at once has nothing that a dead job left.
+    fn peek(&self) -> Result<Option<Vec<u8>>> {
+        match self.store.get(self.key, &self.wait.until(Deadline::after(Duration::ZERO))) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == Kind::Timeout => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn rest(&self, waiting_for: &str) -> Result<()> {
+        self.wait
+            .check(|| format!("waited at the key '{}' of the store for {waiting_for}", self.key.escape_default()))?;
+        poller::pause(self.wait.slice(PAUSE));
+        Ok(())
+    }
+
+    fn claims(&self) -> String {
+        format!("{}/claims", self.key)
+    }
+
+    fn taken(&self, record: &Record) -> String {
+        format!("{}/taken/{:016x}", self.key, record.number)
+    }
+}
+
+/// How long a claim without a record is taken for that of a rank 0 which is about to write it: making an id takes milliseconds.
+const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long rank 0 stays to tell why it could not make an id: as a root that has failed does.
+const FAILURE_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How old a failure may be that was written on another host: [`FAILURE_PATIENCE`], and what clocks differ by.
+const FAILURE_LIFE_S: u64 = 30;
+
+/// Between two looks at the store.
+const PAUSE: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::store::FileStore;
+    use crate::bootstrap::{Options, Root};
+    use crate::sync::AbortFlag;
+
+    fn soon() -> Wait {
+        Wait::new(Duration::from_secs(30), &AbortFlag::new())
+    }
+
+    fn member(rank: u32) -> World {
+        World { rank: Rank::new(rank), size: 2 }
+    }
+
+    fn options() -> Options {
+        Options { interfaces: "=lo".parse().unwrap(), ..Options::default() }
+    }
+
+    /// A record as a process of another host would have left it.
+    fn from_elsewhere(outcome: Outcome, age_s: u64) -> Record {
+        let mut record = Record::new(outcome).unwrap();
+        record.writer.space = "another boot".to_owned();
+        record.written -= age_s;
+        record
+    }
+
+    /// Two ranks share an id where `left` lies already, and `claims` rank 0s have been.
+    fn share_after(left: &Record, claims: i64) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        let store = FileStore::open(&path, &soon()).unwrap();
+        store.set("id", &left.encode(), &soon()).unwrap();
+        store.add("id/claims", claims, &soon()).unwrap();
+        store.add(&format!("id/taken/{:016x}", left.number), 1, &soon()).unwrap();
+        let (id, _root) = Root::serve(&options()).unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| share_id(&store, "id", member(1), || unreachable!(), &soon()));
+            let first = share_id(&store, "id", member(0), || Ok(id), &soon()).unwrap();
+            assert_eq!((first, second.join().unwrap().unwrap()), (id, id));
+        });
+        let left: Vec<_> = path.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["lock"]);
+    }
+
+    #[test]
+    fn what_a_dead_job_left_is_replaced_wherever_it_ran() {
+        let (dead, root) = Root::serve(&options()).unwrap();
+        drop(root);
+        let mut here = Record::new(Outcome::Id(dead)).unwrap();
+        here.writer.started += 1;
+        share_after(&here, 3);
+        share_after(&from_elsewhere(Outcome::Id(dead), 0), 1);
+        here.outcome = Outcome::Failed("no usable network interface".into());
+        share_after(&here, 1);
+        share_after(&from_elsewhere(here.outcome, FAILURE_LIFE_S + 1), 1);
+    }
+
+    #[test]
+    fn two_live_jobs_with_one_store_are_told_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::open(folder.path().join("store"), &soon()).unwrap();
+        let (id, _root) = Root::serve(&options()).unwrap();
+        store.add("id/claims", 1, &soon()).unwrap();
+        store.set("id", &from_elsewhere(Outcome::Id(id), 0).encode(), &soon()).unwrap();
+        let error = share_id(&store, "id", member(0), || unreachable!(), &soon()).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidUsage);
+        for words in ["two jobs use one store", "process ", "a store of its own"] {
+            assert!(error.message().contains(words), "{error}");
+        }
+        // The ranks of the first job have not been disturbed.
+        assert_eq!(share_id(&store, "id", member(1), || unreachable!(), &soon()).unwrap(), id);
+    }
+
+    #[test]
+    fn who_waits_for_a_dead_job_is_told_whose_record_it_sees() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::open(folder.path().join("store"), &soon()).unwrap();
+        let mut left = Record::new(Outcome::Failed("an old reason".into())).unwrap();
+        left.writer.started += 1;
+        store.set("id", &left.encode(), &soon()).unwrap();
+        let shortly = Wait::new(Duration::from_millis(100), &AbortFlag::new());
+        let error = share_id(&store, "id", member(1), || unreachable!(), &shortly).unwrap_err();
+        assert_eq!(error.kind(), Kind::Timeout);
+        assert!(error.message().contains("which has ended") && !error.message().contains("old reason"), "{error}");
+    }
+
+    #[test]
+    fn a_failure_does_not_outlive_its_rank() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        let store = FileStore::open(&path, &soon()).unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| share_id(&store, "id", member(1), || unreachable!(), &soon()));
+            let make = || Err(Error::invalid_usage("no usable network interface"));
+            assert_eq!(share_id(&store, "id", member(0), make, &soon()).unwrap_err().kind(), Kind::InvalidUsage);
+            let second = second.join().unwrap().unwrap_err();
+            assert_eq!((second.kind(), second.peer()), (Kind::Remote, Some(0)));
+            assert!(second.message().contains("no usable network interface"), "{second}");
+        });
+        let left: Vec<_> = path.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["lock"]);
+    }
+}
