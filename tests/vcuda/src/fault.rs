@@ -17,7 +17,7 @@
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -183,9 +183,14 @@ fn of_process() -> &'static Result<Faults, String> {
     })
 }
 
-/// The file that says for all processes of a host that a GPU is lost.
+/// The file in a state folder that says for all processes of a host that a GPU is lost.
+#[must_use]
+pub fn marker(state: &Path, gpu: u32) -> PathBuf {
+    state.join(format!("lost.{gpu}"))
+}
+
 fn marker_of(gpu: u32) -> Option<PathBuf> {
-    env::var_os("VCUDA_STATE").map(|state| PathBuf::from(state).join(format!("lost.{gpu}")))
+    env::var_os("VCUDA_STATE").map(|state| marker(Path::new(&state), gpu))
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {

@@ -7,6 +7,7 @@ pub mod driver;
 pub mod fault;
 pub mod machine;
 pub mod ptx;
+pub mod run;
 pub mod schedule;
 pub mod simt;
 pub mod space;

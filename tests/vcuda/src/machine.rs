@@ -169,10 +169,16 @@ impl Machine {
         if let Some((_, text)) = READY.iter().find(|(name, _)| *name == name_or_path) {
             return Ok((*text).to_owned());
         }
-        let ready = READY.map(|(name, _)| name).join(", ");
+        let ready = Machine::ready().join(", ");
         fs::read_to_string(FilePath::new(name_or_path)).map_err(|error| {
             format!("machine {name_or_path:?} is not one of {ready}, and there is no such file: {error}")
         })
+    }
+
+    /// The names of the ready machines.
+    #[must_use]
+    pub fn ready() -> [&'static str; READY.len()] {
+        READY.map(|(name, _)| name)
     }
 
     /// Reads a machine from the text of a file.

@@ -1,0 +1,109 @@
+//! What the tests of programs on machines share: the built libraries, and a run that is bounded in time.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// No program of these tests takes longer, also on a busy machine; a deadlock is reported long before.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// What a program on a machine left: exit status and output.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) status: i32,
+    pub(crate) output: String,
+    pub(crate) errors: String,
+}
+
+impl Finished {
+    /// Panics with all that was printed unless the program succeeded.
+    #[track_caller]
+    pub(crate) fn must_succeed(&self) -> &str {
+        assert_eq!(self.status, 0, "output:\n{}\nerrors:\n{}", self.output, self.errors);
+        &self.output
+    }
+
+    /// Panics unless the errors hold all of these.
+    #[track_caller]
+    pub(crate) fn must_tell(&self, parts: &[&str]) {
+        for part in parts {
+            assert!(self.errors.contains(part), "lacks {part:?}\noutput:\n{}\nerrors:\n{}", self.output, self.errors);
+        }
+    }
+}
+
+/// A run of `vcuda run MACHINE -- words`, to be told more before it starts.
+pub(crate) fn on_machine(machine: &str, words: &[&str]) -> Command {
+    let mut command = vcuda();
+    command.args(["run", machine, "--"]).args(words);
+    command
+}
+
+/// The command `vcuda`, with the libraries built.
+pub(crate) fn vcuda() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vcuda"));
+    // A variable of somebody who debugs must not change what is tested.
+    command.env("VCUDA_LIBRARIES", libraries()).env_remove("VCUDA_FAIL").env_remove("VCUDA_SEED");
+    command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("CUDA_LAUNCH_BLOCKING").env_remove("CUDA_MODULE_LOADING");
+    command
+}
+
+/// The program of `programs/`, which cargo builds beside the tests.
+pub(crate) fn programs() -> String {
+    let tests = std::env::current_exe().unwrap();
+    let program = tests.parent().and_then(Path::parent).unwrap().join("examples/programs");
+    program.into_os_string().into_string().unwrap()
+}
+
+/// Runs to the end, or kills and panics at the deadline.
+#[track_caller]
+pub(crate) fn finish(command: &mut Command) -> Finished {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    finish_child(child)
+}
+
+/// The same, for one that was started with its output piped.
+#[track_caller]
+pub(crate) fn finish_child(mut child: Child) -> Finished {
+    let (output, errors) = (collect(child.stdout.take()), collect(child.stderr.take()));
+    let deadline = Instant::now() + DEADLINE;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break Some(status);
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            break None;
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let (output, errors) = (output.join().unwrap(), errors.join().unwrap());
+    let Some(status) = status else { panic!("it did not end in {DEADLINE:?}\noutput:\n{output}\nerrors:\n{errors}") };
+    Finished { status: status.code().unwrap_or(-1), output, errors }
+}
+
+fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
+    let mut pipe = pipe.unwrap();
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// The folder of `libcuda.so` and `libnvidia_ml.so`; cargo builds them for no test by itself, since nothing links to them.
+pub(crate) fn libraries() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["build", "--locked", "--quiet", "-p", "vcuda-driver", "-p", "vcuda-nvml"]);
+        let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Path::new(env!("CARGO_BIN_EXE_vcuda")).parent().unwrap().to_owned()
+    })
+}
