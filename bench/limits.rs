@@ -57,7 +57,7 @@ fn limit(count: usize) -> f64 {
         let (sources, targets) = places(start);
         let sources = sources.map(std::ptr::with_exposed_provenance::<u8>);
         let targets = targets.map(std::ptr::with_exposed_provenance_mut::<u8>);
-        let pass = Pass { sources: &sources, raw: 0, targets: &targets, count: half, finish: true, store };
+        let pass = Pass { sources: &sources, raw: None, targets: &targets, count: half, finish: true, store };
         // SAFETY: each thread reads and writes its own half of buffers that outlive the scope.
         unsafe { kernel.run(&pass) };
     };

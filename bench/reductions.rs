@@ -73,7 +73,7 @@ fn run(kernel: &Kernel, shape: Shape, buffers: &[*mut u8], count: usize) {
     }
     let pass = Pass {
         sources: &sources[..shape.sources],
-        raw: 1,
+        raw: Some(0),
         targets: &buffers[shape.sources..shape.sources + shape.targets],
         count,
         finish: true,

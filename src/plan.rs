@@ -64,6 +64,9 @@ use crate::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
 /// Flags of a lane.
 pub const FLAGS: usize = 8;
 
+/// Lanes that a plan with windows may have: the flags that each rank shows its host have room for so many.
+pub const WINDOW_LANES: usize = 4;
+
 /// What one rank does for one collective.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {

@@ -22,7 +22,7 @@ mod select;
 mod shm;
 mod windows;
 
-pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES, WINDOW_LANES};
+pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES};
 pub use fabric::{Fabric, Setup, Sizes};
 pub use identity::{host_id, process_token};
 pub use lease::LeaseGuard;

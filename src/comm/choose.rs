@@ -3,10 +3,10 @@
 use crate::comm::Settings;
 use crate::error::{Error, Result};
 use crate::exec::{Call, CallCount};
-use crate::plan::{Count, Limits, Plan, Spec, Windows};
+use crate::plan::{Count, Limits, Plan, Spec, WINDOW_LANES, Windows};
 use crate::sync::primitive::Arc;
 use crate::topo::Topology;
-use crate::transport::{FLAT_BYTES, WINDOW_LANES};
+use crate::transport::FLAT_BYTES;
 use crate::tune::{self, Costs, Filters, Query};
 use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, TransportKind, World};
 

@@ -70,9 +70,9 @@ pub struct Kernel {
 pub struct Pass<'a> {
     /// Where to read, in the order of the fold. At least one.
     pub sources: &'a [*const u8],
-    /// Bit s says that source s is a rank's raw input, to be multiplied by the scalar of [`ReduceOp::PreMulSum`] first.
-    /// Without effect for other operators. Sources from the 65th on are never raw.
-    pub raw: u64,
+    /// The index of the source that is this rank's raw input, to be multiplied by the scalar of [`ReduceOp::PreMulSum`] first.
+    /// Without effect for other operators.
+    pub raw: Option<usize>,
     /// Where to write.
     pub targets: &'a [*mut u8],
     /// How many elements.
@@ -128,7 +128,7 @@ impl Kernel {
             debug_assert!(pass.count == 0, "a pass needs a source");
             return;
         }
-        let idle = (self.scalar.is_none() || pass.raw & 1 == 0) && (self.divisor.is_none() || !pass.finish);
+        let idle = (self.scalar.is_none() || pass.raw.is_none()) && (self.divisor.is_none() || !pass.finish);
         let body = if pass.sources.len() == 1 && idle { self.copy } else { self.reduce };
         // SAFETY: the caller vouches for the memory; the level that `body` was made for is one the machine has.
         unsafe { body(self, pass) }
@@ -136,8 +136,8 @@ impl Kernel {
 
     /// Whether a pass with one source of this `raw` and `finish` would change no bit.
     #[inline]
-    pub fn is_copy(&self, raw: u64, finish: bool) -> bool {
-        (self.scalar.is_none() || raw & 1 == 0) && (self.divisor.is_none() || !finish)
+    pub fn is_copy(&self, raw: Option<usize>, finish: bool) -> bool {
+        (self.scalar.is_none() || raw.is_none()) && (self.divisor.is_none() || !finish)
     }
 
     /// [`Kernel::copy`] at a chosen level, which the machine must have.

@@ -148,7 +148,7 @@ impl<'a> Exchange<'a> {
             let data = self.read(place, idle)?.data(bytes);
             *source = data.as_ptr().wrapping_add(offset);
         }
-        let pass = Pass { sources, raw: 0, targets: &[target], count, finish: true, store: Store::Cached };
+        let pass = Pass { sources, raw: None, targets: &[target], count, finish: true, store: Store::Cached };
         // SAFETY: each source is a slot of at least `offset` + count elements that its owner does not touch before everyone is done;
         // the target is the caller's.
         unsafe { kernel.run(&pass) };

@@ -22,10 +22,10 @@ pub fn run_alone(call: &Call<'_>, world: World, kernel: &Kernel) -> Result<()> {
     let (input, output) = call.lengths(world)?;
     let count = input.index().min(output.index());
     let (source, target) = (call.buffers.input, call.buffers.output);
-    if count == 0 || (source == target.cast_const() && kernel.is_copy(1, true)) {
+    if count == 0 || (source == target.cast_const() && kernel.is_copy(Some(0), true)) {
         return Ok(());
     }
-    let pass = Pass { sources: &[source], raw: 1, targets: &[target], count, finish: true, store: Store::Cached };
+    let pass = Pass { sources: &[source], raw: Some(0), targets: &[target], count, finish: true, store: Store::Cached };
     // SAFETY: the engine has checked that both buffers have `count` elements; `Buffers` vouches for them.
     unsafe { kernel.run(&pass) };
     Ok(())
@@ -47,9 +47,9 @@ pub fn run_flat(
     let mut turn = idle.fabric.links().staging.turn(bytes);
     let fill = |slot: NonNull<u8>| {
         let (sources, targets) = (&[call.buffers.input], &[slot.as_ptr()]);
-        let pass = Pass { sources, raw: 1, targets, count: input.index(), finish: false, store: turn.store };
+        let pass = Pass { sources, raw: Some(0), targets, count: input.index(), finish: false, store: turn.store };
         turn.begin();
-        if !kernel.is_copy(1, false) || turn.store == Store::Streaming {
+        if !kernel.is_copy(Some(0), false) || turn.store == Store::Streaming {
             // SAFETY: the engine has checked the input's length, `Buffers` vouches for it; the slot is mine and large enough.
             unsafe { kernel.run(&pass) };
         } else if bytes > 0 {

@@ -151,10 +151,8 @@ impl<'a> PlanRun<'a> {
         {
             return Ok(false);
         }
-        let raw = combine.sources.iter().take(64).enumerate().fold(0, |raw, (place, source)| {
-            let own = matches!(source, Operand::Local(span) if span.buffer == Buffer::Input);
-            raw | u64::from(own) << place
-        });
+        let own = |source: &Operand| matches!(source, Operand::Local(span) if span.buffer == Buffer::Input);
+        let raw = combine.sources.iter().position(own);
         self.store_result(combine, raw, length, links);
         let bytes = length * self.element_bytes;
         for source in &combine.sources {
@@ -222,7 +220,7 @@ impl<'a> PlanRun<'a> {
     }
 
     /// Output may pass the caches by; slots and scratch are read soon and stay in them.
-    fn store_result(&mut self, combine: &Combine, raw: u64, count: usize, links: &mut Links) {
+    fn store_result(&mut self, combine: &Combine, raw: Option<usize>, count: usize, links: &mut Links) {
         let identical = self.sources.len() == 1
             && self.cached.is_empty()
             && self.targets.iter().all(|target| target.cast_const() == self.sources[0]);
@@ -264,7 +262,7 @@ impl<'a> PlanRun<'a> {
         if !self.targets.is_empty() {
             let copy = Pass {
                 sources: &[self.cached[0].cast_const()],
-                raw: 0,
+                raw: None,
                 targets: &self.targets,
                 count,
                 finish: false,
@@ -282,7 +280,7 @@ impl<'a> PlanRun<'a> {
         if let Some(first) = self.targets.first().filter(|_| !copies) {
             // SAFETY: as in `store_result`.
             unsafe { self.kernel.run(&output) };
-            let copy = Pass { sources: &[first.cast_const()], raw: 0, finish: false, ..staged };
+            let copy = Pass { sources: &[first.cast_const()], raw: None, finish: false, ..staged };
             // SAFETY: as in `store_result`; the source is what the pass before has just written.
             return unsafe { self.kernel.run(&copy) };
         }

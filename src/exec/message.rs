@@ -225,7 +225,7 @@ impl<'a> MessageRun<'a> {
         let mut turn = if links.has_pumps() { Turn::untimed(Store::Cached) } else { links.staging.turn(length) };
         turn.begin();
         let (sources, targets) = (&[from.wrapping_add(self.moved)], &[slot.as_ptr()]);
-        let pass = Pass { sources, raw: 0, targets, count: length, finish: false, store: turn.store };
+        let pass = Pass { sources, raw: None, targets, count: length, finish: false, store: turn.store };
         // SAFETY: the source is inside the message's memory, since moved + length <= bytes; the slot is reserved and as large as
         // its shape says; a slot never overlaps user memory.
         unsafe { self.copy.run(&pass) };

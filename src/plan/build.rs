@@ -2,7 +2,7 @@
 
 use super::site::Site;
 use super::team::Team;
-use super::{Count, Lane, Plan, ScratchSets, Spec, Windows, direct, mesh, pat};
+use super::{Count, Lane, Plan, ScratchSets, Spec, WINDOW_LANES, Windows, check, direct, mesh, pat};
 use crate::types::{Algorithm, Collective, Elements};
 use crate::{Error, Result};
 
@@ -11,6 +11,10 @@ pub const LEAST_SLOTS: u32 = 2;
 
 /// Channels that a plan can name.
 pub const MOST_CHANNELS: u32 = 256;
+
+/// The same, of a plan with windows.
+#[expect(clippy::cast_possible_truncation, reason = "a few lanes")]
+const WINDOW_CHANNELS: u32 = WINDOW_LANES as u32;
 
 /// Sets of scratch begin at multiples of so many elements, so that no two share a cache line.
 const STRIDE_UNIT: u64 = 64;
@@ -36,13 +40,15 @@ impl Plan {
     ///
     /// # Errors
     /// `InvalidArgument` where the spec contradicts itself, the algorithm does not do the collective, or the scratch is
-    /// too small.
+    /// too small. `Internal` where what was built does not [fit](check::fits) its buffers or the executors.
     pub fn build(spec: &Spec) -> Result<Plan> {
         spec.validate()?;
         let lanes = lanes(spec);
         let lanes = (0..lanes).map(|lane| plan_lane(Site { spec, lane, lanes }));
         let lanes: Vec<Option<Lane>> = lanes.collect::<Result<_>>()?;
-        Ok(Plan { spec: spec.clone(), lanes: lanes.into_iter().flatten().collect() })
+        let plan = Plan { spec: spec.clone(), lanes: lanes.into_iter().flatten().collect() };
+        check::fits(&plan).map_err(|flaw| Error::internal(format!("a plan that no executor can run: {flaw}")))?;
+        Ok(plan)
     }
 
     /// How often what the plan uses of the scratch fits into it.
@@ -134,8 +140,9 @@ impl Spec {
             let (slots, slot) = (limits.slots, limits.slot);
             return refuse(format!("{slots} slots of {slot} elements; plans need {LEAST_SLOTS} slots of 1 element"));
         }
-        if !(1..=MOST_CHANNELS).contains(&limits.channels) {
-            return refuse(format!("{} channels; allowed are 1 to {MOST_CHANNELS}", limits.channels));
+        let most = if self.windows == Windows::None { MOST_CHANNELS } else { WINDOW_CHANNELS };
+        if !(1..=most).contains(&limits.channels) {
+            return refuse(format!("{} channels; allowed are 1 to {most}", limits.channels));
         }
         if self.collective == Collective::Barrier && limits.scratch.0 < BARRIER_SCRATCH {
             return refuse(format!("a barrier needs {BARRIER_SCRATCH} elements of scratch, not {}", limits.scratch));

@@ -21,11 +21,14 @@
 //! peer's input and output only after hearing from it, and hears from all who touch its own before it is done.
 
 mod ask;
+mod fits;
 mod machine;
 mod memory;
 mod store;
 mod value;
 mod verdict;
+
+pub use fits::fits;
 
 use std::fmt;
 
@@ -66,9 +69,21 @@ impl std::error::Error for Flaw {}
 /// The first flaw found.
 pub fn prove(plans: &[Plan]) -> Result<Proof, Flaw> {
     agree(plans)?;
+    plans.iter().try_for_each(fits)?;
     let mut machine = machine::Machine::new(plans);
     machine.run()?;
     machine.settle()
+}
+
+/// Whether a run in any set of scratch stays in its lane's part of it.
+fn scratch_sets_fit(plan: &Plan) -> Result<(), Flaw> {
+    let ScratchSets { count, stride } = plan.scratch_sets();
+    let shift = stride * (count - 1);
+    let next = plan.lanes.iter().skip(1).map(|lane| lane.scratch.start).chain([plan.spec.limits.scratch]);
+    if plan.lanes.iter().zip(next).any(|(lane, next)| lane.scratch.end + shift > next) {
+        return Err(Flaw::new(format!("{count} sets of scratch, each {stride} elements on, do not fit their lanes")));
+    }
+    Ok(())
 }
 
 /// Whether the plans are of one world, and lanes of one number fit together.
@@ -93,12 +108,7 @@ fn agree(plans: &[Plan]) -> Result<(), Flaw> {
             return Err(Flaw::new(format!("rank {rank} has other lanes (channel, rounds, scratch) than rank 0")));
         }
     }
-    let ScratchSets { count, stride } = first.scratch_sets();
-    let shift = stride * (count - 1);
-    let next = first.lanes.iter().skip(1).map(|lane| lane.scratch.start).chain([first.spec.limits.scratch]);
-    if first.lanes.iter().zip(next).any(|(lane, next)| lane.scratch.end + shift > next) {
-        return Err(Flaw::new(format!("{count} sets of scratch, each {stride} elements on, do not fit their lanes")));
-    }
+    scratch_sets_fit(first)?;
     let mut channels: Vec<u8> = first.lanes.iter().map(|lane| lane.channel).collect();
     channels.sort_unstable();
     if channels.windows(2).any(|pair| pair[0] == pair[1]) {

@@ -13,7 +13,7 @@
 use std::ptr::NonNull;
 
 use crate::error::Result;
-use crate::plan::FLAGS;
+use crate::plan::{FLAGS, WINDOW_LANES};
 use crate::sync::Flag;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
@@ -148,8 +148,6 @@ impl FlatSlot<'_> {
 
 /// Flat slots of an arena: how many operations a root may run ahead of its readers. Models go round fewer of them.
 pub const FLAT_SLOTS: u64 = if cfg!(all(loom, test)) { 2 } else { 64 };
-/// Lanes that a plan with windows may have.
-pub const WINDOW_LANES: usize = 4;
 /// Bytes that a flat slot carries.
 pub const FLAT_BYTES: usize = 16 << 10;
 /// Bytes that travel in the flag's own cache line.

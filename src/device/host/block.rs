@@ -149,13 +149,12 @@ unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
         unsafe { slice::from_raw_parts(first, length) }
     };
     let scalar = if O::SCALES { kernel.scalar.map(L::Wide::from_scalar) } else { None };
-    let raw = if scalar.is_some() { pass.raw } else { 0 };
-    let is_raw = |index: usize| index < 64 && (raw >> index) & 1 == 1;
+    let raw = if scalar.is_some() { pass.raw } else { None };
     let mut done = 1;
     let first = block(pass.sources[0]);
     // SAFETY: the caller vouches for the level.
     let widened = unsafe { L::widen_all::<V>(first, wide) };
-    if !widened && pass.sources.len() > 1 && raw & 3 == 0 {
+    if !widened && pass.sources.len() > 1 && raw.is_none_or(|raw| raw > 1) {
         for ((value, a), b) in wide.iter_mut().zip(first).zip(block(pass.sources[1])) {
             value.write(O::fold(L::widen(*a), L::widen(*b)));
         }
@@ -168,14 +167,14 @@ unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
     // SAFETY: either the level's instructions or one of the branches above has written each of them.
     let wide = unsafe { wide.assume_init_mut() };
     if let Some(scalar) = scalar
-        && is_raw(0)
+        && raw == Some(0)
     {
         for value in wide.iter_mut() {
             *value = scaled::<L>(*value, scalar);
         }
     }
     for (index, source) in pass.sources.iter().enumerate().skip(done) {
-        let scalar = if is_raw(index) { scalar } else { None };
+        let scalar = if raw == Some(index) { scalar } else { None };
         // SAFETY: the caller vouches for the level.
         unsafe { fold_one::<V, L, O>(block(*source), scalar, wide, scratch) };
     }

@@ -131,10 +131,10 @@ fn write_narrow(data_type: DataType, value: f32) -> Bits {
 
 macro_rules! float_reference {
     ($name:ident, $type:ident) => {
-        fn $name(op: ReduceOp, values: &[$type], raw: u64, division: Option<u32>) -> $type {
+        fn $name(op: ReduceOp, values: &[$type], raw: Option<usize>, division: Option<u32>) -> $type {
             let value = |index: usize| match op {
-                ReduceOp::PreMulSum(Scalar::Float(scalar)) if raw >> index & 1 == 1 => values[index] * scalar as $type,
-                ReduceOp::PreMulSum(Scalar::Signed(scalar)) if raw >> index & 1 == 1 => values[index] * scalar as $type,
+                ReduceOp::PreMulSum(Scalar::Float(scalar)) if raw == Some(index) => values[index] * scalar as $type,
+                ReduceOp::PreMulSum(Scalar::Signed(scalar)) if raw == Some(index) => values[index] * scalar as $type,
                 _ => values[index],
             };
             let mut folded = value(0);
@@ -183,12 +183,18 @@ fn read_integer(data_type: DataType, bits: Bits) -> i128 {
     }
 }
 
-fn fold_integers(data_type: DataType, op: ReduceOp, values: &[Bits], raw: u64, division: Option<u32>) -> Bits {
+fn fold_integers(
+    data_type: DataType,
+    op: ReduceOp,
+    values: &[Bits],
+    raw: Option<usize>,
+    division: Option<u32>,
+) -> Bits {
     let wrap = |value: i128| read_integer(data_type, value as u64 & mask(data_type));
     let value = |index: usize| {
         let value = read_integer(data_type, values[index]);
         match op {
-            ReduceOp::PreMulSum(Scalar::Signed(scalar)) if raw >> index & 1 == 1 => wrap(value * i128::from(scalar)),
+            ReduceOp::PreMulSum(Scalar::Signed(scalar)) if raw == Some(index) => wrap(value * i128::from(scalar)),
             _ => value,
         }
     };
@@ -214,14 +220,14 @@ struct Case {
     data_type: DataType,
     op: ReduceOp,
     world: u32,
-    raw: u64,
+    raw: Option<usize>,
     finish: bool,
 }
 
 impl Case {
     fn element(&self, values: &[Bits]) -> Bits {
         let division = (self.finish && self.op == ReduceOp::Avg).then_some(self.world);
-        let scaled = matches!(self.op, ReduceOp::PreMulSum(_)) && self.raw & 1 == 1;
+        let scaled = matches!(self.op, ReduceOp::PreMulSum(_)) && self.raw == Some(0);
         if values.len() == 1 && division.is_none() && !scaled {
             return values[0];
         }
@@ -241,14 +247,14 @@ impl Case {
                 let float = |(index, bits): (usize, &Bits)| {
                     let value = read_narrow(narrow, *bits);
                     match self.op {
-                        ReduceOp::PreMulSum(scalar) if self.raw >> index & 1 == 1 => {
+                        ReduceOp::PreMulSum(scalar) if self.raw == Some(index) => {
                             read_narrow(narrow, write_narrow(narrow, value * scalar.as_f64() as f32))
                         }
                         _ => value,
                     }
                 };
                 let floats: Vec<f32> = values.iter().enumerate().map(float).collect();
-                write_narrow(narrow, fold_f32(self.op, &floats, 0, division))
+                write_narrow(narrow, fold_f32(self.op, &floats, None, division))
             }
             integer => fold_integers(integer, self.op, values, self.raw, division),
         }
@@ -357,8 +363,8 @@ fn every_case(data_type: DataType) {
             for count in [0, 1, 3, 17, 64, 255, 1031, 2113] {
                 let sources: Vec<_> = (0..world).map(|_| elements(data_type, count, &mut random)).collect();
                 let bytes: Vec<_> = sources.iter().map(|source| to_bytes(data_type, source)).collect();
-                for (raw, finish) in [(0, false), (0b10, true), (u64::MAX, true)] {
-                    if raw == u64::MAX && !matches!(op, ReduceOp::PreMulSum(_)) {
+                for (raw, finish) in [(None, false), (Some(1), true), (Some(0), true)] {
+                    if raw == Some(0) && !matches!(op, ReduceOp::PreMulSum(_)) {
                         continue;
                     }
                     let case = Case { data_type, op, world, raw, finish };
@@ -406,7 +412,7 @@ fn says_which_levels_are_tested() {
 #[test]
 fn every_pair_of_narrow_codes_adds_up() {
     for data_type in [DataType::F16, DataType::BF16, DataType::F8E4M3, DataType::F8E5M2] {
-        let case = Case { data_type, op: ReduceOp::Sum, world: 2, raw: 0, finish: true };
+        let case = Case { data_type, op: ReduceOp::Sum, world: 2, raw: None, finish: true };
         let codes: Vec<Bits> = (0..=mask(data_type)).collect();
         let stride = if data_type.size() == 1 { 1 } else { 4093 };
         for other in (0..=mask(data_type)).step_by(stride) {
@@ -426,7 +432,7 @@ fn averages_divide_exactly_in_worlds_of_any_size() {
     let mut random = Random(7);
     for world in [1, 2, 3, 7, 127, 128, 200, 255, 256, 1000, 4096, 65537, 1 << 24, u32::MAX] {
         for data_type in [DataType::I8, DataType::U8, DataType::I32, DataType::U32, DataType::I64, DataType::U64] {
-            let case = Case { data_type, op: ReduceOp::Avg, world, raw: 0, finish: true };
+            let case = Case { data_type, op: ReduceOp::Avg, world, raw: None, finish: true };
             let mut values = elements(data_type, 500, &mut random);
             // Around the multiples of the world, where a wrong rounding shows.
             let near = |bits: u64| (bits - bits % u64::from(world)).wrapping_sub(bits & 1) & mask(data_type);
@@ -459,7 +465,7 @@ fn copies_keep_all_bits_at_any_size_and_alignment() {
                     targets.push(origin_pointer);
                     for targets in [&targets[..], &targets[..1]] {
                         let sources = [origin_pointer.cast_const()];
-                        let pass = Pass { sources: &sources, raw: 0, targets, count: bytes, finish: true, store };
+                        let pass = Pass { sources: &sources, raw: None, targets, count: bytes, finish: true, store };
                         // SAFETY: all buffers hold `bytes` and are apart, but for the target that is the source.
                         unsafe { Kernel::copy_at(level, DataType::U8).run(&pass) };
                     }
@@ -475,7 +481,7 @@ fn copies_keep_all_bits_at_any_size_and_alignment() {
 }
 
 #[test]
-fn more_sources_than_bits_of_raw_fold_in_order() {
+fn more_sources_than_a_word_has_bits_fold_in_order() {
     let values: Vec<f32> = (0..100u8).map(|index| 1.0 / f32::from(index + 1)).collect();
     let sources: Vec<*const u8> = values.iter().map(|value| std::ptr::from_ref(value).cast()).collect();
     let mut sum = 0f32;
@@ -485,7 +491,7 @@ fn more_sources_than_bits_of_raw_fold_in_order() {
     unsafe {
         kernel.run(&Pass {
             sources: &sources,
-            raw: 0,
+            raw: None,
             targets: &targets,
             count: 1,
             finish: true,
@@ -493,6 +499,22 @@ fn more_sources_than_bits_of_raw_fold_in_order() {
         });
     }
     assert_eq!(sum, values.iter().copied().reduce(|sum, value| sum + value).unwrap());
+}
+
+/// Regression: the raw sources were a mask of 64 bits, so that the 65th source and those after it were never scaled.
+#[test]
+fn a_raw_source_beyond_the_64th_is_scaled() {
+    let values = [1u32; 100];
+    let sources: Vec<*const u8> = values.iter().map(|value| std::ptr::from_ref(value).cast()).collect();
+    let kernel = Kernel::reduce(DataType::U32, ReduceOp::PreMulSum(Scalar::Signed(5)), 100).unwrap();
+    for raw in [0, 1, 63, 64, 99] {
+        let mut sum = 0u32;
+        let targets = [std::ptr::from_mut(&mut sum).cast()];
+        let (raw, store) = (Some(raw), Store::Cached);
+        // SAFETY: each source and the target are one u32.
+        unsafe { kernel.run(&Pass { sources: &sources, raw, targets: &targets, count: 1, finish: true, store }) };
+        assert_eq!(sum, 104, "source {raw:?}");
+    }
 }
 
 #[test]

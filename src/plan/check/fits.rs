@@ -1,0 +1,184 @@
+//! Whether executors can run a plan: what one rank's plan shows by itself.
+//!
+//! [`fits`] looks at each operand once, so [`Plan::build`] holds every plan to it, whatever its world's size, in every build. Executors
+//! follow pointers on the strength of it; the order between ranks is for [`super::prove`] to show.
+
+use super::{Flaw, ask, scratch_sets_fit};
+use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Span, Spec, WINDOW_LANES, Walk, Windows};
+use crate::types::Rank;
+
+/// Holds a plan to the limits of executors and to the ends of its buffers.
+///
+/// # Errors
+/// The first flaw found: a span that passes the end of its buffer or of its lane's part of the scratch, a message longer than a slot, two
+/// raw inputs in one combine, operands that overlap, memory or flags of a rank that is not mapped, more than [`WINDOW_LANES`] lanes with
+/// windows, a flag beyond [`FLAGS`], more rounds than can be counted.
+pub fn fits(plan: &Plan) -> Result<(), Flaw> {
+    let spec = &plan.spec;
+    if spec.windows != Windows::None && plan.lanes.len() > WINDOW_LANES {
+        let lanes = plan.lanes.len();
+        return Err(Flaw::new(format!("the plan has {lanes} lanes; with windows it may have {WINDOW_LANES}")));
+    }
+    scratch_sets_fit(plan)?;
+    let me = spec.world.rank;
+    let host = spec.hosts.iter().find(|ranks| ranks.contains(&me)).map_or(&[][..], Vec::as_slice);
+    let frame = Frame { spec, me, host, sizes: ask::sizes(spec, me) };
+    plan.lanes.iter().enumerate().try_for_each(|(number, lane)| {
+        frame.lane(lane).map_err(|(step, text)| Flaw::new(format!("rank {me} lane {number} step {step} {text}")))
+    })
+}
+
+/// What the steps of a plan are held to.
+struct Frame<'a> {
+    spec: &'a Spec,
+    me: Rank,
+    /// The ranks of my host.
+    host: &'a [Rank],
+    /// Elements of my input and output.
+    sizes: (u64, u64),
+}
+
+/// Where a span lies: whose memory, which area of it, the first element, and how the rounds walk on.
+#[derive(Clone, Copy, PartialEq)]
+struct Place {
+    owner: Rank,
+    area: Buffer,
+    start: u64,
+    end: u64,
+    walk: Walk,
+}
+
+impl Frame<'_> {
+    /// The first step that is wrong, and why.
+    fn lane(&self, lane: &Lane) -> Result<(), (usize, String)> {
+        if lane.rounds.checked_add(u32::from(lane.greatest_lag())).is_none() {
+            return Err((0, format!("runs in {} rounds, which are more than can be counted", lane.rounds)));
+        }
+        lane.steps.iter().enumerate().try_for_each(|(number, step)| {
+            let checked = match &step.action {
+                Action::Combine(combine) => self.combine(lane, combine),
+                Action::Signal(flag) => self.flag(*flag),
+                Action::Wait { peer, flag } if !self.maps(*peer) => {
+                    Err(format!("waits for flag {flag} of rank {peer}, which is not mapped"))
+                }
+                Action::Wait { flag, .. } => self.flag(*flag),
+            };
+            checked.map_err(|text| (number, text))
+        })
+    }
+
+    fn flag(&self, flag: u8) -> Result<(), String> {
+        match self.spec.windows {
+            _ if usize::from(flag) >= FLAGS => Err(format!("names flag {flag}; a lane has {FLAGS}")),
+            Windows::None => Err(format!("names flag {flag}, and the plan has no windows")),
+            Windows::Scratch | Windows::User => Ok(()),
+        }
+    }
+
+    fn maps(&self, peer: Rank) -> bool {
+        self.spec.windows != Windows::None && peer != self.me && self.host.contains(&peer)
+    }
+
+    fn combine(&self, lane: &Lane, combine: &Combine) -> Result<(), String> {
+        if combine.sources.is_empty() {
+            return Err("combines nothing".to_owned());
+        }
+        let own = |operand: &&Operand| matches!(operand, Operand::Local(span) if span.buffer == Buffer::Input);
+        if combine.sources.iter().filter(own).count() > RAW_SOURCES {
+            return Err(format!("reads more than {RAW_SOURCES} raw input of its own"));
+        }
+        let places = |operands: &[Operand]| {
+            let places = operands.iter().map(|operand| self.place(lane, combine, operand));
+            places.collect::<Result<Vec<_>, _>>()
+        };
+        let (sources, targets) = (places(&combine.sources)?, places(&combine.targets)?);
+        if combine.targets.iter().any(|operand| {
+            matches!(operand, Operand::Local(span) | Operand::Window(_, span) if span.buffer == Buffer::Input)
+        }) {
+            return Err("writes to an input".to_owned());
+        }
+        let length = combine.block.min(combine.piece).0;
+        for (index, target) in targets.iter().enumerate() {
+            let Some(target) = target else { continue };
+            let sources = sources.iter().flatten().filter(|source| !source.is_in_step_with(target));
+            if sources.chain(targets[..index].iter().flatten()).any(|other| target.overlaps(other, length)) {
+                return Err(format!("writes {:?} of rank {} over another of its operands", target.area, target.owner));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a span operand lies; `None` for a slot.
+    fn place(&self, lane: &Lane, combine: &Combine, operand: &Operand) -> Result<Option<Place>, String> {
+        let (owner, span) = match operand {
+            Operand::Slot(peer) => return self.slot(combine, *peer).map(|()| None),
+            Operand::Local(span) => (self.me, span),
+            Operand::Window(peer, span) => (*peer, span),
+        };
+        if let Operand::Window(peer, span) = operand
+            && (!self.maps(*peer) || (span.buffer != Buffer::Scratch && self.spec.windows != Windows::User))
+        {
+            return Err(format!("names {:?} of rank {peer}, which is not mapped", span.buffer));
+        }
+        let end = self.end(lane, combine, span);
+        let name = || format!("names {:?}[{}..{end}] of rank {owner}", span.buffer, span.start);
+        let (input, output) = if owner == self.me { self.sizes } else { ask::sizes(self.spec, owner) };
+        let limit = match span.buffer {
+            Buffer::Input => input,
+            Buffer::Output => output,
+            Buffer::Scratch if span.start < lane.scratch.start || end > lane.scratch.end.0 => {
+                return Err(format!("{}, and its lane has [{}..{}]", name(), lane.scratch.start, lane.scratch.end));
+            }
+            Buffer::Scratch => self.spec.limits.scratch.0,
+        };
+        if end > limit {
+            return Err(format!("{}, which has {limit}", name()));
+        }
+        // In place, input and output are two names of one buffer.
+        let shared = ask::overlap(self.spec, owner);
+        let (area, shift) = match (span.buffer, shared) {
+            (Buffer::Input, Some((inside, _))) => (Buffer::Output, inside),
+            (Buffer::Output, Some((_, inside))) => (Buffer::Output, inside),
+            (area, _) => (area, 0),
+        };
+        Ok(Some(Place { owner, area, start: span.start.0 + shift, end: end + shift, walk: span.walk }))
+    }
+
+    fn slot(&self, combine: &Combine, peer: Rank) -> Result<(), String> {
+        let (length, slot) = (combine.block.min(combine.piece), self.spec.limits.slot);
+        if peer == self.me || peer.get() >= self.spec.world.size {
+            return Err(format!("names the slot of rank {peer}, which is no peer"));
+        }
+        if length > slot {
+            return Err(format!("sends {length} elements at once, and a slot holds {slot}"));
+        }
+        Ok(())
+    }
+
+    /// The end of what a span covers in all rounds.
+    fn end(&self, lane: &Lane, combine: &Combine, span: &Span) -> u64 {
+        let pieces = match span.walk {
+            Walk::Linear => lane.rounds,
+            Walk::Cycle(depth) => lane.rounds.min(depth.max(1)),
+        };
+        let covered = combine.piece.0.saturating_mul(u64::from(pieces)).min(combine.block.0);
+        span.start.0.saturating_add(covered)
+    }
+}
+
+impl Place {
+    /// Whether both are the very same elements in every round.
+    fn is_in_step_with(&self, other: &Place) -> bool {
+        self.owner == other.owner && self.area == other.area && self.start == other.start && self.walk == other.walk
+    }
+
+    /// Whether both may share an element in some round of `length` elements.
+    fn overlaps(&self, other: &Place, length: u64) -> bool {
+        let apart = self.end <= other.start || other.end <= self.start;
+        let same_walk = self.walk == other.walk && self.start.abs_diff(other.start) >= length;
+        self.owner == other.owner && self.area == other.area && !apart && !same_walk
+    }
+}
+
+/// Sources of a combine to which executors can apply the scalar of the operator.
+const RAW_SOURCES: usize = 1;
