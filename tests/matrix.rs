@@ -205,25 +205,41 @@ fn shared_memory_between_threads() {
     }
 }
 
-#[test]
-fn every_algorithm_over_slots_of_threads() {
-    for ranks in [2, 3, 4, 7, 8] {
-        for algorithm in Algorithm::ALL.iter().copied().filter(|algorithm| *algorithm != Algorithm::Direct) {
+/// Each algorithm forced, at every number of ranks. Inside a host Direct goes through windows, small calls too, and the others through
+/// slots; over sockets all go through slots.
+fn every_algorithm(config: &Config) {
+    for ranks in [1, 2, 3, 4, 7, 8] {
+        for algorithm in Algorithm::ALL.iter().copied() {
             let (forced, cases) = every_program_by(algorithm, ranks, slot_sizes(ranks));
-            run_with(ranks, Config::default().with_algo(forced), &cases);
+            run_with(ranks, config.clone().with_algo(forced).with_proto("Simple"), &cases);
         }
     }
 }
 
 #[test]
+fn every_algorithm_between_threads() {
+    every_algorithm(&Config::default());
+}
+
+#[test]
+fn every_algorithm_through_shared_memory() {
+    every_algorithm(&Config::default().with_p2p_disable(true));
+}
+
+#[test]
 fn every_algorithm_over_sockets() {
-    for ranks in [2, 3, 7] {
-        for algorithm in Algorithm::ALL.iter().copied() {
-            let (forced, cases) = every_program_by(algorithm, ranks, slot_sizes(ranks));
-            let config = Config::default().with_p2p_disable(true).with_shm_disable(true);
-            run_with(ranks, config.with_algo(forced), &cases);
-        }
-    }
+    every_algorithm(&Config::default().with_p2p_disable(true).with_shm_disable(true));
+}
+
+/// Regression: from the 65th rank on, direct reductions over slots did not scale a rank's own input.
+#[test]
+fn more_ranks_than_a_word_has_bits() {
+    let mut cases = every_program(66, &[1, 131], MANY_KINDS);
+    cases.retain(|case| case.program.reduces());
+    let config = Config::default().with_reproducible(true);
+    run_with(66, config.clone(), &cases);
+    let uneven: Vec<u32> = (0..66).map(|rank| u32::from(rank == 65)).collect();
+    run_on_hosts(&uneven, &config, &cases);
 }
 
 #[test]
@@ -346,6 +362,8 @@ fn inputs_are_exact_in_every_order() {
 /// Of each width one that rounds what it passes on, and one with a scalar of each rank's own.
 const SLOT_KINDS: &[(DataType, Op)] =
     &[(DataType::F32, Op::Sum), (DataType::F16, Op::Avg), (DataType::I64, Op::MulSum)];
+/// What each rank scales for itself.
+const MANY_KINDS: &[(DataType, Op)] = &[(DataType::F32, Op::MulSum), (DataType::I64, Op::MulSum)];
 /// None, one, odd, and more than all slots of a connection hold.
 const SLOT_SIZES: &[usize] = &[0, 1, 1_003, 300_007];
 

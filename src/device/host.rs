@@ -128,7 +128,7 @@ impl Kernel {
             debug_assert!(pass.count == 0, "a pass needs a source");
             return;
         }
-        let idle = (self.scalar.is_none() || pass.raw.is_none()) && (self.divisor.is_none() || !pass.finish);
+        let idle = (self.scalar.is_none() || pass.raw != Some(0)) && (self.divisor.is_none() || !pass.finish);
         let body = if pass.sources.len() == 1 && idle { self.copy } else { self.reduce };
         // SAFETY: the caller vouches for the memory; the level that `body` was made for is one the machine has.
         unsafe { body(self, pass) }
@@ -137,7 +137,7 @@ impl Kernel {
     /// Whether a pass with one source of this `raw` and `finish` would change no bit.
     #[inline]
     pub fn is_copy(&self, raw: Option<usize>, finish: bool) -> bool {
-        (self.scalar.is_none() || raw.is_none()) && (self.divisor.is_none() || !finish)
+        (self.scalar.is_none() || raw != Some(0)) && (self.divisor.is_none() || !finish)
     }
 
     /// [`Kernel::copy`] at a chosen level, which the machine must have.
