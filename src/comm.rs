@@ -20,6 +20,7 @@ mod launched;
 pub mod local;
 mod messages;
 mod news;
+mod origin;
 mod placement;
 mod request;
 pub(crate) mod settings;

@@ -53,6 +53,11 @@ const BANNED: &[(&str, &[&str], &str)] = &[
     ("std::process::exit", &["src/bin/"], "return an error; only the command line ends the process"),
     ("println!", &["src/bin/"], "a library does not print: log it, or return it"),
     ("eprintln!", &["src/bin/"], "a library does not print: log it, or return it"),
+    (
+        "tracing::",
+        &["src/log.rs", "src/log/"],
+        "use the macros of log: NCCL's lines are not written from tracing events",
+    ),
     ("dbg!", &[], "remove it"),
     ("todo!", &[], "finish it"),
     ("unimplemented!", &[], "finish it, or leave the item out"),

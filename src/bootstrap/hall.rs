@@ -15,6 +15,7 @@ use crate::bootstrap::auth::{Handshake, NO_RANK, Terms};
 use crate::bootstrap::link::{End, Link, SCRATCH_BYTES, moment};
 use crate::bootstrap::socket;
 use crate::error::{Error, Result};
+use crate::log;
 use crate::sys::poller::{Interest, Poller, Ready};
 use crate::sys::{clock, limits, thread};
 use crate::wire::frame::Frame;
@@ -105,7 +106,7 @@ impl Keeper {
             && let Err(error) = stop.write_all(&[0])
         {
             // It has ended already.
-            tracing::debug!(target: "rsccl::bootstrap", %error, "{} cannot be detached", self.name);
+            log::trace!(Bootstrap, "{} cannot be detached: {error}", self.name);
         }
         self.thread = None;
     }
@@ -122,7 +123,7 @@ impl Drop for Keeper {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::warn!(target: "rsccl::bootstrap", "the thread {} panicked", self.name);
+            log::warn!(Bootstrap, "the thread {} panicked", self.name);
         }
     }
 }
@@ -199,7 +200,7 @@ impl Hall {
             if self.pending.contains(&token) {
                 self.dropped += 1;
                 let from = link.address;
-                tracing::debug!(target: "rsccl::bootstrap", %from, why = %end, "a stranger is dropped");
+                log::trace!(Bootstrap, "dropped a connection from {from}, which had not proved who it is: {end}");
             }
             self.close(token);
         } else {
@@ -217,7 +218,7 @@ impl Hall {
                 // Whoever waits longest for nothing makes room.
                 Err(error) if limits::is_exhausted(&error) && self.drop_oldest() => return,
                 Err(error) => {
-                    tracing::warn!(target: "rsccl::bootstrap", error = %socket::explain(&error), "cannot accept for now");
+                    log::warn!(Bootstrap, "cannot accept connections for now: {}", socket::explain(&error));
                     return self.rest(now);
                 }
             }

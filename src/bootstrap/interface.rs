@@ -2,6 +2,7 @@
 //!
 //! The choice is a function of a list, so tests need no such machine.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::str::FromStr;
 
@@ -187,6 +188,16 @@ fn nothing_usable(all: &[Interface], rules: &Rules, family: Family) -> Error {
     Error::invalid_usage(format!(
         "no usable network interface: NCCL_SOCKET_IFNAME is {rules}, NCCL_SOCKET_FAMILY is {family}, there are: {there}"
     ))
+}
+
+/// Interface and address in NCCL's words: `eth0:10.0.0.7<40213>`.
+pub(super) struct Using<'a>(pub(super) &'a str, pub(super) SocketAddr);
+
+impl fmt::Display for Using<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Using(name, address) = self;
+        write!(f, "{name}:{}<{}>", address.ip(), address.port())
+    }
 }
 
 /// The address of `interface` as a socket address with port 0, to bind to.

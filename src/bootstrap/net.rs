@@ -24,6 +24,7 @@ use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
 use crate::bootstrap::{Bootstrap, Child, Event, MAX_NOTE_BYTES, Options, socket};
 use crate::error::{Error, Result};
+use crate::log;
 use crate::sync::Wait;
 use crate::sys::clock;
 use crate::sys::poller::Poller;
@@ -76,9 +77,10 @@ impl NetBootstrap {
             bootstrap.board.borrow_mut().close(0, CLOSE_TIMEOUT);
             return Err(named(error));
         }
-        tracing::info!(
-            target: "rsccl::bootstrap", %rank, size, id = format_args!("{:016x}", bootstrap.id()), interface = %bootstrap.interface,
-            check_in_s = joined.seconds, connect_s = clock::now().saturating_duration_since(started).as_secs_f64(), "joined"
+        let (check_in, connect) = (joined.seconds, clock::now().saturating_duration_since(started).as_secs_f64());
+        log::detail!(
+            Bootstrap @ rank,
+            "Bootstrap timings total {:.6} (check-in {check_in:.6}, connect {connect:.6})", check_in + connect
         );
         Ok(bootstrap)
     }

@@ -15,6 +15,7 @@ use crate::bootstrap::link::End;
 use crate::bootstrap::roster::{self, Roster, Step};
 use crate::bootstrap::{Options, interface, socket};
 use crate::error::{Error, Result};
+use crate::log;
 use crate::sys::{clock, interfaces, random};
 use crate::types::Rank;
 use crate::wire::frame::Frame;
@@ -35,7 +36,7 @@ impl Root {
         let chosen = interface::choose(&interfaces::list()?, &options.interfaces, options.family, None)?;
         let (listener, address) = socket::listen(interface::address(&chosen[0]))?;
         let id = UniqueId::fresh(address)?;
-        tracing::info!(target: "rsccl::bootstrap", interface = %chosen[0].name, %address, "the root serves");
+        log::detail!(Bootstrap, "Bootstrap: root listens on {}", interface::Using(&chosen[0].name, address));
         let root = Root::start(id, listener, options)?;
         Ok((id, root))
     }
@@ -51,7 +52,10 @@ impl Root {
         let roster = Roster::new(random::bytes()?, options.root_lifetime, options.check_in_timeout, now);
         let handshake_timeout = options.handshake_timeout;
         let rules = Rules { terms: id.terms(), handshake_timeout, most_bytes: MAX_ROOT_FRAME_BYTES };
-        let run = move |hall| Service { hall, roster, phase: Phase::Gather, guests: HashMap::new() }.run();
+        let run = move |hall| {
+            Service { hall, roster, phase: Phase::Gather, guests: HashMap::new(), first_at: None, settled_at: None }
+                .run()
+        };
         Keeper::start("rsccl root", listener, rules, run).map(Root)
     }
 
@@ -71,6 +75,10 @@ struct Service {
     roster: Roster,
     phase: Phase,
     guests: HashMap<u64, Guest>,
+    /// When the first rank checked in.
+    first_at: Option<Instant>,
+    /// When all ranks had checked in, or one had failed.
+    settled_at: Option<Instant>,
 }
 
 /// Who has checked in over a connection.
@@ -102,7 +110,7 @@ impl Service {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
-                    tracing::warn!(target: "rsccl::bootstrap", %error, "the root cannot poll");
+                    log::warn!(Bootstrap, "the root cannot poll: {error}");
                     break;
                 }
             }
@@ -123,9 +131,20 @@ impl Service {
                 self.fail(self.roster.overdue(now), now);
             }
         }
-        let seconds = clock::now().saturating_duration_since(started).as_secs_f64();
-        let world = self.roster.shape().map(|shape| shape.world);
-        tracing::info!(target: "rsccl::bootstrap", ?world, seconds, strangers = self.hall.dropped(), "the root has ended");
+        self.log_times(started, clock::now());
+    }
+
+    /// How long this root waited for the first rank, then for the others, and then sent its answers.
+    fn log_times(&self, started: Instant, ended: Instant) {
+        let first = self.first_at.unwrap_or(ended);
+        let settled = self.settled_at.unwrap_or(ended);
+        let seconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64();
+        let (wait, recv, send) = (seconds(started, first), seconds(first, settled), seconds(settled, ended));
+        let (world, dropped) = (self.roster.shape().map_or(0, |shape| shape.world), self.hall.dropped());
+        log::detail!(
+            Bootstrap,
+            "Root timings (wait {wait:.6}, recv {recv:.6}, send {send:.6}) nranks {world} dropped connections {dropped}"
+        );
     }
 
     fn is_over(&self, now: Instant) -> bool {
@@ -170,7 +189,8 @@ impl Service {
             _ => Err(checkin::unexpected(frame)),
         };
         if let Err(error) = outcome {
-            tracing::warn!(target: "rsccl::bootstrap", from = ?self.hall.from(token), %error, "the root turns a rank away");
+            let from = self.hall.from(token).map_or_else(|| "a closed connection".to_owned(), |from| from.to_string());
+            log::warn!(Bootstrap, "the root turns {from} away: {error}");
             self.guests.remove(&token);
             self.hall.send_last(token, checkin::REFUSAL, &checkin::encode_refusal(&error));
         }
@@ -181,7 +201,8 @@ impl Service {
         self.check_phase()?;
         let Some(from) = self.hall.from(token) else { return Ok(()) };
         let step = self.roster.check_in(&check_in, from, now)?;
-        tracing::debug!(target: "rsccl::bootstrap", %from, "rank {} has checked in", check_in.rank);
+        log::trace!(Bootstrap @ check_in.rank, "rank {} has checked in from {from}", check_in.rank);
+        self.first_at.get_or_insert(now);
         self.seat(token, Guest::Rank(check_in.rank));
         self.take_step(step, now);
         Ok(())
@@ -240,6 +261,7 @@ impl Service {
 
     fn answer(&mut self, table: &Table, now: Instant) {
         self.phase = Phase::Answered(now + LINGER);
+        self.settled_at.get_or_insert(now);
         // Nobody else is to come; what waits to be accepted is turned away by the end of the listener.
         self.hall.shut();
         let guests = std::mem::take(&mut self.guests);
@@ -256,9 +278,10 @@ impl Service {
     }
 
     fn fail(&mut self, error: Error, now: Instant) {
-        tracing::warn!(target: "rsccl::bootstrap", %error, "the root gives up");
+        log::warn!(Bootstrap, "the root gives up: {error}");
         let refusal = checkin::encode_refusal(&error);
         self.phase = Phase::Failed(error, now + LINGER);
+        self.settled_at.get_or_insert(now);
         for token in std::mem::take(&mut self.guests).into_keys() {
             self.hall.send_last(token, checkin::REFUSAL, &refusal);
         }

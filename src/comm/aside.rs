@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::bootstrap::{NetBootstrap, Options, Root, UniqueId};
+use crate::comm::origin::Origin;
 use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Settings};
 use crate::config::Config;
@@ -38,7 +39,7 @@ impl Preparation {
     /// Joins on a thread of its own: [`Communicator::async_error`] tells when that is over.
     pub(crate) fn join(self, id: UniqueId, world: World) -> Result<Communicator> {
         let options = self.options;
-        Communicator::start_aside(world, self.settings, move |abort, timeout| {
+        Communicator::start_aside(world, self.settings, Origin::UniqueId(id.number()), move |abort, timeout| {
             let wait = Wait::new(timeout, abort);
             Ok(Box::new(NetBootstrap::join(&[id], world.rank, world.size, &options, &wait)?))
         })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::bootstrap::Bootstrap;
 use crate::comm::Settings;
 use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
-use crate::comm::journal::{CallLine, ChoiceLine, MessageLine};
+use crate::comm::journal::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
 use crate::comm::news::{self, Awaited, Exchange, News, Vigil};
 use crate::device::Kernel;
 use crate::error::{Error, Kind, Result};
@@ -103,7 +103,7 @@ impl Engine {
             sequence: self.counters.collectives,
         };
         self.counters.collectives += 1;
-        if log::is_heard() {
+        if log::hears_calls() {
             self.log_call(call, &operation);
         }
         self.news.begin(operation.label());
@@ -209,6 +209,10 @@ impl Engine {
         for message in &messages {
             message.check(self.world)?;
         }
+        if log::hears_calls() {
+            let me = self.world.rank;
+            messages.iter().filter(|message| message.peer() == me).for_each(|message| _ = self.number_message(message));
+        }
         let others = exec::copy_to_self(self.world.rank, messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(|message| self.begin_message(message)).collect();
@@ -237,14 +241,20 @@ impl Engine {
 
     /// A message, checked and to another rank, with its number.
     pub(crate) fn begin_message<'a>(&mut self, message: Message<'a>) -> MessageRun<'a> {
+        let sequence = self.number_message(&message);
+        MessageRun::new(message, Collective::Send, sequence)
+    }
+
+    /// The number of a message that begins now; logs its line.
+    fn number_message(&mut self, message: &Message<'_>) -> u64 {
         let counter = &mut self.counters.messages[message.peer().index()];
         let counter = if message.sends() { &mut counter.0 } else { &mut counter.1 };
         let sequence = *counter;
         *counter += 1;
-        if log::is_heard() {
-            self.log_message(&message, sequence);
+        if log::hears_calls() {
+            self.log_message(message, sequence);
         }
-        MessageRun::new(message, Collective::Send, sequence)
+        sequence
     }
 
     /// `all_to_all_v`: every message of it belongs to one collective.
@@ -252,12 +262,20 @@ impl Engine {
         for message in &messages {
             message.check(self.world)?;
         }
-        let data_type = messages.first().map_or(DataType::U8, Message::data_type);
-        let others = exec::copy_to_self(self.world.rank, messages)?;
+        let (others, data_type) = self.open_exchange(messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let (operation, mut runs) = self.begin_exchange(others, data_type);
         let result = self.drive_messages(&needs, &mut runs, Awaited::Collective(&operation));
         result.map_err(|error| error.during(operation.to_string()))
+    }
+
+    /// The messages of an `all_to_all_v` to other ranks, and their type; what this rank has for itself is copied.
+    pub(crate) fn open_exchange<'a>(&self, messages: Vec<Message<'a>>) -> Result<(Vec<Message<'a>>, DataType)> {
+        if log::hears_calls() {
+            self.log_exchange(&messages);
+        }
+        let data_type = messages.first().map_or(DataType::U8, Message::data_type);
+        Ok((exec::copy_to_self(self.world.rank, messages)?, data_type))
     }
 
     /// The messages of an `all_to_all_v`, checked and to other ranks, with the number of their collective.
@@ -407,10 +425,11 @@ impl Engine {
     #[cold]
     fn log_call(&self, call: &Call<'_>, operation: &Operation) {
         let (world, id) = (self.world, self.bootstrap.id());
-        log::info!(Coll @ world.rank, "{}", CallLine { call, operation, world, id });
+        log::trace!(Call @ world.rank, "{}", CallTrace { call, id });
+        log::detail!(Coll @ world.rank, "{}", CallLine { call, operation, world, id });
         // Where the filters leave nothing, the call itself says so.
         if let Ok(Some(chosen)) = self.chosen(Question::of(call)) {
-            log::info!(Tuning @ world.rank, "{}", ChoiceLine { call, world, chosen });
+            log::detail!(Tuning @ world.rank, "{}", ChoiceLine { call, world, chosen });
         }
     }
 
@@ -418,15 +437,21 @@ impl Engine {
     #[cold]
     fn log_message(&self, message: &Message<'_>, sequence: u64) {
         let (world, id) = (self.world, self.bootstrap.id());
-        log::info!(Coll @ world.rank, "{}", MessageLine { message, sequence, world, id });
+        log::trace!(Call @ world.rank, "{}", MessageTrace { message, id });
+        log::detail!(Coll @ world.rank, "{}", MessageLine { message, sequence, world, id });
     }
 
-    /// One line that says who meets whom how.
-    pub(crate) fn log_placement(&self, name: &str) {
-        let (rank, size) = (self.world.rank, self.world.size);
-        let (local, hosts) = (self.fabric.my_host().len(), self.fabric.topology().hosts().len());
-        let id = self.bootstrap.id();
-        log::info!(Init @ rank, "comm {id:016x} {name} rank {rank} nranks {size} localRanks {local} nNodes {hosts}");
+    /// The lines of an `all_to_all_v` that begins now, of all its messages.
+    #[cold]
+    fn log_exchange(&self, messages: &[Message<'_>]) {
+        let (world, id, exchange) = (self.world, self.bootstrap.id(), journal::Exchange::of(messages));
+        log::trace!(Call @ world.rank, "{}", exchange.trace(id));
+        log::detail!(Coll @ world.rank, "{}", exchange.line(self.counters.collectives, world, id));
+    }
+
+    /// How many ranks my host has, and how many hosts there are.
+    pub(crate) fn census(&self) -> (usize, usize) {
+        (self.fabric.my_host().len(), self.fabric.topology().hosts().len())
     }
 
     /// A wait of the communicator's time-out that begins now.
@@ -487,8 +512,9 @@ impl Engine {
     /// Says goodbye.
     pub(crate) fn leave(&mut self) {
         self.bootstrap.leave(self.counters.collectives);
-        let World { rank, size } = self.world;
-        log::info!(Init @ rank, "comm {:016x} rank {rank} nranks {size} - Destroy COMPLETE", self.bootstrap.id());
+        let (World { rank, size }, id) = (self.world, self.bootstrap.id());
+        log::info!(Init @ rank, "comm {id:016x} rank {rank} nranks {size} - Destroy COMPLETE");
+        log::trace!(Call @ rank, "CommFinalize({id:016x})");
     }
 }
 

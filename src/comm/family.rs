@@ -2,9 +2,12 @@
 
 use crate::bootstrap::Child;
 use crate::comm::engine::Engine;
+use crate::comm::journal::List;
+use crate::comm::origin::Origin;
 use crate::comm::{Communicator, Settings};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing};
+use crate::log;
 use crate::sync::{AbortFlag, Wait};
 use crate::types::Rank;
 
@@ -133,12 +136,16 @@ impl Communicator {
             return Err(Error::invalid_argument(message).at(self.world.rank));
         }
         let excluded: Vec<Rank> = excluded.iter().copied().map(Rank::new).collect();
-        let (child, settings) = self.with_survivor(|engine| {
+        let (child, settings, origin) = self.with_survivor(|engine| {
             // The parent's own flag may be raised: that is why it is shrunk.
             let wait = Wait { abort: AbortFlag::new(), ..engine.init_wait() };
-            Ok((engine.bootstrap.shrink(&excluded, &wait)?, engine.settings.clone()))
+            let (child, parent) = (engine.bootstrap.shrink(&excluded, &wait)?, engine.bootstrap.id());
+            let (rank, born) = (engine.world.rank, child.bootstrap.id());
+            let left: Vec<u32> = excluded.iter().copied().map(Rank::get).collect();
+            log::trace!(Call @ rank, "CommShrink({parent:016x},{},{born:016x})", List(&left));
+            Ok((child, engine.settings.clone(), Origin::Shrink { parent }))
         })?;
-        Born { child, settings }.grow()
+        Born { child, settings, origin }.grow()
     }
 }
 
@@ -147,6 +154,7 @@ impl Communicator {
 pub(super) struct Born {
     child: Child,
     settings: Settings,
+    origin: Origin,
 }
 
 /// The half of a split for which the parent's engine is needed.
@@ -157,17 +165,28 @@ pub(super) fn bear(
 ) -> Result<Option<Born>> {
     let split = engine.meet("split", beside).and_then(|wait| engine.bootstrap.split(color, key, &wait));
     let child = split.map_err(|error| error.during("split"))?;
-    Ok(child.map(|child| Born { child, settings: engine.settings.clone() }))
+    let (rank, parent) = (engine.world.rank, engine.bootstrap.id());
+    let born = child.as_ref().map_or(0, |child| child.bootstrap.id());
+    let shown = color.map_or(NO_COLOR, i64::from);
+    log::trace!(Call @ rank, "CommSplit({parent:016x},{shown},{key},{born:016x})");
+    let of_child = |child| {
+        let origin = Origin::Split { parent, color: color.unwrap_or_default(), key };
+        Born { child, settings: engine.settings.clone(), origin }
+    };
+    Ok(child.map(of_child))
 }
 
 impl Born {
     /// The other half, of the child's ranks alone.
     pub(super) fn grow(self) -> Result<Communicator> {
-        let Born { child, settings } = self;
+        let Born { child, settings, origin } = self;
         let world = child.bootstrap.world();
-        Communicator::start(world, settings, move |_, _| Ok(child.bootstrap))
+        Communicator::start(world, settings, origin, move |_, _| Ok(child.bootstrap))
     }
 }
+
+/// NCCL's number for no color.
+const NO_COLOR: i64 = -1;
 
 #[cold]
 pub(super) fn orphan() -> Error {

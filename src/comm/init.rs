@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::bootstrap::{Bootstrap, LocalBootstrap, NetBootstrap, UniqueId};
 use crate::comm::engine::Engine;
+use crate::comm::origin::{Made, Origin};
 use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Home, Settings};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::log;
 use crate::sync::{AbortFlag, Patience, Wait};
 use crate::sys::{clock, cpu, futex, thread};
 use crate::transport::{Fabric, PeerInfo, host_id, process_token};
@@ -25,7 +25,9 @@ impl Communicator {
     /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable; [`crate::error::Kind::InvalidArgument`] for a
     /// variable with a bad value.
     pub fn unique_id(config: &Config) -> Result<UniqueId> {
-        UniqueId::generate(&bootstrap_options(&config.clone().resolve()?)?)
+        let config = config.clone().resolve()?;
+        crate::log::install(&config)?;
+        UniqueId::generate(&bootstrap_options(&config)?)
     }
 
     /// Joins the communicator of `id` as `rank` of `world`. Collective: all ranks call it, with the same id and world.
@@ -69,7 +71,8 @@ impl Communicator {
         let world = checked_world(rank, world)?;
         let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
         let ids = ids.to_vec();
-        Communicator::start(world, settings, move |abort, timeout| {
+        let origin = Origin::UniqueId(ids.first().map_or(0, UniqueId::number));
+        Communicator::start(world, settings, origin, move |abort, timeout| {
             let wait = Wait::new(timeout, abort);
             Ok(Box::new(NetBootstrap::join(&ids, world.rank, world.size, &options, &wait)?))
         })
@@ -104,7 +107,9 @@ impl Communicator {
         let mut all = Vec::with_capacity(bootstraps.len());
         for bootstrap in bootstraps {
             let world = bootstrap.world();
-            all.push(Communicator::start(world, settings.clone(), move |_, _| Ok(Box::new(bootstrap)))?);
+            all.push(Communicator::start(world, settings.clone(), Origin::Threads, move |_, _| {
+                Ok(Box::new(bootstrap))
+            })?);
         }
         for comm in &all {
             comm.await_start()?;
@@ -120,13 +125,14 @@ impl Communicator {
     pub(super) fn start(
         world: World,
         settings: Settings,
+        origin: Origin,
         join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
         if !settings.blocking {
-            return Communicator::start_aside(world, settings, join);
+            return Communicator::start_aside(world, settings, origin, join);
         }
         let abort = AbortFlag::new();
-        let engine = make(settings, &abort, join).map_err(|error| error.during("init").at(world.rank))?;
+        let engine = make(world, settings, (&origin, &abort), join)?;
         Ok(Communicator::new(world, abort, Home::Ready(Box::new(engine))))
     }
 
@@ -134,27 +140,35 @@ impl Communicator {
     pub(super) fn start_aside(
         world: World,
         settings: Settings,
+        origin: Origin,
         join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
         let abort = AbortFlag::new();
         let theirs = abort.clone();
-        let home = Home::Starting(thread::spawn("rsccl init", move || make(settings, &theirs, join))?);
+        let home =
+            Home::Starting(thread::spawn("rsccl init", move || make(world, settings, (&origin, &theirs), join))?);
         Ok(Communicator::new(world, abort, home))
     }
 }
 
 /// The engine over what `join` yields.
 fn make(
+    world: World,
     settings: Settings,
-    abort: &AbortFlag,
+    (origin, abort): (&Origin, &AbortFlag),
     join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>>,
 ) -> Result<Engine> {
+    origin.log_start(world);
     let mut times = Times::begin();
-    let bootstrap = join(abort, settings.init_timeout)?;
-    times.bootstrap = times.lap();
-    let engine = assemble(bootstrap, settings, abort, &mut times)?;
-    let World { rank, size } = engine.world;
-    log::info!(Init @ rank, "Init COMPLETE rank {rank} nranks {size} {times}");
+    let name = settings.name.clone();
+    let made = join(abort, settings.init_timeout).and_then(|bootstrap| {
+        times.bootstrap = times.lap();
+        assemble(bootstrap, settings, abort, &mut times)
+    });
+    let engine = made.map_err(|error| error.during(origin.call()).at(world.rank))?;
+    let (local_ranks, hosts) = engine.census();
+    let id = engine.bootstrap.id();
+    origin.log_complete(&Made { world, id, name: &name, local_ranks, hosts, times: &times });
     Ok(engine)
 }
 
@@ -190,10 +204,10 @@ impl fmt::Display for Times {
         let parts = [
             ("bootstrap", self.bootstrap),
             ("allgathers", self.allgathers),
-            ("topology", self.topology),
+            ("topo", self.topology),
             ("connections", self.connections),
         ];
-        write!(f, "total {:.3} s (", self.lap.duration_since(self.begun).as_secs_f64())?;
+        write!(f, "total {:.3} (", self.lap.duration_since(self.begun).as_secs_f64())?;
         for (place, (name, time)) in parts.into_iter().enumerate() {
             write!(f, "{}{name} {:.3}", if place == 0 { "" } else { ", " }, time.as_secs_f64())?;
         }
@@ -258,7 +272,6 @@ fn assemble(
     let beside = peers.iter().filter(|peer| peer.host == mine.host).count();
     settings.patience = Patience::new(beside, settings.awake);
     let early = !settings.connect_late;
-    let name = settings.name.clone();
     // The least of all ranks, so that all choose alike.
     let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
     let mut engine = Engine::new(bootstrap, fabric, (settings, cores), abort.clone());
@@ -271,7 +284,6 @@ fn assemble(
         return Err(error);
     }
     times.connections = times.lap();
-    engine.log_placement(&name);
     Ok(engine)
 }
 

@@ -3,6 +3,7 @@
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::store::{FileStore, Store, TcpStore, share_id};
 use crate::bootstrap::{NetBootstrap, Options, UniqueId};
+use crate::comm::origin::Origin;
 use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Settings};
 use crate::config::launch::{Launch, StoreAddress};
@@ -50,7 +51,7 @@ impl Communicator {
         let world = launch.world;
         // Relaxed: only the number counts.
         let number = LAUNCHED.fetch_add(1, Ordering::Relaxed);
-        Communicator::start(world, settings, move |abort, timeout| {
+        Communicator::start(world, settings, Origin::Launcher, move |abort, timeout| {
             let wait = Wait::new(timeout, abort);
             let (id, store) = meet(world, launch.store.as_ref(), (number, &options), &wait)?;
             let joined = NetBootstrap::join(&[id], world.rank, world.size, &options, &wait)?;

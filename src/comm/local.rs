@@ -1,6 +1,7 @@
 //! Ranks as threads of this process.
 
 use crate::bootstrap::{Bootstrap, LocalBootstrap};
+use crate::comm::origin::Origin;
 use crate::comm::{AbortHandle, Communicator, Settings};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -89,7 +90,7 @@ fn each_rank<T: Send, E: From<Error> + Send>(
     let settings = Settings { blocking: true, ..Settings::read(&config)? };
     let rank = |bootstrap: LocalBootstrap| {
         let world = bootstrap.world();
-        let comm = Communicator::start(world, settings.clone(), move |_, _| Ok(Box::new(bootstrap)))
+        let comm = Communicator::start(world, settings.clone(), Origin::Threads, move |_, _| Ok(Box::new(bootstrap)))
             .map_err(|error| (is_consequence(&error), E::from(error)))?;
         let AbortHandle(abort) = comm.abort_handle();
         body(comm).map_err(|error| (follows(&error, &abort.check().err()), error))

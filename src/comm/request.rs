@@ -14,12 +14,12 @@ use crate::comm::engine::Engine;
 use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::{Call, Communicator, Message, typed};
 use crate::error::{Error, Kind, Result};
-use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self, copy_to_self};
+use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self};
 use crate::sync::Backoff;
 use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::sys::thread;
 use crate::transport::{Fabric, Need};
-use crate::types::{DataType, Element, Rank, ReduceOp, World};
+use crate::types::{Element, Rank, ReduceOp, World};
 
 /// Begins operations that go on while the program does other things. Made by [`Communicator::scope`].
 #[derive(Debug)]
@@ -643,10 +643,8 @@ fn begin_exchange<'scope>(
     outcome: Promise,
     under_way: &mut UnderWay<'scope>,
 ) -> Result<()> {
-    let data_type = messages.first().map_or(DataType::U8, Message::data_type);
     // Here and not when it was queued: a collective of the same group that ran before may have written what is copied.
-    let others = copy_to_self(engine.world.rank, messages);
-    let begun = others.and_then(|others| {
+    let begun = engine.open_exchange(messages).and_then(|(others, data_type)| {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         engine.begin_connect(&needs)?;
         Ok((engine.begin_exchange(others, data_type).1, needs))

@@ -372,7 +372,7 @@ fn await_peers_out(windows: &HostWindows) {
             continue;
         }
         if !strict && deadline.passed(clock::now()) {
-            tracing::warn!(target: "rsccl::coll", "a peer that died is still counted inside this rank's buffers");
+            crate::log::warn!(Coll, "a peer that died is still counted inside this rank's buffers");
             return;
         }
         futex::nap(LEASE_NAP);

@@ -17,12 +17,14 @@ pub(super) struct Identity {
 #[derive(Debug)]
 pub(super) struct Line<'a> {
     pub(super) level: DebugLevel,
+    /// Whether it is a call that a program may be made to repeat; NCCL prints those without time and place.
+    pub(super) is_call: bool,
     /// The time before the line, printed; empty for none.
     pub(super) time: &'a str,
     pub(super) thread: u32,
-    pub(super) rank: Option<u64>,
-    pub(super) file: Option<&'a str>,
-    pub(super) line: Option<u32>,
+    pub(super) rank: Option<u32>,
+    /// File and line of the event.
+    pub(super) place: (&'a str, u32),
     /// Since logging began.
     pub(super) elapsed: Duration,
     pub(super) text: &'a str,
@@ -49,11 +51,15 @@ impl Line<'_> {
             Some(rank) => write!(out, "[{rank}] ")?,
             None => out.push_str("[-] "),
         }
+        if self.is_call {
+            return writeln!(out, "RSCCL CALL {}", Plain(self.text));
+        }
         if self.level == DebugLevel::Trace {
             write!(out, "{:.6} ", self.elapsed.as_secs_f64() * 1e3)?;
         }
-        if let (DebugLevel::Warn | DebugLevel::Trace, Some(file)) = (self.level, self.file) {
-            write!(out, "{file}:{} ", self.line.unwrap_or(0))?;
+        if matches!(self.level, DebugLevel::Warn | DebugLevel::Trace) {
+            let (file, line) = self.place;
+            write!(out, "{file}:{line} ")?;
         }
         writeln!(out, "RSCCL {} {}", self.level.name(), Plain(self.text))
     }
@@ -109,11 +115,11 @@ mod tests {
     fn line(level: DebugLevel) -> Line<'static> {
         Line {
             level,
+            is_call: false,
             time: "",
             thread: 12,
             rank: Some(3),
-            file: Some("src/a.rs"),
-            line: Some(7),
+            place: ("src/a.rs", 7),
             elapsed: Duration::from_micros(1500),
             text: "says\nit",
         }
@@ -129,6 +135,8 @@ mod tests {
         assert_eq!(print(line(DebugLevel::Trace)), "node0:11:12 [3] 1.500000 src/a.rs:7 RSCCL TRACE says\\nit\n");
         assert_eq!(print(Line { rank: None, ..line(DebugLevel::Info) }), "node0:11:12 [-] RSCCL INFO says\\nit\n");
         assert_eq!(print(line(DebugLevel::Version)), "says\\nit\n");
+        let call = Line { is_call: true, ..line(DebugLevel::Trace) };
+        assert_eq!(print(call), "node0:11:12 [3] RSCCL CALL says\\nit\n");
     }
 
     #[test]

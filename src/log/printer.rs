@@ -1,24 +1,20 @@
-//! The subscriber: which events are printed.
+//! Which events become lines, and what they look like.
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::time::Instant;
-
-use tracing::field::{Field, Visit};
-use tracing::level_filters::LevelFilter;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::config::{Config, DebugLevel, DebugLevels, Subsystem, SubsystemSet};
 use crate::error::Result;
 use crate::sys::{clock, host};
 
+use super::Site;
 use super::line::{Identity, Line, print_time};
 use super::redirect::{self, LogLine};
 use super::sink::Sink;
 
-/// A `tracing` subscriber that prints the library's events in NCCL's line format, and no other crate's.
+/// Prints the library's events in NCCL's line format.
 #[derive(Debug)]
-pub struct Printer {
+pub(super) struct Printer {
     level: DebugLevel,
     subsystems: SubsystemSet,
     time_format: String,
@@ -33,7 +29,7 @@ impl Printer {
     ///
     /// # Errors
     /// Where `NCCL_DEBUG_FILE` cannot be opened; the error names the variable and the path.
-    pub fn new(config: &Config) -> Result<Option<Printer>> {
+    pub(super) fn new(config: &Config) -> Result<Option<Printer>> {
         let Some(level) = config.debug else { return Ok(None) };
         let name = host::hostname()?;
         // As in NCCL, without the domain.
@@ -51,112 +47,56 @@ impl Printer {
         }))
     }
 
-    /// Warnings pass whatever their subsystem, as in NCCL.
-    fn passes(&self, target: &str, level: DebugLevel) -> bool {
-        let known = Subsystem::from_target(target);
-        let ours = target == CRATE || target.strip_prefix(CRATE).is_some_and(|rest| rest.starts_with("::"));
-        let wanted = match level {
-            DebugLevel::Version | DebugLevel::Warn => true,
-            DebugLevel::Info | DebugLevel::Trace => {
-                known.map_or(self.subsystems == SubsystemSet::ALL, |known| self.subsystems.contains(known))
-            }
-        };
-        ours && wanted && level <= self.level
-    }
-}
-
-impl Subscriber for Printer {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && self.passes(metadata.target(), debug_level(metadata))
+    /// The most detailed level that is printed.
+    pub(super) fn level(&self) -> DebugLevel {
+        self.level
     }
 
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        // The line of the version is an event of level INFO, so nothing below INFO would do.
-        Some(if self.level == DebugLevel::Trace { LevelFilter::TRACE } else { LevelFilter::INFO })
+    /// Whether calls have lines.
+    pub(super) fn hears_calls(&self) -> bool {
+        let lines = [
+            (DebugLevel::Info, Subsystem::Coll),
+            (DebugLevel::Info, Subsystem::Tuning),
+            (DebugLevel::Trace, Subsystem::Call),
+        ];
+        lines.into_iter().any(|(level, subsystem)| self.passes(level, subsystem))
     }
 
-    fn event(&self, event: &Event<'_>) {
-        let metadata = event.metadata();
-        let level = debug_level(metadata);
-        let mut fields = Fields::default();
-        event.record(&mut fields);
-        let time = match self.time_levels.contains(level) {
+    /// Prints the line of an event, if it passes.
+    pub(super) fn print(&self, site: &Site, rank: Option<u32>, text: fmt::Arguments<'_>) {
+        if !self.passes(site.level, site.subsystem) {
+            return;
+        }
+        let text = text.to_string();
+        let time = match self.time_levels.contains(site.level) {
             true => print_time(host::wall_time(), &self.time_format),
             false => String::new(),
         };
         let line = Line {
-            level,
+            level: site.level,
+            is_call: site.subsystem == Subsystem::Call,
             time: &time,
             thread: host::thread_id(),
-            rank: fields.rank,
-            file: metadata.file(),
-            line: metadata.line(),
+            rank,
+            place: (site.file, site.line),
             elapsed: clock::now().saturating_duration_since(self.began),
-            text: &fields.text,
+            text: &text,
         };
         let printed = line.print(&self.identity);
-        let rank = fields.rank.and_then(|rank| u32::try_from(rank).ok());
-        if !redirect::take(LogLine { level, rank, text: &fields.text, printed: &printed }) {
+        if !redirect::take(LogLine { level: site.level, rank, text: &text, printed: &printed }) {
             self.sink.write(&printed);
         }
     }
 
-    // The library opens no spans, and those of others are not enabled.
-    fn new_span(&self, _span: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _span: &Id, _values: &Record<'_>) {}
-
-    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
-
-    fn enter(&self, _span: &Id) {}
-
-    fn exit(&self, _span: &Id) {}
-}
-
-fn debug_level(metadata: &Metadata<'_>) -> DebugLevel {
-    if metadata.target() == VERSION_TARGET {
-        return DebugLevel::Version;
-    }
-    match *metadata.level() {
-        Level::ERROR | Level::WARN => DebugLevel::Warn,
-        Level::INFO => DebugLevel::Info,
-        _ => DebugLevel::Trace,
-    }
-}
-
-/// The rank, the message, and other fields as ` name=value` behind it.
-#[derive(Default)]
-struct Fields {
-    rank: Option<u64>,
-    text: String,
-}
-
-impl Visit for Fields {
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        match field.name() {
-            "rank" => self.rank = Some(value),
-            _ => self.record_debug(field, &value),
-        }
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let written = match field.name() {
-            // The message comes first, whatever the order of the fields.
-            "message" => {
-                self.text.insert_str(0, &format!("{value:?}"));
-                Ok(())
-            }
-            name => write!(self.text, " {name}={value:?}"),
+    /// Warnings and the version pass whatever their subsystem, as in NCCL.
+    fn passes(&self, level: DebugLevel, subsystem: Subsystem) -> bool {
+        let wanted = match level {
+            DebugLevel::Version | DebugLevel::Warn => true,
+            DebugLevel::Info | DebugLevel::Trace => self.subsystems.contains(subsystem),
         };
-        debug_assert!(written.is_ok(), "a String takes everything");
+        wanted && level <= self.level
     }
 }
-
-/// The target of the line with the version, which every level prints.
-pub(super) const VERSION_TARGET: &str = "rsccl::version";
-const CRATE: &str = "rsccl";
 
 #[cfg(test)]
 mod tests {
@@ -170,18 +110,16 @@ mod tests {
     #[test]
     fn levels_and_subsystems_select() {
         use DebugLevel::{Info, Trace, Version, Warn};
+        use Subsystem::{Call, Coll, Init, Net};
         let info = printer(Info, "INIT");
-        assert!(info.passes("rsccl::init", Info) && info.passes("rsccl::init::deep", Info));
-        assert!(!info.passes("rsccl::net", Info) && info.passes("rsccl::net", Warn));
-        assert!(!info.passes("rsccl::init", Trace) && info.passes(VERSION_TARGET, Version));
-        assert!(!info.passes("rsccl::comm", Info) && !info.passes("rsccltwo::init", Warn));
-        assert!(!info.passes("other::init", Warn) && info.passes("rsccl", Warn));
+        assert!(info.passes(Info, Init) && !info.passes(Info, Net) && info.passes(Warn, Net));
+        assert!(!info.passes(Trace, Init) && info.passes(Version, Init));
+        assert!(!info.hears_calls() && !printer(Info, "CALL").hears_calls());
+        assert!(printer(Info, "COLL").hears_calls() && printer(Trace, "CALL").hears_calls());
         let all = printer(Trace, "ALL");
-        assert!(all.passes("rsccl::comm", Trace));
+        assert!(all.passes(Trace, Call) && all.passes(Info, Coll));
         let version = printer(Version, "ALL");
-        assert!(!version.passes("rsccl::init", Warn) && version.passes(VERSION_TARGET, Version));
-        assert_eq!(version.max_level_hint(), Some(LevelFilter::INFO));
-        assert_eq!(all.max_level_hint(), Some(LevelFilter::TRACE));
+        assert!(!version.passes(Warn, Init) && version.passes(Version, Init));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub struct LogLine<'a> {
 /// rsccl::log::redirect(Some(Box::new(move |line| kept.lock().expect("no holder panics").push(line.text.to_owned()))));
 /// rsccl::local::run_with(2, &Config::default().with_debug(DebugLevel::Info), |comm| comm.barrier())?;
 /// rsccl::log::redirect(None);
-/// assert!(lines.lock().expect("no holder panics").iter().any(|line| line.starts_with("Init COMPLETE")));
+/// assert!(lines.lock().expect("no holder panics").iter().any(|line| line.ends_with("Init COMPLETE")));
 /// # Ok::<(), rsccl::Error>(())
 /// ```
 pub fn redirect(callback: Option<LogCallback>) {

@@ -108,10 +108,7 @@ impl SharedMemory {
     /// Asks for huge pages: fewer faults and TLB misses for large buffers. A refusal costs only speed.
     pub fn prefer_huge_pages(&self) {
         // SAFETY: the range is our own mapping; advice changes no content.
-        let refused = unsafe { libc::madvise(self.base.as_ptr().cast(), self.bytes, libc::MADV_HUGEPAGE) };
-        if refused != 0 {
-            tracing::trace!(target: "rsccl::alloc", "no huge pages for a mapping of {} bytes", self.bytes);
-        }
+        let _refused = unsafe { libc::madvise(self.base.as_ptr().cast(), self.bytes, libc::MADV_HUGEPAGE) };
     }
 }
 

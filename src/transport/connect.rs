@@ -188,11 +188,11 @@ impl Fabric {
             Channel::PointToPoint => "00/1".to_owned(),
         };
         match self.kind(peer) {
-            TransportKind::Local => log::info!(P2p @ me, "Channel {channel} : {from} -> {to} via P2P/direct pointer"),
-            TransportKind::Shm => log::info!(Shm @ me, "Channel {channel} : {from} -> {to} via SHM/memfd"),
+            TransportKind::Local => log::detail!(P2p @ me, "Channel {channel} : {from} -> {to} via P2P/direct pointer"),
+            TransportKind::Shm => log::detail!(Shm @ me, "Channel {channel} : {from} -> {to} via SHM/memfd"),
             TransportKind::Net => {
                 let sockets = self.sizes.sockets.sockets;
-                log::info!(Net @ me, "Channel {channel} : {from} -> {to} [{end}] via NET/Socket, sockets {sockets}");
+                log::detail!(Net @ me, "Channel {channel} : {from} -> {to} [{end}] via NET/Socket, sockets {sockets}");
             }
         }
     }

@@ -179,9 +179,9 @@ impl Fabric {
         let boards = (boards.len() == ranks.len()).then_some(boards);
         let (rank, count) = (self.world.rank, ranks.len());
         if all_local {
-            log::info!(P2p @ rank, "Mapped {bytes} bytes of each of {count} local ranks via P2P/direct pointer");
+            log::detail!(P2p @ rank, "Mapped {bytes} bytes of each of {count} local ranks via P2P/direct pointer");
         } else {
-            log::info!(Shm @ rank, "Mapped {bytes} bytes of each of {count} local ranks via SHM/memfd");
+            log::detail!(Shm @ rank, "Mapped {bytes} bytes of each of {count} local ranks via SHM/memfd");
         }
         self.windows = Some(Arc::new(HostWindows { ranks, me, arenas, boards, registered: Vec::new() }));
         Ok(())
@@ -220,7 +220,7 @@ impl Fabric {
         let (mut registered, rank, length, count) =
             (windows.registered.clone(), self.world.rank, mine.len(), peers.len());
         registered.push(Registered { memory });
-        log::info!(Reg @ rank, "Registered a buffer of {length} bytes with {count} local ranks, {} in all", registered.len());
+        log::detail!(Reg @ rank, "Registered a buffer of {length} bytes with {count} local ranks, {} in all", registered.len());
         let fresh = HostWindows {
             ranks: windows.ranks.clone(),
             me: windows.me,

@@ -93,7 +93,7 @@ impl Port {
                 Ok(None) => {}
                 Ok(Some((peer, request))) => self.admit(peer, request, session.stream),
                 Err(error) => {
-                    tracing::debug!(target: "rsccl::net", "a connection to the data port was refused: {error}")
+                    crate::log::trace!(Net @ self.me, "a connection to the data port was refused: {error}")
                 }
             }
         }
@@ -102,7 +102,7 @@ impl Port {
 
     fn admit(&mut self, peer: Rank, request: Request, stream: TcpStream) {
         let Some(expected) = self.expected.get_mut(&request.ticket).filter(|expected| expected.peer == peer) else {
-            tracing::warn!(target: "rsccl::net", "rank {peer} connected to the data port for nothing that was offered to it");
+            crate::log::warn!(Net @ self.me, "rank {peer} connected to the data port for nothing that was offered to it");
             return;
         };
         let place = usize::try_from(request.index).ok().and_then(|index| expected.sockets.get_mut(index));

@@ -96,7 +96,7 @@ impl Exporter {
         self.sessions.retain_mut(|session| match session.progress(offers) {
             Ok(done) => !done && now.duration_since(session.since) < SESSION_TIME,
             Err(error) => {
-                tracing::debug!(target: "rsccl::shm", "a connection to the shared-memory socket was refused: {error}");
+                crate::log::trace!(Shm @ self.me, "a connection to the shared-memory socket was refused: {error}");
                 false
             }
         });

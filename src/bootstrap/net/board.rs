@@ -14,6 +14,7 @@ use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
 use crate::bootstrap::{Event, MAX_GATHER_BYTES, Options, address, socket};
 use crate::error::{Error, Result};
+use crate::log;
 use crate::sync::Deadline;
 use crate::sys::poller::{Interest, Poller, Ready};
 use crate::sys::{clock, limits};
@@ -378,8 +379,7 @@ impl Board {
                 Ok(None) => return,
                 Err(error) => {
                     if !limits::is_exhausted(&error) || !self.drop_oldest_stranger() {
-                        let why = socket::explain(&error);
-                        tracing::warn!(target: "rsccl::bootstrap", rank = %self.world.rank, why, "cannot accept for now");
+                        log::warn!(Bootstrap @ self.world.rank, "cannot accept connections for now: {}", socket::explain(&error));
                     }
                     return;
                 }
@@ -467,7 +467,7 @@ impl Board {
                     }
                 }
                 News::Died(rank, _) if rank == self.world.rank => {
-                    tracing::warn!(target: "rsccl::bootstrap", rank = %self.world.rank, %peer, "others think that this rank is dead");
+                    log::warn!(Bootstrap @ self.world.rank, "rank {peer} says that other ranks believe this rank to be dead");
                 }
                 News::Died(..) | News::Left(..) | News::Note { .. } => {}
             }
@@ -503,7 +503,7 @@ impl Board {
         self.dialling.remove(&token);
         let Some(entry) = self.links.remove(&token) else { return };
         let Some(peer) = entry.link.peer().or(entry.dialled) else {
-            tracing::debug!(target: "rsccl::bootstrap", rank = %self.world.rank, from = %entry.link.address, why = %end, "a stranger is dropped");
+            log::trace!(Bootstrap @ self.world.rank, "dropped a connection from {}, which had not proved who it is: {end}", entry.link.address);
             return;
         };
         if self.inbox.gone(peer).is_some() {

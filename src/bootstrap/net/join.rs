@@ -12,6 +12,7 @@ use crate::bootstrap::root::Root;
 use crate::bootstrap::visit::{Service, Visit};
 use crate::bootstrap::{Options, interface, socket};
 use crate::error::{Error, Kind, Result};
+use crate::log;
 use crate::sync::Wait;
 use crate::sys::poller::{Poller, Ready};
 use crate::sys::{clock, interfaces, limits};
@@ -34,13 +35,13 @@ pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Option
     limits::raise_open_files(WANTED_OPEN_FILES)?;
     let root = shape.root_of(rank);
     let id = &ids[Rank::new(root).index()];
-    let own = listen(id, options)?;
+    let own = listen(id, rank, options)?;
     if id.is_fixed() && rank == shape.first(root) {
         serve_fixed(id, options, wait)?.detach();
     }
     if !id.is_authenticated() && rank.get() == 0 {
-        tracing::warn!(
-            target: "rsccl::bootstrap",
+        log::warn!(
+            Bootstrap @ rank,
             "the id has no secret: whoever reaches {} can join; set RSCCL_SECRET or name a file with one", id.address()
         );
     }
@@ -82,7 +83,7 @@ fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<Shape> {
 }
 
 /// Listens on the interface that the options choose. Where they name none, a root at a fixed or loopback address shows the way.
-fn listen(id: &UniqueId, options: &Options) -> Result<Own> {
+fn listen(id: &UniqueId, rank: Rank, options: &Options) -> Result<Own> {
     let all = interfaces::list()?;
     let near = id.address();
     let shown = options.interfaces.is_empty() && (id.is_fixed() || near.ip().is_loopback());
@@ -96,7 +97,7 @@ fn listen(id: &UniqueId, options: &Options) -> Result<Own> {
     };
     let interface = interface::address(&chosen);
     let (listener, address) = socket::listen(interface)?;
-    tracing::debug!(target: "rsccl::bootstrap", interface = %chosen.name, %address, "listening");
+    log::info!(Bootstrap @ rank, "Bootstrap: Using {}", interface::Using(&chosen.name, address));
     Ok(Own { interface, listener, address })
 }
 

@@ -17,6 +17,7 @@ use super::record::{Outcome, Record};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::probe::root_answers;
 use crate::error::{Error, Kind, Result};
+use crate::log;
 use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sync::{Deadline, Wait};
 use crate::sys::identity::Life;
@@ -108,7 +109,7 @@ impl Shared<'_> {
             Err(_) => {
                 if let Err(error) = told.and_then(|()| self.tell_failure(&record)) {
                     // The others wait until their deadline then; the failure itself says more than this.
-                    tracing::warn!(target: "rsccl::bootstrap", %error, "the other ranks cannot be told why there is no id");
+                    log::warn!(Bootstrap, "the other ranks cannot be told why there is no id: {error}");
                 }
             }
         }
@@ -143,7 +144,7 @@ impl Shared<'_> {
             }
             _ => {
                 let by = left.by();
-                tracing::info!(target: "rsccl::bootstrap", %by, "the store holds what an earlier job left: it is replaced");
+                log::info!(Bootstrap, "the store holds what an earlier job left ({by}): it is replaced");
                 self.store.delete(&self.taken(&left), self.wait).map(drop)
             }
         }
@@ -169,7 +170,7 @@ impl Shared<'_> {
                 Worth::Stale(why) => {
                     if left.as_ref().is_none_or(|(number, _)| *number != record.number) {
                         let by = record.by();
-                        tracing::info!(target: "rsccl::bootstrap", %by, why, "the store holds what an earlier job left");
+                        log::info!(Bootstrap, "the store holds what an earlier job left ({by}): {why}");
                         left = Some((record.number, format!("{by}, {why}")));
                     }
                     let whose = left.as_ref().map_or("", |(_, whose)| whose);

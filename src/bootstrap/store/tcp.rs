@@ -24,6 +24,7 @@ use crate::bootstrap::link::SCRATCH_BYTES;
 use crate::bootstrap::visit::{Service, Visit};
 use crate::bootstrap::{Options, socket};
 use crate::error::{Error, Kind, Result};
+use crate::log;
 use crate::sync::Wait;
 use crate::sync::primitive::Mutex;
 use crate::sys::poller::{Poller, Ready};
@@ -66,7 +67,10 @@ impl TcpStore {
         let (listener, address) = socket::listen(place)?;
         let terms = terms(options);
         if options.secret.is_none() {
-            tracing::warn!(target: "rsccl::bootstrap", %address, "the store has no secret: whoever reaches it can use it");
+            log::warn!(
+                Bootstrap,
+                "the store at {address} has no secret: whoever reaches it can use it; set RSCCL_SECRET on all ranks"
+            );
         }
         let rules =
             Rules { terms: terms.clone(), handshake_timeout: options.handshake_timeout, most_bytes: MAX_FRAME_BYTES };
@@ -252,7 +256,7 @@ impl Server {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    tracing::warn!(target: "rsccl::bootstrap", %error, "the store cannot poll");
+                    log::warn!(Bootstrap, "the store cannot poll: {error}");
                     return;
                 }
             }
