@@ -32,8 +32,10 @@ fn low_half(word: &AtomicU64) -> *const u32 {
 /// Lets [`heavy_barrier`] of other processes reach this one. Called once per process before it publishes to parked waiters;
 /// false where the kernel has no such barrier (waiters then sleep in short slices).
 pub fn register_barrier() -> bool {
+    // Miri is a kernel without it.
     // SAFETY: membarrier takes no pointer.
-    unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0 }
+    !cfg!(miri)
+        && unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0 }
 }
 
 /// A full fence on every running thread of every registered process. The waiter pays for it before it parks, so that a publisher
@@ -42,7 +44,7 @@ pub fn register_barrier() -> bool {
 pub fn heavy_barrier() -> bool {
     fence(Ordering::SeqCst);
     // SAFETY: membarrier takes no pointer.
-    unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0 }
+    !cfg!(miri) && unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0 }
 }
 
 /// The publisher's half, which costs nothing: between its store and its load it keeps the compiler from swapping the two. The

@@ -114,7 +114,7 @@ pub(crate) fn encode_bf16(value: f32) -> u16 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use half::{bf16, f16};
 
     use super::*;
@@ -140,6 +140,11 @@ mod tests {
         }
     }
 
+    /// Exact on every machine: `powi` need not be.
+    pub(crate) fn power_of_two(power: i32) -> f64 {
+        f64::from_bits(u64::try_from(power + 1023).expect("a normal number") << 52)
+    }
+
     /// The value by the definition of the format, in f64, where all is exact; None is NaN.
     fn by_definition(code: u32, exponent_bits: u32, mantissa_bits: u32) -> f64 {
         let sign = if code >> 7 == 1 { -1.0 } else { 1.0 };
@@ -147,7 +152,7 @@ mod tests {
         let fraction = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
         let bias = (1 << (exponent_bits - 1)) - 1;
         let (lead, power) = if exponent == 0 { (0.0, 1 - bias) } else { (1.0, exponent.cast_signed() - bias) };
-        sign * (lead + fraction) * 2f64.powi(power)
+        sign * (lead + fraction) * power_of_two(power)
     }
 
     #[test]

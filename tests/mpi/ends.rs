@@ -9,7 +9,7 @@ use rsccl::internals::sys::process::Exit;
 use rsccl::mpi::{abort, communicator, or_abort, placement};
 use rsccl::{Config, Error};
 
-use crate::mpirun::{Launcher, Outcome, Plan};
+use crate::mpirun::{Family, Launcher, Outcome, Plan};
 use crate::rank::Rank;
 use crate::{Act, begin, run};
 
@@ -144,7 +144,11 @@ fn die(rank: &Rank, within: bool) {
         rank.say_error("error", error);
     }
     // Made before the death or not at all: what comes next finds it out.
-    or_abort(or_abort(result).barrier());
+    let ended = or_abort(result).barrier();
+    if let Err(error) = &ended {
+        rank.say_error("error", error);
+    }
+    or_abort(ended);
 }
 
 /// Rank 1 panics while the others wait: half of them in rsccl, half in MPI.
@@ -262,6 +266,25 @@ fn a_rank_that_dies_in_init() {
     let Some(launcher) = Launcher::matching() else { return };
     for act in ["die before", "die within"] {
         must_have_failed(&Plan::new(&launcher, act, 3).run(), SOON);
+    }
+}
+
+/// Launchers kill a job of which a rank has died, unless they are told to go on: then the survivors learn it from rsccl alone.
+#[test]
+fn a_rank_that_dies_in_init_where_the_launcher_lets_the_others_live() {
+    let Some(launcher) = Launcher::matching() else { return };
+    let option = match launcher.family {
+        Family::Orte | Family::Prrte => "--enable-recovery",
+        Family::Hydra => "-disable-auto-cleanup",
+    };
+    for act in ["die before", "die within"] {
+        // What the launcher's own exit says then differs from one to the next.
+        let outcome = Plan::new(&launcher, act, 3).options(&[option]).run();
+        assert!(outcome.elapsed < SOON, "{:?}: {}", outcome.elapsed, outcome.report);
+        for rank in [0, 2] {
+            let line = outcome.line(rank, "error ");
+            assert!(line.starts_with("Timeout ") || line.starts_with("Remote "), "{line}");
+        }
     }
 }
 

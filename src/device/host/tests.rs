@@ -11,6 +11,7 @@ use crate::device::host::lane::Divisor;
 use crate::device::host::machine::Level;
 use crate::device::{Kernel, Pass, Store};
 use crate::error::Kind;
+use crate::types::minifloat::tests::power_of_two;
 use crate::types::{DataType, ReduceOp, Scalar, bf16, f16};
 
 /// Bytes before and after each target that must stay as they are.
@@ -78,7 +79,7 @@ fn f8_values(data_type: DataType) -> &'static [f64] {
 fn f8_value(code: i32, mantissa_bits: i32, bias: i32) -> f64 {
     let (exponent, fraction) = (code >> mantissa_bits, f64::from(code & ((1 << mantissa_bits) - 1)));
     let fraction = fraction / f64::from(1 << mantissa_bits);
-    if exponent == 0 { fraction * 2f64.powi(1 - bias) } else { (1.0 + fraction) * 2f64.powi(exponent - bias) }
+    if exponent == 0 { fraction * power_of_two(1 - bias) } else { (1.0 + fraction) * power_of_two(exponent - bias) }
 }
 
 /// A float narrower than f32, read by other code than the kernel's.

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Runs what Miri can run of the library's unit tests: the pure floors, `wire`, and of `sync` and `sys` what needs no memory that
+# processes share. Miri interprets the program and finds undefined behaviour: bad pointers, races, uninitialised reads. By hand, some
+# minutes; not part of ./test.sh.
+#   tests/miri.sh [FILTER]...      words of `cargo test`; without any, the list below
+# It needs `rustup component add miri rust-src --toolchain nightly`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# One filter may run this long before it counts as hung.
+LIMIT_S=900
+if ! cargo +nightly miri --version >/dev/null 2>&1; then
+    echo "skipped: this toolchain has no Miri: rustup component add miri rust-src --toolchain nightly"
+    exit 0
+fi
+# Tests read the clock and make temporary files. A property has few cases: each takes a thousand times as long as compiled.
+export MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/miri
+# Left out: tests that map memory with descriptors, call membarrier, poll sockets or start processes, none of which Miri knows;
+# and those that walk through all values of a type, which take it hours.
+without=(every_pair_of_narrow_codes every_f8 every_16_bit)
+skips=()
+for word in "${without[@]}"; do skips+=(--skip "$word"); done
+(($#)) || set -- error:: types:: topo:: wire:: plan:: tune:: config:: sync::wait sync::abort sync::seen sync::flag
+for filter in "$@"; do
+    echo "== $filter"
+    timeout "$LIMIT_S" cargo +nightly miri test --locked --lib --no-default-features -- "$filter" "${skips[@]}"
+done
