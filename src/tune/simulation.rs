@@ -220,6 +220,10 @@ mod tests {
     use crate::types::{Algorithm, Collective, Elements, Protocol, World};
 
     fn time(algorithm: Algorithm, windows: Windows, elements: u64, hosts: u32) -> Duration {
+        time_by_channels(algorithm, windows, elements, hosts, 2)
+    }
+
+    fn time_by_channels(algorithm: Algorithm, windows: Windows, elements: u64, hosts: u32, channels: u32) -> Duration {
         let size = 8;
         let edge = |host: u32| size * host / hosts;
         let spec = |rank| Spec {
@@ -232,7 +236,7 @@ mod tests {
             protocol: Protocol::Simple,
             windows,
             hosts: (0..hosts).map(|host| (edge(host)..edge(host + 1)).map(Rank::new).collect()).collect(),
-            limits: Limits { slot: Elements(1 << 16), slots: 4, scratch: Elements(1 << 20), channels: 2 },
+            limits: Limits { slot: Elements(1 << 16), slots: 4, scratch: Elements(1 << 20), channels },
         };
         let plans: Vec<Plan> = (0..size).map(|rank| Plan::build(&spec(Rank::new(rank))).unwrap()).collect();
         simulate(&plans, TransportKind::Shm, 4, &Costs::default()).unwrap()
@@ -247,6 +251,15 @@ mod tests {
         }
         let staged = time(Algorithm::Direct, Windows::Scratch, 1 << 22, 1);
         assert!(time(Algorithm::Direct, Windows::User, 1 << 22, 1) < staged);
+    }
+
+    /// What `CHANNELS_FAR` rests on.
+    #[test]
+    fn a_second_lane_hides_the_messages_of_a_ring_of_hosts_and_a_third_gains_nothing() {
+        let of = |channels| time_by_channels(Algorithm::Ring, Windows::None, 1 << 24, 8, channels).as_secs_f64() * 1e3;
+        let [one, two, four] = [1, 2, 4].map(of);
+        println!("64 MiB, ring of 8 hosts: {one:.1} ms with one lane, {two:.1} with two, {four:.1} with four");
+        assert!(two < 0.7 * one && four > 0.97 * two, "{one} {two} {four}");
     }
 
     #[test]

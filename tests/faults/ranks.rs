@@ -47,7 +47,7 @@ impl Rank {
     /// Starts rank `number` with nothing in its environment but `variables`; `prefix` are the words before the program.
     pub(crate) fn start(number: usize, folder: &Path, prefix: &[String], variables: &[(&str, &str)]) -> Rank {
         let program = std::env::current_exe().expect("this program has a path");
-        let arguments = ["worker", "--exact", "--nocapture", "--test-threads=1"];
+        let arguments = ["worker", "--exact", "--ignored", "--nocapture", "--test-threads=1"];
         let mut command = match prefix {
             [first, rest @ ..] => {
                 let mut command = Command::new(first);

@@ -205,7 +205,7 @@ impl Plan {
         words.extend(all.map(|(name, value)| format!("{name}={value}")));
         let program = std::env::current_exe().expect("this program has a path");
         words.push(program.to_str().expect("a path of text").to_owned());
-        words.extend(["worker", "--exact", "--nocapture", "--test-threads=1"].map(str::to_owned));
+        words.extend(["worker", "--exact", "--ignored", "--nocapture", "--test-threads=1"].map(str::to_owned));
         words
     }
 
