@@ -3,6 +3,7 @@
 //! It stands by itself: nothing here knows of rsccl. Programs find it because the loader finds its `libcuda.so.1` and
 //! `libnvidia-ml.so.1` first.
 
+mod alu;
 pub mod driver;
 pub mod fault;
 pub mod machine;

@@ -5,6 +5,17 @@
 //! instructions are decoded once. Anything that the interpreter cannot run is an error that names line and opcode, so a
 //! kernel either runs whole or is refused when it is loaded.
 
+pub(crate) mod instruction;
+mod lower;
+mod opcode;
+mod pressure;
+mod syntax;
+mod text;
+pub(crate) mod types;
+
+pub use opcode::OPCODES;
+
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,6 +70,7 @@ pub struct Function {
     pub min_blocks: u32,
     /// The parameters, in order.
     pub parameters: Vec<Parameter>,
+    pub(crate) program: instruction::Program,
 }
 
 /// Where a kernel's parameter lies in the launch's block of parameters.
@@ -76,8 +88,19 @@ impl Module {
     /// # Errors
     /// The first line that is no PTX, or that the interpreter cannot run, with what is wrong there.
     pub fn parse(text: &str) -> Result<Self, PtxError> {
-        let _ = text;
-        Err(PtxError { line: 1, what: "the parser is not written yet".to_owned() })
+        let file = syntax::parse(text)?;
+        let mut globals = Vec::new();
+        for variable in file.variables.iter().filter(|variable| variable.space != "shared") {
+            globals.push(global(variable)?);
+        }
+        let constant_bytes = globals.iter().filter(|global| global.constant).map(|global| global.bytes).sum::<u64>();
+        let mut functions = Vec::new();
+        for routine in file.functions.iter().filter(|routine| routine.is_kernel) {
+            let mut function = lower::kernel(&file, routine)?;
+            function.constant_bytes = u32::try_from(constant_bytes).unwrap_or(u32::MAX);
+            functions.push(Arc::new(function));
+        }
+        Ok(Self { version: file.version, target: file.target.to_owned(), functions, globals })
     }
 
     /// The kernel of this name.
@@ -85,6 +108,60 @@ impl Module {
     pub fn function(&self, name: &str) -> Option<&Arc<Function>> {
         self.functions.iter().find(|function| function.name == name)
     }
+}
+
+/// Counts the opcodes of a text, with their modifiers: `ld.global.u32` and so on.
+///
+/// # Errors
+/// The first line that is no PTX.
+pub fn histogram(text: &str) -> Result<BTreeMap<String, usize>, PtxError> {
+    fn count<'a>(statements: &[syntax::Statement<'a>], found: &mut BTreeMap<String, usize>) {
+        for statement in statements {
+            match statement {
+                syntax::Statement::Scope(inner) => count(inner, found),
+                syntax::Statement::Instruction(line) => *found.entry(line.opcode.to_owned()).or_default() += 1,
+                syntax::Statement::Register { .. }
+                | syntax::Statement::Variable(_)
+                | syntax::Statement::Label(_)
+                | syntax::Statement::Targets(..) => {}
+            }
+        }
+    }
+    let file = syntax::parse(text)?;
+    let mut found = BTreeMap::new();
+    for body in file.functions.iter().filter_map(|routine| routine.body.as_ref()) {
+        count(body, &mut found);
+    }
+    Ok(found)
+}
+
+/// A variable of module scope with its first bytes.
+fn global(variable: &syntax::Variable<'_>) -> Result<Global, PtxError> {
+    let element = variable.kind.bytes();
+    let mut init = Vec::new();
+    let mut addresses = Vec::new();
+    for value in &variable.init {
+        let bits = match value {
+            syntax::Initial::Number(text::Number::Integer(bits) | text::Number::Double(bits)) => *bits,
+            syntax::Initial::Number(text::Number::Single(bits)) => u64::from(*bits),
+            syntax::Initial::Address(name, offset) => {
+                if element != 8 {
+                    let what = format!("the address of `{name}` needs 8 bytes");
+                    return Err(PtxError { line: variable.line, what });
+                }
+                addresses.push((init.len() as u64, (*name).to_owned(), *offset));
+                0
+            }
+        };
+        init.extend_from_slice(&bits.to_le_bytes()[..element as usize]);
+    }
+    let bytes = variable.bytes();
+    if init.len() as u64 > bytes {
+        let what = format!("`{}` has {bytes} bytes and {} initial ones", variable.name, init.len());
+        return Err(PtxError { line: variable.line, what });
+    }
+    let constant = variable.space == "const";
+    Ok(Global { name: variable.name.to_owned(), bytes, align: variable.align, init, addresses, constant })
 }
 
 impl Function {

@@ -4,14 +4,25 @@
 //! it then calls [`Block::step`] in turns, from any of its threads, until the block is done. The interpreter allocates
 //! no device memory and knows no addresses: it asks the driver by [`GlobalMemory`].
 
+mod access;
+mod block;
+mod defined;
+mod execute;
+mod grid;
 mod memory;
+mod poll;
+mod random;
+mod together;
+mod translate;
+mod update;
+mod warp;
 
+pub use block::Block;
+pub use grid::Grid;
 pub use memory::{Extent, GlobalMemory, GpuStores, Home, MemoryFault, SHADOW_BYTES_PER_16};
 
-use crate::ptx;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 
 /// Device addresses of a module's variables, by name: the driver allocates them when it loads the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -29,7 +40,7 @@ pub struct LaunchConfig {
     pub block: [u32; 3],
     /// Shared memory beside what the kernel declares itself.
     pub dynamic_shared_bytes: u32,
-    /// The block of parameters, laid out as [`ptx::Function::parameters`] says.
+    /// The block of parameters, laid out as [`Function::parameters`](crate::ptx::Function::parameters) says.
     pub parameters: Vec<u8>,
     /// Whether all blocks are resident together.
     pub cooperative: bool,
@@ -43,18 +54,6 @@ pub struct LaunchConfig {
     pub weak: bool,
     /// Whether uses of undefined bytes and races in shared memory are faults.
     pub checks: bool,
-}
-
-/// A kernel's launch, shared by its blocks.
-#[derive(Debug)]
-pub struct Grid {
-    function: Arc<ptx::Function>,
-}
-
-/// A block of a grid while it is resident.
-#[derive(Debug)]
-pub struct Block {
-    grid: Arc<Grid>,
 }
 
 /// What became of a call of [`Block::step`].
@@ -118,38 +117,6 @@ pub enum FaultKind {
 pub struct LaunchError {
     /// What is wrong, as a sentence.
     pub what: String,
-}
-
-impl Grid {
-    /// Prepares a launch.
-    ///
-    /// # Errors
-    /// Sizes that no GPU takes, parameters of another size than the kernel's, a variable without address.
-    pub fn new(
-        function: Arc<ptx::Function>,
-        globals: &Arc<ModuleGlobals>,
-        config: LaunchConfig,
-        memory: Arc<dyn GlobalMemory>,
-        stores: Arc<GpuStores>,
-    ) -> Result<Self, LaunchError> {
-        let _ = (globals, config, memory, stores);
-        Ok(Self { function })
-    }
-
-    /// Makes a block resident on multiprocessor `sm`.
-    #[must_use]
-    pub fn block(self: &Arc<Self>, index: [u32; 3], sm: u32) -> Block {
-        let _ = (index, sm);
-        Block { grid: Arc::clone(self) }
-    }
-}
-
-impl Block {
-    /// Runs at most `budget` warp instructions; it never blocks the calling thread.
-    pub fn step(&mut self, budget: u32) -> Step {
-        let _ = (budget, &self.grid.function);
-        Step::Done
-    }
 }
 
 impl fmt::Display for KernelFault {

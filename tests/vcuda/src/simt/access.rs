@@ -1,0 +1,420 @@
+//! Loads, stores and atomic operations of a warp, in every space.
+
+#![expect(dead_code, reason = "the memory model, which uses the rest, follows")]
+
+use super::FaultKind;
+use super::execute::space_of;
+use super::grid::Grid;
+use super::random::Random;
+use super::translate::{Cell, Checked, Translation, Trouble, check_alignment};
+use super::update;
+use super::warp::{LANES, Warp};
+use crate::alu::convert::extend;
+use crate::ptx::instruction::{Address, Op, RowIndex};
+use crate::ptx::types::{Order, Scope, Space, Type, WINDOW_MASK};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What the warps of a block share.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) grid: Arc<Grid>,
+    pub(super) index: [u32; 3],
+    pub(super) multiprocessor: u32,
+    /// Among all blocks of the process.
+    pub(super) number: u32,
+    pub(super) threads: u32,
+    pub(super) random: Random,
+    /// Warp instructions so far.
+    pub(super) clock: u64,
+    /// The instruction that runs, and its lanes.
+    pub(super) at: (u32, u32),
+    pub(super) shared: Vec<u8>,
+    /// With checks: whether a byte of shared memory has been set.
+    pub(super) shared_defined: Vec<bool>,
+    pub(super) translation: Translation,
+    /// Something was stored since the warps that poll looked last.
+    stored: bool,
+    /// Something was stored in global memory since the last [`finish`](Self::finish).
+    changed: bool,
+}
+
+/// Fresh shared and local memory holds this, as fresh device memory does.
+const POISON: u8 = 0xcb;
+/// A lane's access: which bytes, and how.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Access {
+    pub(super) warp: u32,
+    pub(super) lane: u32,
+    pub(super) address: u64,
+    pub(super) bytes: u32,
+    pub(super) order: Order,
+}
+
+impl Core {
+    pub(super) fn new(grid: Arc<Grid>, index: [u32; 3], multiprocessor: u32, number: u32, threads: u32) -> Self {
+        let shared = grid.shared_bytes() as usize;
+        let place = index.iter().fold(0u64, |sum, part| sum.wrapping_mul(65_537).wrapping_add(u64::from(*part)));
+        let random = Random::new(
+            grid.config.seed ^ place.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ u64::from(grid.config.gpu) << 56,
+        );
+        let checks = grid.config.checks;
+        Self {
+            index,
+            multiprocessor,
+            number,
+            threads,
+            random,
+            clock: 0,
+            at: (0, 0),
+            shared: vec![POISON; shared],
+            shared_defined: if checks { vec![false; shared] } else { Vec::new() },
+            translation: Translation::default(),
+            stored: false,
+            changed: false,
+            grid,
+        }
+    }
+
+    /// Before a round of turns; returns the count of changes.
+    pub(super) fn begin(&mut self) -> u64 {
+        self.translation.refresh(&*self.grid.memory);
+        self.grid.memory.changes()
+    }
+
+    /// After a round of turns: tells others of the stores.
+    pub(super) fn finish(&mut self) {
+        if std::mem::take(&mut self.changed) {
+            self.grid.memory.bump();
+        }
+    }
+
+    /// Sends stores on their way before the block sleeps or ends; whether all have arrived.
+    pub(super) fn settle(&mut self) -> bool {
+        true
+    }
+
+    pub(super) fn is_weak(&self) -> bool {
+        self.grid.config.weak
+    }
+
+    pub(super) fn checks(&self) -> bool {
+        self.grid.config.checks
+    }
+
+    #[inline]
+    pub(super) fn tick(&mut self, _active: u32) {
+        self.clock += 1;
+    }
+
+    pub(super) fn take_stored(&mut self) -> bool {
+        std::mem::take(&mut self.stored)
+    }
+
+    pub(super) fn nanoseconds(&self) -> u64 {
+        u64::try_from(self.grid.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The index of a thread from its number in the block.
+    pub(super) fn thread_index(&self, thread: u32) -> [u32; 3] {
+        let [x, y, _] = self.grid.config.block;
+        [thread % x, thread / x % y, thread / x / y]
+    }
+
+    pub(super) fn line_of(&self, position: u32) -> u32 {
+        self.grid.function.program.code.get(position as usize).map_or(0, |instruction| instruction.line)
+    }
+
+    pub(super) fn local_offset(&self, lane: usize) -> usize {
+        lane * self.grid.function.local_bytes as usize
+    }
+
+    /// A text in global memory, cut after 256 bytes, for a report.
+    pub(super) fn text(&mut self, address: u64) -> String {
+        let mut bytes = Vec::new();
+        for at in address..address.saturating_add(256) {
+            match self.cell(at, 1, false).map(Cell::load) {
+                Ok(0) | Err(_) => break,
+                Ok(byte) => bytes.extend(u8::try_from(byte)),
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn cell(&mut self, address: u64, bytes: u32, store: bool) -> Checked<Cell> {
+        let Self { grid, translation, .. } = self;
+        let extent = translation.find(&*grid.memory, grid.config.gpu, address, u64::from(bytes), store)?;
+        Ok(Cell::new(extent, address, bytes))
+    }
+
+    #[inline]
+    fn global_load(&mut self, access: Access) -> Checked<u64> {
+        Ok(self.cell(access.address, access.bytes, false)?.load())
+    }
+
+    #[inline]
+    fn global_store(&mut self, access: Access, value: u64) -> Checked<()> {
+        self.cell(access.address, access.bytes, true)?.store(value);
+        (self.stored, self.changed) = (true, true);
+        Ok(())
+    }
+
+    fn global_update(&mut self, access: Access, new: impl Fn(u64) -> u64) -> Checked<u64> {
+        let old = self.cell(access.address, access.bytes, true)?.update(new);
+        (self.stored, self.changed) = (true, true);
+        Ok(old)
+    }
+
+    pub(super) fn fence(&mut self, _warp: u32, _active: u32, _scope: Scope, _sequential: bool) -> Checked<()> {
+        // Blocks run on several threads: a fence of theirs must be one of the host's.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Lanes of a warp have met at `bar.warp.sync`.
+    pub(super) fn warp_joined(&mut self, _warp: u32, _lanes: u32) {}
+
+    /// Lanes of a warp have met at another instruction of the whole warp.
+    pub(super) fn warp_met(&mut self, _warp: u32) {}
+
+    /// Lanes have come to a barrier of the block.
+    pub(super) fn barrier_reached(&mut self, _warp: u32, _lanes: u32, _number: usize) {}
+
+    /// Everybody has come to a barrier of the block.
+    pub(super) fn barrier_opened(&mut self, _number: usize) {}
+
+    /// Where in shared memory an access lies.
+    fn shared_at(&self, address: u64, bytes: u32) -> Checked<usize> {
+        let offset = if address & WINDOW_MASK == 0 { address } else { address & !WINDOW_MASK };
+        let end = offset.saturating_add(u64::from(bytes));
+        if end <= self.shared.len() as u64 {
+            return Ok(usize::try_from(offset).expect("below the size of a vector"));
+        }
+        let what = format!(
+            "an access of {bytes} bytes at {offset:#x} of shared memory, of which the block has {} bytes",
+            self.shared.len()
+        );
+        Err(Trouble::new(FaultKind::IllegalAddress, Some(address), what))
+    }
+
+    fn parameter(&self, address: u64, bytes: u32) -> Checked<u64> {
+        let offset = usize::try_from(address & !WINDOW_MASK).unwrap_or(usize::MAX);
+        let Some(source) = self.grid.config.parameters.get(offset..offset.saturating_add(bytes as usize)) else {
+            let what = format!("a load of {bytes} bytes at {offset:#x} of the kernel's parameters");
+            return Err(Trouble::new(FaultKind::IllegalAddress, Some(address), what));
+        };
+        Ok(little(source))
+    }
+}
+
+fn little(source: &[u8]) -> u64 {
+    let mut value = [0; 8];
+    value[..source.len()].copy_from_slice(source);
+    u64::from_le_bytes(value)
+}
+
+impl Warp {
+    fn resolved(address: u64, space: Space) -> Space {
+        if space == Space::Generic { space_of(address) } else { space }
+    }
+
+    /// Where in the warp's local memory a lane's access lies.
+    fn local_at(&mut self, core: &Core, lane: usize, address: u64, bytes: u32) -> Checked<usize> {
+        let size = core.grid.function.local_bytes;
+        if self.local.is_empty() {
+            self.local = vec![POISON; size as usize * LANES];
+            self.local_defined = if core.checks() { vec![false; size as usize * LANES] } else { Vec::new() };
+        }
+        let offset = address & !WINDOW_MASK;
+        if offset.saturating_add(u64::from(bytes)) <= u64::from(size) {
+            return Ok(core.local_offset(lane) + usize::try_from(offset).expect("below the size of a vector"));
+        }
+        let what = format!("an access of {bytes} bytes at {offset:#x} of a thread's {size} bytes of local memory");
+        Err(Trouble::new(FaultKind::IllegalAddress, Some(address), what))
+    }
+
+    fn read(&mut self, core: &mut Core, access: Access, space: Space) -> Checked<(u64, u8)> {
+        let width = access.bytes as usize;
+        Ok(match space {
+            Space::Global | Space::Constant | Space::Generic => (core.global_load(access)?, u8::MAX),
+            Space::Shared => {
+                let at = core.shared_at(access.address, access.bytes)?;
+                (little(&core.shared[at..at + width]), set_bits(&core.shared_defined, at, width))
+            }
+            Space::Local => {
+                let at = self.local_at(core, access.lane as usize, access.address, access.bytes)?;
+                (little(&self.local[at..at + width]), set_bits(&self.local_defined, at, width))
+            }
+            Space::Parameter => (core.parameter(access.address, access.bytes)?, u8::MAX),
+        })
+    }
+
+    pub(super) fn load(
+        &mut self,
+        core: &mut Core,
+        to: &[Option<RowIndex>],
+        (kind, register_bits, order): (Type, u32, Order),
+        address: Address,
+        active: u32,
+    ) -> Checked<()> {
+        let bytes = kind.bytes();
+        let whole = u64::from(bytes) * to.len() as u64;
+        let bases = *self.row(address.base);
+        let line = core.line_of(core.at.0);
+        let mut out = [[0; LANES]; 4];
+        let mut defined = [[u8::MAX; LANES]; 4];
+        for lane in (0..32u32).filter(|lane| active >> lane & 1 == 1) {
+            let index = lane as usize;
+            let first = bases[index].wrapping_add_signed(address.offset);
+            core.at.1 = 1 << lane;
+            check_alignment(first, whole)?;
+            let space = Self::resolved(first, address.space);
+            for part in 0..to.len() {
+                let at = first.wrapping_add(part as u64 * u64::from(bytes));
+                let access = Access { warp: self.index, lane, address: at, bytes, order };
+                let (value, set) = self.read(core, access, space)?;
+                if !matches!(space, Space::Local | Space::Parameter) {
+                    self.groups[self.current].poll.read(at, value, line);
+                }
+                out[part][index] =
+                    if kind.is_signed() { extend(value, kind.bits(), register_bits, true) } else { value };
+                defined[part][index] = set;
+            }
+        }
+        for (part, row) in to.iter().enumerate() {
+            let Some(row) = *row else { continue };
+            self.write(row, &out[part], active);
+            self.write_defined(row, &defined[part], active);
+        }
+        Ok(())
+    }
+
+    fn write_defined(&mut self, row: RowIndex, values: &[u8; LANES], mask: u32) {
+        let Some(target) = self.defined.get_mut(row as usize) else { return };
+        for (lane, (target, value)) in target.iter_mut().zip(values).enumerate() {
+            if mask >> lane & 1 == 1 {
+                *target = *value;
+            }
+        }
+    }
+
+    pub(super) fn store(
+        &mut self,
+        core: &mut Core,
+        from: &[RowIndex],
+        (kind, order): (Type, Order),
+        address: Address,
+        active: u32,
+    ) -> Checked<()> {
+        let bytes = kind.bytes();
+        let whole = u64::from(bytes) * from.len() as u64;
+        let bases = *self.row(address.base);
+        self.groups[self.current].poll.moved();
+        for lane in (0..32u32).filter(|lane| active >> lane & 1 == 1) {
+            let index = lane as usize;
+            let first = bases[index].wrapping_add_signed(address.offset);
+            core.at.1 = 1 << lane;
+            check_alignment(first, whole)?;
+            let space = Self::resolved(first, address.space);
+            for (part, row) in from.iter().enumerate() {
+                let at = first.wrapping_add(part as u64 * u64::from(bytes));
+                let access = Access { warp: self.index, lane, address: at, bytes, order };
+                let value = self.row(*row)[index];
+                let set = self.defined.get(*row as usize).map_or(u8::MAX, |row| row[index]);
+                self.put(core, access, space, (value, set))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, core: &mut Core, access: Access, space: Space, (value, set): (u64, u8)) -> Checked<()> {
+        let width = access.bytes as usize;
+        let source = &value.to_le_bytes()[..width];
+        match space {
+            Space::Global | Space::Generic => core.global_store(access, value),
+            Space::Shared => {
+                let at = core.shared_at(access.address, access.bytes)?;
+                core.shared[at..at + width].copy_from_slice(source);
+                store_bits(&mut core.shared_defined, at, width, set);
+                core.stored = true;
+                Ok(())
+            }
+            Space::Local => {
+                let at = self.local_at(core, access.lane as usize, access.address, access.bytes)?;
+                self.local[at..at + width].copy_from_slice(source);
+                store_bits(&mut self.local_defined, at, width, set);
+                Ok(())
+            }
+            Space::Constant | Space::Parameter => {
+                Err(Trouble::new(FaultKind::IllegalAddress, Some(access.address), "a store to the kernel's parameters"))
+            }
+        }
+    }
+
+    pub(super) fn atomic(&mut self, core: &mut Core, op: &Op, active: u32) -> Checked<()> {
+        let Op::Atomic { update, d, kind, order, address, b, c } = op else { return Ok(()) };
+        let (bases, operands, values) = (*self.row(address.base), *self.row(*b), *self.row(*c));
+        let line = core.line_of(core.at.0);
+        let mut out = [0; LANES];
+        for lane in (0..32u32).filter(|lane| active >> lane & 1 == 1) {
+            let index = lane as usize;
+            let at = bases[index].wrapping_add_signed(address.offset);
+            core.at.1 = 1 << lane;
+            check_alignment(at, u64::from(kind.bytes()))?;
+            let access = Access { warp: self.index, lane, address: at, bytes: kind.bytes(), order: *order };
+            let new = |old: u64| update::updated(*update, *kind, old, operands[index], values[index]);
+            let old = match Self::resolved(at, address.space) {
+                Space::Shared => {
+                    let place = core.shared_at(at, access.bytes)?;
+                    let width = access.bytes as usize;
+                    let old = little(&core.shared[place..place + width]);
+                    core.shared[place..place + width].copy_from_slice(&new(old).to_le_bytes()[..width]);
+                    core.stored |= new(old) != old;
+                    old
+                }
+                Space::Global | Space::Generic => core.global_update(access, new)?,
+                Space::Local | Space::Constant | Space::Parameter => {
+                    let what = "an atomic operation outside global and shared memory";
+                    return Err(Trouble::new(FaultKind::IllegalAddress, Some(at), what));
+                }
+            };
+            let poll = &mut self.groups[self.current].poll;
+            if new(old) == old {
+                poll.read(at, old, line);
+            } else {
+                poll.moved();
+            }
+            out[index] = old;
+        }
+        if let Some(d) = d {
+            self.write(*d, &out, active);
+            self.write_defined(*d, &[u8::MAX; LANES], active);
+        }
+        Ok(())
+    }
+}
+
+fn set_bits(flags: &[bool], at: usize, width: usize) -> u8 {
+    match flags.get(at..at + width) {
+        None => u8::MAX,
+        Some(flags) => {
+            let set = flags.iter().enumerate().fold(0, |bits, (index, set)| bits | u8::from(*set) << index);
+            // Bytes above the access are zero, hence defined.
+            if width == 8 {
+                set
+            } else if set == 0 {
+                0
+            } else {
+                set | (u8::MAX << width)
+            }
+        }
+    }
+}
+
+fn store_bits(flags: &mut [bool], at: usize, width: usize, set: u8) {
+    if let Some(flags) = flags.get_mut(at..at + width) {
+        for (index, flag) in flags.iter_mut().enumerate() {
+            *flag = set >> index & 1 == 1;
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Kernels that NVRTC compiled (`ptx/kernels.cu`), run by the interpreter.
+
+mod flat;
+
+use flat::{Flat, Parameters, config, launch};
+use std::sync::Arc;
+use vcuda::ptx::Module;
+use vcuda::simt::FaultKind;
+
+fn module() -> Module {
+    Module::parse(include_str!("ptx/kernels.ptx")).expect("NVRTC's text loads")
+}
+
+/// The parameter block of `struct Args { const void* src[8]; void* dst; size_t n; int k; int op; }`.
+fn fold_arguments(sources: &[u64], target: u64, count: u64) -> Parameters {
+    let mut parameters = Parameters::default();
+    for index in 0..8 {
+        parameters = parameters.long(sources.get(index).copied().unwrap_or(0));
+    }
+    parameters.long(target).long(count).word(u32::try_from(sources.len()).expect("few")).word(0)
+}
+
+fn fold(kernel: &str, sources: &[Vec<u8>], width: usize) -> Vec<u8> {
+    let memory = Flat::new(false);
+    let bytes = sources[0].len();
+    let addresses: Vec<u64> = sources
+        .iter()
+        .map(|source| {
+            let address = memory.allocate(Some(0), bytes);
+            memory.write(address, source);
+            address
+        })
+        .collect();
+    let target = memory.allocate(Some(0), bytes);
+    let arguments = fold_arguments(&addresses, target, (bytes / width) as u64);
+    launch(&module(), kernel, config(3, 96, arguments), &memory).unwrap_or_else(|fault| panic!("{fault}"));
+    memory.read(target, bytes)
+}
+
+fn bytes_of<const N: usize, T>(values: &[T], bytes: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(bytes).collect()
+}
+
+#[test]
+fn folds_of_singles_and_doubles() {
+    let a: Vec<f32> = (0..1000u16).map(|index| f32::from(index) * 0.1).collect();
+    let b: Vec<f32> = (0..1000u16).map(|index| 1.0 / f32::from(index + 1)).collect();
+    let want: Vec<f32> = a.iter().zip(&b).map(|(a, b)| (a + b) + a).collect();
+    let sources = [&a, &b, &a].map(|source| bytes_of(source, |value| value.to_le_bytes()));
+    assert_eq!(fold("fold_f32", &sources, 4), bytes_of(&want, |value| value.to_le_bytes()));
+
+    let a: Vec<f64> = (0..77u16).map(|index| f64::from(index) - 30.0).collect();
+    let b: Vec<f64> = (0..77u16).map(|index| 20.0 - f64::from(index)).collect();
+    let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| a.max(*b)).collect();
+    let sources = [&a, &b].map(|source| bytes_of(source, |value| value.to_le_bytes()));
+    assert_eq!(fold("fold_f64", &sources, 8), bytes_of(&want, |value| value.to_le_bytes()));
+}
+
+#[test]
+fn folds_of_bytes_and_longs() {
+    let a: Vec<u8> = (0..=255).collect();
+    let b: Vec<u8> = (0..=255).rev().collect();
+    let want: Vec<u8> = a.iter().zip(&b).map(|(a, b)| *a.max(b)).collect();
+    assert_eq!(fold("fold_u8", &[a, b], 1), want);
+
+    let a: Vec<i64> = (0..50).map(|index| index * 1_000_000_007 - 25_000_000_000).collect();
+    let b: Vec<i64> = (0..50).map(|index| -index * 999_999_937).collect();
+    let want: Vec<i64> = a.iter().zip(&b).map(|(a, b)| *a.max(b)).collect();
+    let sources = [&a, &b].map(|source| bytes_of(source, |value| value.to_le_bytes()));
+    assert_eq!(fold("fold_i64", &sources, 8), bytes_of(&want, |value| value.to_le_bytes()));
+}
+
+#[test]
+fn a_reduction_by_shuffles_and_shared_memory() {
+    let memory = Flat::new(false);
+    let values: Vec<f32> = (0..1000u16).map(f32::from).collect();
+    let (source, target) = (memory.allocate(Some(0), 4000), memory.allocate(Some(0), 4));
+    memory.write(source, &bytes_of(&values, |value| value.to_le_bytes()));
+    let parameters = Parameters::default().long(source).long(target).word(1000);
+    launch(&module(), "reduce_shfl", config(1, 256, parameters), &memory).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(memory.words(target, 1), [499_500f32.to_bits()]);
+}
+
+#[test]
+fn a_histogram_by_atomics_in_dynamic_shared_memory() {
+    let memory = Flat::new(false);
+    let data: Vec<u8> = (0..5000u32).map(|index| u8::try_from(index * index % 251).expect("below 251")).collect();
+    let (source, target) = (memory.allocate(Some(0), data.len()), memory.allocate(Some(0), 1024));
+    memory.write(source, &data);
+    memory.write(target, &[0; 1024]);
+    let parameters = Parameters::default().long(source).long(target).long(data.len() as u64);
+    let mut config = config(4, 128, parameters);
+    config.dynamic_shared_bytes = 1024;
+    launch(&module(), "hist", config, &memory).unwrap_or_else(|fault| panic!("{fault}"));
+    let mut want = vec![0u32; 256];
+    data.iter().for_each(|byte| want[usize::from(*byte)] += 1);
+    assert_eq!(memory.words(target, 256), want);
+}
+
+#[test]
+fn functions_are_placed_in_line_and_switches_branch() {
+    let memory = Flat::new(false);
+    let (numbers, floats) = (memory.allocate(Some(0), 64), memory.allocate(Some(0), 8));
+    memory.write_words(numbers, &[7, 6, 0, 21]);
+    memory.write_words(floats, &[0, 0]);
+    let parameters = Parameters::default().long(numbers).long(floats);
+    launch(&module(), "calls", config(1, 1, parameters), &memory).unwrap_or_else(|fault| panic!("{fault}"));
+    // 42 + 0, then 42 more than 42 * 2 + 0.
+    assert_eq!(memory.words(numbers, 3), [7, 6, 126]);
+    assert_eq!(memory.words(floats, 2), [7f32.to_bits(), 42f32.to_bits()]);
+    let parameters = Parameters::default().long(numbers).word(2);
+    launch(&module(), "sw", config(1, 3, parameters), &memory).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(memory.words(numbers, 4), [7, 6, 42, 21]);
+    let parameters = Parameters::default().long(numbers).word(9);
+    let fault = launch(&module(), "sw", config(1, 3, parameters), &memory).expect_err("it traps");
+    assert_eq!(fault.kind, FaultKind::Trap);
+}
+
+#[test]
+fn an_access_out_of_bounds_names_kernel_line_thread_and_address() {
+    let memory = Flat::new(false);
+    let (source, target) = (memory.allocate(Some(0), 160), memory.allocate(Some(0), 144));
+    let parameters = Parameters::default().long(source).long(target).word(10);
+    let fault = launch(&module(), "vec", config(1, 32, parameters), &memory).expect_err("two vectors too many");
+    assert_eq!((fault.kind, fault.thread, fault.address), (FaultKind::IllegalAddress, [9, 0, 0], Some(target + 144)));
+    let said = fault.to_string();
+    assert!(said.starts_with("kernel vec, PTX line "), "{said}");
+    assert!(said.contains("a store of 4 bytes out of bounds"), "{said}");
+    memory.free(target);
+    let parameters = Parameters::default().long(source).long(target).word(1);
+    let fault = launch(&module(), "vec", config(1, 32, parameters), &memory).expect_err("freed");
+    assert!(fault.what.contains("freed memory"), "{fault}");
+    let parameters = Parameters::default().long(source + 4).long(target).word(1);
+    let fault = launch(&module(), "vec", config(1, 32, parameters), &memory).expect_err("misaligned");
+    assert_eq!(fault.kind, FaultKind::MisalignedAddress);
+}
+
+#[test]
+fn a_consumer_sleeps_until_its_producer_has_stored() {
+    let (memory, module) = (Flat::new(false), module());
+    let (flag, data, out) = (memory.allocate(Some(0), 4), memory.allocate(Some(0), 256), memory.allocate(Some(0), 256));
+    memory.write_words(flag, &[0]);
+    let stores = Arc::new(vcuda::simt::GpuStores::new());
+    let parameters = |who| Parameters::default().long(flag).long(data).long(out).word(who);
+    let mut consumer = flat::blocks(&module, "prodcons", config(1, 64, parameters(1)), &memory, &stores).remove(0);
+    let mut slept = None;
+    for _ in 0..10 {
+        if let vcuda::simt::Step::Sleeping { polled, what, .. } = consumer.step(10_000) {
+            slept = Some((polled, what));
+        }
+    }
+    let (polled, what) = slept.expect("nothing comes yet");
+    assert_eq!(polled, [flag]);
+    assert!(what.starts_with("block (0, 0, 0) of prodcons polls 0x"), "{what}");
+    launch(&module, "prodcons", config(1, 64, parameters(0)), &memory).unwrap_or_else(|fault| panic!("{fault}"));
+    flat::run(vec![consumer], 100).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(memory.words(out, 64), (0..64).collect::<Vec<_>>());
+}
+
+#[test]
+fn atomics_votes_and_local_arrays() {
+    let (memory, module) = (Flat::new(false), module());
+    let at: Vec<u64> = (0..6).map(|_| memory.allocate(Some(0), 64)).collect();
+    at.iter().for_each(|address| memory.write(*address, &[0; 64]));
+    let parameters = at.iter().fold(Parameters::default(), |parameters, address| parameters.long(*address));
+    launch(&module, "atomics", config(1, 4, parameters), &memory).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(memory.read(at[0], 8), 4f64.to_le_bytes());
+    assert_eq!(memory.words(at[5], 1), [10f32.to_bits()]);
+
+    let out = memory.allocate(Some(0), 256);
+    let parameters = Parameters::default().long(out).word(u32::MAX);
+    launch(&module, "votes", config(1, 32, parameters), &memory).unwrap_or_else(|fault| panic!("{fault}"));
+
+    let numbers: Vec<u32> = (0..64).map(|index| index * 3 % 17).collect();
+    memory.write_words(out, &numbers);
+    let parameters = Parameters::default().long(out).word(9);
+    launch(&module, "locals", config(1, 1, parameters), &memory).unwrap_or_else(|fault| panic!("{fault}"));
+    let a: Vec<u32> = numbers.iter().take(32).map(|number| number * 9).collect();
+    let sum = (0..9).map(|index| a[(index * numbers[index] as usize) & 31]).sum::<u32>();
+    assert_eq!(memory.words(out, 1), [sum]);
+}
