@@ -7,6 +7,7 @@ mod alu;
 pub mod driver;
 pub mod fault;
 pub mod machine;
+pub mod nvml;
 pub mod ptx;
 pub mod run;
 pub mod schedule;
