@@ -7,6 +7,7 @@
 
 pub mod address;
 pub mod auth;
+pub(crate) mod cause;
 mod checkin;
 mod collective;
 mod hall;
@@ -30,6 +31,7 @@ pub use checkin::MAX_WORLD;
 pub use id::UniqueId;
 pub use local::LocalBootstrap;
 pub use net::NetBootstrap;
+pub(crate) use net::in_parent;
 pub use options::{Options, Secret};
 pub use root::Root;
 
@@ -111,6 +113,12 @@ pub trait Bootstrap: Send + std::fmt::Debug {
 
     /// Says goodbye with a word for the peers, so that they see [`Event::Left`] and not [`Event::Died`]. Dropping without it is dying.
     fn leave(&mut self, word: u64);
+
+    /// Leaves because of `error`: the others hear the cause before they see this rank go, and repeat it.
+    fn give_up(&mut self, error: &Error) {
+        self.publish(&cause::failure_note(error));
+        self.leave(0);
+    }
 
     /// [`Bootstrap::leave`] with nothing more to say.
     fn close(&mut self) {

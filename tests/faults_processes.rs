@@ -4,6 +4,7 @@
 
 mod faults {
     mod abort;
+    mod causes;
     mod deaths;
     mod floods;
     mod leavers;

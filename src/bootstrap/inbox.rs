@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::bootstrap::Event;
 use crate::error::{Error, Result};
+use crate::sync::Wait;
 use crate::types::Rank;
 
 /// The most bytes of one peer's messages that wait to be taken. Above it the peer's stream is not read further.
@@ -130,6 +131,15 @@ impl Inbox {
         match self.gone.iter().find(|(rank, gone)| matches!(gone, Gone::Died(_)) && of_interest(**rank)) {
             Some((rank, gone)) => Err(gone.error(*rank)),
             None => Ok(()),
+        }
+    }
+
+    /// Why a rank that a collective needs has gone, where more is known than that: it may have left because of another's end.
+    pub(super) fn cause(&self, channel: Channel, wait: &Wait) -> Option<Error> {
+        match channel {
+            Channel::Collective(_) => wait.read(self.notes()).and_then(|()| self.check_dead(|_| true)).err(),
+            // Of those that a shrink leaves out some are dead, and a message is between two.
+            Channel::Shrink(_) | Channel::Message(_) => None,
         }
     }
 

@@ -156,9 +156,11 @@ impl Mesh for LocalBootstrap {
         loop {
             // Asked before the push: a peer that leaves on receiving this message has done nothing wrong. The two
             // mailboxes are locked in turn, never at once.
-            if let Some(gone) = self.mine().open().gone(peer) {
-                return Err(gone.error(peer).at(self.world.rank));
+            let mine = self.mine().open();
+            if let Some(gone) = mine.gone(peer) {
+                return Err(mine.cause(channel, wait).unwrap_or_else(|| gone.error(peer)).at(self.world.rank));
             }
+            drop(mine);
             let mut inbox = mailbox.open();
             if inbox.has_room(self.world.rank) {
                 inbox.push(self.world.rank, channel, bytes.to_vec());
@@ -200,8 +202,9 @@ impl LocalBootstrap {
                 }
                 return Ok(bytes);
             }
-            let in_vain = || in_vain(&inbox).and_then(|()| wait.read(inbox.notes()));
-            let outcome = inbox.check(peer, channel).and_then(|()| in_vain()).and_then(|()| {
+            // A cause first: the peer that is waited for may only have left because of it.
+            let cause = wait.read(inbox.notes()).and_then(|()| in_vain(&inbox));
+            let outcome = cause.and_then(|()| inbox.check(peer, channel)).and_then(|()| {
                 let hint = inbox.other_shrink(channel).filter(|_| matches!(channel, Channel::Shrink(_)));
                 wait.check(|| waited_for(peer, channel, hint)).map_err(|error| error.about(peer))
             });
@@ -225,7 +228,7 @@ impl LocalBootstrap {
             Some(_) if !had_room => mailbox.changed.notify_all(),
             Some(_) => {}
             None => {
-                let outcome = inbox.check(peer, channel).and_then(|()| in_vain(&inbox));
+                let outcome = in_vain(&inbox).and_then(|()| inbox.check(peer, channel));
                 outcome.map_err(|error| error.at(self.world.rank))?;
             }
         }

@@ -22,10 +22,10 @@ use crate::bootstrap::collective::{self, ChildKind, Group, Mesh};
 use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
-use crate::bootstrap::{Bootstrap, Child, Event, MAX_NOTE_BYTES, Options, socket};
-use crate::error::{Error, Result};
+use crate::bootstrap::{Bootstrap, Child, Event, MAX_NOTE_BYTES, Options, cause, socket};
+use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sync::Wait;
+use crate::sync::{Deadline, Wait};
 use crate::sys::clock;
 use crate::sys::poller::Poller;
 use crate::types::{Rank, World};
@@ -55,6 +55,15 @@ const MAX_UNSENT_BYTES: usize = 1 << 20;
 /// How long a close waits for what was sent to be taken by the kernel.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long a rank that gives up in init waits for neighbours to connect, to tell them why.
+const GIVE_UP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a rank waits on a child's connections between two looks at its parent's.
+const CHILD_LOOK: Duration = Duration::from_millis(5);
+
+/// How long the news of why a member left a child may take: it tells them as soon as it has left.
+const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
+
 impl NetBootstrap {
     /// Joins the world that `ids` name, as rank `rank` of `size`. Every rank passes the same ids in the same order (one is the
     /// rule; more share the work of large worlds, each serving a contiguous block of ranks) and the same size.
@@ -69,13 +78,12 @@ impl NetBootstrap {
         let started = clock::now();
         let key = id::communicator_key(ids, &joined.welcome.session);
         let world = World { rank, size };
-        let bootstrap = NetBootstrap::open(world, key, joined.own, options, joined.poller)?;
-        let named = |error: Error| error.at(rank).during("init");
+        let mut bootstrap = NetBootstrap::open(world, key, joined.own, options, joined.poller)?;
         bootstrap.connect_neighbours(joined.welcome.addresses.iter().copied());
-        if let Err(error) = bootstrap.gather_addresses(wait) {
-            // What this rank knows of the cause reaches the others before they see it go.
-            bootstrap.board.borrow_mut().close(0, CLOSE_TIMEOUT);
-            return Err(named(error));
+        if let Err(error) = bootstrap.gather_addresses(&wait.clone().with_notes(Some(cause::failure_reader()))) {
+            let error = error.at(rank).during("init");
+            bootstrap.give_up(&error);
+            return Err(error);
         }
         let (check_in, connect) = (joined.seconds, clock::now().saturating_duration_since(started).as_secs_f64());
         log::detail!(
@@ -194,9 +202,10 @@ impl NetBootstrap {
             if let Some(bytes) = board.take(peer, channel) {
                 return Ok(Some(bytes));
             }
-            board.inbox().check(peer, channel)?;
-            in_vain(board.inbox())?;
+            // A cause first: the peer that is waited for may only have left because of it.
             wait.read(board.inbox().notes())?;
+            in_vain(board.inbox())?;
+            board.inbox().check(peer, channel)?;
             Ok(None)
         });
         taken.map_err(|error| error.about(peer).at(self.world.rank))
@@ -216,7 +225,7 @@ impl NetBootstrap {
         board.drive(Duration::ZERO)?;
         let taken = board.take(peer, channel);
         if taken.is_none() {
-            let outcome = board.inbox().check(peer, channel).and_then(|()| in_vain(board.inbox()));
+            let outcome = in_vain(board.inbox()).and_then(|()| board.inbox().check(peer, channel));
             outcome.map_err(|error| error.about(peer).at(self.world.rank))?;
         }
         Ok(taken)
@@ -237,16 +246,80 @@ impl NetBootstrap {
         let neighbours = collective::neighbours(world.rank, size);
         child.connect_neighbours(neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1));
         // Nobody returns before all connections stand, so that later a missing one means a dead rank.
-        // What the child's ranks publish is nothing to the parent's reader.
-        let wait = wait.clone().with_notes(None);
-        child.barrier(&wait).map_err(|error| error.during("connecting the child"))?;
+        if let Err(error) = self.meet_child(&child, &ranks, wait) {
+            // The others hear the cause over this bootstrap, in its numbers; here they shall not take this rank for dead.
+            child.board.borrow_mut().close(0, CLOSE_TIMEOUT);
+            return Err(error.at(self.world.rank).during("connecting the child"));
+        }
         Ok(collective::child(child, ranks))
+    }
+
+    /// Waits until the child's `members` have all met in it, looking at their news in this bootstrap meanwhile: a rank that dies before
+    /// it is connected in the child is seen here at once.
+    ///
+    /// # Errors
+    /// The cause, in the numbers of this bootstrap.
+    fn meet_child(&self, child: &NetBootstrap, members: &[Rank], wait: &Wait) -> Result<()> {
+        // What the child's ranks publish is nothing to the parent's reader.
+        let quiet = wait.clone().with_notes(None);
+        let seen = RefCell::new(None);
+        let look = || {
+            child.board.borrow_mut().drive(wait.slice(CHILD_LOOK))?;
+            self.check_members(members, wait).inspect_err(|cause| *seen.borrow_mut() = Some(cause.duplicate()))
+        };
+        let words = || "waited for what was sent to the child's ranks to leave".to_owned();
+        let met = collective::barrier_beside(child, &child.next_group(), &quiet, &mut || look()).and_then(|()| {
+            while child.board.borrow().busy().is_some() {
+                quiet.check(words)?;
+                look()?;
+            }
+            Ok(())
+        });
+        met.map_err(|error| seen.take().unwrap_or_else(|| self.cause_in_child(&error, members, wait)))
+    }
+
+    /// What is known here of the end or failure of one of `members`.
+    fn check_members(&self, members: &[Rank], wait: &Wait) -> Result<()> {
+        let mut board = self.board.borrow_mut();
+        board.drive(Duration::ZERO)?;
+        let failed = wait.read(board.inbox().notes());
+        failed.and_then(|()| board.inbox().check_dead(|rank| members.contains(&rank)))
+    }
+
+    /// The cause of `error`, which the child's own connections brought: where a member has gone, its news come here.
+    fn cause_in_child(&self, error: &Error, members: &[Rank], wait: &Wait) -> Error {
+        if error.kind() != Kind::Remote {
+            return in_parent(error, members);
+        }
+        let patience = Deadline::after(CAUSE_PATIENCE);
+        while !patience.passed(clock::now()) {
+            if let Err(cause) = self.check_members(members, wait) {
+                return cause;
+            }
+            // Waits for more on the parent's connections.
+            if let Err(error) = self.board.borrow_mut().drive(CHILD_LOOK) {
+                return error;
+            }
+        }
+        in_parent(error, members)
     }
 
     /// A listener for a child, on our interface.
     fn own(&self) -> Result<Own> {
         let (listener, address) = socket::listen(self.interface)?;
         Ok(Own { interface: self.interface, listener, address })
+    }
+}
+
+/// `error` of a child that is being connected, for its maker, who knows its ranks by the parent's numbers: `members`.
+pub(crate) fn in_parent(error: &Error, members: &[Rank]) -> Error {
+    let child = error.peer().map(Rank::new);
+    match child.and_then(|child| Some((child, members.get(child.index())?))) {
+        Some((child, parent)) => {
+            let message = format!("{} (rank {child} of the child is rank {parent} here)", error.message());
+            Error::new(error.kind(), message).about(*parent)
+        }
+        None => Error::new(error.kind(), error.message()),
     }
 }
 
@@ -278,7 +351,7 @@ impl Mesh for NetBootstrap {
         let words = |_: &Board| format!("waited for rank {peer} to take what was sent to it");
         let sent = self.until(wait, words, |board| {
             if let Some(gone) = board.inbox().gone(peer) {
-                return Err(gone.error(peer));
+                return Err(board.inbox().cause(channel, wait).unwrap_or_else(|| gone.error(peer)));
             }
             if board.unsent(peer) > MAX_UNSENT_BYTES {
                 return Ok(None);
@@ -384,6 +457,17 @@ impl Bootstrap for NetBootstrap {
         let members = members.map(|(rank, bytes)| Ok((rank, read_address(bytes).map_err(|error| error.about(rank))?)));
         let members: Vec<_> = members.collect::<Result<_>>()?;
         self.grow(ChildKind::Shrink(number), &members, own, wait)
+    }
+
+    /// Also waits a little for those neighbours that are not connected yet: they would see only that this rank has gone.
+    fn give_up(&mut self, error: &Error) {
+        let neighbours = collective::neighbours(self.world.rank, self.world.size);
+        let board = self.board.get_mut();
+        if !matches!(error.kind(), Kind::Timeout | Kind::Aborted) {
+            board.await_links(neighbours.iter().map(|neighbour| neighbour.rank), Deadline::after(GIVE_UP_PATIENCE));
+        }
+        board.publish(&cause::failure_note(error));
+        board.close(0, CLOSE_TIMEOUT);
     }
 
     fn publish(&self, note: &[u8]) {

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
+use crate::bootstrap::cause::failure_note;
 use crate::comm::Settings;
 use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
 use crate::comm::journal::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
-use crate::comm::news::{self, Awaited, Exchange, News, Vigil};
+use crate::comm::news::{Awaited, Exchange, News, Vigil};
 use crate::device::Kernel;
 use crate::error::{Error, Kind, Result};
 use crate::exec::flat::Flat;
@@ -471,7 +472,7 @@ impl Engine {
 
     /// Tells everyone of `error`, so that nobody waits for this rank any more.
     pub(crate) fn publish_failure(&self, error: &Error) {
-        self.bootstrap.publish(&news::failure_note(error));
+        self.bootstrap.publish(&failure_note(error));
     }
 
     /// The error behind `error`: a data connection that breaks says nothing of why; the news do, which may come a moment later.

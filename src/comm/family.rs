@@ -1,6 +1,6 @@
 //! Communicators from communicators: split and shrink.
 
-use crate::bootstrap::Child;
+use crate::bootstrap::{Child, in_parent};
 use crate::comm::engine::Engine;
 use crate::comm::journal::List;
 use crate::comm::origin::Origin;
@@ -145,7 +145,7 @@ impl Communicator {
             log::trace!(Call @ rank, "CommShrink({parent:016x},{},{born:016x})", List(&left));
             Ok((child, engine.settings.clone(), Origin::Shrink { parent }))
         })?;
-        Born { child, settings, origin }.grow()
+        Born { child, settings, origin, call: "shrink", rank: self.world.rank }.grow()
     }
 }
 
@@ -155,6 +155,9 @@ pub(super) struct Born {
     child: Child,
     settings: Settings,
     origin: Origin,
+    /// What the user called, and the rank in the parent that did.
+    call: &'static str,
+    rank: Rank,
 }
 
 /// The half of a split for which the parent's engine is needed.
@@ -171,7 +174,7 @@ pub(super) fn bear(
     log::trace!(Call @ rank, "CommSplit({parent:016x},{shown},{key},{born:016x})");
     let of_child = |child| {
         let origin = Origin::Split { parent, color: color.unwrap_or_default(), key };
-        Born { child, settings: engine.settings.clone(), origin }
+        Born { child, settings: engine.settings.clone(), origin, call: "split", rank }
     };
     Ok(child.map(of_child))
 }
@@ -179,9 +182,11 @@ pub(super) fn bear(
 impl Born {
     /// The other half, of the child's ranks alone.
     pub(super) fn grow(self) -> Result<Communicator> {
-        let Born { child, settings, origin } = self;
+        let Born { child, settings, origin, call, rank } = self;
         let world = child.bootstrap.world();
-        Communicator::start(world, settings, origin, move |_, _| Ok(child.bootstrap))
+        let members = child.members;
+        let grown = Communicator::start(world, settings, origin, move |_, _| Ok(child.bootstrap));
+        grown.map_err(|error| in_parent(&error, &members).at(rank).during(call))
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::bootstrap::cause::failure_reader;
 use crate::bootstrap::{Bootstrap, LocalBootstrap, NetBootstrap, UniqueId};
 use crate::comm::engine::Engine;
 use crate::comm::origin::{Made, Origin};
@@ -233,38 +234,9 @@ fn assemble(
     times: &mut Times,
 ) -> Result<Engine> {
     let world = bootstrap.world();
-    let wait = Wait::new(settings.init_timeout, abort).with_progress(settings.progress.clone());
-    let mine = PeerInfo {
-        rank: world.rank,
-        host: host_id(settings.host_id.as_deref())?,
-        process: process_token()?,
-        pid: std::process::id(),
-        cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
-        settings: settings.fingerprint(),
-    };
-    let gathered = match bootstrap.all_gather(&mine.encode(), &wait) {
-        Ok(gathered) => gathered,
-        Err(error) => {
-            // What this rank knows of the cause reaches the others before they see it go.
-            bootstrap.close();
-            return Err(error);
-        }
-    };
-    let mut peers = Vec::with_capacity(gathered.len());
-    for (rank, bytes) in world.ranks().zip(&gathered) {
-        peers.push(PeerInfo::decode(rank, bytes)?);
-    }
-    if let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) {
-        let message = format!(
-            "rank {} has other settings than this rank: RSCCL_ and NCCL_ variables and the Config must be equal on all ranks \
-             (compare `rsccl env` on both)",
-            other.rank
-        );
-        // Every rank has found another that differs from it. Nobody goes before all have: an end would look like a death.
-        bootstrap.barrier(&wait)?;
-        bootstrap.close();
-        return Err(Error::mismatch(message).about(other.rank));
-    }
+    let met = meet(&*bootstrap, &settings, abort).inspect_err(|error| bootstrap.give_up(error));
+    let peers = met?;
+    let mine = &peers[world.rank.index()];
     times.allgathers = times.lap();
     futex::register_barrier();
     let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes);
@@ -285,6 +257,36 @@ fn assemble(
     }
     times.connections = times.lap();
     Ok(engine)
+}
+
+/// What all ranks tell of themselves.
+///
+/// # Errors
+/// Of the exchange; [`crate::error::Kind::Mismatch`] where settings differ that must be equal.
+fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Result<Vec<PeerInfo>> {
+    let world = bootstrap.world();
+    let wait = Wait::new(settings.init_timeout, abort).with_progress(settings.progress.clone());
+    let mine = PeerInfo {
+        rank: world.rank,
+        host: host_id(settings.host_id.as_deref())?,
+        process: process_token()?,
+        pid: std::process::id(),
+        cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
+        settings: settings.fingerprint(),
+    };
+    let reading = wait.clone().with_notes(Some(failure_reader()));
+    let gathered = bootstrap.all_gather(&mine.encode(), &reading)?;
+    let peers = world.ranks().zip(&gathered).map(|(rank, bytes)| PeerInfo::decode(rank, bytes));
+    let peers: Vec<PeerInfo> = peers.collect::<Result<_>>()?;
+    let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) else { return Ok(peers) };
+    // Every rank has found another that differs from it, and says so in its own words: nobody goes before all have.
+    bootstrap.barrier(&wait)?;
+    let message = format!(
+        "rank {} has other settings than this rank: RSCCL_ and NCCL_ variables and the Config must be equal on all ranks \
+         (compare `rsccl env` on both)",
+        other.rank
+    );
+    Err(Error::mismatch(message).about(other.rank))
 }
 
 fn checked_world(rank: u32, world: u32) -> Result<World> {

@@ -3,15 +3,16 @@
 //! # Notes
 //! Published through the bootstrap, read by whoever waits. One byte of kind, then:
 //! ```text
-//! 1 failure   kind u8, peer + 1 u32 (0: none), length u16, operation text, the rest: message
+//! 1 failure   see `bootstrap::cause`
 //! 2 stall     four u64: the label of the operation that the rank waits in; the exchanges of the bootstrap that it had begun before
 //! ```
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::{Bootstrap, Event, MAX_NOTE_BYTES};
-use crate::error::{Error, Kind, Result};
+use crate::bootstrap::cause::{NOTE_FAILURE, decode_failure};
+use crate::bootstrap::{Bootstrap, Event};
+use crate::error::{Error, Result};
 use crate::exec::Operation;
 use crate::sync::ring::Label;
 use crate::sync::{AbortFlag, NoteReader, Watch};
@@ -287,57 +288,6 @@ fn finalized(rank: Rank) -> Error {
     Error::remote(rank, format!("rank {rank} has finalized and takes no part in this"))
 }
 
-/// The note that tells everyone of `error`.
-pub(crate) fn failure_note(error: &Error) -> Vec<u8> {
-    let operation = error.operation().unwrap_or("").as_bytes();
-    let operation = &operation[..operation.len().min(255)];
-    let mut note = vec![NOTE_FAILURE, kind_code(error.kind())];
-    note.extend(error.peer().map_or(0, |peer| peer.saturating_add(1)).to_le_bytes());
-    note.extend(u16::try_from(operation.len()).expect("cut to 255").to_le_bytes());
-    note.extend(operation);
-    note.extend(error.message().as_bytes());
-    note.truncate(MAX_NOTE_BYTES);
-    note
-}
-
-fn decode_failure(from: Rank, bytes: &[u8]) -> Error {
-    let vague = || Error::remote(from, format!("rank {from} has failed"));
-    let (Some(kind), Some(peer), Some(length)) = (bytes.first(), bytes.get(1..5), bytes.get(5..7)) else {
-        return vague();
-    };
-    let peer = u32::from_le_bytes(peer.try_into().expect("4 bytes")).checked_sub(1);
-    let length = usize::from(u16::from_le_bytes(length.try_into().expect("2 bytes")));
-    let (Some(operation), Some(message)) = (bytes.get(7..7 + length), bytes.get(7 + length..)) else { return vague() };
-    let (operation, message) = (String::from_utf8_lossy(operation), String::from_utf8_lossy(message));
-    let of = if operation.is_empty() { String::new() } else { format!(" in {operation}") };
-    let error = Error::new(kind_from(*kind), format!("rank {from} reports{of}: {message}"));
-    error.about(peer.map_or(from, Rank::new))
-}
-
-fn kind_code(kind: Kind) -> u8 {
-    match kind {
-        Kind::Mismatch => 1,
-        Kind::Aborted => 2,
-        Kind::InvalidArgument
-        | Kind::InvalidUsage
-        | Kind::Remote
-        | Kind::Timeout
-        | Kind::System
-        | Kind::Internal
-        | Kind::InProgress => 0,
-    }
-}
-
-/// Everyone is told of a mismatch or an abort as such; what else befell a peer is, here, a remote failure.
-fn kind_from(code: u8) -> Kind {
-    match code {
-        1 => Kind::Mismatch,
-        2 => Kind::Aborted,
-        _ => Kind::Remote,
-    }
-}
-
-const NOTE_FAILURE: u8 = 1;
 const NOTE_STALL: u8 = 2;
 /// Collectives that a rank can compare with a stalled peer's.
 const HISTORY: usize = 256;
@@ -351,6 +301,8 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::cause::failure_note;
+    use crate::error::Kind;
     use crate::sync::Wait;
     use crate::types::{Collective, DataType};
 

@@ -87,10 +87,9 @@ fn killed_at_odd_moments_of_init() {
             match rank.answer() {
                 Answer::Ok(_) => joined.push(rank.number),
                 Answer::Error(failure) => {
-                    // The deadline comes for a rank that had not come to the root yet, or had just been told where the others are and
-                    // was to connect to them: they wait some seconds before they look whether it is still there.
+                    // The deadline comes for a rank that had not come to the root yet.
                     let (kind, text) = (failure.kind, failure.text);
-                    assert!(kind != "Timeout" || text.contains("3 of 4") || text.contains("from rank 3"), "{text}");
+                    assert!(kind != "Timeout" || text.contains("3 of 4"), "{text}");
                     texts.push(text);
                 }
             }
@@ -102,9 +101,7 @@ fn killed_at_odd_moments_of_init() {
             assert_eq!(failure.kind, "Remote", "{}", failure.text);
             texts.push(failure.text);
         }
-        // A rank that has no connection yet with those who know better names one that has given up because of rank 3.
-        assert!(texts.iter().any(|text| text.contains("rank 3") || text.contains("3 of 4")), "{texts:?}");
-        assert!(texts.iter().all(|text| text.contains("rank")), "{texts:?}");
+        assert!(texts.iter().all(|text| text.contains("rank 3") || text.contains("3 of 4")), "turn {turn}: {texts:?}");
         job.must_leave_nothing(&before);
     }
 }

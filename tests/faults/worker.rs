@@ -19,7 +19,9 @@
 //! scribble SEED WHERE    from another thread, from now on: random words in all memory that ranks share, `anywhere` or where ranks
 //!                        say what the others need to know (`said`)
 //! split COLOR            the child takes the place of the communicator
-//! shrink RANK,RANK       the same
+//! local                  the same, of this host's ranks
+//! placement              where the rank is
+//! shrink RANK,RANK       the child of those that are left takes the place of the communicator
 //! abort WORDS            from another thread: at once, whatever runs; has no answer
 //! finalize               says goodbye
 //! drop                   drops all communicators
@@ -150,6 +152,11 @@ impl Worker {
                 let child = self.comm().split(Some(number(color)), 0)?.expect("a color was passed");
                 Ok(self.adopt(child))
             }
+            ["local"] => {
+                let here = self.comm().local()?;
+                Ok(self.adopt(here))
+            }
+            ["placement"] => self.comm().placement().map(|placement| placement.to_string()),
             ["shrink", excluded] => {
                 let excluded: Vec<u32> = excluded.split(',').map(number).collect();
                 let child = self.comm().shrink(&excluded)?;

@@ -98,7 +98,10 @@ const MAX_FRAME_BYTES: usize = 1 << 30;
 const REFUSED_TRIES: u32 = 3;
 
 /// How long a connection that the peer is to make is waited for.
-const AWAITED_PATIENCE: Duration = Duration::from_secs(5);
+const AWAITED_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The same, more for each rank of the world: in large ones the processors are busy with handshakes.
+const AWAITED_PATIENCE_A_RANK: Duration = Duration::from_millis(2);
 
 /// How long goodbyes are collected before they are told on: when all ranks leave at once, nobody is left to care.
 const FAREWELL_PATIENCE: Duration = Duration::from_millis(100);
@@ -181,7 +184,22 @@ impl Board {
     /// is still there.
     pub(super) fn await_from(&mut self, peer: Rank) {
         self.routes.entry(peer).or_default().awaited = true;
-        self.retries.insert((clock::now() + AWAITED_PATIENCE, peer));
+        let patience = AWAITED_PATIENCE + AWAITED_PATIENCE_A_RANK.saturating_mul(self.world.size);
+        self.retries.insert((clock::now() + patience, peer));
+    }
+
+    /// Waits until each of `peers` is connected or known to be gone.
+    pub(super) fn await_links(&mut self, peers: impl Iterator<Item = Rank> + Clone, deadline: Deadline) {
+        loop {
+            let now = clock::now();
+            let is_missing = |peer: Rank| self.inbox.gone(peer).is_none() && !self.has_link(peer);
+            if !peers.clone().any(is_missing)
+                || deadline.passed(now)
+                || self.drive(deadline.slice(now, super::ABORT_CHECK)).is_err()
+            {
+                return;
+            }
+        }
     }
 
     /// A rank that is still there and has not taken everything that was sent to it.

@@ -1,0 +1,73 @@
+//! The root cause in words: what a rank that gives up tells the others before it goes, so that none of them blames it.
+//!
+//! # The note
+//! ```text
+//! 1 (failure)   kind u8, peer + 1 u32 (0: none), length u16, operation text, the rest: message
+//! ```
+
+use crate::bootstrap::MAX_NOTE_BYTES;
+use crate::error::{Error, Kind};
+use crate::sync::NoteReader;
+use crate::types::Rank;
+
+/// The first byte of a failure's note.
+pub(crate) const NOTE_FAILURE: u8 = 1;
+
+/// The note that tells everyone of `error`.
+pub(crate) fn failure_note(error: &Error) -> Vec<u8> {
+    let operation = error.operation().unwrap_or("").as_bytes();
+    let operation = &operation[..operation.len().min(255)];
+    let mut note = vec![NOTE_FAILURE, kind_code(error.kind())];
+    note.extend(error.peer().map_or(0, |peer| peer.saturating_add(1)).to_le_bytes());
+    note.extend(u16::try_from(operation.len()).expect("cut to 255").to_le_bytes());
+    note.extend(operation);
+    note.extend(error.message().as_bytes());
+    note.truncate(MAX_NOTE_BYTES);
+    note
+}
+
+/// The failure that `from` tells by what stands behind the note's first byte.
+pub(crate) fn decode_failure(from: Rank, bytes: &[u8]) -> Error {
+    let vague = || Error::remote(from, format!("rank {from} has failed"));
+    let (Some(kind), Some(peer), Some(length)) = (bytes.first(), bytes.get(1..5), bytes.get(5..7)) else {
+        return vague();
+    };
+    let peer = u32::from_le_bytes(peer.try_into().expect("4 bytes")).checked_sub(1);
+    let length = usize::from(u16::from_le_bytes(length.try_into().expect("2 bytes")));
+    let (Some(operation), Some(message)) = (bytes.get(7..7 + length), bytes.get(7 + length..)) else { return vague() };
+    let (operation, message) = (String::from_utf8_lossy(operation), String::from_utf8_lossy(message));
+    let of = if operation.is_empty() { String::new() } else { format!(" in {operation}") };
+    let error = Error::new(kind_from(*kind), format!("rank {from} reports{of}: {message}"));
+    error.about(peer.map_or(from, Rank::new))
+}
+
+/// Ends a wait with the failure that a peer has told, and passes over everything else.
+pub(crate) fn failure_reader() -> NoteReader {
+    NoteReader::new(|from, bytes| match bytes.first() {
+        Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
+        _ => Ok(()),
+    })
+}
+
+fn kind_code(kind: Kind) -> u8 {
+    match kind {
+        Kind::Mismatch => 1,
+        Kind::Aborted => 2,
+        Kind::InvalidArgument
+        | Kind::InvalidUsage
+        | Kind::Remote
+        | Kind::Timeout
+        | Kind::System
+        | Kind::Internal
+        | Kind::InProgress => 0,
+    }
+}
+
+/// Everyone is told of a mismatch or an abort as such; what else befell a peer is, here, a remote failure.
+fn kind_from(code: u8) -> Kind {
+    match code {
+        1 => Kind::Mismatch,
+        2 => Kind::Aborted,
+        _ => Kind::Remote,
+    }
+}

@@ -1,0 +1,53 @@
+//! Killed at any moment of a split, `local`, a placement or a shrink: every survivor that is told of an error is told who died, by the
+//! number that it knows that rank by, and long before any deadline.
+
+use super::ranks::{Answer, Job};
+use crate::{NET, SHM, random, with};
+
+const RANKS: usize = 4;
+
+/// What the ranks do; `N/2` in a command is half the rank's number.
+const COMMANDS: &[&str] = &["split 1", "split N/2", "local", "placement"];
+
+/// How many kills of each kind; a session by hand takes more.
+fn turns() -> u64 {
+    #![expect(clippy::disallowed_methods, reason = "how long a test shall take is no configuration of the library")]
+    std::env::var("RSCCL_TEST_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(2)
+}
+
+fn killed_during(command: &str, transport: &[(&str, &str)], key: &[u64]) {
+    let mut luck = random::Luck::new(key);
+    let victim = luck.small(RANKS);
+    // Survivors once waited 5 s for a dead rank to connect: that would be a time-out here.
+    let mut job = Job::joined(RANKS, &with(transport, &[("RSCCL_INIT_TIMEOUT_MS", "4000")]));
+    for rank in &mut job.ranks {
+        let half = (rank.number / 2).to_string();
+        rank.say(&command.replace("N/2", &half));
+    }
+    job.ranks[victim].begun();
+    for _ in 0..luck.below(3000) {
+        std::thread::yield_now();
+    }
+    job.kill(victim);
+    for rank in &job.ranks {
+        rank.begun();
+        let Answer::Error(failure) = rank.answer() else { continue };
+        let what = format!("{command}, rank {} after the death of rank {victim}, {key:?}", rank.number);
+        assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(victim)), "{what}: {}", failure.text);
+        assert!(failure.text.contains(&format!("rank {victim}")), "{what}: {}", failure.text);
+        assert!(!failure.text.contains("finalized"), "{what}: {}", failure.text);
+    }
+}
+
+#[test]
+fn killed_at_odd_moments_of_a_split() {
+    let seed = random::seed();
+    eprintln!("RSCCL_TEST_SEED={seed} cargo test --test faults_processes killed_at_odd_moments_of_a_split");
+    for (number, command) in (0u64..).zip(COMMANDS) {
+        for (transport, variables) in (0u64..).zip([SHM, NET]) {
+            for turn in 0..turns() {
+                killed_during(command, variables, &[seed, number, transport, turn]);
+            }
+        }
+    }
+}
