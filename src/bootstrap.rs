@@ -19,6 +19,7 @@ pub mod local;
 mod net;
 mod options;
 mod probe;
+pub(crate) mod reach;
 mod root;
 mod roster;
 pub(crate) mod socket;

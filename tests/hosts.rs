@@ -140,7 +140,7 @@ fn ipv6() {
     let mut job = job(&network, &places, &more);
     must_be_placed(&job, &places);
     for rank in &job.ranks {
-        let line = format!("interface=[fd77::{}]:0", places[rank.number] + 1);
+        let line = format!("Using eth0:fd77::{}<", places[rank.number] + 1);
         assert!(rank.log().contains(&line), "`{line}` is not in:\n{}", rank.log());
     }
     must_do_everything(&mut job);
@@ -151,7 +151,7 @@ fn the_interface_that_was_asked_for_and_one_that_there_is_not() {
     let Some(network) = Network::make(2) else { return };
     let mut asked = job(&network, &[0, 1], &[("NCCL_SOCKET_IFNAME", "=eth0")]);
     for rank in &asked.ranks {
-        let line = format!("interface=10.77.0.{}:0", rank.number + 1);
+        let line = format!("Using eth0:10.77.0.{}<", rank.number + 1);
         assert!(rank.log().contains(&line), "`{line}` is not in:\n{}", rank.log());
     }
     asked.must("call all_reduce 10");
@@ -167,6 +167,64 @@ fn the_interface_that_was_asked_for_and_one_that_there_is_not() {
             assert!(rank.number != 0 || failure.text.contains(word), "`{word}` is not in: {}", failure.text);
         }
     }
+}
+
+/// Nobody tells another host an address of loopback: the rank waits, says so, and joins once the interface is up.
+#[test]
+fn a_host_whose_interface_is_still_coming_up() {
+    let folder = tempfile::tempdir().unwrap();
+    for (turn, late) in [0, 1, 1].into_iter().enumerate() {
+        let Some(network) = Network::make(2) else { return };
+        let store = format!("file://{}", folder.path().join(format!("store{turn}")).display());
+        let mut more = vec![("LOCAL_WORLD_SIZE", "1"), ("LOCAL_RANK", "0")];
+        if turn < 2 {
+            more.push(("RSCCL_STORE", &store));
+        }
+        network.take_down(late);
+        let mut job = launched(&network, &[0, 1], &more);
+        job.begin("from_env", |_| true);
+        if turn < 2 {
+            ranks::until("the rank says what it waits for", || {
+                let log = job.ranks[late].log();
+                log.contains("no network interface is up that other hosts reach") && log.contains("eth0")
+            });
+        }
+        network.bring_up(late);
+        for rank in &job.ranks {
+            rank.success("from_env");
+            assert!(!rank.log().contains("127.0.0.1<"), "rank {} has told of loopback:\n{}", rank.number, rank.log());
+        }
+        job.must("call all_reduce 1000");
+    }
+}
+
+#[test]
+fn an_interface_that_never_comes_up_is_named_at_the_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(network) = Network::make(2) else { return };
+    let store = format!("file://{}", folder.path().join("store").display());
+    let more = [("LOCAL_WORLD_SIZE", "1"), ("RSCCL_STORE", &*store), ("RSCCL_INIT_TIMEOUT_MS", "1500")];
+    network.take_down(0);
+    let mut job = launched(&network, &[0, 1], &more);
+    let failure = job.ranks[0].fails("from_env");
+    assert_eq!(failure.kind, "InvalidUsage", "{}", failure.text);
+    for words in ["no network interface is up that other hosts reach", "eth0 (10.77.0.1, not running)", "waited 1."] {
+        assert!(failure.text.contains(words), "`{words}` is not in: {}", failure.text);
+    }
+}
+
+/// An id that was made while a host had loopback alone leads every other host to its own loopback.
+#[test]
+fn an_id_with_the_loopback_of_another_host_is_refused_there() {
+    let Some(network) = Network::make(2) else { return };
+    network.take_down(0);
+    let mut job = launched(&network, &[0, 1], &[]);
+    job.make_id();
+    job.say_init(1);
+    job.ranks[1].begun();
+    let failure = job.ranks[1].failure();
+    assert_eq!(failure.kind, "InvalidUsage", "{}", failure.text);
+    assert!(failure.text.contains("of another host, which had no interface up but loopback"), "{}", failure.text);
 }
 
 #[test]

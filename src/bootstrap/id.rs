@@ -9,7 +9,8 @@
 //! | 8 | 16 | address (IPv4 mapped into IPv6) |
 //! | 24 | 8 | number of the communicator |
 //! | 32 | 32 | secret |
-//! | 64 | 56 | zero |
+//! | 64 | 8 | the host whose loopback the address is, where it is one: a hash of its boot and network namespace |
+//! | 72 | 48 | zero |
 //! | 120 | 8 | checksum: the first bytes of the BLAKE3 hash of the rest |
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -19,7 +20,8 @@ use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::{Purpose, Terms};
 use crate::bootstrap::root::Root;
 use crate::error::{Error, Result};
-use crate::sys::{interfaces, random};
+use crate::sync::Wait;
+use crate::sys::{host, interfaces, random};
 use crate::wire::Writer;
 
 /// Names one communicator-to-be. One rank makes it, all ranks get its bytes over a channel that they trust: whoever has
@@ -76,6 +78,16 @@ impl UniqueId {
         }
     }
 
+    /// [`UniqueId::generate`], which waits no longer than `wait` for an interface that is coming up.
+    pub(crate) fn generate_within(options: &Options, wait: &Wait) -> Result<UniqueId> {
+        if let Some(id) = UniqueId::fixed(options)? {
+            return Ok(id);
+        }
+        let (id, root) = Root::serve_within(options, wait)?;
+        root.detach();
+        Ok(id)
+    }
+
     /// The id of the fixed address in `options`, which every rank can make for itself; `None` where there is no such address.
     ///
     /// # Errors
@@ -92,22 +104,31 @@ impl UniqueId {
         };
         let number: [u8; 32] = blake3::keyed_hash(&secret, b"rsccl number").into();
         let number = u64::from_le_bytes(std::array::from_fn(|i| number[i]));
-        Ok(Some(UniqueId::build(address, flags, number, &secret)))
+        Ok(Some(UniqueId::build((address, 0), flags, number, &secret)))
     }
 
     /// A fresh id of a root that listens at `address`.
     pub(super) fn fresh(address: SocketAddr) -> Result<UniqueId> {
         let number = u64::from_le_bytes(random::bytes()?);
-        Ok(UniqueId::build(address, 0, number, &random::bytes()?))
+        let host = if address.ip().is_loopback() { this_host() } else { 0 };
+        Ok(UniqueId::build((address, host), 0, number, &random::bytes()?))
     }
 
-    fn build(address: SocketAddr, flags: u8, number: u64, secret: &[u8; 32]) -> UniqueId {
+    fn build((address, host): (SocketAddr, u64), flags: u8, number: u64, secret: &[u8; 32]) -> UniqueId {
         let (family, scope, octets) = match address {
             SocketAddr::V4(v4) => (0, 0, v4.ip().to_ipv6_mapped().octets()),
             SocketAddr::V6(v6) => (V6, v6.scope_id(), v6.ip().octets()),
         };
         let mut writer = Writer::with_capacity(UniqueId::BYTES);
-        writer.u8(VERSION).u8(flags | family).u16(address.port()).u32(scope).raw(&octets).u64(number).raw(secret);
+        writer
+            .u8(VERSION)
+            .u8(flags | family)
+            .u16(address.port())
+            .u32(scope)
+            .raw(&octets)
+            .u64(number)
+            .raw(secret)
+            .u64(host);
         let mut bytes = [0; UniqueId::BYTES];
         bytes[..writer.as_slice().len()].copy_from_slice(writer.as_slice());
         let sum = checksum(&bytes);
@@ -139,7 +160,7 @@ impl UniqueId {
         }
         let id = UniqueId(bytes);
         let known =
-            bytes[1] & !(V6 | FIXED | UNAUTHENTICATED) == 0 && bytes[64..CHECKED_BYTES].iter().all(|byte| *byte == 0);
+            bytes[1] & !(V6 | FIXED | UNAUTHENTICATED) == 0 && bytes[72..CHECKED_BYTES].iter().all(|byte| *byte == 0);
         let mapped = id.ip().to_ipv4_mapped().is_some();
         if !known || id.port() == 0 || mapped == (bytes[1] & V6 != 0) {
             return Err(wrong("a field has a value that this library does not know".to_owned()));
@@ -170,6 +191,22 @@ impl UniqueId {
         self.0[1] & UNAUTHENTICATED == 0
     }
 
+    /// Whether this host can reach the root at all.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] where the address is the loopback of another host.
+    pub(super) fn check_reach(&self) -> Result<()> {
+        let host = u64::from_le_bytes(self.field(64));
+        if host == 0 || host == this_host() {
+            return Ok(());
+        }
+        Err(Error::invalid_usage(format!(
+            "the id leads to {} of another host, which had no interface up but loopback when the id was made there: make it once the \
+             network is up, and without NCCL_SOCKET_IFNAME=lo",
+            self.address()
+        )))
+    }
+
     /// What ranks and root must agree on.
     pub(super) fn terms(&self) -> Terms {
         let key = blake3::keyed_hash(&self.field(32), b"rsccl root").into();
@@ -187,6 +224,14 @@ impl UniqueId {
     fn field<const N: usize>(&self, offset: usize) -> [u8; N] {
         std::array::from_fn(|i| self.0[offset + i])
     }
+}
+
+/// A number that is equal where loopback leads to the same processes; 0 where the system does not tell.
+fn this_host() -> u64 {
+    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let Some(boot) = host::boot_id().filter(|_| !namespace.as_os_str().is_empty()) else { return 0 };
+    let hash = blake3::hash(format!("{boot} {}", namespace.display()).as_bytes());
+    u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
 }
 
 /// The key of the communicator that `ids` and the root's `session` make.

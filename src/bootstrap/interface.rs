@@ -6,6 +6,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::str::FromStr;
 
+use crate::bootstrap::Options;
 use crate::error::{Error, Result};
 use crate::sys::interfaces::Interface;
 
@@ -117,7 +118,8 @@ impl std::fmt::Display for Rules {
     }
 }
 
-/// The interfaces to use, best first, each with its first address: at least one, at most [`MAX_INTERFACES`].
+/// The interfaces that may be used, best first, each with its first address: at least one, at most [`MAX_INTERFACES`]. The library
+/// uses the first.
 ///
 /// With rules, all that they allow, in the machine's order. Without: those named `ib…`; else the one in the subnet of `near`,
 /// if that is given (the fixed address of `NCCL_COMM_ID`); else all but `docker…`, `lo…` and `virbr…`; else `docker…`; else
@@ -138,7 +140,7 @@ pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&So
     };
     let found = if rules.is_empty() {
         let starts = |prefix: &'static str| move |interface: &Interface| interface.name.starts_with(prefix);
-        let ordinary = |interface: &Interface| !["docker", "lo", "virbr"].iter().any(|p| interface.name.starts_with(p));
+        let ordinary = |interface: &Interface| is_ordinary(&interface.name);
         let in_subnet = |interface: &Interface| near.is_some_and(|near| is_in_subnet(interface, near));
         let order: [&dyn Fn(&Interface) -> bool; 6] =
             [&starts("ib"), &in_subnet, &ordinary, &starts("docker"), &starts("lo"), &starts("virbr")];
@@ -147,7 +149,7 @@ pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&So
         pick(&|interface| rules.allow(&interface.name))
     };
     if found.is_empty() {
-        return Err(nothing_usable(all, rules, family));
+        return Err(nothing(NOTHING, all, (rules, family)));
     }
     Ok(found)
 }
@@ -159,8 +161,11 @@ pub fn nearest(all: &[Interface], rules: &Rules, family: Family, near: &SocketAd
 }
 
 fn is_usable(interface: &Interface, family: Family) -> bool {
-    let v6_loopback = interface.address.is_ipv6() && interface.address.is_loopback();
-    interface.running && family.allows(interface.address) && !v6_loopback
+    interface.running && family.allows(interface.address) && !is_v6_loopback(interface)
+}
+
+fn is_v6_loopback(interface: &Interface) -> bool {
+    interface.address.is_ipv6() && interface.address.is_loopback()
 }
 
 /// Whether `address` is in the interface's subnet, and on its link where the address is link-local.
@@ -177,16 +182,33 @@ fn is_in_subnet(interface: &Interface, address: &SocketAddr) -> bool {
     }
 }
 
-fn nothing_usable(all: &[Interface], rules: &Rules, family: Family) -> Error {
+/// Whether a link may have been made to reach other hosts.
+pub(super) fn is_ordinary(name: &str) -> bool {
+    !["docker", "lo", "virbr"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The error of who finds no interface; `what` is its beginning.
+pub(super) fn nothing_usable(what: &str, all: &[Interface], options: &Options) -> Error {
+    nothing(what, all, (&options.interfaces, options.family))
+}
+
+const NOTHING: &str = "no usable network interface";
+
+fn nothing(what: &str, all: &[Interface], (rules, family): (&Rules, Family)) -> Error {
+    let state = |interface: &Interface| match interface.running {
+        _ if is_v6_loopback(interface) => "never used: of the loopback addresses only IPv4's is",
+        true => "running",
+        false => "not running",
+    };
     let mut there: Vec<String> = all
         .iter()
-        .map(|i| format!("{} ({}, {})", i.name, i.address, if i.running { "running" } else { "not running" }))
+        .map(|interface| format!("{} ({}, {})", interface.name, interface.address, state(interface)))
         .collect();
     there.truncate(MAX_INTERFACES);
     let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
     let rules = if rules.is_empty() { "not set".to_owned() } else { rules.to_string() };
     Error::invalid_usage(format!(
-        "no usable network interface: NCCL_SOCKET_IFNAME is {rules}, NCCL_SOCKET_FAMILY is {family}, there are: {there}"
+        "{what}: NCCL_SOCKET_IFNAME is {rules}, NCCL_SOCKET_FAMILY is {family}, there are: {there}"
     ))
 }
 
@@ -290,6 +312,13 @@ mod tests {
             "{error}"
         );
         assert!(choose(&[], &Rules::default(), Family::Any, None).unwrap_err().to_string().contains("there are: none"));
+    }
+
+    #[test]
+    fn the_ipv6_loopback_is_said_to_be_unused_and_not_to_be_running() {
+        let only = [interface("lo", "::1", 128)];
+        let error = choose(&only, &"lo".parse().unwrap(), Family::Any, None).unwrap_err().to_string();
+        assert!(error.contains("lo (::1, never used: of the loopback addresses only IPv4's is)"), "{error}");
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub struct Options {
     pub interfaces: Rules,
     /// `NCCL_SOCKET_FAMILY`: which addresses may be used.
     pub family: Family,
+    /// Whether ranks of other hosts are known to come: then the root waits for an interface that they reach, and does not take loopback.
+    pub other_hosts: bool,
     /// `NCCL_SOCKET_RETRY_CNT`: how often a connection that fails is tried again.
     pub retry_count: u32,
     /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: the k-th retry comes k times this later.
@@ -36,6 +38,7 @@ impl Default for Options {
             secret: None,
             interfaces: Rules::default(),
             family: Family::Any,
+            other_hosts: false,
             retry_count: 34,
             retry_sleep: Duration::from_millis(100),
             check_in_timeout: Duration::from_secs(120),

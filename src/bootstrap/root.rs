@@ -12,11 +12,14 @@ use crate::bootstrap::checkin::{self, Block, CheckIn, MAX_ROOT_FRAME_BYTES, Tabl
 use crate::bootstrap::hall::{Hall, Keeper, Rules};
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::link::End;
+use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::roster::{self, Roster, Step};
 use crate::bootstrap::{Options, interface, socket};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::sys::{clock, interfaces, random};
+use crate::sync::{AbortFlag, Wait};
+use crate::sys::interfaces::Interface;
+use crate::sys::{clock, random};
 use crate::types::Rank;
 use crate::wire::frame::Frame;
 
@@ -33,10 +36,21 @@ impl Root {
     /// # Errors
     /// As [`UniqueId::generate`].
     pub fn serve(options: &Options) -> Result<(UniqueId, Root)> {
-        let chosen = interface::choose(&interfaces::list()?, &options.interfaces, options.family, None)?;
-        let (listener, address) = socket::listen(interface::address(&chosen[0]))?;
+        Root::serve_within(options, &Wait::new(options.check_in_timeout, &AbortFlag::new()))
+    }
+
+    /// [`Root::serve`], which waits no longer than `wait` for an interface that is coming up.
+    pub(super) fn serve_within(options: &Options, wait: &Wait) -> Result<(UniqueId, Root)> {
+        let pick =
+            |all: &[Interface]| Ok(interface::choose(all, &options.interfaces, options.family, None)?.swap_remove(0));
+        let by_others = |_: &[Interface]| options.other_hosts;
+        let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
+        let (listener, address) = socket::listen(interface::address(&chosen))?;
         let id = UniqueId::fresh(address)?;
-        log::detail!(Bootstrap, "Bootstrap: root listens on {}", interface::Using(&chosen[0].name, address));
+        log::detail!(Bootstrap, "Bootstrap: root listens on {}", interface::Using(&chosen.name, address));
+        if address.ip().is_loopback() && options.interfaces.is_empty() {
+            log::detail!(Bootstrap, "no interface but loopback is up: ranks of other hosts cannot join by this id");
+        }
         let root = Root::start(id, listener, options)?;
         Ok((id, root))
     }
@@ -297,7 +311,6 @@ mod tests {
     use crate::bootstrap::auth::{self, Handshake, NO_RANK};
     use crate::bootstrap::checkin::Shape;
     use crate::error::Kind;
-    use crate::sync::{AbortFlag, Wait};
     use crate::wire::frame::{self, FrameReader};
 
     fn soon() -> Wait {

@@ -1,16 +1,20 @@
 //! Communicators of launched processes: who I am and where we meet stands in the environment.
 
+use std::net::SocketAddr;
+
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::store::{FileStore, Store, TcpStore, share_id};
-use crate::bootstrap::{NetBootstrap, Options, UniqueId};
+use crate::bootstrap::{NetBootstrap, Options, UniqueId, reach};
 use crate::comm::origin::Origin;
 use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Settings};
 use crate::config::launch::{Launch, StoreAddress};
 use crate::config::{Config, Environment};
 use crate::error::{Error, Kind, Result};
+use crate::log;
 use crate::sync::Wait;
 use crate::sync::primitive::{Ordering, statics::AtomicU64};
+use crate::sys::interfaces;
 use crate::types::World;
 
 impl Communicator {
@@ -49,6 +53,8 @@ impl Communicator {
         let launch = Launch::learn(&environment, &config)?;
         let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
         let world = launch.world;
+        let other_hosts = launch.local_size.is_some_and(|local| local < world.size);
+        let options = Options { other_hosts, ..options };
         // Relaxed: only the number counts.
         let number = LAUNCHED.fetch_add(1, Ordering::Relaxed);
         Communicator::start(world, settings, Origin::Launcher, move |abort, timeout| {
@@ -81,7 +87,7 @@ fn meet(
     let key = format!("rsccl/id/{number}");
     loop {
         let store = open(place, world, options, wait)?;
-        match share_id(&*store, &key, world, || UniqueId::generate(options), wait) {
+        match share_id(&*store, &key, world, || UniqueId::generate_within(options, wait), wait) {
             Ok(id) => return Ok((id, Some(store))),
             // The store of the communicator before this one has just ended: the next one opens at the same place.
             Err(error) if world.rank.get() != 0 && is_of_store(&error) && number > 0 => {
@@ -105,12 +111,41 @@ fn open(place: &StoreAddress, world: World, options: &Options, wait: &Wait) -> R
             let bracketed = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
             let place: HostPort = bracketed.parse()?;
             if world.rank.get() == 0 {
-                let address = place.resolve(options.family, &crate::sys::interfaces::list()?)?;
-                return Ok(Box::new(TcpStore::serve(address, options)?));
+                let address = place.resolve(options.family, &interfaces::list()?)?;
+                return Ok(Box::new(serve(address, options, wait)?));
             }
             Ok(Box::new(TcpStore::connect(&place, options)?))
         }
     }
+}
+
+/// Serves the store. An address that is not there waits for the link that may bring it.
+fn serve(address: SocketAddr, options: &Options, wait: &Wait) -> Result<TcpStore> {
+    let mut told = false;
+    loop {
+        let error = match TcpStore::serve(address, options) {
+            Err(error) if is_missing(&error) && reach::may_come_up(&interfaces::list()?, options)? => error,
+            other => return other,
+        };
+        if !told {
+            told = true;
+            log::warn!(
+                Bootstrap,
+                "the store cannot be served yet: {}; waiting for an interface to come up",
+                error.message()
+            );
+        }
+        if let Err(over) = wait.check(String::new) {
+            return Err(if over.kind() == Kind::Timeout { error } else { over });
+        }
+        crate::sys::poller::pause(wait.slice(RETRY_PAUSE));
+    }
+}
+
+/// Whether this machine has not got the address.
+fn is_missing(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    source.is_some_and(|source| source.kind() == std::io::ErrorKind::AddrNotAvailable)
 }
 
 /// Communicators that this process has made from its launcher's environment: all its ranks count alike.

@@ -139,7 +139,7 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Own "SECRET" => secret: Kind::Secret, "what ranks prove to each other with a fixed or stored id"),
     variable!(Own "SECRET_FILE" => secret_file: Kind::Path, "a file that holds the secret, mode 600"),
     variable!(Own "STORE" => store: Kind::Store, "where from_env() meets: tcp://host:port or file:///path"),
-    variable!(Nccl "SOCKET_IFNAME" => socket_interfaces: Kind::Text, "interfaces: prefixes, =names, ^excluded, comma-separated"),
+    variable!(Nccl "SOCKET_IFNAME" => socket_interfaces: Kind::Text, "interfaces: prefixes, =names, ^excluded; the first that is up is used"),
     variable!(Nccl "SOCKET_FAMILY" => socket_family: Kind::Choice(SocketFamily::NAMES), "the address family of all sockets"),
     variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16), "times NCCL_NSOCKS_PERTHREAD: sockets of one connection; no threads here"),
     variable!(Nccl "NSOCKS_PERTHREAD" => sockets_per_thread: count(0, 16), "times NCCL_SOCKET_NTHREADS: sockets of one connection, at most 64"),

@@ -25,22 +25,45 @@ pub struct Interface {
 /// # Errors
 /// [`crate::error::Kind::System`] where the kernel does not tell.
 pub fn list() -> Result<Vec<Interface>> {
+    let mut interfaces = Vec::new();
+    each(|entry| interfaces.extend(interface(entry)))?;
+    Ok(interfaces)
+}
+
+/// The names of all links, also of those that have no address or are down.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where the kernel does not tell.
+pub fn links() -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    each(|entry| names.push(name(entry)))?;
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// Shows every entry of the kernel's list to `look`.
+fn each(mut look: impl FnMut(&libc::ifaddrs)) -> Result<()> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the call writes one pointer, which `head` is.
     let code = unsafe { libc::getifaddrs(&raw mut head) };
     if code != 0 {
         return Err(Error::last_os("getifaddrs"));
     }
-    let mut interfaces = Vec::new();
     let mut next = head.cast_const();
     // SAFETY: a pointer of the list that getifaddrs made is null or valid until freeifaddrs, and nobody writes to it.
     while let Some(entry) = unsafe { next.as_ref() } {
-        interfaces.extend(interface(entry));
+        look(entry);
         next = entry.ifa_next;
     }
     // SAFETY: `head` came from getifaddrs, is freed once, and what was taken from the list was copied.
     unsafe { libc::freeifaddrs(head) };
-    Ok(interfaces)
+    Ok(())
+}
+
+fn name(entry: &libc::ifaddrs) -> String {
+    // SAFETY: getifaddrs gives each entry a name that ends with NUL and lives as long as the entry.
+    unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned()
 }
 
 /// `None` for what has no IP address.
@@ -51,8 +74,7 @@ fn interface(entry: &libc::ifaddrs) -> Option<Interface> {
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from_bits(u128::MAX)),
     };
     let netmask = ip(entry.ifa_netmask).map_or(all_ones, |(netmask, _)| netmask);
-    // SAFETY: getifaddrs gives each entry a name that ends with NUL and lives as long as the entry.
-    let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
+    let name = name(entry);
     let up = (libc::IFF_UP | libc::IFF_RUNNING).cast_unsigned();
     Some(Interface { name, address, netmask, scope, running: entry.ifa_flags & up == up })
 }
@@ -85,5 +107,6 @@ mod tests {
         let loopback = interfaces.iter().find(|i| i.address == IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
         assert_eq!(loopback.netmask, IpAddr::V4(Ipv4Addr::new(255, 0, 0, 0)));
         assert!(loopback.running && !loopback.name.is_empty());
+        assert!(links().unwrap().contains(&loopback.name));
     }
 }

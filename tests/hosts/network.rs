@@ -59,6 +59,18 @@ impl Network {
         ip(&format!("-n {} link set p{} down", self.switch(), host + 1)).unwrap();
     }
 
+    /// Takes a host's interface down, as before the network is up.
+    #[allow(dead_code, reason = "the tests of MPI have no late interface")]
+    pub(crate) fn take_down(&self, host: usize) {
+        ip(&format!("-n {} link set eth0 down", self.host(host))).unwrap();
+    }
+
+    /// Brings it up.
+    #[allow(dead_code, reason = "the tests of MPI have no late interface")]
+    pub(crate) fn bring_up(&self, host: usize) {
+        ip(&format!("-n {} link set eth0 up", self.host(host))).unwrap();
+    }
+
     fn host(&self, host: usize) -> String {
         format!("{}-h{}", self.name, host + 1)
     }

@@ -8,14 +8,16 @@ use crate::bootstrap::collective;
 use crate::bootstrap::hall::WANTED_OPEN_FILES;
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::link::SCRATCH_BYTES;
+use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::root::Root;
 use crate::bootstrap::visit::{Service, Visit};
 use crate::bootstrap::{Options, interface, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::Wait;
+use crate::sys::interfaces::Interface;
 use crate::sys::poller::{Poller, Ready};
-use crate::sys::{clock, interfaces, limits};
+use crate::sys::{clock, limits};
 use crate::types::Rank;
 use crate::wire::frame::Frame;
 
@@ -35,7 +37,7 @@ pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Option
     limits::raise_open_files(WANTED_OPEN_FILES)?;
     let root = shape.root_of(rank);
     let id = &ids[Rank::new(root).index()];
-    let own = listen(id, rank, options)?;
+    let own = listen(id, rank, options, wait)?;
     if id.is_fixed() && rank == shape.first(root) {
         serve_fixed(id, options, wait)?.detach();
     }
@@ -82,19 +84,26 @@ fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<Shape> {
     Ok(Shape { world: size, roots })
 }
 
-/// Listens on the interface that the options choose. Where they name none, a root at a fixed or loopback address shows the way.
-fn listen(id: &UniqueId, rank: Rank, options: &Options) -> Result<Own> {
-    let all = interfaces::list()?;
-    let near = id.address();
-    let shown = options.interfaces.is_empty() && (id.is_fixed() || near.ip().is_loopback());
-    let nearest = shown.then(|| interface::nearest(&all, &options.interfaces, options.family, &near)).flatten();
-    let chosen = match nearest {
-        Some(interface) => interface,
-        None => {
-            let near = id.is_fixed().then_some(&near);
-            interface::choose(&all, &options.interfaces, options.family, near)?.swap_remove(0)
-        }
+/// Listens on the interface that the options choose. Where they name none, a root at a fixed or loopback address shows the way. Other
+/// hosts shall reach it, unless the root is on this host's loopback.
+fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<Own> {
+    id.check_reach()?;
+    let root = id.address();
+    let shown = options.interfaces.is_empty() && (id.is_fixed() || root.ip().is_loopback());
+    let pick = |all: &[Interface]| {
+        let nearest = shown.then(|| interface::nearest(all, &options.interfaces, options.family, &root)).flatten();
+        nearest.map_or_else(
+            || {
+                let near = id.is_fixed().then_some(&root);
+                Ok(interface::choose(all, &options.interfaces, options.family, near)?.swap_remove(0))
+            },
+            Ok,
+        )
     };
+    // Where the user names loopback and the root has an address of this host, all ranks are here.
+    let is_here = |all: &[Interface]| all.iter().any(|interface| interface.address == root.ip());
+    let by_others = |all: &[Interface]| !root.ip().is_loopback() && (options.interfaces.is_empty() || !is_here(all));
+    let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
     let interface = interface::address(&chosen);
     let (listener, address) = socket::listen(interface)?;
     log::info!(Bootstrap @ rank, "Bootstrap: Using {}", interface::Using(&chosen.name, address));

@@ -1,0 +1,61 @@
+//! The interface whose address this rank tells the others; waited for where it is still coming up.
+
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::{Options, interface};
+use crate::error::{Error, Kind, Result};
+use crate::log;
+use crate::sync::Wait;
+use crate::sys::interfaces::{self, Interface};
+use crate::sys::{clock, poller};
+
+/// What an interface is wanted for.
+pub(super) struct Wanted<'a> {
+    /// Picks one of all there are.
+    pub(super) pick: &'a dyn Fn(&[Interface]) -> Result<Interface>,
+    /// Whether ranks of other hosts must reach it, so that loopback will not do.
+    pub(super) by_others: &'a dyn Fn(&[Interface]) -> bool,
+}
+
+/// The interface that is wanted, as soon as it is up.
+///
+/// # Errors
+/// [`Kind::InvalidUsage`] with what there is: at once where no link has a name that the options allow, else at the deadline of `wait`.
+pub(super) fn interface(wanted: &Wanted<'_>, options: &Options, wait: &Wait) -> Result<Interface> {
+    let started = clock::now();
+    let mut told = false;
+    loop {
+        let all = interfaces::list()?;
+        let why = match (wanted.pick)(&all) {
+            Ok(found) if !found.address.is_loopback() || !(wanted.by_others)(&all) => return Ok(found),
+            Ok(_) => interface::nothing_usable("no network interface is up that other hosts reach", &all, options),
+            Err(error) if !may_come_up(&all, options)? => return Err(error),
+            Err(error) => error,
+        };
+        if !told {
+            told = true;
+            log::warn!(Bootstrap, "{}; waiting for one to come up", why.message());
+        }
+        wait.check(String::new)
+            .map_err(|over| if over.kind() == Kind::Timeout { overdue(&why, started) } else { over })?;
+        poller::pause(wait.slice(LOOK));
+    }
+}
+
+fn overdue(why: &Error, started: Instant) -> Error {
+    let waited = clock::now().saturating_duration_since(started).as_secs_f64();
+    Error::invalid_usage(format!("{}; waited {waited:.1} s for one to come up", why.message()))
+}
+
+/// Whether a link that the options allow is there and cannot be used yet.
+///
+/// # Errors
+/// [`Kind::System`] where the kernel does not tell.
+pub(crate) fn may_come_up(all: &[Interface], options: &Options) -> Result<bool> {
+    let is_up = |name: &str| all.iter().any(|interface| interface.name == name && interface.running);
+    let may = |name: &String| interface::is_ordinary(name) && options.interfaces.allow(name) && !is_up(name);
+    Ok(interfaces::links()?.iter().any(may))
+}
+
+/// Between two looks at the interfaces.
+const LOOK: Duration = Duration::from_millis(50);
