@@ -188,6 +188,24 @@ impl Inner {
     }
 }
 
+/// What the dead processes of a machine have left: a sentence for each object that nobody destroyed. No state, no leaks.
+///
+/// # Errors
+///
+/// If the state of the folder cannot be read.
+pub fn leaks(folder: &std::path::Path) -> Result<Vec<String>, String> {
+    if !folder.join("state").exists() {
+        return Ok(Vec::new());
+    }
+    let state = State::inspect(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let sentence = |record: &Record| {
+        let noun = record.kind().map_or("thing", state::Kind::noun);
+        let size = if record.bytes > 0 { format!("{} bytes, ", record.bytes) } else { String::new() };
+        format!("{noun}: {size}GPU {}, by process {}", record.gpu, record.pid)
+    };
+    Ok(state.leaks().iter().map(sentence).collect())
+}
+
 /// Places of freed memory that are remembered, for reports.
 const FREED_KEPT: usize = 4096;
 

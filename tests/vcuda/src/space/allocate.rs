@@ -161,6 +161,31 @@ impl Space {
         Some(piece)
     }
 
+    /// Frees all that a context has allocated, opened or pinned, and its peers' rights. None of its work runs.
+    pub fn drop_context(&self, context: u64) {
+        let of_context: Vec<Piece> =
+            self.read().pieces.values().filter(|piece| piece.context == context).cloned().collect();
+        for piece in of_context {
+            match piece.kind {
+                PieceKind::Allocation { .. } => drop(self.free(piece.start)),
+                PieceKind::Host { .. } => drop(self.host_free(piece.start)),
+                PieceKind::Registered { .. } => drop(self.unregister(piece.start)),
+                PieceKind::Opened { .. } => while self.close_ipc(piece.start).is_ok() {},
+                PieceKind::Pooled { .. } | PieceKind::Mapped { .. } => {}
+            }
+        }
+        self.write().peers.retain(|(a, b)| *a != context && *b != context);
+    }
+
+    /// Frees all memory of a pool.
+    pub fn drop_pool(&self, pool: u64) {
+        let of_pool = |piece: &&Piece| matches!(piece.kind, PieceKind::Pooled { pool: other, .. } if other == pool);
+        let starts: Vec<u64> = self.read().pieces.values().filter(of_pool).map(|piece| piece.start).collect();
+        for start in starts {
+            self.free(start);
+        }
+    }
+
     /// Bytes of a GPU's memory: free ones, and all.
     pub fn free_and_total(&self, gpu: u32) -> (u64, u64) {
         let total = self.total(gpu);

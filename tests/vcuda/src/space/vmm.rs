@@ -243,6 +243,11 @@ impl Space {
         Ok(())
     }
 
+    /// Whether a mapping at an address was taken away and is still behind it, since work may have used it.
+    pub fn is_buried(&self, start: u64) -> bool {
+        self.read().buried.iter().any(|(at, bytes, _)| (*at..*at + *bytes).contains(&start))
+    }
+
     /// A GPU's right to the mapping at an address.
     ///
     /// # Errors
