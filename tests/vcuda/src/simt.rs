@@ -7,15 +7,19 @@
 mod access;
 mod block;
 mod defined;
+mod definedness;
 mod execute;
 mod grid;
 mod memory;
 mod poll;
 mod random;
+mod shadow;
+mod stores;
 mod together;
 mod translate;
 mod update;
 mod warp;
+mod weak;
 
 pub use block::Block;
 pub use grid::Grid;

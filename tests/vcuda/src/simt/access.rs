@@ -1,14 +1,14 @@
 //! Loads, stores and atomic operations of a warp, in every space.
 
-#![expect(dead_code, reason = "the memory model, which uses the rest, follows")]
-
 use super::FaultKind;
+use super::definedness;
 use super::execute::space_of;
 use super::grid::Grid;
 use super::random::Random;
 use super::translate::{Cell, Checked, Translation, Trouble, check_alignment};
 use super::update;
 use super::warp::{LANES, Warp};
+use super::weak::Weak;
 use crate::alu::convert::extend;
 use crate::ptx::instruction::{Address, Op, RowIndex};
 use crate::ptx::types::{Order, Scope, Space, Type, WINDOW_MASK};
@@ -21,9 +21,6 @@ pub(super) struct Core {
     pub(super) grid: Arc<Grid>,
     pub(super) index: [u32; 3],
     pub(super) multiprocessor: u32,
-    /// Among all blocks of the process.
-    pub(super) number: u32,
-    pub(super) threads: u32,
     pub(super) random: Random,
     /// Warp instructions so far.
     pub(super) clock: u64,
@@ -33,10 +30,14 @@ pub(super) struct Core {
     /// With checks: whether a byte of shared memory has been set.
     pub(super) shared_defined: Vec<bool>,
     pub(super) translation: Translation,
+    /// The memory model; None where memory is strong.
+    pub(super) weak: Option<Box<Weak>>,
     /// Something was stored since the warps that poll looked last.
-    stored: bool,
+    pub(super) stored: bool,
     /// Something was stored in global memory since the last [`finish`](Self::finish).
-    changed: bool,
+    pub(super) changed: bool,
+    /// A weak load gave an old value: the loop around it must look again.
+    pub(super) showed_old: bool,
 }
 
 /// Fresh shared and local memory holds this, as fresh device memory does.
@@ -49,6 +50,8 @@ pub(super) struct Access {
     pub(super) address: u64,
     pub(super) bytes: u32,
     pub(super) order: Order,
+    /// Whether the instruction stores the access's whole 128-byte line.
+    pub(super) line: bool,
 }
 
 impl Core {
@@ -62,16 +65,16 @@ impl Core {
         Self {
             index,
             multiprocessor,
-            number,
-            threads,
             random,
             clock: 0,
             at: (0, 0),
             shared: vec![POISON; shared],
             shared_defined: if checks { vec![false; shared] } else { Vec::new() },
             translation: Translation::default(),
+            weak: if grid.config.weak { Some(Box::new(Weak::new(&grid, number, threads))) } else { None },
             stored: false,
             changed: false,
+            showed_old: false,
             grid,
         }
     }
@@ -89,11 +92,6 @@ impl Core {
         }
     }
 
-    /// Sends stores on their way before the block sleeps or ends; whether all have arrived.
-    pub(super) fn settle(&mut self) -> bool {
-        true
-    }
-
     pub(super) fn is_weak(&self) -> bool {
         self.grid.config.weak
     }
@@ -102,9 +100,11 @@ impl Core {
         self.grid.config.checks
     }
 
+    /// Before each instruction.
     #[inline]
-    pub(super) fn tick(&mut self, _active: u32) {
+    pub(super) fn tick(&mut self) -> Checked<()> {
         self.clock += 1;
+        if self.weak.is_some() { self.drain_some() } else { Ok(()) }
     }
 
     pub(super) fn take_stored(&mut self) -> bool {
@@ -147,41 +147,72 @@ impl Core {
         Ok(Cell::new(extent, address, bytes))
     }
 
+    /// A load's value, and which of its bytes are defined.
     #[inline]
-    fn global_load(&mut self, access: Access) -> Checked<u64> {
-        Ok(self.cell(access.address, access.bytes, false)?.load())
+    fn global_load(&mut self, access: Access) -> Checked<(u64, u8)> {
+        if self.weak.is_some() {
+            return self.weak_load(access);
+        }
+        let Self { grid, translation, .. } = self;
+        let extent =
+            translation.find(&*grid.memory, grid.config.gpu, access.address, u64::from(access.bytes), false)?;
+        let defined = if grid.config.checks { definedness::get(extent, access.address, access.bytes) } else { u8::MAX };
+        Ok((Cell::new(extent, access.address, access.bytes).load(), defined))
     }
 
     #[inline]
-    fn global_store(&mut self, access: Access, value: u64) -> Checked<()> {
-        self.cell(access.address, access.bytes, true)?.store(value);
+    fn global_store(&mut self, access: Access, value: u64, defined: u8) -> Checked<()> {
         (self.stored, self.changed) = (true, true);
+        if self.weak.is_some() {
+            return self.weak_store(access, value, defined);
+        }
+        let Self { grid, translation, .. } = self;
+        let extent = translation.find(&*grid.memory, grid.config.gpu, access.address, u64::from(access.bytes), true)?;
+        Cell::new(extent, access.address, access.bytes).store(value);
+        if !extent.defined.is_null() {
+            definedness::set(extent, access.address, access.bytes, defined);
+        }
         Ok(())
     }
 
     fn global_update(&mut self, access: Access, new: impl Fn(u64) -> u64) -> Checked<u64> {
-        let old = self.cell(access.address, access.bytes, true)?.update(new);
-        (self.stored, self.changed) = (true, true);
+        if self.weak.is_some() {
+            return self.weak_update(access, new);
+        }
+        let old = self.cell(access.address, access.bytes, true)?.update(&new);
+        let changed = new(old) != old;
+        self.stored |= changed;
+        self.changed |= changed;
         Ok(old)
     }
 
-    pub(super) fn fence(&mut self, _warp: u32, _active: u32, _scope: Scope, _sequential: bool) -> Checked<()> {
+    /// A fence of these lanes.
+    pub(super) fn fence(&mut self, warp: u32, active: u32, scope: Scope, sequential: bool) -> Checked<()> {
         // Blocks run on several threads: a fence of theirs must be one of the host's.
         std::sync::atomic::fence(Ordering::SeqCst);
-        Ok(())
+        if self.weak.is_some() { self.weak_fence(warp, active, scope, sequential) } else { Ok(()) }
     }
 
     /// Lanes of a warp have met at `bar.warp.sync`.
-    pub(super) fn warp_joined(&mut self, _warp: u32, _lanes: u32) {}
-
-    /// Lanes of a warp have met at another instruction of the whole warp.
-    pub(super) fn warp_met(&mut self, _warp: u32) {}
+    pub(super) fn warp_joined(&mut self, warp: u32, lanes: u32) {
+        if let Some(weak) = &mut self.weak {
+            weak.join_warp(warp, lanes);
+        }
+    }
 
     /// Lanes have come to a barrier of the block.
-    pub(super) fn barrier_reached(&mut self, _warp: u32, _lanes: u32, _number: usize) {}
+    pub(super) fn barrier_reached(&mut self, warp: u32, lanes: u32, number: usize) {
+        if let Some(weak) = &mut self.weak {
+            weak.reach(warp, lanes, number);
+        }
+    }
 
     /// Everybody has come to a barrier of the block.
-    pub(super) fn barrier_opened(&mut self, _number: usize) {}
+    pub(super) fn barrier_opened(&mut self, number: usize) {
+        if let Some(weak) = &mut self.weak {
+            weak.join_block(number);
+        }
+    }
 
     /// Where in shared memory an access lies.
     fn shared_at(&self, address: u64, bytes: u32) -> Checked<usize> {
@@ -236,9 +267,10 @@ impl Warp {
     fn read(&mut self, core: &mut Core, access: Access, space: Space) -> Checked<(u64, u8)> {
         let width = access.bytes as usize;
         Ok(match space {
-            Space::Global | Space::Constant | Space::Generic => (core.global_load(access)?, u8::MAX),
+            Space::Global | Space::Constant | Space::Generic => core.global_load(access)?,
             Space::Shared => {
                 let at = core.shared_at(access.address, access.bytes)?;
+                core.observe(access);
                 (little(&core.shared[at..at + width]), set_bits(&core.shared_defined, at, width))
             }
             Space::Local => {
@@ -271,7 +303,7 @@ impl Warp {
             let space = Self::resolved(first, address.space);
             for part in 0..to.len() {
                 let at = first.wrapping_add(part as u64 * u64::from(bytes));
-                let access = Access { warp: self.index, lane, address: at, bytes, order };
+                let access = Access { warp: self.index, lane, address: at, bytes, order, line: false };
                 let (value, set) = self.read(core, access, space)?;
                 if !matches!(space, Space::Local | Space::Parameter) {
                     self.groups[self.current].poll.read(at, value, line);
@@ -280,6 +312,10 @@ impl Warp {
                     if kind.is_signed() { extend(value, kind.bits(), register_bits, true) } else { value };
                 defined[part][index] = set;
             }
+        }
+        core.release_line();
+        if std::mem::take(&mut core.showed_old) {
+            self.groups[self.current].poll.moved();
         }
         for (part, row) in to.iter().enumerate() {
             let Some(row) = *row else { continue };
@@ -310,6 +346,7 @@ impl Warp {
         let whole = u64::from(bytes) * from.len() as u64;
         let bases = *self.row(address.base);
         self.groups[self.current].poll.moved();
+        let lines = if core.is_weak() { whole_lines(&bases, address.offset, whole, active) } else { 0 };
         for lane in (0..32u32).filter(|lane| active >> lane & 1 == 1) {
             let index = lane as usize;
             let first = bases[index].wrapping_add_signed(address.offset);
@@ -318,7 +355,7 @@ impl Warp {
             let space = Self::resolved(first, address.space);
             for (part, row) in from.iter().enumerate() {
                 let at = first.wrapping_add(part as u64 * u64::from(bytes));
-                let access = Access { warp: self.index, lane, address: at, bytes, order };
+                let access = Access { warp: self.index, lane, address: at, bytes, order, line: lines >> lane & 1 == 1 };
                 let value = self.row(*row)[index];
                 let set = self.defined.get(*row as usize).map_or(u8::MAX, |row| row[index]);
                 self.put(core, access, space, (value, set))?;
@@ -331,7 +368,7 @@ impl Warp {
         let width = access.bytes as usize;
         let source = &value.to_le_bytes()[..width];
         match space {
-            Space::Global | Space::Generic => core.global_store(access, value),
+            Space::Global | Space::Generic => core.global_store(access, value, set),
             Space::Shared => {
                 let at = core.shared_at(access.address, access.bytes)?;
                 core.shared[at..at + width].copy_from_slice(source);
@@ -361,11 +398,13 @@ impl Warp {
             let at = bases[index].wrapping_add_signed(address.offset);
             core.at.1 = 1 << lane;
             check_alignment(at, u64::from(kind.bytes()))?;
-            let access = Access { warp: self.index, lane, address: at, bytes: kind.bytes(), order: *order };
+            let access =
+                Access { warp: self.index, lane, address: at, bytes: kind.bytes(), order: *order, line: false };
             let new = |old: u64| update::updated(*update, *kind, old, operands[index], values[index]);
             let old = match Self::resolved(at, address.space) {
                 Space::Shared => {
                     let place = core.shared_at(at, access.bytes)?;
+                    core.observe(access);
                     let width = access.bytes as usize;
                     let old = little(&core.shared[place..place + width]);
                     core.shared[place..place + width].copy_from_slice(&new(old).to_le_bytes()[..width]);
@@ -392,6 +431,22 @@ impl Warp {
         }
         Ok(())
     }
+}
+
+/// The lanes whose accesses together fill aligned lines of 128 bytes, in order.
+fn whole_lines(bases: &[u64; LANES], offset: i64, width: u64, active: u32) -> u32 {
+    let lanes = usize::try_from(128 / width).unwrap_or(LANES);
+    let mut found = 0;
+    for first in (0..LANES).step_by(lanes).filter(|first| first + lanes <= LANES) {
+        let start = bases[first].wrapping_add_signed(offset);
+        let follows =
+            |index: usize| bases[first + index].wrapping_add_signed(offset) == start.wrapping_add(index as u64 * width);
+        let mask = (u64::from(u32::MAX) >> (LANES - lanes)) << first;
+        if start.is_multiple_of(128) && u64::from(active) & mask == mask && (0..lanes).all(follows) {
+            found |= u32::try_from(mask).unwrap_or(0);
+        }
+    }
+    found
 }
 
 fn set_bits(flags: &[bool], at: usize, width: usize) -> u8 {

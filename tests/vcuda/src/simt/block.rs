@@ -7,7 +7,6 @@ use super::translate::Trouble;
 use super::warp::{LANES, State, Warp};
 use super::{FaultKind, KernelFault, Step};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// A block of a grid while it is resident.
 #[derive(Debug)]
@@ -67,13 +66,7 @@ impl Block {
         let since_change = self.core.begin();
         self.wake();
         let step = self.turns(budget, since_change);
-        match &step {
-            Step::Done | Step::Fault(_) => {
-                self.ended = true;
-                self.core.grid.left.fetch_sub(1, Ordering::AcqRel);
-            }
-            Step::Ran | Step::Sleeping { .. } => {}
-        }
+        self.ended = matches!(step, Step::Done | Step::Fault(_));
         self.core.finish();
         step
     }
@@ -86,13 +79,7 @@ impl Block {
         let mut left = budget;
         while left > 0 {
             let Some(index) = self.choose() else {
-                if self.warps.iter().all(|warp| warp.live == 0) {
-                    return if self.core.settle() { Step::Done } else { Step::Ran };
-                }
-                if !self.warps.iter().flat_map(|warp| &warp.groups).any(|group| group.state == State::Polling) {
-                    return Step::Fault(self.stuck());
-                }
-                return if self.core.settle() { self.sleeping(since_change) } else { Step::Ran };
+                return self.nobody_ready(since_change);
             };
             let quantum = if self.core.is_weak() { 1 + self.core.random.below(QUANTUM) } else { QUANTUM };
             let quantum = u32::try_from(quantum).unwrap_or(1).min(left);
@@ -112,6 +99,22 @@ impl Block {
             }
         }
         Step::Ran
+    }
+
+    /// No warp can go on: the block is over, sleeps, or is stuck.
+    fn nobody_ready(&mut self, since_change: u64) -> Step {
+        let polls = self.warps.iter().flat_map(|warp| &warp.groups).any(|group| group.state == State::Polling);
+        let over = self.warps.iter().all(|warp| warp.live == 0);
+        if !over && !polls {
+            return Step::Fault(self.stuck());
+        }
+        // Stores that have not arrived must arrive before the block sleeps or ends.
+        match self.core.settle() {
+            Err(trouble) => Step::Fault(self.fault(0, &trouble)),
+            Ok(false) => Step::Ran,
+            Ok(true) if over => Step::Done,
+            Ok(true) => self.sleeping(since_change),
+        }
     }
 
     /// The warp that goes next, None where none can.

@@ -45,10 +45,12 @@ impl Warp {
             let instruction = &code[position as usize];
             let active = if instruction.guard == Flag::TRUE { mask } else { self.lanes_with(instruction.guard, mask) };
             core.at = (position, active);
-            core.tick(active);
-            let after = match self.one(core, instruction, mask, active) {
+            let after = match core.tick().and_then(|()| self.one(core, instruction, mask, active)) {
                 Ok(after) => after,
-                Err(trouble) => return (used, Turn::Trouble(trouble)),
+                Err(trouble) => {
+                    core.release_line();
+                    return (used, Turn::Trouble(trouble));
+                }
             };
             match after {
                 After::Next => {

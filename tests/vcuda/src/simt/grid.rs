@@ -1,7 +1,5 @@
 //! A launch: what all its blocks share.
 
-#![expect(dead_code, reason = "the memory model, which uses the rest, follows")]
-
 use super::block::Block;
 use super::memory::{GlobalMemory, GpuStores};
 use super::{LaunchConfig, LaunchError, ModuleGlobals};
@@ -22,8 +20,6 @@ pub struct Grid {
     pub(super) constants: Vec<(RowIndex, u64)>,
     pub(super) begun: Instant,
     pub(super) id: u64,
-    /// Blocks that have not ended: the last one waits until every store has arrived.
-    pub(super) left: AtomicU64,
 }
 
 /// Threads of a block, on every architecture so far.
@@ -65,10 +61,8 @@ impl Grid {
         for (row, constant) in &function.program.constants {
             constants.push((*row, resolve(constant, globals, &config, function.program.dynamic_shared)?));
         }
-        let blocks = u64::from(x) * u64::from(y) * u64::from(z);
         let id = GRIDS.fetch_add(1, Ordering::Relaxed);
-        let (begun, left) = (Instant::now(), AtomicU64::new(blocks));
-        Ok(Self { function, config, memory, stores, constants, begun, id, left })
+        Ok(Self { function, config, memory, stores, constants, begun: Instant::now(), id })
     }
 
     /// Makes a block resident on multiprocessor `sm`.

@@ -1,6 +1,7 @@
 //! What the interpreter asks of the machine's memory.
 
-use std::sync::Mutex;
+use super::stores::Queue;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of shadow for each 16 bytes of memory. The layout is the interpreter's own; fresh shadow is all zero.
 pub const SHADOW_BYTES_PER_16: usize = 32;
@@ -94,24 +95,32 @@ pub enum MemoryFault {
 
 /// Stores of a GPU on their way to memory elsewhere: one for each GPU in each process, kept by the driver and given to
 /// every launch on that GPU.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct GpuStores {
-    queue: Mutex<Vec<u64>>,
+    pub(super) queue: Mutex<Queue>,
 }
 
 impl GpuStores {
     /// An empty queue.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self { queue: Mutex::new(Queue::of_gpu()) }
     }
 
-    /// Whether every store has arrived.
-    ///
-    /// # Panics
-    /// After a panic of a thread that held the queue.
+    /// Whether every store has arrived: so when a grid's last block is done.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.queue.lock().expect("no holder panics").is_empty()
+        self.lock().is_empty()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
+        // A thread that panicked with the lock left whole entries behind.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for GpuStores {
+    fn default() -> Self {
+        Self::new()
     }
 }

@@ -43,7 +43,7 @@ impl Warp {
                     waiting &= !same;
                 }
             } else if members & self.live & !same == 0 {
-                self.perform(core, &instruction.op, same);
+                self.perform(&instruction.op, same);
                 waiting &= !same;
                 if waiting != 0 {
                     self.split(same, position + 1);
@@ -123,7 +123,7 @@ impl Warp {
     }
 
     /// Every lane of the mask is here.
-    fn perform(&mut self, core: &mut Core, op: &Op, lanes: u32) {
+    fn perform(&mut self, op: &Op, lanes: u32) {
         match op {
             Op::Vote { vote, flag, .. } => {
                 let set = self.lanes_with(*flag, lanes);
@@ -161,7 +161,6 @@ impl Warp {
             }
             _ => {}
         }
-        core.warp_met(self.index);
     }
 
     fn matching(&mut self, d: RowIndex, all: Option<u32>, is_all: bool, a: RowIndex, lanes: u32) {
