@@ -23,7 +23,7 @@ step() {
 }
 
 # iproute2: network namespaces stand in for hosts. Two MPIs for the glue, libclang for what generates its bindings, venv for two
-# more. g++, clang++, cmake, doctest: the C++ classes and programs that use them.
+# more. g++, clang++, cmake, doctest, doxygen: the C++ classes, programs that use them, and their reference.
 install_missing() {
     local packages=() clang
     missing() { ! command -v "$1" >/dev/null; }
@@ -33,6 +33,7 @@ install_missing() {
     if missing mpicc; then packages+=(libopenmpi-dev openmpi-bin); fi
     if missing mpicc.mpich; then packages+=(libmpich-dev mpich); fi
     if missing cmake; then packages+=(cmake make pkg-config); fi
+    if missing doxygen; then packages+=(doxygen); fi
     if ! python3 -c 'import ensurepip' 2>/dev/null; then packages+=(python3-venv); fi
     if command -v apt-get >/dev/null; then
         apt_get update || true

@@ -134,6 +134,19 @@ consumer_by_cmake() { # COMPILER STANDARD
     rm -rf "$moved"
 }
 
+# rsccl's own CMakeLists.txt, in a project that has it as a part of itself. The library itself was built before.
+part_of_a_project() { # BY
+    local build=$work/part-$1
+    cp -R "$cpp/tests/subproject" "$build-source"
+    cp "$cpp/tests/consumer/main.cpp" "$build-source"
+    cmake -S "$build-source" -B "$build" -DRSCCL="$root" -DBY="$1" -DCMAKE_CXX_FLAGS="$strict"
+    cmake --build "$build"
+    "$build/consumer_shared" shared
+    "$build/consumer_static" static
+    # Nothing has changed, so nothing is built.
+    cmake --build "$build" | { ! grep -i 'building'; }
+}
+
 compile_test() { # KIND FILE FLAGS...
     local kind=$1 file=$2
     shift 2
@@ -185,7 +198,7 @@ readme_program() {
     bash "$cpp/tests/readme.sh" "$prefix" "$work/readme"
 }
 
-export -f have exports_are_right headers_stand_alone consumer_by_hand consumer_by_pkg_config consumer_by_cmake
+export -f have exports_are_right headers_stand_alone consumer_by_hand consumer_by_pkg_config consumer_by_cmake part_of_a_project
 export -f run_tests example_runs readme_program panics_stay_inside under_mpi ends_with
 
 # ---- install
@@ -228,6 +241,18 @@ for compiler in "${compilers[@]}"; do
         fi
     done
 done
+if have cmake; then
+    export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
+    # Both run cargo, which lets one wait for the other.
+    for by in add_subdirectory FetchContent; do
+        queue "rsccl as a part of a CMake project: $by" $BUILD_LIMIT_S part_of_a_project "$by"
+    done
+fi
+if have doxygen; then
+    queue "the reference: Doxygen has nothing to warn of" $COMPILE_LIMIT_S "$cpp/doxygen.sh" "$work/reference"
+else
+    skip "no doxygen: the reference of the C++ classes is not built"
+fi
 have pkg-config || skip "no pkg-config: rsccl.pc is not tested"
 have cmake || skip "no cmake: find_package(rsccl) is not tested"
 settle

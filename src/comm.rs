@@ -45,7 +45,7 @@ pub use desk::{Desk, Pending};
 #[cfg(feature = "cpp")]
 pub(crate) use group::Steps;
 pub use group::{Group, Member, group, try_group};
-pub use placement::{DeviceChoice, Placement};
+pub use placement::{DeviceChoice, Locality, Placement};
 pub use request::{Request, Scope};
 pub(crate) use settings::Settings;
 

@@ -6,6 +6,7 @@
 
 mod buffers;
 mod call;
+pub mod composed;
 mod drive;
 pub mod flat;
 mod fuse;

@@ -9,6 +9,7 @@
 mod call;
 mod failure;
 mod foreign;
+mod places;
 mod stores;
 
 use std::collections::VecDeque;
@@ -24,6 +25,7 @@ use crate::types::{DataType, F8E4M3, F8E5M2, Rank, World, bf16, f16};
 use call::{Batch, Work};
 use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
+use places::{locality, placement};
 use stores::{
     Keep, keep, keep_address, keep_file, keep_hash, keep_remote, keep_same, keep_served, share, store_add, store_get,
     store_remove, store_set, store_wait,
@@ -119,6 +121,12 @@ mod bridge {
         AllGatherV = 11,
         ReduceScatterV = 12,
         AllToAllV = 13,
+        GatherV = 14,
+        ScatterV = 15,
+        Scan = 16,
+        Exscan = 17,
+        /// No collective: a send and a recv side by side.
+        SendRecv = 255,
     }
 
     /// A call but for its memory.
@@ -132,8 +140,10 @@ mod bridge {
         data_type: i32,
         op: i32,
         scalar: i32,
-        /// Root or peer.
+        /// Root or peer; of a `send_recv` whom it sends to.
         other: i32,
+        /// Of a `send_recv`: whom it receives from.
+        source: i32,
         kind: u8,
     }
 
@@ -199,6 +209,7 @@ mod bridge {
         fn local(comm: &Comm, child: &mut Comm) -> *mut Failure;
         fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure;
         fn placement(comm: &Comm, place: &mut Place) -> *mut Failure;
+        fn locality(comm: &Comm, place: &mut Place) -> *mut Failure;
         fn number(comm: &Comm, number: &mut u64) -> *mut Failure;
         fn init_timeout_ms(comm: &Comm, milliseconds: &mut i64) -> *mut Failure;
         fn async_error(comm: &Comm) -> *mut Failure;
@@ -310,7 +321,7 @@ mod bridge {
     }
 }
 
-use bridge::{Hook, Place, What};
+use bridge::{Hook, What};
 
 /// A configuration that is being made.
 struct Settings(Config);
@@ -462,6 +473,7 @@ unsafe fn run(comm: &Comm, what: &What, send: *const u8, recv: *mut u8) -> *mut 
         match unsafe { call::work(desk, what, memory, (&[], &[])) }? {
             Work::Collective(call) => desk.run(call),
             Work::Message(message) => desk.message(message),
+            Work::Messages(messages) => desk.messages(messages),
             Work::Exchange(messages) => desk.exchange(messages),
         }
     })
@@ -482,6 +494,7 @@ unsafe fn run_v(
         match unsafe { call::work(desk, what, (send, recv), (send_counts, recv_counts)) }? {
             Work::Collective(call) => desk.run(call),
             Work::Message(message) => desk.message(message),
+            Work::Messages(messages) => desk.messages(messages),
             Work::Exchange(messages) => desk.exchange(messages),
         }
     })
@@ -514,26 +527,6 @@ fn local(comm: &Comm, child: &mut Comm) -> *mut Failure {
 fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure {
     comm.on(|desk| {
         child.0 = Some(Desk::new(desk.cross()?));
-        Ok(())
-    })
-}
-
-fn placement(comm: &Comm, place: &mut Place) -> *mut Failure {
-    comm.on(|desk| {
-        let found = desk.placement()?;
-        let device = found.device.as_ref();
-        *place = Place {
-            printed: found.to_string(),
-            host: int_of(found.host),
-            hosts: int_of(found.hosts),
-            local_rank: int_of(found.local_rank),
-            local_size: int_of(found.local_size),
-            leader_rank: found.leader_rank.map_or(-1, int_of),
-            device: device.map_or(-1, |device| int_of(device.ordinal)),
-            bus_id: device.map_or_else(String::new, |device| device.bus_id.clone()),
-            shared_by: device.map_or(0, |device| int_of(device.shared_by)),
-            host_name: found.host_name,
-        };
         Ok(())
     })
 }
@@ -690,6 +683,7 @@ unsafe fn begin(
         let pending = match unsafe { call::work(desk, what, (send, recv), (send_counts, recv_counts)) }? {
             Work::Collective(call) => desk.begin(call),
             Work::Message(message) => desk.begin_message(message),
+            Work::Messages(messages) => desk.begin_messages(messages),
             Work::Exchange(messages) => desk.begin_exchange(messages),
         };
         request.0 = Some(pending?);

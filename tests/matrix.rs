@@ -94,7 +94,7 @@ fn every_program(ranks: u32, sizes: &[usize], kinds: &[(DataType, Op)]) -> Vec<C
     let mut cases = Vec::new();
     for program in Program::ALL.iter().copied() {
         let roots = if program.rooted() && ranks > 1 { vec![0, ranks - 1] } else { vec![0] };
-        for (data_type, op) in kinds.iter().copied() {
+        for (data_type, op) in kinds.iter().copied().filter(|(_, op)| !program.reduces() || program.takes(*op)) {
             let op = program.reduces().then_some(op);
             for (elements, root) in sizes.iter().flat_map(|size| roots.iter().map(|root| (*size, *root))) {
                 let case = Case { program, data_type, op, root, elements, placement: Placement::OutOfPlace, skew: 0 };
@@ -113,7 +113,7 @@ fn every_operator(sizes: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for data_type in DataType::ALL.iter().copied() {
         for op in Op::ALL.iter().copied().filter(|op| op.fits(data_type)) {
-            for program in Program::ALL.iter().copied().filter(|program| program.reduces()) {
+            for program in Program::ALL.iter().copied().filter(|program| program.takes(op)) {
                 for elements in sizes.iter().copied() {
                     let placement = if elements % 2 == 0 { Placement::InPlace } else { Placement::OutOfPlace };
                     cases.push(Case { program, data_type, op: Some(op), root: 0, elements, placement, skew: 1 });

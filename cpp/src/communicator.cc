@@ -94,7 +94,8 @@ void refuse_negative_count(int rank) { throw InvalidArgument("a count is negativ
 namespace {
 
 [[noreturn]] void refuse_stream(int rank) {
-    throw InvalidUsage("there is no CUDA backend yet: pass the default Stream, which is the host", rank, {}, {});
+    throw InvalidUsage("a CUDA stream (null is CUDA's default one) goes with device memory, and there is no CUDA backend yet: pass no Stream, or "
+                       "Stream::host()", rank, {}, {});
 }
 
 State& there(const std::shared_ptr<State>& state) {
@@ -120,6 +121,7 @@ ffi::What what_of(const Call& call, int rank) {
             call.op.code(),
             static_cast<std::int32_t>(call.op.scalar()),
             call.other,
+            call.source,
             static_cast<std::uint8_t>(call.kind)};
 }
 
@@ -258,6 +260,13 @@ Placement Communicator::placement() {
     }
     found.printed = std::string(place.printed);
     return found;
+}
+
+Locality Communicator::locality() {
+    ffi::Place place{};
+    const detail::Use use(state_.get());
+    detail::check(ffi::locality(*state_->comm, place), *state_->thrown);
+    return {std::string(place.host_name), place.host, place.hosts, place.local_rank, place.local_size};
 }
 
 Communicator Communicator::shrink(const std::vector<int>& excluded) {

@@ -49,6 +49,11 @@ RSCCL_SAME(detail::Kind::recv, CallCode::Recv);
 RSCCL_SAME(detail::Kind::all_gather_v, CallCode::AllGatherV);
 RSCCL_SAME(detail::Kind::reduce_scatter_v, CallCode::ReduceScatterV);
 RSCCL_SAME(detail::Kind::all_to_all_v, CallCode::AllToAllV);
+RSCCL_SAME(detail::Kind::gather_v, CallCode::GatherV);
+RSCCL_SAME(detail::Kind::scatter_v, CallCode::ScatterV);
+RSCCL_SAME(detail::Kind::scan, CallCode::Scan);
+RSCCL_SAME(detail::Kind::exscan, CallCode::Exscan);
+RSCCL_SAME(detail::Kind::send_recv, CallCode::SendRecv);
 #undef RSCCL_SAME
 
 static_assert(sizeof(float16) == 2 && sizeof(bfloat16) == 2 && sizeof(float8_e4m3) == 1 && sizeof(float8_e5m2) == 1);

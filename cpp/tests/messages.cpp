@@ -612,3 +612,75 @@ TEST_CASE("wrong requests are refused when they are begun") {
         comm.barrier();
     });
 }
+
+TEST_CASE("gather_v, scatter_v, scans and send_recv: at once, as requests and in a group, by container and by pointer") {
+    for (const Path path : {Path::pointers, Path::shared_memory, Path::sockets}) {
+        ranks::run(3, ranks::by(path), [](rsccl::Communicator& comm) {
+            const int me = comm.rank();
+            const auto place = static_cast<std::size_t>(me);
+            const std::vector<int> mine(place, 10 + me), parts = {1, 2, 2}, sums = {1, 3, 6}, below = {9, 1, 3};
+            const std::vector<std::size_t> counts = {0, 1, 2};
+            const auto require_refused = [](const auto& call) {
+                try {
+                    call();
+                } catch (const rsccl::InvalidArgument&) {
+                    return;
+                }
+                throw std::logic_error("a wrong call was not refused");
+            };
+            const int right = (me + 1) % 3, left = (me + 2) % 3;
+            std::vector<int> all(me == 1 ? 3 : 0), part(place), up_to_me = {me + 1}, under_me = {9}, from_left(2);
+            const std::vector<int> to_right = {me, -me}, one = {me + 1};
+            const auto clear = [&] {
+                all.assign(all.size(), 0), part.assign(part.size(), 0), up_to_me = {me + 1}, under_me = {9}, from_left = {9, 9};
+            };
+            const auto check = [&] {
+                require(all == (me == 1 ? std::vector<int>{11, 12, 12} : std::vector<int>{}), "all == (me == 1 ? std::vector<int>{11, 1");
+                require(part == std::vector<int>(parts.begin() + (me == 2 ? 1 : 0), parts.begin() + (me == 2 ? 3 : me)), "part == std::vector<int>(parts.begin() +");
+                require(up_to_me[0] == sums[place], "up_to_me[0] == sums[place]");
+                require(under_me[0] == below[place], "under_me[0] == below[place]");
+                require(from_left == std::vector<int>{left, -left}, "from_left == std::vector<int>{left, -lef");
+            };
+            clear();
+            comm.gather_v(mine, all, counts, 1);
+            comm.scatter_v(me == 2 ? rsccl::view(parts.data(), 3) : rsccl::view(parts.data(), 0), part, counts, 2);
+            comm.scan_in_place(up_to_me);
+            comm.exscan(one, under_me, ReduceOp::sum);
+            comm.send_recv(to_right, right, from_left, left);
+            check();
+            clear();
+            std::vector<rsccl::Request> requests;
+            requests.push_back(comm.start_gather_v(mine, all, counts, 1));
+            requests.push_back(comm.start_send_recv(to_right, right, from_left, left));
+            requests.push_back(comm.start_scatter_v(rsccl::view(parts.data(), me == 2 ? 3 : 0), part, counts, 2));
+            requests.push_back(comm.start_scan(one, up_to_me));
+            requests.push_back(comm.start_exscan(one, under_me));
+            rsccl::wait_all(requests);
+            check();
+            clear();
+            rsccl::group([&](rsccl::Group& calls) {
+                calls.gather_v(comm, mine, all, counts, 1);
+                calls.scatter_v(comm, rsccl::view(parts.data(), me == 2 ? 3 : 0), part, counts, 2);
+                calls.scan(comm, one, up_to_me);
+                calls.exscan(comm, one, under_me);
+                calls.send_recv(comm, to_right, right, from_left, left);
+            });
+            check();
+            const rsccl::View<const std::size_t> sizes(counts.data(), 3);
+            comm.gather_v(mine.data(), place, all.data(), sizes, DataType::int32, 1);
+            comm.send_recv(to_right.data(), 2, right, from_left.data(), 2, left, DataType::int32);
+            comm.send_recv(to_right, me, from_left, me); // a world of its own
+            require(from_left == to_right, "from_left == to_right");
+            require_refused([&] { comm.scan_in_place(up_to_me, ReduceOp::avg); });
+            require_refused([&] { comm.send_recv(to_right, 3, from_left, 0); });
+            comm.barrier();
+            if (me == 2) { // the others take no part
+                const rsccl::Locality here = comm.locality();
+                require(here.local_rank == 2, "here.local_rank == 2");
+                require(here.local_size == 3, "here.local_size == 3");
+                require(here.hosts == 1, "here.hosts == 1");
+                require(!here.host_name.empty(), "!here.host_name.empty()");
+            }
+        });
+    }
+}

@@ -327,6 +327,113 @@ impl Communicator {
         self.exchange(typed::all_to_all_v(self.world, (send, send_counts), (recv, recv_counts))?)
     }
 
+    /// [`Communicator::gather`] where ranks pass different numbers of elements. The root passes how many each rank does; what others
+    /// pass as `counts` is not looked at.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the root's lengths and counts do not agree; [`crate::error::Kind::Mismatch`] where a
+    /// rank passes another number of elements than the root's count says, another type or another root.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     let mine = vec![comm.rank(); comm.rank() as usize];
+    ///     if comm.rank() == 0 {
+    ///         let mut all = [9; 3];
+    ///         comm.gather_v(&mine, &mut all, &[0, 1, 2], 0)?;
+    ///         assert_eq!(all, [1, 2, 2]);
+    ///     } else {
+    ///         comm.gather_v(&mine, &mut [], &[], 0)?;
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn gather_v<T: Element>(&self, send: &[T], recv: &mut [T], counts: &[usize], root: u32) -> Result<()> {
+        self.run(&typed::gather_v(self.world, (send, recv), counts, root)?)
+    }
+
+    /// [`Communicator::scatter`] where ranks get different numbers of elements. The root passes how many each rank gets; what others
+    /// pass as `counts` is not looked at.
+    ///
+    /// # Errors
+    /// As [`Communicator::gather_v`].
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     let mut mine = vec![0; comm.rank() as usize];
+    ///     let (all, counts) = if comm.rank() == 1 { (vec![5, 6, 7], vec![0, 1, 2]) } else { (vec![], vec![]) };
+    ///     comm.scatter_v(&all, &mut mine, &counts, 1)?;
+    ///     assert_eq!(mine, [vec![], vec![5], vec![6, 7]][comm.rank() as usize]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn scatter_v<T: Element>(&self, send: &[T], recv: &mut [T], counts: &[usize], root: u32) -> Result<()> {
+        self.run(&typed::scatter_v(self.world, (send, recv), counts, root)?)
+    }
+
+    /// Every rank passes `send`, all of one count; rank r gets the reduction of ranks 0 to r in `recv`. Not with `Avg` or `PreMulSum`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    ///
+    /// rsccl::local::run(4, |comm| {
+    ///     let mut up_to_me = [0];
+    ///     comm.scan(&[comm.rank() + 1], &mut up_to_me, ReduceOp::Sum)?;
+    ///     assert_eq!(up_to_me[0], [1, 3, 6, 10][comm.rank() as usize]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn scan<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
+        self.run(&typed::scan(send, recv, op)?)
+    }
+
+    /// [`Communicator::scan`] with one buffer for both.
+    ///
+    /// # Errors
+    /// As [`Communicator::scan`].
+    pub fn scan_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        self.run(&typed::scan_in_place(buffer, op))
+    }
+
+    /// Every rank passes `send`, all of one count; rank r gets the reduction of the ranks below it in `recv`, and rank 0's `recv` is not
+    /// touched: where each rank's part begins in a common whole. Not with `Avg` or `PreMulSum`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    ///
+    /// rsccl::local::run(3, |comm| {
+    ///     let lines = [10usize, 20, 30][comm.rank() as usize];
+    ///     let mut first = [0];
+    ///     comm.exscan(&[lines], &mut first, ReduceOp::Sum)?;
+    ///     assert_eq!(first[0], [0, 10, 30][comm.rank() as usize]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn exscan<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
+        self.run(&typed::exscan(send, recv, op)?)
+    }
+
+    /// [`Communicator::exscan`] with one buffer for both; rank 0's is not touched.
+    ///
+    /// # Errors
+    /// As [`Communicator::exscan`].
+    pub fn exscan_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        self.run(&typed::exscan_in_place(buffer, op))
+    }
+
     /// Runs an `all_to_all_v` that is described as its messages: one to and one from each rank.
     pub(super) fn exchange(&self, messages: Vec<Message<'_>>) -> Result<()> {
         self.with_engine(|engine| engine.exchange(messages))

@@ -185,6 +185,14 @@ impl Desk {
         if self.is_home() { self.communicator.message(message) } else { self.begin_message(message)?.wait() }
     }
 
+    /// Runs messages side by side to their ends; those to and from the own rank go in pairs.
+    ///
+    /// # Errors
+    /// As [`Communicator::send_recv`].
+    pub fn messages(&self, messages: Vec<Message<'static>>) -> Result<()> {
+        if self.is_home() { self.communicator.messages(messages) } else { self.begin_messages(messages)?.wait() }
+    }
+
     /// Runs an `all_to_all_v`, described as its messages, to its end. A message between two ranks that was begun before it is received
     /// before it.
     ///
@@ -209,7 +217,17 @@ impl Desk {
     pub fn begin_message(&self, message: Message<'static>) -> Result<Pending> {
         check_message(&message, self.communicator.world)?;
         let (promise, outcome) = Promise::new();
-        self.queue(Job::Message(message, promise), outcome)
+        self.queue(Job::Messages(vec![message], promise), outcome)
+    }
+
+    /// Begins messages that run side by side; those to and from the own rank go in pairs.
+    ///
+    /// # Errors
+    /// As [`Desk::begin`].
+    pub fn begin_messages(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
+        check_exchange(&messages, self.communicator.world)?;
+        let (promise, outcome) = Promise::new();
+        self.queue(Job::Messages(messages, promise), outcome)
     }
 
     /// Begins an `all_to_all_v`, described as its messages: one to and one from each rank, in rank order.

@@ -10,6 +10,7 @@ use crate::comm::journal::{self, CallLine, CallTrace, ChoiceLine, MessageLine, M
 use crate::comm::news::{Awaited, Exchange, News, Vigil};
 use crate::device::Kernel;
 use crate::error::{Error, Kind, Result};
+use crate::exec::composed;
 use crate::exec::flat::Flat;
 use crate::exec::host::{self, Surroundings, Visit};
 use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
@@ -19,6 +20,7 @@ use crate::sync::primitive::Arc;
 use crate::sync::{AbortFlag, Backoff, Deadline, Progress, Wait, progress};
 use crate::sys::memory::SharedMemory;
 use crate::sys::{clock, futex};
+use crate::topo::Topology;
 use crate::transport::{Fabric, HostWindows, Need, Setup};
 use crate::types::{Algorithm, Collective, DataType, Rank, World};
 
@@ -100,7 +102,7 @@ impl Engine {
             data_type: call.data_type,
             op: call.op,
             root: call.root,
-            count: call.count.label(),
+            count: call.count_label(),
             sequence: self.counters.collectives,
         };
         self.counters.collectives += 1;
@@ -113,14 +115,16 @@ impl Engine {
 
     /// How such a call is run; `None` where there is nobody to run it with, or it is messages.
     pub(crate) fn chosen(&self, asked: Question<'_>) -> Result<Option<Chosen>> {
-        let messages = matches!(asked.collective, Collective::Send | Collective::Recv | Collective::AllToAllV);
-        if messages || self.world.size == 1 {
+        if asked.collective.is_messages() || self.world.size == 1 {
             return Ok(None);
         }
         self.chooser.path(asked).map(|path| Some(path.into()))
     }
 
     fn route(&mut self, what: (&Call<'_>, &Operation), kernel: Kernel, beside: &mut dyn Beside) -> Result<()> {
+        if what.0.collective.is_messages() {
+            return self.run_messages(what, &kernel, beside);
+        }
         if self.world.size == 1 {
             return host::run_alone(what.0, self.world, &kernel);
         }
@@ -132,6 +136,29 @@ impl Engine {
                 self.run_plan((&plan, None), what, kernel, beside)
             }
         }
+    }
+
+    /// A collective that is made of messages.
+    fn run_messages(&mut self, what: (&Call<'_>, &Operation), kernel: &Kernel, beside: &mut dyn Beside) -> Result<()> {
+        let (call, operation) = what;
+        if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
+            return self.deliver(composed::blocks(call, self.world), operation, beside);
+        }
+        let mut scan = composed::Scan::new(call, kernel, self.world)?;
+        while let Some(messages) = scan.round() {
+            self.deliver(messages, operation, beside)?;
+            scan.end_round();
+        }
+        Ok(())
+    }
+
+    /// Runs messages of one collective on the connections of collectives.
+    fn deliver(&mut self, messages: Vec<Message<'_>>, operation: &Operation, beside: &mut dyn Beside) -> Result<()> {
+        let others = exec::copy_to_self(self.world.rank, messages)?;
+        let run = |message| MessageRun::new(message, operation.collective, operation.sequence);
+        let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
+        let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
+        self.drive_messages(&needs, &mut runs, Awaited::Collective(operation), beside)
     }
 
     #[inline]
@@ -220,7 +247,8 @@ impl Engine {
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
         let name = single.unwrap_or_else(|| "group of messages".to_owned());
         let peers = || needs.iter().map(|need| need.peer).collect();
-        self.drive_messages(&needs, &mut runs, Awaited::Messages(&peers)).map_err(|error| error.during(name))
+        self.drive_messages(&needs, &mut runs, Awaited::Messages(&peers), &mut Nothing)
+            .map_err(|error| error.during(name))
     }
 
     /// One send or receive. What `messages` does for several, with nothing allocated on the way.
@@ -266,7 +294,7 @@ impl Engine {
         let (others, data_type) = self.open_exchange(messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let (operation, mut runs) = self.begin_exchange(others, data_type);
-        let result = self.drive_messages(&needs, &mut runs, Awaited::Collective(&operation));
+        let result = self.drive_messages(&needs, &mut runs, Awaited::Collective(&operation), &mut Nothing);
         result.map_err(|error| error.during(operation.to_string()))
     }
 
@@ -294,10 +322,16 @@ impl Engine {
         (operation, messages.into_iter().map(run).collect())
     }
 
-    fn drive_messages(&mut self, needs: &[Need], runs: &mut [MessageRun<'_>], awaited: Awaited<'_>) -> Result<()> {
-        self.connect(needs, awaited, &mut Nothing)?;
+    fn drive_messages(
+        &mut self,
+        needs: &[Need],
+        runs: &mut [MessageRun<'_>],
+        awaited: Awaited<'_>,
+        beside: &mut dyn Beside,
+    ) -> Result<()> {
+        self.connect(needs, awaited, beside)?;
         let mut vigil = vigil!(self, awaited);
-        let mut idle = idle!(self, vigil, &mut Nothing);
+        let mut idle = idle!(self, vigil, beside);
         let mut queues = MessageQueue::by_connection(runs);
         let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
         exec::drive(&mut tasks, &mut idle)
@@ -440,6 +474,11 @@ impl Engine {
         let (world, id) = (self.world, self.bootstrap.id());
         log::trace!(Call @ world.rank, "{}", MessageTrace { message, id });
         log::detail!(Coll @ world.rank, "{}", MessageLine { message, sequence, world, id });
+    }
+
+    /// Who is on which host.
+    pub(crate) fn topology(&self) -> &Topology {
+        self.fabric.topology()
     }
 
     /// The lines of an `all_to_all_v` that begins now, of all its messages.

@@ -312,6 +312,74 @@ impl<'a> Member<'_, 'a> {
         self.add_exchange(typed::all_to_all_v(self.part.comm.world, (send, send_counts), (recv, recv_counts))?)
     }
 
+    /// Adds [`Communicator::gather_v`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn gather_v<T: Element>(
+        &mut self,
+        send: &'a [T],
+        recv: &'a mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result<()> {
+        self.add(typed::gather_v(self.part.comm.world, (send, recv), counts, root)?)
+    }
+
+    /// Adds [`Communicator::scatter_v`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn scatter_v<T: Element>(
+        &mut self,
+        send: &'a [T],
+        recv: &'a mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result<()> {
+        self.add(typed::scatter_v(self.part.comm.world, (send, recv), counts, root)?)
+    }
+
+    /// Adds [`Communicator::scan`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn scan<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
+        self.add(typed::scan(send, recv, op)?)
+    }
+
+    /// Adds [`Communicator::scan_in_place`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn scan_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
+        self.add(typed::scan_in_place(buffer, op))
+    }
+
+    /// Adds [`Communicator::exscan`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn exscan<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
+        self.add(typed::exscan(send, recv, op)?)
+    }
+
+    /// Adds [`Communicator::exscan_in_place`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn exscan_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
+        self.add(typed::exscan_in_place(buffer, op))
+    }
+
+    /// Adds [`Communicator::send_recv`].
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn send_recv<T: Element>(&mut self, send: &'a [T], target: u32, recv: &'a mut [T], source: u32) -> Result<()> {
+        typed::send_recv((send, target), (recv, source)).into_iter().try_for_each(|message| self.add_message(message))
+    }
+
     /// Adds any collective, described.
     ///
     /// # Errors

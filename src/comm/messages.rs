@@ -1,6 +1,6 @@
 //! Messages between two ranks.
 
-use crate::comm::Communicator;
+use crate::comm::{Communicator, typed};
 use crate::error::Result;
 use crate::exec::Message;
 use crate::types::{Element, Rank};
@@ -38,6 +38,32 @@ impl Communicator {
     /// As [`Communicator::send`].
     pub fn recv<T: Element>(&self, buffer: &mut [T], peer: u32) -> Result<()> {
         self.message(Message::recv(buffer, Rank::new(peer)))
+    }
+
+    /// Sends `send` to rank `target` and receives into `recv` from rank `source`, side by side: ranks that all send to their neighbour
+    /// get there. Either may be the own rank, if both are.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     let ring = |distance: u32| (comm.rank() + distance) % comm.size();
+    ///     let mut left = [0; 2];
+    ///     comm.send_recv(&[comm.rank(); 2], ring(1), &mut left, ring(2))?;
+    ///     assert_eq!(left, [ring(2); 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn send_recv<T: Element>(&self, send: &[T], target: u32, recv: &mut [T], source: u32) -> Result<()> {
+        self.messages(typed::send_recv((send, target), (recv, source)))
+    }
+
+    /// Runs messages side by side.
+    pub(super) fn messages(&self, messages: Vec<Message<'_>>) -> Result<()> {
+        self.with_engine(|engine| engine.messages(messages))
     }
 
     /// Runs a message that is described at run time.

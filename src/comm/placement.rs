@@ -37,6 +37,22 @@ pub struct Placement {
     pub device: Option<DeviceChoice>,
 }
 
+/// The part of a [`Placement`] that every rank knows since it joined: no other rank has to be asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Locality {
+    /// The name of my host.
+    pub host_name: String,
+    /// The number of my host: hosts count in the order of their lowest ranks.
+    pub host: u32,
+    /// How many hosts there are.
+    pub hosts: u32,
+    /// My number among the ranks of my host, which count in rank order.
+    pub local_rank: u32,
+    /// How many ranks my host has.
+    pub local_size: u32,
+}
+
 /// A GPU, chosen for a rank.
 ///
 /// The ranks of a host share its GPUs evenly, each with one of its NUMA node where there is one; what `CUDA_VISIBLE_DEVICES` or a
@@ -115,6 +131,38 @@ impl Communicator {
         }
         let found = self.with_engine(|engine| find(engine, &mut Nothing))?;
         Ok(self.placement.get_or_init(|| found).clone())
+    }
+}
+
+impl Communicator {
+    /// Which ranks share a host with this one, as far as it is known since init: not collective, any rank may ask at any time.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InProgress`] while a non-blocking init is under way; the error that has ended the communicator.
+    ///
+    /// # Examples
+    /// ```
+    /// rsccl::local::run(3, |comm| {
+    ///     if comm.rank() == 2 {
+    ///         let here = comm.locality()?; // the others do not take part
+    ///         assert_eq!((here.local_rank, here.local_size, here.host, here.hosts), (2, 3, 0, 1));
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn locality(&self) -> Result<Locality> {
+        self.with_engine(|engine| {
+            let (topology, number) = (engine.topology(), |count: usize| u32::try_from(count));
+            let (locals, is_me) = (topology.local_ranks(self.world.rank), |rank: &Rank| *rank == self.world.rank);
+            let host = topology.hosts().iter().position(|ranks| ranks.iter().any(is_me)).unwrap_or_default();
+            let local = locals.iter().position(is_me).unwrap_or_default();
+            let numbers = [host, topology.hosts().len(), local, locals.len()].map(number);
+            let [Ok(host), Ok(hosts), Ok(local_rank), Ok(local_size)] = numbers else {
+                return Err(Error::internal("more ranks than ranks can be"));
+            };
+            Ok(Locality { host_name: host::hostname()?, host, hosts, local_rank, local_size })
+        })
     }
 }
 

@@ -14,7 +14,7 @@ use crate::comm::engine::Engine;
 use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::{Call, Communicator, Message, typed};
 use crate::error::{Error, Kind, Result};
-use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self};
+use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self, copy_to_self};
 use crate::sync::Backoff;
 use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::sys::thread;
@@ -312,6 +312,85 @@ impl<'scope> Scope<'scope, '_> {
         self.begin_exchange(typed::all_to_all_v(self.world, (send, send_counts), (recv, recv_counts))?)
     }
 
+    /// Begins [`Communicator::gather_v`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn gather_v<T: Element>(
+        &self,
+        send: &'scope [T],
+        recv: &'scope mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result<Request<'scope>> {
+        self.begin(typed::gather_v(self.world, (send, recv), counts, root)?)
+    }
+
+    /// Begins [`Communicator::scatter_v`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn scatter_v<T: Element>(
+        &self,
+        send: &'scope [T],
+        recv: &'scope mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result<Request<'scope>> {
+        self.begin(typed::scatter_v(self.world, (send, recv), counts, root)?)
+    }
+
+    /// Begins [`Communicator::scan`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn scan<T: Element>(&self, send: &'scope [T], recv: &'scope mut [T], op: ReduceOp) -> Result<Request<'scope>> {
+        self.begin(typed::scan(send, recv, op)?)
+    }
+
+    /// Begins [`Communicator::scan_in_place`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn scan_in_place<T: Element>(&self, buffer: &'scope mut [T], op: ReduceOp) -> Result<Request<'scope>> {
+        self.begin(typed::scan_in_place(buffer, op))
+    }
+
+    /// Begins [`Communicator::exscan`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn exscan<T: Element>(
+        &self,
+        send: &'scope [T],
+        recv: &'scope mut [T],
+        op: ReduceOp,
+    ) -> Result<Request<'scope>> {
+        self.begin(typed::exscan(send, recv, op)?)
+    }
+
+    /// Begins [`Communicator::exscan_in_place`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn exscan_in_place<T: Element>(&self, buffer: &'scope mut [T], op: ReduceOp) -> Result<Request<'scope>> {
+        self.begin(typed::exscan_in_place(buffer, op))
+    }
+
+    /// Begins [`Communicator::send_recv`].
+    ///
+    /// # Errors
+    /// As [`Scope::send`].
+    pub fn send_recv<T: Element>(
+        &self,
+        send: &'scope [T],
+        target: u32,
+        recv: &'scope mut [T],
+        source: u32,
+    ) -> Result<Request<'scope>> {
+        self.begin_messages(typed::send_recv((send, target), (recv, source)))
+    }
+
     /// Begins any collective, described.
     ///
     /// # Errors
@@ -323,7 +402,12 @@ impl<'scope> Scope<'scope, '_> {
 
     fn begin_message(&self, message: Message<'scope>) -> Result<Request<'scope>> {
         check_message(&message, self.world)?;
-        self.queue(|outcome| Job::Message(message, outcome))
+        self.queue(|outcome| Job::Messages(vec![message], outcome))
+    }
+
+    fn begin_messages(&self, messages: Vec<Message<'scope>>) -> Result<Request<'scope>> {
+        check_exchange(&messages, self.world)?;
+        self.queue(|outcome| Job::Messages(messages, outcome))
     }
 
     fn begin_exchange(&self, messages: Vec<Message<'scope>>) -> Result<Request<'scope>> {
@@ -462,8 +546,8 @@ pub(super) type Setup<'scope> = Box<dyn FnOnce(&mut Engine, &mut dyn Beside) -> 
 
 /// What a thread of requests is asked to do.
 pub(super) enum Job<'scope> {
-    /// A message.
-    Message(Message<'scope>, Promise),
+    /// Messages that run side by side: one, or those of a `send_recv`, which may go to the own rank.
+    Messages(Vec<Message<'scope>>, Promise),
     /// The messages of one `all_to_all_v`: one to and one from each rank, all of one type.
     Exchange(Vec<Message<'scope>>, Promise),
     /// What a group has: messages side by side, then collectives one after the other. Each works on what those before it have made.
@@ -476,7 +560,7 @@ impl Job<'_> {
     /// Says how all of it has ended.
     fn set(&self, error: &Error) {
         match self {
-            Job::Message(_, promise)
+            Job::Messages(_, promise)
             | Job::Exchange(_, promise)
             | Job::Group(_, _, promise)
             | Job::Setup(_, promise) => promise.set(Err(error.duplicate())),
@@ -564,7 +648,7 @@ fn serve<'scope>(
         let job = if idle { queue.recv().map_err(|_| TryRecvError::Disconnected) } else { queue.try_recv() };
         resting.store(false, Ordering::Relaxed);
         match job {
-            Ok(Job::Message(message, outcome)) => begin(engine, vec![message], outcome, under_way)?,
+            Ok(Job::Messages(messages, outcome)) => begin(engine, messages, outcome, under_way)?,
             Ok(Job::Exchange(messages, outcome)) => begin_exchange(engine, messages, outcome, under_way)?,
             Ok(Job::Group(messages, steps, outcome)) => {
                 tell(run_group(engine, (messages, steps), under_way), &outcome)?;
@@ -627,10 +711,14 @@ fn begin<'scope>(
     outcome: Promise,
     under_way: &mut UnderWay<'scope>,
 ) -> Result<()> {
-    let needs: Vec<Need> = messages.iter().map(Message::need).collect();
-    engine.begin_connect(&needs).inspect_err(|error| outcome.set(Err(error.duplicate())))?;
+    // Here and not when they were queued, as in `begin_exchange`.
+    let begun = copy_to_self(engine.world.rank, messages).and_then(|others| {
+        let needs: Vec<Need> = others.iter().map(Message::need).collect();
+        engine.begin_connect(&needs).map(|()| (others, needs))
+    });
+    let (others, needs) = begun.inspect_err(|error| outcome.set(Err(error.duplicate())))?;
     let outcome = Arc::new(outcome);
-    for (message, need) in messages.into_iter().zip(needs) {
+    for (message, need) in others.into_iter().zip(needs) {
         under_way.messages.push((engine.begin_message(message), need, Arc::clone(&outcome)));
     }
     Promise::keep(outcome);

@@ -152,6 +152,91 @@ fn a_described_call_that_lacks_what_its_collective_takes_is_refused() {
     .unwrap();
 }
 
+/// What collectives that are made of messages say where ranks disagree.
+#[test]
+fn vector_forms_and_scans_at_odds_are_mismatches() {
+    let soon = Duration::from_secs(20);
+    let config = Config::default().with_timeout(soon);
+    type Call = fn(&Communicator) -> Result<()>;
+    let calls: [(Call, &str); 3] = [
+        // Rank 2 passes other lengths than the root says.
+        (|comm| comm.gather_v(&[1u32; 2][comm.rank() as usize / 2..], &mut [0; 6], &[2, 2, 2], 0), "gather_v"),
+        (|comm| comm.scatter_v(&[1u32; 6], &mut [0; 2][comm.rank() as usize / 2..], &[2, 2, 2], 0), "scatter_v"),
+        (
+            |comm| {
+                comm.scan(
+                    &vec![1u32; 1 + comm.rank() as usize / 2],
+                    &mut vec![0; 1 + comm.rank() as usize / 2],
+                    ReduceOp::Sum,
+                )
+            },
+            "scan",
+        ),
+    ];
+    for (call, name) in calls {
+        let ends =
+            local::run_with(3, &config, |comm| Ok(call(&comm).and_then(|()| comm.barrier()).expect_err("at odds")))
+                .unwrap();
+        assert!(
+            ends.iter().any(|end| end.kind() == Kind::Mismatch && end.message().contains(name)),
+            "{name}: {ends:?}"
+        );
+    }
+    local::run_with(3, &config, |comm| {
+        let (mine, mut all) = ([1u32; 2], [0u32; 6]);
+        let refused = [
+            comm.exscan(&mine, &mut all[..2], ReduceOp::Avg),
+            comm.scan(&mine, &mut all[..2], ReduceOp::premul_sum(2)),
+            comm.scan(&mine, &mut all, ReduceOp::Sum),
+            if comm.rank() == 1 {
+                comm.gather_v(&mine, &mut all, &[2, 2], 1)
+            } else {
+                comm.scan(&mine, &mut [], ReduceOp::Sum)
+            },
+            comm.gather_v(&mine, &mut all, &[2, 2, 2], 3),
+        ];
+        assert!(
+            refused.iter().all(|end| end.as_ref().is_err_and(|error| error.kind() == Kind::InvalidArgument)),
+            "{refused:?}"
+        );
+        comm.barrier()
+    })
+    .unwrap();
+}
+
+/// They run beside messages of the same pairs, in a scope and in a group.
+#[test]
+fn vector_forms_and_scans_run_in_scopes_and_groups() {
+    let config = Config::default().with_timeout(Duration::from_secs(20));
+    local::run_with(3, &config, |comm| {
+        let (me, ranks) = (comm.rank(), comm.size());
+        let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+        let large = vec![me; 300_000];
+        let (mut from_left, mut own, mut sums, mut all) =
+            (vec![9; 300_000], [9; 2], [me + 1], vec![9; if me == 2 { 3 } else { 0 }]);
+        comm.scope(|scope| {
+            let sent = scope.send(&large, right)?;
+            let summed = scope.scan_in_place(&mut sums, ReduceOp::Sum)?;
+            let gathered = scope.gather_v(&large[..me as usize], &mut all, &[0, 1, 2], 2)?;
+            let myself = scope.send_recv(&large[..2], me, &mut own, me)?;
+            scope.recv(&mut from_left, left)?.wait()?;
+            [sent, summed, gathered, myself].into_iter().try_for_each(|request| request.wait())
+        })?;
+        assert_eq!((own, sums[0], from_left[299_999]), ([me; 2], [1, 3, 6][me as usize], left));
+        assert!(me != 2 || all == [1, 2, 2], "{all:?}");
+        let (mut below, mut part) = ([7u64], [0u32; 1]);
+        crate::group(|group| {
+            let mut member = group.on(&comm);
+            member.exscan(&[5u64], &mut below, ReduceOp::Sum)?;
+            member.send_recv(&large[..1], left, &mut own[..1], right)?;
+            member.scatter_v(&large[..if me == 1 { 3 } else { 0 }], &mut part, &[1, 1, 1], 1)
+        })?;
+        assert_eq!((below[0], own[0], part[0]), ([7, 5, 10][me as usize], right, 1));
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn net() {
     for ranks in [2, 3, 8] {

@@ -129,6 +129,66 @@ pub(super) fn reduce_scatter_v<'a, T: Element>(
     Ok(Call { op: Some(op), count: per_rank::<T>(counts), ..basic })
 }
 
+pub(super) fn gather_v<'a, T: Element>(
+    world: World,
+    (send, recv): (&'a [T], &'a mut [T]),
+    counts: &[usize],
+    root: u32,
+) -> Result<Call<'a>> {
+    let room = recv.len();
+    let basic = Call { root: Some(Rank::new(root)), ..apart(Collective::GatherV, send.len(), (send, recv)) };
+    if root != world.rank.get() {
+        return Ok(basic);
+    }
+    let (mine, total) = sums(world, counts)?;
+    expect("send", send.len(), mine)?;
+    expect("recv", room, total)?;
+    Ok(Call { count: per_rank::<T>(counts), ..basic })
+}
+
+pub(super) fn scatter_v<'a, T: Element>(
+    world: World,
+    (send, recv): (&'a [T], &'a mut [T]),
+    counts: &[usize],
+    root: u32,
+) -> Result<Call<'a>> {
+    let length = recv.len();
+    let basic = Call { root: Some(Rank::new(root)), ..apart(Collective::ScatterV, length, (send, recv)) };
+    if root != world.rank.get() {
+        return Ok(basic);
+    }
+    let (mine, total) = sums(world, counts)?;
+    expect("recv", length, mine)?;
+    expect("send", send.len(), total)?;
+    Ok(Call { count: per_rank::<T>(counts), ..basic })
+}
+
+pub(super) fn scan<'a, T: Element>(send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
+    expect("recv", recv.len(), send.len())?;
+    Ok(Call { op: Some(op), ..apart(Collective::Scan, recv.len(), (send, recv)) })
+}
+
+pub(super) fn scan_in_place<T: Element>(buffer: &mut [T], op: ReduceOp) -> Call<'_> {
+    Call { op: Some(op), ..in_place(Collective::Scan, buffer) }
+}
+
+pub(super) fn exscan<'a, T: Element>(send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
+    expect("recv", recv.len(), send.len())?;
+    Ok(Call { op: Some(op), ..apart(Collective::Exscan, recv.len(), (send, recv)) })
+}
+
+pub(super) fn exscan_in_place<T: Element>(buffer: &mut [T], op: ReduceOp) -> Call<'_> {
+    Call { op: Some(op), ..in_place(Collective::Exscan, buffer) }
+}
+
+/// The two messages of a `send_recv`.
+pub(super) fn send_recv<'a, T: Element>(
+    (send, target): (&'a [T], u32),
+    (recv, source): (&'a mut [T], u32),
+) -> Vec<Message<'a>> {
+    vec![Message::send(send, Rank::new(target)), Message::recv(recv, Rank::new(source))]
+}
+
 /// The messages of an `all_to_all_v`: one to and one from each rank, in rank order.
 pub(super) fn all_to_all_v<'a, T: Element>(
     world: World,

@@ -58,6 +58,11 @@ pub fn wrong_counts(given: usize, ranks: u32) -> Error {
 }
 
 impl Call<'_> {
+    /// What all ranks have alike of the count, for labels: nothing where the root alone has all counts.
+    pub fn count_label(&self) -> u64 {
+        if matches!(self.collective, Collective::GatherV | Collective::ScatterV) { 0 } else { self.count.label() }
+    }
+
     /// Elements of this rank's input and output.
     ///
     /// # Errors
@@ -73,14 +78,14 @@ impl Call<'_> {
         let total = total.ok_or_else(too_large)?;
         let at_root = |count: u64| if self.root == Some(world.rank) { count } else { 0 };
         let (input, output) = match self.collective {
-            Collective::AllReduce => (mine, mine),
+            Collective::AllReduce | Collective::Scan | Collective::Exscan => (mine, mine),
             Collective::Broadcast => (at_root(mine), mine),
             Collective::Reduce => (mine, at_root(mine)),
             Collective::AllGather | Collective::AllGatherV => (mine, total),
             Collective::ReduceScatter | Collective::ReduceScatterV => (total, mine),
             Collective::AllToAll => (total, total),
-            Collective::Gather => (mine, at_root(total)),
-            Collective::Scatter => (at_root(total), mine),
+            Collective::Gather | Collective::GatherV => (mine, at_root(total)),
+            Collective::Scatter | Collective::ScatterV => (at_root(total), mine),
             Collective::Barrier | Collective::Send | Collective::Recv | Collective::AllToAllV => (0, 0),
         };
         let size = u64::from(self.data_type.size());
@@ -94,7 +99,7 @@ impl Call<'_> {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`], saying what to correct.
     pub fn check(&self, world: World) -> Result<()> {
-        self.check_kind()?;
+        self.check_kind(world)?;
         if let Some(root) = self.root
             && root.get() >= world.size
         {
@@ -111,6 +116,11 @@ impl Call<'_> {
         {
             return Err(Error::invalid_argument(format!("{op} works on integers, not on {}", self.data_type)));
         }
+        if let (Some(op @ (ReduceOp::Avg | ReduceOp::PreMulSum(_))), Collective::Scan | Collective::Exscan) =
+            (self.op, self.collective)
+        {
+            return Err(Error::invalid_argument(format!("{} takes no {op}: choose another operator", self.collective)));
+        }
         if let Some(op @ ReduceOp::PreMulSum(scalar)) = self.op
             && !scalar.is_value_of(self.data_type)
         {
@@ -125,11 +135,16 @@ impl Call<'_> {
 
     /// Refuses a call that lacks what its collective takes, or has what it does not take: lengths, paths and plans would each make
     /// something else of it.
-    fn check_kind(&self) -> Result<()> {
+    fn check_kind(&self, world: World) -> Result<()> {
         let collective = self.collective;
-        let vector = matches!(collective, Collective::AllGatherV | Collective::ReduceScatterV);
+        let rooted = matches!(collective, Collective::GatherV | Collective::ScatterV);
+        let vector = matches!(collective, Collective::AllGatherV | Collective::ReduceScatterV)
+            || rooted && self.root == Some(world.rank);
         let wrong = match (collective, &self.count) {
             (Collective::Send | Collective::Recv | Collective::AllToAllV, _) => "is made of messages: describe those",
+            (_, CallCount::PerRank(_)) if rooted && !vector => {
+                "takes a count for each rank at its root, elsewhere its own"
+            }
             (_, CallCount::PerRank(_)) if !vector => "takes one count for all ranks, not one for each",
             (_, CallCount::Each(_)) if vector => "takes a count for each rank, not one for all",
             _ if collective.reduces() != self.op.is_some() => {
@@ -178,11 +193,15 @@ impl Call<'_> {
         };
         let (input, output) = (self.buffers.input, self.buffers.output.cast_const());
         match self.collective {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => input == output,
-            Collective::AllGather | Collective::AllGatherV | Collective::Gather => {
+            Collective::AllReduce
+            | Collective::Broadcast
+            | Collective::Reduce
+            | Collective::Scan
+            | Collective::Exscan => input == output,
+            Collective::AllGather | Collective::AllGatherV | Collective::Gather | Collective::GatherV => {
                 !output.is_null() && input == output.wrapping_add(offset(before(world.rank)))
             }
-            Collective::ReduceScatter | Collective::ReduceScatterV | Collective::Scatter => {
+            Collective::ReduceScatter | Collective::ReduceScatterV | Collective::Scatter | Collective::ScatterV => {
                 !input.is_null() && output == input.wrapping_add(offset(before(world.rank)))
             }
             Collective::AllToAll

@@ -309,7 +309,11 @@ fn read_flat(
         | Collective::Gather
         | Collective::Send
         | Collective::Recv
-        | Collective::AllToAllV => {}
+        | Collective::AllToAllV
+        | Collective::GatherV
+        | Collective::ScatterV
+        | Collective::Scan
+        | Collective::Exscan => {}
     }
     Ok(())
 }

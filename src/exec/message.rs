@@ -172,6 +172,7 @@ pub fn copy_to_self<'a>(me: Rank, messages: Vec<Message<'a>>) -> Result<Vec<Mess
 #[derive(Debug)]
 pub struct MessageRun<'a> {
     message: Message<'a>,
+    channel: Channel,
     operation: Operation,
     label: Label,
     /// Of bytes.
@@ -193,9 +194,19 @@ impl<'a> MessageRun<'a> {
             count: message.count,
             sequence,
         };
+        // Messages that collectives are made of wait for no message that was begun before them, and have no other collective beside them.
+        let channel = match collective {
+            Collective::Send | Collective::Recv | Collective::AllToAllV => Channel::PointToPoint,
+            _ => Channel::Collective(0),
+        };
         let bytes = message.bytes();
         let (label, copy) = (operation.label(), Kernel::copy(DataType::U8));
-        MessageRun { message, operation, label, copy, bytes, moved: 0, begun: false }
+        MessageRun { message, channel, operation, label, copy, bytes, moved: 0, begun: false }
+    }
+
+    /// The connection's end that the message needs.
+    pub fn need(&self) -> Need {
+        Need { channel: self.channel, ..self.message.need() }
     }
 
     /// The other end.
@@ -218,7 +229,7 @@ impl<'a> MessageRun<'a> {
     }
 
     fn send(&mut self, from: *const u8, links: &mut Links) -> bool {
-        let sender = links.sender(self.peer(), Channel::PointToPoint);
+        let sender = links.sender(self.peer(), self.channel);
         let length = (self.bytes - self.moved).min(sender.shape().slot_bytes as usize);
         let Some(slot) = sender.reserve(length) else { return false };
         // What a pump sends to a socket is read here.
@@ -231,14 +242,14 @@ impl<'a> MessageRun<'a> {
         unsafe { self.copy.run(&pass) };
         turn.end();
         links.staging.learn(&turn, length);
-        links.sender(self.peer(), Channel::PointToPoint).publish(length, self.label);
+        links.sender(self.peer(), self.channel).publish(length, self.label);
         self.moved += length;
         self.begun = true;
         true
     }
 
     fn recv(&mut self, into: *mut u8, links: &mut Links) -> Result<bool> {
-        let receiver = links.receiver(self.peer(), Channel::PointToPoint);
+        let receiver = links.receiver(self.peer(), self.channel);
         let Some(message) = receiver.peek().map_err(|error| error.about(self.peer()))? else { return Ok(false) };
         let due = (self.bytes - self.moved).min(receiver.shape().slot_bytes as usize);
         if message.label != self.label || message.bytes != due {
@@ -273,8 +284,8 @@ impl Task for MessageRun<'_> {
 
     fn blocked<'a>(&'a self, links: &'a Links) -> Option<Blocked<'a>> {
         let flag = match self.message.direction {
-            Direction::Send(_) => links.sender_ref(self.peer(), Channel::PointToPoint)?.credit(),
-            Direction::Recv(_) => links.receiver_ref(self.peer(), Channel::PointToPoint)?.arrival(),
+            Direction::Send(_) => links.sender_ref(self.peer(), self.channel)?.credit(),
+            Direction::Recv(_) => links.receiver_ref(self.peer(), self.channel)?.arrival(),
         };
         Some(Blocked { flag })
     }

@@ -11,6 +11,8 @@ use crate::types::{Collective, DataType, Rank, ReduceOp, Scalar, World};
 pub(super) enum Work {
     Collective(Call<'static>),
     Message(Message<'static>),
+    /// Side by side.
+    Messages(Vec<Message<'static>>),
     Exchange(Vec<Message<'static>>),
 }
 
@@ -30,6 +32,11 @@ pub(super) unsafe fn work(
     let world = World { rank: Rank::new(comm.rank()), size: comm.size() };
     let placed = |error: Error| error.at(world.rank);
     let data_type = data_type(what.data_type).map_err(placed)?;
+    if what.kind == CallCode::SendRecv.repr {
+        // SAFETY: the caller's promise.
+        let pair = unsafe { pair(world, (what, data_type), (send, recv), (send_counts, recv_counts)) };
+        return pair.map(Work::Messages).map_err(placed);
+    }
     let kind = Collective::from_code(what.kind).ok_or_else(|| no_call(what.kind)).map_err(placed)?;
     match kind {
         Collective::Send => {
@@ -71,7 +78,8 @@ unsafe fn collective(
     let op = if collective.reduces() { Some(operator(what)?) } else { None };
     let root = if collective.rooted() { Some(other("root", what.other, world)?) } else { None };
     let count = match collective {
-        Collective::AllGatherV | Collective::ReduceScatterV => {
+        Collective::GatherV | Collective::ScatterV if root != Some(world.rank) => CallCount::Each(what.count),
+        Collective::AllGatherV | Collective::ReduceScatterV | Collective::GatherV | Collective::ScatterV => {
             if counts.len() != world.size as usize {
                 return Err(wrong_counts(counts.len(), world.size));
             }
@@ -87,6 +95,27 @@ unsafe fn collective(
     // SAFETY: the caller's promise: so much lies there. A length that does not fit the address space was refused just now.
     call.buffers = unsafe { Buffers::from_raw((send, input.index() * size), (recv, output.index() * size)) };
     Ok(call)
+}
+
+/// The messages of a `send_recv`.
+///
+/// # Safety
+/// As [`work`].
+unsafe fn pair(
+    world: World,
+    (what, data_type): (&What, DataType),
+    (send, recv): (*const u8, *mut u8),
+    (to, from): (&[usize], &[usize]),
+) -> Result<Vec<Message<'static>>> {
+    let ([to], [from]) = (to, from) else { return Err(Error::internal("a send_recv without its two counts")) };
+    let (target, source) = (other("peer", what.other, world)?, other("peer", what.source, world)?);
+    aligned(send, data_type)?;
+    aligned(recv, data_type)?;
+    // SAFETY: the caller's promise.
+    let sent = unsafe { Message::send_raw(send, (*to as u64, data_type), target) };
+    // SAFETY: the caller's promise.
+    let received = unsafe { Message::recv_raw(recv, (*from as u64, data_type), source) };
+    Ok(vec![sent, received])
 }
 
 /// The messages of an `all_to_all_v`: one to and one from each rank.
@@ -238,6 +267,11 @@ impl Batch {
                 message.check(world).map_err(|error| error.at(world.rank))?;
                 part.messages.push(message);
             }
+            Work::Messages(messages) => {
+                let checked = messages.iter().try_for_each(|message| message.check(world));
+                checked.map_err(|error| error.at(world.rank))?;
+                part.messages.extend(messages);
+            }
             Work::Exchange(messages) => {
                 let checked = messages.iter().try_for_each(|message| message.check(world));
                 checked.and_then(|()| check_to_self(world.rank, &messages)).map_err(|error| error.at(world.rank))?;
@@ -301,6 +335,8 @@ const _: () = {
         ReduceScatter = Collective::ReduceScatter.code(), AllToAll = Collective::AllToAll.code(),
         Gather = Collective::Gather.code(), Scatter = Collective::Scatter.code(), Barrier = Collective::Barrier.code(),
         Send = Collective::Send.code(), Recv = Collective::Recv.code(), AllGatherV = Collective::AllGatherV.code(),
-        ReduceScatterV = Collective::ReduceScatterV.code(), AllToAllV = Collective::AllToAllV.code());
-    assert!(DataType::ALL.len() == 12 && Collective::ALL.len() == 14 && ReduceOp::PLAIN.len() == 8);
+        ReduceScatterV = Collective::ReduceScatterV.code(), AllToAllV = Collective::AllToAllV.code(),
+        GatherV = Collective::GatherV.code(), ScatterV = Collective::ScatterV.code(), Scan = Collective::Scan.code(),
+        Exscan = Collective::Exscan.code());
+    assert!(DataType::ALL.len() == 12 && Collective::ALL.len() == 18 && ReduceOp::PLAIN.len() == 8);
 };

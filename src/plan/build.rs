@@ -31,7 +31,13 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
         Collective::AllGatherV | Collective::ReduceScatterV => &[Ring, Direct],
         Collective::AllToAll | Collective::Gather | Collective::Scatter => &[Direct],
         Collective::Barrier => &[Direct, Tree],
-        Collective::Send | Collective::Recv | Collective::AllToAllV => &[],
+        Collective::Send
+        | Collective::Recv
+        | Collective::AllToAllV
+        | Collective::GatherV
+        | Collective::ScatterV
+        | Collective::Scan
+        | Collective::Exscan => &[],
     }
 }
 

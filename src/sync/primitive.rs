@@ -20,5 +20,7 @@ pub use crate::sync::seen::{Condvar, Mutex, MutexGuard};
 
 /// For statics, which live as long as the process: no model begins them anew.
 pub mod statics {
-    pub use std::sync::atomic::{AtomicBool, AtomicU64};
+    #[cfg(feature = "mpi")]
+    pub use std::sync::atomic::AtomicBool;
+    pub use std::sync::atomic::AtomicU64;
 }

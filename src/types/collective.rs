@@ -74,6 +74,14 @@ named! {
         ReduceScatterV = "reduce_scatter_v",
         /// `AllToAll` with a count for each pair.
         AllToAllV = "all_to_all_v",
+        /// `Gather` with a count for each rank.
+        GatherV = "gather_v",
+        /// `Scatter` with a count for each rank.
+        ScatterV = "scatter_v",
+        /// Rank r gets the reduction of ranks 0 to r.
+        Scan = "scan",
+        /// Rank r gets the reduction of the ranks below it.
+        Exscan = "exscan",
     }
 }
 
@@ -118,14 +126,20 @@ named! {
 impl Collective {
     /// Whether the collective reduces (and so takes an operator).
     pub fn reduces(self) -> bool {
-        use Collective::{AllReduce, Reduce, ReduceScatter, ReduceScatterV};
-        matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV)
+        use Collective::{AllReduce, Exscan, Reduce, ReduceScatter, ReduceScatterV, Scan};
+        matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV | Scan | Exscan)
     }
 
     /// Whether the collective has a root.
     pub fn rooted(self) -> bool {
-        use Collective::{Broadcast, Gather, Reduce, Scatter};
-        matches!(self, Broadcast | Gather | Reduce | Scatter)
+        use Collective::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
+        matches!(self, Broadcast | Gather | GatherV | Reduce | Scatter | ScatterV)
+    }
+
+    /// Whether it travels as messages, with no plan, so that no algorithm is chosen for it.
+    pub fn is_messages(self) -> bool {
+        use Collective::{AllToAllV, Exscan, GatherV, Recv, Scan, ScatterV, Send};
+        matches!(self, Send | Recv | AllToAllV | GatherV | ScatterV | Scan | Exscan)
     }
 }
 

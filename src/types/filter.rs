@@ -124,8 +124,17 @@ impl<T: Selectable> Filter<T> {
 }
 
 /// What `NCCL_ALGO=Ring` does not mean: NCCL knows no algorithm of these, and so would be left without one.
-const ONLY_BY_NAME: [Collective; 5] =
-    [Collective::Barrier, Collective::AllToAll, Collective::AllToAllV, Collective::Gather, Collective::Scatter];
+const ONLY_BY_NAME: [Collective; 9] = [
+    Collective::Barrier,
+    Collective::AllToAll,
+    Collective::AllToAllV,
+    Collective::Gather,
+    Collective::GatherV,
+    Collective::Scatter,
+    Collective::ScatterV,
+    Collective::Scan,
+    Collective::Exscan,
+];
 
 fn parse_collective(word: &str) -> Result<Collective> {
     let plain = |name: &str| name.replace('_', "").to_ascii_lowercase();

@@ -237,7 +237,8 @@ impl Player {
 fn collective(comm: &Communicator, (luck, own): (&mut Luck, &mut Luck)) -> Result<Option<String>> {
     let program = *luck.pick(Program::ALL);
     let data_type = *luck.pick(DataType::ALL);
-    let fitting: Vec<Op> = Op::ALL.iter().copied().filter(|op| op.fits(data_type)).collect();
+    let fitting: Vec<Op> =
+        Op::ALL.iter().copied().filter(|op| op.fits(data_type) && (!program.reduces() || program.takes(*op))).collect();
     let op = *luck.pick(&fitting);
     let sizes = if luck.one_in(8) { LARGE } else { SIZES };
     let ranks = if luck.one_in(2) { comm.size() as usize } else { 1 };

@@ -45,8 +45,11 @@ class buffer {
     static_assert(is_element_v<T>, "rsccl: no data type for the elements of this buffer");
 
   public:
+    /// Of the elements.
     using value_type = T;
+    /// A pointer will do.
     using iterator = T*;
+    /// A pointer will do.
     using const_iterator = const T*;
 
     /// A buffer of `count` elements, all zero.
@@ -54,15 +57,25 @@ class buffer {
     /// @throws SystemError where there is no memory
     explicit buffer(std::size_t count) : bytes_(count, sizeof(T)) {}
 
+    /// Where the elements begin.
     T* data() noexcept { return static_cast<T*>(bytes_.data()); }
+    /// Where the elements begin.
     const T* data() const noexcept { return static_cast<const T*>(bytes_.data()); }
+    /// How many elements there are.
     std::size_t size() const noexcept { return bytes_.count(); }
+    /// Whether there are none.
     bool empty() const noexcept { return size() == 0; }
+    /// The first element.
     T* begin() noexcept { return data(); }
+    /// Behind the last element.
     T* end() noexcept { return data() + size(); }
+    /// The first element.
     const T* begin() const noexcept { return data(); }
+    /// Behind the last element.
     const T* end() const noexcept { return data() + size(); }
+    /// One element, unchecked.
     T& operator[](std::size_t place) noexcept { return data()[place]; }
+    /// One element, unchecked.
     const T& operator[](std::size_t place) const noexcept { return data()[place]; }
 
   private:

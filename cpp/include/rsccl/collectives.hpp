@@ -31,6 +31,11 @@ enum class Kind : std::uint8_t {
     all_gather_v = 11,
     reduce_scatter_v = 12,
     all_to_all_v = 13,
+    gather_v = 14,
+    scatter_v = 15,
+    scan = 16,
+    exscan = 17,
+    send_recv = 255,
 };
 
 /// A call, described.
@@ -41,10 +46,11 @@ struct Call {
     void* recv;
     std::size_t count; ///< for each rank
     ReduceOp op;
-    int other; ///< root or peer
+    int other; ///< root or peer; of send_recv the target
     Stream stream;
     View<const std::size_t> counts;      ///< of a vector form
     View<const std::size_t> recv_counts; ///< of all_to_all_v
+    int source = 0;                      ///< of send_recv
 };
 
 /// Says that a buffer has the wrong length.
@@ -272,6 +278,97 @@ class Collectives {
         return submit_v(detail::Kind::all_to_all_v, {send, recv}, data_type, {send_counts, recv_counts}, ReduceOp::sum, stream);
     }
 
+    /// gather() where ranks pass different numbers of elements: rank r passes `counts[r]`. What other ranks than the root pass as
+    /// `recv` and `counts` is not looked at.
+    template <class S, class R, class C = std::initializer_list<std::size_t>>
+    Result gather_v(S&& send, R&& recv, const C& counts, int root, Stream stream = {}) {
+        check<S, R>();
+        std::vector<std::size_t> all;
+        if (root == self().rank()) {
+            all = detail::counts_of(counts, self().rank());
+            expect("send", std::size(send), mine(all));
+            expect("recv", std::size(recv), total(all));
+        }
+        return gather_v(std::data(send), std::size(send), std::data(recv), view(all.data(), all.size()), type<R>, root, stream);
+    }
+    /// gather_v() of memory: `count` elements from this rank. The root's `counts` are read before the call returns.
+    Result gather_v(const void* send, std::size_t count, void* recv, View<const std::size_t> counts, DataType data_type, int root,
+                    Stream stream = {}) {
+        return submit_rooted_v(detail::Kind::gather_v, {send, recv}, {count, data_type}, counts, root, stream);
+    }
+
+    /// scatter() where ranks get different numbers of elements: rank r gets `counts[r]`. What other ranks than the root pass as
+    /// `send` and `counts` is not looked at.
+    template <class S, class R, class C = std::initializer_list<std::size_t>>
+    Result scatter_v(S&& send, R&& recv, const C& counts, int root, Stream stream = {}) {
+        check<S, R>();
+        std::vector<std::size_t> all;
+        if (root == self().rank()) {
+            all = detail::counts_of(counts, self().rank());
+            expect("recv", std::size(recv), mine(all));
+            expect("send", std::size(send), total(all));
+        }
+        return scatter_v(std::data(send), view(all.data(), all.size()), std::data(recv), std::size(recv), type<R>, root, stream);
+    }
+    /// scatter_v() of memory: `count` elements to this rank. The root's `counts` are read before the call returns.
+    Result scatter_v(const void* send, View<const std::size_t> counts, void* recv, std::size_t count, DataType data_type, int root,
+                     Stream stream = {}) {
+        return submit_rooted_v(detail::Kind::scatter_v, {send, recv}, {count, data_type}, counts, root, stream);
+    }
+
+    /// Every rank passes `send`, all of one length; rank r gets the reduction of ranks 0 to r in `recv`. Not with avg or premul_sum.
+    template <class S, class R>
+    Result scan(S&& send, R&& recv, ReduceOp op = ReduceOp::sum, Stream stream = {}) {
+        check<S, R>();
+        expect("recv", std::size(recv), std::size(send));
+        return scan(std::data(send), std::data(recv), std::size(recv), type<R>, op, stream);
+    }
+    /// scan() with one buffer for both.
+    template <class R>
+    Result scan_in_place(R&& buffer, ReduceOp op = ReduceOp::sum, Stream stream = {}) {
+        detail::check_output<R>();
+        return scan(std::data(buffer), std::data(buffer), std::size(buffer), type<R>, op, stream);
+    }
+    /// scan() of `count` elements on each rank.
+    Result scan(const void* send, void* recv, std::size_t count, DataType data_type, ReduceOp op = ReduceOp::sum,
+                Stream stream = {}) {
+        return submit(detail::Kind::scan, {send, recv}, {count, data_type}, op, 0, stream);
+    }
+
+    /// Every rank passes `send`, all of one length; rank r gets the reduction of the ranks below it in `recv`, and rank 0's `recv` is
+    /// not touched. Not with avg or premul_sum.
+    template <class S, class R>
+    Result exscan(S&& send, R&& recv, ReduceOp op = ReduceOp::sum, Stream stream = {}) {
+        check<S, R>();
+        expect("recv", std::size(recv), std::size(send));
+        return exscan(std::data(send), std::data(recv), std::size(recv), type<R>, op, stream);
+    }
+    /// exscan() with one buffer for both; rank 0's is not touched.
+    template <class R>
+    Result exscan_in_place(R&& buffer, ReduceOp op = ReduceOp::sum, Stream stream = {}) {
+        detail::check_output<R>();
+        return exscan(std::data(buffer), std::data(buffer), std::size(buffer), type<R>, op, stream);
+    }
+    /// exscan() of `count` elements on each rank.
+    Result exscan(const void* send, void* recv, std::size_t count, DataType data_type, ReduceOp op = ReduceOp::sum,
+                  Stream stream = {}) {
+        return submit(detail::Kind::exscan, {send, recv}, {count, data_type}, op, 0, stream);
+    }
+
+    /// Sends `send` to rank `target` and receives into `recv` from rank `source`, side by side. Either may be the own rank, if both
+    /// are.
+    template <class S, class R>
+    Result send_recv(S&& send, int target, R&& recv, int source, Stream stream = {}) {
+        check<S, R>();
+        return send_recv(std::data(send), std::size(send), target, std::data(recv), std::size(recv), source, type<R>, stream);
+    }
+    /// send_recv() of memory.
+    Result send_recv(const void* send, std::size_t send_count, int target, void* recv, std::size_t recv_count, int source,
+                     DataType data_type, Stream stream = {}) {
+        return self().submit(detail::Call{detail::Kind::send_recv, data_type, send, recv, 0, ReduceOp::sum, target, stream,
+                                          {&send_count, 1}, {&recv_count, 1}, source});
+    }
+
     /// Sends `buffer` to rank `peer`, which calls recv() with a buffer of the same type and length. Ends when the buffer may be
     /// changed; a large message does not end before the peer receives. A message to the own rank needs a group.
     template <class S>
@@ -298,7 +395,9 @@ class Collectives {
   protected:
     Collectives() noexcept = default;
     ~Collectives() = default;
+    /// Copies refer to the same.
     Collectives(const Collectives&) noexcept = default;
+    /// Copies refer to the same.
     Collectives& operator=(const Collectives&) noexcept = default;
 
   private:
@@ -333,6 +432,11 @@ class Collectives {
     }
     Result submit_v(detail::Kind kind, Memory memory, DataType data_type, Counts counts, ReduceOp op, Stream stream) {
         return self().submit(detail::Call{kind, data_type, memory.send, memory.recv, 0, op, 0, stream, counts.send, counts.recv});
+    }
+
+    Result submit_rooted_v(detail::Kind kind, Memory memory, Size size, View<const std::size_t> counts, int root, Stream stream) {
+        return self().submit(detail::Call{kind, size.data_type, memory.send, memory.recv, size.count, ReduceOp::sum, root, stream,
+                                          counts, {nullptr, 0}});
     }
 
     void expect(const char* name, std::size_t length, std::size_t expected) {

@@ -88,7 +88,9 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// @throws Timeout naming the ranks that have not come by the deadline of init
     /// @throws Mismatch where ranks disagree about the size or the settings, or two have one number
     Communicator(const UniqueId& id, int rank, int size, const Config& config = {});
+    /// The other is empty afterwards.
     Communicator(Communicator&&) noexcept;
+    /// The other is empty afterwards; what this was ends as by the destructor.
     Communicator& operator=(Communicator&&) noexcept;
     Communicator(const Communicator&) = delete;
     Communicator& operator=(const Communicator&) = delete;
@@ -207,6 +209,41 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     Request start_all_to_all_v(S&& send, const C& send_counts, R&& recv, const D& recv_counts, More&&... more) {
         return start().all_to_all_v(std::forward<S>(send), send_counts, std::forward<R>(recv), recv_counts, std::forward<More>(more)...);
     }
+    /// Begins gather_v().
+    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
+    Request start_gather_v(S&& send, R&& recv, const C& counts, More&&... more) {
+        return start().gather_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
+    }
+    /// Begins scatter_v().
+    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
+    Request start_scatter_v(S&& send, R&& recv, const C& counts, More&&... more) {
+        return start().scatter_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
+    }
+    /// Begins scan().
+    template <class... Arguments>
+    Request start_scan(Arguments&&... arguments) {
+        return start().scan(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins scan_in_place().
+    template <class... Arguments>
+    Request start_scan_in_place(Arguments&&... arguments) {
+        return start().scan_in_place(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins exscan().
+    template <class... Arguments>
+    Request start_exscan(Arguments&&... arguments) {
+        return start().exscan(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins exscan_in_place().
+    template <class... Arguments>
+    Request start_exscan_in_place(Arguments&&... arguments) {
+        return start().exscan_in_place(std::forward<Arguments>(arguments)...);
+    }
+    /// Begins send_recv().
+    template <class... Arguments>
+    Request start_send_recv(Arguments&&... arguments) {
+        return start().send_recv(std::forward<Arguments>(arguments)...);
+    }
     /// Begins send(); not to the own rank.
     template <class... Arguments>
     Request start_send(Arguments&&... arguments) {
@@ -236,6 +273,9 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     Communicator shrink(const std::vector<int>& excluded);
     /// Where this rank is among the hosts. Collective over all ranks the first time, answered from memory afterwards.
     Placement placement();
+    /// Which ranks share a host with this one, as far as it is known since init. Not collective: any rank may ask at any time but while
+    /// requests are under way.
+    Locality locality();
 
     /// Makes the call that waits on the communicator now, and every later one, end with Aborted. The first that ends so tells the
     /// other ranks, whose calls then end likewise. Any thread may call it. Nothing happens on an empty communicator.

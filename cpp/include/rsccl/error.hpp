@@ -41,8 +41,9 @@ class RSCCL_PUBLIC Error : public std::runtime_error {
     /// An error that names the rank that reports, the peer concerned and the operation, where they are known.
     Error(ErrorCode code, const std::string& message, std::optional<int> rank, std::optional<int> peer,
           const std::string& operation);
-    // Moving copies: an error says what it is as long as it lives.
+    /// Moving copies: an error says what it is as long as it lives.
     Error(const Error&) noexcept = default;
+    /// Moving copies.
     Error& operator=(const Error&) noexcept = default;
 
     /// What kind of failure this is.

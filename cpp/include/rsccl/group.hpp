@@ -32,7 +32,9 @@ class Group {
     /// A communicator inside a group: has all collectives and messages of Communicator.
     class [[nodiscard]] Member : public Collectives<Member, void, detail::Lifetime::outlives> {
       public:
+        /// A copy is a member of the same group.
         Member(const Member&) = default;
+        /// A copy is a member of the same group.
         Member& operator=(const Member&) = default;
         /// My rank on that communicator.
         int rank() const noexcept { return rank_; }
@@ -154,6 +156,42 @@ class Group {
     void all_to_all_v(Communicator& communicator, S&& send, const C& send_counts, R&& recv, const D& recv_counts, More&&... more) {
         on(communicator)
             .all_to_all_v(std::forward<S>(send), send_counts, std::forward<R>(recv), recv_counts, std::forward<More>(more)...);
+    }
+
+    /// Adds Collectives::gather_v; the counts are read now.
+    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
+    void gather_v(Communicator& communicator, S&& send, R&& recv, const C& counts, More&&... more) {
+        on(communicator).gather_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
+    }
+    /// Adds Collectives::scatter_v; the counts are read now.
+    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
+    void scatter_v(Communicator& communicator, S&& send, R&& recv, const C& counts, More&&... more) {
+        on(communicator).scatter_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
+    }
+    /// Adds Collectives::scan.
+    template <class S, class R, class... More>
+    void scan(Communicator& communicator, S&& send, R&& recv, More&&... more) {
+        on(communicator).scan(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::scan_in_place.
+    template <class R, class... More>
+    void scan_in_place(Communicator& communicator, R&& buffer, More&&... more) {
+        on(communicator).scan_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::exscan.
+    template <class S, class R, class... More>
+    void exscan(Communicator& communicator, S&& send, R&& recv, More&&... more) {
+        on(communicator).exscan(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::exscan_in_place.
+    template <class R, class... More>
+    void exscan_in_place(Communicator& communicator, R&& buffer, More&&... more) {
+        on(communicator).exscan_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
+    }
+    /// Adds Collectives::send_recv.
+    template <class S, class R, class... More>
+    void send_recv(Communicator& communicator, S&& send, int target, R&& recv, int source, More&&... more) {
+        on(communicator).send_recv(std::forward<S>(send), target, std::forward<R>(recv), source, std::forward<More>(more)...);
     }
 
     /// Runs everything that was added, and returns when it has ended. The group is over then, well or not.

@@ -27,16 +27,19 @@
 #pragma once
 
 // The C++ bindings that MPI has given up are no use here, and not free of warnings.
+/// @cond
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #endif
 #ifndef MPICH_SKIP_MPICXX
 #define MPICH_SKIP_MPICXX 1
 #endif
+/// @endcond
 #include <mpi.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -51,12 +54,9 @@
 #include <utility>
 #include <vector>
 
-#include <rsccl/communicator.hpp>
-#include <rsccl/config.hpp>
-#include <rsccl/error.hpp>
-#include <rsccl/placement.hpp>
+// All of the library: a program that begins with this header needs no other.
 #include <rsccl/preparation.hpp>
-#include <rsccl/unique_id.hpp>
+#include <rsccl/rsccl.hpp>
 
 namespace rsccl {
 

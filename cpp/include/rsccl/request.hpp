@@ -25,6 +25,7 @@ class [[nodiscard]] Request {
   public:
     /// No operation.
     Request() noexcept;
+    /// The other is empty afterwards.
     Request(Request&&) noexcept;
     /// Waits for the operation that it held before, as the destructor does.
     Request& operator=(Request&&) noexcept;

@@ -1,5 +1,9 @@
 /// @file
 /// All of rsccl but `rsccl/mpi.hpp`, which needs an MPI.
+
+/// @mainpage rsccl for C++
+/// Begin with rsccl::Communicator; its calls are those of rsccl::Collectives. rsccl::Group runs calls as one, rsccl::Request is a call
+/// that goes on, rsccl::Config has the settings, rsccl::Error what went wrong. Programs with MPI begin with rsccl::from_mpi.
 #pragma once
 
 #include <rsccl/buffer.hpp>

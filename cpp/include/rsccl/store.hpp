@@ -22,6 +22,7 @@ namespace rsccl {
 /// @throws RemoteError, SystemError (all calls) where the store is out of reach
 class RSCCL_PUBLIC Store {
   public:
+    /// How long a call may take.
     using Milliseconds = std::chrono::milliseconds;
     /// How long a call waits where it does not say.
     static constexpr Milliseconds default_timeout{120000};
@@ -46,7 +47,9 @@ class RSCCL_PUBLIC Store {
 
   protected:
     Store() noexcept = default;
+    /// For classes that can be copied.
     Store(const Store&) noexcept = default;
+    /// For classes that can be copied.
     Store& operator=(const Store&) noexcept = default;
 
   private:
@@ -111,7 +114,9 @@ class RSCCL_PUBLIC HashStore : public detail::BuiltInStore {
   public:
     /// An empty store.
     HashStore();
+    /// The same store once more.
     HashStore(const HashStore& other);
+    /// The same store once more.
     HashStore& operator=(const HashStore& other);
 };
 

@@ -116,6 +116,7 @@ constexpr DataType integer_type() noexcept {
 template <class T, class = void>
 struct data_type_of {};
 
+/// @cond the ones that there are
 template <class T>
 struct data_type_of<T, std::enable_if_t<detail::is_integer_element<T>>> {
     static constexpr DataType value = detail::integer_type<T>();
@@ -148,6 +149,7 @@ struct data_type_of<std::bfloat16_t> {
     static constexpr DataType value = DataType::bfloat16;
 };
 #endif
+/// @endcond
 
 /// Whether buffers may hold a T.
 template <class T, class = void>
@@ -155,6 +157,7 @@ struct is_element : std::false_type {};
 template <class T>
 struct is_element<T, std::void_t<decltype(data_type_of<T>::value)>>
     : std::bool_constant<std::is_trivially_copyable_v<T> && sizeof(T) == size_of(data_type_of<T>::value)> {};
+/// is_element, short.
 template <class T>
 inline constexpr bool is_element_v = is_element<T>::value;
 
@@ -222,20 +225,23 @@ inline constexpr ReduceOp ReduceOp::bor{6};
 inline constexpr ReduceOp ReduceOp::bxor{7};
 
 /// Where an operation runs. The default is the host: the call returns when the buffers hold the result. CUDA streams are taken
-/// here once there is a CUDA backend; until then a call with one throws InvalidUsage.
+/// here once there is a CUDA backend; until then a call with one, also with CUDA's default stream (null), throws InvalidUsage.
 class Stream {
   public:
     /// The host.
     constexpr Stream() noexcept = default;
-    /// A CUDA stream; null is the host.
-    constexpr Stream(CUstream_st* handle) noexcept : handle_(handle) {}
+    /// The host, by name.
+    static constexpr Stream host() noexcept { return Stream(); }
+    /// A CUDA stream; null is CUDA's default stream, as it is everywhere in CUDA, and not the host.
+    constexpr Stream(CUstream_st* handle) noexcept : handle_(handle), host_(false) {}
     /// Whether it is the host.
-    constexpr bool is_host() const noexcept { return handle_ == nullptr; }
-    /// The CUDA stream, or null.
+    constexpr bool is_host() const noexcept { return host_; }
+    /// The CUDA stream; null for CUDA's default stream, and for the host.
     constexpr CUstream_st* handle() const noexcept { return handle_; }
 
   private:
     CUstream_st* handle_ = nullptr;
+    bool host_ = true;
 };
 
 } // namespace rsccl

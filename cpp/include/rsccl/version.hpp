@@ -11,10 +11,13 @@
 
 #include <string>
 
-/// The version of these headers.
+/// The first number of the version of these headers.
 #define RSCCL_VERSION_MAJOR 0
+/// Its second number.
 #define RSCCL_VERSION_MINOR 1
+/// Its third number.
 #define RSCCL_VERSION_PATCH 0
+/// All three, with dots.
 #define RSCCL_VERSION_STRING "0.1.0"
 /// One number that grows with the version: 100 is 0.1.0, 10203 is 1.2.3.
 #define RSCCL_VERSION (RSCCL_VERSION_MAJOR * 10000 + RSCCL_VERSION_MINOR * 100 + RSCCL_VERSION_PATCH)
@@ -22,7 +25,7 @@
 /// What programs and library must know under one identity, also in programs that are compiled with -fvisibility=hidden.
 #define RSCCL_PUBLIC __attribute__((visibility("default")))
 
-/// A name that changes when programs have to be compiled anew: with the major version, before 1.0 with the minor one too.
+/// @cond a name that changes when programs have to be compiled anew: with the major version, before 1.0 with the minor one too.
 #if RSCCL_VERSION_MAJOR == 0
 #define RSCCL_DETAIL_ABI RSCCL_DETAIL_JOIN(library_of_headers_0_, RSCCL_VERSION_MINOR)
 #else
@@ -30,6 +33,7 @@
 #endif
 #define RSCCL_DETAIL_JOIN(name, number) RSCCL_DETAIL_JOIN_EXPANDED(name, number)
 #define RSCCL_DETAIL_JOIN_EXPANDED(name, number) name##number
+/// @endcond
 
 namespace rsccl {
 

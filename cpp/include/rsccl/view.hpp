@@ -29,9 +29,13 @@ class View {
     /// The same elements, not to be written to: a `View<float>` is a `View<const float>`.
     template <class U, std::enable_if_t<!std::is_same_v<U, T> && std::is_convertible_v<U (*)[], T (*)[]>, int> = 0>
     constexpr View(View<U> other) noexcept : data_(other.data()), count_(other.size()) {}
+    /// Where the elements begin.
     constexpr T* data() const noexcept { return data_; }
+    /// How many elements there are.
     constexpr std::size_t size() const noexcept { return count_; }
+    /// The first element.
     constexpr T* begin() const noexcept { return data_; }
+    /// Behind the last element.
     constexpr T* end() const noexcept { return data_ + count_; }
 
   private:
@@ -99,10 +103,39 @@ template <class C>
 using pointer_of = decltype(std::data(std::declval<C&>()));
 
 template <class C>
-using element_of = std::remove_cv_t<std::remove_pointer_t<pointer_of<std::remove_reference_t<C>>>>;
+using plain = std::remove_cv_t<std::remove_reference_t<C>>;
+
+/// Whether C has its elements one behind the other, and says where and how many: `std::data` and `std::size` take it.
+template <class C, class = void>
+struct IsBuffer : std::false_type {};
+template <class C>
+struct IsBuffer<C, std::void_t<pointer_of<std::remove_reference_t<C>>, decltype(std::size(std::declval<std::remove_reference_t<C>&>()))>>
+    : std::bool_constant<std::is_pointer_v<pointer_of<std::remove_reference_t<C>>>> {};
+// std::vector<bool> has no bools in memory. Some libraries declare its data() all the same.
+template <class Allocator>
+struct IsBuffer<std::vector<bool, Allocator>&, void> : std::false_type {};
+template <class Allocator>
+struct IsBuffer<const std::vector<bool, Allocator>&, void> : std::false_type {};
+template <class Allocator>
+struct IsBuffer<std::vector<bool, Allocator>, void> : std::false_type {};
 
 template <class C>
-using plain = std::remove_cv_t<std::remove_reference_t<C>>;
+struct IsVectorOfBool : std::false_type {};
+template <class Allocator>
+struct IsVectorOfBool<std::vector<bool, Allocator>> : std::true_type {};
+
+template <class C, bool = IsBuffer<C>::value>
+struct ElementOf {
+    using type = void;
+};
+template <class C>
+struct ElementOf<C, true> {
+    using type = std::remove_cv_t<std::remove_pointer_t<pointer_of<std::remove_reference_t<C>>>>;
+};
+
+/// The type of the elements of a C; void where it is no buffer.
+template <class C>
+using element_of = typename ElementOf<C>::type;
 
 /// How long a buffer is used.
 enum class Lifetime {
@@ -110,10 +143,26 @@ enum class Lifetime {
     outlives ///< longer than the call: a request, a group
 };
 
+/// Does not compile where C is no buffer, and says what is one.
+template <class C>
+constexpr void check_buffer() {
+    static_assert(!IsVectorOfBool<plain<C>>::value,
+                  "rsccl: std::vector<bool> has no bools in memory that could be sent: use std::vector<unsigned char>");
+    static_assert(!std::is_arithmetic_v<plain<C>> && !std::is_enum_v<plain<C>>,
+                  "rsccl: this is one number, and a buffer is wanted: pass rsccl::view(&number, 1)");
+    static_assert(!std::is_pointer_v<plain<C>>,
+                  "rsccl: a pointer alone does not say how many elements there are: pass rsccl::view(pointer, count)");
+    static_assert(IsBuffer<C>::value || IsVectorOfBool<plain<C>>::value || std::is_arithmetic_v<plain<C>> ||
+                      std::is_enum_v<plain<C>> || std::is_pointer_v<plain<C>>,
+                  "rsccl: a buffer has its elements one behind the other, and std::data and std::size take it: std::vector, "
+                  "std::array, an array, std::span, rsccl::view");
+}
+
 /// C as it was passed: `V&` for an lvalue, `V` for a temporary. Does not compile where C cannot be an input.
 template <class C, Lifetime Use>
 constexpr void check_input() {
-    static_assert(is_element_v<element_of<C>>,
+    check_buffer<C>();
+    static_assert(!IsBuffer<C>::value || is_element_v<element_of<C>>,
                   "rsccl: buffers hold integers of 1, 4 or 8 bytes, float, double, the small floats, or a type with a data_type_of");
     static_assert(Use == Lifetime::call || std::is_lvalue_reference_v<C> || is_view<plain<C>>::value,
                   "rsccl: this buffer is used after the call, and a temporary container ends with it: name it, or pass a view");
@@ -123,8 +172,10 @@ constexpr void check_input() {
 template <class C>
 constexpr void check_output() {
     check_input<C, Lifetime::outlives>();
-    static_assert(!std::is_const_v<std::remove_pointer_t<pointer_of<std::remove_reference_t<C>>>>,
-                  "rsccl: the elements of an output buffer must not be const");
+    if constexpr (IsBuffer<C>::value) {
+        static_assert(!std::is_const_v<std::remove_pointer_t<pointer_of<std::remove_reference_t<C>>>>,
+                      "rsccl: the elements of an output buffer must not be const");
+    }
 }
 
 template <class Send, class Recv>

@@ -166,7 +166,7 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
         (void)sizeof(MISTAKE(rsccl::ffi::Status, rsccl::Communicator));
     }
 #endif
-#if ON(26) // vector<bool>, which is no array; refused: no matching|data|use of deleted
+#if ON(26) // vector<bool>, which is no array; refused: std::vector<bool> has no bools in memory
     {
         std::vector<MISTAKE(bool, unsigned char)> truths(4);
         comm.all_reduce_in_place(truths);
@@ -187,6 +187,36 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
     {
         MISTAKE(std::deque<float>, std::vector<float>) pieces(4);
         comm.all_reduce_in_place(rsccl::view(pieces.begin(), pieces.end()));
+    }
+#endif
+#if ON(30) // one number in place of a buffer; refused: this is one number, and a buffer is wanted
+    {
+        float number = 1;
+        comm.all_reduce_in_place(MISTAKE(number, rsccl::view(&number, 1)));
+    }
+#endif
+#if ON(31) // a constant number in place of a buffer; refused: this is one number, and a buffer is wanted
+    {
+        const int number = 1;
+        comm.send(MISTAKE(number, rsccl::view(&number, 1)), 0);
+    }
+#endif
+#if ON(32) // a pointer alone; refused: a pointer alone does not say how many elements there are
+    {
+        comm.all_reduce(MISTAKE(floats.data(), floats), floats);
+    }
+#endif
+#if ON(33) // a container in pieces; refused: a buffer has its elements one behind the other
+    {
+        MISTAKE(std::deque<float>, std::vector<float>) pieces(4);
+        comm.broadcast(pieces, 0);
+    }
+#endif
+#if ON(34) // a request into one number; refused: this is one number, and a buffer is wanted
+    {
+        int number = 1;
+        rsccl::Request request = comm.start_recv(MISTAKE(number, rsccl::view(&number, 1)), 0);
+        request.wait();
     }
 #endif
 }

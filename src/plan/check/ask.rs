@@ -17,7 +17,14 @@ pub(super) fn sizes(spec: &Spec, rank: Rank) -> (u64, u64) {
         Collective::AllToAll => (all, all),
         Collective::Gather => (own, at_root(all)),
         Collective::Scatter => (at_root(all), own),
-        Collective::Barrier | Collective::Send | Collective::Recv | Collective::AllToAllV => (0, 0),
+        Collective::Barrier
+        | Collective::Send
+        | Collective::Recv
+        | Collective::AllToAllV
+        | Collective::GatherV
+        | Collective::ScatterV
+        | Collective::Scan
+        | Collective::Exscan => (0, 0),
     }
 }
 
@@ -73,6 +80,13 @@ pub(super) fn output(spec: &Spec, rank: Rank) -> Vec<Asked> {
         Collective::Scatter => one(before, vec![spec.root.get()]),
         Collective::AllGather | Collective::AllGatherV | Collective::Gather => blocks(0),
         Collective::AllToAll => blocks(before),
-        Collective::Barrier | Collective::Send | Collective::Recv | Collective::AllToAllV => Vec::new(),
+        Collective::Barrier
+        | Collective::Send
+        | Collective::Recv
+        | Collective::AllToAllV
+        | Collective::GatherV
+        | Collective::ScatterV
+        | Collective::Scan
+        | Collective::Exscan => Vec::new(),
     }
 }

@@ -126,7 +126,7 @@ impl Job {
         if !program.reduces() {
             return vec![None];
         }
-        self.ops.iter().copied().filter(|op| op.fits(data_type)).map(Some).collect()
+        self.ops.iter().copied().filter(|op| op.fits(data_type) && program.takes(*op)).map(Some).collect()
     }
 
     /// The roots of `program`; one `None` where it has none.
@@ -150,12 +150,15 @@ impl Job {
 
     /// A reduction that no type has an operator for would be a silent nothing.
     fn check_operators(&self) -> Result<()> {
-        let reduces = self.programs.iter().any(|program| program.reduces());
-        let any = self.types.iter().any(|data_type| self.ops.iter().any(|op| op.fits(*data_type)));
-        if reduces && !any {
+        let reducing = || self.programs.iter().filter(|program| program.reduces());
+        let fits = |op: &Op| self.types.iter().any(|data_type| op.fits(*data_type));
+        if reducing().next().is_some() && !self.ops.iter().any(fits) {
             return Err(wrong(
                 "-o, -d: bitwise operators are for integers; choose an integer type or another operator",
             ));
+        }
+        if reducing().next().is_some() && !reducing().any(|program| self.ops.iter().any(|op| program.takes(*op))) {
+            return Err(wrong("-o: scan and exscan take neither avg nor mulsum; choose another operator"));
         }
         Ok(())
     }

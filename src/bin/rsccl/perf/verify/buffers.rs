@@ -224,8 +224,12 @@ fn in_place(shape: &Shape) -> Result<(usize, usize)> {
 
 /// Whether the in-place form leaves this rank's buffer as it was.
 fn keeps_input_in_place(shape: &Shape) -> bool {
-    let only_read = matches!(shape.program, Program::Reduce | Program::Gather) && !shape.at_root();
-    only_read || matches!(shape.program, Program::Broadcast | Program::Scatter) && shape.at_root()
+    let only_read = match shape.program {
+        Program::Reduce | Program::Gather | Program::GatherV => !shape.at_root(),
+        Program::Exscan => shape.rank == 0,
+        _ => false,
+    };
+    only_read || matches!(shape.program, Program::Broadcast | Program::Scatter | Program::ScatterV) && shape.at_root()
 }
 
 fn describe<T: Sample>(shape: &Shape, index: usize, (expected, found): (T, T)) -> String {

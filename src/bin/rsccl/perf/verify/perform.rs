@@ -44,11 +44,16 @@ fn out_of_place<T: Sample>(
         Program::AllToAll => comm.all_to_all(send, recv),
         Program::Gather => comm.gather(send, recv, shape.root),
         Program::Scatter => comm.scatter(send, recv, shape.root),
-        Program::SendRecv => send_and_receive(comm, shape, send, recv),
+        Program::SendRecv => comm.send_recv(send, shape.right(), recv, shape.left()),
         Program::Barrier => comm.barrier(),
         Program::AllGatherV => comm.all_gather_v(send, recv, &shape.counts),
         Program::ReduceScatterV => comm.reduce_scatter_v(send, recv, &shape.counts, op),
         Program::AllToAllV => comm.all_to_all_v(send, &shape.sends, recv, &shape.receives),
+        // Only the root's counts are looked at.
+        Program::GatherV => comm.gather_v(send, recv, if shape.at_root() { &shape.counts } else { &[] }, shape.root),
+        Program::ScatterV => comm.scatter_v(send, recv, if shape.at_root() { &shape.counts } else { &[] }, shape.root),
+        Program::Scan => comm.scan(send, recv, op),
+        Program::Exscan => comm.exscan(send, recv, op),
     }
 }
 
@@ -60,9 +65,14 @@ fn in_place<T: Sample>(comm: &Communicator, shape: &Shape, op: ReduceOp, buffer:
         Program::Reduce => comm.reduce_in_place(buffer, op, shape.root),
         Program::AllGather => comm.all_gather_in_place(buffer),
         Program::ReduceScatter => comm.reduce_scatter_in_place(buffer, op),
-        Program::Gather | Program::Scatter | Program::AllGatherV | Program::ReduceScatterV => {
-            comm.run(&described(shape, op, buffer))
-        }
+        Program::Scan => comm.scan_in_place(buffer, op),
+        Program::Exscan => comm.exscan_in_place(buffer, op),
+        Program::Gather
+        | Program::Scatter
+        | Program::GatherV
+        | Program::ScatterV
+        | Program::AllGatherV
+        | Program::ReduceScatterV => comm.run(&described(shape, op, buffer)),
         Program::AllToAll | Program::AllToAllV | Program::SendRecv | Program::Barrier => {
             Err(Error::invalid_usage(format!("{} has no in-place form", shape.program.name())))
         }
@@ -77,6 +87,10 @@ fn described<'a, T: Sample>(shape: &Shape, op: ReduceOp, buffer: &'a mut [T]) ->
         Program::Gather => (Collective::Gather, Buffers::shared(buffer)),
         Program::Scatter if shape.at_root() => (Collective::Scatter, Buffers::output_inside(buffer, before, mine)),
         Program::Scatter => (Collective::Scatter, Buffers::shared(buffer)),
+        Program::GatherV if shape.at_root() => (Collective::GatherV, Buffers::input_inside(buffer, before, mine)),
+        Program::GatherV => (Collective::GatherV, Buffers::shared(buffer)),
+        Program::ScatterV if shape.at_root() => (Collective::ScatterV, Buffers::output_inside(buffer, before, mine)),
+        Program::ScatterV => (Collective::ScatterV, Buffers::shared(buffer)),
         Program::AllGatherV => (Collective::AllGatherV, Buffers::input_inside(buffer, before, mine)),
         _ => (Collective::ReduceScatterV, Buffers::output_inside(buffer, before, mine)),
     };
@@ -88,14 +102,4 @@ fn described<'a, T: Sample>(shape: &Shape, op: ReduceOp, buffer: &'a mut [T]) ->
         count: shape.call_count(),
         buffers,
     }
-}
-
-/// Sends to the right and receives from the left.
-#[inline]
-fn send_and_receive<T: Sample>(comm: &Communicator, shape: &Shape, send: &[T], recv: &mut [T]) -> Result<()> {
-    rsccl::group(|group| {
-        let mut member = group.on(comm);
-        member.send(send, shape.right())?;
-        member.recv(recv, shape.left())
-    })
 }

@@ -4,6 +4,8 @@ use rsccl::comm::CallCount;
 use rsccl::types::Collective;
 use rsccl::{Error, Result};
 
+use super::op::Op;
+
 /// A collective as `rsccl perf` runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Program {
@@ -20,6 +22,10 @@ pub(crate) enum Program {
     AllGatherV,
     ReduceScatterV,
     AllToAllV,
+    GatherV,
+    ScatterV,
+    Scan,
+    Exscan,
 }
 
 impl Program {
@@ -38,6 +44,10 @@ impl Program {
         Program::AllGatherV,
         Program::ReduceScatterV,
         Program::AllToAllV,
+        Program::GatherV,
+        Program::ScatterV,
+        Program::Scan,
+        Program::Exscan,
     ];
 
     /// Its name.
@@ -56,6 +66,10 @@ impl Program {
             Program::AllGatherV => "all_gather_v",
             Program::ReduceScatterV => "reduce_scatter_v",
             Program::AllToAllV => "all_to_all_v",
+            Program::GatherV => "gather_v",
+            Program::ScatterV => "scatter_v",
+            Program::Scan => "scan",
+            Program::Exscan => "exscan",
         }
     }
 
@@ -67,14 +81,19 @@ impl Program {
 
     /// Whether it takes an operator.
     pub(crate) fn reduces(self) -> bool {
-        use Program::{AllReduce, Reduce, ReduceScatter, ReduceScatterV};
-        matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV)
+        use Program::{AllReduce, Exscan, Reduce, ReduceScatter, ReduceScatterV, Scan};
+        matches!(self, AllReduce | Exscan | Reduce | ReduceScatter | ReduceScatterV | Scan)
+    }
+
+    /// Whether it takes this operator: scans have no number of ranks to divide by, and no scalars.
+    pub(crate) fn takes(self, op: Op) -> bool {
+        self.reduces() && !(matches!(self, Program::Scan | Program::Exscan) && matches!(op, Op::Avg | Op::MulSum))
     }
 
     /// Whether it has a root.
     pub(crate) fn rooted(self) -> bool {
-        use Program::{Broadcast, Gather, Reduce, Scatter};
-        matches!(self, Broadcast | Gather | Reduce | Scatter)
+        use Program::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
+        matches!(self, Broadcast | Gather | GatherV | Reduce | Scatter | ScatterV)
     }
 
     /// The collective that it calls; none where it is made of messages.
@@ -91,14 +110,19 @@ impl Program {
             Program::Barrier => Some(Collective::Barrier),
             Program::AllGatherV => Some(Collective::AllGatherV),
             Program::ReduceScatterV => Some(Collective::ReduceScatterV),
-            Program::SendRecv | Program::AllToAllV => None,
+            Program::SendRecv
+            | Program::AllToAllV
+            | Program::GatherV
+            | Program::ScatterV
+            | Program::Scan
+            | Program::Exscan => None,
         }
     }
 
     /// Whether its size is that of all ranks' blocks together.
     fn blocks(self) -> bool {
-        use Program::{AllReduce, Barrier, Broadcast, Reduce, SendRecv};
-        !matches!(self, AllReduce | Broadcast | Reduce | SendRecv | Barrier)
+        use Program::{AllReduce, Barrier, Broadcast, Exscan, Reduce, Scan, SendRecv};
+        !matches!(self, AllReduce | Broadcast | Reduce | SendRecv | Barrier | Scan | Exscan)
     }
 
     /// Bus bandwidth over algorithm bandwidth at `world` ranks: the share of the size that must cross each rank's link.
@@ -106,7 +130,7 @@ impl Program {
         let ranks = f64::from(world);
         match self {
             Program::AllReduce => 2.0 * (ranks - 1.0) / ranks,
-            Program::Broadcast | Program::Reduce | Program::SendRecv => 1.0,
+            Program::Broadcast | Program::Reduce | Program::SendRecv | Program::Scan | Program::Exscan => 1.0,
             Program::Barrier => 0.0,
             Program::AllGather
             | Program::ReduceScatter
@@ -115,7 +139,9 @@ impl Program {
             | Program::Scatter
             | Program::AllGatherV
             | Program::ReduceScatterV
-            | Program::AllToAllV => (ranks - 1.0) / ranks,
+            | Program::AllToAllV
+            | Program::GatherV
+            | Program::ScatterV => (ranks - 1.0) / ranks,
         }
     }
 }
@@ -144,6 +170,8 @@ pub(crate) enum Source {
     Of(u32),
     /// The reduction of all inputs.
     Reduced,
+    /// The reduction of the inputs of so many first ranks.
+    First(u32),
 }
 
 /// A stretch of the output.
@@ -172,7 +200,11 @@ impl Shape {
         let ranks = world as usize;
         let counts = match program {
             Program::Barrier => vec![0; ranks],
-            Program::AllGatherV | Program::ReduceScatterV | Program::AllToAllV => uneven(ranks, elements),
+            Program::AllGatherV
+            | Program::ReduceScatterV
+            | Program::AllToAllV
+            | Program::GatherV
+            | Program::ScatterV => uneven(ranks, elements),
             _ if program.blocks() => vec![elements / ranks; ranks],
             _ => vec![elements; ranks],
         };
@@ -202,7 +234,8 @@ impl Shape {
     /// The count that the library's call takes.
     pub(crate) fn call_count(&self) -> CallCount {
         match self.program {
-            Program::AllGatherV | Program::ReduceScatterV => {
+            Program::GatherV | Program::ScatterV if !self.at_root() => CallCount::Each(self.mine() as u64),
+            Program::AllGatherV | Program::ReduceScatterV | Program::GatherV | Program::ScatterV => {
                 CallCount::PerRank(self.counts.iter().map(|count| *count as u64).collect())
             }
             _ => CallCount::Each(self.mine() as u64),
@@ -218,11 +251,11 @@ impl Shape {
     pub(crate) fn input(&self) -> usize {
         let total = || self.counts.iter().sum();
         match self.program {
-            Program::AllReduce | Program::Reduce | Program::SendRecv => self.mine(),
-            Program::AllGather | Program::AllGatherV | Program::Gather => self.mine(),
+            Program::AllReduce | Program::Reduce | Program::SendRecv | Program::Scan | Program::Exscan => self.mine(),
+            Program::AllGather | Program::AllGatherV | Program::Gather | Program::GatherV => self.mine(),
             Program::Broadcast if self.at_root() => self.mine(),
-            Program::Scatter if self.at_root() => total(),
-            Program::Broadcast | Program::Scatter | Program::Barrier => 0,
+            Program::Scatter | Program::ScatterV if self.at_root() => total(),
+            Program::Broadcast | Program::Scatter | Program::ScatterV | Program::Barrier => 0,
             Program::ReduceScatter | Program::ReduceScatterV | Program::AllToAll => total(),
             Program::AllToAllV => self.sends.iter().sum(),
         }
@@ -233,9 +266,10 @@ impl Shape {
         let total = || self.counts.iter().sum();
         match self.program {
             Program::AllReduce | Program::Reduce | Program::SendRecv | Program::Broadcast => self.mine(),
-            Program::Scatter | Program::ReduceScatter | Program::ReduceScatterV => self.mine(),
-            Program::Gather if self.at_root() => total(),
-            Program::Gather | Program::Barrier => 0,
+            Program::Scatter | Program::ScatterV | Program::ReduceScatter | Program::ReduceScatterV => self.mine(),
+            Program::Scan | Program::Exscan => self.mine(),
+            Program::Gather | Program::GatherV if self.at_root() => total(),
+            Program::Gather | Program::GatherV | Program::Barrier => 0,
             Program::AllGather | Program::AllGatherV | Program::AllToAll => total(),
             Program::AllToAllV => self.receives.iter().sum(),
         }
@@ -263,24 +297,26 @@ impl Shape {
             Program::Reduce if self.at_root() => whole(Source::Reduced, 0),
             Program::ReduceScatter | Program::ReduceScatterV => whole(Source::Reduced, self.before(self.rank)),
             Program::Broadcast => whole(Source::Of(self.root), 0),
-            Program::Scatter => whole(Source::Of(self.root), self.before(self.rank)),
+            Program::Scatter | Program::ScatterV => whole(Source::Of(self.root), self.before(self.rank)),
+            Program::Scan => whole(Source::First(self.rank + 1), 0),
+            Program::Exscan if self.rank > 0 => whole(Source::First(self.rank), 0),
             Program::SendRecv => whole(Source::Of(self.left()), 0),
             Program::AllGather | Program::AllGatherV => from_all(0),
-            Program::Gather if self.at_root() => from_all(0),
+            Program::Gather | Program::GatherV if self.at_root() => from_all(0),
             Program::AllToAll => from_all(self.before(self.rank)),
             Program::AllToAllV => self.segments_of_pairs(),
-            Program::Reduce | Program::Gather | Program::Barrier => Vec::new(),
+            Program::Reduce | Program::Gather | Program::GatherV | Program::Barrier | Program::Exscan => Vec::new(),
         }
     }
 
     /// Where input and output lie in the one buffer of the in-place form, where there is one.
     pub(crate) fn in_place(&self) -> Option<(usize, usize)> {
         match self.program {
-            Program::AllReduce | Program::Broadcast | Program::Reduce => Some((0, 0)),
+            Program::AllReduce | Program::Broadcast | Program::Reduce | Program::Scan | Program::Exscan => Some((0, 0)),
             Program::AllGather | Program::AllGatherV => Some((self.before(self.rank), 0)),
-            Program::Gather => Some((if self.at_root() { self.before(self.rank) } else { 0 }, 0)),
+            Program::Gather | Program::GatherV => Some((if self.at_root() { self.before(self.rank) } else { 0 }, 0)),
             Program::ReduceScatter | Program::ReduceScatterV => Some((0, self.before(self.rank))),
-            Program::Scatter => Some((0, if self.at_root() { self.before(self.rank) } else { 0 })),
+            Program::Scatter | Program::ScatterV => Some((0, if self.at_root() { self.before(self.rank) } else { 0 })),
             Program::AllToAll | Program::AllToAllV | Program::SendRecv | Program::Barrier => None,
         }
     }

@@ -18,6 +18,8 @@ pub(crate) struct Tables<T> {
     length: usize,
     ranks: Vec<OnceCell<Vec<T>>>,
     reduced: OnceCell<Vec<T>>,
+    /// Of the first 0, 1, 2... ranks.
+    first: Vec<OnceCell<Vec<T>>>,
 }
 
 impl<T: Sample> Tables<T> {
@@ -25,7 +27,8 @@ impl<T: Sample> Tables<T> {
     pub(crate) fn new(seed: u64, world: u32, op: Option<Op>, indices: usize) -> Tables<T> {
         let length = indices.clamp(1, PERIOD);
         let ranks = (0..world).map(|_| OnceCell::new()).collect();
-        Tables { seed, world, op, length, ranks, reduced: OnceCell::new() }
+        let first = (0..=world).map(|_| OnceCell::new()).collect();
+        Tables { seed, world, op, length, ranks, reduced: OnceCell::new(), first }
     }
 
     /// Writes what `source` has from `index` on to `target`.
@@ -75,7 +78,8 @@ impl<T: Sample> Tables<T> {
     fn table(&self, source: Source) -> &[T] {
         match source {
             Source::Of(rank) => self.ranks[rank as usize].get_or_init(|| self.draw(rank)),
-            Source::Reduced => self.reduced.get_or_init(|| self.reduce()),
+            Source::Reduced => self.reduced.get_or_init(|| self.reduce(self.world)),
+            Source::First(ranks) => self.first[ranks as usize].get_or_init(|| self.reduce(ranks)),
         }
     }
 
@@ -84,9 +88,10 @@ impl<T: Sample> Tables<T> {
         (0..self.length).map(draw).collect()
     }
 
-    fn reduce(&self) -> Vec<T> {
+    /// Of the first `ranks` ranks.
+    fn reduce(&self, ranks: u32) -> Vec<T> {
         let op = self.op.expect("only what reduces asks for the reduction");
-        let ranks: Vec<&[T]> = (0..self.world).map(|rank| self.table(Source::Of(rank))).collect();
+        let ranks: Vec<&[T]> = (0..ranks).map(|rank| self.table(Source::Of(rank))).collect();
         (0..self.length).map(|index| T::reduce(op, ranks.iter().map(|table| table[index]))).collect()
     }
 }
