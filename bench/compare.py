@@ -106,7 +106,7 @@ class Rsccl:
                 environment = dict(self.launcher.environment, RSCCL_STORE=f"file://{folder}")
                 run([*self.launcher.start(ranks), *measure, "--launched"], environment)
             else:
-                run([*measure, "-n", str(ranks)])
+                run([*measure, "--ranks", str(ranks)])
             with open(file, encoding="utf-8") as text:
                 self.report = json.load(text)
         rows = [row for row in self.report["results"] if not row["in_place"]]

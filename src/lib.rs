@@ -110,7 +110,7 @@ pub mod internals {
         pub use crate::device::*;
     }
     pub mod sys {
-        pub use crate::sys::{clock, cpu, host, limits, poller, process, random, thread};
+        pub use crate::sys::{clock, cpu, host, limits, numa, poller, process, random, thread};
     }
     pub mod wire {
         pub use crate::wire::*;

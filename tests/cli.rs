@@ -26,12 +26,18 @@ struct Outcome {
 
 impl Job {
     fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Job {
+        Job::fed(arguments, variables, Stdio::null())
+    }
+
+    fn fed(arguments: &[&str], variables: &[(&str, &str)], stdin: Stdio) -> Job {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| File::create(folder.path().join(name)).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
-        command.args(arguments).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", folder.path());
+        // What the caller of the tests ignores (nohup, a shell's background job) is not ignored by the job.
+        let mut command = Command::new("/usr/bin/env");
+        command.args(["--default-signal", env!("CARGO_BIN_EXE_rsccl")]).args(arguments);
+        command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", folder.path());
         command.env("DIR", folder.path()).envs(variables.iter().copied());
-        command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr"));
+        command.stdin(stdin).stdout(file("stdout")).stderr(file("stderr"));
         Job { group: Group::start(&mut command).unwrap(), folder }
     }
 
@@ -270,6 +276,80 @@ fn a_reader_that_leaves_ends_the_job() {
     until("the pipeline ends", || group.exit().unwrap().is_some());
     let text = std::fs::read_to_string(folder.path().join("stdout")).unwrap();
     assert!(text.ends_with("] y\nover\n"), "{text}");
+}
+
+#[test]
+fn an_interrupt_that_the_caller_ignores_stays_ignored_and_sigterm_ends_the_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dir, program) = (folder.path().display(), env!("CARGO_BIN_EXE_rsccl"));
+    let rank = format!("trap ': > {dir}/told$RANK' USR1; : > {dir}/ready$RANK; while :; do sleep 0.01; done");
+    // As a shell starts its background jobs.
+    let mut command = Command::new("/usr/bin/env");
+    command.args(["--default-signal", "/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh", program]);
+    command.args(["run", "-n", "2", "--", "/bin/sh", "-c", &rank]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(folder.path().join("stderr")).unwrap());
+    let mut group = Group::start(&mut command).unwrap();
+    let all = |name: &str| (0..2).all(|rank| folder.path().join(format!("{name}{rank}")).exists());
+    until("both ranks are ready", || all("ready"));
+    group.signal(Signal::INTERRUPT).unwrap();
+    // The launcher takes the lower number first: once the ranks have been told, it has dealt with the interrupt.
+    group.signal(Signal::USER_1).unwrap();
+    until("both ranks are told", || all("told"));
+    assert_eq!(group.exit().unwrap(), None, "the interrupt has ended nothing");
+    group.signal(Signal::TERMINATE).unwrap();
+    let mut exit = None;
+    until("the job ends", || {
+        exit = group.exit().unwrap();
+        exit.is_some()
+    });
+    let stderr = std::fs::read_to_string(folder.path().join("stderr")).unwrap();
+    // The shells speak of their own children; the launcher has nothing to say.
+    assert!(exit == Some(Exit::Code(128 + 15)) && !stderr.contains("rsccl run:"), "{exit:?} {stderr}");
+}
+
+#[test]
+fn rank_0_has_the_standard_input_and_the_others_have_none() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let job = Job::fed(&["run", "-np", "2", "--", "/bin/sh", "-c", "wc -c"], &[], reader.into());
+    // More than a pipe holds, so it is passed on as rank 0 reads.
+    let text = "x".repeat(300_000);
+    std::io::Write::write_all(&mut writer, text.as_bytes()).unwrap();
+    drop(writer);
+    let outcome = job.outcome();
+    assert_eq!((outcome.exit, sorted(&outcome.stdout)), (Exit::Code(0), vec!["[0] 300000", "[1] 0"]));
+    // One who does not read it ends all the same.
+    let (reader, writer) = std::io::pipe().unwrap();
+    let outcome = Job::fed(&["run", "-n", "1", "true"], &[], reader.into()).outcome();
+    assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.stderr);
+    drop(writer);
+}
+
+#[test]
+fn each_rank_has_a_log_file() {
+    let script = "echo out $RANK; echo err $RANK >&2; printf 'no end'";
+    let job = Job::of_ranks("2", &["--log-dir", "/dev/null/logs"], script).outcome();
+    assert!(job.exit == Exit::Code(1) && job.stderr.contains("--log-dir: /dev/null/logs"), "{}", job.stderr);
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().join("a/b");
+    let outcome = Job::of_ranks("2", &["--log-dir", logs.to_str().unwrap()], script).outcome();
+    assert_eq!(sorted(&outcome.stdout), ["[0] no end", "[0] out 0", "[1] no end", "[1] out 1"]);
+    for rank in 0..2 {
+        let log = std::fs::read_to_string(logs.join(format!("rank-{rank}.log"))).unwrap();
+        for part in [format!("out {rank}\n"), format!("err {rank}\n"), "no end".to_owned()] {
+            assert!(log.contains(&part) && !log.contains('['), "{log}");
+        }
+    }
+}
+
+#[test]
+fn ranks_are_bound_to_cores_or_nodes() {
+    let script = "grep Cpus_allowed_list /proc/self/status";
+    let outcome = Job::of_ranks("1", &["--bind", "core"], script).outcome();
+    assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.stderr);
+    let free = Job::of_ranks("1", &["--nproc-per-node", "1"], script).outcome();
+    assert_eq!(free.exit, Exit::Code(2), "two names of one option: {}", free.stderr);
+    let cores = Job::of_ranks("4096", &["--bind", "core"], script).outcome();
+    assert!(cores.exit == Exit::Code(1) && cores.stderr.contains("4096 ranks need a core each"), "{}", cores.stderr);
 }
 
 /// Far beyond what any step takes on a loaded machine.

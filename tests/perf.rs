@@ -35,7 +35,7 @@ fn rows(out: &str) -> Vec<Vec<&str>> {
 #[test]
 fn every_collective_by_every_transport() {
     for transport in ["local", "shm", "net", "auto"] {
-        let options = ["-n", "3", "-b", "0", "-e", "40K", "-f", "40", "--check-only", "--transport", transport];
+        let options = ["--ranks", "3", "-b", "0", "-e", "40K", "-f", "40", "--check-only", "--transport", transport];
         let out = succeeds(&[&["all"][..], &options].concat());
         assert_eq!(rows(&out).len(), 12 * 4 + 1, "four sizes of twelve collectives, and the barrier:\n{out}");
         assert_eq!(out.matches(" Rank ").count(), 3, "{out}");
@@ -44,7 +44,7 @@ fn every_collective_by_every_transport() {
 
 #[test]
 fn the_table_has_the_columns_of_nccl_tests() {
-    let out = succeeds(&["all_reduce", "-n", "2", "-b", "1K", "-e", "4K", "-f", "2", "--iters", "3", "-w", "1"]);
+    let out = succeeds(&["all_reduce", "--ranks", "2", "-b", "1K", "-e", "4K", "-f", "2", "-n", "3", "-w", "1"]);
     let rows = rows(&out);
     assert_eq!(rows.len(), 3);
     assert_eq!(rows[1][..5], ["2048", "512", "float", "sum", "-1"]);
@@ -57,7 +57,7 @@ fn the_table_has_the_columns_of_nccl_tests() {
 
 #[test]
 fn types_operators_and_roots_are_all_run() {
-    let out = succeeds(&["reduce", "-n", "2", "-b", "24", "-d", "all", "-o", "all", "-r", "-1", "--check-only"]);
+    let out = succeeds(&["reduce", "--ranks", "2", "-b", "24", "-d", "all", "-o", "all", "-r", "-1", "--check-only"]);
     // Six types of integers with nine operators, six of floats without the three on bits.
     assert_eq!(rows(&out).len(), (6 * 9 + 6 * 6) * 2);
 }
@@ -73,13 +73,16 @@ fn sizes_go_by_steps_where_no_factor_is_given() {
 fn json_and_plot() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (json, plot) = (folder.path().join("out.json"), folder.path().join("out.svg"));
+    let csv = folder.path().join("out.csv");
     let path = |path: &Path| path.to_str().expect("plain text").to_owned();
-    let files = ["--json", &path(&json), "--plot", &path(&plot)];
-    let options = ["all_gather", "-n", "2", "-b", "64", "-e", "4K", "-f", "8", "--iters", "2", "--algo", "Ring"];
+    let files = ["--json", &path(&json), "--plot", &path(&plot), "--csv", &path(&csv)];
+    let csv = folder.path().join("out.csv");
+    let options =
+        ["all_gather", "--ranks", "2", "-b", "64", "-e", "4K", "-f", "8", "-n", "2", "-w", "3", "--algo", "Ring"];
     succeeds(&[&options[..], &files].concat());
     let report = std::fs::read_to_string(&json).expect("written");
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
-    for part in ["machine", "commit", "versions"] {
+    for part in ["machine", "commit", "versions", "settings"] {
         assert!(report.get(part).is_some(), "{part}");
     }
     let results = report["results"].as_array().expect("a list");
@@ -93,8 +96,112 @@ fn json_and_plot() {
     for number in ["time_us", "algbw_gbps", "busbw_gbps"] {
         assert!(first[number].as_f64().is_some_and(|value| value > 0.0), "{number}: {first}");
     }
+    assert_eq!((&first["iters"], &first["warmup_iters"]), (&2.into(), &3.into()));
+    assert!(report["command"].as_str().is_some_and(|command| command.contains(" perf all_gather --ranks 2 -b 64")));
+    // 2026-01-31T12:00:00+0100
+    assert!(
+        report["date"].as_str().is_some_and(|date| date.len() == 24 && date.starts_with("20")),
+        "{}",
+        report["date"]
+    );
     let drawing = std::fs::read_to_string(&plot).expect("written");
-    assert!(drawing.starts_with("<svg") && drawing.contains("all_gather"), "{}", &drawing[..200]);
+    for part in ["all_gather", "time (us)", "bus bandwidth (GB/s)", "size (bytes)"] {
+        assert!(drawing.starts_with("<svg") && drawing.contains(part), "{part}: {drawing}");
+    }
+    let table = std::fs::read_to_string(&csv).expect("written");
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!((lines.len(), lines[0][2], lines[0][8]), (1 + 6, "size_bytes", "time_us"));
+    assert_eq!(lines[1][..8], ["all_gather", "2", "64", "8", "float", "none", "-1", "out-of-place"]);
+    assert!(lines[1][8].parse::<f64>().is_ok_and(|time| time > 0.0) && lines[1].len() == lines[0].len(), "{table}");
+}
+
+#[test]
+fn a_plot_is_a_png_where_its_name_says_so() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let plot = folder.path().join("out.PNG");
+    succeeds(&["reduce", "-b", "64", "-e", "1K", "-f", "4", "-n", "2", "--plot", plot.to_str().expect("plain text")]);
+    let bytes = std::fs::read(&plot).expect("written");
+    assert_eq!(bytes[..16], *b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR");
+    let size = |at: usize| u32::from_be_bytes(std::array::from_fn(|place| bytes[at + place]));
+    assert_eq!((size(16), size(20)), (960, 900));
+}
+
+#[test]
+fn what_was_not_measured_is_not_a_number() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (json, csv) = (folder.path().join("out.json"), folder.path().join("out.csv"));
+    let path = |path: &Path| path.to_str().expect("plain text").to_owned();
+    let files = ["--json", &path(&json), "--csv", &path(&csv)];
+    let out = succeeds(&[&["all_reduce", "-b", "64", "--check-only"][..], &files].concat());
+    assert_eq!(rows(&out)[0][5..], ["N/A", "N/A", "N/A", "0", "N/A", "N/A", "N/A", "0"], "{out}");
+    assert!(out.contains("# Avg bus bandwidth    : N/A"), "{out}");
+    let report: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&json).expect("written")).expect("JSON");
+    for number in ["time_us", "algbw_gbps", "busbw_gbps"] {
+        assert!(report["results"][0][number].is_null(), "{number}: {report}");
+    }
+    assert!(std::fs::read_to_string(&csv).expect("written").contains(",N/A,N/A,N/A,0,"));
+    let out = text(&perf(&["all_reduce", "-b", "64", "-n", "1", "-w", "0", "-c", "0"]).stdout);
+    assert_eq!((rows(&out)[0][8], rows(&out)[0][12]), ("N/A", "N/A"), "{out}");
+    assert!(out.contains("# Out of bounds values : N/A"), "{out}");
+}
+
+#[test]
+fn options_mean_what_they_mean_in_nccl_tests() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let json = folder.path().join("out.json");
+    let file = json.to_str().expect("plain text");
+    let options =
+        ["all_reduce", "-b", "64", "-n", "3", "-w", "4", "-m", "5", "-N", "2", "-z", "1", "-p", "0", "-t", "1"];
+    let out = succeeds(&[&options[..], &["-g", "1", "-y", "0", "-G", "0", "-C", "0", "-J", file]].concat());
+    assert_eq!(
+        (out.matches(" Rank ").count(), rows(&out).len()),
+        (2, 2),
+        "ranks are --ranks alone, cycles are rows: {out}"
+    );
+    assert!(out.contains("warmup iters: 4 iters: 3 agg iters: 5"), "{out}");
+    let long = ["--warmup_iters", "1", "--agg_iters", "1", "--iters", "1", "--ngpus", "1", "--nthreads", "1"];
+    succeeds(&[&["all_reduce", "-b", "64"][..], &long, &["--parallel_init", "1", "--report_cputime", "0"]].concat());
+    let report: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&json).expect("written")).expect("JSON");
+    let first = &report["results"][0];
+    assert_eq!((&first["iters"], &first["warmup_iters"]), (&15.into(), &4.into()), "three iterations of five calls");
+}
+
+/// The time of 64 bytes once was that of page faults: 5 calls of warm-up, 20 timed ones.
+#[test]
+fn the_default_warms_up_until_the_time_stands_and_times_for_a_while() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let json = folder.path().join("out.json");
+    let file = json.to_str().expect("plain text");
+    let first = |options: &[&str]| {
+        succeeds(&[&["all_reduce", "-b", "64", "-J", file][..], options].concat());
+        let report = std::fs::read_to_string(&json).expect("written");
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        let number = |name: &str| report["results"][0][name].as_u64().expect("a number");
+        (number("warmup_iters"), number("iters"))
+    };
+    let (warm_up, calls) = first(&[]);
+    assert!(warm_up >= 4 && calls >= 20, "{warm_up} {calls}");
+    // No time at all is time for one look.
+    assert_eq!(first(&["--warmup-time", "0", "-n", "7"]), (1, 7));
+}
+
+#[test]
+fn launched_side_by_side_it_is_one_job() {
+    let run = |ranks: &str, options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(["run", "-n", ranks, "--", env!("CARGO_BIN_EXE_rsccl"), "perf", "all_reduce", "-b", "64"]);
+        let output = command.args(options).env("NCCL_SOCKET_IFNAME", "lo").output().expect("it starts");
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    let (right, out, err) = run("3", &["--check-only"]);
+    assert!(right && out.matches("# Using ranks").count() == 1 && out.matches(" Rank ").count() == 3, "{out}{err}");
+    let (right, _, err) = run("2", &["--ranks", "4"]);
+    assert!(!right && err.contains("--ranks 4: torchrun has started this process as one of 2 ranks"), "{err}");
+    // A world of one is a shell to start jobs from.
+    let (right, out, err) = run("1", &["--check-only"]);
+    assert!(right && out.matches(" Rank ").count() == 2, "{out}{err}");
 }
 
 #[test]
@@ -107,7 +214,7 @@ fn the_log_says_in_nccls_words_what_is_called_and_how_it_is_run() {
         command.args([
             "perf",
             "all_reduce,send_recv",
-            "-n",
+            "--ranks",
             "2",
             "-b",
             "16",
@@ -154,7 +261,21 @@ fn the_log_says_in_nccls_words_what_is_called_and_how_it_is_run() {
 fn registered_buffers_are_worked_in_in_place() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
-    command.args(["perf", "all", "-n", "3", "-b", "300K", "-R", "1", "-u", "3", "--check-only", "--transport", "shm"]);
+    command.args([
+        "perf",
+        "all",
+        "--ranks",
+        "3",
+        "-b",
+        "300K",
+        "-R",
+        "1",
+        "-u",
+        "3",
+        "--check-only",
+        "--transport",
+        "shm",
+    ]);
     command.env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "REG").env("NCCL_DEBUG_FILE", folder.path().join("log"));
     let output = command.output().expect("the binary starts");
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -179,12 +300,19 @@ fn as_one_process_of_a_launcher() {
 
 #[test]
 fn what_cannot_be_done_is_refused_with_a_reason() {
-    let cases: [(&[&str], &str); 9] = [
-        (&["all_reduce", "-G", "1"], "graph"),
+    let cases: [(&[&str], &str); 16] = [
+        (&["all_reduce", "-G", "1"], "this build has no GPU"),
+        (&["all_reduce", "-g", "2"], "-g 2: this build has no GPU, ranks work on host memory; use --ranks 2"),
+        (&["all_reduce", "-t", "4"], "use --ranks 4"),
+        (&["all_reduce", "-C", "1"], "CPU time is the time shown"),
+        (&["all_reduce", "--plot", "x.jpg"], "must end in .svg or .png"),
+        (&["all_reduce", "--json", "/no/such/folder/x.json"], "--json /no/such/folder/x.json"),
+        (&["all_reduce", "--csv", "/no/such/folder/x.csv"], "--csv /no/such/folder/x.csv"),
+        (&["all_reduce", "--plot", "/no/such/folder/x.png"], "--plot /no/such/folder/x.png"),
         (&["all_produce"], "all_reduce"),
         (&["all_reduce", "-o", "band"], "bitwise"),
         (&["all_reduce", "-d", "int7"], "uint8"),
-        (&["reduce", "-n", "2", "-r", "2"], "-r 2"),
+        (&["reduce", "--ranks", "2", "-r", "2"], "-r 2"),
         (&["all_reduce", "-b", "8K", "-e", "1K"], "-b 8192"),
         (&["all_reduce", "-b", "eight"], "eight"),
         (&["gather", "-b", "4K", "--transport", "net", "--algo", "Ring"], "Ring"),
@@ -195,12 +323,16 @@ fn what_cannot_be_done_is_refused_with_a_reason() {
         let (out, err) = (text(&output.stdout), text(&output.stderr));
         assert!(!output.status.success(), "{arguments:?} went through:\n{out}");
         assert!(err.contains(reason), "{arguments:?}: `{reason}` is not in: {err}");
+        assert!(
+            out.is_empty() || !reason.contains("/no/"),
+            "{arguments:?}: files are opened before anything runs:\n{out}"
+        );
     }
 }
 
 #[test]
 fn collectives_without_the_algorithm_are_left_out_and_named() {
-    let out = succeeds(&["all", "-n", "3", "-b", "30K", "--check-only", "--algo", "PAT"]);
+    let out = succeeds(&["all", "--ranks", "3", "-b", "30K", "--check-only", "--algo", "PAT"]);
     assert_eq!(rows(&out).len(), 2, "all_gather and reduce_scatter");
     assert!(out.contains("left out") && out.contains("all_reduce"), "{out}");
 }

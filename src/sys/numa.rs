@@ -1,4 +1,4 @@
-//! The NUMA node that a thread is bound to.
+//! Which processors a thread may use, and which of them make a core or a NUMA node.
 
 use std::path::Path;
 
@@ -7,8 +7,7 @@ use super::gpus::read;
 /// The node whose processors are all that this thread may run on; `None` where it may run on several nodes, or the system does not
 /// tell. `root` is `/`, or what stands for it in tests.
 pub fn node_of_thread(root: &Path) -> Option<u32> {
-    let status = read(&root.join("proc/thread-self/status"))?;
-    let allowed = ranges(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)?;
+    let allowed = allowed_ranges(root)?;
     if allowed.is_empty() {
         return None;
     }
@@ -22,6 +21,52 @@ pub fn node_of_thread(root: &Path) -> Option<u32> {
         }
     }
     None
+}
+
+/// The processors that this thread may use, by core: those of one core share its arithmetic. Where the system does not tell of cores,
+/// each processor is one. Empty where it does not tell of processors.
+pub fn cores(root: &Path) -> Vec<Vec<u32>> {
+    let allowed = allowed_processors(root);
+    let mut cores: Vec<Vec<u32>> = Vec::new();
+    for processor in &allowed {
+        if cores.iter().any(|core| core.contains(processor)) {
+            continue;
+        }
+        let path = root.join(format!("sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"));
+        let siblings = read(&path).and_then(|text| ranges(&text)).map(|ranges| numbers(&ranges)).unwrap_or_default();
+        let mut core: Vec<u32> = allowed.iter().copied().filter(|other| siblings.contains(other)).collect();
+        if !core.contains(processor) {
+            core = vec![*processor];
+        }
+        cores.push(core);
+    }
+    cores
+}
+
+/// The processors that this thread may use, by NUMA node, in the order of the nodes; nodes with none of them are left out.
+pub fn nodes(root: &Path) -> Vec<Vec<u32>> {
+    let allowed = allowed_processors(root);
+    let own = |number: usize| {
+        let list = read(&root.join(format!("sys/devices/system/node/node{number}/cpulist")))?;
+        let all = numbers(&ranges(&list)?);
+        let mine: Vec<u32> = allowed.iter().copied().filter(|processor| all.contains(processor)).collect();
+        (!mine.is_empty()).then_some(mine)
+    };
+    (0..MAX_NODES).filter_map(own).collect()
+}
+
+fn allowed_processors(root: &Path) -> Vec<u32> {
+    numbers(&allowed_ranges(root).unwrap_or_default())
+}
+
+fn allowed_ranges(root: &Path) -> Option<Vec<(u32, u32)>> {
+    let status = read(&root.join("proc/thread-self/status"))?;
+    ranges(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
+}
+
+/// The numbers of `ranges`, at most as many as a machine has processors.
+fn numbers(ranges: &[(u32, u32)]) -> Vec<u32> {
+    ranges.iter().flat_map(|(first, last)| *first..=*last).take(MAX_PROCESSORS).collect()
 }
 
 /// First and last of each range of a list such as `0-3,8,10-11`; `None` where it is none.
@@ -49,6 +94,10 @@ fn is_inside(wanted: (u32, u32), own: &[(u32, u32)]) -> bool {
     next > u64::from(wanted.1)
 }
 
+/// By the kernel's build.
+const MAX_NODES: usize = 1024;
+/// By the kernel's build.
+const MAX_PROCESSORS: usize = 8192;
 /// The folder holds the nodes, at most 1024 by the kernel's build, and a few files.
 const MAX_NODE_ENTRIES: usize = 2048;
 
@@ -92,6 +141,28 @@ mod tests {
         for (allowed, nodes, expected) in cases {
             assert_eq!(node(allowed, nodes), *expected, "{allowed} {nodes:?}");
         }
+    }
+
+    #[test]
+    fn processors_are_told_by_core_and_by_node() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        assert!(cores(root).is_empty() && nodes(root).is_empty());
+        let write = |name: &str, text: &str| {
+            let path = root.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("proc/thread-self/status", "Cpus_allowed_list:\t0-3,6\n");
+        assert_eq!(cores(root), [[0], [1], [2], [3], [6]], "each its own core where nothing else is known");
+        for (processor, siblings) in [(0, "0,4"), (1, "1,5"), (2, "2,6"), (3, "3,7"), (6, "2,6")] {
+            write(&format!("sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"), siblings);
+        }
+        assert_eq!(cores(root), [vec![0], vec![1], vec![2, 6], vec![3]]);
+        for (node, list) in [(0, "0-1,4-5"), (1, "2-3,6-7"), (2, "8-9")] {
+            write(&format!("sys/devices/system/node/node{node}/cpulist"), list);
+        }
+        assert_eq!(nodes(root), [vec![0, 1], vec![2, 3, 6]]);
     }
 
     #[test]

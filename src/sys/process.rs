@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStderr, ChildStdout, Command};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -78,13 +78,16 @@ impl Signal {
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Takes `signals` from here on. One that the process was started to ignore (`nohup`) stays ignored, but for
-    /// [`Signal::CHILD`], which must arrive.
+    /// Takes `signals` from here on. One that the process was started to ignore (`nohup`, a shell's background job) stays ignored,
+    /// here and in children, but for [`Signal::CHILD`], which must arrive.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
     pub fn take_over(signals: &[Signal]) -> Result<Signals> {
-        let set = signal_set(signals);
+        // One that is ignored would be queued all the same while it is blocked.
+        let heeded: Vec<Signal> =
+            signals.iter().copied().filter(|signal| *signal == Signal::CHILD || !is_ignored(*signal)).collect();
+        let set = signal_set(&heeded);
         // SAFETY: SIG_DFL is a disposition, no handler of ours is involved.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
         // SAFETY: `set` is an initialised set; no old mask is asked for.
@@ -154,6 +157,15 @@ impl Group {
     /// # Errors
     /// That of [`Command::spawn`].
     pub fn start(command: &mut Command) -> io::Result<Group> {
+        Group::start_on(command, &[])
+    }
+
+    /// [`Group::start`] of a child that runs on `processors` alone; on none named it runs wherever this process may.
+    ///
+    /// # Errors
+    /// That of [`Command::spawn`], and of a processor that is not there.
+    pub fn start_on(command: &mut Command, processors: &[u32]) -> io::Result<Group> {
+        let places = processor_set(processors);
         let parent = libc::pid_t::try_from(std::process::id()).map_err(io::Error::other)?;
         let none = signal_set(&[]);
         let prepare = move || {
@@ -165,6 +177,12 @@ impl Group {
             if unsafe { libc::getppid() } != parent {
                 // The launcher ended before the line above, whose signal will therefore never come.
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            if let Some(places) = &places {
+                // SAFETY: `places` is an initialised set of that size; 0 is the calling process.
+                if unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), places) } != 0 {
+                    return Err(io::Error::last_os_error());
+                }
             }
             // SAFETY: `none` is an initialised set; no old mask is asked for.
             match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) } {
@@ -181,6 +199,11 @@ impl Group {
     /// The child's number.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The pipe that the command was given for its input, once.
+    pub fn take_input(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
     }
 
     /// The pipes that the command was given for its output, each once.
@@ -278,6 +301,44 @@ pub fn wait_ready(wants: &[(BorrowedFd<'_>, Want)], timeout: Option<Duration>) -
         return Ok(vec![false; wants.len()]);
     }
     Ok(entries.iter().map(|entry| entry.revents != 0).collect())
+}
+
+/// Whether a read of `fd` is this process's right: a terminal stops a process of a background group that reads.
+pub fn may_read(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: the call takes a number; the descriptor is borrowed, so open.
+    if unsafe { libc::isatty(fd) } == 0 {
+        return true;
+    }
+    // SAFETY: as above.
+    let foreground = unsafe { libc::tcgetpgrp(fd) };
+    // SAFETY: the call has no arguments and cannot fail.
+    foreground == unsafe { libc::getpgrp() }
+}
+
+/// Whether this process ignores `signal`.
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: the structure is made of integers and pointers, for all of which zero is a value.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: no new action is given, and `action` is ours and writable.
+    let status = unsafe { libc::sigaction(signal.0, std::ptr::null(), &raw mut action) };
+    status == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
+/// The set of `processors`; `None` of none.
+fn processor_set(processors: &[u32]) -> Option<libc::cpu_set_t> {
+    if processors.is_empty() {
+        return None;
+    }
+    // SAFETY: a set is made of integers, for which zero is a value.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    let room = 8 * size_of::<libc::cpu_set_t>();
+    let fitting = processors.iter().filter_map(|number| usize::try_from(*number).ok()).filter(|number| *number < room);
+    for number in fitting {
+        // SAFETY: `set` is initialised, and the number is below its bits.
+        unsafe { libc::CPU_SET(number, &mut set) };
+    }
+    Some(set)
 }
 
 fn signal_set(signals: &[Signal]) -> libc::sigset_t {

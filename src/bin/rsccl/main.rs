@@ -27,7 +27,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match CommandLine::parse().command {
+    let outcome = match CommandLine::parse_from(run::with_long_names(std::env::args_os().collect())).command {
         Command::Env(arguments) => env::execute(&arguments),
         Command::Perf(arguments) => perf::execute(&arguments),
         Command::Run(arguments) => run::execute(&arguments),

@@ -1,5 +1,6 @@
 //! `rsccl perf`: times collectives and checks their results, with the options and the table of nccl-tests.
 
+mod absent;
 mod job;
 mod launch;
 mod machine;
@@ -18,12 +19,16 @@ use rsccl::Result;
 
 /// Times collectives and checks their results, as nccl-tests does.
 ///
-/// Each size is run out of place and in place: warm-up calls, a barrier, then --iters calls back to back. The time of a call is
-/// the loop's time divided by the calls, the average over ranks (see -a), and with --repeat the median of several loops. Then come
-/// the checks: inputs are made so that each result is exact, and are compared bit by bit, with the memory beside the buffers.
+/// Each size is run out of place and in place: warm-up calls until the time of a call no longer falls, a barrier, then a loop of calls
+/// back to back. The time of a call is the loop's time divided by the calls, the average over ranks (see -a), and with --repeat the
+/// median of several loops. Then come the checks: inputs are made so that each result is exact, and are compared bit by bit, with the
+/// memory beside the buffers.
+///
+/// The ranks are --ranks, as threads of this process or as processes (--transport). Where mpirun, srun, torchrun or `rsccl run` has
+/// started several of this command, each is one rank of one job, and --ranks is left out.
 ///
 /// algbw is size / time, and busbw what each rank's link must carry: algbw · 2(n-1)/n for all_reduce, · 1 for broadcast, reduce and
-/// sendrecv, · (n-1)/n for the others, whose size is that of all blocks together. GB is 10⁹ bytes.
+/// sendrecv, · (n-1)/n for the others, whose size is that of all blocks together. GB is 10⁹ bytes. N/A stands where nothing was measured.
 ///
 /// The exit code is 0 where every call succeeded and every element was right.
 #[derive(Debug, Clone, Args)]
@@ -32,9 +37,9 @@ pub(crate) struct Arguments {
     /// reduce_scatter_v, all_to_all_v, several with commas between, or all.
     #[arg(value_name = "COLLECTIVE")]
     collective: String,
-    /// Ranks.
-    #[arg(short = 'n', long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=MOST_RANKS))]
-    ranks: u32,
+    /// Ranks [default: 2, or those of the launcher].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_RANKS), value_name = "N")]
+    ranks: Option<u32>,
     /// The least size in bytes; K, M and G stand for 2¹⁰, 2²⁰ and 2³⁰.
     #[arg(short = 'b', long, default_value = "32M", value_parser = job::parse_bytes, value_name = "SIZE")]
     minbytes: u64,
@@ -47,15 +52,30 @@ pub(crate) struct Arguments {
     /// The factor between sizes.
     #[arg(short = 'f', long, value_parser = clap::value_parser!(u64).range(2..), value_name = "FACTOR")]
     stepfactor: Option<u64>,
-    /// Timed calls in one loop.
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
-    iters: u32,
-    /// Calls before the timed ones.
-    #[arg(short = 'w', long, default_value_t = 5)]
-    warmup_iters: u32,
+    /// Timed iterations of one loop [default: as many as take 10 ms, at least 20].
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
+    iters: Option<u32>,
+    /// Calls of one iteration, one after the other.
+    #[arg(short = 'm', long, alias = "agg_iters", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MOST_CALLS), value_name = "N")]
+    agg_iters: u32,
+    /// Calls before the timed ones [default: until the time of a call no longer falls, as long as --warmup-time allows].
+    #[arg(short = 'w', long, alias = "warmup_iters", value_name = "N")]
+    warmup_iters: Option<u32>,
+    /// The most seconds for the warm-up of one size and placement, where -w does not say how many calls.
+    #[arg(long, default_value = "0.5", value_parser = seconds, value_name = "SECONDS")]
+    warmup_time: f64,
     /// Timed loops; the median counts.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MOST_REPEATS))]
     repeat: u32,
+    /// Times that the whole table is run.
+    #[arg(short = 'N', long, alias = "run_cycles", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MOST_REPEATS))]
+    run_cycles: u32,
+    /// Whether ranks meet between calls: 0 and 2 never, 1 after each call, 3 after each iteration. The barriers are timed.
+    #[arg(short = 'z', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    blocking: u8,
+    /// Taken for nccl-tests' sake: ranks always initialise side by side.
+    #[arg(short = 'p', long, alias = "parallel_init", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    parallel_init: u8,
     /// Checked calls, each with new inputs; 0 is no check.
     #[arg(short = 'c', long, default_value_t = 1)]
     check: u32,
@@ -79,36 +99,38 @@ pub(crate) struct Arguments {
     #[arg(short = 'u', long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_SKEW))]
     unalign: u32,
     /// Registers the buffers (1), so that ranks of one host work in them in place; at most 256 cases, since registrations last.
-    #[arg(short = 'R', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    #[arg(short = 'R', long, alias = "local_register", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     local_register: u8,
-    /// Graph replays, for GPUs; host memory has none, so anything but 0 is an error.
-    #[arg(short = 'G', long, default_value_t = 0)]
-    graph: u32,
     /// The seed of the inputs.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How ranks reach each other: threads of one process (local), processes over shared memory (shm), over sockets (net), or as
-    /// the library chooses between processes (auto).
-    #[arg(long, value_enum, default_value_t = Transport::Local)]
-    transport: Transport,
+    /// How ranks reach each other: threads of one process (local, the default), processes over shared memory (shm), over sockets (net),
+    /// or as the library chooses between processes (auto, the default of launched ranks).
+    #[arg(long, value_enum)]
+    transport: Option<Transport>,
     /// The algorithms to choose from, as NCCL_ALGO, which is stronger: Ring, Tree, Direct, PAT.
     #[arg(long)]
     algo: Option<String>,
     /// The protocols to choose from, as NCCL_PROTO, which is stronger: LL, LL128, Simple.
     #[arg(long)]
     proto: Option<String>,
-    /// Writes the results as JSON.
-    #[arg(long, value_name = "FILE")]
+    /// Writes the results as JSON, with machine, commit, command, settings and date.
+    #[arg(short = 'J', long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draws bus bandwidth over size.
-    #[arg(long, value_name = "FILE.svg")]
+    /// Writes the results as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Draws time and bus bandwidth over size, as SVG or PNG by the name.
+    #[arg(long, value_name = "FILE.svg|FILE.png")]
     plot: Option<PathBuf>,
     /// Seconds that a call may take before it is an error [default: RSCCL_TIMEOUT_MS].
     #[arg(short = 'T', long, value_parser = clap::value_parser!(u64).range(1..), value_name = "SECONDS")]
     timeout: Option<u64>,
-    /// This process is one rank that mpirun, srun, torchrun or `rsccl run` has started, on one host or several: who it is stands in the
-    /// environment. The transport is auto, unless shm or net is asked for.
-    #[arg(long, conflicts_with = "ranks")]
+    #[command(flatten)]
+    absent: absent::Absent,
+    /// This process is one rank that a launcher has started, even where the launcher's variables tell of one rank alone. Where they tell
+    /// of several, this need not be said.
+    #[arg(long)]
     launched: bool,
     /// This process is this rank of several; the unique id comes on standard input.
     #[arg(long, hide = true)]
@@ -144,14 +166,18 @@ impl Transport {
 /// # Errors
 /// A bad option, or what ended the ranks; wrong elements are no error here but the exit code.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
-    let right = if arguments.launched {
-        launch::launched(arguments)?
-    } else {
-        launch::run(arguments, &job::Job::new(arguments)?)?
-    };
+    arguments.absent.check()?;
+    let right = launch::run(arguments)?;
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn seconds(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (0.0..=MOST_SECONDS).contains(number));
+    number.ok_or(format!("allowed: seconds from 0 to {MOST_SECONDS}"))
 }
 
 const MOST_RANKS: i64 = 4096;
 const MOST_REPEATS: i64 = 1000;
+const MOST_CALLS: i64 = 1000;
 const MOST_SKEW: i64 = 4096;
+const MOST_SECONDS: f64 = 3600.0;

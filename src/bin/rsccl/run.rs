@@ -2,13 +2,17 @@
 //!
 //! One thread serves everything: the ranks' ends, their output, the launcher's own signals and deadlines.
 
+mod bind;
+mod input;
 mod job;
 mod output;
 
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::fs::File;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -16,13 +20,29 @@ use rsccl::internals::sys::process::{Group, Signals};
 use rsccl::internals::sys::{limits, random};
 use rsccl::{Error, Result};
 
+use bind::Bind;
 use job::Job;
 
+/// Starts processes of this host as the ranks of one world
+///
+/// Output is passed on line by line with the rank before it. Rank 0 has this command's standard input, the others have none. The exit
+/// code is that of the first rank that failed, 128 + N for signal N; once one has failed the others are ended.
+///
+/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, which have 30 seconds to end; the second one kills them. SIGUSR1 and
+/// SIGUSR2 are passed on. A signal that this command was started to ignore stays ignored, by it and by the ranks: SIGHUP under nohup,
+/// SIGINT in a shell script's background job. SIGTERM ends the job there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// How many ranks to start
-    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
+    /// How many ranks to start; also -np
+    #[arg(short = 'n', long = "ranks", visible_aliases = ["np", "nproc-per-node"], alias = "nproc_per_node", value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
     ranks: u32,
+    /// The processors of each rank: a core of its own, those of a NUMA node, or all
+    #[arg(long, value_enum, default_value_t = Bind::None)]
+    bind: Bind,
+    /// Writes what each rank writes to rank-0.log, rank-1.log, .. in this folder too, without prefixes
+    #[arg(long, value_name = "FOLDER")]
+    log_dir: Option<PathBuf>,
     /// End the job after so many seconds, with exit code 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -33,13 +53,16 @@ pub(crate) struct Arguments {
 
 /// Starts the ranks and stays until all have ended. The exit code is that of the first rank that failed, 128 + N for signal N.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
+    let places = arguments.bind.places(Path::new("/"), arguments.ranks)?;
+    let logs = arguments.log_dir.as_deref().map(|folder| open_logs(folder, arguments.ranks)).transpose()?;
     let signals = Signals::take_over(job::TAKEN_SIGNALS)?;
     let meeting = Meeting::arrange()?;
     // Where the system allows less, starting the rank that is one too many says so. Ranks inherit the limit.
     limits::raise_open_files(u64::from(arguments.ranks) * FILES_PER_RANK + OWN_FILES)?;
+    let on = |rank: u32| usize::try_from(rank).ok().and_then(|rank| places.get(rank)).map_or(&[][..], Vec::as_slice);
     let mut groups = Vec::with_capacity(arguments.ranks as usize);
     for rank in 0..arguments.ranks {
-        match Group::start(&mut command(arguments, &meeting, rank)) {
+        match Group::start_on(&mut command(arguments, &meeting, rank), on(rank)) {
             Ok(group) => groups.push(group),
             Err(error) => {
                 let name = arguments.program[0].to_string_lossy();
@@ -53,7 +76,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
             }
         }
     }
-    let code = Job::new(groups, signals, arguments.timeout)?.serve()?;
+    let code = Job::new(groups, signals, (arguments.timeout, logs.unwrap_or_default()))?.serve()?;
     Ok(ExitCode::from(code))
 }
 
@@ -81,8 +104,9 @@ impl Meeting {
 fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
     let mut command = Command::new(&arguments.program[0]);
     command.args(&arguments.program[1..]);
-    // A process of a background group that reads the terminal is stopped, so nobody gets it.
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A process of a background group that reads the terminal is stopped, so rank 0 gets a pipe that is filled from it.
+    let stdin = if rank == 0 { Stdio::piped() } else { Stdio::null() };
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank)] {
         command.env(name, value.to_string());
     }
@@ -102,6 +126,42 @@ fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
     command
 }
 
+/// The files of `--log-dir`, in rank order.
+fn open_logs(folder: &Path, ranks: u32) -> Result<Vec<File>> {
+    let named = |path: &Path| format!("--log-dir: {}", path.display());
+    std::fs::create_dir_all(folder).map_err(|error| Error::system(named(folder), error))?;
+    let open = |rank: u32| {
+        let path = folder.join(format!("rank-{rank}.log"));
+        File::create(&path).map_err(|error| Error::system(named(&path), error))
+    };
+    // Both streams of a rank, one after the other, and the number of files must be allowed before they are opened.
+    limits::raise_open_files(u64::from(ranks) * (FILES_PER_RANK + FILES_PER_LOG) + OWN_FILES)?;
+    (0..ranks).map(open).collect()
+}
+
+/// The command line with `-np` of `rsccl run`, as mpirun has it, as `-n`: an option of one letter would take the `p` for its value.
+/// What belongs to the program stays as it is.
+pub(crate) fn with_long_names(mut words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_none_or(|word| word != "run") {
+        return words;
+    }
+    let mut place = 2;
+    while let Some(word) = words.get_mut(place) {
+        let text = word.to_string_lossy().into_owned();
+        if text == "-np" {
+            *word = OsString::from("-n");
+        } else if text == "--" || !text.starts_with('-') {
+            break;
+        }
+        // Options have a value behind them, but for those that carry it and those that ask for help.
+        let is_whole = text.contains('=')
+            || ["-h", "--help"].contains(&&*text)
+            || (text.starts_with("-n") && text != "-np" && text.len() > 2);
+        place += if is_whole { 1 } else { 2 };
+    }
+    words
+}
+
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
     let number = text.parse::<f64>().ok().filter(|number| *number > 0.0 && *number <= MAX_TIMEOUT_SECONDS);
     number.map(Duration::from_secs_f64).ok_or(format!("allowed: seconds above 0, at most {MAX_TIMEOUT_SECONDS}"))
@@ -113,9 +173,29 @@ const MAX_TIMEOUT_SECONDS: f64 = 30.0 * 24.0 * 3600.0;
 const SECRET_BYTES: usize = 32;
 /// The two pipes that stay.
 const FILES_PER_RANK: u64 = 2;
+/// The file, once for each stream.
+const FILES_PER_LOG: u64 = 2;
 /// The launcher's own, and the other ends of a rank's pipes while it starts.
 const OWN_FILES: u64 = 32;
 /// As shells have it.
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 /// As shells have it.
 const EXIT_NOT_FOUND: u8 = 127;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_letters_of_mpirun_are_taken_before_the_program_and_not_behind() {
+        let changed = |line: &str| {
+            let words = with_long_names(line.split(' ').map(OsString::from).collect());
+            words.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(changed("rsccl run -np 4 program -np 3"), "rsccl run -n 4 program -np 3");
+        assert_eq!(changed("rsccl run --timeout 5 -np 4 -- -np"), "rsccl run --timeout 5 -n 4 -- -np");
+        assert_eq!(changed("rsccl run --bind=core -n2 program -np 3"), "rsccl run --bind=core -n2 program -np 3");
+        assert_eq!(changed("rsccl perf -np 4"), "rsccl perf -np 4");
+        assert_eq!(changed("rsccl"), "rsccl");
+    }
+}

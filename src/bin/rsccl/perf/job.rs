@@ -6,7 +6,7 @@ use std::time::Duration;
 use rsccl::{Config, DataType, Error, Result, plan};
 
 use super::verify::{Op, Program};
-use super::{Arguments, Transport};
+use super::{Arguments, Transport, plot};
 
 /// What to run, the same on all ranks.
 #[derive(Debug, Clone)]
@@ -34,19 +34,60 @@ pub(crate) struct Job {
     pub(crate) algorithm: String,
     /// What protocols may be chosen, for tables.
     pub(crate) protocol: String,
+    /// Times that the table is run.
+    pub(crate) cycles: u32,
     pub(crate) json: Option<PathBuf>,
-    pub(crate) plot: Option<PathBuf>,
+    pub(crate) csv: Option<PathBuf>,
+    pub(crate) plot: Option<(PathBuf, plot::Format)>,
+}
+
+/// The ranks of a job.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ranks {
+    pub(crate) count: u32,
+    pub(crate) transport: Transport,
+    /// Whether a launcher has started them, on one host or several.
+    pub(crate) launched: bool,
 }
 
 /// How to time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timing {
-    /// Calls of a loop; 0 is not to time.
-    pub(crate) calls: u32,
-    pub(crate) warm_up: u32,
+    pub(crate) iterations: Iterations,
+    /// Calls of one iteration.
+    pub(crate) calls_each: u32,
+    pub(crate) warm_up: WarmUp,
+    /// Where ranks meet inside a loop.
+    pub(crate) meetings: Meetings,
     /// Loops.
     pub(crate) loops: u32,
     pub(crate) over_ranks: OverRanks,
+}
+
+/// The timed iterations of a loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Iterations {
+    /// Nothing is timed.
+    None,
+    Exactly(u32),
+    /// As many as take a while.
+    Enough,
+}
+
+/// The calls before the timed ones.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum WarmUp {
+    Exactly(u32),
+    /// Until the time of a call no longer falls, for at most so many seconds.
+    UntilItStands(f64),
+}
+
+/// Where ranks meet inside a loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meetings {
+    Never,
+    AfterCalls,
+    AfterIterations,
 }
 
 /// What becomes of the ranks' times.
@@ -70,18 +111,13 @@ impl Job {
     ///
     /// # Errors
     /// [`rsccl::error::Kind::InvalidArgument`] that names the option and what is allowed.
-    pub(crate) fn new(arguments: &Arguments) -> Result<Job> {
-        if arguments.graph > 0 {
-            return Err(wrong("-G: graphs are recorded on a GPU; this command runs on host memory, which has none"));
-        }
+    pub(crate) fn new(arguments: &Arguments, ranks: Ranks) -> Result<Job> {
         let roots = match u32::try_from(arguments.root) {
-            Ok(root) if root < arguments.ranks => Roots::One(root),
+            Ok(root) if root < ranks.count => Roots::One(root),
             Err(_) if arguments.root == -1 => Roots::Each,
             _ => {
-                return Err(wrong(format!(
-                    "-r {}: no rank of {}; -1 is each in turn",
-                    arguments.root, arguments.ranks
-                )));
+                let (root, last) = (arguments.root, ranks.count - 1);
+                return Err(wrong(format!("-r {root}: allowed: a rank from 0 to {last}, or -1 for each in turn")));
             }
         };
         let over_ranks = match arguments.average {
@@ -90,32 +126,50 @@ impl Job {
             2 => OverRanks::Least,
             _ => OverRanks::Greatest,
         };
-        let calls = if arguments.check_only { 0 } else { arguments.iters };
+        let iterations = match arguments.iters {
+            _ if arguments.check_only => Iterations::None,
+            Some(count) => Iterations::Exactly(count),
+            None => Iterations::Enough,
+        };
+        let warm_up = arguments.warmup_iters.map_or(WarmUp::UntilItStands(arguments.warmup_time), WarmUp::Exactly);
+        let meetings = match arguments.blocking {
+            1 => Meetings::AfterCalls,
+            3 => Meetings::AfterIterations,
+            _ => Meetings::Never,
+        };
+        let (calls_each, loops) = (arguments.agg_iters, arguments.repeat);
         if arguments.check_only && arguments.check == 0 {
             return Err(wrong("--check-only with -c 0 leaves nothing to do"));
         }
         let programs = list("collective", &arguments.collective, Program::ALL, Program::name, Program::from_name)?;
         let (programs, left_out) = able(programs, arguments.algo.as_deref())?;
-        let config = config(arguments, &programs)?;
+        let config = config(arguments, ranks, &programs)?;
         let job = Job {
             types: list("-d", &arguments.datatype, DataType::ALL, DataType::name, data_type)?,
             ops: list("-o", &arguments.op, Op::ALL, Op::name, Op::from_name)?,
             roots,
             sizes: sizes(arguments)?,
-            ranks: arguments.ranks,
-            timing: Timing { calls, warm_up: arguments.warmup_iters, loops: arguments.repeat, over_ranks },
+            ranks: ranks.count,
+            timing: Timing { iterations, calls_each, warm_up, meetings, loops, over_ranks },
             checks: arguments.check,
             seed: arguments.seed,
             skew: arguments.unalign as usize,
             registered: arguments.local_register == 1,
-            transport: arguments.transport,
+            transport: ranks.transport,
             algorithm: shown(&programs, arguments.algo.as_deref(), config.algo.as_deref()),
             protocol: shown(&programs, arguments.proto.as_deref(), config.proto.as_deref()),
             config,
             programs,
             left_out,
+            cycles: arguments.run_cycles,
             json: arguments.json.clone(),
-            plot: arguments.plot.clone(),
+            csv: arguments.csv.clone(),
+            plot: arguments
+                .plot
+                .clone()
+                .map(|path| Ok((plot::Format::of(&path)?, path)))
+                .transpose()?
+                .map(|(format, path)| (path, format)),
         };
         job.check_operators()?;
         Ok(job)
@@ -148,6 +202,21 @@ impl Job {
         if program == Program::Barrier { &self.types[..1] } else { &self.types }
     }
 
+    /// Opens every file that will be written, so that one that cannot be is known before anything runs.
+    ///
+    /// # Errors
+    /// [`rsccl::error::Kind::System`] that names the option and the file.
+    pub(crate) fn open_files(&self) -> Result<()> {
+        let plot = self.plot.as_ref().map(|(path, _)| path);
+        for (option, path) in [("--json", self.json.as_ref()), ("--csv", self.csv.as_ref()), ("--plot", plot)] {
+            if let Some(path) = path {
+                let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+                opened.map_err(|error| Error::system(format!("{option} {}", path.display()), error))?;
+            }
+        }
+        Ok(())
+    }
+
     /// A reduction that no type has an operator for would be a silent nothing.
     fn check_operators(&self) -> Result<()> {
         let reducing = || self.programs.iter().filter(|program| program.reduces());
@@ -165,12 +234,12 @@ impl Job {
 }
 
 /// What the communicators are made with.
-fn config(arguments: &Arguments, programs: &[Program]) -> Result<Config> {
-    let transport = arguments.transport;
+fn config(arguments: &Arguments, ranks: Ranks, programs: &[Program]) -> Result<Config> {
+    let transport = ranks.transport;
     let mut config = Config::default()
         .with_p2p_disable(matches!(transport, Transport::Shm | Transport::Net))
         .with_shm_disable(transport == Transport::Net);
-    if transport != Transport::Local && !arguments.launched {
+    if transport != Transport::Local && !ranks.launched {
         // All ranks are on this host.
         config = config.with_socket_interfaces("lo");
     }
@@ -199,7 +268,7 @@ fn able(programs: Vec<Program>, algorithms: Option<&str>) -> Result<(Vec<Program
     };
     let (able, unable): (Vec<Program>, Vec<Program>) = programs.into_iter().partition(can);
     if able.is_empty() {
-        return Err(wrong(format!("--algo {}: none of the collectives has it", named.join(","))));
+        return Err(wrong(format!("--algo {}: none of the collectives has this algorithm", named.join(","))));
     }
     Ok((able, unable))
 }
@@ -236,7 +305,7 @@ pub(crate) fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
         Some((at, 'g' | 'G')) => (&bare[..at], 30),
         _ => (bare, 0),
     };
-    let number: u64 = digits.parse().map_err(|_| format!("`{text}` is no size: write 8, 64K, 16M or 1G"))?;
+    let number: u64 = digits.parse().map_err(|_| format!("`{text}` is not a size: write 8, 64K, 16M or 1G"))?;
     let bytes = number.checked_mul(1 << shift).filter(|bytes| *bytes <= MOST_BYTES);
     bytes.ok_or_else(|| format!("`{text}` is above the greatest size, {MOST_BYTES} bytes"))
 }
@@ -276,7 +345,7 @@ fn list<T: Copy>(
     let one = |word: &str| {
         from_name(word.trim()).ok_or_else(|| {
             let names: Vec<&str> = known.iter().map(|value| name(*value)).collect();
-            wrong(format!("{option}: `{word}` is none of {}, all", names.join(", ")))
+            wrong(format!("{option}: `{word}` is unknown; allowed: {}, all", names.join(", ")))
         })
     };
     text.split(',').map(one).collect()

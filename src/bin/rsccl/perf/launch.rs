@@ -12,18 +12,42 @@ use rsccl::internals::sys::process::{Exit, Group, Signal, Signals, Want, wait_re
 use rsccl::internals::sys::{clock, limits};
 use rsccl::{Communicator, Error, Result, UniqueId};
 
-use super::job::Job;
+use super::job::{Job, Ranks};
 use super::{Arguments, Transport, session, table};
 
-/// Runs `job` on its ranks. Whether all was right.
+/// Runs the job of `arguments` on its ranks. Whether all was right.
 ///
 /// # Errors
-/// Of the ranks: the error that most likely caused the others'; of starting processes.
-pub(crate) fn run(arguments: &Arguments, job: &Job) -> Result<bool> {
-    match (arguments.worker, job.transport) {
-        (Some(rank), _) => work(rank, job),
-        (None, Transport::Local) => threads(job),
-        (None, Transport::Shm | Transport::Net | Transport::Auto) => processes(job),
+/// A bad option; of the ranks: the error that most likely caused the others'; of starting processes.
+pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
+    if let Some(rank) = arguments.worker {
+        return work(rank, &own_job(arguments)?);
+    }
+    if let Some(launch) = outer_launch(arguments)? {
+        return launched(arguments, &launch);
+    }
+    let job = own_job(arguments)?;
+    job.open_files()?;
+    if job.transport == Transport::Local { threads(&job) } else { processes(&job) }
+}
+
+/// The job of ranks that this command itself starts.
+fn own_job(arguments: &Arguments) -> Result<Job> {
+    let transport = arguments.transport.unwrap_or(Transport::Local);
+    Job::new(arguments, Ranks { count: arguments.ranks.unwrap_or(DEFAULT_RANKS), transport, launched: false })
+}
+
+/// What a launcher says, where this process is one of its ranks: it has started several, or the user says so.
+fn outer_launch(arguments: &Arguments) -> Result<Option<Launch>> {
+    let environment = Environment::capture();
+    if !arguments.launched && !Launch::is_rank(&environment) {
+        return Ok(None);
+    }
+    match Launch::learn(&environment, &Config::default().resolve_in(&environment)?) {
+        Ok(launch) if arguments.launched || launch.world.size > 1 => Ok(Some(launch)),
+        Err(error) if arguments.launched => Err(error),
+        // Variables that some shell has left make no ranks.
+        Ok(_) | Err(_) => Ok(None),
     }
 }
 
@@ -37,16 +61,27 @@ fn threads(job: &Job) -> Result<bool> {
 }
 
 /// This process is one rank of a launcher's.
-///
-/// # Errors
-/// Of the environment, which must say who this rank is; and as [`run`].
-pub(crate) fn launched(arguments: &Arguments) -> Result<bool> {
-    let launch = Launch::learn(&Environment::capture(), &Config::default().resolve()?)?;
-    let transport = match arguments.transport {
-        Transport::Local | Transport::Auto => Transport::Auto,
-        forced => forced,
+fn launched(arguments: &Arguments, launch: &Launch) -> Result<bool> {
+    let (size, source) = (launch.world.size, launch.source);
+    let refused = |option: String| {
+        Err(Error::invalid_argument(format!(
+            "{option}: {source} has started this process as one of {size} ranks, which are one job; leave the option out"
+        )))
     };
-    let job = Job::new(&Arguments { ranks: launch.world.size, transport, ..arguments.clone() })?;
+    if let Some(ranks) = arguments.ranks.filter(|ranks| *ranks != size) {
+        return refused(format!("--ranks {ranks}"));
+    }
+    if arguments.transport == Some(Transport::Local) && size > 1 {
+        return refused("--transport local".to_owned());
+    }
+    let transport = match arguments.transport {
+        None | Some(Transport::Local) => Transport::Auto,
+        Some(forced) => forced,
+    };
+    let job = Job::new(arguments, Ranks { count: size, transport, launched: true })?;
+    if launch.world.rank.get() == 0 {
+        job.open_files()?;
+    }
     let comm = Communicator::from_env_with(&job.config)?;
     let right = session::run(&comm, &job)?;
     comm.finalize()?;
@@ -131,6 +166,8 @@ fn wait(ranks: &mut [Group], signals: &Signals) -> Result<bool> {
     }
 }
 
+/// Ranks where nobody says how many.
+const DEFAULT_RANKS: u32 = 2;
 /// The launcher's own descriptors.
 const OWN_FILES: u64 = 64;
 /// What ranks get to end by themselves once another has failed.

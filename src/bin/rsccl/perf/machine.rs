@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rsccl::Result;
+use rsccl::config::{Config, Environment, Setting};
 use rsccl::internals::sys::{cpu, host};
 use serde_json::{Value, json};
 
@@ -25,6 +27,32 @@ pub(crate) fn machine() -> Value {
         "memory_bytes": memory_bytes(),
         "architecture": std::env::consts::ARCH,
     })
+}
+
+/// When the report was made: local time with its distance from UTC.
+pub(crate) fn date() -> String {
+    host::local_time(host::wall_time(), "%Y-%m-%dT%H:%M:%S%z")
+}
+
+/// The command line, as it was given.
+pub(crate) fn command() -> String {
+    let mut words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    // The processes of other transports are told their rank so.
+    if let Some(place) = words.iter().position(|word| word == "--worker") {
+        words.truncate(place);
+    }
+    words.join(" ")
+}
+
+/// Every setting that is not the default, with its source.
+pub(crate) fn settings() -> Result<Value> {
+    let (settings, _) = Config::default().explain(&Environment::capture())?;
+    let changed = settings.iter().filter(|setting| setting.value != setting.default);
+    let entry = |setting: &Setting| {
+        let value = json!({ "value": setting.value, "source": setting.source.to_string() });
+        (setting.variable.full_name(), value)
+    };
+    Ok(Value::Object(changed.map(entry).collect()))
 }
 
 /// The versions of what was measured, for JSON.

@@ -3,7 +3,7 @@
 use rsccl::internals::sys::clock;
 use rsccl::{Buffer, Communicator, DataType, Error, Result};
 
-use super::job::{Job, OverRanks, Timing};
+use super::job::{Iterations, Job, Meetings, OverRanks, Timing, WarmUp};
 use super::verify::{Memory, Op, Placement, RankBuffers, Sample, Shape, Tables, perform, with_type};
 
 /// One collective of one size, type, operator and root, in one placement.
@@ -20,8 +20,12 @@ pub(crate) struct Case {
 /// What all ranks found together.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Measured {
-    /// Of one call, in microseconds; 0 where nothing was timed.
-    pub(crate) time_us: f64,
+    /// Of one call, in microseconds; `None` where nothing was timed.
+    pub(crate) time_us: Option<f64>,
+    /// Timed calls of one loop.
+    pub(crate) calls: u64,
+    /// Calls before them.
+    pub(crate) warm_up: u64,
     /// Elements that were wrong, on all ranks; `None` where nothing was checked.
     pub(crate) wrong: Option<u64>,
 }
@@ -53,10 +57,10 @@ fn measure_typed<T: Sample>(
         RankBuffers::<T>::new(&case.shape, case.placement, job.skew)?
     };
     let tables = |seed: u64| Tables::<T>::new(seed, case.shape.world(), case.op, case.shape.indices());
-    let mut times = Vec::new();
-    if job.timing.calls > 0 {
+    let mut times = Times::default();
+    if job.timing.iterations != Iterations::None {
         buffers.fill(&case.shape, &tables(case.seed))?;
-        times = time(comm, &job.timing, case, &mut buffers)?;
+        times = Timed { comm, timing: &job.timing, case, buffers: &mut buffers }.run()?;
     }
     let mut wrong = 0u64;
     for check in 0..job.checks {
@@ -72,28 +76,109 @@ fn measure_typed<T: Sample>(
     gather(comm, job, &times, wrong)
 }
 
-/// The seconds of one call, for each loop.
-fn time<T: Sample>(
-    comm: &Communicator,
-    timing: &Timing,
-    case: &Case,
-    buffers: &mut RankBuffers<T>,
-) -> Result<Vec<f64>> {
-    for _ in 0..timing.warm_up {
-        call(comm, case, buffers)?;
-    }
-    let mut times = Vec::with_capacity(timing.loops as usize);
-    for _ in 0..timing.loops {
-        comm.barrier()?;
-        let start = clock::now();
-        for _ in 0..timing.calls {
-            call(comm, case, buffers)?;
+/// What one rank has timed.
+#[derive(Debug, Default)]
+struct Times {
+    /// Seconds of one call, for each loop.
+    loops: Vec<f64>,
+    /// Calls of a loop.
+    calls: u64,
+    /// Calls before the loops.
+    warm_up: u64,
+}
+
+/// A case that is being timed.
+struct Timed<'a, T> {
+    comm: &'a Communicator,
+    timing: &'a Timing,
+    case: &'a Case,
+    buffers: &'a mut RankBuffers<T>,
+}
+
+impl<T: Sample> Timed<'_, T> {
+    fn run(mut self) -> Result<Times> {
+        let (warm_up, each) = self.warm_up()?;
+        let calls_each = u64::from(self.timing.calls_each);
+        let iterations = match self.timing.iterations {
+            Iterations::None => 0,
+            Iterations::Exactly(count) => u64::from(count),
+            Iterations::Enough => fitting(LOOP_SECONDS, each * calls_each as f64).max(LEAST_ITERATIONS),
+        };
+        let calls = iterations * calls_each;
+        let mut loops = Vec::with_capacity(self.timing.loops as usize);
+        for _ in 0..self.timing.loops {
+            loops.push(self.one_loop(iterations)? / calls as f64);
         }
-        let elapsed = clock::now().duration_since(start);
-        times.push(elapsed.as_secs_f64() / f64::from(timing.calls));
+        self.comm.barrier()?;
+        Ok(Times { loops, calls, warm_up })
     }
-    comm.barrier()?;
-    Ok(times)
+
+    /// Makes the calls before the timed ones: first calls touch new pages, open connections and wake processors. How many, and the
+    /// seconds of one as it was at the end; the same on all ranks.
+    fn warm_up(&mut self) -> Result<(u64, f64)> {
+        let budget = match self.timing.warm_up {
+            WarmUp::Exactly(0) => return Ok((0, f64::INFINITY)),
+            WarmUp::Exactly(count) => {
+                let seconds = self.slowest(u64::from(count))?;
+                return Ok((u64::from(count), seconds / f64::from(count)));
+            }
+            WarmUp::UntilItStands(budget) => budget,
+        };
+        let (mut made, mut calls, mut spent) = (0, 1, 0.0);
+        let (mut least, mut stood) = (f64::INFINITY, 0);
+        loop {
+            let seconds = self.slowest(calls)?;
+            let each = seconds / calls as f64;
+            made += calls;
+            spent += seconds;
+            stood = if each < least * FALLS { 0 } else { stood + 1 };
+            least = least.min(each);
+            // Every rank has the same numbers, so all end here together.
+            if stood >= STANDS || spent >= budget {
+                return Ok((made, each));
+            }
+            calls = fitting(BATCH_SECONDS, each);
+        }
+    }
+
+    /// The seconds that a loop of so many calls takes on the slowest rank.
+    fn slowest(&mut self, calls: u64) -> Result<f64> {
+        self.comm.barrier()?;
+        let start = clock::now();
+        for _ in 0..calls {
+            call(self.comm, self.case, self.buffers)?;
+        }
+        let mine = clock::now().duration_since(start).as_secs_f64();
+        let mut all = vec![0f64; self.comm.size() as usize];
+        self.comm.all_gather(&[mine], &mut all)?;
+        Ok(all.into_iter().fold(0.0, f64::max))
+    }
+
+    /// The seconds of one timed loop.
+    fn one_loop(&mut self, iterations: u64) -> Result<f64> {
+        let Timing { calls_each, meetings, .. } = *self.timing;
+        self.comm.barrier()?;
+        let start = clock::now();
+        for _ in 0..iterations {
+            for _ in 0..calls_each {
+                call(self.comm, self.case, self.buffers)?;
+                if meetings == Meetings::AfterCalls {
+                    self.comm.barrier()?;
+                }
+            }
+            if meetings == Meetings::AfterIterations {
+                self.comm.barrier()?;
+            }
+        }
+        Ok(clock::now().duration_since(start).as_secs_f64())
+    }
+}
+
+/// How many calls of `each` seconds fit into `seconds`, at least one.
+fn fitting(seconds: f64, each: f64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded on both sides")]
+    let count = (seconds / each.max(SHORTEST_CALL_SECONDS)).clamp(1.0, MOST_CALLS) as u64;
+    count
 }
 
 #[inline]
@@ -103,9 +188,9 @@ fn call<T: Sample>(comm: &Communicator, case: &Case, buffers: &mut RankBuffers<T
 }
 
 /// Puts the ranks' times and wrong elements together, on every rank.
-fn gather(comm: &Communicator, job: &Job, times: &[f64], wrong: u64) -> Result<Measured> {
+fn gather(comm: &Communicator, job: &Job, times: &Times, wrong: u64) -> Result<Measured> {
     let mut mine: Vec<u64> = vec![wrong];
-    mine.extend(times.iter().map(|time| time.to_bits()));
+    mine.extend(times.loops.iter().map(|time| time.to_bits()));
     let mut all = vec![0; mine.len() * comm.size() as usize];
     comm.all_gather(&mine, &mut all)?;
     let ranks: Vec<&[u64]> = all.chunks_exact(mine.len()).collect();
@@ -118,14 +203,48 @@ fn gather(comm: &Communicator, job: &Job, times: &[f64], wrong: u64) -> Result<M
             OverRanks::Greatest => times().fold(0.0, f64::max),
         }
     };
-    let loops = (0..times.len()).map(of_loop).collect();
+    let loops: Vec<f64> = (0..times.loops.len()).map(of_loop).collect();
     let total = ranks.iter().map(|rank| rank[0]).sum();
-    Ok(Measured { time_us: median(loops) * 1e6, wrong: (job.checks > 0).then_some(total) })
+    let Times { calls, warm_up, .. } = *times;
+    Ok(Measured {
+        time_us: median(loops).map(|seconds| seconds * 1e6),
+        calls,
+        warm_up,
+        wrong: (job.checks > 0).then_some(total),
+    })
 }
 
-/// The middle of `numbers`, the lower one of two; 0 of none.
-fn median(mut numbers: Vec<f64>) -> f64 {
+/// The middle of `numbers`, the lower one of two.
+fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
-    let middle = numbers.len().saturating_sub(1) / 2;
-    numbers.get(middle).copied().unwrap_or_default()
+    numbers.get(numbers.len().saturating_sub(1) / 2).copied()
+}
+
+/// What a timed loop takes at least, where the user does not say how many iterations: far above the clock's own time.
+const LOOP_SECONDS: f64 = 0.01;
+/// The iterations of a loop of long calls; nccl-tests' default.
+const LEAST_ITERATIONS: u64 = 20;
+/// What is timed together during the warm-up.
+const BATCH_SECONDS: f64 = 0.001;
+/// A batch whose calls take less than this part of the least time so far shows that the time is still falling.
+const FALLS: f64 = 0.95;
+/// After so many batches without a fall the time stands.
+const STANDS: u32 = 3;
+/// No call is shorter; keeps counts finite where the clock sees no time pass.
+const SHORTEST_CALL_SECONDS: f64 = 1e-8;
+const MOST_CALLS: f64 = 1e6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_follow_from_times_and_have_bounds() {
+        assert_eq!((fitting(0.01, 0.001), fitting(0.01, 1.0), fitting(0.01, 0.0)), (10, 1, 1_000_000));
+        assert_eq!(fitting(0.01, f64::INFINITY), 1);
+        assert_eq!(
+            (median(vec![3.0, 1.0, 2.0]), median(vec![2.0, 1.0]), median(Vec::new())),
+            (Some(2.0), Some(1.0), None)
+        );
+    }
 }

@@ -17,13 +17,14 @@ use super::verify::{Op, Placement, Program, Shape};
 pub(crate) fn run(comm: &Communicator, job: &Job) -> Result<bool> {
     let ranks = introduce(comm)?;
     let cases = cases(job);
-    let mut table = (comm.rank() == 0).then(|| Table::new(job, &ranks, cases.len()));
+    let mut table = (comm.rank() == 0).then(|| Table::new(job, &ranks, cases.len() * job.cycles as usize));
     if let Some(table) = &mut table {
         table.head()?;
     }
     let mut rows = Vec::new();
     let mut program = None;
-    for (number, plan) in cases.iter().enumerate() {
+    let cycles = (0..job.cycles).flat_map(|_| &cases);
+    for (number, plan) in cycles.enumerate() {
         if let Some(table) = &mut table {
             if program.replace(plan.program) != Some(plan.program) && job.programs.len() > 1 {
                 table.title(plan.program)?;
@@ -39,14 +40,25 @@ pub(crate) fn run(comm: &Communicator, job: &Job) -> Result<bool> {
     let wrong: u64 = rows.iter().map(Row::wrong).sum();
     if let Some(table) = &mut table {
         table.foot(&rows)?;
-        if let Some(path) = &job.json {
-            report::write(path, job, &rows)?;
-        }
-        if let Some(path) = &job.plot {
-            plot::draw(path, job, &rows)?;
-        }
+        write_files(job, &rows)?;
     }
     Ok(wrong == 0)
+}
+
+/// Writes what the user wants in files.
+fn write_files(job: &Job, rows: &[Row]) -> Result<()> {
+    if let Some(path) = &job.json {
+        report::write(path, job, rows)?;
+    }
+    if let Some(path) = &job.csv {
+        report::write_csv(path, job, rows)?;
+    }
+    if let Some((path, format)) = &job.plot {
+        let drawing = plot::draw(*format, job, rows)?;
+        let written = std::fs::write(path, drawing);
+        written.map_err(|error| rsccl::Error::system(format!("writing {}", path.display()), error))?;
+    }
+    Ok(())
 }
 
 /// One row of the table, to be run.

@@ -5,9 +5,9 @@ use std::io::{self, IsTerminal, Write};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rsccl::{Error, Result};
 
-use super::job::Job;
+use super::job::{Iterations, Job, WarmUp};
 use super::measure::Measured;
-use super::report::Row;
+use super::report::{NOT_MEASURED, Row};
 use super::verify::{Op, Program};
 
 /// Prints rows as they come.
@@ -38,13 +38,23 @@ impl<'a> Table<'a> {
         let Job { timing, sizes, transport, .. } = self.job;
         let names: Vec<&str> = self.job.programs.iter().map(|program| program.name()).collect();
         self.line(&format!("# rsccl perf {} {}", env!("CARGO_PKG_VERSION"), names.join(",")))?;
+        let warm_up = match timing.warm_up {
+            WarmUp::Exactly(count) => count.to_string(),
+            WarmUp::UntilItStands(seconds) => format!("until the time stands, {seconds} s at most,"),
+        };
+        let iterations = match timing.iterations {
+            Iterations::None => "0".to_owned(),
+            Iterations::Exactly(count) => count.to_string(),
+            Iterations::Enough => "auto".to_owned(),
+        };
         self.line(&format!(
-            "# ranks {} minbytes {} maxbytes {} warmup iters: {} iters: {} repeats: {} validation: {} seed: {}",
+            "# ranks {} minbytes {} maxbytes {} warmup iters: {} iters: {} agg iters: {} repeats: {} validation: {} seed: {}",
             self.job.ranks,
             sizes.first().unwrap_or(&0),
             sizes.last().unwrap_or(&0),
-            timing.warm_up,
-            timing.calls,
+            warm_up,
+            iterations,
+            timing.calls_each,
             timing.loops,
             self.job.checks,
             self.job.seed,
@@ -101,11 +111,16 @@ impl<'a> Table<'a> {
     pub(crate) fn foot(&mut self, rows: &[Row]) -> Result<()> {
         self.bar.finish_and_clear();
         let wrong: u64 = rows.iter().map(Row::wrong).sum();
-        let verdict = if wrong == 0 { "OK" } else { "FAILED" };
-        self.line(&format!("# Out of bounds values : {wrong} {verdict}"))?;
-        let busbw = rows.iter().flat_map(|row| row.halves().map(|(_, half)| row.bandwidth(half).1));
+        let verdict = match wrong {
+            _ if self.job.checks == 0 => NOT_MEASURED.to_owned(),
+            0 => "0 OK".to_owned(),
+            _ => format!("{wrong} FAILED"),
+        };
+        self.line(&format!("# Out of bounds values : {verdict}"))?;
+        let busbw = rows.iter().flat_map(|row| row.halves().filter_map(|(_, half)| Some(row.bandwidth(half)?.1)));
         let (sum, halves) = busbw.fold((0.0, 0u32), |(sum, halves), busbw| (sum + busbw, halves + 1));
-        self.line(&format!("# Avg bus bandwidth    : {:<7.6}", sum / f64::from(halves.max(1))))?;
+        let average = if halves == 0 { NOT_MEASURED.to_owned() } else { format!("{:<7.6}", sum / f64::from(halves)) };
+        self.line(&format!("# Avg bus bandwidth    : {average}"))?;
         self.line("#")
     }
 
@@ -125,14 +140,15 @@ pub(crate) fn complain(line: &str) {
     eprintln!("{line}");
 }
 
-/// One half of a row: `None` where the collective has no such form.
+/// One half of a row; N/A where the collective has no such form, or nothing was measured.
 fn half(row: &Row, half: Option<&Measured>) -> String {
-    let Some(half) = half else {
-        return format!("  {:>7}  {:>6}  {:>6}  {:>5}", "N/A", "N/A", "N/A", "N/A");
-    };
-    let (algbw, busbw) = row.bandwidth(half);
-    let wrong = half.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
-    format!("  {:>7}  {algbw:>6.2}  {busbw:>6.2}  {wrong:>5}", microseconds(half.time_us))
+    let missing = || NOT_MEASURED.to_owned();
+    let time = half.and_then(|half| half.time_us).map_or_else(missing, microseconds);
+    let bandwidth = half.and_then(|half| row.bandwidth(half));
+    let [algbw, busbw] = [bandwidth.map(|both| both.0), bandwidth.map(|both| both.1)]
+        .map(|value| value.map_or_else(missing, |value| format!("{value:.2}")));
+    let wrong = half.and_then(|half| half.wrong).map_or_else(missing, |wrong| wrong.to_string());
+    format!("  {time:>7}  {algbw:>6}  {busbw:>6}  {wrong:>5}")
 }
 
 /// A time in seven places.

@@ -1,5 +1,6 @@
 //! The life of a job: until all ranks have ended by themselves, or one fails, or the user or the deadline ends it.
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use rsccl::internals::sys::clock;
 use rsccl::internals::sys::process::{Exit, Group, Signal, Signals, Want, wait_ready};
 use rsccl::{Error, Result};
 
+use super::input::Input;
 use super::output::{Inlet, Outlet};
 
 /// The ranks, their output, and how far the job's end has come.
@@ -16,6 +18,8 @@ pub(crate) struct Job {
     signals: Signals,
     /// Standard output and standard error.
     outlets: [Outlet; 2],
+    /// Standard input, while rank 0 may want more of it.
+    input: Option<Input>,
     timeout_at: Option<Instant>,
     phase: Phase,
     /// The exit code, once somebody failed.
@@ -49,24 +53,47 @@ enum Phase {
 #[derive(Debug, Clone, Copy)]
 enum Part {
     Signals,
-    Inlet { rank: usize, stream: usize },
+    Inlet {
+        rank: usize,
+        stream: usize,
+    },
     Outlet(usize),
+    /// The launcher's standard input has something.
+    InputSource,
+    /// Rank 0's standard input has room.
+    InputSink,
 }
 
 impl Job {
-    pub(crate) fn new(groups: Vec<Group>, signals: Signals, timeout: Option<Duration>) -> Result<Job> {
+    /// The job of `groups`, in rank order, with its time limit and the ranks' log files, if they have any.
+    pub(crate) fn new(
+        mut groups: Vec<Group>,
+        signals: Signals,
+        (timeout, logs): (Option<Duration>, Vec<File>),
+    ) -> Result<Job> {
         let system = |error| Error::system("duplicating standard output and error", error);
         let outlets =
             [Outlet::new(std::io::stdout()).map_err(system)?, Outlet::new(std::io::stderr()).map_err(system)?];
-        let start = |(rank, mut group): (usize, Group)| {
+        // A launcher whose standard input is closed has none to pass on, and rank 0 sees the end.
+        let input =
+            groups.first_mut().and_then(Group::take_input).and_then(|pipe| Input::new(std::io::stdin(), pipe).ok());
+        let start = |(rank, mut group): (usize, Group)| -> Result<RankProcess> {
             let (stdout, stderr) = group.take_output();
-            let inlets = [stdout.map(|pipe| Inlet::new(pipe, rank)), stderr.map(|pipe| Inlet::new(pipe, rank))];
-            RankProcess { group, exit: None, inlets }
+            let log = || {
+                logs.get(rank)
+                    .map(File::try_clone)
+                    .transpose()
+                    .map_err(|error| Error::system("duplicating a log file", error))
+            };
+            let stdout = stdout.map(|pipe| Ok(Inlet::new(pipe, rank, log()?))).transpose()?;
+            let stderr = stderr.map(|pipe| Ok(Inlet::new(pipe, rank, log()?))).transpose()?;
+            Ok(RankProcess { group, exit: None, inlets: [stdout, stderr] })
         };
         Ok(Job {
-            ranks: groups.into_iter().enumerate().map(start).collect(),
+            ranks: groups.into_iter().enumerate().map(start).collect::<Result<_>>()?,
             signals,
             outlets,
+            input,
             timeout_at: timeout.and_then(|timeout| clock::now().checked_add(timeout)),
             phase: Phase::Running,
             code: None,
@@ -84,6 +111,12 @@ impl Job {
                     Part::Signals => self.take_signals()?,
                     Part::Inlet { rank, stream } => self.pass_on(rank, stream),
                     Part::Outlet(stream) => self.outlets[stream].write_some(),
+                    Part::InputSource => {
+                        self.input = self.input.take().and_then(|mut input| input.read_some().then_some(input))
+                    }
+                    Part::InputSink => {
+                        self.input = self.input.take().and_then(|mut input| input.write_some().then_some(input))
+                    }
                 }
             }
             if self.outlets[STDOUT].is_closed() && matches!(self.phase, Phase::Running) {
@@ -114,6 +147,10 @@ impl Job {
         }
         for (stream, outlet) in self.outlets.iter().enumerate().filter(|(_, outlet)| !outlet.is_empty()) {
             parts.push((Part::Outlet(stream), outlet.as_fd(), Want::Write));
+        }
+        if let (Some(input), Phase::Running) = (&self.input, self.phase) {
+            parts.extend(input.wants().map(|fd| (Part::InputSource, fd, Want::Read)));
+            parts.extend(input.has().map(|fd| (Part::InputSink, fd, Want::Write)));
         }
         let now = clock::now();
         let phase_at = match self.phase {

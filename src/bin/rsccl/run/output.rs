@@ -11,11 +11,13 @@ use rsccl::internals::sys::process::PIPE_ROOM_BYTES;
 pub(crate) struct Inlet {
     pipe: File,
     lines: Lines,
+    /// A file that gets the same bytes as they are.
+    log: Option<File>,
 }
 
 impl Inlet {
-    pub(crate) fn new(pipe: impl Into<OwnedFd>, rank: usize) -> Inlet {
-        Inlet { pipe: File::from(pipe.into()), lines: Lines::new(rank) }
+    pub(crate) fn new(pipe: impl Into<OwnedFd>, rank: usize, log: Option<File>) -> Inlet {
+        Inlet { pipe: File::from(pipe.into()), lines: Lines::new(rank), log }
     }
 
     /// Reads what is there into `outlet` and says how many bytes; `None` at the end. Call it when the pipe is ready: it does
@@ -25,6 +27,12 @@ impl Inlet {
         match self.pipe.read(&mut bytes) {
             Ok(0) => None,
             Ok(count) => {
+                if let Some(log) = &mut self.log
+                    && let Err(error) = log.write_all(&bytes[..count])
+                {
+                    outlet.say(&format!("rsccl run: {}a log file cannot be written: {error}", self.lines.prefix));
+                    self.log = None;
+                }
                 self.lines.feed(&bytes[..count], &mut outlet.pending);
                 Some(count)
             }
