@@ -12,6 +12,7 @@ mod execute;
 mod grid;
 mod memory;
 mod poll;
+mod races;
 mod random;
 mod shadow;
 mod stores;

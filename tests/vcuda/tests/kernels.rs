@@ -179,3 +179,97 @@ fn atomics_votes_and_local_arrays() {
     let sum = (0..9).map(|index| a[(index * numbers[index] as usize) & 31]).sum::<u32>();
     assert_eq!(memory.words(out, 1), [sum]);
 }
+
+/// A kernel from a body that knows `%x`, an address, and `%t`, the thread's number.
+fn small(body: &str) -> Module {
+    let head = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 a)\n{";
+    let registers = ".reg .b32 %r<20>;\n.reg .b64 %d<20>;\n.reg .pred %p<9>;\n.reg .b32 %t;\n.reg .b64 %x;\n.shared .align 16 .b8 s[512];";
+    let text = format!("{head}\n{registers}\nld.param.u64 %x, [a];\nmov.u32 %t, %tid.x;\n{body}\nret;\n}}\n");
+    Module::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// Runs it with all checks.
+fn checked(body: &str, threads: u32) -> Result<(), vcuda::simt::KernelFault> {
+    let memory = Flat::new(true);
+    let address = memory.allocate(Some(0), 1024);
+    memory.write(address, &[1; 512]);
+    let mut config = config(1, threads, Parameters::default().long(address));
+    (config.checks, config.weak) = (true, true);
+    launch(&small(body), "k", config, &memory)
+}
+
+const OWN_WORD: &str = "mul.wide.u32 %d0, %t, 4;\nadd.s64 %d1, %x, %d0;\nmul.lo.u32 %r0, %t, 4;\nmov.u32 %r1, s;\nadd.u32 %r2, %r1, %r0;\n";
+
+#[test]
+fn a_branch_on_bytes_that_were_never_set_is_a_fault() {
+    let branch = "setp.eq.u32 %p0, %r3, 7;\n@%p0 bra L;\nst.global.u32 [%x], 1;\nL:\n";
+    let fault = checked(&format!("ld.global.u32 %r3, [%x+600];\n{branch}"), 3).expect_err("never set");
+    assert_eq!(fault.what, "the branch depends on bytes that were never set");
+    checked(&format!("ld.global.u32 %r3, [%x+500];\n{branch}"), 3).unwrap_or_else(|fault| panic!("{fault}"));
+    // A store of undefined bytes is none yet; what is loaded back stays undefined.
+    let through = format!(
+        "ld.global.v2.u32 {{%r4, %r5}}, [%x+600];\nst.global.u32 [%x], %r4;\nld.global.u32 %r3, [%x];\n{branch}"
+    );
+    assert!(checked(&through, 1).is_err());
+    let address = "ld.global.u64 %d2, [%x+640];\nadd.s64 %d3, %x, %d2;\nld.global.u32 %r3, [%d3];\n";
+    let fault = checked(address, 1).expect_err("never set");
+    assert_eq!(fault.what, "the address was computed from bytes that were never set");
+    // Half of a word is set: kernels load whole words and use a part.
+    checked(&format!("st.global.u8 [%x+700], %t;\nld.global.u32 %r3, [%x+700];\nand.b32 %r3, %r3, 255;\n{branch}"), 1)
+        .unwrap_or_else(|fault| panic!("{fault}"));
+}
+
+#[test]
+fn races_in_shared_memory_are_faults_and_barriers_end_them() {
+    let turned = "sub.u32 %r4, 63, %t;\nmul.lo.u32 %r5, %r4, 4;\nadd.u32 %r6, %r1, %r5;\nld.shared.u32 %r7, [%r6];\nst.global.u32 [%d1], %r7;\n";
+    let fault = checked(&format!("{OWN_WORD}st.shared.u32 [%r2], %t;\n{turned}"), 64).expect_err("no barrier");
+    assert!(fault.what.starts_with("a race in shared memory: the thread "), "{fault}");
+    checked(&format!("{OWN_WORD}st.shared.u32 [%r2], %t;\nbar.sync 0;\n{turned}"), 64)
+        .unwrap_or_else(|fault| panic!("{fault}"));
+    // Loaded by the others, stored again without a barrier.
+    let again = format!("{OWN_WORD}st.shared.u32 [%r2], %t;\nbar.sync 0;\n{turned}st.shared.u32 [%r2], 99;\n");
+    let fault = checked(&again, 64).expect_err("no barrier before the second store");
+    assert!(
+        fault.what.contains("after the load of it by thread number") || fault.what.contains("the thread loads"),
+        "{fault}"
+    );
+    // Lanes of one warp meet at `bar.warp.sync`.
+    let neighbours =
+        "xor.b32 %r4, %t, 1;\nmul.lo.u32 %r5, %r4, 4;\nadd.u32 %r6, %r1, %r5;\nld.shared.u32 %r7, [%r6];\n";
+    assert!(checked(&format!("{OWN_WORD}st.shared.u32 [%r2], %t;\n{neighbours}"), 32).is_err());
+    checked(&format!("{OWN_WORD}st.shared.u32 [%r2], %t;\nbar.warp.sync 0xffffffff;\n{neighbours}"), 32)
+        .unwrap_or_else(|fault| panic!("{fault}"));
+    // Atomic operations are no races, nor is one value that all store.
+    checked("atom.shared.exch.b32 %r3, [s], 5;\nbar.sync 0;\natom.shared.add.u32 %r3, [s], 1;\n", 64)
+        .unwrap_or_else(|fault| panic!("{fault}"));
+    checked("st.shared.u32 [s+8], 5;\n", 1).unwrap_or_else(|fault| panic!("{fault}"));
+}
+
+#[test]
+fn a_block_whose_threads_wait_for_each_other_for_ever_is_a_fault() {
+    let body = "setp.lt.u32 %p0, %t, 32;\n@%p0 bra L;\nbar.sync 1;\nret;\nL:\nbar.sync 2;\n";
+    let fault = checked(body, 64).expect_err("two barriers");
+    assert!(
+        fault.what.starts_with("the block can never go on: lanes 0xffffffff of warp 0 wait for barrier 2"),
+        "{fault}"
+    );
+}
+
+#[test]
+fn compiled_kernels_pass_all_checks() {
+    let memory = Flat::new(true);
+    let values: Vec<f32> = (0..1000u16).map(f32::from).collect();
+    let (source, target) = (memory.allocate(Some(0), 4000), memory.allocate(Some(0), 1024));
+    memory.write(source, &bytes_of(&values, |value| value.to_le_bytes()));
+    let parameters = Parameters::default().long(source).long(target).word(1000);
+    let mut sum = config(1, 256, parameters);
+    (sum.checks, sum.weak) = (true, true);
+    launch(&module(), "reduce_shfl", sum, &memory).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(memory.words(target, 1), [499_500f32.to_bits()]);
+    memory.write(target, &[0; 1024]);
+    let parameters = Parameters::default().long(source).long(target).long(4000);
+    let mut histogram = config(4, 128, parameters);
+    (histogram.checks, histogram.weak, histogram.dynamic_shared_bytes) = (true, true, 1024);
+    launch(&module(), "hist", histogram, &memory).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(memory.words(target, 256).iter().sum::<u32>(), 4000);
+}

@@ -4,6 +4,7 @@ use super::FaultKind;
 use super::definedness;
 use super::execute::space_of;
 use super::grid::Grid;
+use super::races::Races;
 use super::random::Random;
 use super::translate::{Cell, Checked, Translation, Trouble, check_alignment};
 use super::update;
@@ -32,6 +33,8 @@ pub(super) struct Core {
     pub(super) translation: Translation,
     /// The memory model; None where memory is strong.
     pub(super) weak: Option<Box<Weak>>,
+    /// With checks: who touched shared memory.
+    races: Option<Box<Races>>,
     /// Something was stored since the warps that poll looked last.
     pub(super) stored: bool,
     /// Something was stored in global memory since the last [`finish`](Self::finish).
@@ -71,6 +74,7 @@ impl Core {
             shared: vec![POISON; shared],
             shared_defined: if checks { vec![false; shared] } else { Vec::new() },
             translation: Translation::default(),
+            races: if checks { Some(Box::new(Races::new(shared, threads.div_ceil(32) as usize))) } else { None },
             weak: if grid.config.weak { Some(Box::new(Weak::new(&grid, number, threads))) } else { None },
             stored: false,
             changed: false,
@@ -190,18 +194,39 @@ impl Core {
     pub(super) fn fence(&mut self, warp: u32, active: u32, scope: Scope, sequential: bool) -> Checked<()> {
         // Blocks run on several threads: a fence of theirs must be one of the host's.
         std::sync::atomic::fence(Ordering::SeqCst);
+        self.signals(warp, Order::Relaxed(scope));
         if self.weak.is_some() { self.weak_fence(warp, active, scope, sequential) } else { Ok(()) }
     }
 
     /// Lanes of a warp have met at `bar.warp.sync`.
     pub(super) fn warp_joined(&mut self, warp: u32, lanes: u32) {
+        self.warp_met(warp);
         if let Some(weak) = &mut self.weak {
             weak.join_warp(warp, lanes);
         }
     }
 
+    /// Lanes of a warp have met at some instruction of the whole warp.
+    pub(super) fn warp_met(&mut self, warp: u32) {
+        if let Some(races) = &mut self.races {
+            races.advance(warp);
+        }
+    }
+
+    /// A strong access or fence of a warp.
+    fn signals(&mut self, warp: u32, order: Order) {
+        if order != Order::Weak
+            && let Some(races) = &mut self.races
+        {
+            races.learn(warp);
+        }
+    }
+
     /// Lanes have come to a barrier of the block.
     pub(super) fn barrier_reached(&mut self, warp: u32, lanes: u32, number: usize) {
+        if let Some(races) = &mut self.races {
+            races.reach(warp, number);
+        }
         if let Some(weak) = &mut self.weak {
             weak.reach(warp, lanes, number);
         }
@@ -209,6 +234,9 @@ impl Core {
 
     /// Everybody has come to a barrier of the block.
     pub(super) fn barrier_opened(&mut self, number: usize) {
+        if let Some(races) = &mut self.races {
+            races.open(number);
+        }
         if let Some(weak) = &mut self.weak {
             weak.join_block(number);
         }
@@ -271,6 +299,11 @@ impl Warp {
             Space::Shared => {
                 let at = core.shared_at(access.address, access.bytes)?;
                 core.observe(access);
+                if access.order == Order::Weak
+                    && let Some(races) = &mut core.races
+                {
+                    races.load(at, width, access.warp, access.lane)?;
+                }
                 (little(&core.shared[at..at + width]), set_bits(&core.shared_defined, at, width))
             }
             Space::Local => {
@@ -293,6 +326,7 @@ impl Warp {
         let whole = u64::from(bytes) * to.len() as u64;
         let bases = *self.row(address.base);
         let line = core.line_of(core.at.0);
+        core.signals(self.index, order);
         let mut out = [[0; LANES]; 4];
         let mut defined = [[u8::MAX; LANES]; 4];
         for lane in (0..32u32).filter(|lane| active >> lane & 1 == 1) {
@@ -346,6 +380,7 @@ impl Warp {
         let whole = u64::from(bytes) * from.len() as u64;
         let bases = *self.row(address.base);
         self.groups[self.current].poll.moved();
+        core.signals(self.index, order);
         let lines = if core.is_weak() { whole_lines(&bases, address.offset, whole, active) } else { 0 };
         for lane in (0..32u32).filter(|lane| active >> lane & 1 == 1) {
             let index = lane as usize;
@@ -371,6 +406,12 @@ impl Warp {
             Space::Global | Space::Generic => core.global_store(access, value, set),
             Space::Shared => {
                 let at = core.shared_at(access.address, access.bytes)?;
+                let same = core.shared[at..at + width] == *source;
+                if access.order == Order::Weak
+                    && let Some(races) = &mut core.races
+                {
+                    races.store(at, width, (access.warp, access.lane), same)?;
+                }
                 core.shared[at..at + width].copy_from_slice(source);
                 store_bits(&mut core.shared_defined, at, width, set);
                 core.stored = true;
@@ -392,6 +433,7 @@ impl Warp {
         let Op::Atomic { update, d, kind, order, address, b, c } = op else { return Ok(()) };
         let (bases, operands, values) = (*self.row(address.base), *self.row(*b), *self.row(*c));
         let line = core.line_of(core.at.0);
+        core.signals(self.index, *order);
         let mut out = [0; LANES];
         for lane in (0..32u32).filter(|lane| active >> lane & 1 == 1) {
             let index = lane as usize;
@@ -408,6 +450,7 @@ impl Warp {
                     let width = access.bytes as usize;
                     let old = little(&core.shared[place..place + width]);
                     core.shared[place..place + width].copy_from_slice(&new(old).to_le_bytes()[..width]);
+                    store_bits(&mut core.shared_defined, place, width, u8::MAX);
                     core.stored |= new(old) != old;
                     old
                 }

@@ -71,6 +71,12 @@ impl Block {
         step
     }
 
+    /// Warp instructions so far.
+    #[must_use]
+    pub fn instructions(&self) -> u32 {
+        u32::try_from(self.core.clock).unwrap_or(u32::MAX)
+    }
+
     fn wake(&mut self) {
         self.warps.iter_mut().for_each(Warp::wake);
     }

@@ -72,7 +72,11 @@ impl Warp {
 
     fn one(&mut self, core: &mut Core, instruction: &Instruction, mask: u32, active: u32) -> Checked<After> {
         if core.checks() {
-            self.check_defined(instruction, mask, active)?;
+            let unset = self.check_defined(instruction, mask, active);
+            if unset != 0 {
+                core.at.1 = unset;
+                return Err(Self::undefined(instruction));
+            }
         }
         match &instruction.op {
             Op::Jump { target } => return Ok(self.jump(*target, mask, active)),

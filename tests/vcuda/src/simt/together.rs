@@ -43,6 +43,7 @@ impl Warp {
                     waiting &= !same;
                 }
             } else if members & self.live & !same == 0 {
+                core.warp_met(self.index);
                 self.perform(&instruction.op, same);
                 waiting &= !same;
                 if waiting != 0 {

@@ -394,7 +394,8 @@ impl Core {
         weak.queue.overlay(access.address, access.bytes, &mut value, &mut defined);
         drop(elsewhere);
         self.showed_old |= is_old;
-        Ok((value, defined))
+        let field = u8::MAX >> (8 - access.bytes);
+        Ok((value, if defined & field == 0 { 0 } else { defined }))
     }
 
     fn strong_load(&mut self, access: Access) -> Checked<(u64, u8)> {
