@@ -3,6 +3,16 @@
 #![forbid(unsafe_code)]
 
 pub mod affinity;
+pub mod bandwidth;
+pub mod description;
+pub mod detect;
+#[cfg(test)]
+pub mod machines;
+pub mod paths;
+pub mod reach;
+pub mod search;
+pub mod system;
+pub mod xml;
 
 use std::collections::HashMap;
 use std::hash::Hash;

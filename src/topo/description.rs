@@ -1,0 +1,186 @@
+//! What is known of a machine before it is a graph: the tree of its PCI devices, with GPUs, their links, and NICs.
+//!
+//! NCCL's topology files say the same, so that [`super::xml`] reads and writes one for the other. Fields hold what was said, not what
+//! follows from it: an unknown speed stays unknown here, and [`super::System`] assumes the usual one and says so.
+
+use crate::topo::bandwidth::{GpuGeneration, PciSpeed, Processor};
+
+/// One or several hosts.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Machine {
+    /// NUMA nodes, each with the PCI devices below its root.
+    pub cpus: Vec<Cpu>,
+}
+
+/// A NUMA node of a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cpu {
+    /// Which host it belongs to: equal for all NUMA nodes of one.
+    pub host: u64,
+    /// Which NVLink switches its GPUs hang on: equal for hosts whose GPUs reach each other through them.
+    pub clique: u64,
+    /// Its number on the host.
+    pub numa: u32,
+    /// Which of its host's processors are its own, as sysfs writes it.
+    pub affinity: String,
+    /// What it is.
+    pub processor: Processor,
+    /// As the file or CPUID gave it: architecture, vendor, family, model.
+    pub identity: [String; 4],
+    /// What hangs below its PCI root.
+    pub devices: Vec<Pci>,
+    /// NICs whose PCI device nobody knows.
+    pub nics: Vec<Nic>,
+}
+
+/// A PCI device: a bridge, a GPU or a NIC.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pci {
+    /// Domain, bus, device and function: `0000:3b:00.0`.
+    pub bus_id: String,
+    /// The class code, 0x030200 for a 3D controller; 0 where unknown.
+    pub class: u32,
+    /// Vendor, device, subsystem vendor and subsystem device, as written; empty where unknown.
+    pub ids: [String; 4],
+    /// The speed of the link to what stands above; `None` where unknown.
+    pub speed: Option<PciSpeed>,
+    /// Lanes of that link; 0 where unknown.
+    pub lanes: u32,
+    /// What it carries, where it is no bridge.
+    pub function: Function,
+    /// What hangs below it, where it is a bridge.
+    pub devices: Vec<Pci>,
+}
+
+/// What a PCI device is to us.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Function {
+    /// A bridge or a switch, or something that plays no part.
+    #[default]
+    Bridge,
+    /// A GPU.
+    Gpu(Gpu),
+    /// A NIC.
+    Nic(Nic),
+}
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its number on the host.
+    pub device: u32,
+    /// The rank that has it, where one has.
+    pub rank: Option<u32>,
+    /// What it is.
+    pub generation: GpuGeneration,
+    /// Whether NICs can reach its memory.
+    pub gdr: bool,
+    /// Its NVLinks or xGMI links, by what they lead to.
+    pub links: Vec<GpuLink>,
+    /// Its coherent link to the processor, where it has one: links and MB/s of each.
+    pub c2c: Option<(u32, u64)>,
+}
+
+/// Links of a GPU to one other device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuLink {
+    /// The bus id of the other device.
+    pub target: String,
+    /// The class of the other device: a GPU, an NVLink switch (0x068000), or a bridge of the processor.
+    pub target_class: u32,
+    /// How many links.
+    pub count: u32,
+}
+
+/// A network card: its ports share its PCI link.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Nic {
+    /// Its ports.
+    pub ports: Vec<Port>,
+}
+
+/// A port of a network card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// What the system calls it.
+    pub name: String,
+    /// Its number on the host.
+    pub device: u32,
+    /// Mbit/s.
+    pub megabits: u64,
+    /// Its number on the card.
+    pub port: u32,
+    /// An id that no other card has; ports of one card share it.
+    pub guid: u64,
+    /// Connections that it can have.
+    pub connections: u32,
+    /// Whether it reaches memory of GPUs.
+    pub gdr: bool,
+    /// The rail that it is on, where that is known: ports of one rail reach each other.
+    pub rail: Option<u32>,
+    /// µs of latency that the network adds, as written; empty where unknown.
+    pub latency: String,
+}
+
+impl Machine {
+    /// Every GPU, in the order of the description.
+    pub fn gpus(&self) -> Vec<&Gpu> {
+        let mut found = Vec::new();
+        for cpu in &self.cpus {
+            walk(&cpu.devices, &mut |device| {
+                if let Function::Gpu(gpu) = &device.function {
+                    found.push(gpu);
+                }
+            });
+        }
+        found
+    }
+
+    /// The hosts, in the order of the description.
+    pub fn hosts(&self) -> Vec<u64> {
+        let mut hosts: Vec<u64> = Vec::new();
+        for cpu in &self.cpus {
+            if !hosts.contains(&cpu.host) {
+                hosts.push(cpu.host);
+            }
+        }
+        hosts
+    }
+
+    /// So many hosts, each as this one.
+    pub fn repeated(&self, hosts: u32) -> Machine {
+        let of_one = self.hosts();
+        let ranks = u32::try_from(self.gpus().len()).unwrap_or(u32::MAX);
+        let mut cpus = Vec::new();
+        for copy in 0..hosts {
+            for cpu in &self.cpus {
+                let mut cpu = cpu.clone();
+                let place = of_one.iter().position(|host| *host == cpu.host).unwrap_or(0);
+                cpu.clique = u64::from(copy);
+                cpu.host = u64::from(copy) * of_one.len() as u64 + place as u64 + 1;
+                walk_mut(&mut cpu.devices, &mut |device| {
+                    if let Function::Gpu(Gpu { rank: Some(rank), .. }) = &mut device.function {
+                        *rank += copy * ranks;
+                    }
+                });
+                cpus.push(cpu);
+            }
+        }
+        Machine { cpus }
+    }
+}
+
+/// Calls `each` for every device of the trees, a bridge before what hangs below it.
+pub fn walk<'a>(devices: &'a [Pci], each: &mut impl FnMut(&'a Pci)) {
+    for device in devices {
+        each(device);
+        walk(&device.devices, each);
+    }
+}
+
+fn walk_mut(devices: &mut [Pci], each: &mut impl FnMut(&mut Pci)) {
+    for device in devices {
+        each(device);
+        walk_mut(&mut device.devices, each);
+    }
+}

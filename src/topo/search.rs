@@ -1,0 +1,344 @@
+//! Channels inside a host: rings through all of its GPUs, so that together they use what the links have.
+//!
+//! Three kinds of hosts, three ways. GPUs on NVLink switches: every order is as good, so the rings are as many as a GPU has links.
+//! GPUs linked to each other: the links are split into rings, by a search that is bounded by steps and not by time. GPUs on PCI
+//! Express alone: the order of the PCI tree, there and back, measured against every link that it passes.
+//!
+//! All of it is a function of the graph: equal graphs give equal channels on every rank.
+
+use std::collections::HashMap;
+
+use crate::topo::bandwidth::{self, Bandwidth, GpuGeneration};
+use crate::topo::paths::{Path, Paths, share_of_links};
+use crate::topo::system::{LinkKind, NodeId, NodeKind, System};
+
+/// Rings through the GPUs of one host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rings {
+    /// The order of each ring; the last GPU sends to the first.
+    pub orders: Vec<Vec<NodeId>>,
+    /// What each ring carries.
+    pub width: Bandwidth,
+}
+
+impl Rings {
+    /// What all rings carry together: the bus bandwidth of a large all-reduce.
+    pub fn total(&self) -> Bandwidth {
+        self.width * self.orders.len() as u64
+    }
+}
+
+/// Steps of the search for one number of rings. 200,000 take a few milliseconds.
+const STEPS: u32 = 200_000;
+/// Up to so many GPUs, every order is tried where there is only PCI Express.
+const FEW_GPUS: usize = 5;
+
+/// The rings of `gpus`, which are of one host. Without two GPUs there is none.
+pub fn rings(system: &System, gpus: &[NodeId]) -> Option<Rings> {
+    if gpus.len() < 2 {
+        return None;
+    }
+    by_switch(system, gpus).or_else(|| by_links(system, gpus)).or_else(|| by_paths(system, gpus))
+}
+
+/// All GPUs hang on NVLink switches: as many rings as the weakest GPU has links, each as wide as one.
+fn by_switch(system: &System, gpus: &[NodeId]) -> Option<Rings> {
+    let switched = |gpu: &NodeId| {
+        let links = system.links(*gpu).iter();
+        links.filter(|link| system.node(link.to).kind == crate::topo::system::NodeKind::Switch).map(|link| link.bandwidth).max()
+    };
+    let widths: Vec<Bandwidth> = gpus.iter().map(switched).collect::<Option<_>>()?;
+    let least = widths.into_iter().min()?;
+    let count = usize::try_from(least.0.checked_div(gpus.iter().filter_map(|gpu| unit(system, *gpu)).max()?.0)?).ok()?.max(1);
+    let rotated = |channel: usize| {
+        let mut order = gpus.to_vec();
+        order.rotate_left(channel % gpus.len());
+        order
+    };
+    Some(Rings { orders: (0..count).map(rotated).collect(), width: Bandwidth(least.0 / count as u64) })
+}
+
+fn unit(system: &System, gpu: NodeId) -> Option<Bandwidth> {
+    match system.node(gpu).kind {
+        NodeKind::Gpu { generation, .. } => Some(bandwidth::gpu_link(generation)),
+        _ => None,
+    }
+}
+
+/// GPUs linked to each other: arcs as many as there are links, split into rings. Where whole links leave some over, halves may not:
+/// four GPUs with a link between each two have two rings of whole links, and six of halves.
+fn by_links(system: &System, gpus: &[NodeId]) -> Option<Rings> {
+    let unit = gpus.iter().filter_map(|gpu| unit(system, *gpu)).min()?;
+    let mut best: Option<Rings> = None;
+    for parts in [1u64, 2] {
+        let arcs = Arcs::of(system, gpus, Bandwidth(unit.0 / parts));
+        for count in (1..=arcs.most_rings()).rev() {
+            let width = Bandwidth(unit.0 / parts);
+            if best.as_ref().is_some_and(|rings| rings.total() >= width * count as u64) {
+                break;
+            }
+            if let Some(orders) = arcs.split(count) {
+                let orders = orders.into_iter().map(|order| order.into_iter().map(|place| gpus[place]).collect()).collect();
+                best = Some(Rings { orders, width });
+                break;
+            }
+        }
+    }
+    best
+}
+
+/// How many arcs lead from each GPU to each other one.
+#[derive(Debug, Clone)]
+struct Arcs {
+    size: usize,
+    free: Vec<u32>,
+}
+
+impl Arcs {
+    fn of(system: &System, gpus: &[NodeId], unit: Bandwidth) -> Arcs {
+        let size = gpus.len();
+        let mut free = vec![0; size * size];
+        for (from, gpu) in gpus.iter().enumerate() {
+            for link in system.links(*gpu).iter().filter(|link| link.kind == LinkKind::NvLink) {
+                if let Some(to) = gpus.iter().position(|other| *other == link.to) {
+                    free[from * size + to] = u32::try_from(link.bandwidth.0 / unit.0.max(1)).unwrap_or(u32::MAX);
+                }
+            }
+        }
+        Arcs { size, free }
+    }
+
+    /// Each ring leaves each GPU once and enters it once.
+    fn most_rings(&self) -> usize {
+        let leaving = |gpu: usize| self.free[gpu * self.size..][..self.size].iter().sum::<u32>();
+        let entering = |gpu: usize| self.free.iter().skip(gpu).step_by(self.size).sum::<u32>();
+        let least = (0..self.size).map(|gpu| leaving(gpu).min(entering(gpu))).min().unwrap_or(0);
+        usize::try_from(least).unwrap_or(usize::MAX).min(MAX_RINGS)
+    }
+
+    /// So many rings, each of arcs of its own; `None` where there are none, or none was found in the steps allowed.
+    fn split(&self, rings: usize) -> Option<Vec<Vec<usize>>> {
+        let mut search = Search { arcs: self.clone(), wanted: rings, done: Vec::new(), order: vec![0], steps: STEPS };
+        search.go_on().then_some(search.done)
+    }
+}
+
+/// The most rings of a host: as many channels as any library runs.
+const MAX_RINGS: usize = 64;
+
+struct Search {
+    arcs: Arcs,
+    wanted: usize,
+    done: Vec<Vec<usize>>,
+    /// The ring that grows, from GPU 0.
+    order: Vec<usize>,
+    steps: u32,
+}
+
+impl Search {
+    /// Depth first: the next GPU of the ring, the one with the most arcs left first; then the next ring.
+    fn go_on(&mut self) -> bool {
+        if self.done.len() == self.wanted {
+            return true;
+        }
+        let Some(steps) = self.steps.checked_sub(1) else { return false };
+        self.steps = steps;
+        let size = self.arcs.size;
+        let last = self.order[self.order.len() - 1];
+        if self.order.len() == size {
+            let back = last * size;
+            if self.arcs.free[back] == 0 || !self.in_order() {
+                return false;
+            }
+            self.arcs.free[back] -= 1;
+            let order = std::mem::replace(&mut self.order, vec![0]);
+            self.done.push(order);
+            if self.go_on() {
+                return true;
+            }
+            self.order = self.done.pop().unwrap_or_default();
+            self.arcs.free[back] += 1;
+            return false;
+        }
+        let mut next: Vec<usize> =
+            (1..size).filter(|to| self.arcs.free[last * size + to] > 0 && !self.order.contains(to)).collect();
+        next.sort_by_key(|to| (std::cmp::Reverse(self.arcs.free[last * size + to]), *to));
+        for to in next {
+            self.arcs.free[last * size + to] -= 1;
+            self.order.push(to);
+            let found = self.go_on();
+            if found {
+                return true;
+            }
+            self.order.pop();
+            self.arcs.free[last * size + to] += 1;
+        }
+        false
+    }
+
+    /// Rings that leave GPU 0 for the same GPU are found in any order: only one of the orders is searched.
+    fn in_order(&self) -> bool {
+        self.done.last().is_none_or(|before| before[1] != self.order[1] || *before <= self.order)
+    }
+}
+
+/// GPUs that only PCI Express joins, or links that no ring passes: orders are weighed by the links of their ways.
+fn by_paths(system: &System, gpus: &[NodeId]) -> Option<Rings> {
+    let paths: Vec<Paths> = gpus.iter().map(|gpu| Paths::from(system, *gpu)).collect();
+    let way = |from: usize, to: usize| paths[from].to(system, gpus[to]);
+    let size = gpus.len();
+    let ways: Vec<Path> = (0..size * size).map(|place| way(place / size, place % size)).collect();
+    let near = near_first(&ways, size);
+    let mut orders = vec![near.clone()];
+    if size <= FEW_GPUS {
+        permutations(size, &mut orders);
+    }
+    let mut sets: Vec<Vec<Vec<usize>>> = Vec::new();
+    for order in &orders {
+        sets.push(vec![order.clone()]);
+        let mut back = order.clone();
+        back[1..].reverse();
+        sets.push(vec![order.clone(), back]);
+    }
+    let mut best: Option<Rings> = None;
+    for set in sets {
+        let Some(width) = width_of(system, &ways, size, &set) else { continue };
+        let orders: Vec<Vec<NodeId>> = set.iter().map(|order| order.iter().map(|place| gpus[*place]).collect()).collect();
+        let rings = Rings { orders, width };
+        if best.as_ref().is_none_or(|best| rings.total() > best.total()) {
+            best = Some(rings);
+        }
+    }
+    best
+}
+
+/// From each GPU on to the nearest one that is left: bridge by bridge, socket by socket.
+fn near_first(ways: &[Path], size: usize) -> Vec<usize> {
+    let mut order = vec![0];
+    while order.len() < size {
+        let last = order[order.len() - 1];
+        let next = (0..size)
+            .filter(|to| !order.contains(to))
+            .min_by_key(|to| (ways[last * size + to].kind, ways[last * size + to].nodes.len(), *to));
+        order.extend(next);
+    }
+    order
+}
+
+/// Every order that begins with GPU 0.
+fn permutations(size: usize, orders: &mut Vec<Vec<usize>>) {
+    fn grow(order: &mut Vec<usize>, size: usize, orders: &mut Vec<Vec<usize>>) {
+        if order.len() == size {
+            orders.push(order.clone());
+            return;
+        }
+        for next in 1..size {
+            if !order.contains(&next) {
+                order.push(next);
+                grow(order, size, orders);
+                order.pop();
+            }
+        }
+    }
+    grow(&mut vec![0], size, orders);
+}
+
+/// What each ring of `set` carries where all run at once: of every link, its bandwidth over what the rings put on it.
+fn width_of(system: &System, ways: &[Path], size: usize, set: &[Vec<usize>]) -> Option<Bandwidth> {
+    let mut loads: HashMap<(NodeId, NodeId), (Bandwidth, u64)> = HashMap::new();
+    for order in set {
+        for (place, from) in order.iter().enumerate() {
+            let to = order[(place + 1) % order.len()];
+            let way = &ways[from * size + to];
+            if way.nodes.is_empty() {
+                return None;
+            }
+            for share in share_of_links(system, &way.nodes) {
+                loads.entry(share.link).or_insert((share.bandwidth, 0)).1 += share.fifths;
+            }
+        }
+    }
+    loads.into_values().map(|(bandwidth, fifths)| Bandwidth(bandwidth.0 * 5 / fifths)).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topo::description::{Function, GpuLink};
+    use crate::topo::{machines, xml};
+
+    /// Each ring passes every GPU once, and all rings together put no more on a link than it carries.
+    fn hold(system: &System, gpus: &[NodeId], rings: &Rings) {
+        let mut loads: HashMap<(NodeId, NodeId), (Bandwidth, u64)> = HashMap::new();
+        for order in &rings.orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            let mut all = gpus.to_vec();
+            all.sort_unstable();
+            assert_eq!(sorted, all);
+            for (place, from) in order.iter().enumerate() {
+                let to = order[(place + 1) % order.len()];
+                let way = Paths::from(system, *from).to(system, to);
+                for share in share_of_links(system, &way.nodes) {
+                    loads.entry(share.link).or_insert((share.bandwidth, 0)).1 += share.fifths * rings.width.0;
+                }
+            }
+        }
+        for (link, (bandwidth, load)) in loads {
+            assert!(load <= bandwidth.0 * 5, "{link:?} carries {bandwidth}, and gets {load} fifths of a MB/s");
+        }
+    }
+
+    /// The bounds are arithmetic: what leaves the GPU with the fewest links, or the narrowest root or socket link.
+    #[test]
+    fn rings_reach_the_bound_of_every_machine() {
+        let bounds = [
+            ("a100bridge", 22.0), // the socket link, both ways
+            ("a100x4mesh", 240.0),
+            ("b200x8", 721.8),
+            ("dgx1p", 72.0),
+            ("dgx1v", 120.0),
+            ("h100x8", 370.8),
+            ("ncv4-gen4", 24.0),
+            ("ndv4", 240.0),
+            ("nvl72", 721.8),
+            ("p4d", 240.0),
+            ("r4p3l", 72.0),
+            ("r8pcie", 10.0),
+        ];
+        assert_eq!(bounds.map(|(name, _)| name), machines::ALL);
+        for (name, bound) in bounds {
+            let system = machines::system(name);
+            let gpus = system.gpus();
+            let rings = rings(&system, &gpus).unwrap();
+            assert!((rings.total().gigabytes() - bound).abs() < 0.01, "{name}: {} of {bound}", rings.total());
+            hold(&system, &gpus, &rings);
+        }
+    }
+
+    /// Eight GPUs with a link between each two, as eight of AMD's have: seven rings use all 56 arcs.
+    #[test]
+    fn a_full_mesh_of_eight_splits_into_seven_rings() {
+        let (mut machine, _) = xml::parse("h100x8", machines::text("h100x8")).unwrap();
+        let bus_ids: Vec<String> = (1..=8).map(|number| format!("0000:{number:02x}:00.0")).collect();
+        for cpu in &mut machine.cpus {
+            for device in cpu.devices.iter_mut().flat_map(|bridge| &mut bridge.devices) {
+                if let Function::Gpu(gpu) = &mut device.function {
+                    let others = bus_ids.iter().filter(|other| **other != device.bus_id);
+                    gpu.generation = GpuGeneration::Amd { gfx: 0x942 };
+                    gpu.links = others.map(|target| GpuLink { target: target.clone(), target_class: 0x030200, count: 1 }).collect();
+                }
+            }
+        }
+        let system = System::new(&machine).unwrap();
+        let rings = rings(&system, &system.gpus()).unwrap();
+        assert_eq!((rings.orders.len(), rings.total().gigabytes()), (7, 336.0));
+        hold(&system, &system.gpus(), &rings);
+    }
+
+    #[test]
+    fn one_gpu_has_no_ring() {
+        let system = machines::system("h100x8");
+        assert_eq!(rings(&system, &system.gpus()[..1]), None);
+    }
+}

@@ -1,0 +1,465 @@
+//! NCCL's topology files: read into a [`Machine`], and written.
+//!
+//! RCCL's differ in the names of links (`xgmi`) and of architectures (`gcn`). What a file leaves open is assumed, and told in notes:
+//! an empty speed is PCIe 3, a width of 0 is 16 lanes, a link of a GPU to itself is left out. What it says wrongly is an error with
+//! line and column.
+
+use std::fmt::Write as _;
+
+use roxmltree::{Document, Node, ParsingOptions};
+
+use crate::error::{Error, Result};
+use crate::topo::bandwidth::{GpuGeneration, PciSpeed, Processor};
+use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port};
+
+/// The most devices of a file: more than any machine has, so that a broken file ends in an error and not in all memory.
+pub const MAX_DEVICES: usize = 65_536;
+/// How deep bridges may stand in each other: PCI itself allows 256 buses.
+pub const MAX_DEPTH: usize = 64;
+const MAX_FILE_BYTES: usize = 64 << 20;
+
+/// Reads a topology file; `name` stands in errors. The notes say what was assumed.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidArgument`] with line and column: no XML, no `<system>`, an attribute that is missing or no number,
+/// a device twice, more than [`MAX_DEVICES`].
+pub fn parse(name: &str, text: &str) -> Result<(Machine, Vec<String>)> {
+    if text.len() > MAX_FILE_BYTES {
+        return Err(Error::invalid_argument(format!("{name}: {} bytes: a topology file has at most {MAX_FILE_BYTES}", text.len())));
+    }
+    let options = ParsingOptions { allow_dtd: false, nodes_limit: 4 * MAX_DEVICES as u32, ..ParsingOptions::default() };
+    let document = Document::parse_with_options(text, options)
+        .map_err(|error| Error::invalid_argument(format!("{name}: {error}")))?;
+    let mut reader = Reader { name, document: &document, notes: Vec::new(), bus_ids: Vec::new() };
+    let machine = reader.system(document.root_element())?;
+    Ok((machine, reader.notes))
+}
+
+struct Reader<'a> {
+    name: &'a str,
+    document: &'a Document<'a>,
+    notes: Vec<String>,
+    /// Host and bus id of every device so far.
+    bus_ids: Vec<(u64, String)>,
+}
+
+impl<'a> Reader<'a> {
+    fn system(&mut self, root: Node<'a, 'a>) -> Result<Machine> {
+        if root.tag_name().name() != "system" {
+            return Err(self.wrong(root, &format!("<{}> where a topology file has <system>", root.tag_name().name())));
+        }
+        let mut machine = Machine::default();
+        for element in root.children().filter(Node::is_element) {
+            match element.tag_name().name() {
+                "cpu" => {
+                    let cpu = self.cpu(element)?;
+                    machine.cpus.push(cpu);
+                }
+                _ => self.unknown(element),
+            }
+        }
+        if machine.cpus.is_empty() {
+            return Err(self.wrong(root, "<system> has no <cpu>"));
+        }
+        Ok(machine)
+    }
+
+    fn cpu(&mut self, element: Node<'a, 'a>) -> Result<Cpu> {
+        let text = |name: &str| element.attribute(name).unwrap_or_default().to_owned();
+        let host = self.number_or(element, "host_hash", 0)?;
+        let numa = self.number_or(element, "numaid", 0)?;
+        let identity = [text("arch"), text("vendor"), text("familyid"), text("modelid")];
+        let model = self.number_or(element, "modelid", 0)?;
+        let processor = processor(&identity, self.fit(element, "modelid", model)?);
+        let mut cpu = Cpu {
+            host,
+            clique: 0,
+            numa: self.fit(element, "numaid", numa)?,
+            affinity: text("affinity"),
+            processor,
+            identity,
+            devices: Vec::new(),
+            nics: Vec::new(),
+        };
+        for child in element.children().filter(Node::is_element) {
+            match child.tag_name().name() {
+                "pci" => cpu.devices.push(self.pci(child, host, 0)?),
+                "nic" => cpu.nics.push(self.nic(child)?),
+                _ => self.unknown(child),
+            }
+        }
+        Ok(cpu)
+    }
+
+    fn pci(&mut self, element: Node<'a, 'a>, host: u64, depth: usize) -> Result<Pci> {
+        if depth == MAX_DEPTH {
+            return Err(self.wrong(element, &format!("more than {MAX_DEPTH} bridges stand in each other")));
+        }
+        let bus_id = self.text(element, "busid")?.to_ascii_lowercase();
+        self.claim(element, host, &bus_id)?;
+        let text = |name: &str| element.attribute(name).unwrap_or_default().to_owned();
+        let class = self.number_or(element, "class", 0)?;
+        let lanes = self.number_or(element, "link_width", 0)?;
+        let mut device = Pci {
+            speed: self.speed(element, &bus_id),
+            class: self.fit(element, "class", class)?,
+            ids: [text("vendor"), text("device"), text("subsystem_vendor"), text("subsystem_device")],
+            lanes: self.fit(element, "link_width", lanes)?,
+            function: Function::Bridge,
+            devices: Vec::new(),
+            bus_id,
+        };
+        if device.lanes == 0 {
+            self.notes.push(format!("{}: the width of its link is not known: 16 lanes are assumed", device.bus_id));
+        }
+        for child in element.children().filter(Node::is_element) {
+            match child.tag_name().name() {
+                "pci" => device.devices.push(self.pci(child, host, depth + 1)?),
+                "gpu" => device.function = Function::Gpu(self.gpu(child, &device.bus_id)?),
+                "nic" => device.function = Function::Nic(self.nic(child)?),
+                _ => self.unknown(child),
+            }
+        }
+        Ok(device)
+    }
+
+    fn speed(&mut self, element: Node<'a, 'a>, bus_id: &str) -> Option<PciSpeed> {
+        let text = element.attribute("link_speed").unwrap_or_default();
+        let speed = PciSpeed::parse(text);
+        if speed.is_none() {
+            self.notes.push(format!("{bus_id}: the speed of its link is {text:?}: PCIe 3 (8 GT/s) is assumed"));
+        }
+        speed
+    }
+
+    fn gpu(&mut self, element: Node<'a, 'a>, bus_id: &str) -> Result<Gpu> {
+        let device = self.number(element, "dev")?;
+        let rank = match element.attribute("rank") {
+            None => None,
+            Some(text) if text.trim().starts_with('-') => None,
+            Some(_) => {
+                let rank = self.number(element, "rank")?;
+                Some(self.fit(element, "rank", rank)?)
+            }
+        };
+        let mut gpu = Gpu {
+            device: self.fit(element, "dev", device)?,
+            rank,
+            generation: self.generation(element)?,
+            gdr: self.number_or(element, "gdr", 0)? != 0,
+            links: Vec::new(),
+            c2c: None,
+        };
+        for child in element.children().filter(Node::is_element) {
+            match child.tag_name().name() {
+                "nvlink" | "xgmi" => {
+                    let target = self.text(child, "target")?.to_ascii_lowercase();
+                    let count = self.number_or(child, "count", 1)?;
+                    let class = self.number_or(child, "tclass", 0)?;
+                    if target == bus_id {
+                        self.notes.push(format!("{bus_id}: its links to itself are left out"));
+                        continue;
+                    }
+                    let (count, target_class) = (self.fit(child, "count", count)?, self.fit(child, "tclass", class)?);
+                    gpu.links.push(GpuLink { target, target_class, count });
+                }
+                "c2c" => {
+                    let (bandwidth, count) = (self.number(child, "bw")?, self.number_or(child, "count", 1)?);
+                    gpu.c2c = Some((self.fit(child, "count", count)?, bandwidth));
+                }
+                _ => self.unknown(child),
+            }
+        }
+        Ok(gpu)
+    }
+
+    /// A file of RCCL names the architecture in `gcn`; its `sm` is the number of compute units.
+    fn generation(&self, element: Node<'a, 'a>) -> Result<GpuGeneration> {
+        if let Some(gcn) = element.attribute("gcn") {
+            let digits = gcn.trim().trim_start_matches("gfx");
+            let digits = digits.split(':').next().unwrap_or_default();
+            let gfx = u32::from_str_radix(digits, 16)
+                .map_err(|_| self.wrong(element, &format!("gcn=\"{gcn}\" is no architecture such as 908 or gfx942")))?;
+            return Ok(GpuGeneration::Amd { gfx });
+        }
+        let capability = self.number(element, "sm")?;
+        Ok(GpuGeneration::Nvidia { capability: self.fit(element, "sm", capability)? })
+    }
+
+    fn nic(&mut self, element: Node<'a, 'a>) -> Result<Nic> {
+        let mut nic = Nic::default();
+        for child in element.children().filter(Node::is_element) {
+            if child.tag_name().name() != "net" {
+                self.unknown(child);
+                continue;
+            }
+            let device = self.number(child, "dev")?;
+            let (port, connections) = (self.number_or(child, "port", 0)?, self.number_or(child, "maxconn", 0)?);
+            let rail = match child.attribute("rail") {
+                Some(_) => Some(self.number(child, "rail")?),
+                None => None,
+            };
+            nic.ports.push(Port {
+                name: child.attribute("name").unwrap_or_default().to_owned(),
+                device: self.fit(child, "dev", device)?,
+                megabits: self.number_or(child, "speed", 0)?,
+                port: self.fit(child, "port", port)?,
+                guid: self.number_or(child, "guid", 0)?,
+                connections: self.fit(child, "maxconn", connections)?,
+                gdr: self.number_or(child, "gdr", 0)? != 0,
+                rail: rail.map(|rail| self.fit(child, "rail", rail)).transpose()?,
+                latency: child.attribute("latency").unwrap_or_default().to_owned(),
+            });
+        }
+        Ok(nic)
+    }
+
+    fn claim(&mut self, element: Node<'a, 'a>, host: u64, bus_id: &str) -> Result<()> {
+        // Place-holders of clouds that hide their switches: several devices have one such id.
+        if !bus_id.starts_with("ffff:") && self.bus_ids.iter().any(|(of, other)| *of == host && other == bus_id) {
+            return Err(self.wrong(element, &format!("a second device {bus_id} on one host")));
+        }
+        if self.bus_ids.len() == MAX_DEVICES {
+            return Err(self.wrong(element, &format!("more than {MAX_DEVICES} devices")));
+        }
+        self.bus_ids.push((host, bus_id.to_owned()));
+        Ok(())
+    }
+
+    fn unknown(&mut self, element: Node<'a, 'a>) {
+        let name = element.tag_name().name();
+        let note = format!("<{name}> is not known here and left out");
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    fn text(&self, element: Node<'a, 'a>, name: &str) -> Result<&'a str> {
+        let missing = || self.wrong(element, &format!("<{}> has no attribute {name}", element.tag_name().name()));
+        element.attribute(name).map(str::trim).filter(|text| !text.is_empty()).ok_or_else(missing)
+    }
+
+    fn number(&self, element: Node<'a, 'a>, name: &str) -> Result<u64> {
+        self.text(element, name)?;
+        self.number_or(element, name, 0)
+    }
+
+    /// Decimal, or hexadecimal behind `0x`.
+    fn number_or(&self, element: Node<'a, 'a>, name: &str, otherwise: u64) -> Result<u64> {
+        let Some(text) = element.attribute(name).map(str::trim).filter(|text| !text.is_empty()) else {
+            return Ok(otherwise);
+        };
+        let number = match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16),
+            None => text.parse(),
+        };
+        number.map_err(|_| self.wrong(element, &format!("{name}=\"{text}\" is no number")))
+    }
+
+    fn fit(&self, element: Node<'a, 'a>, name: &str, number: u64) -> Result<u32> {
+        u32::try_from(number).map_err(|_| self.wrong(element, &format!("{name}=\"{number}\" is above {}", u32::MAX)))
+    }
+
+    fn wrong(&self, element: Node<'a, 'a>, what: &str) -> Error {
+        let place = self.document.text_pos_at(element.range().start);
+        Error::invalid_argument(format!("{}:{}:{}: {what}", self.name, place.row, place.col))
+    }
+}
+
+/// The processor with these names.
+pub fn processor([architecture, vendor, family, _]: &[String; 4], model: u32) -> Processor {
+    match (&**architecture, &**vendor) {
+        ("x86_64", "GenuineIntel") if matches!(&**family, "6" | "") => Processor::Intel { model },
+        ("x86_64", "GenuineIntel") => Processor::Intel { model: u32::MAX },
+        ("x86_64", "AuthenticAMD") => Processor::Amd,
+        ("x86_64", "CentaurHauls" | "  Shanghai  ") => Processor::Zhaoxin,
+        ("ppc64" | "ppc64le", _) => Processor::Power,
+        ("arm64" | "aarch64", _) => Processor::Arm,
+        _ => Processor::Other,
+    }
+}
+
+/// Writes `machine` as a topology file. The same machine gives the same bytes.
+pub fn write(machine: &Machine) -> String {
+    let mut text = String::from("<system version=\"1\">\n");
+    for cpu in &machine.cpus {
+        let [architecture, vendor, family, model] = &cpu.identity;
+        open(&mut text, 1, "cpu", &[
+            ("host_hash", format!("{:#x}", cpu.host)),
+            ("numaid", cpu.numa.to_string()),
+            ("affinity", cpu.affinity.clone()),
+            ("arch", architecture.clone()),
+            ("vendor", vendor.clone()),
+            ("familyid", family.clone()),
+            ("modelid", model.clone()),
+        ]);
+        text.push_str(">\n");
+        cpu.devices.iter().for_each(|device| write_pci(&mut text, 2, device));
+        cpu.nics.iter().for_each(|nic| write_nic(&mut text, 2, nic));
+        text.push_str("  </cpu>\n");
+    }
+    text.push_str("</system>\n");
+    text
+}
+
+fn write_pci(text: &mut String, depth: usize, device: &Pci) {
+    let [vendor, number, subsystem_vendor, subsystem_device] = &device.ids;
+    open(text, depth, "pci", &[
+        ("busid", device.bus_id.clone()),
+        ("class", format!("{:#08x}", device.class)),
+        ("vendor", vendor.clone()),
+        ("device", number.clone()),
+        ("subsystem_vendor", subsystem_vendor.clone()),
+        ("subsystem_device", subsystem_device.clone()),
+        ("link_speed", device.speed.map(speed_text).unwrap_or_default().to_owned()),
+        ("link_width", device.lanes.to_string()),
+    ]);
+    if device.function == Function::Bridge && device.devices.is_empty() {
+        text.push_str("/>\n");
+        return;
+    }
+    text.push_str(">\n");
+    match &device.function {
+        Function::Bridge => {}
+        Function::Gpu(gpu) => write_gpu(text, depth + 1, gpu),
+        Function::Nic(nic) => write_nic(text, depth + 1, nic),
+    }
+    device.devices.iter().for_each(|below| write_pci(text, depth + 1, below));
+    close(text, depth, "pci");
+}
+
+fn write_gpu(text: &mut String, depth: usize, gpu: &Gpu) {
+    let (kind, links, link_name) = match gpu.generation {
+        GpuGeneration::Nvidia { capability } => ("sm", capability.to_string(), "nvlink"),
+        GpuGeneration::Amd { gfx } => ("gcn", format!("gfx{gfx:x}"), "xgmi"),
+    };
+    let mut attributes = vec![("dev", gpu.device.to_string()), (kind, links)];
+    attributes.extend(gpu.rank.map(|rank| ("rank", rank.to_string())));
+    attributes.push(("gdr", u8::from(gpu.gdr).to_string()));
+    open(text, depth, "gpu", &attributes);
+    if gpu.links.is_empty() && gpu.c2c.is_none() {
+        text.push_str("/>\n");
+        return;
+    }
+    text.push_str(">\n");
+    for link in &gpu.links {
+        let class = format!("{:#08x}", link.target_class);
+        open(text, depth + 1, link_name, &[("target", link.target.clone()), ("count", link.count.to_string()), ("tclass", class)]);
+        text.push_str("/>\n");
+    }
+    if let Some((count, bandwidth)) = gpu.c2c {
+        open(text, depth + 1, "c2c", &[("bw", bandwidth.to_string()), ("count", count.to_string())]);
+        text.push_str("/>\n");
+    }
+    close(text, depth, "gpu");
+}
+
+fn write_nic(text: &mut String, depth: usize, nic: &Nic) {
+    open(text, depth, "nic", &[]);
+    text.push_str(">\n");
+    for port in &nic.ports {
+        let mut attributes = vec![
+            ("name", port.name.clone()),
+            ("dev", port.device.to_string()),
+            ("speed", port.megabits.to_string()),
+            ("port", port.port.to_string()),
+            ("latency", port.latency.clone()),
+            ("guid", format!("{:#x}", port.guid)),
+            ("maxconn", port.connections.to_string()),
+            ("gdr", u8::from(port.gdr).to_string()),
+        ];
+        attributes.extend(port.rail.map(|rail| ("rail", rail.to_string())));
+        open(text, depth + 1, "net", &attributes);
+        text.push_str("/>\n");
+    }
+    close(text, depth, "nic");
+}
+
+const fn speed_text(speed: PciSpeed) -> &'static str {
+    match speed {
+        PciSpeed::Gen1 => "2.5 GT/s PCIe",
+        PciSpeed::Gen2 => "5.0 GT/s PCIe",
+        PciSpeed::Gen3 => "8.0 GT/s PCIe",
+        PciSpeed::Gen4 => "16.0 GT/s PCIe",
+        PciSpeed::Gen5 => "32.0 GT/s PCIe",
+        PciSpeed::Gen6 => "64.0 GT/s PCIe",
+    }
+}
+
+fn open(text: &mut String, depth: usize, name: &str, attributes: &[(&str, String)]) {
+    let _ = write!(text, "{:width$}<{name}", "", width = 2 * depth); // writing to a String cannot fail
+    for (name, value) in attributes {
+        let value = value.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;");
+        let _ = write!(text, " {name}=\"{value}\""); // writing to a String cannot fail
+    }
+}
+
+fn close(text: &mut String, depth: usize, name: &str) {
+    let _ = writeln!(text, "{:width$}</{name}>", "", width = 2 * depth); // writing to a String cannot fail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+    use crate::topo::machines;
+
+    #[test]
+    fn what_is_written_reads_as_the_same_machine_byte_for_byte() {
+        for name in machines::ALL {
+            let (machine, _) = parse(name, machines::text(name)).unwrap();
+            let written = write(&machine);
+            let (again, _) = parse("again", &written).unwrap();
+            assert_eq!(again, machine, "{name}");
+            assert_eq!(write(&again), written, "{name}");
+        }
+    }
+
+    #[test]
+    fn files_of_clouds_leave_things_open() {
+        let text = r#"<system version="1"><cpu numaid="0" arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="1">
+            <pci busid="0001:00:00.0" class="0x030200" link_speed="" link_width="0">
+              <gpu dev="0" sm="80" rank="0" gdr="1"><nvlink target="0001:00:00.0" count="12" tclass="0x030200"/></gpu></pci>
+            <pci busid="ffff:ff:01.0" class="0x060400" link_speed="16 GT/s" link_width="16"/>
+            <pci busid="ffff:ff:01.0" class="0x060400" link_speed="16.0 GT/s PCIe" link_width="16"/></cpu></system>"#;
+        let (machine, notes) = parse("cloud", text).unwrap();
+        let gpu = &machine.cpus[0].devices[0];
+        assert_eq!((gpu.speed, gpu.lanes, machine.gpus()[0].links.len()), (None, 0, 0));
+        assert_eq!(machine.cpus[0].devices[1].speed, machine.cpus[0].devices[2].speed);
+        assert_eq!(notes.len(), 3, "{notes:?}");
+    }
+
+    #[test]
+    fn rccl_names_architectures_in_two_ways_and_counts_compute_units_in_sm() {
+        for (gcn, gfx) in [("908", 0x908), ("gfx942", 0x942), ("gfx90a:sramecc+", 0x90a)] {
+            let text = format!(
+                r#"<system version="2"><cpu numaid="0"><pci busid="0000:1d:00.0" link_width="16" link_speed="16 GT/s"><gpu dev="0" sm="304" gcn="{gcn}" rank="0" gdr="0"/></pci></cpu></system>"#
+            );
+            assert_eq!(parse("rccl", &text).unwrap().0.gpus()[0].generation, GpuGeneration::Amd { gfx });
+        }
+    }
+
+    #[test]
+    fn errors_name_line_and_column() {
+        let within = |inner: &str| format!("<system>\n<cpu numaid=\"0\">\n{inner}</cpu></system>");
+        let gpu = |inner: &str| within(&format!(r#"<pci busid="0000:01:00.0">{inner}</pci>"#));
+        let cases = [
+            ("<graphs/>".to_owned(), "f:1:1: <graphs> where a topology file has <system>"),
+            ("<system/>".to_owned(), "f:1:1: <system> has no <cpu>"),
+            ("<system".to_owned(), "f: "),
+            (within("<pci/>"), "f:3:1: <pci> has no attribute busid"),
+            (gpu(r#"<gpu dev="x" sm="80"/>"#), "f:3:27: dev=\"x\" is no number"),
+            (gpu(r#"<gpu dev="0"/>"#), "f:3:27: <gpu> has no attribute sm"),
+            (gpu(r#"<gpu dev="0" gcn="fast"/>"#), "f:3:27: gcn=\"fast\" is no architecture"),
+            (gpu(r#"<gpu dev="5000000000" sm="80"/>"#), "f:3:27: dev=\"5000000000\" is above"),
+            (within(r#"<pci busid="a"/><pci busid="a"/>"#), "f:3:17: a second device a on one host"),
+            (within(&(r#"<pci busid="ffff:a">"#.repeat(65) + &"</pci>".repeat(65))), "bridges stand in each other"),
+            ("<!DOCTYPE x [<!ENTITY a \"aaaa\">]><system>&a;</system>".to_owned(), "f: "),
+        ];
+        for (text, expected) in cases {
+            let error = parse("f", &text).unwrap_err();
+            assert_eq!(error.kind(), Kind::InvalidArgument);
+            assert!(error.message().contains(expected), "{error} for {text}");
+        }
+    }
+}
