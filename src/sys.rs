@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod cpu;
 pub mod descriptor;
+pub mod devices;
 #[cfg(not(all(loom, test)))]
 pub mod futex;
 #[cfg(all(loom, test))]

@@ -46,7 +46,8 @@ pub fn scan(root: &Path) -> HostDevices {
     let mut found: BTreeMap<String, PciDevice> = BTreeMap::new();
     for entry in fs::read_dir(root.join("sys/bus/pci/devices")).into_iter().flatten().take(MAX_ENTRIES).flatten() {
         let Ok(place) = fs::canonicalize(entry.path()) else { continue };
-        let path: Vec<String> = place.iter().filter_map(|part| part.to_str()).filter(|part| is_bus_id(part)).map(str::to_owned).collect();
+        let path: Vec<String> =
+            place.iter().filter_map(|part| part.to_str()).filter(|part| is_bus_id(part)).map(str::to_owned).collect();
         let Some(bus_id) = path.last().cloned() else { continue };
         let text = |name: &str| read(&place.join(name)).map(|text| text.trim().to_owned()).unwrap_or_default();
         let device = PciDevice {
@@ -84,7 +85,8 @@ fn networks(place: &Path) -> Vec<(String, Option<u64>)> {
         }
     }
     // An InfiniBand device has interfaces too: the device is what carries our data.
-    let infiniband: Vec<_> = found.iter().filter(|(name, _)| place.join("infiniband").join(name).exists()).cloned().collect();
+    let infiniband: Vec<_> =
+        found.iter().filter(|(name, _)| place.join("infiniband").join(name).exists()).cloned().collect();
     let mut kept = if infiniband.is_empty() { found } else { infiniband };
     kept.sort();
     kept
@@ -122,7 +124,9 @@ fn nodes(root: &Path) -> Vec<NumaNode> {
 fn processor(root: &Path) -> [String; 3] {
     let text = read(&root.join("proc/cpuinfo")).unwrap_or_default();
     let field = |name: &str| {
-        let of = |line: &str| line.split_once(':').filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned());
+        let of = |line: &str| {
+            line.split_once(':').filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned())
+        };
         text.lines().find_map(of).unwrap_or_default()
     };
     [field("vendor_id"), field("cpu family"), field("model")]
@@ -135,7 +139,11 @@ fn is_bus_id(text: &str) -> bool {
     let digits = |text: &str, count: std::ops::RangeInclusive<usize>| {
         count.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
     };
-    text.contains('.') && digits(domain, 4..=8) && digits(bus, 2..=2) && digits(device, 2..=2) && digits(function, 1..=1)
+    text.contains('.')
+        && digits(domain, 4..=8)
+        && digits(bus, 2..=2)
+        && digits(device, 2..=2)
+        && digits(function, 1..=1)
 }
 
 /// Entries of a folder that are looked at: more than PCI has devices in a domain.
@@ -155,14 +163,23 @@ mod tests {
     fn bridges_stand_above_their_devices() {
         let root = tempfile::tempdir().unwrap();
         let place = "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0";
-        for (name, text) in [("class", "0x020700\n"), ("vendor", "0x15b3\n"), ("max_link_speed", "32.0 GT/s PCIe\n"), ("numa_node", "1\n")] {
+        for (name, text) in [
+            ("class", "0x020700\n"),
+            ("vendor", "0x15b3\n"),
+            ("max_link_speed", "32.0 GT/s PCIe\n"),
+            ("numa_node", "1\n"),
+        ] {
             write(root.path(), &format!("{place}/{name}"), text);
         }
         write(root.path(), &format!("{place}/infiniband/mlx5_0/ports/1/rate"), "400 Gb/sec (4X NDR)\n");
         write(root.path(), &format!("{place}/net/ib0/speed"), "-1\n");
         write(root.path(), "sys/devices/system/node/node1/cpumap", "ff00\n");
         write(root.path(), "sys/devices/system/node/node0/cpumap", "00ff\n");
-        write(root.path(), "proc/cpuinfo", "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 1\n");
+        write(
+            root.path(),
+            "proc/cpuinfo",
+            "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 1\n",
+        );
         let devices = root.path().join("sys/bus/pci/devices");
         fs::create_dir_all(&devices).unwrap();
         std::os::unix::fs::symlink(root.path().join(place), devices.join("0000:01:00.0")).unwrap();
@@ -170,7 +187,10 @@ mod tests {
         assert_eq!(host.devices.len(), 1);
         let nic = &host.devices[0];
         assert_eq!(nic.path, ["0000:00:01.0", "0000:01:00.0"]);
-        assert_eq!((nic.numa, &*nic.texts[0], &*nic.link[0], &*nic.link[1]), (Some(1), "0x020700", "32.0 GT/s PCIe", ""));
+        assert_eq!(
+            (nic.numa, &*nic.texts[0], &*nic.link[0], &*nic.link[1]),
+            (Some(1), "0x020700", "32.0 GT/s PCIe", "")
+        );
         assert_eq!(nic.networks, [("mlx5_0".to_owned(), Some(400_000))]);
         assert_eq!(host.nodes.iter().map(|node| &*node.cpus).collect::<Vec<_>>(), ["00ff", "ff00"]);
         assert_eq!(host.processor, ["AuthenticAMD", "25", "1"]);
@@ -186,6 +206,11 @@ mod tests {
     #[test]
     fn bus_ids_are_told_from_other_parts_of_a_path() {
         assert!(is_bus_id("0000:3b:00.0") && is_bus_id("10000:e1:00.0"));
-        assert!(!is_bus_id("pci0000:00") && !is_bus_id("virtio2") && !is_bus_id("0000:3b:00") && !is_bus_id("0000.3b.00.0.0"));
+        assert!(
+            !is_bus_id("pci0000:00")
+                && !is_bus_id("virtio2")
+                && !is_bus_id("0000:3b:00")
+                && !is_bus_id("0000.3b.00.0.0")
+        );
     }
 }

@@ -134,10 +134,10 @@ impl PciSpeed {
 /// The link between two sockets (or two NUMA nodes) of a host, by the processor. Source: NCCL's figures for each generation.
 pub fn between_sockets(processor: &Processor) -> Bandwidth {
     match processor {
-        Processor::Intel { model: 0xcf.. } => Bandwidth(40_000),     // Emerald Rapids and newer
+        Processor::Intel { model: 0xcf.. } => Bandwidth(40_000), // Emerald Rapids and newer
         Processor::Intel { model: 0x8f..=0xce } => Bandwidth(22_000), // Sapphire Rapids
         Processor::Intel { model: 0x55..=0x8e } => Bandwidth(10_000), // Skylake, Cascade Lake, Ice Lake
-        Processor::Intel { model: _ } => Bandwidth(6_000),           // Broadwell and older
+        Processor::Intel { model: _ } => Bandwidth(6_000),       // Broadwell and older
         Processor::Amd => Bandwidth(16_000),
         Processor::Zhaoxin => Bandwidth(6_000),
         Processor::Power => Bandwidth(32_000),

@@ -58,10 +58,19 @@ fn function(device: &Device<'_>, gpus: &mut u32, ports: &mut u32, notes: &mut Ve
     let bus_id = device.path.last()?;
     match (class >> 8, device.texts[1]) {
         (0x0300 | 0x0302, "0x10de") => {
-            notes.push(format!("{bus_id}: its compute capability and its NVLinks are not in sysfs: only its PCI link is known"));
+            notes.push(format!(
+                "{bus_id}: its compute capability and its NVLinks are not in sysfs: only its PCI link is known"
+            ));
             *gpus += 1;
             let generation = GpuGeneration::Nvidia { capability: 0 };
-            Some(Function::Gpu(Gpu { device: *gpus - 1, rank: None, generation, gdr: false, links: Vec::new(), c2c: None }))
+            Some(Function::Gpu(Gpu {
+                device: *gpus - 1,
+                rank: None,
+                generation,
+                gdr: false,
+                links: Vec::new(),
+                c2c: None,
+            }))
         }
         _ if !device.networks.is_empty() => {
             let port = |(name, megabits): &(String, Option<u64>)| {

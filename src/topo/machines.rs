@@ -30,5 +30,16 @@ pub fn system(name: &str) -> System {
 
 /// Every machine.
 pub const ALL: [&str; 12] = [
-    "a100bridge", "a100x4mesh", "b200x8", "dgx1p", "dgx1v", "h100x8", "ncv4-gen4", "ndv4", "nvl72", "p4d", "r4p3l", "r8pcie",
+    "a100bridge",
+    "a100x4mesh",
+    "b200x8",
+    "dgx1p",
+    "dgx1v",
+    "h100x8",
+    "ncv4-gen4",
+    "ndv4",
+    "nvl72",
+    "p4d",
+    "r4p3l",
+    "r8pcie",
 ];

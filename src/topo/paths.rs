@@ -115,7 +115,9 @@ impl Paths {
         let direct = Paths::over(system, from, Relay::No);
         let mut paths = Paths::over(system, from, Relay::OneGpu);
         for place in 0..paths.ways.len() {
-            let kind = |ways: &[Vec<NodeId>]| if ways[place].len() < 2 { PathKind::Dis } else { kind_of(system, &ways[place]) };
+            let kind = |ways: &[Vec<NodeId>]| {
+                if ways[place].len() < 2 { PathKind::Dis } else { kind_of(system, &ways[place]) }
+            };
             if kind(&direct.ways) == PathKind::Nvl || kind(&paths.ways) != PathKind::Nvb {
                 paths.ways[place].clone_from(&direct.ways[place]);
                 paths.bandwidth[place] = direct.bandwidth[place];
@@ -128,8 +130,12 @@ impl Paths {
         let count = system.ids().count();
         let mut paths = Paths { from, ways: vec![Vec::new(); count], bandwidth: vec![Bandwidth(0); count] };
         paths.ways[from.index()] = vec![from];
-        let mut widths: Vec<Bandwidth> =
-            system.ids().flat_map(|id| system.links(id)).map(|link| link.bandwidth).filter(|width| width.0 > 0).collect();
+        let mut widths: Vec<Bandwidth> = system
+            .ids()
+            .flat_map(|id| system.links(id))
+            .map(|link| link.bandwidth)
+            .filter(|width| width.0 > 0)
+            .collect();
         widths.sort_unstable();
         widths.dedup();
         for width in widths.into_iter().rev() {

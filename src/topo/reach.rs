@@ -57,7 +57,9 @@ pub fn direct(system: &System, way: &Path, levels: Levels) -> Verdict {
     let ends = [way.nodes.first(), way.nodes.last()].into_iter().flatten();
     for end in ends {
         match &system.node(*end).kind {
-            NodeKind::Gpu { gdr: false, .. } => return Verdict::No("NICs cannot reach this GPU's memory (gdr=\"0\")".to_owned()),
+            NodeKind::Gpu { gdr: false, .. } => {
+                return Verdict::No("NICs cannot reach this GPU's memory (gdr=\"0\")".to_owned());
+            }
             NodeKind::Port { gdr: false, name, .. } => {
                 return Verdict::No(format!("{name} cannot reach memory of GPUs (gdr=\"0\")"));
             }
@@ -77,7 +79,9 @@ pub fn verdicts(system: &System, from: NodeId, to: NodeId) -> Vec<(&'static str,
     let is_gpu = |id: NodeId| matches!(system.node(id).kind, NodeKind::Gpu { .. });
     let levels = Levels::default();
     match (is_gpu(from), is_gpu(to)) {
-        (true, true) => vec![("peer access", peers(system, &way, levels)), ("NVLS", Verdict::No("not built".to_owned()))],
+        (true, true) => {
+            vec![("peer access", peers(system, &way, levels)), ("NVLS", Verdict::No("not built".to_owned()))]
+        }
         (true, false) | (false, true) => vec![("GPUDirect RDMA", direct(system, &way, levels))],
         (false, false) => Vec::new(),
     }
@@ -112,7 +116,10 @@ mod tests {
         assert_eq!(between("dgx1v", 0, 2).0, PathKind::Nvl);
         let (kind, verdict) = between("dgx1v", 0, 7);
         assert_eq!(kind, PathKind::Nvb);
-        assert!(matches!(&verdict, Verdict::Yes(reason) if reason.contains("GPU 3") || reason.contains("GPU 4")), "{verdict:?}");
+        assert!(
+            matches!(&verdict, Verdict::Yes(reason) if reason.contains("GPU 3") || reason.contains("GPU 4")),
+            "{verdict:?}"
+        );
     }
 
     #[test]

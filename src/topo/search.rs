@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use crate::topo::bandwidth::{self, Bandwidth, GpuGeneration};
+use crate::topo::bandwidth::{self, Bandwidth};
 use crate::topo::paths::{Path, Paths, share_of_links};
 use crate::topo::system::{LinkKind, NodeId, NodeKind, System};
 
@@ -45,11 +45,15 @@ pub fn rings(system: &System, gpus: &[NodeId]) -> Option<Rings> {
 fn by_switch(system: &System, gpus: &[NodeId]) -> Option<Rings> {
     let switched = |gpu: &NodeId| {
         let links = system.links(*gpu).iter();
-        links.filter(|link| system.node(link.to).kind == crate::topo::system::NodeKind::Switch).map(|link| link.bandwidth).max()
+        links
+            .filter(|link| system.node(link.to).kind == crate::topo::system::NodeKind::Switch)
+            .map(|link| link.bandwidth)
+            .max()
     };
     let widths: Vec<Bandwidth> = gpus.iter().map(switched).collect::<Option<_>>()?;
     let least = widths.into_iter().min()?;
-    let count = usize::try_from(least.0.checked_div(gpus.iter().filter_map(|gpu| unit(system, *gpu)).max()?.0)?).ok()?.max(1);
+    let count =
+        usize::try_from(least.0.checked_div(gpus.iter().filter_map(|gpu| unit(system, *gpu)).max()?.0)?).ok()?.max(1);
     let rotated = |channel: usize| {
         let mut order = gpus.to_vec();
         order.rotate_left(channel % gpus.len());
@@ -78,7 +82,8 @@ fn by_links(system: &System, gpus: &[NodeId]) -> Option<Rings> {
                 break;
             }
             if let Some(orders) = arcs.split(count) {
-                let orders = orders.into_iter().map(|order| order.into_iter().map(|place| gpus[place]).collect()).collect();
+                let orders =
+                    orders.into_iter().map(|order| order.into_iter().map(|place| gpus[place]).collect()).collect();
                 best = Some(Rings { orders, width });
                 break;
             }
@@ -203,7 +208,8 @@ fn by_paths(system: &System, gpus: &[NodeId]) -> Option<Rings> {
     let mut best: Option<Rings> = None;
     for set in sets {
         let Some(width) = width_of(system, &ways, size, &set) else { continue };
-        let orders: Vec<Vec<NodeId>> = set.iter().map(|order| order.iter().map(|place| gpus[*place]).collect()).collect();
+        let orders: Vec<Vec<NodeId>> =
+            set.iter().map(|order| order.iter().map(|place| gpus[*place]).collect()).collect();
         let rings = Rings { orders, width };
         if best.as_ref().is_none_or(|best| rings.total() > best.total()) {
             best = Some(rings);
@@ -264,6 +270,7 @@ fn width_of(system: &System, ways: &[Path], size: usize, set: &[Vec<usize>]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topo::bandwidth::GpuGeneration;
     use crate::topo::description::{Function, GpuLink};
     use crate::topo::{machines, xml};
 
@@ -326,7 +333,9 @@ mod tests {
                 if let Function::Gpu(gpu) = &mut device.function {
                     let others = bus_ids.iter().filter(|other| **other != device.bus_id);
                     gpu.generation = GpuGeneration::Amd { gfx: 0x942 };
-                    gpu.links = others.map(|target| GpuLink { target: target.clone(), target_class: 0x030200, count: 1 }).collect();
+                    gpu.links = others
+                        .map(|target| GpuLink { target: target.clone(), target_class: 0x030200, count: 1 })
+                        .collect();
                 }
             }
         }

@@ -216,9 +216,8 @@ impl System {
                     let width = bandwidth::gpu_link(gpu.generation) * u64::from(link.count);
                     if link.target_class == SWITCH_CLASS {
                         let place = Place { host, numa: 0 };
-                        let switch = *switches
-                            .entry(cpu.clique)
-                            .or_insert_with(|| self.add(place, None, NodeKind::Switch));
+                        let switch =
+                            *switches.entry(cpu.clique).or_insert_with(|| self.add(place, None, NodeKind::Switch));
                         self.join(from, switch, LinkKind::NvLink, width);
                     } else if let Some(to) = gpus.get(&(host, link.target.clone())) {
                         self.widen(from, *to, LinkKind::NvLink, width);

@@ -25,7 +25,10 @@ const MAX_FILE_BYTES: usize = 64 << 20;
 /// a device twice, more than [`MAX_DEVICES`].
 pub fn parse(name: &str, text: &str) -> Result<(Machine, Vec<String>)> {
     if text.len() > MAX_FILE_BYTES {
-        return Err(Error::invalid_argument(format!("{name}: {} bytes: a topology file has at most {MAX_FILE_BYTES}", text.len())));
+        return Err(Error::invalid_argument(format!(
+            "{name}: {} bytes: a topology file has at most {MAX_FILE_BYTES}",
+            text.len()
+        )));
     }
     let options = ParsingOptions { allow_dtd: false, nodes_limit: 4 * MAX_DEVICES as u32, ..ParsingOptions::default() };
     let document = Document::parse_with_options(text, options)
@@ -284,15 +287,20 @@ pub fn write(machine: &Machine) -> String {
     let mut text = String::from("<system version=\"1\">\n");
     for cpu in &machine.cpus {
         let [architecture, vendor, family, model] = &cpu.identity;
-        open(&mut text, 1, "cpu", &[
-            ("host_hash", format!("{:#x}", cpu.host)),
-            ("numaid", cpu.numa.to_string()),
-            ("affinity", cpu.affinity.clone()),
-            ("arch", architecture.clone()),
-            ("vendor", vendor.clone()),
-            ("familyid", family.clone()),
-            ("modelid", model.clone()),
-        ]);
+        open(
+            &mut text,
+            1,
+            "cpu",
+            &[
+                ("host_hash", format!("{:#x}", cpu.host)),
+                ("numaid", cpu.numa.to_string()),
+                ("affinity", cpu.affinity.clone()),
+                ("arch", architecture.clone()),
+                ("vendor", vendor.clone()),
+                ("familyid", family.clone()),
+                ("modelid", model.clone()),
+            ],
+        );
         text.push_str(">\n");
         cpu.devices.iter().for_each(|device| write_pci(&mut text, 2, device));
         cpu.nics.iter().for_each(|nic| write_nic(&mut text, 2, nic));
@@ -304,16 +312,21 @@ pub fn write(machine: &Machine) -> String {
 
 fn write_pci(text: &mut String, depth: usize, device: &Pci) {
     let [vendor, number, subsystem_vendor, subsystem_device] = &device.ids;
-    open(text, depth, "pci", &[
-        ("busid", device.bus_id.clone()),
-        ("class", format!("{:#08x}", device.class)),
-        ("vendor", vendor.clone()),
-        ("device", number.clone()),
-        ("subsystem_vendor", subsystem_vendor.clone()),
-        ("subsystem_device", subsystem_device.clone()),
-        ("link_speed", device.speed.map(speed_text).unwrap_or_default().to_owned()),
-        ("link_width", device.lanes.to_string()),
-    ]);
+    open(
+        text,
+        depth,
+        "pci",
+        &[
+            ("busid", device.bus_id.clone()),
+            ("class", format!("{:#08x}", device.class)),
+            ("vendor", vendor.clone()),
+            ("device", number.clone()),
+            ("subsystem_vendor", subsystem_vendor.clone()),
+            ("subsystem_device", subsystem_device.clone()),
+            ("link_speed", device.speed.map(speed_text).unwrap_or_default().to_owned()),
+            ("link_width", device.lanes.to_string()),
+        ],
+    );
     if device.function == Function::Bridge && device.devices.is_empty() {
         text.push_str("/>\n");
         return;
@@ -344,7 +357,12 @@ fn write_gpu(text: &mut String, depth: usize, gpu: &Gpu) {
     text.push_str(">\n");
     for link in &gpu.links {
         let class = format!("{:#08x}", link.target_class);
-        open(text, depth + 1, link_name, &[("target", link.target.clone()), ("count", link.count.to_string()), ("tclass", class)]);
+        open(
+            text,
+            depth + 1,
+            link_name,
+            &[("target", link.target.clone()), ("count", link.count.to_string()), ("tclass", class)],
+        );
         text.push_str("/>\n");
     }
     if let Some((count, bandwidth)) = gpu.c2c {

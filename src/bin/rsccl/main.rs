@@ -3,6 +3,7 @@
 mod env;
 mod perf;
 mod run;
+mod topo;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,8 @@ enum Command {
     Perf(Box<perf::Arguments>),
     /// Starts processes of this host as the ranks of one world
     Run(run::Arguments),
+    /// Shows a machine: PCI tree, GPUs, NICs, the ways between them, rings; this machine, or that of a topology file
+    Topo(topo::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
         Command::Env(arguments) => env::execute(&arguments),
         Command::Perf(arguments) => perf::execute(&arguments),
         Command::Run(arguments) => run::execute(&arguments),
+        Command::Topo(arguments) => topo::execute(&arguments),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("rsccl: {error}");

@@ -99,6 +99,8 @@ fn find(system: &System, wanted: &str) -> Result<NodeId> {
     system.ids().find(is).ok_or_else(|| {
         let all: Vec<String> = system.gpus().into_iter().chain(system.ports()).map(|id| system.name(id)).collect();
         let all = if all.is_empty() { "neither GPU nor NIC".to_owned() } else { all.join(", ") };
-        Error::invalid_argument(format!("--why: no device {wanted:?} (gpu:0, nic:mlx5_0; 1/gpu:0 on host 1); there are {all}"))
+        Error::invalid_argument(format!(
+            "--why: no device {wanted:?} (gpu:0, nic:mlx5_0; 1/gpu:0 on host 1); there are {all}"
+        ))
     })
 }

@@ -18,7 +18,11 @@ pub(crate) fn tree(machine: &Machine, system: &System) -> String {
         let host = hosts.iter().position(|host| *host == cpu.host).unwrap_or(0);
         let of_host = if hosts.len() > 1 { format!("host {host} ") } else { String::new() };
         let [architecture, vendor, ..] = &cpu.identity;
-        line(&mut text, 0, &format!("{of_host}CPU {} ({architecture} {vendor}, processors {})", cpu.numa, cpu.affinity));
+        line(
+            &mut text,
+            0,
+            &format!("{of_host}CPU {} ({architecture} {vendor}, processors {})", cpu.numa, cpu.affinity),
+        );
         cpu.devices.iter().for_each(|device| branch(&mut text, 1, device));
         for port in cpu.nics.iter().flat_map(|nic| &nic.ports) {
             line(&mut text, 1, &format!("NIC {} {} Gbit/s, no PCI device", port.name, port.megabits / 1000));
@@ -63,7 +67,8 @@ fn branch(text: &mut String, depth: usize, device: &Pci) {
 pub(crate) fn paths(system: &System) -> String {
     let (gpus, ports) = (system.gpus(), system.ports());
     let columns: Vec<NodeId> = gpus.iter().chain(&ports).copied().collect();
-    let mut rows = vec![std::iter::once(String::new()).chain(columns.iter().map(|id| system.name(*id))).collect::<Vec<_>>()];
+    let mut rows =
+        vec![std::iter::once(String::new()).chain(columns.iter().map(|id| system.name(*id))).collect::<Vec<_>>()];
     for gpu in &gpus {
         let ways = Paths::from(system, *gpu);
         let cell = |to: &NodeId| {
@@ -76,7 +81,8 @@ pub(crate) fn paths(system: &System) -> String {
         };
         rows.push(std::iter::once(system.name(*gpu)).chain(columns.iter().map(cell)).collect());
     }
-    let widths: Vec<usize> = (0..=columns.len()).map(|at| rows.iter().map(|row| row[at].len()).max().unwrap_or(0)).collect();
+    let widths: Vec<usize> =
+        (0..=columns.len()).map(|at| rows.iter().map(|row| row[at].len()).max().unwrap_or(0)).collect();
     let mut text = String::new();
     for row in rows {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
