@@ -13,7 +13,7 @@ use crate::topo::bandwidth::{GpuGeneration, PciSpeed, Processor};
 use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port};
 
 /// The most devices of a file: more than any machine has, so that a broken file ends in an error and not in all memory.
-pub const MAX_DEVICES: usize = 65_536;
+pub const MAX_DEVICES: u32 = 65_536;
 /// How deep bridges may stand in each other: PCI itself allows 256 buses.
 pub const MAX_DEPTH: usize = 64;
 const MAX_FILE_BYTES: usize = 64 << 20;
@@ -30,7 +30,7 @@ pub fn parse(name: &str, text: &str) -> Result<(Machine, Vec<String>)> {
             text.len()
         )));
     }
-    let options = ParsingOptions { allow_dtd: false, nodes_limit: 4 * MAX_DEVICES as u32, ..ParsingOptions::default() };
+    let options = ParsingOptions { allow_dtd: false, nodes_limit: 4 * MAX_DEVICES, ..ParsingOptions::default() };
     let document = Document::parse_with_options(text, options)
         .map_err(|error| Error::invalid_argument(format!("{name}: {error}")))?;
     let mut reader = Reader { name, document: &document, notes: Vec::new(), bus_ids: Vec::new() };
@@ -222,7 +222,7 @@ impl<'a> Reader<'a> {
         if !bus_id.starts_with("ffff:") && self.bus_ids.iter().any(|(of, other)| *of == host && other == bus_id) {
             return Err(self.wrong(element, &format!("a second device {bus_id} on one host")));
         }
-        if self.bus_ids.len() == MAX_DEVICES {
+        if self.bus_ids.len() == MAX_DEVICES as usize {
             return Err(self.wrong(element, &format!("more than {MAX_DEVICES} devices")));
         }
         self.bus_ids.push((host, bus_id.to_owned()));
