@@ -110,14 +110,10 @@ pub mod internals {
         pub use crate::device::*;
     }
     pub mod sys {
-<<<<<<< HEAD
-        pub use crate::sys::{clock, cpu, host, limits, numa, poller, process, random, thread};
-=======
-        pub use crate::sys::{clock, cpu, devices, host, limits, poller, process, random, thread};
+        pub use crate::sys::{clock, cpu, devices, host, limits, numa, poller, process, random, thread};
     }
     pub mod topo {
         pub use crate::topo::*;
->>>>>>> ab3e97a (rsccl topo: command line, tests on a dozen machines, documentation)
     }
     pub mod wire {
         pub use crate::wire::*;
