@@ -128,15 +128,22 @@ impl World {
 
     fn edges_of_kernel(&self, around: &Surroundings, operation: &Operation, add: &mut dyn FnMut(String, String)) {
         let gpu = &self.gpus[operation.gpu as usize];
+        // A line for each polled word, however many blocks poll it.
+        let mut polled: BTreeMap<String, (String, usize)> = BTreeMap::new();
         for resident in gpu.blocks.iter().filter(|resident| resident.operation == operation.id) {
             if resident.hangs {
                 add("nothing".to_owned(), "it hangs, because VCUDA_FAIL says so".to_owned());
             }
             if let Some(sleep) = &resident.sleep {
                 for address in &sleep.polled {
-                    add(around.space.common_name(*address), sleep.what.clone());
+                    let word = polled.entry(around.space.common_name(*address)).or_insert((sleep.what.clone(), 0));
+                    word.1 += 1;
                 }
             }
+        }
+        for (word, (what, blocks)) in polled {
+            let others = if blocks > 1 { format!(", and {} other blocks too", blocks - 1) } else { String::new() };
+            add(word, what + &others);
         }
         let Some(at) = gpu.grids.iter().position(|grid| grid.operation == operation.id) else { return };
         let waiting = gpu.grids[at].waiting();
