@@ -80,11 +80,12 @@ pub trait Bootstrap: Send + std::fmt::Debug {
     /// Nobody leaves before everyone has come.
     fn barrier(&self, wait: &Wait) -> Result<()>;
 
-    /// [`Bootstrap::barrier`] that calls `beside` again and again until all have come, for what must go on meanwhile; it may use this
-    /// bootstrap for messages. Some ranks may call this and others [`Bootstrap::barrier`].
-    fn barrier_beside(&self, wait: &Wait, beside: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+    /// [`Bootstrap::barrier`] of ranks that come to make the same `call` of the user's; those that come for another one are told both.
+    /// What is `beside` is called again and again until all have come, for what must go on meanwhile; it may use this bootstrap for
+    /// messages. Some ranks may have something beside and others not.
+    fn meet(&self, call: &str, wait: &Wait, beside: Option<Beside<'_>>) -> Result<()>;
 
-    /// How many all-gathers, broadcasts, barriers and splits this rank has begun.
+    /// How many all-gathers, broadcasts, barriers, meetings and splits this rank has begun.
     fn exchanges(&self) -> u64;
 
     /// Sends `bytes` to `peer`, which takes them with [`Bootstrap::recv`] and the same tag. Messages of one pair and tag keep
@@ -126,6 +127,9 @@ pub trait Bootstrap: Send + std::fmt::Debug {
         self.leave(0);
     }
 }
+
+/// What goes on beside a [`Bootstrap::meet`].
+pub type Beside<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 /// What a [`Bootstrap::split`] or [`Bootstrap::shrink`] yields.
 #[derive(Debug)]

@@ -68,8 +68,8 @@ fn collectives(bootstrap: &dyn Bootstrap) -> Result<()> {
         }
         // Some ranks have something to do meanwhile, others have not.
         match (world.rank.get() + turn) % 2 {
-            0 => bootstrap.barrier(&soon())?,
-            _ => bootstrap.barrier_beside(&soon(), &mut || Ok(()))?,
+            0 => bootstrap.meet("test", &soon(), None)?,
+            _ => bootstrap.meet("test", &soon(), Some(&mut || Ok(())))?,
         }
     }
     Ok(())
@@ -149,10 +149,11 @@ fn what_is_beside_a_barrier_goes_on_until_all_have_come() {
                     bootstrap.send(zero, 1, b"question", &soon())?;
                     assert_eq!(bootstrap.recv(zero, 2, &soon())?, b"answer");
                 }
-                bootstrap.barrier_beside(&soon(), &mut || {
+                let mut beside = || {
                     let asked = bootstrap.world().rank == zero && bootstrap.try_recv(one, 1)?.is_some();
                     if asked { bootstrap.send(one, 2, b"answer", &soon()) } else { Ok(()) }
-                })
+                };
+                bootstrap.meet("test", &soon(), Some(&mut beside))
             });
         });
     }
@@ -163,8 +164,8 @@ fn a_barrier_with_something_beside_it_ends_with_a_death_or_with_the_error_of_tha
     for world in [local(3), net(3)] {
         let errors = run(world, |bootstrap| match bootstrap.world().rank.get() {
             2 => None,
-            1 => bootstrap.barrier_beside(&soon(), &mut || Ok(())).err(),
-            _ => bootstrap.barrier_beside(&soon(), &mut || Err(Error::internal("beside"))).err(),
+            1 => bootstrap.meet("test", &soon(), Some(&mut || Ok(()))).err(),
+            _ => bootstrap.meet("test", &soon(), Some(&mut || Err(Error::internal("beside")))).err(),
         });
         let [Some(beside), Some(death), None] = &errors[..] else { panic!("{errors:?}") };
         assert!(beside.message() == "beside" || beside.peer().is_some(), "{beside}");

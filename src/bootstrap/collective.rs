@@ -7,10 +7,11 @@
 
 use std::collections::VecDeque;
 
+use crate::bootstrap::checkin::ranges;
 use crate::bootstrap::inbox::Channel;
 use crate::bootstrap::local::waited_for;
-use crate::bootstrap::{Child, MAX_GATHER_BYTES};
-use crate::error::{Error, Result};
+use crate::bootstrap::{Beside, Child, MAX_GATHER_BYTES};
+use crate::error::{Error, Kind, Result};
 use crate::sync::Wait;
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
@@ -148,6 +149,10 @@ const ALL_GATHER: u8 = 1;
 const BROADCAST: u8 = 2;
 const BARRIER: u8 = 3;
 const SPLIT: u8 = 4;
+const MEETING: u8 = 5;
+
+/// The most bytes of the name of a call.
+const MAX_CALL_BYTES: usize = 64;
 
 /// Every rank's bytes in rank order.
 pub(super) fn all_gather(mesh: &impl Mesh, group: &Group, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
@@ -265,42 +270,74 @@ fn take_broadcast(mesh: &impl Mesh, group: &Group, root: Rank, peer: Rank, wait:
 
 /// An all-gather of nothing: who learns of a rank knows that it has come.
 pub(super) fn barrier(mesh: &impl Mesh, group: &Group, wait: &Wait) -> Result<()> {
-    barrier_of(mesh, group, wait, |peer| mesh.take(peer, group.channel, group, wait))
+    let take = |peer| mesh.take(peer, group.channel, group, wait);
+    barrier_of(mesh, group, (&[BARRIER], wait), take, |peer, bytes| {
+        open(bytes, BARRIER, peer)?.finish().map_err(|error| error.about(peer))
+    })
 }
 
 /// The same, where `beside` goes on meanwhile.
-pub(super) fn barrier_beside(
+pub(super) fn barrier_beside(mesh: &impl Mesh, group: &Group, wait: &Wait, beside: Beside<'_>) -> Result<()> {
+    let take = |peer| take_beside(mesh, group, (peer, wait), beside);
+    barrier_of(mesh, group, (&[BARRIER], wait), take, |peer, bytes| {
+        open(bytes, BARRIER, peer)?.finish().map_err(|error| error.about(peer))
+    })
+}
+
+/// A barrier of ranks that come for `call`.
+pub(super) fn meet(
     mesh: &impl Mesh,
     group: &Group,
-    wait: &Wait,
-    beside: &mut dyn FnMut() -> Result<()>,
+    call: &str,
+    (wait, beside): (&Wait, Option<Beside<'_>>),
 ) -> Result<()> {
-    barrier_of(mesh, group, wait, |peer| {
-        loop {
-            if let Some(bytes) = mesh.try_take(peer, group.channel, group)? {
-                return Ok(bytes);
-            }
-            wait.check(|| waited_for(peer, group.channel, None)).map_err(|error| error.about(peer))?;
-            beside()?;
+    let mut message = Writer::new();
+    message.u8(MEETING).text(call);
+    let mut beside = beside;
+    let take = |peer| match &mut beside {
+        Some(beside) => take_beside(mesh, group, (peer, wait), beside),
+        None => mesh.take(peer, group.channel, group, wait),
+    };
+    barrier_of(mesh, group, (message.as_slice(), wait), take, |peer, bytes| {
+        let theirs = open(bytes, MEETING, peer)?.text(MAX_CALL_BYTES).map_err(|error| error.about(peer))?;
+        if theirs == call {
+            return Ok(());
         }
+        let theirs = theirs.escape_default();
+        Err(Error::mismatch(format!("this rank called {call}, rank {peer} called {theirs}")).about(peer))
     })
+}
+
+fn take_beside(
+    mesh: &impl Mesh,
+    group: &Group,
+    (peer, wait): (Rank, &Wait),
+    beside: &mut dyn FnMut() -> Result<()>,
+) -> Result<Vec<u8>> {
+    loop {
+        if let Some(bytes) = mesh.try_take(peer, group.channel, group)? {
+            return Ok(bytes);
+        }
+        wait.check(|| waited_for(peer, group.channel)).map_err(|error| error.about(peer))?;
+        beside()?;
+    }
 }
 
 fn barrier_of(
     mesh: &impl Mesh,
     group: &Group,
-    wait: &Wait,
+    (message, wait): (&[u8], &Wait),
     mut take: impl FnMut(Rank) -> Result<Vec<u8>>,
+    check: impl Fn(Rank, &[u8]) -> Result<()>,
 ) -> Result<()> {
     for round in rounds(group.size()) {
         let (above, below) = (group.above(round.distance), group.below(round.distance));
-        mesh.put(below, group.channel, &[BARRIER], wait)?;
+        mesh.put(below, group.channel, message, wait)?;
         if round.down > 0 {
-            mesh.put(above, group.channel, &[BARRIER], wait)?;
+            mesh.put(above, group.channel, message, wait)?;
         }
         for peer in [above, below].into_iter().take(if round.down > 0 { 2 } else { 1 }) {
-            let bytes = take(peer)?;
-            open(&bytes, BARRIER, peer)?.finish().map_err(|error| error.about(peer))?;
+            check(peer, &take(peer)?)?;
         }
     }
     Ok(())
@@ -323,6 +360,7 @@ fn name(kind: u8) -> &'static str {
         BROADCAST => "broadcast",
         BARRIER => "barrier",
         SPLIT => "split",
+        MEETING => "meet",
         _ => "something unknown",
     }
 }
@@ -348,6 +386,60 @@ pub(super) fn split_members(entries: &[Vec<u8>], color: u32) -> Result<Vec<(Rank
     members.sort_by_key(|(key, rank, _)| (*key, *rank));
     Ok(members.into_iter().map(|(_, rank, extra)| (rank, extra)).collect())
 }
+
+/// What a rank says in a shrink: whom it leaves out, as far as that fits, and bytes of the implementation (an address).
+pub(super) fn shrink_entry(excluded: &[Rank], extra: &[u8]) -> Vec<u8> {
+    let mut excluded: Vec<u32> = excluded.iter().take(MOST_NAMED).map(|rank| rank.get()).collect();
+    excluded.sort_unstable();
+    excluded.dedup();
+    let mut entry = Writer::new();
+    entry.u32(u32::try_from(excluded.len()).unwrap_or(u32::MAX));
+    for rank in excluded {
+        entry.u32(rank);
+    }
+    entry.raw(extra);
+    entry.finish()
+}
+
+/// Whom the rank that sent `entry` leaves out, and its extra bytes.
+pub(super) fn shrink_parts(entry: &[u8]) -> Result<(Vec<u32>, &[u8])> {
+    let mut reader = Reader::new(entry, "a shrink's entry");
+    let count = reader.u32()?;
+    if Rank::new(count).index() > MOST_NAMED {
+        return Err(reader.malformed("it leaves out more ranks than it may name"));
+    }
+    let excluded = (0..count).map(|_| reader.u32()).collect::<Result<_>>()?;
+    Ok((excluded, reader.rest()))
+}
+
+/// `error`, with which the shrink without `excluded` has ended, in the words of ranks that wait for each other because their lists
+/// differ: `other` is a message of a shrink with another list.
+pub(super) fn differing_lists(error: Error, excluded: &[Rank], other: Option<(Rank, &[u8])>) -> Error {
+    let read = |(rank, message): (Rank, &[u8])| {
+        let mut reader = open(message, ALL_GATHER, rank).ok()?;
+        let entry = reader.bytes(MAX_GATHER_BYTES).ok()?.to_vec();
+        Some((rank, shrink_parts(&entry).ok()?.0))
+    };
+    let Some((rank, theirs)) = other.and_then(read) else { return error };
+    // Whoever gave up on its own list has left.
+    if error.kind() != Kind::Timeout && error.peer() != Some(rank.get()) {
+        return error;
+    }
+    let mut mine: Vec<u32> = excluded.iter().map(|rank| rank.get()).collect();
+    mine.sort_unstable();
+    mine.dedup();
+    if mine == theirs {
+        return error;
+    }
+    let (mine, theirs) = (ranges(mine), ranges(theirs));
+    Error::mismatch(format!(
+        "rank {rank} leaves out {theirs} and this rank leaves out {mine}: all that are left must pass one list to shrink"
+    ))
+    .about(rank)
+}
+
+/// The most ranks that an entry of a shrink names.
+const MOST_NAMED: usize = 1024;
 
 /// The ranks that a shrink keeps.
 ///

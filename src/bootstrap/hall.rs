@@ -40,6 +40,8 @@ pub(super) struct Hall {
     /// No descriptor was left: do not accept before.
     rest_until: Option<Instant>,
     dropped: u64,
+    /// Why somebody could not be accepted, the last time.
+    trouble: Option<String>,
 }
 
 /// What a hall asks of those who come.
@@ -74,6 +76,9 @@ pub(super) const MAX_PENDING: usize = 1024;
 
 /// The most connections accepted before those that are there are looked at again.
 const ACCEPTS_AT_ONCE: usize = 64;
+
+/// How long a connection may say nothing before it makes room for others.
+const IDLE_AGE: Duration = Duration::from_secs(1);
 
 /// How long accepting rests where no descriptor is left.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
@@ -148,6 +153,7 @@ impl Hall {
             scratch: vec![0; SCRATCH_BYTES],
             rest_until: None,
             dropped: 0,
+            trouble: None,
         })
     }
 
@@ -215,9 +221,12 @@ impl Hall {
             match socket::accept(listener) {
                 Ok(Some((stream, from))) => self.admit(stream, from, now),
                 Ok(None) => return,
-                // Whoever waits longest for nothing makes room.
-                Err(error) if limits::is_exhausted(&error) && self.drop_oldest() => return,
                 Err(error) => {
+                    self.trouble = Some(socket::explain(&error));
+                    // Whoever waits longest for nothing makes room; a rank says what it wants at once, and must not be the one.
+                    if limits::is_exhausted(&error) && self.is_idle(now) && self.drop_oldest() {
+                        return;
+                    }
                     log::warn!(Bootstrap, "cannot accept connections for now: {}", socket::explain(&error));
                     return self.rest(now);
                 }
@@ -246,6 +255,13 @@ impl Hall {
         let Some(listener) = &self.listener else { return };
         let outcome = self.poller.modify(listener.as_fd(), LISTENER, Interest::None);
         self.rest_until = outcome.is_ok().then_some(now + EXHAUSTED_PAUSE);
+    }
+
+    /// Whether the oldest connection that has not said what it wants has had time to.
+    fn is_idle(&self, now: Instant) -> bool {
+        let oldest = self.pending.first().and_then(|token| self.links.get(token));
+        let until = oldest.and_then(|link| link.handshake_until);
+        until.is_some_and(|until| until.saturating_duration_since(now) + IDLE_AGE <= self.rules.handshake_timeout)
     }
 
     /// Drops the connection that has gone longest without saying what it wants; false where there is none.
@@ -316,6 +332,11 @@ impl Hall {
     /// Accepts nobody any more.
     pub(super) fn shut(&mut self) {
         self.listener = None;
+    }
+
+    /// Why somebody could not be accepted, the last time that happened.
+    pub(super) fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
     }
 
     /// How many strangers were dropped.

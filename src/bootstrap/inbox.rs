@@ -193,10 +193,11 @@ impl Inbox {
         self.events.drain(..).collect()
     }
 
-    /// A rank whose part of another shrink than `channel`'s waits here: it may have passed another list.
-    pub(super) fn other_shrink(&self, channel: Channel) -> Option<Rank> {
-        let mut waiting = self.queues.keys();
-        waiting.find(|(_, other)| matches!(other, Channel::Shrink(_)) && *other != channel).map(|(rank, _)| *rank)
+    /// A rank whose part of another shrink than the one with `number` waits here, and that part: it may have passed another list.
+    pub(super) fn other_shrink(&self, number: u32) -> Option<(Rank, &[u8])> {
+        let is_other = |channel: &Channel| matches!(channel, Channel::Shrink(other) if *other != number);
+        let (sender, queue) = self.queues.iter().find(|((_, channel), _)| is_other(channel))?;
+        Some((sender.0, queue.front()?))
     }
 }
 

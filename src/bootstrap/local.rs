@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::bootstrap::collective::{self, ChildKind, Group, Mesh};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
-use crate::bootstrap::{Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES};
+use crate::bootstrap::{Beside, Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::sync::primitive::{Arc, AtomicU32, Condvar, Mutex, MutexGuard, Ordering};
@@ -204,10 +204,9 @@ impl LocalBootstrap {
             }
             // A cause first: the peer that is waited for may only have left because of it.
             let cause = wait.read(inbox.notes()).and_then(|()| in_vain(&inbox));
-            let outcome = cause.and_then(|()| inbox.check(peer, channel)).and_then(|()| {
-                let hint = inbox.other_shrink(channel).filter(|_| matches!(channel, Channel::Shrink(_)));
-                wait.check(|| waited_for(peer, channel, hint)).map_err(|error| error.about(peer))
-            });
+            let outcome = cause
+                .and_then(|()| inbox.check(peer, channel))
+                .and_then(|()| wait.check(|| waited_for(peer, channel)).map_err(|error| error.about(peer)));
             outcome.map_err(|error| error.at(self.world.rank))?;
             inbox = mailbox.pause(inbox, wait);
         }
@@ -237,13 +236,8 @@ impl LocalBootstrap {
 }
 
 /// The words of a time-out in which `channel` did not come from `peer`.
-pub(super) fn waited_for(peer: Rank, channel: Channel, other_list: Option<Rank>) -> String {
-    match other_list {
-        None => format!("waited for {channel} from rank {peer}"),
-        Some(other) => format!(
-            "waited for {channel} from rank {peer}; rank {other} is in a shrink too, but with another list of excluded ranks"
-        ),
-    }
+pub(super) fn waited_for(peer: Rank, channel: Channel) -> String {
+    format!("waited for {channel} from rank {peer}")
 }
 
 impl Bootstrap for LocalBootstrap {
@@ -275,9 +269,9 @@ impl Bootstrap for LocalBootstrap {
         collective::barrier(self, &self.next_group(), wait).map_err(|error| error.at(self.world.rank))
     }
 
-    fn barrier_beside(&self, wait: &Wait, beside: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        let barrier = collective::barrier_beside(self, &self.next_group(), wait, beside);
-        barrier.map_err(|error| error.at(self.world.rank))
+    fn meet(&self, call: &str, wait: &Wait, beside: Option<Beside<'_>>) -> Result<()> {
+        let met = collective::meet(self, &self.next_group(), call, (wait, beside));
+        met.map_err(|error| error.at(self.world.rank))
     }
 
     fn exchanges(&self) -> u64 {
@@ -318,7 +312,11 @@ impl Bootstrap for LocalBootstrap {
         };
         let number = collective::shrink_number(&members, attempt);
         let group = Group::survivors(members.clone(), self.world.rank, number)?;
-        collective::all_gather(self, &group, &[], wait).map_err(|error| error.at(self.world.rank))?;
+        let entry = collective::shrink_entry(excluded, &[]);
+        collective::all_gather(self, &group, &entry, wait).map_err(|error| {
+            let inbox = self.mine().open();
+            collective::differing_lists(error, excluded, inbox.other_shrink(number)).at(self.world.rank)
+        })?;
         self.grow(ChildKind::Shrink(number), members)
     }
 

@@ -22,7 +22,7 @@ use crate::bootstrap::collective::{self, ChildKind, Group, Mesh};
 use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
-use crate::bootstrap::{Bootstrap, Child, Event, MAX_NOTE_BYTES, Options, cause, socket};
+use crate::bootstrap::{Beside, Bootstrap, Child, Event, MAX_NOTE_BYTES, Options, cause, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::{Deadline, Wait};
@@ -194,10 +194,7 @@ impl NetBootstrap {
         in_vain: impl Fn(&Inbox) -> Result<()>,
     ) -> Result<Vec<u8>> {
         self.check_peer(peer)?;
-        let words = |board: &Board| {
-            let other = board.inbox().other_shrink(channel).filter(|_| matches!(channel, Channel::Shrink(_)));
-            waited_for(peer, channel, other)
-        };
+        let words = |_: &Board| waited_for(peer, channel);
         let taken = self.until(wait, words, |board| {
             if let Some(bytes) = board.take(peer, channel) {
                 return Ok(Some(bytes));
@@ -399,8 +396,8 @@ impl Bootstrap for NetBootstrap {
         self.collective(wait, |group| collective::barrier(self, group, wait))
     }
 
-    fn barrier_beside(&self, wait: &Wait, beside: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.collective(wait, |group| collective::barrier_beside(self, group, wait, beside))
+    fn meet(&self, call: &str, wait: &Wait, beside: Option<Beside<'_>>) -> Result<()> {
+        self.collective(wait, |group| collective::meet(self, group, call, (wait, beside)))
     }
 
     fn exchanges(&self) -> u64 {
@@ -450,11 +447,18 @@ impl Bootstrap for NetBootstrap {
         let mut address = Writer::with_capacity(ADDRESS_BYTES);
         address.address(&own.address);
         let group = Group::survivors(members.clone(), self.world.rank, number)?;
-        let all = collective::all_gather(self, &group, address.as_slice(), wait);
-        let all = all.map_err(|error| error.at(self.world.rank).during("shrink"))?;
+        let entry = collective::shrink_entry(excluded, address.as_slice());
+        let all = collective::all_gather(self, &group, &entry, wait).map_err(|error| {
+            let board = self.board.borrow();
+            let error = collective::differing_lists(error, excluded, board.inbox().other_shrink(number));
+            error.at(self.world.rank).during("shrink")
+        })?;
         self.settle(None, wait)?;
-        let members = members.into_iter().zip(&all);
-        let members = members.map(|(rank, bytes)| Ok((rank, read_address(bytes).map_err(|error| error.about(rank))?)));
+        let of = |(rank, entry): (Rank, &Vec<u8>)| {
+            let address = collective::shrink_parts(entry).and_then(|(_, address)| read_address(address));
+            Ok((rank, address.map_err(|error| error.about(rank))?))
+        };
+        let members = members.into_iter().zip(&all).map(of);
         let members: Vec<_> = members.collect::<Result<_>>()?;
         self.grow(ChildKind::Shrink(number), &members, own, wait)
     }

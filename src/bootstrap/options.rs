@@ -19,6 +19,8 @@ pub struct Options {
     pub family: Family,
     /// Whether ranks of other hosts are known to come: then the root waits for an interface that they reach, and does not take loopback.
     pub other_hosts: bool,
+    /// Whether rank 0 is known to have made the id, so that errors of its root are about it.
+    pub first_serves: bool,
     /// `NCCL_SOCKET_RETRY_CNT`: how often a connection that fails is tried again.
     pub retry_count: u32,
     /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: the k-th retry comes k times this later.
@@ -39,6 +41,7 @@ impl Default for Options {
             interfaces: Rules::default(),
             family: Family::Any,
             other_hosts: false,
+            first_serves: false,
             retry_count: 34,
             retry_sleep: Duration::from_millis(100),
             check_in_timeout: Duration::from_secs(120),

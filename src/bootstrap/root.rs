@@ -142,7 +142,14 @@ impl Service {
                 && !self.roster.is_empty()
                 && now >= self.roster.deadline()
             {
-                self.fail(self.roster.overdue(now), now);
+                let overdue = self.roster.overdue(now);
+                let error = match self.hall.trouble() {
+                    Some(why) => {
+                        Error::timeout(format!("{}; the root could not accept all that came: {why}", overdue.message()))
+                    }
+                    None => overdue,
+                };
+                self.fail(error, now);
             }
         }
         self.log_times(started, clock::now());

@@ -32,6 +32,8 @@ pub(super) struct Service {
     pub(super) name: &'static str,
     /// What may be wrong where it cannot be reached.
     pub(super) hint: &'static str,
+    /// The rank whose process serves it, where that is known.
+    pub(super) server: Option<Rank>,
     pub(super) address: SocketAddr,
     pub(super) terms: Terms,
     /// The most bytes of a frame that it sends.
@@ -48,6 +50,10 @@ struct Retries {
 /// How often a service that drops us in the handshake is tried: it does so where it is flooded, but also where the key is
 /// wrong.
 const REJECTED_TRIES: u32 = 5;
+
+/// What a service is that accepts no connection: the kernel makes it all the same.
+const SILENT: &str =
+    "it did not answer: is its process stopped, or has it no descriptor left to accept by (ulimit -n)?";
 
 impl Visit {
     pub(super) fn new(to: Service, from: Rank, opening: Option<(u8, &[u8])>, options: &Options) -> Visit {
@@ -153,7 +159,7 @@ impl Visit {
     pub(super) fn expire(&mut self, now: Instant) -> Result<()> {
         let silent = |link: &Link| link.peer().is_none() && link.handshake_until.is_some_and(|until| now >= until);
         if self.link.as_ref().is_some_and(silent) {
-            return self.failed(&End::Rejected("it did not answer".to_owned()), now);
+            return self.failed(&End::Rejected(SILENT.to_owned()), now);
         }
         Ok(())
     }
@@ -170,12 +176,12 @@ impl Visit {
 
     /// How far it has come, for a time-out's message.
     pub(super) fn state(&self) -> String {
-        let (name, at) = (self.to.name, self.to.address);
+        let who = self.to.who();
         if self.is_connected() {
-            return format!("{name} at {at} did not answer in time");
+            return format!("{who} did not answer in time");
         }
         let (tries, last) = (self.tries + u32::from(self.link.is_some()), &self.last);
-        format!("{name} at {at} could not be reached in time ({tries} tries): {last}")
+        format!("{who} could not be reached in time ({tries} tries): {last}")
     }
 
     /// Plans another try, or gives up.
@@ -183,23 +189,42 @@ impl Visit {
         self.link = None;
         self.tries += 1;
         self.last = end.to_string();
-        let (name, at, tries) = (self.to.name, self.to.address, self.tries);
-        match end {
+        let (who, hint, tries) = (self.to.who(), self.to.hint, self.tries);
+        let failed = match end {
             End::Unreachable(_) if tries > self.retries.count => {
-                let hint = self.to.hint;
-                Err(Error::timeout(format!("{name} at {at} cannot be reached in {tries} tries: {end}; {hint}")))
+                Error::timeout(format!("{who} cannot be reached in {tries} tries: {end}; {hint}"))
             }
-            End::Rejected(why) if tries > self.retries.count.min(REJECTED_TRIES) => Err(Error::new(
-                Kind::Remote,
-                format!("{name} at {at} turned this rank away in {tries} tries: {why}; is it that of another job?"),
-            )),
-            End::Closed(why) => {
-                Err(Error::new(Kind::Remote, format!("{name} at {at} went away before it answered: {why}")))
+            End::Rejected(why) if tries > self.retries.count.min(REJECTED_TRIES) => {
+                let message =
+                    format!("{who} turned this rank away in {tries} tries: {why}; is it that of another job?");
+                Error::new(Kind::Remote, message)
             }
+            End::Closed(why) => match self.to.server {
+                Some(rank) => {
+                    let (name, at) = (self.to.name, self.to.address);
+                    Error::new(
+                        Kind::Remote,
+                        format!("rank {rank} has died: {name} at {at}, which it served, is gone ({why})"),
+                    )
+                }
+                None => Error::new(Kind::Remote, format!("{who} went away before it answered: {why}; {hint}")),
+            },
             End::Unreachable(_) | End::Rejected(_) => {
                 self.again = Some(now + self.retries.sleep.saturating_mul(tries).min(MAX_RETRY_SLEEP));
-                Ok(())
+                return Ok(());
             }
+        };
+        Err(self.to.server.into_iter().fold(failed, Error::about))
+    }
+}
+
+impl Service {
+    /// It in words.
+    fn who(&self) -> String {
+        let Service { name, address, .. } = self;
+        match self.server {
+            Some(rank) => format!("{name} at {address}, which rank {rank} serves,"),
+            None => format!("{name} at {address}"),
         }
     }
 }

@@ -423,19 +423,19 @@ impl Engine {
         let exchange = Exchange { call, collectives, exchanges };
         let wait = self.init_wait().with_notes(Some(self.news.reader(exchange)?));
         if beside.is_empty() && self.fabric.links().drained() {
-            return self.bootstrap.barrier(&wait).map(|()| wait);
+            return self.bootstrap.meet(call, &wait, None).map(|()| wait);
         }
         let (bootstrap, fabric) = (&*self.bootstrap, &mut self.fabric);
         let (mut backoff, awaited) = (Backoff::new(self.settings.patience), Awaited::Exchange(exchange));
         let mut vigil = Vigil::new((bootstrap, &mut self.news, &self.abort), self.settings.init_timeout, awaited);
-        let met = bootstrap.barrier_beside(&wait, &mut || {
+        let met = bootstrap.meet(call, &wait, Some(&mut || {
             if beside.turn(fabric, bootstrap)? || fabric.links().pump()? {
                 backoff = Backoff::new(self.settings.patience);
             } else if backoff.turn(&mut vigil, &|| messages_of(beside.peers()))?.is_some() {
                 futex::nap(progress::rest(self.settings.progress.as_ref(), backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP)));
             }
             Ok(())
-        });
+        }));
         met.map(|()| wait)
     }
 
@@ -444,6 +444,8 @@ impl Engine {
         if !self.chooser.maps_peers() {
             return Ok(());
         }
+        // All ranks are in this call: who is in another one is told so, and not left to wait for memory.
+        self.meet("register", beside)?;
         self.open_windows(Awaited::Anything, beside)?;
         let wait = self.wait();
         let busy = !beside.is_empty() || !self.fabric.links().drained();

@@ -15,7 +15,7 @@ use crate::log;
 use crate::sync::Wait;
 use crate::sync::primitive::{Ordering, statics::AtomicU64};
 use crate::sys::interfaces;
-use crate::types::World;
+use crate::types::{Rank, World};
 
 impl Communicator {
     /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun` (the table stands in
@@ -54,7 +54,7 @@ impl Communicator {
         let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
         let world = launch.world;
         let other_hosts = launch.local_size.is_some_and(|local| local < world.size);
-        let options = Options { other_hosts, ..options };
+        let options = Options { other_hosts, first_serves: true, ..options };
         // Relaxed: only the number counts.
         let number = LAUNCHED.fetch_add(1, Ordering::Relaxed);
         Communicator::start(world, settings, Origin::Launcher, move |abort, timeout| {
@@ -93,6 +93,10 @@ fn meet(
             Err(error) if world.rank.get() != 0 && is_of_store(&error) && number > 0 => {
                 wait.check(|| format!("waited for the store at {place}"))?;
                 crate::sys::poller::pause(RETRY_PAUSE);
+            }
+            Err(error) if world.rank.get() != 0 && is_of_store(&error) => {
+                let message = format!("rank 0 has ended, or cannot be reached where it serves the store: {}", error.message());
+                return Err(Error::new(error.kind(), message).about(Rank::new(0)));
             }
             Err(error) => return Err(error),
         }

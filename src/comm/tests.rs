@@ -19,7 +19,7 @@ fn sums(policy: Policy, ranks: u32) {
     for count in [0usize, 1, 5, 5000, 100_003, 1_000_001] {
         local::run_with(ranks, &config, |comm| {
             let n = comm.size() as usize;
-            let send: Vec<f32> = (0..count).map(|i| (i % 13 + comm.world.rank.index()) as f32).collect();
+            let send: Vec<f32> = (0..count).map(|i| (i % 13 + comm.me().index()) as f32).collect();
             let mut recv = vec![0f32; count];
             for _ in 0..2 {
                 comm.all_reduce(&send, &mut recv, ReduceOp::Sum)?;
@@ -353,7 +353,7 @@ fn a_group_with_an_ended_communicator_gives_the_others_back() {
 fn a_group_of_scaled_sums_does_not_depend_on_the_ranks_scalars() {
     let config = Config::default().with_timeout(std::time::Duration::from_secs(20));
     local::run_with(2, &config, |comm| {
-        let scalars = if comm.world.rank.get() == 0 { [2.0, 2.0] } else { [1.0, 3.0] };
+        let scalars = if comm.rank() == 0 { [2.0, 2.0] } else { [1.0, 3.0] };
         let ops = scalars.map(|scalar| ReduceOp::PreMulSum(crate::types::Scalar::Float(scalar)));
         let (mine, mut first, mut second) = ([1f32], [0f32], [0f32]);
         crate::group(|group| {
@@ -449,6 +449,45 @@ fn an_exchange_beside_a_collective_is_a_mismatch_that_names_both() {
             }
         }
     }
+}
+
+/// Regression: crossed calls of register ended at the deadline, with the number of an internal message.
+#[test]
+fn a_register_beside_another_call_is_a_mismatch_that_names_both() {
+    let register: Attempt = |comm| comm.register(&crate::comm::Buffer::<u32>::new(100)?);
+    let others: [(Attempt, &str); 3] = [
+        (Communicator::barrier, "barrier"),
+        (|comm| comm.split(Some(0), 0).map(drop), "split"),
+        (|comm| comm.placement().map(drop), "placement"),
+    ];
+    for (other, name) in others {
+        for errors in [at_odds(register, other), at_odds(other, register)] {
+            for error in errors {
+                assert_eq!(error.kind(), Kind::Mismatch, "{error}");
+                let text = error.to_string();
+                assert!(text.contains("called register") && text.contains(&format!("called {name}")), "{text}");
+            }
+        }
+    }
+}
+
+/// Regression: the error of ranks that shrink with different lists was about whom they waited for.
+#[test]
+fn differing_lists_of_a_shrink_are_a_mismatch_that_names_both() {
+    let config = Config::default().with_init_timeout(Duration::from_millis(500));
+    let errors = local::run_with(4, &config, |comm| match comm.rank() {
+        3 => Ok(None),
+        0 => Ok(comm.shrink(&[3, 2]).err()),
+        _ => Ok(comm.shrink(&[3]).err()),
+    });
+    let errors: Vec<Error> = errors.unwrap().into_iter().flatten().collect();
+    assert_eq!(errors.len(), 3);
+    let (first, second) = (&errors[0], &errors[1]);
+    assert_eq!((first.kind(), second.kind()), (Kind::Mismatch, Kind::Mismatch), "{first}; {second}");
+    let lists = " leaves out 3 and this rank leaves out 2-3";
+    assert!(matches!(first.peer(), Some(1 | 2)) && first.message().contains(lists), "{first}");
+    assert_eq!(second.peer(), Some(0), "{second}");
+    assert!(second.message().contains("rank 0 leaves out 2-3 and this rank leaves out 3"), "{second}");
 }
 
 /// Regression: a rank in a split took what others told of their places for their parts of the split.

@@ -45,7 +45,8 @@ impl Listener {
                 Err(error) => return Err(Error::system("accept on a unix socket", error)),
             };
             socket.set_nonblocking(true).map_err(|error| Error::system("a non-blocking unix socket", error))?;
-            if same_user(&socket)? {
+            let (theirs, mine) = users(&socket)?;
+            if is_welcome(theirs, mine) {
                 return Ok(Some(Stream(socket)));
             }
         }
@@ -66,7 +67,11 @@ impl Stream {
     pub fn connect(name: &str) -> Result<Option<Stream>> {
         let socket = socket()?;
         match socket.connect(&address(name)?) {
-            Ok(()) => Ok(Some(Stream(socket))),
+            Ok(()) => {
+                // The listener would close without a word.
+                let (theirs, mine) = users(&socket)?;
+                if is_welcome(mine, theirs) { Ok(Some(Stream(socket))) } else { Err(other_user(theirs, mine)) }
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(Error::system(format!("connect to the unix socket @{name}"), error)),
         }
@@ -222,7 +227,8 @@ fn address(name: &str) -> Result<SockAddr> {
     SockAddr::unix(format!("\0{name}")).map_err(|error| Error::system(format!("the unix socket name @{name}"), error))
 }
 
-fn same_user(socket: &Socket) -> Result<bool> {
+/// The users of the other end and of this one.
+fn users(socket: &Socket) -> Result<(u32, u32)> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("12 bytes");
     // SAFETY: the kernel writes at most `length` bytes into `peer`, which is as large.
@@ -239,8 +245,19 @@ fn same_user(socket: &Socket) -> Result<bool> {
         return Err(Error::last_os("SO_PEERCRED"));
     }
     // SAFETY: takes nothing, never fails.
-    let mine = unsafe { libc::geteuid() };
-    Ok(peer.uid == mine || peer.uid == 0)
+    Ok((peer.uid, unsafe { libc::geteuid() }))
+}
+
+/// Whether the listener of `owner` takes a connection of `guest`: the same user, or root.
+fn is_welcome(guest: u32, owner: u32) -> bool {
+    guest == owner || guest == 0
+}
+
+fn other_user(theirs: u32, mine: u32) -> Error {
+    Error::invalid_usage(format!(
+        "it runs as user {theirs} and this rank as user {mine}, and shared memory goes between processes of one user: run all ranks as \
+         one user, or set NCCL_SHM_DISABLE=1 on all"
+    ))
 }
 
 fn settle(result: io::Result<usize>, call: &str) -> Result<Option<usize>> {
@@ -280,5 +297,27 @@ mod tests {
         let server = listener.accept().unwrap().unwrap();
         assert_eq!(server.write(b"x").unwrap(), Some(1));
         assert_eq!(client.receive_descriptor().unwrap_err().kind(), crate::error::Kind::Remote);
+    }
+
+    /// The listener closed without a word, and the other rank said that its peer had closed.
+    #[test]
+    fn a_listener_of_another_user_is_named() {
+        const NOBODY: u32 = 65534;
+        assert!(is_welcome(5, 5) && is_welcome(0, 5) && !is_welcome(5, 0) && !is_welcome(5, 6));
+        // SAFETY: takes nothing, never fails.
+        if unsafe { libc::geteuid() } != 0 {
+            drop(io::Write::write_all(&mut io::stderr(), b"skipped: only root can become another user\n"));
+            return;
+        }
+        let name = format!("rsccl-test-{}", std::process::id());
+        let _listener = Listener::bind(&name).unwrap();
+        let other = crate::sys::thread::spawn("nobody", move || {
+            // SAFETY: the call by number changes this thread's users alone; the wrapper of libc would change all threads'.
+            let status = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+            assert_eq!(status, 0);
+            Stream::connect(&name).unwrap_err()
+        });
+        let error = other.unwrap().join().unwrap();
+        assert!(error.message().contains("it runs as user 0 and this rank as user 65534"), "{error}");
     }
 }

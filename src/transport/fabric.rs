@@ -47,7 +47,7 @@ impl std::fmt::Debug for Setup<'_> {
 
 impl Setup<'_> {
     /// [`Bootstrap::recv`], looking at the watch meanwhile: what `peer` waits for may never come, and others may say so.
-    fn recv(&mut self, fabric: &mut Fabric, peer: Rank, tag: u32) -> Result<Vec<u8>> {
+    fn recv(&mut self, fabric: &mut Fabric, peer: Rank, (tag, what): (u32, &str)) -> Result<Vec<u8>> {
         loop {
             while self.turn(fabric)? {}
             let look = if self.beside.is_some() { SETUP_NAP } else { SETUP_LOOK };
@@ -55,7 +55,10 @@ impl Setup<'_> {
             let wait = self.wait.until(deadline);
             match self.bootstrap.recv(peer, tag, &wait) {
                 Err(error) if error.kind() == Kind::Timeout && !self.wait.deadline.passed(clock::now()) => {
-                    self.watch.look(&|| format!("rank {peer} (to set up a connection)"))?;
+                    self.watch.look(&|| format!("rank {peer} {what}"))?;
+                }
+                Err(error) if error.kind() == Kind::Timeout => {
+                    return Err(Error::timeout(format!("timed out: waited for rank {peer} {what}")).about(peer));
                 }
                 other => return other,
             }
@@ -211,7 +214,7 @@ impl Fabric {
                 memory.push(Arc::clone(mine));
                 continue;
             };
-            let length = setup.recv(self, *peer, TAG_LENGTH)?;
+            let length = setup.recv(self, *peer, (TAG_LENGTH, "to tell how long its buffer is"))?;
             let broken = || Error::remote(*peer, format!("rank {peer} registered a buffer of a broken length"));
             let length = <[u8; 8]>::try_from(length).map_err(|_| broken())?;
             let length = usize::try_from(u64::from_le_bytes(length)).map_err(|_| broken())?;
@@ -255,7 +258,7 @@ impl Fabric {
         let mut takings = Vec::with_capacity(ranks.len());
         let me = self.world.rank;
         for (place, peer) in ranks.iter().enumerate().filter(|(_, peer)| **peer != me) {
-            let blob = setup.recv(self, *peer, tag)?;
+            let blob = setup.recv(self, *peer, (tag, "to offer its memory"))?;
             takings.push((place, *peer, self.doors.take(self.kind(*peer), *peer, &blob, setup.bootstrap)?));
         }
         let mut taken: Vec<Option<Taken>> = ranks.iter().map(|_| None).collect();

@@ -143,6 +143,31 @@ fn a_number_that_is_taken_is_an_error() {
     }
 }
 
+/// Ranks that the root could not accept were said never to have come.
+#[test]
+fn a_root_with_no_descriptor_left_says_so() {
+    // A process with all rights raises its limits itself.
+    let few = ["setpriv", "--bounding-set=-sys_resource", "sh", "-c", "ulimit -n 32 && exec \"$@\"", "sh"];
+    let variables = with(SHM, &[("RSCCL_INIT_TIMEOUT_MS", "3000"), ("NCCL_DEBUG", "TRACE")]);
+    let mut job = Job::start_each(2, |rank| {
+        let prefix = if rank == 0 { few.map(str::to_owned).to_vec() } else { Vec::new() };
+        (prefix, variables.clone())
+    });
+    job.make_id();
+    let id = job.id.clone();
+    job.ranks[0].say(&format!("init {id} 0 41"));
+    job.ranks[0].begun();
+    until("rank 0 has its own connection", || job.ranks[0].log().contains("rank 0 has checked in"));
+    job.ranks[1].say(&format!("crowd {id} 1 40 41 1 1"));
+    job.ranks[1].begun();
+    let failure = job.ranks[0].failure();
+    assert_eq!(failure.kind, "Timeout", "{}", failure.text);
+    for words in ["the root could not accept all that came", "ulimit -n"] {
+        assert!(failure.text.contains(words), "`{words}` is not in: {}", failure.text);
+    }
+    drop(job.ranks[1].failure());
+}
+
 #[test]
 fn worlds_of_different_sizes_are_an_error() {
     let mut job = Job::start(3, &with(SHM, &[("RSCCL_INIT_TIMEOUT_MS", "3000")]));

@@ -70,6 +70,20 @@ fn the_next_jobs_start_in_a_store_that_a_dead_one_left() {
     }
 }
 
+/// It made the id, and serves the root: the others were told of an address.
+#[test]
+fn rank_zero_that_dies_in_init_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("file://{}", folder.path().join("store").display());
+    let mut job = launched(&store, &[]);
+    job.begin("from_env", |rank| rank < 2);
+    until("rank 1 is at the root", || job.ranks[0].log().contains("rank 1 has checked in"));
+    job.kill(0);
+    let failure = job.ranks[0].failure();
+    assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(0)), "{}", failure.text);
+    assert!(failure.text.contains("rank 0 has died"), "{}", failure.text);
+}
+
 #[test]
 fn two_jobs_with_one_store_at_one_time_are_told_so() {
     let folder = tempfile::tempdir().unwrap();

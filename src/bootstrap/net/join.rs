@@ -51,13 +51,15 @@ pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Option
     let left_ms = u32::try_from(left).unwrap_or(u32::MAX);
     let mine = CheckIn { rank, shape, root, left_ms, address: own.address };
     let poller = Poller::new()?;
+    let first = shape.first(root);
+    let server = Some(first).filter(|first| *first != rank && (id.is_fixed() || options.first_serves));
     let mut desk = Desk {
         ids,
         rank,
         shape,
         options,
         poller: &poller,
-        visits: vec![visit(id, rank, (checkin::CHECK_IN, &mine.encode()), options)],
+        visits: vec![visit(id, (rank, server), (checkin::CHECK_IN, &mine.encode()), options)],
         scratch: vec![0; SCRATCH_BYTES],
     };
     let welcome = desk.run(wait)?;
@@ -140,10 +142,11 @@ struct Desk<'a> {
     scratch: Vec<u8>,
 }
 
-fn visit(id: &UniqueId, rank: Rank, opening: (u8, &[u8]), options: &Options) -> Visit {
+fn visit(id: &UniqueId, (rank, server): (Rank, Option<Rank>), opening: (u8, &[u8]), options: &Options) -> Visit {
     let service = Service {
         name: "the root",
         hint: "does the process that made the id still run, and does this address lead to it?",
+        server,
         address: id.address(),
         terms: id.terms(),
         most_bytes: MAX_ROOT_FRAME_BYTES,
@@ -200,7 +203,12 @@ impl Desk<'_> {
             (0, checkin::REFUSAL) => Err(checkin::decode_refusal(&frame.payload)),
             (0, checkin::BLOCK) if self.visits.len() == 1 => {
                 Block::decode(&frame.payload)?;
-                self.visits.push(visit(&self.ids[0], self.rank, (checkin::BLOCK, &frame.payload), self.options));
+                self.visits.push(visit(
+                    &self.ids[0],
+                    (self.rank, None),
+                    (checkin::BLOCK, &frame.payload),
+                    self.options,
+                ));
                 Ok(None)
             }
             // What root 0 says goes to our root, which tells everyone of its block, us too.

@@ -173,7 +173,7 @@ const TOKEN: u64 = 0;
 impl Client {
     fn new(address: SocketAddr, terms: Terms, options: &Options) -> Result<Client> {
         let hint = "does the process that serves it still run, and does this address lead to it?";
-        let service = Service { name: "the store", hint, address, terms, most_bytes: MAX_FRAME_BYTES };
+        let service = Service { name: "the store", hint, server: None, address, terms, most_bytes: MAX_FRAME_BYTES };
         let visit = Visit::new(service.clone(), NO_RANK, None, options);
         let (poller, ready) = (Poller::new()?, Ready::default());
         Ok(Client { service, options: options.clone(), visit, poller, ready, scratch: vec![0; SCRATCH_BYTES], tag: 0 })
