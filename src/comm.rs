@@ -7,6 +7,7 @@
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod aside;
 mod bystander;
+mod children;
 mod choose;
 mod collectives;
 mod desk;
@@ -29,13 +30,13 @@ mod visible;
 mod tests;
 mod typed;
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::{AbortFlag, Progress};
-use crate::types::World;
+use crate::types::{Rank, World};
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
@@ -49,6 +50,7 @@ pub use placement::{DeviceChoice, Locality, Placement};
 pub use request::{Request, Scope};
 pub(crate) use settings::Settings;
 
+use children::Away;
 use engine::Engine;
 
 /// One rank's handle of a group of ranks that call collectives together.
@@ -64,7 +66,8 @@ use engine::Engine;
 /// that error again; [`Communicator::shrink`] makes a new communicator of the ranks that are left. The docs of each call name
 /// only what is its own.
 pub struct Communicator {
-    world: World,
+    /// `None` while a split is still to say which ranks a child has.
+    world: Cell<Option<World>>,
     abort: AbortFlag,
     home: RefCell<Home>,
     /// Where the ranks are, once asked.
@@ -80,6 +83,8 @@ enum Home {
     Failed(Option<Box<Engine>>, Error),
     /// On its way, on a thread of its own.
     Starting(JoinHandle<Result<Engine>>),
+    /// With a thread that makes a child.
+    Away(Away),
     /// With a group that runs on several communicators.
     Lent,
     /// Gone: finalized.
@@ -120,17 +125,56 @@ impl AbortHandle {
 
 impl Communicator {
     fn new(world: World, abort: AbortFlag, home: Home) -> Communicator {
-        Communicator { world, abort, home: RefCell::new(home), placement: OnceCell::new() }
+        Communicator::unfinished(Some(world), abort, home)
     }
 
-    /// My rank, below [`Communicator::size`].
+    fn unfinished(world: Option<World>, abort: AbortFlag, home: Home) -> Communicator {
+        Communicator { world: Cell::new(world), abort, home: RefCell::new(home), placement: OnceCell::new() }
+    }
+
+    /// My rank, below [`Communicator::size`]. Of a child that a non-blocking split is making: waits until it is made; where that fails,
+    /// rank and size are 0.
     pub fn rank(&self) -> u32 {
-        self.world.rank.get()
+        self.settled_world().rank.get()
     }
 
-    /// The number of ranks.
+    /// The number of ranks; waits as [`Communicator::rank`] does.
     pub fn size(&self) -> u32 {
-        self.world.size
+        self.settled_world().size
+    }
+
+    fn settled_world(&self) -> World {
+        if self.world.get().is_none() {
+            // Its error is what every call gives.
+            let _told_later = self.await_start();
+        }
+        self.world.get().unwrap_or(World { rank: Rank::new(0), size: 0 })
+    }
+
+    /// My rank and how many there are, for a call.
+    ///
+    /// # Errors
+    /// While a split is still to say, and where it has failed.
+    fn world(&self) -> Result<World> {
+        if let Some(world) = self.world.get() {
+            return Ok(world);
+        }
+        let Ok(mut home) = self.home.try_borrow_mut() else { return Err(group::lent()) };
+        self.settle_start(&mut home);
+        self.world.get().ok_or_else(|| unusable(&home))
+    }
+
+    /// My rank; 0 while a split is still to say.
+    fn me(&self) -> Rank {
+        self.world.get().map_or(Rank::new(0), |world| world.rank)
+    }
+
+    /// `error` with my rank, where that is known.
+    fn at(&self, error: Error) -> Error {
+        match self.world.get() {
+            Some(world) => error.at(world.rank),
+            None => error,
+        }
     }
 
     /// A handle that stops this communicator from any thread.
@@ -150,7 +194,8 @@ impl Communicator {
         })
     }
 
-    /// What ended this communicator, if anything did; [`Kind::InProgress`] while a non-blocking init is under way. Never waits.
+    /// What ended this communicator, if anything did; [`Kind::InProgress`] while a non-blocking init, split or shrink is under way. Never
+    /// waits.
     ///
     /// # Examples
     /// ```
@@ -172,15 +217,16 @@ impl Communicator {
     /// ```
     pub fn async_error(&self) -> Option<Error> {
         let Ok(mut home) = self.home.try_borrow_mut() else {
-            return Some(Error::new(Kind::InProgress, "a call is under way").at(self.world.rank));
+            return Some(self.at(Error::new(Kind::InProgress, "a call is under way")));
         };
         self.settle_start(&mut home);
         if let (Err(error), true) = (self.abort.check(), !matches!(*home, Home::Closed)) {
-            return Some(error.at(self.world.rank));
+            return Some(self.at(error));
         }
         match &*home {
             Home::Failed(_, error) => Some(error.duplicate()),
-            Home::Starting(_) => Some(starting().at(self.world.rank)),
+            Home::Starting(_) => Some(self.at(starting())),
+            Home::Away(_) => Some(self.at(away())),
             Home::Ready(_) | Home::Lent | Home::Closed => None,
         }
     }
@@ -207,6 +253,10 @@ impl Communicator {
                 drop(start.join());
                 Ok(())
             }
+            Home::Away(away) => {
+                self.home.replace(away.wait());
+                self.finalize()
+            }
             Home::Lent | Home::Closed => Ok(()),
         }
     }
@@ -214,11 +264,11 @@ impl Communicator {
     /// Runs `body` on the engine; an error that other ranks are part of ends the communicator.
     #[inline]
     fn with_engine<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
-        let Ok(mut home) = self.home.try_borrow_mut() else { return Err(group::lent().at(self.world.rank)) };
-        if let Home::Starting(_) = &*home {
+        let Ok(mut home) = self.home.try_borrow_mut() else { return Err(self.at(group::lent())) };
+        if let Home::Starting(_) | Home::Away(_) = &*home {
             self.settle_start(&mut home);
         }
-        let Home::Ready(engine) = &mut *home else { return Err(unusable(&home).at(self.world.rank)) };
+        let Home::Ready(engine) = &mut *home else { return Err(self.at(unusable(&home))) };
         if self.abort.is_raised() {
             return Err(self.fail(&mut home, None));
         }
@@ -230,35 +280,50 @@ impl Communicator {
 
     /// Runs `body` on the engine, also where the communicator has failed.
     fn with_survivor<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
-        let Ok(mut home) = self.home.try_borrow_mut() else { return Err(group::lent().at(self.world.rank)) };
+        let Ok(mut home) = self.home.try_borrow_mut() else { return Err(self.at(group::lent())) };
+        self.settle_start(&mut home);
         let (Home::Ready(engine) | Home::Failed(Some(engine), _)) = &mut *home else {
-            return Err(unusable(&home).at(self.world.rank));
+            return Err(self.at(unusable(&home)));
         };
-        body(engine).map_err(|error| error.during("shrink").at(self.world.rank))
+        body(engine).map_err(|error| self.at(error.during("shrink")))
     }
 
-    /// Where a non-blocking init has ended: takes the engine, or its error.
+    /// Where a non-blocking init has ended, or a thread is through with the engine: takes the engine, or the error.
     #[cold]
     fn settle_start(&self, home: &mut Home) {
-        if !matches!(home, Home::Starting(_)) {
-            return;
-        }
-        let Home::Starting(start) = std::mem::replace(home, Home::Closed) else { return };
-        *home = match init::poll_start(start) {
-            Err(start) => Home::Starting(start),
-            Ok(Ok(engine)) => Home::Ready(Box::new(engine)),
-            Ok(Err(error)) => Home::Failed(None, error.during("init").at(self.world.rank)),
+        *home = match std::mem::replace(home, Home::Closed) {
+            Home::Starting(start) => match init::poll_start(start) {
+                Err(start) => Home::Starting(start),
+                Ok(made) => self.started(made),
+            },
+            Home::Away(away) => away.poll().unwrap_or_else(Home::Away),
+            other => other,
         };
     }
 
     /// Waits until a non-blocking init has ended; its own deadline bounds the wait.
     fn await_start(&self) -> Result<()> {
-        let mut home = self.home.borrow_mut();
-        if let Home::Starting(start) = std::mem::replace(&mut *home, Home::Closed) {
-            let joined = start.join().unwrap_or_else(|_| Err(Error::internal("the thread of an init panicked")));
-            *home = Home::Ready(Box::new(joined.map_err(|error| error.during("init").at(self.world.rank))?));
+        let Ok(mut home) = self.home.try_borrow_mut() else { return Ok(()) };
+        *home = match std::mem::replace(&mut *home, Home::Closed) {
+            Home::Starting(start) => {
+                self.started(start.join().unwrap_or_else(|_| Err(Error::internal("the thread of an init panicked"))))
+            }
+            other => other,
+        };
+        match &*home {
+            Home::Failed(_, error) => Err(error.duplicate()),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    fn started(&self, made: Result<Engine>) -> Home {
+        match made {
+            Ok(engine) => {
+                self.world.set(Some(engine.world));
+                Home::Ready(Box::new(engine))
+            }
+            Err(error) => Home::Failed(None, self.at(error.during("init"))),
+        }
     }
 
     /// Gives the engine away, to a thread that runs a group.
@@ -269,7 +334,7 @@ impl Communicator {
             other => {
                 let error = unusable(&other);
                 self.home.replace(other);
-                Err(error.at(self.world.rank))
+                Err(self.at(error))
             }
         }
     }
@@ -284,12 +349,7 @@ impl Communicator {
     /// Whether `error` is the caller's own, before anything was sent, or the end of the communicator.
     #[cold]
     fn settle(&self, home: &mut Home, error: Error) -> Error {
-        match error.kind() {
-            Kind::InvalidArgument | Kind::InvalidUsage | Kind::InProgress => error.at(self.world.rank),
-            Kind::Mismatch | Kind::Remote | Kind::Timeout | Kind::System | Kind::Internal | Kind::Aborted => {
-                self.fail(home, Some(error))
-            }
-        }
+        if error.kind().ends() { self.fail(home, Some(error)) } else { self.at(error) }
     }
 
     /// Ends the communicator with `error`, or with the abort's reason, and tells the others.
@@ -298,12 +358,10 @@ impl Communicator {
         let reason = self.abort.check().err();
         let mut error = error.or(reason).unwrap_or_else(|| Error::internal("failed without a reason"));
         if let Home::Ready(mut engine) = std::mem::replace(home, Home::Closed) {
-            error = engine.cause(error).at(self.world.rank);
-            engine.publish_failure(&error);
-            self.abort.raise(error.duplicate());
+            error = engine.fail(error);
             *home = Home::Failed(Some(engine), error.duplicate());
         }
-        error.at(self.world.rank)
+        self.at(error)
     }
 }
 
@@ -311,11 +369,14 @@ impl fmt::Debug for Communicator {
     /// Who it is and how it is: an engine is buffers above all, and whoever prints a result has not asked for those.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Communicator");
-        shown.field("rank", &self.rank()).field("size", &self.size());
+        if let Some(World { rank, size }) = self.world.get() {
+            shown.field("rank", &rank.get()).field("size", &size);
+        }
         match self.home.try_borrow().as_deref() {
             Ok(Home::Ready(_)) => shown.field("state", &"ready"),
             Ok(Home::Failed(_, error)) => shown.field("state", &format_args!("failed: {error}")),
             Ok(Home::Starting(_)) => shown.field("state", &"starting"),
+            Ok(Home::Away(_)) => shown.field("state", &"making a child"),
             Ok(Home::Lent) | Err(_) => shown.field("state", &"in a call"),
             Ok(Home::Closed) => shown.field("state", &"finalized"),
         };
@@ -325,7 +386,12 @@ impl fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        match self.home.replace(Home::Closed) {
+        let home = match self.home.replace(Home::Closed) {
+            // The child needs the engine a moment longer, and the engine is to say goodbye.
+            Home::Away(away) => away.wait(),
+            home => home,
+        };
+        match home {
             // A rank that unwinds has not finished what the others wait for: dropping the bootstrap without goodbye says so.
             Home::Ready(mut engine) | Home::Failed(Some(mut engine), _) if !std::thread::panicking() => engine.leave(),
             Home::Starting(start) => {
@@ -333,7 +399,7 @@ impl Drop for Communicator {
                 // The thread sees the flag at its next look; what it returns has no taker.
                 drop(start.join());
             }
-            Home::Ready(_) | Home::Failed(..) | Home::Lent | Home::Closed => {}
+            Home::Ready(_) | Home::Failed(..) | Home::Lent | Home::Away(_) | Home::Closed => {}
         }
     }
 }
@@ -343,9 +409,14 @@ fn unusable(home: &Home) -> Error {
     match home {
         Home::Failed(_, error) => error.duplicate(),
         Home::Starting(_) => starting(),
+        Home::Away(_) => away(),
         Home::Lent => group::lent(),
         Home::Closed | Home::Ready(_) => Error::invalid_usage("the communicator was finalized"),
     }
+}
+
+fn away() -> Error {
+    Error::new(Kind::InProgress, "a split or shrink of the communicator is under way: ask async_error() again")
 }
 
 fn starting() -> Error {

@@ -89,6 +89,14 @@ impl Kind {
         }
     }
 
+    /// Whether such an error ends the communicator, for other ranks are part of it.
+    pub(crate) fn ends(self) -> bool {
+        match self {
+            Kind::InvalidArgument | Kind::InvalidUsage | Kind::InProgress => false,
+            Kind::Mismatch | Kind::Remote | Kind::Timeout | Kind::System | Kind::Internal | Kind::Aborted => true,
+        }
+    }
+
     /// The number that NCCL's `ncclResult_t` has for this kind.
     pub fn nccl_code(self) -> i32 {
         match self {

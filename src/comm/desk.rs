@@ -93,7 +93,7 @@ impl Desk {
             return Ok(&self.communicator);
         }
         let message = "requests are under way on this communicator: wait for them, or destroy them, before this call";
-        Err(Error::invalid_usage(message).at(self.communicator.world.rank))
+        Err(Error::invalid_usage(message).at(self.communicator.me()))
     }
 
     /// Runs `body` on the engine, beside the requests that are under way, to its end.
@@ -111,14 +111,18 @@ impl Desk {
         };
         let (promise, outcome) = Promise::new();
         self.queue(Job::Setup(Box::new(setup), promise), outcome)?.wait()?;
-        made.try_recv().map_err(|_| Error::internal("a set-up has ended with nothing").at(self.communicator.world.rank))
+        made.try_recv().map_err(|_| Error::internal("a set-up has ended with nothing").at(self.communicator.me()))
     }
 
-    /// [`Communicator::split`], beside the requests that are under way.
+    /// [`Communicator::split`], beside the requests that are under way; where there are some it waits for the other ranks' splits, also
+    /// where the configuration says non-blocking.
     ///
     /// # Errors
     /// As [`Communicator::split`].
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
+        if self.is_home() {
+            return self.communicator.split(color, key);
+        }
         self.beside(move |engine, beside| bear(engine, (color, key), beside))?.map(Born::grow).transpose()
     }
 
@@ -141,7 +145,7 @@ impl Desk {
     }
 
     fn by_color(&self, color: u32, key: u32) -> Result<Communicator> {
-        self.split(Some(color), i64::from(key))?.ok_or_else(|| orphan().at(self.communicator.world.rank))
+        self.split(Some(color), i64::from(key))?.ok_or_else(|| orphan().at(self.communicator.me()))
     }
 
     /// [`Communicator::placement`], beside the requests that are under way.
@@ -215,7 +219,7 @@ impl Desk {
     /// # Errors
     /// As [`Desk::begin`].
     pub fn begin_message(&self, message: Message<'static>) -> Result<Pending> {
-        check_message(&message, self.communicator.world)?;
+        check_message(&message, self.communicator.world()?)?;
         let (promise, outcome) = Promise::new();
         self.queue(Job::Messages(vec![message], promise), outcome)
     }
@@ -225,7 +229,7 @@ impl Desk {
     /// # Errors
     /// As [`Desk::begin`].
     pub fn begin_messages(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
-        check_exchange(&messages, self.communicator.world)?;
+        check_exchange(&messages, self.communicator.world()?)?;
         let (promise, outcome) = Promise::new();
         self.queue(Job::Messages(messages, promise), outcome)
     }
@@ -235,7 +239,7 @@ impl Desk {
     /// # Errors
     /// As [`Desk::begin`].
     pub fn begin_exchange(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
-        check_exchange(&messages, self.communicator.world)?;
+        check_exchange(&messages, self.communicator.world()?)?;
         let (promise, outcome) = Promise::new();
         self.queue(Job::Exchange(messages, promise), outcome)
     }
@@ -248,7 +252,7 @@ impl Desk {
     pub fn begin_all(&self, messages: Vec<Message<'static>>, calls: Vec<Call<'static>>) -> Result<Pending> {
         let mut steps = Steps::default();
         for call in calls {
-            call.check(self.communicator.world).map_err(|error| error.at(self.communicator.world.rank))?;
+            call.check(self.communicator.world()?).map_err(|error| error.at(self.communicator.me()))?;
             steps.add(call);
         }
         self.begin_steps(messages, steps)
@@ -286,7 +290,7 @@ impl Desk {
 
     /// The messages to others, after those to the own rank were copied.
     fn checked(&self, messages: Vec<Message<'static>>) -> Result<Vec<Message<'static>>> {
-        let world = self.communicator.world;
+        let world = self.communicator.world()?;
         for message in &messages {
             message.check(world).map_err(|error| error.at(world.rank))?;
         }
@@ -298,7 +302,7 @@ impl Desk {
         if worker.is_none() {
             *worker = Some(self.open()?);
         }
-        let gone = || Error::internal("the thread of requests has ended early").at(self.communicator.world.rank);
+        let gone = || Error::internal("the thread of requests has ended early").at(self.communicator.me());
         let open = worker.as_mut().ok_or_else(gone)?;
         // Those that have ended need not be remembered: the list is as long as what is under way.
         open.unfinished.retain(|outcome| !outcome.is_set());
@@ -320,7 +324,7 @@ impl Desk {
             promise.set(Ok(()));
             worked
         };
-        let thread = thread::spawn("rsccl requests", body).map_err(|error| error.at(self.communicator.world.rank))?;
+        let thread = thread::spawn("rsccl requests", body).map_err(|error| error.at(self.communicator.me()))?;
         // On an error `hand` goes, and with it the thread.
         let engine = self.communicator.lend()?;
         let bystander = Bystander::beside(&engine);
@@ -330,7 +334,7 @@ impl Desk {
             Ok(()) => Ok(worker),
             Err(back) => {
                 self.communicator.take_back(back.0, Ok(()))?;
-                Err(Error::internal("the thread of requests has ended early").at(self.communicator.world.rank))
+                Err(Error::internal("the thread of requests has ended early").at(self.communicator.me()))
             }
         }
     }
@@ -369,7 +373,7 @@ fn close(communicator: &Communicator, mut worker: Worker) {
         // The requests have said it; the communicator remembers it for the next call.
         drop(communicator.take_back(engine, result));
     } else {
-        let error = Error::internal("the thread of requests panicked").at(communicator.world.rank);
+        let error = Error::internal("the thread of requests panicked").at(communicator.me());
         communicator.home.replace(Home::Failed(None, error));
     }
 }

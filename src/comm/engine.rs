@@ -428,14 +428,21 @@ impl Engine {
         let (bootstrap, fabric) = (&*self.bootstrap, &mut self.fabric);
         let (mut backoff, awaited) = (Backoff::new(self.settings.patience), Awaited::Exchange(exchange));
         let mut vigil = Vigil::new((bootstrap, &mut self.news, &self.abort), self.settings.init_timeout, awaited);
-        let met = bootstrap.meet(call, &wait, Some(&mut || {
-            if beside.turn(fabric, bootstrap)? || fabric.links().pump()? {
-                backoff = Backoff::new(self.settings.patience);
-            } else if backoff.turn(&mut vigil, &|| messages_of(beside.peers()))?.is_some() {
-                futex::nap(progress::rest(self.settings.progress.as_ref(), backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP)));
-            }
-            Ok(())
-        }));
+        let met = bootstrap.meet(
+            call,
+            &wait,
+            Some(&mut || {
+                if beside.turn(fabric, bootstrap)? || fabric.links().pump()? {
+                    backoff = Backoff::new(self.settings.patience);
+                } else if backoff.turn(&mut vigil, &|| messages_of(beside.peers()))?.is_some() {
+                    futex::nap(progress::rest(
+                        self.settings.progress.as_ref(),
+                        backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP),
+                    ));
+                }
+                Ok(())
+            }),
+        );
         met.map(|()| wait)
     }
 
@@ -509,6 +516,14 @@ impl Engine {
     /// The hook, and the flag that ends this communicator.
     pub(crate) fn hook(&self) -> Option<(Progress, AbortFlag)> {
         self.settings.progress.clone().map(|hook| (hook, self.abort.clone()))
+    }
+
+    /// The cause of `error`, with which the communicator ends, and of which everyone has been told.
+    pub(crate) fn fail(&mut self, error: Error) -> Error {
+        let error = self.cause(error).at(self.world.rank);
+        self.publish_failure(&error);
+        self.abort.raise(error.duplicate());
+        error
     }
 
     /// Tells everyone of `error`, so that nobody waits for this rank any more.

@@ -4,16 +4,19 @@ use crate::bootstrap::{Child, in_parent};
 use crate::comm::engine::Engine;
 use crate::comm::journal::List;
 use crate::comm::origin::Origin;
-use crate::comm::{Communicator, Settings};
+use crate::comm::{Communicator, Home, Settings, init, unusable};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing};
 use crate::log;
 use crate::sync::{AbortFlag, Wait};
-use crate::types::Rank;
+use crate::types::{Rank, World};
 
 impl Communicator {
     /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass `None`
     /// get `None`. Collective over all ranks. The child lives on without its parent.
+    ///
+    /// Where the configuration says non-blocking, the call returns at once: [`Communicator::async_error`] of the child tells when it can
+    /// be used, and that of this communicator when it can be used again, which is before that.
     ///
     /// # Errors
     /// Of the exchange, as init's; [`crate::error::Kind::Mismatch`] where other ranks are in another call.
@@ -32,6 +35,20 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
+        if self.with_engine(|engine| Ok(engine.settings.blocking))? {
+            return self.split_now(color, key);
+        }
+        let engine = self.lend()?;
+        self.make_aside(engine, (None, color.is_some()), move |engine| {
+            let born = bear(engine, (color, key), &mut Nothing);
+            let born = born.map_err(|error| if error.kind().ends() { engine.fail(error) } else { error });
+            let end = born.as_ref().err().filter(|error| error.kind().ends()).map(Error::duplicate);
+            (born, end)
+        })
+    }
+
+    /// [`Communicator::split`] that returns when done, whatever the settings say.
+    pub(crate) fn split_now(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
         let born = self.with_engine(|engine| bear(engine, (color, key), &mut Nothing))?;
         born.map(Born::grow).transpose()
     }
@@ -56,7 +73,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn by_color(&self, color: u32, key: i64) -> Result<Communicator> {
-        self.split(Some(color), key)?.ok_or_else(|| orphan().at(self.world.rank))
+        self.split(Some(color), key)?.ok_or_else(|| self.at(orphan()))
     }
 
     /// The ranks of my host, in rank order: rank i is the one of local rank i. Collective over all ranks.
@@ -108,7 +125,8 @@ impl Communicator {
     }
 
     /// A new communicator of all ranks but `excluded`, which may be dead; the parent may have failed. Called by the survivors,
-    /// with the same list. Ranks keep their order.
+    /// with the same list. Ranks keep their order. Where the configuration says non-blocking, the call returns at once, as
+    /// [`Communicator::split`] does.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where this rank or no rank is excluded.
@@ -127,25 +145,39 @@ impl Communicator {
     /// ```
     pub fn shrink(&self, excluded: &[u32]) -> Result<Communicator> {
         if excluded.is_empty() || excluded.contains(&self.rank()) {
-            return Err(
-                Error::invalid_argument("shrink excludes at least one rank, and not its caller").at(self.world.rank)
-            );
+            return Err(self.at(Error::invalid_argument("shrink excludes at least one rank, and not its caller")));
         }
         if let Some(stranger) = excluded.iter().find(|rank| **rank >= self.size()) {
             let message = format!("rank {stranger} cannot be excluded: there are {}", self.size());
-            return Err(Error::invalid_argument(message).at(self.world.rank));
+            return Err(self.at(Error::invalid_argument(message)));
         }
         let excluded: Vec<Rank> = excluded.iter().copied().map(Rank::new).collect();
-        let (child, settings, origin) = self.with_survivor(|engine| {
-            // The parent's own flag may be raised: that is why it is shrunk.
-            let wait = Wait { abort: AbortFlag::new(), ..engine.init_wait() };
-            let (child, parent) = (engine.bootstrap.shrink(&excluded, &wait)?, engine.bootstrap.id());
-            let (rank, born) = (engine.world.rank, child.bootstrap.id());
-            let left: Vec<u32> = excluded.iter().copied().map(Rank::get).collect();
-            log::trace!(Call @ rank, "CommShrink({parent:016x},{},{born:016x})", List(&left));
-            Ok((child, engine.settings.clone(), Origin::Shrink { parent }))
-        })?;
-        Born { child, settings, origin, call: "shrink", rank: self.world.rank }.grow()
+        let world = self.world()?;
+        if self.with_survivor(|engine| Ok(engine.settings.blocking))? {
+            return self.with_survivor(|engine| remain(engine, &excluded))?.grow();
+        }
+        let (engine, end) = self.take_survivor()?;
+        let left = world.ranks().filter(|rank| !excluded.contains(rank));
+        let (below, size) = left.fold((0, 0), |(below, size), rank| (below + u32::from(rank < world.rank), size + 1));
+        let child = Some(World { rank: Rank::new(below), size });
+        let made = self.make_aside(engine, (child, true), move |engine| {
+            let born = remain(engine, &excluded).map_err(|error| error.during("shrink"));
+            (born.map(Some), end)
+        });
+        made?.ok_or_else(|| self.at(orphan()))
+    }
+
+    /// The engine, also of a communicator that has failed, and the error that ended it.
+    fn take_survivor(&self) -> Result<(Box<Engine>, Option<Error>)> {
+        match self.home.replace(Home::Lent) {
+            Home::Ready(engine) => Ok((engine, None)),
+            Home::Failed(Some(engine), error) => Ok((engine, Some(error))),
+            other => {
+                let error = unusable(&other);
+                self.home.replace(other);
+                Err(self.at(error))
+            }
+        }
     }
 }
 
@@ -155,8 +187,7 @@ pub(super) struct Born {
     child: Child,
     settings: Settings,
     origin: Origin,
-    /// What the user called, and the rank in the parent that did.
-    call: &'static str,
+    /// The rank in the parent that called.
     rank: Rank,
 }
 
@@ -174,15 +205,34 @@ pub(super) fn bear(
     log::trace!(Call @ rank, "CommSplit({parent:016x},{shown},{key},{born:016x})");
     let of_child = |child| {
         let origin = Origin::Split { parent, color: color.unwrap_or_default(), key };
-        Born { child, settings: engine.settings.clone(), origin, call: "split", rank }
+        Born { child, settings: engine.settings.clone(), origin, rank }
     };
     Ok(child.map(of_child))
 }
 
+/// The half of a shrink for which the parent's engine is needed.
+fn remain(engine: &mut Engine, excluded: &[Rank]) -> Result<Born> {
+    // The parent's own flag may be raised: that is why it is shrunk.
+    let wait = Wait { abort: AbortFlag::new(), ..engine.init_wait() };
+    let (child, parent) = (engine.bootstrap.shrink(excluded, &wait)?, engine.bootstrap.id());
+    let (rank, born) = (engine.world.rank, child.bootstrap.id());
+    let left: Vec<u32> = excluded.iter().copied().map(Rank::get).collect();
+    log::trace!(Call @ rank, "CommShrink({parent:016x},{},{born:016x})", List(&left));
+    Ok(Born { child, settings: engine.settings.clone(), origin: Origin::Shrink { parent }, rank })
+}
+
 impl Born {
+    /// The engine of the child, here: for a thread of its own.
+    pub(super) fn raise(self, abort: &AbortFlag) -> Result<Engine> {
+        let Born { child, settings, origin, .. } = self;
+        let world = child.bootstrap.world();
+        init::make(world, settings, (&origin, abort), move |_, _| Ok(child.bootstrap))
+    }
+
     /// The other half, of the child's ranks alone.
     pub(super) fn grow(self) -> Result<Communicator> {
-        let Born { child, settings, origin, call, rank } = self;
+        let Born { child, settings, origin, rank } = self;
+        let call = origin.call();
         let world = child.bootstrap.world();
         let members = child.members;
         let grown = Communicator::start(world, settings, origin, move |_, _| Ok(child.bootstrap));

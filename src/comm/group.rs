@@ -193,7 +193,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn broadcast_into<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
-        self.add(typed::broadcast_into(self.part.comm.world, (send, recv), root)?)
+        self.add(typed::broadcast_into(self.part.comm.world()?, (send, recv), root)?)
     }
 
     /// Adds [`Communicator::reduce`].
@@ -201,7 +201,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn reduce<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp, root: u32) -> Result<()> {
-        self.add(typed::reduce(self.part.comm.world, (send, recv), op, root)?)
+        self.add(typed::reduce(self.part.comm.world()?, (send, recv), op, root)?)
     }
 
     /// Adds [`Communicator::reduce_in_place`].
@@ -217,7 +217,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_gather<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T]) -> Result<()> {
-        self.add(typed::all_gather(self.part.comm.world, send, recv)?)
+        self.add(typed::all_gather(self.part.comm.world()?, send, recv)?)
     }
 
     /// Adds [`Communicator::all_gather_in_place`].
@@ -225,7 +225,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_gather_in_place<T: Element>(&mut self, buffer: &'a mut [T]) -> Result<()> {
-        self.add(typed::all_gather_in_place(self.part.comm.world, buffer)?)
+        self.add(typed::all_gather_in_place(self.part.comm.world()?, buffer)?)
     }
 
     /// Adds [`Communicator::reduce_scatter`].
@@ -233,7 +233,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn reduce_scatter<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::reduce_scatter(self.part.comm.world, (send, recv), op)?)
+        self.add(typed::reduce_scatter(self.part.comm.world()?, (send, recv), op)?)
     }
 
     /// Adds [`Communicator::reduce_scatter_in_place`].
@@ -241,7 +241,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn reduce_scatter_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::reduce_scatter_in_place(self.part.comm.world, buffer, op)?)
+        self.add(typed::reduce_scatter_in_place(self.part.comm.world()?, buffer, op)?)
     }
 
     /// Adds [`Communicator::all_to_all`].
@@ -249,7 +249,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_to_all<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T]) -> Result<()> {
-        self.add(typed::all_to_all(self.part.comm.world, send, recv)?)
+        self.add(typed::all_to_all(self.part.comm.world()?, send, recv)?)
     }
 
     /// Adds [`Communicator::gather`].
@@ -257,7 +257,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn gather<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
-        self.add(typed::gather(self.part.comm.world, (send, recv), root)?)
+        self.add(typed::gather(self.part.comm.world()?, (send, recv), root)?)
     }
 
     /// Adds [`Communicator::scatter`].
@@ -265,7 +265,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn scatter<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
-        self.add(typed::scatter(self.part.comm.world, (send, recv), root)?)
+        self.add(typed::scatter(self.part.comm.world()?, (send, recv), root)?)
     }
 
     /// Adds [`Communicator::barrier`].
@@ -281,7 +281,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_gather_v<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], counts: &[usize]) -> Result<()> {
-        self.add(typed::all_gather_v(self.part.comm.world, (send, recv), counts)?)
+        self.add(typed::all_gather_v(self.part.comm.world()?, (send, recv), counts)?)
     }
 
     /// Adds [`Communicator::reduce_scatter_v`].
@@ -295,7 +295,7 @@ impl<'a> Member<'_, 'a> {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<()> {
-        self.add(typed::reduce_scatter_v(self.part.comm.world, (send, recv), counts, op)?)
+        self.add(typed::reduce_scatter_v(self.part.comm.world()?, (send, recv), counts, op)?)
     }
 
     /// Adds [`Communicator::all_to_all_v`].
@@ -309,7 +309,7 @@ impl<'a> Member<'_, 'a> {
         recv: &'a mut [T],
         recv_counts: &[usize],
     ) -> Result<()> {
-        self.add_exchange(typed::all_to_all_v(self.part.comm.world, (send, send_counts), (recv, recv_counts))?)
+        self.add_exchange(typed::all_to_all_v(self.part.comm.world()?, (send, send_counts), (recv, recv_counts))?)
     }
 
     /// Adds [`Communicator::gather_v`].
@@ -323,7 +323,7 @@ impl<'a> Member<'_, 'a> {
         counts: &[usize],
         root: u32,
     ) -> Result<()> {
-        self.add(typed::gather_v(self.part.comm.world, (send, recv), counts, root)?)
+        self.add(typed::gather_v(self.part.comm.world()?, (send, recv), counts, root)?)
     }
 
     /// Adds [`Communicator::scatter_v`].
@@ -337,7 +337,7 @@ impl<'a> Member<'_, 'a> {
         counts: &[usize],
         root: u32,
     ) -> Result<()> {
-        self.add(typed::scatter_v(self.part.comm.world, (send, recv), counts, root)?)
+        self.add(typed::scatter_v(self.part.comm.world()?, (send, recv), counts, root)?)
     }
 
     /// Adds [`Communicator::scan`].
@@ -385,14 +385,14 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn add(&mut self, call: Call<'a>) -> Result<()> {
-        call.check(self.part.comm.world).map_err(|error| error.at(self.part.comm.world.rank))?;
+        call.check(self.part.comm.world()?).map_err(|error| error.at(self.part.comm.me()))?;
         self.part.steps.add(call);
         Ok(())
     }
 
     /// Adds an `all_to_all_v` that is described as its messages: one to and one from each rank.
     pub(crate) fn add_exchange(&mut self, messages: Vec<Message<'a>>) -> Result<()> {
-        let world = self.part.comm.world;
+        let world = self.part.comm.world()?;
         messages.iter().try_for_each(|message| message.check(world)).map_err(|error| error.at(world.rank))?;
         check_to_self(world.rank, &messages).map_err(|error| error.at(world.rank))?;
         self.part.steps.add_exchange(messages);
@@ -410,7 +410,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn add_message(&mut self, message: Message<'a>) -> Result<()> {
-        message.check(self.part.comm.world).map_err(|error| error.at(self.part.comm.world.rank))?;
+        message.check(self.part.comm.world()?).map_err(|error| error.at(self.part.comm.me()))?;
         self.part.messages.push(message);
         Ok(())
     }

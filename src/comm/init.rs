@@ -153,7 +153,7 @@ impl Communicator {
 }
 
 /// The engine over what `join` yields.
-fn make(
+pub(super) fn make(
     world: World,
     settings: Settings,
     (origin, abort): (&Origin, &AbortFlag),

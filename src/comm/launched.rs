@@ -95,7 +95,8 @@ fn meet(
                 crate::sys::poller::pause(RETRY_PAUSE);
             }
             Err(error) if world.rank.get() != 0 && is_of_store(&error) => {
-                let message = format!("rank 0 has ended, or cannot be reached where it serves the store: {}", error.message());
+                let message =
+                    format!("rank 0 has ended, or cannot be reached where it serves the store: {}", error.message());
                 return Err(Error::new(error.kind(), message).about(Rank::new(0)));
             }
             Err(error) => return Err(error),

@@ -154,7 +154,7 @@ impl Communicator {
     pub fn locality(&self) -> Result<Locality> {
         self.with_engine(|engine| {
             let (topology, number) = (engine.topology(), |count: usize| u32::try_from(count));
-            let (locals, is_me) = (topology.local_ranks(self.world.rank), |rank: &Rank| *rank == self.world.rank);
+            let (locals, is_me) = (topology.local_ranks(self.me()), |rank: &Rank| *rank == self.me());
             let host = topology.hosts().iter().position(|ranks| ranks.iter().any(is_me)).unwrap_or_default();
             let local = locals.iter().position(is_me).unwrap_or_default();
             let numbers = [host, topology.hosts().len(), local, locals.len()].map(number);

@@ -82,7 +82,7 @@ impl Communicator {
         body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, E> {
         let engine = self.lend()?;
-        let (world, bystander) = (self.world, Bystander::beside(&engine));
+        let (world, bystander) = (engine.world, Bystander::beside(&engine));
         let (engine, ended, value) = std::thread::scope(|threads| {
             let (jobs, queue) = channel();
             let (promise, ended) = Promise::new();

@@ -72,7 +72,7 @@ impl Communicator {
             |members: &Vec<u32>| (members.first().copied(), members.iter().position(|rank| *rank == self.rank()));
         let (color, key) = members.as_ref().map_or((None, None), place);
         let key = key.and_then(|key| i64::try_from(key).ok()).unwrap_or(0);
-        let child = self.split(color, key)?;
+        let child = self.split_now(color, key)?;
         let (wanted, got) = (members.map(|members| (key, members.len())), child.as_ref());
         let got = got.map(|child| (i64::from(child.rank()), child.size() as usize));
         if wanted != got {

@@ -257,7 +257,9 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
 
     /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass
     /// nothing get nothing. Collective over all ranks. The child lives on without its parent. Requests that are under way go on
-    /// meanwhile, here as in by_color(), local(), cross(), placement() and register_buffer().
+    /// meanwhile, here as in by_color(), local(), cross(), placement() and register_buffer(). Where the configuration says non-blocking
+    /// and no request is under way, it returns at once: async_error() of the child tells when that can be used, and that of this
+    /// communicator when it can be used again; rank() and size() of the child wait for it.
     /// @throws InvalidArgument for a negative color
     [[nodiscard]] std::optional<Communicator> split(std::optional<int> color, std::int64_t key = 0);
     /// split() where every rank has a color.
@@ -267,7 +269,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// The ranks with my local rank, one of each host that has so many, in the order of the hosts. Collective over all ranks.
     Communicator cross();
     /// A new communicator of all ranks but `excluded`, which may be dead; this one may have failed. Called by the survivors, with the
-    /// same list. Ranks keep their order.
+    /// same list. Ranks keep their order. Where the configuration says non-blocking, it returns at once, as split() does.
     /// @throws InvalidArgument where this rank or no rank is excluded
     /// @throws InvalidUsage while requests are under way: wait for them first. Those of a communicator that has failed have ended.
     Communicator shrink(const std::vector<int>& excluded);
@@ -284,8 +286,8 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// What abort() of this communicator is called through where the communicator itself is out of reach.
     /// @throws InvalidUsage on an empty communicator
     [[nodiscard]] AbortHandle abort_handle() const;
-    /// What ended this communicator, if anything did; InProgress while a non-blocking init or a call of another thread is under way.
-    /// Never waits. Any thread may call it.
+    /// What ended this communicator, if anything did; InProgress while a non-blocking init, split or shrink or a call of
+    /// another thread is under way. Never waits. Any thread may call it.
     /// @throws InvalidUsage on an empty communicator
     [[nodiscard]] std::optional<Error> async_error() const;
     /// Waits for requests that are under way, says goodbye to the other ranks and frees everything. They go on with what they have
