@@ -8,6 +8,7 @@ mod buffers;
 mod call;
 pub mod composed;
 mod drive;
+mod evict;
 pub mod flat;
 mod fuse;
 mod history;

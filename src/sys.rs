@@ -1,5 +1,6 @@
 //! All system calls: the only home of `libc`. Upper floors see safe functions.
 
+pub mod alive;
 pub mod clock;
 pub mod cpu;
 pub mod descriptor;

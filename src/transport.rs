@@ -25,11 +25,11 @@ mod windows;
 pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES};
 pub use fabric::{Fabric, Setup, Sizes};
 pub use identity::{host_id, process_token};
-pub use lease::LeaseGuard;
+pub use lease::{Lease, LeaseGuard};
 pub use links::{Channel, Links, Need, Way};
 pub use peer::PeerInfo;
 pub use port::SocketOptions;
 pub use select::{Policy, neighbourhood, select};
 #[cfg(test)]
 pub use windows::Registered;
-pub use windows::{Board, HostWindows, UserRange};
+pub use windows::{Board, HostWindows, Loan, Neighbour, UserRange};

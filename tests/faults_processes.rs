@@ -12,6 +12,7 @@ mod faults {
     pub(crate) mod ranks;
     mod rest;
     mod setup;
+    mod stopped;
     mod stores;
     pub(crate) mod worker;
 }

@@ -214,13 +214,12 @@ impl Engine {
             }
             Err(error) => Err(error),
         };
-        let result = result.map_err(|error| self.cause(error));
-        match &result {
-            Ok(()) => visit.end(),
-            // Peers inside my buffers must learn of it before `visit` waits for them.
-            Err(error) => self.publish_failure(error),
+        if result.is_ok() {
+            return visit.end();
         }
-        result
+        let result = result.map_err(|error| self.cause(error));
+        // Peers inside my buffers must learn of it before `visit` waits for them.
+        result.inspect_err(|error| self.publish_failure(error))
     }
 
     fn run_plan(

@@ -188,7 +188,7 @@ mod models {
     use crate::sync::flag::models::EVER;
     use crate::sync::primitive::Arc;
     use crate::sys::futex::{Membarrier, model};
-    use crate::transport::Arena;
+    use crate::transport::{Arena, Neighbour};
     use crate::types::{Collective, DataType, Rank};
 
     /// Waits with nothing but the flag's wake to end a sleep.
@@ -237,6 +237,7 @@ mod models {
                 ranks: (0..u32::try_from(ranks).expect("a few")).map(Rank::new).collect(),
                 me,
                 arenas: self.arenas.clone(),
+                neighbours: vec![Neighbour::Thread; ranks],
                 boards: None,
                 registered: Vec::new(),
             };

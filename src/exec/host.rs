@@ -1,21 +1,19 @@
 //! Collectives inside one host: flat slots for small calls, visits to the peers' buffers for large ones; and plans of any kind.
 
 use std::ptr::NonNull;
-use std::time::Duration;
 
 use crate::device::{Kernel, Pass, Store};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::exec::call::Call;
 use crate::exec::drive::{Idle, drive};
+use crate::exec::evict::await_peers_out;
 use crate::exec::flat::{Exchange, Flat};
 use crate::exec::history::History;
 use crate::exec::interpret::{Memory, PlanRun, Setting};
 use crate::exec::operation::Operation;
 use crate::plan::{Action, Buffer, Operand, Plan, ScratchSets, Windows};
-use crate::sync::Deadline;
 use crate::sync::primitive::Arc;
-use crate::sys::{clock, cpu, futex};
-use crate::transport::{Board, HostWindows, INLINE_BYTES, LeaseGuard, UserRange};
+use crate::transport::{Board, HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserRange};
 use crate::types::{Collective, Rank, ReduceOp, World};
 
 /// A world of one: output is input, scaled where the operator says so.
@@ -79,6 +77,7 @@ pub struct Visit<'a> {
     windows: &'a HostWindows,
     over: bool,
     met: Vec<Option<Ranges>>,
+    loans: Loans<'a>,
     guards: Vec<LeaseGuard<'a>>,
 }
 
@@ -89,7 +88,7 @@ impl<'a> Visit<'a> {
             boards[windows.me].write(call.buffers.input, call.buffers.output);
         }
         windows.mine().lease().open(operation.sequence);
-        Visit { windows, over: false, met: Vec::new(), guards: Vec::new() }
+        Visit { windows, over: false, met: Vec::new(), loans: Loans::default(), guards: Vec::new() }
     }
 
     /// Meets all ranks of the host in the operation. The kind of windows that all of them can use.
@@ -103,7 +102,8 @@ impl<'a> Visit<'a> {
         world: World,
         idle: &mut Idle<'_>,
     ) -> Result<Windows> {
-        let mine = encode_ranges(&announce_ranges(self.windows, call, world)?);
+        self.loans = lend_buffers(self.windows, call, world)?;
+        let mine = encode_ranges(&announce_ranges(self.windows, call, world, &self.loans)?);
         let fill = |slot: NonNull<u8>| {
             // SAFETY: my slot has room for as many bytes beside the label.
             unsafe { slot.cast::<[u8; RANGES_BYTES]>().write(mine) };
@@ -131,7 +131,12 @@ impl<'a> Visit<'a> {
         for rank in visited(plan) {
             let gone = || Error::remote(rank, format!("rank {rank} has given up this operation"));
             let lease = windows.arenas[windows.place(rank)].lease();
-            self.guards.push(lease.enter(operation.sequence).ok_or_else(gone)?);
+            // Threads of one process wait for each other, however long that takes; nobody asks which of them is inside.
+            let guard = match windows.boards {
+                Some(_) => lease.enter(operation.sequence),
+                None => lease.enter_as(windows.me, operation.sequence),
+            };
+            self.guards.push(guard.ok_or_else(gone)?);
         }
         user_memory(windows, call, world, &self.met)
     }
@@ -139,8 +144,14 @@ impl<'a> Visit<'a> {
 
 impl Visit<'_> {
     /// The operation ended well: the plan's proof says that no peer touches this rank's buffers any more.
-    pub fn end(mut self) {
+    ///
+    /// # Errors
+    /// Where another operation on one of the buffers, of another communicator, has failed meanwhile and taken it from the peers.
+    pub fn end(mut self) -> Result<()> {
         self.over = true;
+        let entered = !self.guards.is_empty();
+        let whole = std::mem::take(&mut self.loans).into_iter().flatten().fold(true, |whole, loan| loan.end() && whole);
+        if whole || !entered { Ok(()) } else { Err(taken_away()) }
     }
 }
 
@@ -149,10 +160,13 @@ impl Drop for Visit<'_> {
         self.guards.clear();
         self.windows.mine().lease().close();
         if !self.over {
-            await_peers_out(self.windows);
+            await_peers_out(self.windows, &self.loans);
         }
     }
 }
+
+/// The call's input and output, where they lie in registered buffers.
+pub(super) type Loans<'a> = [Option<Loan<'a>>; 2];
 
 /// What `run_plan` needs besides plan and call.
 #[derive(Debug)]
@@ -322,16 +336,27 @@ fn read_flat(
     Ok(())
 }
 
-fn announce_ranges(windows: &HostWindows, call: &Call<'_>, world: World) -> Result<Ranges> {
+/// Lends the call's buffers to peers that are processes, where they are registered; threads know addresses.
+fn lend_buffers<'a>(windows: &'a HostWindows, call: &Call<'_>, world: World) -> Result<Loans<'a>> {
+    if windows.boards.is_some() || windows.ranks.len() > Lease::PLACES {
+        return Ok(Loans::default());
+    }
     let size = call.data_type.size() as usize;
     let (input, output) = call.lengths(world)?;
-    let find = |start: *const u8, bytes: usize| {
-        if bytes == 0 { None } else { windows.find(start..start.wrapping_add(bytes)) }
+    let lend = |start: *const u8, bytes: usize| {
+        if bytes == 0 { None } else { windows.lend(start..start.wrapping_add(bytes)) }
     };
-    let input_range = find(call.buffers.input, input.index() * size);
-    let output_range = find(call.buffers.output, output.index() * size);
-    let reachable = (input.0 == 0 || input_range.is_some()) && (output.0 == 0 || output_range.is_some());
-    Ok(Ranges { input: input_range, output: output_range, reachable })
+    let input = lend(call.buffers.input, input.index() * size);
+    Ok([input, lend(call.buffers.output, output.index() * size)])
+}
+
+fn announce_ranges(windows: &HostWindows, call: &Call<'_>, world: World, loans: &Loans<'_>) -> Result<Ranges> {
+    let (input, output) = call.lengths(world)?;
+    let [lent_input, lent_output] = loans;
+    let reaches = (input.0 == 0 || lent_input.is_some()) && (output.0 == 0 || lent_output.is_some());
+    let reachable = reaches && windows.ranks.len() <= Lease::PLACES;
+    let [input, output] = loans.each_ref().map(|loan| loan.as_ref().map(Loan::range));
+    Ok(Ranges { input, output, reachable })
 }
 
 /// The users' buffers of all ranks of the host, whose leases are held.
@@ -366,25 +391,13 @@ fn user_memory(windows: &HostWindows, call: &Call<'_>, world: World, met: &[Opti
     Ok(memory)
 }
 
-/// Waits until all peers are out of my buffers. Threads of this process always come out: they see the
-/// failure at their next look. A process that died inside keeps its mapping to itself, so after a while it is not waited for.
-fn await_peers_out(windows: &HostWindows) {
-    let lease = windows.mine().lease();
-    let strict = windows.boards.is_some();
-    let deadline = Deadline::after(LEASE_PATIENCE);
-    let mut turns = 0u32;
-    while !lease.drained() {
-        turns = turns.saturating_add(1);
-        if turns < YIELDS {
-            cpu::yield_now();
-            continue;
-        }
-        if !strict && deadline.passed(clock::now()) {
-            crate::log::warn!(Coll, "a peer that died is still counted inside this rank's buffers");
-            return;
-        }
-        futex::nap(LEASE_NAP);
-    }
+#[cold]
+fn taken_away() -> Error {
+    Error::new(
+        Kind::System,
+        "a call on another communicator failed while peers worked in the same registered buffer, which was taken away from them: \
+         what they wrote for this call may be missing",
+    )
 }
 
 /// Input and output as two words: registration in the upper 16 bits, offset in the lower 48; all ones: none.
@@ -415,22 +428,15 @@ const RANGES_BYTES: usize = 24;
 /// Scratch that sets take turns in: more than second-level caches hold, so little that it stays in the third (measured from 1 to 4 MiB).
 const TURNED_BYTES: usize = 2 << 20;
 const OFFSET_MASK: u64 = (1 << 48) - 1;
-/// Looks at the lease before the wait for peers sleeps.
-const YIELDS: u32 = 32;
-/// How long the wait for peers sleeps between two looks.
-const LEASE_NAP: Duration = Duration::from_micros(200);
-/// How long a process waits for others to leave its buffers.
-const LEASE_PATIENCE: Duration = Duration::from_secs(5);
 
 const _: () = assert!(RANGES_BYTES <= INLINE_BYTES);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
     use crate::exec::{Buffers, CallCount};
     use crate::sys::memory::SharedMemory;
-    use crate::transport::{Arena, Registered};
+    use crate::transport::{Arena, Neighbour, Registered};
     use crate::types::DataType;
 
     /// Regression: a peer that announced elements in no place was believed, and null was followed.
@@ -442,8 +448,12 @@ mod tests {
             ranks: world.ranks().collect(),
             me: 0,
             arenas: (0..2).map(|_| Arena::create(4096, false).unwrap()).collect(),
+            neighbours: vec![Neighbour::Thread; 2],
             boards: None,
-            registered: vec![Registered { memory: vec![memory(), memory()] }],
+            registered: vec![Registered {
+                generation: memory().share_anew().unwrap(),
+                memory: vec![memory(), memory()],
+            }],
         };
         let (send, mut recv) = ([0u64; 100], [0u64; 100]);
         let call = Call {

@@ -13,6 +13,10 @@ use crate::types::Element;
 /// Registered with a communicator ([`crate::Communicator::register`]), large collectives of one host work in it in place: nothing is
 /// copied on the way. Otherwise it is a slice like any other.
 ///
+/// When a call that fails has returned, no rank touches its buffers any more. Where another process stands still in the middle of the call,
+/// stopped by a signal or a debugger, this takes half a second and a copy of the buffer, which is then registered nowhere: later
+/// calls treat it as ordinary memory until it is registered anew. Threads of this process are waited for, however long they take.
+///
 /// # Examples
 /// ```
 /// use rsccl::{Buffer, ReduceOp};

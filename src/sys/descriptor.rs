@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 use crate::error::{Error, Result};
+use crate::sys::alive::Process;
 
 /// A listener on an abstract name; non-blocking.
 #[derive(Debug)]
@@ -92,6 +93,11 @@ impl Stream {
     /// [`crate::error::Kind::System`].
     pub fn write(&self, bytes: &[u8]) -> Result<Option<usize>> {
         settle(self.0.send_with_flags(bytes, libc::MSG_NOSIGNAL), "write to a unix socket")
+    }
+
+    /// The process at the other end: the one that listened, where this side connected.
+    pub fn process(&self) -> Option<Process> {
+        credentials(&self.0).ok().and_then(|peer| Process::of(peer.pid))
     }
 
     /// Sends one byte with a descriptor; false where the socket is full.
@@ -229,6 +235,11 @@ fn address(name: &str) -> Result<SockAddr> {
 
 /// The users of the other end and of this one.
 fn users(socket: &Socket) -> Result<(u32, u32)> {
+    // SAFETY: takes nothing, never fails.
+    Ok((credentials(socket)?.uid, unsafe { libc::geteuid() }))
+}
+
+fn credentials(socket: &Socket) -> Result<libc::ucred> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("12 bytes");
     // SAFETY: the kernel writes at most `length` bytes into `peer`, which is as large.
@@ -244,8 +255,7 @@ fn users(socket: &Socket) -> Result<(u32, u32)> {
     if result != 0 {
         return Err(Error::last_os("SO_PEERCRED"));
     }
-    // SAFETY: takes nothing, never fails.
-    Ok((peer.uid, unsafe { libc::geteuid() }))
+    Ok(peer)
 }
 
 /// Whether the listener of `owner` takes a connection of `guest`: the same user, or root.
@@ -284,7 +294,8 @@ mod tests {
         let server = listener.accept().unwrap().unwrap();
         assert!(client.receive_descriptor().unwrap().is_none());
         let memory = crate::sys::memory::SharedMemory::memfd(4096).unwrap();
-        assert!(server.send_descriptor(memory.file().unwrap()).unwrap());
+        assert_eq!(client.process(), Process::of(i32::try_from(std::process::id()).unwrap()));
+        assert!(server.send_descriptor(memory.file().unwrap().as_fd()).unwrap());
         let file = client.receive_descriptor().unwrap().unwrap();
         crate::sys::memory::SharedMemory::from_peer(file, 4096).unwrap();
     }

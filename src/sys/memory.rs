@@ -2,19 +2,42 @@
 //!
 //! A memfd is sealed against shrinking before its descriptor leaves the process, and one that comes in must be sealed
 //! and as large as it was said to be: a peer cannot make a mapping fault by cutting the file.
+//!
+//! Who has mapped a memfd can write it until it unmaps it. An owner that needs its memory for itself again, while a peer may still write,
+//! [takes it out of the peers' reach](SharedMemory::detach): its address stays, with its content; behind it are other pages.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU8;
 
 use crate::error::{Error, Kind, Result};
+use crate::sync::primitive::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// A mapping that lives as long as its owner; zeroed when new, page-aligned.
 #[derive(Debug)]
 pub struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
-    file: Option<OwnedFd>,
+    /// Locked while it changes.
+    backing: Mutex<Backing>,
+    /// The generation in the upper half, operations that have lent the memory in the lower.
+    state: AtomicU64,
 }
+
+/// Where the pages come from.
+#[derive(Debug)]
+enum Backing {
+    /// A file that peers map.
+    Shared(Arc<OwnedFd>),
+    /// Such a file, and copies of this process's own of some of its pages.
+    Parting,
+    /// This process has all pages for itself.
+    Private,
+}
+
+/// Which pages are behind a [`SharedMemory`]: changes when it goes out of the peers' reach, and when it is shared anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Generation(u64);
 
 // SAFETY: the mapping is plain memory with no thread affinity; what is in it is reached through raw pointers and atomics by
 // callers that keep their own order.
@@ -29,7 +52,7 @@ impl SharedMemory {
     /// [`Kind::System`] where the system has no such memory.
     pub fn anonymous(bytes: usize) -> Result<SharedMemory> {
         let base = map(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
-        Ok(SharedMemory { base, bytes, file: None })
+        Ok(SharedMemory::new(base, bytes, None))
     }
 
     /// Memory behind a descriptor that can be handed to other processes. Pages are taken when first touched.
@@ -37,25 +60,9 @@ impl SharedMemory {
     /// # Errors
     /// [`Kind::System`] where the system refuses.
     pub fn memfd(bytes: usize) -> Result<SharedMemory> {
-        // SAFETY: the name is a NUL-terminated literal; the call has no other precondition.
-        let raw = unsafe { libc::memfd_create(c"rsccl".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        if raw < 0 {
-            return Err(Error::last_os("memfd_create"));
-        }
-        // SAFETY: `raw` was just returned by the kernel and nobody else has it.
-        let file = unsafe { OwnedFd::from_raw_fd(raw) };
-        let length = libc::off_t::try_from(bytes)
-            .map_err(|_| Error::invalid_argument(format!("shared memory of {bytes} bytes is too large")))?;
-        // SAFETY: a plain call on a descriptor that we own.
-        if unsafe { libc::ftruncate(raw, length) } != 0 {
-            return Err(Error::last_os(format!("ftruncate of a memfd to {bytes} bytes")));
-        }
-        // SAFETY: a plain call on a descriptor that we own.
-        if unsafe { libc::fcntl(raw, libc::F_ADD_SEALS, SEALS) } != 0 {
-            return Err(Error::last_os("sealing a memfd"));
-        }
-        let base = map(bytes, libc::MAP_SHARED, raw)?;
-        Ok(SharedMemory { base, bytes, file: Some(file) })
+        let file = sealed_file(bytes)?;
+        let base = map(bytes, libc::MAP_SHARED, file.as_raw_fd())?;
+        Ok(SharedMemory::new(base, bytes, Some(file)))
     }
 
     /// Maps a descriptor that a peer sent, which must be a sealed memfd of exactly `bytes`.
@@ -76,7 +83,12 @@ impl SharedMemory {
             return Err(Error::new(Kind::Remote, message));
         }
         let base = map(bytes, libc::MAP_SHARED, actual.as_raw_fd())?;
-        Ok(SharedMemory { base, bytes, file: Some(actual.into()) })
+        Ok(SharedMemory::new(base, bytes, Some(actual.into())))
+    }
+
+    fn new(base: NonNull<u8>, bytes: usize, file: Option<OwnedFd>) -> SharedMemory {
+        let backing = file.map_or(Backing::Private, |file| Backing::Shared(Arc::new(file)));
+        SharedMemory { base, bytes, backing: Mutex::new(backing), state: AtomicU64::new(0) }
     }
 
     /// Where it starts.
@@ -90,8 +102,113 @@ impl SharedMemory {
     }
 
     /// The descriptor, where the memory has one.
-    pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.file.as_ref().map(AsFd::as_fd)
+    pub fn file(&self) -> Option<Arc<OwnedFd>> {
+        match &*self.lock() {
+            Backing::Shared(file) => Some(Arc::clone(file)),
+            Backing::Parting | Backing::Private => None,
+        }
+    }
+
+    /// An operation lets peers work in the memory, of which they have mapped `generation`. False where that is no more what is behind
+    /// it: they must not.
+    pub fn lend(&self, generation: Generation) -> bool {
+        let lent = |state| (state >> COUNT_BITS == generation.0).then(|| state + 1);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, lent).is_ok()
+    }
+
+    /// The operation is over. False where the memory went out of the peers' reach meanwhile: what they wrote may be missing.
+    pub fn take_back(&self, generation: Generation) -> bool {
+        // One order with the change in `detach`: where this comes first, `detach` acquires what peers have written until now.
+        self.state.fetch_sub(1, Ordering::AcqRel) >> COUNT_BITS == generation.0
+    }
+
+    /// Takes the memory out of the reach of whoever has mapped it: they keep the pages as they are now, and the owner goes on with a copy
+    /// at the same address. No thread of this process notices: it may read and write the memory all the time, and no store is lost. The
+    /// memory is an owner's that [`SharedMemory::memfd`] made; the second call does nothing.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where the system has no memory for the copy. Peers may still reach some of the pages then; a later call may
+    /// succeed.
+    pub fn detach(&self) -> Result<()> {
+        let mut backing = self.lock();
+        if let Backing::Shared(shared) = &*backing {
+            if !self.is_detached() {
+                self.state.fetch_add(ONE_GENERATION, Ordering::AcqRel);
+            }
+            // Pages of a private mapping are the file's until the first store to each.
+            let fresh = map(self.bytes, libc::MAP_PRIVATE, shared.as_raw_fd())?;
+            self.replace(fresh)?;
+            *backing = Backing::Parting;
+        }
+        if let Backing::Parting = &*backing {
+            self.own_pages()?;
+            *backing = Backing::Private;
+        }
+        Ok(())
+    }
+
+    /// Puts a file behind the memory again that peers can map, where [`SharedMemory::detach`] took it away; what is behind it now. Nobody
+    /// writes the memory meanwhile.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where there is no memory.
+    pub fn share_anew(&self) -> Result<Generation> {
+        let mut backing = self.lock();
+        if self.is_detached() {
+            let shared = sealed_file(self.bytes)?;
+            let fresh = map(self.bytes, libc::MAP_SHARED, shared.as_raw_fd())?;
+            // SAFETY: both mappings have as many bytes, and one is new; the caller keeps writers away.
+            unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().cast_const(), fresh.as_ptr(), self.bytes) };
+            self.replace(fresh)?;
+            self.prefer_huge_pages();
+            *backing = Backing::Shared(Arc::new(shared));
+            self.state.fetch_add(ONE_GENERATION, Ordering::AcqRel);
+        }
+        Ok(Generation(self.state.load(Ordering::Acquire) >> COUNT_BITS))
+    }
+
+    /// Whether [`SharedMemory::detach`] was called, and [`SharedMemory::share_anew`] not since.
+    pub fn is_detached(&self) -> bool {
+        self.state.load(Ordering::Acquire) & ONE_GENERATION != 0
+    }
+
+    /// Moves the mapping `fresh`, of as many bytes, over this one: a thread that touches the memory meanwhile waits for the kernel.
+    fn replace(&self, fresh: NonNull<u8>) -> Result<()> {
+        let (flags, base) = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, self.base.as_ptr());
+        // SAFETY: both ranges are whole mappings of ours of `bytes`; whoever has pointers into the old one finds the same content.
+        let moved = unsafe { libc::mremap(fresh.as_ptr().cast(), self.bytes, self.bytes, flags, base) };
+        if moved == libc::MAP_FAILED {
+            let error = Error::last_os(format!("mremap of {} bytes", self.bytes));
+            // SAFETY: the mapping was not moved, and nobody else knows it.
+            unsafe { libc::munmap(fresh.as_ptr().cast(), self.bytes) };
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Makes every page of a private mapping this process's own, as a store does.
+    fn own_pages(&self) -> Result<()> {
+        // SAFETY: the range is our own mapping; no content changes.
+        let refused = unsafe { libc::madvise(self.base.as_ptr().cast(), self.bytes, libc::MADV_POPULATE_WRITE) };
+        if refused == 0 {
+            return Ok(());
+        }
+        let error = std::io::Error::last_os_error();
+        // Kernels before 5.14 do not know the advice.
+        if error.raw_os_error() != Some(libc::EINVAL) {
+            return Err(Error::system(format!("a copy of {} bytes of shared memory", self.bytes), error));
+        }
+        for offset in (0..self.bytes).step_by(LEAST_PAGE_BYTES) {
+            // SAFETY: inside the mapping; an atomic store of what is there loses no store of another thread.
+            let byte = unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(offset)) };
+            byte.fetch_or(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+    fn lock(&self) -> MutexGuard<'_, Backing> {
+        self.backing.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// A pointer `offset` bytes in, good for `bytes`.
@@ -121,6 +238,28 @@ impl Drop for SharedMemory {
     }
 }
 
+/// A memfd of `bytes`, sealed.
+fn sealed_file(bytes: usize) -> Result<OwnedFd> {
+    // SAFETY: the name is a NUL-terminated literal; the call has no other precondition.
+    let raw = unsafe { libc::memfd_create(c"rsccl".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if raw < 0 {
+        return Err(Error::last_os("memfd_create"));
+    }
+    // SAFETY: `raw` was just returned by the kernel and nobody else has it.
+    let file = unsafe { OwnedFd::from_raw_fd(raw) };
+    let length = libc::off_t::try_from(bytes)
+        .map_err(|_| Error::invalid_argument(format!("shared memory of {bytes} bytes is too large")))?;
+    // SAFETY: a plain call on a descriptor that we own.
+    if unsafe { libc::ftruncate(raw, length) } != 0 {
+        return Err(Error::last_os(format!("ftruncate of a memfd to {bytes} bytes")));
+    }
+    // SAFETY: a plain call on a descriptor that we own.
+    if unsafe { libc::fcntl(raw, libc::F_ADD_SEALS, SEALS) } != 0 {
+        return Err(Error::last_os("sealing a memfd"));
+    }
+    Ok(file)
+}
+
 fn map(bytes: usize, flags: libc::c_int, raw: libc::c_int) -> Result<NonNull<u8>> {
     if bytes == 0 {
         return Err(Error::invalid_argument("a mapping of 0 bytes"));
@@ -134,16 +273,22 @@ fn map(bytes: usize, flags: libc::c_int, raw: libc::c_int) -> Result<NonNull<u8>
     Ok(NonNull::new(base.cast()).expect("mmap never yields null without MAP_FIXED"))
 }
 
+/// Room for the count of operations beside the generation.
+const COUNT_BITS: u32 = 32;
+const ONE_GENERATION: u64 = 1 << COUNT_BITS;
+/// No machine has smaller pages.
+const LEAST_PAGE_BYTES: usize = 4096;
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 
     #[test]
     fn a_peer_sees_the_same_bytes() {
         let mine = SharedMemory::memfd(8192).unwrap();
-        let file = mine.file().unwrap().try_clone_to_owned().unwrap();
+        let file = mine.file().unwrap().try_clone().unwrap();
         let theirs = SharedMemory::from_peer(file, 8192).unwrap();
         // SAFETY: inside the mapping, one thread.
         unsafe { mine.at(5000, 1).as_ptr().write(7) };
@@ -151,10 +296,86 @@ mod tests {
         assert_eq!(unsafe { theirs.at(5000, 1).as_ptr().read() }, 7);
     }
 
+    fn mapped_twice(bytes: usize) -> (SharedMemory, SharedMemory) {
+        let mine = SharedMemory::memfd(bytes).unwrap();
+        let theirs = SharedMemory::from_peer(mine.file().unwrap().try_clone().unwrap(), bytes).unwrap();
+        (mine, theirs)
+    }
+
+    fn fill(memory: &SharedMemory, byte: u8) {
+        // SAFETY: inside the mapping, one thread.
+        unsafe { memory.base().as_ptr().write_bytes(byte, memory.len()) };
+    }
+
+    fn holds(memory: &SharedMemory, byte: u8) -> bool {
+        // SAFETY: inside the mapping; no other thread.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.base().as_ptr().cast_const(), memory.len()) };
+        bytes.iter().all(|found| *found == byte)
+    }
+
+    #[test]
+    fn what_was_detached_keeps_its_content_and_a_peer_cannot_write_it() {
+        let (mine, theirs) = mapped_twice(3 * 4096 + 100);
+        fill(&theirs, 5);
+        let generation = mine.share_anew().unwrap();
+        assert!(mine.lend(generation));
+        mine.detach().unwrap();
+        mine.detach().unwrap();
+        fill(&theirs, 9);
+        assert!(holds(&mine, 5) && holds(&theirs, 9) && mine.file().is_none());
+        assert!(!mine.take_back(generation) && !mine.lend(generation) && mine.is_detached());
+        fill(&mine, 6);
+        assert!(holds(&theirs, 9));
+    }
+
+    #[test]
+    fn what_was_detached_can_be_shared_anew() {
+        let (mine, old) = mapped_twice(2 * 4096);
+        let before = mine.share_anew().unwrap();
+        fill(&mine, 3);
+        mine.detach().unwrap();
+        let after = mine.share_anew().unwrap();
+        assert!(!mine.lend(before) && mine.lend(after) && mine.take_back(after));
+        let fresh = SharedMemory::from_peer(mine.file().unwrap().try_clone().unwrap(), 2 * 4096).unwrap();
+        fill(&old, 8);
+        assert!(holds(&mine, 3) && holds(&fresh, 3));
+        fill(&fresh, 4);
+        assert!(holds(&mine, 4));
+    }
+
+    /// Other threads may be in other parts of the memory while it is detached.
+    #[test]
+    fn no_store_of_another_thread_is_lost_while_memory_is_detached() {
+        const PAGES: usize = 64;
+        for _ in 0..20 {
+            let (mine, _theirs) = mapped_twice(PAGES * 4096);
+            let mine = std::sync::Arc::new(mine);
+            let (written, began) = (std::sync::Arc::clone(&mine), std::sync::Arc::new(std::sync::Barrier::new(2)));
+            let begin = std::sync::Arc::clone(&began);
+            let writer = crate::sys::thread::spawn("writer", move || {
+                begin.wait();
+                let mut turn = 0u64;
+                while !written.is_detached() || turn < 2000 {
+                    turn += 1;
+                    for page in 0..PAGES {
+                        let word = written.at(page * 4096 + 8, 8).cast::<AtomicU64>();
+                        // SAFETY: inside the mapping, aligned; touched as an atomic only.
+                        let word = unsafe { word.as_ref() };
+                        assert_eq!(word.load(Ordering::Relaxed), turn - 1, "page {page}");
+                        word.store(turn, Ordering::Relaxed);
+                    }
+                }
+            });
+            began.wait();
+            mine.detach().unwrap();
+            writer.unwrap().join().unwrap();
+        }
+    }
+
     #[test]
     fn wrong_size_and_unsealed_files_are_refused() {
         let mine = SharedMemory::memfd(4096).unwrap();
-        let file = mine.file().unwrap().try_clone_to_owned().unwrap();
+        let file = mine.file().unwrap().try_clone().unwrap();
         assert_eq!(SharedMemory::from_peer(file, 8192).unwrap_err().kind(), Kind::Remote);
         let plain = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(SharedMemory::from_peer(plain.into(), 4096).unwrap_err().kind(), Kind::Remote);

@@ -3,7 +3,7 @@
 //! ```text
 //! offset            width      meaning
 //! 0                 16         done: flat operations this rank has finished, raised after rooted ones
-//! 64                16         lease: who may touch this rank's user buffers (see `lease`)
+//! 64                64         lease: who may touch this rank's user buffers (see `lease`)
 //! 128               32 × 64    flags of plans: 8 for each of 4 lanes
 //! 2176              64 × 64    lines of flat slots: flag 16, label 24, up to 24 of data
 //! to the next page  64 × 16 K  data of flat slots, where it is more

@@ -169,7 +169,7 @@ impl Fabric {
                 self.links.send_pumps.push(pump);
                 Sender::new(memory, shape)
             }
-            other => Sender::new(map_taken(need.peer, other, shape.memory_bytes())?.0, shape),
+            other => Sender::new(map_taken(need.peer, other, shape.memory_bytes())?.memory, shape),
         };
         self.links.senders.insert((need.peer, need.channel), sender);
         self.log_open(&need);

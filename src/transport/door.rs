@@ -9,7 +9,6 @@
 //! ```
 
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
@@ -19,7 +18,7 @@ use crate::sync::primitive::Arc;
 use crate::sys::memory::SharedMemory;
 use crate::transport::offer::{LocalOffer, LocalOffers, take_local};
 use crate::transport::port::{Dial, Port, SocketOptions};
-use crate::transport::shm::{Exporter, Fetch};
+use crate::transport::shm::{Exporter, Fetch, Fetched};
 use crate::transport::windows::Board;
 use crate::types::{Rank, TransportKind};
 use crate::wire::{Reader, Writer};
@@ -46,7 +45,7 @@ pub(super) enum Taking {
 #[derive(Debug)]
 pub(super) enum Taken {
     Local(LocalOffer),
-    File(OwnedFd),
+    File(Fetched),
     Sockets(Vec<TcpStream>),
 }
 

@@ -19,8 +19,10 @@ use crate::transport::arena::Arena;
 use crate::transport::connect::Connecting;
 use crate::transport::door::{Doors, Taken};
 use crate::transport::links::{Links, Need};
+use crate::transport::offer::LocalOffer;
 use crate::transport::port::SocketOptions;
-use crate::transport::windows::{Board, HostWindows, Registered};
+use crate::transport::shm::Fetched;
+use crate::transport::windows::{Board, HostWindows, Neighbour, Registered};
 use crate::transport::{PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
@@ -164,18 +166,19 @@ impl Fabric {
         let board = all_local.then(Arc::<Board>::default);
         let taken = self.exchange_memory(&ranks, (mine.memory(), board.as_ref()), TAG_ARENA, setup)?;
         let bytes = Arena::memory_bytes(self.sizes.scratch_bytes);
-        let mut arenas = Vec::with_capacity(ranks.len());
+        let (mut arenas, mut neighbours) = (Vec::with_capacity(ranks.len()), vec![Neighbour::Thread; ranks.len()]);
         let mut boards: Vec<Arc<Board>> = Vec::with_capacity(ranks.len());
-        for (peer, taken) in ranks.iter().zip(taken) {
+        for ((peer, taken), neighbour) in ranks.iter().zip(taken).zip(&mut neighbours) {
             match taken {
                 None => {
                     arenas.push(mine.clone());
                     boards.extend(board.clone());
                 }
                 Some(taken) => {
-                    let (memory, theirs) = map_taken(*peer, taken, bytes)?;
-                    arenas.push(Arena::new(memory));
-                    boards.extend(theirs);
+                    let mapped = map_taken(*peer, taken, bytes)?;
+                    arenas.push(Arena::new(mapped.memory));
+                    boards.extend(mapped.board);
+                    *neighbour = mapped.neighbour;
                 }
             }
         }
@@ -186,7 +189,7 @@ impl Fabric {
         } else {
             log::detail!(Shm @ rank, "Mapped {bytes} bytes of each of {count} local ranks via SHM/memfd");
         }
-        self.windows = Some(Arc::new(HostWindows { ranks, me, arenas, boards, registered: Vec::new() }));
+        self.windows = Some(Arc::new(HostWindows { ranks, me, arenas, neighbours, boards, registered: Vec::new() }));
         Ok(())
     }
 
@@ -202,6 +205,7 @@ impl Fabric {
                 "more than {MOST_REGISTRATIONS} registered buffers: register fewer, larger ones"
             )));
         }
+        let generation = mine.share_anew()?;
         let peers: Vec<Rank> = windows.ranks.clone();
         let bytes = u64::try_from(mine.len()).expect("lengths are at most 64 bits").to_le_bytes();
         for peer in peers.iter().filter(|peer| **peer != self.world.rank) {
@@ -218,16 +222,17 @@ impl Fabric {
             let broken = || Error::remote(*peer, format!("rank {peer} registered a buffer of a broken length"));
             let length = <[u8; 8]>::try_from(length).map_err(|_| broken())?;
             let length = usize::try_from(u64::from_le_bytes(length)).map_err(|_| broken())?;
-            memory.push(map_taken(*peer, taken, length)?.0);
+            memory.push(map_taken(*peer, taken, length)?.memory);
         }
         let (mut registered, rank, length, count) =
             (windows.registered.clone(), self.world.rank, mine.len(), peers.len());
-        registered.push(Registered { memory });
+        registered.push(Registered { memory, generation });
         log::detail!(Reg @ rank, "Registered a buffer of {length} bytes with {count} local ranks, {} in all", registered.len());
         let fresh = HostWindows {
             ranks: windows.ranks.clone(),
             me: windows.me,
             arenas: windows.arenas.clone(),
+            neighbours: windows.neighbours.clone(),
             boards: windows.boards.clone(),
             registered,
         };
@@ -316,14 +321,23 @@ pub(super) fn unreachable(peer: Rank, error: &Error) -> Error {
 }
 
 /// Memory that a peer handed over, mapped.
-pub(super) fn map_taken(peer: Rank, taken: Taken, bytes: usize) -> Result<(Arc<SharedMemory>, Option<Arc<Board>>)> {
+pub(super) struct Mapped {
+    pub(super) memory: Arc<SharedMemory>,
+    board: Option<Arc<Board>>,
+    neighbour: Neighbour,
+}
+
+/// Maps what `peer` handed over, which must have `bytes`.
+pub(super) fn map_taken(peer: Rank, taken: Taken, bytes: usize) -> Result<Mapped> {
     match taken {
-        Taken::Local(offer) if offer.memory.len() == bytes => Ok((offer.memory, offer.board)),
+        Taken::Local(LocalOffer { memory, board }) if memory.len() == bytes => {
+            Ok(Mapped { memory, board, neighbour: Neighbour::Thread })
+        }
         Taken::Local(_) => Err(Error::remote(peer, format!("rank {peer} offered memory of another size"))),
-        Taken::File(file) => {
+        Taken::File(Fetched { file, owner }) => {
             let memory = SharedMemory::from_peer(file, bytes).map_err(|error| error.about(peer))?;
             memory.prefer_huge_pages();
-            Ok((Arc::new(memory), None))
+            Ok(Mapped { memory: Arc::new(memory), board: None, neighbour: Neighbour::Process(owner) })
         }
         Taken::Sockets(_) => Err(Error::internal("sockets where memory is due")),
     }

@@ -5,12 +5,13 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use crate::bootstrap::auth::Terms;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
+use crate::sys::alive::Process;
 use crate::sys::descriptor::{Listener, Stream};
 use crate::sys::memory::SharedMemory;
 use crate::sys::random;
@@ -51,6 +52,14 @@ pub(super) struct Fetch {
     stream: Option<Stream>,
     caller: Caller,
     asked: bool,
+}
+
+/// What a peer has handed over.
+#[derive(Debug)]
+pub(super) struct Fetched {
+    pub(super) file: OwnedFd,
+    /// The process that did, where it can be seen from here.
+    pub(super) owner: Option<Process>,
 }
 
 impl Exporter {
@@ -116,7 +125,7 @@ impl Session {
         let offer = offers.get_mut(&ticket).ok_or_else(refused)?;
         let place = offer.takers.iter().position(|taker| *taker == peer).ok_or_else(refused)?;
         let file = offer.memory.file().ok_or_else(|| Error::internal("offered memory has no descriptor"))?;
-        if !self.stream.send_descriptor(file)? {
+        if !self.stream.send_descriptor(file.as_fd())? {
             return Ok(false);
         }
         offer.takers.swap_remove(place);
@@ -135,7 +144,7 @@ impl Fetch {
     }
 
     /// The descriptor, once it has come.
-    pub(super) fn progress(&mut self) -> Result<Option<OwnedFd>> {
+    pub(super) fn progress(&mut self) -> Result<Option<Fetched>> {
         if self.stream.is_none() {
             self.stream = Stream::connect(&self.name)?;
         }
@@ -143,6 +152,7 @@ impl Fetch {
         if !self.asked {
             self.asked = self.caller.progress(stream)?;
         }
-        if self.asked { stream.receive_descriptor() } else { Ok(None) }
+        let file = if self.asked { stream.receive_descriptor()? } else { None };
+        Ok(file.map(|file| Fetched { file, owner: stream.process() }))
     }
 }

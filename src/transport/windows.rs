@@ -3,8 +3,10 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use crate::error::Result;
 use crate::sync::primitive::{Arc, AtomicUsize, Ordering};
-use crate::sys::memory::SharedMemory;
+use crate::sys::alive::Process;
+use crate::sys::memory::{Generation, SharedMemory};
 use crate::transport::Arena;
 use crate::types::Rank;
 
@@ -17,10 +19,21 @@ pub struct HostWindows {
     pub me: usize,
     /// Their arenas, in the same order.
     pub arenas: Vec<Arena>,
+    /// By what each of them reaches my memory, in the same order.
+    pub neighbours: Vec<Neighbour>,
     /// Where threads of one process say where their user buffers are; present where all ranks of the host are one process.
     pub boards: Option<Vec<Arc<Board>>>,
     /// Registered buffers: for each registration, every host rank's memory.
     pub registered: Vec<Registered>,
+}
+
+/// By what a rank of my host reaches memory that I have shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Neighbour {
+    /// By my own mapping: a thread of this process, or I myself.
+    Thread,
+    /// By a mapping of its own, in a process that may be out of sight.
+    Process(Option<Process>),
 }
 
 /// Where a thread's user buffers of the running operation are. Written by the owner before it opens its lease, read by who entered.
@@ -35,6 +48,8 @@ pub struct Board {
 pub struct Registered {
     /// Each rank's memory, mapped here.
     pub memory: Vec<Arc<SharedMemory>>,
+    /// What of my own memory the others have mapped.
+    pub generation: Generation,
 }
 
 /// A place in a registered buffer, as it is announced: which registration, and how far in.
@@ -44,6 +59,43 @@ pub struct UserRange {
     pub window: u16,
     /// Bytes from its start.
     pub offset: u64,
+}
+
+/// A part of a registered buffer of mine that peers may work in while an operation lasts.
+#[derive(Debug)]
+pub struct Loan<'a> {
+    memory: &'a SharedMemory,
+    generation: Generation,
+    range: UserRange,
+}
+
+impl Loan<'_> {
+    /// Where it is, for the peers.
+    pub fn range(&self) -> UserRange {
+        self.range
+    }
+
+    /// [`SharedMemory::detach`] of the whole buffer: whoever is still in it goes on in pages that are no more this rank's.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::detach`].
+    pub fn detach(&self) -> Result<()> {
+        self.memory.detach()
+    }
+
+    /// Ends the loan. False where the buffer was detached meanwhile, by another operation on it that failed: what peers wrote may be
+    /// missing.
+    pub fn end(self) -> bool {
+        let Loan { memory, generation, .. } = *std::mem::ManuallyDrop::new(self);
+        memory.take_back(generation)
+    }
+}
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        // The operation has failed, so nobody asks what is missing.
+        self.memory.take_back(self.generation);
+    }
 }
 
 impl Board {
@@ -77,15 +129,19 @@ impl HostWindows {
         &self.arenas[self.me]
     }
 
-    /// Whether `range` lies in one of my registered buffers, and where.
-    pub fn find(&self, range: Range<*const u8>) -> Option<UserRange> {
+    /// Lets peers work in `range`, where it lies in one of my registered buffers that they still reach.
+    pub fn lend(&self, range: Range<*const u8>) -> Option<Loan<'_>> {
         let (start, end) = (range.start.addr(), range.end.addr());
         self.registered.iter().enumerate().find_map(|(window, registered)| {
             let memory = &registered.memory[self.me];
             let base = memory.base().as_ptr().addr();
-            let inside = start >= base && end <= base + memory.len();
-            let offset = u64::try_from(start.wrapping_sub(base)).expect("addresses are at most 64 bits");
-            inside.then(|| Some(UserRange { window: u16::try_from(window).ok()?, offset }))?
+            if start < base || end > base + memory.len() {
+                return None;
+            }
+            let offset = u64::try_from(start - base).expect("addresses are at most 64 bits");
+            let range = UserRange { window: u16::try_from(window).ok()?, offset };
+            let generation = registered.generation;
+            memory.lend(generation).then_some(Loan { memory, generation, range })
         })
     }
 

@@ -1,5 +1,9 @@
 //! A rank is killed: before the others wait for it, while they do, in the middle of the work.
 
+use std::time::Duration;
+
+use rsccl::internals::sys::clock;
+
 use super::ranks::{Failure, Job};
 use crate::{NET, SHM, with};
 
@@ -17,6 +21,8 @@ const CASES: &[Case] = &[
     ("call barrier 0", &[]),
 ];
 
+/// Bound of what takes milliseconds on an idle machine, and does not wait for any time-out.
+const AT_ONCE: Duration = Duration::from_secs(4);
 /// The rank that dies.
 const VICTIM: usize = 2;
 
@@ -108,10 +114,11 @@ fn killed_while_others_send_to_it_and_receive_from_it() {
     }
 }
 
+/// Regression: the others waited 5 s for the dead rank to leave their buffers.
 #[test]
 fn killed_inside_the_registered_buffers_of_others() {
     for _ in 0..4 {
-        let mut job = Job::start(4, SHM);
+        let mut job = Job::start(4, &with(SHM, &[("RSCCL_TIMEOUT_MS", "20000")]));
         let before = job.holdings();
         job.join();
         job.begin("registered 700000", |_| true);
@@ -119,9 +126,12 @@ fn killed_inside_the_registered_buffers_of_others() {
             job.ranks[VICTIM].expect_line("turn");
         }
         job.kill(VICTIM);
+        let killed = clock::now();
         for rank in &job.ranks {
             must_name_the_victim(rank.number, "all_reduce", &rank.failure());
         }
+        let took = clock::now().duration_since(killed);
+        assert!(took < AT_ONCE, "the last error came {took:?} after the death");
         must_go_on(&mut job, "call all_reduce 300000", &before);
     }
 }

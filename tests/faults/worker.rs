@@ -11,6 +11,7 @@
 //! recv COUNT PEER
 //! request COUNT PEER     a message that is begun in a scope and waited for there
 //! registered COUNT       all_reduce in registered buffers until it fails; says `turn` as above
+//! unchanged              whether the buffers of the last failure of `registered` are as its caller has left them since
 //! threads RANKS COUNT    a world of threads in this process, of which one leaves early
 //! crowd ID FIRST RANKS WORLD SEED STEPS
 //!                        joins as so many ranks from FIRST on, each a thread, and runs a random program
@@ -24,7 +25,7 @@
 //! shrink RANK,RANK       the child of those that are left takes the place of the communicator
 //! abort WORDS            from another thread: at once, whatever runs; has no answer
 //! finalize               says goodbye
-//! drop                   drops all communicators
+//! drop                   drops all communicators and buffers
 //! panic                  drops all communicators while it unwinds
 //! ```
 //! When it has started it says `ready`. Before a command it says `begin`, after it `ok TEXT` or `error KIND PEER TEXT`; each such line follows a mark, since the test
@@ -92,6 +93,8 @@ struct Worker {
     comms: Vec<Communicator>,
     abort: Arc<Mutex<Option<AbortHandle>>>,
     calls: u64,
+    /// The buffers of the last `registered`.
+    registered: Option<(Buffer<f32>, Buffer<f32>)>,
 }
 
 impl Worker {
@@ -129,6 +132,10 @@ impl Worker {
                 checked(buffer.iter().all(|value| *value == 1.5), "a request")
             }
             ["registered", count] => self.registered(number(count)).map(|()| String::new()),
+            ["unchanged"] => {
+                let (send, recv) = self.registered.as_ref().expect("`registered` has failed");
+                checked(send.iter().chain(recv.iter()).all(|value| *value == OURS), "buffers after a call has returned")
+            }
             ["threads", ranks, count] => threads(number(ranks), number(count)),
             ["crowd", id, first, ranks, world, seed, steps] => {
                 let id = UniqueId::from_bytes(&unhex(id))?;
@@ -179,14 +186,27 @@ impl Worker {
         }
     }
 
-    fn registered(&self, count: usize) -> Result<()> {
-        let (mut send, mut recv) = (Buffer::<f32>::new(count)?, Buffer::<f32>::new(count)?);
-        self.comm().register(&send)?;
-        self.comm().register(&recv)?;
+    /// In the buffers of the last time, where they are as large: registered anew.
+    fn registered(&mut self, count: usize) -> Result<()> {
+        let (mut send, mut recv) = match self.registered.take().filter(|(send, _)| send.len() == count) {
+            Some(again) => again,
+            None => (Buffer::<f32>::new(count)?, Buffer::<f32>::new(count)?),
+        };
+        let result = self.sums((&mut send, &mut recv));
+        // From now on they belong to nobody else.
+        send.fill(OURS);
+        recv.fill(OURS);
+        self.registered = Some((send, recv));
+        result
+    }
+
+    fn sums(&self, (send, recv): (&mut Buffer<f32>, &mut Buffer<f32>)) -> Result<()> {
+        self.comm().register(send)?;
+        self.comm().register(recv)?;
         send.fill(0.5);
         let sum = 0.5 * self.comm().size() as f32;
         for turn in 0u32.. {
-            self.comm().all_reduce(&send, &mut recv, ReduceOp::Sum)?;
+            self.comm().all_reduce(send, recv, ReduceOp::Sum)?;
             assert!(recv.iter().all(|value| *value == sum));
             if turn < SHOWN_TURNS {
                 say("turn");
@@ -197,6 +217,7 @@ impl Worker {
 
     fn clear(&mut self) {
         *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.registered = None;
         // Children before parents.
         while self.comms.pop().is_some() {}
     }
@@ -339,3 +360,5 @@ const LINE_BYTES: u64 = 64;
 /// Of a line behind its flag and its label.
 const DATA_OFFSET: u64 = 40;
 const SHOWN_TURNS: u32 = 5;
+/// What a caller writes into its buffers when a call has returned.
+const OURS: f32 = 7.0;

@@ -1,0 +1,176 @@
+//! Getting a rank's buffers back from its peers after an operation that failed.
+//!
+//! A peer may still be in the middle of a copy, and whoever called the operation has its buffers for itself when the call returns. So
+//! the rank waits. Peers that run come out at their next look at the news, in milliseconds. A peer that is a process may
+//! also have ended, or be stopped for as long as somebody likes: the first cannot touch memory any more, and from the second
+//! the registered buffers are taken away ([`crate::sys::memory::SharedMemory::detach`]).
+//!
+//! A peer that is a thread of this process reaches the buffers by the same addresses as their owner. Nothing takes them away from it, so
+//! it is waited for without bound. It cannot be stopped apart from the owner, and comes out unless a progress hook of the program's
+//! never returns to it.
+
+use std::time::Duration;
+
+use crate::exec::host::Loans;
+use crate::log;
+use crate::sync::Deadline;
+use crate::sys::{clock, cpu, futex};
+use crate::transport::{HostWindows, Loan, Neighbour};
+
+/// Waits until no peer can reach the buffers of this rank any more, whose lease is closed; `loans` are those that processes reach. Where
+/// they cannot be taken away from a stopped process, for want of memory, the wait goes on until they can be, or until it comes out.
+pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
+    let (mut turns, mut are_taken_away) = (0u32, false);
+    let mut deadline = Deadline::after(PATIENCE);
+    while !are_out(windows, are_taken_away) {
+        turns = turns.saturating_add(1);
+        if turns < YIELDS {
+            cpu::yield_now();
+            continue;
+        }
+        // Nothing can be taken away from threads.
+        if !are_taken_away && windows.boards.is_none() && deadline.passed(clock::now()) {
+            are_taken_away = take_away(windows, loans);
+            deadline = Deadline::after(PATIENCE);
+            continue;
+        }
+        futex::nap(NAP);
+    }
+}
+
+/// Whether no process reaches the lent buffers any more.
+fn take_away(windows: &HostWindows, loans: &Loans<'_>) -> bool {
+    let rank = windows.ranks[windows.me];
+    let taken = loans.iter().flatten().try_for_each(Loan::detach);
+    match &taken {
+        Ok(()) => {
+            log::warn!(Reg @ rank, "took this rank's registered buffers away from peers that stand still in them")
+        }
+        Err(error) => {
+            log::warn!(Reg @ rank, "waiting for peers that stand still in this rank's registered buffers: {error}")
+        }
+    }
+    taken.is_ok()
+}
+
+/// Whether every other rank of the host is out of this rank's buffers, or cannot reach them.
+fn are_out(windows: &HostWindows, are_taken_away: bool) -> bool {
+    let lease = windows.mine().lease();
+    if windows.boards.is_some() {
+        return lease.drained();
+    }
+    let mut others = windows.neighbours.iter().enumerate().filter(|(place, _)| *place != windows.me);
+    others.all(|(place, neighbour)| match neighbour {
+        _ if lease.is_out(place) => true,
+        Neighbour::Thread => false,
+        Neighbour::Process(process) => are_taken_away || process.is_some_and(|process| process.has_ended()),
+    })
+}
+
+/// Looks at the lease before the wait sleeps.
+const YIELDS: u32 = 32;
+/// How long the wait sleeps between two looks.
+const NAP: Duration = Duration::from_micros(200);
+/// How long a peer that runs may take to come out: many times what it needs on a busy machine.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::sync::primitive::{Arc, AtomicBool, Ordering};
+    use crate::sys::alive::Process;
+    use crate::sys::memory::SharedMemory;
+    use crate::sys::process::{Group, Signal};
+    use crate::sys::thread;
+    use crate::transport::{Arena, Registered};
+    use crate::types::Rank;
+
+    /// Of rank 0, whose lease is open for operation 0; rank 1 is `neighbour`.
+    fn windows(neighbour: Neighbour) -> HostWindows {
+        let memory = Arc::new(SharedMemory::memfd(8192).unwrap());
+        let generation = memory.share_anew().unwrap();
+        let windows = HostWindows {
+            ranks: [0, 1].map(Rank::new).to_vec(),
+            me: 0,
+            arenas: (0..2).map(|_| Arena::create(4096, false).unwrap()).collect(),
+            neighbours: vec![Neighbour::Thread, neighbour],
+            boards: None,
+            registered: vec![Registered { memory: vec![Arc::clone(&memory), memory], generation }],
+        };
+        windows.mine().lease().open(0);
+        windows
+    }
+
+    fn memory(windows: &HostWindows) -> &SharedMemory {
+        &windows.registered[0].memory[0]
+    }
+
+    /// Rank 1 is inside; rank 0 wants its buffer back.
+    fn evict(windows: &HostWindows) {
+        let base = memory(windows).base().as_ptr().cast_const();
+        let loans = [None, windows.lend(base..base.wrapping_add(100))];
+        assert!(loans[1].is_some());
+        windows.mine().lease().close();
+        await_peers_out(windows, &loans);
+    }
+
+    fn sleeper() -> (Group, Neighbour) {
+        let group = Group::start(Command::new("sleep").arg("1000")).unwrap();
+        let process = Process::of(i32::try_from(group.id()).unwrap());
+        assert!(process.is_some());
+        (group, Neighbour::Process(process))
+    }
+
+    /// Regression: survivors waited 5 s for a rank whose death they knew.
+    #[test]
+    fn a_process_that_was_killed_inside_is_not_waited_for() {
+        let (group, neighbour) = sleeper();
+        group.signal(Signal::KILL).unwrap();
+        let windows = windows(neighbour);
+        let _inside = windows.mine().lease().enter_as(1, 0).unwrap();
+        evict(&windows);
+        assert!(!memory(&windows).is_detached(), "the kernel has taken the memory from it");
+    }
+
+    /// Regression: a peer that was stopped inside was waited for a while, and wrote into the buffer when it went on.
+    #[test]
+    fn a_buffer_is_taken_away_from_a_process_that_stands_still_in_it() {
+        let (_group, neighbour) = sleeper();
+        for neighbour in [neighbour, Neighbour::Process(None)] {
+            let windows = windows(neighbour);
+            let theirs = SharedMemory::from_peer(memory(&windows).file().unwrap().try_clone().unwrap(), 8192).unwrap();
+            let _inside = windows.mine().lease().enter_as(1, 0).unwrap();
+            evict(&windows);
+            assert!(memory(&windows).is_detached());
+            // SAFETY: inside the mapping.
+            unsafe { theirs.at(50, 1).as_ptr().write(9) };
+            // SAFETY: inside the mapping.
+            assert_eq!(unsafe { memory(&windows).at(50, 1).as_ptr().read() }, 0);
+        }
+    }
+
+    #[test]
+    fn a_thread_of_this_process_is_waited_for() {
+        let windows = Arc::new(windows(Neighbour::Thread));
+        let (theirs, out) = (Arc::clone(&windows), Arc::new(AtomicBool::new(false)));
+        let (is_out, entered) = (Arc::clone(&out), Arc::new(std::sync::Barrier::new(2)));
+        let enters = Arc::clone(&entered);
+        let visitor = thread::spawn("visitor", move || {
+            let inside = theirs.mine().lease().enter_as(1, 0).unwrap();
+            enters.wait();
+            // Longer than a process would be waited for.
+            while !memory(&theirs).is_detached() {
+                futex::nap(NAP);
+            }
+            is_out.store(true, Ordering::Release);
+            drop(inside);
+        });
+        entered.wait();
+        evict(&windows);
+        assert!(out.load(Ordering::Acquire));
+        visitor.unwrap().join().unwrap();
+    }
+}

@@ -1,0 +1,63 @@
+//! Whether another process of this host still runs.
+
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::sys::process::{Want, wait_ready};
+
+/// Another process, by its number in this process's namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process(libc::pid_t);
+
+impl Process {
+    /// The process of this number; `None` for a number that names none here: the kernel says 0 of a process in a namespace that
+    /// this one cannot see.
+    pub(crate) fn of(number: libc::pid_t) -> Option<Process> {
+        (number > 0).then_some(Process(number))
+    }
+
+    /// Whether it has certainly ended, and can touch no memory any more: the kernel takes a process's memory away before it tells of
+    /// its end. False also where that cannot be found out, or where the number has been given to a new process.
+    pub fn has_ended(self) -> bool {
+        // SAFETY: the call takes two numbers.
+        let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, self.0, 0) };
+        let Ok(raw @ 0..) = i32::try_from(raw) else {
+            return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+        };
+        // SAFETY: the call above made the descriptor, and nobody else has it.
+        let handle = unsafe { OwnedFd::from_raw_fd(raw) };
+        // It has ended and its parent has not asked for its exit code yet.
+        wait_ready(&[(handle.as_fd(), Want::Read)], Some(Duration::ZERO)).is_ok_and(|ready| ready == [true])
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::sys::process::Group;
+
+    #[test]
+    fn a_process_has_ended_when_it_is_killed_and_before_it_is_reaped() {
+        let mut group = Group::start(Command::new("sleep").arg("1000")).unwrap();
+        let process = Process::of(libc::pid_t::try_from(group.id()).unwrap()).unwrap();
+        assert!(!process.has_ended());
+        group.signal(crate::sys::process::Signal::KILL).unwrap();
+        let handle_ready = || group.exit().unwrap().is_some();
+        await_true(handle_ready);
+        assert!(process.has_ended(), "unreaped");
+        drop(group);
+        assert!(process.has_ended(), "reaped");
+        assert_eq!(Process::of(0), None);
+    }
+
+    fn await_true(mut come: impl FnMut() -> bool) {
+        let deadline = crate::sync::Deadline::after(Duration::from_secs(20));
+        while !come() {
+            assert!(!deadline.passed(crate::sys::clock::now()), "the child does not end");
+            wait_ready(&[], Some(Duration::from_millis(1))).unwrap();
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! A rank that is stopped in the middle of a call, and goes on when the others have given it up.
+
+use rsccl::internals::sys::process::Signal;
+
+use super::ranks::Job;
+use crate::{SHM, with};
+
+/// Regression: the others waited 5 s for it, then had their buffers back, and it wrote millions of elements into them when it went on.
+#[test]
+fn a_rank_that_is_stopped_inside_registered_buffers_changes_nothing_when_it_goes_on() {
+    let mut caught = 0;
+    for _ in 0..TRIES {
+        let mut job = Job::start(2, &with(SHM, &[("RSCCL_TIMEOUT_MS", "400")]));
+        let before = job.holdings();
+        job.join();
+        job.begin("registered 6000000", |_| true);
+        for _ in 0..3 {
+            job.ranks[1].expect_line("turn");
+        }
+        job.ranks[1].signal(Signal::STOP);
+        let failure = job.ranks[0].failure();
+        assert_eq!(failure.kind, "Timeout", "{}", failure.text);
+        let was_inside = job.ranks[0].log().contains("took this rank's registered buffers away");
+        job.ranks[1].signal(Signal::CONTINUE);
+        let failure = job.ranks[1].failure();
+        assert!(matches!(failure.kind.as_str(), "Remote" | "Timeout"), "{}", failure.text);
+        for rank in &mut job.ranks {
+            rank.must("unchanged");
+        }
+        job.must_leave_nothing(&before);
+        caught += u32::from(was_inside);
+        if caught == ENOUGH {
+            return;
+        }
+    }
+    panic!("in {TRIES} tries the rank was stopped inside {caught} times");
+}
+
+/// A buffer that was taken away from a stopped rank is shared with the ranks of the next communicator.
+#[test]
+fn a_buffer_that_was_taken_away_is_registered_anew() {
+    for _ in 0..TRIES {
+        let mut job = Job::joined(3, &with(SHM, &[("RSCCL_TIMEOUT_MS", "2000")]));
+        job.begin("registered 1000000", |_| true);
+        for _ in 0..3 {
+            job.ranks[2].expect_line("turn");
+        }
+        job.ranks[2].signal(Signal::STOP);
+        for rank in job.others(2) {
+            rank.failure();
+        }
+        let was_inside = job.others(2).all(|rank| rank.log().contains("took this rank's registered buffers away"));
+        job.kill(2);
+        job.must("shrink 2");
+        job.begin("registered 1000000", |_| true);
+        for rank in &job.ranks {
+            (0..3).for_each(|_| rank.expect_line("turn"));
+        }
+        job.ranks[0].say("abort enough of this");
+        for rank in &job.ranks {
+            rank.failure();
+        }
+        for rank in &mut job.ranks {
+            rank.must("unchanged");
+        }
+        if was_inside {
+            return;
+        }
+    }
+    panic!("in {TRIES} tries the rank was never stopped inside");
+}
+
+/// A rank is inside for most of a turn, so a few tries are enough.
+const TRIES: u32 = 30;
+const ENOUGH: u32 = 2;
