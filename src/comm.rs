@@ -22,6 +22,7 @@ pub mod local;
 mod messages;
 mod news;
 mod origin;
+mod panics;
 mod placement;
 mod request;
 pub(crate) mod settings;
@@ -36,6 +37,7 @@ use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::{AbortFlag, Progress};
+use crate::sys::fork::Birthplace;
 use crate::types::{Rank, World};
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
@@ -52,6 +54,7 @@ pub(crate) use settings::Settings;
 
 use children::Away;
 use engine::Engine;
+use panics::Unwinding;
 
 /// One rank's handle of a group of ranks that call collectives together.
 ///
@@ -65,9 +68,18 @@ use engine::Engine;
 /// deadline of [`crate::Config::timeout`]), [`Kind::System`], [`Kind::Aborted`], [`Kind::Internal`]. From then on calls give
 /// that error again; [`Communicator::shrink`] makes a new communicator of the ranks that are left. The docs of each call name
 /// only what is its own.
+///
+/// # Panics in calls
+/// A panic that leaves a call, which is one of the program's own code in it (a progress hook, the body of a [`Communicator::scope`]), ends the
+/// communicator with [`Kind::Aborted`] on all ranks before it goes on.
+///
+/// # Forked children
+/// A communicator belongs to the process that made it. In a child that `fork` has made, calls are [`Kind::InvalidUsage`], and dropping
+/// the handle does nothing. The child holds the parent's sockets open until it ends or runs another program.
 pub struct Communicator {
     /// `None` while a split is still to say which ranks a child has.
     world: Cell<Option<World>>,
+    birthplace: Birthplace,
     abort: AbortFlag,
     home: RefCell<Home>,
     /// Where the ranks are, once asked.
@@ -93,7 +105,7 @@ enum Home {
 
 /// Stops a communicator from any thread. Clones stop the same one.
 #[derive(Debug, Clone)]
-pub struct AbortHandle(AbortFlag);
+pub struct AbortHandle(AbortFlag, Birthplace);
 
 impl AbortHandle {
     /// Makes the call that waits on the communicator now, and every later one, end with [`Kind::Aborted`]. The first that ends so tells
@@ -119,7 +131,12 @@ impl AbortHandle {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn abort(&self, reason: &str) {
-        self.0.raise(Error::aborted(format!("the communicator was aborted: {reason}")));
+        let AbortHandle(flag, birthplace) = self;
+        // A forked child aborts nothing: a thread of its parent may have had the flag's lock.
+        if !birthplace.is_here() {
+            return;
+        }
+        flag.raise(Error::aborted(format!("the communicator was aborted: {reason}")));
     }
 }
 
@@ -129,7 +146,13 @@ impl Communicator {
     }
 
     fn unfinished(world: Option<World>, abort: AbortFlag, home: Home) -> Communicator {
-        Communicator { world: Cell::new(world), abort, home: RefCell::new(home), placement: OnceCell::new() }
+        Communicator {
+            world: Cell::new(world),
+            birthplace: Birthplace::here(),
+            abort,
+            home: RefCell::new(home),
+            placement: OnceCell::new(),
+        }
     }
 
     /// My rank, below [`Communicator::size`]. Of a child that a non-blocking split is making: waits until it is made; where that fails,
@@ -144,7 +167,7 @@ impl Communicator {
     }
 
     fn settled_world(&self) -> World {
-        if self.world.get().is_none() {
+        if self.world.get().is_none() && self.birthplace.is_here() {
             // Its error is what every call gives.
             let _told_later = self.await_start();
         }
@@ -179,7 +202,7 @@ impl Communicator {
 
     /// A handle that stops this communicator from any thread.
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle(self.abort.clone())
+        AbortHandle(self.abort.clone(), self.birthplace)
     }
 
     /// Sets what is called while a call on this communicator waits, or with `None` nothing. Every rank for itself; communicators that are
@@ -216,6 +239,9 @@ impl Communicator {
     /// # }
     /// ```
     pub fn async_error(&self) -> Option<Error> {
+        if let Err(error) = self.check_process() {
+            return Some(error);
+        }
         let Ok(mut home) = self.home.try_borrow_mut() else {
             return Some(self.at(Error::new(Kind::InProgress, "a call is under way")));
         };
@@ -237,6 +263,7 @@ impl Communicator {
     /// # Errors
     /// The error that had ended the communicator before.
     pub fn finalize(self) -> Result<()> {
+        self.check_process()?;
         match self.home.replace(Home::Closed) {
             Home::Ready(mut engine) => {
                 engine.leave();
@@ -261,9 +288,24 @@ impl Communicator {
         }
     }
 
-    /// Runs `body` on the engine; an error that other ranks are part of ends the communicator.
+    /// Whether this is the process that made the communicator.
+    #[inline]
+    fn check_process(&self) -> Result<()> {
+        if self.birthplace.is_here() { Ok(()) } else { Err(self.at(forked())) }
+    }
+
+    /// Runs `body` on the engine; an error that other ranks are part of ends the communicator, and so does a panic.
     #[inline]
     fn with_engine<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
+        self.check_process()?;
+        let unwinding = Unwinding(self);
+        let result = self.with_engine_here(body);
+        std::mem::forget(unwinding);
+        result
+    }
+
+    #[inline]
+    fn with_engine_here<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
         let Ok(mut home) = self.home.try_borrow_mut() else { return Err(self.at(group::lent())) };
         if let Home::Starting(_) | Home::Away(_) = &*home {
             self.settle_start(&mut home);
@@ -280,6 +322,7 @@ impl Communicator {
 
     /// Runs `body` on the engine, also where the communicator has failed.
     fn with_survivor<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
+        self.check_process()?;
         let Ok(mut home) = self.home.try_borrow_mut() else { return Err(self.at(group::lent())) };
         self.settle_start(&mut home);
         let (Home::Ready(engine) | Home::Failed(Some(engine), _)) = &mut *home else {
@@ -386,7 +429,13 @@ impl fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let home = match self.home.replace(Home::Closed) {
+        let home = self.home.replace(Home::Closed);
+        if !self.birthplace.is_here() {
+            // Nothing of it is this process's: not even to free it, since threads that do not exist here may hold what it waits for.
+            std::mem::forget(home);
+            return;
+        }
+        let home = match home {
             // The child needs the engine a moment longer, and the engine is to say goodbye.
             Home::Away(away) => away.wait(),
             home => home,
@@ -417,6 +466,11 @@ fn unusable(home: &Home) -> Error {
 
 fn away() -> Error {
     Error::new(Kind::InProgress, "a split or shrink of the communicator is under way: ask async_error() again")
+}
+
+#[cold]
+fn forked() -> Error {
+    Error::invalid_usage("the communicator belongs to the process that this one was forked from: make one of its own")
 }
 
 fn starting() -> Error {

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod cpu;
 pub mod descriptor;
 pub mod devices;
+pub mod fork;
 #[cfg(not(all(loom, test)))]
 pub mod futex;
 #[cfg(all(loom, test))]

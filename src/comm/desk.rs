@@ -13,10 +13,11 @@ use crate::comm::engine::Engine;
 use crate::comm::family::{Born, bear, orphan};
 use crate::comm::group::Steps;
 use crate::comm::request::{Job, Outcome, Promise, check_exchange, check_message, work};
-use crate::comm::{Buffer, Call, Communicator, Home, Message, Placement, placement};
+use crate::comm::{Buffer, Call, Communicator, Home, Message, Placement, forked, placement};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing, copy_to_self};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
+use crate::sys::fork::Birthplace;
 use crate::sys::thread;
 use crate::types::Element;
 
@@ -52,6 +53,7 @@ pub struct Desk {
 #[derive(Debug)]
 #[must_use = "wait() says when the buffers hold the result"]
 pub struct Pending {
+    birthplace: Birthplace,
     outcome: Arc<Outcome>,
     bystander: Bystander,
 }
@@ -59,6 +61,7 @@ pub struct Pending {
 /// The thread that has the engine.
 #[derive(Debug)]
 struct Worker {
+    birthplace: Birthplace,
     jobs: Option<Sender<Job<'static>>>,
     thread: Option<JoinHandle<Option<Worked>>>,
     unfinished: Vec<Arc<Outcome>>,
@@ -89,6 +92,7 @@ impl Desk {
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] while requests are under way.
     pub fn at_rest(&self) -> Result<&Communicator> {
+        self.communicator.check_process()?;
         if self.settle() {
             return Ok(&self.communicator);
         }
@@ -101,6 +105,7 @@ impl Desk {
         &self,
         body: impl FnOnce(&mut Engine, &mut dyn Beside) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.communicator.check_process()?;
         if self.is_home() {
             return self.communicator.with_engine(|engine| body(engine, &mut Nothing));
         }
@@ -175,6 +180,7 @@ impl Desk {
     /// As [`Communicator::run`].
     #[inline]
     pub fn run(&self, call: Call<'static>) -> Result<()> {
+        self.communicator.check_process()?;
         if self.worker.borrow().is_none() || self.settle() {
             return self.communicator.run(&call);
         }
@@ -186,6 +192,7 @@ impl Desk {
     /// # Errors
     /// As [`Communicator::send`].
     pub fn message(&self, message: Message<'static>) -> Result<()> {
+        self.communicator.check_process()?;
         if self.is_home() { self.communicator.message(message) } else { self.begin_message(message)?.wait() }
     }
 
@@ -203,6 +210,7 @@ impl Desk {
     /// # Errors
     /// As [`Communicator::all_to_all_v`].
     pub fn exchange(&self, messages: Vec<Message<'static>>) -> Result<()> {
+        self.communicator.check_process()?;
         if self.is_home() { self.communicator.exchange(messages) } else { self.begin_exchange(messages)?.wait() }
     }
 
@@ -267,6 +275,9 @@ impl Desk {
 
     /// What ended this communicator, if anything did. Never waits.
     pub fn async_error(&self) -> Option<Error> {
+        if let Err(error) = self.communicator.check_process() {
+            return Some(error);
+        }
         // A request that failed ended all others: its error is here once the engine is. A worker that is well is left alone, since it
         // may have to wait for peers before it ends.
         let has_failed = self.worker.borrow().as_ref().is_some_and(Worker::has_failed);
@@ -281,6 +292,7 @@ impl Desk {
     /// # Errors
     /// As [`Communicator::finalize`].
     pub fn finalize(self) -> Result<()> {
+        self.communicator.check_process()?;
         let Desk { worker, communicator } = self;
         if let Some(worker) = worker.into_inner() {
             close(&communicator, worker);
@@ -298,6 +310,7 @@ impl Desk {
     }
 
     fn queue(&self, job: Job<'static>, outcome: Arc<Outcome>) -> Result<Pending> {
+        self.communicator.check_process()?;
         let mut worker = self.worker.borrow_mut();
         if worker.is_none() {
             *worker = Some(self.open()?);
@@ -309,7 +322,7 @@ impl Desk {
         open.unfinished.push(Arc::clone(&outcome));
         let sender = open.jobs.as_ref().ok_or_else(gone)?;
         sender.send(job).map_err(|_| gone())?;
-        Ok(Pending { outcome, bystander: open.bystander.clone() })
+        Ok(Pending { birthplace: open.birthplace, outcome, bystander: open.bystander.clone() })
     }
 
     /// Starts the thread, then lends it the engine: where there is no thread, the engine stays.
@@ -329,7 +342,15 @@ impl Desk {
         let engine = self.communicator.lend()?;
         let bystander = Bystander::beside(&engine);
         let (jobs, thread) = (Some(jobs), Some(thread));
-        let worker = Worker { jobs, thread, unfinished: Vec::new(), ended, bystander, resting: seen };
+        let worker = Worker {
+            birthplace: self.communicator.birthplace,
+            jobs,
+            thread,
+            unfinished: Vec::new(),
+            ended,
+            bystander,
+            resting: seen,
+        };
         match hand.send(engine) {
             Ok(()) => Ok(worker),
             Err(back) => {
@@ -398,6 +419,10 @@ impl Worker {
 impl Drop for Worker {
     /// For a desk that is dropped: its requests end, then it says goodbye.
     fn drop(&mut self) {
+        if !self.birthplace.is_here() {
+            // A forked child has none of its parent's threads: nothing here ends, nor says goodbye.
+            return std::mem::forget((self.jobs.take(), self.thread.take()));
+        }
         if let Some((mut engine, result)) = self.end()
             && !std::thread::panicking()
         {
@@ -414,7 +439,7 @@ impl Pending {
     /// # Errors
     /// The operation's.
     pub fn wait(&self) -> Result<()> {
-        self.outcome.wait(&self.bystander)
+        if self.birthplace.is_here() { self.outcome.wait(&self.bystander) } else { Err(forked()) }
     }
 
     /// Whether the operation has ended, well or not. Never waits.

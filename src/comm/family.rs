@@ -169,6 +169,7 @@ impl Communicator {
 
     /// The engine, also of a communicator that has failed, and the error that ended it.
     fn take_survivor(&self) -> Result<(Box<Engine>, Option<Error>)> {
+        self.check_process()?;
         match self.home.replace(Home::Lent) {
             Home::Ready(engine) => Ok((engine, None)),
             Home::Failed(Some(engine), error) => Ok((engine, Some(error))),
@@ -187,6 +188,8 @@ pub(super) struct Born {
     child: Child,
     settings: Settings,
     origin: Origin,
+    /// Whose abort ends the rest of the birth too.
+    parent: Option<AbortFlag>,
     /// The rank in the parent that called.
     rank: Rank,
 }
@@ -203,9 +206,10 @@ pub(super) fn bear(
     let born = child.as_ref().map_or(0, |child| child.bootstrap.id());
     let shown = color.map_or(NO_COLOR, i64::from);
     log::trace!(Call @ rank, "CommSplit({parent:016x},{shown},{key},{born:016x})");
+    let abort = engine.init_wait().abort;
     let of_child = |child| {
         let origin = Origin::Split { parent, color: color.unwrap_or_default(), key };
-        Born { child, settings: engine.settings.clone(), origin, rank }
+        Born { child, settings: engine.settings.clone(), origin, parent: Some(abort), rank }
     };
     Ok(child.map(of_child))
 }
@@ -218,24 +222,26 @@ fn remain(engine: &mut Engine, excluded: &[Rank]) -> Result<Born> {
     let (rank, born) = (engine.world.rank, child.bootstrap.id());
     let left: Vec<u32> = excluded.iter().copied().map(Rank::get).collect();
     log::trace!(Call @ rank, "CommShrink({parent:016x},{},{born:016x})", List(&left));
-    Ok(Born { child, settings: engine.settings.clone(), origin: Origin::Shrink { parent }, rank })
+    Ok(Born { child, settings: engine.settings.clone(), origin: Origin::Shrink { parent }, parent: None, rank })
 }
 
 impl Born {
     /// The engine of the child, here: for a thread of its own.
     pub(super) fn raise(self, abort: &AbortFlag) -> Result<Engine> {
-        let Born { child, settings, origin, .. } = self;
+        let Born { child, settings, origin, parent, .. } = self;
+        // Until the child is made: from then on it goes its own way.
+        let _following = parent.map(|parent| abort.follow(&parent));
         let world = child.bootstrap.world();
         init::make(world, settings, (&origin, abort), move |_, _| Ok(child.bootstrap))
     }
 
     /// The other half, of the child's ranks alone.
     pub(super) fn grow(self) -> Result<Communicator> {
-        let Born { child, settings, origin, rank } = self;
+        let Born { child, settings, origin, parent, rank } = self;
         let call = origin.call();
         let world = child.bootstrap.world();
         let members = child.members;
-        let grown = Communicator::start(world, settings, origin, move |_, _| Ok(child.bootstrap));
+        let grown = Communicator::start_under(parent, (world, settings, origin), move |_, _| Ok(child.bootstrap));
         grown.map_err(|error| in_parent(&error, &members).at(rank).during(call))
     }
 }

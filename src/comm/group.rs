@@ -4,8 +4,9 @@ use std::marker::PhantomData;
 
 use crate::comm::bystander::Bystander;
 use crate::comm::engine::Engine;
+use crate::comm::panics::as_error;
 use crate::comm::request::Promise;
-use crate::comm::{Call, Communicator, Message, typed};
+use crate::comm::{Call, Communicator, Home, Message, typed};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing, check_to_self};
 use crate::types::{Element, Rank, ReduceOp};
@@ -131,13 +132,18 @@ impl<'a> Group<'a> {
             outcomes.push(outcome);
         }
         let run = |(mut engine, messages, steps, promise): (Box<Engine>, _, Steps<'_>, Promise)| {
-            let result = run_part(&mut engine, messages, steps);
+            let result = as_error("a call of a group", || run_part(&mut engine, messages, steps));
             promise.set(Ok(()));
             (engine, result)
         };
         // How each part ended is what its thread returns; until then the hooks go on.
         let meanwhile = || outcomes.iter().for_each(|outcome| drop(outcome.wait(&bystander)));
-        let results = crate::sys::thread::side_by_side("rsccl group", work, run, meanwhile)?;
+        let results = crate::sys::thread::side_by_side("rsccl group", work, run, meanwhile).inspect_err(|error| {
+            // The engines have gone with the threads.
+            for comm in &loans {
+                comm.home.replace(Home::Failed(None, error.duplicate()));
+            }
+        })?;
         let mut first = Ok(());
         for (comm, (engine, result)) in loans.into_iter().zip(results) {
             let result = comm.take_back(engine, result);

@@ -129,11 +129,28 @@ impl Communicator {
         origin: Origin,
         join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
-        if !settings.blocking {
-            return Communicator::start_aside(world, settings, origin, join);
-        }
+        Communicator::start_under(None, (world, settings, origin), join)
+    }
+
+    /// [`Communicator::start`], which the abort of a parent ends too.
+    pub(super) fn start_under(
+        parent: Option<AbortFlag>,
+        (world, settings, origin): (World, Settings, Origin),
+        join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
+    ) -> Result<Communicator> {
         let abort = AbortFlag::new();
+        let following = parent.map(|parent| abort.follow(&parent));
+        if !settings.blocking {
+            let theirs = abort.clone();
+            let begin = move || {
+                let made = make(world, settings, (&origin, &theirs), join);
+                drop(following);
+                made
+            };
+            return Ok(Communicator::new(world, abort, Home::Starting(thread::spawn("rsccl init", begin)?)));
+        }
         let engine = make(world, settings, (&origin, &abort), join)?;
+        drop(following);
         Ok(Communicator::new(world, abort, Home::Ready(Box::new(engine))))
     }
 

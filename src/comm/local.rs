@@ -92,7 +92,7 @@ fn each_rank<T: Send, E: From<Error> + Send>(
         let world = bootstrap.world();
         let comm = Communicator::start(world, settings.clone(), Origin::Threads, move |_, _| Ok(Box::new(bootstrap)))
             .map_err(|error| (is_consequence(&error), E::from(error)))?;
-        let AbortHandle(abort) = comm.abort_handle();
+        let AbortHandle(abort, _) = comm.abort_handle();
         body(comm).map_err(|error| (follows(&error, &abort.check().err()), error))
     };
     let results = thread::side_by_side("rank", LocalBootstrap::world(ranks)?, rank, || ())?;

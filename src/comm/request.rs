@@ -6,17 +6,20 @@
 //! begun behind a collective waits for its end.
 
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
 use crate::bootstrap::Bootstrap;
 use crate::comm::bystander::Bystander;
 use crate::comm::engine::Engine;
 use crate::comm::group::{Step, Steps, run_calls};
-use crate::comm::{Call, Communicator, Message, typed};
+use crate::comm::panics::{as_error, panicked};
+use crate::comm::{Call, Communicator, Home, Message, forked, typed};
 use crate::error::{Error, Kind, Result};
 use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self, copy_to_self};
 use crate::sync::Backoff;
 use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
+use crate::sys::fork::Birthplace;
 use crate::sys::thread;
 use crate::transport::{Fabric, Need};
 use crate::types::{Element, Rank, ReduceOp, World};
@@ -25,6 +28,7 @@ use crate::types::{Element, Rank, ReduceOp, World};
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     world: World,
+    birthplace: Birthplace,
     jobs: Sender<Job<'scope>>,
     bystander: Bystander,
     /// What the program's own borrows outlive; gives `'scope` its upper bound.
@@ -35,6 +39,7 @@ pub struct Scope<'scope, 'env: 'scope> {
 #[derive(Debug)]
 #[must_use = "wait() says when the buffers hold the result"]
 pub struct Request<'scope> {
+    birthplace: Birthplace,
     outcome: Arc<Outcome>,
     bystander: Bystander,
     scope: PhantomData<&'scope ()>,
@@ -45,6 +50,13 @@ impl Communicator {
     ///
     /// # Errors
     /// That of `body`, or the first of the requests'.
+    ///
+    /// # Panics
+    /// Where `body` does: once the requests have ended, with errors where they had not yet, and the communicator too, on all ranks.
+    ///
+    /// # Forked children
+    /// A child that `body` forks has no thread that works at its requests: they are errors there. It must end, or run another program,
+    /// before it leaves `body`.
     ///
     /// # Examples
     /// ```
@@ -83,7 +95,7 @@ impl Communicator {
     ) -> Result<T, E> {
         let engine = self.lend()?;
         let (world, bystander) = (engine.world, Bystander::beside(&engine));
-        let (engine, ended, value) = std::thread::scope(|threads| {
+        let (worked, value) = std::thread::scope(|threads| {
             let (jobs, queue) = channel();
             let (promise, ended) = Promise::new();
             let worker = thread::spawn_in(threads, "rsccl requests", move || {
@@ -93,21 +105,37 @@ impl Communicator {
             });
             let worker = match worker {
                 Ok(worker) => worker,
-                Err(error) => return (None, Ok(()), Err(error.into())),
+                Err(error) => return (Err(error.duplicate()), Ok(Err(error.into()))),
             };
-            let scope = Scope { world, jobs, bystander: bystander.clone(), env: PhantomData };
-            let value = body(&scope);
+            let scope =
+                Scope { world, birthplace: self.birthplace, jobs, bystander: bystander.clone(), env: PhantomData };
+            let value = catch_unwind(AssertUnwindSafe(|| body(&scope)));
+            if let Err(panic) = &value {
+                // Nobody waits for requests whose buffers are about to go.
+                self.abort.raise(panicked("the body of a scope", &**panic));
+            }
             drop(scope);
             // How the thread ended is what it returns; until then the hook goes on.
             drop(ended.wait(&bystander));
-            match worker.join() {
-                Ok((engine, ended)) => (Some(engine), ended, value),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+            (worker.join().map_err(|panic| panicked("the thread of requests", &*panic)), value)
         });
-        match engine {
-            Some(engine) => self.take_back(engine, ended).map_err(E::from).and(value),
-            None => value,
+        let ended = self.bring_home(worked, value.is_err());
+        match value {
+            Ok(value) => ended.map_err(E::from).and(value),
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    /// Takes the engine back from a thread of requests; what ended the communicator, if anything did.
+    pub(super) fn bring_home(&self, worked: Result<(Box<Engine>, Result<()>)>, has_panicked: bool) -> Result<()> {
+        match worked {
+            // The reason stands in the flag; without a request under way nobody has looked at it.
+            Ok((engine, ended)) if has_panicked => self.take_back(engine, ended.and_then(|()| self.abort.check())),
+            Ok((engine, ended)) => self.take_back(engine, ended),
+            Err(error) => {
+                self.home.replace(Home::Failed(None, error.duplicate()));
+                Err(error)
+            }
         }
     }
 }
@@ -416,10 +444,13 @@ impl<'scope> Scope<'scope, '_> {
     }
 
     fn queue(&self, job: impl FnOnce(Promise) -> Job<'scope>) -> Result<Request<'scope>> {
+        if !self.birthplace.is_here() {
+            return Err(forked().at(self.world.rank));
+        }
         let (promise, outcome) = Promise::new();
         let gone = |_| Error::internal("the thread of requests has ended early").at(self.world.rank);
         self.jobs.send(job(promise)).map_err(gone)?;
-        Ok(Request { outcome, bystander: self.bystander.clone(), scope: PhantomData })
+        Ok(Request { birthplace: self.birthplace, outcome, bystander: self.bystander.clone(), scope: PhantomData })
     }
 }
 
@@ -429,7 +460,7 @@ impl Request<'_> {
     /// # Errors
     /// The operation's.
     pub fn wait(self) -> Result<()> {
-        self.outcome.wait(&self.bystander)
+        if self.birthplace.is_here() { self.outcome.wait(&self.bystander) } else { Err(forked()) }
     }
 
     /// Whether the operation has ended, well or not. Never waits.
@@ -617,7 +648,8 @@ pub(super) fn work(
     resting: &AtomicBool,
 ) -> (Box<Engine>, Result<()>) {
     let mut under_way = UnderWay::default();
-    let mut result = serve(&mut engine, (queue, resting), &mut under_way);
+    // A progress hook may panic here; the communicator ends by it, and its engine stays to tell the others.
+    let mut result = as_error("the thread of requests", || serve(&mut engine, (queue, resting), &mut under_way));
     if let Err(error) = &result {
         for (_, _, outcome) in under_way.messages {
             outcome.set(Err(error.duplicate()));

@@ -11,7 +11,7 @@ pub use loom::sync::{Condvar, Mutex, MutexGuard};
 pub use std::sync::atomic::Ordering;
 #[cfg(not(all(loom, test)))]
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
-pub use std::sync::{Arc, OnceLock};
+pub use std::sync::{Arc, OnceLock, Weak};
 #[cfg(not(any(all(loom, test), sanitize_thread)))]
 pub use std::sync::{Condvar, Mutex, MutexGuard};
 

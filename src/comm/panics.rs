@@ -1,0 +1,108 @@
+//! What a panic leaves of a communicator: it has failed, with an error that says so on all ranks, and can be shrunk.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::comm::{Communicator, Home};
+use crate::error::{Error, Result};
+
+/// Ends the communicator when it is dropped, which only unwinding does: nobody knows what the call has done and what it has not.
+pub(super) struct Unwinding<'a>(pub(super) &'a Communicator);
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        let Unwinding(comm) = self;
+        if let Ok(mut home) = comm.home.try_borrow_mut()
+            && matches!(*home, Home::Ready(_))
+        {
+            // It is remembered, and told; the panic goes on.
+            drop(comm.fail(&mut home, Some(Error::aborted("a call of this rank panicked"))));
+        }
+    }
+}
+
+/// Runs `body`, whose panic becomes an error: of `what`.
+pub(super) fn as_error<T>(what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    // Whoever gets the error uses what `body` had for nothing but to tell of the failure and to leave.
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(what, &*panic)))
+}
+
+/// The error that a panic of `what` is.
+pub(super) fn panicked(what: &str, panic: &(dyn Any + Send)) -> Error {
+    let literal = panic.downcast_ref::<&str>().copied();
+    let words = literal.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+    Error::aborted(format!("{what} panicked: {words}"))
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::comm::local;
+    use crate::config::Config;
+    use crate::error::Kind;
+    use crate::types::ReduceOp;
+
+    fn patient() -> Config {
+        Config::default().with_timeout(Duration::from_secs(60))
+    }
+
+    /// Rank 0 runs `call`, which panics and is caught, while the others wait in a collective; what is left of the communicator.
+    fn a_panic_leaves_what_can_be_shrunk(call: impl Fn(&Communicator) + Sync, words: &str) {
+        local::run_with(3, &patient(), |comm| {
+            comm.barrier()?;
+            let mut sum = [1u32];
+            let error = if comm.rank() == 0 {
+                catch_unwind(AssertUnwindSafe(|| call(&comm))).unwrap_err();
+                comm.async_error().expect("the panic has ended it")
+            } else {
+                comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).expect_err("rank 0 does not come")
+            };
+            assert_eq!(error.kind(), Kind::Aborted, "{error}");
+            assert!(error.message().contains(words), "{error}");
+            assert_eq!(comm.barrier().unwrap_err().message(), error.message());
+            // As after any other failure: without a rank, or in two parts.
+            let rest = match comm.rank() {
+                0 => comm.shrink(&[1, 2])?,
+                _ => comm.shrink(&[0])?,
+            };
+            rest.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+            assert_eq!(sum, [rest.size()]);
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    /// Regression: the communicator was "in use by an outer call" for ever, `async_error` knew of nothing, `shrink` was refused.
+    #[test]
+    fn a_panic_in_a_scope_ends_the_communicator_and_says_so() {
+        let body = |comm: &Communicator| {
+            let scoped = comm.scope(|_| -> Result<()> { panic!("the model has no {}", "weights") });
+            drop(scoped);
+        };
+        a_panic_leaves_what_can_be_shrunk(body, "the body of a scope panicked: the model has no weights");
+    }
+
+    #[test]
+    fn a_panic_in_a_scope_ends_the_requests_that_are_under_way() {
+        let body = |comm: &Communicator| {
+            let mut never = [0u32; 1000];
+            let scoped = comm.scope(|scope| -> Result<()> {
+                drop(scope.recv(&mut never, 2)?);
+                panic!("enough")
+            });
+            drop(scoped);
+        };
+        a_panic_leaves_what_can_be_shrunk(body, "the body of a scope panicked: enough");
+    }
+
+    #[test]
+    fn a_panic_inside_a_call_ends_the_communicator() {
+        let call = |comm: &Communicator| {
+            drop(comm.with_engine(|_| -> Result<()> { panic!("a defect") }));
+        };
+        a_panic_leaves_what_can_be_shrunk(call, "a call of this rank panicked");
+    }
+}
