@@ -141,7 +141,7 @@ judge_skips() {
 }
 
 # Beginnings of reasons that no installation can remove.
-MACHINE_LACKS="no GPU|no network|no reference files|this toolchain has no"
+MACHINE_LACKS="no GPU|no network|no reference files|this toolchain has no|this kernel has no"
 
 examples=0 features=
 main 2>&1 | tee "$output"

@@ -7,6 +7,7 @@ mod faults {
     mod causes;
     mod deaths;
     mod floods;
+    mod kills;
     mod leavers;
     mod programs;
     pub(crate) mod ranks;

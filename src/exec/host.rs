@@ -150,7 +150,7 @@ impl Visit<'_> {
     pub fn end(mut self) -> Result<()> {
         self.over = true;
         let entered = !self.guards.is_empty();
-        let whole = std::mem::take(&mut self.loans).into_iter().flatten().fold(true, |whole, loan| loan.end() && whole);
+        let whole = std::mem::take(&mut self.loans).into_iter().flatten().all(Loan::end);
         if whole || !entered { Ok(()) } else { Err(taken_away()) }
     }
 }

@@ -199,8 +199,8 @@ impl SharedMemory {
             return Err(Error::system(format!("a copy of {} bytes of shared memory", self.bytes), error));
         }
         for offset in (0..self.bytes).step_by(LEAST_PAGE_BYTES) {
-            // SAFETY: inside the mapping; an atomic store of what is there loses no store of another thread.
-            let byte = unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(offset)) };
+            // SAFETY: `at` looks that it is inside the mapping; an atomic store of what is there loses no store of another thread.
+            let byte = unsafe { AtomicU8::from_ptr(self.at(offset, 1).as_ptr()) };
             byte.fetch_or(0, Ordering::Relaxed);
         }
         Ok(())

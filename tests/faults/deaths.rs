@@ -56,9 +56,9 @@ fn killed(transport: &[(&str, &str)], (command, path): Case, warm: bool) {
     job.begin(command, |rank| rank != VICTIM);
     job.kill(VICTIM);
     for rank in &job.ranks {
-        must_name_the_victim(rank.number, command, &rank.failure());
+        must_name(VICTIM, rank.number, command, &rank.failure());
     }
-    must_go_on(&mut job, command, &before);
+    must_go_on(&mut job, VICTIM, command, &before);
 }
 
 #[test]
@@ -82,9 +82,9 @@ fn killed_in_the_middle() {
         }
         job.kill(VICTIM);
         for rank in &job.ranks {
-            must_name_the_victim(rank.number, command, &rank.failure());
+            must_name(VICTIM, rank.number, command, &rank.failure());
         }
-        must_go_on(&mut job, &command.replace("repeat", "call"), &before);
+        must_go_on(&mut job, VICTIM, &command.replace("repeat", "call"), &before);
     }
 }
 
@@ -107,9 +107,9 @@ fn killed_while_others_send_to_it_and_receive_from_it() {
             }
             job.kill(VICTIM);
             for (rank, name) in job.ranks.iter().zip(["recv", "recv", "send"]) {
-                must_name_the_victim(rank.number, name, &rank.failure());
+                must_name(VICTIM, rank.number, name, &rank.failure());
             }
-            must_go_on(&mut job, "call sendrecv 10", &before);
+            must_go_on(&mut job, VICTIM, "call sendrecv 10", &before);
         }
     }
 }
@@ -128,11 +128,11 @@ fn killed_inside_the_registered_buffers_of_others() {
         job.kill(VICTIM);
         let killed = clock::now();
         for rank in &job.ranks {
-            must_name_the_victim(rank.number, "all_reduce", &rank.failure());
+            must_name(VICTIM, rank.number, "all_reduce", &rank.failure());
         }
         let took = clock::now().duration_since(killed);
         assert!(took < AT_ONCE, "the last error came {took:?} after the death");
-        must_go_on(&mut job, "call all_reduce 300000", &before);
+        must_go_on(&mut job, VICTIM, "call all_reduce 300000", &before);
     }
 }
 
@@ -160,19 +160,21 @@ fn two_die_at_once_and_then_a_third() {
     }
 }
 
-fn must_name_the_victim(rank: usize, command: &str, failure: &Failure) {
+/// `failure` of `command` says that `victim` is the cause.
+pub(super) fn must_name(victim: usize, rank: usize, command: &str, failure: &Failure) {
     let text = &failure.text;
-    assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(VICTIM)), "rank {rank}, {command}: {text}");
-    let operation = command.split(' ').find(|word| !matches!(*word, "call" | "repeat")).unwrap_or_default();
+    assert_eq!((failure.kind.as_str(), failure.peer), ("Remote", Some(victim)), "rank {rank}, {command}: {text}");
+    let is_name = |word: &&str| !matches!(*word, "call" | "repeat" | "inside");
+    let operation = command.split(' ').find(is_name).unwrap_or_default();
     let operation = if operation == "sendrecv" { "group of messages" } else { operation };
-    for word in [operation, "rank 2"] {
+    for word in [operation, &format!("rank {victim}")] {
         assert!(text.contains(word), "rank {rank}, {command}: `{word}` is not in: {text}");
     }
 }
 
 /// The survivors make a communicator without the victim, use it, and leave nothing behind.
-fn must_go_on(job: &mut Job, command: &str, before: &[(usize, usize)]) {
-    job.begin(&format!("shrink {VICTIM}"), |_| true);
+pub(super) fn must_go_on(job: &mut Job, victim: usize, command: &str, before: &[(usize, usize)]) {
+    job.begin(&format!("shrink {victim}"), |_| true);
     for (place, rank) in job.ranks.iter().enumerate() {
         assert_eq!(rank.success("shrink"), format!("{place} 3"));
     }

@@ -193,8 +193,15 @@ impl Rank {
     pub(crate) fn processor_time(&self) -> Duration {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.group.id())).unwrap();
         let of = |task: io::Result<std::fs::DirEntry>| -> u64 {
-            let text = std::fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap_or_default();
-            text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0)
+            let (task, number) = (task.unwrap().path(), self.number);
+            let text = match std::fs::read_to_string(task.join("schedstat")) {
+                Ok(text) => text,
+                // A thread that has just ended; what it used is not asked for.
+                Err(_) if !task.exists() => return 0,
+                Err(error) => panic!("rank {number}: {}/schedstat: {error}", task.display()),
+            };
+            let first = text.split(' ').next().and_then(|word| word.parse().ok());
+            first.unwrap_or_else(|| panic!("rank {number}: no processor time in {text:?}"))
         };
         Duration::from_nanos(tasks.map(of).sum())
     }

@@ -1,14 +1,18 @@
 //! Ranks that wait sleep, and idle communicators use no processor.
 
+use std::io::Write;
 use std::time::Duration;
 
 use rsccl::internals::sys::poller;
 
-use super::ranks::Job;
+use super::ranks::{Job, Rank};
 use crate::{NET, SHM, with};
 
 #[test]
 fn a_rank_that_waits_for_a_late_one_sleeps() {
+    if !is_told() {
+        return;
+    }
     let cases = [
         (SHM, "call all_reduce 2", ""),
         (SHM, "call all_reduce 300000", ""),
@@ -25,38 +29,78 @@ fn a_rank_that_waits_for_a_late_one_sleeps() {
             if warm {
                 job.must(command);
             }
-            let before: Vec<Duration> = job.ranks.iter().map(super::ranks::Rank::processor_time).collect();
-            job.begin(command, |rank| rank != 1);
-            poller::pause(LATE);
-            for rank in job.others(1) {
-                let used = rank.processor_time().saturating_sub(before[rank.number]);
-                assert!(used < MOST_USED, "{command} {path:?} {warm}: rank {} used {used:?} in {LATE:?}", rank.number);
-            }
-            job.begin(command, |rank| rank == 1);
-            for rank in &job.ranks {
-                rank.success(command);
-            }
+            let least = least_used(MOST_USED, || {
+                let before = processor_times(&job);
+                job.begin(command, |rank| rank != 1);
+                poller::pause(LATE);
+                let used = most_used(&job, &before, |rank| rank != 1);
+                job.begin(command, |rank| rank == 1);
+                for rank in &job.ranks {
+                    rank.success(command);
+                }
+                used
+            });
+            assert!(least < MOST_USED, "{command} {path:?} {warm}: a rank used {least:?} in {LATE:?}");
         }
     }
 }
 
 #[test]
 fn an_idle_communicator_uses_no_processor() {
+    if !is_told() {
+        return;
+    }
     for transport in [SHM, NET] {
         let mut job = Job::joined(3, transport);
         job.must("call all_reduce 2");
         job.must("call all_reduce 300000");
-        let before: Vec<Duration> = job.ranks.iter().map(super::ranks::Rank::processor_time).collect();
-        poller::pause(IDLE);
-        for rank in &job.ranks {
-            let used = rank.processor_time().saturating_sub(before[rank.number]);
-            assert!(used < IDLE / 200, "rank {} used {used:?} in {IDLE:?}", rank.number);
+        let least = least_used(MOST_USED_IDLE, || {
+            let before = processor_times(&job);
+            poller::pause(IDLE);
+            most_used(&job, &before, |_| true)
+        });
+        assert!(least < MOST_USED_IDLE, "a rank used {least:?} in {IDLE:?}");
+    }
+}
+
+/// Whether the kernel says what processor time threads have used; says so where it does not.
+fn is_told() -> bool {
+    let is_told = std::path::Path::new("/proc/self/schedstat").exists();
+    if !is_told {
+        writeln!(std::io::stderr(), "skipped: this kernel has no /proc/self/schedstat")
+            .expect("standard error can be written");
+    }
+    is_told
+}
+
+/// Tries `measure` again where other work on the machine has made it dear: what was used at least.
+fn least_used(enough: Duration, mut measure: impl FnMut() -> Duration) -> Duration {
+    let mut least = Duration::MAX;
+    for _ in 0..TRIES {
+        least = least.min(measure());
+        if least < enough {
+            break;
         }
     }
+    least
+}
+
+fn processor_times(job: &Job) -> Vec<Duration> {
+    job.ranks.iter().map(Rank::processor_time).collect()
+}
+
+/// What that rank of `which` used that used most.
+fn most_used(job: &Job, before: &[Duration], which: impl Fn(usize) -> bool) -> Duration {
+    let of = |rank: &Rank| rank.processor_time().saturating_sub(before[rank.number]);
+    job.ranks.iter().filter(|rank| which(rank.number)).map(of).max().expect("there is a rank")
 }
 
 /// By how much a rank is late, so long that spinning would show.
 const LATE: Duration = Duration::from_secs(1);
-/// Of that, spinning 1 ms and looking round now and then; generous, since other work on the machine makes both dearer.
-const MOST_USED: Duration = Duration::from_millis(50);
+/// Of that. A wait spins for 1 ms at most; the rest is room for what a set-up costs, and for some 200 looks round in a second, each
+/// a system call or two, on a machine that does other work: 2 to 16 ms were seen there.
+const MOST_USED: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_secs(1);
+/// Nothing runs; 0.02 ms were seen.
+const MOST_USED_IDLE: Duration = Duration::from_micros(500);
+const TRIES: u32 = 3;

@@ -11,6 +11,7 @@
 //! recv COUNT PEER
 //! request COUNT PEER     a message that is begun in a scope and waited for there
 //! registered COUNT       all_reduce in registered buffers until it fails; says `turn` as above
+//! inside NAME COUNT      `repeat` in registered buffers, the same ones each time
 //! unchanged              whether the buffers of the last failure of `registered` are as its caller has left them since
 //! threads RANKS COUNT    a world of threads in this process, of which one leaves early
 //! crowd ID FIRST RANKS WORLD SEED STEPS
@@ -41,7 +42,7 @@ use rsccl::internals::sys::thread;
 use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result, UniqueId};
 
 use crate::random;
-use crate::verify::{Op, Placement, Program, RankBuffers, Shape, Tables, perform};
+use crate::verify::{Memory, Op, Placement, Program, RankBuffers, Shape, Tables, perform};
 
 /// What stands before each line that is meant for the starter.
 pub(crate) const MARK: &str = "@@ ";
@@ -118,6 +119,7 @@ impl Worker {
                 }
                 Ok(String::new())
             }
+            ["inside", name, count] => self.inside(program(name), number(count)).map(|()| String::new()),
             ["send", count, peer] => {
                 self.comm().send(&vec![1.5f32; number(count)], number(peer)).map(|()| String::new())
             }
@@ -207,7 +209,26 @@ impl Worker {
         let sum = 0.5 * self.comm().size() as f32;
         for turn in 0u32.. {
             self.comm().all_reduce(send, recv, ReduceOp::Sum)?;
-            assert!(recv.iter().all(|value| *value == sum));
+            // Looked at in the first turns only: whoever is stopped or killed later is inside the buffers of others, most likely.
+            if turn < SHOWN_TURNS {
+                assert!(recv.iter().all(|value| *value == sum));
+                say("turn");
+            }
+        }
+        Ok(())
+    }
+
+    fn inside(&self, program: Program, elements: usize) -> Result<()> {
+        let comm = self.comm();
+        let shape = shape(comm, program, elements)?;
+        let allocate = |room: usize| {
+            let buffer = Buffer::<f32>::new(room)?;
+            comm.register(&buffer)?;
+            Ok(Box::new(buffer) as Memory<f32>)
+        };
+        let mut buffers = RankBuffers::within(&shape, Placement::OutOfPlace, 0, &allocate)?;
+        for turn in 0u32.. {
+            perform_checked(comm, &shape, &mut buffers, turn.into())?;
             if turn < SHOWN_TURNS {
                 say("turn");
             }
@@ -240,26 +261,37 @@ impl Worker {
     }
 
     fn call(&mut self, name: &str, elements: usize) -> Result<()> {
-        let program = Program::from_name(name).unwrap_or_else(|| panic!("no such collective: {name}"));
         self.calls += 1;
-        checked_call(self.comm(), program, elements, self.calls)
+        checked_call(self.comm(), program(name), elements, self.calls)
     }
 }
 
 /// A collective of f32 sums, checked bit by bit; `seed` chooses the inputs.
 pub(crate) fn checked_call(comm: &Communicator, program: Program, elements: usize, seed: u64) -> Result<()> {
-    let root = comm.size() - 1;
-    let shape = Shape::new(program, (comm.rank(), comm.size()), root, elements)?;
-    let op = program.reduces().then_some(Op::Sum);
-    let tables = Tables::<f32>::new(seed, comm.size(), op, shape.indices());
+    let shape = shape(comm, program, elements)?;
     let mut buffers = RankBuffers::<f32>::new(&shape, Placement::OutOfPlace, 0)?;
-    buffers.fill(&shape, &tables)?;
+    perform_checked(comm, &shape, &mut buffers, seed)
+}
+
+/// The last rank is the root.
+fn shape(comm: &Communicator, program: Program, elements: usize) -> Result<Shape> {
+    Shape::new(program, (comm.rank(), comm.size()), comm.size() - 1, elements)
+}
+
+fn perform_checked(comm: &Communicator, shape: &Shape, buffers: &mut RankBuffers<f32>, seed: u64) -> Result<()> {
+    let op = shape.program.reduces().then_some(Op::Sum);
+    let tables = Tables::<f32>::new(seed, comm.size(), op, shape.indices());
+    buffers.fill(shape, &tables)?;
     let op = op.map(|op| op.reduce_op(DataType::F32, comm.rank()));
-    perform(comm, &shape, op, &mut buffers)?;
-    match buffers.check(&shape, &tables)?.first {
+    perform(comm, shape, op, buffers)?;
+    match buffers.check(shape, &tables)?.first {
         None => Ok(()),
         Some(wrong) => Err(Error::internal(format!("wrong: {wrong}"))),
     }
+}
+
+fn program(name: &str) -> Program {
+    Program::from_name(name).unwrap_or_else(|| panic!("no such collective: {name}"))
 }
 
 /// A world that fails, inside this process: rank 1 leaves, the others wait for it in vain.

@@ -54,6 +54,12 @@ pub(crate) fn steps() -> u64 {
     text("RSCCL_RANDOM_STEPS").and_then(|text| text.parse().ok()).unwrap_or(USUAL_STEPS)
 }
 
+/// Whether the variable says that all shall be tried, and not a sample.
+#[allow(dead_code, reason = "the matrix has no such variable")]
+pub(crate) fn is_all(variable: &str) -> bool {
+    text(variable).is_some_and(|text| text == "all")
+}
+
 fn text(name: &str) -> Option<String> {
     #![expect(clippy::disallowed_methods, reason = "what a test shall do is no configuration of the library")]
     std::env::var(name).ok()

@@ -1,0 +1,91 @@
+//! A rank is killed in the middle of each collective, over each transport, in registered buffers too.
+
+use super::deaths::{must_go_on, must_name};
+use super::ranks::Job;
+use crate::random::{self, Luck};
+use crate::verify::Program;
+use crate::{NET, SHM, with};
+
+/// One kill.
+#[derive(Debug, Clone, Copy)]
+struct Kill {
+    program: Program,
+    elements: usize,
+    meeting: Meeting,
+    /// Who dies. The last rank is the root where there is one.
+    victim: usize,
+}
+
+/// How the ranks reach each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Meeting {
+    /// By memory that they share.
+    Shm,
+    /// In each other's registered buffers.
+    Registered,
+    /// By sockets.
+    Net,
+    /// By both: two ranks on each of two hosts.
+    Hosts,
+}
+
+/// A sample by seed, or all of them where `RSCCL_TEST_KILLS=all`.
+#[test]
+fn a_kill_in_each_collective_is_told_to_all_who_are_left() {
+    let mut kills = all();
+    if !random::is_all("RSCCL_TEST_KILLS") {
+        let seed = random::seed();
+        eprintln!("RSCCL_TEST_SEED={seed}");
+        let mut luck = Luck::new(&[seed, 7]);
+        // As many as the sample has, each from what is left; every way to meet and every collective is as likely.
+        kills = (0..SAMPLE).map(|_| kills.swap_remove(luck.small(kills.len()))).collect();
+    }
+    for kill in kills {
+        run(kill);
+    }
+}
+
+fn all() -> Vec<Kill> {
+    let sizes = |meeting| if meeting == Meeting::Registered { &[60_000][..] } else { &[8, 60_000] };
+    let mut kills = Vec::new();
+    for program in Program::ALL.iter().copied() {
+        for meeting in [Meeting::Shm, Meeting::Registered, Meeting::Net, Meeting::Hosts] {
+            // A barrier has no buffers; messages are copied through slots.
+            if meeting == Meeting::Registered && program.collective().is_none_or(|_| program == Program::Barrier) {
+                continue;
+            }
+            for elements in sizes(meeting).iter().copied() {
+                kills.extend([1, 3].map(|victim| Kill { program, elements, meeting, victim }));
+            }
+        }
+    }
+    kills
+}
+
+fn run(kill: Kill) {
+    eprintln!("{kill:?}");
+    let Kill { program, elements, meeting, victim } = kill;
+    let variables = if meeting == Meeting::Net { NET } else { SHM };
+    let host = |rank: usize| match (meeting, rank / 2) {
+        (Meeting::Hosts, 0) => with(variables, &[("NCCL_HOSTID", "one")]),
+        (Meeting::Hosts, _) => with(variables, &[("NCCL_HOSTID", "two")]),
+        _ => variables.to_vec(),
+    };
+    let mut job = Job::start_each(4, |rank| (Vec::new(), host(rank)));
+    let before = job.holdings();
+    job.join();
+    let word = if meeting == Meeting::Registered { "inside" } else { "repeat" };
+    let command = format!("{word} {} {elements}", program.name());
+    job.begin(&command, |_| true);
+    for _ in 0..3 {
+        job.ranks[victim].expect_line("turn");
+    }
+    job.kill(victim);
+    for rank in &job.ranks {
+        must_name(victim, rank.number, &command, &rank.failure());
+    }
+    must_go_on(&mut job, victim, &format!("call {} {elements}", program.name()), &before);
+}
+
+/// Kills in a run of all tests.
+const SAMPLE: usize = 8;
