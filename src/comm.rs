@@ -18,6 +18,7 @@ mod group;
 mod init;
 mod journal;
 mod launched;
+mod lobby;
 pub mod local;
 mod messages;
 mod news;

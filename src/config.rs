@@ -227,7 +227,7 @@ impl Config {
     /// ```
     pub fn with_variable(mut self, name: &str, text: &str) -> Result<Config> {
         let known = VARIABLES.iter().find(|variable| variable.names().any(|known| known == name));
-        let variable = known.ok_or_else(|| Error::invalid_argument(format!("there is no variable {name}")))?;
+        let variable = known.ok_or_else(|| Error::invalid_argument(format!("unknown variable {name}")))?;
         self.set(variable, &Found { name: name.to_owned(), text, source: Source::Code })?;
         Ok(self)
     }

@@ -765,7 +765,7 @@ fn world_of(rank: i32, size: i32) -> Result<World> {
     match (u32::try_from(rank), u32::try_from(size)) {
         (Ok(mine), Ok(all)) if rank < size => Ok(World { rank: Rank::new(mine), size: all }),
         _ => {
-            let message = format!("rank {rank} is not below the world of {size}: ranks count from 0");
+            let message = format!("rank {rank} is out of range: the world has {size} ranks");
             Err(Error::invalid_argument(message))
         }
     }

@@ -33,7 +33,7 @@
 //! ```sh
 //! rsccl run -n 4 -- ./program                                              # this host
 //! MASTER_ADDR=node0 MASTER_PORT=29500 srun -n 64 ./program                 # Slurm
-//! mpirun -n 64 -x RSCCL_STORE=file:///shared/job-7 ./program               # Open MPI as launcher; the program needs no MPI
+//! mpirun -n 4 ./program                    # this host, no MPI needed; several: -x RSCCL_STORE=file:///shared/job-7
 //! torchrun --nproc-per-node 8 --no-python ./program                        # as training jobs are started
 //! ```
 //!

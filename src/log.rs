@@ -76,6 +76,18 @@ pub(crate) fn hears_calls() -> bool {
     PRINTS_CALLS.load(Ordering::Relaxed) || LevelFilter::current() >= LevelFilter::DEBUG
 }
 
+/// Tells the user on standard error, whatever `NCCL_DEBUG` asks for: for what makes all that follows wrong, and is no error of a call.
+/// Once in a process for each text.
+#[cfg(feature = "mpi")]
+pub(crate) fn tell(text: &str) {
+    if is_new(text) {
+        // Where nobody can read it there is nobody to tell.
+        let _unread =
+            std::io::Write::write_all(&mut std::io::stderr().lock(), format!("rsccl: warning: {text}\n").as_bytes());
+        warn!(Init, "{text}");
+    }
+}
+
 /// Where an event comes from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Site {
@@ -105,16 +117,20 @@ pub(crate) fn say_once(note: &Note) {
     let text = match note {
         Note::Warning(text) | Note::Information(text) => text,
     };
-    // A holder of the lock that panicked leaves a set that is still good.
-    let mut said = SAID.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if said.len() >= MAX_SAID || !said.insert(text.clone()) {
+    if !is_new(text) {
         return;
     }
-    drop(said);
     match note {
         Note::Warning(text) => warn!(Env, "{text}"),
         Note::Information(text) => info!(Env, "{text}"),
     }
+}
+
+/// Whether `text` was not said before; from now on it was.
+fn is_new(text: &str) -> bool {
+    // A holder of the lock that panicked leaves a set that is still good.
+    let mut said = SAID.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    said.len() < MAX_SAID && said.insert(text.to_owned())
 }
 
 /// Emits an event at a level of NCCL's and one of `tracing`: `event!(Info / DEBUG, Init @ rank, "text")`.

@@ -182,7 +182,12 @@ fn the_largest_block_passes_and_a_larger_one_does_not() {
                 assert!(all.iter().all(|block| block.len() == MAX_GATHER_BYTES));
                 let error = b.send(Rank::new(0), 0, &vec![1; MAX_GATHER_BYTES + 1], &soon()).unwrap_err();
                 assert_eq!(error.kind(), Kind::InvalidArgument);
-                assert!(b.send(Rank::new(3), 0, &[], &soon()).unwrap_err().to_string().contains("no rank of 3"));
+                assert!(
+                    b.send(Rank::new(3), 0, &[], &soon())
+                        .unwrap_err()
+                        .to_string()
+                        .contains("rank 3 is out of range: the world has 3 ranks")
+                );
                 Ok(())
             });
         });
@@ -197,7 +202,7 @@ fn a_message_that_does_not_come_is_a_timeout_that_names_the_peer() {
                 let peer = Rank::new(1 - b.world().rank.get());
                 let error = b.recv(peer, 5, &shortly()).unwrap_err();
                 assert_eq!((error.kind(), error.peer()), (Kind::Timeout, Some(peer.get())));
-                assert!(error.to_string().contains("a message with tag 5"), "{error}");
+                assert!(error.to_string().contains("its message of the set-up"), "{error}");
                 Ok(())
             });
         });

@@ -55,11 +55,11 @@ fn impossible_ranks_worlds_and_ids_are_errors_of_the_caller() {
         assert_eq!((error.kind(), error.rank()), (Kind::InvalidArgument, Some(rank)));
         assert!(error.to_string().contains(words), "{error}");
     };
-    fails(&[id], 4, 4, "rank 4 is no rank of a world of 4");
-    fails(&[id], 0, 0, "a world of 0 ranks");
-    fails(&[id], 0, u32::MAX, "a world of 4294967295 ranks");
-    fails(&[], 0, 2, "0 unique ids");
-    fails(&[id, id, id], 0, 2, "3 unique ids");
+    fails(&[id], 4, 4, "rank 4 is out of range: the world has 4 ranks");
+    fails(&[id], 0, 0, "the world must have 1 to 1048576 ranks, got 0");
+    fails(&[id], 0, u32::MAX, "ranks, got 4294967295");
+    fails(&[], 0, 2, "takes 1 to 2 unique ids, got 0");
+    fails(&[id, id, id], 0, 2, "takes 1 to 2 unique ids, got 3");
     fails(&[id, id], 0, 2, "is given twice");
 }
 

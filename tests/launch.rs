@@ -24,6 +24,7 @@ fn worker() {
     match &*told {
         "meet" => meet(&rank),
         "tell" => drop(tell(&rank)),
+        "twice" => twice(&rank),
         _ => panic!("no such thing to do: {told}"),
     }
 }
@@ -47,6 +48,16 @@ fn meet(rank: &Rank) {
     comm.all_reduce(&[comm.rank() + 1], &mut sum, ReduceOp::Sum).unwrap();
     rank.say(&format!("sum {}", sum[0]));
     comm.finalize().unwrap();
+}
+
+fn twice(rank: &Rank) {
+    // `env` starts the program in its own place, so the parent is the launcher's process.
+    rank.say(&format!("launcher {}", std::os::unix::process::parent_id()));
+    meet(rank);
+    let comm = Communicator::from_env().unwrap();
+    let mut sum = [comm.rank() + 1];
+    comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).unwrap();
+    rank.say(&format!("again {}", sum[0]));
 }
 
 fn name_of(family: Family) -> &'static str {
@@ -94,9 +105,36 @@ fn what_is_more_inside_wins() {
 }
 
 #[test]
+fn on_one_host_ranks_meet_without_a_store_and_leave_nothing() {
+    for launcher in Launcher::all() {
+        // Two communicators, one after the other, each with a place of its own; two jobs at the same time keep apart.
+        let jobs = [Plan::new(&launcher, "twice", 3).start(), Plan::new(&launcher, "twice", 3).start()];
+        for job in jobs {
+            let outcome = job.finish();
+            outcome.must_say("sum 6");
+            outcome.must_say("again 6");
+            let own =
+                |said: &Vec<String>| said.iter().find_map(|line| line.strip_prefix("launcher ").map(str::to_owned));
+            let left = std::fs::read_dir(format!("/tmp/rsccl-{}", user())).into_iter().flatten().flatten();
+            let left: Vec<String> = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+            let parent = own(&outcome.said[0]).unwrap();
+            assert!(!left.iter().any(|name| name.contains(&format!("-{parent}-"))), "{left:?}: {}", outcome.report);
+        }
+    }
+}
+
+/// The user of this process.
+fn user() -> u32 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self").unwrap().uid()
+}
+
+#[test]
 fn without_a_place_to_meet_the_error_says_what_to_set() {
     for launcher in Launcher::all() {
-        let outcome = Plan::new(&launcher, "meet", 2).run();
+        // As where a script deals out the numbers: that tells nothing of hosts.
+        let ours = |rank| [("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", "2")];
+        let outcome = Plan::of_parts(&launcher, "meet", &[(1, &ours("0")), (1, &ours("1"))]).run();
         assert_ne!(outcome.exit, Exit::Code(0), "{}", outcome.report);
         for word in ["no place to meet", "MASTER_ADDR", "RSCCL_STORE"] {
             assert!(outcome.report.contains(word), "`{word}` is not in: {}", outcome.report);

@@ -3,7 +3,7 @@
 //
 // Prints:
 //
-//     refused: rank 0: root 7 is not a rank: there are 3
+//     refused: rank 0: all_reduce: root 7 is out of range: the world has 3 ranks
 //     ended on rank 0, which waited for rank 2
 //     2 ranks go on
 #include <array>

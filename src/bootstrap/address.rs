@@ -34,7 +34,7 @@ impl FromStr for HostPort {
         let wrong = |why: &str| {
             let shown: String = text.chars().take(MAX_NAME_BYTES + 16).collect();
             Error::invalid_argument(format!(
-                "'{}' is no address: {why}; write ipv4:port, [ipv6]:port, [ipv6%interface]:port or hostname:port",
+                "'{}' is not an address: {why}; write ipv4:port, [ipv6]:port, [ipv6%interface]:port or hostname:port",
                 shown.escape_default()
             ))
         };
@@ -54,7 +54,7 @@ impl FromStr for HostPort {
         };
         let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
         let port =
-            port.parse().ok().filter(|_| digits).ok_or_else(|| wrong("the port is no number from 1 to 65535"))?;
+            port.parse().ok().filter(|_| digits).ok_or_else(|| wrong("the port is not a number from 1 to 65535"))?;
         if port == 0 {
             return Err(wrong("port 0 names no port"));
         }

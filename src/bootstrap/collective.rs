@@ -222,7 +222,7 @@ fn take_blocks(
 pub(super) fn broadcast(mesh: &impl Mesh, group: &Group, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>> {
     let size = group.size();
     if root.get() >= size {
-        return Err(Error::invalid_argument(format!("root {root} is no rank of {size}")));
+        return Err(Error::invalid_argument(format!("root {root} is out of range: the world has {size} ranks")));
     }
     if bytes.len() > MAX_GATHER_BYTES {
         let length = bytes.len();
@@ -447,7 +447,9 @@ const MOST_NAMED: usize = 1024;
 /// [`crate::error::Kind::InvalidArgument`] where `excluded` names no rank, all, or me.
 pub(super) fn survivors(me: Rank, size: u32, excluded: &[Rank]) -> Result<Vec<Rank>> {
     if let Some(stranger) = excluded.iter().find(|rank| rank.get() >= size) {
-        return Err(Error::invalid_argument(format!("shrink excludes rank {stranger}, which is no rank of {size}")));
+        return Err(Error::invalid_argument(format!(
+            "excluded rank {stranger} is out of range: the world has {size} ranks"
+        )));
     }
     if excluded.contains(&me) {
         return Err(Error::invalid_argument(format!("rank {me} takes part in a shrink that excludes it")));
@@ -569,7 +571,12 @@ mod tests {
     fn a_shrink_that_names_strangers_or_oneself_is_refused() {
         let rank = Rank::new;
         assert_eq!(survivors(rank(0), 3, &[rank(1)]).unwrap(), [rank(0), rank(2)]);
-        assert!(survivors(rank(0), 3, &[rank(3)]).unwrap_err().to_string().contains("no rank of 3"));
+        assert!(
+            survivors(rank(0), 3, &[rank(3)])
+                .unwrap_err()
+                .to_string()
+                .contains("excluded rank 3 is out of range: the world has 3 ranks")
+        );
         assert!(survivors(rank(0), 3, &[rank(0)]).is_err());
     }
 }

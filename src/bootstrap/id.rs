@@ -94,9 +94,12 @@ impl UniqueId {
     /// As [`UniqueId::generate`].
     pub fn fixed(options: &Options) -> Result<Option<UniqueId>> {
         let Some(text) = &options.comm_id else { return Ok(None) };
-        let place: HostPort = text.parse().map_err(|error: Error| error.during("reading NCCL_COMM_ID"))?;
+        let place: HostPort = text
+            .parse()
+            .map_err(|error: Error| error.during("the fixed address (NCCL_COMM_ID, Config::with_comm_id)"))?;
         let resolved = place.resolve(options.family, &interfaces::list()?);
-        let address = resolved.map_err(|error| error.during("reading NCCL_COMM_ID"))?;
+        let address =
+            resolved.map_err(|error| error.during("the fixed address (NCCL_COMM_ID, Config::with_comm_id)"))?;
         let bound = format!("rsccl fixed address {}:{}", address.ip(), address.port());
         let (secret, flags) = match &options.secret {
             Some(secret) => (secret.key(&bound), FIXED),
@@ -146,7 +149,7 @@ impl UniqueId {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where the length, the checksum, the version or a field is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<UniqueId> {
-        let wrong = |why: String| Error::invalid_argument(format!("this is no unique id: {why}"));
+        let wrong = |why: String| Error::invalid_argument(format!("these bytes are not a unique id: {why}"));
         let Ok(bytes) = <[u8; UniqueId::BYTES]>::try_from(bytes) else {
             let length = bytes.len();
             return Err(wrong(format!("it has {length} bytes where an id has {}", UniqueId::BYTES)));

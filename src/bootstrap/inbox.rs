@@ -32,7 +32,7 @@ pub(super) enum Channel {
 impl std::fmt::Display for Channel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Channel::Message(tag) => write!(f, "a message with tag {tag}"),
+            Channel::Message(_) => write!(f, "its message of the set-up"),
             Channel::Collective(sequence) => write!(f, "its part of exchange #{sequence} among all ranks"),
             Channel::Shrink(_) => write!(f, "its part of a shrink"),
         }

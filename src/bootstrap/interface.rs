@@ -57,7 +57,10 @@ impl FromStr for Family {
             "" => Ok(Family::Any),
             "AF_INET" => Ok(Family::V4),
             "AF_INET6" => Ok(Family::V6),
-            _ => Err(Error::invalid_argument(format!("'{}' is no family: AF_INET or AF_INET6", text.escape_default()))),
+            _ => Err(Error::invalid_argument(format!(
+                "unknown address family '{}' (AF_INET or AF_INET6)",
+                text.escape_default()
+            ))),
         }
     }
 }

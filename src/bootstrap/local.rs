@@ -102,7 +102,7 @@ impl LocalBootstrap {
     pub fn world(size: u32) -> Result<Vec<LocalBootstrap>> {
         if size == 0 || size > LocalBootstrap::MAX_RANKS {
             let most = LocalBootstrap::MAX_RANKS;
-            return Err(Error::invalid_argument(format!("a world of {size} ranks; 1 to {most} are possible")));
+            return Err(Error::invalid_argument(format!("the world must have 1 to {most} ranks, got {size}")));
         }
         let shared = Shared::new(random::bytes()?, Rank::new(size).index());
         let ranks = (0..size).map(Rank::new);
@@ -128,7 +128,8 @@ impl LocalBootstrap {
         if peer.get() < self.world.size {
             return Ok(());
         }
-        Err(Error::invalid_argument(format!("rank {peer} is no rank of {}", self.world.size)).at(self.world.rank))
+        Err(Error::invalid_argument(format!("rank {peer} is out of range: the world has {} ranks", self.world.size))
+            .at(self.world.rank))
     }
 
     fn go(&self, how: &Gone) {

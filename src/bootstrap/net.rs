@@ -139,7 +139,8 @@ impl NetBootstrap {
         if peer.get() < self.world.size {
             return Ok(());
         }
-        Err(Error::invalid_argument(format!("rank {peer} is no rank of {}", self.world.size)).at(self.world.rank))
+        Err(Error::invalid_argument(format!("rank {peer} is out of range: the world has {} ranks", self.world.size))
+            .at(self.world.rank))
     }
 
     /// Moves bytes until `done` yields something.

@@ -63,7 +63,7 @@ fn check_key(key: &str) -> Result<()> {
     if (1..=MAX_KEY_BYTES).contains(&key.len()) {
         return Ok(());
     }
-    Err(Error::invalid_argument(format!("a key of {} bytes; 1 to {MAX_KEY_BYTES} are possible", key.len())))
+    Err(Error::invalid_argument(format!("a key must have 1 to {MAX_KEY_BYTES} bytes, got {}", key.len())))
 }
 
 fn check_keys(keys: &[&str]) -> Result<()> {
@@ -77,7 +77,7 @@ fn check_value(value: &[u8]) -> Result<()> {
     if value.len() <= MAX_VALUE_BYTES {
         return Ok(());
     }
-    Err(Error::invalid_argument(format!("a value of {} bytes; at most {MAX_VALUE_BYTES} are possible", value.len())))
+    Err(Error::invalid_argument(format!("a value may have at most {MAX_VALUE_BYTES} bytes, got {}", value.len())))
 }
 
 fn waited_for(key: &str) -> String {

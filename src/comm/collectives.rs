@@ -28,7 +28,7 @@ impl Communicator {
     /// ```
     #[inline]
     pub fn all_reduce<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        self.run(&typed::all_reduce(send, recv, op)?)
+        self.run(&typed::named(self.world, "all_reduce", typed::all_reduce(send, recv, op))?)
     }
 
     /// [`Communicator::all_reduce`] with one buffer for both.
@@ -65,7 +65,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::broadcast`]; and where the root's `send` and `recv` differ in length.
     pub fn broadcast_into<T: Element>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<()> {
-        self.run(&typed::broadcast_into(self.world()?, (send, recv), root)?)
+        self.run(&typed::named(self.world()?, "broadcast", typed::broadcast_into(self.world()?, (send, recv), root))?)
     }
 
     /// Every rank passes `send`, all of one count; the root gets the reduction of all in `recv`. What others pass as `recv` is
@@ -87,7 +87,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn reduce<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
-        self.run(&typed::reduce(self.world()?, (send, recv), op, root)?)
+        self.run(&typed::named(self.world()?, "reduce", typed::reduce(self.world()?, (send, recv), op, root))?)
     }
 
     /// [`Communicator::reduce`] where the root's `buffer` is input and output; other ranks' are only read.
@@ -114,7 +114,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
-        self.run(&typed::all_gather(self.world()?, send, recv)?)
+        self.run(&typed::named(self.world()?, "all_gather", typed::all_gather(self.world()?, send, recv))?)
     }
 
     /// [`Communicator::all_gather`] where a rank's input is its block of `buffer`.
@@ -134,7 +134,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
-        self.run(&typed::all_gather_in_place(self.world()?, buffer)?)
+        self.run(&typed::named(self.world()?, "all_gather", typed::all_gather_in_place(self.world()?, buffer))?)
     }
 
     /// Every rank passes `send`, as many blocks as ranks; rank r gets the reduction of everyone's block r in `recv`.
@@ -155,7 +155,11 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn reduce_scatter<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        self.run(&typed::reduce_scatter(self.world()?, (send, recv), op)?)
+        self.run(&typed::named(
+            self.world()?,
+            "reduce_scatter",
+            typed::reduce_scatter(self.world()?, (send, recv), op),
+        )?)
     }
 
     /// [`Communicator::reduce_scatter`] where a rank's output is its block of `buffer`; what the other blocks hold afterwards is
@@ -177,7 +181,11 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        self.run(&typed::reduce_scatter_in_place(self.world()?, buffer, op)?)
+        self.run(&typed::named(
+            self.world()?,
+            "reduce_scatter",
+            typed::reduce_scatter_in_place(self.world()?, buffer, op),
+        )?)
     }
 
     /// Every rank passes `send`, as many blocks as ranks; rank r gets everyone's block r, in rank order, in `recv`.
@@ -197,7 +205,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn all_to_all<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
-        self.run(&typed::all_to_all(self.world()?, send, recv)?)
+        self.run(&typed::named(self.world()?, "all_to_all", typed::all_to_all(self.world()?, send, recv))?)
     }
 
     /// Every rank passes `send`, all of one count; the root gets everyone's, in rank order, in `recv`. What others pass as `recv` is
@@ -217,7 +225,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn gather<T: Element>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<()> {
-        self.run(&typed::gather(self.world()?, (send, recv), root)?)
+        self.run(&typed::named(self.world()?, "gather", typed::gather(self.world()?, (send, recv), root))?)
     }
 
     /// The root passes `send`, as many blocks as ranks; rank r gets block r in `recv`. What others pass as `send` is not looked at
@@ -238,7 +246,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn scatter<T: Element>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<()> {
-        self.run(&typed::scatter(self.world()?, (send, recv), root)?)
+        self.run(&typed::named(self.world()?, "scatter", typed::scatter(self.world()?, (send, recv), root))?)
     }
 
     /// Nobody returns before everyone has called.
@@ -267,7 +275,11 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn all_gather_v<T: Element>(&self, send: &[T], recv: &mut [T], counts: &[usize]) -> Result<()> {
-        self.run(&typed::all_gather_v(self.world()?, (send, recv), counts)?)
+        self.run(&typed::named(
+            self.world()?,
+            "all_gather_v",
+            typed::all_gather_v(self.world()?, (send, recv), counts),
+        )?)
     }
 
     /// [`Communicator::reduce_scatter`] where rank r gets `counts[r]` elements. All ranks pass the same `counts`.
@@ -295,7 +307,11 @@ impl Communicator {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<()> {
-        self.run(&typed::reduce_scatter_v(self.world()?, (send, recv), counts, op)?)
+        self.run(&typed::named(
+            self.world()?,
+            "reduce_scatter_v",
+            typed::reduce_scatter_v(self.world()?, (send, recv), counts, op),
+        )?)
     }
 
     /// [`Communicator::all_to_all`] with a count for each pair: this rank sends `send_counts[r]` elements to rank r, in rank order in
@@ -324,7 +340,11 @@ impl Communicator {
         recv: &mut [T],
         recv_counts: &[usize],
     ) -> Result<()> {
-        self.exchange(typed::all_to_all_v(self.world()?, (send, send_counts), (recv, recv_counts))?)
+        self.exchange(typed::named(
+            self.world()?,
+            "all_to_all_v",
+            typed::all_to_all_v(self.world()?, (send, send_counts), (recv, recv_counts)),
+        )?)
     }
 
     /// [`Communicator::gather`] where ranks pass different numbers of elements. The root passes how many each rank does; what others
@@ -350,7 +370,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn gather_v<T: Element>(&self, send: &[T], recv: &mut [T], counts: &[usize], root: u32) -> Result<()> {
-        self.run(&typed::gather_v(self.world()?, (send, recv), counts, root)?)
+        self.run(&typed::named(self.world()?, "gather_v", typed::gather_v(self.world()?, (send, recv), counts, root))?)
     }
 
     /// [`Communicator::scatter`] where ranks get different numbers of elements. The root passes how many each rank gets; what others
@@ -371,7 +391,11 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn scatter_v<T: Element>(&self, send: &[T], recv: &mut [T], counts: &[usize], root: u32) -> Result<()> {
-        self.run(&typed::scatter_v(self.world()?, (send, recv), counts, root)?)
+        self.run(&typed::named(
+            self.world()?,
+            "scatter_v",
+            typed::scatter_v(self.world()?, (send, recv), counts, root),
+        )?)
     }
 
     /// Every rank passes `send`, all of one count; rank r gets the reduction of ranks 0 to r in `recv`. Not with `Avg` or `PreMulSum`.
@@ -392,7 +416,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn scan<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        self.run(&typed::scan(send, recv, op)?)
+        self.run(&typed::named(self.world, "scan", typed::scan(send, recv, op))?)
     }
 
     /// [`Communicator::scan`] with one buffer for both.
@@ -423,7 +447,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn exscan<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        self.run(&typed::exscan(send, recv, op)?)
+        self.run(&typed::named(self.world, "exscan", typed::exscan(send, recv, op))?)
     }
 
     /// [`Communicator::exscan`] with one buffer for both; rank 0's is not touched.

@@ -145,10 +145,11 @@ impl Communicator {
     /// ```
     pub fn shrink(&self, excluded: &[u32]) -> Result<Communicator> {
         if excluded.is_empty() || excluded.contains(&self.rank()) {
-            return Err(self.at(Error::invalid_argument("shrink excludes at least one rank, and not its caller")));
+            let message = "the list of excluded ranks must not be empty, nor hold the calling rank";
+            return Err(self.at(Error::invalid_argument(message)));
         }
         if let Some(stranger) = excluded.iter().find(|rank| **rank >= self.size()) {
-            let message = format!("rank {stranger} cannot be excluded: there are {}", self.size());
+            let message = format!("excluded rank {stranger} is out of range: the world has {} ranks", self.size());
             return Err(self.at(Error::invalid_argument(message)));
         }
         let excluded: Vec<Rank> = excluded.iter().copied().map(Rank::new).collect();

@@ -175,7 +175,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_reduce<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::all_reduce(send, recv, op)?)
+        self.add(typed::named(self.part.comm.world, "all_reduce", typed::all_reduce(send, recv, op))?)
     }
 
     /// Adds [`Communicator::all_reduce_in_place`].
@@ -199,7 +199,11 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn broadcast_into<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
-        self.add(typed::broadcast_into(self.part.comm.world()?, (send, recv), root)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "broadcast",
+            typed::broadcast_into(self.part.comm.world()?, (send, recv), root),
+        )?)
     }
 
     /// Adds [`Communicator::reduce`].
@@ -207,7 +211,11 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn reduce<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp, root: u32) -> Result<()> {
-        self.add(typed::reduce(self.part.comm.world()?, (send, recv), op, root)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "reduce",
+            typed::reduce(self.part.comm.world()?, (send, recv), op, root),
+        )?)
     }
 
     /// Adds [`Communicator::reduce_in_place`].
@@ -223,7 +231,11 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_gather<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T]) -> Result<()> {
-        self.add(typed::all_gather(self.part.comm.world()?, send, recv)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "all_gather",
+            typed::all_gather(self.part.comm.world()?, send, recv),
+        )?)
     }
 
     /// Adds [`Communicator::all_gather_in_place`].
@@ -231,7 +243,11 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_gather_in_place<T: Element>(&mut self, buffer: &'a mut [T]) -> Result<()> {
-        self.add(typed::all_gather_in_place(self.part.comm.world()?, buffer)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "all_gather",
+            typed::all_gather_in_place(self.part.comm.world()?, buffer),
+        )?)
     }
 
     /// Adds [`Communicator::reduce_scatter`].
@@ -239,7 +255,11 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn reduce_scatter<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::reduce_scatter(self.part.comm.world()?, (send, recv), op)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "reduce_scatter",
+            typed::reduce_scatter(self.part.comm.world()?, (send, recv), op),
+        )?)
     }
 
     /// Adds [`Communicator::reduce_scatter_in_place`].
@@ -247,7 +267,11 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn reduce_scatter_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::reduce_scatter_in_place(self.part.comm.world()?, buffer, op)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "reduce_scatter",
+            typed::reduce_scatter_in_place(self.part.comm.world()?, buffer, op),
+        )?)
     }
 
     /// Adds [`Communicator::all_to_all`].
@@ -255,7 +279,11 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_to_all<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T]) -> Result<()> {
-        self.add(typed::all_to_all(self.part.comm.world()?, send, recv)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "all_to_all",
+            typed::all_to_all(self.part.comm.world()?, send, recv),
+        )?)
     }
 
     /// Adds [`Communicator::gather`].
@@ -263,7 +291,11 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn gather<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
-        self.add(typed::gather(self.part.comm.world()?, (send, recv), root)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "gather",
+            typed::gather(self.part.comm.world()?, (send, recv), root),
+        )?)
     }
 
     /// Adds [`Communicator::scatter`].
@@ -271,7 +303,11 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn scatter<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
-        self.add(typed::scatter(self.part.comm.world()?, (send, recv), root)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "scatter",
+            typed::scatter(self.part.comm.world()?, (send, recv), root),
+        )?)
     }
 
     /// Adds [`Communicator::barrier`].
@@ -287,7 +323,11 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_gather_v<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], counts: &[usize]) -> Result<()> {
-        self.add(typed::all_gather_v(self.part.comm.world()?, (send, recv), counts)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "all_gather_v",
+            typed::all_gather_v(self.part.comm.world()?, (send, recv), counts),
+        )?)
     }
 
     /// Adds [`Communicator::reduce_scatter_v`].
@@ -301,7 +341,11 @@ impl<'a> Member<'_, 'a> {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<()> {
-        self.add(typed::reduce_scatter_v(self.part.comm.world()?, (send, recv), counts, op)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "reduce_scatter_v",
+            typed::reduce_scatter_v(self.part.comm.world()?, (send, recv), counts, op),
+        )?)
     }
 
     /// Adds [`Communicator::all_to_all_v`].
@@ -315,7 +359,11 @@ impl<'a> Member<'_, 'a> {
         recv: &'a mut [T],
         recv_counts: &[usize],
     ) -> Result<()> {
-        self.add_exchange(typed::all_to_all_v(self.part.comm.world()?, (send, send_counts), (recv, recv_counts))?)
+        self.add_exchange(typed::named(
+            self.part.comm.world()?,
+            "all_to_all_v",
+            typed::all_to_all_v(self.part.comm.world()?, (send, send_counts), (recv, recv_counts)),
+        )?)
     }
 
     /// Adds [`Communicator::gather_v`].
@@ -329,7 +377,11 @@ impl<'a> Member<'_, 'a> {
         counts: &[usize],
         root: u32,
     ) -> Result<()> {
-        self.add(typed::gather_v(self.part.comm.world()?, (send, recv), counts, root)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "gather_v",
+            typed::gather_v(self.part.comm.world()?, (send, recv), counts, root),
+        )?)
     }
 
     /// Adds [`Communicator::scatter_v`].
@@ -343,7 +395,11 @@ impl<'a> Member<'_, 'a> {
         counts: &[usize],
         root: u32,
     ) -> Result<()> {
-        self.add(typed::scatter_v(self.part.comm.world()?, (send, recv), counts, root)?)
+        self.add(typed::named(
+            self.part.comm.world()?,
+            "scatter_v",
+            typed::scatter_v(self.part.comm.world()?, (send, recv), counts, root),
+        )?)
     }
 
     /// Adds [`Communicator::scan`].
@@ -351,7 +407,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn scan<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::scan(send, recv, op)?)
+        self.add(typed::named(self.part.comm.world, "scan", typed::scan(send, recv, op))?)
     }
 
     /// Adds [`Communicator::scan_in_place`].
@@ -367,7 +423,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn exscan<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::exscan(send, recv, op)?)
+        self.add(typed::named(self.part.comm.world, "exscan", typed::exscan(send, recv, op))?)
     }
 
     /// Adds [`Communicator::exscan_in_place`].

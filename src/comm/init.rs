@@ -308,7 +308,7 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Re
 
 fn checked_world(rank: u32, world: u32) -> Result<World> {
     if rank >= world {
-        let message = format!("rank {rank} is not below the world of {world}: ranks count from 0");
+        let message = format!("rank {rank} is out of range: the world has {world} ranks");
         return Err(Error::invalid_argument(message));
     }
     Ok(World { rank: Rank::new(rank), size: world })

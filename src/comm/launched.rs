@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::store::{FileStore, Store, TcpStore, share_id};
 use crate::bootstrap::{NetBootstrap, Options, UniqueId, reach};
+use crate::comm::lobby::Lobby;
 use crate::comm::origin::Origin;
 use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Settings};
@@ -19,8 +20,8 @@ use crate::types::{Rank, World};
 
 impl Communicator {
     /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun` (the table stands in
-    /// [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, or at `MASTER_ADDR` and `MASTER_PORT`. May be called
-    /// again: each call makes one more communicator of the same processes.
+    /// [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, or at `MASTER_ADDR` and `MASTER_PORT`; ranks that
+    /// `mpirun` or `srun` has started on one host need none of these. May be called again: each call makes one more communicator of the same processes.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] that names the variable which is missing or wrong; else as [`Communicator::init`].
@@ -59,12 +60,24 @@ impl Communicator {
         let number = LAUNCHED.fetch_add(1, Ordering::Relaxed);
         Communicator::start(world, settings, Origin::Launcher, move |abort, timeout| {
             let wait = Wait::new(timeout, abort);
-            let (id, store) = meet(world, launch.store.as_ref(), (number, &options), &wait)?;
+            let lobby = lobby(&launch, &options, number)?;
+            let place = lobby.as_ref().map(|lobby| StoreAddress::File(lobby.folder().to_owned()));
+            let (id, store) = meet(world, launch.store.as_ref().or(place.as_ref()), (number, &options), &wait)?;
             let joined = NetBootstrap::join(&[id], world.rank, world.size, &options, &wait)?;
             // Everyone has joined, so everyone has the id: the store may go.
-            drop(store);
+            drop((store, lobby));
             Ok(Box::new(joined))
         })
+    }
+}
+
+/// The place to meet on this host, where nobody has named one and all ranks are here.
+fn lobby(launch: &Launch, options: &Options, number: u64) -> Result<Option<Lobby>> {
+    match launch.daemons {
+        Some(daemons) if launch.world.size > 1 && launch.store.is_none() && options.comm_id.is_none() => {
+            Lobby::of_job(daemons, number, launch.world.rank.get() == 0)
+        }
+        _ => Ok(None),
     }
 }
 
@@ -82,7 +95,7 @@ fn meet(
         return Ok((UniqueId::generate(options)?, None));
     }
     let place = place.ok_or_else(|| {
-        Error::invalid_argument("no place to meet: set MASTER_ADDR and MASTER_PORT, RSCCL_STORE, or NCCL_COMM_ID")
+        Error::invalid_argument("no place to meet: the launcher does not say that all ranks are on this host; set RSCCL_STORE, MASTER_ADDR and MASTER_PORT, or NCCL_COMM_ID")
     })?;
     let key = format!("rsccl/id/{number}");
     loop {

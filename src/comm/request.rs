@@ -167,7 +167,7 @@ impl<'scope> Scope<'scope, '_> {
         recv: &'scope mut [T],
         op: ReduceOp,
     ) -> Result<Request<'scope>> {
-        self.begin(typed::all_reduce(send, recv, op)?)
+        self.begin(typed::named(self.world, "all_reduce", typed::all_reduce(send, recv, op))?)
     }
 
     /// Begins [`Communicator::all_reduce_in_place`].
@@ -196,7 +196,7 @@ impl<'scope> Scope<'scope, '_> {
         recv: &'scope mut [T],
         root: u32,
     ) -> Result<Request<'scope>> {
-        self.begin(typed::broadcast_into(self.world, (send, recv), root)?)
+        self.begin(typed::named(self.world, "broadcast", typed::broadcast_into(self.world, (send, recv), root))?)
     }
 
     /// Begins [`Communicator::reduce`].
@@ -210,7 +210,7 @@ impl<'scope> Scope<'scope, '_> {
         op: ReduceOp,
         root: u32,
     ) -> Result<Request<'scope>> {
-        self.begin(typed::reduce(self.world, (send, recv), op, root)?)
+        self.begin(typed::named(self.world, "reduce", typed::reduce(self.world, (send, recv), op, root))?)
     }
 
     /// Begins [`Communicator::reduce_in_place`].
@@ -231,7 +231,7 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     /// As [`Scope::send`].
     pub fn all_gather<T: Element>(&self, send: &'scope [T], recv: &'scope mut [T]) -> Result<Request<'scope>> {
-        self.begin(typed::all_gather(self.world, send, recv)?)
+        self.begin(typed::named(self.world, "all_gather", typed::all_gather(self.world, send, recv))?)
     }
 
     /// Begins [`Communicator::all_gather_in_place`].
@@ -239,7 +239,7 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     /// As [`Scope::send`].
     pub fn all_gather_in_place<T: Element>(&self, buffer: &'scope mut [T]) -> Result<Request<'scope>> {
-        self.begin(typed::all_gather_in_place(self.world, buffer)?)
+        self.begin(typed::named(self.world, "all_gather", typed::all_gather_in_place(self.world, buffer))?)
     }
 
     /// Begins [`Communicator::reduce_scatter`].
@@ -252,7 +252,7 @@ impl<'scope> Scope<'scope, '_> {
         recv: &'scope mut [T],
         op: ReduceOp,
     ) -> Result<Request<'scope>> {
-        self.begin(typed::reduce_scatter(self.world, (send, recv), op)?)
+        self.begin(typed::named(self.world, "reduce_scatter", typed::reduce_scatter(self.world, (send, recv), op))?)
     }
 
     /// Begins [`Communicator::reduce_scatter_in_place`].
@@ -264,7 +264,7 @@ impl<'scope> Scope<'scope, '_> {
         buffer: &'scope mut [T],
         op: ReduceOp,
     ) -> Result<Request<'scope>> {
-        self.begin(typed::reduce_scatter_in_place(self.world, buffer, op)?)
+        self.begin(typed::named(self.world, "reduce_scatter", typed::reduce_scatter_in_place(self.world, buffer, op))?)
     }
 
     /// Begins [`Communicator::all_to_all`].
@@ -272,7 +272,7 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     /// As [`Scope::send`].
     pub fn all_to_all<T: Element>(&self, send: &'scope [T], recv: &'scope mut [T]) -> Result<Request<'scope>> {
-        self.begin(typed::all_to_all(self.world, send, recv)?)
+        self.begin(typed::named(self.world, "all_to_all", typed::all_to_all(self.world, send, recv))?)
     }
 
     /// Begins [`Communicator::gather`].
@@ -280,7 +280,7 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     /// As [`Scope::send`].
     pub fn gather<T: Element>(&self, send: &'scope [T], recv: &'scope mut [T], root: u32) -> Result<Request<'scope>> {
-        self.begin(typed::gather(self.world, (send, recv), root)?)
+        self.begin(typed::named(self.world, "gather", typed::gather(self.world, (send, recv), root))?)
     }
 
     /// Begins [`Communicator::scatter`].
@@ -288,7 +288,7 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     /// As [`Scope::send`].
     pub fn scatter<T: Element>(&self, send: &'scope [T], recv: &'scope mut [T], root: u32) -> Result<Request<'scope>> {
-        self.begin(typed::scatter(self.world, (send, recv), root)?)
+        self.begin(typed::named(self.world, "scatter", typed::scatter(self.world, (send, recv), root))?)
     }
 
     /// Begins [`Communicator::barrier`].
@@ -309,7 +309,7 @@ impl<'scope> Scope<'scope, '_> {
         recv: &'scope mut [T],
         counts: &[usize],
     ) -> Result<Request<'scope>> {
-        self.begin(typed::all_gather_v(self.world, (send, recv), counts)?)
+        self.begin(typed::named(self.world, "all_gather_v", typed::all_gather_v(self.world, (send, recv), counts))?)
     }
 
     /// Begins [`Communicator::reduce_scatter_v`].
@@ -323,7 +323,11 @@ impl<'scope> Scope<'scope, '_> {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<Request<'scope>> {
-        self.begin(typed::reduce_scatter_v(self.world, (send, recv), counts, op)?)
+        self.begin(typed::named(
+            self.world,
+            "reduce_scatter_v",
+            typed::reduce_scatter_v(self.world, (send, recv), counts, op),
+        )?)
     }
 
     /// Begins [`Communicator::all_to_all_v`].
@@ -337,7 +341,11 @@ impl<'scope> Scope<'scope, '_> {
         recv: &'scope mut [T],
         recv_counts: &[usize],
     ) -> Result<Request<'scope>> {
-        self.begin_exchange(typed::all_to_all_v(self.world, (send, send_counts), (recv, recv_counts))?)
+        self.begin_exchange(typed::named(
+            self.world,
+            "all_to_all_v",
+            typed::all_to_all_v(self.world, (send, send_counts), (recv, recv_counts)),
+        )?)
     }
 
     /// Begins [`Communicator::gather_v`].
@@ -351,7 +359,7 @@ impl<'scope> Scope<'scope, '_> {
         counts: &[usize],
         root: u32,
     ) -> Result<Request<'scope>> {
-        self.begin(typed::gather_v(self.world, (send, recv), counts, root)?)
+        self.begin(typed::named(self.world, "gather_v", typed::gather_v(self.world, (send, recv), counts, root))?)
     }
 
     /// Begins [`Communicator::scatter_v`].
@@ -365,7 +373,7 @@ impl<'scope> Scope<'scope, '_> {
         counts: &[usize],
         root: u32,
     ) -> Result<Request<'scope>> {
-        self.begin(typed::scatter_v(self.world, (send, recv), counts, root)?)
+        self.begin(typed::named(self.world, "scatter_v", typed::scatter_v(self.world, (send, recv), counts, root))?)
     }
 
     /// Begins [`Communicator::scan`].
@@ -373,7 +381,7 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     /// As [`Scope::send`].
     pub fn scan<T: Element>(&self, send: &'scope [T], recv: &'scope mut [T], op: ReduceOp) -> Result<Request<'scope>> {
-        self.begin(typed::scan(send, recv, op)?)
+        self.begin(typed::named(self.world, "scan", typed::scan(send, recv, op))?)
     }
 
     /// Begins [`Communicator::scan_in_place`].
@@ -394,7 +402,7 @@ impl<'scope> Scope<'scope, '_> {
         recv: &'scope mut [T],
         op: ReduceOp,
     ) -> Result<Request<'scope>> {
-        self.begin(typed::exscan(send, recv, op)?)
+        self.begin(typed::named(self.world, "exscan", typed::exscan(send, recv, op))?)
     }
 
     /// Begins [`Communicator::exscan_in_place`].

@@ -102,8 +102,10 @@ impl Settings {
 /// which the log says once in a process.
 fn read_filters(config: &Config) -> Result<(Filter<Algorithm>, Filter<Protocol>)> {
     let (algo, proto) = (config.algo.as_deref().unwrap_or(""), config.proto.as_deref().unwrap_or(""));
-    let mut algorithms = Filter::parse(algo).map_err(|error| error.during("reading NCCL_ALGO"))?;
-    let mut protocols = Filter::parse(proto).map_err(|error| error.during("reading NCCL_PROTO"))?;
+    let mut algorithms = Filter::parse(algo)
+        .map_err(|error| error.during("the algorithms to choose from (NCCL_ALGO, Config::with_algo)"))?;
+    let mut protocols = Filter::parse(proto)
+        .map_err(|error| error.during("the protocols to choose from (NCCL_PROTO, Config::with_proto)"))?;
     if !config.strict_filters {
         let lines = filters::open_algorithms(&mut algorithms).into_iter().map(|opened| opened.line("NCCL_ALGO", algo));
         let more = filters::open_protocols(&mut protocols).into_iter().map(|opened| opened.line("NCCL_PROTO", proto));
@@ -118,7 +120,9 @@ fn read_filters(config: &Config) -> Result<(Filter<Algorithm>, Filter<Protocol>)
 /// [`crate::error::Kind::InvalidArgument`] that names the variable.
 pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
     let interfaces = match &config.socket_interfaces {
-        Some(text) => text.parse().map_err(|error: Error| error.during("reading NCCL_SOCKET_IFNAME"))?,
+        Some(text) => text.parse().map_err(|error: Error| {
+            error.during("the interfaces to use (NCCL_SOCKET_IFNAME, Config::with_socket_interfaces)")
+        })?,
         None => Rules::default(),
     };
     Ok(Options {

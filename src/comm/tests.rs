@@ -741,6 +741,33 @@ fn requests_are_refused_in_a_forked_child() {
     .unwrap();
 }
 
+#[test]
+fn errors_of_arguments_name_rank_operation_and_what_is_allowed() {
+    local::run(2, |comm| {
+        let rank = comm.rank();
+        let mut one = [0u32];
+        let said = |result: Result<()>| result.unwrap_err().to_string();
+        assert_eq!(
+            said(comm.all_reduce(&[1, 2], &mut one, ReduceOp::Sum)),
+            format!("rank {rank}: all_reduce: `recv` has 1 elements where 2 are needed")
+        );
+        assert_eq!(
+            said(comm.broadcast(&mut one, 7)),
+            format!("rank {rank}: broadcast: root 7 is out of range: the world has 2 ranks")
+        );
+        assert_eq!(
+            said(comm.send(&one, 9)),
+            format!("rank {rank}: send: peer 9 is out of range: the world has 2 ranks")
+        );
+        let error = said(comm.scope(|scope| scope.all_gather(&[1u32], &mut one).map(drop)));
+        assert_eq!(error, format!("rank {rank}: all_gather: `recv` has 1 elements where 2 are needed"));
+        let error = said(comm.split(Some(0), 0)?.map_or(Ok(()), |half| half.shrink(&[5]).map(drop)));
+        assert!(error.contains("excluded rank 5 is out of range: the world has 2 ranks"), "{error}");
+        comm.barrier()
+    })
+    .unwrap();
+}
+
 /// Regression: the second half of a split, of the child's ranks alone, went on for its whole time-out.
 #[test]
 fn an_abort_of_the_parent_ends_the_birth_of_a_child() {
@@ -764,4 +791,16 @@ fn an_abort_of_the_parent_ends_the_birth_of_a_child() {
         Ok(())
     })
     .unwrap();
+}
+
+/// Both ends of a message have the label of a send; the receiver said of itself that it had called one.
+#[test]
+fn a_receiver_says_that_it_called_recv() {
+    let result = local::run(2, |comm| match comm.rank() {
+        0 => comm.send(&[1f32; 3], 1),
+        _ => comm.recv(&mut [0f32; 4], 0),
+    });
+    let error = result.unwrap_err().to_string();
+    let mine = "this rank called recv #0 (count 4, float), rank 0 called send #0 (count 3, float)";
+    assert!(error.contains(mine), "{error}");
 }

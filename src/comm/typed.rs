@@ -210,6 +210,12 @@ pub(super) fn all_to_all_v<'a, T: Element>(
     Ok(messages)
 }
 
+/// What describing `call` has made; its error names the call and the rank.
+#[inline]
+pub(super) fn named<T>(world: World, call: &'static str, made: Result<T>) -> Result<T> {
+    made.map_err(|error| error.during(call).at(world.rank))
+}
+
 /// Refuses a buffer of the wrong length.
 #[inline]
 fn expect(name: &str, length: usize, expected: usize) -> Result<()> {

@@ -28,7 +28,8 @@
 //! MPICH and of Intel MPI) and `srun --mpi=pmi2`, row 5 `srun --mpi=pmix` and `prun`. The local rank and size are what the
 //! launcher says; the library finds out by itself who shares a host.
 //!
-//! The meeting place is `RSCCL_STORE`, else `MASTER_ADDR` and `MASTER_PORT`. Where torchrun's agent serves its own store
+//! The meeting place is `RSCCL_STORE`, else `MASTER_ADDR` and `MASTER_PORT`, else, where the launcher of row 3 to 6 says that all ranks
+//! are on this host, a private folder of this user under `/tmp` that is named by the launcher's process. Where torchrun's agent serves its own store
 //! on `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE=True`), ours is one port above it.
 
 use crate::error::{Error, Result};
@@ -53,6 +54,9 @@ pub struct Launch {
     pub store: Option<StoreAddress>,
     /// The launcher, as the module's table calls it.
     pub source: &'static str,
+    /// How the launcher's own processes are named, where it says that all ranks are on this host: ranks of one job have one of them
+    /// as an ancestor.
+    pub(crate) daemons: Option<&'static [&'static str]>,
 }
 
 impl Launch {
@@ -103,6 +107,10 @@ struct Launcher {
     sizes: &'static [&'static str],
     local_ranks: &'static [&'static str],
     local_sizes: &'static [&'static str],
+    /// The hosts, where the local size is not told.
+    hosts: &'static [&'static str],
+    /// How its processes are named that start ranks.
+    daemons: &'static [&'static str],
 }
 
 /// In which steps of Slurm's a launcher's variables count.
@@ -127,6 +135,8 @@ static LAUNCHERS: &[Launcher] = &[
         sizes: &["RSCCL_WORLD_SIZE"],
         local_ranks: &["RSCCL_LOCAL_RANK"],
         local_sizes: &["RSCCL_LOCAL_WORLD_SIZE"],
+        hosts: &[],
+        daemons: &[],
     },
     Launcher {
         source: "torchrun",
@@ -135,6 +145,8 @@ static LAUNCHERS: &[Launcher] = &[
         sizes: &["WORLD_SIZE"],
         local_ranks: &["LOCAL_RANK"],
         local_sizes: &["LOCAL_WORLD_SIZE"],
+        hosts: &[],
+        daemons: &[],
     },
     Launcher {
         source: "Open MPI",
@@ -143,6 +155,8 @@ static LAUNCHERS: &[Launcher] = &[
         sizes: &["OMPI_COMM_WORLD_SIZE"],
         local_ranks: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         local_sizes: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        hosts: &[],
+        daemons: MPIRUN,
     },
     Launcher {
         source: "PMI",
@@ -151,6 +165,8 @@ static LAUNCHERS: &[Launcher] = &[
         sizes: &["PMI_SIZE"],
         local_ranks: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"],
         local_sizes: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
+        hosts: SLURM_HOSTS,
+        daemons: HYDRA,
     },
     Launcher {
         source: "PMIx",
@@ -159,6 +175,8 @@ static LAUNCHERS: &[Launcher] = &[
         sizes: &["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_ranks: &["SLURM_LOCALID"],
         local_sizes: &[],
+        hosts: SLURM_HOSTS,
+        daemons: SRUN,
     },
     Launcher {
         source: "Slurm",
@@ -167,8 +185,18 @@ static LAUNCHERS: &[Launcher] = &[
         sizes: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_ranks: &["SLURM_LOCALID"],
         local_sizes: &[],
+        hosts: SLURM_HOSTS,
+        daemons: SRUN,
     },
 ];
+
+/// Hosts of a step, and of a job.
+const SLURM_HOSTS: &[&str] = &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
+/// Open MPI 4 and 5.
+const MPIRUN: &[&str] = &["mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"];
+/// MPICH and Intel MPI; `srun --mpi=pmi2`.
+const HYDRA: &[&str] = &["hydra_pmi_proxy", "hydra_bstrap_pr", "slurmstepd", "pmi_proxy"];
+const SRUN: &[&str] = &["slurmstepd", "prted", "prterun"];
 
 /// Names with our prefix that are read here and not through the registry.
 pub(super) const OWN_NAMES: &[&str] = &["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "RSCCL_LOCAL_WORLD_SIZE"];
@@ -198,7 +226,13 @@ impl Launcher {
         if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
             check_within(local_rank, local_size)?;
         }
+        let hosts = number(environment, self.hosts)?;
+        let is_one_host = match (local_size, hosts) {
+            (Some((_, local_size)), _) => local_size == size,
+            (None, hosts) => hosts.is_some_and(|(_, hosts)| hosts == 1),
+        };
         Ok(Launch {
+            daemons: (is_one_host && !self.daemons.is_empty()).then_some(self.daemons),
             world: World { rank: Rank::new(rank), size },
             local_rank: local_rank.map(|(_, local_rank)| local_rank),
             local_size: local_size.map(|(_, local_size)| local_size),
@@ -425,6 +459,26 @@ mod tests {
             assert_eq!(learn(&with(Some(step), &[])).unwrap().source, "Slurm");
             assert!(is_rank(&with(Some(step), &[])));
         }
+    }
+
+    #[test]
+    fn only_a_launcher_that_has_all_ranks_here_gives_them_a_place_to_meet() {
+        let daemons = |variables: &[(&str, &str)]| learn(variables).unwrap().daemons.is_some();
+        let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4")];
+        assert!(daemons(&[open_mpi[0], open_mpi[1], ("OMPI_COMM_WORLD_LOCAL_SIZE", "4")]));
+        assert!(!daemons(&[open_mpi[0], open_mpi[1], ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]));
+        assert!(!daemons(&open_mpi), "not told");
+        let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "4")];
+        assert!(daemons(&[pmi[0], pmi[1], ("MPI_LOCALNRANKS", "4")]));
+        assert!(
+            !daemons(&[pmi[0], pmi[1], ("MPI_LOCALNRANKS", "3"), ("SLURM_NNODES", "1")]),
+            "its own word counts more"
+        );
+        assert!(daemons(&[pmi[0], pmi[1], ("SLURM_STEP_NUM_NODES", "1"), ("SLURM_NNODES", "2")]));
+        let slurm = [("SLURM_PROCID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "4")];
+        assert!(daemons(&[slurm[0], slurm[1], slurm[2], ("SLURM_NNODES", "1")]));
+        assert!(!daemons(&[slurm[0], slurm[1], slurm[2], ("SLURM_NNODES", "2")]));
+        assert!(!daemons(&[("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4")]), "scripts set these, too");
     }
 
     #[test]

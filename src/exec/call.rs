@@ -99,11 +99,18 @@ impl Call<'_> {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`], saying what to correct.
     pub fn check(&self, world: World) -> Result<()> {
+        self.check_all(world).map_err(|error| error.during(self.collective.name()))
+    }
+
+    fn check_all(&self, world: World) -> Result<()> {
         self.check_kind(world)?;
         if let Some(root) = self.root
             && root.get() >= world.size
         {
-            return Err(Error::invalid_argument(format!("root {root} is not a rank: there are {}", world.size)));
+            return Err(Error::invalid_argument(format!(
+                "root {root} is out of range: the world has {} ranks",
+                world.size
+            )));
         }
         if let CallCount::PerRank(counts) = &self.count
             && counts.len() != world.size as usize
@@ -124,7 +131,7 @@ impl Call<'_> {
         if let Some(op @ ReduceOp::PreMulSum(scalar)) = self.op
             && !scalar.is_value_of(self.data_type)
         {
-            let message = format!("the scalar {scalar} of {op} is no value of {}", self.data_type);
+            let message = format!("the scalar {scalar} of {op} is not a value of {}", self.data_type);
             return Err(Error::invalid_argument(message));
         }
         let (input, output) = self.lengths(world)?;

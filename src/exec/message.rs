@@ -103,8 +103,12 @@ impl<'a> Message<'a> {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] for a peer that is no rank, a null buffer, a count beyond the address space.
     pub fn check(&self, world: World) -> Result<()> {
+        self.check_all(world).map_err(|error| error.during(if self.sends() { "send" } else { "recv" }))
+    }
+
+    fn check_all(&self, world: World) -> Result<()> {
         if self.peer.get() >= world.size {
-            let message = format!("peer {} is not a rank: there are {}", self.peer, world.size);
+            let message = format!("peer {} is out of range: the world has {} ranks", self.peer, world.size);
             return Err(Error::invalid_argument(message));
         }
         let null = match self.direction {
@@ -146,7 +150,7 @@ pub fn check_to_self(me: Rank, messages: &[Message<'_>]) -> Result<()> {
                 )));
             }
             (Some(_), None) | (None, Some(_)) => {
-                return Err(Error::invalid_usage("a message to oneself needs its send and its recv in one group"));
+                return Err(Error::invalid_usage("a send to this rank itself needs its recv in the same group"));
             }
         }
     }
@@ -228,6 +232,13 @@ impl<'a> MessageRun<'a> {
         format!("{what} #{} {to} rank {}", self.operation.sequence, self.peer())
     }
 
+    /// What this rank called: both ends of a message have the label of a send.
+    fn called(&self) -> Operation {
+        let is_recv = self.operation.collective == Collective::Send && !self.sends();
+        let collective = if is_recv { Collective::Recv } else { self.operation.collective };
+        Operation { collective, ..self.operation }
+    }
+
     fn sends(&self) -> bool {
         self.message.sends()
     }
@@ -261,7 +272,7 @@ impl<'a> MessageRun<'a> {
         let Some(message) = receiver.peek().map_err(|error| error.about(self.peer()))? else { return Ok(false) };
         let due = (self.bytes - self.moved).min(receiver.shape().slot_bytes as usize);
         if message.label != self.label || message.bytes != due {
-            return Err(mismatch(self.label, self.peer(), message.label));
+            return Err(mismatch(self.called().label(), self.peer(), message.label));
         }
         let target = into.wrapping_add(self.moved);
         // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due` bytes, ours until

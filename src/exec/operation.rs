@@ -58,7 +58,13 @@ pub fn describe(label: Label) -> String {
     let byte = |shift: u32| u8::try_from(label[0] >> shift & 0xff).expect("masked to 8 bits");
     let kind = Collective::from_code(byte(0)).map_or("an unknown collective", Collective::name);
     let data_type = DataType::from_code(byte(8)).map_or("unknown type", DataType::name);
-    let mut text = format!("{kind} #{} (count {}, {data_type}", sequence(label), label[1]);
+    let count = match Collective::from_code(byte(0)) {
+        // The label of a vector form has a hash in the place of the counts.
+        Some(Collective::AllGatherV | Collective::ReduceScatterV) => format!("counts with check sum {:016x}", label[1]),
+        Some(Collective::AllToAllV) => "counts of each pair".to_owned(),
+        _ => format!("count {}", label[1]),
+    };
+    let mut text = format!("{kind} #{} ({count}, {data_type}", sequence(label));
     if let Some(op) = ReduceOp::name_of_code(byte(16)) {
         text.push_str(", ");
         text.push_str(op);
@@ -99,5 +105,7 @@ mod tests {
             "this rank called all_reduce #17 (count 4, float, sum), rank 1 called broadcast #17 (count 8, float, root 2)"
         );
         assert!(describe([u64::MAX; 3]).contains("unknown"));
+        let vector = Operation { collective: Collective::AllGatherV, op: None, count: 0xab, ..mine };
+        assert_eq!(describe(vector.label()), "all_gather_v #17 (counts with check sum 00000000000000ab, float)");
     }
 }

@@ -173,11 +173,14 @@ pub(super) fn barrier() -> Call<'static> {
 /// The type with this number.
 pub(super) fn data_type(code: i32) -> Result<DataType> {
     let known = u8::try_from(code).ok().and_then(DataType::from_code);
-    known.ok_or_else(|| Error::invalid_argument(format!("{code} is the number of no data type")))
+    known.ok_or_else(|| {
+        Error::invalid_argument(format!("unknown data type code {code} (0 to {})", DataType::ALL.len() - 1))
+    })
 }
 
 fn operator(what: &What) -> Result<ReduceOp> {
-    let wrong = || Error::invalid_argument(format!("{} is the number of no operator", what.op));
+    let wrong =
+        || Error::invalid_argument(format!("unknown operator code {} (0 to {})", what.op, ReduceOp::PLAIN.len()));
     let code = u8::try_from(what.op).map_err(|_| wrong())?;
     if what.op != OpCode::PreMulSum.repr {
         return ReduceOp::PLAIN.get(usize::from(code)).copied().ok_or_else(wrong);
@@ -196,7 +199,9 @@ fn operator(what: &What) -> Result<ReduceOp> {
 fn other(name: &str, number: i32, world: World) -> Result<Rank> {
     match u32::try_from(number) {
         Ok(rank) if rank < world.size => Ok(Rank::new(rank)),
-        _ => Err(Error::invalid_argument(format!("{name} {number} is not a rank: there are {}", world.size))),
+        _ => {
+            Err(Error::invalid_argument(format!("{name} {number} is out of range: the world has {} ranks", world.size)))
+        }
     }
 }
 
@@ -209,19 +214,19 @@ fn aligned(place: *const u8, data_type: DataType) -> Result<()> {
 #[cold]
 fn misaligned(place: *const u8, data_type: DataType) -> Error {
     Error::invalid_argument(format!(
-        "a buffer at {place:p} cannot hold {data_type}: its address is no multiple of {}",
+        "a buffer at {place:p} cannot hold {data_type}: its address must be a multiple of {}",
         data_type.size()
     ))
 }
 
 /// A number that is not below 0.
 pub(super) fn unsigned(name: &str, number: i64) -> Result<u32> {
-    u32::try_from(number).map_err(|_| Error::invalid_argument(format!("{number} is no {name}")))
+    u32::try_from(number).map_err(|_| Error::invalid_argument(format!("{name} must be at least 0, got {number}")))
 }
 
 #[cold]
 fn no_call(code: u8) -> Error {
-    Error::internal(format!("{code} is the number of no call"))
+    Error::internal(format!("unknown call code {code}"))
 }
 
 /// The calls of a group.

@@ -37,7 +37,7 @@ pub(super) fn keep_served(keep: &mut Keep, address: &[u8], settings: &Settings) 
     guard(|| {
         let text = text_of("address", address)?;
         let place = text.parse().map_err(|_| {
-            Error::invalid_argument(format!("{text:?} is no address to serve at: give ip:port or [ipv6]:port"))
+            Error::invalid_argument(format!("{text:?} is not an address to serve at: write ip:port or [ipv6]:port"))
         })?;
         let store = TcpStore::serve(place, &bootstrap_options(&settings.0.clone().resolve()?)?)?;
         keep.address = store.address().to_string();

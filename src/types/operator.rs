@@ -56,7 +56,7 @@ impl ReduceOp {
     ///     comm.all_reduce_in_place(&mut halves, ReduceOp::premul_sum(0.5))?;
     ///     assert_eq!((whole[0], halves[0]), (3 + 6, 2.0 + 2.0));
     ///     let refused = comm.all_reduce_in_place(&mut whole, ReduceOp::premul_sum(0.5)).expect_err("no half of a u32");
-    ///     assert_eq!(refused.message(), "the scalar 0.5 of mulsum is no value of uint32");
+    ///     assert_eq!(refused.message(), "the scalar 0.5 of mulsum is not a value of uint32");
     ///     Ok(())
     /// })?;
     /// # Ok::<(), rsccl::Error>(())

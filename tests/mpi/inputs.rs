@@ -14,7 +14,7 @@ use crate::mpirun::{Launcher, Plan};
 use crate::rank::Rank;
 use crate::{Act, begin, run};
 
-pub(crate) const ACTS: &[Act] = &[("misuse", misuse), ("differ", differ), ("variables", variables)];
+pub(crate) const ACTS: &[Act] = &[("misuse", misuse), ("differ", differ), ("variables", variables), ("alone", alone)];
 
 /// The error of what must not work.
 fn refused<T>(result: Result<T>, what: &str) -> Error {
@@ -164,3 +164,23 @@ fn a_variable_of_one_rank_that_is_wrong() {
 
 /// Far below every deadline, far above what an error takes to get around.
 const PROMPT: Duration = Duration::from_secs(20);
+
+/// MPI's world, whatever other variables say of ranks.
+fn alone(rank: &Rank) {
+    let universe = ::mpi::initialize().expect("MPI is initialised once");
+    let comm = communicator(&universe.world(), &Config::default()).unwrap();
+    rank.say(&format!("a world of {}", comm.size()));
+}
+
+/// The wrong mpirun, or `rsccl run` of a program of MPI, gave as many worlds of one rank, and exit code 0.
+#[test]
+fn a_world_of_one_where_the_launcher_started_several_is_told() {
+    let Some(launcher) = Launcher::matching() else { return };
+    let words = "has started 2 ranks, but MPI knows of one: each process is a world of its own";
+    let outcome = Plan::new(&launcher, "alone", 1).with(&[("RANK", "0"), ("WORLD_SIZE", "2")]).run();
+    outcome.must_say("a world of 1");
+    assert!(outcome.report.contains(&format!("rsccl: warning: torchrun {words}")), "{}", outcome.report);
+    let outcome = Plan::new(&launcher, "alone", 2).run();
+    outcome.must_say("a world of 2");
+    assert!(!outcome.report.contains(words), "{}", outcome.report);
+}

@@ -69,15 +69,15 @@ pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Option
 
 fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<Shape> {
     if size == 0 || size > MAX_WORLD {
-        return Err(Error::invalid_argument(format!("a world of {size} ranks; 1 to {MAX_WORLD} are possible")));
+        return Err(Error::invalid_argument(format!("the world must have 1 to {MAX_WORLD} ranks, got {size}")));
     }
     if rank.get() >= size {
-        return Err(Error::invalid_argument(format!("rank {rank} is no rank of a world of {size}")));
+        return Err(Error::invalid_argument(format!("rank {rank} is out of range: the world has {size} ranks")));
     }
     let roots = u32::try_from(ids.len()).unwrap_or(u32::MAX);
     if roots == 0 || roots > size {
         return Err(Error::invalid_argument(format!(
-            "{roots} unique ids for a world of {size} ranks; 1 to {size} are possible"
+            "a world of {size} ranks takes 1 to {size} unique ids, got {roots}"
         )));
     }
     if let Some(twice) = (1..ids.len()).find(|i| ids[..*i].contains(&ids[*i])) {

@@ -72,7 +72,7 @@ impl Record {
         let mut reader = Reader::new(bytes, "a shared id");
         if !bytes.starts_with(&MARK) {
             return Err(crate::error::Error::invalid_argument(
-                "this is no unique id of a store: something else lies there",
+                "the value in the store is not the record of a unique id",
             ));
         }
         let _mark: [u8; 8] = reader.array()?;
@@ -115,6 +115,6 @@ mod tests {
                 assert!(Record::decode(&bytes[..length]).is_err(), "cut to {length}");
             }
         }
-        assert!(Record::decode(b"no id").unwrap_err().message().contains("no unique id"));
+        assert!(Record::decode(b"no id").unwrap_err().message().contains("not the record of a unique id"));
     }
 }

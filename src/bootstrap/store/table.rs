@@ -59,7 +59,7 @@ pub(super) fn sum(key: &str, value: Option<&[u8]>, amount: i64) -> Result<i64> {
     let number = value.map_or(Some(0), |value| std::str::from_utf8(value).ok()?.parse::<i64>().ok());
     number.and_then(|number| number.checked_add(amount)).ok_or_else(|| {
         let key = key.escape_default();
-        Error::invalid_usage(format!("the value under '{key}' is no number to which {amount} can be added"))
+        Error::invalid_usage(format!("the value under '{key}' is not a number, or adding {amount} overflows"))
     })
 }
 

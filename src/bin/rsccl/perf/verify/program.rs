@@ -195,7 +195,7 @@ impl Shape {
     /// [`rsccl::error::Kind::InvalidArgument`] where the root is no rank.
     pub(crate) fn new(program: Program, (rank, world): (u32, u32), root: u32, elements: usize) -> Result<Shape> {
         if root >= world {
-            return Err(Error::invalid_argument(format!("root {root} is not a rank: there are {world}")));
+            return Err(Error::invalid_argument(format!("root {root} is out of range: the world has {world} ranks")));
         }
         let ranks = world as usize;
         let counts = match program {
