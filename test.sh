@@ -65,6 +65,7 @@ choose_features() {
     local wanted=()
     if command -v g++ >/dev/null; then wanted+=(cpp); else echo "skipped: no g++, so no C++ classes"; fi
     if command -v mpicc >/dev/null; then wanted+=(mpi); else echo "skipped: no mpicc, so no MPI glue"; fi
+    wanted+=(cli)
     features=$(IFS=,; echo "${wanted[*]}")
 }
 
@@ -76,7 +77,7 @@ run_tests() {
 # What threads share, in every order that matters: tests/README.md.
 run_models() {
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 \
-        cargo test --locked --quiet --lib --no-default-features models:: 2>&1 | tee -a "$log"
+        cargo test --locked --quiet --lib models:: 2>&1 | tee -a "$log"
 }
 
 build_documentation() {
@@ -108,7 +109,7 @@ main() {
     step choose_features
     step cargo fmt --all --check
     step cargo clippy --locked --quiet --all-targets --features "$features" -- -D warnings
-    step cargo clippy --locked --quiet --lib --no-default-features -- -D warnings
+    step cargo clippy --locked --quiet --lib -- -D warnings
     step run_tests
     step run_models
     passed=$(count passed) failed=$(count failed) ignored=$(count ignored)

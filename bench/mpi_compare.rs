@@ -1,7 +1,7 @@
 //! rsccl beside the very MPI that it runs under, in one `mpirun`: the same ranks on the same processors, the same buffers, turn
 //! by turn. Prints a table; `bench/README.md` says how the figures are taken.
 //!
-//!     cargo build --release --no-default-features --features mpi --example mpi_compare
+//!     cargo build --release --features mpi --example mpi_compare
 //!     mpirun -n 2 target/release/examples/mpi_compare [--collective NAME]... [--sizes 8,1K,16M] [--rounds N] [--quick]
 //!
 //! It is an example to cargo and not a benchmark, because `mpirun` needs a program with a path that stays.

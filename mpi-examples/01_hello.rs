@@ -1,6 +1,6 @@
 //! Goal: the ranks of an MPI job are the ranks of an rsccl communicator, in one line; each learns where it runs.
 //!
-//!     cargo build --no-default-features --features mpi --example mpi_hello
+//!     cargo build --features mpi --example mpi_hello
 //!     mpirun -n 2 target/debug/examples/mpi_hello
 //!
 //! Prints, in any order:

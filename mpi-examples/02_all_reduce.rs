@@ -1,7 +1,7 @@
 //! Goal: the all-reduce of rsccl beside the one of the MPI it runs under. Integers agree bit by bit; sums of floats within
 //! rounding, for the two libraries may add in another order.
 //!
-//!     cargo build --no-default-features --features mpi --example mpi_all_reduce
+//!     cargo build --features mpi --example mpi_all_reduce
 //!     mpirun -n 4 target/debug/examples/mpi_all_reduce
 //!
 //! Prints:

@@ -1,7 +1,7 @@
 //! Goal: messages between pairs of an MPI job's ranks. First one token goes round the ring by plain send and recv, each rank
 //! adding itself; then all ranks pass large blocks to the right at once, in groups, until every block has come home.
 //!
-//!     cargo build --no-default-features --features mpi --example mpi_ring
+//!     cargo build --features mpi --example mpi_ring
 //!     mpirun -n 4 target/debug/examples/mpi_ring
 //!
 //! Prints:

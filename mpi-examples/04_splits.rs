@@ -1,7 +1,7 @@
 //! Goal: communicators of a part of an MPI job's ranks: those of one host, those with the same place on every host, rows and
 //! columns of a grid, and a copy, rank by rank, of a communicator that MPI has split.
 //!
-//!     cargo build --no-default-features --features mpi --example mpi_splits
+//!     cargo build --features mpi --example mpi_splits
 //!     mpirun -n 4 target/debug/examples/mpi_splits
 //!
 //! Prints:

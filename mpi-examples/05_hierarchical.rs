@@ -2,7 +2,7 @@
 //! cut add it up over hosts, each host puts the cuts together. Only a part of the bytes leaves the host. The flat all-reduce
 //! gives the same, and chooses such a scheme by itself where it pays.
 //!
-//!     cargo build --no-default-features --features mpi --example mpi_hierarchical
+//!     cargo build --features mpi --example mpi_hierarchical
 //!     mpirun -n 4 target/debug/examples/mpi_hierarchical
 //!
 //! Prints:

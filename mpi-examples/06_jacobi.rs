@@ -2,7 +2,7 @@
 //! edges of its block with its neighbours (sends and recvs in one group) and averages; now and then an all-reduce tells all
 //! ranks how much still changes. Rank 0 gathers the field, solves all of it alone, and finds the same bits.
 //!
-//!     cargo build --release --no-default-features --features mpi --example mpi_jacobi
+//!     cargo build --release --features mpi --example mpi_jacobi
 //!     mpirun -n 4 target/release/examples/mpi_jacobi
 //!
 //! Prints (times are of the slowest rank each):

@@ -1,6 +1,6 @@
 //! Goal: the training of `examples/digits` as an MPI job: the same model, images and steps; only how the ranks meet differs.
 //!
-//!     cargo build --release --no-default-features --features mpi --example mpi_digits
+//!     cargo build --release --features mpi --example mpi_digits
 //!     mpirun -n 4 target/release/examples/mpi_digits
 //!
 //! Rank 0 prints loss and accuracy, the bytes reduced and the time in collectives. Fails unless at least 95 % of the held-out

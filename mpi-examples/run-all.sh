@@ -96,7 +96,7 @@ build() {
     for example in $(examples) mpi_compare; do targets+=(--example "$example"); done
     # bindgen asks libclang for stddef.h, which libclang alone does not have; any compiler's does.
     MPICC=$compiler CARGO_TARGET_DIR=$target BINDGEN_EXTRA_CLANG_ARGS=${BINDGEN_EXTRA_CLANG_ARGS--I$(cc -print-file-name=include)} \
-        timeout "$BUILD_LIMIT_S" cargo build --locked --quiet --no-default-features --features mpi "${targets[@]}" 2>&1 |
+        timeout "$BUILD_LIMIT_S" cargo build --locked --quiet --features mpi "${targets[@]}" 2>&1 |
         tail -n 40 >"$log" || return 1
     built=${built:-$target}
 }

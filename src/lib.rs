@@ -54,7 +54,7 @@
 //! | the same bits on every transport and size | `RSCCL_REPRODUCIBLE=1` | the fastest algorithm |
 //! | a communicator from an MPI communicator | feature `mpi`: an MPI and libclang at build time | `Communicator::from_env` under `mpirun` |
 //! | C++ classes | feature `cpp`: a C++17 compiler; `cpp/install.sh PREFIX` | |
-//! | the command line | feature `cli` (default) | the library: `--no-default-features` |
+//! | the command line | feature `cli`: more crates to build | the library alone |
 
 #![expect(unreachable_pub, reason = "inside a floor `pub` is for the floors above; programs see docs/public-api.txt")]
 

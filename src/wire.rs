@@ -11,6 +11,15 @@ use std::net::{Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use crate::error::{Error, Result};
 
+/// The beginning of `text`, of whole characters, in no more than `most` bytes.
+pub fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// Builds a message field by field.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Writer(Vec<u8>);

@@ -23,5 +23,5 @@ for word in "${without[@]}"; do skips+=(--skip "$word"); done
 (($#)) || set -- error:: types:: topo:: wire:: plan:: tune:: config:: sync::wait sync::abort sync::seen sync::flag
 for filter in "$@"; do
     echo "== $filter"
-    timeout "$LIMIT_S" cargo +nightly miri test --locked --lib --no-default-features -- "$filter" "${skips[@]}"
+    timeout "$LIMIT_S" cargo +nightly miri test --locked --lib -- "$filter" "${skips[@]}"
 done

@@ -23,7 +23,7 @@ sanitize() {
         echo "skipped: this toolchain has no $kind sanitizer: $(head -n 1 "$scratch/why")"
         return
     fi
-    local run=(cargo test --locked --target "$host" --no-default-features)
+    local run=(cargo test --locked --target "$host")
     export RUSTFLAGS=$flags CARGO_TARGET_DIR=${target:-target}/sanitize-$kind
     "${run[@]}" --no-run --lib --test matrix
     # Arithmetic of one thread takes ten times as long and has nothing to find for `thread`.

@@ -508,8 +508,8 @@ impl Engine {
     }
 
     /// Who is on which host.
-    pub(crate) fn topology(&self) -> &Topology {
-        self.fabric.topology()
+    pub(crate) fn hosts(&self) -> &Topology {
+        self.fabric.hosts()
     }
 
     /// The lines of an `all_to_all_v` that begins now, of all its messages.

@@ -15,7 +15,7 @@ use crate::topo::Topology;
 use crate::topo::affinity::{self, Device, Seat};
 use crate::transport::host_id;
 use crate::types::{Rank, World};
-use crate::wire::{Reader, Writer};
+use crate::wire::{self, Reader, Writer};
 
 /// Where a rank is, among the hosts of its communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,7 +153,7 @@ impl Communicator {
     /// ```
     pub fn locality(&self) -> Result<Locality> {
         self.with_engine(|engine| {
-            let (topology, number) = (engine.topology(), |count: usize| u32::try_from(count));
+            let (topology, number) = (engine.hosts(), |count: usize| u32::try_from(count));
             let (locals, is_me) = (topology.local_ranks(self.me()), |rank: &Rank| *rank == self.me());
             let host = topology.hosts().iter().position(|ranks| ranks.iter().any(is_me)).unwrap_or_default();
             let local = locals.iter().position(is_me).unwrap_or_default();
@@ -189,7 +189,7 @@ impl Facts {
         let root = Path::new("/");
         let wanted = VisibleDevices::read(&Environment::capture());
         let mut host_name = host::hostname()?;
-        host_name.truncate(host_name.floor_char_boundary(MAX_NAME_BYTES));
+        host_name.truncate(wire::cut(&host_name, MAX_NAME_BYTES).len());
         let shown = SplitGpus::of_driver(gpus::driver_branch(root));
         let devices = visible(&gpus::list(root), shown, &wanted);
         let seat = Seat { node: numa::node_of_thread(root), devices };

@@ -238,6 +238,17 @@ fn vector_forms_and_scans_run_in_scopes_and_groups() {
     .unwrap();
 }
 
+/// Regression: without shared memory each rank took itself for alone on its host.
+#[test]
+fn locality_does_not_depend_on_the_transport() {
+    local::run_with(3, &Config::default().with_p2p_disable(true).with_shm_disable(true), |comm| {
+        let here = comm.locality()?;
+        assert_eq!((here.local_rank, here.local_size, here.hosts), (comm.rank(), 3, 1));
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn net() {
     for ranks in [2, 3, 8] {

@@ -13,7 +13,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::types::Rank;
-use crate::wire::{Reader, Writer};
+use crate::wire::{self, Reader, Writer};
 
 /// What carries votes and notes between the ranks: MPI, or an rsccl communicator. Its calls are collective.
 pub(super) trait Carrier {
@@ -83,7 +83,7 @@ fn encode(error: &Error) -> Vec<u8> {
         Some(operation) if operation != "init" => format!("{operation}: {}", error.message()),
         _ => error.message().to_owned(),
     };
-    text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
+    text.truncate(wire::cut(&text, MAX_TEXT_BYTES).len());
     let mut writer = Writer::with_capacity(NOTE_BYTES);
     let code = KINDS.iter().position(|kind| *kind == error.kind()).and_then(|place| u8::try_from(place).ok());
     writer.u8(code.unwrap_or(u8::MAX)).u32(error.peer().map_or(0, |peer| peer.saturating_add(1))).text(&text);

@@ -78,6 +78,7 @@ pub struct Fabric {
     pub(super) world: World,
     kinds: Vec<TransportKind>,
     topology: Topology,
+    hosts: Topology,
     near: TransportKind,
     pub(super) sizes: Sizes,
     windows: Option<Arc<HostWindows>>,
@@ -107,6 +108,7 @@ impl Fabric {
             kinds,
             near: nearest(peers, policy),
             topology: Topology::new(peers.iter().map(|peer| neighbourhood(peer, policy))),
+            hosts: Topology::new(peers.iter().map(|peer| peer.host)),
             sizes,
             windows: None,
             links: Links::default(),
@@ -118,6 +120,11 @@ impl Fabric {
     /// The transport that my connections with `peer` use.
     pub fn kind(&self, peer: Rank) -> TransportKind {
         self.kinds[peer.index()]
+    }
+
+    /// The ranks of each host, whether or not they may map each other's memory.
+    pub fn hosts(&self) -> &Topology {
+        &self.hosts
     }
 
     /// The ranks that can map each other's memory, host by host.

@@ -16,7 +16,7 @@ use crate::bootstrap::UniqueId;
 use crate::error::Result;
 use crate::sys::identity::ProcessIdentity;
 use crate::sys::{host, random};
-use crate::wire::{Reader, Writer};
+use crate::wire::{Reader, Writer, cut};
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,10 +93,6 @@ impl Record {
     pub(super) fn by(&self) -> String {
         format!("process {} on host {}", self.writer.process, self.writer.host.escape_default())
     }
-}
-
-fn cut(text: &str, most: usize) -> &str {
-    &text[..text.floor_char_boundary(most)]
 }
 
 #[cfg(test)]

@@ -65,6 +65,16 @@ pub(super) unsafe fn reduce<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kern
     placement.end::<V>();
 }
 
+/// Values that have been written: what `assume_init_mut` does in a Rust that is newer than the least one that we ask for.
+///
+/// # Safety
+/// All of them have been.
+#[inline(always)]
+unsafe fn written<T>(values: &mut [MaybeUninit<T>]) -> &mut [T] {
+    // SAFETY: the two have one layout, and the caller vouches for the values.
+    unsafe { &mut *(std::ptr::from_mut(values) as *mut [T]) }
+}
+
 /// Does `length` lanes of a pass, no more than a block has, from `start` on.
 ///
 /// # Safety
@@ -76,7 +86,7 @@ unsafe fn block<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kernel, pass: &P
     // SAFETY: the caller vouches for the sources and the level; start + length is within the count.
     unsafe { fold::<V, L, O>(kernel, pass, start, wide, &mut scratch) };
     // SAFETY: `fold` has written each of them.
-    let wide = unsafe { wide.assume_init_mut() };
+    let wide = unsafe { written(wide) };
     if O::SCALES && pass.finish {
         divide(kernel, wide);
     }
@@ -165,7 +175,7 @@ unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
         }
     }
     // SAFETY: either the level's instructions or one of the branches above has written each of them.
-    let wide = unsafe { wide.assume_init_mut() };
+    let wide = unsafe { written(wide) };
     if let Some(scalar) = scalar
         && raw == Some(0)
     {
@@ -195,7 +205,7 @@ unsafe fn fold_one<V: Vectors, L: Lane, O: Fold<L::Wide>>(
     // SAFETY: the caller vouches for the level.
     if unsafe { L::widen_all::<V>(source, values) } {
         // SAFETY: true says that each of them has been written.
-        let values = unsafe { values.assume_init_ref() };
+        let values = unsafe { written(values) };
         match scalar {
             Some(scalar) => each(wide, values, |sum, next| O::fold(sum, scaled::<L>(next, scalar))),
             None => each(wide, values, |sum, next| O::fold(sum, next)),

@@ -121,7 +121,8 @@ fn row(comm: &Communicator, job: &Job, plan: &Plan, number: u64) -> Result<Row> 
 fn introduce(comm: &Communicator) -> Result<Vec<String>> {
     let mut mine = [0u8; INTRODUCTION_BYTES];
     let text = format!("Pid {:>6} on {}", machine::pid(), machine::hostname());
-    let length = text.floor_char_boundary(INTRODUCTION_BYTES);
+    // A character that is cut in two is shown as one that is unknown.
+    let length = text.len().min(INTRODUCTION_BYTES);
     mine[..length].copy_from_slice(&text.as_bytes()[..length]);
     let mut all = vec![0; INTRODUCTION_BYTES * comm.size() as usize];
     comm.all_gather(&mine, &mut all)?;
