@@ -13,14 +13,15 @@ if ! cargo +nightly miri --version >/dev/null 2>&1; then
     echo "skipped: this toolchain has no Miri: rustup component add miri rust-src --toolchain nightly"
     exit 0
 fi
-# Tests read the clock and make temporary files. A property has few cases: each takes a thousand times as long as compiled.
-export MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/miri
-# Left out: tests that map memory with descriptors, call membarrier, poll sockets or start processes, none of which Miri knows;
-# and those that walk through all values of a type, which take it hours.
-without=(every_pair_of_narrow_codes every_f8 every_16_bit)
+# Tests read the clock, and some leak on purpose what has to outlive every thread. A property has few cases: each takes a thousand
+# times as long as compiled.
+export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" PROPTEST_CASES=2 CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/miri
+# Left out: rings and flags that wait, because Miri knows neither memory that is mapped twice nor a futex on half of a 64-bit word
+# (it calls that a race; the kernel's own access is one of 32 bits); tests that walk through all values of a type or prove plans,
+# which take it hours.
 skips=()
-for word in "${without[@]}"; do skips+=(--skip "$word"); done
-(($#)) || set -- error:: types:: topo:: wire:: plan:: tune:: config:: sync::wait sync::abort sync::seen sync::flag
+for word in sync::ring a_parked_waiter every_pair every_f8 every_16_bit a_rank_has_children; do skips+=(--skip "$word"); done
+(($#)) || set -- error:: types:: topo:: wire:: plan::cut tune::tests sync::
 for filter in "$@"; do
     echo "== $filter"
     timeout "$LIMIT_S" cargo +nightly miri test --locked --lib -- "$filter" "${skips[@]}"
