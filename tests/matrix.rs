@@ -7,6 +7,8 @@
 mod case;
 #[path = "matrix/faults.rs"]
 mod faults;
+#[path = "matrix/mismatches.rs"]
+mod mismatches;
 #[path = "matrix/random.rs"]
 mod random;
 #[allow(dead_code, reason = "the command line uses the rest")]

@@ -7,13 +7,13 @@ use crate::bootstrap::cause::failure_note;
 use crate::comm::Settings;
 use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
 use crate::comm::journal::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
-use crate::comm::news::{Awaited, Exchange, News, Vigil};
+use crate::comm::news::{self, Awaited, Exchange, News, Vigil};
 use crate::device::Kernel;
 use crate::error::{Error, Kind, Result};
 use crate::exec::composed;
 use crate::exec::flat::Flat;
 use crate::exec::host::{self, Surroundings, Visit};
-use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
+use crate::exec::{self, Beside, Call, History, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
 use crate::log;
 use crate::plan::{Plan, Windows};
 use crate::sync::primitive::Arc;
@@ -34,6 +34,7 @@ pub(crate) struct Engine {
     /// The mapped memory of my host, once opened.
     windows: Option<Arc<HostWindows>>,
     news: News,
+    history: History,
     abort: AbortFlag,
     chooser: Chooser,
     flat: Flat,
@@ -58,7 +59,12 @@ struct Counters {
 /// Borrows what every wait needs from the fields of an engine, leaving the other fields free.
 macro_rules! vigil {
     ($engine:ident, $awaited:expr) => {
-        Vigil::new((&*$engine.bootstrap, &mut $engine.news, &$engine.abort), $engine.settings.timeout, $awaited)
+        Vigil::new(
+            (&*$engine.bootstrap, &$engine.abort),
+            (&mut $engine.news, &$engine.history),
+            $engine.settings.timeout,
+            $awaited,
+        )
     };
 }
 
@@ -86,8 +92,21 @@ impl Engine {
         let world = bootstrap.world();
         let chooser = Chooser::new(world, (fabric.topology(), fabric.near(), cores), &settings);
         let counters = Counters { collectives: 0, runs: 0, flag_base: 0, messages: vec![(0, 0); world.size as usize] };
-        let (news, flat, scratch) = (News::default(), Flat::default(), Box::new([0; SMALL_SCRATCH]));
-        Engine { world, settings, bootstrap, fabric, windows: None, news, abort, chooser, flat, counters, scratch }
+        let (news, history, flat) = (News::default(), History::default(), Flat::default());
+        Engine {
+            world,
+            settings,
+            bootstrap,
+            fabric,
+            windows: None,
+            news,
+            history,
+            abort,
+            chooser,
+            flat,
+            counters,
+            scratch: Box::new([0; SMALL_SCRATCH]),
+        }
     }
 
     /// Runs a collective to its end, and what is `beside` whenever it waits.
@@ -104,12 +123,13 @@ impl Engine {
             root: call.root,
             count: call.count_label(),
             sequence: self.counters.collectives,
+            past: self.history.past(),
         };
         self.counters.collectives += 1;
         if log::hears_calls() {
             self.log_call(call, &operation);
         }
-        self.news.begin(operation.label());
+        self.history.begin(operation.label());
         self.route((call, &operation), kernel, beside).map_err(|error| error.during(operation.to_string()))
     }
 
@@ -223,6 +243,7 @@ impl Engine {
             kernel,
             windows: self.windows.as_deref().filter(|_| mapped),
             scratch: &mut self.scratch[..],
+            history: &self.history,
             runs,
             flag_base,
             streaming_bytes: self.settings.streaming_bytes,
@@ -315,10 +336,11 @@ impl Engine {
     ) -> (Operation, Vec<MessageRun<'a>>) {
         let sequence = self.counters.collectives;
         let collective = Collective::AllToAllV;
-        let operation = Operation { collective, data_type, op: None, root: None, count: 0, sequence };
+        let past = self.history.past();
+        let operation = Operation { collective, data_type, op: None, root: None, count: 0, sequence, past };
         self.counters.collectives += 1;
-        self.news.begin(operation.label());
-        let run = |message| MessageRun::new(message, Collective::AllToAllV, sequence);
+        self.history.begin(operation.label());
+        let run = |message| MessageRun::new(message, Collective::AllToAllV, sequence).after(past);
         (operation, messages.into_iter().map(run).collect())
     }
 
@@ -427,7 +449,8 @@ impl Engine {
         }
         let (bootstrap, fabric) = (&*self.bootstrap, &mut self.fabric);
         let (mut backoff, awaited) = (Backoff::new(self.settings.patience), Awaited::Exchange(exchange));
-        let mut vigil = Vigil::new((bootstrap, &mut self.news, &self.abort), self.settings.init_timeout, awaited);
+        let mut vigil =
+            Vigil::new((bootstrap, &self.abort), (&mut self.news, &self.history), self.settings.init_timeout, awaited);
         let met = bootstrap.barrier_beside(&wait, &mut || {
             if beside.turn(fabric, bootstrap)? || fabric.links().pump()? {
                 backoff = Backoff::new(self.settings.patience);
@@ -516,12 +539,15 @@ impl Engine {
 
     /// The error behind `error`: a data connection that breaks says nothing of why; the news do, which may come a moment later.
     pub(crate) fn cause(&mut self, error: Error) -> Error {
+        if error.kind() == Kind::Mismatch {
+            return self.first_mismatch(error);
+        }
         if error.kind() != Kind::Remote {
             return error;
         }
         let patience = Deadline::after(if self.news.is_cause { Duration::ZERO } else { CAUSE_PATIENCE });
         let cause = loop {
-            if let Some(told) = self.news.explain(error.peer(), self.bootstrap.poll()) {
+            if let Some(told) = self.news.explain(error.peer(), self.bootstrap.poll(), &self.history) {
                 break match error.operation() {
                     Some(operation) => told.during(operation),
                     None => told,
@@ -535,6 +561,47 @@ impl Engine {
         // What it is from here on is the cause, or none is to be had.
         self.news.is_cause = true;
         cause
+    }
+
+    /// The first call that differs, for a mismatch that this rank has found: a rank in whose call nobody waits, such as a root, goes on,
+    /// and the difference shows in a later call.
+    fn first_mismatch(&mut self, error: Error) -> Error {
+        if self.news.is_cause {
+            return error;
+        }
+        self.news.is_cause = true;
+        let named = match error.peer().map(Rank::new).and_then(|peer| self.first_difference(peer)) {
+            Some(named) => Some(named),
+            None if self.history.is_unnamed() => self.ask_for_the_first_difference(),
+            None => None,
+        };
+        match (named, error.operation()) {
+            (Some(named), Some(operation)) => named.during(operation),
+            (Some(named), None) => named,
+            (None, _) => error,
+        }
+    }
+
+    /// What the labels in the flat slots of a rank of this host say.
+    fn first_difference(&self, peer: Rank) -> Option<Error> {
+        let windows = self.windows.as_ref()?;
+        let place = windows.ranks.binary_search(&peer).ok()?;
+        let (mine, theirs) = self.flat.first_difference(windows, place)?;
+        Some(exec::mismatch(mine, peer, theirs))
+    }
+
+    /// Tells the others what this rank has called, and waits a little for one that has called something else.
+    fn ask_for_the_first_difference(&mut self) -> Option<Error> {
+        let now = *self.history.latest(1).first()?;
+        self.bootstrap.publish(&news::comparison_note(now, self.bootstrap.exchanges(), &self.history));
+        let patience = Deadline::after(CAUSE_PATIENCE);
+        loop {
+            let told = self.news.explain(None, self.bootstrap.poll(), &self.history);
+            if told.is_some() || patience.passed(clock::now()) {
+                return told.filter(|told| told.kind() == Kind::Mismatch);
+            }
+            futex::nap(CAUSE_NAP);
+        }
     }
 
     /// Makes this rank take its peers for far away.

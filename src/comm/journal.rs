@@ -234,6 +234,7 @@ mod tests {
             root: None,
             count: 2,
             sequence: 26,
+            past: 0,
         };
         let line = CallLine { call: &call, operation: &operation, world, id: 0xab }.to_string();
         assert_eq!(

@@ -4,16 +4,17 @@
 //! Published through the bootstrap, read by whoever waits. One byte of kind, then:
 //! ```text
 //! 1 failure   see `bootstrap::cause`
-//! 2 stall     four u64: the label of the operation that the rank waits in; the exchanges of the bootstrap that it had begun before
+//! 2 stall     four u64: the label of the operation that the rank waits in; the exchanges of the bootstrap that it had begun before;
+//!             then labels of its collectives before that one, three u64 each, where it asks who called something else
 //! ```
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::cause::{NOTE_FAILURE, decode_failure};
-use crate::bootstrap::{Bootstrap, Event};
+use crate::bootstrap::{Bootstrap, Event, MAX_NOTE_BYTES};
 use crate::error::{Error, Result};
-use crate::exec::Operation;
+use crate::exec::{History, Operation, mismatch, same_call, sequence};
 use crate::sync::ring::Label;
 use crate::sync::{AbortFlag, NoteReader, Watch};
 use crate::sys::clock;
@@ -28,21 +29,11 @@ pub(crate) struct News {
     left: Vec<(Rank, u64, Instant)>,
     /// Ranks that have said where they are stuck.
     stalled: HashMap<Rank, Stall>,
-    /// Labels of the latest collectives.
-    history: VecDeque<Label>,
     /// Whether a wait has ended with news: then they are the cause.
     pub(crate) is_cause: bool,
 }
 
 impl News {
-    /// Remembers the collective that begins.
-    pub(crate) fn begin(&mut self, label: Label) {
-        if self.history.len() == HISTORY {
-            self.history.pop_front();
-        }
-        self.history.push_back(label);
-    }
-
     /// The error for what is `awaited` where a rank that it needs has gone.
     fn gone(&self, awaited: Awaited<'_>, now: Instant) -> Result<()> {
         if let Some((rank, why)) = self.dead.first() {
@@ -68,17 +59,18 @@ impl News {
 
     /// The ranks of `world` that have not said that they are stuck in `operation` too.
     fn silent(&self, operation: &Operation, world: World) -> Vec<Rank> {
-        let is_stuck = |rank: &Rank| self.stalled.get(rank).is_some_and(|stall| stall.label[2] == operation.sequence);
+        let is_stuck =
+            |rank: &Rank| self.stalled.get(rank).is_some_and(|stall| sequence(stall.label) == operation.sequence);
         world.ranks().filter(|rank| *rank != world.rank && !is_stuck(rank)).collect()
     }
 
     /// What `events` and what was heard before say of the end of `peer`, best of all in the words of whoever failed first.
-    pub(crate) fn explain(&mut self, peer: Option<u32>, events: Vec<Event>) -> Option<Error> {
+    pub(crate) fn explain(&mut self, peer: Option<u32>, events: Vec<Event>, history: &History) -> Option<Error> {
         let mut told = None;
         for event in events {
             // A failure of the control plane explains nothing about a peer.
             if !matches!(event, Event::Failed(_))
-                && let Err(error) = self.hear(event)
+                && let Err(error) = self.hear(event, history)
             {
                 told.get_or_insert(error);
             }
@@ -91,7 +83,7 @@ impl News {
         told.or_else(dead).or_else(left)
     }
 
-    fn hear(&mut self, event: Event) -> Result<()> {
+    fn hear(&mut self, event: Event, history: &History) -> Result<()> {
         match event {
             Event::Died(rank, why) => {
                 self.dead.push((rank, why));
@@ -102,18 +94,20 @@ impl News {
                 Ok(())
             }
             Event::Failed(error) => Err(error),
-            Event::Note { from, bytes } => self.read_note(from, &bytes),
+            Event::Note { from, bytes } => self.read_note(from, &bytes, history),
         }
     }
 
     /// Notes come from ranks that know the secret; still, what cannot be read is passed over and not trusted.
-    fn read_note(&mut self, from: Rank, bytes: &[u8]) -> Result<()> {
+    fn read_note(&mut self, from: Rank, bytes: &[u8], history: &History) -> Result<()> {
         match bytes.first() {
             Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
             Some(&NOTE_STALL) => match Stall::decode(&bytes[1..]) {
                 Some(stall) => {
                     self.stalled.insert(from, stall);
-                    self.compare(from, stall.label)
+                    let before = bytes[1..].get(Stall::BYTES..).unwrap_or_default().chunks_exact(size_of::<Label>());
+                    before.map(label_of).try_for_each(|label| compare(history, from, label))?;
+                    compare(history, from, stall.label)
                 }
                 None => Ok(()),
             },
@@ -133,16 +127,13 @@ impl News {
             _ => Ok(()),
         }))
     }
+}
 
-    fn compare(&self, from: Rank, theirs: Label) -> Result<()> {
-        let mine = self.history.iter().find(|label| label[2] == theirs[2]);
-        match mine {
-            Some(mine) if *mine != theirs => {
-                let (mine, theirs) = (crate::exec::describe(*mine), crate::exec::describe(theirs));
-                Err(Error::mismatch(format!("this rank called {mine}, rank {from} called {theirs}")).about(from))
-            }
-            _ => Ok(()),
-        }
+/// Compares the collective in which a peer is stuck with this rank's of the same number.
+fn compare(history: &History, from: Rank, theirs: Label) -> Result<()> {
+    match history.at(sequence(theirs)) {
+        Some(mine) if !same_call(mine, theirs) => Err(mismatch(mine, from, theirs)),
+        _ => Ok(()),
     }
 }
 
@@ -154,6 +145,9 @@ struct Stall {
 }
 
 impl Stall {
+    /// Bytes behind the note's kind.
+    const BYTES: usize = 4 * size_of::<u64>();
+
     fn encode(&self) -> Vec<u8> {
         let mut note = vec![NOTE_STALL];
         note.extend(self.label.iter().chain([&self.exchanges]).flat_map(|word| word.to_le_bytes()));
@@ -165,6 +159,18 @@ impl Stall {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         Some(Stall { label: [word(0)?, word(8)?, word(16)?], exchanges: word(24)? })
     }
+}
+
+/// The note that asks the others to compare their latest collectives with this rank's.
+pub(crate) fn comparison_note(operation: Label, exchanges: u64, history: &History) -> Vec<u8> {
+    let mut note = Stall { label: operation, exchanges }.encode();
+    note.extend(history.latest(COMPARED).iter().flatten().flat_map(|word| word.to_le_bytes()));
+    note
+}
+
+/// The label in 24 bytes of a note.
+fn label_of(bytes: &[u8]) -> Label {
+    std::array::from_fn(|word| u64::from_le_bytes(std::array::from_fn(|byte| bytes[word * size_of::<u64>() + byte])))
 }
 
 /// A call that is an exchange of the bootstrap's, and its place in this rank's program.
@@ -182,7 +188,7 @@ impl Exchange {
     /// Whether a peer that is stuck somewhere can still come here. It cannot if it waits in a collective that this rank begins later
     /// and has not begun this exchange: then the two programs have the calls in different orders.
     fn compare(&self, from: Rank, stall: &Stall) -> Result<()> {
-        if stall.label[2] < self.collectives || stall.exchanges > self.exchanges {
+        if sequence(stall.label) < self.collectives || stall.exchanges > self.exchanges {
             return Ok(());
         }
         let (mine, theirs) = (self.call, crate::exec::describe(stall.label));
@@ -207,6 +213,7 @@ pub(crate) enum Awaited<'a> {
 pub(crate) struct Vigil<'a> {
     bootstrap: &'a dyn Bootstrap,
     news: &'a mut News,
+    history: &'a History,
     abort: &'a AbortFlag,
     timeout: Duration,
     /// What runs; stalls are told of collectives only.
@@ -221,7 +228,7 @@ impl Watch for Vigil<'_> {
     fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()> {
         self.abort.check()?;
         let now = clock::now();
-        let heard = self.bootstrap.poll().into_iter().try_for_each(|event| self.news.hear(event));
+        let heard = self.bootstrap.poll().into_iter().try_for_each(|event| self.news.hear(event, self.history));
         if let Err(error) = heard.and_then(|()| self.news.gone(self.awaited, now)) {
             self.news.is_cause = true;
             return Err(error);
@@ -267,11 +274,12 @@ impl<'a> Vigil<'a> {
     /// The watch of what is `awaited`.
     #[inline]
     pub(crate) fn new(
-        (bootstrap, news, abort): (&'a dyn Bootstrap, &'a mut News, &'a AbortFlag),
+        (bootstrap, abort): (&'a dyn Bootstrap, &'a AbortFlag),
+        (news, history): (&'a mut News, &'a History),
         timeout: Duration,
         awaited: Awaited<'a>,
     ) -> Vigil<'a> {
-        Vigil { bootstrap, news, abort, timeout, awaited, since: None, told: false }
+        Vigil { bootstrap, news, history, abort, timeout, awaited, since: None, told: false }
     }
 
     /// The same, of a wait that began before.
@@ -289,8 +297,11 @@ fn finalized(rank: Rank) -> Error {
 }
 
 const NOTE_STALL: u8 = 2;
-/// Collectives that a rank can compare with a stalled peer's.
-const HISTORY: usize = 256;
+/// Labels in a note that asks for a comparison.
+const COMPARED: usize = 64;
+
+const _: () = assert!(1 + Stall::BYTES + COMPARED * size_of::<Label>() <= MAX_NOTE_BYTES);
+
 /// Ranks that a time-out names.
 const NAMED_RANKS: usize = 8;
 /// How long a collective waits before it asks whether the others run the same.
@@ -307,7 +318,8 @@ mod tests {
     use crate::types::{Collective, DataType};
 
     fn operation(count: u64, sequence: u64) -> Operation {
-        Operation { collective: Collective::AllGather, data_type: DataType::I32, op: None, root: None, count, sequence }
+        let (collective, data_type) = (Collective::AllGather, DataType::I32);
+        Operation { collective, data_type, op: None, root: None, count, sequence, past: 0 }
     }
 
     fn stall_note(label: Label) -> Vec<u8> {
@@ -321,7 +333,7 @@ mod tests {
         let note = stall_note(operation(4, 6).label());
         let heard_before = |exchange: Exchange| {
             let mut news = News::default();
-            news.read_note(Rank::new(2), &note).unwrap();
+            news.read_note(Rank::new(2), &note, &History::default()).unwrap();
             news.reader(exchange).map(drop)
         };
         let hears = |exchange: Exchange| {
@@ -360,7 +372,7 @@ mod tests {
     fn a_failure_keeps_its_kind_peer_and_words() {
         let error = Error::mismatch("counts differ").about(Rank::new(4)).during("all_reduce #3");
         let note = failure_note(&error);
-        let heard = News::default().read_note(Rank::new(1), &note).unwrap_err();
+        let heard = News::default().read_note(Rank::new(1), &note, &History::default()).unwrap_err();
         assert_eq!((heard.kind(), heard.peer()), (Kind::Mismatch, Some(4)));
         assert_eq!(heard.message(), "rank 1 reports in all_reduce #3: counts differ");
     }
@@ -368,19 +380,35 @@ mod tests {
     #[test]
     fn a_stalled_peer_with_another_call_is_a_mismatch() {
         let mut news = News::default();
-        news.begin(operation(4, 0).label());
-        news.begin(operation(4, 1).label());
-        assert!(news.read_note(Rank::new(2), &stall_note(operation(4, 1).label())).is_ok());
-        assert!(news.read_note(Rank::new(2), &stall_note(operation(9, 7).label())).is_ok());
-        let error = news.read_note(Rank::new(2), &stall_note(operation(5, 1).label())).unwrap_err();
+        let mut history = History::default();
+        history.begin(operation(4, 0).label());
+        history.begin(operation(4, 1).label());
+        assert!(news.read_note(Rank::new(2), &stall_note(operation(4, 1).label()), &history).is_ok());
+        assert!(news.read_note(Rank::new(2), &stall_note(operation(9, 7).label()), &history).is_ok());
+        let error = news.read_note(Rank::new(2), &stall_note(operation(5, 1).label()), &history).unwrap_err();
         assert_eq!(error.kind(), Kind::Mismatch);
         assert!(error.message().contains("count 4") && error.message().contains("rank 2"), "{error}");
     }
 
     #[test]
+    fn a_peer_that_asks_is_told_the_first_call_that_differs() {
+        let (mut mine, mut theirs) = (History::default(), History::default());
+        for (history, count) in [(&mut mine, 4), (&mut theirs, 5)] {
+            history.begin(operation(1, 0).label());
+            history.begin(operation(count, 1).label());
+            history.begin(operation(1, 2).label());
+        }
+        let note = comparison_note(operation(1, 2).label(), 0, &theirs);
+        let error = News::default().read_note(Rank::new(2), &note, &mine).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (Kind::Mismatch, Some(2)));
+        assert!(error.message().contains("#1 (count 4") && error.message().contains("#1 (count 5"), "{error}");
+        assert!(News::default().read_note(Rank::new(2), &note, &theirs).is_ok());
+    }
+
+    #[test]
     fn a_rank_that_left_ends_only_what_it_takes_no_part_in() {
         let mut news = News::default();
-        news.hear(Event::Left(Rank::new(3), 5)).unwrap();
+        news.hear(Event::Left(Rank::new(3), 5), &History::default()).unwrap();
         let (now, later) = (clock::now(), clock::now() + 2 * LAST_WORDS);
         assert!(news.gone(Awaited::Collective(&operation(1, 4)), now).is_ok());
         assert_eq!(news.gone(Awaited::Collective(&operation(1, 5)), now).unwrap_err().peer(), Some(3));
@@ -393,8 +421,9 @@ mod tests {
     #[test]
     fn who_has_not_said_that_it_waits_is_known() {
         let mut news = News::default();
-        news.read_note(Rank::new(1), &stall_note(operation(4, 6).label())).unwrap();
-        news.read_note(Rank::new(2), &stall_note(operation(4, 5).label())).unwrap();
+        let history = History::default();
+        news.read_note(Rank::new(1), &stall_note(operation(4, 6).label()), &history).unwrap();
+        news.read_note(Rank::new(2), &stall_note(operation(4, 5).label()), &history).unwrap();
         let world = World { rank: Rank::new(0), size: 4 };
         assert_eq!(news.silent(&operation(4, 6), world), [Rank::new(2), Rank::new(3)]);
         assert_eq!(news.silent(&operation(4, 5), world), [Rank::new(1), Rank::new(3)]);
@@ -403,8 +432,9 @@ mod tests {
     #[test]
     fn garbage_is_passed_over() {
         for note in [&[][..], &[9, 1, 2], &[NOTE_STALL, 1]] {
-            assert!(News::default().read_note(Rank::new(0), note).is_ok());
+            assert!(News::default().read_note(Rank::new(0), note, &History::default()).is_ok());
         }
-        assert_eq!(News::default().read_note(Rank::new(0), &[NOTE_FAILURE, 0, 0]).unwrap_err().peer(), Some(0));
+        let failure = News::default().read_note(Rank::new(0), &[NOTE_FAILURE, 0, 0], &History::default());
+        assert_eq!(failure.unwrap_err().peer(), Some(0));
     }
 }

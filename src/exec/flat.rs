@@ -12,9 +12,9 @@ use std::ptr::NonNull;
 
 use crate::device::{Kernel, Pass, Store};
 use crate::error::Result;
-use crate::exec::{Operation, Until};
+use crate::exec::{Operation, Until, mismatch, same_call, sequence};
 use crate::sync::ring::Label;
-use crate::transport::{FLAT_BYTES, FLAT_SLOTS, FlatSlot, HostWindows};
+use crate::transport::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, HostWindows};
 
 /// The state of one rank's flat operations.
 #[derive(Debug, Default)]
@@ -76,6 +76,16 @@ impl Flat {
         exchange.windows.mine().done().raise(exchange.number + 1);
     }
 
+    /// The first of the latest flat operations that this rank and the one at `place` called differently, as both announced it. Labels
+    /// stay in their slots until the slots are used again.
+    #[cold]
+    pub fn first_difference(&self, windows: &HostWindows, place: usize) -> Option<(Label, Label)> {
+        (self.next.saturating_sub(FLAT_SLOTS)..self.next).find_map(|number| {
+            let (mine, theirs) = (announced(windows.mine(), number)?, announced(&windows.arenas[place], number)?);
+            (sequence(mine) == sequence(theirs) && !same_call(mine, theirs)).then_some((mine, theirs))
+        })
+    }
+
     #[cold]
     fn make_room(&mut self, windows: &HostWindows, idle: &mut impl Until) -> Result<()> {
         // Half of the slots at once: a root whose readers share its processor gives it away once for so many operations.
@@ -94,6 +104,16 @@ impl Flat {
     }
 }
 
+/// The label that operation `number` was announced with, where its slot still has it.
+fn announced(arena: &Arena, number: u64) -> Option<Label> {
+    let slot = arena.flat(number);
+    let is_its = || slot.flag.value() == number + 1;
+    let label = is_its().then(|| slot.read_label())?;
+    // The owner may have written the next label meanwhile; it raises the flag only after that, but it is a rank that runs ahead of
+    // this one by as many operations as there are slots, and the comparison of numbers sees it.
+    is_its().then_some(label)
+}
+
 impl<'a> Exchange<'a> {
     /// Waits for the slot of the host's rank at `place`, and sees that it runs the same operation.
     ///
@@ -105,7 +125,7 @@ impl<'a> Exchange<'a> {
         let rank = self.windows.ranks[place];
         idle.until(slot.flag, self.number + 1, &|| format!("rank {rank} (to call {})", self.operation))?;
         let theirs = slot.read_label();
-        if theirs != self.label { Err(self.operation.mismatch(rank, theirs)) } else { Ok(slot) }
+        if theirs != self.label { Err(mismatch(self.label, rank, theirs)) } else { Ok(slot) }
     }
 
     /// Waits for everyone.
@@ -229,6 +249,7 @@ mod models {
                     root: None,
                     count: 1,
                     sequence: number,
+                    past: 0,
                 };
                 let fill = |slot: NonNull<u8>| {
                     // SAFETY: the place of the one byte that is announced.

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::exec::call::Call;
 use crate::exec::drive::{Idle, drive};
 use crate::exec::flat::{Exchange, Flat};
+use crate::exec::history::History;
 use crate::exec::interpret::{Memory, PlanRun, Setting};
 use crate::exec::operation::Operation;
 use crate::plan::{Action, Buffer, Operand, Plan, ScratchSets, Windows};
@@ -164,6 +165,8 @@ pub struct Surroundings<'a> {
     pub windows: Option<&'a HostWindows>,
     /// Scratch of plans that need some without windows.
     pub scratch: &'a mut [u8],
+    /// What this rank has called before.
+    pub history: &'a History,
     /// Plans with windows that ran before, the same on all ranks of the host.
     pub runs: u64,
     /// What the flags of my host stood at when the plan began.
@@ -195,6 +198,7 @@ pub(crate) fn run_plan(
         kernel: surroundings.kernel,
         memory: Memory { input: call.buffers.input, output: call.buffers.output },
         operation,
+        history: surroundings.history,
         windows: surroundings.windows,
         user,
         scratch,

@@ -3,7 +3,8 @@
 use crate::device::{Kernel, Pass, Store, Turn};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
-use crate::exec::operation::Operation;
+use crate::exec::history::History;
+use crate::exec::operation::{Operation, sequence};
 use crate::plan::{Action, Buffer, Combine, Lane, Operand, Plan, Span};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, HostWindows, Links, Need, Way};
@@ -27,7 +28,7 @@ pub struct PlanRun<'a> {
     plan: &'a Plan,
     kernel: Kernel,
     memory: Memory,
-    operation: &'a Operation,
+    history: &'a History,
     label: Label,
     element_bytes: usize,
     windows: Option<&'a HostWindows>,
@@ -59,6 +60,8 @@ pub struct Setting<'a> {
     pub memory: Memory,
     /// What all ranks must agree on.
     pub operation: &'a Operation,
+    /// What this rank has called before.
+    pub history: &'a History,
     /// The host's mapped memory, where the plan names windows or flags.
     pub windows: Option<&'a HostWindows>,
     /// The host ranks' buffers, where the plan names them.
@@ -85,7 +88,7 @@ impl<'a> PlanRun<'a> {
             plan,
             kernel: setting.kernel,
             memory: setting.memory,
-            operation: setting.operation,
+            history: setting.history,
             label: setting.operation.label(),
             element_bytes: setting.operation.data_type.size() as usize,
             windows: setting.windows,
@@ -184,7 +187,12 @@ impl<'a> PlanRun<'a> {
                     let receiver = links.receiver(*peer, channel);
                     let Some(message) = receiver.peek().map_err(|error| error.about(*peer))? else { return Ok(false) };
                     if message.label != self.label || message.bytes != length * self.element_bytes {
-                        return Err(self.operation.mismatch(*peer, message.label));
+                        // The peer is through with this operation and sent nothing for it: it called something else, and says so
+                        // when it hears where this rank is stuck.
+                        if sequence(message.label) > sequence(self.label) {
+                            return Ok(false);
+                        }
+                        return Err(self.history.mismatch(self.label, *peer, message.label));
                     }
                     message.payload.as_ptr().cast_const()
                 }

@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 
 use crate::device::{Kernel, Pass, Store, Turn};
 use crate::error::{Error, Result};
-use crate::exec::Operation;
 use crate::exec::drive::{Blocked, Progress, Task};
+use crate::exec::{Operation, mismatch};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, Links, Need, Way};
 use crate::types::{Collective, DataType, Element, Rank, World};
@@ -193,6 +193,7 @@ impl<'a> MessageRun<'a> {
             root: None,
             count: message.count,
             sequence,
+            past: 0,
         };
         // Messages that collectives are made of wait for no message that was begun before them, and have no other collective beside them.
         let channel = match collective {
@@ -207,6 +208,13 @@ impl<'a> MessageRun<'a> {
     /// The connection's end that the message needs.
     pub fn need(&self) -> Need {
         Need { channel: self.channel, ..self.message.need() }
+    }
+
+    /// The same as a part of a collective that `past` stands before.
+    pub fn after(mut self, past: u64) -> MessageRun<'a> {
+        self.operation.past = past;
+        self.label = self.operation.label();
+        self
     }
 
     /// The other end.
@@ -253,7 +261,7 @@ impl<'a> MessageRun<'a> {
         let Some(message) = receiver.peek().map_err(|error| error.about(self.peer()))? else { return Ok(false) };
         let due = (self.bytes - self.moved).min(receiver.shape().slot_bytes as usize);
         if message.label != self.label || message.bytes != due {
-            return Err(self.operation.mismatch(self.peer(), message.label));
+            return Err(mismatch(self.label, self.peer(), message.label));
         }
         let target = into.wrapping_add(self.moved);
         // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due` bytes, ours until

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use crate::error::Error;
 use crate::sync::ring::Label;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
@@ -21,6 +20,9 @@ pub struct Operation {
     pub count: u64,
     /// Its number: among the communicator's collectives, or among the messages of a pair.
     pub sequence: u64,
+    /// Stands for all collectives before it, where it is one: ranks whose earlier calls differed differ here. In the upper 16 bits, as a
+    /// label has it.
+    pub past: u64,
 }
 
 impl Operation {
@@ -29,15 +31,20 @@ impl Operation {
         let op = self.op.map_or(NONE, |op| u64::from(op.code()));
         let root = self.root.map_or(0, |root| u64::from(root.get()) + 1);
         let kind = u64::from(self.collective.code());
-        [kind | u64::from(self.data_type.code()) << 8 | op << 16 | root << 24, self.count, self.sequence]
+        let number = self.sequence | self.past;
+        [kind | u64::from(self.data_type.code()) << 8 | op << 16 | root << 24, self.count, number]
     }
+}
 
-    /// The error for a peer whose label is not mine.
-    #[cold]
-    pub fn mismatch(&self, peer: Rank, theirs: Label) -> Error {
-        let said = describe(theirs);
-        Error::mismatch(format!("this rank called {}, rank {peer} called {said}", describe(self.label()))).about(peer)
-    }
+/// The number that a label carries. At ten million calls a second the 48 bits last for 325 days.
+#[inline]
+pub fn sequence(label: Label) -> u64 {
+    label[2] & SEQUENCE
+}
+
+/// Whether two labels are of the same call; what was called before may differ.
+pub fn same_call(one: Label, other: Label) -> bool {
+    one[..2] == other[..2] && sequence(one) == sequence(other)
 }
 
 impl fmt::Display for Operation {
@@ -51,7 +58,7 @@ pub fn describe(label: Label) -> String {
     let byte = |shift: u32| u8::try_from(label[0] >> shift & 0xff).expect("masked to 8 bits");
     let kind = Collective::from_code(byte(0)).map_or("an unknown collective", Collective::name);
     let data_type = DataType::from_code(byte(8)).map_or("unknown type", DataType::name);
-    let mut text = format!("{kind} #{} (count {}, {data_type}", label[2], label[1]);
+    let mut text = format!("{kind} #{} (count {}, {data_type}", sequence(label), label[1]);
     if let Some(op) = ReduceOp::name_of_code(byte(16)) {
         text.push_str(", ");
         text.push_str(op);
@@ -65,10 +72,13 @@ pub fn describe(label: Label) -> String {
 }
 
 const NONE: u64 = 0xff;
+/// The bits of a label's third word that have the number.
+pub(super) const SEQUENCE: u64 = (1 << 48) - 1;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::mismatch;
 
     #[test]
     fn a_mismatch_names_both_sides() {
@@ -79,10 +89,11 @@ mod tests {
             root: None,
             count: 4,
             sequence: 17,
+            past: 0,
         };
         let theirs =
             Operation { collective: Collective::Broadcast, op: None, root: Some(Rank::new(2)), count: 8, ..mine };
-        let error = mine.mismatch(Rank::new(1), theirs.label());
+        let error = mismatch(mine.label(), Rank::new(1), theirs.label());
         assert_eq!(
             error.message(),
             "this rank called all_reduce #17 (count 4, float, sum), rank 1 called broadcast #17 (count 8, float, root 2)"
