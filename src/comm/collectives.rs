@@ -28,7 +28,7 @@ impl Communicator {
     /// ```
     #[inline]
     pub fn all_reduce<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        self.run(&typed::named(self.world, "all_reduce", typed::all_reduce(send, recv, op))?)
+        self.run(&typed::named(self.world()?, "all_reduce", typed::all_reduce(send, recv, op))?)
     }
 
     /// [`Communicator::all_reduce`] with one buffer for both.
@@ -416,7 +416,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn scan<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        self.run(&typed::named(self.world, "scan", typed::scan(send, recv, op))?)
+        self.run(&typed::named(self.world()?, "scan", typed::scan(send, recv, op))?)
     }
 
     /// [`Communicator::scan`] with one buffer for both.
@@ -447,7 +447,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn exscan<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<()> {
-        self.run(&typed::named(self.world, "exscan", typed::exscan(send, recv, op))?)
+        self.run(&typed::named(self.world()?, "exscan", typed::exscan(send, recv, op))?)
     }
 
     /// [`Communicator::exscan`] with one buffer for both; rank 0's is not touched.

@@ -175,7 +175,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn all_reduce<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::named(self.part.comm.world, "all_reduce", typed::all_reduce(send, recv, op))?)
+        self.add(typed::named(self.part.comm.world()?, "all_reduce", typed::all_reduce(send, recv, op))?)
     }
 
     /// Adds [`Communicator::all_reduce_in_place`].
@@ -407,7 +407,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn scan<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::named(self.part.comm.world, "scan", typed::scan(send, recv, op))?)
+        self.add(typed::named(self.part.comm.world()?, "scan", typed::scan(send, recv, op))?)
     }
 
     /// Adds [`Communicator::scan_in_place`].
@@ -423,7 +423,7 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As the call's.
     pub fn exscan<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::named(self.part.comm.world, "exscan", typed::exscan(send, recv, op))?)
+        self.add(typed::named(self.part.comm.world()?, "exscan", typed::exscan(send, recv, op))?)
     }
 
     /// Adds [`Communicator::exscan_in_place`].

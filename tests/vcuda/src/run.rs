@@ -26,6 +26,7 @@ use std::process::Command;
 
 use crate::fault::Faults;
 use crate::machine::Machine;
+use crate::space;
 
 use self::children::Children;
 use self::folder::Folder;
@@ -123,8 +124,10 @@ impl Outcome {
     }
 }
 
-/// What the driver's state still holds of processes that have ended.
+/// What the driver's state still holds of processes that have ended; where there are several hosts, with the host's number.
 fn leaks_of_state(folder: &Folder, host: u32, hosts: u32) -> Vec<String> {
-    let _ = (folder, host, hosts);
-    Vec::new()
+    let leaks =
+        space::leaks(&folder.state(host)).unwrap_or_else(|what| vec![format!("the state cannot be read: {what}")]);
+    let told = |leak: String| if hosts == 1 { leak } else { format!("host {host}: {leak}") };
+    leaks.into_iter().map(told).collect()
 }

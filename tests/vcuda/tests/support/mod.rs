@@ -52,11 +52,15 @@ pub(crate) fn vcuda() -> Command {
     command
 }
 
-/// The program of `programs/`, which cargo builds beside the tests.
+/// The program of `programs/`: an example, which cargo builds with all tests but not with one.
 pub(crate) fn programs() -> String {
-    let tests = std::env::current_exe().unwrap();
-    let program = tests.parent().and_then(Path::parent).unwrap().join("examples/programs");
-    program.into_os_string().into_string().unwrap()
+    static BUILT: OnceLock<String> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        cargo(&["build", "--locked", "--quiet", "-p", "vcuda", "--example", "programs"]);
+        let program = libraries().join("examples/programs");
+        program.into_os_string().into_string().unwrap()
+    });
+    built.clone()
 }
 
 /// Runs to the end, or kills and panics at the deadline.
@@ -100,10 +104,12 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Strin
 pub(crate) fn libraries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let mut command = Command::new(env!("CARGO"));
-        command.args(["build", "--locked", "--quiet", "-p", "vcuda-driver", "-p", "vcuda-nvml"]);
-        let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        cargo(&["build", "--locked", "--quiet", "-p", "vcuda-driver", "-p", "vcuda-nvml"]);
         Path::new(env!("CARGO_BIN_EXE_vcuda")).parent().unwrap().to_owned()
     })
+}
+
+fn cargo(words: &[&str]) {
+    let output = Command::new(env!("CARGO")).args(words).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
