@@ -233,3 +233,102 @@ impl Rounded {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The value of a half or 8-bit float by its definition, apart from the code above.
+    fn defined_value(format: Format, bits: u64) -> f64 {
+        let fraction = bits & ((1 << format.mantissa_bits) - 1);
+        let field = bits >> format.mantissa_bits & ((1 << format.exponent_bits) - 1);
+        let scale = 2f64.powi(1 - format.bias() - format.mantissa_bits.cast_signed());
+        let magnitude = match field {
+            0 => fraction as f64 * scale,
+            _ => (fraction | 1 << format.mantissa_bits) as f64 * scale * 2f64.powi(field as i32 - 1),
+        };
+        if bits & format.sign() == 0 { magnitude } else { -magnitude }
+    }
+
+    fn finite(format: Format) -> impl Iterator<Item = u64> {
+        (0..=format.largest).flat_map(move |bits| [bits, bits | format.sign()])
+    }
+
+    #[test]
+    fn every_value_of_every_small_format_is_read_and_written_exactly() {
+        for format in [HALF, BRAIN, E4M3, E5M2] {
+            for bits in finite(format) {
+                let value = format.to_f64(bits);
+                assert_eq!(value.to_bits(), defined_value(format, bits).to_bits(), "{format:?} {bits:#x}");
+                for round in [Round::Nearest, Round::Zero, Round::Down, Round::Up] {
+                    assert_eq!(format.rounded(value, round, false), bits, "{format:?} {bits:#x} {round:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_lies_between_two_values_is_rounded_as_each_mode_says() {
+        for format in [HALF, BRAIN, E4M3, E5M2] {
+            for low in 0..format.largest {
+                let (below, above) = (defined_value(format, low), defined_value(format, low + 1));
+                let middle = below + (above - below) / 2.0;
+                let even = low + (low & 1);
+                let cases = [(middle.next_down(), low), (middle, even), (middle.next_up(), low + 1)];
+                for (value, nearest) in cases {
+                    let sign = format.sign();
+                    assert_eq!(format.rounded(value, Round::Nearest, true), nearest, "{format:?} {value:e}");
+                    assert_eq!(format.rounded(-value, Round::Nearest, true), nearest | sign, "{format:?} {value:e}");
+                    assert_eq!(format.rounded(value, Round::Zero, true), low);
+                    assert_eq!(format.rounded(value, Round::Up, true), low + 1);
+                    assert_eq!(format.rounded(value, Round::Down, true), low);
+                    assert_eq!(format.rounded(-value, Round::Up, true), low | sign);
+                    assert_eq!(format.rounded(-value, Round::Down, true), (low + 1) | sign);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn too_large_values_and_nans_become_what_nvidia_says() {
+        assert_eq!(
+            [65_519.99, 65_520.0, f64::INFINITY].map(|value| HALF.rounded(value, Round::Nearest, false)),
+            [0x7bff, 0x7c00, 0x7c00]
+        );
+        assert_eq!(HALF.rounded(1e30, Round::Zero, false), 0x7bff);
+        assert_eq!([465.0, 1e9, f64::INFINITY].map(|value| E4M3.rounded(-value, Round::Nearest, true)), [0xfe; 3]);
+        assert_eq!([61_440.0, f64::INFINITY].map(|value| E5M2.rounded(value, Round::Nearest, true)), [0x7b; 2]);
+        assert_eq!(
+            [HALF, BRAIN, E4M3, E5M2].map(|format| format.rounded(f64::NAN, Round::Nearest, true)),
+            [0x7fff, 0x7fff, 0x7f, 0x7f]
+        );
+    }
+
+    #[test]
+    fn the_quick_conversions_agree_with_the_exact_ones() {
+        for bits in 0..=u16::MAX {
+            let (half, brain) = (half_to_f32(bits), brain_to_f32(bits));
+            if !half.is_nan() {
+                assert_eq!(f64::from(half).to_bits(), HALF.to_f64(u64::from(bits)).to_bits(), "{bits:#x}");
+            }
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(u32::from(bits) << 16 | low);
+                let want = BRAIN.rounded(f64::from(value), Round::Nearest, false);
+                assert_eq!(u64::from(brain_from_f32(value)), want, "{value:e}");
+            }
+            assert_eq!(brain.is_nan(), BRAIN.to_f64(u64::from(bits)).is_nan());
+        }
+    }
+
+    #[test]
+    fn rounding_to_odd_first_gives_what_one_rounding_gives() {
+        // 1 + 2^-11 is half-way between two halves; what is added is below a double's last bit.
+        let tie = 1.0 + 2f64.powi(-11);
+        for (rest, want) in [(-1e-30, 0x3c00), (0.0, 0x3c00), (1e-30, 0x3c01)] {
+            assert_eq!(HALF.rounded(Rounded::sum(tie, rest).to_odd(), Round::Nearest, false), want);
+        }
+        assert_eq!(Rounded::quotient(1.0, 3.0).directed(Round::Up), (1.0f64 / 3.0).next_up());
+        assert_eq!(Rounded::quotient(-1.0, 3.0).directed(Round::Up), -1.0 / 3.0);
+        assert_eq!(Rounded::root(2.0).directed(Round::Down), 2f64.sqrt().next_down());
+    }
+}

@@ -99,7 +99,12 @@ impl<'a> Reader<'a> {
             }
             b'0'..=b'9' => self.number().map(|number| Some(Token::Number(number))),
             _ if is_word(first) => {
+                self.at += 1;
                 while is_word(self.byte(0)) || (self.byte(0) == b':' && self.byte(1) == b':') {
+                    // NVIDIA's headers write `.reg.b16` without a space: two directives.
+                    if first == b'.' && self.byte(0) == b'.' {
+                        break;
+                    }
                     self.at += if self.byte(0) == b':' { 2 } else { 1 };
                 }
                 Ok(Some(Token::Word(&self.text[begin..self.at])))
@@ -192,6 +197,14 @@ mod tests {
                 Token::Number(Number::Double(1f64.to_bits())),
                 Token::Number(Number::Double(1.5f64.to_bits())),
             ]
+        );
+    }
+
+    #[test]
+    fn directives_may_stand_together() {
+        assert_eq!(
+            list("{.reg.b16 hl;"),
+            [Token::Sign('{'), Token::Word(".reg"), Token::Word(".b16"), Token::Word("hl"), Token::Sign(';'),]
         );
     }
 
