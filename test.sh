@@ -74,6 +74,12 @@ run_tests() {
     cargo test --locked --features "$features" --no-fail-fast 2>&1 | tee "$log"
 }
 
+# The virtual GPU machine: tests/vcuda/README.md. Its tests count with the others.
+vcuda=(-p vcuda -p vcuda-driver -p vcuda-nvml)
+run_vcuda() {
+    cargo test --locked "${vcuda[@]}" --no-fail-fast 2>&1 | tee -a "$log"
+}
+
 # What threads share, in every order that matters: tests/README.md.
 run_models() {
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 \
@@ -110,7 +116,10 @@ main() {
     step cargo fmt --all --check
     step cargo clippy --locked --quiet --all-targets --features "$features" -- -D warnings
     step cargo clippy --locked --quiet --lib -- -D warnings
+    step cargo clippy --locked --quiet "${vcuda[@]}" --all-targets -- -D warnings
     step run_tests
+    step run_vcuda
+    step kernels/build --check
     step run_models
     passed=$(count passed) failed=$(count failed) ignored=$(count ignored)
     step build_documentation
