@@ -33,6 +33,7 @@ const PARTS: Parts = &[
     ("importer", importer),
     ("turns", turns),
     ("polling host", polling_host),
+    ("lost", lost),
 ];
 
 const NOT_READY: i32 = 600;
@@ -538,6 +539,29 @@ fn polling_host() {
         code = call("cuStreamQuery", &[0]);
     }
     assert_eq!(code, LAUNCH_TIMEOUT);
+}
+
+#[test]
+fn a_gpu_that_falls_off_the_bus_ends_waits() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let path = folder.path().to_str().expect("a path");
+    run("lost", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", "2-nvswitch")]);
+}
+
+fn lost() {
+    let first = start(0);
+    let memory = get("cuMemAlloc_v2", &[64]);
+    ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    ok("cuStreamWaitValue32_v2", &[0, memory, 1, 1]);
+    let folder = std::env::var("VCUDA_STATE").expect("a folder");
+    let lose = std::thread::spawn(move || std::fs::write(format!("{folder}/lost.0"), b"").expect("a mark"));
+    assert_eq!(call("cuCtxSynchronize", &[]), 999);
+    lose.join().expect("it was lost");
+    let mut other = 0_u64;
+    assert_eq!(call("cuMemAlloc_v2", &[place(&mut other), 64]), 999);
+    ok("cuCtxSetCurrent", &[get("cuDevicePrimaryCtxRetain", &[1])]);
+    ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[64])]);
+    ok("cuCtxSetCurrent", &[first]);
 }
 
 #[test]

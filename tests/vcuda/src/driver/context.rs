@@ -163,6 +163,7 @@ impl Driver {
                 guard.remove(record);
             }
         }
+        self.engine.wait_for_workers();
         self.space.drop_context(current.context);
         self.tidy_memory();
         Ok(())

@@ -81,6 +81,8 @@ impl Driver {
                 outcome?;
             }
         }
+        // Of a context that has failed a worker may still have a block in hand.
+        self.engine.wait_for_workers();
         if self.space.host_free(address) { Ok(()) } else { Err(CUresult::INVALID_VALUE) }
     }
 

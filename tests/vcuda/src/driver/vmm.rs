@@ -183,6 +183,7 @@ impl Driver {
                 return outcome;
             }
         }
+        self.engine.wait_for_workers();
         Ok(())
     }
 }

@@ -184,7 +184,6 @@ impl World {
         // A memory operation that failed has ended its context's work.
         let Some(operation) = self.operations.get_mut(&id) else { return false };
         operation.started = true;
-        let agent = operation.agent();
         let at_once = match &operation.work {
             Work::Mark | Work::Record { .. } | Work::Memops { .. } => true,
             Work::PoolFree { address } => {
@@ -192,7 +191,7 @@ impl World {
                 true
             }
             Work::Kernel(_) => {
-                self.enlist(agent.gpu, id);
+                self.enlist(id);
                 false
             }
             Work::Copy(_) | Work::Fill { .. } => {

@@ -58,6 +58,7 @@ pub(super) struct Gpu {
     stores: Arc<GpuStores>,
     /// Since when this process has the GPU's turn.
     pub(super) turn_since: Option<Instant>,
+    /// Whether this process has asked for the turn.
     pub(super) wants_turn: bool,
 }
 
@@ -236,8 +237,7 @@ impl Gpu {
 
 impl World {
     /// A kernel has started: it waits for room, behind those of its priority.
-    pub(super) fn enlist(&mut self, gpu: u32, operation: u64) {
-        self.gpus[gpu as usize].wants_turn = true;
+    pub(super) fn enlist(&mut self, operation: u64) {
         self.pending_kernels.push_back(operation);
     }
 

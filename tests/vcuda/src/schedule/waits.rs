@@ -71,6 +71,7 @@ impl Engine {
             if is_over(&world, &work) {
                 break Ok(());
             }
+            world.fail_if_lost(context);
             if state.moves() != quiet.0 {
                 quiet = (state.moves(), Instant::now());
             } else if quiet.1.elapsed() >= around.conduct.stuck_after {
@@ -86,6 +87,19 @@ impl Engine {
             state.publish_waits("");
         }
         outcome
+    }
+
+    /// Waits until no worker has anything in hand: what they touch may be unmapped then.
+    pub fn wait_for_workers(&self) {
+        let mut world = self.lock();
+        while world.in_hand > 0 {
+            // A worker brings back what it has after a bounded number of steps, or at the end of a copy.
+            let step = std::time::Duration::from_millis(1);
+            world = match self.shared.changed.wait_timeout(world, step) {
+                Ok((world, _)) => world,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
     }
 
     /// A call that does not wait found that `context` still has work: counts time in which nothing moves.
@@ -119,6 +133,14 @@ fn thread_number() -> u64 {
 }
 
 impl World {
+    /// A context whose GPU has fallen off the bus has met an error.
+    fn fail_if_lost(&mut self, context: u64) {
+        let gpu = self.contexts.get(&context).map(|context| context.gpu);
+        if let Some(code) = gpu.and_then(crate::fault::lost) {
+            self.fail(context, CUresult(code), "the GPU has fallen off the bus");
+        }
+    }
+
     /// Ends all work that cannot move, with a report.
     fn report_stuck(&mut self, around: &super::Surroundings) {
         let text = self.deadlock_report(around);

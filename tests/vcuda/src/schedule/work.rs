@@ -98,9 +98,11 @@ pub(super) fn run_worker(shared: &Shared) {
         first_gpu += 1;
         match world.next_job(around, first_gpu) {
             Job::Transfer { id, agent, work } => {
+                world.in_hand += 1;
                 drop(world);
                 let result = transfer(around, agent, &work);
                 let mut world = shared.lock();
+                world.in_hand -= 1;
                 match result {
                     Ok(()) => world.finish(id),
                     Err(error) => {
@@ -111,9 +113,11 @@ pub(super) fn run_worker(shared: &Shared) {
                 shared.kick(&mut world);
             }
             Job::Block { gpu, operation, sm, mut block } => {
+                world.in_hand += 1;
                 drop(world);
-                let step = block.step(BUDGET);
+                let step = step_without_panic(&mut block);
                 let mut world = shared.lock();
+                world.in_hand -= 1;
                 if world.bring_back(around, (gpu, operation, sm), block, step) {
                     shared.kick(&mut world);
                 }
@@ -128,6 +132,22 @@ pub(super) fn run_worker(shared: &Shared) {
             }
         }
     }
+}
+
+/// Runs a block for a while. A panic of the interpreter is our mistake: it ends the kernel, not the worker.
+fn step_without_panic(block: &mut Block) -> Step {
+    let step = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| block.step(BUDGET)));
+    step.unwrap_or_else(|_| {
+        Step::Fault(KernelFault {
+            kind: FaultKind::LaunchFailed,
+            kernel: "unknown".to_owned(),
+            line: 0,
+            block: [0; 3],
+            thread: [0; 3],
+            address: None,
+            what: "the interpreter panicked: this is a bug in vcuda".to_owned(),
+        })
+    })
 }
 
 /// Work was started or done: those who wait for it look.
@@ -252,9 +272,6 @@ impl World {
                 if self.gpus[gpu].retire(operation, sm) {
                     self.finish(operation);
                 }
-                if self.gpus[gpu].blocks.is_empty() && self.gpus[gpu].grids.is_empty() {
-                    self.leave_turn(around, gpu);
-                }
                 true
             }
             Step::Fault(fault) => {
@@ -270,15 +287,18 @@ impl World {
     fn has_turn(&mut self, around: &Surroundings, gpu: usize) -> bool {
         let state = around.space.state();
         let line = &mut self.gpus[gpu];
+        if around.machine.mps || state.folder().is_none() {
+            return !line.blocks.is_empty();
+        }
         if line.blocks.is_empty() {
-            if line.turn_since.take().is_some() {
+            // Another process may have passed the turn to this one just after its last kernel ended.
+            line.turn_since = None;
+            if std::mem::take(&mut line.wants_turn) || state.owns_turn(gpu) {
                 state.leave_turn(gpu);
             }
             return false;
         }
-        if around.machine.mps || state.folder().is_none() {
-            return true;
-        }
+        line.wants_turn = true;
         let mine = state.want_turn(gpu);
         if mine {
             line.turn_since.get_or_insert_with(Instant::now);
@@ -299,12 +319,6 @@ impl World {
         // Blocks that other workers have in hand run to the end of their budget first: no two processes at a time.
         if self.gpus[gpu].turn_since.is_some() && !in_hand && around.space.state().pass_turn(gpu) {
             self.gpus[gpu].turn_since = None;
-        }
-    }
-
-    fn leave_turn(&mut self, around: &Surroundings, gpu: usize) {
-        if self.gpus[gpu].turn_since.take().is_some() {
-            around.space.state().leave_turn(gpu);
         }
     }
 }

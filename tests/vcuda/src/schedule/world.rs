@@ -29,6 +29,8 @@ pub struct World {
     pub(super) transfers: VecDeque<u64>,
     /// Host functions that may be called.
     pub(super) host_calls: VecDeque<u64>,
+    /// Blocks and transfers that workers have in hand, outside the lock: they touch memory.
+    pub(super) in_hand: usize,
     pub(super) waits: HashMap<u64, HostWait>,
     pub(super) next_wait: u64,
     /// Since when calls that only look have found nothing new, and at which count of moves.
@@ -115,6 +117,7 @@ impl World {
             pending_kernels: VecDeque::new(),
             transfers: VecDeque::new(),
             host_calls: VecDeque::new(),
+            in_hand: 0,
             waits: HashMap::new(),
             next_wait: 0,
             looked: None,
@@ -210,7 +213,8 @@ impl World {
 
     /// Whether no kernel and no copy of this process runs: memory may be unmapped.
     pub fn is_idle(&self) -> bool {
-        self.operations.is_empty()
+        // Workers may still be at work for a context that has failed.
+        self.operations.is_empty() && self.in_hand == 0
     }
 
     pub(super) fn has_host_calls(&self) -> bool {

@@ -229,6 +229,11 @@ impl State {
         }
     }
 
+    /// Whether the turn is this process's.
+    pub fn owns_turn(&self, gpu: usize) -> bool {
+        self.shared().gpus[gpu].owner.load(Ordering::Acquire) == self.slot_word()
+    }
+
     /// Gives the turn to the next process that wants it; false if nobody else does.
     pub fn pass_turn(&self, gpu: usize) -> bool {
         let line = &self.shared().gpus[gpu];
