@@ -34,6 +34,7 @@ const PARTS: Parts = &[
     ("turns", turns),
     ("polling host", polling_host),
     ("lost", lost),
+    ("cycle of two processes", cycle_of_two_processes),
 ];
 
 const NOT_READY: i32 = 600;
@@ -562,6 +563,67 @@ fn lost() {
     ok("cuCtxSetCurrent", &[get("cuDevicePrimaryCtxRetain", &[1])]);
     ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[64])]);
     ok("cuCtxSetCurrent", &[first]);
+}
+
+#[test]
+fn a_cycle_through_two_processes_is_found() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let path = folder.path().to_str().expect("a path");
+    let settings = [("VCUDA_STATE", path), ("VCUDA_MACHINE", "1"), ("VCUDA_STUCK_MS", "4000")];
+    let errors = run("cycle of two processes", &settings);
+    // Whichever process notices first reports both; the other may find its peer gone by then.
+    let names_both = |report: &str| {
+        let cycle = report.split("all waits:").next().unwrap_or_default();
+        let pids: std::collections::BTreeSet<&str> =
+            cycle.split("process ").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+        cycle.contains("as a cycle:") && pids.len() == 2
+    };
+    assert!(errors.split("vcuda: deadlock:").any(names_both), "{errors}");
+}
+
+/// Each process waits for a word that the other writes only after its own wait.
+fn cycle_of_two_processes() {
+    start(0);
+    let other = std::env::var("VCUDA_TEST_HANDLE").ok();
+    let mut memory = 0_u64;
+    let (mut own, mut its) = (0, 4);
+    let child = match other {
+        None => {
+            memory = get("cuMemAlloc_v2", &[64]);
+            ok("cuMemsetD32_v2", &[memory, 0, 16]);
+            ok("cuCtxSynchronize", &[]);
+            let mut handle = [0_u8; 64];
+            ok("cuIpcGetMemHandle", &[place(&mut handle), memory]);
+            let text: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
+            let child = support::part("cycle of two processes", &[("VCUDA_TEST_HANDLE", &text)]).spawn();
+            Some(child.expect("a process"))
+        }
+        Some(hex) => {
+            let mut handle = [0_u8; 64];
+            for (index, byte) in handle.iter_mut().enumerate() {
+                *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).expect("a byte");
+            }
+            assert_eq!(open(handle, place(&mut memory), 1), 0);
+            (own, its) = (its, own);
+            None
+        }
+    };
+    // The second process says by a word of its own that it is there: a slow start is no deadlock.
+    if child.is_none() {
+        ok("cuMemsetD32_v2", &[memory + 8, 1, 1]);
+    }
+    while word(memory + 8) == 0 {
+        std::thread::yield_now();
+    }
+    let stream = get("cuStreamCreate", &[1]);
+    ok("cuStreamWaitValue32_v2", &[stream, memory + own, 1, 1]);
+    ok("cuStreamWriteValue32_v2", &[stream, memory + its, 1, 0]);
+    let code = call("cuStreamSynchronize", &[stream]);
+    if let Some(child) = child {
+        let output = child.wait_with_output().expect("its output");
+        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert_eq!(code, LAUNCH_TIMEOUT);
 }
 
 #[test]

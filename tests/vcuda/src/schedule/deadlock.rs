@@ -20,6 +20,9 @@ struct Edge {
     why: String,
 }
 
+/// Why a word waits for work that is sure to write it.
+const KNOWN_WRITER: &str = "it is to write the word, and has not run";
+
 /// Edges in a report, at most.
 const SHOWN: usize = 40;
 
@@ -30,6 +33,7 @@ impl World {
         for (_, text) in around.space.state().waits_of_others() {
             edges.extend(text.lines().filter_map(parse));
         }
+        keep_known_writers(&mut edges);
         let mut text = String::from("vcuda: deadlock: nothing on this machine can move");
         let quiet = around.conduct.stuck_after;
         match cycle(&edges) {
@@ -75,6 +79,16 @@ impl World {
         }
         for operation in self.operations.values() {
             self.edges_of(around, operation, &mut edges);
+        }
+        // A word may be polled by another process alone: what is to write it is told in any case.
+        for operation in self.operations.values() {
+            let Work::Memops { list, done } = &operation.work else { continue };
+            for memop in &list[(*done).min(list.len())..] {
+                if let Memop::Write { address, .. } = memop {
+                    let from = around.space.common_name(*address);
+                    edges.insert(Edge { from, to: self.describe(operation), why: KNOWN_WRITER.to_owned() });
+                }
+            }
         }
         let words: BTreeSet<String> =
             edges.iter().filter(|edge| edge.to.starts_with("word ")).map(|edge| edge.to.clone()).collect();
@@ -171,7 +185,7 @@ impl World {
                 _ => false,
             };
             if writes {
-                writers.push((self.describe(operation), "it is to write the word, and has not run"));
+                writers.push((self.describe(operation), KNOWN_WRITER));
             }
         }
         if writers.is_empty() {
@@ -217,6 +231,13 @@ impl World {
 fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
     // Writing to a string cannot fail.
     let _ = writeln!(text, "{what}");
+}
+
+/// Where some process knows who is to write a word, guesses of who might are dropped.
+fn keep_known_writers(edges: &mut Vec<Edge>) {
+    let known: BTreeSet<String> =
+        edges.iter().filter(|edge| edge.why == KNOWN_WRITER).map(|edge| edge.from.clone()).collect();
+    edges.retain(|edge| edge.why == KNOWN_WRITER || !known.contains(&edge.from));
 }
 
 fn parse(line: &str) -> Option<Edge> {
