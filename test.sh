@@ -123,7 +123,7 @@ main() {
     step run_models
     passed=$(count passed) failed=$(count failed) ignored=$(count ignored)
     step build_documentation
-    if [[ $features == cpp,mpi ]]; then
+    if [[ $features == cpp,mpi,* ]]; then
         step tests/public-api.sh
     else
         echo "skipped: the public interface is compared where features cpp and mpi can be built"

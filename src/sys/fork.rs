@@ -11,12 +11,9 @@ impl Birthplace {
     pub fn here() -> Birthplace {
         static WATCHED: OnceLock<()> = OnceLock::new();
         WATCHED.get_or_init(|| {
-            // SAFETY: the handler is a function of this library; it makes one atomic store, as a forked child may. Where there is no
-            // memory to note it, forks are not noticed; nothing else is lost.
-            let refused = unsafe { libc::pthread_atfork(None, None, Some(count)) };
-            if refused != 0 {
-                tracing::debug!(target: "rsccl::init", "calls in forked children will not be refused: no memory");
-            }
+            // It fails for want of memory alone. Then calls in forked children are not refused; nothing else is lost.
+            // SAFETY: the handler is a function of this library; it makes one atomic store, as a forked child may.
+            let _refused = unsafe { libc::pthread_atfork(None, None, Some(count)) };
         });
         // Relaxed: a child counts before it runs anything else.
         Birthplace(FORKS.load(Ordering::Relaxed))

@@ -1,7 +1,7 @@
 //! What is known of a machine before it is a graph: the tree of its PCI devices, with GPUs, their links, and NICs.
 //!
 //! NCCL's topology files say the same, so that [`super::xml`] reads and writes one for the other. Fields hold what was said, not what
-//! follows from it: an unknown speed stays unknown here, and [`super::System`] assumes the usual one and says so.
+//! follows from it: an unknown speed stays unknown here, and [`super::system::System`] assumes the usual one and says so.
 
 use crate::topo::bandwidth::{GpuGeneration, PciSpeed, Processor};
 

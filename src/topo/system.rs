@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::topo::bandwidth::{self, Bandwidth, GpuGeneration, PciSpeed, Processor};
 use crate::topo::description::{self, Function, Machine, Pci};
 
-/// A node, by its place in [`System::nodes`].
+/// A node, by its place among all nodes of its [`System`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
