@@ -28,7 +28,8 @@ mod placement;
 mod request;
 pub(crate) mod settings;
 mod visible;
-#[cfg(test)]
+// They fork, and loom's threads cannot.
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod typed;
 

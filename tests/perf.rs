@@ -42,6 +42,24 @@ fn every_collective_by_every_transport() {
     }
 }
 
+/// The matrix runs all of it between threads; here each algorithm and transport meets two of the numbers of ranks, as processes.
+#[test]
+fn every_algorithm_by_every_transport() {
+    let mut ranks = ["1", "2", "3", "4", "7", "8"].into_iter().cycle();
+    for transport in ["local", "shm", "net"] {
+        for algorithm in ["Ring", "Tree", "Direct", "PAT"] {
+            for _ in 0..2 {
+                let options = ["-b", "4", "-e", "40K", "-f", "100", "--check-only", "--transport", transport];
+                let number = ["--algo", algorithm, "--ranks", ranks.next().expect("it goes round")];
+                let out = succeeds(&[&["all"][..], &options, &number].concat());
+                assert!(rows(&out).len() >= 3, "{number:?}:\n{out}");
+            }
+            // Each pair meets others than the one before.
+            ranks.next();
+        }
+    }
+}
+
 #[test]
 fn the_table_has_the_columns_of_nccl_tests() {
     let out = succeeds(&["all_reduce", "--ranks", "2", "-b", "1K", "-e", "4K", "-f", "2", "-n", "3", "-w", "1"]);

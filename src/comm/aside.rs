@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use crate::bootstrap::{NetBootstrap, Options, Root, UniqueId};
+use crate::bootstrap::{Bootstrap, NetBootstrap, Options, Root, UniqueId};
 use crate::comm::origin::Origin;
 use crate::comm::settings::bootstrap_options;
-use crate::comm::{Communicator, Settings};
+use crate::comm::{Communicator, Home, Settings, init};
 use crate::config::Config;
 use crate::error::Result;
-use crate::sync::Wait;
+use crate::sync::{AbortFlag, Wait};
+use crate::sys::thread;
 use crate::types::World;
 
 /// What joining takes, read and checked: the half of an init that needs no other rank.
@@ -55,5 +56,21 @@ impl Communicator {
     /// How long a set-up on this communicator may take.
     pub(crate) fn init_timeout(&self) -> Result<Duration> {
         self.with_engine(|engine| Ok(engine.settings.init_timeout))
+    }
+}
+
+impl Communicator {
+    /// [`Communicator::start`] on a thread of its own, whatever the settings say.
+    fn start_aside(
+        world: World,
+        settings: Settings,
+        origin: Origin,
+        join: impl FnOnce(&AbortFlag, Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
+    ) -> Result<Communicator> {
+        let abort = AbortFlag::new();
+        let theirs = abort.clone();
+        let home =
+            Home::Starting(thread::spawn("rsccl init", move || init::make(world, settings, (&origin, &theirs), join))?);
+        Ok(Communicator::new(world, abort, home))
     }
 }

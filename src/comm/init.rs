@@ -153,20 +153,6 @@ impl Communicator {
         drop(following);
         Ok(Communicator::new(world, abort, Home::Ready(Box::new(engine))))
     }
-
-    /// [`Communicator::start`] on a thread of its own, whatever the settings say.
-    pub(super) fn start_aside(
-        world: World,
-        settings: Settings,
-        origin: Origin,
-        join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
-    ) -> Result<Communicator> {
-        let abort = AbortFlag::new();
-        let theirs = abort.clone();
-        let home =
-            Home::Starting(thread::spawn("rsccl init", move || make(world, settings, (&origin, &theirs), join))?);
-        Ok(Communicator::new(world, abort, home))
-    }
 }
 
 /// The engine over what `join` yields.
