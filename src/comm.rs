@@ -29,7 +29,8 @@ mod request;
 pub(crate) mod settings;
 mod visible;
 // They fork, and loom's threads cannot.
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests;
 mod typed;
 

@@ -621,13 +621,15 @@ impl Engine {
     }
 
     /// Makes this rank take its peers for far away.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(test)]
+    #[cfg(not(loom))]
     pub(crate) fn take_peers_for_far(&mut self) {
         self.fabric.links().staging = crate::device::Staging::far();
     }
 
     /// Whether this rank has timed both ways of copies into memory that peers read.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(test)]
+    #[cfg(not(loom))]
     pub(crate) fn knows_both_ways(&mut self) -> bool {
         self.fabric.links().staging.knows_both()
     }
