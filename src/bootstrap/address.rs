@@ -184,9 +184,9 @@ mod tests {
     fn errors_say_what_is_wrong() {
         for (text, why) in [
             ("host", "':port' is missing"),
-            ("host:", "no number from 1 to 65535"),
-            ("host:+5", "no number from 1 to 65535"),
-            ("host:65536", "no number from 1 to 65535"),
+            ("host:", "not a number from 1 to 65535"),
+            ("host:+5", "not a number from 1 to 65535"),
+            ("host:65536", "not a number from 1 to 65535"),
             ("host:0", "port 0"),
             (":5", "the host is missing"),
             ("::1:5", "stands in brackets"),

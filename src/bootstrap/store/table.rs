@@ -74,7 +74,7 @@ mod tests {
         table.set("key", vec![0; 10]).unwrap();
         assert_eq!((table.add("n", 7).unwrap(), table.add("n", -9).unwrap()), (7, -2));
         assert_eq!(table.bytes, 13 + 3);
-        assert!(table.add("key", 1).unwrap_err().to_string().contains("no number"));
+        assert!(table.add("key", 1).unwrap_err().to_string().contains("not a number"));
         assert!(table.add("n", i64::MIN).is_err());
         assert!(table.delete("key") && !table.delete("key") && table.delete("n"));
         assert_eq!((table.bytes, table.values.len()), (0, 0));
