@@ -37,7 +37,7 @@ fn every_collective_by_every_transport() {
     for transport in ["local", "shm", "net", "auto"] {
         let options = ["--ranks", "3", "-b", "0", "-e", "40K", "-f", "40", "--check-only", "--transport", transport];
         let out = succeeds(&[&["all"][..], &options].concat());
-        assert_eq!(rows(&out).len(), 12 * 4 + 1, "four sizes of twelve collectives, and the barrier:\n{out}");
+        assert_eq!(rows(&out).len(), 16 * 4 + 1, "four sizes of sixteen collectives, and the barrier:\n{out}");
         assert_eq!(out.matches(" Rank ").count(), 3, "{out}");
     }
 }
@@ -301,8 +301,8 @@ fn registered_buffers_are_worked_in_in_place() {
     assert!(out.contains(" buffers: registered") && out.contains("# Out of bounds values : 0 OK"), "{out}");
     let log = std::fs::read_to_string(folder.path().join("log")).expect("the log was written");
     let lines = log.lines().filter(|line| line.contains("] RSCCL INFO Registered "));
-    // Input and output of thirteen programs, and of the nine of them that have an in-place form.
-    assert_eq!(lines.count(), 3 * 2 * (13 + 9), "{log}");
+    // Input and output of seventeen programs, and of the thirteen of them that have an in-place form.
+    assert_eq!(lines.count(), 3 * 2 * (17 + 13), "{log}");
 }
 
 #[test]

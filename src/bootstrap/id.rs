@@ -30,7 +30,9 @@ use crate::wire::Writer;
 /// # Examples
 /// ```
 /// # fn main() -> rsccl::Result<()> {
-/// use rsccl::bootstrap::{Options, UniqueId};
+/// use rsccl::UniqueId;
+/// use rsccl::store::Options;
+///
 /// let options = Options { interfaces: "lo".parse()?, ..Options::default() };
 /// let id = UniqueId::generate(&options)?;
 /// let elsewhere = UniqueId::from_bytes(id.as_bytes())?;
