@@ -310,12 +310,12 @@ class OwnStore : public rsccl::Store {
     rsccl::HashStore inner_;
 };
 
-/// A store whose every call fails in its own way.
+/// A store that can count, and whose other calls fail, each in its own way.
 class BrokenStore : public rsccl::Store {
   private:
     void do_set(const std::string&, const std::string&, Milliseconds) override { throw std::runtime_error("the disk is full"); }
     std::string do_get(const std::string&, Milliseconds) override { throw rsccl::Timeout("nobody answers"); }
-    std::int64_t do_add(const std::string&, std::int64_t, Milliseconds) override { throw 7; }
+    std::int64_t do_add(const std::string&, std::int64_t, Milliseconds) override { return 1; }
     void do_wait(const std::vector<std::string>&, Milliseconds) override {}
     bool do_remove(const std::string&, Milliseconds) override { return false; }
 };
@@ -332,6 +332,12 @@ class DiskFull : public BrokenStore {
     std::string do_get(const std::string&, Milliseconds) override {
         throw rsccl::Error(static_cast<rsccl::ErrorCode>(0), "no code");
     }
+};
+
+/// A store that throws what is no exception at all.
+class NoCount : public BrokenStore {
+  private:
+    std::int64_t do_add(const std::string&, std::int64_t, Milliseconds) override { throw 7; }
 };
 
 } // namespace
@@ -371,6 +377,8 @@ TEST_CASE("a program's own store carries an id; what it throws comes through") {
         CHECK(std::string(error.what()).find("the disk is full") != std::string::npos);
     }
     CHECK_THROWS_AS(rsccl::share(broken, "id", 1, 2, quick()), rsccl::Timeout);
+    NoCount uncounted;
+    CHECK_THROWS_AS(rsccl::share(uncounted, "id", 0, 2, quick()), int);
     DiskFull full;
     CHECK_THROWS_AS(rsccl::share(full, "id", 0, 2, quick()), DiskFull::Error);
     CHECK_THROWS_AS((void)Communicator::from_store(full, 0, 2, quick()), DiskFull::Error);
