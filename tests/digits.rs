@@ -11,8 +11,10 @@ fn program() -> &'static Path {
         let profile = test.ancestors().nth(2).expect("tests lie in a folder of the profile's");
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--quiet", "--offline", "--example", "digits", "--target-dir"]).arg(profile.join(".."));
-        // With other features all would be built anew.
-        for (feature, is_on) in [("cpp", cfg!(feature = "cpp")), ("mpi", cfg!(feature = "mpi"))] {
+        // The features of this very build: with any others, cargo would build the library and what it needs once more.
+        for (feature, is_on) in
+            [("cli", cfg!(feature = "cli")), ("cpp", cfg!(feature = "cpp")), ("mpi", cfg!(feature = "mpi"))]
+        {
             if is_on {
                 cargo.args(["--features", feature]);
             }
