@@ -5,12 +5,13 @@
 
 #![forbid(unsafe_code)]
 
+mod acceptor;
 pub mod address;
 pub mod auth;
 pub(crate) mod cause;
 mod checkin;
+mod client;
 mod collective;
-mod hall;
 mod id;
 mod inbox;
 pub mod interface;
@@ -24,7 +25,6 @@ mod root;
 mod roster;
 pub(crate) mod socket;
 pub mod store;
-mod visit;
 
 use std::net::SocketAddr;
 

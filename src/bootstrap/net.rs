@@ -8,9 +8,9 @@
 //! The end of a connection without goodbye is a death. Deaths, goodbyes and published notes are told on over every connection
 //! that stands, each once, so that news reaches everyone in ⌈log₃ N⌉ hops even where some ranks are gone.
 
-mod board;
+mod control;
+mod gossip;
 mod join;
-mod news;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ use crate::sys::clock;
 use crate::sys::poller::Poller;
 use crate::types::{Rank, World};
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
-use board::Board;
+use control::ControlPlane;
 
 /// One rank of a world that is connected by TCP. Dropping it without [`Bootstrap::close`] is dying.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct NetBootstrap {
     world: World,
     terms: Terms,
     interface: SocketAddr,
-    board: RefCell<Board>,
+    control: RefCell<ControlPlane>,
     sequence: Cell<u32>,
     splits: Cell<u32>,
     /// How often a shrink to these members was tried.
@@ -96,12 +96,12 @@ impl NetBootstrap {
     fn open(world: World, key: [u8; 32], own: Own, options: &Options, poller: Poller) -> Result<NetBootstrap> {
         let terms = Terms { key, purpose: Purpose::Peer, communicator: collective::id_of(&key) };
         let interface = own.interface;
-        let board = Board::new(world, terms.clone(), own, options, poller)?;
+        let control = ControlPlane::new(world, terms.clone(), own, options, poller)?;
         Ok(NetBootstrap {
             world,
             terms,
             interface,
-            board: RefCell::new(board),
+            control: RefCell::new(control),
             sequence: Cell::new(0),
             splits: Cell::new(0),
             attempts: RefCell::default(),
@@ -111,20 +111,20 @@ impl NetBootstrap {
 
     /// Begins to connect to the neighbours, which listen at `addresses`.
     fn connect_neighbours(&self, addresses: impl Iterator<Item = SocketAddr>) {
-        let mut board = self.board.borrow_mut();
+        let mut control = self.control.borrow_mut();
         for (neighbour, address) in collective::neighbours(self.world.rank, self.world.size).iter().zip(addresses) {
-            board.set_address(neighbour.rank, address);
-            if neighbour.dial { board.dial(neighbour.rank) } else { board.await_from(neighbour.rank) }
+            control.set_address(neighbour.rank, address);
+            if neighbour.dial { control.dial(neighbour.rank) } else { control.await_from(neighbour.rank) }
         }
     }
 
     fn gather_addresses(&self, wait: &Wait) -> Result<()> {
         let mut mine = Writer::with_capacity(ADDRESS_BYTES);
-        mine.address(&self.board.borrow().address());
+        mine.address(&self.control.borrow().address());
         let all = self.all_gather(mine.as_slice(), wait)?;
-        let mut board = self.board.borrow_mut();
+        let mut control = self.control.borrow_mut();
         for (peer, bytes) in self.world.ranks().zip(&all) {
-            board.set_address(peer, read_address(bytes).map_err(|error| error.about(peer))?);
+            control.set_address(peer, read_address(bytes).map_err(|error| error.about(peer))?);
         }
         Ok(())
     }
@@ -147,35 +147,35 @@ impl NetBootstrap {
     fn until<T>(
         &self,
         wait: &Wait,
-        waiting_for: impl Fn(&Board) -> String,
-        mut done: impl FnMut(&mut Board) -> Result<Option<T>>,
+        waiting_for: impl Fn(&ControlPlane) -> String,
+        mut done: impl FnMut(&mut ControlPlane) -> Result<Option<T>>,
     ) -> Result<T> {
-        let mut board = self.board.borrow_mut();
+        let mut control = self.control.borrow_mut();
         loop {
-            board.check_open()?;
-            if let Some(value) = done(&mut board)? {
+            control.check_open()?;
+            if let Some(value) = done(&mut control)? {
                 return Ok(value);
             }
-            wait.check(|| waiting_for(&board))?;
+            wait.check(|| waiting_for(&control))?;
             let slice = wait.slice(ABORT_CHECK);
-            board.drive(slice)?;
+            control.drive(slice)?;
         }
     }
 
     /// Waits until the connections have taken everything that goes to `only`, or to all ranks which are still there. A rank that
     /// goes on to wait for something else moves no bytes here, so what it has said must have left before.
     fn settle(&self, only: Option<Rank>, wait: &Wait) -> Result<()> {
-        let busy = |board: &Board| match only {
-            Some(peer) => Some(peer).filter(|_| board.unsent(peer) > 0 && board.inbox().gone(peer).is_none()),
-            None => board.busy(),
+        let busy = |control: &ControlPlane| match only {
+            Some(peer) => Some(peer).filter(|_| control.unsent(peer) > 0 && control.inbox().gone(peer).is_none()),
+            None => control.busy(),
         };
-        let words = |board: &Board| match busy(board) {
+        let words = |control: &ControlPlane| match busy(control) {
             Some(peer) => format!("waited for rank {peer} to take what was sent to it"),
             None => "waited for what was sent to leave".to_owned(),
         };
-        let settled = self.until(wait, words, |board| Ok(busy(board).is_none().then_some(())));
+        let settled = self.until(wait, words, |control| Ok(busy(control).is_none().then_some(())));
         settled.map_err(|error| {
-            let busy = busy(&self.board.borrow());
+            let busy = busy(&self.control.borrow());
             busy.into_iter().fold(error, Error::about).at(self.world.rank)
         })
     }
@@ -195,15 +195,15 @@ impl NetBootstrap {
         in_vain: impl Fn(&Inbox) -> Result<()>,
     ) -> Result<Vec<u8>> {
         self.check_peer(peer)?;
-        let words = |_: &Board| waited_for(peer, channel);
-        let taken = self.until(wait, words, |board| {
-            if let Some(bytes) = board.take(peer, channel) {
+        let words = |_: &ControlPlane| waited_for(peer, channel);
+        let taken = self.until(wait, words, |control| {
+            if let Some(bytes) = control.take(peer, channel) {
                 return Ok(Some(bytes));
             }
             // A cause first: the peer that is waited for may only have left because of it.
-            wait.read(board.inbox().notes())?;
-            in_vain(board.inbox())?;
-            board.inbox().check(peer, channel)?;
+            wait.read(control.inbox().notes())?;
+            in_vain(control.inbox())?;
+            control.inbox().check(peer, channel)?;
             Ok(None)
         });
         taken.map_err(|error| error.about(peer).at(self.world.rank))
@@ -216,14 +216,14 @@ impl NetBootstrap {
         in_vain: impl Fn(&Inbox) -> Result<()>,
     ) -> Result<Option<Vec<u8>>> {
         self.check_peer(peer)?;
-        let mut board = self.board.borrow_mut();
-        if let Some(bytes) = board.take(peer, channel) {
+        let mut control = self.control.borrow_mut();
+        if let Some(bytes) = control.take(peer, channel) {
             return Ok(Some(bytes));
         }
-        board.drive(Duration::ZERO)?;
-        let taken = board.take(peer, channel);
+        control.drive(Duration::ZERO)?;
+        let taken = control.take(peer, channel);
         if taken.is_none() {
-            let outcome = in_vain(board.inbox()).and_then(|()| board.inbox().check(peer, channel));
+            let outcome = in_vain(control.inbox()).and_then(|()| control.inbox().check(peer, channel));
             outcome.map_err(|error| error.about(peer).at(self.world.rank))?;
         }
         Ok(taken)
@@ -239,14 +239,14 @@ impl NetBootstrap {
         let key = collective::child_key(&self.terms.key, kind, &ranks);
         let child = NetBootstrap::open(world, key, own, &self.options, Poller::new()?)?;
         for (rank, (_, address)) in world.ranks().zip(members) {
-            child.board.borrow_mut().set_address(rank, *address);
+            child.control.borrow_mut().set_address(rank, *address);
         }
         let neighbours = collective::neighbours(world.rank, size);
         child.connect_neighbours(neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1));
         // Nobody returns before all connections stand, so that later a missing one means a dead rank.
         if let Err(error) = self.meet_child(&child, &ranks, wait) {
             // The others hear the cause over this bootstrap, in its numbers; here they shall not take this rank for dead.
-            child.board.borrow_mut().close(0, CLOSE_TIMEOUT);
+            child.control.borrow_mut().close(0, CLOSE_TIMEOUT);
             return Err(error.at(self.world.rank).during("connecting the child"));
         }
         Ok(collective::child(child, ranks))
@@ -262,12 +262,12 @@ impl NetBootstrap {
         let quiet = wait.clone().with_notes(None);
         let seen = RefCell::new(None);
         let look = || {
-            child.board.borrow_mut().drive(wait.slice(CHILD_LOOK))?;
+            child.control.borrow_mut().drive(wait.slice(CHILD_LOOK))?;
             self.check_members(members, wait).inspect_err(|cause| *seen.borrow_mut() = Some(cause.duplicate()))
         };
         let words = || "waited for what was sent to the child's ranks to leave".to_owned();
         let met = collective::barrier_beside(child, &child.next_group(), &quiet, &mut || look()).and_then(|()| {
-            while child.board.borrow().busy().is_some() {
+            while child.control.borrow().busy().is_some() {
                 quiet.check(words)?;
                 look()?;
             }
@@ -278,10 +278,10 @@ impl NetBootstrap {
 
     /// What is known here of the end or failure of one of `members`.
     fn check_members(&self, members: &[Rank], wait: &Wait) -> Result<()> {
-        let mut board = self.board.borrow_mut();
-        board.drive(Duration::ZERO)?;
-        let failed = wait.read(board.inbox().notes());
-        failed.and_then(|()| board.inbox().check_dead(|rank| members.contains(&rank)))
+        let mut control = self.control.borrow_mut();
+        control.drive(Duration::ZERO)?;
+        let failed = wait.read(control.inbox().notes());
+        failed.and_then(|()| control.inbox().check_dead(|rank| members.contains(&rank)))
     }
 
     /// The cause of `error`, which the child's own connections brought: where a member has gone, its news come here.
@@ -295,7 +295,7 @@ impl NetBootstrap {
                 return cause;
             }
             // Waits for more on the parent's connections.
-            if let Err(error) = self.board.borrow_mut().drive(CHILD_LOOK) {
+            if let Err(error) = self.control.borrow_mut().drive(CHILD_LOOK) {
                 return error;
             }
         }
@@ -339,22 +339,22 @@ fn read_address(bytes: &[u8]) -> Result<SocketAddr> {
 }
 
 pub(super) fn decode_anything(bytes: &[u8]) {
-    let _refused = news::News::decode_all(bytes);
+    let _refused = gossip::Gossip::decode_all(bytes);
     let _refused = read_address(bytes);
 }
 
 impl Mesh for NetBootstrap {
     fn put(&self, peer: Rank, channel: Channel, bytes: &[u8], wait: &Wait) -> Result<()> {
         self.check_peer(peer)?;
-        let words = |_: &Board| format!("waited for rank {peer} to take what was sent to it");
-        let sent = self.until(wait, words, |board| {
-            if let Some(gone) = board.inbox().gone(peer) {
-                return Err(board.inbox().cause(channel, wait).unwrap_or_else(|| gone.error(peer)));
+        let words = |_: &ControlPlane| format!("waited for rank {peer} to take what was sent to it");
+        let sent = self.until(wait, words, |control| {
+            if let Some(gone) = control.inbox().gone(peer) {
+                return Err(control.inbox().cause(channel, wait).unwrap_or_else(|| gone.error(peer)));
             }
-            if board.unsent(peer) > MAX_UNSENT_BYTES {
+            if control.unsent(peer) > MAX_UNSENT_BYTES {
                 return Ok(None);
             }
-            board.put(peer, channel, bytes).map(Some)
+            control.put(peer, channel, bytes).map(Some)
         });
         sent.map_err(|error| error.about(peer).at(self.world.rank))
     }
@@ -450,8 +450,8 @@ impl Bootstrap for NetBootstrap {
         let group = Group::survivors(members.clone(), self.world.rank, number)?;
         let entry = collective::shrink_entry(excluded, address.as_slice());
         let all = collective::all_gather(self, &group, &entry, wait).map_err(|error| {
-            let board = self.board.borrow();
-            let error = collective::differing_lists(error, excluded, board.inbox().other_shrink(number));
+            let control = self.control.borrow();
+            let error = collective::differing_lists(error, excluded, control.inbox().other_shrink(number));
             error.at(self.world.rank).during("shrink")
         })?;
         self.settle(None, wait)?;
@@ -467,24 +467,24 @@ impl Bootstrap for NetBootstrap {
     /// Also waits a little for those neighbours that are not connected yet: they would see only that this rank has gone.
     fn give_up(&mut self, error: &Error) {
         let neighbours = collective::neighbours(self.world.rank, self.world.size);
-        let board = self.board.get_mut();
+        let control = self.control.get_mut();
         if !matches!(error.kind(), Kind::Timeout | Kind::Aborted) {
-            board.await_links(neighbours.iter().map(|neighbour| neighbour.rank), Deadline::after(GIVE_UP_PATIENCE));
+            control.await_links(neighbours.iter().map(|neighbour| neighbour.rank), Deadline::after(GIVE_UP_PATIENCE));
         }
-        board.publish(&cause::failure_note(error));
-        board.close(0, CLOSE_TIMEOUT);
+        control.publish(&cause::failure_note(error));
+        control.close(0, CLOSE_TIMEOUT);
     }
 
     fn publish(&self, note: &[u8]) {
-        self.board.borrow_mut().publish(&note[..note.len().min(MAX_NOTE_BYTES)]);
+        self.control.borrow_mut().publish(&note[..note.len().min(MAX_NOTE_BYTES)]);
     }
 
     fn poll(&self) -> Vec<Event> {
-        self.board.borrow_mut().poll()
+        self.control.borrow_mut().poll()
     }
 
     fn leave(&mut self, word: u64) {
-        self.board.get_mut().close(word, CLOSE_TIMEOUT);
+        self.control.get_mut().close(word, CLOSE_TIMEOUT);
     }
 }
 
@@ -516,7 +516,7 @@ mod tests {
     #[test]
     fn a_rank_s_listener_survives_garbage_and_silence() {
         run(3, |mut bootstrap| {
-            let address = bootstrap.board.borrow().address();
+            let address = bootstrap.control.borrow().address();
             let mut silent = Vec::new();
             for round in 0..400u32 {
                 let mut stream = TcpStream::connect(address).unwrap();
@@ -528,7 +528,7 @@ mod tests {
                 assert!(bootstrap.poll().is_empty());
             }
             bootstrap.barrier(&soon()).unwrap();
-            let strangers = bootstrap.board.borrow().strangers();
+            let strangers = bootstrap.control.borrow().strangers();
             assert!(strangers <= 256, "{strangers}");
             bootstrap.close();
         });

@@ -1,6 +1,6 @@
 //! The root: one thread and one poll loop where all ranks check in, and from where each gets what it needs to find the others.
 //!
-//! Any connection but a rank's own check-in costs only itself: [`Hall`] drops strangers; a number that is taken or another
+//! Any connection but a rank's own check-in costs only itself: [`Acceptor`] drops strangers; a number that is taken or another
 //! world's size is answered with the reason. A rank that dies after its check-in, and the deadline, end the root: everyone
 //! present is told why. [`Roster`] decides; this file passes on.
 
@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
+use crate::bootstrap::acceptor::{Acceptor, Rules, ServiceThread};
 use crate::bootstrap::checkin::{self, Block, CheckIn, MAX_ROOT_FRAME_BYTES, Table};
-use crate::bootstrap::hall::{Hall, Keeper, Rules};
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::link::End;
 use crate::bootstrap::reach::{self, Wanted};
@@ -25,7 +25,7 @@ use crate::wire::frame::Frame;
 
 /// A root that serves. Dropping it ends it; [`Root::detach`] lets it serve until all ranks are served or its deadline passes.
 #[derive(Debug)]
-pub struct Root(Keeper);
+pub struct Root(ServiceThread);
 
 /// How long a root stays to send its answers, and a failed one to tell ranks that come late.
 const LINGER: Duration = Duration::from_secs(3);
@@ -66,11 +66,11 @@ impl Root {
         let roster = Roster::new(random::bytes()?, options.root_lifetime, options.check_in_timeout, now);
         let handshake_timeout = options.handshake_timeout;
         let rules = Rules { terms: id.terms(), handshake_timeout, most_bytes: MAX_ROOT_FRAME_BYTES };
-        let run = move |hall| {
-            Service { hall, roster, phase: Phase::Gather, guests: HashMap::new(), first_at: None, settled_at: None }
+        let run = move |acceptor| {
+            Service { acceptor, roster, phase: Phase::Gather, guests: HashMap::new(), first_at: None, settled_at: None }
                 .run()
         };
-        Keeper::start("rsccl root", listener, rules, run).map(Root)
+        ServiceThread::start("rsccl root", listener, rules, run).map(Root)
     }
 
     /// Lets it serve on its own.
@@ -85,7 +85,7 @@ impl Root {
 }
 
 struct Service {
-    hall: Hall,
+    acceptor: Acceptor,
     roster: Roster,
     phase: Phase,
     guests: HashMap<u64, Guest>,
@@ -120,7 +120,7 @@ impl Service {
     fn run(mut self) {
         let started = clock::now();
         while !self.is_over(clock::now()) {
-            match self.hall.wait(Some(self.next_moment())) {
+            match self.acceptor.wait(Some(self.next_moment())) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
@@ -129,7 +129,7 @@ impl Service {
                 }
             }
             let now = clock::now();
-            while let Some(heard) = self.hall.next() {
+            while let Some(heard) = self.acceptor.next() {
                 for frame in heard.frames {
                     self.frame(heard.token, &frame, now);
                 }
@@ -143,7 +143,7 @@ impl Service {
                 && now >= self.roster.deadline()
             {
                 let overdue = self.roster.overdue(now);
-                let error = match self.hall.trouble() {
+                let error = match self.acceptor.trouble() {
                     Some(why) => {
                         Error::timeout(format!("{}; the root could not accept all that came: {why}", overdue.message()))
                     }
@@ -161,7 +161,7 @@ impl Service {
         let settled = self.settled_at.unwrap_or(ended);
         let seconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64();
         let (wait, recv, send) = (seconds(started, first), seconds(first, settled), seconds(settled, ended));
-        let (world, dropped) = (self.roster.shape().map_or(0, |shape| shape.world), self.hall.dropped());
+        let (world, dropped) = (self.roster.shape().map_or(0, |shape| shape.world), self.acceptor.dropped());
         log::detail!(
             Bootstrap,
             "Root timings (wait {wait:.6}, recv {recv:.6}, send {send:.6}) nranks {world} dropped connections {dropped}"
@@ -173,7 +173,7 @@ impl Service {
             Phase::Gather => self.roster.is_empty() && now >= self.roster.deadline(),
             Phase::AwaitTable => false,
             Phase::Failed(_, until) => now >= *until,
-            Phase::Answered(until) => now >= *until || !self.hall.has_leaving(),
+            Phase::Answered(until) => now >= *until || !self.acceptor.has_leaving(),
         }
     }
 
@@ -210,17 +210,18 @@ impl Service {
             _ => Err(checkin::unexpected(frame)),
         };
         if let Err(error) = outcome {
-            let from = self.hall.from(token).map_or_else(|| "a closed connection".to_owned(), |from| from.to_string());
+            let from =
+                self.acceptor.from(token).map_or_else(|| "a closed connection".to_owned(), |from| from.to_string());
             log::warn!(Bootstrap, "the root turns {from} away: {error}");
             self.guests.remove(&token);
-            self.hall.send_last(token, checkin::REFUSAL, &checkin::encode_refusal(&error));
+            self.acceptor.send_last(token, checkin::REFUSAL, &checkin::encode_refusal(&error));
         }
     }
 
     fn check_in(&mut self, token: u64, frame: &Frame, now: Instant) -> Result<()> {
         let check_in = CheckIn::decode(&frame.payload)?;
         self.check_phase()?;
-        let Some(from) = self.hall.from(token) else { return Ok(()) };
+        let Some(from) = self.acceptor.from(token) else { return Ok(()) };
         let step = self.roster.check_in(&check_in, from, now)?;
         log::trace!(Bootstrap @ check_in.rank, "rank {} has checked in from {from}", check_in.rank);
         self.first_at.get_or_insert(now);
@@ -251,7 +252,7 @@ impl Service {
     }
 
     fn seat(&mut self, token: u64, guest: Guest) {
-        self.hall.keep(token);
+        self.acceptor.keep(token);
         self.guests.insert(token, guest);
     }
 
@@ -263,7 +264,7 @@ impl Service {
                 let first = self.roster.first().map(Guest::Rank);
                 let leader = self.guests.iter().find(|(_, guest)| Some(**guest) == first);
                 if let Some(token) = leader.map(|(token, _)| *token) {
-                    self.hall.send(token, checkin::BLOCK, 0, &block.encode());
+                    self.acceptor.send(token, checkin::BLOCK, 0, &block.encode());
                 }
             }
             Step::Answer(table) => self.answer(&table, now),
@@ -284,15 +285,15 @@ impl Service {
         self.phase = Phase::Answered(now + LINGER);
         self.settled_at.get_or_insert(now);
         // Nobody else is to come; what waits to be accepted is turned away by the end of the listener.
-        self.hall.shut();
+        self.acceptor.shut();
         let guests = std::mem::take(&mut self.guests);
         let whole = guests.values().any(|guest| matches!(guest, Guest::Leader(_))).then(|| table.encode());
         for (token, guest) in guests {
             match (guest, &whole) {
                 (Guest::Rank(rank), _) => {
-                    self.hall.send_last(token, checkin::WELCOME, &roster::welcome(table, rank).encode());
+                    self.acceptor.send_last(token, checkin::WELCOME, &roster::welcome(table, rank).encode());
                 }
-                (Guest::Leader(_), Some(whole)) => self.hall.send_last(token, checkin::TABLE, whole),
+                (Guest::Leader(_), Some(whole)) => self.acceptor.send_last(token, checkin::TABLE, whole),
                 (Guest::Leader(_), None) => {}
             }
         }
@@ -304,7 +305,7 @@ impl Service {
         self.phase = Phase::Failed(error, now + LINGER);
         self.settled_at.get_or_insert(now);
         for token in std::mem::take(&mut self.guests).into_keys() {
-            self.hall.send_last(token, checkin::REFUSAL, &refusal);
+            self.acceptor.send_last(token, checkin::REFUSAL, &refusal);
         }
     }
 }

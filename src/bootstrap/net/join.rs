@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use super::{ABORT_CHECK, Own};
+use crate::bootstrap::acceptor::WANTED_OPEN_FILES;
 use crate::bootstrap::checkin::{self, Block, CheckIn, MAX_ROOT_FRAME_BYTES, MAX_WORLD, Shape, Table};
+use crate::bootstrap::client::{Service, ServiceClient};
 use crate::bootstrap::collective;
-use crate::bootstrap::hall::WANTED_OPEN_FILES;
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::link::SCRATCH_BYTES;
 use crate::bootstrap::reach::{self, Wanted};
 use crate::bootstrap::root::Root;
-use crate::bootstrap::visit::{Service, Visit};
 use crate::bootstrap::{Options, interface, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
@@ -53,16 +53,16 @@ pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Option
     let poller = Poller::new()?;
     let first = shape.first(root);
     let server = Some(first).filter(|first| *first != rank && (id.is_fixed() || options.first_serves));
-    let mut desk = Desk {
+    let mut client = CheckInClient {
         ids,
         rank,
         shape,
         options,
         poller: &poller,
-        visits: vec![visit(id, (rank, server), (checkin::CHECK_IN, &mine.encode()), options)],
+        clients: vec![service_client(id, (rank, server), (checkin::CHECK_IN, &mine.encode()), options)],
         scratch: vec![0; SCRATCH_BYTES],
     };
-    let welcome = desk.run(wait)?;
+    let welcome = client.run(wait)?;
     let seconds = clock::now().saturating_duration_since(started).as_secs_f64();
     Ok(Joined { own, poller, welcome, seconds })
 }
@@ -132,17 +132,22 @@ fn serve_fixed(id: &UniqueId, options: &Options, wait: &Wait) -> Result<Root> {
 }
 
 /// The rank's side of the exchange: its visit to its own root and, for the first rank of a block, one to root 0.
-struct Desk<'a> {
+struct CheckInClient<'a> {
     ids: &'a [UniqueId],
     rank: Rank,
     shape: Shape,
     options: &'a Options,
     poller: &'a Poller,
-    visits: Vec<Visit>,
+    clients: Vec<ServiceClient>,
     scratch: Vec<u8>,
 }
 
-fn visit(id: &UniqueId, (rank, server): (Rank, Option<Rank>), opening: (u8, &[u8]), options: &Options) -> Visit {
+fn service_client(
+    id: &UniqueId,
+    (rank, server): (Rank, Option<Rank>),
+    opening: (u8, &[u8]),
+    options: &Options,
+) -> ServiceClient {
     let service = Service {
         name: "the root",
         hint: "does the process that made the id still run, and does this address lead to it?",
@@ -151,22 +156,22 @@ fn visit(id: &UniqueId, (rank, server): (Rank, Option<Rank>), opening: (u8, &[u8
         terms: id.terms(),
         most_bytes: MAX_ROOT_FRAME_BYTES,
     };
-    Visit::new(service, rank, Some(opening), options)
+    ServiceClient::new(service, rank, Some(opening), options)
 }
 
-impl Desk<'_> {
+impl CheckInClient<'_> {
     fn run(&mut self, wait: &Wait) -> Result<Table> {
         let mut ready = Ready::default();
         loop {
-            wait.check(|| self.visits[0].state())?;
+            wait.check(|| self.clients[0].state())?;
             let now = clock::now();
-            for place in 0..self.visits.len() {
-                let outcome = self.visits[place]
+            for place in 0..self.clients.len() {
+                let outcome = self.clients[place]
                     .expire(now)
-                    .and_then(|()| self.visits[place].dial(self.poller, token(place), now));
+                    .and_then(|()| self.clients[place].dial(self.poller, token(place), now));
                 self.settle(place, outcome)?;
             }
-            let again = self.visits.iter().filter_map(Visit::again).min();
+            let again = self.clients.iter().filter_map(ServiceClient::again).min();
             let pause = again.map_or(ABORT_CHECK, |again| again.saturating_duration_since(now).min(ABORT_CHECK));
             self.poller.wait(&mut ready, wait.slice(pause))?;
             let now = clock::now();
@@ -180,15 +185,15 @@ impl Desk<'_> {
     }
 
     fn serve(&mut self, place: usize, readable: bool, now: Instant) -> Result<Option<Table>> {
-        let Some(visit) = self.visits.get_mut(place) else { return Ok(None) };
-        let (frames, outcome) = visit.serve(self.poller, token(place), readable, &mut self.scratch, now);
+        let Some(client) = self.clients.get_mut(place) else { return Ok(None) };
+        let (frames, outcome) = client.serve(self.poller, token(place), readable, &mut self.scratch, now);
         for frame in frames {
             if let Some(table) = self.frame(place, &frame)? {
                 return Ok(Some(table));
             }
         }
         // The visit to root 0 may have ended with its frame.
-        if place < self.visits.len() {
+        if place < self.clients.len() {
             self.settle(place, outcome)?;
         }
         Ok(None)
@@ -201,9 +206,9 @@ impl Desk<'_> {
                 Table::decode(&frame.payload, expected).map(Some)
             }
             (0, checkin::REFUSAL) => Err(checkin::decode_refusal(&frame.payload)),
-            (0, checkin::BLOCK) if self.visits.len() == 1 => {
+            (0, checkin::BLOCK) if self.clients.len() == 1 => {
                 Block::decode(&frame.payload)?;
-                self.visits.push(visit(
+                self.clients.push(service_client(
                     &self.ids[0],
                     (self.rank, None),
                     (checkin::BLOCK, &frame.payload),
@@ -222,8 +227,8 @@ impl Desk<'_> {
 
     fn tell_own_root(&mut self, kind: u8, payload: &[u8]) -> Result<()> {
         // Root 0 has nothing more to say, and its end is no failure.
-        self.visits.truncate(1);
-        self.visits[0].send(self.poller, token(0), (kind, 0, payload))
+        self.clients.truncate(1);
+        self.clients[0].send(self.poller, token(0), (kind, 0, payload))
     }
 
     /// The end of the visit to our root is ours; that of the visit to root 0 is our whole block's.

@@ -17,11 +17,11 @@ use std::net::SocketAddr;
 
 use super::table::Table;
 use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, check_key, check_keys, check_value, waited_for};
+use crate::bootstrap::acceptor::{Acceptor, Rules, ServiceThread};
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::{NO_RANK, Purpose, Terms};
-use crate::bootstrap::hall::{Hall, Keeper, Rules};
+use crate::bootstrap::client::{Service, ServiceClient};
 use crate::bootstrap::link::SCRATCH_BYTES;
-use crate::bootstrap::visit::{Service, Visit};
 use crate::bootstrap::{Options, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
@@ -39,7 +39,7 @@ pub struct TcpStore {
     client: Mutex<Client>,
     address: SocketAddr,
     /// Last, so that the client goes first.
-    _keeper: Option<Keeper>,
+    _thread: Option<ServiceThread>,
 }
 
 const SET: u8 = 1;
@@ -74,10 +74,11 @@ impl TcpStore {
         }
         let rules =
             Rules { terms: terms.clone(), handshake_timeout: options.handshake_timeout, most_bytes: MAX_FRAME_BYTES };
-        let run =
-            |hall| Server { hall, table: Table::default(), waiters: HashMap::new(), by_key: HashMap::new() }.run();
-        let keeper = Keeper::start("rsccl store", listener, rules, run)?;
-        Ok(TcpStore { client: Mutex::new(Client::new(address, terms, options)?), address, _keeper: Some(keeper) })
+        let run = |acceptor| {
+            Server { acceptor, table: Table::default(), waiters: HashMap::new(), by_key: HashMap::new() }.run()
+        };
+        let thread = ServiceThread::start("rsccl store", listener, rules, run)?;
+        Ok(TcpStore { client: Mutex::new(Client::new(address, terms, options)?), address, _thread: Some(thread) })
     }
 
     /// Opens the store that is or will be served at `place`. Connects with the first call.
@@ -86,7 +87,7 @@ impl TcpStore {
     /// Where the host is not known.
     pub fn connect(place: &HostPort, options: &Options) -> Result<TcpStore> {
         let address = place.resolve(options.family, &interfaces::list()?)?;
-        Ok(TcpStore { client: Mutex::new(Client::new(address, terms(options), options)?), address, _keeper: None })
+        Ok(TcpStore { client: Mutex::new(Client::new(address, terms(options), options)?), address, _thread: None })
     }
 
     /// Where it is served.
@@ -161,7 +162,7 @@ impl Store for TcpStore {
 struct Client {
     service: Service,
     options: Options,
-    visit: Visit,
+    client: ServiceClient,
     poller: Poller,
     ready: Ready,
     scratch: Vec<u8>,
@@ -174,18 +175,18 @@ impl Client {
     fn new(address: SocketAddr, terms: Terms, options: &Options) -> Result<Client> {
         let hint = "does the process that serves it still run, and does this address lead to it?";
         let service = Service { name: "the store", hint, server: None, address, terms, most_bytes: MAX_FRAME_BYTES };
-        let visit = Visit::new(service.clone(), NO_RANK, None, options);
+        let client = ServiceClient::new(service.clone(), NO_RANK, None, options);
         let (poller, ready) = (Poller::new()?, Ready::default());
-        Ok(Client { service, options: options.clone(), visit, poller, ready, scratch: vec![0; SCRATCH_BYTES], tag: 0 })
+        Ok(Client { service, options: options.clone(), client, poller, ready, scratch: vec![0; SCRATCH_BYTES], tag: 0 })
     }
 
     fn request(&mut self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
         self.tag = self.tag.wrapping_add(1);
         let outcome = self.exchange(kind, payload, words, wait);
         let broken = outcome.as_ref().is_err_and(|error| matches!(error.kind(), Kind::Remote | Kind::System));
-        if broken || !self.visit.is_connected() {
+        if broken || !self.client.is_connected() {
             // The next request begins anew; this one may or may not have been done, so it is not repeated.
-            self.visit = Visit::new(self.service.clone(), NO_RANK, None, &self.options);
+            self.client = ServiceClient::new(self.service.clone(), NO_RANK, None, &self.options);
         }
         outcome
     }
@@ -193,20 +194,20 @@ impl Client {
     fn exchange(&mut self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
         let mut asked = false;
         loop {
-            wait.check(|| if asked { words() } else { format!("{}: {}", words(), self.visit.state()) })?;
+            wait.check(|| if asked { words() } else { format!("{}: {}", words(), self.client.state()) })?;
             let now = clock::now();
-            self.visit.expire(now)?;
-            self.visit.dial(&self.poller, TOKEN, now)?;
-            if !asked && self.visit.is_connected() {
-                self.visit.send(&self.poller, TOKEN, (kind, self.tag, payload))?;
+            self.client.expire(now)?;
+            self.client.dial(&self.poller, TOKEN, now)?;
+            if !asked && self.client.is_connected() {
+                self.client.send(&self.poller, TOKEN, (kind, self.tag, payload))?;
                 asked = true;
             }
             let pause =
-                self.visit.again().map_or(ABORT_CHECK, |again| again.saturating_duration_since(now).min(ABORT_CHECK));
+                self.client.again().map_or(ABORT_CHECK, |again| again.saturating_duration_since(now).min(ABORT_CHECK));
             self.poller.wait(&mut self.ready, wait.slice(pause))?;
             let Some(event) = self.ready.get(0) else { continue };
             let now = clock::now();
-            let (frames, outcome) = self.visit.serve(&self.poller, TOKEN, event.readable, &mut self.scratch, now);
+            let (frames, outcome) = self.client.serve(&self.poller, TOKEN, event.readable, &mut self.scratch, now);
             // Answers to requests that were given up are skipped.
             if let Some(frame) = frames.into_iter().find(|frame| asked && frame.tag == self.tag) {
                 return answer(frame);
@@ -233,7 +234,7 @@ fn answer(frame: Frame) -> Result<Vec<u8>> {
 
 /// The answering side, on its own thread.
 struct Server {
-    hall: Hall,
+    acceptor: Acceptor,
     table: Table,
     waiters: HashMap<u64, Waiter>,
     /// Who waits for a key; each waiter stands at the first key that it lacks.
@@ -252,7 +253,7 @@ struct Waiter {
 impl Server {
     fn run(mut self) {
         loop {
-            match self.hall.wait(None) {
+            match self.acceptor.wait(None) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
@@ -260,7 +261,7 @@ impl Server {
                     return;
                 }
             }
-            while let Some(heard) = self.hall.next() {
+            while let Some(heard) = self.acceptor.next() {
                 for frame in heard.frames {
                     self.frame(heard.token, &frame);
                 }
@@ -272,15 +273,15 @@ impl Server {
     }
 
     fn frame(&mut self, token: u64, frame: &Frame) {
-        self.hall.keep(token);
+        self.acceptor.keep(token);
         self.forget(token);
         match self.request(token, frame) {
-            Ok(Some(payload)) => self.hall.send(token, DONE, frame.tag, &payload),
+            Ok(Some(payload)) => self.acceptor.send(token, DONE, frame.tag, &payload),
             Ok(None) => {}
             Err(error) => {
                 let mut payload = Writer::new();
                 payload.u8(u8::from(error.kind() == Kind::InvalidUsage)).text(error.message());
-                self.hall.send(token, FAILED, frame.tag, payload.as_slice());
+                self.acceptor.send(token, FAILED, frame.tag, payload.as_slice());
             }
         }
     }
@@ -339,7 +340,7 @@ impl Server {
             let mut keys = vec![waiter.lacks];
             keys.extend(waiter.then);
             if let Some(payload) = self.wait(token, waiter.tag, keys, waiter.value) {
-                self.hall.send(token, DONE, waiter.tag, &payload);
+                self.acceptor.send(token, DONE, waiter.tag, &payload);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The switchboard of one rank: its listener, its connections, what waits to go and what has come.
 //!
-//! Nothing here waits but [`Board::drive`], and that only for its time-out.
+//! Nothing here waits but [`ControlPlane::drive`], and that only for its time-out.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::Own;
-use super::news::{News, Seen};
+use super::gossip::{Gossip, Seen};
 use crate::bootstrap::auth::{Handshake, Terms};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, SCRATCH_BYTES, moment};
@@ -24,7 +24,7 @@ use crate::wire::frame::{self, Frame};
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct ControlPlane {
     world: World,
     terms: Terms,
     own: Own,
@@ -44,8 +44,8 @@ pub(super) struct Board {
     inbox: Inbox,
     seen: Seen,
     notes: u32,
-    /// News to tell on, with the link that it came from.
-    outbox: Vec<(u64, News)>,
+    /// Gossip to tell on, with the link that it came from.
+    outbox: Vec<(u64, Gossip)>,
     /// When goodbyes in the outbox are told on at the latest.
     farewell: Option<Instant>,
     rules: Rules,
@@ -121,8 +121,8 @@ const SHRINK: u8 = 3;
 const NEWS: u8 = 4;
 const GOODBYE: u8 = 5;
 
-impl Board {
-    pub(super) fn new(world: World, terms: Terms, own: Own, options: &Options, poller: Poller) -> Result<Board> {
+impl ControlPlane {
+    pub(super) fn new(world: World, terms: Terms, own: Own, options: &Options, poller: Poller) -> Result<ControlPlane> {
         poller.add(own.listener.as_fd(), LISTENER, Interest::Read)?;
         let half = Rank::new(world.size).index().div_ceil(2).max(1);
         let rules = Rules {
@@ -131,7 +131,7 @@ impl Board {
             handshake_timeout: options.handshake_timeout,
             most_bytes: (half.saturating_mul(MAX_GATHER_BYTES + 4) + 64).min(MAX_FRAME_BYTES),
         };
-        Ok(Board {
+        Ok(ControlPlane {
             world,
             terms,
             own,
@@ -175,7 +175,7 @@ impl Board {
     }
 
     /// # Errors
-    /// After [`Board::close`].
+    /// After [`ControlPlane::close`].
     pub(super) fn check_open(&self) -> Result<()> {
         if self.is_open { Ok(()) } else { Err(Error::invalid_usage("the bootstrap is closed")) }
     }
@@ -335,13 +335,13 @@ impl Board {
     fn lost(&mut self, peer: Rank, why: String, source: u64) {
         self.routes.remove(&peer);
         if self.inbox.mark_gone(peer, Gone::Died(why.clone())) {
-            self.outbox.push((source, News::Died(peer, why)));
+            self.outbox.push((source, Gossip::Died(peer, why)));
         }
     }
 
     fn left(&mut self, peer: Rank, word: u64, source: u64) {
         if self.inbox.mark_gone(peer, Gone::Left(word)) {
-            self.outbox.push((source, News::Left(peer, word)));
+            self.outbox.push((source, Gossip::Left(peer, word)));
             if self.is_open {
                 self.farewell.get_or_insert(clock::now() + FAREWELL_PATIENCE);
             }
@@ -466,28 +466,28 @@ impl Board {
     }
 
     fn news(&mut self, token: u64, peer: Rank, payload: &[u8]) {
-        let all = match News::decode_all(payload) {
+        let all = match Gossip::decode_all(payload) {
             Ok(all) => all,
             Err(error) => return self.end(token, &End::Closed(error.message().to_owned())),
         };
         for news in all {
             match news {
-                News::Died(rank, why) if self.is_peer(rank) => {
+                Gossip::Died(rank, why) if self.is_peer(rank) => {
                     self.drain(rank);
                     self.lost(rank, why, token);
                 }
                 // What a rank sent before its goodbye may still be on its way over its own connection, whose end tells.
-                News::Left(rank, word) if self.is_peer(rank) && !self.has_link(rank) => self.left(rank, word, token),
-                News::Note { from, number, bytes } if self.is_peer(from) => {
+                Gossip::Left(rank, word) if self.is_peer(rank) && !self.has_link(rank) => self.left(rank, word, token),
+                Gossip::Note { from, number, bytes } if self.is_peer(from) => {
                     if self.seen.insert(from, number) {
                         self.inbox.note(from, bytes.clone());
-                        self.outbox.push((token, News::Note { from, number, bytes }));
+                        self.outbox.push((token, Gossip::Note { from, number, bytes }));
                     }
                 }
-                News::Died(rank, _) if rank == self.world.rank => {
+                Gossip::Died(rank, _) if rank == self.world.rank => {
                     log::warn!(Bootstrap @ self.world.rank, "rank {peer} says that other ranks believe this rank to be dead");
                 }
-                News::Died(..) | News::Left(..) | News::Note { .. } => {}
+                Gossip::Died(..) | Gossip::Left(..) | Gossip::Note { .. } => {}
             }
         }
     }
@@ -582,7 +582,7 @@ impl Board {
 
     /// Tells the news on, over every connection but the one that it came from.
     fn tell_news(&mut self) {
-        let only_farewells = self.outbox.iter().all(|(_, news)| matches!(news, News::Left(..)));
+        let only_farewells = self.outbox.iter().all(|(_, news)| matches!(news, Gossip::Left(..)));
         let patient = only_farewells && self.farewell.is_some_and(|until| clock::now() < until);
         if self.outbox.is_empty() || patient || !self.is_open {
             return;
@@ -618,7 +618,7 @@ impl Board {
     pub(super) fn publish(&mut self, note: &[u8]) {
         let number = self.notes;
         self.notes = self.notes.saturating_add(1);
-        self.outbox.push((OURSELVES, News::Note { from: self.world.rank, number, bytes: note.to_vec() }));
+        self.outbox.push((OURSELVES, Gossip::Note { from: self.world.rank, number, bytes: note.to_vec() }));
         self.tell_news();
     }
 

@@ -22,7 +22,7 @@ use crate::wire::frame::Frame;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Hall {
+pub(super) struct Acceptor {
     poller: Poller,
     ready: Ready,
     next_event: usize,
@@ -64,7 +64,7 @@ pub(super) struct Heard {
 
 /// The thread that runs a hall, and the way to end it.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct ServiceThread {
     name: &'static str,
     /// The thread ends when this end of the pair is closed, unless a byte came before: then it goes on alone.
     stop: Option<UnixStream>,
@@ -90,19 +90,19 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_LINK: u64 = 2;
 
-impl Keeper {
+impl ServiceThread {
     /// Opens a hall behind `listener` and lets `run` keep it on a thread called `name`.
     pub(super) fn start(
         name: &'static str,
         listener: TcpListener,
         rules: Rules,
-        run: impl FnOnce(Hall) + Send + 'static,
-    ) -> Result<Keeper> {
+        run: impl FnOnce(Acceptor) + Send + 'static,
+    ) -> Result<ServiceThread> {
         limits::raise_open_files(WANTED_OPEN_FILES)?;
         let (stop, stopped) = UnixStream::pair().map_err(|error| Error::system("socketpair", error))?;
-        let hall = Hall::new(listener, rules, stopped)?;
-        let thread = thread::spawn(name, move || run(hall))?;
-        Ok(Keeper { name, stop: Some(stop), thread: Some(thread) })
+        let acceptor = Acceptor::new(listener, rules, stopped)?;
+        let thread = thread::spawn(name, move || run(acceptor))?;
+        Ok(ServiceThread { name, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Lets the thread go on alone.
@@ -122,7 +122,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for ServiceThread {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take()
@@ -133,12 +133,12 @@ impl Drop for Keeper {
     }
 }
 
-impl Hall {
-    fn new(listener: TcpListener, rules: Rules, stopped: UnixStream) -> Result<Hall> {
+impl Acceptor {
+    fn new(listener: TcpListener, rules: Rules, stopped: UnixStream) -> Result<Acceptor> {
         let poller = Poller::new()?;
         poller.add(listener.as_fd(), LISTENER, Interest::Read)?;
         poller.add(stopped.as_fd(), STOP, Interest::Read)?;
-        Ok(Hall {
+        Ok(Acceptor {
             poller,
             ready: Ready::default(),
             next_event: 0,
@@ -157,7 +157,7 @@ impl Hall {
         })
     }
 
-    /// Waits until something happens, and until `until` at most. [`Hall::next`] tells what. False where the hall's owner wants
+    /// Waits until something happens, and until `until` at most. [`Acceptor::next`] tells what. False where the hall's owner wants
     /// it to end.
     ///
     /// # Errors

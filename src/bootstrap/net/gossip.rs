@@ -1,4 +1,4 @@
-//! News that ranks tell on: who died, who left, what was published. Each is told on once.
+//! Gossip that ranks tell on: who died, who left, what was published. Each is told on once.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::wire::{Reader, Writer};
 
 /// One piece of news.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum Gossip {
     /// A rank died, and why it is thought so.
     Died(Rank, String),
     /// A rank said goodbye, with this word.
@@ -25,33 +25,35 @@ const NOTE: u8 = 3;
 /// The most bytes of a reason; the sender cuts it.
 const MAX_REASON_BYTES: usize = 256;
 
-impl News {
+impl Gossip {
     pub(super) fn encode(&self, writer: &mut Writer) {
         match self {
-            News::Died(rank, why) => {
+            Gossip::Died(rank, why) => {
                 let reason = &why.as_bytes()[..why.len().min(MAX_REASON_BYTES)];
                 writer.u8(DIED).u32(rank.get()).bytes(reason);
             }
-            News::Left(rank, word) => {
+            Gossip::Left(rank, word) => {
                 writer.u8(LEFT).u32(rank.get()).u64(*word);
             }
-            News::Note { from, number, bytes } => {
+            Gossip::Note { from, number, bytes } => {
                 writer.u8(NOTE).u32(from.get()).u32(*number).bytes(bytes);
             }
         }
     }
 
     /// All that a frame holds.
-    pub(super) fn decode_all(payload: &[u8]) -> Result<Vec<News>> {
+    pub(super) fn decode_all(payload: &[u8]) -> Result<Vec<Gossip>> {
         let mut reader = Reader::new(payload, "a frame of news");
         let mut news = Vec::new();
         while !reader.rest().is_empty() {
             let kind = reader.u8()?;
             let rank = Rank::new(reader.u32()?);
             news.push(match kind {
-                DIED => News::Died(rank, reader.text(MAX_REASON_BYTES)?),
-                LEFT => News::Left(rank, reader.u64()?),
-                NOTE => News::Note { from: rank, number: reader.u32()?, bytes: reader.bytes(MAX_NOTE_BYTES)?.to_vec() },
+                DIED => Gossip::Died(rank, reader.text(MAX_REASON_BYTES)?),
+                LEFT => Gossip::Left(rank, reader.u64()?),
+                NOTE => {
+                    Gossip::Note { from: rank, number: reader.u32()?, bytes: reader.bytes(MAX_NOTE_BYTES)?.to_vec() }
+                }
                 other => return Err(reader.malformed(&format!("news of kind {other}"))),
             });
         }
@@ -95,15 +97,15 @@ mod tests {
     #[test]
     fn news_come_back() {
         let all = [
-            News::Died(Rank::new(1), "gone".into()),
-            News::Left(Rank::new(2), 11),
-            News::Note { from: Rank::new(3), number: 4, bytes: vec![5; 600] },
+            Gossip::Died(Rank::new(1), "gone".into()),
+            Gossip::Left(Rank::new(2), 11),
+            Gossip::Note { from: Rank::new(3), number: 4, bytes: vec![5; 600] },
         ];
         let mut writer = Writer::new();
         all.iter().for_each(|news| news.encode(&mut writer));
-        assert_eq!(News::decode_all(writer.as_slice()).unwrap(), all);
-        assert!(News::decode_all(&[9, 0, 0, 0, 0]).is_err());
-        assert!(News::decode_all(&writer.as_slice()[..3]).is_err());
+        assert_eq!(Gossip::decode_all(writer.as_slice()).unwrap(), all);
+        assert!(Gossip::decode_all(&[9, 0, 0, 0, 0]).is_err());
+        assert!(Gossip::decode_all(&writer.as_slice()[..3]).is_err());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::wire::frame::{self, Frame};
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Visit {
+pub(super) struct ServiceClient {
     to: Service,
     from: Rank,
     /// Frames that open every connection.
@@ -55,8 +55,8 @@ const REJECTED_TRIES: u32 = 5;
 const SILENT: &str =
     "it did not answer: is its process stopped, or has it no descriptor left to accept by (ulimit -n)?";
 
-impl Visit {
-    pub(super) fn new(to: Service, from: Rank, opening: Option<(u8, &[u8])>, options: &Options) -> Visit {
+impl ServiceClient {
+    pub(super) fn new(to: Service, from: Rank, opening: Option<(u8, &[u8])>, options: &Options) -> ServiceClient {
         let mut frames = Vec::new();
         if let Some((kind, payload)) = opening {
             frame::append(&mut frames, kind, 0, payload);
@@ -66,7 +66,7 @@ impl Visit {
             sleep: options.retry_sleep,
             handshake_timeout: options.handshake_timeout,
         };
-        Visit {
+        ServiceClient {
             to,
             from,
             opening: frames,
