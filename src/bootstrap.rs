@@ -55,9 +55,11 @@ pub fn decode_anything(bytes: &[u8]) {
 /// Small messages between the ranks of a communicator, and news of who failed.
 ///
 /// All-gather, broadcast and barrier are collective: every rank calls them in the same order. All calls end by the
-/// deadline of their [`Wait`] with an error that names the ranks waited for. An implementation is used by one thread
-/// at a time.
-pub trait Bootstrap: Send + std::fmt::Debug {
+/// deadline of their [`Wait`] with an error that names the ranks waited for.
+///
+/// One thread at a time makes the calls that take a [`Wait`]. Meanwhile any other thread may call [`Bootstrap::poll`],
+/// [`Bootstrap::publish`] and whatever only reads, so that a monitor can watch the peers of a rank that does not wait.
+pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     /// Who I am.
     fn world(&self) -> World;
 
@@ -110,20 +112,21 @@ pub trait Bootstrap: Send + std::fmt::Debug {
     /// What exceeds [`MAX_NOTE_BYTES`] is cut off.
     fn publish(&self, note: &[u8]);
 
-    /// Takes news without waiting: who died or left, what was published. Called from the slow path of every wait.
+    /// Takes news without waiting: who died or left, what was published. Called from the slow path of every wait. While another thread
+    /// waits in this bootstrap, that thread watches the peers, and this call may return nothing.
     fn poll(&self) -> Vec<Event>;
 
     /// Says goodbye with a word for the peers, so that they see [`Event::Left`] and not [`Event::Died`]. Dropping without it is dying.
-    fn leave(&mut self, word: u64);
+    fn leave(&self, word: u64);
 
     /// Leaves because of `error`: the others hear the cause before they see this rank go, and repeat it.
-    fn give_up(&mut self, error: &Error) {
+    fn give_up(&self, error: &Error) {
         self.publish(&cause::failure_note(error));
         self.leave(0);
     }
 
     /// [`Bootstrap::leave`] with nothing more to say.
-    fn close(&mut self) {
+    fn close(&self) {
         self.leave(0);
     }
 }

@@ -42,7 +42,7 @@ fn net(size: u32) -> Vec<Box<dyn Bootstrap>> {
     })
 }
 
-fn closing(mut bootstrap: Box<dyn Bootstrap>, body: impl FnOnce(&dyn Bootstrap) -> Result<()>) {
+fn closing(bootstrap: Box<dyn Bootstrap>, body: impl FnOnce(&dyn Bootstrap) -> Result<()>) {
     body(&*bootstrap).unwrap();
     bootstrap.barrier(&soon()).unwrap();
     bootstrap.close();
@@ -101,7 +101,7 @@ fn splits(bootstrap: &dyn Bootstrap) -> Result<()> {
     let color = (me != 3).then_some(me % 2);
     let key = if me % 2 == 1 { -i64::from(me) } else { 0 };
     let child = bootstrap.split(color, key, &soon())?;
-    let Some(mut child) = child else {
+    let Some(child) = child else {
         assert_eq!(me, 3);
         return Ok(());
     };
@@ -282,7 +282,7 @@ fn a_death_reaches_everyone_and_the_survivors_shrink() {
 #[test]
 fn a_goodbye_is_no_death_and_a_note_reaches_everyone_once() {
     for make in [local, net] {
-        run(make(9), |mut bootstrap| {
+        run(make(9), |bootstrap| {
             let me = bootstrap.world().rank.get();
             if me == 4 {
                 bootstrap.publish(b"hear, hear");
@@ -310,6 +310,39 @@ fn a_goodbye_is_no_death_and_a_note_reaches_everyone_once() {
                 closing(bootstrap.shrink(&[Rank::new(0)], &soon()).unwrap().bootstrap, |_| Ok(()));
                 bootstrap.close();
             }
+        });
+    }
+}
+
+/// While rank 0 waits for a message, another thread of it publishes the word that makes rank 1 send it. Rank 1 sends only after 3 such
+/// words, so that the second thread gets its turn again and again.
+#[test]
+fn another_thread_publishes_and_looks_while_one_waits() {
+    const WORDS: u8 = 3;
+    for make in [local, net] {
+        run(make(2), |bootstrap| {
+            if bootstrap.world().rank.get() == 0 {
+                std::thread::scope(|scope| {
+                    let waiter = scope.spawn(|| bootstrap.recv(Rank::new(1), 1, &soon()));
+                    for word in 0..WORDS {
+                        assert!(bootstrap.poll().is_empty());
+                        bootstrap.publish(&[word]);
+                    }
+                    assert_eq!(waiter.join().expect("it does not panic").unwrap(), b"heard");
+                });
+            } else {
+                let mut heard = Vec::new();
+                until(&*bootstrap, |event| match event {
+                    Event::Note { bytes, .. } => {
+                        heard.extend(bytes);
+                        heard.len() == usize::from(WORDS)
+                    }
+                    other => panic!("{other:?}"),
+                });
+                assert_eq!(heard, [0, 1, 2]);
+                bootstrap.send(Rank::new(0), 1, b"heard", &soon()).unwrap();
+            }
+            closing(bootstrap, |_| Ok(()));
         });
     }
 }

@@ -39,7 +39,7 @@ fn meet(world: Vec<Result<NetBootstrap, Error>>) {
     std::thread::scope(|scope| {
         for rank in world {
             scope.spawn(move || {
-                let mut rank = rank.unwrap();
+                let rank = rank.unwrap();
                 rank.barrier(&within(30.0)).unwrap();
                 rank.close();
             });

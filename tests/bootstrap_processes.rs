@@ -34,7 +34,7 @@ fn rank_process() {
     let store = FileStore::open(folder, &wait()).unwrap();
     let members = World { rank, size: RANKS };
     let id = IdCounter::new("ids").share(&store, members, || UniqueId::generate(&options), &wait()).unwrap();
-    let mut bootstrap = NetBootstrap::join(&[id], rank, RANKS, &options, &wait()).unwrap();
+    let bootstrap = NetBootstrap::join(&[id], rank, RANKS, &options, &wait()).unwrap();
     bootstrap.barrier(&wait()).unwrap();
     println!("ready");
     let error = match rank.get() {
@@ -43,7 +43,7 @@ fn rank_process() {
         _ => bootstrap.barrier(&wait()).unwrap_err(),
     };
     assert_eq!((error.kind(), error.peer()), (Kind::Remote, Some(VICTIM)), "{error}");
-    let mut child = bootstrap.shrink(&[Rank::new(VICTIM)], &wait()).unwrap();
+    let child = bootstrap.shrink(&[Rank::new(VICTIM)], &wait()).unwrap();
     let old = child.bootstrap.all_gather(&rank.get().to_le_bytes(), &wait()).unwrap();
     assert_eq!(old, [0u32, 1, 3, 4, 5].map(|rank| rank.to_le_bytes().to_vec()));
     child.bootstrap.close();

@@ -34,7 +34,7 @@ fn joining(size: u32, roots: u32) -> Duration {
                 begun.wait();
                 let outcome = NetBootstrap::join(ids, rank, size, options, &wait);
                 joined.wait();
-                let mut bootstrap = outcome.unwrap();
+                let bootstrap = outcome.unwrap();
                 let all = bootstrap.all_gather(&rank.get().to_le_bytes(), &wait).unwrap();
                 assert!(all.iter().zip(0u32..).all(|(bytes, rank)| *bytes == rank.to_le_bytes()));
                 bootstrap.barrier(&wait).unwrap();

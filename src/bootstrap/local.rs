@@ -9,7 +9,7 @@ use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::{Beside, Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
-use crate::sync::primitive::{Arc, AtomicU32, Condvar, Mutex, MutexGuard, Ordering};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, Ordering};
 use crate::sys::random;
 use crate::types::{Rank, World};
 
@@ -21,7 +21,7 @@ pub struct LocalBootstrap {
     sequence: AtomicU32,
     splits: AtomicU32,
     attempts: Mutex<HashMap<u32, u32>>,
-    closed: bool,
+    closed: AtomicBool,
 }
 
 /// How long a wait sleeps before it looks at the abort flag again, which does not wake it.
@@ -111,7 +111,7 @@ impl LocalBootstrap {
 
     fn member(world: World, shared: Arc<Shared>) -> LocalBootstrap {
         let (sequence, splits) = (AtomicU32::new(0), AtomicU32::new(0));
-        LocalBootstrap { world, shared, sequence, splits, attempts: Mutex::default(), closed: false }
+        LocalBootstrap { world, shared, sequence, splits, attempts: Mutex::default(), closed: AtomicBool::new(false) }
     }
 
     fn mine(&self) -> &Mailbox {
@@ -119,7 +119,7 @@ impl LocalBootstrap {
     }
 
     fn next_group(&self) -> Group {
-        // Relaxed: one thread at a time uses a rank; only the number counts.
+        // Relaxed: one thread at a time begins collectives; only the number counts.
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         Group::all(self.world.rank, self.world.size, sequence)
     }
@@ -130,6 +130,12 @@ impl LocalBootstrap {
         }
         Err(Error::invalid_argument(format!("rank {peer} is out of range: the world has {} ranks", self.world.size))
             .at(self.world.rank))
+    }
+
+    /// Marks this rank as closed. True for the first caller, which tells the others.
+    fn closes(&self) -> bool {
+        // Relaxed: only who comes first counts; the mailboxes' locks order everything else.
+        !self.closed.swap(true, Ordering::Relaxed)
     }
 
     fn go(&self, how: &Gone) {
@@ -276,7 +282,7 @@ impl Bootstrap for LocalBootstrap {
     }
 
     fn exchanges(&self) -> u64 {
-        // Relaxed: one thread at a time uses a rank; only the number counts.
+        // Relaxed: only the number counts.
         self.sequence.load(Ordering::Relaxed).into()
     }
 
@@ -334,8 +340,8 @@ impl Bootstrap for LocalBootstrap {
         self.mine().open().events()
     }
 
-    fn leave(&mut self, word: u64) {
-        if !std::mem::replace(&mut self.closed, true) {
+    fn leave(&self, word: u64) {
+        if self.closes() {
             self.go(&Gone::Left(word));
         }
     }
@@ -353,7 +359,7 @@ pub(super) fn check_message(bytes: &[u8]) -> Result<()> {
 
 impl Drop for LocalBootstrap {
     fn drop(&mut self) {
-        if !std::mem::replace(&mut self.closed, true) {
+        if self.closes() {
             self.go(&Gone::Died("its thread ended without saying goodbye".to_owned()));
         }
     }

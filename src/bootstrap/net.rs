@@ -11,10 +11,12 @@
 mod control;
 mod gossip;
 mod join;
+mod shared;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::bootstrap::auth::{Purpose, Terms};
@@ -25,12 +27,14 @@ use crate::bootstrap::local::{check_message, waited_for};
 use crate::bootstrap::{Beside, Bootstrap, Child, Event, MAX_NOTE_BYTES, Options, cause, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
+use crate::sync::primitive::{AtomicU32, Mutex, Ordering};
 use crate::sync::{Deadline, Wait};
 use crate::sys::clock;
 use crate::sys::poller::Poller;
 use crate::types::{Rank, World};
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 use control::ControlPlane;
+use shared::Shared;
 
 /// One rank of a world that is connected by TCP. Dropping it without [`Bootstrap::close`] is dying.
 #[derive(Debug)]
@@ -38,11 +42,11 @@ pub struct NetBootstrap {
     world: World,
     terms: Terms,
     interface: SocketAddr,
-    control: RefCell<ControlPlane>,
-    sequence: Cell<u32>,
-    splits: Cell<u32>,
+    control: Shared<ControlPlane>,
+    sequence: AtomicU32,
+    splits: AtomicU32,
     /// How often a shrink to these members was tried.
-    attempts: RefCell<HashMap<u32, u32>>,
+    attempts: Mutex<HashMap<u32, u32>>,
     options: Options,
 }
 
@@ -78,7 +82,7 @@ impl NetBootstrap {
         let started = clock::now();
         let key = id::communicator_key(ids, &joined.welcome.session);
         let world = World { rank, size };
-        let mut bootstrap = NetBootstrap::open(world, key, joined.own, options, joined.poller)?;
+        let bootstrap = NetBootstrap::open(world, key, joined.own, options, joined.poller)?;
         bootstrap.connect_neighbours(joined.welcome.addresses.iter().copied());
         if let Err(error) = bootstrap.gather_addresses(&wait.clone().with_notes(Some(cause::failure_reader()))) {
             let error = error.at(rank).during("init");
@@ -101,17 +105,17 @@ impl NetBootstrap {
             world,
             terms,
             interface,
-            control: RefCell::new(control),
-            sequence: Cell::new(0),
-            splits: Cell::new(0),
-            attempts: RefCell::default(),
+            control: Shared::new(control),
+            sequence: AtomicU32::new(0),
+            splits: AtomicU32::new(0),
+            attempts: Mutex::default(),
             options: options.clone(),
         })
     }
 
     /// Begins to connect to the neighbours, which listen at `addresses`.
     fn connect_neighbours(&self, addresses: impl Iterator<Item = SocketAddr>) {
-        let mut control = self.control.borrow_mut();
+        let mut control = self.control.lock();
         for (neighbour, address) in collective::neighbours(self.world.rank, self.world.size).iter().zip(addresses) {
             control.set_address(neighbour.rank, address);
             if neighbour.dial { control.dial(neighbour.rank) } else { control.await_from(neighbour.rank) }
@@ -120,9 +124,9 @@ impl NetBootstrap {
 
     fn gather_addresses(&self, wait: &Wait) -> Result<()> {
         let mut mine = Writer::with_capacity(ADDRESS_BYTES);
-        mine.address(&self.control.borrow().address());
+        mine.address(&self.control.lock().address());
         let all = self.all_gather(mine.as_slice(), wait)?;
-        let mut control = self.control.borrow_mut();
+        let mut control = self.control.lock();
         for (peer, bytes) in self.world.ranks().zip(&all) {
             control.set_address(peer, read_address(bytes).map_err(|error| error.about(peer))?);
         }
@@ -130,8 +134,8 @@ impl NetBootstrap {
     }
 
     fn next_group(&self) -> Group {
-        let sequence = self.sequence.get();
-        self.sequence.set(sequence.wrapping_add(1));
+        // Relaxed: one thread at a time begins collectives; only the number counts.
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         Group::all(self.world.rank, self.world.size, sequence)
     }
 
@@ -150,15 +154,22 @@ impl NetBootstrap {
         waiting_for: impl Fn(&ControlPlane) -> String,
         mut done: impl FnMut(&mut ControlPlane) -> Result<Option<T>>,
     ) -> Result<T> {
-        let mut control = self.control.borrow_mut();
+        let mut control = self.control.lock();
         loop {
             control.check_open()?;
             if let Some(value) = done(&mut control)? {
                 return Ok(value);
             }
-            wait.check(|| waiting_for(&control))?;
-            let slice = wait.slice(ABORT_CHECK);
-            control.drive(slice)?;
+            let drives = control.drives();
+            // Unlocked: the check calls the program's hook, and other threads may want to look at their peers.
+            drop(control);
+            wait.check(|| waiting_for(&self.control.lock()))?;
+            self.control.give_way();
+            control = self.control.lock();
+            // Where another thread has moved bytes meanwhile, what this one waits for may be here: it looks before it sleeps.
+            if control.drives() == drives {
+                control.drive(wait.slice(ABORT_CHECK))?;
+            }
         }
     }
 
@@ -175,7 +186,7 @@ impl NetBootstrap {
         };
         let settled = self.until(wait, words, |control| Ok(busy(control).is_none().then_some(())));
         settled.map_err(|error| {
-            let busy = busy(&self.control.borrow());
+            let busy = busy(&self.control.lock());
             busy.into_iter().fold(error, Error::about).at(self.world.rank)
         })
     }
@@ -216,7 +227,7 @@ impl NetBootstrap {
         in_vain: impl Fn(&Inbox) -> Result<()>,
     ) -> Result<Option<Vec<u8>>> {
         self.check_peer(peer)?;
-        let mut control = self.control.borrow_mut();
+        let mut control = self.control.lock();
         if let Some(bytes) = control.take(peer, channel) {
             return Ok(Some(bytes));
         }
@@ -239,14 +250,14 @@ impl NetBootstrap {
         let key = collective::child_key(&self.terms.key, kind, &ranks);
         let child = NetBootstrap::open(world, key, own, &self.options, Poller::new()?)?;
         for (rank, (_, address)) in world.ranks().zip(members) {
-            child.control.borrow_mut().set_address(rank, *address);
+            child.control.lock().set_address(rank, *address);
         }
         let neighbours = collective::neighbours(world.rank, size);
         child.connect_neighbours(neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1));
         // Nobody returns before all connections stand, so that later a missing one means a dead rank.
         if let Err(error) = self.meet_child(&child, &ranks, wait) {
             // The others hear the cause over this bootstrap, in its numbers; here they shall not take this rank for dead.
-            child.control.borrow_mut().close(0, CLOSE_TIMEOUT);
+            child.control.lock().close(0, CLOSE_TIMEOUT);
             return Err(error.at(self.world.rank).during("connecting the child"));
         }
         Ok(collective::child(child, ranks))
@@ -262,12 +273,12 @@ impl NetBootstrap {
         let quiet = wait.clone().with_notes(None);
         let seen = RefCell::new(None);
         let look = || {
-            child.control.borrow_mut().drive(wait.slice(CHILD_LOOK))?;
+            child.control.lock().drive(wait.slice(CHILD_LOOK))?;
             self.check_members(members, wait).inspect_err(|cause| *seen.borrow_mut() = Some(cause.duplicate()))
         };
         let words = || "waited for what was sent to the child's ranks to leave".to_owned();
         let met = collective::barrier_beside(child, &child.next_group(), &quiet, &mut || look()).and_then(|()| {
-            while child.control.borrow().busy().is_some() {
+            while child.control.lock().busy().is_some() {
                 quiet.check(words)?;
                 look()?;
             }
@@ -278,7 +289,7 @@ impl NetBootstrap {
 
     /// What is known here of the end or failure of one of `members`.
     fn check_members(&self, members: &[Rank], wait: &Wait) -> Result<()> {
-        let mut control = self.control.borrow_mut();
+        let mut control = self.control.lock();
         control.drive(Duration::ZERO)?;
         let failed = wait.read(control.inbox().notes());
         failed.and_then(|()| control.inbox().check_dead(|rank| members.contains(&rank)))
@@ -295,7 +306,7 @@ impl NetBootstrap {
                 return cause;
             }
             // Waits for more on the parent's connections.
-            if let Err(error) = self.control.borrow_mut().drive(CHILD_LOOK) {
+            if let Err(error) = self.control.lock().drive(CHILD_LOOK) {
                 return error;
             }
         }
@@ -402,7 +413,8 @@ impl Bootstrap for NetBootstrap {
     }
 
     fn exchanges(&self) -> u64 {
-        self.sequence.get().into()
+        // Relaxed: only the number counts.
+        self.sequence.load(Ordering::Relaxed).into()
     }
 
     fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
@@ -420,7 +432,8 @@ impl Bootstrap for NetBootstrap {
     }
 
     fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
-        let count = self.splits.replace(self.splits.get().wrapping_add(1));
+        // Relaxed: one thread at a time splits; only the number counts.
+        let count = self.splits.fetch_add(1, Ordering::Relaxed);
         let own = color.map(|_| self.own()).transpose()?;
         let mut address = Writer::with_capacity(ADDRESS_BYTES);
         if let Some(own) = &own {
@@ -438,7 +451,7 @@ impl Bootstrap for NetBootstrap {
     fn shrink(&self, excluded: &[Rank], wait: &Wait) -> Result<Child> {
         let members = collective::survivors(self.world.rank, self.world.size, excluded)?;
         let attempt = {
-            let mut attempts = self.attempts.borrow_mut();
+            let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
             let attempt = attempts.entry(collective::shrink_number(&members, 0)).or_default();
             *attempt += 1;
             *attempt
@@ -450,7 +463,7 @@ impl Bootstrap for NetBootstrap {
         let group = Group::survivors(members.clone(), self.world.rank, number)?;
         let entry = collective::shrink_entry(excluded, address.as_slice());
         let all = collective::all_gather(self, &group, &entry, wait).map_err(|error| {
-            let control = self.control.borrow();
+            let control = self.control.lock();
             let error = collective::differing_lists(error, excluded, control.inbox().other_shrink(number));
             error.at(self.world.rank).during("shrink")
         })?;
@@ -465,9 +478,9 @@ impl Bootstrap for NetBootstrap {
     }
 
     /// Also waits a little for those neighbours that are not connected yet: they would see only that this rank has gone.
-    fn give_up(&mut self, error: &Error) {
+    fn give_up(&self, error: &Error) {
         let neighbours = collective::neighbours(self.world.rank, self.world.size);
-        let control = self.control.get_mut();
+        let mut control = self.control.lock();
         if !matches!(error.kind(), Kind::Timeout | Kind::Aborted) {
             control.await_links(neighbours.iter().map(|neighbour| neighbour.rank), Deadline::after(GIVE_UP_PATIENCE));
         }
@@ -476,15 +489,16 @@ impl Bootstrap for NetBootstrap {
     }
 
     fn publish(&self, note: &[u8]) {
-        self.control.borrow_mut().publish(&note[..note.len().min(MAX_NOTE_BYTES)]);
+        self.control.lock().publish(&note[..note.len().min(MAX_NOTE_BYTES)]);
     }
 
     fn poll(&self) -> Vec<Event> {
-        self.control.borrow_mut().poll()
+        // A thread that waits has the control for as long as it sleeps, and sees the news itself.
+        self.control.try_lock().map_or_else(Vec::new, |mut control| control.poll())
     }
 
-    fn leave(&mut self, word: u64) {
-        self.control.get_mut().close(word, CLOSE_TIMEOUT);
+    fn leave(&self, word: u64) {
+        self.control.lock().close(word, CLOSE_TIMEOUT);
     }
 }
 
@@ -515,8 +529,8 @@ mod tests {
 
     #[test]
     fn a_rank_s_listener_survives_garbage_and_silence() {
-        run(3, |mut bootstrap| {
-            let address = bootstrap.control.borrow().address();
+        run(3, |bootstrap| {
+            let address = bootstrap.control.lock().address();
             let mut silent = Vec::new();
             for round in 0..400u32 {
                 let mut stream = TcpStream::connect(address).unwrap();
@@ -528,7 +542,7 @@ mod tests {
                 assert!(bootstrap.poll().is_empty());
             }
             bootstrap.barrier(&soon()).unwrap();
-            let strangers = bootstrap.control.borrow().strangers();
+            let strangers = bootstrap.control.lock().strangers();
             assert!(strangers <= 256, "{strangers}");
             bootstrap.close();
         });
@@ -537,7 +551,7 @@ mod tests {
     #[test]
     fn both_may_open_the_pair_at_once_and_order_is_kept() {
         // 0 and 4 of 9 are no neighbours (1 and 3 are the distances), so both open.
-        run(9, |mut bootstrap| {
+        run(9, |bootstrap| {
             let me = bootstrap.world.rank.get();
             if me == 0 || me == 4 {
                 let peer = Rank::new(4 - me);
@@ -555,7 +569,7 @@ mod tests {
 
     #[test]
     fn what_nobody_takes_holds_up_its_sender_and_nobody_else() {
-        run(3, |mut bootstrap| {
+        run(3, |bootstrap| {
             let block = vec![7; crate::bootstrap::MAX_GATHER_BYTES];
             let rank = Rank::new;
             match bootstrap.world.rank.get() {

@@ -231,7 +231,7 @@ pub(super) fn poll_start(
 
 /// Gathers what ranks must know of each other and builds the engine.
 fn assemble(
-    mut bootstrap: Box<dyn Bootstrap>,
+    bootstrap: Box<dyn Bootstrap>,
     mut settings: Settings,
     abort: &AbortFlag,
     times: &mut Times,

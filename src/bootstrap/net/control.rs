@@ -48,6 +48,8 @@ pub(super) struct ControlPlane {
     outbox: Vec<(u64, Gossip)>,
     /// When goodbyes in the outbox are told on at the latest.
     farewell: Option<Instant>,
+    /// How often bytes were moved.
+    drives: u64,
     rules: Rules,
     is_open: bool,
 }
@@ -150,6 +152,7 @@ impl ControlPlane {
             notes: 0,
             outbox: Vec::new(),
             farewell: None,
+            drives: 0,
             rules,
             is_open: true,
         })
@@ -348,11 +351,17 @@ impl ControlPlane {
         }
     }
 
+    /// How often [`ControlPlane::drive`] was called: whoever finds another number than before looks again at what has come.
+    pub(super) fn drives(&self) -> u64 {
+        self.drives
+    }
+
     /// Moves bytes; waits for some to move, `timeout` at most.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where polling itself fails.
     pub(super) fn drive(&mut self, timeout: Duration) -> Result<()> {
+        self.drives += 1;
         let now = clock::now();
         let timeout = self.next_moment(now, timeout);
         let outcome = self.poller.wait(&mut self.ready, timeout);

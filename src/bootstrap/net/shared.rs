@@ -1,0 +1,57 @@
+//! A lock that a waiting thread has almost all the time, and others get all the same.
+
+use std::sync::PoisonError;
+use std::sync::TryLockError;
+use std::time::Duration;
+
+use crate::sync::primitive::{AtomicU32, Mutex, MutexGuard, Ordering};
+use crate::sys::futex;
+
+/// A value that one thread drives in a loop and other threads use now and then.
+///
+/// A mutex is not fair: the loop would take it back before a thread that sleeps on it is awake. So whoever has to wait says so, and the
+/// loop sleeps a moment between two turns ([`Shared::give_way`]).
+#[derive(Debug)]
+pub(super) struct Shared<T> {
+    value: Mutex<T>,
+    /// Threads that wait for the lock.
+    waiting: AtomicU32,
+}
+
+impl<T> Shared<T> {
+    pub(super) fn new(value: T) -> Shared<T> {
+        Shared { value: Mutex::new(value), waiting: AtomicU32::new(0) }
+    }
+
+    /// Waits for at most one turn of the loop. The value is whole after every statement, so a panic elsewhere does not spoil it.
+    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+        if let Some(guard) = self.try_lock() {
+            return guard;
+        }
+        // Relaxed: a loop that reads an old number gives way one turn later.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let guard = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+
+    /// `None` while another thread has it.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.value.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Lets threads that wait for the lock have it; the caller does not hold it.
+    pub(super) fn give_way(&self) {
+        // Relaxed: see `lock`.
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            futex::nap(HANDOVER);
+        }
+    }
+}
+
+/// Longer than a thread takes to wake up.
+const HANDOVER: Duration = Duration::from_micros(200);
