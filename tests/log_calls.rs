@@ -30,6 +30,8 @@ fn program(comm: &Communicator) -> Result<()> {
     // Rank r sends r + d elements to rank d.
     let sends: Vec<usize> = (0..n).map(|to| me + to).collect();
     comm.all_to_all_v(&vec![7i32; sends.iter().sum()], &sends, &mut vec![0i32; sends.iter().sum()], &sends)?;
+    // To this rank itself, which no connection carries.
+    comm.send_recv(&[3f32], comm.rank(), &mut one[..1], comm.rank())?;
     match me {
         0 => comm.send(&[1f32, 2.0], 1)?,
         1 => comm.recv(&mut one[..2], 0)?,
@@ -148,6 +150,9 @@ fn repeat<T: Element + Default>(comm: &Communicator, line: &Line) -> Result<()> 
         "Gather" => comm.gather(&one, &mut all, root),
         "Scatter" => comm.scatter(&all, &mut one, root),
         "Barrier" => comm.barrier(),
+        // A message to this rank itself: both lines stand for one call.
+        "Send" if root == comm.rank() => comm.send_recv(&one, root, &mut room(count), root),
+        "Recv" if root == comm.rank() => Ok(()),
         "Send" => comm.send(&one, root),
         "Recv" => comm.recv(&mut one, root),
         other => panic!("no call is named {other}"),
@@ -204,11 +209,25 @@ fn lines_of(body: impl Fn(Communicator) -> Result<()> + Sync) -> Vec<Vec<Line>> 
 fn the_lines_of_calls_are_enough_to_repeat_them() {
     let first = lines_of(|comm| program(&comm).and_then(|()| comm.finalize()));
     let counts: Vec<usize> = first.iter().map(Vec::len).collect();
-    // The beginning, the collectives, perhaps a message, the split, perhaps a call and the end of the half, the end.
-    assert_eq!(counts, [1 + 13 + 1 + 1 + 2 + 1, 1 + 13 + 1 + 1 + 1, 1 + 13 + 1 + 2 + 1], "{first:#?}");
+    // The beginning, the collectives, a message to the rank itself, perhaps one to another, the split, perhaps a call and the end of
+    // the half, the end.
+    assert_eq!(counts, [1 + 13 + 2 + 1 + 1 + 2 + 1, 1 + 13 + 2 + 1 + 1 + 1, 1 + 13 + 2 + 1 + 2 + 1], "{first:#?}");
     let again = lines_of(|comm| {
         let rank = comm.rank() as usize;
         replay(comm, &first[rank])
     });
     assert_eq!(plain(&again), plain(&first));
+
+    // A request to the own rank: the thread of requests says both its lines, as the rank's own thread does above.
+    let threads = lines_of(|comm| {
+        let (mine, mut own) = ([3f32], [0f32]);
+        comm.scope(|scope| scope.send_recv(&mine, comm.rank(), &mut own, comm.rank())?.wait())?;
+        assert_eq!(own, mine);
+        comm.finalize()
+    });
+    let mut messages: Vec<&Vec<Line>> = threads.iter().filter(|lines| lines[0].name != "CommInitRank").collect();
+    messages.sort_by_key(|lines| lines[0].number(5));
+    let named: Vec<Vec<_>> =
+        messages.iter().map(|lines| lines.iter().map(|line| (&*line.name, line.number(5))).collect()).collect();
+    assert_eq!(named, (0..3).map(|rank| vec![("Send", rank), ("Recv", rank)]).collect::<Vec<_>>());
 }

@@ -15,7 +15,7 @@ use crate::comm::group::Steps;
 use crate::comm::request::{Job, Outcome, Promise, check_exchange, check_message, work};
 use crate::comm::{Buffer, Call, Communicator, Home, Message, Placement, forked, placement};
 use crate::error::{Error, Result};
-use crate::exec::{Beside, Nothing, copy_to_self};
+use crate::exec::{Beside, Nothing};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
 use crate::sys::fork::Birthplace;
 use crate::sys::thread;
@@ -268,7 +268,7 @@ impl Desk {
 
     /// [`Desk::begin_all`] with collectives that have been checked, `all_to_all_v` among them.
     pub(crate) fn begin_steps(&self, messages: Vec<Message<'static>>, steps: Steps<'static>) -> Result<Pending> {
-        let messages = self.checked(messages)?;
+        check_exchange(&messages, self.communicator.world()?)?;
         let (promise, outcome) = Promise::new();
         self.queue(Job::Group(messages, steps, promise), outcome)
     }
@@ -298,15 +298,6 @@ impl Desk {
             close(&communicator, worker);
         }
         communicator.finalize()
-    }
-
-    /// The messages to others, after those to the own rank were copied.
-    fn checked(&self, messages: Vec<Message<'static>>) -> Result<Vec<Message<'static>>> {
-        let world = self.communicator.world()?;
-        for message in &messages {
-            message.check(world).map_err(|error| error.at(world.rank))?;
-        }
-        copy_to_self(world.rank, messages).map_err(|error| error.at(world.rank))
     }
 
     fn queue(&self, job: Job<'static>, outcome: Arc<Outcome>) -> Result<Pending> {

@@ -257,11 +257,7 @@ impl Engine {
         for message in &messages {
             message.check(self.world)?;
         }
-        if log::hears_calls() {
-            let me = self.world.rank;
-            messages.iter().filter(|message| message.peer() == me).for_each(|message| _ = self.number_message(message));
-        }
-        let others = exec::copy_to_self(self.world.rank, messages)?;
+        let others = self.copy_to_self(messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(|message| self.begin_message(message)).collect();
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
@@ -286,6 +282,15 @@ impl Engine {
             exec::drive_one(&mut run, &mut idle)
         });
         result.map_err(|error| error.during(run.name()))
+    }
+
+    /// Copies what sends to this rank itself have for its own recvs, and logs their lines; returns the messages to other ranks.
+    pub(crate) fn copy_to_self<'a>(&mut self, messages: Vec<Message<'a>>) -> Result<Vec<Message<'a>>> {
+        if log::hears_calls() {
+            let me = self.world.rank;
+            messages.iter().filter(|message| message.peer() == me).for_each(|message| _ = self.number_message(message));
+        }
+        exec::copy_to_self(self.world.rank, messages)
     }
 
     /// A message, checked and to another rank, with its number.

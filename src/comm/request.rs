@@ -16,7 +16,7 @@ use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::panics::{as_error, panicked};
 use crate::comm::{Call, Communicator, Home, Message, forked, typed};
 use crate::error::{Error, Kind, Result};
-use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self, copy_to_self};
+use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self};
 use crate::sync::Backoff;
 use crate::sync::primitive::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::sys::fork::Birthplace;
@@ -752,7 +752,7 @@ fn begin<'scope>(
     under_way: &mut UnderWay<'scope>,
 ) -> Result<()> {
     // Here and not when they were queued, as in `begin_exchange`.
-    let begun = copy_to_self(engine.world.rank, messages).and_then(|others| {
+    let begun = engine.copy_to_self(messages).and_then(|others| {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         engine.begin_connect(&needs).map(|()| (others, needs))
     });
