@@ -14,5 +14,5 @@ pub use collective::{Algorithm, Collective, Protocol, TransportKind};
 pub use element::{DataType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use filter::{Filter, Selectable};
 pub use operator::{ReduceOp, Scalar};
-pub use plain::{bytes_of, bytes_of_mut};
+pub use plain::{bytes_of, bytes_of_mut, values_of};
 pub use quantity::{Bytes, Elements, Rank, World};

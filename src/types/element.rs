@@ -117,6 +117,16 @@ impl fmt::Display for DataType {
 /// Numbers are elements, and arrays of elements: `[f32; 3]` travels as 3 floats and is reduced as 3 floats, and the other ranks may as
 /// well pass three times as many `f32`. [`crate::types::bytes_of`] makes bytes of a buffer of plain structs.
 ///
+/// `bool` and `char` are not elements. What arrives in a buffer is whatever the peer sent, and in a registered [`crate::Buffer`] the
+/// peers write themselves, so no check by this rank could keep other values out, and a `bool` that is neither 0 nor 1 is undefined
+/// behaviour. Pass the bytes, and check what arrived with [`crate::types::values_of`], which has an example.
+///
+/// ```compile_fail,E0277
+/// fn broadcast(comm: &rsccl::Communicator, flags: &mut [bool]) -> rsccl::Result<()> {
+///     comm.broadcast(flags, 0) // the trait `Element` is not implemented for `bool`
+/// }
+/// ```
+///
 /// # Examples
 /// ```
 /// use rsccl::ReduceOp;
