@@ -19,6 +19,8 @@ mod init;
 mod journal;
 mod launched;
 mod lobby;
+#[cfg(any(feature = "mpi", feature = "cpp"))]
+mod lone_world;
 pub mod local;
 mod messages;
 mod news;
@@ -51,6 +53,8 @@ pub use desk::{Desk, Pending};
 #[cfg(feature = "cpp")]
 pub(crate) use group::Steps;
 pub use group::{Group, Member, group, try_group};
+#[cfg(any(feature = "mpi", feature = "cpp"))]
+pub(crate) use lone_world::warn_of_lone_world;
 pub use placement::{DeviceChoice, Locality, Placement};
 pub use request::{Request, Scope};
 pub(crate) use settings::Settings;

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::bootstrap::{Root, UniqueId};
-use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, Preparation};
+use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, Preparation, warn_of_lone_world};
 use crate::config::{Config, Environment};
 use crate::error::{Error, Result};
 use crate::sync::{AbortFlag, Progress, Wait};
@@ -294,6 +294,7 @@ mod bridge {
         fn set_log(callback: UniquePtr<LogCallback>);
         fn warn_discarded();
         fn warn(rank: i32, text: &[u8]);
+        fn warn_of_lone_world();
     }
 
     // C++ takes failures over as boxes, though no function passes one as such.

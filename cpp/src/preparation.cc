@@ -67,4 +67,6 @@ std::chrono::milliseconds Preparation::init_timeout(Communicator& communicator) 
 
 void Preparation::warn(int rank, const std::string& text) { ffi::warn(rank, bytes(text)); }
 
+void Preparation::warn_of_lone_world() { ffi::warn_of_lone_world(); }
+
 } // namespace rsccl::detail

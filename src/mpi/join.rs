@@ -13,8 +13,8 @@ use ::mpi::raw::AsRaw;
 use ::mpi::topology::{Communicator as _, SimpleCommunicator};
 
 use crate::bootstrap::UniqueId;
-use crate::comm::{Communicator, Preparation};
-use crate::config::{Config, Environment, Launch};
+use crate::comm::{Communicator, Preparation, warn_of_lone_world};
+use crate::config::{Config, Environment};
 use crate::error::{Error, Kind, Result};
 use crate::mpi::agreement::{NO_FAILURE, agree, conclude, vote};
 use crate::mpi::alarm::Alarm;
@@ -59,27 +59,10 @@ use crate::types::Rank;
 pub fn communicator(mpi: &impl AsRaw<Raw = MPI_Comm>, config: &Config) -> Result<Communicator> {
     let theirs = Theirs::new(mpi).map_err(|error| error.during("init"))?;
     let rank = theirs.world().rank;
-    if theirs.world().size == 1 {
+    if theirs.world().size == 1 && SimpleCommunicator::world().size() == 1 {
         warn_of_lone_world();
     }
     join(&theirs, config).map_err(|error| error.during("init").at(rank))
-}
-
-/// Says on standard error that MPI knows of one rank where the launcher has started several: each would go on as a world of its own,
-/// end well, and have worked alone. One process of the job says it.
-fn warn_of_lone_world() {
-    let environment = Environment::capture();
-    let launch = Launch::learn(&environment, &Config::default());
-    let Ok(launch) = launch.map(|launch| (launch.world, launch.source)) else { return };
-    let (world, source) = launch;
-    if world.size == 1 || world.rank.get() != 0 || SimpleCommunicator::world().size() > 1 {
-        return;
-    }
-    crate::log::tell(&format!(
-        "{source} has started {} ranks, but MPI knows of one: each process is a world of its own. Either the mpirun is not that of the MPI \
-         which the program is linked with, or `rsccl run` or torchrun has started a program of MPI: start it with its MPI's mpirun",
-        world.size
-    ));
 }
 
 fn join(theirs: &Theirs<'_>, config: &Config) -> Result<Communicator> {

@@ -791,6 +791,9 @@ inline void abort_job(int code) {
 inline Communicator from_mpi(MPI_Comm comm, const Config& config = {}) {
     using namespace detail::over_mpi;
     naming("init", {}, [&] { check_theirs(comm); });
+    if (size_of(comm) == 1 && size_of(MPI_COMM_WORLD) == 1) {
+        rsccl::detail::Preparation::warn_of_lone_world();
+    }
     return naming("init", rank_in(comm), [&] { return join(comm, config); });
 }
 

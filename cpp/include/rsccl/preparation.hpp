@@ -37,6 +37,8 @@ class Preparation {
     static std::chrono::milliseconds init_timeout(Communicator& communicator);
     /// Logs a warning about the ranks' set-up.
     static void warn(int rank, const std::string& text);
+    /// Says on standard error that each process is a world of its own, where a launcher has started several. For MPI worlds of one rank.
+    static void warn_of_lone_world();
 
   private:
     struct Halves;
