@@ -18,6 +18,8 @@
 //! contracted to fused multiply-add. A NaN that arithmetic yields is always the type's canonical quiet NaN; a pass with one
 //! source and nothing to multiply or divide is a copy and keeps all bits.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 mod block;
 mod copy;
 mod fold;
@@ -150,19 +152,23 @@ impl Kernel {
     /// [`Kernel::reduce`] at a chosen level, which the machine must have.
     fn reduce_at(level: Level, data_type: DataType, op: ReduceOp, world: u32) -> Result<Kernel> {
         let mut kernel = Kernel::copy_at(level, data_type);
-        if op.bitwise() {
-            if data_type.is_float() {
-                return Err(Error::invalid_argument(format!(
-                    "operator {op} is for integers, not for {data_type}: choose an integer type or another operator"
-                )));
+        let op = match op {
+            ReduceOp::BitAnd => return kernel.bitwise((data_type, op), machine::bind::<u8, And>(level)),
+            ReduceOp::BitOr => return kernel.bitwise((data_type, op), machine::bind::<u8, Or>(level)),
+            ReduceOp::BitXor => return kernel.bitwise((data_type, op), machine::bind::<u8, Xor>(level)),
+            ReduceOp::Sum => Arithmetic::Sum,
+            ReduceOp::Prod => Arithmetic::Prod,
+            ReduceOp::Min => Arithmetic::Min,
+            ReduceOp::Max => Arithmetic::Max,
+            ReduceOp::Avg => {
+                kernel.divisor = Some(Divisor::new(world));
+                Arithmetic::ScaledSum
             }
-            kernel.reduce = match op {
-                ReduceOp::BitAnd => machine::bind::<u8, And>(level),
-                ReduceOp::BitOr => machine::bind::<u8, Or>(level),
-                _ => machine::bind::<u8, Xor>(level),
-            };
-            return Ok(kernel);
-        }
+            ReduceOp::PreMulSum(scalar) => {
+                kernel.scalar = Some(scalar);
+                Arithmetic::ScaledSum
+            }
+        };
         kernel.lanes = 1;
         kernel.reduce = match data_type {
             DataType::I8 => select_integer::<i8>(level, op),
@@ -178,32 +184,47 @@ impl Kernel {
             DataType::F8E4M3 => select::<F8E4M3>(level, op),
             DataType::F8E5M2 => select::<F8E5M2>(level, op),
         };
-        match op {
-            ReduceOp::PreMulSum(scalar) => kernel.scalar = Some(scalar),
-            ReduceOp::Avg => kernel.divisor = Some(Divisor::new(world)),
-            _ => {}
-        }
         Ok(kernel)
+    }
+
+    /// This kernel with the `body` of a bitwise operator, which folds bytes whatever the integer's size.
+    fn bitwise(self, (data_type, op): (DataType, ReduceOp), body: Body) -> Result<Kernel> {
+        if data_type.is_float() {
+            return Err(Error::invalid_argument(format!(
+                "operator {op} is for integers, not for {data_type}: choose an integer type or another operator"
+            )));
+        }
+        Ok(Kernel { reduce: body, ..self })
     }
 }
 
+/// The folds of arithmetic operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arithmetic {
+    Sum,
+    Prod,
+    Min,
+    Max,
+    /// The sum of sources that may be multiplied first, and divided at the end.
+    ScaledSum,
+}
+
 /// The body for an arithmetic operator.
-fn select<L: Lane>(level: Level, op: ReduceOp) -> Body {
+fn select<L: Lane>(level: Level, op: Arithmetic) -> Body {
     match op {
-        ReduceOp::Prod => machine::bind::<L, Prod>(level),
-        ReduceOp::Min => machine::bind::<L, Min>(level),
-        ReduceOp::Max => machine::bind::<L, Max>(level),
-        ReduceOp::Avg | ReduceOp::PreMulSum(_) => machine::bind::<L, ScaledSum>(level),
-        // Bitwise operators never come here.
-        _ => machine::bind::<L, Sum>(level),
+        Arithmetic::Sum => machine::bind::<L, Sum>(level),
+        Arithmetic::Prod => machine::bind::<L, Prod>(level),
+        Arithmetic::Min => machine::bind::<L, Min>(level),
+        Arithmetic::Max => machine::bind::<L, Max>(level),
+        Arithmetic::ScaledSum => machine::bind::<L, ScaledSum>(level),
     }
 }
 
 /// The same for integers: a wrapping product has the same bits with and without a sign.
-fn select_integer<L: Integer>(level: Level, op: ReduceOp) -> Body {
+fn select_integer<L: Integer>(level: Level, op: Arithmetic) -> Body {
     match op {
-        ReduceOp::Prod => machine::bind::<L::Unsigned, Prod>(level),
-        _ => select::<L>(level, op),
+        Arithmetic::Prod => machine::bind::<L::Unsigned, Prod>(level),
+        Arithmetic::Sum | Arithmetic::Min | Arithmetic::Max | Arithmetic::ScaledSum => select::<L>(level, op),
     }
 }
 
