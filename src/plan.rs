@@ -41,6 +41,7 @@
 //! `Wait` waits until the peer has signalled the same flag in the same round. All ranks of a plan have the same rounds.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::wildcard_enum_match_arm)]
 
 mod build;
 pub mod check;
@@ -48,6 +49,7 @@ mod cut;
 mod direct;
 mod mesh;
 mod pat;
+mod pattern;
 mod print;
 mod ring;
 mod site;
@@ -56,6 +58,8 @@ mod tree;
 mod walk;
 
 pub use build::{LEAST_SLOTS, MOST_CHANNELS, algorithms};
+pub(crate) use pattern::Pattern;
+pub(crate) use site::is_one_shot;
 
 use std::ops::Range;
 

@@ -4,6 +4,7 @@
 //! tests run plans on the same costs, step by step, and compare.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::wildcard_enum_match_arm)]
 
 mod cost;
 #[cfg(test)]
@@ -36,6 +37,8 @@ pub struct Query {
     pub collective: Collective,
     /// Bytes of [`Count`](crate::plan::Count): of the whole buffer, or of one rank's block (the longest one).
     pub bytes: Bytes,
+    /// Bytes of an element: plans go by elements.
+    pub element_bytes: u32,
     /// Ranks in the communicator.
     pub ranks: u32,
     /// Hosts that they are on.
@@ -107,7 +110,7 @@ pub fn choose(query: &Query, filters: &Filters, costs: &Costs) -> Result<Choice>
     });
     let weighed = |choice: &Choice| match choice.algorithm {
         Algorithm::Direct => choice.time.mul_f64(IN_FAVOUR_OF_DIRECT),
-        _ => choice.time,
+        Algorithm::Ring | Algorithm::Tree | Algorithm::Pat => choice.time,
     };
     timed.min_by_key(weighed).ok_or_else(|| Error::internal("a filter chose nothing and said nothing"))
 }
@@ -126,6 +129,7 @@ mod tests {
         Query {
             collective,
             bytes: Bytes(bytes),
+            element_bytes: 4,
             ranks,
             hosts,
             even: true,

@@ -127,6 +127,7 @@ impl Chooser {
         let query = Query {
             collective: asked.collective,
             bytes: Bytes(self.longest_block_bytes(asked)),
+            element_bytes: asked.data_type.size(),
             ranks: self.world.size,
             hosts: u32::try_from(self.topology.hosts().len()).unwrap_or(u32::MAX),
             even: self.topology.even().is_some(),

@@ -5,9 +5,10 @@ use std::time::Duration;
 use crate::bootstrap::interface::{Family, Rules};
 use crate::bootstrap::{Options, Secret};
 use crate::comm::filters;
-use crate::config::{Config, Note, SocketFamily};
+use crate::config::{Config, MAX_CHANNELS, Note, SocketFamily};
 use crate::error::{Error, Result};
 use crate::log;
+use crate::plan;
 use crate::sync::ring::Shape;
 use crate::sync::{Patience, Progress};
 use crate::transport::{Policy, Sizes, SocketOptions};
@@ -147,6 +148,8 @@ const SLOTS: u32 = 8;
 const DEFAULT_BUFFER_BYTES: u64 = 1 << 20;
 /// Two: the two trees of a double tree.
 const DEFAULT_CHANNELS: u32 = 2;
-const MOST_CHANNELS: u32 = 64;
+#[expect(clippy::cast_possible_truncation, reason = "NCCL's maximum is 64")]
+const MOST_CHANNELS: u32 = MAX_CHANNELS as u32;
+const _: () = assert!(MOST_CHANNELS <= plan::MOST_CHANNELS);
 /// Output from here on would drive everything else out of the caches.
 const STREAMING_BYTES: u64 = 8 << 20;

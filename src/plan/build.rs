@@ -1,5 +1,6 @@
 //! From a spec to a plan.
 
+use super::pattern::Pattern;
 use super::site::Site;
 use super::team::Team;
 use super::{Count, Lane, Plan, ScratchSets, Spec, WINDOW_LANES, Windows, check, direct, mesh, pat};
@@ -49,8 +50,9 @@ impl Plan {
     /// too small. `Internal` where what was built does not [fit](check::fits) its buffers or the executors.
     pub fn build(spec: &Spec) -> Result<Plan> {
         spec.validate()?;
+        let pattern = spec.pattern()?;
         let lanes = lanes(spec);
-        let lanes = (0..lanes).map(|lane| plan_lane(Site { spec, lane, lanes }));
+        let lanes = (0..lanes).map(|lane| plan_lane(Site { spec, pattern, lane, lanes }));
         let lanes: Vec<Option<Lane>> = lanes.collect::<Result<_>>()?;
         let plan = Plan { spec: spec.clone(), lanes: lanes.into_iter().flatten().collect() };
         check::fits(&plan).map_err(|flaw| Error::internal(format!("a plan that no executor can run: {flaw}")))?;
@@ -78,14 +80,21 @@ fn plan_lane(site: Site<'_>) -> Result<Option<Lane>> {
     let spec = site.spec;
     let alone = spec.world.size == 1;
     let mapped = spec.windows != Windows::None && spec.hosts.len() == 1;
-    match (spec.collective, spec.algorithm) {
-        (Collective::Barrier, Algorithm::Direct) if mapped => Ok(mesh::barrier_by_flags(site)),
-        (Collective::Barrier, algorithm) => Ok(mesh::barrier(site, algorithm == Algorithm::Tree)),
-        (_, Algorithm::Pat) => pat::lane(site),
-        (Collective::AllToAll | Collective::Gather | Collective::Scatter, _) if mapped => direct::lane(site),
-        (Collective::AllToAll | Collective::Gather | Collective::Scatter, _) => mesh::lane(site),
-        (_, Algorithm::Direct) if !mapped && !alone => mesh::lane(site),
-        (_, Algorithm::Direct | Algorithm::Ring | Algorithm::Tree) => Team::new(site).lane(),
+    match site.pattern {
+        Pattern::Barrier => match spec.algorithm {
+            Algorithm::Direct if mapped => Ok(mesh::barrier_by_flags(site)),
+            Algorithm::Tree => Ok(mesh::barrier(site, true)),
+            Algorithm::Direct | Algorithm::Ring | Algorithm::Pat => Ok(mesh::barrier(site, false)),
+        },
+        Pattern::AllToAll | Pattern::Gather | Pattern::Scatter if mapped => direct::lane(site),
+        Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => mesh::lane(site),
+        Pattern::AllReduce | Pattern::Broadcast | Pattern::Reduce | Pattern::AllGather | Pattern::ReduceScatter => {
+            match spec.algorithm {
+                Algorithm::Pat => pat::lane(site),
+                Algorithm::Direct if !mapped && !alone => mesh::lane(site),
+                Algorithm::Direct | Algorithm::Ring | Algorithm::Tree => Team::new(site).lane(),
+            }
+        }
     }
 }
 
@@ -100,11 +109,14 @@ impl Spec {
         self.validate_limits()
     }
 
+    fn pattern(&self) -> Result<Pattern> {
+        let refused = || Error::invalid_argument(format!("{} is not done by plans", self.collective));
+        Pattern::of(self.collective).ok_or_else(refused)
+    }
+
     fn validate_kind(&self) -> Result<()> {
+        self.pattern()?;
         let allowed = algorithms(self.collective);
-        if allowed.is_empty() {
-            return refuse(format!("{} is not done by plans", self.collective));
-        }
         if !allowed.contains(&self.algorithm) {
             let names: Vec<&str> = allowed.iter().map(|algorithm| algorithm.name()).collect();
             let (collective, names) = (self.collective, names.join(", "));

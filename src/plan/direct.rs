@@ -3,41 +3,47 @@
 //! With all buffers mapped, a rank moves its data once: to the root's output, or from a peer's input. With scratch only,
 //! the sender copies each piece to its scratch and the reader takes it from there.
 
-use super::site::{Block, Draft, Site, rounds};
+use super::pattern::Pattern;
+use super::site::{Block, CACHED_PIECE, Draft, Site, rounds};
 use super::{Buffer, Lane, Operand, Span, Walk, Windows};
-use crate::Result;
-use crate::types::{Collective, Elements, Rank};
+use crate::types::{Elements, Rank};
+use crate::{Error, Result};
 
 /// Turns until scratch may be written again; `check` proves it.
 const DEPTH: u32 = 4;
-/// The turn before.
+/// Lag at which a writer waits for its readers' `DONE`: the last turn before it reuses the scratch piece (`DEPTH` - 1).
 const FREE: u8 = 3;
-
-/// A piece that is staged has at most so many elements: it is read from a cache while it is there.
-const CACHED_PIECE: u64 = 1 << 15;
 
 const READY: u8 = 0;
 const DONE: u8 = 1;
+
+const _: () = assert!(FREE as u32 == DEPTH - 1);
 
 /// The lane of a collective through windows.
 pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
     let longest = site.longest_part();
     let staged = site.spec.windows == Windows::Scratch;
     let peers = site.spec.world.ranks().len() - 1;
-    let regions = match site.spec.collective {
-        _ if !staged => 0,
-        Collective::Gather => peers.min(1),
-        _ => peers,
+    let regions = match staged {
+        false => 0,
+        true if site.pattern == Pattern::Gather => peers.min(1),
+        true => peers,
     };
     let wanted = if staged { longest.min(Elements(CACHED_PIECE)) } else { longest };
     let piece = site.piece(wanted, regions, DEPTH, false)?;
     let rounds = rounds(longest, piece)?;
     let direct = Direct { site, staged, piece, rounds, depth: rounds.clamp(1, DEPTH) };
     let mut draft = Draft { scratch: direct.region(regions).start - site.scratch().start, ..Draft::default() };
-    match site.spec.collective {
-        Collective::Gather => direct.gather(&mut draft),
-        Collective::Scatter => direct.scatter(&mut draft),
-        _ => direct.all_to_all(&mut draft),
+    match site.pattern {
+        Pattern::Gather => direct.gather(&mut draft),
+        Pattern::Scatter => direct.scatter(&mut draft),
+        Pattern::AllToAll => direct.all_to_all(&mut draft),
+        Pattern::AllReduce
+        | Pattern::Broadcast
+        | Pattern::Reduce
+        | Pattern::AllGather
+        | Pattern::ReduceScatter
+        | Pattern::Barrier => return Err(Error::internal(format!("{:?} is not planned by pairs", site.pattern))),
     }
     Ok(site.finish(direct.rounds, draft))
 }

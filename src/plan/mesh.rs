@@ -4,13 +4,11 @@
 
 use super::build::BARRIER_SCRATCH;
 use super::cut::Range;
-use super::site::{Block, Draft, Site, rounds};
+use super::pattern::Pattern;
+use super::site::{Block, Draft, Site, is_one_shot, rounds};
 use super::{Action, Buffer, Combine, Lane, Operand, Span, Walk};
 use crate::Result;
-use crate::types::{Collective, Elements, Rank};
-
-/// Up to so many elements of all ranks together go in one hop instead of two.
-const ONE_SHOT: u64 = 8192;
+use crate::types::{Elements, Rank};
 
 /// With so many slots a rank may send the next round before it has taken this one, in both hops.
 const SLOTS_OF_TWO_HOPS: u32 = 4;
@@ -19,15 +17,16 @@ const SLOTS_OF_TWO_HOPS: u32 = 4;
 pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
     let mesh = Mesh::new(site)?;
     let mut draft = Draft::default();
-    match site.spec.collective {
-        Collective::AllReduce | Collective::Reduce if mesh.one_shot() => mesh.reduce_whole(&mut draft),
-        Collective::AllReduce | Collective::Reduce => mesh.reduce_shares(&mut draft),
-        Collective::Broadcast => mesh.broadcast(&mut draft),
-        Collective::AllGather | Collective::AllGatherV => mesh.all_gather(&mut draft),
-        Collective::ReduceScatter | Collective::ReduceScatterV => mesh.reduce_scatter(&mut draft),
-        Collective::Gather => mesh.gather(&mut draft),
-        Collective::Scatter => mesh.scatter(&mut draft),
-        _ => mesh.all_to_all(&mut draft),
+    match site.pattern {
+        Pattern::AllReduce | Pattern::Reduce if mesh.one_shot() => mesh.reduce_whole(&mut draft),
+        Pattern::AllReduce | Pattern::Reduce => mesh.reduce_shares(&mut draft),
+        Pattern::Broadcast => mesh.broadcast(&mut draft),
+        Pattern::AllGather => mesh.all_gather(&mut draft),
+        Pattern::ReduceScatter => mesh.reduce_scatter(&mut draft),
+        Pattern::Gather => mesh.gather(&mut draft),
+        Pattern::Scatter => mesh.scatter(&mut draft),
+        Pattern::AllToAll => mesh.all_to_all(&mut draft),
+        Pattern::Barrier => return Ok(barrier(site, false)),
     }
     draft.steps.retain(|step| !matches!(&step.action, Action::Combine(combine) if combine.targets.is_empty()));
     Ok(site.finish(mesh.rounds, draft))
@@ -60,7 +59,7 @@ impl<'a> Mesh<'a> {
 
     fn one_shot(&self) -> bool {
         let world = self.site.spec.world.size;
-        world == 2 || self.site.whole().length.0.saturating_mul(u64::from(world)) <= ONE_SHOT
+        world == 2 || is_one_shot(self.site.whole().length, world)
     }
 
     fn slots(&self) -> Vec<Operand> {
@@ -84,7 +83,7 @@ impl<'a> Mesh<'a> {
     /// Everyone sends everything to those who need it.
     fn reduce_whole(&self, draft: &mut Draft) {
         let whole = self.site.whole();
-        let everyone = self.site.spec.collective == Collective::AllReduce;
+        let everyone = self.site.pattern == Pattern::AllReduce;
         let receivers = match everyone {
             true => self.slots(),
             false if self.is_root() => Vec::new(),
@@ -101,7 +100,7 @@ impl<'a> Mesh<'a> {
     /// Everyone reduces a share and sends it to those who need it.
     fn reduce_shares(&self, draft: &mut Draft) {
         let (reduce, take) = if self.site.spec.limits.slots >= SLOTS_OF_TWO_HOPS { (1, 2) } else { (0, 0) };
-        let everyone = self.site.spec.collective == Collective::AllReduce;
+        let everyone = self.site.pattern == Pattern::AllReduce;
         for peer in self.site.peers() {
             let share = self.share(peer);
             draft.copy(0, share.length, self.piece, (Operand::input(share.start), Operand::Slot(peer)));

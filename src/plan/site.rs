@@ -1,8 +1,9 @@
 //! What builders of one lane share: the spec, the lane's part of the work, and a place to put steps.
 
 use super::cut::Range;
+use super::pattern::Pattern;
 use super::{Action, Combine, Count, Lane, Operand, Spec, Step};
-use crate::types::{Collective, Elements, Rank};
+use crate::types::{Elements, Rank};
 use crate::{Error, Result};
 
 /// Elements that travel together: where they stand in the inputs and in the outputs that hold them.
@@ -21,6 +22,8 @@ pub(super) struct Block {
 pub(super) struct Site<'a> {
     /// The spec.
     pub(super) spec: &'a Spec,
+    /// What moves from whom to whom.
+    pub(super) pattern: Pattern,
     /// Which lane.
     pub(super) lane: usize,
     /// Of how many.
@@ -71,11 +74,15 @@ impl<'a> Site<'a> {
     pub(super) fn block_of(&self, rank: Rank) -> Block {
         let part = self.part(self.spec.count.of(rank));
         let placed = self.spec.count.before(rank) + part.start;
-        match self.spec.collective {
-            Collective::AllGather | Collective::AllGatherV | Collective::Gather => {
-                Block { input: part.start, output: placed, length: part.length }
-            }
-            _ => Block { input: placed, output: part.start, length: part.length },
+        match self.pattern {
+            Pattern::AllGather | Pattern::Gather => Block { input: part.start, output: placed, length: part.length },
+            Pattern::AllReduce
+            | Pattern::Broadcast
+            | Pattern::Reduce
+            | Pattern::ReduceScatter
+            | Pattern::AllToAll
+            | Pattern::Scatter
+            | Pattern::Barrier => Block { input: placed, output: part.start, length: part.length },
         }
     }
 
@@ -104,6 +111,18 @@ impl<'a> Site<'a> {
         Ok(Elements(longest.0.min(fits).min(slot).max(1)))
     }
 }
+
+/// Whether every rank that wants the result reduces all buffers by itself, so that data takes one hop in place of two: worth it for
+/// few elements of all ranks together. The cost model of `tune` asks the same.
+pub(crate) fn is_one_shot(whole: Elements, ranks: u32) -> bool {
+    whole.0.saturating_mul(u64::from(ranks)) <= ONE_SHOT
+}
+
+/// Elements of all ranks together up to which data takes one hop.
+const ONE_SHOT: u64 = 8192;
+
+/// The most elements of a staged piece: its reader finds it in a cache.
+pub(super) const CACHED_PIECE: u64 = 1 << 15;
 
 /// How many rounds walk blocks of at most `longest` elements.
 pub(super) fn rounds(longest: Elements, piece: Elements) -> Result<u32> {

@@ -15,24 +15,19 @@
 //! copied. Flag 0 says that a rank's buffers are ready, flag 1 that its results are.
 
 use super::cut::Range;
+use super::pattern::Pattern;
 use super::ring::{Parcel, Ring};
-use super::site::{Block, Draft, Site, rounds};
+use super::site::{Block, CACHED_PIECE, Draft, Site, is_one_shot, rounds};
 use super::tree::Node;
 use super::{Action, Buffer, Combine, Lane, Operand, Span, Spec, Step, Walk, Windows};
 use crate::Result;
-use crate::types::{Algorithm, Collective, Elements, Rank};
+use crate::types::{Algorithm, Elements, Rank};
 
 /// Up to so many elements of a rooted collective go through the root's seat alone: one hop less.
 const SMALL: u64 = 2048;
 
-/// Up to so many elements of all ranks together are reduced by every rank for itself: one hop less.
-const ONE_SHOT: u64 = 8192;
-
 /// A piece that is pipelined over several hops has at least so many elements, where the block has.
 const LEAST_PIECE: u64 = 1024;
-
-/// A piece that is staged has at most so many elements: it is read from a cache while it is there.
-const CACHED_PIECE: u64 = 1 << 15;
 
 /// Pieces under way for each hop of a pipeline.
 const PIECES_PER_HOP: usize = 2;
@@ -83,8 +78,10 @@ impl<'a> Team<'a> {
         let hosts = in_turn(spec, if flat { site.lane } else { 0 });
         let groups: Vec<Vec<Rank>> = match spec.algorithm {
             Algorithm::Direct => vec![spec.world.ranks().collect()],
-            _ if flat => hosts.iter().flatten().map(|rank| vec![*rank]).collect(),
-            _ => hosts.clone(),
+            Algorithm::Ring | Algorithm::Tree | Algorithm::Pat if flat => {
+                hosts.iter().flatten().map(|rank| vec![*rank]).collect()
+            }
+            Algorithm::Ring | Algorithm::Tree | Algorithm::Pat => hosts.clone(),
         };
         let place = groups
             .iter()
@@ -118,24 +115,28 @@ impl<'a> Team<'a> {
         Ok(self.site.finish(shape.rounds, draft))
     }
 
-    fn collective(&self) -> Collective {
-        self.site.spec.collective
+    fn pattern(&self) -> Pattern {
+        self.site.pattern
+    }
+
+    fn rooted(&self) -> bool {
+        self.site.spec.collective.rooted()
     }
 
     fn reduces(&self) -> bool {
-        self.collective().reduces()
+        self.site.spec.collective.reduces()
     }
 
     fn gathers(&self) -> bool {
-        matches!(self.collective(), Collective::AllGather | Collective::AllGatherV)
+        self.pattern() == Pattern::AllGather
     }
 
     fn scatters(&self) -> bool {
-        matches!(self.collective(), Collective::ReduceScatter | Collective::ReduceScatterV)
+        self.pattern() == Pattern::ReduceScatter
     }
 
     fn is_root(&self) -> bool {
-        self.site.spec.collective.rooted() && self.site.me() == self.site.spec.root
+        self.rooted() && self.site.me() == self.site.spec.root
     }
 
     fn seats(&self) -> usize {
@@ -148,7 +149,7 @@ impl<'a> Team<'a> {
 
     /// Blocks of a seat.
     fn blocks(&self) -> usize {
-        let ring = self.collective() == Collective::AllReduce && self.site.spec.algorithm == Algorithm::Ring;
+        let ring = self.pattern() == Pattern::AllReduce && self.site.spec.algorithm == Algorithm::Ring;
         if ring || self.gathers() || self.scatters() { self.groups.len() } else { 1 }
     }
 
@@ -157,7 +158,7 @@ impl<'a> Team<'a> {
             return self.site.block_of(self.groups[index][seat]);
         }
         let whole = self.site.whole();
-        let small = self.collective().rooted() && whole.length.0 <= SMALL;
+        let small = self.rooted() && whole.length.0 <= SMALL;
         let share = if !small {
             whole.cut(self.seats(), seat)
         } else if self.groups[0][seat] == self.site.spec.root {
@@ -201,16 +202,16 @@ impl<'a> Team<'a> {
 
     /// Pieces that a pipeline over the rail wants; 1 where the blocks themselves are the pipeline.
     fn pieces_under_way(&self) -> u64 {
-        let hops = match (self.blocks(), self.site.spec.algorithm) {
-            (1, Algorithm::Tree) => usize::from(self.node.greatest_lag) / PIECES_PER_HOP,
-            (1, _) => self.groups.len() - 1,
-            _ => 0,
+        let hops = match self.site.spec.algorithm {
+            _ if self.blocks() != 1 => 0,
+            Algorithm::Tree => usize::from(self.node.greatest_lag) / PIECES_PER_HOP,
+            Algorithm::Ring | Algorithm::Direct | Algorithm::Pat => self.groups.len() - 1,
         };
         if hops < 2 { 1 } else { u64::try_from(hops * PIECES_PER_HOP).unwrap_or(u64::MAX) }
     }
 
     fn way_down(&self, lag: u8) -> u8 {
-        let tree = self.collective() == Collective::AllReduce && self.site.spec.algorithm == Algorithm::Tree;
+        let tree = self.pattern() == Pattern::AllReduce && self.site.spec.algorithm == Algorithm::Tree;
         if tree { lag } else { 0 }
     }
 
@@ -273,7 +274,7 @@ impl<'a> Team<'a> {
             Windows::Scratch => shape.reused() || (self.reduces() && self.holds_blocks(self.seat)),
         };
         let spec = self.site.spec;
-        let reads_root = self.collective() == Collective::Broadcast && self.group == 0 && self.holds_blocks(self.seat);
+        let reads_root = self.pattern() == Pattern::Broadcast && self.group == 0 && self.holds_blocks(self.seat);
         for (_, peer) in self.neighbours() {
             if all || (reads_root && self.staged() && peer == spec.root) {
                 draft.wait(self.spine_lag(), READY, [peer]);
@@ -318,7 +319,7 @@ impl<'a> Team<'a> {
         if self.scatters() {
             return (index == self.group).then_some(mine).into_iter().collect();
         }
-        if self.collective() == Collective::Reduce {
+        if self.pattern() == Pattern::Reduce {
             let root = self.site.spec.root;
             let target = if me == root { mine } else { result.unwrap_or_else(|| window(root)) };
             return vec![target];
@@ -336,15 +337,17 @@ impl<'a> Team<'a> {
         let order = self.groups.iter().map(|ranks| ranks[self.seat]).collect();
         let ring = Ring { order, position: self.group, piece };
         let tree = self.site.spec.algorithm == Algorithm::Tree;
-        match self.collective() {
-            Collective::AllReduce if tree => self.node.all_reduce(&parcels[0], piece),
-            Collective::AllReduce => ring.all_reduce(&parcels),
-            Collective::Broadcast if tree => self.node.broadcast(&parcels[0], piece),
-            Collective::Broadcast => ring.broadcast(&parcels[0]),
-            Collective::Reduce if tree => self.node.reduce(&parcels[0], piece),
-            Collective::Reduce => ring.reduce(&parcels[0]),
-            _ if self.gathers() => ring.all_gather(&parcels),
-            _ => ring.reduce_scatter(&parcels),
+        match self.pattern() {
+            Pattern::AllReduce if tree => self.node.all_reduce(&parcels[0], piece),
+            Pattern::AllReduce => ring.all_reduce(&parcels),
+            Pattern::Broadcast if tree => self.node.broadcast(&parcels[0], piece),
+            Pattern::Broadcast => ring.broadcast(&parcels[0]),
+            Pattern::Reduce if tree => self.node.reduce(&parcels[0], piece),
+            Pattern::Reduce => ring.reduce(&parcels[0]),
+            Pattern::AllGather => ring.all_gather(&parcels),
+            Pattern::ReduceScatter => ring.reduce_scatter(&parcels),
+            // Every rank with every rank, or nothing to move: no rails, which `build` has seen to.
+            Pattern::AllToAll | Pattern::Gather | Pattern::Scatter | Pattern::Barrier => Vec::new(),
         }
     }
 
@@ -355,7 +358,7 @@ impl<'a> Team<'a> {
         }
         let lag = self.share_lag();
         draft.signal(lag - 1, DONE);
-        let takes = self.staged() && (self.collective() != Collective::Reduce || (self.is_root()));
+        let takes = self.staged() && (self.pattern() != Pattern::Reduce || (self.is_root()));
         for (seat, peer) in self.neighbours() {
             let takes = takes && self.holds_blocks(seat);
             if takes || shape.reused() || self.windows == Windows::User {
@@ -372,9 +375,9 @@ impl<'a> Team<'a> {
     /// Whether everyone had better reduce everything.
     fn one_shot(&self) -> bool {
         let whole = self.site.whole().length;
-        let direct = self.site.spec.algorithm == Algorithm::Direct && self.collective() == Collective::AllReduce;
-        let world = u64::from(self.site.spec.world.size);
-        direct && self.staged() && whole.0.saturating_mul(world) <= ONE_SHOT && whole <= self.site.scratch().length
+        let direct = self.site.spec.algorithm == Algorithm::Direct && self.pattern() == Pattern::AllReduce;
+        let ranks = self.site.spec.world.size;
+        direct && self.staged() && is_one_shot(whole, ranks) && whole <= self.site.scratch().length
     }
 
     /// Everyone's contribution is staged whole, and everyone reduces them all in rank order.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::Query;
-use crate::plan::Windows;
-use crate::types::{Algorithm, Collective, Protocol, TransportKind};
+use crate::plan::{Pattern, Windows, is_one_shot};
+use crate::types::{Algorithm, Elements, Protocol, TransportKind};
 
 /// A way between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -98,7 +98,8 @@ impl Costs {
 
     /// The time that the model gives an algorithm.
     pub fn time(&self, query: &Query, algorithm: Algorithm, protocol: Protocol) -> Duration {
-        let work = work(query, algorithm);
+        // Collectives that are messages have no plan, and so no cost here; `choose` refuses them.
+        let work = Pattern::of(query.collective).map(|pattern| work(query, pattern, algorithm)).unwrap_or_default();
         // Half the bytes of an LL slot are flags; its news travel with the data.
         let (lines, news) = match protocol {
             Protocol::Simple => (1.0, 1.0),
@@ -122,9 +123,6 @@ impl Costs {
 /// Moving and sending overlap but for about this part of the shorter one.
 const OVERLAP: f64 = 4.0;
 
-/// Up to so many bytes of all ranks together a reduction takes one hop (8192 elements of 4 bytes).
-const ONE_HOP: f64 = 32_768.0;
-
 /// How the ranks stand.
 #[derive(Debug, Clone, Copy)]
 struct Stand {
@@ -135,9 +133,11 @@ struct Stand {
     /// Bytes: of the whole buffer, or of all ranks' blocks.
     whole: f64,
     staged: bool,
+    /// Whether plans of a reduction take one hop in place of two.
+    one_shot: bool,
 }
 
-fn work(query: &Query, algorithm: Algorithm) -> Work {
+fn work(query: &Query, pattern: Pattern, algorithm: Algorithm) -> Work {
     let ranks = f64::from(query.ranks);
     let hosts = f64::from(query.hosts.max(1));
     #[expect(clippy::cast_precision_loss, reason = "a model's bytes need no more than 53 bits")]
@@ -146,26 +146,28 @@ fn work(query: &Query, algorithm: Algorithm) -> Work {
         ranks,
         hosts,
         seats: ranks / hosts,
-        whole: if of_blocks(query.collective) { bytes * ranks } else { bytes },
+        whole: if of_blocks(pattern) { bytes * ranks } else { bytes },
         staged: query.windows == Windows::Scratch,
+        one_shot: is_one_shot(Elements(query.bytes.0 / u64::from(query.element_bytes.max(1))), query.ranks),
     };
     if query.ranks <= 1 {
         return Work { moved: stand.whole, steps: 1.0, ..Work::default() };
     }
-    if query.collective == Collective::Barrier {
+    if pattern == Pattern::Barrier {
         return barrier(query, stand, algorithm);
     }
     let mapped = query.windows != Windows::None;
     match algorithm {
-        Algorithm::Direct if mapped && query.hosts <= 1 => through_windows(query.collective, stand),
-        Algorithm::Direct => through_mesh(query.collective, stand),
+        Algorithm::Direct if mapped && query.hosts <= 1 => through_windows(pattern, stand),
+        Algorithm::Direct => through_mesh(pattern, stand),
         Algorithm::Pat => through_pat(stand),
         Algorithm::Ring | Algorithm::Tree if mapped && query.hosts > 1 && query.even => {
             // The seats of a host share the work on the rails and the host's network.
-            let inside = through_windows(query.collective, Stand { ranks: stand.seats, hosts: 1.0, ..stand });
+            let inside = Stand { ranks: stand.seats, hosts: 1.0, one_shot: false, ..stand };
+            let inside = through_windows(pattern, inside);
             let rail = Stand { ranks: hosts, seats: 1.0, whole: stand.whole / stand.seats, ..stand };
             let inside = if stand.seats > 1.0 { inside } else { Work::default() };
-            let rail = along(query.collective, rail, algorithm);
+            let rail = along(pattern, rail, algorithm);
             Work {
                 near: rail.near,
                 far: rail.far,
@@ -178,14 +180,21 @@ fn work(query: &Query, algorithm: Algorithm) -> Work {
         }
         Algorithm::Ring | Algorithm::Tree => {
             stand.seats = stand.ranks / stand.hosts;
-            along(query.collective, stand, algorithm)
+            along(pattern, stand, algorithm)
         }
     }
 }
 
-fn of_blocks(collective: Collective) -> bool {
-    use Collective::{AllReduce, Broadcast, Reduce};
-    !matches!(collective, AllReduce | Broadcast | Reduce)
+fn of_blocks(pattern: Pattern) -> bool {
+    match pattern {
+        Pattern::AllReduce | Pattern::Broadcast | Pattern::Reduce => false,
+        Pattern::AllGather
+        | Pattern::ReduceScatter
+        | Pattern::AllToAll
+        | Pattern::Gather
+        | Pattern::Scatter
+        | Pattern::Barrier => true,
+    }
 }
 
 fn barrier(query: &Query, stand: Stand, algorithm: Algorithm) -> Work {
@@ -200,47 +209,51 @@ fn barrier(query: &Query, stand: Stand, algorithm: Algorithm) -> Work {
             Work { far: 1.0, steps, calls: 2.0 * (stand.ranks - stand.seats), ..Work::default() }
         }
         Algorithm::Direct => Work { near: 1.0, steps: 2.0 * stand.ranks, ..Work::default() },
-        _ if far => Work { far: rounds, steps: 2.0 * rounds, calls: 2.0 * rounds, ..Work::default() },
-        _ => Work { near: rounds, steps: 2.0 * rounds, ..Work::default() },
+        Algorithm::Tree | Algorithm::Ring | Algorithm::Pat if far => {
+            Work { far: rounds, steps: 2.0 * rounds, calls: 2.0 * rounds, ..Work::default() }
+        }
+        Algorithm::Tree | Algorithm::Ring | Algorithm::Pat => {
+            Work { near: rounds, steps: 2.0 * rounds, ..Work::default() }
+        }
     }
 }
 
 /// Reading and writing count half each: a copy of b bytes moves b.
-fn through_windows(collective: Collective, stand: Stand) -> Work {
-    use Collective::{AllGather, AllGatherV, AllReduce, Broadcast, Reduce, ReduceScatter, ReduceScatterV};
+fn through_windows(pattern: Pattern, stand: Stand) -> Work {
+    use Pattern::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
     let Stand { ranks, whole, staged, .. } = stand;
     let others = whole * (ranks - 1.0) / ranks;
     let share = whole / ranks;
     let reduce = share * (ranks + 1.0) / 2.0;
-    let (flags, moved) = match (collective, staged) {
-        (AllReduce, true) if whole * ranks <= ONE_HOP => (1.0, whole + whole * (ranks + 1.0) / 2.0),
+    let (flags, moved) = match (pattern, staged) {
+        (AllReduce, true) if stand.one_shot => (1.0, whole + whole * (ranks + 1.0) / 2.0),
         (AllReduce, true) => (2.0, 2.0 * others + reduce + share / 2.0),
         (AllReduce, false) => (2.0, whole),
-        (ReduceScatter | ReduceScatterV, true) => (1.0, others + reduce),
-        (ReduceScatter | ReduceScatterV, false) => (2.0, reduce),
-        (AllGather | AllGatherV, true) => (1.0, 1.5 * share + others),
-        (AllGather | AllGatherV, false) => (2.0, share * (ranks + 1.0) / 2.0),
+        (ReduceScatter, true) => (1.0, others + reduce),
+        (ReduceScatter, false) => (2.0, reduce),
+        (AllGather, true) => (1.0, 1.5 * share + others),
+        (AllGather, false) => (2.0, share * (ranks + 1.0) / 2.0),
         (Broadcast, true) => (2.0, 2.0 * others + 1.5 * share),
         (Broadcast, false) => (2.0, share * (ranks + 1.0) / 2.0),
         (Reduce, true) => (2.0, 2.0 * others + reduce),
         (Reduce, false) => (2.0, reduce),
-        (_, true) => (1.0, 2.0 * whole),
-        (_, false) => (2.0, whole),
+        (AllToAll | Gather | Scatter | Barrier, true) => (1.0, 2.0 * whole),
+        (AllToAll | Gather | Scatter | Barrier, false) => (2.0, whole),
     };
     // A wait for each peer with each flag, and some copies where data is staged.
     let steps = flags * (ranks + 1.0) + if staged { ranks } else { 1.0 };
     Work { flags, moved, steps, ..Work::default() }
 }
 
-fn through_mesh(collective: Collective, stand: Stand) -> Work {
-    use Collective::{AllReduce, AllToAll, Broadcast, Gather, Reduce, Scatter};
+fn through_mesh(pattern: Pattern, stand: Stand) -> Work {
+    use Pattern::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
     let Stand { ranks, hosts, seats, whole, .. } = stand;
     let others = whole * (ranks - 1.0) / ranks;
     let share = whole / ranks;
     // Of what a rank sends, this part leaves its host.
     let leaving = if ranks > 1.0 { (ranks - seats) / (ranks - 1.0) } else { 0.0 };
-    let once = ranks == 2.0 || whole * ranks <= ONE_HOP;
-    let (hops, moved, sent) = match collective {
+    let once = ranks == 2.0 || stand.one_shot;
+    let (hops, moved, sent) = match pattern {
         AllReduce if once => (1.0, whole * ranks, seats * whole * (ranks - 1.0)),
         AllReduce => (2.0, 3.0 * others, 2.0 * seats * others),
         Reduce if once => (1.0, whole * ranks, seats * whole),
@@ -248,7 +261,7 @@ fn through_mesh(collective: Collective, stand: Stand) -> Work {
         Broadcast => (1.0, whole * ranks, whole * (ranks - 1.0)),
         Gather | Scatter => (1.0, whole, others),
         AllToAll => (1.0, 2.0 * whole, seats * others),
-        _ => (1.0, 2.0 * others, seats * others),
+        AllGather | ReduceScatter | Barrier => (1.0, 2.0 * others, seats * others),
     };
     let far = hosts > 1.0;
     let hops = if far { (0.0, hops) } else { (hops, 0.0) };
@@ -280,14 +293,14 @@ fn through_pat(stand: Stand) -> Work {
 }
 
 /// Along a ring or a tree through slots; every host is entered once.
-fn along(collective: Collective, stand: Stand, algorithm: Algorithm) -> Work {
-    use Collective::{AllReduce, Broadcast, Reduce};
+fn along(pattern: Pattern, stand: Stand, algorithm: Algorithm) -> Work {
+    use Pattern::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
     let Stand { ranks, hosts, whole, .. } = stand;
     let crosses = if hosts > 1.0 { 1.0 } else { 0.0 };
     let others = whole * (ranks - 1.0) / ranks;
     let share = whole / ranks;
     let depth = |nodes: f64| nodes.log2().ceil();
-    match (algorithm, collective) {
+    match (algorithm, pattern) {
         (Algorithm::Tree, AllReduce) => Work {
             near: 2.0 * depth(stand.seats),
             far: 2.0 * depth(hosts),
@@ -307,14 +320,14 @@ fn along(collective: Collective, stand: Stand, algorithm: Algorithm) -> Work {
             steps: depth(ranks),
             calls: 3.0 * crosses,
         },
-        (_, collective) => {
-            let (turns, moved) = match collective {
+        (Algorithm::Ring | Algorithm::Direct | Algorithm::Pat, pattern) => {
+            let (turns, moved) = match pattern {
                 AllReduce => (2.0, 3.0 * others + share),
                 Broadcast | Reduce => (1.0, 1.5 * whole),
-                _ => (1.0, 1.5 * others + share),
+                AllGather | ReduceScatter | AllToAll | Gather | Scatter | Barrier => (1.0, 1.5 * others + share),
             };
             let far = if hosts > 1.0 { hosts - 1.0 } else { 0.0 };
-            let sent = if matches!(collective, Broadcast | Reduce) { whole } else { turns * others };
+            let sent = if matches!(pattern, Broadcast | Reduce) { whole } else { turns * others };
             Work {
                 near: turns * (ranks - 1.0 - far),
                 far: turns * far,

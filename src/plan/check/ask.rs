@@ -40,7 +40,15 @@ pub(super) fn overlap(spec: &Spec, rank: Rank) -> Option<(u64, u64)> {
         Collective::ReduceScatter | Collective::ReduceScatterV => Some((0, block)),
         Collective::Gather => (rank == spec.root).then_some((block, 0)),
         Collective::Scatter => (rank == spec.root).then_some((0, block)),
-        _ => None,
+        Collective::AllToAll
+        | Collective::Barrier
+        | Collective::Send
+        | Collective::Recv
+        | Collective::AllToAllV
+        | Collective::GatherV
+        | Collective::ScatterV
+        | Collective::Scan
+        | Collective::Exscan => None,
     }
 }
 

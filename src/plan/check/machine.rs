@@ -157,11 +157,11 @@ impl<'a> Machine<'a> {
                 let slots = usize::try_from(self.spec().limits.slots).unwrap_or(usize::MAX);
                 let source = combine.sources.iter().find_map(|operand| match operand {
                     Operand::Slot(from) if queued(*from, *me) == 0 => Some(Need::Message(*from)),
-                    _ => None,
+                    Operand::Slot(_) | Operand::Local(_) | Operand::Window(..) => None,
                 });
                 let target = combine.targets.iter().find_map(|operand| match operand {
                     Operand::Slot(to) if queued(*me, *to) >= slots => Some(Need::Slot(*to)),
-                    _ => None,
+                    Operand::Slot(_) | Operand::Local(_) | Operand::Window(..) => None,
                 });
                 Ok(source.or(target))
             }
