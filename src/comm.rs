@@ -12,6 +12,7 @@ mod choose;
 mod collectives;
 mod desk;
 mod engine;
+mod failure_watch;
 mod family;
 mod filters;
 mod group;
@@ -23,11 +24,12 @@ mod lobby;
 mod lone_world;
 pub mod local;
 mod messages;
-mod news;
 mod origin;
 mod panics;
+mod peer_status;
 mod placement;
 mod request;
+mod session;
 pub(crate) mod settings;
 mod visible;
 // They fork, and loom's threads cannot.
@@ -219,7 +221,7 @@ impl Communicator {
     /// [`Kind::InProgress`] while a non-blocking init is under way; the error that has ended the communicator.
     pub fn set_progress(&self, hook: Option<Progress>) -> Result<()> {
         self.with_engine(|engine| {
-            engine.settings.progress = hook;
+            engine.set_progress(hook);
             Ok(())
         })
     }
@@ -272,13 +274,13 @@ impl Communicator {
     pub fn finalize(self) -> Result<()> {
         self.check_process()?;
         match self.home.replace(Home::Closed) {
-            Home::Ready(mut engine) => {
-                engine.leave();
+            Home::Ready(engine) => {
+                engine.session.leave();
                 Ok(())
             }
             Home::Failed(engine, error) => {
-                if let Some(mut engine) = engine {
-                    engine.leave();
+                if let Some(engine) = engine {
+                    engine.session.leave();
                 }
                 Err(error)
             }
@@ -369,7 +371,7 @@ impl Communicator {
     fn started(&self, made: Result<Engine>) -> Home {
         match made {
             Ok(engine) => {
-                self.world.set(Some(engine.world));
+                self.world.set(Some(engine.session.world));
                 Home::Ready(Box::new(engine))
             }
             Err(error) => Home::Failed(None, self.at(error.during("init"))),
@@ -407,7 +409,7 @@ impl Communicator {
     fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
         let reason = self.abort.check().err();
         let mut error = error.or(reason).unwrap_or_else(|| Error::internal("failed without a reason"));
-        if let Home::Ready(mut engine) = std::mem::replace(home, Home::Closed) {
+        if let Home::Ready(engine) = std::mem::replace(home, Home::Closed) {
             error = engine.fail(error);
             *home = Home::Failed(Some(engine), error.duplicate());
         }
@@ -449,7 +451,7 @@ impl Drop for Communicator {
         };
         match home {
             // A rank that unwinds has not finished what the others wait for: dropping the bootstrap without goodbye says so.
-            Home::Ready(mut engine) | Home::Failed(Some(mut engine), _) if !std::thread::panicking() => engine.leave(),
+            Home::Ready(engine) | Home::Failed(Some(engine), _) if !std::thread::panicking() => engine.session.leave(),
             Home::Starting(start) => {
                 self.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
                 // The thread sees the flag at its next look; what it returns has no taker.

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use crate::bootstrap::{Bootstrap, NetBootstrap, Options, Root, UniqueId};
+use crate::bootstrap::{NetBootstrap, Options, Root, UniqueId};
 use crate::comm::origin::Origin;
 use crate::comm::settings::bootstrap_options;
-use crate::comm::{Communicator, Home, Settings, init};
+use crate::comm::{Communicator, Settings};
 use crate::config::Config;
 use crate::error::Result;
-use crate::sync::{AbortFlag, Wait};
-use crate::sys::thread;
+use crate::sync::Wait;
 use crate::types::World;
 
 /// What joining takes, read and checked: the half of an init that needs no other rank.
@@ -40,7 +39,7 @@ impl Preparation {
     /// Joins on a thread of its own: [`Communicator::async_error`] tells when that is over.
     pub(crate) fn join(self, id: UniqueId, world: World) -> Result<Communicator> {
         let options = self.options;
-        Communicator::start_aside(world, self.settings, Origin::UniqueId(id.number()), move |abort, timeout| {
+        Communicator::start_on_thread(world, self.settings, Origin::UniqueId(id.number()), move |abort, timeout| {
             let wait = Wait::new(timeout, abort);
             Ok(Box::new(NetBootstrap::join(&[id], world.rank, world.size, &options, &wait)?))
         })
@@ -50,27 +49,11 @@ impl Preparation {
 impl Communicator {
     /// A number that the ranks of this communicator share and nobody else has.
     pub(crate) fn number(&self) -> Result<u64> {
-        self.with_engine(|engine| Ok(engine.bootstrap.id()))
+        self.with_engine(|engine| Ok(engine.session.bootstrap.id()))
     }
 
     /// How long a set-up on this communicator may take.
     pub(crate) fn init_timeout(&self) -> Result<Duration> {
-        self.with_engine(|engine| Ok(engine.settings.init_timeout))
-    }
-}
-
-impl Communicator {
-    /// [`Communicator::start`] on a thread of its own, whatever the settings say.
-    fn start_aside(
-        world: World,
-        settings: Settings,
-        origin: Origin,
-        join: impl FnOnce(&AbortFlag, Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
-    ) -> Result<Communicator> {
-        let abort = AbortFlag::new();
-        let theirs = abort.clone();
-        let home =
-            Home::Starting(thread::spawn("rsccl init", move || init::make(world, settings, (&origin, &theirs), join))?);
-        Ok(Communicator::new(world, abort, home))
+        self.with_engine(|engine| Ok(engine.session.settings.init_timeout))
     }
 }

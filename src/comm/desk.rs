@@ -414,12 +414,12 @@ impl Drop for Worker {
             // A forked child has none of its parent's threads: nothing here ends, nor says goodbye.
             return std::mem::forget((self.jobs.take(), self.thread.take()));
         }
-        if let Some((mut engine, result)) = self.end()
+        if let Some((engine, result)) = self.end()
             && !std::thread::panicking()
         {
             // Whoever waited for the request has seen the error.
             drop(result);
-            engine.leave();
+            engine.session.leave();
         }
     }
 }

@@ -2,118 +2,129 @@
 
 use std::time::Duration;
 
-use crate::bootstrap::Bootstrap;
-use crate::bootstrap::cause::failure_note;
 use crate::comm::Settings;
 use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
+use crate::comm::failure_watch::FailureWatch;
 use crate::comm::journal::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
-use crate::comm::news::{self, Awaited, Exchange, News, Vigil};
+use crate::comm::peer_status::{BootstrapCall, WaitingFor};
+use crate::comm::session::Session;
 use crate::device::Kernel;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::exec::composed;
 use crate::exec::flat::Flat;
 use crate::exec::host::{self, Surroundings, Visit};
-use crate::exec::{self, Beside, Call, History, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
+use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
 use crate::log;
 use crate::plan::{Plan, Windows};
 use crate::sync::primitive::Arc;
-use crate::sync::{AbortFlag, Backoff, Deadline, Progress, Wait, progress};
+use crate::sync::{AbortFlag, Backoff, Patience, Progress, Wait, progress};
+use crate::sys::futex;
 use crate::sys::memory::SharedMemory;
-use crate::sys::{clock, futex};
 use crate::topo::Topology;
 use crate::transport::{Fabric, HostWindows, Need, Setup};
-use crate::types::{Algorithm, Collective, DataType, Rank, World};
+use crate::types::{Algorithm, Collective, DataType, Rank};
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    pub(crate) world: World,
-    pub(crate) settings: Settings,
-    pub(crate) bootstrap: Box<dyn Bootstrap>,
-    fabric: Fabric,
+    /// What this rank knows. Other threads may look at it while a call runs.
+    pub(crate) session: Arc<Session>,
+    mover: Mover,
     /// The mapped memory of my host, once opened.
     windows: Option<Arc<HostWindows>>,
-    news: News,
-    history: History,
-    abort: AbortFlag,
     chooser: Chooser,
     flat: Flat,
-    counters: Counters,
+    mapped_runs: MappedRuns,
     /// Scratch of plans that need some without windows: the tokens of a barrier.
     scratch: Box<[u8; SMALL_SCRATCH]>,
 }
 
-/// Numbers that all ranks count alike.
+/// What moves data while a call waits. One thread at a time has it.
 #[derive(Debug)]
-struct Counters {
-    /// Collectives begun.
-    collectives: u64,
-    /// Plans with windows that ran.
+struct Mover {
+    fabric: Fabric,
+    /// How patient waits are: learnt from wait to wait.
+    patience: Patience,
+    /// What the program wants moved while a call waits.
+    progress: Option<Progress>,
+}
+
+/// What plans with windows have used, counted alike by all ranks.
+#[derive(Debug, Clone, Copy, Default)]
+struct MappedRuns {
+    /// Plans that ran.
     runs: u64,
-    /// Rounds of the plans that used my host's flags.
+    /// Their rounds, which are the values of my host's flags.
     flag_base: u64,
-    /// Messages begun with each peer: to it, from it.
-    messages: Vec<(u64, u64)>,
 }
 
-/// Borrows what every wait needs from the fields of an engine, leaving the other fields free.
-macro_rules! vigil {
-    ($engine:ident, $awaited:expr) => {
-        Vigil::new(
-            (&*$engine.bootstrap, &$engine.abort),
-            (&mut $engine.news, &$engine.history),
-            $engine.settings.timeout,
-            $awaited,
-        )
-    };
+/// A collective that has begun.
+#[derive(Clone, Copy)]
+struct Begun<'a> {
+    call: &'a Call<'a>,
+    operation: &'a Operation,
+    /// Copies or reduces elements of the call's type.
+    kernel: Kernel,
 }
 
-/// How an operation of an engine waits.
-macro_rules! idle {
-    ($engine:ident, $vigil:ident, $beside:expr) => {
+impl Mover {
+    /// How an operation waits: `watch` says whether it can still end well, and what is `beside` moves meanwhile.
+    #[inline]
+    fn idle<'a>(
+        &'a mut self,
+        session: &'a Session,
+        watch: &'a mut FailureWatch<'_>,
+        beside: &'a mut dyn Beside,
+    ) -> Idle<'a> {
         Idle {
-            patience: &mut $engine.settings.patience,
-            watch: &mut $vigil,
-            fabric: &mut $engine.fabric,
-            bootstrap: &*$engine.bootstrap,
-            beside: $beside,
-            progress: $engine.settings.progress.as_ref(),
+            patience: &mut self.patience,
+            watch,
+            fabric: &mut self.fabric,
+            bootstrap: &*session.bootstrap,
+            beside,
+            progress: self.progress.as_ref(),
         }
-    };
+    }
 }
 
 impl Engine {
-    pub(crate) fn new(
-        bootstrap: Box<dyn Bootstrap>,
-        fabric: Fabric,
-        (settings, cores): (Settings, u32),
-        abort: AbortFlag,
-    ) -> Engine {
-        let world = bootstrap.world();
-        let chooser = Chooser::new(world, (fabric.topology(), fabric.near(), cores), &settings);
-        let counters = Counters { collectives: 0, runs: 0, flag_base: 0, messages: vec![(0, 0); world.size as usize] };
-        let (news, history, flat) = (News::default(), History::default(), Flat::default());
+    /// The engine of a rank that knows its peers. `cores` is the least number of processors that a rank of the world may use.
+    pub(crate) fn new(session: Session, fabric: Fabric, patience: Patience, cores: u32) -> Engine {
+        let settings = &session.settings;
+        let chooser = Chooser::new(session.world, (fabric.topology(), fabric.near(), cores), settings);
+        let progress = settings.progress.clone();
         Engine {
-            world,
-            settings,
-            bootstrap,
-            fabric,
+            session: Arc::new(session),
+            mover: Mover { fabric, patience, progress },
             windows: None,
-            news,
-            history,
-            abort,
             chooser,
-            flat,
-            counters,
+            flat: Flat::default(),
+            mapped_runs: MappedRuns::default(),
             scratch: Box::new([0; SMALL_SCRATCH]),
         }
     }
 
+    /// The settings with which a child begins: this communicator's, with the hook that it has now.
+    pub(crate) fn settings_of_child(&self) -> Settings {
+        Settings { progress: self.mover.progress.clone(), ..self.session.settings.clone() }
+    }
+
+    /// Sets what is called while a call waits.
+    pub(crate) fn set_progress(&mut self, hook: Option<Progress>) {
+        self.mover.progress = hook;
+    }
+
+    /// How patient waits are now.
+    pub(crate) fn patience(&self) -> Patience {
+        self.mover.patience
+    }
+
     /// Runs a collective to its end, and what is `beside` whenever it waits.
     pub(crate) fn collective(&mut self, call: &Call<'_>, beside: &mut dyn Beside) -> Result<()> {
-        call.check(self.world)?;
+        let session = &*self.session;
+        call.check(session.world)?;
         let kernel = match call.op {
-            Some(op) => Kernel::reduce(call.data_type, op, self.world.size)?,
+            Some(op) => Kernel::reduce(call.data_type, op, session.world.size)?,
             None => Kernel::copy(call.data_type),
         };
         let operation = Operation {
@@ -122,51 +133,52 @@ impl Engine {
             op: call.op,
             root: call.root,
             count: call.count_label(),
-            sequence: self.counters.collectives,
-            past: self.history.past(),
+            sequence: session.next_collective(),
+            past: session.history.past(),
         };
-        self.counters.collectives += 1;
         if log::hears_calls() {
             self.log_call(call, &operation);
         }
-        self.history.begin(operation.label());
-        self.route((call, &operation), kernel, beside).map_err(|error| error.during(operation.to_string()))
+        self.session.history.begin(operation.label());
+        let begun = Begun { call, operation: &operation, kernel };
+        self.route(begun, beside).map_err(|error| error.during(operation.to_string()))
     }
 
     /// How such a call is run; `None` where there is nobody to run it with, or it is messages.
     pub(crate) fn chosen(&self, asked: Question<'_>) -> Result<Option<Chosen>> {
-        if asked.collective.is_messages() || self.world.size == 1 {
+        if asked.collective.is_messages() || self.session.world.size == 1 {
             return Ok(None);
         }
         self.chooser.path(asked).map(|path| Some(path.into()))
     }
 
-    fn route(&mut self, what: (&Call<'_>, &Operation), kernel: Kernel, beside: &mut dyn Beside) -> Result<()> {
-        if what.0.collective.is_messages() {
-            return self.run_messages(what, &kernel, beside);
+    fn route(&mut self, begun: Begun<'_>, beside: &mut dyn Beside) -> Result<()> {
+        let Begun { call, kernel, .. } = begun;
+        if call.collective.is_messages() {
+            return self.run_messages(begun, beside);
         }
-        if self.world.size == 1 {
-            return host::run_alone(what.0, self.world, &kernel);
+        if self.session.world.size == 1 {
+            return host::run_alone(call, self.session.world, &kernel);
         }
-        match self.chooser.path(Question::of(what.0))? {
-            Path::Flat => self.run_flat(what, &kernel, beside),
-            Path::Windows(algorithm) => self.run_windows(what, (kernel, algorithm), beside),
+        match self.chooser.path(Question::of(call))? {
+            Path::Flat => self.run_flat(begun, beside),
+            Path::Windows(algorithm) => self.run_windows(begun, algorithm, beside),
             Path::Slots(algorithm) => {
-                let plan = self.chooser.plan(what.0, algorithm, Windows::None)?;
-                self.run_plan((&plan, None), what, kernel, beside)
+                let plan = self.chooser.plan(call, algorithm, Windows::None)?;
+                self.run_plan(begun, &plan, None, beside)
             }
         }
     }
 
     /// A collective that is made of messages.
-    fn run_messages(&mut self, what: (&Call<'_>, &Operation), kernel: &Kernel, beside: &mut dyn Beside) -> Result<()> {
-        let (call, operation) = what;
+    fn run_messages(&mut self, begun: Begun<'_>, beside: &mut dyn Beside) -> Result<()> {
+        let (call, world) = (begun.call, self.session.world);
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
-            return self.deliver(composed::blocks(call, self.world), operation, beside);
+            return self.deliver(composed::blocks(call, world), begun.operation, beside);
         }
-        let mut scan = composed::Scan::new(call, kernel, self.world)?;
+        let mut scan = composed::Scan::new(call, &begun.kernel, world)?;
         while let Some(messages) = scan.round() {
-            self.deliver(messages, operation, beside)?;
+            self.deliver(messages, begun.operation, beside)?;
             scan.end_round();
         }
         Ok(())
@@ -174,43 +186,42 @@ impl Engine {
 
     /// Runs messages of one collective on the connections of collectives.
     fn deliver(&mut self, messages: Vec<Message<'_>>, operation: &Operation, beside: &mut dyn Beside) -> Result<()> {
-        let others = exec::copy_to_self(self.world.rank, messages)?;
+        let others = exec::copy_to_self(self.session.world.rank, messages)?;
         let run = |message| MessageRun::new(message, operation.collective, operation.sequence);
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
         let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
-        self.drive_messages(&needs, &mut runs, Awaited::Collective(operation), beside)
+        self.drive_messages(&needs, &mut runs, WaitingFor::Collective(operation), beside)
     }
 
     #[inline]
-    fn run_flat(&mut self, what: (&Call<'_>, &Operation), kernel: &Kernel, beside: &mut dyn Beside) -> Result<()> {
+    fn run_flat(&mut self, begun: Begun<'_>, beside: &mut dyn Beside) -> Result<()> {
+        let Begun { call, operation, kernel } = begun;
         if self.windows.is_none() {
-            self.open_windows(Awaited::Collective(what.1), beside)?;
+            self.open_windows(WaitingFor::Collective(operation), beside)?;
         }
         let Some(windows) = &self.windows else { return Err(no_windows()) };
-        let mut vigil = vigil!(self, Awaited::Collective(what.1));
-        let mut idle = idle!(self, vigil, beside);
-        host::run_flat((windows, &mut self.flat), what, (self.world, kernel), &mut idle)
+        let session = &*self.session;
+        let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
+        let mut idle = self.mover.idle(session, &mut watch, beside);
+        host::run_flat((windows, &mut self.flat), (call, operation), (session.world, &kernel), &mut idle)
     }
 
-    fn run_windows(
-        &mut self,
-        what: (&Call<'_>, &Operation),
-        (kernel, algorithm): (Kernel, Algorithm),
-        beside: &mut dyn Beside,
-    ) -> Result<()> {
+    fn run_windows(&mut self, begun: Begun<'_>, algorithm: Algorithm, beside: &mut dyn Beside) -> Result<()> {
+        let Begun { call, operation, .. } = begun;
         if self.windows.is_none() {
-            self.open_windows(Awaited::Collective(what.1), beside)?;
+            self.open_windows(WaitingFor::Collective(operation), beside)?;
         }
         let windows = self.windows.clone().ok_or_else(no_windows)?;
-        let mut visit = Visit::open(&windows, what.0, what.1);
-        let mut vigil = vigil!(self, Awaited::Collective(what.1));
-        let mut idle = idle!(self, vigil, beside);
-        let met = visit.meet(&mut self.flat, what, self.world, &mut idle);
+        let session = Arc::clone(&self.session);
+        let mut visit = Visit::open(&windows, call, operation);
+        let mut watch = FailureWatch::new(&session, WaitingFor::Collective(operation));
+        let mut idle = self.mover.idle(&session, &mut watch, beside);
+        let met = visit.meet(&mut self.flat, (call, operation), session.world, &mut idle);
         let result = match met {
             Ok(kind) => {
-                // Where there is no plan, all ranks find that alike and none enters another's buffers: it is no failure to tell of.
-                let plan = self.chooser.plan(what.0, algorithm, self.chooser.windows_across_hosts(kind))?;
-                self.run_plan((&plan, Some(&mut visit)), what, kernel, beside)
+                // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is nothing to publish.
+                let plan = self.chooser.plan(call, algorithm, self.chooser.windows_across_hosts(kind))?;
+                self.run_plan(begun, &plan, Some(&mut visit), beside)
             }
             Err(error) => Err(error),
         };
@@ -219,43 +230,45 @@ impl Engine {
         }
         let result = result.map_err(|error| self.cause(error));
         // Peers inside my buffers must learn of it before `visit` waits for them.
-        result.inspect_err(|error| self.publish_failure(error))
+        result.inspect_err(|error| session.publish_failure(error))
     }
 
     fn run_plan(
         &mut self,
-        (plan, visit): (&Plan, Option<&mut Visit<'_>>),
-        what: (&Call<'_>, &Operation),
-        kernel: Kernel,
+        begun: Begun<'_>,
+        plan: &Plan,
+        visit: Option<&mut Visit<'_>>,
         beside: &mut dyn Beside,
     ) -> Result<()> {
-        self.connect(&exec::needs(plan), Awaited::Collective(what.1), beside)?;
-        let Counters { runs, flag_base, .. } = self.counters;
+        let Begun { call, operation, kernel } = begun;
+        self.connect(&exec::needs(plan), WaitingFor::Collective(operation), beside)?;
+        let MappedRuns { runs, flag_base } = self.mapped_runs;
         let mapped = plan.spec.windows != Windows::None;
         if mapped {
             let rounds = plan.lanes.iter().map(|lane| lane.rounds).max().unwrap_or(0);
-            self.counters.flag_base += u64::from(rounds);
-            self.counters.runs += 1;
+            self.mapped_runs.flag_base += u64::from(rounds);
+            self.mapped_runs.runs += 1;
         }
+        let session = &*self.session;
         let surroundings = Surroundings {
-            world: self.world,
+            world: session.world,
             kernel,
             windows: self.windows.as_deref().filter(|_| mapped),
             scratch: &mut self.scratch[..],
-            history: &self.history,
+            history: &session.history,
             runs,
             flag_base,
-            streaming_bytes: self.settings.streaming_bytes,
+            streaming_bytes: session.settings.streaming_bytes,
         };
-        let mut vigil = vigil!(self, Awaited::Collective(what.1));
-        let mut idle = idle!(self, vigil, beside);
-        host::run_plan((plan, visit), what, surroundings, &mut idle)
+        let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
+        let mut idle = self.mover.idle(session, &mut watch, beside);
+        host::run_plan((plan, visit), (call, operation), surroundings, &mut idle)
     }
 
     /// Sends and receives, all side by side. Messages of one connection keep their order.
     pub(crate) fn messages(&mut self, messages: Vec<Message<'_>>) -> Result<()> {
         for message in &messages {
-            message.check(self.world)?;
+            message.check(self.session.world)?;
         }
         let others = self.copy_to_self(messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
@@ -263,48 +276,48 @@ impl Engine {
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
         let name = single.unwrap_or_else(|| "group of messages".to_owned());
         let peers = || needs.iter().map(|need| need.peer).collect();
-        self.drive_messages(&needs, &mut runs, Awaited::Messages(&peers), &mut Nothing)
+        self.drive_messages(&needs, &mut runs, WaitingFor::Messages(&peers), &mut Nothing)
             .map_err(|error| error.during(name))
     }
 
     /// One send or receive. What `messages` does for several, with nothing allocated on the way.
     pub(crate) fn message(&mut self, message: Message<'_>) -> Result<()> {
-        if message.peer() == self.world.rank {
+        if message.peer() == self.session.world.rank {
             return self.messages(vec![message]);
         }
-        message.check(self.world)?;
+        message.check(self.session.world)?;
         let need = message.need();
         let mut run = self.begin_message(message);
         let peers = || vec![need.peer];
-        let result = self.connect(&[need], Awaited::Messages(&peers), &mut Nothing).and_then(|()| {
-            let mut vigil = vigil!(self, Awaited::Messages(&peers));
-            let mut idle = idle!(self, vigil, &mut Nothing);
+        let result = self.connect(&[need], WaitingFor::Messages(&peers), &mut Nothing).and_then(|()| {
+            let session = &*self.session;
+            let mut watch = FailureWatch::new(session, WaitingFor::Messages(&peers));
+            let mut nothing = Nothing;
+            let mut idle = self.mover.idle(session, &mut watch, &mut nothing);
             exec::drive_one(&mut run, &mut idle)
         });
         result.map_err(|error| error.during(run.name()))
     }
 
     /// Copies what sends to this rank itself have for its own recvs, and logs their lines; returns the messages to other ranks.
-    pub(crate) fn copy_to_self<'a>(&mut self, messages: Vec<Message<'a>>) -> Result<Vec<Message<'a>>> {
+    pub(crate) fn copy_to_self<'a>(&self, messages: Vec<Message<'a>>) -> Result<Vec<Message<'a>>> {
         if log::hears_calls() {
-            let me = self.world.rank;
+            let me = self.session.world.rank;
             messages.iter().filter(|message| message.peer() == me).for_each(|message| _ = self.number_message(message));
         }
-        exec::copy_to_self(self.world.rank, messages)
+        exec::copy_to_self(self.session.world.rank, messages)
     }
 
     /// A message, checked and to another rank, with its number.
-    pub(crate) fn begin_message<'a>(&mut self, message: Message<'a>) -> MessageRun<'a> {
+    pub(crate) fn begin_message<'a>(&self, message: Message<'a>) -> MessageRun<'a> {
         let sequence = self.number_message(&message);
         MessageRun::new(message, Collective::Send, sequence)
     }
 
     /// The number of a message that begins now; logs its line.
-    fn number_message(&mut self, message: &Message<'_>) -> u64 {
-        let counter = &mut self.counters.messages[message.peer().index()];
-        let counter = if message.sends() { &mut counter.0 } else { &mut counter.1 };
-        let sequence = *counter;
-        *counter += 1;
+    fn number_message(&self, message: &Message<'_>) -> u64 {
+        let (session, peer) = (&*self.session, message.peer());
+        let sequence = if message.sends() { session.next_send(peer) } else { session.next_receive(peer) };
         if log::hears_calls() {
             self.log_message(message, sequence);
         }
@@ -314,12 +327,12 @@ impl Engine {
     /// `all_to_all_v`: every message of it belongs to one collective.
     pub(crate) fn exchange(&mut self, messages: Vec<Message<'_>>) -> Result<()> {
         for message in &messages {
-            message.check(self.world)?;
+            message.check(self.session.world)?;
         }
         let (others, data_type) = self.open_exchange(messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let (operation, mut runs) = self.begin_exchange(others, data_type);
-        let result = self.drive_messages(&needs, &mut runs, Awaited::Collective(&operation), &mut Nothing);
+        let result = self.drive_messages(&needs, &mut runs, WaitingFor::Collective(&operation), &mut Nothing);
         result.map_err(|error| error.during(operation.to_string()))
     }
 
@@ -329,21 +342,20 @@ impl Engine {
             self.log_exchange(&messages);
         }
         let data_type = messages.first().map_or(DataType::U8, Message::data_type);
-        Ok((exec::copy_to_self(self.world.rank, messages)?, data_type))
+        Ok((exec::copy_to_self(self.session.world.rank, messages)?, data_type))
     }
 
     /// The messages of an `all_to_all_v`, checked and to other ranks, with the number of their collective.
     pub(crate) fn begin_exchange<'a>(
-        &mut self,
+        &self,
         messages: Vec<Message<'a>>,
         data_type: DataType,
     ) -> (Operation, Vec<MessageRun<'a>>) {
-        let sequence = self.counters.collectives;
+        let session = &*self.session;
+        let (sequence, past) = (session.next_collective(), session.history.past());
         let collective = Collective::AllToAllV;
-        let past = self.history.past();
         let operation = Operation { collective, data_type, op: None, root: None, count: 0, sequence, past };
-        self.counters.collectives += 1;
-        self.history.begin(operation.label());
+        session.history.begin(operation.label());
         let run = |message| MessageRun::new(message, Collective::AllToAllV, sequence).after(past);
         (operation, messages.into_iter().map(run).collect())
     }
@@ -352,12 +364,13 @@ impl Engine {
         &mut self,
         needs: &[Need],
         runs: &mut [MessageRun<'_>],
-        awaited: Awaited<'_>,
+        waiting_for: WaitingFor<'_>,
         beside: &mut dyn Beside,
     ) -> Result<()> {
-        self.connect(needs, awaited, beside)?;
-        let mut vigil = vigil!(self, awaited);
-        let mut idle = idle!(self, vigil, beside);
+        self.connect(needs, waiting_for, beside)?;
+        let session = &*self.session;
+        let mut watch = FailureWatch::new(session, waiting_for);
+        let mut idle = self.mover.idle(session, &mut watch, beside);
         let mut queues = MessageQueue::by_connection(runs);
         let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
         exec::drive(&mut tasks, &mut idle)
@@ -368,109 +381,112 @@ impl Engine {
     /// # Errors
     /// Of what is beside, or of the watch.
     pub(crate) fn turn(&mut self, beside: &mut dyn Beside, backoff: &mut Backoff) -> Result<bool> {
-        if beside.turn(&mut self.fabric, &*self.bootstrap)? {
-            *backoff = Backoff::new(self.settings.patience);
+        let (session, mover) = (&*self.session, &mut self.mover);
+        if beside.turn(&mut mover.fabric, &*session.bootstrap)? {
+            *backoff = Backoff::new(mover.patience);
             return Ok(true);
         }
         let peers = || beside.peers();
-        let mut vigil = vigil!(self, Awaited::Messages(&peers)).since(backoff.started());
-        if backoff.turn(&mut vigil, &|| messages_of(peers()))?.is_some() {
-            progress::turn(self.settings.progress.as_ref())?;
+        let mut watch = FailureWatch::new(session, WaitingFor::Messages(&peers)).since(backoff.started());
+        if backoff.turn(&mut watch, &|| messages_of(peers()))?.is_some() {
+            progress::turn(mover.progress.as_ref())?;
             let nap = backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP);
-            futex::nap(progress::rest(self.settings.progress.as_ref(), nap));
+            futex::nap(progress::rest(mover.progress.as_ref(), nap));
         }
         Ok(false)
     }
 
     /// Whether all that was sent has been handed to the system.
     pub(crate) fn is_drained(&mut self) -> bool {
-        self.fabric.links().drained()
+        self.mover.fabric.links().drained()
     }
 
     /// Hands what was sent to the system, as far as it takes it; rests a little where it takes nothing. No operation waits for that, so
     /// no deadline bounds it.
     pub(crate) fn push(&mut self) -> Result<()> {
-        let links = self.fabric.links();
+        let links = self.mover.fabric.links();
         if links.pump()? || links.drained() { Ok(()) } else { links.rest_on_sockets(LONG_REQUEST_NAP) }
     }
 
     /// Waits until all that was sent has been handed to the system.
     pub(crate) fn drain(&mut self) -> Result<()> {
-        let mut vigil = vigil!(self, Awaited::Anything);
-        let mut idle = idle!(self, vigil, &mut Nothing);
+        let session = &*self.session;
+        let mut watch = FailureWatch::new(session, WaitingFor::Anything);
+        let mut nothing = Nothing;
+        let mut idle = self.mover.idle(session, &mut watch, &mut nothing);
         exec::drive(&mut [], &mut idle)
     }
 
     /// Begins to open connections; a turn of what is beside moves them on.
     pub(crate) fn begin_connect(&mut self, needs: &[Need]) -> Result<()> {
         let wait = self.wait();
-        self.fabric.begin_connect(needs, &*self.bootstrap, &wait)
+        self.mover.fabric.begin_connect(needs, &*self.session.bootstrap, &wait)
     }
 
-    fn connect(&mut self, needs: &[Need], awaited: Awaited<'_>, beside: &mut dyn Beside) -> Result<()> {
-        if self.fabric.has(needs) {
+    fn connect(&mut self, needs: &[Need], waiting_for: WaitingFor<'_>, beside: &mut dyn Beside) -> Result<()> {
+        if self.mover.fabric.has(needs) {
             return Ok(());
         }
-        let wait = self.wait();
-        let busy = !beside.is_empty() || !self.fabric.links().drained();
-        let bootstrap = &*self.bootstrap;
-        let mut vigil = vigil!(self, awaited);
-        let mut turn = |fabric: &mut Fabric| beside.turn(fabric, bootstrap);
-        let mut setup = Setup { bootstrap, wait: &wait, watch: &mut vigil, beside: busy.then_some(&mut turn) };
-        self.fabric.connect(needs, &mut setup)
+        self.set_up(waiting_for, beside, |fabric, setup| fabric.connect(needs, setup))
     }
 
     #[cold]
-    fn open_windows(&mut self, awaited: Awaited<'_>, beside: &mut dyn Beside) -> Result<()> {
-        let wait = self.wait();
-        let busy = !beside.is_empty() || !self.fabric.links().drained();
-        let bootstrap = &*self.bootstrap;
-        let mut vigil = vigil!(self, awaited);
-        let mut turn = |fabric: &mut Fabric| beside.turn(fabric, bootstrap);
-        let mut setup = Setup { bootstrap, wait: &wait, watch: &mut vigil, beside: busy.then_some(&mut turn) };
-        self.fabric.open_windows(&mut setup)?;
-        self.windows = self.fabric.windows();
+    fn open_windows(&mut self, waiting_for: WaitingFor<'_>, beside: &mut dyn Beside) -> Result<()> {
+        self.set_up(waiting_for, beside, Fabric::open_windows)?;
+        self.windows = self.mover.fabric.windows();
         Ok(())
+    }
+
+    /// Opens connections or memory together with peers. What is `beside`, and what was sent before, goes on meanwhile: a peer may wait for
+    /// that before it comes to the set-up.
+    fn set_up(
+        &mut self,
+        waiting_for: WaitingFor<'_>,
+        beside: &mut dyn Beside,
+        body: impl FnOnce(&mut Fabric, &mut Setup<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let wait = self.wait();
+        let (session, fabric) = (&*self.session, &mut self.mover.fabric);
+        let busy = !beside.is_empty() || !fabric.links().drained();
+        let bootstrap = &*session.bootstrap;
+        let mut watch = FailureWatch::new(session, waiting_for);
+        let mut turn = |fabric: &mut Fabric| beside.turn(fabric, bootstrap);
+        body(fabric, &mut Setup { bootstrap, wait: &wait, watch: &mut watch, beside: busy.then_some(&mut turn) })
     }
 
     /// Maps the memory of the ranks of my host now and not at the first call.
     pub(crate) fn connect_early(&mut self) -> Result<()> {
-        if self.chooser.maps_peers() { self.open_windows(Awaited::Anything, &mut Nothing) } else { Ok(()) }
+        if self.chooser.maps_peers() { self.open_windows(WaitingFor::Anything, &mut Nothing) } else { Ok(()) }
     }
 
-    /// Waits until all ranks have come to `call`, which is an exchange of the bootstrap's: such an exchange waits with no regard to
-    /// messages, and a rank may come to it only when it has had one. What is `beside` goes on meanwhile; once all have come, none waits
-    /// for it. The wait for the exchange itself, which ends where a peer is stuck in another call, or has failed.
+    /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call makes no progress on
+    /// messages, and a peer may reach it only after it has received one: so what is `beside` is driven here until every rank has
+    /// arrived. Returns the wait for the call itself, which ends early where a peer is stuck in another call or has failed.
     ///
     /// # Errors
-    /// [`Kind::Mismatch`] where a peer is known to be stuck in another call.
+    /// [`Kind::Mismatch`](crate::error::Kind::Mismatch) where a peer is known to be stuck in another call.
     pub(crate) fn meet(&mut self, call: &'static str, beside: &mut dyn Beside) -> Result<Wait> {
-        let (collectives, exchanges) = (self.counters.collectives, self.bootstrap.exchanges());
-        let exchange = Exchange { call, collectives, exchanges };
-        let wait = self.init_wait().with_notes(Some(self.news.reader(exchange)?));
-        if beside.is_empty() && self.fabric.links().drained() {
-            return self.bootstrap.meet(call, &wait, None).map(|()| wait);
+        let wait = self.init_wait();
+        let (session, mover) = (&*self.session, &mut self.mover);
+        let bootstrap = &*session.bootstrap;
+        let waited = BootstrapCall { name: call, collectives: session.collectives(), exchanges: bootstrap.exchanges() };
+        let wait = wait.with_notes(Some(session.note_reader(waited)?));
+        if beside.is_empty() && mover.fabric.links().drained() {
+            return bootstrap.meet(call, &wait, None).map(|()| wait);
         }
-        let (bootstrap, fabric) = (&*self.bootstrap, &mut self.fabric);
-        let (mut backoff, awaited) = (Backoff::new(self.settings.patience), Awaited::Exchange(exchange));
-        let mut vigil =
-            Vigil::new((bootstrap, &self.abort), (&mut self.news, &self.history), self.settings.init_timeout, awaited);
-        let met = bootstrap.meet(
-            call,
-            &wait,
-            Some(&mut || {
-                if beside.turn(fabric, bootstrap)? || fabric.links().pump()? {
-                    backoff = Backoff::new(self.settings.patience);
-                } else if backoff.turn(&mut vigil, &|| messages_of(beside.peers()))?.is_some() {
-                    futex::nap(progress::rest(
-                        self.settings.progress.as_ref(),
-                        backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP),
-                    ));
-                }
-                Ok(())
-            }),
-        );
-        met.map(|()| wait)
+        let mut backoff = Backoff::new(mover.patience);
+        let mut watch =
+            FailureWatch::new(session, WaitingFor::Bootstrap(waited)).with_timeout(session.settings.init_timeout);
+        let mut turn = || {
+            if beside.turn(&mut mover.fabric, bootstrap)? || mover.fabric.links().pump()? {
+                backoff = Backoff::new(mover.patience);
+            } else if backoff.turn(&mut watch, &|| messages_of(beside.peers()))?.is_some() {
+                let nap = backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP);
+                futex::nap(progress::rest(mover.progress.as_ref(), nap));
+            }
+            Ok(())
+        };
+        bootstrap.meet(call, &wait, Some(&mut turn)).map(|()| wait)
     }
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else it does nothing.
@@ -478,24 +494,18 @@ impl Engine {
         if !self.chooser.maps_peers() {
             return Ok(());
         }
-        // All ranks are in this call: who is in another one is told so, and not left to wait for memory.
+        // All ranks are in this call: a rank that is in another one learns that, and does not wait for memory.
         self.meet("register", beside)?;
-        self.open_windows(Awaited::Anything, beside)?;
-        let wait = self.wait();
-        let busy = !beside.is_empty() || !self.fabric.links().drained();
-        let bootstrap = &*self.bootstrap;
-        let mut vigil = vigil!(self, Awaited::Anything);
-        let mut turn = |fabric: &mut Fabric| beside.turn(fabric, bootstrap);
-        let mut setup = Setup { bootstrap, wait: &wait, watch: &mut vigil, beside: busy.then_some(&mut turn) };
-        self.fabric.register(memory, &mut setup)?;
-        self.windows = self.fabric.windows();
+        self.open_windows(WaitingFor::Anything, beside)?;
+        self.set_up(WaitingFor::Anything, beside, |fabric, setup| fabric.register(memory, setup))?;
+        self.windows = self.mover.fabric.windows();
         Ok(())
     }
 
     /// The lines of a collective: that it is called, and how it is run.
     #[cold]
     fn log_call(&self, call: &Call<'_>, operation: &Operation) {
-        let (world, id) = (self.world, self.bootstrap.id());
+        let (world, id) = (self.session.world, self.session.bootstrap.id());
         log::trace!(Call @ world.rank, "{}", CallTrace { call, id });
         log::detail!(Coll @ world.rank, "{}", CallLine { call, operation, world, id });
         // Where the filters leave nothing, the call itself says so.
@@ -507,103 +517,56 @@ impl Engine {
     /// The line of a message.
     #[cold]
     fn log_message(&self, message: &Message<'_>, sequence: u64) {
-        let (world, id) = (self.world, self.bootstrap.id());
+        let (world, id) = (self.session.world, self.session.bootstrap.id());
         log::trace!(Call @ world.rank, "{}", MessageTrace { message, id });
         log::detail!(Coll @ world.rank, "{}", MessageLine { message, sequence, world, id });
     }
 
     /// Who is on which host.
     pub(crate) fn hosts(&self) -> &Topology {
-        self.fabric.hosts()
+        self.mover.fabric.hosts()
     }
 
     /// The lines of an `all_to_all_v` that begins now, of all its messages.
     #[cold]
     fn log_exchange(&self, messages: &[Message<'_>]) {
-        let (world, id, exchange) = (self.world, self.bootstrap.id(), journal::Exchange::of(messages));
+        let (session, exchange) = (&*self.session, journal::Exchange::of(messages));
+        let (world, id) = (session.world, session.bootstrap.id());
         log::trace!(Call @ world.rank, "{}", exchange.trace(id));
-        log::detail!(Coll @ world.rank, "{}", exchange.line(self.counters.collectives, world, id));
+        log::detail!(Coll @ world.rank, "{}", exchange.line(session.collectives(), world, id));
     }
 
     /// How many ranks my host has, and how many hosts there are.
     pub(crate) fn census(&self) -> (usize, usize) {
-        (self.fabric.my_host().len(), self.fabric.topology().hosts().len())
+        (self.mover.fabric.my_host().len(), self.mover.fabric.topology().hosts().len())
     }
 
     /// A wait of the communicator's time-out that begins now.
-    pub(crate) fn wait(&self) -> Wait {
-        Wait::new(self.settings.timeout, &self.abort).with_progress(self.settings.progress.clone())
+    fn wait(&self) -> Wait {
+        self.session.wait().with_progress(self.mover.progress.clone())
     }
 
     /// A wait of init's time-out that begins now.
     pub(crate) fn init_wait(&self) -> Wait {
-        Wait::new(self.settings.init_timeout, &self.abort).with_progress(self.settings.progress.clone())
+        self.session.init_wait().with_progress(self.mover.progress.clone())
     }
 
     /// The hook, and the flag that ends this communicator.
     pub(crate) fn hook(&self) -> Option<(Progress, AbortFlag)> {
-        self.settings.progress.clone().map(|hook| (hook, self.abort.clone()))
+        self.mover.progress.clone().map(|hook| (hook, self.session.abort.clone()))
     }
 
-    /// The cause of `error`, with which the communicator ends, and of which everyone has been told.
-    pub(crate) fn fail(&mut self, error: Error) -> Error {
-        let error = self.cause(error).at(self.world.rank);
-        self.publish_failure(&error);
-        self.abort.raise(error.duplicate());
-        error
+    /// [`Session::fail`].
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        self.session.fail(error, &|peer| self.first_difference(peer))
     }
 
-    /// Tells everyone of `error`, so that nobody waits for this rank any more.
-    pub(crate) fn publish_failure(&self, error: &Error) {
-        self.bootstrap.publish(&failure_note(error));
+    /// [`Session::cause`].
+    pub(crate) fn cause(&self, error: Error) -> Error {
+        self.session.cause(error, &|peer| self.first_difference(peer))
     }
 
-    /// The error behind `error`: a data connection that breaks says nothing of why; the news do, which may come a moment later.
-    pub(crate) fn cause(&mut self, error: Error) -> Error {
-        if error.kind() == Kind::Mismatch {
-            return self.first_mismatch(error);
-        }
-        if error.kind() != Kind::Remote {
-            return error;
-        }
-        let patience = Deadline::after(if self.news.is_cause { Duration::ZERO } else { CAUSE_PATIENCE });
-        let cause = loop {
-            if let Some(told) = self.news.explain(error.peer(), self.bootstrap.poll(), &self.history) {
-                break match error.operation() {
-                    Some(operation) => told.during(operation),
-                    None => told,
-                };
-            }
-            if patience.passed(clock::now()) {
-                break error;
-            }
-            futex::nap(CAUSE_NAP);
-        };
-        // What it is from here on is the cause, or none is to be had.
-        self.news.is_cause = true;
-        cause
-    }
-
-    /// The first call that differs, for a mismatch that this rank has found: a rank in whose call nobody waits, such as a root, goes on,
-    /// and the difference shows in a later call.
-    fn first_mismatch(&mut self, error: Error) -> Error {
-        if self.news.is_cause {
-            return error;
-        }
-        self.news.is_cause = true;
-        let named = match error.peer().map(Rank::new).and_then(|peer| self.first_difference(peer)) {
-            Some(named) => Some(named),
-            None if self.history.is_unnamed() => self.ask_for_the_first_difference(),
-            None => None,
-        };
-        match (named, error.operation()) {
-            (Some(named), Some(operation)) => named.during(operation),
-            (Some(named), None) => named,
-            (None, _) => error,
-        }
-    }
-
-    /// What the labels in the flat slots of a rank of this host say.
+    /// The first call that differs, by the labels in the flat slots of a rank of this host.
     fn first_difference(&self, peer: Rank) -> Option<Error> {
         let windows = self.windows.as_ref()?;
         let place = windows.ranks.binary_search(&peer).ok()?;
@@ -611,40 +574,18 @@ impl Engine {
         Some(exec::mismatch(mine, peer, theirs))
     }
 
-    /// Tells the others what this rank has called, and waits a little for one that has called something else.
-    fn ask_for_the_first_difference(&mut self) -> Option<Error> {
-        let now = *self.history.latest(1).first()?;
-        self.bootstrap.publish(&news::comparison_note(now, self.bootstrap.exchanges(), &self.history));
-        let patience = Deadline::after(CAUSE_PATIENCE);
-        loop {
-            let told = self.news.explain(None, self.bootstrap.poll(), &self.history);
-            if told.is_some() || patience.passed(clock::now()) {
-                return told.filter(|told| told.kind() == Kind::Mismatch);
-            }
-            futex::nap(CAUSE_NAP);
-        }
-    }
-
     /// Makes this rank take its peers for far away.
     #[cfg(test)]
     #[cfg(not(loom))]
     pub(crate) fn take_peers_for_far(&mut self) {
-        self.fabric.links().staging = crate::device::Staging::far();
+        self.mover.fabric.links().staging = crate::device::Staging::far();
     }
 
     /// Whether this rank has timed both ways of copies into memory that peers read.
     #[cfg(test)]
     #[cfg(not(loom))]
     pub(crate) fn knows_both_ways(&mut self) -> bool {
-        self.fabric.links().staging.knows_both()
-    }
-
-    /// Says goodbye.
-    pub(crate) fn leave(&mut self) {
-        self.bootstrap.leave(self.counters.collectives);
-        let (World { rank, size }, id) = (self.world, self.bootstrap.id());
-        log::info!(Init @ rank, "comm {id:016x} rank {rank} nranks {size} - Destroy COMPLETE");
-        log::trace!(Call @ rank, "CommFinalize({id:016x})");
+        self.mover.fabric.links().staging.knows_both()
     }
 }
 
@@ -666,9 +607,5 @@ fn no_windows() -> Error {
 const REQUEST_NAP: Duration = Duration::from_micros(200);
 /// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
 const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
-/// How long news of a peer whose data connection broke are waited for: goodbyes and deaths travel as fast as data.
-const CAUSE_PATIENCE: Duration = Duration::from_millis(200);
-/// Between two looks for them.
-const CAUSE_NAP: Duration = Duration::from_millis(1);
 /// Peers that the error of a request names.
 const NAMED_PEERS: usize = 8;

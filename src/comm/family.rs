@@ -35,7 +35,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        if self.with_engine(|engine| Ok(engine.settings.blocking))? {
+        if self.with_engine(|engine| Ok(engine.session.settings.blocking))? {
             return self.split_now(color, key);
         }
         let engine = self.lend()?;
@@ -154,7 +154,7 @@ impl Communicator {
         }
         let excluded: Vec<Rank> = excluded.iter().copied().map(Rank::new).collect();
         let world = self.world()?;
-        if self.with_survivor(|engine| Ok(engine.settings.blocking))? {
+        if self.with_survivor(|engine| Ok(engine.session.settings.blocking))? {
             return self.with_survivor(|engine| remain(engine, &excluded))?.grow();
         }
         let (engine, end) = self.take_survivor()?;
@@ -201,16 +201,16 @@ pub(super) fn bear(
     (color, key): (Option<u32>, i64),
     beside: &mut dyn Beside,
 ) -> Result<Option<Born>> {
-    let split = engine.meet("split", beside).and_then(|wait| engine.bootstrap.split(color, key, &wait));
+    let split = engine.meet("split", beside).and_then(|wait| engine.session.bootstrap.split(color, key, &wait));
     let child = split.map_err(|error| error.during("split"))?;
-    let (rank, parent) = (engine.world.rank, engine.bootstrap.id());
+    let (rank, parent) = (engine.session.world.rank, engine.session.bootstrap.id());
     let born = child.as_ref().map_or(0, |child| child.bootstrap.id());
     let shown = color.map_or(NO_COLOR, i64::from);
     log::trace!(Call @ rank, "CommSplit({parent:016x},{shown},{key},{born:016x})");
     let abort = engine.init_wait().abort;
     let of_child = |child| {
         let origin = Origin::Split { parent, color: color.unwrap_or_default(), key };
-        Born { child, settings: engine.settings.clone(), origin, parent: Some(abort), rank }
+        Born { child, settings: engine.settings_of_child(), origin, parent: Some(abort), rank }
     };
     Ok(child.map(of_child))
 }
@@ -219,11 +219,11 @@ pub(super) fn bear(
 fn remain(engine: &mut Engine, excluded: &[Rank]) -> Result<Born> {
     // The parent's own flag may be raised: that is why it is shrunk.
     let wait = Wait { abort: AbortFlag::new(), ..engine.init_wait() };
-    let (child, parent) = (engine.bootstrap.shrink(excluded, &wait)?, engine.bootstrap.id());
-    let (rank, born) = (engine.world.rank, child.bootstrap.id());
+    let (child, parent) = (engine.session.bootstrap.shrink(excluded, &wait)?, engine.session.bootstrap.id());
+    let (rank, born) = (engine.session.world.rank, child.bootstrap.id());
     let left: Vec<u32> = excluded.iter().copied().map(Rank::get).collect();
     log::trace!(Call @ rank, "CommShrink({parent:016x},{},{born:016x})", List(&left));
-    Ok(Born { child, settings: engine.settings.clone(), origin: Origin::Shrink { parent }, parent: None, rank })
+    Ok(Born { child, settings: engine.settings_of_child(), origin: Origin::Shrink { parent }, parent: None, rank })
 }
 
 impl Born {

@@ -8,6 +8,7 @@ use crate::bootstrap::cause::failure_reader;
 use crate::bootstrap::{Bootstrap, LocalBootstrap, NetBootstrap, UniqueId};
 use crate::comm::engine::Engine;
 use crate::comm::origin::{Made, Origin};
+use crate::comm::session::Session;
 use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Home, Settings};
 use crate::config::Config;
@@ -100,24 +101,17 @@ impl Communicator {
     pub fn init_all(ranks: u32, config: &Config) -> Result<Vec<Communicator>> {
         let config = config.clone().resolve()?;
         crate::log::install(&config)?;
-        let chosen = Settings::read(&config)?;
-        let blocking = chosen.blocking;
-        // All start side by side; what they are split into later starts as the program chose.
-        let settings = Settings { blocking: false, ..chosen };
+        let settings = Settings::read(&config)?;
         let bootstraps = LocalBootstrap::world(ranks)?;
         let mut all = Vec::with_capacity(bootstraps.len());
         for bootstrap in bootstraps {
             let world = bootstrap.world();
-            all.push(Communicator::start(world, settings.clone(), Origin::Threads, move |_, _| {
-                Ok(Box::new(bootstrap))
-            })?);
+            // All start side by side.
+            let join = move |_: &AbortFlag, _| Ok(Box::new(bootstrap) as Box<dyn Bootstrap>);
+            all.push(Communicator::start_on_thread(world, settings.clone(), Origin::Threads, join)?);
         }
         for comm in &all {
             comm.await_start()?;
-            comm.with_engine(|engine| {
-                engine.settings.blocking = blocking;
-                Ok(())
-            })?;
         }
         Ok(all)
     }
@@ -130,6 +124,19 @@ impl Communicator {
         join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
         Communicator::start_under(None, (world, settings, origin), join)
+    }
+
+    /// [`Communicator::start`] on a thread of its own, whatever the settings say.
+    pub(super) fn start_on_thread(
+        world: World,
+        settings: Settings,
+        origin: Origin,
+        join: impl FnOnce(&AbortFlag, Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
+    ) -> Result<Communicator> {
+        let abort = AbortFlag::new();
+        let theirs = abort.clone();
+        let begin = move || make(world, settings, (&origin, &theirs), join);
+        Ok(Communicator::new(world, abort, Home::Starting(thread::spawn("rsccl init", begin)?)))
     }
 
     /// [`Communicator::start`], which the abort of a parent ends too.
@@ -171,7 +178,7 @@ pub(super) fn make(
     });
     let engine = made.map_err(|error| error.during(origin.call()).at(world.rank))?;
     let (local_ranks, hosts) = engine.census();
-    let id = engine.bootstrap.id();
+    let id = engine.session.bootstrap.id();
     origin.log_complete(&Made { world, id, name: &name, local_ranks, hosts, times: &times });
     Ok(engine)
 }
@@ -230,12 +237,7 @@ pub(super) fn poll_start(
 }
 
 /// Gathers what ranks must know of each other and builds the engine.
-fn assemble(
-    bootstrap: Box<dyn Bootstrap>,
-    mut settings: Settings,
-    abort: &AbortFlag,
-    times: &mut Times,
-) -> Result<Engine> {
+fn assemble(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: &AbortFlag, times: &mut Times) -> Result<Engine> {
     let world = bootstrap.world();
     let met = meet(&*bootstrap, &settings, abort).inspect_err(|error| bootstrap.give_up(error));
     let peers = met?;
@@ -245,17 +247,18 @@ fn assemble(
     let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes);
     // Ranks that share processors, whether or not they may share memory.
     let beside = peers.iter().filter(|peer| peer.host == mine.host).count();
-    settings.patience = Patience::new(beside, settings.awake);
+    let patience = Patience::new(beside, settings.awake);
     let early = !settings.connect_late;
     // The least of all ranks, so that all choose alike.
     let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
-    let mut engine = Engine::new(bootstrap, fabric, (settings, cores), abort.clone());
+    let session = Session::new(bootstrap, settings, abort.clone());
+    let mut engine = Engine::new(session, fabric, patience, cores);
     times.topology = times.lap();
     if early && let Err(error) = engine.connect_early() {
         // Those who wait for this rank shall hear the cause, not only that it is gone.
         let error = engine.cause(error);
-        engine.publish_failure(&error);
-        engine.leave();
+        engine.session.publish_failure(&error);
+        engine.session.leave();
         return Err(error);
     }
     times.connections = times.lap();

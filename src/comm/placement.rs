@@ -169,11 +169,11 @@ impl Communicator {
 /// Asks all ranks where they are.
 pub(super) fn find(engine: &mut Engine, beside: &mut dyn Beside) -> Result<Placement> {
     let wait = engine.meet("placement", beside).map_err(|error| error.during("placement"))?;
-    let mine = Facts::learn(engine.settings.host_id.as_deref());
+    let mine = Facts::learn(engine.session.settings.host_id.as_deref());
     // A rank that knows nothing of itself tells that too, and all ranks have its error.
     let told = mine.as_ref().map_or(Vec::new(), Facts::encode);
-    let gathered = engine.bootstrap.all_gather(&told, &wait).map_err(|error| error.during("placement"))?;
-    mine.and_then(|_| place(engine.world, &gathered)).map_err(|error| error.during("placement"))
+    let gathered = engine.session.bootstrap.all_gather(&told, &wait).map_err(|error| error.during("placement"))?;
+    mine.and_then(|_| place(engine.session.world, &gathered)).map_err(|error| error.during("placement"))
 }
 
 /// What a rank tells of itself.

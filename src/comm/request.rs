@@ -94,7 +94,7 @@ impl Communicator {
         body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, E> {
         let engine = self.lend()?;
-        let (world, bystander) = (engine.world, Bystander::beside(&engine));
+        let (world, bystander) = (engine.session.world, Bystander::beside(&engine));
         let (worked, value) = std::thread::scope(|threads| {
             let (jobs, queue) = channel();
             let (promise, ended) = Promise::new();
@@ -663,7 +663,7 @@ pub(super) fn work(
             outcome.set(Err(error.duplicate()));
         }
         // Now, and not only when the queue is closed: the other ranks wait.
-        engine.publish_failure(error);
+        engine.session.publish_failure(error);
         // What is still begun ends at once; the end of the scope or the desk closes the queue.
         while let Ok(job) = queue.recv() {
             job.set(error);
@@ -678,7 +678,7 @@ fn serve<'scope>(
     (queue, resting): (&Receiver<Job<'scope>>, &AtomicBool),
     under_way: &mut UnderWay<'scope>,
 ) -> Result<()> {
-    let mut backoff = Backoff::new(engine.settings.patience);
+    let mut backoff = Backoff::new(engine.patience());
     let mut open = true;
     while open || !under_way.is_empty() {
         // A message that has ended may lie in the slots still: it has to arrive with no call of this rank.
@@ -738,7 +738,7 @@ fn run_group<'scope>(
 
 /// Moves what is under way until a part of it has ended.
 fn await_end(engine: &mut Engine, outcome: &Outcome, under_way: &mut UnderWay<'_>) -> Result<()> {
-    let mut backoff = Backoff::new(engine.settings.patience);
+    let mut backoff = Backoff::new(engine.patience());
     while !outcome.is_set() {
         engine.turn(under_way, &mut backoff)?;
     }

@@ -9,8 +9,8 @@ use crate::config::{Config, MAX_CHANNELS, Note, SocketFamily};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::plan;
+use crate::sync::Progress;
 use crate::sync::ring::Shape;
-use crate::sync::{Patience, Progress};
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::types::{Algorithm, Filter, Protocol};
 
@@ -29,8 +29,6 @@ pub(crate) struct Settings {
     pub(crate) host_id: Option<String>,
     /// How long a wait stays awake before it parks.
     pub(crate) awake: Duration,
-    /// How patient waits are, once the ranks of the host are known.
-    pub(crate) patience: Patience,
     /// What transports are forbidden.
     pub(crate) policy: Policy,
     /// Sizes of rings and scratch.
@@ -47,7 +45,7 @@ pub(crate) struct Settings {
     pub(crate) protocols: Filter<Protocol>,
     /// Whether windows wait for their first use.
     pub(crate) connect_late: bool,
-    /// What the program wants moved while a call waits; children have it too.
+    /// What the program wants moved while a call waits, when the communicator begins.
     pub(crate) progress: Option<Progress>,
 }
 
@@ -75,7 +73,6 @@ impl Settings {
             init_timeout: config.init_timeout,
             host_id: config.host_id.clone(),
             awake: config.spin,
-            patience: Patience::new(1, config.spin),
             policy: Policy { no_local: config.p2p_disable, no_shm: config.shm_disable },
             sizes: Sizes { shape: Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }, scratch_bytes, sockets },
             reproducible: config.reproducible,

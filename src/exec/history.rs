@@ -3,26 +3,65 @@
 //! Each label carries that number. The root of a broadcast waits for nobody, so two ranks may each believe to be the root and go on; from
 //! then on their labels differ, and the next call in which one of them reads the other's label finds it.
 
-use std::cell::Cell;
-
 use crate::error::Error;
 use crate::exec::operation::{SEQUENCE, describe, same_call, sequence};
+use crate::sync::primitive::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::sync::ring::Label;
 use crate::types::Rank;
 
-/// The collectives that a rank has begun.
+/// The collectives that a rank has begun. One thread begins them, and any thread may compare.
 #[derive(Debug)]
 pub struct History {
     /// The latest ones; number n at n mod [`REMEMBERED`].
-    labels: Box<[Label; REMEMBERED]>,
-    hash: u64,
+    labels: Box<[Remembered; REMEMBERED]>,
+    hash: AtomicU64,
     /// Whether a mismatch was found that goes back to a call whose label of the peer is not at hand.
-    is_unnamed: Cell<bool>,
+    is_unnamed: AtomicBool,
+}
+
+/// A label that one thread replaces while others read it. The number comes last and goes first, so that a reader which finds the same
+/// number before and after has read one label and not parts of two.
+#[derive(Debug)]
+struct Remembered {
+    call: AtomicU64,
+    count: AtomicU64,
+    number: AtomicU64,
+}
+
+impl Remembered {
+    fn nothing() -> Remembered {
+        let [call, count, number] = NO_CALL.map(AtomicU64::new);
+        Remembered { call, count, number }
+    }
+
+    #[inline]
+    fn set(&self, [call, count, number]: Label) {
+        self.number.store(NO_CALL[2], Ordering::Relaxed);
+        // Pairs with the acquire fence in `get`: a reader that finds one of the new words finds the number gone.
+        fence(Ordering::Release);
+        self.call.store(call, Ordering::Relaxed);
+        self.count.store(count, Ordering::Relaxed);
+        // Pairs with the acquire in `get`: a reader that finds the number finds the words that belong to it.
+        self.number.store(number, Ordering::Release);
+    }
+
+    /// `None` where there is no label yet, or another one was set meanwhile.
+    fn get(&self) -> Option<Label> {
+        let number = self.number.load(Ordering::Acquire);
+        let (call, count) = (self.call.load(Ordering::Relaxed), self.count.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        let is_whole = self.number.load(Ordering::Relaxed) == number && number != NO_CALL[2];
+        is_whole.then_some([call, count, number])
+    }
 }
 
 impl Default for History {
     fn default() -> History {
-        History { labels: Box::new([NO_CALL; REMEMBERED]), hash: 0, is_unnamed: Cell::new(false) }
+        History {
+            labels: Box::new(std::array::from_fn(|_| Remembered::nothing())),
+            hash: AtomicU64::new(0),
+            is_unnamed: AtomicBool::new(false),
+        }
     }
 }
 
@@ -31,20 +70,22 @@ impl History {
     /// one chance in 65,536, and again so at each call that follows.
     #[inline]
     pub fn past(&self) -> u64 {
-        self.hash & !SEQUENCE
+        // Relaxed, as in `begin`: only the thread that begins collectives uses it.
+        self.hash.load(Ordering::Relaxed) & !SEQUENCE
     }
 
-    /// Remembers the collective that begins.
+    /// Remembers the collective that begins. One thread at a time calls this.
     #[inline]
-    pub fn begin(&mut self, label: Label) {
-        self.labels[place(sequence(label))] = label;
+    pub fn begin(&self, label: Label) {
+        self.labels[place(sequence(label))].set(label);
         let call = label[0] ^ label[1].rotate_left(32);
-        self.hash = (self.hash.rotate_left(5) ^ call).wrapping_mul(SPREAD);
+        let hash = (self.hash.load(Ordering::Relaxed).rotate_left(5) ^ call).wrapping_mul(SPREAD);
+        self.hash.store(hash, Ordering::Relaxed);
     }
 
     /// The label of the collective of this number, while it is remembered.
     pub fn at(&self, number: u64) -> Option<Label> {
-        Some(self.labels[place(number)]).filter(|label| sequence(*label) == number)
+        self.labels[place(number)].get().filter(|label| sequence(*label) == number)
     }
 
     /// The error for a peer whose label is not `mine`. Where it is of an earlier collective, that is the one that the two ranks called
@@ -52,18 +93,19 @@ impl History {
     #[cold]
     pub fn mismatch(&self, mine: Label, peer: Rank, theirs: Label) -> Error {
         let then = self.at(sequence(theirs)).filter(|mine| !same_call(*mine, theirs)).unwrap_or(mine);
-        self.is_unnamed.set(same_call(then, theirs));
+        // Relaxed: the flag stands alone.
+        self.is_unnamed.store(same_call(then, theirs), Ordering::Relaxed);
         mismatch(then, peer, theirs)
     }
 
     /// Whether [`History::mismatch`] could not name the calls that differ: a peer can, when it is told of [`History::latest`].
     pub fn is_unnamed(&self) -> bool {
-        self.is_unnamed.get()
+        self.is_unnamed.load(Ordering::Relaxed)
     }
 
     /// The labels of the latest `most` collectives, the oldest first.
     pub fn latest(&self, most: usize) -> Vec<Label> {
-        let mut latest: Vec<Label> = self.labels.iter().copied().filter(|label| *label != NO_CALL).collect();
+        let mut latest: Vec<Label> = self.labels.iter().filter_map(Remembered::get).collect();
         latest.sort_unstable_by_key(|label| sequence(*label));
         latest.split_off(latest.len().saturating_sub(most))
     }
@@ -92,12 +134,13 @@ const REMEMBERED: usize = 256;
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use crate::exec::Operation;
     use crate::types::{Collective, DataType};
 
-    fn call(root: u32, number: u64, history: &mut History) -> Label {
+    fn call(root: u32, number: u64, history: &History) -> Label {
         let operation = Operation {
             collective: Collective::Broadcast,
             data_type: DataType::U8,
@@ -113,11 +156,11 @@ mod tests {
 
     #[test]
     fn a_difference_stays_in_every_label_that_follows() {
-        let (mut mine, mut theirs) = (History::default(), History::default());
-        assert_eq!(call(0, 0, &mut mine), call(0, 0, &mut theirs));
-        assert!(!same_call(call(0, 1, &mut mine), call(1, 1, &mut theirs)));
+        let (mine, theirs) = (History::default(), History::default());
+        assert_eq!(call(0, 0, &mine), call(0, 0, &theirs));
+        assert!(!same_call(call(0, 1, &mine), call(1, 1, &theirs)));
         for number in 2..1000 {
-            let (mine, theirs) = (call(0, number, &mut mine), call(0, number, &mut theirs));
+            let (mine, theirs) = (call(0, number, &mine), call(0, number, &theirs));
             assert!(same_call(mine, theirs));
             assert_ne!(mine, theirs, "call {number}");
         }
@@ -125,23 +168,44 @@ mod tests {
 
     #[test]
     fn a_label_of_an_earlier_call_is_compared_with_that_call() {
-        let mut mine = History::default();
+        let mine = History::default();
         assert_eq!(mine.at(0), None);
-        call(0, 0, &mut mine);
-        let now = call(0, 1, &mut mine);
-        let theirs = call(2, 0, &mut History::default());
+        call(0, 0, &mine);
+        let now = call(0, 1, &mine);
+        let theirs = call(2, 0, &History::default());
         let error = mine.mismatch(now, Rank::new(2), theirs);
         assert_eq!(
             error.message(),
             "this rank called broadcast #0 (count 4, uint8, root 0), rank 2 called broadcast #0 (count 4, uint8, root 2)"
         );
-        let mut before = History::default();
-        call(1, 0, &mut before);
-        let error = mine.mismatch(now, Rank::new(2), call(0, 1, &mut before));
+        let before = History::default();
+        call(1, 0, &before);
+        let error = mine.mismatch(now, Rank::new(2), call(0, 1, &before));
         let text = "this rank and rank 2 called different operations before broadcast #1 (count 4, uint8, root 0)";
         assert_eq!(error.message(), text);
         assert!(mine.is_unnamed());
         assert_eq!(mine.latest(1), [now]);
         assert_eq!(mine.latest(9).len(), 2);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use crate::sync::primitive::Arc;
+    use crate::sys::futex::{Membarrier, model};
+
+    #[test]
+    fn a_reader_finds_a_whole_label_or_none() {
+        model(Membarrier::Works, || {
+            let remembered = Arc::new(Remembered::nothing());
+            let written = Arc::clone(&remembered);
+            let writer = loom::thread::spawn(move || [1, 2].into_iter().for_each(|word| written.set([word; 3])));
+            if let Some([call, count, number]) = remembered.get() {
+                assert_eq!((call, count), (number, number));
+            }
+            writer.join().expect("loom ends the model before a panic comes here");
+            assert_eq!(remembered.get(), Some([2; 3]));
+        });
     }
 }

@@ -1,7 +1,7 @@
-//! The abort flag: one word that every wait looks at.
+//! The abort flag: one word that every wait looks at, and its mirrors where a device looks.
 
 use crate::error::{Error, Result};
-use crate::sync::primitive::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, Weak};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, Weak};
 
 /// Tells every wait of a communicator to stop, and why. Clones share the flag.
 #[derive(Debug, Clone, Default)]
@@ -13,6 +13,22 @@ struct Shared {
     reason: Mutex<Option<Error>>,
     /// Raised with this flag.
     followers: Mutex<Vec<Weak<Shared>>>,
+    /// Words that show the flag to what cannot look at it.
+    mirrors: Mutex<Vec<Weak<dyn Mirror>>>,
+}
+
+/// A word that shows an abort flag where the flag itself cannot be seen: in memory that a device reads.
+pub(crate) trait Mirror: Send + Sync + std::fmt::Debug {
+    /// Shows that the flag is raised. Called once or more, from any thread.
+    fn raise(&self);
+}
+
+/// A word of this process: 0, and 1 once the flag is raised.
+impl Mirror for AtomicU32 {
+    fn raise(&self) {
+        // Whoever reads the word needs nothing else of this thread: the reason is with the flag.
+        self.store(1, Ordering::Relaxed);
+    }
 }
 
 /// While it lives, one flag is raised with another.
@@ -35,6 +51,8 @@ impl AbortFlag {
         // Pairs with the acquire in `is_raised`: whoever sees the flag finds the reason.
         self.0.raised.store(true, Ordering::Release);
         drop(held);
+        let mirrors = self.mirrors().clone();
+        mirrors.iter().filter_map(Weak::upgrade).for_each(|mirror| mirror.raise());
         let followers = self.followers().clone();
         for follower in followers.iter().filter_map(Weak::upgrade) {
             AbortFlag(follower).raise(reason.duplicate());
@@ -50,6 +68,25 @@ impl AbortFlag {
             self.raise(reason);
         }
         Following { leader: leader.clone(), follower }
+    }
+
+    /// Raises `mirror` too when this flag is raised, or has been already. A mirror that is dropped is forgotten.
+    #[cfg_attr(not(test), expect(dead_code, reason = "an executor on a device is the first to need it"))]
+    pub(crate) fn mirror(&self, mirror: &Arc<impl Mirror + 'static>) {
+        let mine = Arc::clone(mirror);
+        let word: Arc<dyn Mirror> = mine;
+        let mut mirrors = self.mirrors();
+        mirrors.retain(|other| other.strong_count() > 0);
+        mirrors.push(Arc::downgrade(&word));
+        drop(mirrors);
+        // Behind the lock: where `raise` had it before us, the flag is seen here.
+        if self.is_raised() {
+            mirror.raise();
+        }
+    }
+
+    fn mirrors(&self) -> MutexGuard<'_, Vec<Weak<dyn Mirror>>> {
+        self.0.mirrors.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// The data behind the lock is whole after every statement, so a panic elsewhere does not spoil it.
@@ -91,6 +128,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn mirrors_show_the_flag_also_where_they_come_late_and_until_they_are_dropped() {
+        let (leader, flag) = (AbortFlag::new(), AbortFlag::new());
+        let [early, late, gone] = std::array::from_fn(|_| Arc::new(AtomicU32::new(0)));
+        let read = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        flag.mirror(&gone);
+        drop(gone);
+        flag.mirror(&early);
+        assert_eq!((read(&early), flag.mirrors().len()), (0, 1));
+        let _following = flag.follow(&leader);
+        leader.raise(Error::aborted("enough"));
+        flag.mirror(&late);
+        assert_eq!((read(&early), read(&late)), (1, 1));
+    }
+
+    #[test]
     fn a_flag_is_raised_with_the_one_that_it_follows_and_not_the_other_way_round() {
         let [leader, early, late, free] = std::array::from_fn(|_| AbortFlag::new());
         let following = early.follow(&leader);
@@ -112,6 +164,18 @@ mod tests {
 mod models {
     use super::*;
     use crate::sys::futex::{Membarrier, model};
+
+    #[test]
+    fn a_mirror_misses_no_raise() {
+        model(Membarrier::Works, || {
+            let (flag, word) = (AbortFlag::new(), Arc::new(AtomicU32::new(0)));
+            let raised = flag.clone();
+            let raiser = loom::thread::spawn(move || raised.raise(Error::aborted("enough")));
+            flag.mirror(&word);
+            raiser.join().expect("loom ends the model before a panic comes here");
+            assert_eq!(word.load(Ordering::Relaxed), 1);
+        });
+    }
 
     #[test]
     fn whoever_sees_the_flag_finds_the_first_reason() {

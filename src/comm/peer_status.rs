@@ -1,0 +1,403 @@
+//! What a communicator knows of its peers: who failed, died, left or is stuck; and the notes in which ranks tell each other.
+//!
+//! # Notes
+//! Ranks publish them through the bootstrap. One byte of kind, then:
+//! ```text
+//! 1 failure   see `bootstrap::cause`
+//! 2 stall     four u64: the label of the operation that the rank waits in; the collective calls of the bootstrap that it had begun
+//!             before; then labels of its collectives before that one, three u64 each, where it asks who called something else
+//! ```
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::cause::{NOTE_FAILURE, decode_failure};
+use crate::bootstrap::{Event, MAX_NOTE_BYTES};
+use crate::error::{Error, Result};
+use crate::exec::{History, Operation, mismatch, same_call, sequence};
+use crate::sync::NoteReader;
+use crate::sync::ring::Label;
+use crate::sys::clock;
+use crate::types::{Rank, World};
+
+/// What a communicator knows of its peers.
+#[derive(Debug, Default)]
+pub(crate) struct PeerStatus {
+    dead: Vec<Dead>,
+    left: Vec<Left>,
+    /// Ranks that have said where they are stuck.
+    stalled: HashMap<Rank, Stall>,
+    /// The first failure that a peer told of, or a difference that its note showed. The bootstrap delivers each note once, and every
+    /// thread that looks must learn of it.
+    failure: Option<Error>,
+    /// The first failure of the control plane.
+    control_failure: Option<Error>,
+    /// Whether a wait has ended with one of these: then that is the cause of all errors that follow.
+    pub(crate) is_cause: bool,
+}
+
+/// A rank that died.
+#[derive(Debug)]
+struct Dead {
+    rank: Rank,
+    why: String,
+}
+
+/// A rank that said goodbye.
+#[derive(Debug)]
+struct Left {
+    rank: Rank,
+    /// The first collective in which it takes no part.
+    until: u64,
+    heard: Instant,
+}
+
+impl PeerStatus {
+    /// Says whether an operation that waits for `waiting_for` can still end well.
+    ///
+    /// # Errors
+    /// Why it cannot, which is then the cause of the communicator's end.
+    pub(crate) fn check(&mut self, waiting_for: WaitingFor<'_>, now: Instant) -> Result<()> {
+        let failed = self.failure.as_ref().or(self.control_failure.as_ref()).map(Error::duplicate);
+        let checked = failed.map_or(Ok(()), Err).and_then(|()| self.gone(waiting_for, now));
+        checked.inspect_err(|_| self.is_cause = true)
+    }
+
+    /// The error of an operation that waits for `waiting_for` where a rank that it needs has gone.
+    fn gone(&self, waiting_for: WaitingFor<'_>, now: Instant) -> Result<()> {
+        if let Some(Dead { rank, why }) = self.dead.first() {
+            return Err(died(*rank, why));
+        }
+        if let WaitingFor::Bootstrap(call) = waiting_for {
+            self.stalled.iter().try_for_each(|(from, stall)| call.compare(*from, stall))?;
+        }
+        if self.left.is_empty() {
+            return Ok(());
+        }
+        let gone = match waiting_for {
+            WaitingFor::Anything | WaitingFor::Bootstrap(_) => None,
+            WaitingFor::Collective(operation) => self.left.iter().find(|left| left.until <= operation.sequence),
+            WaitingFor::Messages(peers) => {
+                let peers = peers();
+                let is_due = |left: &Left| now.saturating_duration_since(left.heard) >= LAST_WORDS;
+                self.left.iter().find(|left| is_due(left) && peers.contains(&left.rank))
+            }
+        };
+        gone.map_or(Ok(()), |left| Err(finalized(left.rank)))
+    }
+
+    /// The ranks of `world` that have not said that they are stuck in `operation` too.
+    pub(crate) fn silent(&self, operation: &Operation, world: World) -> Vec<Rank> {
+        let is_stuck =
+            |rank: &Rank| self.stalled.get(rank).is_some_and(|stall| sequence(stall.label) == operation.sequence);
+        world.ranks().filter(|rank| *rank != world.rank && !is_stuck(rank)).collect()
+    }
+
+    /// What `events`, and what was heard before, say of the end of `peer`: at best in the words of the rank that failed first.
+    pub(crate) fn explain(&mut self, peer: Option<u32>, events: Vec<Event>, history: &History) -> Option<Error> {
+        // Where an earlier failure has ended a wait already, only a new one can say more.
+        let mut told = self.failure.as_ref().filter(|_| !self.is_cause).map(Error::duplicate);
+        for event in events {
+            let is_note = matches!(event, Event::Note { .. });
+            // A failure of the control plane explains nothing about a peer.
+            if let (Err(error), true) = (self.read(event, history), is_note) {
+                told.get_or_insert(error);
+            }
+        }
+        let is_it = |rank: Rank| Some(rank.get()) == peer;
+        let dead = || self.dead.iter().find(|dead| is_it(dead.rank)).map(|dead| died(dead.rank, &dead.why));
+        // An error learnt from a peer already names the rank that left. Our own view may blame the wrong rank.
+        let left = || self.left.iter().find(|left| is_it(left.rank) && !self.is_cause).map(|left| finalized(left.rank));
+        told.or_else(dead).or_else(left)
+    }
+
+    /// Remembers what an event says.
+    pub(crate) fn hear(&mut self, event: Event, history: &History) {
+        // Its error is remembered, and every check returns it.
+        let _remembered = self.read(event, history);
+    }
+
+    /// Remembers what an event says, and returns the failure that it tells of.
+    fn read(&mut self, event: Event, history: &History) -> Result<()> {
+        let (told, kept) = match event {
+            Event::Died(rank, why) => {
+                self.dead.push(Dead { rank, why });
+                return Ok(());
+            }
+            Event::Left(rank, until) => {
+                self.left.push(Left { rank, until, heard: clock::now() });
+                return Ok(());
+            }
+            Event::Failed(error) => (Err(error), &mut self.control_failure),
+            Event::Note { from, bytes } => (self.read_note(from, &bytes, history), &mut self.failure),
+        };
+        told.inspect_err(|error| {
+            kept.get_or_insert_with(|| error.duplicate());
+        })
+    }
+
+    /// Notes come from ranks that know the secret. Even so, a note that cannot be read is passed over and not trusted.
+    fn read_note(&mut self, from: Rank, bytes: &[u8], history: &History) -> Result<()> {
+        match bytes.first() {
+            Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
+            Some(&NOTE_STALL) => match Stall::decode(&bytes[1..]) {
+                Some(stall) => {
+                    self.stalled.insert(from, stall);
+                    let before = bytes[1..].get(Stall::BYTES..).unwrap_or_default().chunks_exact(size_of::<Label>());
+                    before.map(label_of).try_for_each(|label| compare(history, from, label))?;
+                    compare(history, from, stall.label)
+                }
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// What ends a collective call of the bootstrap early: notes that come while it waits, and those that came before.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] where a peer has said already that it is stuck elsewhere.
+    pub(crate) fn reader(&self, call: BootstrapCall) -> Result<NoteReader> {
+        self.stalled.iter().try_for_each(|(from, stall)| call.compare(*from, stall))?;
+        Ok(NoteReader::new(move |from, bytes| match bytes.first() {
+            Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
+            Some(&NOTE_STALL) => Stall::decode(&bytes[1..]).map_or(Ok(()), |stall| call.compare(from, &stall)),
+            _ => Ok(()),
+        }))
+    }
+}
+
+/// Compares the collective in which a peer is stuck with this rank's of the same number.
+fn compare(history: &History, from: Rank, theirs: Label) -> Result<()> {
+    match history.at(sequence(theirs)) {
+        Some(mine) if !same_call(mine, theirs) => Err(mismatch(mine, from, theirs)),
+        _ => Ok(()),
+    }
+}
+
+/// Where a rank is stuck.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stall {
+    /// The collective that it waits in.
+    label: Label,
+    /// Collective calls of the bootstrap that it had begun before.
+    exchanges: u64,
+}
+
+impl Stall {
+    /// Bytes behind the note's kind.
+    const BYTES: usize = 4 * size_of::<u64>();
+
+    fn encode(&self) -> Vec<u8> {
+        let mut note = vec![NOTE_STALL];
+        note.extend(self.label.iter().chain([&self.exchanges]).flat_map(|word| word.to_le_bytes()));
+        note
+    }
+
+    /// What stands behind the note's kind.
+    fn decode(bytes: &[u8]) -> Option<Stall> {
+        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        Some(Stall { label: [word(0)?, word(8)?, word(16)?], exchanges: word(24)? })
+    }
+}
+
+/// The note of a rank that waits in the collective `label`.
+pub(crate) fn stall_note(label: Label, exchanges: u64) -> Vec<u8> {
+    Stall { label, exchanges }.encode()
+}
+
+/// The note that asks the others to compare their latest collectives with this rank's.
+pub(crate) fn comparison_note(operation: Label, exchanges: u64, history: &History) -> Vec<u8> {
+    let mut note = Stall { label: operation, exchanges }.encode();
+    note.extend(history.latest(COMPARED).iter().flatten().flat_map(|word| word.to_le_bytes()));
+    note
+}
+
+/// The label in 24 bytes of a note.
+fn label_of(bytes: &[u8]) -> Label {
+    std::array::from_fn(|word| u64::from_le_bytes(std::array::from_fn(|byte| bytes[word * size_of::<u64>() + byte])))
+}
+
+/// A call of the user's that is a collective call of the bootstrap (split, placement), and its place in this rank's program.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BootstrapCall {
+    /// What the user called.
+    pub(crate) name: &'static str,
+    /// The number of this rank's next collective.
+    pub(crate) collectives: u64,
+    /// How many collective calls of the bootstrap this rank had begun before.
+    pub(crate) exchanges: u64,
+}
+
+impl BootstrapCall {
+    /// Says whether a peer that is stuck somewhere can still come to this call. It cannot if it waits in a collective that this rank
+    /// begins later and has not begun this call: then the two programs have the calls in different orders.
+    fn compare(&self, from: Rank, stall: &Stall) -> Result<()> {
+        if sequence(stall.label) < self.collectives || stall.exchanges > self.exchanges {
+            return Ok(());
+        }
+        let (mine, theirs) = (self.name, crate::exec::describe(stall.label));
+        Err(Error::mismatch(format!("this rank called {mine}, rank {from} called {theirs}")).about(from))
+    }
+}
+
+/// What an operation waits for, which says whose leaving ends the wait.
+#[derive(Clone, Copy)]
+pub(crate) enum WaitingFor<'a> {
+    /// No specific rank: communicator set-up.
+    Anything,
+    /// A collective call of the bootstrap. Peers that are stuck in another call are reported as a mismatch.
+    Bootstrap(BootstrapCall),
+    /// All ranks, unless they have done their part before.
+    Collective(&'a Operation),
+    /// The ranks that messages go to and come from. The list is made only when a rank has left.
+    Messages(&'a dyn Fn() -> Vec<Rank>),
+}
+
+fn died(rank: Rank, why: &str) -> Error {
+    Error::remote(rank, format!("rank {rank} has died: {why}"))
+}
+
+fn finalized(rank: Rank) -> Error {
+    Error::remote(rank, format!("rank {rank} has finalized and takes no part in this"))
+}
+
+const NOTE_STALL: u8 = 2;
+/// Labels in a note that asks for a comparison.
+const COMPARED: usize = 64;
+
+const _: () = assert!(1 + Stall::BYTES + COMPARED * size_of::<Label>() <= MAX_NOTE_BYTES);
+
+/// How long after a rank's goodbye its messages may still come: goodbyes travel over connections of their own.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::cause::failure_note;
+    use crate::error::Kind;
+    use crate::sync::{AbortFlag, Wait};
+    use crate::types::{Collective, DataType};
+
+    fn operation(count: u64, sequence: u64) -> Operation {
+        let (collective, data_type) = (Collective::AllGather, DataType::I32);
+        Operation { collective, data_type, op: None, root: None, count, sequence, past: 0 }
+    }
+
+    fn stall_note(label: Label) -> Vec<u8> {
+        Stall { label, exchanges: 3 }.encode()
+    }
+
+    #[test]
+    fn a_peer_that_is_stuck_before_an_exchange_will_not_come_to_it() {
+        let at = |collectives, exchanges| BootstrapCall { name: "split", collectives, exchanges };
+        // It waits in collective 6 and has begun 3 exchanges.
+        let note = stall_note(operation(4, 6).label());
+        let heard_before = |call: BootstrapCall| {
+            let mut peers = PeerStatus::default();
+            peers.read_note(Rank::new(2), &note, &History::default()).unwrap();
+            peers.reader(call).map(drop)
+        };
+        let hears = |call: BootstrapCall| {
+            let wait =
+                Wait::new(Duration::ZERO, &AbortFlag::new()).with_notes(Some(PeerStatus::default().reader(call)?));
+            wait.read([(Rank::new(2), &note[..])].into_iter())
+        };
+        let cases = [
+            (at(6, 3), false, "its collective comes first to it, this exchange to us"),
+            (at(5, 4), false, "so it is further on with collectives, and back with exchanges"),
+            (at(7, 3), true, "we are through with its collective: it may come"),
+            (at(6, 2), true, "it has begun our exchange: it is here, or was"),
+        ];
+        for (call, is_fine, why) in cases {
+            for result in [heard_before(call), hears(call)] {
+                assert_eq!(result.is_ok(), is_fine, "{why}");
+                if let Err(error) = result {
+                    assert_eq!((error.kind(), error.peer()), (Kind::Mismatch, Some(2)));
+                    assert!(error.message().starts_with("this rank called split, rank 2 called all_gather"), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_failure_ends_an_exchange() {
+        let note = failure_note(&Error::mismatch("counts differ").during("all_reduce #3"));
+        let call = BootstrapCall { name: "split", collectives: 0, exchanges: 0 };
+        let reader = PeerStatus::default().reader(call).unwrap();
+        let wait = Wait::new(Duration::ZERO, &AbortFlag::new()).with_notes(Some(reader));
+        let error = wait.read([(Rank::new(1), &note[..])].into_iter()).unwrap_err();
+        assert_eq!(error.message(), "rank 1 reports in all_reduce #3: counts differ");
+        assert!(wait.read([(Rank::new(1), &[9u8, 9][..])].into_iter()).is_ok());
+    }
+
+    #[test]
+    fn a_failure_keeps_its_kind_peer_and_words() {
+        let error = Error::mismatch("counts differ").about(Rank::new(4)).during("all_reduce #3");
+        let note = failure_note(&error);
+        let heard = PeerStatus::default().read_note(Rank::new(1), &note, &History::default()).unwrap_err();
+        assert_eq!((heard.kind(), heard.peer()), (Kind::Mismatch, Some(4)));
+        assert_eq!(heard.message(), "rank 1 reports in all_reduce #3: counts differ");
+    }
+
+    #[test]
+    fn a_stalled_peer_with_another_call_is_a_mismatch() {
+        let mut peers = PeerStatus::default();
+        let history = History::default();
+        history.begin(operation(4, 0).label());
+        history.begin(operation(4, 1).label());
+        assert!(peers.read_note(Rank::new(2), &stall_note(operation(4, 1).label()), &history).is_ok());
+        assert!(peers.read_note(Rank::new(2), &stall_note(operation(9, 7).label()), &history).is_ok());
+        let error = peers.read_note(Rank::new(2), &stall_note(operation(5, 1).label()), &history).unwrap_err();
+        assert_eq!(error.kind(), Kind::Mismatch);
+        assert!(error.message().contains("count 4") && error.message().contains("rank 2"), "{error}");
+    }
+
+    #[test]
+    fn a_peer_that_asks_is_told_the_first_call_that_differs() {
+        let (mine, theirs) = (History::default(), History::default());
+        for (history, count) in [(&mine, 4), (&theirs, 5)] {
+            history.begin(operation(1, 0).label());
+            history.begin(operation(count, 1).label());
+            history.begin(operation(1, 2).label());
+        }
+        let note = comparison_note(operation(1, 2).label(), 0, &theirs);
+        let error = PeerStatus::default().read_note(Rank::new(2), &note, &mine).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (Kind::Mismatch, Some(2)));
+        assert!(error.message().contains("#1 (count 4") && error.message().contains("#1 (count 5"), "{error}");
+        assert!(PeerStatus::default().read_note(Rank::new(2), &note, &theirs).is_ok());
+    }
+
+    #[test]
+    fn a_rank_that_left_ends_only_what_it_takes_no_part_in() {
+        let mut peers = PeerStatus::default();
+        peers.hear(Event::Left(Rank::new(3), 5), &History::default());
+        let (now, later) = (clock::now(), clock::now() + 2 * LAST_WORDS);
+        assert!(peers.gone(WaitingFor::Collective(&operation(1, 4)), now).is_ok());
+        assert_eq!(peers.gone(WaitingFor::Collective(&operation(1, 5)), now).unwrap_err().peer(), Some(3));
+        let (others, them) = (|| vec![Rank::new(2)], || vec![Rank::new(2), Rank::new(3)]);
+        assert!(peers.gone(WaitingFor::Messages(&others), later).is_ok());
+        assert!(peers.gone(WaitingFor::Messages(&them), now).is_ok(), "its last words may be on their way");
+        assert_eq!(peers.gone(WaitingFor::Messages(&them), later).unwrap_err().peer(), Some(3));
+    }
+
+    #[test]
+    fn who_has_not_said_that_it_waits_is_known() {
+        let mut peers = PeerStatus::default();
+        let history = History::default();
+        peers.read_note(Rank::new(1), &stall_note(operation(4, 6).label()), &history).unwrap();
+        peers.read_note(Rank::new(2), &stall_note(operation(4, 5).label()), &history).unwrap();
+        let world = World { rank: Rank::new(0), size: 4 };
+        assert_eq!(peers.silent(&operation(4, 6), world), [Rank::new(2), Rank::new(3)]);
+        assert_eq!(peers.silent(&operation(4, 5), world), [Rank::new(1), Rank::new(3)]);
+    }
+
+    #[test]
+    fn garbage_is_passed_over() {
+        for note in [&[][..], &[9, 1, 2], &[NOTE_STALL, 1]] {
+            assert!(PeerStatus::default().read_note(Rank::new(0), note, &History::default()).is_ok());
+        }
+        let failure = PeerStatus::default().read_note(Rank::new(0), &[NOTE_FAILURE, 0, 0], &History::default());
+        assert_eq!(failure.unwrap_err().peer(), Some(0));
+    }
+}

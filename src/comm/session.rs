@@ -1,0 +1,228 @@
+//! What a rank knows of its communicator, apart from what moves data: its world, its settings, its peers, its counters, its deadlines
+//! and its abort flag.
+//!
+//! Any thread may look at a [`Session`]: a call that waits looks at it in each slow turn, and where nobody waits, because a device or a
+//! thread of its own does the work, a monitor can. One thread at a time begins operations: it alone counts up the counters.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use crate::bootstrap::Bootstrap;
+use crate::bootstrap::cause::failure_note;
+use crate::comm::Settings;
+use crate::comm::peer_status::{self, BootstrapCall, PeerStatus, WaitingFor};
+use crate::error::{Error, Kind, Result};
+use crate::exec::{History, Operation};
+use crate::log;
+use crate::sync::primitive::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::{AbortFlag, Deadline, NoteReader, Wait};
+use crate::sys::{clock, futex};
+use crate::types::{Rank, World};
+
+/// What a rank knows of its communicator, apart from what moves data.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) world: World,
+    pub(crate) settings: Settings,
+    pub(crate) bootstrap: Box<dyn Bootstrap>,
+    pub(crate) abort: AbortFlag,
+    /// The labels of the latest collectives, to compare them with a peer's.
+    pub(crate) history: History,
+    peers: Mutex<PeerStatus>,
+    /// Collectives begun. All ranks count alike.
+    collectives: Count,
+    /// Messages begun with each peer. The two ranks of a pair count alike.
+    messages: Box<[MessageCounts]>,
+}
+
+/// A number that one thread counts up and any thread may read.
+#[derive(Debug, Default)]
+struct Count(AtomicU64);
+
+impl Count {
+    // Relaxed in all three: nothing else is published by the number.
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The number before, for what is counted now.
+    fn next(&self) -> u64 {
+        let number = self.get();
+        self.0.store(number + 1, Ordering::Relaxed);
+        number
+    }
+}
+
+/// Messages begun with one peer.
+#[derive(Debug, Default)]
+struct MessageCounts {
+    sent: Count,
+    received: Count,
+}
+
+impl Session {
+    pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: AbortFlag) -> Session {
+        let world = bootstrap.world();
+        Session {
+            world,
+            settings,
+            bootstrap,
+            abort,
+            history: History::default(),
+            peers: Mutex::default(),
+            collectives: Count::default(),
+            messages: world.ranks().map(|_| MessageCounts::default()).collect(),
+        }
+    }
+
+    /// Collectives that this rank has begun.
+    pub(crate) fn collectives(&self) -> u64 {
+        self.collectives.get()
+    }
+
+    /// The number of a collective that begins now.
+    #[inline]
+    pub(crate) fn next_collective(&self) -> u64 {
+        self.collectives.next()
+    }
+
+    /// The number, among the messages to `peer`, of a send that begins now.
+    #[inline]
+    pub(crate) fn next_send(&self, peer: Rank) -> u64 {
+        self.messages[peer.index()].sent.next()
+    }
+
+    /// The number, among the messages from `peer`, of a receive that begins now.
+    #[inline]
+    pub(crate) fn next_receive(&self, peer: Rank) -> u64 {
+        self.messages[peer.index()].received.next()
+    }
+
+    /// A wait of the communicator's time-out that begins now.
+    pub(crate) fn wait(&self) -> Wait {
+        Wait::new(self.settings.timeout, &self.abort)
+    }
+
+    /// A wait of init's time-out that begins now.
+    pub(crate) fn init_wait(&self) -> Wait {
+        Wait::new(self.settings.init_timeout, &self.abort)
+    }
+
+    /// Hears what peers have told, and says whether something that waits for `waiting_for` now can still end well.
+    ///
+    /// # Errors
+    /// The failure of a peer, its death, or its leaving before it has done its part.
+    pub(crate) fn look_at_peers(&self, waiting_for: WaitingFor<'_>, now: Instant) -> Result<()> {
+        let events = self.bootstrap.poll();
+        let mut peers = self.peers();
+        events.into_iter().for_each(|event| peers.hear(event, &self.history));
+        peers.check(waiting_for, now)
+    }
+
+    /// Tells the others that this rank waits in `operation`, so that one which waits in another call finds the difference.
+    pub(crate) fn publish_stall(&self, operation: &Operation) {
+        self.bootstrap.publish(&peer_status::stall_note(operation.label(), self.bootstrap.exchanges()));
+    }
+
+    /// The ranks that have not said that they wait in `operation` too.
+    pub(crate) fn silent(&self, operation: &Operation) -> Vec<Rank> {
+        self.peers().silent(operation, self.world)
+    }
+
+    /// What ends a collective call of the bootstrap early: a peer's failure, or a peer that is stuck in another call.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] where a peer has said already that it is stuck in another call.
+    pub(crate) fn note_reader(&self, call: BootstrapCall) -> Result<NoteReader> {
+        self.peers().reader(call)
+    }
+
+    /// Ends the communicator: the cause of `error`, of which all ranks have been told. `first_difference` reads what a peer's flat slots
+    /// say of the first call that differs.
+    pub(crate) fn fail(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
+        let error = self.cause(error, first_difference).at(self.world.rank);
+        self.publish_failure(&error);
+        self.abort.raise(error.duplicate());
+        error
+    }
+
+    /// Tells everyone of `error`, so that nobody waits for this rank any more.
+    pub(crate) fn publish_failure(&self, error: &Error) {
+        self.bootstrap.publish(&failure_note(error));
+    }
+
+    /// The error behind `error`. A data connection that breaks says nothing of why; the bootstrap's news do, which may come a moment later.
+    pub(crate) fn cause(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
+        match error.kind() {
+            Kind::Mismatch => self.first_mismatch(error, first_difference),
+            Kind::Remote => {
+                let patience = if self.peers().is_cause { Duration::ZERO } else { CAUSE_PATIENCE };
+                let told = self.await_explanation(error.peer(), patience);
+                // Now we have the cause, or no better one will come: no later error waits for news again.
+                self.peers().is_cause = true;
+                match (told, error.operation()) {
+                    (Some(told), Some(operation)) => told.during(operation),
+                    (Some(told), None) => told,
+                    (None, _) => error,
+                }
+            }
+            _ => error,
+        }
+    }
+
+    /// Waits for news that say why `peer` has gone, `patience` at most.
+    fn await_explanation(&self, peer: Option<u32>, patience: Duration) -> Option<Error> {
+        let deadline = Deadline::after(patience);
+        loop {
+            let events = self.bootstrap.poll();
+            let told = self.peers().explain(peer, events, &self.history);
+            if told.is_some() || deadline.passed(clock::now()) {
+                return told;
+            }
+            futex::nap(CAUSE_NAP);
+        }
+    }
+
+    /// The first call that differs, for a mismatch that this rank has found: a rank in whose call nobody waits, such as a root, goes on,
+    /// and the difference shows in a later call.
+    fn first_mismatch(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
+        if std::mem::replace(&mut self.peers().is_cause, true) {
+            return error;
+        }
+        let named = match error.peer().map(Rank::new).and_then(first_difference) {
+            Some(named) => Some(named),
+            None if self.history.is_unnamed() => self.ask_for_the_first_difference(),
+            None => None,
+        };
+        match (named, error.operation()) {
+            (Some(named), Some(operation)) => named.during(operation),
+            (Some(named), None) => named,
+            (None, _) => error,
+        }
+    }
+
+    /// Tells the others what this rank has called, and waits a little for one that has called something else.
+    fn ask_for_the_first_difference(&self) -> Option<Error> {
+        let now = *self.history.latest(1).first()?;
+        self.bootstrap.publish(&peer_status::comparison_note(now, self.bootstrap.exchanges(), &self.history));
+        self.await_explanation(None, CAUSE_PATIENCE).filter(|told| told.kind() == Kind::Mismatch)
+    }
+
+    /// Says goodbye.
+    pub(crate) fn leave(&self) {
+        self.bootstrap.leave(self.collectives());
+        let (World { rank, size }, id) = (self.world, self.bootstrap.id());
+        log::info!(Init @ rank, "comm {id:016x} rank {rank} nranks {size} - Destroy COMPLETE");
+        log::trace!(Call @ rank, "CommFinalize({id:016x})");
+    }
+
+    /// The data behind the lock is whole after every statement, so a panic elsewhere does not spoil it.
+    fn peers(&self) -> MutexGuard<'_, PeerStatus> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How long a rank waits for news of a peer whose data connection broke: goodbyes and deaths travel as fast as data.
+const CAUSE_PATIENCE: Duration = Duration::from_millis(200);
+/// How long it sleeps between two looks for them.
+const CAUSE_NAP: Duration = Duration::from_millis(1);
