@@ -59,6 +59,31 @@ pub struct LaunchConfig {
     pub weak: bool,
     /// Whether uses of undefined bytes and races in shared memory are faults.
     pub checks: bool,
+    /// A defect of the memory model, on purpose; always `None` but in tests.
+    pub mutation: Option<Mutation>,
+}
+
+/// A defect of the memory model, on purpose: the litmus tests must notice each, or they would not notice a real one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// Releases and fences order no stores.
+    Release,
+    /// Acquires and fences order no loads.
+    Acquire,
+    /// `fence.sc` leaves stores in their queues.
+    Sequential,
+    /// `bar.sync` orders nothing.
+    Barrier,
+    /// Stores of one thread to one address may cross.
+    SameAddress,
+    /// A weak load may go back behind a strong load of the same address.
+    LoadOrder,
+    /// 8 bytes are stored as two halves.
+    Doubleword,
+    /// Lines of 128 bytes are torn also where the path keeps them whole.
+    Line,
+    /// An atomic operation's store goes through the queue.
+    Atomic,
 }
 
 /// What became of a call of [`Block::step`].

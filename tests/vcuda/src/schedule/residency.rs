@@ -267,6 +267,7 @@ impl World {
             seed: around.conduct.seed ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15),
             weak: around.machine.weak,
             checks: around.machine.checks,
+            mutation: None,
         };
         let view = Arc::new(View::new(Arc::clone(&around.space), context, gpu));
         let stores = Arc::clone(&self.gpus[gpu as usize].stores);

@@ -68,6 +68,8 @@ impl Entry {
 pub(super) struct Queue {
     /// In a GPU's queue, what a release of system scope precedes follows everything before it.
     is_gpu: bool,
+    /// On purpose, for tests: stores to one address may cross.
+    crosses: bool,
     pub(super) entries: Vec<Entry>,
     /// How many entries there are by the low bits of their granule: most loads need not look further.
     counts: Box<Counts>,
@@ -87,6 +89,11 @@ fn slot(granule: u64) -> usize {
 }
 
 impl Queue {
+    /// A block's queue.
+    pub(super) fn of_block(crosses: bool) -> Self {
+        Self { crosses, ..Self::default() }
+    }
+
     /// A GPU's queue.
     pub(super) fn of_gpu() -> Self {
         Self { is_gpu: true, ..Self::default() }
@@ -147,6 +154,9 @@ impl Queue {
     }
 
     fn must_follow(&self, entry: &Entry, older: &Entry) -> bool {
+        if self.crosses && entry.granule() == older.granule() {
+            return false;
+        }
         if self.is_gpu { entry.granule() == older.granule() || entry.after.system } else { entry.follows(older) }
     }
 

@@ -8,6 +8,7 @@
 //!
 //! Where exact bookkeeping would cost too much, it errs towards order, never towards disorder.
 
+use super::Mutation;
 use super::access::{Access, Core};
 use super::definedness;
 use super::grid::Grid;
@@ -49,6 +50,7 @@ pub(super) struct Weak {
     /// Before this time, everything has been seen: the block's start, or strong loads that `strong` forgot.
     floor: u64,
     me: Writer,
+    mutation: Option<Mutation>,
     /// A line that stays locked from one lane's load to the next.
     held: Option<(u64, Line)>,
 }
@@ -71,7 +73,7 @@ impl Weak {
         let thread = Thread { gpu: now, system: now, ..Thread::default() };
         let actor = std::process::id() << 8 | (grid.config.gpu & 0xff);
         Self {
-            queue: Queue::default(),
+            queue: Queue::of_block(grid.config.mutation == Some(Mutation::SameAddress)),
             count: 0,
             threads: vec![thread; threads.next_multiple_of(32) as usize],
             come: vec![Vec::new(); 16],
@@ -79,8 +81,14 @@ impl Weak {
             strong: vec![(u64::MAX, 0); STRONG],
             floor: now,
             me: Writer { actor, block },
+            mutation: grid.config.mutation,
             held: None,
         }
+    }
+
+    /// Whether the model has this defect, on purpose.
+    fn lacks(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
     }
 
     fn thread(&mut self, warp: u32, lane: u32) -> &mut Thread {
@@ -114,7 +122,9 @@ impl Weak {
 
     pub(super) fn join_block(&mut self, number: usize) {
         let members = std::mem::take(&mut self.come[number]);
-        self.join(&members, true);
+        if !self.lacks(Mutation::Barrier) {
+            self.join(&members, true);
+        }
     }
 
     fn publish(&mut self, granule: u64) {
@@ -126,6 +136,9 @@ impl Weak {
     }
 
     fn note_strong(&mut self, granule: u64, time: u64) {
+        if self.lacks(Mutation::LoadOrder) {
+            return;
+        }
         let slot = usize::try_from(granule % STRONG as u64).expect("below the table's size");
         let (held, at) = self.strong[slot];
         if held != granule {
@@ -142,6 +155,9 @@ impl Weak {
     }
 
     fn acquire(&mut self, warp: u32, lane: u32, scope: Scope, now: u64) {
+        if self.lacks(Mutation::Acquire) {
+            return;
+        }
         let thread = self.thread(warp, lane);
         thread.block = thread.block.max(thread.observed);
         if scope >= Scope::Gpu {
@@ -154,10 +170,10 @@ impl Weak {
 
     /// What a release at this point covers.
     fn covered(&mut self, warp: u32, lane: u32, scope: Scope) -> After {
-        let own = self.count;
+        let (own, lacks_release) = (self.count, self.lacks(Mutation::Release));
         let thread = self.thread(warp, lane);
         let old = thread.released;
-        if scope == Scope::Block {
+        if scope == Scope::Block || lacks_release {
             return old;
         }
         After {
@@ -333,12 +349,13 @@ impl Core {
             Some(scope) => weak.covered(access.warp, access.lane, scope),
             None => weak.thread(access.warp, access.lane).released,
         };
-        let line = if access.line && extent.ll128 { clock * 64 + access.address / LINE % 64 + 1 } else { 0 };
+        let whole = access.line && extent.ll128 && !weak.lacks(Mutation::Line);
+        let line = if whole { clock * 64 + access.address / LINE % 64 + 1 } else { 0 };
         weak.count += 1;
         if access.order != Order::Weak {
             weak.publish(access.address / GRANULE);
         }
-        weak.queue.push(Entry {
+        let entry = Entry {
             number,
             warp: access.warp,
             lane: access.lane,
@@ -349,7 +366,13 @@ impl Core {
             after,
             line,
             block: weak.me.block,
-        });
+        };
+        if weak.lacks(Mutation::Doubleword) && access.bytes == 8 {
+            weak.queue.push(Entry { bytes: 4, ..entry });
+            weak.queue.push(Entry { address: access.address + 4, bytes: 4, value: value >> 32, ..entry });
+        } else {
+            weak.queue.push(entry);
+        }
         Ok(())
     }
 
@@ -442,6 +465,12 @@ impl Core {
 
     pub(super) fn weak_update(&mut self, access: Access, new: impl Fn(u64) -> u64) -> Checked<u64> {
         let extent = self.extent(access, true)?;
+        if self.weak().lacks(Mutation::Atomic) {
+            let (old, _) = self.strong_load(access)?;
+            self.release_line();
+            self.weak_store(access, new(old), u8::MAX)?;
+            return Ok(old);
+        }
         let weak = self.weak();
         let after = match releases(access.order) {
             Some(scope) => weak.covered(access.warp, access.lane, scope),
@@ -478,7 +507,7 @@ impl Core {
     }
 
     pub(super) fn weak_fence(&mut self, warp: u32, lanes: u32, scope: Scope, sequential: bool) -> Checked<()> {
-        if sequential && scope >= Scope::Gpu {
+        if sequential && scope >= Scope::Gpu && !self.weak().lacks(Mutation::Sequential) {
             self.flush_block()?;
             if scope == Scope::System {
                 self.flush_gpu()?;

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use vcuda::ptx::Module;
@@ -15,33 +17,93 @@ struct Allocation {
     bytes: usize,
     /// None: in host memory.
     gpu: Option<u32>,
-    data: Vec<u128>,
-    shadow: Vec<u128>,
-    defined: Vec<u8>,
+    /// Offsets in the region.
+    data: usize,
+    shadow: usize,
+    defined: usize,
     ll128: bool,
     freed: bool,
 }
 
-/// Memory of a machine of several GPUs.
+/// Memory of a machine of several GPUs. All of it lies in one region that several processes can map: a process that makes
+/// the same allocations in the same order finds the same memory at the same addresses.
 pub(crate) struct Flat {
     allocations: Mutex<Vec<Allocation>>,
-    changes: AtomicU64,
-    generation: AtomicU64,
+    region: Region,
     /// Whether extents have shadow and definedness.
     pub(crate) watched: bool,
 }
 
 /// Where the first allocation lies.
 const FIRST: u64 = 0x7000_0000_0000;
+/// Bytes of a region; pages that nobody touches cost nothing.
+const REGION: usize = 64 << 20;
+/// Bytes in front of the first allocation: the counters of changes and of generations.
+const HEAD: usize = 4096;
+
+/// Mapped memory of a memfd.
+struct Region {
+    file: File,
+    base: *mut u8,
+}
+
+// SAFETY: the region is plain memory; the interpreter uses it through atomics, and the tests while no kernel runs.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn new() -> Self {
+        // SAFETY: the name ends with a zero byte; no other pointer.
+        let descriptor = unsafe { libc::memfd_create(c"vcuda-flat".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(descriptor >= 0, "no memfd: {}", std::io::Error::last_os_error());
+        // SAFETY: a fresh descriptor that nobody else owns.
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        file.set_len(REGION as u64).expect("a sparse file has any size");
+        Self::map(file)
+    }
+
+    fn map(file: File) -> Self {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh mapping of the file's whole length, at a place that the system chooses.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), REGION, rights, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        assert!(base != libc::MAP_FAILED, "no mapping: {}", std::io::Error::last_os_error());
+        Self { file, base: base.cast() }
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset < REGION, "the region is too small for what the test allocates");
+        self.base.wrapping_add(offset)
+    }
+
+    fn counter(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: aligned, inside the region's head, and used through atomics alone; it lives as long as the mapping.
+        unsafe { AtomicU64::from_ptr(self.at(8 * index).cast()) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made above; nothing points into it any more, as all blocks hold the `Flat`.
+        let code = unsafe { libc::munmap(self.base.cast(), REGION) };
+        assert_eq!(code, 0, "the region was mapped");
+    }
+}
 
 impl Flat {
     pub(crate) fn new(watched: bool) -> Arc<Self> {
-        Arc::new(Self {
-            allocations: Mutex::default(),
-            changes: AtomicU64::new(1),
-            generation: AtomicU64::new(1),
-            watched,
-        })
+        Arc::new(Self { allocations: Mutex::default(), region: Region::new(), watched })
+    }
+
+    /// The path by which another process opens the region.
+    pub(crate) fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.region.file.as_raw_fd())
+    }
+
+    /// The memory of another process, by [`path`](Self::path), without its allocations.
+    pub(crate) fn opened(path: &str) -> Arc<Self> {
+        let file = File::options().read(true).write(true).open(path).expect("the region of the test's process");
+        Arc::new(Self { allocations: Mutex::default(), region: Region::map(file), watched: true })
     }
 
     pub(crate) fn allocate(&self, gpu: Option<u32>, bytes: usize) -> u64 {
@@ -50,20 +112,17 @@ impl Flat {
 
     pub(crate) fn allocate_on(&self, gpu: Option<u32>, bytes: usize, ll128: bool) -> u64 {
         let mut allocations = self.allocations.lock().expect("no holder panics");
-        let start =
-            allocations.last().map_or(FIRST, |last| (last.start + last.bytes as u64 + 4096).next_multiple_of(512));
-        let lines = bytes.div_ceil(128);
-        allocations.push(Allocation {
-            start,
-            bytes,
-            gpu,
-            data: vec![0; lines * 8],
-            shadow: vec![0; lines * 8 * SHADOW_BYTES_PER_16 / 16],
-            defined: vec![0; lines * 16],
-            ll128,
-            freed: false,
+        let (start, data) = allocations.last().map_or((FIRST, HEAD), |last| {
+            let end = last.defined + last.bytes.div_ceil(128) * 16;
+            ((last.start + last.bytes as u64 + 4096).next_multiple_of(512), end.next_multiple_of(128))
         });
-        self.generation.fetch_add(1, Ordering::AcqRel);
+        let lines = bytes.div_ceil(128);
+        let shadow = data + lines * 128;
+        let defined = shadow + lines * 8 * SHADOW_BYTES_PER_16;
+        // The last byte must be inside.
+        self.region.at(defined + lines * 16);
+        allocations.push(Allocation { start, bytes, gpu, data, shadow, defined, ll128, freed: false });
+        self.region.counter(1).fetch_add(1, Ordering::AcqRel);
         start
     }
 
@@ -71,7 +130,7 @@ impl Flat {
         let mut allocations = self.allocations.lock().expect("no holder panics");
         let found = allocations.iter_mut().find(|allocation| allocation.start == address).expect("an allocation");
         found.freed = true;
-        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.region.counter(1).fetch_add(1, Ordering::AcqRel);
     }
 
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) {
@@ -114,11 +173,11 @@ impl Flat {
 
 impl GlobalMemory for Flat {
     fn extent(&self, gpu: u32, address: u64) -> Result<Extent, MemoryFault> {
-        let mut allocations = self.allocations.lock().expect("no holder panics");
-        let near = |allocation: &&mut Allocation| {
+        let allocations = self.allocations.lock().expect("no holder panics");
+        let near = |allocation: &&Allocation| {
             address >= allocation.start && address < allocation.start + allocation.bytes as u64 + 512
         };
-        let found = allocations.iter_mut().find(near).ok_or(MemoryFault::Unmapped)?;
+        let found = allocations.iter().find(near).ok_or(MemoryFault::Unmapped)?;
         let (start, bytes) = (found.start, found.bytes as u64);
         if address >= start + bytes {
             return Err(MemoryFault::RedZone { start, bytes });
@@ -135,9 +194,9 @@ impl GlobalMemory for Flat {
         Ok(Extent {
             start,
             end: start + bytes,
-            data: found.data.as_mut_ptr().cast(),
-            shadow: if self.watched { found.shadow.as_mut_ptr().cast() } else { null },
-            defined: if self.watched { found.defined.as_mut_ptr() } else { null },
+            data: self.region.at(found.data),
+            shadow: if self.watched { self.region.at(found.shadow) } else { null },
+            defined: if self.watched { self.region.at(found.defined) } else { null },
             home,
             writable: true,
             ll128: found.ll128,
@@ -145,15 +204,15 @@ impl GlobalMemory for Flat {
     }
 
     fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+        self.region.counter(1).load(Ordering::Acquire) + 1
     }
 
     fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
+        self.region.counter(0).load(Ordering::Acquire) + 1
     }
 
     fn bump(&self) -> u64 {
-        self.changes.fetch_add(1, Ordering::AcqRel) + 1
+        self.region.counter(0).fetch_add(1, Ordering::AcqRel) + 2
     }
 }
 
@@ -192,6 +251,7 @@ pub(crate) fn config(grid: u32, threads: u32, parameters: Parameters) -> LaunchC
         seed: 1,
         weak: false,
         checks: false,
+        mutation: None,
     }
 }
 
