@@ -21,4 +21,5 @@ pub mod numa;
 pub mod poller;
 pub mod process;
 pub mod random;
+pub mod region;
 pub mod thread;

@@ -58,6 +58,7 @@ const BANNED: &[(&str, &[&str], &str)] = &[
         &["src/log.rs", "src/log/"],
         "use the macros of log: NCCL's lines are not written from tracing events",
     ),
+    ("SharedMemory", &["src/sys/", "src/device/"], "hold a Region, which says on which device its memory lives"),
     ("dbg!", &[], "remove it"),
     ("todo!", &[], "finish it"),
     ("unimplemented!", &[], "finish it, or leave the item out"),

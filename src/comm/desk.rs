@@ -170,7 +170,7 @@ impl Desk {
     /// # Errors
     /// As [`Communicator::register`].
     pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
-        let memory = Arc::clone(buffer.memory());
+        let memory = buffer.memory().clone();
         self.beside(move |engine, beside| engine.register(&memory, beside).map_err(|error| error.during("register")))
     }
 

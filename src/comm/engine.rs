@@ -8,7 +8,7 @@ use crate::comm::failure_watch::FailureWatch;
 use crate::comm::journal::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
 use crate::comm::peer_status::{BootstrapCall, WaitingFor};
 use crate::comm::session::Session;
-use crate::device::Kernel;
+use crate::device::{HostRegion, Kernel};
 use crate::error::{Error, Result};
 use crate::exec::composed;
 use crate::exec::flat::Flat;
@@ -19,7 +19,6 @@ use crate::plan::{Plan, Windows};
 use crate::sync::primitive::Arc;
 use crate::sync::{AbortFlag, Backoff, Patience, Progress, Wait, progress};
 use crate::sys::futex;
-use crate::sys::memory::SharedMemory;
 use crate::topo::Topology;
 use crate::transport::{Fabric, HostWindows, Need, Setup};
 use crate::types::{Algorithm, Collective, DataType, Rank};
@@ -490,7 +489,7 @@ impl Engine {
     }
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else it does nothing.
-    pub(crate) fn register(&mut self, memory: &Arc<SharedMemory>, beside: &mut dyn Beside) -> Result<()> {
+    pub(crate) fn register(&mut self, memory: &HostRegion, beside: &mut dyn Beside) -> Result<()> {
         if !self.chooser.maps_peers() {
             return Ok(());
         }

@@ -2,18 +2,18 @@
 
 use std::marker::PhantomData;
 
+use crate::device::{self, Home, Place};
+use crate::error::{Error, Result};
 use crate::types::Element;
 
 /// Input and output of one collective on one rank.
 ///
-/// Holds, for `'a`: `input` is good for reading `input_bytes`, `output` for writing `output_bytes`, and nobody but the operation
-/// touches them. Everything that follows pointers of an operation rests on this.
+/// Holds, for `'a`: the input is good for reading, the output for writing, and nobody but the operation touches them. Everything that
+/// follows pointers of an operation rests on this.
 #[derive(Debug)]
 pub struct Buffers<'a> {
-    pub(super) input: *const u8,
-    pub(super) input_bytes: usize,
-    pub(super) output: *mut u8,
-    pub(super) output_bytes: usize,
+    pub(super) input: Place,
+    pub(super) output: Place,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -28,21 +28,14 @@ impl<'a> Buffers<'a> {
 
     /// Input and output apart.
     pub fn apart<T: Element>(input: &'a [T], output: &'a mut [T]) -> Buffers<'a> {
-        Buffers {
-            input: input.as_ptr().cast(),
-            input_bytes: size_of_val(input),
-            output: output.as_mut_ptr().cast(),
-            output_bytes: size_of_val(output),
-            borrow: PhantomData,
-        }
+        let (input_bytes, output_bytes) = (size_of_val(input), size_of_val(output));
+        Buffers::of((input.as_ptr().cast(), input_bytes), (output.as_mut_ptr().cast(), output_bytes))
     }
 
     /// One buffer for both.
     pub fn shared<T: Element>(buffer: &'a mut [T]) -> Buffers<'a> {
-        let output = buffer.as_mut_ptr();
-        let bytes = size_of_val(buffer);
-        let (input, output) = (output.cast_const().cast(), output.cast());
-        Buffers { input, input_bytes: bytes, output, output_bytes: bytes, borrow: PhantomData }
+        let (bytes, place) = (size_of_val(buffer), buffer.as_mut_ptr().cast::<u8>());
+        Buffers::of((place.cast_const(), bytes), (place, bytes))
     }
 
     /// The output is all of `buffer`, the input `count` elements of it from `start` on.
@@ -50,10 +43,10 @@ impl<'a> Buffers<'a> {
     /// # Panics
     /// Where they are not inside.
     pub fn input_inside<T: Element>(buffer: &'a mut [T], start: usize, count: usize) -> Buffers<'a> {
-        let input_bytes = size_of_val(&buffer[start..start + count]);
+        let bytes = size_of_val(&buffer[start..start + count]);
         let whole = Buffers::shared(buffer);
-        let input = whole.input.wrapping_add(start * size_of::<T>());
-        Buffers { input, input_bytes, ..whole }
+        let address = whole.input.address.wrapping_add(start * size_of::<T>());
+        Buffers { input: Place::on_host(address, bytes), ..whole }
     }
 
     /// The input is all of `buffer`, the output `count` elements of it from `start` on.
@@ -61,10 +54,10 @@ impl<'a> Buffers<'a> {
     /// # Panics
     /// Where they are not inside.
     pub fn output_inside<T: Element>(buffer: &'a mut [T], start: usize, count: usize) -> Buffers<'a> {
-        let output_bytes = size_of_val(&buffer[start..start + count]);
+        let bytes = size_of_val(&buffer[start..start + count]);
         let whole = Buffers::shared(buffer);
-        let output = whole.output.wrapping_add(start * size_of::<T>());
-        Buffers { output, output_bytes, ..whole }
+        let address = whole.output.address.wrapping_add(start * size_of::<T>());
+        Buffers { output: Place::on_host(address, bytes), ..whole }
     }
 
     /// Memory that the type system knows nothing of. Null goes with 0 bytes.
@@ -76,11 +69,113 @@ impl<'a> Buffers<'a> {
         (input, input_bytes): (*const u8, usize),
         (output, output_bytes): (*mut u8, usize),
     ) -> Buffers<'a> {
-        Buffers { input, input_bytes, output, output_bytes, borrow: PhantomData }
+        Buffers::of((input, input_bytes), (output, output_bytes))
+    }
+
+    fn of(input: (*const u8, usize), output: (*mut u8, usize)) -> Buffers<'a> {
+        let input = Place::on_host(input.0.cast_mut(), input.1);
+        Buffers { input, output: Place::on_host(output.0, output.1), borrow: PhantomData }
+    }
+
+    /// [`Buffers::from_raw`] for memory of any home.
+    ///
+    /// # Safety
+    /// As there.
+    #[cfg(test)]
+    pub(crate) unsafe fn from_places(input: Place, output: Place) -> Buffers<'a> {
+        Buffers { input, output, borrow: PhantomData }
     }
 
     /// Where input and output begin.
     pub fn places(&self) -> (*const u8, *const u8) {
-        (self.input, self.output.cast_const())
+        (self.input.address.cast_const(), self.output.address.cast_const())
+    }
+
+    /// The input, for the host's executor: [`Buffers::check_homes`] has seen that it is host memory.
+    #[inline]
+    pub(crate) fn source(&self) -> *const u8 {
+        debug_assert!(self.input.home == Home::Host || self.input.bytes == 0, "checked before the call runs");
+        self.input.address.cast_const()
+    }
+
+    /// The output, for the host's executor: [`Buffers::check_homes`] has seen that it is host memory.
+    #[inline]
+    pub(crate) fn target(&self) -> *mut u8 {
+        debug_assert!(self.output.home == Home::Host || self.output.bytes == 0, "checked before the call runs");
+        self.output.address
+    }
+
+    /// Whether both buffers live where the host's executor works.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where they live in two memories, which it names with the buffer that lives there, or in
+    /// one that no executor of this build reaches.
+    #[inline]
+    pub(super) fn check_homes(&self) -> Result<()> {
+        if self.input.home == Home::Host && self.output.home == Home::Host { Ok(()) } else { self.foreign_homes() }
+    }
+
+    #[cold]
+    fn foreign_homes(&self) -> Result<()> {
+        let (input, output) = (self.input, self.output);
+        let used = |place: Place| place.bytes > 0;
+        if used(input) && used(output) && input.home != output.home {
+            return Err(Error::invalid_argument(format!(
+                "the input buffer lies in {} and the output buffer in {}: give both in one memory",
+                input.home, output.home
+            )));
+        }
+        let foreign = [input, output].into_iter().find(|place| used(*place) && place.home != Home::Host);
+        foreign.map_or(Ok(()), |place| Err(device::unsupported(place.home)))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::device::DeviceId;
+    use crate::error::Kind;
+    use crate::exec::{Call, CallCount};
+    use crate::types::{Collective, DataType, Rank, ReduceOp, World};
+
+    /// The error of an all-reduce of one byte whose buffers live there.
+    fn refused(homes: [Home; 2], bytes: [usize; 2]) -> Option<String> {
+        let mut memory = [0u8; 2];
+        let address = memory.as_mut_ptr();
+        let places = [0, 1].map(|at| Place { address: address.wrapping_add(at), bytes: bytes[at], home: homes[at] });
+        let call = Call {
+            collective: Collective::AllReduce,
+            data_type: DataType::U8,
+            op: Some(ReduceOp::Sum),
+            root: None,
+            count: CallCount::Each(bytes[0] as u64),
+            // SAFETY: nothing runs the call.
+            buffers: unsafe { Buffers::from_places(places[0], places[1]) },
+        };
+        let error = call.check(World { rank: Rank::new(0), size: 2 }).err()?;
+        assert_eq!(error.kind(), Kind::InvalidArgument);
+        Some(error.message().to_owned())
+    }
+
+    #[test]
+    fn buffers_of_two_memories_are_one_clear_error() {
+        let (host, one, two) = (Home::Host, Home::Device(DeviceId(1)), Home::Device(DeviceId(2)));
+        assert_eq!(refused([host, host], [1, 1]), None);
+        let mixed = [([host, one], "host memory", "the memory of device 1"), ([two, one], "device 2", "device 1")];
+        for (homes, input, output) in mixed {
+            let said = refused(homes, [1, 1]).unwrap();
+            let at = |text: &str| said.find(text).unwrap_or_else(|| panic!("{text} in {said}"));
+            assert!(
+                at("input buffer") < at(input)
+                    && at(input) < at("output buffer")
+                    && at("output buffer") < said.rfind(output).unwrap(),
+                "{said}"
+            );
+        }
+        let said = refused([one, one], [1, 1]).unwrap();
+        assert!(said.contains("device 1") && said.contains("host memory only"), "{said}");
+        // A rank that has no bytes for one of them has it nowhere.
+        assert_eq!(refused([host, one], [0, 0]), None);
     }
 }

@@ -134,9 +134,10 @@ impl Call<'_> {
             let message = format!("the scalar {scalar} of {op} is not a value of {}", self.data_type);
             return Err(Error::invalid_argument(message));
         }
+        self.buffers.check_homes()?;
         let (input, output) = self.lengths(world)?;
-        self.check_buffer("input", (self.buffers.input.is_null(), self.buffers.input_bytes), input)?;
-        self.check_buffer("output", (self.buffers.output.is_null(), self.buffers.output_bytes), output)?;
+        self.check_buffer("input", (self.buffers.input.address.is_null(), self.buffers.input.bytes), input)?;
+        self.check_buffer("output", (self.buffers.output.address.is_null(), self.buffers.output.bytes), output)?;
         self.check_overlap(world, (input, output))
     }
 
@@ -198,7 +199,7 @@ impl Call<'_> {
             CallCount::Each(count) => count * u64::from(rank.get()),
             CallCount::PerRank(counts) => counts[..rank.index()].iter().sum(),
         };
-        let (input, output) = (self.buffers.input, self.buffers.output.cast_const());
+        let (input, output) = self.buffers.places();
         match self.collective {
             Collective::AllReduce
             | Collective::Broadcast
@@ -220,7 +221,7 @@ impl Call<'_> {
     }
 
     fn check_overlap(&self, world: World, (input, output): (Elements, Elements)) -> Result<()> {
-        let (input_place, output_place) = (self.buffers.input, self.buffers.output);
+        let (input_place, output_place) = self.buffers.places();
         if self.in_place(world) || input_place.is_null() || output_place.is_null() {
             return Ok(());
         }

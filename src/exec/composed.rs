@@ -22,10 +22,10 @@ pub fn blocks<'a>(call: &'a Call<'_>, world: World) -> Vec<Message<'a>> {
             messages.push(if gathers {
                 // SAFETY: `Call::check` has seen that the output has all counts together; `Buffers` vouches for it. Blocks lie one behind
                 // the other.
-                unsafe { Message::recv_raw(call.buffers.output.wrapping_add(before), sized, rank) }
+                unsafe { Message::recv_raw(call.buffers.target().wrapping_add(before), sized, rank) }
             } else {
                 // SAFETY: as above, of the input.
-                unsafe { Message::send_raw(call.buffers.input.wrapping_add(before), sized, rank) }
+                unsafe { Message::send_raw(call.buffers.source().wrapping_add(before), sized, rank) }
             });
             // Fits: the lengths have been checked.
             before += usize::try_from(*count).unwrap_or(usize::MAX) * size;
@@ -34,10 +34,10 @@ pub fn blocks<'a>(call: &'a Call<'_>, world: World) -> Vec<Message<'a>> {
     let sized = (call.count.of(world.rank), call.data_type);
     messages.push(if gathers {
         // SAFETY: `Call::check` has seen that the input has this rank's count; `Buffers` vouches for it.
-        unsafe { Message::send_raw(call.buffers.input, sized, root) }
+        unsafe { Message::send_raw(call.buffers.source(), sized, root) }
     } else {
         // SAFETY: as above, of the output.
-        unsafe { Message::recv_raw(call.buffers.output, sized, root) }
+        unsafe { Message::recv_raw(call.buffers.target(), sized, root) }
     });
     messages
 }
@@ -67,12 +67,12 @@ impl<'a> Scan<'a> {
         let mut known = vec![0; bytes];
         if bytes > 0 {
             // SAFETY: `Call::check` has seen that the input has `count` elements; `Buffers` vouches for it.
-            unsafe { std::ptr::copy_nonoverlapping(call.buffers.input, known.as_mut_ptr(), bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(call.buffers.source(), known.as_mut_ptr(), bytes) };
         }
         let mut scan = Scan { call, kernel, world, count, distance: 1, known, arriving: vec![0; bytes], begun: false };
         if call.collective == Collective::Scan {
             let own = scan.known.as_ptr();
-            scan.fold(&[own], call.buffers.output);
+            scan.fold(&[own], call.buffers.target());
             scan.begun = true;
         }
         Ok(scan)
@@ -100,7 +100,8 @@ impl<'a> Scan<'a> {
     /// Takes in what the round has brought.
     pub fn end_round(&mut self) {
         if self.world.rank.get() >= self.distance {
-            let (arriving, known, output) = (self.arriving.as_ptr(), self.known.as_mut_ptr(), self.call.buffers.output);
+            let (arriving, known, output) =
+                (self.arriving.as_ptr(), self.known.as_mut_ptr(), self.call.buffers.target());
             let theirs = [arriving, output.cast_const()];
             self.fold(if self.begun { &theirs } else { &theirs[..1] }, output);
             self.begun = true;

@@ -3,7 +3,7 @@
 //! A peer may still be in the middle of a copy, and whoever called the operation has its buffers for itself when the call returns. So
 //! the rank waits. Peers that run come out at their next look at the news, in milliseconds. A peer that is a process may
 //! also have ended, or be stopped for as long as somebody likes: the first cannot touch memory any more, and from the second
-//! the registered buffers are taken away ([`crate::sys::memory::SharedMemory::detach`]).
+//! the registered buffers are taken away ([`crate::device::Keep::detach`]).
 //!
 //! A peer that is a thread of this process reaches the buffers by the same addresses as their owner. Nothing takes them away from it, so
 //! it is waited for without bound. It cannot be stopped apart from the owner, and comes out unless a progress hook of the program's
@@ -80,9 +80,9 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::device::{Device, HostMemory, HostRegion, Sharing};
     use crate::sync::primitive::{Arc, AtomicBool, Ordering};
     use crate::sys::alive::Process;
-    use crate::sys::memory::SharedMemory;
     use crate::sys::process::{Group, Signal};
     use crate::sys::thread;
     use crate::transport::{Arena, Registered};
@@ -90,21 +90,21 @@ mod tests {
 
     /// Of rank 0, whose lease is open for operation 0; rank 1 is `neighbour`.
     fn windows(neighbour: Neighbour) -> HostWindows {
-        let memory = Arc::new(SharedMemory::memfd(8192).unwrap());
-        let generation = memory.share_anew().unwrap();
+        let memory = HostMemory.allocate_host(8192, Sharing::Processes).unwrap();
+        let generation = memory.keep().share_anew().unwrap();
         let windows = HostWindows {
             ranks: [0, 1].map(Rank::new).to_vec(),
             me: 0,
-            arenas: (0..2).map(|_| Arena::create(4096, false).unwrap()).collect(),
+            arenas: (0..2).map(|_| Arena::create(4096, Sharing::Threads).unwrap()).collect(),
             neighbours: vec![Neighbour::Thread, neighbour],
             boards: None,
-            registered: vec![Registered { memory: vec![Arc::clone(&memory), memory], generation }],
+            registered: vec![Registered { memory: vec![memory.clone(), memory], generation }],
         };
         windows.mine().lease().open(0);
         windows
     }
 
-    fn memory(windows: &HostWindows) -> &SharedMemory {
+    fn memory(windows: &HostWindows) -> &HostRegion {
         &windows.registered[0].memory[0]
     }
 
@@ -132,7 +132,7 @@ mod tests {
         let windows = windows(neighbour);
         let _inside = windows.mine().lease().enter_as(1, 0).unwrap();
         evict(&windows);
-        assert!(!memory(&windows).is_detached(), "the kernel has taken the memory from it");
+        assert!(!memory(&windows).keep().is_detached(), "the kernel has taken the memory from it");
     }
 
     /// Regression: a peer that was stopped inside was waited for a while, and wrote into the buffer when it went on.
@@ -141,10 +141,10 @@ mod tests {
         let (_group, neighbour) = sleeper();
         for neighbour in [neighbour, Neighbour::Process(None)] {
             let windows = windows(neighbour);
-            let theirs = SharedMemory::from_peer(memory(&windows).file().unwrap().try_clone().unwrap(), 8192).unwrap();
+            let theirs = HostMemory.import_host(HostMemory.export(memory(&windows)).unwrap(), 8192).unwrap();
             let _inside = windows.mine().lease().enter_as(1, 0).unwrap();
             evict(&windows);
-            assert!(memory(&windows).is_detached());
+            assert!(memory(&windows).keep().is_detached());
             // SAFETY: inside the mapping.
             unsafe { theirs.at(50, 1).as_ptr().write(9) };
             // SAFETY: inside the mapping.
@@ -162,7 +162,7 @@ mod tests {
             let inside = theirs.mine().lease().enter_as(1, 0).unwrap();
             enters.wait();
             // Longer than a process would be waited for.
-            while !memory(&theirs).is_detached() {
+            while !memory(&theirs).keep().is_detached() {
                 futex::nap(NAP);
             }
             is_out.store(true, Ordering::Release);

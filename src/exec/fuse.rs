@@ -42,7 +42,7 @@ pub fn run_fused(calls: &[Call<'_>], run: impl FnOnce(&Call<'_>) -> Result<()>) 
         let bytes = bytes_of(call);
         let into = packed[at..at + bytes].as_mut_ptr();
         // SAFETY: `Buffers` vouches for the input, whose length was checked; the target is a slice of as many bytes.
-        unsafe { std::ptr::copy_nonoverlapping(call.buffers.input, into, bytes) };
+        unsafe { std::ptr::copy_nonoverlapping(call.buffers.source(), into, bytes) };
         at += bytes;
     }
     let place = packed.as_mut_ptr();
@@ -62,7 +62,7 @@ pub fn run_fused(calls: &[Call<'_>], run: impl FnOnce(&Call<'_>) -> Result<()>) 
         let bytes = bytes_of(call);
         let from = packed[at..at + bytes].as_ptr();
         // SAFETY: `Buffers` vouches for the output, whose length was checked; the source is a slice of as many bytes.
-        unsafe { std::ptr::copy_nonoverlapping(from, call.buffers.output, bytes) };
+        unsafe { std::ptr::copy_nonoverlapping(from, call.buffers.target(), bytes) };
         at += bytes;
     }
     Ok(())

@@ -20,7 +20,7 @@ use crate::types::{Collective, Rank, ReduceOp, World};
 pub fn run_alone(call: &Call<'_>, world: World, kernel: &Kernel) -> Result<()> {
     let (input, output) = call.lengths(world)?;
     let count = input.index().min(output.index());
-    let (source, target) = (call.buffers.input, call.buffers.output);
+    let (source, target) = (call.buffers.source(), call.buffers.target());
     if count == 0 || (source == target.cast_const() && kernel.is_copy(Some(0), true)) {
         return Ok(());
     }
@@ -45,7 +45,7 @@ pub fn run_flat(
     let bytes = input.index() * size;
     let mut turn = idle.fabric.links().staging.turn(bytes);
     let fill = |slot: NonNull<u8>| {
-        let (sources, targets) = (&[call.buffers.input], &[slot.as_ptr()]);
+        let (sources, targets) = (&[call.buffers.source()], &[slot.as_ptr()]);
         let pass = Pass { sources, raw: Some(0), targets, count: input.index(), finish: false, store: turn.store };
         turn.begin();
         if !kernel.is_copy(Some(0), false) || turn.store == Store::Streaming {
@@ -53,7 +53,7 @@ pub fn run_flat(
             unsafe { kernel.run(&pass) };
         } else if bytes > 0 {
             // SAFETY: as above; user memory and arena do not overlap.
-            unsafe { std::ptr::copy_nonoverlapping(call.buffers.input, slot.as_ptr(), bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(call.buffers.source(), slot.as_ptr(), bytes) };
         }
         turn.end();
     };
@@ -85,7 +85,7 @@ impl<'a> Visit<'a> {
     /// Opens this rank's buffers for `operation`.
     pub fn open(windows: &'a HostWindows, call: &Call<'_>, operation: &Operation) -> Visit<'a> {
         if let Some(boards) = &windows.boards {
-            boards[windows.me].write(call.buffers.input, call.buffers.output);
+            boards[windows.me].write(call.buffers.source(), call.buffers.target());
         }
         windows.mine().lease().open(operation.sequence);
         Visit { windows, over: false, met: Vec::new(), loans: Loans::default(), guards: Vec::new() }
@@ -210,7 +210,7 @@ pub(crate) fn run_plan(
         surroundings.windows.map_or(surroundings.scratch.as_mut_ptr(), |windows| windows.mine().scratch().as_ptr());
     let setting = Setting {
         kernel: surroundings.kernel,
-        memory: Memory { input: call.buffers.input, output: call.buffers.output },
+        memory: Memory { input: call.buffers.source(), output: call.buffers.target() },
         operation,
         history: surroundings.history,
         windows: surroundings.windows,
@@ -272,7 +272,7 @@ fn read_flat(
     exchange: &Exchange<'_>,
     idle: &mut Idle<'_>,
 ) -> Result<()> {
-    let (input_place, output_place) = (call.buffers.input, call.buffers.output);
+    let (input_place, output_place) = (call.buffers.source(), call.buffers.target());
     let size = call.data_type.size() as usize;
     let count =
         |rank: Rank| Ok::<_, Error>(usize::try_from(call.count.of(rank)).expect("checked against the address space"));
@@ -346,8 +346,8 @@ fn lend_buffers<'a>(windows: &'a HostWindows, call: &Call<'_>, world: World) -> 
     let lend = |start: *const u8, bytes: usize| {
         if bytes == 0 { None } else { windows.lend(start..start.wrapping_add(bytes)) }
     };
-    let input = lend(call.buffers.input, input.index() * size);
-    Ok([input, lend(call.buffers.output, output.index() * size)])
+    let input = lend(call.buffers.source(), input.index() * size);
+    Ok([input, lend(call.buffers.target(), output.index() * size)])
 }
 
 fn announce_ranges(windows: &HostWindows, call: &Call<'_>, world: World, loans: &Loans<'_>) -> Result<Ranges> {
@@ -434,8 +434,8 @@ const _: () = assert!(RANGES_BYTES <= INLINE_BYTES);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::{HostMemory, Sharing};
     use crate::exec::{Buffers, CallCount};
-    use crate::sys::memory::SharedMemory;
     use crate::transport::{Arena, Neighbour, Registered};
     use crate::types::DataType;
 
@@ -443,15 +443,15 @@ mod tests {
     #[test]
     fn what_a_peer_announces_is_resolved_inside_what_it_registered_or_refused() {
         let world = World { rank: Rank::new(0), size: 2 };
-        let memory = || Arc::new(SharedMemory::anonymous(4096).unwrap());
+        let memory = || HostMemory.allocate_host(4096, Sharing::Threads).unwrap();
         let windows = HostWindows {
             ranks: world.ranks().collect(),
             me: 0,
-            arenas: (0..2).map(|_| Arena::create(4096, false).unwrap()).collect(),
+            arenas: (0..2).map(|_| Arena::create(4096, Sharing::Threads).unwrap()).collect(),
             neighbours: vec![Neighbour::Thread; 2],
             boards: None,
             registered: vec![Registered {
-                generation: memory().share_anew().unwrap(),
+                generation: memory().keep().share_anew().unwrap(),
                 memory: vec![memory(), memory()],
             }],
         };

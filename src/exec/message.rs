@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use crate::device::{Kernel, Pass, Store, Turn};
+use crate::device::{self, Home, Kernel, Pass, Store, Turn};
 use crate::error::{Error, Result};
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::{Operation, mismatch};
@@ -20,6 +20,7 @@ pub struct Message<'a> {
     direction: Direction,
     count: u64,
     data_type: DataType,
+    home: Home,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -38,14 +39,14 @@ impl<'a> Message<'a> {
     pub fn send<T: Element>(buffer: &'a [T], peer: Rank) -> Message<'a> {
         let direction = Direction::Send(buffer.as_ptr().cast());
         let count = (buffer.len() * T::VALUES) as u64;
-        Message { peer, direction, count, data_type: T::DATA_TYPE, borrow: PhantomData }
+        Message { peer, direction, count, data_type: T::DATA_TYPE, home: Home::Host, borrow: PhantomData }
     }
 
     /// The receiving end.
     pub fn recv<T: Element>(buffer: &'a mut [T], peer: Rank) -> Message<'a> {
         let direction = Direction::Recv(buffer.as_mut_ptr().cast());
         let count = (buffer.len() * T::VALUES) as u64;
-        Message { peer, direction, count, data_type: T::DATA_TYPE, borrow: PhantomData }
+        Message { peer, direction, count, data_type: T::DATA_TYPE, home: Home::Host, borrow: PhantomData }
     }
 
     /// The sending end of memory that the type system knows nothing of.
@@ -53,7 +54,7 @@ impl<'a> Message<'a> {
     /// # Safety
     /// For `'a`, `place` is good for reading `count` elements, and nobody writes them.
     pub unsafe fn send_raw(place: *const u8, (count, data_type): (u64, DataType), peer: Rank) -> Message<'a> {
-        Message { peer, direction: Direction::Send(place), count, data_type, borrow: PhantomData }
+        Message { peer, direction: Direction::Send(place), count, data_type, home: Home::Host, borrow: PhantomData }
     }
 
     /// The receiving end of memory that the type system knows nothing of.
@@ -61,7 +62,14 @@ impl<'a> Message<'a> {
     /// # Safety
     /// For `'a`, `place` is good for writing `count` elements, and nobody else touches them.
     pub unsafe fn recv_raw(place: *mut u8, (count, data_type): (u64, DataType), peer: Rank) -> Message<'a> {
-        Message { peer, direction: Direction::Recv(place), count, data_type, borrow: PhantomData }
+        Message { peer, direction: Direction::Recv(place), count, data_type, home: Home::Host, borrow: PhantomData }
+    }
+
+    /// The same message, of memory of another home.
+    #[cfg(test)]
+    fn in_home(mut self, home: Home) -> Message<'a> {
+        self.home = home;
+        self
     }
 
     /// The other end.
@@ -117,6 +125,9 @@ impl<'a> Message<'a> {
         };
         if null && self.count > 0 {
             return Err(Error::invalid_argument("the buffer of a message is null, and its count is not 0"));
+        }
+        if self.home != Home::Host && self.count > 0 {
+            return Err(device::unsupported(self.home));
         }
         let bytes = self.count.checked_mul(u64::from(self.data_type.size()));
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
@@ -363,5 +374,24 @@ impl Task for MessageQueue<'_, '_> {
 
     fn waiting_for(&self) -> String {
         self.runs.get(self.at).map_or_else(String::new, |run| run.waiting_for())
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::device::DeviceId;
+
+    #[test]
+    fn a_message_of_memory_that_no_executor_reaches_is_refused() {
+        let world = World { rank: Rank::new(0), size: 2 };
+        let far = Home::Device(DeviceId(4));
+        let message = Message::send(&[1u8; 3], Rank::new(1));
+        assert!(message.check(world).is_ok());
+        let error = message.in_home(far).check(world).unwrap_err();
+        assert!(error.message().contains("the memory of device 4"), "{error}");
+        let nothing = Message::send::<u8>(&[], Rank::new(1)).in_home(far);
+        assert!(nothing.check(world).is_ok());
     }
 }

@@ -3,9 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+use crate::device::{HostMemory, HostRegion, Sharing};
 use crate::error::{Error, Result};
-use crate::sync::primitive::Arc;
-use crate::sys::memory::SharedMemory;
 use crate::types::Element;
 
 /// A zeroed buffer of `T` in memory that processes of this host can share.
@@ -34,7 +33,7 @@ use crate::types::Element;
 /// ```
 #[derive(Debug)]
 pub struct Buffer<T> {
-    memory: Arc<SharedMemory>,
+    memory: HostRegion,
     count: usize,
     elements: PhantomData<T>,
 }
@@ -52,13 +51,13 @@ impl<T: Element> Buffer<T> {
                 "a buffer of {count} elements: give at least 1, and no more than memory holds"
             ))
         })?;
-        let memory = SharedMemory::memfd(bytes)?;
-        memory.prefer_huge_pages();
-        Ok(Buffer { memory: Arc::new(memory), count, elements: PhantomData })
+        let memory = HostMemory.allocate_host(bytes, Sharing::Processes)?;
+        memory.keep().prefer_huge_pages();
+        Ok(Buffer { memory, count, elements: PhantomData })
     }
 
     /// The memory, to hand it to peers.
-    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
+    pub(crate) fn memory(&self) -> &HostRegion {
         &self.memory
     }
 }

@@ -14,8 +14,7 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::Flag;
-use crate::sync::primitive::Arc;
-use crate::sys::memory::SharedMemory;
+use crate::sys::region::HostRegion;
 
 /// What a message says of itself besides its bytes; the executor compares it with what it expects.
 pub type Label = [u64; 3];
@@ -43,7 +42,7 @@ impl Shape {
 /// The shared part of both ends.
 #[derive(Clone)]
 struct View {
-    memory: Arc<SharedMemory>,
+    memory: HostRegion,
     shape: Shape,
 }
 
@@ -54,9 +53,9 @@ impl fmt::Debug for View {
 }
 
 impl View {
-    fn new(memory: Arc<SharedMemory>, shape: Shape) -> View {
+    fn new(memory: HostRegion, shape: Shape) -> View {
         assert!(shape.slots > 0 && shape.slot_bytes.is_multiple_of(64), "a ring's shape comes from our own layout");
-        assert!(memory.len() >= shape.memory_bytes(), "a ring's memory is made for its shape");
+        assert!(memory.bytes() >= shape.memory_bytes(), "a ring's memory is made for its shape");
         View { memory, shape }
     }
 
@@ -123,7 +122,7 @@ pub struct Message {
 
 impl Sender {
     /// The sending end of the ring in `memory`, which is zeroed and made for `shape`.
-    pub fn new(memory: Arc<SharedMemory>, shape: Shape) -> Sender {
+    pub fn new(memory: HostRegion, shape: Shape) -> Sender {
         Sender { view: View::new(memory, shape), next: 0, credit_until: u64::from(shape.slots) }
     }
 
@@ -181,7 +180,7 @@ impl Sender {
 
 impl Receiver {
     /// The receiving end of the ring in `memory`, which is zeroed and made for `shape`.
-    pub fn new(memory: Arc<SharedMemory>, shape: Shape) -> Receiver {
+    pub fn new(memory: HostRegion, shape: Shape) -> Receiver {
         Receiver { view: View::new(memory, shape), next: 0, known: 0 }
     }
 
@@ -248,11 +247,12 @@ const _: () = assert!(INLINE_BYTES == 16 && HEADER_BYTES == Flag::LINE);
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::sys::memory::SharedMemory;
 
     fn pair(slots: u32) -> (Sender, Receiver) {
         let shape = Shape { slots, slot_bytes: 64 };
-        let memory = Arc::new(SharedMemory::anonymous(shape.memory_bytes()).unwrap());
-        (Sender::new(Arc::clone(&memory), shape), Receiver::new(memory, shape))
+        let memory = SharedMemory::anonymous(shape.memory_bytes()).unwrap().into_region();
+        (Sender::new(memory.clone(), shape), Receiver::new(memory, shape))
     }
 
     #[test]
@@ -296,12 +296,14 @@ mod models {
 
     use super::*;
     use crate::sync::flag::models::EVER;
+    use crate::sync::primitive::Arc;
     use crate::sys::futex::{Membarrier, model};
+    use crate::sys::memory::SharedMemory;
 
     /// A ring whose flags loom knows.
     fn pair(shape: Shape) -> (Sender, Receiver) {
-        let memory = Arc::new(SharedMemory::anonymous(shape.memory_bytes()).expect("a page or two"));
-        let (sender, receiver) = (Sender::new(Arc::clone(&memory), shape), Receiver::new(memory, shape));
+        let memory = SharedMemory::anonymous(shape.memory_bytes()).expect("a page or two").into_region();
+        let (sender, receiver) = (Sender::new(memory.clone(), shape), Receiver::new(memory, shape));
         for slot in 0..u64::from(shape.slots) {
             // SAFETY: the layout's own offsets, and nobody else has the memory yet.
             unsafe { Flag::lay(sender.view.memory.at(sender.view.offset(slot), Flag::BYTES)) };

@@ -295,7 +295,7 @@ mod tests {
         assert!(client.receive_descriptor().unwrap().is_none());
         let memory = crate::sys::memory::SharedMemory::memfd(4096).unwrap();
         assert_eq!(client.process(), Process::of(i32::try_from(std::process::id()).unwrap()));
-        assert!(server.send_descriptor(memory.file().unwrap().as_fd()).unwrap());
+        assert!(server.send_descriptor(crate::sys::region::Keep::descriptor(&memory).unwrap().as_fd()).unwrap());
         let file = client.receive_descriptor().unwrap().unwrap();
         crate::sys::memory::SharedMemory::from_peer(file, 4096).unwrap();
     }

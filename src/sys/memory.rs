@@ -4,7 +4,7 @@
 //! and as large as it was said to be: a peer cannot make a mapping fault by cutting the file.
 //!
 //! Who has mapped a memfd can write it until it unmaps it. An owner that needs its memory for itself again, while a peer may still write,
-//! [takes it out of the peers' reach](SharedMemory::detach): its address stays, with its content; behind it are other pages.
+//! [takes it out of the peers' reach](Keep::detach): its address stays, with its content; behind it are other pages.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicU8;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sys::region::{HostRegion, Keep};
 
 /// A mapping that lives as long as its owner; zeroed when new, page-aligned.
 #[derive(Debug)]
@@ -91,85 +92,23 @@ impl SharedMemory {
         SharedMemory { base, bytes, backing: Mutex::new(backing), state: AtomicU64::new(0) }
     }
 
+    /// The memory as a region, which owns it from now on.
+    pub fn into_region(self) -> HostRegion {
+        let (base, bytes) = (self.base, self.bytes);
+        // SAFETY: the mapping is good for reading and writing, and ends when this value is dropped, which is the region's keep.
+        unsafe { HostRegion::new(base, bytes, Arc::new(self)) }
+    }
+
     /// Where it starts.
+    #[cfg(test)]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
     /// How long it is.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.bytes
-    }
-
-    /// The descriptor, where the memory has one.
-    pub fn file(&self) -> Option<Arc<OwnedFd>> {
-        match &*self.lock() {
-            Backing::Shared(file) => Some(Arc::clone(file)),
-            Backing::Parting | Backing::Private => None,
-        }
-    }
-
-    /// An operation lets peers work in the memory, of which they have mapped `generation`. False where that is no more what is behind
-    /// it: they must not.
-    pub fn lend(&self, generation: Generation) -> bool {
-        let lent = |state| (state >> COUNT_BITS == generation.0).then(|| state + 1);
-        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, lent).is_ok()
-    }
-
-    /// The operation is over. False where the memory went out of the peers' reach meanwhile: what they wrote may be missing.
-    pub fn take_back(&self, generation: Generation) -> bool {
-        // One order with the change in `detach`: where this comes first, `detach` acquires what peers have written until now.
-        self.state.fetch_sub(1, Ordering::AcqRel) >> COUNT_BITS == generation.0
-    }
-
-    /// Takes the memory out of the reach of whoever has mapped it: they keep the pages as they are now, and the owner goes on with a copy
-    /// at the same address. No thread of this process notices: it may read and write the memory all the time, and no store is lost. The
-    /// memory is an owner's that [`SharedMemory::memfd`] made; the second call does nothing.
-    ///
-    /// # Errors
-    /// [`Kind::System`] where the system has no memory for the copy. Peers may still reach some of the pages then; a later call may
-    /// succeed.
-    pub fn detach(&self) -> Result<()> {
-        let mut backing = self.lock();
-        if let Backing::Shared(shared) = &*backing {
-            if !self.is_detached() {
-                self.state.fetch_add(ONE_GENERATION, Ordering::AcqRel);
-            }
-            // Pages of a private mapping are the file's until the first store to each.
-            let fresh = map(self.bytes, libc::MAP_PRIVATE, shared.as_raw_fd())?;
-            self.replace(fresh)?;
-            *backing = Backing::Parting;
-        }
-        if let Backing::Parting = &*backing {
-            self.own_pages()?;
-            *backing = Backing::Private;
-        }
-        Ok(())
-    }
-
-    /// Puts a file behind the memory again that peers can map, where [`SharedMemory::detach`] took it away; what is behind it now. Nobody
-    /// writes the memory meanwhile.
-    ///
-    /// # Errors
-    /// [`Kind::System`] where there is no memory.
-    pub fn share_anew(&self) -> Result<Generation> {
-        let mut backing = self.lock();
-        if self.is_detached() {
-            let shared = sealed_file(self.bytes)?;
-            let fresh = map(self.bytes, libc::MAP_SHARED, shared.as_raw_fd())?;
-            // SAFETY: both mappings have as many bytes, and one is new; the caller keeps writers away.
-            unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().cast_const(), fresh.as_ptr(), self.bytes) };
-            self.replace(fresh)?;
-            self.prefer_huge_pages();
-            *backing = Backing::Shared(Arc::new(shared));
-            self.state.fetch_add(ONE_GENERATION, Ordering::AcqRel);
-        }
-        Ok(Generation(self.state.load(Ordering::Acquire) >> COUNT_BITS))
-    }
-
-    /// Whether [`SharedMemory::detach`] was called, and [`SharedMemory::share_anew`] not since.
-    pub fn is_detached(&self) -> bool {
-        self.state.load(Ordering::Acquire) & ONE_GENERATION != 0
     }
 
     /// Moves the mapping `fresh`, of as many bytes, over this one: a thread that touches the memory meanwhile waits for the kernel.
@@ -221,9 +160,82 @@ impl SharedMemory {
         // SAFETY: `offset` is inside the mapping by the assertion, so the result is in the same allocation.
         unsafe { self.base.add(offset) }
     }
+}
+
+impl Keep for SharedMemory {
+    /// The descriptor, where the memory has one.
+    fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        match &*self.lock() {
+            Backing::Shared(file) => Some(Arc::clone(file)),
+            Backing::Parting | Backing::Private => None,
+        }
+    }
+
+    /// An operation lets peers work in the memory, of which they have mapped `generation`. False where that is no more what is behind
+    /// it: they must not.
+    fn lend(&self, generation: Generation) -> bool {
+        let lent = |state| (state >> COUNT_BITS == generation.0).then(|| state + 1);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, lent).is_ok()
+    }
+
+    /// The operation is over. False where the memory went out of the peers' reach meanwhile: what they wrote may be missing.
+    fn take_back(&self, generation: Generation) -> bool {
+        // One order with the change in `detach`: where this comes first, `detach` acquires what peers have written until now.
+        self.state.fetch_sub(1, Ordering::AcqRel) >> COUNT_BITS == generation.0
+    }
+
+    /// Takes the memory out of the reach of whoever has mapped it: they keep the pages as they are now, and the owner goes on with a copy
+    /// at the same address. No thread of this process notices: it may read and write the memory all the time, and no store is lost. The
+    /// memory is an owner's that [`SharedMemory::memfd`] made; the second call does nothing.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where the system has no memory for the copy. Peers may still reach some of the pages then; a later call may
+    /// succeed.
+    fn detach(&self) -> Result<()> {
+        let mut backing = self.lock();
+        if let Backing::Shared(shared) = &*backing {
+            if !self.is_detached() {
+                self.state.fetch_add(ONE_GENERATION, Ordering::AcqRel);
+            }
+            // Pages of a private mapping are the file's until the first store to each.
+            let fresh = map(self.bytes, libc::MAP_PRIVATE, shared.as_raw_fd())?;
+            self.replace(fresh)?;
+            *backing = Backing::Parting;
+        }
+        if let Backing::Parting = &*backing {
+            self.own_pages()?;
+            *backing = Backing::Private;
+        }
+        Ok(())
+    }
+
+    /// Whether [`SharedMemory::detach`] was called, and [`SharedMemory::share_anew`] not since.
+    fn is_detached(&self) -> bool {
+        self.state.load(Ordering::Acquire) & ONE_GENERATION != 0
+    }
+
+    /// Puts a file behind the memory again that peers can map, where [`SharedMemory::detach`] took it away; what is behind it now. Nobody
+    /// writes the memory meanwhile.
+    ///
+    /// # Errors
+    /// [`Kind::System`] where there is no memory.
+    fn share_anew(&self) -> Result<Generation> {
+        let mut backing = self.lock();
+        if self.is_detached() {
+            let shared = sealed_file(self.bytes)?;
+            let fresh = map(self.bytes, libc::MAP_SHARED, shared.as_raw_fd())?;
+            // SAFETY: both mappings have as many bytes, and one is new; the caller keeps writers away.
+            unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().cast_const(), fresh.as_ptr(), self.bytes) };
+            self.replace(fresh)?;
+            self.prefer_huge_pages();
+            *backing = Backing::Shared(Arc::new(shared));
+            self.state.fetch_add(ONE_GENERATION, Ordering::AcqRel);
+        }
+        Ok(Generation(self.state.load(Ordering::Acquire) >> COUNT_BITS))
+    }
 
     /// Asks for huge pages: fewer faults and TLB misses for large buffers. A refusal costs only speed.
-    pub fn prefer_huge_pages(&self) {
+    fn prefer_huge_pages(&self) {
         // SAFETY: the range is our own mapping; advice changes no content.
         let _refused = unsafe { libc::madvise(self.base.as_ptr().cast(), self.bytes, libc::MADV_HUGEPAGE) };
     }
@@ -288,7 +300,7 @@ mod tests {
     #[test]
     fn a_peer_sees_the_same_bytes() {
         let mine = SharedMemory::memfd(8192).unwrap();
-        let file = mine.file().unwrap().try_clone().unwrap();
+        let file = mine.descriptor().unwrap().try_clone().unwrap();
         let theirs = SharedMemory::from_peer(file, 8192).unwrap();
         // SAFETY: inside the mapping, one thread.
         unsafe { mine.at(5000, 1).as_ptr().write(7) };
@@ -298,7 +310,7 @@ mod tests {
 
     fn mapped_twice(bytes: usize) -> (SharedMemory, SharedMemory) {
         let mine = SharedMemory::memfd(bytes).unwrap();
-        let theirs = SharedMemory::from_peer(mine.file().unwrap().try_clone().unwrap(), bytes).unwrap();
+        let theirs = SharedMemory::from_peer(mine.descriptor().unwrap().try_clone().unwrap(), bytes).unwrap();
         (mine, theirs)
     }
 
@@ -322,7 +334,7 @@ mod tests {
         mine.detach().unwrap();
         mine.detach().unwrap();
         fill(&theirs, 9);
-        assert!(holds(&mine, 5) && holds(&theirs, 9) && mine.file().is_none());
+        assert!(holds(&mine, 5) && holds(&theirs, 9) && mine.descriptor().is_none());
         assert!(!mine.take_back(generation) && !mine.lend(generation) && mine.is_detached());
         fill(&mine, 6);
         assert!(holds(&theirs, 9));
@@ -336,7 +348,7 @@ mod tests {
         mine.detach().unwrap();
         let after = mine.share_anew().unwrap();
         assert!(!mine.lend(before) && mine.lend(after) && mine.take_back(after));
-        let fresh = SharedMemory::from_peer(mine.file().unwrap().try_clone().unwrap(), 2 * 4096).unwrap();
+        let fresh = SharedMemory::from_peer(mine.descriptor().unwrap().try_clone().unwrap(), 2 * 4096).unwrap();
         fill(&old, 8);
         assert!(holds(&mine, 3) && holds(&fresh, 3));
         fill(&fresh, 4);
@@ -375,7 +387,7 @@ mod tests {
     #[test]
     fn wrong_size_and_unsealed_files_are_refused() {
         let mine = SharedMemory::memfd(4096).unwrap();
-        let file = mine.file().unwrap().try_clone().unwrap();
+        let file = mine.descriptor().unwrap().try_clone().unwrap();
         assert_eq!(SharedMemory::from_peer(file, 8192).unwrap_err().kind(), Kind::Remote);
         let plain = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(SharedMemory::from_peer(plain.into(), 4096).unwrap_err().kind(), Kind::Remote);

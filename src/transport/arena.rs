@@ -12,18 +12,17 @@
 
 use std::ptr::NonNull;
 
+use crate::device::{HostMemory, HostRegion, Sharing};
 use crate::error::Result;
 use crate::plan::{FLAGS, WINDOW_LANES};
 use crate::sync::Flag;
-use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
-use crate::sys::memory::SharedMemory;
 use crate::transport::lease::Lease;
 
 /// One rank's arena, mapped. Clones share the mapping.
 #[derive(Debug, Clone)]
 pub struct Arena {
-    memory: Arc<SharedMemory>,
+    memory: HostRegion,
 }
 
 /// One of a rank's slots for announcing an operation and, where they are few, its bytes.
@@ -45,24 +44,23 @@ impl Arena {
     ///
     /// # Panics
     /// Where the memory is smaller than the fixed part; arenas are made by [`Arena::memory_bytes`].
-    pub fn new(memory: Arc<SharedMemory>) -> Arena {
-        assert!(memory.len() >= SCRATCH_OFFSET, "an arena is made for its layout");
+    pub fn new(memory: HostRegion) -> Arena {
+        assert!(memory.bytes() >= SCRATCH_OFFSET, "an arena is made for its layout");
         Arena { memory }
     }
 
-    /// A new arena: memfd where other processes shall map it.
+    /// A new arena, for those that shall map it.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where there is no memory.
-    pub fn create(scratch: usize, shared: bool) -> Result<Arena> {
-        let bytes = Arena::memory_bytes(scratch);
-        let memory = if shared { SharedMemory::memfd(bytes)? } else { SharedMemory::anonymous(bytes)? };
-        memory.prefer_huge_pages();
-        Ok(Arena::new(Arc::new(memory)))
+    pub fn create(scratch: usize, sharing: Sharing) -> Result<Arena> {
+        let memory = HostMemory.allocate_host(Arena::memory_bytes(scratch), sharing)?;
+        memory.keep().prefer_huge_pages();
+        Ok(Arena::new(memory))
     }
 
     /// The memory itself, to hand it out.
-    pub fn memory(&self) -> &Arc<SharedMemory> {
+    pub fn memory(&self) -> &HostRegion {
         &self.memory
     }
 
@@ -98,7 +96,7 @@ impl Arena {
 
     /// Bytes of scratch.
     pub fn scratch_bytes(&self) -> usize {
-        self.memory.len() - SCRATCH_OFFSET
+        self.memory.bytes() - SCRATCH_OFFSET
     }
 
     /// The scratch.
@@ -173,7 +171,7 @@ mod models {
     impl Arena {
         /// An arena without scratch, whose flags of flat operations loom knows.
         pub(crate) fn laid() -> Result<Arena> {
-            let arena = Arena::create(0, false)?;
+            let arena = Arena::create(0, Sharing::Threads)?;
             for offset in (0..SLOTS).map(|slot| LINES_OFFSET + slot * Flag::LINE).chain([DONE_OFFSET]) {
                 // SAFETY: the layout's own offset, and nobody else has the arena yet.
                 unsafe { Flag::lay(arena.memory.at(offset, Flag::BYTES)) };

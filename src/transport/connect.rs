@@ -7,13 +7,12 @@
 use std::collections::HashMap;
 
 use crate::bootstrap::Bootstrap;
+use crate::device::{HostMemory, Sharing};
 use crate::error::Result;
 use crate::log;
 use crate::sync::Wait;
-use crate::sync::primitive::Arc;
 use crate::sync::ring::{Receiver, Sender};
 use crate::sys::clock;
-use crate::sys::memory::SharedMemory;
 use crate::transport::door::{Taken, Taking};
 use crate::transport::fabric::{Fabric, Served, Setup, map_taken, unreachable};
 use crate::transport::links::{Channel, Need, Way};
@@ -107,8 +106,8 @@ impl Fabric {
         for (ticket, sockets) in self.doors.take_ready() {
             let Some(need) = self.connecting.expected.remove(&ticket) else { continue };
             let shape = self.sizes.shape;
-            let memory = Arc::new(SharedMemory::anonymous(shape.memory_bytes())?);
-            let pump = ReceivePump::new(need.peer, Sender::new(Arc::clone(&memory), shape), sockets);
+            let memory = HostMemory.allocate_host(shape.memory_bytes(), Sharing::Threads)?;
+            let pump = ReceivePump::new(need.peer, Sender::new(memory.clone(), shape), sockets);
             self.links.receive_pumps.push(pump);
             self.links.receivers.insert((need.peer, need.channel), Receiver::new(memory, shape));
             self.log_open(&need);
@@ -164,8 +163,8 @@ impl Fabric {
         let shape = self.sizes.shape;
         let sender = match taken {
             Taken::Sockets(sockets) => {
-                let memory = Arc::new(SharedMemory::anonymous(shape.memory_bytes())?);
-                let pump = SendPump::new(need.peer, Receiver::new(Arc::clone(&memory), shape), sockets);
+                let memory = HostMemory.allocate_host(shape.memory_bytes(), Sharing::Threads)?;
+                let pump = SendPump::new(need.peer, Receiver::new(memory.clone(), shape), sockets);
                 self.links.send_pumps.push(pump);
                 Sender::new(memory, shape)
             }
@@ -206,8 +205,8 @@ impl Fabric {
             self.connecting.expected.insert(ticket, *need);
             return bootstrap.send(need.peer, tag, &blob, wait);
         }
-        let shared = kind == TransportKind::Shm;
-        let memory = Arc::new(if shared { SharedMemory::memfd(bytes)? } else { SharedMemory::anonymous(bytes)? });
+        let sharing = if kind == TransportKind::Shm { Sharing::Processes } else { Sharing::Threads };
+        let memory = HostMemory.allocate_host(bytes, sharing)?;
         let blob = self.doors.offer_memory(kind, (&memory, None), &[need.peer], bootstrap)?;
         self.links.receivers.insert((need.peer, need.channel), Receiver::new(memory, self.sizes.shape));
         bootstrap.send(need.peer, tag, &blob, wait)

@@ -13,9 +13,9 @@ use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
 use crate::bootstrap::auth::{Purpose, Terms};
+use crate::device::HostRegion;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
-use crate::sys::memory::SharedMemory;
 use crate::transport::offer::{LocalOffer, LocalOffers, take_local};
 use crate::transport::port::{Dial, Port, SocketOptions};
 use crate::transport::shm::{Exporter, Fetch, Fetched};
@@ -58,14 +58,14 @@ impl Doors {
     pub(super) fn offer_memory(
         &mut self,
         kind: TransportKind,
-        (memory, board): (&Arc<SharedMemory>, Option<&Arc<Board>>),
+        (memory, board): (&HostRegion, Option<&Arc<Board>>),
         takers: &[Rank],
         bootstrap: &dyn Bootstrap,
     ) -> Result<Vec<u8>> {
         let mut blob = Writer::new();
         match kind {
             TransportKind::Local => {
-                let offer = LocalOffer { memory: Arc::clone(memory), board: board.cloned() };
+                let offer = LocalOffer { memory: memory.clone(), board: board.cloned() };
                 blob.u8(kind.code()).u64(self.local.offer(offer, takers.len())?);
             }
             TransportKind::Shm => {
@@ -73,7 +73,7 @@ impl Doors {
                     Some(exporter) => exporter,
                     none => none.insert(Exporter::new(terms(bootstrap, Purpose::Descriptor), self.me)?),
                 };
-                let ticket = exporter.offer(Arc::clone(memory), takers.to_vec())?;
+                let ticket = exporter.offer(memory.as_region().clone(), takers.to_vec())?;
                 blob.u8(kind.code()).u64(ticket).text(exporter.name());
             }
             TransportKind::Net => return Err(Error::internal("memory cannot be offered over the network")),

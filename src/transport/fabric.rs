@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::bootstrap::Bootstrap;
+use crate::device::{HostMemory, HostRegion, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
 use crate::sync::{Backoff, Deadline, Patience, Wait, Watch, progress};
-use crate::sys::memory::SharedMemory;
 use crate::sys::{clock, futex};
 use crate::topo::Topology;
 use crate::transport::arena::Arena;
@@ -169,7 +169,8 @@ impl Fabric {
         let ranks = self.my_host().to_vec();
         let me = ranks.binary_search(&self.world.rank).expect("my host has me");
         let all_local = ranks.iter().all(|rank| self.kind(*rank) == TransportKind::Local);
-        let mine = Arena::create(self.sizes.scratch_bytes, !all_local)?;
+        let mine =
+            Arena::create(self.sizes.scratch_bytes, if all_local { Sharing::Threads } else { Sharing::Processes })?;
         let board = all_local.then(Arc::<Board>::default);
         let taken = self.exchange_memory(&ranks, (mine.memory(), board.as_ref()), TAG_ARENA, setup)?;
         let bytes = Arena::memory_bytes(self.sizes.scratch_bytes);
@@ -205,16 +206,16 @@ impl Fabric {
     ///
     /// # Errors
     /// As [`Fabric::open_windows`]; [`crate::error::Kind::InvalidUsage`] beyond 1024 registrations.
-    pub fn register(&mut self, mine: &Arc<SharedMemory>, setup: &mut Setup<'_>) -> Result<()> {
+    pub fn register(&mut self, mine: &HostRegion, setup: &mut Setup<'_>) -> Result<()> {
         let windows = self.windows.clone().ok_or_else(|| Error::internal("registered before the windows were open"))?;
         if windows.registered.len() == MOST_REGISTRATIONS {
             return Err(Error::invalid_usage(format!(
                 "more than {MOST_REGISTRATIONS} registered buffers: register fewer, larger ones"
             )));
         }
-        let generation = mine.share_anew()?;
+        let generation = mine.keep().share_anew()?;
         let peers: Vec<Rank> = windows.ranks.clone();
-        let bytes = u64::try_from(mine.len()).expect("lengths are at most 64 bits").to_le_bytes();
+        let bytes = u64::try_from(mine.bytes()).expect("lengths are at most 64 bits").to_le_bytes();
         for peer in peers.iter().filter(|peer| **peer != self.world.rank) {
             setup.bootstrap.send(*peer, TAG_LENGTH, &bytes, setup.wait)?;
         }
@@ -222,7 +223,7 @@ impl Fabric {
         let mut memory = Vec::with_capacity(peers.len());
         for (peer, taken) in peers.iter().zip(taken) {
             let Some(taken) = taken else {
-                memory.push(Arc::clone(mine));
+                memory.push(mine.clone());
                 continue;
             };
             let length = setup.recv(self, *peer, (TAG_LENGTH, "to tell how long its buffer is"))?;
@@ -232,7 +233,7 @@ impl Fabric {
             memory.push(map_taken(*peer, taken, length)?.memory);
         }
         let (mut registered, rank, length, count) =
-            (windows.registered.clone(), self.world.rank, mine.len(), peers.len());
+            (windows.registered.clone(), self.world.rank, mine.bytes(), peers.len());
         registered.push(Registered { memory, generation });
         log::detail!(Reg @ rank, "Registered a buffer of {length} bytes with {count} local ranks, {} in all", registered.len());
         let fresh = HostWindows {
@@ -251,7 +252,7 @@ impl Fabric {
     fn exchange_memory(
         &mut self,
         ranks: &[Rank],
-        mine: (&Arc<SharedMemory>, Option<&Arc<Board>>),
+        mine: (&HostRegion, Option<&Arc<Board>>),
         tag: u32,
         setup: &mut Setup<'_>,
     ) -> Result<Vec<Option<Taken>>> {
@@ -329,7 +330,7 @@ pub(super) fn unreachable(peer: Rank, error: &Error) -> Error {
 
 /// Memory that a peer handed over, mapped.
 pub(super) struct Mapped {
-    pub(super) memory: Arc<SharedMemory>,
+    pub(super) memory: HostRegion,
     board: Option<Arc<Board>>,
     neighbour: Neighbour,
 }
@@ -337,14 +338,14 @@ pub(super) struct Mapped {
 /// Maps what `peer` handed over, which must have `bytes`.
 pub(super) fn map_taken(peer: Rank, taken: Taken, bytes: usize) -> Result<Mapped> {
     match taken {
-        Taken::Local(LocalOffer { memory, board }) if memory.len() == bytes => {
+        Taken::Local(LocalOffer { memory, board }) if memory.bytes() == bytes => {
             Ok(Mapped { memory, board, neighbour: Neighbour::Thread })
         }
         Taken::Local(_) => Err(Error::remote(peer, format!("rank {peer} offered memory of another size"))),
         Taken::File(Fetched { file, owner }) => {
-            let memory = SharedMemory::from_peer(file, bytes).map_err(|error| error.about(peer))?;
-            memory.prefer_huge_pages();
-            Ok(Mapped { memory: Arc::new(memory), board: None, neighbour: Neighbour::Process(owner) })
+            let memory = HostMemory.import_host(file, bytes).map_err(|error| error.about(peer))?;
+            memory.keep().prefer_huge_pages();
+            Ok(Mapped { memory, board: None, neighbour: Neighbour::Process(owner) })
         }
         Taken::Sockets(_) => Err(Error::internal("sockets where memory is due")),
     }

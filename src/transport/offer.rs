@@ -5,16 +5,16 @@
 
 use std::collections::HashMap;
 
+use crate::device::HostRegion;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
-use crate::sys::memory::SharedMemory;
 use crate::sys::random;
 use crate::transport::windows::Board;
 
 /// What one rank hands to others of its process.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalOffer {
-    pub(crate) memory: Arc<SharedMemory>,
+    pub(crate) memory: HostRegion,
     pub(crate) board: Option<Arc<Board>>,
 }
 

@@ -9,11 +9,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use crate::bootstrap::auth::Terms;
+use crate::device::{self, Region};
 use crate::error::{Error, Result};
-use crate::sync::primitive::Arc;
 use crate::sys::alive::Process;
 use crate::sys::descriptor::{Listener, Stream};
-use crate::sys::memory::SharedMemory;
 use crate::sys::random;
 use crate::transport::greet::{Answerer, Caller, Request};
 use crate::transport::port::{SESSION_TIME, crowd_out};
@@ -32,7 +31,7 @@ pub(super) struct Exporter {
 
 #[derive(Debug)]
 struct Offer {
-    memory: Arc<SharedMemory>,
+    memory: Region,
     takers: Vec<Rank>,
 }
 
@@ -78,7 +77,7 @@ impl Exporter {
     }
 
     /// Offers `memory` to `takers`, once each.
-    pub(super) fn offer(&mut self, memory: Arc<SharedMemory>, takers: Vec<Rank>) -> Result<u64> {
+    pub(super) fn offer(&mut self, memory: Region, takers: Vec<Rank>) -> Result<u64> {
         let ticket = u64::from_le_bytes(random::bytes()?);
         self.offers.insert(ticket, Offer { memory, takers });
         Ok(ticket)
@@ -124,8 +123,8 @@ impl Session {
         let refused = || Error::remote(peer, format!("rank {peer} asked for memory that was not offered to it"));
         let offer = offers.get_mut(&ticket).ok_or_else(refused)?;
         let place = offer.takers.iter().position(|taker| *taker == peer).ok_or_else(refused)?;
-        let file = offer.memory.file().ok_or_else(|| Error::internal("offered memory has no descriptor"))?;
-        if !self.stream.send_descriptor(file.as_fd())? {
+        let descriptor = device::of(offer.memory.home())?.export(&offer.memory)?;
+        if !self.stream.send_descriptor(descriptor.as_fd())? {
             return Ok(false);
         }
         offer.takers.swap_remove(place);

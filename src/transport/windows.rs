@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use crate::device::{Generation, HostRegion};
 use crate::error::Result;
 use crate::sync::primitive::{Arc, AtomicUsize, Ordering};
 use crate::sys::alive::Process;
-use crate::sys::memory::{Generation, SharedMemory};
 use crate::transport::Arena;
 use crate::types::Rank;
 
@@ -47,7 +47,7 @@ pub struct Board {
 #[derive(Debug, Clone)]
 pub struct Registered {
     /// Each rank's memory, mapped here.
-    pub memory: Vec<Arc<SharedMemory>>,
+    pub memory: Vec<HostRegion>,
     /// What of my own memory the others have mapped.
     pub generation: Generation,
 }
@@ -64,7 +64,7 @@ pub struct UserRange {
 /// A part of a registered buffer of mine that peers may work in while an operation lasts.
 #[derive(Debug)]
 pub struct Loan<'a> {
-    memory: &'a SharedMemory,
+    memory: &'a HostRegion,
     generation: Generation,
     range: UserRange,
 }
@@ -75,26 +75,26 @@ impl Loan<'_> {
         self.range
     }
 
-    /// [`SharedMemory::detach`] of the whole buffer: whoever is still in it goes on in pages that are no more this rank's.
+    /// [`crate::device::Keep::detach`] of the whole buffer: a peer that is still in it goes on in pages that are no longer this rank's.
     ///
     /// # Errors
-    /// As [`SharedMemory::detach`].
+    /// As [`crate::device::Keep::detach`].
     pub fn detach(&self) -> Result<()> {
-        self.memory.detach()
+        self.memory.keep().detach()
     }
 
     /// Ends the loan. False where the buffer was detached meanwhile, by another operation on it that failed: what peers wrote may be
     /// missing.
     pub fn end(self) -> bool {
         let Loan { memory, generation, .. } = *std::mem::ManuallyDrop::new(self);
-        memory.take_back(generation)
+        memory.keep().take_back(generation)
     }
 }
 
 impl Drop for Loan<'_> {
     fn drop(&mut self) {
         // The operation has failed, so nobody asks what is missing.
-        self.memory.take_back(self.generation);
+        self.memory.keep().take_back(self.generation);
     }
 }
 
@@ -135,13 +135,13 @@ impl HostWindows {
         self.registered.iter().enumerate().find_map(|(window, registered)| {
             let memory = &registered.memory[self.me];
             let base = memory.base().as_ptr().addr();
-            if start < base || end > base + memory.len() {
+            if start < base || end > base + memory.bytes() {
                 return None;
             }
             let offset = u64::try_from(start - base).expect("addresses are at most 64 bits");
             let range = UserRange { window: u16::try_from(window).ok()?, offset };
             let generation = registered.generation;
-            memory.lend(generation).then_some(Loan { memory, generation, range })
+            memory.keep().lend(generation).then_some(Loan { memory, generation, range })
         })
     }
 
@@ -150,6 +150,6 @@ impl HostWindows {
         let memory = self.registered.get(usize::from(announced.window))?.memory.get(place)?;
         let offset = usize::try_from(announced.offset).ok()?;
         let end = offset.checked_add(bytes)?;
-        (end <= memory.len()).then(|| memory.at(offset, bytes))
+        (end <= memory.bytes()).then(|| memory.at(offset, bytes))
     }
 }

@@ -1,0 +1,111 @@
+//! Host memory as a device: its queue works inline, so its events are done when they are made.
+
+use std::os::fd::OwnedFd;
+
+use crate::device::{Device, Event, Home, Kernel, Pass, Place, Queue, Region, Sharing};
+use crate::error::{Error, Result};
+use crate::sync::primitive::Arc;
+use crate::sys::memory::SharedMemory;
+
+/// The host's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct HostMemory;
+
+impl HostMemory {
+    /// [`Device::allocate`], as memory that the processor can touch.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where there is no memory.
+    pub fn allocate_host(self, bytes: usize, sharing: Sharing) -> Result<crate::device::HostRegion> {
+        let memory = match sharing {
+            Sharing::Threads => SharedMemory::anonymous(bytes)?,
+            Sharing::Processes => SharedMemory::memfd(bytes)?,
+        };
+        Ok(memory.into_region())
+    }
+
+    /// [`Device::import`], as memory that the processor can touch.
+    ///
+    /// # Errors
+    /// As [`Device::import`].
+    pub fn import_host(self, descriptor: OwnedFd, bytes: usize) -> Result<crate::device::HostRegion> {
+        SharedMemory::from_peer(descriptor, bytes).map(SharedMemory::into_region)
+    }
+}
+
+impl Device for HostMemory {
+    fn home(&self) -> Home {
+        Home::Host
+    }
+
+    fn allocate(&self, bytes: usize, sharing: Sharing) -> Result<Region> {
+        self.allocate_host(bytes, sharing).map(|region| region.as_region().clone())
+    }
+
+    fn export(&self, region: &Region) -> Result<OwnedFd> {
+        if region.home() != Home::Host {
+            return Err(Error::internal(format!("exporting {region:?} as host memory")));
+        }
+        let descriptor = region.keep().descriptor();
+        let descriptor = descriptor.ok_or_else(|| Error::internal("memory of one process has no descriptor"))?;
+        descriptor.try_clone().map_err(|error| Error::system("dup of a memfd", error))
+    }
+
+    fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
+        self.import_host(descriptor, bytes).map(|region| region.as_region().clone())
+    }
+
+    /// The host's is every address that no other device claims.
+    fn locate(&self, _: u64) -> Option<Home> {
+        Some(Home::Host)
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(Inline))
+    }
+}
+
+/// The host's queue: all it is given is done when the call returns.
+#[derive(Debug)]
+struct Inline;
+
+impl Queue for Inline {
+    unsafe fn copy(&mut self, from: Place, to: Place) -> Result<()> {
+        if (from.home, to.home) != (Home::Host, Home::Host) || from.bytes != to.bytes {
+            return Err(Error::invalid_argument(format!(
+                "the host cannot copy {} bytes of {} to {} bytes of {}",
+                from.bytes, from.home, to.bytes, to.home
+            )));
+        }
+        // SAFETY: the caller vouches for both places, which do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from.address.cast_const(), to.address, to.bytes) };
+        Ok(())
+    }
+
+    unsafe fn fold(&mut self, kernel: &Kernel, pass: &Pass<'_>) -> Result<()> {
+        // SAFETY: the caller's contract is that of `run`.
+        unsafe { kernel.run(pass) };
+        Ok(())
+    }
+
+    fn after(&mut self, event: &Arc<dyn Event>) -> Result<()> {
+        if event.is_done()? {
+            return Ok(());
+        }
+        Err(Error::internal("the host's queue works inline: wait for the event before putting work behind it"))
+    }
+
+    fn record(&mut self) -> Result<Arc<dyn Event>> {
+        Ok(Arc::new(Done))
+    }
+}
+
+/// The host's event.
+#[derive(Debug)]
+struct Done;
+
+impl Event for Done {
+    fn is_done(&self) -> Result<bool> {
+        Ok(true)
+    }
+}
