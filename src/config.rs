@@ -1,12 +1,13 @@
-//! Configuration: what the program sets, with the environment and the configuration files laid over it.
+//! Configuration: the program's settings, which the environment and the configuration files override.
 //!
-//! A program makes a [`Config`] and passes it on; [`Config::resolve`] lays the user's wishes over it. Strongest first:
+//! A program makes a [`Config`] and passes it on; [`Config::resolve`] applies the user's settings to it. Strongest
+//! first:
 //!
 //! 1. `RSCCL_X` of the environment, 2. `NCCL_X` of the environment, 3. the user's file (`NCCL_CONF_FILE`, else
 //!    `~/.nccl.conf`), 4. `/etc/nccl.conf`, 5. what the program set, 6. the default.
 //!
-//! [`VARIABLES`] is the table of all names; `rsccl env` prints it. This module is the only reader of the environment and of
-//! those files; it prints nothing: what is worth saying is in [`Config::notes`], and the log says it.
+//! [`VARIABLES`] is the table of all names; `rsccl env` prints it. This module is the only reader of the environment
+//! and of those files. It prints nothing: remarks are in [`Config::notes`], and the log prints them.
 //!
 //! ```
 //! use rsccl::config::{Config, Environment};
@@ -49,15 +50,18 @@ pub use value::{Kind, TimeUnit};
 use crate::error::{Error, Result};
 use layers::{Found, Layers};
 
-/// How communicators behave. `None` leaves a choice to the library; each field names its variable and its default.
+/// The behaviour of communicators. `None` leaves a choice to the library; each field's documentation ends with its
+/// variable and its default.
 ///
-/// Algorithms, protocols, channels, sizes, forbidden transports and reproducibility must not differ between the ranks of one
-/// communicator: that is a [`crate::error::Kind::Mismatch`] when they join. The other fields may, as long as the ranks find each other.
+/// All ranks of a communicator must have equal algorithms, protocols, channels, sizes, forbidden transports and
+/// reproducibility: otherwise joining fails with [`crate::error::Kind::Mismatch`]. The other fields may differ as long
+/// as the ranks find each other.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// Init, split and shrink return when done; otherwise at once, and calls give `InProgress` until the communicator can be used.
-    /// Collectives and messages block in any case. `NCCL_COMM_BLOCKING`; true.
+    /// Whether init, split and shrink return when they are done. If not, they return at once, and calls fail with
+    /// `InProgress` until the communicator can be used. Collectives and messages block in any case.
+    /// `NCCL_COMM_BLOCKING`; true.
     pub blocking: bool,
     /// The communicator's name in logs. `NCCL_COMM_NAME`; empty.
     pub name: String,
@@ -73,46 +77,48 @@ pub struct Config {
     pub algo: Option<String>,
     /// Which protocols may be chosen, in NCCL's syntax. `NCCL_PROTO`.
     pub proto: Option<String>,
-    /// A call to which `algo` or `proto` leaves nothing is an error; otherwise it runs with what there is, and the log says so once.
-    /// `RSCCL_STRICT_FILTERS`; false.
+    /// Whether a call is an error if `algo` or `proto` allow nothing that can run it; if not, the call ignores them,
+    /// and the log says so once. `RSCCL_STRICT_FILTERS`; false.
     pub strict_filters: bool,
-    /// The least that the default of `max_channels` may be. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
+    /// The lower bound for the default of `max_channels`. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
     pub min_channels: Option<u32>,
-    /// The most channels: parts of a large call that run side by side. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 2.
+    /// The most channels: parts of a large call that run at the same time. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 2.
     pub max_channels: Option<u32>,
-    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`; 1 MiB.
+    /// The bytes of all slots of one connection. `NCCL_BUFFSIZE`; 1 MiB.
     pub buffer_bytes: Option<u64>,
-    /// The bytes of a rank's scratch window that the ranks of its host see. `RSCCL_SCRATCH_BYTES`; 4 MiB.
+    /// The bytes of a rank's scratch window, which the ranks of its host can access. `RSCCL_SCRATCH_BYTES`; 4 MiB.
     pub scratch_bytes: u64,
-    /// No direct pointers between ranks of one process. `NCCL_P2P_DISABLE`; false.
+    /// Forbids direct pointers between ranks of one process. `NCCL_P2P_DISABLE`; false.
     pub p2p_disable: bool,
-    /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
+    /// Forbids shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     pub shm_disable: bool,
     /// The network to use; `Socket` is the only one. `NCCL_NET`.
     pub net: Option<String>,
-    /// Map the memory of the host's ranks when first needed, and not at set-up. `NCCL_RUNTIME_CONNECT`; true.
+    /// Whether the memory of the host's ranks is mapped at the first need, and not at set-up. `NCCL_RUNTIME_CONNECT`;
+    /// true.
     pub runtime_connect: bool,
-    /// What tells this host from others, in place of its name and boot id. `NCCL_HOSTID`.
+    /// The identity of this host, in place of its name and boot id. `NCCL_HOSTID`.
     pub host_id: Option<String>,
     /// A fixed address of the root: `host:port` or `[ipv6]:port`. `NCCL_COMM_ID`.
     pub comm_id: Option<String>,
-    /// What ranks prove to each other where the id comes from a fixed address or a store. `RSCCL_SECRET`, or the content of
-    /// [`Config::secret_file`] after [`Config::resolve`].
+    /// The shared secret by which ranks prove themselves if the id comes from a fixed address or a store.
+    /// `RSCCL_SECRET`, or the content of [`Config::secret_file`] after [`Config::resolve`].
     pub secret: Option<Secret>,
     /// A file that holds the secret, mode 600. `RSCCL_SECRET_FILE`.
     pub secret_file: Option<PathBuf>,
-    /// Where `from_env()` meets. `RSCCL_STORE`.
+    /// The store where the ranks of `from_env()` meet. `RSCCL_STORE`.
     pub store: Option<StoreAddress>,
     /// Interfaces in NCCL's syntax: prefixes, `=` exact, `^` excluded. `NCCL_SOCKET_IFNAME`.
     pub socket_interfaces: Option<String>,
     /// The address family of all sockets. `NCCL_SOCKET_FAMILY`; any.
     pub socket_family: Option<SocketFamily>,
-    /// Times `sockets_per_thread`: the sockets of one network connection. No thread serves them: ranks do while they wait.
+    /// One network connection has this times `sockets_per_thread` sockets. No threads serve them: waiting ranks do.
     /// `NCCL_SOCKET_NTHREADS`; 1.
     pub socket_threads: Option<u32>,
-    /// Times `socket_threads`: the sockets of one network connection, at most [`MAX_SOCKETS`]. `NCCL_NSOCKS_PERTHREAD`; 1.
+    /// One network connection has this times `socket_threads` sockets, at most [`MAX_SOCKETS`].
+    /// `NCCL_NSOCKS_PERTHREAD`; 1.
     pub sockets_per_thread: Option<u32>,
-    /// How often a refused connect is tried again. `NCCL_SOCKET_RETRY_CNT`; 34.
+    /// How often a refused connection is retried. `NCCL_SOCKET_RETRY_CNT`; 34.
     pub socket_retries: u32,
     /// The pause before the k-th retry is k times this. `NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms.
     pub socket_retry_sleep: Duration,
@@ -120,15 +126,15 @@ pub struct Config {
     pub socket_receive_bytes: Option<u64>,
     /// A socket's send buffer in bytes. `NCCL_SOCKET_SNDBUF`; the system's choice.
     pub socket_send_bytes: Option<u64>,
-    /// How much is logged; `None` is nothing. `NCCL_DEBUG`.
+    /// How much is logged; `None`: nothing. `NCCL_DEBUG`.
     pub debug: Option<DebugLevel>,
-    /// Which parts log. `NCCL_DEBUG_SUBSYS`; INIT, ENV, BOOTSTRAP.
+    /// Which parts of the library log. `NCCL_DEBUG_SUBSYS`; INIT, ENV, BOOTSTRAP.
     pub debug_subsystems: SubsystemSet,
-    /// Where the log goes, with `%h` for the host and `%p` for the process; `None` is standard output. `NCCL_DEBUG_FILE`.
+    /// The log's file, with `%h` for the host and `%p` for the process; `None`: standard output. `NCCL_DEBUG_FILE`.
     pub debug_file: Option<String>,
-    /// The time before a line, as `strftime` has it, with `%3f` for its fraction. `NCCL_DEBUG_TIMESTAMP_FORMAT`.
+    /// The format of the time in a line, as for `strftime`, with `%3f` for milliseconds. `NCCL_DEBUG_TIMESTAMP_FORMAT`.
     pub debug_time_format: String,
-    /// Which levels' lines begin with the time. `NCCL_DEBUG_TIMESTAMP_LEVELS`; warnings.
+    /// The levels whose lines begin with the time. `NCCL_DEBUG_TIMESTAMP_LEVELS`; warnings.
     pub debug_time_levels: DebugLevels,
     notes: Vec<Note>,
 }
@@ -177,12 +183,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// This configuration with the environment and the configuration files laid over it. Every entrance of the library that
-    /// takes a `Config` calls it, so a program need not; to resolve twice changes nothing.
+    /// Applies the environment and the configuration files to this configuration. Every function of the library that
+    /// takes a `Config` calls this, so a program need not; to resolve twice changes nothing.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] that names variable, value, source and what is allowed;
-    /// [`crate::error::Kind::System`] where a file cannot be read.
+    /// [`crate::error::Kind::InvalidArgument`] with variable, value, source and what is allowed;
+    /// [`crate::error::Kind::System`] if a file cannot be read.
     pub fn resolve(self) -> Result<Config> {
         self.resolve_in(&Environment::capture())
     }
@@ -213,11 +219,11 @@ impl Config {
         Ok(self)
     }
 
-    /// Sets the field of the variable that is called `name` (with its prefix, as [`VARIABLES`] has it) to what `text` means there, as
-    /// the program's own choice: the environment is laid over it like over any field.
+    /// Sets the field of the variable `name` (with its prefix, as in [`VARIABLES`]) to the value that `text` has for
+    /// that variable. The environment still overrides it, as it does any field that the program sets.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] for a name that no variable has, and for a text that it does not take.
+    /// [`crate::error::Kind::InvalidArgument`] for an unknown name, and for a text that the variable does not allow.
     ///
     /// # Examples
     /// ```
@@ -232,12 +238,13 @@ impl Config {
         Ok(self)
     }
 
-    /// What [`Config::resolve`] found worth saying: unknown names, names without effect, files open to others.
+    /// The remarks of [`Config::resolve`]: unknown names, names without effect, files open to other users.
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
-    /// Every variable with its value and source, for tables. A bad value is a line with [`Setting::problem`], and not an error.
+    /// All variables with their values and sources, for tables. A bad value is not an error: its line has a
+    /// [`Setting::problem`].
     ///
     /// # Errors
     /// Those of the configuration files themselves.
@@ -275,7 +282,7 @@ impl Config {
         }
     }
 
-    /// What no single variable can tell.
+    /// Checks the relations between variables.
     fn check_relations(&self) -> Result<()> {
         if let (Some(least), Some(most)) = (self.min_channels, self.max_channels)
             && least > most
@@ -287,7 +294,7 @@ impl Config {
         let (threads, each) = (self.socket_threads.unwrap_or(1), self.sockets_per_thread.unwrap_or(1));
         if threads * each > MAX_SOCKETS {
             return Err(Error::invalid_argument(format!(
-                "NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={each} is {}; allowed: at most {MAX_SOCKETS}",
+                "NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={each} is {}; at most {MAX_SOCKETS}",
                 threads * each
             )));
         }
@@ -312,9 +319,9 @@ impl Config {
 pub struct Setting {
     /// The variable.
     pub variable: &'static Variable,
-    /// Its default as it would be written; empty where the library chooses.
+    /// The default, as it would be written; empty if the library chooses.
     pub default: String,
-    /// Its value, likewise.
+    /// The value, as it would be written; empty if the library chooses.
     pub value: String,
     /// Where the value comes from.
     pub source: Source,

@@ -1,5 +1,5 @@
-//! The deadline of init by itself, for a rank whose other settings are wrong: it has to tell the others so, and waits for them as long
-//! as it was told to.
+//! The deadline of init alone, for a rank whose other settings are wrong: it must report that to the others, and waits
+//! for them as long as this setting allows.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use super::layers::Layers;
 use super::registry::VARIABLES;
 
 impl Config {
-    /// [`Config::init_timeout`] as [`Config::resolve_in`] would have it, were all else right. Where it is wrong itself, the program's
-    /// counts, and where that is wrong, the default.
+    /// [`Config::init_timeout`] as [`Config::resolve_in`] would yield it if all other settings were right. If its own
+    /// value is wrong, the program's counts, and if that is wrong, the default.
     pub(crate) fn init_timeout_alone(mut self, environment: &Environment) -> Duration {
         let variable = VARIABLES.iter().find(|variable| variable.name == INIT_TIMEOUT);
         let variable = variable.expect("the table has a line for the field: the tests below read it");
-        // Files that cannot be read are no reason to pass over the environment.
+        // If the files cannot be read, the environment still counts.
         let layers = Layers::read(environment).unwrap_or_else(|_| Layers::without_files(environment));
         if let Ok(Some(found)) = layers.find(variable)
             && self.set(variable, &found).is_ok()

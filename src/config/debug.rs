@@ -2,17 +2,17 @@
 
 use std::fmt;
 
-/// How much is logged; each level holds the ones before it.
+/// How much is logged; each level includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum DebugLevel {
     /// One line with the version.
     Version,
-    /// What went wrong.
+    /// Warnings and errors.
     Warn,
-    /// How the communicator was set up.
+    /// Also how communicators are set up.
     Info,
-    /// Everything.
+    /// Also every event.
     Trace,
 }
 
@@ -20,7 +20,7 @@ impl DebugLevel {
     /// The names that `NCCL_DEBUG` takes.
     pub const NAMES: &'static [&'static str] = &["VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE"];
 
-    /// The level with this name, whatever its case. NCCL's ATTN has the lines of WARN here, its ABORT those of INFO.
+    /// The level with this name, in any case. NCCL's ATTN equals WARN here, and its ABORT equals INFO.
     pub fn from_name(name: &str) -> Option<DebugLevel> {
         match name.to_ascii_uppercase().as_str() {
             "VERSION" => Some(DebugLevel::Version),
@@ -42,7 +42,7 @@ impl DebugLevel {
     }
 }
 
-/// Which levels' lines begin with the time.
+/// The levels whose lines begin with the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DebugLevels(u8);
 
@@ -53,7 +53,7 @@ impl DebugLevels {
     /// Warnings only, as NCCL has it.
     pub const WARN: DebugLevels = DebugLevels(1 << DebugLevel::Warn as u8);
 
-    /// Whether `level` is among them.
+    /// Whether the set contains `level`.
     pub const fn contains(self, level: DebugLevel) -> bool {
         self.0 & (1 << level as u8) != 0
     }
@@ -61,7 +61,7 @@ impl DebugLevels {
     /// Parses `WARN,INFO`, `^TRACE` (all but), `ALL` or `NONE`.
     ///
     /// # Errors
-    /// The sentence of what is wrong.
+    /// A sentence that says what is wrong.
     pub fn parse(text: &str) -> Result<DebugLevels, String> {
         const ALL: u64 = 0b1111;
         let bit = |name: &str| match name.to_ascii_uppercase().as_str() {
@@ -84,7 +84,7 @@ impl fmt::Display for DebugLevels {
 
 macro_rules! subsystems {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $target:literal;)+) => {
-        /// A part of the library that logs under a name of its own. The names are NCCL's; some have nothing to say yet.
+        /// A part of the library that logs under its own name. The names are NCCL's; some parts do not log yet.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[repr(u8)]
@@ -147,7 +147,7 @@ subsystems! {
 }
 
 impl Subsystem {
-    /// The subsystem with this name, whatever its case.
+    /// The subsystem with this name, in any case.
     pub fn from_name(name: &str) -> Option<Subsystem> {
         Subsystem::ALL.iter().copied().find(|known| known.name().eq_ignore_ascii_case(name))
     }
@@ -169,7 +169,7 @@ impl SubsystemSet {
     /// Every subsystem.
     pub const ALL: SubsystemSet = SubsystemSet(u32::MAX >> (u32::BITS - COUNT));
 
-    /// What `NCCL_DEBUG=INFO` shows unless told otherwise.
+    /// The subsystems that `NCCL_DEBUG=INFO` shows by default.
     pub const USUAL: SubsystemSet =
         SubsystemSet(1 << Subsystem::Init as u8 | 1 << Subsystem::Bootstrap as u8 | 1 << Subsystem::Env as u8);
 
@@ -181,7 +181,7 @@ impl SubsystemSet {
     /// Parses `INIT,COLL`, `^NET` (all but), `ALL`.
     ///
     /// # Errors
-    /// The sentence of what is wrong.
+    /// A sentence that says what is wrong.
     pub fn parse(text: &str) -> Result<SubsystemSet, String> {
         let bit = |name: &str| match name {
             _ if name.eq_ignore_ascii_case("ALL") => Some(u64::from(SubsystemSet::ALL.0)),
@@ -209,7 +209,8 @@ impl fmt::Display for SubsystemSet {
     }
 }
 
-/// The bits of a comma-separated list, or of all but those with `^` before it; the name that has no bit is the error.
+/// Parses a comma-separated list, or with `^` before it all names but those, into a set of bits. The error is the
+/// unknown name.
 fn parse_set(text: &str, all: u64, bit: impl Fn(&str) -> Option<u64>) -> Result<u64, &str> {
     let (inverted, list) = match text.trim().strip_prefix('^') {
         Some(list) => (true, list),

@@ -1,20 +1,20 @@
-//! Which GPUs the user lets this process see.
+//! The GPUs that the user lets this process use.
 
 use super::environment::Environment;
 
-/// What `CUDA_VISIBLE_DEVICES` says, as CUDA reads it.
+/// The value of `CUDA_VISIBLE_DEVICES`, interpreted as CUDA does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VisibleDevices {
-    /// It is not set: all of the host.
+    /// The variable is not set: all GPUs of the host.
     All,
-    /// These, in this order; none where the list is empty.
+    /// These GPUs, in this order; none if the list is empty.
     Only(Vec<DeviceName>),
 }
 
 /// One entry of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceName {
-    /// The place in CUDA's order of all GPUs.
+    /// The index in CUDA's order of all GPUs.
     Index(u32),
     /// A UUID, or the beginning of one: `GPU-8932f937`.
     Uuid(String),
@@ -23,12 +23,11 @@ pub enum DeviceName {
 }
 
 impl VisibleDevices {
-    /// Reads it from `environment`. The list ends at the first entry that CUDA would not know, such as `-1`; what stands before
-    /// counts.
+    /// Reads the list from `environment`. It ends before the first entry that CUDA would not understand, such as `-1`.
     pub fn read(environment: &Environment) -> VisibleDevices {
         match environment.get(VARIABLE) {
             Ok(Some(text)) => VisibleDevices::parse(text),
-            // An empty value counts as not set elsewhere; to CUDA it is a list of no GPU.
+            // Other variables count as unset if they are empty; but to CUDA an empty value is an empty list.
             Ok(None) if !environment.names(VARIABLE).any(|name| name == VARIABLE) => VisibleDevices::All,
             Ok(None) | Err(_) => VisibleDevices::Only(Vec::new()),
         }
@@ -49,7 +48,7 @@ impl DeviceName {
         } else if entry.starts_with("MIG-") {
             Some(DeviceName::Mig(entry.to_owned()))
         } else {
-            // CUDA reads the digits that an entry begins with, and nothing behind them.
+            // CUDA reads the digits at the beginning of an entry and ignores what follows them.
             let digits = entry.split(|letter: char| !letter.is_ascii_digit()).next().unwrap_or_default();
             digits.parse().ok().map(DeviceName::Index)
         }

@@ -1,4 +1,4 @@
-//! A snapshot of the environment: what the process was given, taken once, passed on as a value.
+//! A snapshot of the environment, taken once and passed on as a value.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// The variables of a process, and where its configuration files are.
+/// The variables of a process, and the places of its configuration files.
 ///
-/// [`Environment::capture`] takes the real one; tests build theirs from a list, so that no test touches the real one.
+/// [`Environment::capture`] reads the real ones; tests build theirs from a list and never read the real ones.
 #[derive(Clone, Default)]
 pub struct Environment {
     variables: BTreeMap<OsString, OsString>,
@@ -18,7 +18,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// The environment of this process, its user's home, and `/etc/nccl.conf`. The only reader of all three.
+    /// The environment of this process, its user's home, and `/etc/nccl.conf`. No other function reads them.
     pub fn capture() -> Environment {
         Environment {
             variables: std::env::vars_os().collect(),
@@ -27,30 +27,30 @@ impl Environment {
         }
     }
 
-    /// An environment of these variables alone: no home, no system file.
+    /// An environment with these variables only: no home, no system file.
     pub fn of<N: AsRef<OsStr>, V: AsRef<OsStr>>(variables: impl IntoIterator<Item = (N, V)>) -> Environment {
         let owned = |(name, value): (N, V)| (name.as_ref().to_owned(), value.as_ref().to_owned());
         Environment { variables: variables.into_iter().map(owned).collect(), home: None, system_file: None }
     }
 
-    /// The same with `home` as the folder where `.nccl.conf` is looked for.
+    /// The same environment with `home` as the folder of `.nccl.conf`.
     #[must_use]
     pub fn with_home(mut self, home: impl Into<PathBuf>) -> Environment {
         self.home = Some(home.into());
         self
     }
 
-    /// The same with `file` in place of `/etc/nccl.conf`.
+    /// The same environment with `file` in place of `/etc/nccl.conf`.
     #[must_use]
     pub fn with_system_file(mut self, file: impl Into<PathBuf>) -> Environment {
         self.system_file = Some(file.into());
         self
     }
 
-    /// The value of `name`; an empty one counts as not set, as in NCCL.
+    /// The value of `name`; an empty value counts as unset, as in NCCL.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] where the value is not UTF-8.
+    /// [`crate::error::Kind::InvalidArgument`] if the value is not UTF-8.
     pub fn get(&self, name: &str) -> Result<Option<&str>> {
         let Some(value) = self.variables.get(OsStr::new(name)).filter(|value| !value.is_empty()) else {
             return Ok(None);
@@ -59,12 +59,12 @@ impl Environment {
         value.to_str().map(Some).ok_or_else(not_text)
     }
 
-    /// Whether `name` is set to something.
+    /// Whether `name` is set and not empty.
     pub fn has(&self, name: &str) -> bool {
         self.variables.get(OsStr::new(name)).is_some_and(|value| !value.is_empty())
     }
 
-    /// The names that begin with `prefix`, in order; those that are not UTF-8 are nobody's and left out.
+    /// The names that begin with `prefix`, in order. Names that are not UTF-8 are left out.
     pub fn names<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> {
         self.variables.keys().filter_map(|name| name.to_str()).filter(move |name| name.starts_with(prefix))
     }
@@ -74,13 +74,13 @@ impl Environment {
         self.home.as_deref()
     }
 
-    /// The configuration file of the machine.
+    /// The configuration file of the machine: `/etc/nccl.conf`.
     pub fn system_file(&self) -> Option<&Path> {
         self.system_file.as_deref()
     }
 }
 
-/// The values may hold secrets of any program, so only their number is printed.
+/// Prints only how many variables there are, because values may be secrets of any program.
 impl fmt::Debug for Environment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Environment")

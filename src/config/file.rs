@@ -5,7 +5,7 @@
 //! NCCL_DEBUG=INFO
 //! NCCL_ALGO = Ring      # white space around name and value does not count; nor does what follows " #"
 //! ```
-//! The first line with a name wins, as in NCCL. A line that is no assignment is an error with file and line.
+//! The first line with a name wins, as in NCCL. A line that is not an assignment is an error with file and line.
 
 use std::io::Read;
 use std::path::Path;
@@ -29,12 +29,12 @@ pub(super) struct Assignment {
     pub(super) line: usize,
 }
 
-/// What reading a file gave.
+/// The result of opening a file.
 pub(super) enum Opened {
     Read(ConfFile),
-    /// There is no such file.
+    /// The file does not exist.
     Missing,
-    /// There is one, which this user may not read.
+    /// The file exists, but this user may not read it.
     Forbidden,
 }
 
@@ -42,13 +42,13 @@ impl ConfFile {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] with file and line where it is no configuration file;
-    /// [`crate::error::Kind::System`] where the system fails to read it.
+    /// [`crate::error::Kind::InvalidArgument`] with file and line if the file is not a configuration file;
+    /// [`crate::error::Kind::System`] if the system fails to read it.
     pub(super) fn open(path: &Path) -> Result<Opened> {
         use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
         let shown = path.display();
         let system = |error| Error::system(format!("reading the configuration file {shown}"), error);
-        // Asked before opening: to open a FIFO would wait for its writer.
+        // Checked before opening, because opening a FIFO would wait for its writer.
         let about = match std::fs::metadata(path) {
             Ok(about) => about,
             Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(Opened::Missing),
@@ -74,7 +74,7 @@ impl ConfFile {
     }
 }
 
-/// The assignments in `bytes`; `path` is for the errors.
+/// Parses the assignments in `bytes`; `path` is used in errors.
 pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Vec<Assignment>> {
     let shown = path.display();
     let wrong = |line: usize, why: &str| {
@@ -105,7 +105,8 @@ pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Vec<Assignment>> {
     Ok(assignments)
 }
 
-/// The line up to a `#` at its beginning or after white space: `a#b` is a value, `a #b` a value and a comment.
+/// The line without its comment. A `#` begins a comment at the start of the line or after white space: `a#b` is a
+/// value, `a #b` a value and a comment.
 fn without_comment(line: &str) -> &str {
     let starts = line.match_indices('#').map(|(at, _)| at);
     let comment = starts.into_iter().find(|at| line[..*at].chars().next_back().is_none_or(char::is_whitespace));
@@ -118,7 +119,7 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// The most bytes of a configuration file: a thousand times what one needs.
+/// The most bytes of a configuration file; real files have a thousandth of it.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]
@@ -169,7 +170,9 @@ mod tests {
         }
 
         #[test]
-        fn lines_lead_back(lines in proptest::collection::vec(("[A-Z_][A-Z0-9_]{0,12}", "[a-z0-9=,:/^]{0,12}"), 0..20)) {
+        fn lines_lead_back(
+            lines in proptest::collection::vec(("[A-Z_][A-Z0-9_]{0,12}", "[a-z0-9=,:/^]{0,12}"), 0..20)
+        ) {
             let text: String = lines.iter().map(|(name, value)| format!(" {name} =  {value} # end\n")).collect();
             let found = parsed(&text);
             prop_assert_eq!(found.len(), lines.len());

@@ -1,8 +1,8 @@
-//! Who am I? The rank, the world and the meeting place, from what a launcher has set.
+//! Who am I? Rank, world and meeting place, from the variables that a launcher has set.
 //!
-//! The first of these launchers whose rank variable is set is believed; the innermost comes first, because launchers
-//! are nested (`srun` starts `mpirun`, which starts a script that sets `RANK`) and a batch script of Slurm carries
-//! `SLURM_PROCID=0` into all that it starts:
+//! The first launcher in this table whose rank variable is set counts. Inner launchers come first, because launchers
+//! are nested: `srun` starts `mpirun`, which starts a script that sets `RANK`. And a batch script of Slurm passes
+//! `SLURM_PROCID=0` to every program that it starts.
 //!
 //! ```text
 //!    launcher   rank                   world                 local rank                   local size
@@ -19,18 +19,19 @@
 //!               beside SLURM_STEP_ID   SLURM_NTASKS
 //! ```
 //!
-//! Row 6 counts in a step, which is what `srun` starts. A batch script and a shell of `salloc` have `SLURM_PROCID=0` and the job's
-//! `SLURM_NTASKS` too, and are no ranks: there `SLURM_STEP_ID` is not set, or is one of the numbers that Slurm keeps for such shells
-//! (above 4294967280). Open MPI tells the two apart in the same way.
+//! Row 6 counts only in a step, which is what `srun` starts. A batch script and a shell of `salloc` also have
+//! `SLURM_PROCID=0` and the job's `SLURM_NTASKS`, but are not ranks: there `SLURM_STEP_ID` is not set, or is one of the
+//! numbers that Slurm reserves for such shells (above 4294967280). Open MPI distinguishes them in the same way.
 //!
-//! Of several names in one place the first that is set counts, and names of other rows do not. Who sets them: row 2
-//! `rsccl run` and torchrun, row 3 `mpirun` of Open MPI (which sets row 5's rank too, and wins), row 4 Hydra (`mpirun` of
-//! MPICH and of Intel MPI) and `srun --mpi=pmi2`, row 5 `srun --mpi=pmix` and `prun`. The local rank and size are what the
-//! launcher says; the library finds out by itself who shares a host.
+//! If a place has several names, the first one that is set counts; names of other rows do not. The launchers of each
+//! row: row 2 `rsccl run` and torchrun; row 3 `mpirun` of Open MPI (it also sets the rank of row 5, and row 3 wins);
+//! row 4 Hydra (`mpirun` of MPICH and of Intel MPI) and `srun --mpi=pmi2`; row 5 `srun --mpi=pmix` and `prun`. The
+//! local rank and size are what the launcher says; the library determines by itself which ranks share a host.
 //!
-//! The meeting place is `RSCCL_STORE`, else `MASTER_ADDR` and `MASTER_PORT`, else, where the launcher of row 3 to 6 says that all ranks
-//! are on this host, a private folder of this user under `/tmp` that is named by the launcher's process. Where torchrun's agent serves its own store
-//! on `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE=True`), ours is one port above it.
+//! The meeting place is `RSCCL_STORE`, else `MASTER_ADDR` and `MASTER_PORT`. Else, if the launcher of row 3 to 6 says
+//! that all ranks are on this host, it is a private folder of this user under `/tmp`, named after the launcher's
+//! process. If torchrun's agent serves its own store on `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE=True`), ours is
+//! one port above it.
 
 use crate::error::{Error, Result};
 use crate::types::{Rank, World};
@@ -40,31 +41,32 @@ pub use super::store_address::StoreAddress;
 use super::Config;
 use super::environment::Environment;
 
-/// What a launcher told this process.
+/// The facts that a launcher has told this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launch {
-    /// My rank and the number of ranks.
+    /// This rank and the number of ranks.
     pub world: World,
-    /// My number among the ranks of this host, where the launcher says it.
+    /// This rank's number among the ranks of its host, if the launcher tells it.
     pub local_rank: Option<u32>,
-    /// How many ranks this host has, where the launcher says it.
+    /// How many ranks this host has, if the launcher tells it.
     pub local_size: Option<u32>,
-    /// Where the ranks meet. A world of one needs no such place.
+    /// The store where the ranks meet. A world of one rank needs none.
     pub store: Option<StoreAddress>,
-    /// The launcher, as the module's table calls it.
+    /// The launcher's name in the module's table.
     pub source: &'static str,
-    /// How the launcher's own processes are named, where it says that all ranks are on this host: ranks of one job have one of them
-    /// as an ancestor.
+    /// The names of the launcher's own processes, if it says that all ranks are on this host: the ranks of one job have
+    /// one of those processes as an ancestor.
     pub(crate) daemons: Option<&'static [&'static str]>,
 }
 
 impl Launch {
-    /// Learns it from `environment`; `config` (resolved) gives the store where it has one.
+    /// Reads these facts from `environment`; a store in `config` (which must be resolved) takes precedence.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] that names the variable: no launcher's rank is set, its world is not, a
-    /// number is none, the rank is not below the world nor the local rank below the local size, or half of the store's address is missing.
+    /// [`crate::error::Kind::InvalidArgument`] with the variable's name: no launcher's rank is set; the world's size is
+    /// not set; a value is not a number; the rank is not below the world's size or the local rank not below the local
+    /// size; or half of the store's address is missing.
     pub fn learn(environment: &Environment, config: &Config) -> Result<Launch> {
         for launcher in LAUNCHERS {
             if launcher.is_here(environment)
@@ -77,7 +79,7 @@ impl Launch {
         let sizes = LAUNCHERS.iter().flat_map(|launcher| launcher.sizes);
         let half = sizes.into_iter().find(|name| environment.has(name));
         let hint = match half {
-            // Batch scripts have the size, too.
+            // Batch scripts have the size too.
             _ if environment.has(SLURM_RANK) => format!(
                 " ({SLURM_RANK} is set, but this is no step of srun's: {SLURM_STEP} is not set, or that of a shell)"
             ),
@@ -85,13 +87,14 @@ impl Launch {
             None => String::new(),
         };
         Err(Error::invalid_argument(format!(
-            "no launcher has set a rank{hint}: looked for {}; start the program with `rsccl run -n N -- program`, torchrun, \
-             mpirun or srun, or set RSCCL_RANK and RSCCL_WORLD_SIZE",
+            "no launcher has set a rank{hint}: looked for {}; start the program with `rsccl run -n N -- program`, \
+             torchrun, mpirun or srun, or set RSCCL_RANK and RSCCL_WORLD_SIZE",
             ranks.join(", ")
         )))
     }
 
-    /// Whether a launcher has made this process a rank: whether [`Launch::learn`] finds one, be it with an error.
+    /// Whether a launcher has made this process a rank: then [`Launch::learn`] finds one, or fails because a value is
+    /// wrong.
     pub fn is_rank(environment: &Environment) -> bool {
         LAUNCHERS.iter().any(|launcher| launcher.is_here(environment) && environment.has(launcher.rank))
     }
@@ -100,31 +103,32 @@ impl Launch {
 /// The variables of one launcher.
 struct Launcher {
     source: &'static str,
-    /// What must be so for its variables to count.
+    /// The condition under which its variables count.
     step: Step,
     rank: &'static str,
-    /// Of these and the two below the strongest comes first.
+    /// The names of `sizes`, `local_ranks` and `local_sizes` are listed strongest first.
     sizes: &'static [&'static str],
     local_ranks: &'static [&'static str],
     local_sizes: &'static [&'static str],
-    /// The hosts, where the local size is not told.
+    /// Variables for the number of hosts, used if the local size is not known.
     hosts: &'static [&'static str],
-    /// How its processes are named that start ranks.
+    /// Names of the launcher's processes that start ranks.
     daemons: &'static [&'static str],
 }
 
-/// In which steps of Slurm's a launcher's variables count.
+/// The Slurm steps in which a launcher's variables count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Wherever they are set.
+    /// Everywhere.
     Any,
-    /// In those that `srun` has started.
+    /// In steps that `srun` has started.
     OfSrun,
 }
 
 const SLURM_RANK: &str = "SLURM_PROCID";
 const SLURM_STEP: &str = "SLURM_STEP_ID";
-/// The greatest number of a step that runs tasks; those above are of batch scripts and shells (slurm.h: `SLURM_MAX_NORMAL_STEP_ID`).
+/// The highest number of a step that runs tasks; higher numbers are batch scripts and shells (slurm.h:
+/// `SLURM_MAX_NORMAL_STEP_ID`).
 const LAST_STEP: u32 = 0xffff_fff0;
 
 static LAUNCHERS: &[Launcher] = &[
@@ -190,24 +194,24 @@ static LAUNCHERS: &[Launcher] = &[
     },
 ];
 
-/// Hosts of a step, and of a job.
+/// The number of hosts of a step, and of a job.
 const SLURM_HOSTS: &[&str] = &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
-/// Open MPI 4 and 5.
+/// The launcher processes of Open MPI 4 and 5.
 const MPIRUN: &[&str] = &["mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"];
-/// MPICH and Intel MPI; `srun --mpi=pmi2`.
+/// The launcher processes of MPICH, Intel MPI and `srun --mpi=pmi2`.
 const HYDRA: &[&str] = &["hydra_pmi_proxy", "hydra_bstrap_pr", "slurmstepd", "pmi_proxy"];
 const SRUN: &[&str] = &["slurmstepd", "prted", "prterun"];
 
-/// Names with our prefix that are read here and not through the registry.
+/// Names with our prefix that this file reads; the registry does not list them.
 pub(super) const OWN_NAMES: &[&str] = &["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "RSCCL_LOCAL_WORLD_SIZE"];
 
 impl Launcher {
-    /// Whether its variables are this process's, and not left over from a shell that it was started from.
+    /// Whether the launcher's variables are meant for this process, and not inherited from a shell around it.
     fn is_here(&self, environment: &Environment) -> bool {
         match self.step {
             Step::Any => true,
             Step::OfSrun => {
-                // One that is no number at all is not Slurm's.
+                // A value that is not a number does not come from Slurm.
                 let step = environment.get(SLURM_STEP).ok().flatten().and_then(|text| text.trim().parse::<u32>().ok());
                 step.is_some_and(|step| step <= LAST_STEP)
             }
@@ -242,10 +246,10 @@ impl Launcher {
     }
 }
 
-/// Whether a rank is one of so many; both come with their variables' names.
+/// Checks that a rank is below the size; both come with their variables' names.
 fn check_within((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) -> Result<()> {
     match size.checked_sub(1) {
-        None => Err(Error::invalid_argument(format!("{size_name}=0 (environment): there is at least one rank"))),
+        None => Err(Error::invalid_argument(format!("{size_name}=0 (environment): a world has at least 1 rank"))),
         Some(last) if rank > last => Err(Error::invalid_argument(format!(
             "{rank_name}={rank} (environment) is not below {size_name}={size}: ranks are 0 to {last}"
         ))),
@@ -253,7 +257,7 @@ fn check_within((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) 
     }
 }
 
-/// The first of `names` that is set, as a number.
+/// The first of `names` that is set, parsed as a number.
 fn number<'a>(environment: &Environment, names: &[&'a str]) -> Result<Option<(&'a str, u32)>> {
     for name in names {
         if let Some(text) = environment.get(name)? {
@@ -346,7 +350,7 @@ mod tests {
                 assert_eq!((launch.local_rank, launch.local_size, launch.store), (None, None, None));
             }
             let base = [(launcher.rank, "2"), (launcher.sizes[0], "4"), (SLURM_STEP, "0")];
-            // The strongest of several comes first, so each counts once those before it are gone.
+            // The strongest name comes first, so each one counts when those before it are unset.
             for first in 0..launcher.local_ranks.len() {
                 let numbers = launcher.local_ranks[first..].iter().copied().zip(["0", "1", "2"]);
                 let variables: Vec<_> = base.into_iter().chain(numbers).collect();
@@ -399,7 +403,7 @@ mod tests {
                 Some(2),
             ),
             ("PMI", &[("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("SLURM_PROCID", "3"), ("SLURM_LOCALID", "1")], None),
-            // Hydra inside a batch script of Slurm: the script's own variables stay behind.
+            // Hydra inside a batch script of Slurm: the script's variables are inherited.
             (
                 "PMI",
                 &[
@@ -437,7 +441,7 @@ mod tests {
         }
     }
 
-    /// What a batch script and a shell of `salloc` have, and a program that they start with no launcher.
+    /// The variables of a batch script and of a shell of `salloc`, and of a program that they start without a launcher.
     #[test]
     fn what_slurm_sets_in_a_batch_script_makes_no_rank() {
         let of_job = [("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0")];
@@ -445,12 +449,12 @@ mod tests {
             of_job.into_iter().chain(step.map(|step| (SLURM_STEP, step))).chain(more.iter().copied()).collect()
         };
         let is_rank = |variables: &[(&str, &str)]| Launch::is_rank(&Environment::of(variables.iter().copied()));
-        // No step; that of a batch script, of an interactive shell, of no meaning.
+        // No step; the step of a batch script; of an interactive shell; a meaningless value.
         for step in [None, Some("4294967291"), Some("4294967290"), Some(""), Some("batch")] {
             let text = refused(&with(step, &[]));
             assert!(text.contains("SLURM_PROCID is set, but this is no step of srun's"), "{step:?}: {text}");
             assert!(!is_rank(&with(step, &[])), "{step:?}");
-            // What mpirun or a script starts there is a rank by their word.
+            // A program that mpirun or a script starts there is a rank.
             let inside = with(step, &[("PMI_RANK", "3"), ("PMI_SIZE", "4")]);
             let launch = learn(&inside).unwrap();
             assert_eq!((launch.source, launch.world.rank.get(), is_rank(&inside)), ("PMI", 3, true));

@@ -1,4 +1,4 @@
-//! The sources of values, laid one over the other: environment, the user's file, the machine's file.
+//! The sources of values: environment, the user's file, the machine's file. Each one overrides those after it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub enum Source {
     },
     /// The program set the field.
     Code,
-    /// Nobody set it.
+    /// The field has its default.
     Default,
 }
 
@@ -42,13 +42,13 @@ impl fmt::Display for Source {
     }
 }
 
-/// Something worth saying about the configuration, which is no error. The log prints it.
+/// A remark about the configuration that is not an error. The log prints it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Note {
-    /// Probably a mistake.
+    /// Probably a mistake of the user.
     Warning(String),
-    /// Good to know.
+    /// For information.
     Information(String),
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Found<'a> {
     pub(super) source: Source,
 }
 
-/// Everything that lies over what the program set.
+/// The sources that override the program's settings.
 #[derive(Debug)]
 pub(super) struct Layers<'a> {
     environment: &'a Environment,
@@ -70,10 +70,10 @@ pub(super) struct Layers<'a> {
 }
 
 impl<'a> Layers<'a> {
-    /// Reads the files that `environment` leads to.
+    /// Reads the files that `environment` names.
     ///
     /// # Errors
-    /// Those of [`ConfFile::open`]; and where a variable names a file that cannot be read.
+    /// Those of [`ConfFile::open`]; also if a variable names a file that cannot be read.
     pub(super) fn read(environment: &'a Environment) -> Result<Layers<'a>> {
         let mut layers = Layers::without_files(environment);
         match named_file(environment)? {
@@ -89,7 +89,7 @@ impl<'a> Layers<'a> {
         Ok(layers)
     }
 
-    /// `environment` alone.
+    /// The environment alone, without files.
     pub(super) fn without_files(environment: &'a Environment) -> Layers<'a> {
         Layers { environment, files: Vec::new(), notes: Vec::new() }
     }
@@ -108,10 +108,10 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// The strongest text for `variable`.
+    /// The text of the strongest source for `variable`.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] for a value of the environment that is not UTF-8.
+    /// [`crate::error::Kind::InvalidArgument`] if a value in the environment is not UTF-8.
     pub(super) fn find(&self, variable: &Variable) -> Result<Option<Found<'_>>> {
         for name in variable.names() {
             if let Some(text) = self.environment.get(&name)? {
@@ -129,12 +129,12 @@ impl<'a> Layers<'a> {
         Ok(None)
     }
 
-    /// What is worth saying about names and files.
+    /// The remarks about names and files.
     pub(super) fn into_notes(self) -> Vec<Note> {
         self.notes
     }
 
-    /// Notes every name with our prefix that nobody knows, and the names of NCCL's that have no effect here.
+    /// Adds a remark for each unknown name with our prefix, and one for the names of NCCL's that have no effect here.
     fn note_unknown(&mut self) {
         let mut idle = Vec::new();
         let mut notes = Vec::new();
@@ -162,7 +162,7 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// The file that the environment names, and the variable that does.
+/// The file that the environment names, and the name of the variable.
 fn named_file(environment: &Environment) -> Result<Option<(String, PathBuf)>> {
     for prefix in [OWN_PREFIX, NCCL_PREFIX] {
         let name = format!("{prefix}{CONF_FILE}");
@@ -180,7 +180,7 @@ fn unusable(name: &str, path: &Path, why: &str) -> Error {
     ))
 }
 
-/// Whether some part of the library reads `name`, prefix included.
+/// Whether a part of the library reads `name`, which includes its prefix.
 fn is_known(name: &str) -> bool {
     let conf_file = name.strip_suffix(CONF_FILE).is_some_and(|prefix| prefix == OWN_PREFIX || prefix == NCCL_PREFIX);
     conf_file

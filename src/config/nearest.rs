@@ -1,12 +1,12 @@
-//! The known name that somebody meant.
+//! Finds the known name that the user probably meant.
 
-/// The candidate with the fewest edits from `name`, if they are few enough for a typing mistake.
+/// The candidate with the fewest edits from `name`, if they are few enough to be a typing mistake.
 pub(super) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if name.is_empty() {
         return None;
     }
     let limit = (name.len() / 3).max(2);
-    // A name cut short or drawn out ("TIMEOUT" for "TIMEOUT_MS") is as near as one wrong letter.
+    // A name that lacks an ending or has one too many ("TIMEOUT" for "TIMEOUT_MS") counts as one edit.
     let distance = |candidate: &str| match candidate.starts_with(name) || name.starts_with(candidate) {
         true => 1,
         false => edits(name, candidate),
@@ -15,9 +15,10 @@ pub(super) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
     measured.filter(|(edits, _)| *edits <= limit).min().map(|(_, candidate)| candidate)
 }
 
-/// The letters to insert, remove or replace to turn one into the other (Levenshtein), one row at a time.
+/// How many letters must be inserted, removed or replaced to turn one name into the other (Levenshtein), computed row
+/// by row.
 fn edits(a: &str, b: &str) -> usize {
-    // A longer name is nobody's typing mistake; the bound keeps hostile names from costing time.
+    // Longer names are not typing mistakes; the bound limits the time that hostile names can cost.
     if a.len().max(b.len()) > MAX_NAME_BYTES {
         return usize::MAX;
     }

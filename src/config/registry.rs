@@ -1,7 +1,7 @@
 //! The table of all variables: name, type, range, meaning, and the field of [`Config`] that each one sets.
 //!
-//! Only variables that have an effect are here. The default of each stands in [`Config::default`], or where that has `None`
-//! with who chooses.
+//! Only variables that have an effect are listed. Each default is in [`Config::default`]; where that is `None`, the
+//! part of the library that chooses has it.
 
 use super::Config;
 use super::debug::DebugLevel;
@@ -15,7 +15,7 @@ pub struct Variable {
     pub name: &'static str,
     /// An older or newer name for the same, weaker than `name`.
     pub alias: Option<&'static str>,
-    /// Who knows the name.
+    /// Which prefixes the name has.
     pub scope: Scope,
     /// Its type and range.
     pub kind: Kind,
@@ -26,7 +26,7 @@ pub struct Variable {
     pub(super) set: fn(&mut Config, &Value) -> bool,
 }
 
-/// With which prefixes a variable is read.
+/// The prefixes under which a variable is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scope {
@@ -37,7 +37,7 @@ pub enum Scope {
 }
 
 impl Variable {
-    /// The names it is read under, strongest first.
+    /// The names under which the variable is read, strongest first.
     pub fn names(&self) -> impl Iterator<Item = String> + '_ {
         let prefixes: &[&str] = match self.scope {
             Scope::Nccl => &[OWN_PREFIX, NCCL_PREFIX],
@@ -47,7 +47,7 @@ impl Variable {
         prefixes.iter().flat_map(move |prefix| stems.clone().map(move |stem| format!("{prefix}{stem}")))
     }
 
-    /// The name that tables and errors call it by: NCCL's where NCCL has it.
+    /// The name in tables and errors: NCCL's name if NCCL has the variable.
     pub fn full_name(&self) -> String {
         match self.scope {
             Scope::Nccl => format!("{NCCL_PREFIX}{}", self.name),
@@ -62,13 +62,13 @@ impl Variable {
         format!("{}{more}", self.kind.allowed())
     }
 
-    /// The value that `config` has for it, as the variable would be written; empty for what is left to the library.
+    /// The value in `config`, as the variable would be written; empty if the library chooses.
     pub fn shown(&self, config: &Config) -> String {
         self.kind.show(&(self.get)(config))
     }
 }
 
-/// rsccl's own prefix: the stronger one.
+/// rsccl's own prefix, which is stronger than NCCL's.
 pub(super) const OWN_PREFIX: &str = "RSCCL_";
 /// NCCL's prefix.
 pub(super) const NCCL_PREFIX: &str = "NCCL_";
@@ -94,7 +94,7 @@ macro_rules! variable {
     };
 }
 
-/// Whether the field that `_get` yields can be left to the library.
+/// Whether the library can choose the value of the field that `_get` yields.
 const fn automatic<T: Field>(_get: fn(&Config) -> &T) -> bool {
     T::AUTOMATIC
 }
@@ -117,46 +117,64 @@ const fn microseconds(least: u64, most: u64) -> Kind {
 
 /// All variables, in the order in which tables print them.
 pub static VARIABLES: &[Variable] = &[
-    variable!(Nccl "COMM_BLOCKING" => blocking: Kind::Flag, "init, split and shrink return when done; 0: at once, with InProgress"),
+    variable!(Nccl "COMM_BLOCKING" => blocking: Kind::Flag,
+        "init, split and shrink return when done; 0: at once, with InProgress"),
     variable!(Nccl "COMM_NAME" => name: Kind::Text, "the communicator's name in logs"),
     variable!(Own "TIMEOUT_MS" => timeout: milliseconds(1, MONTH_MS), "the deadline of each operation"),
-    variable!(Own "INIT_TIMEOUT_MS" => init_timeout: milliseconds(1, MONTH_MS), "the deadline of a communicator's set-up"),
-    variable!(Own "REPRODUCIBLE" => reproducible: Kind::Flag, "the same bits whatever the size, algorithm and transport"),
+    variable!(Own "INIT_TIMEOUT_MS" => init_timeout: milliseconds(1, MONTH_MS),
+        "the deadline of a communicator's set-up"),
+    variable!(Own "REPRODUCIBLE" => reproducible: Kind::Flag,
+        "the same bits whatever the size, algorithm and transport"),
     variable!(Own "SPIN_US" => spin: microseconds(0, 1_000_000), "how long a wait stays awake before it sleeps"),
     variable!(Nccl "ALGO" => algo: Kind::Text, "which algorithms may be chosen, e.g. Ring,Tree or ^Direct"),
     variable!(Nccl "PROTO" => proto: Kind::Text, "which protocols may be chosen, e.g. LL,Simple or ^LL128"),
-    variable!(Own "STRICT_FILTERS" => strict_filters: Kind::Flag, "1: a call that NCCL_ALGO or NCCL_PROTO leaves nothing for is an error"),
-    variable!(Nccl "MIN_NCHANNELS" or "MIN_CTAS" => min_channels: count(1, MAX_CHANNELS), "the least that the default of NCCL_MAX_NCHANNELS may be"),
-    variable!(Nccl "MAX_NCHANNELS" or "MAX_CTAS" => max_channels: count(1, MAX_CHANNELS), "the most channels of a call; unset: 2"),
+    variable!(Own "STRICT_FILTERS" => strict_filters: Kind::Flag,
+        "1: a call that NCCL_ALGO or NCCL_PROTO leaves nothing for is an error"),
+    variable!(Nccl "MIN_NCHANNELS" or "MIN_CTAS" => min_channels: count(1, MAX_CHANNELS),
+        "the least that the default of NCCL_MAX_NCHANNELS may be"),
+    variable!(Nccl "MAX_NCHANNELS" or "MAX_CTAS" => max_channels: count(1, MAX_CHANNELS),
+        "the most channels of a call; unset: 2"),
     variable!(Nccl "BUFFSIZE" => buffer_bytes: bytes(16 << 10, 1 << 30), "the slots of one connection, together"),
-    variable!(Own "SCRATCH_BYTES" => scratch_bytes: bytes(64 << 10, 1 << 30), "a rank's scratch window that its host's ranks see"),
+    variable!(Own "SCRATCH_BYTES" => scratch_bytes: bytes(64 << 10, 1 << 30),
+        "a rank's scratch window that its host's ranks see"),
     variable!(Nccl "P2P_DISABLE" => p2p_disable: Kind::Flag, "no direct pointers between ranks of one process"),
     variable!(Nccl "SHM_DISABLE" => shm_disable: Kind::Flag, "no shared memory between ranks of one host"),
     variable!(Nccl "NET" => net: Kind::Choice(&["Socket"]), "the network to use"),
-    variable!(Nccl "RUNTIME_CONNECT" => runtime_connect: Kind::Flag, "map the host's memory when first needed; 0: at set-up"),
+    variable!(Nccl "RUNTIME_CONNECT" => runtime_connect: Kind::Flag,
+        "map the host's memory when first needed; 0: at set-up"),
     variable!(Nccl "HOSTID" => host_id: Kind::Text, "what tells this host from others, in place of name and boot id"),
     variable!(Nccl "COMM_ID" => comm_id: Kind::Text, "a fixed address of the root: host:port or [ipv6]:port"),
     variable!(Own "SECRET" => secret: Kind::Secret, "what ranks prove to each other with a fixed or stored id"),
     variable!(Own "SECRET_FILE" => secret_file: Kind::Path, "a file that holds the secret, mode 600"),
     variable!(Own "STORE" => store: Kind::Store, "where from_env() meets: tcp://host:port or file:///path"),
-    variable!(Nccl "SOCKET_IFNAME" => socket_interfaces: Kind::Text, "interfaces: prefixes, =names, ^excluded; the first that is up is used"),
-    variable!(Nccl "SOCKET_FAMILY" => socket_family: Kind::Choice(SocketFamily::NAMES), "the address family of all sockets"),
-    variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16), "times NCCL_NSOCKS_PERTHREAD: sockets of one connection; no threads here"),
-    variable!(Nccl "NSOCKS_PERTHREAD" => sockets_per_thread: count(0, 16), "times NCCL_SOCKET_NTHREADS: sockets of one connection, at most 64"),
+    variable!(Nccl "SOCKET_IFNAME" => socket_interfaces: Kind::Text,
+        "interfaces: prefixes, =names, ^excluded; the first that is up is used"),
+    variable!(Nccl "SOCKET_FAMILY" => socket_family: Kind::Choice(SocketFamily::NAMES),
+        "the address family of all sockets"),
+    variable!(Nccl "SOCKET_NTHREADS" => socket_threads: count(0, 16),
+        "times NCCL_NSOCKS_PERTHREAD: sockets of one connection; no threads here"),
+    variable!(Nccl "NSOCKS_PERTHREAD" => sockets_per_thread: count(0, 16),
+        "times NCCL_SOCKET_NTHREADS: sockets of one connection, at most 64"),
     variable!(Nccl "SOCKET_RETRY_CNT" => socket_retries: count(0, 1000), "how often a refused connect is tried again"),
-    variable!(Nccl "SOCKET_RETRY_SLEEP_MSEC" => socket_retry_sleep: milliseconds(0, 60_000), "the pause before the k-th retry is k times this"),
-    variable!(Nccl "SOCKET_RCVBUF" => socket_receive_bytes: bytes(1, MAX_I32), "a socket's receive buffer; unset: the system's choice"),
-    variable!(Nccl "SOCKET_SNDBUF" => socket_send_bytes: bytes(1, MAX_I32), "a socket's send buffer; unset: the system's choice"),
+    variable!(Nccl "SOCKET_RETRY_SLEEP_MSEC" => socket_retry_sleep: milliseconds(0, 60_000),
+        "the pause before the k-th retry is k times this"),
+    variable!(Nccl "SOCKET_RCVBUF" => socket_receive_bytes: bytes(1, MAX_I32),
+        "a socket's receive buffer; unset: the system's choice"),
+    variable!(Nccl "SOCKET_SNDBUF" => socket_send_bytes: bytes(1, MAX_I32),
+        "a socket's send buffer; unset: the system's choice"),
     variable!(Nccl "DEBUG" => debug: Kind::Choice(DebugLevel::NAMES), "how much is logged; unset: nothing"),
     variable!(Nccl "DEBUG_SUBSYS" => debug_subsystems: Kind::Subsystems, "which parts log"),
-    variable!(Nccl "DEBUG_FILE" => debug_file: Kind::Text, "where the log goes, with %h host, %p process; unset: standard output"),
-    variable!(Nccl "DEBUG_TIMESTAMP_FORMAT" => debug_time_format: Kind::Text, "the time before a line, as strftime, with %3f for its fraction"),
-    variable!(Nccl "DEBUG_TIMESTAMP_LEVELS" => debug_time_levels: Kind::Levels, "which levels' lines begin with the time"),
+    variable!(Nccl "DEBUG_FILE" => debug_file: Kind::Text,
+        "where the log goes, with %h host, %p process; unset: standard output"),
+    variable!(Nccl "DEBUG_TIMESTAMP_FORMAT" => debug_time_format: Kind::Text,
+        "the time before a line, as strftime, with %3f for its fraction"),
+    variable!(Nccl "DEBUG_TIMESTAMP_LEVELS" => debug_time_levels: Kind::Levels,
+        "which levels' lines begin with the time"),
 ];
 
-/// The variable that says where the user's configuration file is.
+/// The variable with the path of the user's configuration file.
 pub(super) const CONF_FILE: &str = "CONF_FILE";
-/// What `NCCL_CONF_FILE` means, for tables.
+/// The meaning of `NCCL_CONF_FILE`, for tables.
 pub const CONF_FILE_DOC: &str = "the user's configuration file, in place of ~/.nccl.conf";
 
 /// The most channels of a communicator, as in NCCL.
@@ -165,7 +183,7 @@ pub const MAX_CHANNELS: u64 = 64;
 pub const MAX_SOCKETS: u32 = 64;
 /// The longest deadline: longer than any job, short enough for every clock.
 const MONTH_MS: u64 = 30 * 24 * 3600 * 1000;
-/// What `setsockopt` takes.
+/// The largest value that `setsockopt` takes.
 const MAX_I32: u64 = i32::MAX as u64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A secret that no print shows.
+//! A secret that is never printed.
 
 use std::fmt;
 use std::io::Read;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// A shared secret: prints as `<redacted>`, and is read by [`Secret::expose`] only.
+/// A shared secret. It prints as `<redacted>`; only [`Secret::expose`] reads it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Vec<u8>);
 
@@ -17,16 +17,16 @@ impl Secret {
         Secret(bytes.into())
     }
 
-    /// The bytes themselves, for keying a hash.
+    /// The bytes, for use as the key of a hash.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }
 
-    /// The content of `path` without the white space around it, and a warning where others may read the file.
+    /// The content of `path` without white space around it, and a warning if other users may read the file.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] for what is no regular file, is empty, or exceeds [`MAX_SECRET_BYTES`];
-    /// [`crate::error::Kind::System`] where it cannot be read.
+    /// [`crate::error::Kind::InvalidArgument`] if the file is not a regular file, is empty, or exceeds
+    /// [`MAX_SECRET_BYTES`]; [`crate::error::Kind::System`] if it cannot be read.
     pub(super) fn read(path: &Path) -> Result<(Secret, Option<String>)> {
         let shown = path.display();
         let system = |error| Error::system(format!("reading the secret in {shown}"), error);
@@ -67,9 +67,9 @@ impl fmt::Display for Secret {
     }
 }
 
-/// What is printed in a secret's place.
+/// The text that is printed in place of a secret.
 pub(super) const REDACTED: &str = "<redacted>";
-/// The most bytes of a secret: far above any key, far below what would be a mistaken file.
+/// The most bytes of a secret: far more than any key has, far fewer than a wrong file.
 pub const MAX_SECRET_BYTES: u64 = 4096;
 const GROUP_AND_OTHERS: u32 = 0o077;
 

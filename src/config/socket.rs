@@ -1,6 +1,6 @@
 //! The values of the socket variables.
 
-/// Which addresses sockets use.
+/// The address family of sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SocketFamily {
@@ -22,7 +22,7 @@ impl SocketFamily {
         }
     }
 
-    /// The family with this name, whatever its case.
+    /// The family with this name, in any case.
     pub fn from_name(name: &str) -> Option<SocketFamily> {
         [SocketFamily::Inet, SocketFamily::Inet6].into_iter().find(|known| known.name().eq_ignore_ascii_case(name))
     }

@@ -1,4 +1,4 @@
-//! Where ranks meet that only know their numbers.
+//! The address of the store where ranks meet that know only their numbers.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub enum StoreAddress {
     /// A store that rank 0 serves.
     Tcp {
-        /// A name or an address; IPv6 without brackets.
+        /// A name or an address; an IPv6 address without brackets.
         host: String,
         /// The port, not 0.
         port: u16,
@@ -19,13 +19,13 @@ pub enum StoreAddress {
 }
 
 impl StoreAddress {
-    /// What [`StoreAddress::parse`] takes, in words.
+    /// The forms that [`StoreAddress::parse`] takes, in words.
     pub const ALLOWED: &'static str = "tcp://host:port, tcp://[ipv6]:port or file:///path";
 
     /// Reads an address.
     ///
     /// # Errors
-    /// The sentence of what is wrong.
+    /// A sentence that says what is wrong.
     pub fn parse(text: &str) -> Result<StoreAddress, String> {
         if let Some(path) = text.strip_prefix("file://") {
             return match path.starts_with('/') && !path.contains('\0') {
@@ -43,10 +43,10 @@ impl StoreAddress {
         StoreAddress::tcp(bracketed.unwrap_or(host), port)
     }
 
-    /// The address of a host and the text of a port.
+    /// The address made of a host and the text of a port.
     ///
     /// # Errors
-    /// The sentence of what is wrong.
+    /// A sentence that says what is wrong.
     pub(super) fn tcp(host: &str, port: &str) -> Result<StoreAddress, String> {
         let plain = |letter: char| letter.is_ascii_alphanumeric() || ".-_:%".contains(letter);
         if host.is_empty() || host.len() > MAX_HOST_BYTES || !host.chars().all(plain) {

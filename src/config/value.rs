@@ -1,4 +1,4 @@
-//! What a variable's text may be, and the typed value it becomes.
+//! The types of variables: which texts they allow, and the typed values of those texts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub enum Kind {
     },
     /// A length of time, written as a whole number of `unit`.
     Time {
-        /// What the number counts.
+        /// The unit of the number.
         unit: TimeUnit,
         /// The smallest allowed, in `unit`.
         least: u64,
@@ -53,7 +53,7 @@ pub enum Kind {
     Store,
 }
 
-/// What a number of [`Kind::Time`] counts.
+/// The unit of a [`Kind::Time`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimeUnit {
@@ -63,10 +63,10 @@ pub enum TimeUnit {
     Microseconds,
 }
 
-/// A value between its text and its field.
+/// A parsed value, before it is stored in its field.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
-    /// Left to the library.
+    /// The library chooses.
     Automatic,
     Flag(bool),
     Number(u64),
@@ -114,10 +114,10 @@ impl Kind {
         }
     }
 
-    /// The value that `text` means, or what is wrong with it. `-1` leaves a number to the library where that can be
-    /// (`automatic`), as in NCCL.
+    /// Parses `text`, or says what is wrong with it. If the variable is `automatic`, `-1` lets the library choose, as
+    /// in NCCL.
     pub(super) fn parse(&self, text: &str, automatic: bool) -> Result<Value, String> {
-        // Text keeps its white space: a time's format may end in a blank.
+        // Text keeps its white space: a time format may end in a blank.
         let text = if matches!(self, Kind::Text) { text } else { text.trim() };
         let number = matches!(self, Kind::Count { .. } | Kind::Bytes { .. } | Kind::Time { .. });
         if automatic && number && text == "-1" {
@@ -139,7 +139,7 @@ impl Kind {
         Ok(value)
     }
 
-    /// Whether `value` is in range; what is wrong where it is not.
+    /// Fails if `value` is out of range, with a sentence that says what is wrong.
     pub(super) fn check(&self, value: &Value) -> Result<(), String> {
         match (self, value) {
             (_, Value::Automatic) => Ok(()),
@@ -214,7 +214,7 @@ fn whole(text: &str) -> Result<u64, String> {
     u64::from_str_radix(digits, radix).map_err(|_| "too large a number".to_owned())
 }
 
-/// A number of bytes: `4194304`, `4M`, `4MiB`.
+/// Parses a number of bytes: `4194304`, `4M`, `4MiB`.
 fn bytes(text: &str) -> Result<u64, String> {
     let upper = text.to_ascii_uppercase();
     let stem = upper.strip_suffix("IB").or_else(|| upper.strip_suffix('B')).unwrap_or(&upper);
@@ -222,7 +222,7 @@ fn bytes(text: &str) -> Result<u64, String> {
         Some(b'K') => (&stem[..stem.len() - 1], 10),
         Some(b'M') => (&stem[..stem.len() - 1], 20),
         Some(b'G') => (&stem[..stem.len() - 1], 30),
-        // "0x1B" ends in a digit B, not in bytes: only a suffix after K, M or G is taken off.
+        // In "0x1B" the B is a digit: only a B after K, M or G is part of a suffix.
         _ => (text, 0),
     };
     whole(&digits.to_ascii_lowercase())?.checked_mul(1 << shift).ok_or("too large a number".to_owned())
@@ -230,10 +230,10 @@ fn bytes(text: &str) -> Result<u64, String> {
 
 /// A type that a field of the configuration may have.
 pub(super) trait Field: Sized {
-    /// Whether the field can be left to the library.
+    /// Whether the library can choose the field's value.
     const AUTOMATIC: bool = false;
     fn value(&self) -> Value;
-    /// `None` where the value is of another type: the registry's test shows that this is never so.
+    /// `None` if the value is of another type; the registry's test shows that this never happens.
     fn from_value(value: &Value) -> Option<Self>;
 }
 
