@@ -1,4 +1,4 @@
-//! All system calls: the only home of `libc`. Upper floors see safe functions.
+//! All system calls: the only home of `libc`. Higher floors call safe functions.
 
 pub mod alive;
 pub mod clock;

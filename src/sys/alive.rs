@@ -10,14 +10,15 @@ use crate::sys::process::{Want, wait_ready};
 pub struct Process(libc::pid_t);
 
 impl Process {
-    /// The process of this number; `None` for a number that names none here: the kernel says 0 of a process in a namespace that
-    /// this one cannot see.
+    /// The process with this number. `None` for numbers that are not a process here: the kernel reports 0 for a process
+    /// in a namespace that is not visible from this one.
     pub(crate) fn of(number: libc::pid_t) -> Option<Process> {
         (number > 0).then_some(Process(number))
     }
 
-    /// Whether it has certainly ended, and can touch no memory any more: the kernel takes a process's memory away before it tells of
-    /// its end. False also where that cannot be found out, or where the number has been given to a new process.
+    /// Whether the process has certainly ended and can access no memory any more: the kernel releases a process's
+    /// memory before it reports its end. False if that cannot be determined, or if the number belongs to a new process
+    /// now.
     pub fn has_ended(self) -> bool {
         // SAFETY: the call takes two numbers.
         let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, self.0, 0) };
@@ -26,7 +27,7 @@ impl Process {
         };
         // SAFETY: the call above made the descriptor, and nobody else has it.
         let handle = unsafe { OwnedFd::from_raw_fd(raw) };
-        // It has ended and its parent has not asked for its exit code yet.
+        // Also ready for a process that has ended but that its parent has not reaped.
         wait_ready(&[(handle.as_fd(), Want::Read)], Some(Duration::ZERO)).is_ok_and(|ready| ready == [true])
     }
 }

@@ -1,8 +1,8 @@
-//! The clock: read here and nowhere else, so that state machines take time as a value.
+//! The clock. No other module reads it, so that state machines take the time as a value.
 
 use std::time::Instant;
 
-/// The monotonic clock.
+/// The time of the monotonic clock.
 pub fn now() -> Instant {
     #![expect(clippy::disallowed_methods, reason = "the one home of the clock")]
     Instant::now()

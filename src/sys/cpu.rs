@@ -1,6 +1,6 @@
-//! Processors: how many this process may use, and letting others run.
+//! Processors: how many this process may use, and how to yield them.
 
-/// Processors that this thread may run on, at least 1.
+/// How many processors this thread may run on, at least 1.
 pub fn allowed() -> usize {
     let mut set = std::mem::MaybeUninit::<libc::cpu_set_t>::zeroed();
     // SAFETY: the kernel writes at most the size given into the set, which is as large.
@@ -15,7 +15,7 @@ pub fn allowed() -> usize {
     usize::try_from(count).unwrap_or(1).max(1)
 }
 
-/// Lets another thread of the same processor run.
+/// Lets another thread on this processor run.
 pub fn yield_now() {
     std::thread::yield_now();
 }

@@ -1,7 +1,7 @@
 //! Unix sockets that pass descriptors between processes of one host.
 //!
-//! Names are abstract (no file to leave behind) and random. A descriptor that arrives is close-on-exec; more than one in a
-//! message, or none, is an error of the peer.
+//! Names are abstract (so no file is left behind) and random. A received descriptor is close-on-exec. A message must
+//! carry exactly one descriptor; anything else is an error of the peer.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -11,11 +11,11 @@ use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use crate::error::{Error, Result};
 use crate::sys::alive::Process;
 
-/// A listener on an abstract name; non-blocking.
+/// A non-blocking listener on an abstract name.
 #[derive(Debug)]
 pub struct Listener(Socket);
 
-/// A connected stream; non-blocking.
+/// A connected, non-blocking stream.
 #[derive(Debug)]
 pub struct Stream(Socket);
 
@@ -32,7 +32,7 @@ impl Listener {
         Ok(Listener(socket))
     }
 
-    /// Takes a connection whose other end runs under my user (or root); `None` where nobody waits. Strangers are closed.
+    /// Accepts a connection whose other end runs under this user (or root); `None` if none waits. Others are closed.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
@@ -61,7 +61,7 @@ impl AsFd for Listener {
 }
 
 impl Stream {
-    /// Connects to the abstract `name`. A full backlog is an error of kind `WouldBlock` inside: call again.
+    /// Connects to the abstract `name`; `None` if the listener's backlog is full: call again.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
@@ -69,7 +69,7 @@ impl Stream {
         let socket = socket()?;
         match socket.connect(&address(name)?) {
             Ok(()) => {
-                // The listener would close without a word.
+                // The listener would close the connection without an answer.
                 let (theirs, mine) = users(&socket)?;
                 if is_welcome(mine, theirs) { Ok(Some(Stream(socket))) } else { Err(other_user(theirs, mine)) }
             }
@@ -78,7 +78,7 @@ impl Stream {
         }
     }
 
-    /// Reads what is there; `None` where nothing is, `Some(0)` at the end.
+    /// Reads what has arrived; `None` if nothing has, `Some(0)` at the end of the stream.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
@@ -87,7 +87,7 @@ impl Stream {
         settle(io::Read::read(&mut socket, into), "read from a unix socket")
     }
 
-    /// Writes what fits; `None` where nothing does.
+    /// Writes as much as fits; `None` if nothing fits.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
@@ -95,12 +95,12 @@ impl Stream {
         settle(self.0.send_with_flags(bytes, libc::MSG_NOSIGNAL), "write to a unix socket")
     }
 
-    /// The process at the other end: the one that listened, where this side connected.
+    /// The process at the other end: on the connecting side, the one that listened.
     pub fn process(&self) -> Option<Process> {
         credentials(&self.0).ok().and_then(|peer| Process::of(peer.pid))
     }
 
-    /// Sends one byte with a descriptor; false where the socket is full.
+    /// Sends one byte with a descriptor; false if the socket is full.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
@@ -135,10 +135,11 @@ impl Stream {
         }
     }
 
-    /// Takes one byte and its descriptor; `None` where nothing is there yet.
+    /// Receives one byte with its descriptor; `None` if nothing has arrived yet.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`]; [`crate::error::Kind::Remote`] where the message has no descriptor or several.
+    /// [`crate::error::Kind::System`]; [`crate::error::Kind::Remote`] if the message does not have exactly one
+    /// descriptor.
     pub fn receive_descriptor(&self) -> Result<Option<OwnedFd>> {
         let mut byte = [0u8];
         let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
@@ -163,7 +164,7 @@ impl Stream {
         if header.cmsg_level != libc::SOL_SOCKET || header.cmsg_type != libc::SCM_RIGHTS {
             return Err(refused());
         }
-        // The buffer has room for one descriptor; the kernel discards what does not fit.
+        // The buffer has room for one descriptor; the kernel discards the others.
         if header.cmsg_len != control_length() {
             return Err(refused());
         }
@@ -182,8 +183,9 @@ impl AsFd for Stream {
     }
 }
 
-/// Writes what fits of `parts` to a socket. Where its peer is gone that is an error and no SIGPIPE, which ends programs of other
-/// languages: only Rust's ignore it, and the standard library's vectored write counts on that.
+/// Writes as much of `parts` as fits into a socket. If the peer is gone this is an error and not SIGPIPE, which would
+/// end programs that do not ignore it: Rust's runtime does, other languages' do not, and the standard library's
+/// vectored write relies on that.
 ///
 /// # Errors
 /// The system's.
@@ -233,7 +235,7 @@ fn address(name: &str) -> Result<SockAddr> {
     SockAddr::unix(format!("\0{name}")).map_err(|error| Error::system(format!("the unix socket name @{name}"), error))
 }
 
-/// The users of the other end and of this one.
+/// The user of the other end and of this end.
 fn users(socket: &Socket) -> Result<(u32, u32)> {
     // SAFETY: takes nothing, never fails.
     Ok((credentials(socket)?.uid, unsafe { libc::geteuid() }))
@@ -258,15 +260,15 @@ fn credentials(socket: &Socket) -> Result<libc::ucred> {
     Ok(peer)
 }
 
-/// Whether the listener of `owner` takes a connection of `guest`: the same user, or root.
+/// Whether a listener run by `owner` accepts a connection of user `guest`: only the same user, or root.
 fn is_welcome(guest: u32, owner: u32) -> bool {
     guest == owner || guest == 0
 }
 
 fn other_user(theirs: u32, mine: u32) -> Error {
     Error::invalid_usage(format!(
-        "it runs as user {theirs} and this rank as user {mine}, and shared memory goes between processes of one user: run all ranks as \
-         one user, or set NCCL_SHM_DISABLE=1 on all"
+        "it runs as user {theirs} and this rank as user {mine}, but only processes of one user can share memory: run \
+         all ranks as one user, or set NCCL_SHM_DISABLE=1 on all"
     ))
 }
 
@@ -310,7 +312,7 @@ mod tests {
         assert_eq!(client.receive_descriptor().unwrap_err().kind(), crate::error::Kind::Remote);
     }
 
-    /// The listener closed without a word, and the other rank said that its peer had closed.
+    /// Once the listener closed without an answer, and the other rank reported that its peer had closed.
     #[test]
     fn a_listener_of_another_user_is_named() {
         const NOBODY: u32 = 65534;
@@ -323,7 +325,8 @@ mod tests {
         let name = format!("rsccl-test-{}", std::process::id());
         let _listener = Listener::bind(&name).unwrap();
         let other = crate::sys::thread::spawn("nobody", move || {
-            // SAFETY: the call by number changes this thread's users alone; the wrapper of libc would change all threads'.
+            // SAFETY: the call by number changes this thread's users alone; the wrapper of libc would change all
+            // threads'.
             let status = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
             assert_eq!(status, 0);
             Stream::connect(&name).unwrap_err()

@@ -1,33 +1,32 @@
-//! In which process something was made: a child that `fork` has made has its parent's memory, and none of its threads.
+//! Detects forked children: a child has its parent's memory, but none of its threads.
 
 use crate::sync::primitive::{OnceLock, Ordering, statics};
 
-/// The process that something was made in. To ask costs one load.
+/// The process in which a value was made. Checking it costs one load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Birthplace(u64);
 
 impl Birthplace {
-    /// This process.
+    /// The current process.
     pub fn here() -> Birthplace {
         static WATCHED: OnceLock<()> = OnceLock::new();
         WATCHED.get_or_init(|| {
-            // It fails for want of memory alone. Then calls in forked children are not refused; nothing else is lost.
-            // SAFETY: the handler is a function of this library; it makes one atomic store, as a forked child may.
+            // This fails only without memory. Then calls in forked children are not refused; nothing else is lost.
             let _refused = unsafe { libc::pthread_atfork(None, None, Some(count)) };
         });
-        // Relaxed: a child counts before it runs anything else.
+        // Relaxed: a forked child counts before it runs anything else.
         Birthplace(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether this is the process that called [`Birthplace::here`], and no child of it.
+    /// Whether this is the process that called [`Birthplace::here`], and not a forked child of it.
     #[inline]
     pub fn is_here(self) -> bool {
-        // Relaxed: as above.
+        // Relaxed: see `here`.
         FORKS.load(Ordering::Relaxed) == self.0
     }
 }
 
-/// How many forks lie between this process and the first.
+/// How many forks lie between this process and its first ancestor that loaded the library.
 static FORKS: statics::AtomicU64 = statics::AtomicU64::new(0);
 
 extern "C" fn count() {
@@ -35,7 +34,8 @@ extern "C" fn count() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Runs `body` in a forked child; whether it returned true, in good time. It must not print, nor wait for another thread.
+/// Runs `body` in a forked child; yields whether it returned true within a time limit. `body` must not print or wait
+/// for another thread.
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) fn in_child(body: impl FnOnce() -> bool) -> bool {

@@ -1,4 +1,4 @@
-//! The NVIDIA GPUs of this host, from the files of the driver and the kernel: no library of a driver is needed.
+//! The NVIDIA GPUs of this host, read from files of the driver and the kernel, without any library of the driver.
 
 use std::ffi::CString;
 use std::io::Read;
@@ -10,35 +10,36 @@ use std::path::{Path, PathBuf};
 pub struct Gpu {
     /// Its place on the PCI bus: `0000:3b:00.0`, in lower case.
     pub bus_id: String,
-    /// `GPU-…`, where the driver tells it.
+    /// The UUID, `GPU-…`, if the driver tells it.
     pub uuid: Option<String>,
-    /// Its NUMA node, where the kernel knows one.
+    /// The NUMA node, if the kernel knows it.
     pub node: Option<u32>,
-    /// The parts into which it is split (MIG); `None` for a GPU that is used as a whole, or is in MIG mode but not split yet.
+    /// The parts into which it is split (MIG); `None` for a GPU that is used whole, or is in MIG mode but not split
+    /// yet.
     pub parts: Option<Vec<Part>>,
 }
 
-/// A GPU instance of MIG's, as a process uses it: with one of its compute instances.
+/// A GPU instance (MIG) as a process uses it, with one of its compute instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// The number of the GPU instance.
     pub instance: u32,
     /// The number of its first compute instance that this process may use.
     pub compute: u32,
-    /// Whether the instance has no other one.
+    /// Whether it is the instance's only compute instance that this process may use.
     pub is_only: bool,
 }
 
 impl Part {
-    /// What `CUDA_VISIBLE_DEVICES` calls it, but for a GPU without a UUID, where its place on the bus stands in the UUID's.
+    /// The name in `CUDA_VISIBLE_DEVICES`; for a GPU without a UUID, its bus id takes the UUID's place.
     pub fn name(self, of: &Gpu) -> String {
         let gpu = of.uuid.as_ref().unwrap_or(&of.bus_id);
         format!("MIG-{gpu}/{}/{}", self.instance, self.compute)
     }
 }
 
-/// The GPUs of the host that this process may use, by bus id; none where there is no driver of NVIDIA's. `root` is `/`, or what stands
-/// for it in tests.
+/// The GPUs of the host that this process may use, by bus id; none without NVIDIA's driver. `root` is `/`, or a folder
+/// that replaces it in tests.
 pub fn list(root: &Path) -> Vec<Gpu> {
     let devices = root.join(PCI_DEVICES);
     let of_driver = |bus_id: String, folder: &Path| {
@@ -54,11 +55,11 @@ pub fn list(root: &Path) -> Vec<Gpu> {
         is_gpu(folder).then_some(Gpu { bus_id, uuid: None, node, parts: None })
     };
     let mut told = scan(&root.join(DRIVER_GPUS), of_driver);
-    // A container may hide the driver's files and show the bus.
+    // A container may hide the driver's files but show the bus.
     if told.is_empty() {
         return scan(&devices, of_kernel);
     }
-    // The driver tells of all GPUs of the host, also where a container or a batch system gives this process some.
+    // The driver lists all GPUs of the host, even if a container or a batch system gives this process only some.
     let files: Vec<Option<PathBuf>> = told.iter().map(|(_, file)| file.clone()).collect();
     let mut usable = usable(&files, libc::R_OK | libc::W_OK).into_iter();
     told.retain(|_| usable.next() == Some(true));
@@ -69,15 +70,16 @@ pub fn list(root: &Path) -> Vec<Gpu> {
 pub fn driver_branch(root: &Path) -> Option<u32> {
     let text = read(&root.join(DRIVER_VERSION))?;
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
-    // Words of the line are names, the version, and a date.
+    // The line has names, the version, and a date.
     line.split_whitespace().find_map(|word| {
         let (branch, rest) = word.split_once('.')?;
         rest.starts_with(|first: char| first.is_ascii_digit()).then_some(branch)?.parse().ok()
     })
 }
 
-/// Of things that have device files, which this process may use: CUDA shows those whose files it can open, by `mode`. Where there are no
-/// files at all, the first use of CUDA makes them; what has none of its own counts.
+/// For each of these device files, whether this process may open it by `mode`; CUDA shows the GPUs whose files it can
+/// open. If this process can open none, the first use of CUDA creates them, so all count as usable; an entry without a
+/// file counts too.
 fn usable(files: &[Option<PathBuf>], mode: libc::c_int) -> Vec<bool> {
     let may_open: Vec<bool> =
         files.iter().map(|file| file.as_deref().is_none_or(|file| may_open(file, mode))).collect();
@@ -85,13 +87,13 @@ fn usable(files: &[Option<PathBuf>], mode: libc::c_int) -> Vec<bool> {
     if is_any_there { may_open } else { vec![true; files.len()] }
 }
 
-/// The parts of the GPU with this number of a device file, in the order of their numbers; `None` where it is not split.
+/// The parts of the GPU whose device file has this number, in the order of their numbers; `None` if it is not split.
 ///
 /// ```text
 /// capabilities/gpu0/mig/gi1/access         what it takes to use GPU instance 1: a device file's number
 /// capabilities/gpu0/mig/gi1/ci0/access     likewise its compute instance 0
 /// ```
-/// The folder `mig` alone says nothing: every GPU that could be split has it.
+/// The folder `mig` alone means nothing: every GPU that could be split has it.
 fn parts_of(root: &Path, minor: u32) -> Option<Vec<Part>> {
     let instances = numbered(&root.join(format!("{CAPABILITIES}/gpu{minor}/mig")), "gi");
     if instances.is_empty() {
@@ -131,14 +133,14 @@ fn numbered(parent: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
     found
 }
 
-/// The device file that the capability in `folder` asks for.
+/// The device file that grants the capability in `folder`.
 fn capability(root: &Path, folder: &Path) -> Option<PathBuf> {
     let text = read(&folder.join("access"))?;
     let number: u32 = text.lines().find_map(|line| line.strip_prefix("DeviceFileMinor:"))?.trim().parse().ok()?;
     Some(root.join(format!("dev/nvidia-caps/nvidia-cap{number}")))
 }
 
-/// What `make` yields of each folder in `parent` that is named by a bus id, in the order of the bus.
+/// The results of `make` for each folder in `parent` whose name is a bus id, in the order of the bus.
 fn scan<T>(parent: &Path, make: impl Fn(String, &Path) -> Option<T>) -> Vec<T> {
     let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
     let mut found = Vec::new();
@@ -153,14 +155,14 @@ fn scan<T>(parent: &Path, make: impl Fn(String, &Path) -> Option<T>) -> Vec<T> {
     found.into_iter().map(|(_, made)| made).collect()
 }
 
-/// Whether this process may open `file`, by its mode and by the limits that a batch system sets.
+/// Whether this process may open `file`: its mode and the limits of a batch system (cgroups) allow it.
 fn may_open(file: &Path, mode: libc::c_int) -> bool {
     let Ok(path) = CString::new(file.as_os_str().as_bytes()) else { return false };
     // SAFETY: `path` ends in a zero byte and lives until the call returns.
     unsafe { libc::access(path.as_ptr(), mode) == 0 }
 }
 
-/// Domain, bus, device and function of `0000:3b:00.0`.
+/// Domain, bus, device and function of a bus id such as `0000:3b:00.0`.
 fn place_of(bus_id: &str) -> Option<(u32, u8, u8, u8)> {
     let (domain, rest) = bus_id.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
@@ -169,7 +171,7 @@ fn place_of(bus_id: &str) -> Option<(u32, u8, u8, u8)> {
     Some((u32::from_str_radix(domain, 16).ok()?, byte(bus)?, byte(device)?, byte(function)?))
 }
 
-/// Whether the PCI device in `folder` is a display or compute device of NVIDIA's that its driver has.
+/// Whether the PCI device in `folder` is a display or compute device of NVIDIA's that is bound to its driver.
 fn is_gpu(folder: &Path) -> bool {
     let number = |name: &str| {
         let text = read(&folder.join(name))?;
@@ -184,7 +186,7 @@ fn is_gpu(folder: &Path) -> bool {
 
 fn uuid_of(information: &str) -> Option<String> {
     let line = information.lines().find_map(|line| line.strip_prefix("GPU UUID:"))?.trim();
-    // A driver that does not know it yet prints question marks.
+    // A driver that does not know the UUID yet prints question marks.
     let is_name = line.len() <= MAX_UUID_BYTES && line.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     (is_name && line.starts_with("GPU-")).then(|| line.to_owned())
 }
@@ -195,13 +197,13 @@ fn minor_of(information: &str) -> Option<u32> {
 }
 
 fn node_of(devices: &Path, bus_id: &str) -> Option<u32> {
-    // -1 is the kernel's word for unknown.
+    // The kernel writes -1 if the node is unknown.
     read(&devices.join(bus_id).join("numa_node"))?.trim().parse().ok()
 }
 
-/// The beginning of a file that says a few lines.
+/// Reads the beginning of a short file.
 pub(super) fn read(path: &Path) -> Option<String> {
-    // What cannot be read says nothing: every caller has an answer for that.
+    // A file that cannot be read counts as absent: every caller handles that.
     let file = std::fs::File::open(path).ok()?;
     let mut bytes = Vec::new();
     file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).ok()?;
@@ -210,7 +212,7 @@ pub(super) fn read(path: &Path) -> Option<String> {
 
 const DRIVER_GPUS: &str = "proc/driver/nvidia/gpus";
 const DRIVER_VERSION: &str = "proc/driver/nvidia/version";
-/// What MIG has made of the GPUs.
+/// The folder with the driver's capabilities of MIG.
 const CAPABILITIES: &str = "proc/driver/nvidia/capabilities";
 const PCI_DEVICES: &str = "sys/bus/pci/devices";
 /// NVIDIA's number as a vendor of PCI devices.
@@ -292,8 +294,8 @@ mod tests {
         assert_eq!(buses(), ["01", "02", "03", "04"]);
     }
 
-    /// A GPU with this number of a device file, and the capabilities of its parts: instance, compute instance, number of the device
-    /// file. An instance's own file has the number that is 100 above its number.
+    /// A GPU with this number of a device file, and the capabilities of its parts: instance, compute instance, number
+    /// of the device file. An instance's own file has the number that is 100 above its number.
     fn split(root: &Path, (bus, minor): (&str, u32), computes: &[(u32, u32, u32)]) {
         let information = format!("GPU UUID: \t GPU-{bus}\nDevice Minor: \t {minor}\n");
         put(root, &format!("proc/driver/nvidia/gpus/0000:{bus}:00.0/information"), &information);

@@ -1,4 +1,4 @@
-//! What the machine says of itself: its name, its boot, its wall clock, and the numbers of this process and thread.
+//! Facts about this machine and process: host name, boot id, wall clock, and the numbers of this process and thread.
 
 use std::cell::Cell;
 use std::ffi::CString;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// The host's name, whole.
+/// The complete host name.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where the system does not tell it.
+/// [`crate::error::Kind::System`] if the system does not tell it.
 pub fn hostname() -> Result<String> {
     let mut buffer = [0u8; HOST_NAME_BYTES];
     // SAFETY: the buffer is ours and writable for the length passed.
@@ -22,9 +22,9 @@ pub fn hostname() -> Result<String> {
     Ok(String::from_utf8_lossy(&buffer[..end]).into_owned())
 }
 
-/// A text that is another one after each start of the kernel; `None` where the system has none.
+/// A text that changes with each boot of the kernel; `None` if the system has none.
 pub fn boot_id() -> Option<String> {
-    // A container may hide the file: the caller has the host's name to go by.
+    // A container may hide the file: the caller then uses the host's name.
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
@@ -39,7 +39,7 @@ pub fn thread_id() -> u32 {
     thread_local! { static ID: Cell<(u32, u32)> = const { Cell::new((0, 0)) } }
     ID.with(|known| {
         let (process, thread) = known.get();
-        // A forked child has its parent's memory but a number of its own.
+        // A forked child has its parent's memory but a process number of its own.
         if process == process_id() {
             return thread;
         }

@@ -1,29 +1,30 @@
-//! Which process wrote something, so that another process can tell later whether the writer still runs.
+//! The identity of a process, so that another process can check later whether it still runs.
 
 use std::io::ErrorKind;
 
 use crate::error::Result;
 use crate::sys::host;
 
-/// One process among all that ever ran. Its number alone would not do: the kernel gives numbers again.
+/// One process among all that ever ran. Its number alone would not identify it, because the kernel reuses numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessIdentity {
     /// The host's name, for messages.
     pub host: String,
-    /// Boot and process namespace: where they are equal, `process` means the same. Empty where the system does not tell.
+    /// Boot id and process namespace: two processes with equal ones mean the same by `process`. Empty if the system
+    /// does not tell.
     pub space: String,
-    /// The kernel's number of it.
+    /// Its process number.
     pub process: u32,
     /// When it started, in ticks since boot.
     pub started: u64,
 }
 
-/// What is known of a process.
+/// The state of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Life {
     /// It runs.
     Runs,
-    /// It has ended, or has been killed and waits for its parent to notice.
+    /// It has ended, or was killed and its parent has not reaped it yet.
     Ended,
     /// It is on another host or in another container, or `/proc` does not tell.
     Unknown,
@@ -33,7 +34,7 @@ impl ProcessIdentity {
     /// This process.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where the host has no name.
+    /// [`crate::error::Kind::System`] if the host has no name.
     pub fn mine() -> Result<ProcessIdentity> {
         let process = host::process_id();
         let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
@@ -46,7 +47,7 @@ impl ProcessIdentity {
         Ok(ProcessIdentity { host: host::hostname()?, space, process, started })
     }
 
-    /// Whether it still runs, as far as this process can tell.
+    /// Whether the process still runs, as far as this process can tell.
     ///
     /// # Errors
     /// As [`ProcessIdentity::mine`].
@@ -63,8 +64,8 @@ impl ProcessIdentity {
     }
 }
 
-/// The nearest ancestor of this process whose name begins with one of `names`; the parent where none has such a name. `None` where
-/// `/proc` does not tell.
+/// The nearest ancestor of this process whose name begins with one of `names`; the parent if no ancestor has such a
+/// name. `None` if `/proc` does not tell.
 pub fn ancestor(names: &[&str]) -> Option<ProcessIdentity> {
     let mine = ProcessIdentity::mine().ok().filter(|mine| !mine.space.is_empty())?;
     let parent = stat(mine.process)?.parent;
@@ -79,9 +80,9 @@ pub fn ancestor(names: &[&str]) -> Option<ProcessIdentity> {
     Some(ProcessIdentity { process: parent, started: stat(parent)?.started, ..mine })
 }
 
-/// What `/proc` tells of a process.
+/// A process's entry in `/proc`.
 struct Stat {
-    /// The name of its program, cut to 15 bytes.
+    /// The program's name, cut to 15 bytes.
     name: String,
     parent: u32,
     started: u64,
@@ -96,13 +97,13 @@ fn stat(process: u32) -> Option<Stat> {
     Some(Stat { name, parent: fields.get(1)?.parse().ok()?, started })
 }
 
-/// What `/proc` says of a number.
+/// The result of looking up a process number in `/proc`.
 enum Found {
     /// A process that runs, and when it started.
     Running(u64),
-    /// None, or one that has ended.
+    /// There is no such process, or it has ended.
     Nothing,
-    /// It does not say.
+    /// `/proc` does not tell.
     Untold,
 }
 
@@ -112,7 +113,8 @@ fn look_up(process: u32) -> Found {
         Err(error) if error.kind() == ErrorKind::NotFound => return Found::Nothing,
         Err(_) => return Found::Untold,
     };
-    // The name stands in parentheses and may hold anything, so what follows is counted from the last one.
+    // The name is in parentheses and may contain any character, so the other fields are counted from the last
+    // parenthesis.
     let Some((_, rest)) = text.rsplit_once(") ") else { return Found::Untold };
     let mut fields = rest.split(' ');
     let state = fields.next().unwrap_or("");
@@ -125,7 +127,7 @@ fn look_up(process: u32) -> Found {
 
 /// Fields between the state and the start time (proc(5): fields 3 and 22).
 const START_AFTER_STATE: usize = 18;
-/// From a rank to its launcher there are a few shells.
+/// A rank and its launcher have at most a few shells between them.
 const MOST_ANCESTORS: usize = 32;
 
 #[cfg(test)]
@@ -155,7 +157,7 @@ mod tests {
         let its = ProcessIdentity { process: child.id(), started, ..mine };
         assert_eq!(its.life().unwrap(), Life::Runs);
         child.kill().unwrap();
-        // Its parent, this process, has not taken notice yet: it ends all the same.
+        // Its parent, this process, has not reaped it yet: it counts as ended all the same.
         while its.life().unwrap() == Life::Runs {
             std::thread::yield_now();
         }

@@ -14,7 +14,7 @@ pub struct Interface {
     pub address: IpAddr,
     /// The netmask, of the address's family.
     pub netmask: IpAddr,
-    /// The scope of an IPv6 address, which link-local ones need; 0 elsewhere.
+    /// The scope of an IPv6 address, which link-local addresses need; 0 for others.
     pub scope: u32,
     /// Whether it is up and has a carrier.
     pub running: bool,
@@ -23,17 +23,17 @@ pub struct Interface {
 /// All IPv4 and IPv6 addresses, in the kernel's order.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where the kernel does not tell.
+/// [`crate::error::Kind::System`] if the kernel does not tell.
 pub fn list() -> Result<Vec<Interface>> {
     let mut interfaces = Vec::new();
     each(|entry| interfaces.extend(interface(entry)))?;
     Ok(interfaces)
 }
 
-/// The names of all links, also of those that have no address or are down.
+/// The names of all links, including those without address and those that are down.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where the kernel does not tell.
+/// [`crate::error::Kind::System`] if the kernel does not tell.
 pub fn links() -> Result<Vec<String>> {
     let mut names = Vec::new();
     each(|entry| names.push(name(entry)))?;
@@ -42,7 +42,7 @@ pub fn links() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Shows every entry of the kernel's list to `look`.
+/// Calls `look` with every entry of the kernel's list.
 fn each(mut look: impl FnMut(&libc::ifaddrs)) -> Result<()> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the call writes one pointer, which `head` is.
@@ -66,7 +66,7 @@ fn name(entry: &libc::ifaddrs) -> String {
     unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned()
 }
 
-/// `None` for what has no IP address.
+/// `None` for an entry without an IP address.
 fn interface(entry: &libc::ifaddrs) -> Option<Interface> {
     let (address, scope) = ip(entry.ifa_addr)?;
     let all_ones = match address {

@@ -2,18 +2,18 @@
 
 use crate::error::{Error, Result};
 
-/// Raises the limit of open files to at least `wanted` where the system lets us: the soft limit up to the hard one, and the
-/// hard one too where the process may. Yields the limit that holds afterwards, which may be lower than `wanted`.
+/// Raises the limit of open files to at least `wanted` if the system allows it: the soft limit up to the hard one, and
+/// the hard one too if the process has the privilege. Yields the resulting limit, which may be lower than `wanted`.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where the limit cannot be read.
+/// [`crate::error::Kind::System`] if the limit cannot be read.
 pub fn raise_open_files(wanted: u64) -> Result<u64> {
     let mut limit = open_files()?;
     if limit.rlim_cur >= wanted {
         return Ok(limit.rlim_cur);
     }
     if limit.rlim_max < wanted {
-        // Only a privileged process may raise the hard limit; for others the next step does what is possible.
+        // Only a privileged process may raise the hard limit; the next step raises the soft one in any case.
         let higher = libc::rlimit { rlim_cur: wanted, rlim_max: wanted };
         if set_open_files(&higher).is_ok() {
             return Ok(wanted);
@@ -26,7 +26,7 @@ pub fn raise_open_files(wanted: u64) -> Result<u64> {
     }
 }
 
-/// Whether `error` says that no descriptor or memory for one is left, which passes when something is closed.
+/// Whether `error` means that no descriptor, or no memory for one, is left. That passes when descriptors are closed.
 pub fn is_exhausted(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }

@@ -1,11 +1,11 @@
-//! Which processors a thread may use, and which of them make a core or a NUMA node.
+//! The processors that a thread may use, grouped by core and by NUMA node.
 
 use std::path::Path;
 
 use super::gpus::read;
 
-/// The node whose processors are all that this thread may run on; `None` where it may run on several nodes, or the system does not
-/// tell. `root` is `/`, or what stands for it in tests.
+/// The node that contains all processors of this thread; `None` if they belong to several nodes, or the system does not
+/// tell. `root` is `/`, or a folder that replaces it in tests.
 pub fn node_of_thread(root: &Path) -> Option<u32> {
     let allowed = allowed_ranges(root)?;
     if allowed.is_empty() {
@@ -23,8 +23,8 @@ pub fn node_of_thread(root: &Path) -> Option<u32> {
     None
 }
 
-/// The processors that this thread may use, by core: those of one core share its arithmetic. Where the system does not tell of cores,
-/// each processor is one. Empty where it does not tell of processors.
+/// The processors that this thread may use, by core; the processors of one core share its arithmetic units. Without
+/// information about cores each processor counts as one. Empty without information about processors.
 pub fn cores(root: &Path) -> Vec<Vec<u32>> {
     let allowed = allowed_processors(root);
     let mut cores: Vec<Vec<u32>> = Vec::new();
@@ -43,7 +43,7 @@ pub fn cores(root: &Path) -> Vec<Vec<u32>> {
     cores
 }
 
-/// The processors that this thread may use, by NUMA node, in the order of the nodes; nodes with none of them are left out.
+/// The processors that this thread may use, by NUMA node, in the order of the nodes; nodes without any are left out.
 pub fn nodes(root: &Path) -> Vec<Vec<u32>> {
     let allowed = allowed_processors(root);
     let own = |number: usize| {
@@ -69,7 +69,7 @@ fn numbers(ranges: &[(u32, u32)]) -> Vec<u32> {
     ranges.iter().flat_map(|(first, last)| *first..=*last).take(MAX_PROCESSORS).collect()
 }
 
-/// First and last of each range of a list such as `0-3,8,10-11`; `None` where it is none.
+/// The first and last number of each range of a list such as `0-3,8,10-11`; `None` if the text is not such a list.
 fn ranges(list: &str) -> Option<Vec<(u32, u32)>> {
     let list = list.trim();
     if list.is_empty() {
@@ -83,7 +83,7 @@ fn ranges(list: &str) -> Option<Vec<(u32, u32)>> {
     list.split(',').map(range).collect()
 }
 
-/// Whether every processor of `wanted` is in `own`, whose ranges stand in order.
+/// Whether every processor of `wanted` is in `own`, whose ranges are sorted.
 fn is_inside(wanted: (u32, u32), own: &[(u32, u32)]) -> bool {
     let mut next = u64::from(wanted.0);
     for (first, last) in own {
@@ -94,9 +94,9 @@ fn is_inside(wanted: (u32, u32), own: &[(u32, u32)]) -> bool {
     next > u64::from(wanted.1)
 }
 
-/// By the kernel's build.
+/// The bound of the kernel's build.
 const MAX_NODES: usize = 1024;
-/// By the kernel's build.
+/// The bound of the kernel's build.
 const MAX_PROCESSORS: usize = 8192;
 /// The folder holds the nodes, at most 1024 by the kernel's build, and a few files.
 const MAX_NODE_ENTRIES: usize = 2048;

@@ -1,4 +1,4 @@
-//! Waiting for sockets: epoll behind safe functions.
+//! Waiting for sockets with epoll, behind safe functions.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub struct Poller {
 /// What to wait for on a descriptor; its end and its errors are always reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interest {
-    /// Nothing but its end.
+    /// Only its end and its errors.
     None,
     /// Bytes to read, or a connection to accept.
     Read,
@@ -27,18 +27,18 @@ pub enum Interest {
 /// One descriptor's readiness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Readiness {
-    /// What [`Poller::add`] was given.
+    /// The token that [`Poller::add`] was given.
     pub token: u64,
-    /// Reading would not block: there are bytes, or the stream has ended, or an error waits to be read.
+    /// Reading would not block: bytes have arrived, or the stream has ended, or it has an error.
     pub readable: bool,
     /// Writing would not block.
     pub writable: bool,
 }
 
-/// What one wait reports, at most; the rest comes with the next.
+/// The most descriptors that one wait reports; the next wait reports the others.
 const BATCH: usize = 256;
 
-/// Room for what a wait reports, kept between waits.
+/// The results of a wait; the memory is reused.
 pub struct Ready {
     events: Box<[libc::epoll_event; BATCH]>,
     count: usize,
@@ -57,12 +57,12 @@ impl Default for Ready {
 }
 
 impl Ready {
-    /// What the last wait reported.
+    /// The results of the last wait.
     pub fn iter(&self) -> impl Iterator<Item = Readiness> {
         (0..self.count).filter_map(|place| self.get(place))
     }
 
-    /// The `place`-th of what the last wait reported.
+    /// Result number `place` of the last wait.
     pub fn get(&self, place: usize) -> Option<Readiness> {
         const READABLE: libc::c_int = libc::EPOLLIN | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLRDHUP;
         const WRITABLE: libc::c_int = libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP;
@@ -74,17 +74,17 @@ impl Ready {
         })
     }
 
-    /// Whether the last wait was full, so that more may be ready.
+    /// Whether the last wait filled it, so that more descriptors may be ready.
     pub fn is_full(&self) -> bool {
         self.count == BATCH
     }
 }
 
 impl Poller {
-    /// A poller that watches nothing yet.
+    /// A poller that watches no descriptor yet.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where no descriptor is left.
+    /// [`crate::error::Kind::System`] if no descriptor is left.
     pub fn new() -> Result<Poller> {
         // SAFETY: no pointer is passed.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -99,7 +99,7 @@ impl Poller {
     /// Watches `fd` until it is closed or removed. Reports carry `token`.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where it is watched already or the kernel's watch limit is reached.
+    /// [`crate::error::Kind::System`] if it is watched already or the kernel's limit of watches is reached.
     pub fn add(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, token, interest)
     }
@@ -107,7 +107,7 @@ impl Poller {
     /// Changes what `fd` is watched for.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where it is not watched.
+    /// [`crate::error::Kind::System`] if it is not watched.
     pub fn modify(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
     }
@@ -115,7 +115,7 @@ impl Poller {
     /// Stops watching `fd`. Closing the last copy of a descriptor does the same.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where it is not watched.
+    /// [`crate::error::Kind::System`] if it is not watched.
     pub fn remove(&self, fd: BorrowedFd<'_>) -> Result<()> {
         self.control(libc::EPOLL_CTL_DEL, fd, 0, Interest::None)
     }
@@ -133,11 +133,11 @@ impl Poller {
         if code == 0 { Ok(()) } else { Err(Error::last_os("epoll_ctl")) }
     }
 
-    /// Waits until something is ready, `timeout` at most (rounded up to whole milliseconds), and fills `ready`. A signal ends
-    /// the wait early with nothing ready.
+    /// Waits at most `timeout` (rounded up to whole milliseconds) until something is ready, and fills `ready`. A signal
+    /// ends the wait early with an empty result.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`], which does not happen for a valid poller.
+    /// [`crate::error::Kind::System`], which never happens with a valid poller.
     pub fn wait(&self, ready: &mut Ready, timeout: Duration) -> Result<()> {
         ready.count = 0;
         let timeout = milliseconds(timeout);
@@ -161,18 +161,18 @@ impl Poller {
     }
 }
 
-/// Lets `duration` pass, or less where a signal comes. For retries of what cannot be waited for; the caller's loop looks at
-/// its deadline and abort flag between two of them.
+/// Sleeps for `duration`, or less if a signal arrives. For retries of operations that nothing reports as ready; the
+/// caller checks its deadline and abort flag between two retries.
 pub fn pause(duration: Duration) {
     // SAFETY: no descriptor is passed, so nothing is read or written.
     unsafe { libc::poll(std::ptr::null_mut(), 0, milliseconds(duration)) };
 }
 
-/// How many bytes the other end's kernel has not acknowledged yet. What is acknowledged can be read there whatever becomes of
-/// the connection.
+/// How many sent bytes the other end's kernel has not acknowledged yet. Acknowledged bytes can be read there whatever
+/// happens to the connection.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where `fd` is no connected socket.
+/// [`crate::error::Kind::System`] if `fd` is not a connected socket.
 pub fn unacknowledged(fd: BorrowedFd<'_>) -> Result<usize> {
     let mut count: libc::c_int = 0;
     // SAFETY: for a socket this request writes one `int`, which `count` is.
@@ -180,12 +180,12 @@ pub fn unacknowledged(fd: BorrowedFd<'_>) -> Result<usize> {
     if code == 0 { Ok(usize::try_from(count).unwrap_or(0)) } else { Err(Error::last_os("ioctl(SIOCOUTQ)")) }
 }
 
-/// Whether `error` of a connect that does not block says that it goes on; its end shows as [`Interest::Write`].
+/// Whether the `error` of a non-blocking connect means that it continues; [`Interest::Write`] reports its completion.
 pub fn is_under_way(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(libc::EINPROGRESS)
 }
 
-/// Sleeps until one of few descriptors is ready, at most `timeout`; for who has no [`Poller`] to keep.
+/// Sleeps at most `timeout` until one of these descriptors is ready; for callers without a [`Poller`].
 ///
 /// # Errors
 /// [`crate::error::Kind::System`].
@@ -216,7 +216,7 @@ pub fn wait_any(interests: &[(BorrowedFd<'_>, Interest)], timeout: Duration) -> 
     Ok(())
 }
 
-/// Rounded up, so that a wait of less than one does not spin.
+/// Rounded up, so that a wait of less than a millisecond does not spin.
 fn milliseconds(duration: Duration) -> libc::c_int {
     let rounded = duration.saturating_add(Duration::from_nanos(999_999)).as_millis();
     libc::c_int::try_from(rounded).unwrap_or(libc::c_int::MAX)

@@ -17,7 +17,7 @@ macro_rules! signals {
         impl Signal {
             $($(#[$doc])* pub const $name: Signal = Signal(libc::$number);)+
 
-            /// Its name, as `kill -l` has it with SIG before it.
+            /// The name as `kill -l` prints it, with SIG before it.
             pub fn name(self) -> String {
                 match self.0 {
                     $(libc::$number => stringify!($number).to_owned(),)+
@@ -31,37 +31,37 @@ macro_rules! signals {
 signals! {
     /// A child changed its state.
     CHILD = SIGCHLD;
-    /// The terminal went away.
+    /// The terminal was closed.
     HANGUP = SIGHUP;
     /// Control-C.
     INTERRUPT = SIGINT;
     /// Control-\.
     QUIT = SIGQUIT;
-    /// The usual request to end.
+    /// The usual request to terminate.
     TERMINATE = SIGTERM;
     /// For the program's own use.
     USER_1 = SIGUSR1;
     /// For the program's own use.
     USER_2 = SIGUSR2;
-    /// The end that no program can refuse.
+    /// Ends the process; it cannot be caught.
     KILL = SIGKILL;
-    /// Called abort.
+    /// The process called `abort`.
     ABORT = SIGABRT;
-    /// Touched memory it does not have.
+    /// An access to unmapped or protected memory.
     SEGMENTATION = SIGSEGV;
-    /// Touched a page whose backing is gone.
+    /// An access to a page whose backing is gone.
     BUS = SIGBUS;
-    /// An instruction that does not exist.
+    /// An illegal instruction.
     ILLEGAL = SIGILL;
     /// An arithmetic error.
     ARITHMETIC = SIGFPE;
-    /// Wrote to a pipe that nobody reads.
+    /// A write to a pipe without reader.
     PIPE = SIGPIPE;
     /// A breakpoint.
     TRAP = SIGTRAP;
-    /// Stands still until [`Signal::CONTINUE`]; no program can refuse it.
+    /// Stops the process until [`Signal::CONTINUE`]; it cannot be caught.
     STOP = SIGSTOP;
-    /// Goes on after a stop.
+    /// Continues a stopped process.
     CONTINUE = SIGCONT;
 }
 
@@ -72,19 +72,19 @@ impl Signal {
     }
 }
 
-/// Signals of this thread, taken as events instead of being acted upon. Threads and children started later inherit the
-/// block; [`Group::start`] lifts it for its children.
+/// Signals of this thread, received as events. They are blocked in this thread, and in threads and children that it
+/// starts later; [`Group::start`] unblocks them in its children.
 #[derive(Debug)]
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Takes `signals` from here on. One that the process was started to ignore (`nohup`, a shell's background job) stays ignored,
-    /// here and in children, but for [`Signal::CHILD`], which must arrive.
+    /// Receives `signals` from now on. A signal that the process ignored from its start (`nohup`, a shell's background
+    /// job) stays ignored, here and in children; except [`Signal::CHILD`], which must arrive.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
     pub fn take_over(signals: &[Signal]) -> Result<Signals> {
-        // One that is ignored would be queued all the same while it is blocked.
+        // An ignored signal would be queued while it is blocked.
         let heeded: Vec<Signal> =
             signals.iter().copied().filter(|signal| *signal == Signal::CHILD || !is_ignored(*signal)).collect();
         let set = signal_set(&heeded);
@@ -104,7 +104,7 @@ impl Signals {
         Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The next signal that has come, without waiting.
+    /// The next signal that has arrived, without waiting.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
@@ -140,10 +140,10 @@ pub enum Exit {
     Signal(Signal),
 }
 
-/// A child process and all that it starts, as one process group named by the child's number.
+/// A child process and all processes that it starts, as one process group with the child's number.
 ///
-/// The child is reaped when the value is dropped and not before, so its number cannot become another group's while signals are
-/// sent to it. Dropping ends the whole group.
+/// The child is reaped only when this value is dropped; so its number cannot become another group's while signals are
+/// sent to it. Dropping kills the whole group.
 #[derive(Debug)]
 pub struct Group {
     child: Child,
@@ -151,19 +151,19 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts `command` in a group of its own, with no signal blocked. The child is killed when the calling thread ends,
-    /// however that comes about.
+    /// Starts `command` in a group of its own, with no signal blocked. The child is killed when the calling thread
+    /// ends, for whatever reason.
     ///
     /// # Errors
-    /// That of [`Command::spawn`].
+    /// The error of [`Command::spawn`].
     pub fn start(command: &mut Command) -> io::Result<Group> {
         Group::start_on(command, &[])
     }
 
-    /// [`Group::start`] of a child that runs on `processors` alone; on none named it runs wherever this process may.
+    /// [`Group::start`] of a child that may run only on `processors`; if that is empty, wherever this process may run.
     ///
     /// # Errors
-    /// That of [`Command::spawn`], and of a processor that is not there.
+    /// The error of [`Command::spawn`]; also if a processor does not exist.
     pub fn start_on(command: &mut Command, processors: &[u32]) -> io::Result<Group> {
         let places = processor_set(processors);
         let parent = libc::pid_t::try_from(std::process::id()).map_err(io::Error::other)?;
@@ -175,7 +175,7 @@ impl Group {
             }
             // SAFETY: the call has no arguments and cannot fail.
             if unsafe { libc::getppid() } != parent {
-                // The launcher ended before the line above, whose signal will therefore never come.
+                // The launcher ended before the line above, so its death signal will never come.
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
             if let Some(places) = &places {
@@ -201,12 +201,12 @@ impl Group {
         self.child.id()
     }
 
-    /// The pipe that the command was given for its input, once.
+    /// The pipe to the command's input, once, if it has one.
     pub fn take_input(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()
     }
 
-    /// The pipes that the command was given for its output, each once.
+    /// The pipes from the command's output, each once, if it has them.
     pub fn take_output(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
         (self.child.stdout.take(), self.child.stderr.take())
     }
@@ -221,7 +221,7 @@ impl Group {
         }
         // SAFETY: the structure is made of integers and pointers, for which zero is a value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        // Left unreaped: see the type's comment.
+        // Left unreaped: see the type's documentation.
         let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
         // SAFETY: `info` is ours and writable.
         let status = unsafe { libc::waitid(libc::P_PID, self.child.id(), &raw mut info, options) };
@@ -239,10 +239,10 @@ impl Group {
         Ok(self.exit)
     }
 
-    /// Sends `signal` to every process of the group. One that has no process left is no error.
+    /// Sends `signal` to every process of the group. A group without processes is not an error.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`], e.g. for a process that has become another user's.
+    /// [`crate::error::Kind::System`], such as for a process that now belongs to another user.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let group = libc::pid_t::try_from(self.child.id())
             .map_err(|_| Error::internal(format!("process {} has an impossible number", self.child.id())))?;
@@ -260,23 +260,23 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // After SIGKILL the wait is short; errors would mean that there is nothing to end or to reap.
+        // After SIGKILL the wait is short; an error means that there is nothing to kill or to reap.
         drop(self.signal(Signal::KILL));
         drop(self.child.wait());
     }
 }
 
-/// What to wait for on a descriptor.
+/// The readiness to wait for on a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
-    /// Something to read, or the end.
+    /// Bytes to read, or the end of the stream.
     Read,
-    /// Room to write: on a pipe, for [`PIPE_ROOM_BYTES`] at least.
+    /// Room to write; on a pipe, at least [`PIPE_ROOM_BYTES`].
     Write,
 }
 
-/// Waits until one of `wants` can be done, or `timeout` has passed; tells for each whether it can. For a few descriptors of any
-/// kind, files included, which `epoll` does not take.
+/// Waits until one of `wants` is ready, or `timeout` has passed; yields for each whether it is ready. For a few
+/// descriptors of any kind, including regular files, which `epoll` does not accept.
 ///
 /// # Errors
 /// [`crate::error::Kind::System`].
@@ -287,7 +287,7 @@ pub fn wait_ready(wants: &[(BorrowedFd<'_>, Want)], timeout: Option<Duration>) -
         revents: 0,
     };
     let mut entries: Vec<libc::pollfd> = wants.iter().map(entry).collect();
-    // Rounded up: a wait that ends a moment too early would be repeated at once.
+    // Rounded up: a wait that ends slightly too early would be repeated at once.
     let milliseconds = timeout
         .map_or(-1, |time| i32::try_from(time.as_nanos().div_ceil(NANOSECONDS_PER_MILLISECOND)).unwrap_or(i32::MAX));
     let count = libc::nfds_t::try_from(entries.len()).map_err(|_| Error::internal("more descriptors than numbers"))?;
@@ -303,7 +303,7 @@ pub fn wait_ready(wants: &[(BorrowedFd<'_>, Want)], timeout: Option<Duration>) -
     Ok(entries.iter().map(|entry| entry.revents != 0).collect())
 }
 
-/// Whether a read of `fd` is this process's right: a terminal stops a process of a background group that reads.
+/// Whether this process may read `fd`: the terminal stops a process in a background group that reads from it.
 pub fn may_read(fd: impl AsFd) -> bool {
     let fd = fd.as_fd().as_raw_fd();
     // SAFETY: the call takes a number; the descriptor is borrowed, so open.
@@ -325,7 +325,7 @@ fn is_ignored(signal: Signal) -> bool {
     status == 0 && action.sa_sigaction == libc::SIG_IGN
 }
 
-/// The set of `processors`; `None` of none.
+/// The set of `processors`; `None` if there are none.
 fn processor_set(processors: &[u32]) -> Option<libc::cpu_set_t> {
     if processors.is_empty() {
         return None;
@@ -353,7 +353,7 @@ fn signal_set(signals: &[Signal]) -> libc::sigset_t {
     set
 }
 
-/// What a pipe that is ready takes without blocking.
+/// How many bytes a ready pipe accepts without blocking.
 pub const PIPE_ROOM_BYTES: usize = libc::PIPE_BUF;
 const NANOSECONDS_PER_MILLISECOND: u128 = 1_000_000;
 
@@ -368,7 +368,7 @@ mod tests {
         Group::start(Command::new("/bin/sh").args(["-c", script]).stdout(Stdio::piped())).unwrap()
     }
 
-    /// Waits for the child's end, which its pipe's end announces; bounded by the test's own patience.
+    /// Waits for the child's end, which the end of its pipe announces; bounded by the test's own limit.
     fn exit_of(group: &mut Group) -> Exit {
         let began = clock::now();
         loop {

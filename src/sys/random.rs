@@ -2,10 +2,10 @@
 
 use crate::error::{Error, Result};
 
-/// Fills `bytes` with randomness that is fit for keys.
+/// Fills `bytes` with random bytes that are fit for keys.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where the kernel has no `getrandom`.
+/// [`crate::error::Kind::System`] if the kernel has no `getrandom`.
 pub fn fill(bytes: &mut [u8]) -> Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {

@@ -1,13 +1,13 @@
-//! Threads: named, with an owner that joins them.
+//! Named threads with an owner that joins them.
 
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Result};
 
-/// Starts a thread called `name` (15 bytes are shown by tools).
+/// Starts a thread called `name` (tools show 15 bytes of it).
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where the system has no thread left.
+/// [`crate::error::Kind::System`] if the system cannot start a thread.
 pub fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
     std::thread::Builder::new()
         .name(name.to_owned())
@@ -15,13 +15,14 @@ pub fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 's
         .map_err(|error| Error::system(format!("starting the thread {name}"), error))
 }
 
-/// Runs `body` on each of `work`, each on a thread of its own, and `meanwhile` here; returns what the threads return, in order.
+/// Runs `body` on each element of `work`, each on its own thread, and `meanwhile` on this one; yields the results of
+/// `body` in order.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where the system has no thread left; what has begun is waited for.
+/// [`crate::error::Kind::System`] if the system cannot start a thread; the threads that were started are joined.
 ///
 /// # Panics
-/// Where `body` does.
+/// If `body` panics.
 pub fn side_by_side<W: Send, R: Send>(
     name: &str,
     work: Vec<W>,
@@ -51,7 +52,7 @@ pub fn side_by_side<W: Send, R: Send>(
 /// Starts a thread called `name` in `scope`.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where the system has no thread left.
+/// [`crate::error::Kind::System`] if the system cannot start a thread.
 pub fn spawn_in<'scope, 'env, T: Send + 'scope>(
     scope: &'scope std::thread::Scope<'scope, 'env>,
     name: &str,
