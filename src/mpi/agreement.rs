@@ -1,8 +1,8 @@
-//! Agreement: all ranks go on, or all have the same error.
+//! Agreement: either all ranks continue, or all fail with the same error.
 //!
-//! Each rank votes with its result; the least vote counts. Where a rank has failed, the one whose error is most likely the
-//! cause (one that is not about another rank), and of several the lowest, tells everyone its error as a [`Note`] of fixed
-//! size:
+//! Each rank votes with its result; the smallest vote wins. Among failed ranks, those whose error is most likely the
+//! cause come first (one that is not about another rank), and of those the lowest rank. That rank sends its error to
+//! everyone as a note of fixed size:
 //!
 //! | offset | width | field |
 //! |--------|-------|-------|
@@ -15,33 +15,33 @@ use crate::error::{Error, Kind, Result};
 use crate::types::Rank;
 use crate::wire::{self, Reader, Writer};
 
-/// What carries votes and notes between the ranks: MPI, or an rsccl communicator. Its calls are collective.
+/// The carrier of votes and notes between the ranks: MPI, or an rsccl communicator. Its calls are collective.
 pub(super) trait Carrier {
-    /// My rank.
+    /// This rank.
     fn rank(&self) -> Rank;
 
-    /// The least of all ranks' values.
+    /// The minimum of all ranks' values.
     fn least(&mut self, mine: i64) -> Result<i64>;
 
-    /// The bytes of `root`, on every rank; all pass as many.
+    /// Broadcasts the bytes of `root`; all ranks must pass the same number of bytes.
     fn spread(&mut self, root: Rank, bytes: Vec<u8>) -> Result<Vec<u8>>;
 }
 
-/// `mine` where no rank has failed; else the same error on all ranks.
+/// `mine` if no rank has failed; otherwise the same error on all ranks.
 pub(super) fn agree<T>(carrier: &mut impl Carrier, mine: Result<T>) -> Result<T> {
     match carrier.least(vote(carrier.rank(), &mine)) {
         Ok(least) => conclude(carrier, least, mine),
-        // Nobody is there to agree with: what this rank knows of itself says more than that.
+        // The carrier failed, so there is nobody to agree with: this rank's own error is the more useful one.
         Err(error) => Err(mine.err().unwrap_or(error)),
     }
 }
 
-/// [`agree`] after the vote, of which `least` came out.
+/// [`agree`] after the vote, whose minimum is `least`.
 pub(super) fn conclude<T>(carrier: &mut impl Carrier, least: i64, mine: Result<T>) -> Result<T> {
     let Some(source) = source_of(least) else { return mine };
     let own = match mine {
         Err(error) if source == carrier.rank() => {
-            // The others learn of the error or time out; here it is known in any case.
+            // The others receive the error or time out; this rank knows it in any case.
             let _told = carrier.spread(source, encode(&error));
             return Err(error.at(source));
         }
@@ -54,7 +54,7 @@ pub(super) fn conclude<T>(carrier: &mut impl Carrier, least: i64, mine: Result<T
     }
 }
 
-/// What a rank votes: nothing for a success; of failures, the lesser the more likely it is the cause.
+/// A rank's vote: [`NO_FAILURE`] for a success; for failures, the smaller the likelier it is the cause.
 pub(super) fn vote<T>(rank: Rank, result: &Result<T>) -> i64 {
     match result {
         Ok(_) => NO_FAILURE,
@@ -62,14 +62,14 @@ pub(super) fn vote<T>(rank: Rank, result: &Result<T>) -> i64 {
     }
 }
 
-/// The vote of a rank that has not failed, or only since another has.
+/// The vote of a rank that has not failed, or that failed only because another did.
 pub(super) const NO_FAILURE: i64 = i64::MAX;
 
 fn source_of(least: i64) -> Option<Rank> {
     (least != NO_FAILURE).then(|| Rank::new(u32::try_from(least & i64::from(u32::MAX)).expect("masked to 32 bits")))
 }
 
-/// How likely an error of this kind is the cause of the other ranks' errors: the less, the likelier.
+/// How likely an error of this kind is the cause of the other ranks' errors; smaller is likelier.
 fn likelihood(kind: Kind) -> i64 {
     match kind {
         Kind::InvalidArgument | Kind::InvalidUsage | Kind::Mismatch | Kind::System | Kind::Internal => 0,
@@ -92,7 +92,7 @@ fn encode(error: &Error) -> Vec<u8> {
     note
 }
 
-/// The error of `source` as another rank sees it.
+/// The error of `source` as the other ranks report it.
 fn decode(source: Rank, note: &[u8]) -> Error {
     let read = || -> Result<(Option<Kind>, Option<u32>, String)> {
         let mut reader = Reader::new(note, "a note of failure");
@@ -108,7 +108,7 @@ fn decode(source: Rank, note: &[u8]) -> Error {
     }
 }
 
-/// Kinds by their code in a note.
+/// The kinds, in the order of their codes in a note.
 const KINDS: [Kind; 9] = [
     Kind::InvalidArgument,
     Kind::InvalidUsage,
@@ -120,9 +120,9 @@ const KINDS: [Kind; 9] = [
     Kind::Aborted,
     Kind::InProgress,
 ];
-/// The most bytes of an error's text that travel: a few lines.
+/// The most bytes of an error's text that are sent: a few lines.
 const MAX_TEXT_BYTES: usize = 4000;
-/// Bytes of a note.
+/// The bytes of a note.
 const NOTE_BYTES: usize = 1 + 4 + 4 + MAX_TEXT_BYTES;
 
 #[cfg(test)]

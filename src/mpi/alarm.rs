@@ -1,8 +1,8 @@
 //! The alarm: a rank whose init failed wakes all others, so that none waits for it until the deadline.
 //!
-//! A signal goes to the ranks 1, 2, 4, … behind the one that rings; whoever hears one rings in turn, once. So all hear it
-//! in ⌈log₂ N⌉ hops, and no rank sends more than as many signals. Heard signals stay where they are until all ranks
-//! know who has rung ([`Alarm::clear`]): then each is taken, and nothing is left on the communicator.
+//! A rank that raises the alarm signals the ranks 1, 2, 4, … above it; every rank that receives a signal does the same,
+//! once. So all ranks know in ⌈log₂ N⌉ hops, and each sends at most that many signals. Received signals stay in MPI
+//! until all ranks know who has sent some ([`Alarm::clear`]): then each is taken, and none is left on the communicator.
 
 use crate::error::Result;
 use crate::mpi::calls::{Pending, Private};
@@ -19,17 +19,17 @@ pub(super) struct Alarm<'a> {
 }
 
 impl<'a> Alarm<'a> {
-    /// An alarm that nobody has rung.
+    /// An alarm that no rank has raised.
     pub(super) fn new(comm: &'a Private) -> Alarm<'a> {
         Alarm { comm, sent: Vec::new(), rung: false }
     }
 
-    /// Whether this rank has rung.
+    /// Whether this rank has raised the alarm.
     pub(super) fn has_rung(&self) -> bool {
         self.rung
     }
 
-    /// Rings, once.
+    /// Raises the alarm; later calls do nothing.
     pub(super) fn ring(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.rung, true) {
             return Ok(());
@@ -41,12 +41,12 @@ impl<'a> Alarm<'a> {
         Ok(())
     }
 
-    /// Whether another rank's signal is here.
+    /// Whether a signal of another rank has arrived.
     pub(super) fn is_heard(&self) -> Result<bool> {
         self.comm.is_signalled()
     }
 
-    /// Takes the signals of the ranks that `rung` tells of, and waits for this rank's own to be taken.
+    /// Takes the signals of all ranks for which `rung` is true, and waits until this rank's own signals are taken.
     pub(super) fn clear(self, rung: impl Fn(Rank) -> bool, wait: &Wait) -> Result<()> {
         let world = self.comm.world();
         let before = distances(world.size).map(|distance| world.rank.before(distance, world.size));
@@ -61,7 +61,7 @@ impl<'a> Alarm<'a> {
     }
 }
 
-/// How far behind a rank those are that it signals to.
+/// The distances to the ranks that a rank signals to.
 fn distances(size: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(1u32), |distance| distance.checked_mul(2)).take_while(move |distance| *distance < size)
 }

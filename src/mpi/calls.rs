@@ -1,7 +1,7 @@
-//! Every call of MPI, behind safe functions: the only file of the library that touches MPI.
+//! Every call of MPI, behind safe functions. No other file of the library touches MPI.
 //!
-//! What waits for other ranks is started here and finished elsewhere ([`Pending`]): nothing in this file blocks but
-//! [`Private::shared_memory_ranks`], which is called once all ranks are known to be there.
+//! Calls that wait for other ranks are started here and completed elsewhere ([`Pending`]). Nothing in this file blocks,
+//! except [`Private::shared_memory_ranks`], which is called only when all ranks are known to be ready.
 
 use ::mpi::ffi::{self, MPI_Comm};
 use ::mpi::raw::AsRaw;
@@ -9,10 +9,10 @@ use ::mpi::raw::AsRaw;
 use crate::error::{Error, Kind, Result};
 use crate::types::{Rank, World};
 
-/// Where the life of MPI in this process stands.
+/// The state of MPI in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// `MPI_Init` is still to come.
+    /// `MPI_Init` has not been called yet.
     Before,
     /// MPI may be called.
     Running,
@@ -20,7 +20,7 @@ pub(super) enum Stage {
     Over,
 }
 
-/// Where the life of MPI in this process stands. May be asked at any time, from any thread.
+/// The state of MPI in this process. May be called at any time, from any thread.
 pub(super) fn stage() -> Stage {
     let (mut begun, mut ended) = (0, 0);
     // SAFETY: allowed at any time; writes one int, which `begun` is.
@@ -34,10 +34,10 @@ pub(super) fn stage() -> Stage {
     }
 }
 
-/// Whether any thread may call MPI at any time (`MPI_THREAD_MULTIPLE`), which also says that this thread may call it now.
+/// Checks that this thread may call MPI now; yields whether any thread may at any time (`MPI_THREAD_MULTIPLE`).
 ///
 /// # Errors
-/// [`Kind::InvalidUsage`] where MPI is not up, or where this thread may not call it at the thread level that was asked for.
+/// [`Kind::InvalidUsage`] if MPI is not running, or if its thread level forbids this thread to call it.
 pub(super) fn check_thread() -> Result<bool> {
     match stage() {
         Stage::Running => {}
@@ -48,7 +48,7 @@ pub(super) fn check_thread() -> Result<bool> {
         }
         Stage::Over => {
             return Err(Error::invalid_usage(
-                "MPI is already finalised: make what needs MPI before MPI_Finalize (rsmpi: while the Universe lives)",
+                "MPI is already finalised: call this before MPI_Finalize (rsmpi: while the Universe lives)",
             ));
         }
     }
@@ -70,7 +70,7 @@ pub(super) fn check_thread() -> Result<bool> {
     Ok(level >= multiple)
 }
 
-/// A communicator of the user's: an intracommunicator, checked. Nothing keeps it.
+/// A communicator of the user's, checked to be an intracommunicator. It is only borrowed.
 #[derive(Debug)]
 pub(super) struct Theirs<'a> {
     raw: MPI_Comm,
@@ -79,16 +79,17 @@ pub(super) struct Theirs<'a> {
 }
 
 impl<'a> Theirs<'a> {
-    /// Looks at what `comm` is.
+    /// Checks `comm`.
     ///
     /// # Errors
-    /// [`Kind::InvalidUsage`] as [`check_thread`]; [`Kind::InvalidArgument`] for `MPI_COMM_NULL` and an intercommunicator.
+    /// [`Kind::InvalidUsage`] as for [`check_thread`]; [`Kind::InvalidArgument`] for `MPI_COMM_NULL` and an
+    /// intercommunicator.
     pub(super) fn new(comm: &'a impl AsRaw<Raw = MPI_Comm>) -> Result<Theirs<'a>> {
         check_thread()?;
         let raw = comm.as_raw();
         if is_null(raw) {
             return Err(Error::invalid_argument(
-                "the communicator is MPI_COMM_NULL: a rank that is not in an MPI communicator does not call this",
+                "the communicator is MPI_COMM_NULL: a rank that is not in an MPI communicator must not call this",
             ));
         }
         let mut inter = 0;
@@ -96,21 +97,22 @@ impl<'a> Theirs<'a> {
         check(unsafe { ffi::MPI_Comm_test_inter(raw, &raw mut inter) }, "MPI_Comm_test_inter")?;
         if inter != 0 {
             return Err(Error::invalid_argument(
-                "the communicator is an intercommunicator, which has two groups of ranks: make one group of them by MPI_Intercomm_merge",
+                "the communicator is an intercommunicator, which has two groups of ranks: merge them by \
+                 MPI_Intercomm_merge",
             ));
         }
         Ok(Theirs { raw, world: world_of(raw)?, lives: std::marker::PhantomData })
     }
 
-    /// My rank in it, and its size.
+    /// This process's rank in it, and its size.
     pub(super) fn world(&self) -> World {
         self.world
     }
 
-    /// The rank in `MPI_COMM_WORLD` of each of its ranks, in order. Tells it with no message.
+    /// For each of its ranks, in order, the rank in `MPI_COMM_WORLD`. Local: sends no message.
     ///
     /// # Errors
-    /// [`Kind::InvalidArgument`] where a rank is of another `MPI_COMM_WORLD` (a spawned or connected job).
+    /// [`Kind::InvalidArgument`] if a rank belongs to another `MPI_COMM_WORLD` (a spawned or connected job).
     pub(super) fn ranks_in_world(&self) -> Result<Vec<u32>> {
         // SAFETY: a constant that the library has set when it was loaded.
         translate(self.raw, unsafe { ffi::RSMPI_COMM_WORLD })?.into_iter().collect::<Option<Vec<u32>>>().ok_or_else(
@@ -118,7 +120,7 @@ impl<'a> Theirs<'a> {
         )
     }
 
-    /// Begins to make a private duplicate: collective over the communicator.
+    /// Starts to make a private duplicate: collective over the communicator.
     pub(super) fn duplicate(&self) -> Result<Pending<Vec<MPI_Comm>>> {
         duplicate(self.raw)
     }
@@ -130,15 +132,15 @@ pub(super) fn is_null(comm: MPI_Comm) -> bool {
     comm == unsafe { ffi::RSMPI_COMM_NULL }
 }
 
-/// My rank in `MPI_COMM_WORLD`.
+/// This process's rank in `MPI_COMM_WORLD`.
 pub(super) fn rank_in_world() -> Result<u32> {
     check_thread()?;
     // SAFETY: a constant that the library has set when it was loaded.
     Ok(world_of(unsafe { ffi::RSMPI_COMM_WORLD })?.rank.get())
 }
 
-/// A duplicate that only we send on, which returns its errors. Freed by [`Private::free`] only: freeing is collective, so one
-/// that is dropped after an error stays with MPI.
+/// A duplicate on which only rsccl sends, and which returns errors. Only [`Private::free`] frees it, because freeing is
+/// collective: a duplicate that is dropped after an error stays allocated in MPI.
 #[derive(Debug)]
 pub(super) struct Private {
     raw: MPI_Comm,
@@ -146,7 +148,7 @@ pub(super) struct Private {
 }
 
 impl Private {
-    /// What [`Theirs::duplicate`] has made.
+    /// The duplicate that [`Theirs::duplicate`] has made.
     pub(super) fn adopt(made: &[MPI_Comm]) -> Result<Private> {
         let raw = *made.first().ok_or_else(|| Error::internal("a duplicate has no handle"))?;
         // SAFETY: a constant that the library has set when it was loaded.
@@ -156,18 +158,18 @@ impl Private {
         Ok(Private { raw, world: world_of(raw)? })
     }
 
-    /// My rank in it, and its size: those of what was duplicated.
+    /// This process's rank in it, and its size: those of the original.
     pub(super) fn world(&self) -> World {
         self.world
     }
 
-    /// Frees it. All ranks do, after they have agreed on something.
+    /// Frees it. All ranks do so, after they have agreed on something.
     pub(super) fn free(mut self) -> Result<()> {
         // SAFETY: ours, with nothing pending on it; `self` is consumed, so nobody uses the handle again.
         check(unsafe { ffi::MPI_Comm_free(&raw mut self.raw) }, "MPI_Comm_free")
     }
 
-    /// Begins to find the least of all ranks' values, one by one.
+    /// Starts to compute the element-wise minimum over all ranks.
     pub(super) fn least(&self, values: Vec<i64>) -> Result<Pending<(Vec<i64>, Vec<i64>)>> {
         let count = int(values.len())?;
         let mut pending = Pending::new((values.clone(), values));
@@ -178,34 +180,37 @@ impl Private {
         let (mine, all) = pending.buffers();
         let (mine, all) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
         let request = &raw mut pending.request;
-        // SAFETY: both buffers hold `count` values, and `Pending` keeps them, and lets nobody at them, until the call is complete.
+        // SAFETY: both buffers hold `count` values, and `Pending` keeps them, and lets nobody at them, until the call
+        // is complete.
         check(unsafe { ffi::MPI_Iallreduce(mine, all, count, of, op, self.raw, request) }, "MPI_Iallreduce")?;
         Ok(pending.begun())
     }
 
-    /// Begins to bring `root`'s bytes to all ranks; all pass as many.
+    /// Starts a broadcast of `root`'s bytes; all ranks must pass the same number of bytes.
     pub(super) fn spread(&self, root: Rank, bytes: Vec<u8>) -> Result<Pending<Vec<u8>>> {
         let (count, root) = (int(bytes.len())?, int(root.index())?);
         let mut pending = Pending::new(bytes);
         let buffer = pending.buffers().as_mut_ptr().cast();
         let request = &raw mut pending.request;
-        // SAFETY: the buffer holds `count` bytes; `Pending` keeps it, and lets nobody at it, until the call is complete.
+        // SAFETY: the buffer holds `count` bytes; `Pending` keeps it, and lets nobody at it, until the call is
+        // complete.
         check(unsafe { ffi::MPI_Ibcast(buffer, count, bytes_type(), root, self.raw, request) }, "MPI_Ibcast")?;
         Ok(pending.begun())
     }
 
-    /// Begins to gather one byte of every rank.
+    /// Starts to gather one byte of every rank.
     pub(super) fn gather(&self, mine: u8) -> Result<Pending<(Vec<u8>, Vec<u8>)>> {
         let mut pending = Pending::new((vec![mine], vec![0; self.world.size as usize]));
         let (mine, all) = pending.buffers();
         let (mine, all, of) = (mine.as_ptr().cast(), all.as_mut_ptr().cast(), bytes_type());
         let request = &raw mut pending.request;
-        // SAFETY: one byte is sent and one for each rank received; `Pending` keeps both buffers until the call is complete.
+        // SAFETY: one byte is sent and one for each rank received; `Pending` keeps both buffers until the call is
+        // complete.
         check(unsafe { ffi::MPI_Iallgather(mine, 1, of, all, 1, of, self.raw, request) }, "MPI_Iallgather")?;
         Ok(pending.begun())
     }
 
-    /// Begins to send a signal, a message of no bytes, to `peer`.
+    /// Starts to send a signal (an empty message) to `peer`.
     pub(super) fn signal(&self, peer: Rank) -> Result<Pending<()>> {
         let (to, of, mut pending) = (int(peer.index())?, bytes_type(), Pending::new(()));
         let request = &raw mut pending.request;
@@ -214,7 +219,7 @@ impl Private {
         Ok(pending.begun())
     }
 
-    /// Begins to take the signal of `peer`.
+    /// Starts to receive the signal of `peer`.
     pub(super) fn take_signal(&self, peer: Rank) -> Result<Pending<()>> {
         let (from, of, mut pending) = (int(peer.index())?, bytes_type(), Pending::new(()));
         let request = &raw mut pending.request;
@@ -223,13 +228,14 @@ impl Private {
         Ok(pending.begun())
     }
 
-    /// Whether somebody's signal is here; it stays where it is.
+    /// Whether a signal has arrived; it is not received.
     pub(super) fn is_signalled(&self) -> Result<bool> {
         // SAFETY: a constant that the library has set when it was loaded.
         probe(self.raw, unsafe { ffi::RSMPI_ANY_SOURCE }, SIGNAL)
     }
 
-    /// The ranks that MPI says share memory with this one, itself among them, in order. Blocks until all ranks have called it.
+    /// The ranks that MPI says share memory with this one, including itself, in order. Blocks until all ranks have
+    /// called it.
     pub(super) fn shared_memory_ranks(&self) -> Result<Vec<Rank>> {
         // SAFETY: a constant that the library has set when it was loaded.
         let mut node = unsafe { ffi::RSMPI_COMM_NULL };
@@ -250,8 +256,8 @@ impl Private {
     }
 }
 
-/// Looks for a message that nobody sends, and takes none: what counts is that MPI moves everything else meanwhile. It moves nothing where
-/// it finds one, and MPICH moves nothing for `MPI_COMM_SELF`.
+/// Lets MPI progress: probes for a message that is never sent. MPI progresses nothing if the probe finds a message, and
+/// MPICH progresses nothing for `MPI_COMM_SELF`.
 pub(super) fn poke() -> Result<()> {
     // SAFETY: a constant that the library has set when it was loaded.
     let world = unsafe { ffi::RSMPI_COMM_WORLD };
@@ -259,7 +265,7 @@ pub(super) fn poke() -> Result<()> {
     probe(world, me, QUIET).map(|_found| ())
 }
 
-/// Ends all ranks of the job with `code`; may return where MPI is not up, or does not manage.
+/// Ends all ranks of the job with `code`; may return if MPI is not running, or fails to.
 pub(super) fn abort(code: i32) {
     if stage() != Stage::Running {
         return;
@@ -270,13 +276,13 @@ pub(super) fn abort(code: i32) {
     unsafe { ffi::MPI_Abort(world, code) };
 }
 
-/// A call that MPI has begun, with the buffers that it reads and writes. Dropped before its end, the buffers stay allocated: MPI
-/// may still write to them.
+/// A call that MPI has started, with the buffers that it reads and writes. If it is dropped before its completion, the
+/// buffers are leaked, because MPI may still write to them.
 #[derive(Debug)]
 pub(super) struct Pending<B> {
     request: ffi::MPI_Request,
     buffers: Option<B>,
-    /// MPI has the buffers.
+    /// Whether MPI uses the buffers now.
     lent: bool,
 }
 
@@ -295,7 +301,7 @@ impl<B> Pending<B> {
         self
     }
 
-    /// Moves MPI, and tells whether the call is complete.
+    /// Lets MPI progress; yields whether the call is complete.
     pub(super) fn test(&mut self) -> Result<bool> {
         if !self.lent {
             return Ok(true);
@@ -303,13 +309,14 @@ impl<B> Pending<B> {
         let mut done = 0;
         // SAFETY: a constant that the library has set when it was loaded.
         let ignore = unsafe { ffi::RSMPI_STATUS_IGNORE };
-        // SAFETY: the request is one that MPI has begun and not completed; the buffers that it speaks of live, see `Drop`.
+        // SAFETY: the request is one that MPI has begun and not completed; the buffers that it speaks of live, see
+        // `Drop`.
         check(unsafe { ffi::MPI_Test(&raw mut self.request, &raw mut done, ignore) }, "MPI_Test")?;
         self.lent = done == 0;
         Ok(done != 0)
     }
 
-    /// The buffers of a call that is complete.
+    /// The buffers of a completed call.
     pub(super) fn take(mut self) -> Result<B> {
         match self.buffers.take() {
             Some(buffers) if !self.lent => Ok(buffers),
@@ -334,7 +341,8 @@ fn duplicate(comm: MPI_Comm) -> Result<Pending<Vec<MPI_Comm>>> {
     let mut pending = Pending::new(vec![unsafe { ffi::RSMPI_COMM_NULL }]);
     let made = pending.buffers().as_mut_ptr();
     let request = &raw mut pending.request;
-    // SAFETY: the caller's handle is checked; one handle is written at `made`, which `Pending` keeps until the call is complete.
+    // SAFETY: the caller's handle is checked; one handle is written at `made`, which `Pending` keeps until the call is
+    // complete.
     check(unsafe { ffi::MPI_Comm_idup(comm, made, request) }, "MPI_Comm_idup")?;
     Ok(pending.begun())
 }
@@ -356,11 +364,11 @@ fn world_of(comm: MPI_Comm) -> Result<World> {
     check(unsafe { ffi::MPI_Comm_size(comm, &raw mut size) }, "MPI_Comm_size")?;
     match (u32::try_from(rank), u32::try_from(size)) {
         (Ok(rank), Ok(size)) if rank < size => Ok(World { rank: Rank::new(rank), size }),
-        _ => Err(Error::internal(format!("MPI says that this is rank {rank} of {size}"))),
+        _ => Err(Error::internal(format!("MPI reports rank {rank} of {size}"))),
     }
 }
 
-/// The rank in `to` of each rank of `from`, in order; `None` for one that is not in it.
+/// For each rank of `from`, in order, its rank in `to`; `None` if it has none.
 fn translate(from: MPI_Comm, to: MPI_Comm) -> Result<Vec<Option<u32>>> {
     let size = world_of(from)?.size;
     let ranks: Vec<i32> = (0..size).map(|rank| int(rank as usize)).collect::<Result<_>>()?;
@@ -374,7 +382,7 @@ fn translate(from: MPI_Comm, to: MPI_Comm) -> Result<Vec<Option<u32>>> {
         check(unsafe { ffi::MPI_Group_free(group) }, "MPI_Group_free")?;
     }
     check(status, "MPI_Group_translate_ranks")?;
-    // What is not there is MPI_UNDEFINED, a negative number.
+    // A rank that is not there is MPI_UNDEFINED, a negative number.
     Ok(found.into_iter().map(|rank| u32::try_from(rank).ok()).collect())
 }
 
@@ -395,7 +403,7 @@ fn int(count: usize) -> Result<i32> {
     i32::try_from(count).map_err(|_| Error::invalid_argument(format!("MPI cannot count to {count}")))
 }
 
-/// The error of a call that did not succeed, in MPI's words.
+/// The error of a failed call, with MPI's text.
 #[cold]
 fn failed(code: i32, call: &str) -> Error {
     let mut text = [0u8; MAX_ERROR_BYTES];
@@ -413,9 +421,9 @@ fn check(code: i32, call: &str) -> Result<()> {
 
 /// `MPI_SUCCESS`, which is 0 by the standard.
 const SUCCESS: i32 = 0;
-/// The tag of signals; nobody else sends on a private duplicate.
+/// The tag of signals; only rsccl sends on a private duplicate.
 const SIGNAL: i32 = 0;
-/// The greatest tag that every MPI must have: a program hardly sends itself messages with it.
+/// The highest tag that every MPI must support: a program is unlikely to send itself a message with it.
 const QUIET: i32 = 32767;
 /// At least `MPI_MAX_ERROR_STRING` of every MPI.
 const MAX_ERROR_BYTES: usize = 2048;

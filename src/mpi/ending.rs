@@ -1,4 +1,4 @@
-//! Ending an MPI job from an rsccl error or a panic: one rank that goes alone leaves the others waiting.
+//! Ending an MPI job because of an rsccl error or a panic: a rank that ended alone would leave the others waiting.
 
 use std::io::Write;
 use std::time::Duration;
@@ -8,9 +8,10 @@ use crate::mpi::calls::{self, Stage};
 use crate::sync::primitive::{Ordering, statics::AtomicBool};
 use crate::sys::futex;
 
-/// Makes a panic of any thread end the whole MPI job: after the panic's message, `MPI_Abort` on `MPI_COMM_WORLD` with code 101. Without it
-/// a rank that panics unwinds into `MPI_Finalize`, which waits for the others, who wait for it. Where MPI is not initialised or
-/// is finalised, a panic goes on as ever. Called again, it does nothing.
+/// Makes a panic of any thread end the whole MPI job: after the panic's message, it calls `MPI_Abort` on
+/// `MPI_COMM_WORLD` with code 101. Without it a rank that panics unwinds into `MPI_Finalize`, which waits for the
+/// others, which wait for it. If MPI is not initialised, or is finalised, a panic has its usual effect. A second call
+/// does nothing.
 ///
 /// # Examples
 /// ```no_run
@@ -18,7 +19,7 @@ use crate::sys::futex;
 /// let universe = mpi::initialize().expect("MPI is initialised once");
 /// ```
 pub fn abort_on_panic() {
-    // Relaxed: the flag guards nothing but this call.
+    // Relaxed: the flag guards only this call.
     if INSTALLED.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -32,8 +33,8 @@ pub fn abort_on_panic() {
     }));
 }
 
-/// Ends the whole MPI job with `error`: one line on standard error, then `MPI_Abort` on `MPI_COMM_WORLD` with NCCL's number of the error
-/// ([`crate::error::Kind::nccl_code`]). Where MPI is not up, this process aborts.
+/// Ends the whole MPI job with `error`: prints one line on standard error, then calls `MPI_Abort` on `MPI_COMM_WORLD`
+/// with NCCL's number of the error ([`crate::error::Kind::nccl_code`]). If MPI is not running, this process aborts.
 ///
 /// # Examples
 /// ```no_run
@@ -43,7 +44,7 @@ pub fn abort_on_panic() {
 /// }
 /// ```
 pub fn abort(error: &Error) -> ! {
-    // All that anybody learns; where it cannot be written, there is nobody to tell. One write: other ranks write too.
+    // A failure to write cannot be reported anywhere. The line is one write, because other ranks write too.
     let words = error.to_string().replace('\n', " ");
     let line = format!("rsccl: {words}: aborting the MPI job\n");
     let _written = std::io::stderr().write_all(line.as_bytes());
@@ -52,7 +53,7 @@ pub fn abort(error: &Error) -> ! {
     std::process::abort()
 }
 
-/// The value, or the end of the whole MPI job by [`abort`].
+/// The value of `result`; on an error, ends the whole MPI job by [`abort`].
 ///
 /// # Examples
 /// ```no_run
@@ -66,10 +67,10 @@ pub fn or_abort<T>(result: Result<T>) -> T {
     result.unwrap_or_else(|error| abort(&error))
 }
 
-/// Whether the hook of panics is set: a process has one.
+/// Whether the panic hook is set; a process has only one.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// How long a launcher has to take over a rank's last words: Hydra ends at once when the job is aborted, with what it has not read
-/// by then.
+/// How long a launcher gets to forward a rank's last line: when the job is aborted, Hydra ends at once and loses what
+/// it has not read.
 const FORWARDING: Duration = Duration::from_millis(100);
-/// What a Rust program that panics exits with.
+/// The exit code of a Rust program that panics.
 const PANIC_CODE: i32 = 101;

@@ -1,4 +1,4 @@
-//! Hosts as MPI sees them, against hosts as rsccl sees them.
+//! Compares the hosts that MPI sees with the hosts that rsccl sees.
 
 use ::mpi::ffi::MPI_Comm;
 use ::mpi::raw::AsRaw;
@@ -9,12 +9,13 @@ use crate::mpi::agreement::agree;
 use crate::mpi::relatives::{Purpose, Ranks};
 use crate::types::Rank;
 
-/// [`Communicator::placement`], compared with what MPI says of shared memory (`MPI_Comm_split_type`): where the two disagree, as in
-/// containers and network namespaces, one warning in the log says how, and rsccl's view counts. Collective over both
-/// communicators, whose ranks are the same ([`Communicator::check`]).
+/// [`Communicator::placement`], compared with what MPI reports about shared memory (`MPI_Comm_split_type`). If the two
+/// disagree, as in containers and network namespaces, one warning in the log says how, and rsccl's view counts.
+/// Collective over both communicators, which must have the same ranks ([`Communicator::check`]).
 ///
 /// # Errors
-/// As [`Communicator::check`] and [`Communicator::placement`]; [`crate::error::Kind::Mismatch`] on every rank where some call `check` instead.
+/// As [`Communicator::check`] and [`Communicator::placement`]; [`crate::error::Kind::Mismatch`] on every rank if some
+/// ranks call `check` instead.
 ///
 /// # Examples
 /// ```no_run
@@ -31,7 +32,7 @@ pub fn placement(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Resul
     Ok(placement)
 }
 
-/// Where MPI sees other hosts, one rank says so.
+/// Logs a warning on one rank if MPI sees other hosts.
 fn compare(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>, placement: &Placement) -> Result<()> {
     let private = comm.private_duplicate(mpi, Purpose::Placement)?;
     let shared = agree(&mut Ranks(comm), private.shared_memory_ranks())?;
@@ -42,7 +43,7 @@ fn compare(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>, placement: &Pl
         (0..).zip(&hosts).filter(|(_, host)| **host == placement.host).map(|(rank, _)| Rank::new(rank)).collect();
     let mut differs = vec![0u8; hosts.len()];
     comm.all_gather(&[u8::from(shared != beside)], &mut differs)?;
-    // One line of the job: the first rank that sees it speaks.
+    // One line for the job: the first rank that sees a difference logs it.
     if differs.iter().position(|differs| *differs != 0) == Some(comm.rank() as usize) {
         let rank = Rank::new(comm.rank());
         crate::log::warn!(Init @ rank, "{}", disagreement(&shared, &beside, &placement.host_name));
@@ -50,11 +51,11 @@ fn compare(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>, placement: &Pl
     Ok(())
 }
 
-/// The warning of a rank that shares memory with `shared` by MPI's word and with `beside` by ours.
+/// The warning of a rank that shares memory with `shared` according to MPI, and with `beside` according to rsccl.
 fn disagreement(shared: &[Rank], beside: &[Rank], host: &str) -> String {
     format!(
-        "MPI says that the ranks {} share memory; on host {host} rsccl has the ranks {} (a host is its name and boot, or \
-         NCCL_HOSTID, and its network namespace): rsccl's view counts",
+        "MPI says that the ranks {} share memory; on host {host} rsccl has the ranks {} (a host is its name and boot, \
+         or NCCL_HOSTID, and its network namespace): rsccl's view counts",
         listed(shared),
         listed(beside)
     )
@@ -66,7 +67,7 @@ fn listed(ranks: &[Rank]) -> String {
     if more == 0 { named.join(", ") } else { format!("{} and {more} more", named.join(", ")) }
 }
 
-/// Ranks that a warning names.
+/// The most ranks that a warning lists.
 const NAMED_RANKS: usize = 16;
 
 #[cfg(test)]

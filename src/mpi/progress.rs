@@ -5,15 +5,15 @@ use crate::mpi::calls::{self, Stage};
 use crate::sync::Progress;
 use crate::sys::host;
 
-/// A hook for [`crate::Communicator::set_progress`] that moves MPI's messages while a call on the communicator waits: it probes for
-/// a message that nobody sends and takes nothing. When it is needed stands in the [module's rule](super#the-rule-of-progress).
+/// A hook for [`crate::Communicator::set_progress`] that lets MPI progress while a call on the communicator waits: it
+/// probes for a message that is never sent. The [module's rule](super#the-rule-of-progress) says when it is needed.
 ///
-/// With `MPI_THREAD_MULTIPLE` it works on every thread. Below that it works on the thread that made it and does nothing on others;
-/// with `MPI_THREAD_SERIALIZED` no other thread may call MPI while this one is in a call of rsccl. Once MPI is finalised it
-/// does nothing.
+/// With `MPI_THREAD_MULTIPLE` it works on every thread. Below that it works on the thread that made it and does nothing
+/// on others; with `MPI_THREAD_SERIALIZED` no other thread may call MPI while this one is in a call of rsccl. Once MPI
+/// is finalised it does nothing.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidUsage`] where MPI is not up, or where this thread may not call it.
+/// [`crate::error::Kind::InvalidUsage`] if MPI is not running, or if this thread may not call it.
 ///
 /// # Examples
 /// ```no_run
@@ -22,8 +22,7 @@ use crate::sys::host;
 /// let universe = mpi::initialize().expect("MPI is initialised once");
 /// let comm = rsccl::mpi::communicator(&universe.world(), &Config::default())?;
 /// comm.set_progress(Some(rsccl::mpi::progress()?))?;
-/// // Large MPI_Isends that have begun go on while this waits for the other ranks.
-/// comm.barrier()?;
+/// Large MPI_Isends that have been started progress while this waits for the other ranks.
 /// # Ok::<(), rsccl::Error>(())
 /// ```
 pub fn progress() -> Result<Progress> {

@@ -1,4 +1,5 @@
-//! An rsccl communicator and MPI communicators of the same ranks: is it the same order, and splits alike.
+//! Relations between an rsccl communicator and MPI communicators: checks that the ranks are the same, and splits like
+//! MPI.
 
 use std::collections::HashMap;
 
@@ -32,8 +33,8 @@ impl Carrier for Ranks<'_> {
     }
 }
 
-/// What ranks compare their MPI communicator for. What follows differs: a rank that has come for one must not wait for ranks that have
-/// come for the other.
+/// Why ranks compare their communicator with MPI's. What follows differs, so a rank that is in one call must not wait
+/// for ranks that are in the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// [`Communicator::check`].
@@ -43,14 +44,15 @@ pub(super) enum Purpose {
 }
 
 impl Communicator {
-    /// The split that reproduces MPI's: for each sub-communicator of MPI a communicator of the same ranks in the same order.
-    /// Collective over this communicator. A rank passes its sub-communicator, and `None` or `MPI_COMM_NULL` where it is in none;
-    /// it gets a communicator or `None` alike. Sends no message of MPI and keeps no handle.
+    /// Reproduces a split of MPI's: for each sub-communicator of MPI it makes a communicator with the same ranks in the
+    /// same order. Collective over this communicator. A rank passes its sub-communicator, or `None` or `MPI_COMM_NULL`
+    /// if it is in none; it gets a communicator or `None` accordingly. Sends no message of MPI and keeps no handle.
     ///
     /// # Errors
-    /// On every rank, naming one that has it: [`crate::error::Kind::InvalidArgument`] where a sub-communicator has ranks that are not in
-    /// this communicator, or is an intercommunicator; [`crate::error::Kind::Mismatch`] where ranks of one pass different ones;
-    /// [`crate::error::Kind::InvalidUsage`] where MPI may not be called. Those of [`Communicator::split`].
+    /// On every rank, naming one that has it: [`crate::error::Kind::InvalidArgument`] if a sub-communicator has ranks
+    /// that are not in this communicator, or is an intercommunicator; [`crate::error::Kind::Mismatch`] if ranks of one
+    /// sub-communicator pass different ones; [`crate::error::Kind::InvalidUsage`] if MPI may not be called. Also those
+    /// of [`Communicator::split`].
     ///
     /// # Examples
     /// ```no_run
@@ -84,10 +86,11 @@ impl Communicator {
     /// Asserts that rank i here is rank i of `mpi`, for every rank. Collective over both.
     ///
     /// # Errors
-    /// On every rank: [`crate::error::Kind::Mismatch`] naming the first rank that has another number in `mpi` or is not in it;
-    /// [`crate::error::Kind::Timeout`] at the deadline of init where ranks pass different communicators of the same ranks in the same
-    /// order, such as one and its duplicate: MPI tells these apart by messages that never come, and keeps what it has begun on
-    /// them; [`crate::error::Kind::InvalidArgument`] and [`crate::error::Kind::InvalidUsage`] as [`super::communicator`].
+    /// On every rank: [`crate::error::Kind::Mismatch`] with the first rank that has another number in `mpi` or is not
+    /// in it; [`crate::error::Kind::Timeout`] at the deadline of init if ranks pass different communicators with the
+    /// same ranks in the same order, such as one and its duplicate: MPI reveals that only by messages that never
+    /// arrive, and keeps the operations started on them; [`crate::error::Kind::InvalidArgument`] and
+    /// [`crate::error::Kind::InvalidUsage`] as [`super::communicator`].
     ///
     /// # Examples
     /// ```no_run
@@ -102,16 +105,19 @@ impl Communicator {
         self.private_duplicate(mpi, Purpose::Check).and_then(Private::free).map_err(|error| error.inside("check"))
     }
 
-    /// [`Communicator::check`]; yields a private duplicate of `mpi`, on which all ranks are, for the same `purpose`.
+    /// [`Communicator::check`], which yields a private duplicate of `mpi`. It exists on all ranks, for the same
+    /// `purpose`.
     pub(super) fn private_duplicate(&self, mpi: &impl AsRaw<Raw = MPI_Comm>, purpose: Purpose) -> Result<Private> {
         let told = self.ranks_in_world()?;
         let theirs = agree(&mut Ranks(self), same_ranks(mpi, &told))?;
-        // Whoever gets past this knows that all ranks have come, and that none has given up: what blocks in MPI may follow.
+        // A rank that gets past this knows that all ranks have come and none has failed, so calls that block in MPI may
+        // follow.
         agree(&mut Ranks(self), self.same_context(&theirs, purpose))
     }
 
-    /// Duplicates `theirs`, and proves that all ranks have passed handles of one communicator: a number that only the ranks of this one
-    /// share is the same to MPI, and so is what they are here for.
+    /// Duplicates `theirs`, and proves that all ranks have passed handles of one communicator, for one purpose: a
+    /// minimum over MPI shows that all have the same number, which only the ranks of this rsccl communicator know, and
+    /// the same purpose.
     fn same_context(&self, theirs: &Theirs<'_>, purpose: Purpose) -> Result<Private> {
         let number = i64::try_from(self.number()? >> 1).unwrap_or(0);
         let wait = within(self.init_timeout()?);
@@ -121,15 +127,16 @@ impl Communicator {
         let mine = purpose as i64;
         let extremes = finish(comm.least(vec![number, -number, mine, -mine])?, &wait, words)?.1;
         if extremes[..2] != [number, -number] {
-            return Err(Error::mismatch("the ranks of the MPI communicator are of different rsccl communicators"));
+            return Err(Error::mismatch("the ranks of the MPI communicator belong to different rsccl communicators"));
         }
         match extremes[2..] == [mine, -mine] {
             true => Ok(comm),
-            false => Err(Error::mismatch("some ranks called check, others placement: all make the same call")),
+            false => Err(Error::mismatch("some ranks called check, others placement: all must make the same call")),
         }
     }
 
-    /// The communicator's rank of each rank of `sub`, in its order, known to be the same on all ranks of `sub`.
+    /// The ranks in this communicator of the ranks of `sub`, in its order; checked to be the same on all ranks of
+    /// `sub`.
     fn members(&self, sub: Option<Result<Theirs<'_>>>) -> Result<Option<Vec<u32>>> {
         let told = self.ranks_in_world()?;
         let mine = sub.transpose().and_then(|sub| sub.map(|sub| numbers_here(&sub, &told)).transpose());
@@ -148,7 +155,7 @@ impl Communicator {
         agree(&mut Ranks(self), alike.map(|()| members))
     }
 
-    /// The rank in `MPI_COMM_WORLD` of each rank here, in order.
+    /// For each rank of this communicator, in order, its rank in `MPI_COMM_WORLD`.
     fn ranks_in_world(&self) -> Result<Vec<u32>> {
         let here = agree(&mut Ranks(self), calls::rank_in_world())?;
         let mut told = vec![0; self.size() as usize];
@@ -158,8 +165,9 @@ impl Communicator {
             if let Some(other) = seen.insert(*place, rank) {
                 // All ranks see the same numbers, so all return this.
                 return Err(Error::invalid_usage(format!(
-                    "ranks {other} and {rank} of this communicator are both rank {place} of MPI_COMM_WORLD, by which they are \
-                     compared with MPI: they are threads of one process, or of worlds that MPI has connected (MPI_Comm_spawn)"
+                    "ranks {other} and {rank} of this communicator are both rank {place} of MPI_COMM_WORLD, by which \
+                     they are compared with MPI: they are threads of one process, or of worlds that MPI has connected \
+                     (MPI_Comm_spawn)"
                 )));
             }
         }
@@ -167,7 +175,7 @@ impl Communicator {
     }
 }
 
-/// Looks whether rank i of `mpi` is, for every i, the rank of `MPI_COMM_WORLD` that `told` has there.
+/// Checks for every i that rank i of `mpi` is the rank `told[i]` of `MPI_COMM_WORLD`.
 fn same_ranks<'a>(mpi: &'a impl AsRaw<Raw = MPI_Comm>, told: &[u32]) -> Result<Theirs<'a>> {
     let theirs = Theirs::new(mpi)?;
     let ranks = theirs.ranks_in_world()?;
@@ -181,7 +189,8 @@ fn same_ranks<'a>(mpi: &'a impl AsRaw<Raw = MPI_Comm>, told: &[u32]) -> Result<T
     match (0u32..).zip(ranks.iter().zip(told)).find(|(_, (mpi, here))| mpi != here) {
         Some((rank, (mpi, here))) => {
             let message = format!(
-                "rank {rank} is the first that differs: rank {here} of MPI_COMM_WORLD to rsccl, rank {mpi} to the MPI communicator"
+                "rank {rank} is the first that differs: rank {here} of MPI_COMM_WORLD to rsccl, rank {mpi} to the MPI \
+                 communicator"
             );
             Err(Error::mismatch(message).about(Rank::new(rank)))
         }
@@ -189,20 +198,21 @@ fn same_ranks<'a>(mpi: &'a impl AsRaw<Raw = MPI_Comm>, told: &[u32]) -> Result<T
     }
 }
 
-/// The communicator's ranks of the ranks of `sub`; `told` has the rank in `MPI_COMM_WORLD` of each.
+/// The ranks in this communicator of the ranks of `sub`; `told` has the rank in `MPI_COMM_WORLD` of each.
 fn numbers_here(sub: &Theirs<'_>, told: &[u32]) -> Result<Vec<u32>> {
     let here: HashMap<u32, u32> = told.iter().copied().zip(0..).collect();
     let number = |(place, world): (usize, u32)| {
         here.get(&world).copied().ok_or_else(|| {
             Error::invalid_argument(format!(
-                "rank {place} of the MPI sub-communicator, which is rank {world} of MPI_COMM_WORLD, is not in this communicator"
+                "rank {place} of the MPI sub-communicator, which is rank {world} of MPI_COMM_WORLD, is not in this \
+                 communicator"
             ))
         })
     };
     sub.ranks_in_world()?.into_iter().enumerate().map(number).collect()
 }
 
-/// Equal for equal lists, and not 0, which stands for none.
+/// A hash of a list: equal for equal lists, and never 0, which means "no list".
 fn fingerprint(members: &[u32]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     members.iter().for_each(|rank| {

@@ -1,4 +1,4 @@
-//! Waiting for calls of MPI that have begun: bounded, and easy on the processor.
+//! Waiting for calls of MPI that have been started, with a bound, and without wasting processor time.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::sync::{AbortFlag, Backoff, Patience, Wait, Watch};
 use crate::sys::futex;
 use crate::types::Rank;
 
-/// One wait for MPI. Whoever waits calls [`Lookout::rest`] again and again.
+/// One wait for MPI. The waiting loop calls [`Lookout::rest`] each time.
 #[derive(Debug)]
 pub(super) struct Lookout<'a> {
     backoff: Backoff,
@@ -18,7 +18,7 @@ pub(super) struct Lookout<'a> {
 }
 
 impl<'a> Lookout<'a> {
-    /// A wait that has just begun. `words` is what the error says where `wait` ends first.
+    /// A wait that begins now. `words` is the error's text if `wait` ends first.
     pub(super) fn new(wait: &'a Wait, words: &'a str) -> Lookout<'a> {
         Lookout { backoff: Backoff::new(Patience::fixed(SPINS, AWAKE)), limit: Limit(wait), words }
     }
@@ -26,7 +26,7 @@ impl<'a> Lookout<'a> {
     /// One turn: spins, yields, then sleeps a little.
     ///
     /// # Errors
-    /// [`crate::error::Kind::Timeout`] with the words where the time is over.
+    /// [`crate::error::Kind::Timeout`] with the text when the deadline has passed.
     pub(super) fn rest(&mut self) -> Result<()> {
         if self.backoff.turn(&mut self.limit, &|| self.words.to_owned())?.is_some() {
             futex::nap(self.backoff.nap(LEAST_NAP, MOST_NAP));
@@ -45,7 +45,7 @@ impl Watch for Limit<'_> {
     }
 }
 
-/// Waits for a call, with no more than `wait` allows.
+/// Waits for a call, within the bounds of `wait`.
 pub(super) fn finish<B>(mut pending: Pending<B>, wait: &Wait, words: &str) -> Result<B> {
     let mut lookout = Lookout::new(wait, words);
     while !pending.test()? {
@@ -62,11 +62,11 @@ pub(super) fn within(timeout: Duration) -> Wait {
 /// A private MPI communicator as the carrier of an agreement.
 #[derive(Debug)]
 pub(super) struct Bounded<'a> {
-    /// What carries.
+    /// The communicator.
     pub(super) comm: &'a Private,
-    /// What bounds each wait.
+    /// The bounds of each wait.
     pub(super) wait: &'a Wait,
-    /// What the error says where a wait ends first.
+    /// The error's text if a wait ends first.
     pub(super) words: &'a str,
 }
 
@@ -84,16 +84,16 @@ impl Carrier for Bounded<'_> {
     }
 }
 
-/// The only value of a reduction.
+/// The only value of a reduction of one value.
 pub(super) fn first(values: Vec<i64>) -> Result<i64> {
     values.into_iter().next().ok_or_else(|| Error::internal("a reduction of one value yields none"))
 }
 
-/// A look at MPI costs about a microsecond and moves its messages: worth a few before the processor is given away.
+/// A poll of MPI takes about a microsecond and progresses its messages: worth a few before yielding the processor.
 const SPINS: u32 = 16;
 /// How long a wait yields before it sleeps.
 const AWAKE: Duration = Duration::from_micros(200);
-/// The shortest sleep between two looks.
+/// The shortest sleep between two polls.
 const LEAST_NAP: Duration = Duration::from_micros(50);
-/// The longest: a collective of MPI takes a few such steps, since MPI moves only while it is called.
+/// The longest sleep: a collective of MPI takes several steps, and MPI progresses only while it is called.
 const MOST_NAP: Duration = Duration::from_millis(1);
