@@ -1,16 +1,16 @@
 //! The one error type: who is at fault, which rank and peer, in which operation.
 //!
-//! Every fallible call of the crate returns [`Result`]. An [`Error`] has a [`Kind`] (what to do about it), a
-//! sentence, and where they are known the rank that reports, the peer concerned and the operation. It prints as
-//! one line:
+//! Every fallible call of the crate returns [`Result`]. An [`Error`] has a [`Kind`] (which tells what to do about it),
+//! a sentence, and, if they are known, the rank that reports, the peer concerned and the operation. It prints as one
+//! line:
 //!
 //! ```text
 //! rank 2: all_reduce #17: rank 5 has died: its control connection closed
 //! ```
 //!
-//! An error of the program's own goes through rsccl as the source of an [`Error`] ([`Error::other`], [`Error::with_source`]), or
-//! keeps its type in the calls that take any ([`crate::local::try_run`], [`crate::Communicator::try_scope`],
-//! [`crate::comm::try_group`]).
+//! rsccl carries an error of the program's own as the source of an [`Error`] ([`Error::other`],
+//! [`Error::with_source`]). Calls that are generic over the error keep its type ([`crate::local::try_run`],
+//! [`crate::Communicator::try_scope`], [`crate::comm::try_group`]).
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -18,13 +18,13 @@ use std::sync::Arc;
 
 use crate::types::Rank;
 
-/// What every fallible call of the crate returns.
+/// The result of every fallible call of the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, who is at fault, and where.
+/// The error: what went wrong, who is at fault, and where.
 ///
-/// One word wide, so that the hot path's `Result<()>` stays in a register. `Debug` prints the sentence as `Display` does, because that is
-/// what a `main` that returns an error shows.
+/// One word wide, so that the hot path's `Result<()>` stays in a register. `Debug` prints the sentence as `Display`
+/// does, because a `main` that returns an error prints its `Debug`.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -33,11 +33,11 @@ struct Inner {
     rank: Option<Rank>,
     peer: Option<Rank>,
     operation: Option<String>,
-    /// Shared, so that the other holders of a failure have it too.
+    /// Shared, because all holders of one failure carry it.
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-/// What kind of failure an [`Error`] is; its doc says what to do.
+/// The kind of an [`Error`]; each kind's documentation says what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -49,19 +49,19 @@ pub enum Kind {
     Mismatch,
     /// A peer died, left, or broke the protocol. Shrink without it, or end the job.
     Remote,
-    /// A deadline passed. The message names who was waited for; raise the time-out or look at that rank.
+    /// A deadline passed. The message names the ranks that were waited for; raise the time-out or look at those ranks.
     Timeout,
-    /// The operating system refused a call. The message names the call; the source has the code.
+    /// The operating system refused a call. The message names the call; the source has the error code.
     System,
-    /// A defect of rsccl. Please report it with the message.
+    /// A defect of rsccl. Please report it with its message.
     Internal,
-    /// Somebody called abort, here or on another rank. Drop the communicator.
+    /// The program called abort, on this or another rank. Drop the communicator.
     Aborted,
     /// A non-blocking call has not finished. Ask again later.
     InProgress,
 }
 
-/// Whose fault a [`Kind`] is.
+/// Who is at fault for a [`Kind`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -78,7 +78,7 @@ pub enum Fault {
 }
 
 impl Kind {
-    /// Whose fault this is.
+    /// Who is at fault.
     pub fn fault(self) -> Fault {
         match self {
             Kind::InvalidArgument | Kind::InvalidUsage => Fault::Caller,
@@ -89,7 +89,7 @@ impl Kind {
         }
     }
 
-    /// Whether such an error ends the communicator, for other ranks are part of it.
+    /// Whether such an error ends the communicator, because other ranks take part in it.
     pub(crate) fn ends(self) -> bool {
         match self {
             Kind::InvalidArgument | Kind::InvalidUsage | Kind::InProgress => false,
@@ -97,7 +97,7 @@ impl Kind {
         }
     }
 
-    /// The number that NCCL's `ncclResult_t` has for this kind.
+    /// The number of this kind in NCCL's `ncclResult_t`.
     pub fn nccl_code(self) -> i32 {
         match self {
             Kind::System => 2,
@@ -112,7 +112,7 @@ impl Kind {
 }
 
 impl Error {
-    /// An error of `kind` that says `message`.
+    /// An error of `kind` with the sentence `message`.
     pub fn new(kind: Kind, message: impl Into<String>) -> Error {
         Error(Box::new(Inner { kind, message: message.into(), rank: None, peer: None, operation: None, source: None }))
     }
@@ -157,7 +157,7 @@ impl Error {
         Error::new(Kind::System, format!("{call}: {source}")).with_source(source)
     }
 
-    /// [`Kind::InvalidUsage`] that carries an error of the program's own through rsccl, and has its words.
+    /// [`Kind::InvalidUsage`] that wraps an error of the program's own and has its text.
     ///
     /// # Examples
     /// ```
@@ -173,7 +173,7 @@ impl Error {
         Error::new(Kind::InvalidUsage, source.to_string()).with_source(source)
     }
 
-    /// Adds the error that caused this one, in place of one that is there.
+    /// Sets the error that caused this one; replaces an earlier one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         self.0.source = Some(source.into().into());
@@ -185,21 +185,21 @@ impl Error {
         Error::system(call, std::io::Error::last_os_error())
     }
 
-    /// Adds the rank that reports, unless one is named already.
+    /// Adds the rank that reports, unless one is set already.
     #[must_use]
     pub fn at(mut self, rank: Rank) -> Error {
         self.0.rank.get_or_insert(rank);
         self
     }
 
-    /// Adds the peer concerned, unless one is named already.
+    /// Adds the peer concerned, unless one is set already.
     #[must_use]
     pub fn about(mut self, peer: Rank) -> Error {
         self.0.peer.get_or_insert(peer);
         self
     }
 
-    /// Names the call that the operation was a part of: "check: all_reduce #17".
+    /// Prefixes the name of the call that the operation was a part of: "check: all_reduce #17".
     #[must_use]
     pub fn inside(mut self, call: &str) -> Error {
         self.0.operation = Some(match self.0.operation {
@@ -209,7 +209,7 @@ impl Error {
         self
     }
 
-    /// Adds the operation ("all_reduce #17"), unless one is named already.
+    /// Adds the operation ("all_reduce #17"), unless one is set already.
     #[must_use]
     pub fn during(mut self, operation: impl Into<String>) -> Error {
         if self.0.operation.is_none() {
@@ -223,17 +223,17 @@ impl Error {
         self.0.kind
     }
 
-    /// The rank that reports, where known.
+    /// The rank that reports, if known.
     pub fn rank(&self) -> Option<u32> {
         self.0.rank.map(Rank::get)
     }
 
-    /// The peer concerned, where known.
+    /// The peer concerned, if known.
     pub fn peer(&self) -> Option<u32> {
         self.0.peer.map(Rank::get)
     }
 
-    /// The operation and its sequence number, where known.
+    /// The operation and its sequence number, if known.
     pub fn operation(&self) -> Option<&str> {
         self.0.operation.as_deref()
     }
@@ -243,7 +243,7 @@ impl Error {
         &self.0.message
     }
 
-    /// A second error of the same words, for the other holders of a shared failure.
+    /// A second error with the same text, for the other holders of a shared failure.
     #[must_use]
     pub fn duplicate(&self) -> Error {
         Error(Box::new(Inner {

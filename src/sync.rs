@@ -1,9 +1,9 @@
-//! Waiting and being told: deadlines, the abort flag, slot rings, sequence flags, back-off with futex parking.
+//! Waiting and notification: deadlines, the abort flag, slot rings, sequence flags, back-off with futex parking.
 //!
-//! A [`Flag`] is a counter in memory that several ranks map: one writer raises it, any number wait for it. A ring
-//! ([`ring::Sender`], [`ring::Receiver`]) is a queue of slots between two ranks built from two flags. Whoever waits spins a
-//! little, yields, then parks on the flag ([`Backoff`]); each slow turn looks at the abort flag, the deadline and the peers
-//! ([`Watch`]).
+//! A [`Flag`] is a counter in memory that several ranks map: one writer raises it, any number of ranks wait for it. A
+//! ring ([`ring::Sender`], [`ring::Receiver`]) is a queue of slots between two ranks, built from two flags. A waiter
+//! spins a little, yields, then parks on the flag ([`Backoff`]); each slow turn checks the abort flag, the deadline and
+//! the peers ([`Watch`]).
 
 mod abort;
 mod backoff;

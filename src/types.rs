@@ -1,4 +1,4 @@
-//! The words of the crate: ranks, quantities, element types, operators, collectives, algorithms, protocols. Pure.
+//! The vocabulary of the crate: ranks, quantities, element types, operators, collectives, algorithms, protocols. Pure.
 
 #![forbid(unsafe_code)]
 

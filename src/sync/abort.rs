@@ -1,4 +1,4 @@
-//! The abort flag: one word that every wait looks at, and its mirrors where a device looks.
+//! The abort flag: one word that every wait checks, and its mirrors in memory that devices read.
 
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, Weak};
@@ -11,27 +11,27 @@ pub struct AbortFlag(Arc<Shared>);
 struct Shared {
     raised: AtomicBool,
     reason: Mutex<Option<Error>>,
-    /// Raised with this flag.
+    /// The flags that are raised together with this one.
     followers: Mutex<Vec<Weak<Shared>>>,
-    /// Words that show the flag to what cannot look at it.
+    /// Words that show the flag to devices, which cannot read the flag itself.
     mirrors: Mutex<Vec<Weak<dyn Mirror>>>,
 }
 
-/// A word that shows an abort flag where the flag itself cannot be seen: in memory that a device reads.
+/// A word that repeats an abort flag in memory that a device reads.
 pub(crate) trait Mirror: Send + Sync + std::fmt::Debug {
-    /// Shows that the flag is raised. Called once or more, from any thread.
+    /// Shows that the flag is raised. May be called several times, from any thread.
     fn raise(&self);
 }
 
-/// A word of this process: 0, and 1 once the flag is raised.
+/// A word of this process: 0, or 1 if the flag is raised.
 impl Mirror for AtomicU32 {
     fn raise(&self) {
-        // Whoever reads the word needs nothing else of this thread: the reason is with the flag.
+        // Relaxed: the word stands alone; the reason is kept with the flag.
         self.store(1, Ordering::Relaxed);
     }
 }
 
-/// While it lives, one flag is raised with another.
+/// While this value lives, one flag is raised whenever another is.
 #[derive(Debug)]
 pub(crate) struct Following {
     leader: AbortFlag,
@@ -48,7 +48,7 @@ impl AbortFlag {
     pub fn raise(&self, reason: Error) {
         let mut held = self.0.reason.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let reason = held.get_or_insert(reason).duplicate();
-        // Pairs with the acquire in `is_raised`: whoever sees the flag finds the reason.
+        // Pairs with the acquire in `is_raised`: whoever sees the flag also sees the reason.
         self.0.raised.store(true, Ordering::Release);
         drop(held);
         let mirrors = self.mirrors().clone();
@@ -59,11 +59,12 @@ impl AbortFlag {
         }
     }
 
-    /// Raises this flag too whenever `leader` is raised, or has been already, until the value is dropped.
+    /// Raises this flag too when `leader` is raised (or now, if it has been raised), until the returned value is
+    /// dropped.
     pub(crate) fn follow(&self, leader: &AbortFlag) -> Following {
         let follower = Arc::downgrade(&self.0);
         leader.followers().push(Weak::clone(&follower));
-        // Behind the lock: where `raise` had it before us, the flag is seen here.
+        // Checked under the lock: if `raise` held it before us, the flag is visible here.
         if let Err(reason) = leader.check() {
             self.raise(reason);
         }
@@ -79,7 +80,7 @@ impl AbortFlag {
         mirrors.retain(|other| other.strong_count() > 0);
         mirrors.push(Arc::downgrade(&word));
         drop(mirrors);
-        // Behind the lock: where `raise` had it before us, the flag is seen here.
+        // Checked after the lock was held: if `raise` held it before us, the flag is visible here.
         if self.is_raised() {
             mirror.raise();
         }
@@ -89,7 +90,7 @@ impl AbortFlag {
         self.0.mirrors.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The data behind the lock is whole after every statement, so a panic elsewhere does not spoil it.
+    /// The data behind the lock is consistent after every statement, so a poisoned lock may be used.
     fn followers(&self) -> MutexGuard<'_, Vec<Weak<Shared>>> {
         self.0.followers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

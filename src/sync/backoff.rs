@@ -1,27 +1,27 @@
-//! How a wait gets from spinning to sleeping.
+//! How a wait goes from spinning over yielding to sleeping.
 
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::sys::{clock, cpu};
 
-/// How patient a communicator's waits are.
+/// How long the waits of a communicator spin and stay awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// Looks at the flag before the processor is offered to others. Learnt: what comes while spinning makes waits spin longer, what
-    /// comes only after the processor was given away makes them spin less, for then the two ranks share a processor.
+    /// How often a wait looks at the flag before it yields the processor. It is learnt: a wait that ends while spinning
+    /// raises it; a wait that ends only after yielding lowers it, because then the two ranks share a processor.
     pub spins: u32,
-    /// The most that `spins` may become.
+    /// The upper bound of `spins`.
     most_spins: u32,
     /// How long a wait stays awake before it parks.
     pub awake: Duration,
-    /// Waits in a row that ended as soon as the processor was given away.
+    /// How many waits in a row have ended just after yielding.
     shared: u32,
 }
 
 impl Patience {
-    /// For `ranks` ranks on this host that may stay awake for at most `awake`. With more ranks than processors a spinning rank keeps the
-    /// one it waits for from running, so it yields at once.
+    /// For `ranks` ranks on this host; waits stay awake for at most `awake`. With more ranks than processors a wait
+    /// yields at once, because a spinning rank would keep the one it waits for from running.
     pub fn new(ranks: usize, awake: Duration) -> Patience {
         let crowded = ranks > cpu::allowed();
         let spins = if crowded { LEAST_SPINS } else { SPINS };
@@ -33,7 +33,7 @@ impl Patience {
         Patience { spins, most_spins: spins, awake, shared: 0 }
     }
 
-    /// The same, spinning and staying awake no longer than this.
+    /// The same patience with upper bounds for spinning and staying awake.
     #[must_use]
     pub fn no_more_than(mut self, spins: u32, awake: Duration) -> Patience {
         self.spins = self.spins.min(spins);
@@ -41,8 +41,9 @@ impl Patience {
         self
     }
 
-    /// Whether the next wait sleeps at once: two ranks that share a processor by chance hand it to each other for long, while one that is
-    /// woken is placed anew, on an idle one if there is any.
+    /// Whether the next wait sleeps at once. Two spinning ranks that landed on one processor can stay there, because
+    /// yielding only swaps them; after a sleep, the scheduler places the woken rank on an idle processor if there is
+    /// one.
     fn tries_elsewhere(self) -> bool {
         self.shared % SHARED_WAITS == SHARED_WAITS - 1
     }
@@ -52,7 +53,7 @@ impl Patience {
         self.most_spins <= LEAST_SPINS
     }
 
-    /// Learns from a wait that has ended well.
+    /// Learns from a wait that has succeeded.
     pub fn learn(&mut self, wait: &Backoff) {
         let spun_out = wait.turns > self.spins;
         let soon = wait.turns <= self.spins.saturating_add(SOON_YIELDS);
@@ -65,13 +66,13 @@ impl Patience {
     }
 }
 
-/// What a wait looks at whenever it is about to sleep.
+/// The checks of a wait before each sleep.
 pub trait Watch {
-    /// Ends the wait where nothing can come any more: abort, deadline, a dead or disagreeing peer. `waiting_for` says what is waited for:
-    /// "rank 3 (data of step 2)".
+    /// Fails if the awaited event cannot come any more: abort, deadline, a dead or disagreeing peer. `waiting_for`
+    /// describes the event, as in "rank 3 (data of step 2)".
     ///
     /// # Errors
-    /// Why the wait has no sense any more.
+    /// The reason.
     fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()>;
 }
 
@@ -82,38 +83,39 @@ pub struct Backoff {
     turns: u32,
     started: Option<Instant>,
     looked: Option<Instant>,
-    /// Since it started, as of the last turn.
+    /// The time since it started, as of the last turn.
     waited: Duration,
 }
 
 impl Backoff {
-    /// A wait that has just begun.
+    /// A wait that begins now.
     pub fn new(patience: Patience) -> Backoff {
         Backoff { patience, turns: 0, started: None, looked: None, waited: Duration::ZERO }
     }
 
-    /// Starts again: something moved.
+    /// Starts again, because something has progressed.
     pub fn reset(&mut self) {
         self.turns = 0;
         self.started = None;
         self.waited = Duration::ZERO;
     }
 
-    /// When it began, unless it has only spun yet.
+    /// When the wait began, unless it has only spun so far.
     pub fn started(&self) -> Option<Instant> {
         self.started
     }
 
-    /// How long to sleep where nothing wakes the sleeper: from `least`, the longer it has waited the longer, up to `most`. What comes is
-    /// late by a small share of the wait, and a long wait costs next to no processor.
+    /// How long to sleep if nothing wakes the sleeper: the longer it has waited the longer, between `least` and `most`.
+    /// So an event is noticed with a small relative delay, and a long wait costs almost no processor time.
     pub fn nap(&self, least: Duration, most: Duration) -> Duration {
         (self.waited / NAP_SHARE).clamp(least, most)
     }
 
-    /// One turn of waiting. Spins or yields and returns `None`; once the wait has been awake long enough returns how long to park.
+    /// One turn of waiting. Spins or yields and returns `None`; once the wait has been awake long enough, returns how
+    /// long to park.
     ///
     /// # Errors
-    /// What `watch` found.
+    /// The error of `watch`.
     pub fn turn(&mut self, watch: &mut dyn Watch, waiting_for: &dyn Fn() -> String) -> Result<Option<Duration>> {
         self.turns += 1;
         if self.turns <= self.patience.spins {
@@ -123,8 +125,9 @@ impl Backoff {
         let now = clock::now();
         let started = *self.started.get_or_insert(now);
         self.waited = now.duration_since(started);
-        // With more ranks than processors only sleep gives the time away: a fair scheduler lets a rank that yields go on until the others
-        // have had as much. With enough processors a rank stays runnable, or two that happened on one would be left there.
+        // With more ranks than processors only sleep frees the processor: a fair scheduler lets a yielding rank
+        // continue until the others have had as much time. With enough processors a rank stays runnable: otherwise two
+        // that landed on one processor would stay there.
         let yielded = self.turns > self.patience.spins.saturating_add(CROWDED_YIELDS);
         let tired = (self.patience.is_crowded() && yielded)
             || self.patience.tries_elsewhere()
@@ -145,19 +148,20 @@ impl Backoff {
     }
 }
 
-/// About 20 µs of looking on a machine of today: longer than any message that is under way.
+/// About 20 µs of looking on a current machine: longer than any message in flight needs.
 const SPINS: u32 = 2000;
-/// With more ranks than processors: enough for a message that has already come.
+/// With more ranks than processors: enough for a message that has already arrived.
 const LEAST_SPINS: u32 = 16;
-/// A peer that answers after so few turns on the processor was waiting for it; one that takes longer is late for its own reasons.
+/// A peer that answers within this many turns after the yield was waiting for the processor; a slower one is late for
+/// other reasons.
 const SOON_YIELDS: u32 = 4;
-/// Every so many waits on what seems a shared processor, one sleeps.
+/// On a processor that seems shared, one in this many waits sleeps at once.
 const SHARED_WAITS: u32 = 64;
-/// How often a rank yields before it sleeps where ranks share processors: once round them, a few times.
+/// How often a rank yields before it sleeps if ranks share processors: enough for each of them to run a few times.
 const CROWDED_YIELDS: u32 = 24;
-/// A sleep that nothing ends is this part of the wait so far.
+/// A sleep that nothing wakes lasts this fraction of the wait so far.
 const NAP_SHARE: u32 = 8;
-/// How often a wait looks at deadline and peers.
+/// The interval at which a wait checks the deadline and the peers.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// The longest sleep between two looks.
+/// The longest sleep between two checks.
 const PARK_SLICE: Duration = Duration::from_millis(20);

@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::futex;
 
-/// A counter in shared memory. Layouts give each a cache line of its own, [`Flag::LINE`], whose rest may carry what the flag tells of.
+/// A counter in shared memory. Layouts give each flag a cache line of its own ([`Flag::LINE`]), whose other bytes may
+/// carry the data that the flag announces.
 ///
 /// ```text
 /// offset  width  meaning
@@ -24,69 +25,72 @@ pub struct Flag {
 const _: () = assert!(size_of::<Flag>() == Flag::BYTES);
 
 impl Flag {
-    /// Bytes that a flag takes.
+    /// The bytes of a flag.
     pub const BYTES: usize = 16;
-    /// Bytes from one flag to the next, so that no two share a cache line.
+    /// The bytes from one flag to the next, so that no two share a cache line.
     pub const LINE: usize = 64;
 
     /// The flag at `place`.
     ///
     /// # Safety
-    /// `place` is aligned to 16 bytes and leads to 16 bytes of zeroed or flag memory that stay mapped for `'a`, and everyone who
-    /// touches them does it through `Flag`.
+    /// `place` is aligned to 16 bytes and points to 16 bytes of zeroed or flag memory that stay mapped for `'a`, and
+    /// every access to them goes through `Flag`.
     pub unsafe fn at<'a>(place: NonNull<u8>) -> &'a Flag {
         // SAFETY: the caller keeps alignment, size and life; any bit pattern is a valid flag, and all access is atomic.
         unsafe { place.cast::<Flag>().as_ref() }
     }
 
-    /// Raises the value and wakes whoever sleeps on it. All that the writer wrote before is seen by whoever sees the value.
+    /// Raises the value and wakes the waiters that sleep on it. Everything that the writer wrote before is visible to
+    /// those who see the value.
     #[inline]
     pub fn raise(&self, value: u64) {
         // Pairs with the acquire in `value`: data written before the flag is read after it.
         self.value.store(value, Ordering::Release);
-        // Pairs with the heavy barrier in `park`, which pays for both: here it keeps only the compiler from moving the load up.
+        // Pairs with the heavy barrier in `park`, which pays for both: here it only keeps the compiler from moving the
+        // load up.
         futex::light_barrier();
         if self.parked.load(Ordering::Relaxed) != 0 {
             self.wake();
         }
     }
 
-    /// Wakes whoever sleeps on the flag without changing it, so that they look around.
+    /// Wakes the waiters that sleep on the flag without changing it, so that they check their conditions.
     #[cold]
     pub fn wake(&self) {
         futex::wake_all(&self.value);
     }
 
-    /// The value as last raised.
+    /// The last raised value.
     #[inline]
     pub fn value(&self) -> u64 {
         // Pairs with the release in `raise`.
         self.value.load(Ordering::Acquire)
     }
 
-    /// Whether the value has come to `target`.
+    /// Whether the value has reached `target`.
     #[inline]
     pub fn reached(&self, target: u64) -> bool {
         self.value() >= target
     }
 
-    /// Sleeps until the value may have come to `target`, at most `timeout`.
+    /// Sleeps at most `timeout`, until the value may have reached `target`.
     pub fn park(&self, target: u64, timeout: Duration) {
-        // Relaxed, as the barrier below orders it before the look.
+        // Relaxed: the barrier below orders it before the check of the value.
         self.parked.fetch_add(1, Ordering::Relaxed);
-        // Partner of the light barrier in `raise`: after it, either the writer sees `parked` or we see its value.
+        // Partner of the light barrier in `raise`: after it, either the writer sees `parked` or this thread sees the
+        // value.
         let certain = futex::heavy_barrier();
         let value = self.value();
         if value < target {
             let slice = if certain { timeout } else { timeout.min(UNCERTAIN_SLICE) };
             futex::wait(&self.value, value, slice);
         }
-        // Relaxed: a writer that still sees it wakes nobody.
+        // Relaxed: a writer that still sees the old count makes a wake that nobody needs.
         self.parked.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// How long a park may miss a wake where the kernel has no global barrier.
+/// How late a park may notice a change if the kernel has no global barrier.
 const UNCERTAIN_SLICE: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -133,15 +137,15 @@ pub(crate) mod models {
     pub(crate) const EVER: Duration = Duration::MAX;
 
     impl Flag {
-        /// A flag that has not been raised: loom knows its atomics by numbers that it gives out, so zeroed memory is none.
+        /// A flag with value 0. loom numbers its atomics, so zeroed memory is not a valid flag under loom.
         pub(crate) fn unraised() -> Flag {
             Flag { value: AtomicU64::new(0), parked: AtomicU32::new(0) }
         }
 
-        /// Lays one at `place`.
+        /// Constructs a flag at `place`.
         ///
         /// # Safety
-        /// As [`Flag::at`], before anyone else touches the place.
+        /// As [`Flag::at`], before any other access to the place.
         pub(crate) unsafe fn lay(place: NonNull<u8>) {
             // SAFETY: the caller keeps size, alignment and solitude.
             unsafe { place.cast::<Flag>().write(Flag::unraised()) };
@@ -155,7 +159,7 @@ pub(crate) mod models {
         }
     }
 
-    /// One who raises the flag to `last`, and for each value on the way one who sleeps until then.
+    /// One thread raises the flag to `last`; for each value on the way, another thread sleeps until it is reached.
     fn sleepers(membarrier: Membarrier, last: u64) {
         model(membarrier, move || {
             let flag = Arc::new(Flag::unraised());
@@ -168,7 +172,7 @@ pub(crate) mod models {
             for sleeper in sleepers {
                 sleeper.join().expect("loom ends the model before a panic comes here");
             }
-            // Nobody is counted who does not sleep: the next raise makes no system call.
+            // The count of sleepers is back to 0: the next raise makes no system call.
             assert_eq!(flag.parked.load(Ordering::Relaxed), 0);
         });
     }

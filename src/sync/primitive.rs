@@ -1,8 +1,8 @@
-//! Where concurrency types come from, so that a model checker can stand in for the standard library.
+//! The source of concurrency types, so that a model checker can replace those of the standard library.
 //!
-//! Tests that are built with `--cfg loom` get loom's atomics and locks, and only modules called `models` may use them then, inside
-//! of a model. Nobody else's program changes by that word. `Arc` stays the standard library's: loom's holds no `dyn`.
-//! `tests/sanitize.sh` builds with `--cfg sanitize_thread`, for locks that the sanitizer sees.
+//! Tests that are built with `--cfg loom` get loom's atomics and locks; then only modules called `models` may use them,
+//! inside a model. The flag changes nothing in other builds. `Arc` stays the standard library's: loom's cannot hold a
+//! `dyn`. `tests/sanitize.sh` builds with `--cfg sanitize_thread`, for locks that the sanitizer can see.
 
 #[cfg(all(loom, test))]
 pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
@@ -18,7 +18,7 @@ pub use std::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(sanitize_thread)]
 pub use crate::sync::seen::{Condvar, Mutex, MutexGuard};
 
-/// For statics, which live as long as the process: no model begins them anew.
+/// For statics, which live as long as the process: loom does not reset them between executions.
 pub mod statics {
     #[cfg(feature = "mpi")]
     pub use std::sync::atomic::AtomicBool;

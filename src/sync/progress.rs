@@ -1,4 +1,4 @@
-//! The progress hook: what a program wants moved while a call waits.
+//! The progress hook: work of the program that must go on while a call waits.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,13 +7,13 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex};
 
-/// Something that is called again and again while a call on a communicator waits, so that another library which moves its
-/// messages only inside its own calls (MPI) does not stand still meanwhile.
+/// A function that is called repeatedly while a call on a communicator waits. It is for another library (MPI) that
+/// moves its messages only inside its own calls.
 ///
-/// It is called by whichever thread waits, after a short spin, then every few hundred microseconds at the latest; while a thread of
-/// the library works at a request or in a group of several communicators, by that thread and by the program's that waits for it, never
-/// by two at a time. It returns soon, and calls nothing on the communicator that waits. An error, or a panic, ends the wait and the
-/// communicator. Clones share the hook.
+/// The waiting thread calls it, first after a short spin, then at least every few hundred microseconds. While a thread
+/// of the library works on a request, or in a group of several communicators, both that thread and the program's
+/// waiting thread call it, but never two at a time. It must return soon, and must not call anything on the communicator
+/// that waits. An error or a panic of the hook ends the wait and the communicator. Clones share the hook.
 ///
 /// # Examples
 /// ```
@@ -43,7 +43,8 @@ struct Hook<F: ?Sized> {
 }
 
 impl Progress {
-    /// The longest sleep of a wait that has a hook: a message of another library may need several turns, one for each round trip.
+    /// The longest sleep of a wait that has a hook: a message of another library may need several turns, one per round
+    /// trip.
     pub const REST: Duration = Duration::from_micros(200);
 
     /// A hook that calls `turn`.
@@ -54,8 +55,9 @@ impl Progress {
     /// Calls the hook once, unless another thread is in it.
     ///
     /// # Errors
-    /// [`crate::error::Kind::Aborted`] with the words of the hook's error: a call that has begun cannot be taken back, whatever kind
-    /// the hook chose. A panic of the hook is such an error too, since it must not leave an operation in its middle.
+    /// [`crate::error::Kind::Aborted`] with the text of the hook's error, whatever its kind, because a call that has
+    /// begun cannot be undone. A panic of the hook gives such an error too, so that it does not leave an operation half
+    /// done.
     pub(crate) fn turn(&self) -> Result<()> {
         let Ok(_taken) = self.0.taken.try_lock() else { return Ok(()) };
         match catch_unwind(AssertUnwindSafe(|| (self.0.call)())) {
@@ -72,7 +74,7 @@ impl fmt::Debug for Progress {
     }
 }
 
-/// Calls the hook, where there is one.
+/// Calls the hook, if there is one.
 ///
 /// # Errors
 /// As the hook's.
@@ -80,7 +82,7 @@ pub(crate) fn turn(hook: Option<&Progress>) -> Result<()> {
     hook.map_or(Ok(()), Progress::turn)
 }
 
-/// How long a wait with this hook may sleep where it would sleep for `rest`.
+/// How long a wait with this hook may sleep if it would sleep for `rest` without it.
 pub(crate) fn rest(hook: Option<&Progress>, rest: Duration) -> Duration {
     if hook.is_some() { rest.min(Progress::REST) } else { rest }
 }
@@ -116,7 +118,7 @@ mod models {
     use super::*;
     use crate::sys::futex::{Membarrier, model};
 
-    /// What a hook works on, and may take for its own while it runs.
+    /// Data that a hook works on without further locking.
     struct Own(UnsafeCell<u32>);
 
     // SAFETY: that only one thread at a time is in the hook is what the model proves; loom fails where it is not so.
@@ -131,7 +133,7 @@ mod models {
             let counted = Arc::clone(&turns);
             let hook = Progress::new(move || {
                 counted.0.with_mut(|turns| {
-                    // Others get their chance to come in.
+                    // Gives other threads the chance to enter.
                     loom::thread::yield_now();
                     // SAFETY: the pointer is the cell's own, and loom watches who has it.
                     unsafe { *turns += 1 };

@@ -1,5 +1,6 @@
-//! Locks whose every step ThreadSanitizer sees, for `tests/sanitize.sh`: it sees what is compiled with it, and the standard library is
-//! not, so that a lock there that was waited for looks as if it ordered nothing. Slow, and of the same shape.
+//! Locks whose every step ThreadSanitizer sees, for `tests/sanitize.sh`. The sanitizer sees only code that is compiled
+//! with it; the standard library is not, so a contended lock of the standard library looks as if it ordered nothing.
+//! These locks are slow but have the same interface.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use crate::sys::{clock, cpu};
 
-/// As the standard library's, but that a panic does not poison it.
+/// Like the standard library's, except that a panic does not poison it.
 #[derive(Debug, Default)]
 pub struct Mutex<T> {
     taken: AtomicBool,
@@ -19,18 +20,18 @@ pub struct Mutex<T> {
 // SAFETY: `taken` lets one thread at a time to the data.
 unsafe impl<T: Send> Sync for Mutex<T> {}
 
-/// The lock, held.
+/// The held lock.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T>(&'a Mutex<T>);
 
-/// As the standard library's; it may wake for nothing.
+/// Like the standard library's; it may wake spuriously.
 #[derive(Debug, Default)]
 pub struct Condvar {
     told: AtomicU64,
 }
 
 impl<T> Mutex<T> {
-    /// Around `data`.
+    /// A mutex around `data`.
     pub const fn new(data: T) -> Mutex<T> {
         Mutex { taken: AtomicBool::new(false), data: UnsafeCell::new(data) }
     }
@@ -48,12 +49,12 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Takes the lock where nobody has it.
+    /// Takes the lock if it is free.
     ///
     /// # Errors
-    /// Where somebody has it.
+    /// If the lock is held.
     pub fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
-        // Acquire pairs with the release where a guard is dropped: what its owner wrote is seen.
+        // Acquire pairs with the release where a guard is dropped: the writes of the previous owner are visible.
         if self.taken.swap(true, Ordering::Acquire) { Err(TryLockError::WouldBlock) } else { Ok(MutexGuard(self)) }
     }
 }
@@ -82,13 +83,13 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 }
 
 impl Condvar {
-    /// Wakes all that wait.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
-        // Release pairs with the acquires of waits; the lock orders what was told of.
+        // Release pairs with the acquires of waits; the lock orders the data itself.
         self.told.fetch_add(1, Ordering::Release);
     }
 
-    /// Waits to be told, with the lock given away meanwhile.
+    /// Releases the lock, waits for a notification, and takes the lock again.
     ///
     /// # Errors
     /// Never.
@@ -97,7 +98,7 @@ impl Condvar {
         Ok(guard)
     }
 
-    /// The same, for no longer than `limit`; whether that was the end of it.
+    /// The same with a time limit; also yields whether the limit ended the wait.
     ///
     /// # Errors
     /// Never.

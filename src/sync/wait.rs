@@ -1,4 +1,4 @@
-//! What bounds a wait: a deadline and an abort flag; and what is moved meanwhile.
+//! The bounds of a wait (a deadline and an abort flag), and the work that goes on meanwhile.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use crate::sync::{AbortFlag, Progress, progress};
 use crate::sys::clock;
 use crate::types::Rank;
 
-/// The moment a wait gives up; `NEVER` does not.
+/// The moment at which a wait gives up; [`Deadline::NEVER`] has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// No deadline: only the abort flag and a peer's end stop the wait.
+    /// No deadline: only the abort flag or the death of a peer stops the wait.
     pub const NEVER: Deadline = Deadline(None);
 
-    /// `timeout` from now; one that overflows the clock is `NEVER`.
+    /// `timeout` from now; `NEVER` if the clock cannot represent that.
     pub fn after(timeout: Duration) -> Deadline {
         Deadline(clock::now().checked_add(timeout))
     }
@@ -27,17 +27,17 @@ impl Deadline {
         self.0.is_some_and(|moment| now >= moment)
     }
 
-    /// What is left at `now`; `None` for `NEVER`.
+    /// The remaining time at `now`; `None` for `NEVER`.
     pub fn remaining(self, now: Instant) -> Option<Duration> {
         self.0.map(|moment| moment.saturating_duration_since(now))
     }
 
-    /// The shorter of what is left at `now` and `slice`.
+    /// The shorter of the remaining time at `now` and `slice`.
     pub fn slice(self, now: Instant, slice: Duration) -> Duration {
         self.remaining(now).map_or(slice, |left| left.min(slice))
     }
 
-    /// The earlier of the two.
+    /// The earlier of the two deadlines.
     #[must_use]
     pub fn earlier(self, other: Deadline) -> Deadline {
         match (self.0, other.0) {
@@ -47,27 +47,27 @@ impl Deadline {
     }
 }
 
-/// What bounds a wait.
+/// The bounds of a wait, and what runs meanwhile.
 #[derive(Debug, Clone)]
 pub struct Wait {
     /// When to give up.
     pub deadline: Deadline,
-    /// What else ends the wait.
+    /// Ends the wait when it is raised.
     pub abort: AbortFlag,
-    /// What is called meanwhile.
+    /// The hook to call meanwhile, if any.
     pub progress: Option<Progress>,
-    /// What reads peers' notes meanwhile, where somebody does.
+    /// The reader of peers' notes, if any.
     pub notes: Option<NoteReader>,
 }
 
-/// Reads what a peer has published, and says whether a wait is in vain for it.
+/// Reads the notes that peers publish, and fails if a note means that the wait cannot succeed.
 #[derive(Clone)]
 pub struct NoteReader(Arc<Read>);
 
 type Read = dyn Fn(Rank, &[u8]) -> Result<()> + Send + Sync;
 
 impl NoteReader {
-    /// A reader that calls `read` with the peer and its note; what it fails with ends the wait.
+    /// A reader that calls `read` with the peer and its note; an error of `read` ends the wait.
     pub fn new(read: impl Fn(Rank, &[u8]) -> Result<()> + Send + Sync + 'static) -> NoteReader {
         NoteReader(Arc::new(read))
     }
@@ -80,38 +80,39 @@ impl fmt::Debug for NoteReader {
 }
 
 impl Wait {
-    /// Bounded by `timeout` and `abort`.
+    /// A wait that `timeout` and `abort` bound.
     pub fn new(timeout: Duration, abort: &AbortFlag) -> Wait {
         Wait { deadline: Deadline::after(timeout), abort: abort.clone(), progress: None, notes: None }
     }
 
-    /// The same, calling a hook meanwhile.
+    /// The same wait, which also calls a hook.
     #[must_use]
     pub fn with_progress(self, progress: Option<Progress>) -> Wait {
         Wait { progress, ..self }
     }
 
-    /// The same, reading peers' notes meanwhile.
+    /// The same wait, which also reads peers' notes.
     #[must_use]
     pub fn with_notes(self, notes: Option<NoteReader>) -> Wait {
         Wait { notes, ..self }
     }
 
-    /// The same with another deadline.
+    /// The same wait with another deadline.
     #[must_use]
     pub fn until(&self, deadline: Deadline) -> Wait {
         Wait { deadline, ..self.clone() }
     }
 
-    /// How long the waiting loop may sleep now: `slice` at most, less before the deadline or where a hook wants to be called.
+    /// How long the waiting loop may sleep now: at most `slice`, and less if the deadline is nearer or a hook must be
+    /// called.
     pub fn slice(&self, slice: Duration) -> Duration {
         self.deadline.slice(clock::now(), progress::rest(self.progress.as_ref(), slice))
     }
 
-    /// Shows the reader the notes that have `come`.
+    /// Passes notes to the reader.
     ///
     /// # Errors
-    /// The reader's.
+    /// The reader's error.
     pub fn read<'a>(&self, mut come: impl Iterator<Item = (Rank, &'a [u8])>) -> Result<()> {
         match &self.notes {
             Some(NoteReader(read)) => come.try_for_each(|(from, bytes)| read(from, bytes)),
@@ -119,10 +120,11 @@ impl Wait {
         }
     }
 
-    /// Called from every waiting loop.
+    /// The check that every waiting loop calls.
     ///
     /// # Errors
-    /// The abort's reason; the hook's error; or [`crate::error::Kind::Timeout`] with the words of `waiting_for`: "timed out: waited for the address of rank 3".
+    /// The abort's reason; the hook's error; or [`crate::error::Kind::Timeout`] with the text of `waiting_for`: "timed
+    /// out: waited for the address of rank 3".
     pub fn check(&self, waiting_for: impl FnOnce() -> String) -> Result<()> {
         self.abort.check()?;
         progress::turn(self.progress.as_ref())?;

@@ -11,25 +11,25 @@ macro_rules! named {
         pub enum $type { $($(#[$variant_doc])* $variant,)+ }
 
         impl $type {
-            /// All of them, in order.
+            /// All values, in order.
             pub const ALL: &'static [$type] = &[$($type::$variant),+];
 
-            /// Its name, as configuration, tables and errors spell it.
+            /// The name in configuration, tables and errors.
             pub const fn name(self) -> &'static str {
                 match self { $($type::$variant => $name,)+ }
             }
 
-            /// The one with this name, whatever its case.
+            /// The value with this name, in any case.
             pub fn from_name(name: &str) -> Option<$type> {
                 Self::ALL.iter().copied().find(|known| known.name().eq_ignore_ascii_case(name))
             }
 
-            /// Its number on the wire.
+            /// The number on the wire.
             pub const fn code(self) -> u8 {
                 self as u8
             }
 
-            /// The one with this number on the wire.
+            /// The value with this number on the wire.
             pub fn from_code(code: u8) -> Option<$type> {
                 Self::ALL.get(usize::from(code)).copied()
             }
@@ -44,7 +44,7 @@ macro_rules! named {
 }
 
 named! {
-    /// What a communicator can do. Vector forms have a count for each rank.
+    /// The operations of a communicator. Vector forms have a count for each rank.
     Collective {
         /// Every rank gets the reduction of all.
         AllReduce = "all_reduce",
@@ -52,17 +52,17 @@ named! {
         Broadcast = "broadcast",
         /// The root gets the reduction of all.
         Reduce = "reduce",
-        /// Every rank gets everyone's block, in rank order.
+        /// Every rank gets every rank's block, in rank order.
         AllGather = "all_gather",
         /// Rank r gets block r of the reduction of all.
         ReduceScatter = "reduce_scatter",
-        /// Rank r gets block r of everyone, in rank order.
+        /// Rank r gets block r of every rank, in rank order.
         AllToAll = "all_to_all",
-        /// The root gets everyone's block, in rank order.
+        /// The root gets every rank's block, in rank order.
         Gather = "gather",
         /// Rank r gets block r of the root's buffer.
         Scatter = "scatter",
-        /// Nobody leaves before everyone has come.
+        /// No rank returns before every rank has called it.
         Barrier = "barrier",
         /// One message to one peer.
         Send = "send",
@@ -88,11 +88,11 @@ named! {
 named! {
     /// How a collective's data travels.
     Algorithm {
-        /// Around a ring of all ranks: least bytes, latency linear in ranks.
+        /// Around a ring of all ranks: fewest bytes, latency linear in the number of ranks.
         Ring = "Ring",
         /// Up and down a double binary tree: logarithmic latency.
         Tree = "Tree",
-        /// Every rank with every rank, one or two hops; results have the same bits at every rank and size.
+        /// Every rank with every rank, in one or two hops; all ranks get the same bits, at every size.
         Direct = "Direct",
         /// Parallel aggregated trees for all-gather and reduce-scatter: logarithmic latency.
         Pat = "PAT",
@@ -100,11 +100,11 @@ named! {
 }
 
 named! {
-    /// How data and the news of its arrival share the memory of a connection.
+    /// How data and its arrival flags share the memory of a connection.
     Protocol {
         /// Data and flag in one 16-byte line: lowest latency, half the bandwidth.
         LowLatency = "LL",
-        /// 120 bytes of data and 8 of flag in a line of 128.
+        /// 120 bytes of data and 8 bytes of flag in a line of 128 bytes.
         LowLatency128 = "LL128",
         /// Large slots, one flag each: full bandwidth.
         Simple = "Simple",
@@ -112,13 +112,13 @@ named! {
 }
 
 named! {
-    /// What carries the bytes between two ranks.
+    /// How bytes get from one rank to another.
     TransportKind {
         /// Ranks of one process: direct pointers.
         Local = "local",
         /// Ranks of one host: shared memory.
         Shm = "shm",
-        /// Anything else: TCP.
+        /// All other ranks: TCP.
         Net = "net",
     }
 }
@@ -136,7 +136,7 @@ impl Collective {
         matches!(self, Broadcast | Gather | GatherV | Reduce | Scatter | ScatterV)
     }
 
-    /// Whether it travels as messages, with no plan, so that no algorithm is chosen for it.
+    /// Whether it runs as messages without a plan, so that no algorithm is chosen for it.
     pub fn is_messages(self) -> bool {
         use Collective::{AllToAllV, Exscan, GatherV, Recv, Scan, ScatterV, Send};
         matches!(self, Send | Recv | AllToAllV | GatherV | ScatterV | Scan | Exscan)

@@ -1,8 +1,8 @@
-//! What a user allows: algorithms or protocols, for all collectives or for some.
+//! The user's restriction of algorithms or protocols, for all collectives or for some.
 //!
-//! The text is that of `NCCL_ALGO` and `NCCL_PROTO`: `[collective:][^]name,name;collective:[^]name;…`. The first entry may
-//! leave the collective out, and then holds for all; `^` forbids what follows and allows the rest; a later entry for a
-//! collective takes the place of an earlier one. Case does not matter, and `AllReduce` is `all_reduce`.
+//! The text is that of `NCCL_ALGO` and `NCCL_PROTO`: `[collective:][^]name,name;collective:[^]name;…`. The first entry
+//! may omit the collective, and then applies to all; `^` forbids the names that follow and allows the others; a later
+//! entry for a collective replaces an earlier one. Case does not matter, and `AllReduce` equals `all_reduce`.
 
 use std::marker::PhantomData;
 
@@ -11,11 +11,11 @@ use crate::{Error, Result};
 
 /// Something that a [`Filter`] can allow or forbid.
 pub trait Selectable: Copy + PartialEq + 'static {
-    /// What it is called in errors.
+    /// The word for it in errors.
     const WHAT: &'static str;
-    /// All there are.
+    /// All values.
     const ALL: &'static [Self];
-    /// Names that NCCL knows and rsccl has nothing for: they may be named, and select nothing.
+    /// Names that NCCL knows but rsccl does not implement: they are accepted, and select nothing.
     const ABSENT: &'static [&'static str];
     /// Its name.
     fn name(self) -> &'static str;
@@ -39,10 +39,10 @@ impl Selectable for Protocol {
     }
 }
 
-/// Which algorithms or protocols a user allows for each collective.
+/// The algorithms or protocols that a user allows for each collective.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter<T> {
-    /// For each collective by code, a bit for each of `T::ALL`.
+    /// For each collective (by its code), one bit for each of `T::ALL`.
     allowed: [u32; Collective::ALL.len()],
     what: PhantomData<T>,
 }
@@ -55,16 +55,17 @@ impl<T: Selectable> Default for Filter<T> {
 }
 
 impl<T: Selectable> Filter<T> {
-    /// Allows one only, for all collectives.
+    /// Allows only `item`, for all collectives.
     pub fn only(item: T) -> Filter<T> {
         Filter { allowed: [bit(item); Collective::ALL.len()], what: PhantomData }
     }
 
-    /// Reads the text of `NCCL_ALGO` or `NCCL_PROTO`; an empty text allows everything. An entry that names no collective is about
-    /// those that NCCL has algorithms for; barrier, all_to_all, gather and scatter are filtered by name.
+    /// Parses the text of `NCCL_ALGO` or `NCCL_PROTO`; an empty text allows everything. An entry without collective
+    /// applies to those that NCCL has algorithms for; barrier, all_to_all, gather and scatter are filtered only by
+    /// name.
     ///
     /// # Errors
-    /// `InvalidArgument` that names the word which is wrong and what is allowed in its place.
+    /// `InvalidArgument` with the wrong word and what is allowed in its place.
     pub fn parse(text: &str) -> Result<Filter<T>> {
         let mut filter = Filter::default();
         if text.trim().is_empty() {
@@ -93,21 +94,21 @@ impl<T: Selectable> Filter<T> {
         Ok(filter)
     }
 
-    /// Whether the user allows `item` for a collective.
+    /// Whether the user allows `item` for `collective`.
     pub fn allows(&self, collective: Collective, item: T) -> bool {
         self.allowed[usize::from(collective.code())] & bit(item) != 0
     }
 
-    /// Allows `items` for a collective too.
+    /// Also allows `items` for `collective`.
     pub(crate) fn allow(&mut self, collective: Collective, items: &[T]) {
         let more = items.iter().fold(0, |bits, item| bits | bit(*item));
         self.allowed[usize::from(collective.code())] |= more;
     }
 
-    /// Those that the user allows for a collective, of the given ones.
+    /// Those of `possible` that the user allows for `collective`.
     ///
     /// # Errors
-    /// `InvalidArgument` where none is left, naming the collective, what the user allows and what could be done.
+    /// `InvalidArgument` if none remains; it names the collective, what the user allows and what the collective has.
     pub fn choose(&self, collective: Collective, possible: &[T]) -> Result<Vec<T>> {
         let left: Vec<T> = possible.iter().copied().filter(|item| self.allows(collective, *item)).collect();
         if left.is_empty() {
@@ -123,7 +124,7 @@ impl<T: Selectable> Filter<T> {
     }
 }
 
-/// What `NCCL_ALGO=Ring` does not mean: NCCL knows no algorithm of these, and so would be left without one.
+/// Collectives to which `NCCL_ALGO=Ring` does not apply: NCCL has no such algorithms for them, so nothing would remain.
 const ONLY_BY_NAME: [Collective; 9] = [
     Collective::Barrier,
     Collective::AllToAll,

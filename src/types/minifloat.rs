@@ -1,32 +1,32 @@
 //! Conversions between f32 and the floats of 8 and 16 bits, as branch-free arithmetic on bits.
 //!
-//! Written so that a loop over them vectorises at any vector width, and so that no step meets a subnormal f32: the
-//! result does not depend on a flush-to-zero mode that the caller's thread may have set. Every rounding is to nearest,
-//! ties to even. Every NaN becomes the format's one canonical NaN, quiet and positive, so that results have the same
-//! bits on every path.
+//! The code is such that a loop over it vectorises at any vector width, and no step meets a subnormal f32: so the
+//! result does not depend on a flush-to-zero mode of the caller's thread. Every rounding is to nearest, ties to even.
+//! Every NaN becomes the format's one canonical NaN, quiet and positive, so that results have the same bits on every
+//! path.
 
 /// A float narrower than f32, by its layout: one sign bit, then [`Format::EXPONENT`], then [`Format::MANTISSA`] bits.
 pub(crate) trait Format {
-    /// Bits of the exponent.
+    /// The number of exponent bits.
     const EXPONENT: u32;
-    /// Bits of the mantissa.
+    /// The number of mantissa bits.
     const MANTISSA: u32;
-    /// The least magnitude that is no number of the format: an infinity, or NaN where the format has no infinity.
+    /// The smallest magnitude that is not a number of the format: an infinity, or NaN if the format has no infinity.
     const SPECIAL: u32;
-    /// What a magnitude too large becomes: infinity, or the greatest number (saturating).
+    /// The result for a magnitude that is too large: infinity, or the greatest number (saturating).
     const OVERFLOW: u32;
     /// The canonical NaN.
     const NAN: u32;
 
-    /// The sign's place.
+    /// The bit of the sign.
     const SIGN: u32 = 1 << (Self::EXPONENT + Self::MANTISSA);
-    /// Mantissa bits of f32 that the format lacks.
+    /// How many mantissa bits f32 has more than the format.
     const SHIFT: u32 = f32::MANTISSA_DIGITS - 1 - Self::MANTISSA;
-    /// What the exponent of f32 has more, in the place of f32's exponent.
+    /// The difference of the exponents' biases, at the position of f32's exponent.
     const REBIAS: u32 = (127 - ((1 << (Self::EXPONENT - 1)) - 1)) << 23;
-    /// The least normal number, as f32 bits.
+    /// The smallest normal number, as f32 bits.
     const LEAST_NORMAL: u32 = Self::REBIAS + (1 << 23);
-    /// The value of the least bit of a subnormal, as f32 bits.
+    /// The value of a subnormal's lowest bit, as f32 bits.
     const LEAST: u32 = Self::LEAST_NORMAL - (Self::MANTISSA << 23);
     /// An f32 whose last bit has the value of [`Format::LEAST`]: adding it rounds there.
     const ANCHOR: u32 = Self::LEAST + (23 << 23);
@@ -43,7 +43,7 @@ impl Format for Half {
     const NAN: u32 = 0x7e00;
 }
 
-/// OCP E4M3: no infinity, one NaN for each sign. What is too large becomes 448, as CUDA's `__NV_SATFINITE` has it.
+/// OCP E4M3: no infinity, one NaN for each sign. Values that are too large become 448, as with CUDA's `__NV_SATFINITE`.
 pub(crate) struct E4M3;
 
 impl Format for E4M3 {
@@ -54,7 +54,7 @@ impl Format for E4M3 {
     const NAN: u32 = 0x7f;
 }
 
-/// OCP E5M2. What is too large, an infinity included, becomes 57344, as CUDA's `__NV_SATFINITE` has it.
+/// OCP E5M2. Values that are too large, including infinities, become 57344, as with CUDA's `__NV_SATFINITE`.
 pub(crate) struct E5M2;
 
 impl Format for E5M2 {
@@ -65,16 +65,16 @@ impl Format for E5M2 {
     const NAN: u32 = 0x7e;
 }
 
-/// The value of `code`, exact; only the low bits of the format's width count.
+/// The exact value of `code`, of which only the low bits of the format's width count.
 #[inline(always)]
 pub(crate) fn decode<F: Format>(code: u32) -> f32 {
     let sign = (code & F::SIGN) << (31 - F::EXPONENT - F::MANTISSA);
     let magnitude = code & (F::SIGN - 1);
-    // Fits i32, which every vector level converts to f32; u32 is not so lucky.
+    // Fits i32, which every vector level can convert to f32; not every level can convert u32.
     let subnormal = magnitude.cast_signed() as f32 * f32::from_bits(F::LEAST);
     let normal = f32::from_bits((magnitude << F::SHIFT) + F::REBIAS);
     let number = if magnitude < (1 << F::MANTISSA) { subnormal } else { normal };
-    // Every special code but that of the infinity is a NaN. E4M3 has no infinity: OVERFLOW lies below SPECIAL there.
+    // Every special code except that of infinity is a NaN. E4M3 has no infinity: its OVERFLOW is below SPECIAL.
     let infinite = magnitude == F::SPECIAL && F::SPECIAL != F::NAN;
     let special = if infinite { f32::INFINITY } else { f32::NAN };
     let value = if magnitude >= F::SPECIAL { special } else { number };
@@ -89,7 +89,7 @@ pub(crate) fn encode<F: Format>(value: f32) -> u32 {
     let magnitude = bits & 0x7fff_ffff;
     let half_less_one = (1 << (F::SHIFT - 1)) - 1;
     let odd = (magnitude >> F::SHIFT) & 1;
-    // Wraps only for magnitudes that the next selections replace.
+    // Wraps only for magnitudes whose result the next selections replace.
     let normal = (magnitude + half_less_one + odd).wrapping_sub(F::REBIAS) >> F::SHIFT;
     let anchored = f32::from_bits(magnitude) + f32::from_bits(F::ANCHOR);
     let subnormal = anchored.to_bits().wrapping_sub(F::ANCHOR);
@@ -98,7 +98,7 @@ pub(crate) fn encode<F: Format>(value: f32) -> u32 {
     if magnitude > f32::INFINITY.to_bits() { F::NAN } else { bounded | sign }
 }
 
-/// The value of a bfloat16, exact.
+/// The exact value of a bfloat16.
 #[inline(always)]
 pub(crate) fn decode_bf16(code: u16) -> f32 {
     f32::from_bits(u32::from(code) << 16)
@@ -140,12 +140,12 @@ pub(crate) mod tests {
         }
     }
 
-    /// Exact on every machine: `powi` need not be.
+    /// Exact on every machine, which `powi` need not be.
     pub(crate) fn power_of_two(power: i32) -> f64 {
         f64::from_bits(u64::try_from(power + 1023).expect("a normal number") << 52)
     }
 
-    /// The value by the definition of the format, in f64, where all is exact; None is NaN.
+    /// The value by the format's definition, in f64, where everything is exact.
     fn by_definition(code: u32, exponent_bits: u32, mantissa_bits: u32) -> f64 {
         let sign = if code >> 7 == 1 { -1.0 } else { 1.0 };
         let exponent = (code & 0x7f) >> mantissa_bits;
@@ -184,7 +184,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// All codes of one sign are in order, so that rounding can be checked between each and the next.
+    /// All codes of one sign are in order, so rounding can be checked between each code and the next.
     fn rounds_to_nearest_even<F: Format>(greatest: u32) {
         for code in 0..greatest {
             let (low, high) = (f64::from(decode::<F>(code)), f64::from(decode::<F>(code + 1)));

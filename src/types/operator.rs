@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::types::{DataType, F8E4M3, F8E5M2, bf16, f16};
 
-/// How elements of all ranks become one.
+/// How the elements of all ranks become one.
 ///
 /// 16- and 8-bit floats are accumulated in f32 wherever several sources meet. Integers wrap.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,13 +14,13 @@ pub enum ReduceOp {
     Sum,
     /// x₀ · x₁ · …
     Prod,
-    /// The least. A NaN on any rank gives NaN.
+    /// The minimum. A NaN on any rank gives NaN.
     Min,
-    /// The greatest. A NaN on any rank gives NaN.
+    /// The maximum. A NaN on any rank gives NaN.
     Max,
     /// The sum divided by the number of ranks; integers round towards zero.
     Avg,
-    /// s₀x₀ + s₁x₁ + …, each rank with a scalar of its own: [`ReduceOp::premul_sum`] takes any number.
+    /// s₀x₀ + s₁x₁ + …, where each rank has its own scalar: [`ReduceOp::premul_sum`] takes any number.
     PreMulSum(Scalar),
     /// Bitwise and; integers only.
     BitAnd,
@@ -30,8 +30,9 @@ pub enum ReduceOp {
     BitXor,
 }
 
-/// The scalar of [`ReduceOp::PreMulSum`], made by `From` of any number. A call refuses one that is no value of its element type:
-/// a fraction or a number out of range for integers, a number beyond the greatest one for floats, which round it otherwise.
+/// The scalar of [`ReduceOp::PreMulSum`], made by `From` of any number. A call refuses a scalar that is not a value of
+/// its element type: for integers a fraction or a number out of range, for floats a finite number beyond the largest
+/// one. Floats round other scalars.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Scalar {
@@ -55,7 +56,7 @@ impl ReduceOp {
     ///     comm.all_reduce_in_place(&mut whole, ReduceOp::premul_sum(3))?;
     ///     comm.all_reduce_in_place(&mut halves, ReduceOp::premul_sum(0.5))?;
     ///     assert_eq!((whole[0], halves[0]), (3 + 6, 2.0 + 2.0));
-    ///     let refused = comm.all_reduce_in_place(&mut whole, ReduceOp::premul_sum(0.5)).expect_err("no half of a u32");
+    ///     let refused = comm.all_reduce_in_place(&mut whole, ReduceOp::premul_sum(0.5)).expect_err("no u32");
     ///     assert_eq!(refused.message(), "the scalar 0.5 of mulsum is not a value of uint32");
     ///     Ok(())
     /// })?;
@@ -77,7 +78,7 @@ impl ReduceOp {
         ReduceOp::BitXor,
     ];
 
-    /// Its name, as tables and errors spell it.
+    /// The name in tables and errors.
     pub const fn name(self) -> &'static str {
         match self {
             ReduceOp::Sum => "sum",
@@ -92,7 +93,7 @@ impl ReduceOp {
         }
     }
 
-    /// Its number on the wire; the scalar of `PreMulSum` stays with its rank.
+    /// The number on the wire; the scalar of `PreMulSum` is not sent.
     pub const fn code(self) -> u8 {
         match self {
             ReduceOp::Sum => 0,
@@ -112,7 +113,7 @@ impl ReduceOp {
         if code == 8 { Some("mulsum") } else { ReduceOp::PLAIN.get(usize::from(code)).map(|op| op.name()) }
     }
 
-    /// Whether the operator works on bits, so that floats have none of it.
+    /// Whether the operator works on bits, so that it does not apply to floats.
     pub const fn bitwise(self) -> bool {
         matches!(self, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor)
     }
@@ -125,7 +126,7 @@ impl fmt::Display for ReduceOp {
 }
 
 impl Scalar {
-    /// As a float.
+    /// The scalar as a float.
     pub fn as_f64(self) -> f64 {
         match self {
             Scalar::Signed(value) => value as f64,
@@ -134,8 +135,8 @@ impl Scalar {
         }
     }
 
-    /// Whether elements of `data_type` can be multiplied by it: an integer type has it as it is, a float has it rounded, and not as an
-    /// infinity where it is none.
+    /// Whether elements of `data_type` can be multiplied by the scalar. An integer type must represent it exactly; a
+    /// float type may round it, but not a finite number to infinity.
     pub fn is_value_of(self, data_type: DataType) -> bool {
         let integer = match self {
             Scalar::Signed(value) => Some(i128::from(value)),
@@ -162,14 +163,14 @@ impl Scalar {
             DataType::F32 => narrow.is_finite() || !value.is_finite(),
             DataType::F16 => f16::from_f64(value).is_finite() || !value.is_finite(),
             DataType::BF16 => bf16::from_f64(value).is_finite() || !value.is_finite(),
-            // These have no infinity of their own to become, or are never rounded to it.
+            // These formats have no infinity, or are never rounded to it.
             DataType::F8E4M3 => value.is_nan() || narrow.abs() <= F8E4M3::MAX.to_f32(),
             DataType::F8E5M2 => value.is_nan() || narrow.abs() <= F8E5M2::MAX.to_f32(),
         }
     }
 }
 
-/// A float below it in size is within the bounds of `i128`; every integer type is far below it.
+/// A float below this is within the bounds of `i128`, and every integer type is far below it.
 const WHOLE_BELOW: f64 = 1e38;
 
 impl fmt::Display for Scalar {

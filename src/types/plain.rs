@@ -1,4 +1,4 @@
-//! Buffers of plain structs as bytes, and bytes as values that not all bytes are.
+//! Buffers of plain structs viewed as bytes, and received bytes as values, if they are valid ones.
 
 use std::any::type_name;
 
@@ -6,8 +6,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use crate::error::{Error, Result};
 
-/// The bytes of a buffer of plain structs, to be broadcast, gathered or sent. The traits are those of the crate `zerocopy` 0.8, which
-/// checks at compile time that a struct has no padding and no value that some bytes would not be.
+/// The bytes of a buffer of plain structs, to broadcast, gather or send them. The traits come from the crate `zerocopy`
+/// 0.8, which checks at compile time that a struct has no padding and that any bytes are a valid value.
 ///
 /// # Examples
 /// ```
@@ -35,7 +35,7 @@ pub fn bytes_of<T: IntoBytes + Immutable>(buffer: &[T]) -> &[u8] {
     buffer.as_bytes()
 }
 
-/// [`bytes_of`] for a buffer that is written.
+/// The bytes of a buffer that is written to; see [`bytes_of`].
 pub fn bytes_of_mut<T: FromBytes + IntoBytes>(buffer: &mut [T]) -> &mut [u8] {
     buffer.as_mut_bytes()
 }

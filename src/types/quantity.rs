@@ -1,4 +1,4 @@
-//! Newtypes for the quantities that are easily confused: ranks, elements, bytes.
+//! Newtypes for quantities that are easily confused: ranks, elements, bytes.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ impl Rank {
         Rank(number)
     }
 
-    /// Its number.
+    /// The rank as a number.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// Its number as an index.
+    /// The rank as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -45,10 +45,10 @@ impl fmt::Display for Rank {
     }
 }
 
-/// Who I am in a communicator: my rank and how many ranks there are.
+/// This rank in a communicator, and how many ranks there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct World {
-    /// My rank, below `size`.
+    /// This rank, below `size`.
     pub rank: Rank,
     /// The number of ranks, at least 1.
     pub size: u32,
@@ -60,7 +60,7 @@ impl World {
         (0..self.size).map(Rank::new)
     }
 
-    /// All ranks but mine, in order.
+    /// All ranks except this one, in order.
     pub fn peers(self) -> impl DoubleEndedIterator<Item = Rank> + Clone {
         self.ranks().filter(move |rank| *rank != self.rank)
     }
@@ -78,15 +78,15 @@ impl Elements {
     /// None.
     pub const ZERO: Elements = Elements(0);
 
-    /// The bytes that so many elements of `size` bytes take; `None` on overflow.
+    /// The bytes of this many elements of `size` bytes each; `None` on overflow.
     pub fn bytes(self, size: u32) -> Option<Bytes> {
         self.0.checked_mul(u64::from(size)).map(Bytes)
     }
 
-    /// As an index.
+    /// The count as an index.
     ///
     /// # Panics
-    /// Where the count does not fit the address space, which a count of elements in memory always does.
+    /// If the count does not fit the address space, which a count of elements in memory always does.
     pub fn index(self) -> usize {
         usize::try_from(self.0).expect("elements in memory fit the address space")
     }
@@ -96,10 +96,10 @@ impl Bytes {
     /// None.
     pub const ZERO: Bytes = Bytes(0);
 
-    /// As an index.
+    /// The count as an index.
     ///
     /// # Panics
-    /// Where the count does not fit the address space, which a count of bytes in memory always does.
+    /// If the count does not fit the address space, which a count of bytes in memory always does.
     pub fn index(self) -> usize {
         usize::try_from(self.0).expect("bytes in memory fit the address space")
     }
