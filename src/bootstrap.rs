@@ -1,7 +1,7 @@
-//! Bytes between ranks before there is anything better: unique id, root, control connections, stores.
+//! Small messages between ranks before data connections exist: unique id, root, control connections, stores.
 //!
-//! [`Bootstrap`] is what the rest of the crate sees. Two things fulfil it: `NetBootstrap` (TCP, processes anywhere)
-//! and `LocalBootstrap` (threads of one process, no socket). Both are interchangeable in every test.
+//! The rest of the crate sees [`Bootstrap`]. It has two implementations: `NetBootstrap` (TCP, processes anywhere) and
+//! `LocalBootstrap` (threads of one process, no socket). Every test runs over both.
 
 #![forbid(unsafe_code)]
 
@@ -40,7 +40,7 @@ use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::types::{Rank, World};
 
-/// Feeds `bytes` to every decoder of what connections and files bring, for the fuzz tests: none may panic.
+/// For the fuzz tests: feeds `bytes` to every decoder of data from connections and files. None may panic.
 #[doc(hidden)]
 pub fn decode_anything(bytes: &[u8]) {
     let _refused = checkin::CheckIn::decode(bytes);
@@ -52,86 +52,92 @@ pub fn decode_anything(bytes: &[u8]) {
     store::decode_anything(bytes);
 }
 
-/// Small messages between the ranks of a communicator, and news of who failed.
+/// Small messages between the ranks of a communicator, and events about ranks that die or leave.
 ///
 /// All-gather, broadcast and barrier are collective: every rank calls them in the same order. All calls end by the
 /// deadline of their [`Wait`] with an error that names the ranks waited for.
 ///
 /// One thread at a time makes the calls that take a [`Wait`]. Meanwhile any other thread may call [`Bootstrap::poll`],
-/// [`Bootstrap::publish`] and whatever only reads, so that a monitor can watch the peers of a rank that does not wait.
+/// [`Bootstrap::publish`] and the calls that only read, so that a monitor can watch the peers of a rank that does not
+/// wait.
 pub trait Bootstrap: Send + Sync + std::fmt::Debug {
-    /// Who I am.
+    /// This rank and the size of its world.
     fn world(&self) -> World;
 
-    /// A number that the ranks of this bootstrap share and nobody else has: names it in logs and handshakes.
+    /// A number that no other bootstrap has, the same on all ranks. It names the bootstrap in logs and handshakes.
     fn id(&self) -> u64;
 
-    /// A secret that the ranks of this bootstrap share and nobody else has: keys the handshake of every further connection
+    /// A secret that only the ranks of this bootstrap know. It is the key of the handshake on every further connection
     /// (data sockets, handed-over descriptors).
     fn key(&self) -> [u8; 32];
 
-    /// Where to bind sockets that the peers shall reach: the address (with its IPv6 scope) of the chosen interface, port 0.
+    /// The address for listening sockets that peers connect to: that of the chosen interface (with its IPv6 scope), and
+    /// port 0.
     fn interface(&self) -> SocketAddr;
 
-    /// Every rank passes its bytes (at most [`MAX_GATHER_BYTES`], lengths may differ) and gets everyone's in rank order.
+    /// Gathers every rank's bytes (at most [`MAX_GATHER_BYTES`] each, lengths may differ); every rank gets all of them
+    /// in rank order.
     fn all_gather(&self, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>>;
 
-    /// The root passes bytes, every rank gets them; what others pass is ignored.
+    /// Broadcasts the root's bytes to every rank; the bytes that other ranks pass are ignored.
     fn broadcast(&self, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>>;
 
-    /// Nobody leaves before everyone has come.
+    /// A barrier: no rank returns before every rank has called it.
     fn barrier(&self, wait: &Wait) -> Result<()>;
 
-    /// [`Bootstrap::barrier`] of ranks that come to make the same `call` of the user's; those that come for another one are told both.
-    /// What is `beside` is called again and again until all have come, for what must go on meanwhile; it may use this bootstrap for
-    /// messages. Some ranks may have something beside and others not.
+    /// A [`Bootstrap::barrier`] before the user's collective `call`. Ranks that pass different calls get an error that
+    /// names both. `beside` is called repeatedly while this rank waits, for work that must progress meanwhile; it may
+    /// send and receive messages over this bootstrap. Some ranks may pass a `beside` and others none.
     fn meet(&self, call: &str, wait: &Wait, beside: Option<Beside<'_>>) -> Result<()>;
 
     /// How many all-gathers, broadcasts, barriers, meetings and splits this rank has begun.
     fn exchanges(&self) -> u64;
 
-    /// Sends `bytes` to `peer`, which takes them with [`Bootstrap::recv`] and the same tag. Messages of one pair and tag keep
-    /// their order. Does not wait for the receiver's `recv`, but the first message to a rank may wait until that rank is in any
-    /// call of its bootstrap; once this returns, the message arrives without further help from the sender.
+    /// Sends `bytes` to `peer`, which takes them with [`Bootstrap::recv`] and the same tag. Messages of one pair and
+    /// tag keep their order. The call does not wait for the receiver's `recv`. The first message to a rank may wait
+    /// until that rank makes a call of its bootstrap. Once this call has returned, the message arrives without further
+    /// help from the sender.
     fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()>;
 
-    /// Takes the next message of `peer` with this tag.
+    /// Takes the next message of `peer` with this tag; waits for it.
     fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>>;
 
-    /// Takes the next message of `peer` with this tag, if it is here.
+    /// Takes the next message of `peer` with this tag if it has arrived.
     fn try_recv(&self, peer: Rank, tag: u32) -> Result<Option<Vec<u8>>>;
 
-    /// Splits the ranks: those that pass the same color form a new bootstrap, ordered by (key, old rank); those that pass
-    /// `None` get `None`. Collective over all ranks. The child does not need the parent to live on.
+    /// Splits the ranks: those that pass the same color form a new bootstrap, ordered by (key, old rank); those that
+    /// pass `None` get `None`. Collective over all ranks. The child does not depend on the parent.
     fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>>;
 
     /// A new bootstrap of all ranks but `excluded`, which may be dead. Called by the survivors, with the same list.
     fn shrink(&self, excluded: &[Rank], wait: &Wait) -> Result<Child>;
 
-    /// Tells every rank that is still there, as far as it can be reached without waiting. Ranks see it as [`Event::Note`].
-    /// What exceeds [`MAX_NOTE_BYTES`] is cut off.
+    /// Sends a note to every rank that can be reached without waiting. Ranks see it as [`Event::Note`]. Bytes past
+    /// [`MAX_NOTE_BYTES`] are cut off.
     fn publish(&self, note: &[u8]);
 
-    /// Takes news without waiting: who died or left, what was published. Called from the slow path of every wait. While another thread
-    /// waits in this bootstrap, that thread watches the peers, and this call may return nothing.
+    /// Takes the events that have arrived, without waiting: who died, who left, what was published. The slow path of
+    /// every wait calls it. While another thread waits in this bootstrap, that thread watches the peers, and this call
+    /// may return nothing.
     fn poll(&self) -> Vec<Event>;
 
-    /// Says goodbye with a word for the peers, so that they see [`Event::Left`] and not [`Event::Died`]. Dropping without it is dying.
+    /// Says goodbye, with a word for the peers: they see [`Event::Left`]. If a bootstrap is dropped without this call,
+    /// they see [`Event::Died`].
     fn leave(&self, word: u64);
 
-    /// Leaves because of `error`: the others hear the cause before they see this rank go, and repeat it.
+    /// Leaves because of `error`. The others receive the cause before they see this rank leave, and report that cause.
     fn give_up(&self, error: &Error) {
         self.publish(&cause::failure_note(error));
         self.leave(0);
     }
 
-    /// [`Bootstrap::leave`] with nothing more to say.
+    /// [`Bootstrap::leave`] with no particular word.
     fn close(&self) {
         self.leave(0);
     }
 }
 
-/// What goes on beside a [`Bootstrap::meet`].
+/// Work that progresses while a rank waits in [`Bootstrap::meet`].
 pub type Beside<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 /// What a [`Bootstrap::split`] or [`Bootstrap::shrink`] yields.
@@ -139,31 +145,31 @@ pub type Beside<'a> = &'a mut dyn FnMut() -> Result<()>;
 pub struct Child {
     /// The new ranks' bootstrap.
     pub bootstrap: Box<dyn Bootstrap>,
-    /// The parent's rank of each new rank.
+    /// For each new rank, its rank in the parent.
     pub members: Vec<Rank>,
-    /// A number that the members share and nobody else has: names the child in logs and keys.
+    /// A number that no other child has, the same on all members. It names the child in logs and keys.
     pub id: u64,
 }
 
-/// News from [`Bootstrap::poll`]. Each is delivered once.
+/// An event from [`Bootstrap::poll`]. Each is delivered once.
 #[derive(Debug)]
 pub enum Event {
-    /// The rank's process or thread ended without goodbye; why it is thought so.
+    /// The rank's process or thread ended without goodbye; the text says how that was noticed.
     Died(Rank, String),
     /// The rank said goodbye, with this word.
     Left(Rank, u64),
-    /// Somebody published this.
+    /// A rank published a note.
     Note {
-        /// Who did.
+        /// The rank that published it.
         from: Rank,
-        /// What.
+        /// Its bytes.
         bytes: Vec<u8>,
     },
     /// The control plane itself failed.
     Failed(Error),
 }
 
-/// The most one rank may put into an all-gather or a message.
+/// The most bytes that one rank may pass to an all-gather or send as a message.
 pub const MAX_GATHER_BYTES: usize = 64 << 10;
 
 /// The most bytes of a published note.

@@ -86,7 +86,8 @@ fn different_world_sizes_name_both() {
         let words = error.to_string();
         assert!(words.contains("ranks disagree about the world"), "{words}");
         assert!(
-            words.contains("has 4 ranks, rank 0 said 2") || words.contains("has 2 ranks, rank 1 said 4"),
+            words.contains("reports 4 ranks, rank 0 reported 2")
+                || words.contains("reports 2 ranks, rank 1 reported 4"),
             "{words}"
         );
     }
@@ -161,7 +162,7 @@ fn a_root_that_accepts_and_stays_silent_is_left() {
     let options = Options { comm_id, handshake_timeout: Duration::from_millis(50), retry_count: 2, ..options() };
     let id = UniqueId::generate(&options).unwrap();
     let error = NetBootstrap::join(&[id], Rank::new(1), 2, &options, &within(30.0)).unwrap_err();
-    assert!(error.to_string().contains("turned this rank away in 3 tries: it did not answer"), "{error}");
+    assert!(error.to_string().contains("rejected this rank 3 times: it did not answer"), "{error}");
 }
 
 #[test]

@@ -204,7 +204,7 @@ fn a_tcp_store_keeps_strangers_out_and_outlives_its_clients() {
     let stranger = TcpStore::connect(&place, &Options { secret, ..options() }).unwrap();
     let error = stranger.get("key", &soon()).unwrap_err();
     assert_eq!(error.kind(), Kind::Remote);
-    assert!(error.to_string().contains("turned this rank away"), "{error}");
+    assert!(error.to_string().contains("rejected this rank"), "{error}");
     drop(TcpStore::connect(&place, &options()).unwrap());
     let client = TcpStore::connect(&place, &options()).unwrap();
     assert_eq!(client.get("key", &soon()).unwrap(), b"value");

@@ -1,7 +1,9 @@
-//! Where strangers come in: a listener and its connections, none of which can hold up, crowd out or spoil the others.
+//! The accepting side of a service: a listener and its connections. No connection can block, crowd out or corrupt
+//! another.
 //!
-//! A connection must prove itself and say what it wants within the handshake time-out. Those that have not are few: beyond
-//! [`MAX_PENDING`] the oldest is dropped. The root and the store's server each run one on their thread.
+//! A connection must prove itself and send its request within the handshake time-out. The number of connections that
+//! have not done so is bounded: beyond [`MAX_PENDING`] the oldest is dropped. The root and the store's server each run
+//! an acceptor on their own thread.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{Read, Write};
@@ -20,7 +22,7 @@ use crate::sys::poller::{Interest, Poller, Ready};
 use crate::sys::{clock, limits, thread};
 use crate::wire::frame::Frame;
 
-/// See the module.
+/// A listener with its connections; see the module.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     poller: Poller,
@@ -31,59 +33,60 @@ pub(super) struct Acceptor {
     stopped: UnixStream,
     is_stopped: bool,
     links: HashMap<u64, Link>,
-    /// Those that have not said what they want, oldest first, since tokens count up.
+    /// Connections that have not sent a request yet, oldest first, since tokens count up.
     pending: BTreeSet<u64>,
-    /// Those that have been told all there is to tell; closed once that is sent.
+    /// Connections that have been sent their last frame; each is closed when its bytes have left.
     leaving: HashSet<u64>,
     next_token: u64,
     scratch: Vec<u8>,
-    /// No descriptor was left: do not accept before.
+    /// No descriptor was left: accept nothing before this time.
     rest_until: Option<Instant>,
     dropped: u64,
-    /// Why somebody could not be accepted, the last time.
+    /// Why accepting failed the last time, if it ever did.
     trouble: Option<String>,
 }
 
-/// What a hall asks of those who come.
+/// The requirements on connections.
 #[derive(Debug, Clone)]
 pub(super) struct Rules {
     pub(super) terms: Terms,
     pub(super) handshake_timeout: Duration,
-    /// The most bytes of a frame.
+    /// The most bytes of a frame that a connection may send.
     pub(super) most_bytes: usize,
 }
 
-/// What one connection has said.
+/// The frames that one connection has sent since the last look.
 #[derive(Debug)]
 pub(super) struct Heard {
     pub(super) token: u64,
     pub(super) frames: Vec<Frame>,
-    /// It has ended behind these; the hall has forgotten it.
+    /// Why the connection has ended after these frames; the acceptor has forgotten it.
     pub(super) end: Option<End>,
 }
 
-/// The thread that runs a hall, and the way to end it.
+/// A thread that runs an acceptor, and the means to stop it.
 #[derive(Debug)]
 pub(super) struct ServiceThread {
     name: &'static str,
-    /// The thread ends when this end of the pair is closed, unless a byte came before: then it goes on alone.
+    /// When this end of the pair is closed the thread ends, unless a byte was sent first: then the thread continues
+    /// alone.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The most connections that have not said what they want; beyond it the oldest is dropped.
+/// The most connections that have not sent a request; beyond it the oldest is dropped.
 pub(super) const MAX_PENDING: usize = 1024;
 
-/// The most connections accepted before those that are there are looked at again.
+/// The most connections accepted in a row before the existing ones are served again.
 const ACCEPTS_AT_ONCE: usize = 64;
 
-/// How long a connection may say nothing before it makes room for others.
+/// How old a silent connection must be before it may be dropped in favour of others.
 const IDLE_AGE: Duration = Duration::from_secs(1);
 
-/// How long accepting rests where no descriptor is left.
+/// How long accepting pauses when no descriptor is left.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
 
-/// The open files that a process with many ranks should be allowed.
+/// The limit of open files that a process with many ranks asks for.
 pub(super) const WANTED_OPEN_FILES: u64 = 1 << 16;
 
 const LISTENER: u64 = 0;
@@ -91,7 +94,7 @@ const STOP: u64 = 1;
 const FIRST_LINK: u64 = 2;
 
 impl ServiceThread {
-    /// Opens a hall behind `listener` and lets `run` keep it on a thread called `name`.
+    /// Makes an acceptor for `listener` and runs `run` with it on a thread called `name`.
     pub(super) fn start(
         name: &'static str,
         listener: TcpListener,
@@ -105,12 +108,12 @@ impl ServiceThread {
         Ok(ServiceThread { name, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Lets the thread go on alone.
+    /// Lets the thread continue without its owner.
     pub(super) fn detach(mut self) {
         if let Some(mut stop) = self.stop.take()
             && let Err(error) = stop.write_all(&[0])
         {
-            // It has ended already.
+            // The thread has ended already.
             log::trace!(Bootstrap, "{} cannot be detached: {error}", self.name);
         }
         self.thread = None;
@@ -157,11 +160,11 @@ impl Acceptor {
         })
     }
 
-    /// Waits until something happens, and until `until` at most. [`Acceptor::next`] tells what. False where the hall's owner wants
-    /// it to end.
+    /// Waits until something happens, at most until `until`; [`Acceptor::next`] then yields what happened. False if the
+    /// owner wants the thread to end.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where polling itself fails.
+    /// [`crate::error::Kind::System`] if polling itself fails.
     pub(super) fn wait(&mut self, until: Option<Instant>) -> Result<bool> {
         let now = clock::now();
         self.expire(now);
@@ -173,7 +176,7 @@ impl Acceptor {
         Ok(!self.is_stopped)
     }
 
-    /// What happened, one connection at a time; `None` once all is told.
+    /// The next connection on which something happened; `None` when there are no more.
     pub(super) fn next(&mut self) -> Option<Heard> {
         loop {
             let event = self.ready.get(self.next_event)?;
@@ -190,7 +193,7 @@ impl Acceptor {
         }
     }
 
-    /// The owner's socket has something to say: a byte means to go on alone, its end means to end.
+    /// Reads the owner's socket: a byte means that the thread continues alone, end of file that it must end.
     fn is_detached(&mut self) -> bool {
         let detached = matches!(self.stopped.read(&mut [0]), Ok(1));
         detached && self.poller.remove(self.stopped.as_fd()).is_ok()
@@ -206,7 +209,7 @@ impl Acceptor {
             if self.pending.contains(&token) {
                 self.dropped += 1;
                 let from = link.address;
-                log::trace!(Bootstrap, "dropped a connection from {from}, which had not proved who it is: {end}");
+                log::trace!(Bootstrap, "dropped a connection from {from} that made no request: {end}");
             }
             self.close(token);
         } else {
@@ -223,7 +226,7 @@ impl Acceptor {
                 Ok(None) => return,
                 Err(error) => {
                     self.trouble = Some(socket::explain(&error));
-                    // Whoever waits longest for nothing makes room; a rank says what it wants at once, and must not be the one.
+                    // The oldest silent connection makes room. It is no rank: a rank sends its request at once.
                     if limits::is_exhausted(&error) && self.is_idle(now) && self.drop_oldest() {
                         return;
                     }
@@ -250,21 +253,21 @@ impl Acceptor {
         }
     }
 
-    /// Stops accepting for a moment, so that a connection that cannot be accepted does not make the loop spin.
+    /// Stops accepting for a moment: otherwise the loop would spin on a connection that it cannot accept.
     fn rest(&mut self, now: Instant) {
         let Some(listener) = &self.listener else { return };
         let outcome = self.poller.modify(listener.as_fd(), LISTENER, Interest::None);
         self.rest_until = outcome.is_ok().then_some(now + EXHAUSTED_PAUSE);
     }
 
-    /// Whether the oldest connection that has not said what it wants has had time to.
+    /// Whether the oldest connection without a request has had enough time to send one.
     fn is_idle(&self, now: Instant) -> bool {
         let oldest = self.pending.first().and_then(|token| self.links.get(token));
         let until = oldest.and_then(|link| link.handshake_until);
         until.is_some_and(|until| until.saturating_duration_since(now) + IDLE_AGE <= self.rules.handshake_timeout)
     }
 
-    /// Drops the connection that has gone longest without saying what it wants; false where there is none.
+    /// Drops the oldest connection that has not sent a request; false if there is none.
     fn drop_oldest(&mut self) -> bool {
         let Some(token) = self.pending.first().copied() else { return false };
         self.close(token);
@@ -283,7 +286,7 @@ impl Acceptor {
         }
     }
 
-    /// Tells the poller what the link waits for now; closes it where nothing is left to say.
+    /// Updates the poller's interest in the link; closes a leaving link that has sent everything.
     fn settle(&mut self, token: u64) {
         let Some(link) = self.links.get_mut(&token) else { return };
         if link.unsent() == 0 && self.leaving.contains(&token) {
@@ -296,26 +299,25 @@ impl Acceptor {
         }
     }
 
-    /// The connection has said what it wants, and may stay.
+    /// Marks a connection that has sent a valid request: it is no longer dropped for being silent.
     pub(super) fn keep(&mut self, token: u64) {
         self.pending.remove(&token);
     }
 
-    /// Where the connection comes from.
+    /// The address of the other side.
     pub(super) fn from(&self, token: u64) -> Option<SocketAddr> {
         self.links.get(&token).map(|link| link.address)
     }
 
-    /// Sends a frame.
     pub(super) fn send(&mut self, token: u64, kind: u8, tag: u32, payload: &[u8]) {
         let Some(link) = self.links.get_mut(&token) else { return };
         link.queue(kind, tag, payload);
-        // A link that is broken says so when it is read.
+        // An error here is a broken link; the next read reports it.
         let _read_tells = link.flush();
         self.settle(token);
     }
 
-    /// Sends a frame and closes behind it.
+    /// Sends a frame and closes the connection after it.
     pub(super) fn send_last(&mut self, token: u64, kind: u8, payload: &[u8]) {
         if self.links.contains_key(&token) {
             self.keep(token);
@@ -324,22 +326,22 @@ impl Acceptor {
         }
     }
 
-    /// Whether somebody still has to be sent its last frame.
+    /// Whether a leaving connection still has bytes to send.
     pub(super) fn has_leaving(&self) -> bool {
         !self.leaving.is_empty()
     }
 
-    /// Accepts nobody any more.
+    /// Closes the listener.
     pub(super) fn shut(&mut self) {
         self.listener = None;
     }
 
-    /// Why somebody could not be accepted, the last time that happened.
+    /// Why accepting failed the last time, if it ever did.
     pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// How many strangers were dropped.
+    /// How many connections were dropped without a valid request.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }

@@ -1,4 +1,4 @@
-//! `host:port` in the forms that `NCCL_COMM_ID` and store addresses may have.
+//! `host:port` in the forms that `NCCL_COMM_ID` and addresses of stores may have.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use crate::bootstrap::interface::Family;
 use crate::error::{Error, Result};
 use crate::sys::interfaces::Interface;
 
-/// `ipv4:port`, `[ipv6]:port`, `[ipv6%scope]:port` or `hostname:port`, taken apart but not looked up.
+/// `ipv4:port`, `[ipv6]:port`, `[ipv6%scope]:port` or `hostname:port`, parsed but not resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPort {
     host: Host,
@@ -24,7 +24,7 @@ enum Host {
 /// The longest host name (RFC 1035).
 const MAX_NAME_BYTES: usize = 253;
 
-/// The longest name of an interface, as the kernel bounds it.
+/// The longest interface name (the kernel's `IFNAMSIZ - 1`).
 const MAX_SCOPE_BYTES: usize = 15;
 
 impl FromStr for HostPort {
@@ -41,13 +41,13 @@ impl FromStr for HostPort {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (inside, after) = rest.split_once(']').ok_or_else(|| wrong("the ']' is missing"))?;
-                let port = after.strip_prefix(':').ok_or_else(|| wrong("':port' is missing behind ']'"))?;
-                (v6_host(inside).ok_or_else(|| wrong("no IPv6 address stands between the brackets"))?, port)
+                let port = after.strip_prefix(':').ok_or_else(|| wrong("':port' is missing after ']'"))?;
+                (v6_host(inside).ok_or_else(|| wrong("the brackets hold no IPv6 address"))?, port)
             }
             None => {
                 let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("':port' is missing"))?;
                 if host.contains(':') {
-                    return Err(wrong("an IPv6 address stands in brackets"));
+                    return Err(wrong("an IPv6 address must be in brackets"));
                 }
                 (name_host(host).map_err(wrong)?, port)
             }
@@ -56,7 +56,7 @@ impl FromStr for HostPort {
         let port =
             port.parse().ok().filter(|_| digits).ok_or_else(|| wrong("the port is not a number from 1 to 65535"))?;
         if port == 0 {
-            return Err(wrong("port 0 names no port"));
+            return Err(wrong("the port must be 1 to 65535, got 0"));
         }
         Ok(HostPort { host, port })
     }
@@ -80,22 +80,22 @@ fn name_host(text: &str) -> std::result::Result<Host, &'static str> {
         return Err("the host is missing");
     }
     if text.len() > MAX_NAME_BYTES {
-        return Err("the host's name is too long");
+        return Err("the host name is longer than 253 characters");
     }
     if text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
         return Err("an IPv4 address has four numbers from 0 to 255");
     }
     if !text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte)) {
-        return Err("the host's name has a character that names do not have");
+        return Err("a host name may have letters, digits, '-', '.' and '_' only");
     }
     Ok(Host::Name(text.to_owned()))
 }
 
 impl HostPort {
-    /// A host, in any form that has no port, and a port.
+    /// A host, in any of the forms above but without port, and a port.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] where it is no host.
+    /// [`crate::error::Kind::InvalidArgument`] if `host` is not a valid host.
     pub fn new(host: &str, port: u16) -> Result<HostPort> {
         match host.contains(':') && !host.starts_with('[') {
             true => format!("[{host}]:{port}").parse(),
@@ -103,11 +103,11 @@ impl HostPort {
         }
     }
 
-    /// The socket address: looks up a name (which may block as long as the resolver does) and the number of a scope.
+    /// The socket address. Looks up a name (which may block as long as the resolver does) and the index of a scope.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where the name is not known, [`crate::error::Kind::InvalidArgument`] where the scope names no
-    /// interface or the address is not of the wanted family.
+    /// [`crate::error::Kind::System`] if the name is unknown; [`crate::error::Kind::InvalidArgument`] if the scope is
+    /// not the name of an interface, or the address is not of the wanted family.
     pub fn resolve(&self, family: Family, interfaces: &[Interface]) -> Result<SocketAddr> {
         let address = match &self.host {
             Host::Ip(ip) => SocketAddr::new(*ip, self.port),
@@ -122,7 +122,9 @@ impl HostPort {
         if family.allows(address.ip()) {
             return Ok(address);
         }
-        Err(Error::invalid_argument(format!("{self} is not of the family that NCCL_SOCKET_FAMILY asks for ({family})")))
+        Err(Error::invalid_argument(format!(
+            "the address {self} does not belong to the family that NCCL_SOCKET_FAMILY asks for ({family})"
+        )))
     }
 }
 
@@ -132,10 +134,7 @@ fn scope_number(scope: &str, interfaces: &[Interface]) -> Result<u32> {
     }
     let scoped = interfaces.iter().find(|interface| interface.name == scope && interface.scope != 0);
     scoped.map(|interface| interface.scope).ok_or_else(|| {
-        Error::invalid_argument(format!(
-            "the scope '{}' names no interface with an IPv6 address",
-            scope.escape_default()
-        ))
+        Error::invalid_argument(format!("no interface with an IPv6 address is called '{}'", scope.escape_default()))
     })
 }
 
@@ -150,8 +149,8 @@ impl std::fmt::Display for HostPort {
     }
 }
 
-/// `address` of a peer as it is to be used here: the scope of a link-local address is a number of the machine it came from,
-/// so it is replaced by the scope of our interface on that link.
+/// Makes the address of a peer usable on this host. The scope of a link-local address is an index of the machine where
+/// it was read, so it is replaced by the scope of our interface on that link.
 pub(crate) fn localise(address: SocketAddr, interface: SocketAddr) -> SocketAddr {
     match (address, interface) {
         (SocketAddr::V6(theirs), SocketAddr::V6(ours))
@@ -187,9 +186,9 @@ mod tests {
             ("host:", "not a number from 1 to 65535"),
             ("host:+5", "not a number from 1 to 65535"),
             ("host:65536", "not a number from 1 to 65535"),
-            ("host:0", "port 0"),
+            ("host:0", "must be 1 to 65535, got 0"),
             (":5", "the host is missing"),
-            ("::1:5", "stands in brackets"),
+            ("::1:5", "must be in brackets"),
             ("[::1:5", "']' is missing"),
             ("[::1]5", "behind ']'"),
             ("[1.2.3.4]:5", "no IPv6 address"),

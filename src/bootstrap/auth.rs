@@ -1,8 +1,8 @@
-//! The handshake that every connection begins with: both sides prove that they hold the key, for this purpose, between
+//! The handshake at the start of every connection: both sides prove that they hold the key, for this purpose, between
 //! these ranks, of this communicator.
 //!
-//! [`Handshake`] takes bytes and gives bytes; it does no I/O and reads no clock, so any socket can drive it. [`run`] drives
-//! it over a stream that blocks. The key never travels, and what travels proves nothing a second time.
+//! [`Handshake`] takes bytes and gives bytes; it does no I/O and reads no clock, so any socket can drive it. [`run`]
+//! drives it over a blocking stream. The key is never sent, and recorded messages are useless for a second handshake.
 //!
 //! | message | from | bytes |
 //! |---------|------|-------|
@@ -10,8 +10,8 @@
 //! | challenge | responder | nonce 16, MAC 32 of hello and this nonce |
 //! | proof | initiator | MAC 32 of hello, challenge |
 //!
-//! The MAC in the hello lets a responder drop strangers without an answer. The initiator may send data right behind the
-//! proof, so a connection costs one round trip. What follows is neither encrypted nor signed.
+//! The MAC in the hello lets a responder drop strangers without an answer. The initiator may send data right after the
+//! proof, so a connection costs one round trip. The data after the handshake is neither encrypted nor signed.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -51,10 +51,10 @@ impl Purpose {
     }
 }
 
-/// The place of what is no rank: a root, a store's server, a store's client.
+/// Stands for a party that is not a rank: a root, a store's server, a store's client.
 pub const NO_RANK: Rank = Rank::new(u32::MAX);
 
-/// What both sides must agree on.
+/// The values that both sides must agree on.
 #[derive(Clone)]
 pub struct Terms {
     /// The shared key.
@@ -84,9 +84,9 @@ const CHALLENGE_BYTES: usize = NONCE_BYTES + MAC_BYTES;
 pub struct Handshake {
     terms: Terms,
     state: State,
-    /// Hello and challenge, as far as they have been sent or received.
+    /// Hello and challenge, as far as they have been sent or received: the MACs cover them.
     transcript: Vec<u8>,
-    /// Part of the next message to come.
+    /// The part of the next message that has arrived.
     partial: Vec<u8>,
     output: Vec<u8>,
     to: Rank,
@@ -102,10 +102,10 @@ enum State {
 }
 
 impl Handshake {
-    /// The side that connects: I am `from` and want `to`.
+    /// The connecting side: this rank is `from`, the wanted peer is `to`.
     ///
     /// # Errors
-    /// [`Kind::System`] where the kernel gives no randomness.
+    /// [`Kind::System`] if the kernel gives no randomness.
     pub fn initiate(terms: Terms, from: Rank, to: Rank) -> Result<Handshake> {
         let mut hello = Writer::with_capacity(HELLO_BYTES);
         hello.raw(&MARK).u8(VERSION).u8(terms.purpose.code()).u16(0).u64(terms.communicator);
@@ -125,16 +125,17 @@ impl Handshake {
         })
     }
 
-    /// The side that accepts: I am `me`; who comes is [`Handshake::peer`] once it is done.
+    /// The accepting side, rank `me`. [`Handshake::peer`] tells who connected once the handshake is done.
     pub fn respond(terms: Terms, me: Rank) -> Handshake {
         let (transcript, partial, output) = (Vec::new(), Vec::new(), Vec::new());
         Handshake { terms, state: State::AwaitHello, transcript, partial, output, to: me, claimed: None }
     }
 
-    /// Takes what the peer sent off the front of `input`; once the handshake is done it takes no more.
+    /// Consumes the peer's handshake bytes from the front of `input`; consumes nothing once the handshake is done.
     ///
     /// # Errors
-    /// [`Kind::Remote`] where the peer does not hold the key, is something else, or wants somebody else. Close the connection.
+    /// [`Kind::Remote`] if the peer does not hold the key, or is or wants another purpose, communicator or rank. The
+    /// caller must close the connection.
     pub fn receive(&mut self, input: &mut &[u8]) -> Result<()> {
         loop {
             let (taken, rest) = input.split_at(input.len().min(self.bytes_wanted()));
@@ -156,17 +157,17 @@ impl Handshake {
         }
     }
 
-    /// Takes what is to be sent to the peer.
+    /// Takes the bytes that must be sent to the peer.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
 
-    /// Whether the peer has proved itself. What [`Handshake::take_output`] holds must still be sent.
+    /// Whether the peer has proved itself. The bytes of [`Handshake::take_output`] must still be sent.
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
-    /// How many bytes the next message still lacks; 0 once the handshake is done.
+    /// How many bytes are missing from the next message; 0 once the handshake is done.
     pub fn bytes_wanted(&self) -> usize {
         let message = match self.state {
             State::AwaitHello => HELLO_BYTES,
@@ -177,7 +178,7 @@ impl Handshake {
         message - self.partial.len()
     }
 
-    /// Whether anything has come from the peer.
+    /// Whether any byte has arrived from the peer.
     pub fn has_heard(&self) -> bool {
         self.state != State::AwaitHello && self.state != State::AwaitChallenge || !self.partial.is_empty()
     }
@@ -187,7 +188,7 @@ impl Handshake {
         self.claimed.filter(|_| self.is_done())
     }
 
-    /// Strangers are told at their first bytes, not at the end of a hello that never comes.
+    /// Rejects strangers at their first wrong byte: the rest of the hello may never come.
     fn check_mark(&self) -> Result<()> {
         let length = self.partial.len().min(MARK.len());
         if self.partial[..length] == MARK[..length] { Ok(()) } else { Err(stranger("it does not speak this protocol")) }
@@ -198,7 +199,7 @@ impl Handshake {
         reader.raw(MARK.len())?;
         let version = reader.u8()?;
         if version != VERSION {
-            return Err(stranger(&format!("it speaks version {version} of the protocol, we speak {VERSION}")));
+            return Err(stranger(&format!("it speaks version {version} of the protocol, this rank speaks {VERSION}")));
         }
         let purpose = reader.u8()?;
         reader.u16()?;
@@ -206,7 +207,7 @@ impl Handshake {
         let (from, to) = (Rank::new(reader.u32()?), Rank::new(reader.u32()?));
         let (signed, signature) = hello.split_at(HELLO_BYTES - SHORT_MAC_BYTES);
         let expected = mac(&self.terms.key, "hello", signed);
-        // Compared as hashes, which takes the same time wherever they differ.
+        // Hashes are compared, because that takes the same time wherever they differ.
         let mut claimed = *expected.as_bytes();
         claimed[..SHORT_MAC_BYTES].copy_from_slice(signature);
         if blake3::Hash::from(claimed) != expected {
@@ -261,12 +262,12 @@ fn stranger(why: &str) -> Error {
     Error::new(Kind::Remote, format!("the other side of a connection has not proved that it belongs: {why}"))
 }
 
-/// A stream whose reads and writes can be told to give up for a moment.
+/// A stream whose reads and writes can be given a time-out.
 pub trait TimedStream: Read + Write {
-    /// Puts the stream into blocking mode, with reads and writes that end after `slice` at the latest.
+    /// Puts the stream into blocking mode, with reads and writes that end after at most `slice`.
     ///
     /// # Errors
-    /// The system's, where the stream is broken.
+    /// The system's error if the stream is broken.
     fn set_slice(&self, slice: Duration) -> std::io::Result<()>;
 }
 
@@ -286,14 +287,14 @@ impl TimedStream for UnixStream {
     }
 }
 
-/// How long one read or write of [`run`] lasts before it looks at its [`Wait`].
+/// The time-out of one read or write of [`run`]; after it, [`Wait`] is checked again.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// Runs a handshake over a stream, which it leaves in blocking mode with short time-outs. Reads nothing past the handshake.
-/// Yields who the peer is.
+/// Runs a handshake over a stream and yields the peer's rank. Leaves the stream in blocking mode with short time-outs.
+/// Reads nothing past the handshake.
 ///
 /// # Errors
-/// As [`Handshake::receive`]; [`Kind::Timeout`] and aborts by `wait`; [`Kind::Remote`] where the peer closes.
+/// As [`Handshake::receive`]; [`Kind::Timeout`] and aborts as `wait` has them; [`Kind::Remote`] if the peer closes.
 pub fn run(stream: &mut impl TimedStream, mut handshake: Handshake, wait: &Wait) -> Result<Rank> {
     stream.set_slice(SLICE).map_err(|error| Error::system("a handshake", error))?;
     let mut bytes = [0; HELLO_BYTES + CHALLENGE_BYTES];
@@ -306,7 +307,7 @@ pub fn run(stream: &mut impl TimedStream, mut handshake: Handshake, wait: &Wait)
         if handshake.is_done() {
             return handshake.peer().ok_or_else(|| Error::internal("a finished handshake without a peer"));
         }
-        // No more than the message, for what lies behind it is the user's.
+        // Reads no further than the message: the bytes after it belong to the caller.
         let wanted = handshake.bytes_wanted();
         let count = moment(wait, || stream.read(&mut bytes[..wanted]))?;
         handshake.receive(&mut &bytes[..count])?;
@@ -338,7 +339,7 @@ mod tests {
         Terms { key: [key; 32], purpose: Purpose::Peer, communicator: 77 }
     }
 
-    /// Lets both sides talk, in pieces of `piece` bytes.
+    /// Runs both sides against each other, in pieces of `piece` bytes.
     fn talk(a: &mut Handshake, b: &mut Handshake, piece: usize) -> Result<()> {
         for _ in 0..2 {
             for piece in a.take_output().chunks(piece) {
@@ -404,7 +405,7 @@ mod tests {
         let mut later = Handshake::respond(terms(1), Rank::new(5));
         later.receive(&mut &hello[..]).unwrap();
         assert!(later.receive(&mut &proof[..]).is_err());
-        // An initiator that is given its own words back.
+        // The initiator receives its own bytes back.
         let mut mirror = Handshake::initiate(terms(1), Rank::new(3), Rank::new(3)).unwrap();
         let words = mirror.take_output();
         assert!(mirror.receive(&mut &words[..]).is_err());

@@ -1,4 +1,4 @@
-//! The root cause in words: what a rank that gives up tells the others before it goes, so that none of them blames it.
+//! The note in which a failing rank tells the others the root cause before it leaves, so that they do not blame it.
 //!
 //! # The note
 //! ```text
@@ -10,10 +10,10 @@ use crate::error::{Error, Kind};
 use crate::sync::NoteReader;
 use crate::types::Rank;
 
-/// The first byte of a failure's note.
+/// The first byte of a failure note.
 pub(crate) const NOTE_FAILURE: u8 = 1;
 
-/// The note that tells everyone of `error`.
+/// The note that reports `error` to everyone.
 pub(crate) fn failure_note(error: &Error) -> Vec<u8> {
     let operation = error.operation().unwrap_or("").as_bytes();
     let operation = &operation[..operation.len().min(255)];
@@ -26,7 +26,7 @@ pub(crate) fn failure_note(error: &Error) -> Vec<u8> {
     note
 }
 
-/// The failure that `from` tells by what stands behind the note's first byte.
+/// Decodes the failure that `from` reports; `bytes` are those after the note's first byte.
 pub(crate) fn decode_failure(from: Rank, bytes: &[u8]) -> Error {
     let vague = || Error::remote(from, format!("rank {from} has failed"));
     let (Some(kind), Some(peer), Some(length)) = (bytes.first(), bytes.get(1..5), bytes.get(5..7)) else {
@@ -41,7 +41,7 @@ pub(crate) fn decode_failure(from: Rank, bytes: &[u8]) -> Error {
     error.about(peer.map_or(from, Rank::new))
 }
 
-/// Ends a wait with the failure that a peer has told, and passes over everything else.
+/// A reader that ends a wait when a peer has reported a failure, and ignores other notes.
 pub(crate) fn failure_reader() -> NoteReader {
     NoteReader::new(|from, bytes| match bytes.first() {
         Some(&NOTE_FAILURE) => Err(decode_failure(from, &bytes[1..])),
@@ -63,7 +63,7 @@ fn kind_code(kind: Kind) -> u8 {
     }
 }
 
-/// Everyone is told of a mismatch or an abort as such; what else befell a peer is, here, a remote failure.
+/// A mismatch or an abort keeps its kind on every rank; any other failure of a peer is a remote failure here.
 fn kind_from(code: u8) -> Kind {
     match code {
         1 => Kind::Mismatch,

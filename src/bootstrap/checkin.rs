@@ -1,11 +1,11 @@
-//! What ranks and root say to each other, field by field.
+//! The messages between ranks and roots, field by field.
 //!
 //! | frame | from → to | payload |
 //! |-------|-----------|---------|
 //! | check-in | rank → root | version 2, rank 4, world 4, roots 4, root 4, time left in ms 4, address 23 |
 //! | welcome | root → rank | session 16, count 4, addresses of the rank's neighbours |
 //! | refusal | root → rank | kind 1, reason |
-//! | block | root → first rank of its block → root 0 | root 4, time left in ms 4, world 4, roots 4, count 4, addresses |
+//! | block | root → first of its block → root 0 | root 4, time left in ms 4, world 4, roots 4, count 4, addresses |
 //! | table | root 0 → first rank of a block → its root | session 16, count 4, addresses of all ranks |
 
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use crate::types::Rank;
 use crate::wire::frame::Frame;
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 
-/// The largest world. Bounds every table that a check-in can make a root allocate.
+/// The largest world. It bounds every table that a check-in can make a root allocate.
 pub const MAX_WORLD: u32 = 1 << 20;
 
 /// The most bytes of a frame between rank and root: a table of the largest world.
@@ -23,7 +23,7 @@ pub(super) const MAX_ROOT_FRAME_BYTES: usize = 64 + ADDRESS_BYTES * (1 << 20);
 
 const _: () = assert!(MAX_WORLD == 1 << 20, "the largest table is sized for the largest world");
 
-/// The version of these messages; ranks and root must have the same.
+/// The version of these messages; ranks and root must have the same one.
 pub(super) const VERSION: u16 = 1;
 
 pub(super) const CHECK_IN: u8 = 1;
@@ -35,7 +35,7 @@ pub(super) const TABLE: u8 = 5;
 /// The most bytes of a refusal's reason.
 const MAX_REASON_BYTES: usize = 8 << 10;
 
-/// How many ranks and roots there are; all of a world say the same.
+/// How many ranks and roots there are. All ranks of a world must report the same shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) world: u32,
@@ -54,9 +54,9 @@ impl Shape {
         self.first(root + 1).get() - self.first(root).get()
     }
 
-    /// The block of `rank`.
+    /// The block that `rank` belongs to.
     pub(super) fn root_of(self, rank: Rank) -> u32 {
-        // The largest block whose first rank is not above: floor(((rank + 1) × roots − 1) / world).
+        // The largest block whose first rank is at most `rank`: floor(((rank + 1) × roots − 1) / world).
         let block = ((u64::from(rank.get()) + 1) * u64::from(self.roots) - 1) / u64::from(self.world);
         u32::try_from(block).unwrap_or(self.roots)
     }
@@ -66,7 +66,7 @@ impl Shape {
     }
 }
 
-/// A rank comes.
+/// A rank's check-in with its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CheckIn {
     pub(super) rank: Rank,
@@ -99,13 +99,15 @@ impl CheckIn {
         if !shape.is_possible() || rank.get() >= shape.world || shape.root_of(rank) != check_in.root {
             let Shape { world, roots } = shape;
             let root = check_in.root;
-            return Err(Error::mismatch(format!("rank {rank} of {world} at root {root} of {roots} is impossible")));
+            return Err(Error::mismatch(format!(
+                "the check-in of rank {rank} of {world} at root {root} of {roots} is out of range"
+            )));
         }
         Ok(check_in)
     }
 }
 
-/// A root's block is whole; also what the first rank of the block tells root 0.
+/// The ranks of one root's block, once all have checked in. The first rank of the block sends it on to root 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) root: u32,
@@ -127,18 +129,19 @@ impl Block {
         let (root, left_ms) = (reader.u32()?, reader.u32()?);
         let shape = Shape { world: reader.u32()?, roots: reader.u32()? };
         if !shape.is_possible() || root >= shape.roots {
-            return Err(reader.malformed("its shape is impossible"));
+            return Err(reader.malformed("its world, its roots or its root is out of range"));
         }
         let addresses = read_addresses(&mut reader)?;
-        if addresses.len() != Rank::new(shape.count(root)).index() {
-            return Err(reader.malformed("it has another number of ranks than it should"));
+        let (count, expected) = (addresses.len(), shape.count(root));
+        if count != Rank::new(expected).index() {
+            return Err(reader.malformed(&format!("it has {count} ranks, expected {expected}")));
         }
         reader.finish()?;
         Ok(Block { root, left_ms, shape, addresses })
     }
 }
 
-/// A session and addresses: of all ranks in a table, of one rank's neighbours in a welcome.
+/// A session number and addresses: of all ranks in a table, of one rank's neighbours in a welcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Table {
     pub(super) session: [u8; 16],
@@ -153,13 +156,14 @@ impl Table {
         writer.finish()
     }
 
-    /// `expected` is the number of addresses.
+    /// Decodes a table that must have `expected` addresses.
     pub(super) fn decode(payload: &[u8], expected: usize) -> Result<Table> {
         let mut reader = Reader::new(payload, "the root's answer");
         let session = reader.array()?;
         let addresses = read_addresses(&mut reader)?;
-        if addresses.len() != expected {
-            return Err(reader.malformed("it has another number of addresses than it should"));
+        let count = addresses.len();
+        if count != expected {
+            return Err(reader.malformed(&format!("it has {count} addresses, expected {expected}")));
         }
         reader.finish()?;
         Ok(Table { session, addresses })
@@ -173,7 +177,7 @@ fn addresses(writer: &mut Writer, addresses: &[SocketAddr]) {
     }
 }
 
-/// Allocates by what has come, not by the count that is claimed.
+/// Allocates by the bytes that have arrived, not by the count that the sender claims.
 fn read_addresses(reader: &mut Reader<'_>) -> Result<Vec<SocketAddr>> {
     let count = Rank::new(reader.u32()?).index();
     if count.checked_mul(ADDRESS_BYTES) != Some(reader.rest().len()) {
@@ -182,7 +186,7 @@ fn read_addresses(reader: &mut Reader<'_>) -> Result<Vec<SocketAddr>> {
     (0..count).map(|_| reader.address()).collect()
 }
 
-/// Why the root turns somebody away.
+/// The reason that a rejected rank is told.
 pub(super) fn encode_refusal(error: &Error) -> Vec<u8> {
     let code = match error.kind() {
         Kind::Mismatch => 1,
@@ -216,12 +220,12 @@ pub(super) fn decode_refusal(payload: &[u8]) -> Error {
     read().unwrap_or_else(|error| error)
 }
 
-/// Reads a frame from the other side of a root connection.
+/// The error for a frame that its receiver does not expect.
 pub(super) fn unexpected(frame: &Frame) -> Error {
-    Error::new(Kind::Remote, format!("a frame of kind {} where none is expected", frame.kind))
+    Error::new(Kind::Remote, format!("unexpected frame of kind {}", frame.kind))
 }
 
-/// Ranks as ranges: "3, 17-19".
+/// Ranks as ranges, such as "3, 17-19".
 pub(super) fn ranges(ranks: impl IntoIterator<Item = u32>) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for rank in ranks {
@@ -237,7 +241,7 @@ pub(super) fn ranges(ranks: impl IntoIterator<Item = u32>) -> String {
     shown.join(", ") + &tail
 }
 
-/// The most ranges that a message names.
+/// The most ranges that a message lists.
 const MAX_RANGES: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! A connection to a service (a root, a store) that is made again where it fails: the other side of a hall.
+//! The connecting side of a service (a root, a store): a connection that is retried when it fails. Its counterpart is
+//! [`super::acceptor`].
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,12 +12,12 @@ use crate::sys::poller::Poller;
 use crate::types::Rank;
 use crate::wire::frame::{self, Frame};
 
-/// See the module.
+/// A client's connection to a service; see the module.
 #[derive(Debug)]
 pub(super) struct ServiceClient {
     to: Service,
     from: Rank,
-    /// Frames that open every connection.
+    /// Frames that are sent at the start of every connection.
     opening: Vec<u8>,
     pub(super) link: Option<Link>,
     retries: Retries,
@@ -25,18 +26,18 @@ pub(super) struct ServiceClient {
     last: String,
 }
 
-/// What is visited.
+/// The service to connect to.
 #[derive(Debug, Clone)]
 pub(super) struct Service {
-    /// "the root", "the store".
+    /// Its name in messages: "the root", "the store".
     pub(super) name: &'static str,
-    /// What may be wrong where it cannot be reached.
+    /// A question for the user, for when the service cannot be reached.
     pub(super) hint: &'static str,
-    /// The rank whose process serves it, where that is known.
+    /// The rank whose process runs the service, if known.
     pub(super) server: Option<Rank>,
     pub(super) address: SocketAddr,
     pub(super) terms: Terms,
-    /// The most bytes of a frame that it sends.
+    /// The most bytes of a frame that the service sends.
     pub(super) most_bytes: usize,
 }
 
@@ -47,13 +48,14 @@ struct Retries {
     handshake_timeout: Duration,
 }
 
-/// How often a service that drops us in the handshake is tried: it does so where it is flooded, but also where the key is
-/// wrong.
+/// How often a service that rejects the handshake is retried. It may be overloaded; but the key may also be wrong, and
+/// then retrying is useless.
 const REJECTED_TRIES: u32 = 5;
 
-/// What a service is that accepts no connection: the kernel makes it all the same.
+/// The reason reported when the connection is made but never answered: the kernel completes it even if the process
+/// never accepts.
 const SILENT: &str =
-    "it did not answer: is its process stopped, or has it no descriptor left to accept by (ulimit -n)?";
+    "it did not answer: is its process stopped, or has it reached its limit of open files (ulimit -n)?";
 
 impl ServiceClient {
     pub(super) fn new(to: Service, from: Rank, opening: Option<(u8, &[u8])>, options: &Options) -> ServiceClient {
@@ -78,10 +80,10 @@ impl ServiceClient {
         }
     }
 
-    /// Connects, where it is not connected and the pause is over.
+    /// Connects, unless connected already or pausing before a retry.
     ///
     /// # Errors
-    /// Where it is given up.
+    /// When the last allowed try has failed.
     pub(super) fn dial(&mut self, poller: &Poller, token: u64, now: Instant) -> Result<()> {
         if self.link.is_some() || self.again.is_some_and(|again| now < again) {
             return Ok(());
@@ -100,10 +102,10 @@ impl ServiceClient {
         }
     }
 
-    /// Moves bytes; yields what came.
+    /// Moves bytes and yields the frames that arrived.
     ///
     /// # Errors
-    /// Where it is given up.
+    /// When the last allowed try has failed.
     pub(super) fn serve(
         &mut self,
         poller: &Poller,
@@ -122,10 +124,10 @@ impl ServiceClient {
         (frames, outcome)
     }
 
-    /// Sends a frame over the connection that stands.
+    /// Sends a frame over the existing connection.
     ///
     /// # Errors
-    /// Where none stands any more.
+    /// If there is no connection any more.
     pub(super) fn send(&mut self, poller: &Poller, token: u64, frame: (u8, u32, &[u8])) -> Result<()> {
         let (name, at) = (self.to.name, self.to.address);
         let Some(link) = &mut self.link else {
@@ -152,10 +154,10 @@ impl ServiceClient {
         Ok(())
     }
 
-    /// Gives up a service that accepts and then says nothing.
+    /// Drops a connection whose handshake was not answered in time.
     ///
     /// # Errors
-    /// Where it was the last try.
+    /// When that was the last allowed try.
     pub(super) fn expire(&mut self, now: Instant) -> Result<()> {
         let silent = |link: &Link| link.peer().is_none() && link.handshake_until.is_some_and(|until| now >= until);
         if self.link.as_ref().is_some_and(silent) {
@@ -164,17 +166,17 @@ impl ServiceClient {
         Ok(())
     }
 
-    /// When to dial again, if it is to be.
+    /// When the next try is due, if one is planned.
     pub(super) fn again(&self) -> Option<Instant> {
         self.again.filter(|_| self.link.is_none())
     }
 
-    /// Whether the service has proved itself on the connection that stands.
+    /// Whether the service has proved itself on the current connection.
     pub(super) fn is_connected(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.peer().is_some())
     }
 
-    /// How far it has come, for a time-out's message.
+    /// The state in words, for the message of a time-out.
     pub(super) fn state(&self) -> String {
         let who = self.to.who();
         if self.is_connected() {
@@ -184,7 +186,7 @@ impl ServiceClient {
         format!("{who} could not be reached in time ({tries} tries): {last}")
     }
 
-    /// Plans another try, or gives up.
+    /// Plans the next try, or fails if there is none left.
     fn failed(&mut self, end: &End, now: Instant) -> Result<()> {
         self.link = None;
         self.tries += 1;
@@ -196,7 +198,7 @@ impl ServiceClient {
             }
             End::Rejected(why) if tries > self.retries.count.min(REJECTED_TRIES) => {
                 let message =
-                    format!("{who} turned this rank away in {tries} tries: {why}; is it that of another job?");
+                    format!("{who} rejected this rank {tries} times: {why}; does another job use this address?");
                 Error::new(Kind::Remote, message)
             }
             End::Closed(why) => match self.to.server {
@@ -219,7 +221,7 @@ impl ServiceClient {
 }
 
 impl Service {
-    /// It in words.
+    /// The service in words.
     fn who(&self) -> String {
         let Service { name, address, .. } = self;
         match self.server {

@@ -1,9 +1,10 @@
-//! All-gather, broadcast and barrier in ⌈log₃ N⌉ rounds over anything that carries messages between pairs.
+//! All-gather, broadcast and barrier in ⌈log₃ N⌉ rounds over any carrier of messages between pairs.
 //!
-//! In round k a rank exchanges with the ranks 3ᵏ above and 3ᵏ below, so that what it knows of grows threefold around itself:
-//! Bruck's algorithm with radix 3, both directions of each connection in use. Against radix 2 this takes fewer rounds and
-//! fewer connections (7 per rank in place of 10 at 1,024 ranks), for any number of ranks. All three collectives need the
-//! connections of [`neighbours`] and no others. `LocalBootstrap` and `NetBootstrap` both run this code.
+//! In round k a rank exchanges with the ranks 3ᵏ above and 3ᵏ below, so the range of ranks whose data it has triples
+//! each round: Bruck's algorithm with radix 3, which uses both directions of each connection. Compared with radix 2 it
+//! takes fewer rounds and fewer connections (7 per rank instead of 10 at 1,024 ranks), for any number of ranks. All
+//! three collectives use only the connections of [`neighbours`]. `LocalBootstrap` and `NetBootstrap` both run this
+//! code.
 
 use std::collections::VecDeque;
 
@@ -16,19 +17,19 @@ use crate::sync::Wait;
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
-/// What carries the messages of a collective.
+/// The carrier of a collective's messages.
 pub(super) trait Mesh {
-    /// Sends to `peer`; does not wait for it to take.
+    /// Sends to `peer`, without waiting for the peer to take the message.
     fn put(&self, peer: Rank, channel: Channel, bytes: &[u8], wait: &Wait) -> Result<()>;
 
-    /// Takes from `peer`; fails when it, or any other member of `group`, has died.
+    /// Takes the next message of `peer`; fails if `peer` or any other member of `group` has died.
     fn take(&self, peer: Rank, channel: Channel, group: &Group, wait: &Wait) -> Result<Vec<u8>>;
 
-    /// The same where that takes no waiting.
+    /// Takes the next message of `peer` if it has arrived.
     fn try_take(&self, peer: Rank, channel: Channel, group: &Group) -> Result<Option<Vec<u8>>>;
 }
 
-/// Who takes part in a collective.
+/// The ranks that take part in a collective.
 #[derive(Debug, Clone)]
 pub(super) struct Group {
     members: Members,
@@ -43,12 +44,12 @@ enum Members {
 }
 
 impl Group {
-    /// All ranks below `size`; the collective has the number `sequence`.
+    /// All ranks below `size`, for the collective with number `sequence`.
     pub(super) fn all(me: Rank, size: u32, sequence: u32) -> Group {
         Group { members: Members::All(size), me: me.get(), channel: Channel::Collective(sequence) }
     }
 
-    /// The survivors of a shrink, which `number` tells from other shrinks.
+    /// The survivors of a shrink; `number` distinguishes this shrink from others.
     pub(super) fn survivors(members: Vec<Rank>, me: Rank, number: u32) -> Result<Group> {
         let place = members.iter().position(|member| *member == me);
         let place = place.and_then(|place| u32::try_from(place).ok());
@@ -87,15 +88,15 @@ impl Group {
     }
 }
 
-/// One round of exchange. Before it a rank knows of the `reach` ranks above and the `reach` ranks below itself.
+/// One round of exchange. Before it a rank has the data of the `reach` ranks above and the `reach` ranks below itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Round {
-    /// How far the two partners are: 2 × `reach` + 1.
+    /// The distance of the two partners: 2 × `reach` + 1.
     pub(super) distance: u32,
     reach: u32,
-    /// How many ranks further up it learns of, from the partner above.
+    /// How many more ranks above this one the partner above sends the data of.
     up: u32,
-    /// How many ranks further down it learns of, from the partner below.
+    /// How many more ranks below this one the partner below sends the data of.
     down: u32,
 }
 
@@ -110,31 +111,32 @@ pub(super) fn rounds(size: u32) -> impl Iterator<Item = Round> {
 }
 
 impl Round {
-    /// Whether the rank `ahead` above is among those that the partner above tells of.
+    /// Whether the partner above sends the data of the rank `ahead` places above.
     fn comes_from_above(self, ahead: u32) -> bool {
         (self.reach + 1..=self.reach + self.up).contains(&ahead)
     }
 
-    /// Whether the rank `ahead` above, which is `size - ahead` below, is among those that the partner below tells of.
+    /// Whether the partner below sends the data of the rank `ahead` places above, which is also `size - ahead` places
+    /// below.
     fn comes_from_below(self, ahead: u32, size: u32) -> bool {
         (self.reach + 1..=self.reach + self.down).contains(&(size - ahead))
     }
 }
 
-/// A rank that one exchanges with.
+/// A rank that this rank exchanges with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Neighbour {
     pub(super) rank: Rank,
-    /// Whether I connect to it, or it to me; it has this the other way round.
+    /// True if this rank opens the connection; the neighbour has the opposite value.
     pub(super) dial: bool,
 }
 
-/// Whom `me` exchanges with in a world of `size` ranks, each once.
+/// The ranks that `me` exchanges with in a world of `size` ranks, each once.
 pub(super) fn neighbours(me: Rank, size: u32) -> Vec<Neighbour> {
     let mut all: Vec<Neighbour> = Vec::new();
     for Round { distance, .. } in rounds(size) {
         let (above, below) = (me.after(distance, size), me.before(distance, size));
-        // Half-way round each is above the other: then the lower one connects.
+        // At half the world's distance both ranks are above each other: then the lower one connects.
         for (rank, dial) in [(above, above != below || me < above), (below, false)] {
             if all.iter().all(|other| other.rank != rank) {
                 all.push(Neighbour { rank, dial });
@@ -144,22 +146,23 @@ pub(super) fn neighbours(me: Rank, size: u32) -> Vec<Neighbour> {
     all
 }
 
-/// Which collective a message is of: its first byte, so that ranks that call different ones find out.
+/// The first byte of a message tells its collective, so that ranks which call different ones detect that.
 const ALL_GATHER: u8 = 1;
 const BROADCAST: u8 = 2;
 const BARRIER: u8 = 3;
 const SPLIT: u8 = 4;
 const MEETING: u8 = 5;
 
-/// The most bytes of the name of a call.
+/// The most bytes of a call's name.
 const MAX_CALL_BYTES: usize = 64;
 
-/// Every rank's bytes in rank order.
+/// Gathers every rank's bytes in rank order.
 pub(super) fn all_gather(mesh: &impl Mesh, group: &Group, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
     gather(mesh, (group, ALL_GATHER), mine, wait)
 }
 
-/// Every rank's entry of a split in rank order: what other ranks gather for another end is not taken for one.
+/// Gathers every rank's split entry in rank order. It has a kind of its own, so that the data of another gather is
+/// never taken for split entries.
 pub(super) fn gather_for_split(mesh: &impl Mesh, group: &Group, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
     gather(mesh, (group, SPLIT), mine, wait)
 }
@@ -167,15 +170,18 @@ pub(super) fn gather_for_split(mesh: &impl Mesh, group: &Group, mine: &[u8], wai
 fn gather(mesh: &impl Mesh, (group, kind): (&Group, u8), mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
     if mine.len() > MAX_GATHER_BYTES {
         let length = mine.len();
-        return Err(Error::invalid_argument(format!("{length} bytes to gather; at most {MAX_GATHER_BYTES} per rank")));
+        return Err(Error::invalid_argument(format!(
+            "an all-gather of {length} bytes per rank is too long: at most {MAX_GATHER_BYTES} are allowed"
+        )));
     }
     let size = group.size();
-    // The blocks of the ranks around me, from the lowest to the highest; and how many of them are below me.
+    // The blocks of the ranks around this one, from the lowest to the highest, and how many of them are below it.
     let mut known = VecDeque::from([mine.to_vec()]);
     let mut below = 0;
     for round in rounds(size) {
         let (up, down) = (Rank::new(round.up).index(), Rank::new(round.down).index());
-        // Who is below learns upwards, of the lowest that I know; who is above learns downwards, of the highest.
+        // The partner below gets the blocks of the lowest ranks that this rank has, the partner above those of the
+        // highest.
         mesh.put(group.below(round.distance), group.channel, &pack(kind, known.range(..up)), wait)?;
         if down > 0 {
             mesh.put(group.above(round.distance), group.channel, &pack(kind, known.range(known.len() - down..)), wait)?;
@@ -188,7 +194,7 @@ fn gather(mesh: &impl Mesh, (group, kind): (&Group, u8), mine: &[u8], wait: &Wai
         known.extend(highest);
         below += round.down;
     }
-    // The first is of the rank `below` below me.
+    // The first block is that of the rank `below` places below.
     known.rotate_right(Rank::new(group.me).before(below, size).index());
     Ok(known.into())
 }
@@ -218,7 +224,7 @@ fn take_blocks(
     Ok(blocks)
 }
 
-/// The root's bytes. A rank takes them in the round of an all-gather in which it would learn of the root.
+/// The root's bytes. A rank receives them in the round in which an all-gather would give it the root's block.
 pub(super) fn broadcast(mesh: &impl Mesh, group: &Group, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>> {
     let size = group.size();
     if root.get() >= size {
@@ -226,9 +232,11 @@ pub(super) fn broadcast(mesh: &impl Mesh, group: &Group, root: Rank, bytes: &[u8
     }
     if bytes.len() > MAX_GATHER_BYTES {
         let length = bytes.len();
-        return Err(Error::invalid_argument(format!("{length} bytes to broadcast; at most {MAX_GATHER_BYTES}")));
+        return Err(Error::invalid_argument(format!(
+            "a broadcast of {length} bytes is too long: at most {MAX_GATHER_BYTES} are allowed"
+        )));
     }
-    // How far above me the root is.
+    // How many places above this rank the root is.
     let ahead = root.before(group.me, size).get();
     let mut message = (ahead == 0).then(|| {
         let mut message = Writer::with_capacity(bytes.len() + 5);
@@ -268,7 +276,7 @@ fn take_broadcast(mesh: &impl Mesh, group: &Group, root: Rank, peer: Rank, wait:
     Ok(message)
 }
 
-/// An all-gather of nothing: who learns of a rank knows that it has come.
+/// An all-gather of nothing: to receive a rank's block, even an empty one, proves that the rank has arrived.
 pub(super) fn barrier(mesh: &impl Mesh, group: &Group, wait: &Wait) -> Result<()> {
     let take = |peer| mesh.take(peer, group.channel, group, wait);
     barrier_of(mesh, group, (&[BARRIER], wait), take, |peer, bytes| {
@@ -276,7 +284,7 @@ pub(super) fn barrier(mesh: &impl Mesh, group: &Group, wait: &Wait) -> Result<()
     })
 }
 
-/// The same, where `beside` goes on meanwhile.
+/// A barrier during which `beside` keeps running.
 pub(super) fn barrier_beside(mesh: &impl Mesh, group: &Group, wait: &Wait, beside: Beside<'_>) -> Result<()> {
     let take = |peer| take_beside(mesh, group, (peer, wait), beside);
     barrier_of(mesh, group, (&[BARRIER], wait), take, |peer, bytes| {
@@ -284,7 +292,7 @@ pub(super) fn barrier_beside(mesh: &impl Mesh, group: &Group, wait: &Wait, besid
     })
 }
 
-/// A barrier of ranks that come for `call`.
+/// A barrier of ranks that are about to make `call`.
 pub(super) fn meet(
     mesh: &impl Mesh,
     group: &Group,
@@ -365,14 +373,14 @@ fn name(kind: u8) -> &'static str {
     }
 }
 
-/// What a rank says in a split: its color and key, and bytes of the implementation (an address).
+/// A rank's entry for a split: its color and key, and bytes of the implementation (an address).
 pub(super) fn split_entry(color: Option<u32>, key: i64, extra: &[u8]) -> Vec<u8> {
     let mut entry = Writer::new();
     entry.u8(u8::from(color.is_some())).u32(color.unwrap_or(0)).i64(key).raw(extra);
     entry.finish()
 }
 
-/// The members of my color in their new order, each with its extra bytes.
+/// The members with my color in their new order, each with its extra bytes.
 pub(super) fn split_members(entries: &[Vec<u8>], color: u32) -> Result<Vec<(Rank, &[u8])>> {
     let mut members = Vec::new();
     for (rank, entry) in (0..).map(Rank::new).zip(entries) {
@@ -387,7 +395,8 @@ pub(super) fn split_members(entries: &[Vec<u8>], color: u32) -> Result<Vec<(Rank
     Ok(members.into_iter().map(|(_, rank, extra)| (rank, extra)).collect())
 }
 
-/// What a rank says in a shrink: whom it leaves out, as far as that fits, and bytes of the implementation (an address).
+/// A rank's entry for a shrink: the ranks it excludes (at most [`MOST_NAMED`] of them), and bytes of the implementation
+/// (an address).
 pub(super) fn shrink_entry(excluded: &[Rank], extra: &[u8]) -> Vec<u8> {
     let mut excluded: Vec<u32> = excluded.iter().take(MOST_NAMED).map(|rank| rank.get()).collect();
     excluded.sort_unstable();
@@ -401,19 +410,19 @@ pub(super) fn shrink_entry(excluded: &[Rank], extra: &[u8]) -> Vec<u8> {
     entry.finish()
 }
 
-/// Whom the rank that sent `entry` leaves out, and its extra bytes.
+/// The ranks that the sender of `entry` excludes, and its extra bytes.
 pub(super) fn shrink_parts(entry: &[u8]) -> Result<(Vec<u32>, &[u8])> {
     let mut reader = Reader::new(entry, "a shrink's entry");
     let count = reader.u32()?;
     if Rank::new(count).index() > MOST_NAMED {
-        return Err(reader.malformed("it leaves out more ranks than it may name"));
+        return Err(reader.malformed("it lists more excluded ranks than are allowed"));
     }
     let excluded = (0..count).map(|_| reader.u32()).collect::<Result<_>>()?;
     Ok((excluded, reader.rest()))
 }
 
-/// `error`, with which the shrink without `excluded` has ended, in the words of ranks that wait for each other because their lists
-/// differ: `other` is a message of a shrink with another list.
+/// The error of a failed shrink without `excluded`. If the cause is that ranks passed different lists and so waited for
+/// each other, says that in place of `error`. `other` is a message of a shrink with another list.
 pub(super) fn differing_lists(error: Error, excluded: &[Rank], other: Option<(Rank, &[u8])>) -> Error {
     let read = |(rank, message): (Rank, &[u8])| {
         let mut reader = open(message, ALL_GATHER, rank).ok()?;
@@ -421,7 +430,7 @@ pub(super) fn differing_lists(error: Error, excluded: &[Rank], other: Option<(Ra
         Some((rank, shrink_parts(&entry).ok()?.0))
     };
     let Some((rank, theirs)) = other.and_then(read) else { return error };
-    // Whoever gave up on its own list has left.
+    // A rank that gave up with its own list has left.
     if error.kind() != Kind::Timeout && error.peer() != Some(rank.get()) {
         return error;
     }
@@ -433,18 +442,18 @@ pub(super) fn differing_lists(error: Error, excluded: &[Rank], other: Option<(Ra
     }
     let (mine, theirs) = (ranges(mine), ranges(theirs));
     Error::mismatch(format!(
-        "rank {rank} leaves out {theirs} and this rank leaves out {mine}: all that are left must pass one list to shrink"
+        "shrink: rank {rank} excludes {theirs}, this rank excludes {mine}; all survivors must pass the same list"
     ))
     .about(rank)
 }
 
-/// The most ranks that an entry of a shrink names.
+/// The most ranks that an entry of a shrink lists.
 const MOST_NAMED: usize = 1024;
 
-/// The ranks that a shrink keeps.
+/// The ranks that remain after a shrink.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidArgument`] where `excluded` names no rank, all, or me.
+/// [`crate::error::Kind::InvalidArgument`] if `excluded` has a rank out of range, or all ranks, or this one.
 pub(super) fn survivors(me: Rank, size: u32, excluded: &[Rank]) -> Result<Vec<Rank>> {
     if let Some(stranger) = excluded.iter().find(|rank| rank.get() >= size) {
         return Err(Error::invalid_argument(format!(
@@ -452,22 +461,24 @@ pub(super) fn survivors(me: Rank, size: u32, excluded: &[Rank]) -> Result<Vec<Ra
         )));
     }
     if excluded.contains(&me) {
-        return Err(Error::invalid_argument(format!("rank {me} takes part in a shrink that excludes it")));
+        return Err(Error::invalid_argument(format!(
+            "shrink: rank {me} excludes itself; the excluded ranks must not call shrink"
+        )));
     }
     let excluded: std::collections::HashSet<Rank> = excluded.iter().copied().collect();
     Ok((0..size).map(Rank::new).filter(|rank| !excluded.contains(rank)).collect())
 }
 
-/// How a child was made: part of its key.
+/// How a child was made; it is part of the child's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum ChildKind {
-    /// By the split with this number, of this color.
+    /// By the split with this number, with this color.
     Split(u32, u32),
     /// By the shrink with this number.
     Shrink(u32),
 }
 
-/// The key of a child, which only the parent's members can derive.
+/// The key of a child. Only members of the parent can derive it.
 pub(super) fn child_key(parent: &[u8; 32], kind: ChildKind, members: &[Rank]) -> [u8; 32] {
     let mut seed = Writer::new();
     match kind {
@@ -480,14 +491,13 @@ pub(super) fn child_key(parent: &[u8; 32], kind: ChildKind, members: &[Rank]) ->
     blake3::keyed_hash(parent, seed.as_slice()).into()
 }
 
-/// The public number that goes with a key.
+/// The public number that belongs to a key.
 pub(super) fn id_of(key: &[u8; 32]) -> u64 {
     let hash: [u8; 32] = blake3::keyed_hash(key, b"rsccl id").into();
     u64::from_le_bytes(std::array::from_fn(|i| hash[i]))
 }
 
-/// A number for the shrink that keeps `members`, tried for the `attempt`-th time, so that shrinks with different lists do not
-/// take each other's messages.
+/// A number for the `attempt`-th try to shrink to `members`. It separates the messages of shrinks with different lists.
 pub(super) fn shrink_number(members: &[Rank], attempt: u32) -> u32 {
     let mut seed = Writer::new();
     seed.text("rsccl shrink").u32(attempt);

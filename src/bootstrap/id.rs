@@ -1,4 +1,4 @@
-//! The unique id: 128 bytes that tell ranks where the root is and let them prove that they were told.
+//! The unique id: 128 bytes that tell ranks where the root is and let them prove that they hold the id.
 //!
 //! | offset | width | field |
 //! |--------|-------|-------|
@@ -24,8 +24,8 @@ use crate::sync::Wait;
 use crate::sys::{host, interfaces, random};
 use crate::wire::Writer;
 
-/// Names one communicator-to-be. One rank makes it, all ranks get its bytes over a channel that they trust: whoever has
-/// them can join. Does not print its secret.
+/// Names a communicator that is about to be made. One rank makes the id, and all ranks get its bytes over a channel
+/// that they trust: whoever has them can join. `Debug` does not print the secret.
 ///
 /// # Examples
 /// ```
@@ -50,17 +50,17 @@ const UNAUTHENTICATED: u8 = 4;
 const CHECKED_BYTES: usize = UniqueId::BYTES - 8;
 
 impl UniqueId {
-    /// The length of an id, which is NCCL's.
+    /// The length of an id in bytes, equal to NCCL's.
     pub const BYTES: usize = 128;
 
-    /// Makes an id and serves it: a thread of this process waits for the ranks and ends when all are served, when the
-    /// deadlines of `options` have passed, or with the process. Nothing needs to be kept.
+    /// Makes an id and serves it: a thread of this process waits for the ranks. It ends when all are served, when the
+    /// deadlines of `options` have passed, or with the process. The caller need not keep anything.
     ///
-    /// With `comm_id` in the options the id only names that address, and rank 0 serves it when it joins.
+    /// If `options` has a `comm_id`, the id only names that address, and rank 0 serves it when it joins.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable, [`crate::error::Kind::InvalidArgument`] where
-    /// `comm_id` is no address, [`crate::error::Kind::System`] where no socket or thread is left.
+    /// [`crate::error::Kind::InvalidUsage`] if no network interface is usable, [`crate::error::Kind::InvalidArgument`]
+    /// if `comm_id` is not a valid address, [`crate::error::Kind::System`] if no socket or thread can be made.
     pub fn generate(options: &Options) -> Result<UniqueId> {
         let (id, root) = UniqueId::generate_held(options)?;
         if let Some(root) = root {
@@ -80,7 +80,7 @@ impl UniqueId {
         }
     }
 
-    /// [`UniqueId::generate`], which waits no longer than `wait` for an interface that is coming up.
+    /// [`UniqueId::generate`], which waits at most as long as `wait` for an interface that is coming up.
     pub(crate) fn generate_within(options: &Options, wait: &Wait) -> Result<UniqueId> {
         if let Some(id) = UniqueId::fixed(options)? {
             return Ok(id);
@@ -90,7 +90,8 @@ impl UniqueId {
         Ok(id)
     }
 
-    /// The id of the fixed address in `options`, which every rank can make for itself; `None` where there is no such address.
+    /// The id of the fixed address in `options`, which every rank can compute by itself; `None` if `options` has no
+    /// such address.
     ///
     /// # Errors
     /// As [`UniqueId::generate`].
@@ -112,7 +113,7 @@ impl UniqueId {
         Ok(Some(UniqueId::build((address, 0), flags, number, &secret)))
     }
 
-    /// A fresh id of a root that listens at `address`.
+    /// A new id with random number and secret, for a root that listens at `address`.
     pub(super) fn fresh(address: SocketAddr) -> Result<UniqueId> {
         let number = u64::from_le_bytes(random::bytes()?);
         let host = if address.ip().is_loopback() { this_host() } else { 0 };
@@ -141,27 +142,27 @@ impl UniqueId {
         UniqueId(bytes)
     }
 
-    /// The bytes, to be sent to the other ranks and to nobody else.
+    /// The bytes. They hold a secret: send them to the other ranks only.
     pub fn as_bytes(&self) -> &[u8; UniqueId::BYTES] {
         &self.0
     }
 
-    /// The id that another rank sent.
+    /// Decodes the id that another rank sent.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] where the length, the checksum, the version or a field is wrong.
+    /// [`crate::error::Kind::InvalidArgument`] if the length, the checksum, the version or a field is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<UniqueId> {
         let wrong = |why: String| Error::invalid_argument(format!("these bytes are not a unique id: {why}"));
         let Ok(bytes) = <[u8; UniqueId::BYTES]>::try_from(bytes) else {
             let length = bytes.len();
-            return Err(wrong(format!("it has {length} bytes where an id has {}", UniqueId::BYTES)));
+            return Err(wrong(format!("it has {length} bytes, an id has {}", UniqueId::BYTES)));
         };
         if bytes[0] != VERSION {
             let theirs = bytes[0];
-            return Err(wrong(format!("its format version is {theirs}, this library reads version {VERSION}")));
+            return Err(wrong(format!("its format version is {theirs}, this library knows version {VERSION}")));
         }
         if checksum(&bytes) != bytes[CHECKED_BYTES..] {
-            return Err(wrong("its checksum does not fit: it was cut, changed, or never an id".to_owned()));
+            return Err(wrong("its checksum is wrong: it was cut or changed, or never was an id".to_owned()));
         }
         let id = UniqueId(bytes);
         let known =
@@ -173,7 +174,7 @@ impl UniqueId {
         Ok(id)
     }
 
-    /// Where the root serves.
+    /// The root's address.
     pub fn address(&self) -> SocketAddr {
         match self.ip().to_ipv4_mapped() {
             Some(v4) => SocketAddr::new(IpAddr::V4(v4), self.port()),
@@ -181,38 +182,38 @@ impl UniqueId {
         }
     }
 
-    /// The number of the communicator, which is no secret.
+    /// The communicator's number, which is not secret.
     pub fn number(&self) -> u64 {
         u64::from_le_bytes(self.field(24))
     }
 
-    /// Whether rank 0 serves it when it joins (`NCCL_COMM_ID`).
+    /// Whether the address is fixed (`NCCL_COMM_ID`), so that rank 0 serves it when it joins.
     pub fn is_fixed(&self) -> bool {
         self.0[1] & FIXED != 0
     }
 
-    /// Whether its secret is a real one, so that strangers are kept out.
+    /// Whether it has a secret, which keeps strangers out.
     pub fn is_authenticated(&self) -> bool {
         self.0[1] & UNAUTHENTICATED == 0
     }
 
-    /// Whether this host can reach the root at all.
+    /// Checks that this host can reach the root.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] where the address is the loopback of another host.
+    /// [`crate::error::Kind::InvalidUsage`] if the address is the loopback of another host.
     pub(super) fn check_reach(&self) -> Result<()> {
         let host = u64::from_le_bytes(self.field(64));
         if host == 0 || host == this_host() {
             return Ok(());
         }
         Err(Error::invalid_usage(format!(
-            "the id leads to {} of another host, which had no interface up but loopback when the id was made there: make it once the \
-             network is up, and without NCCL_SOCKET_IFNAME=lo",
+            "the id leads to {} of another host, which had no interface up but loopback when the id was made there: \
+             make the id when the network is up, and without NCCL_SOCKET_IFNAME=lo",
             self.address()
         )))
     }
 
-    /// What ranks and root must agree on.
+    /// The values that ranks and root must agree on.
     pub(super) fn terms(&self) -> Terms {
         let key = blake3::keyed_hash(&self.field(32), b"rsccl root").into();
         Terms { key, purpose: Purpose::Root, communicator: self.number() }
@@ -231,7 +232,7 @@ impl UniqueId {
     }
 }
 
-/// A number that is equal where loopback leads to the same processes; 0 where the system does not tell.
+/// A number that is equal for processes that share one loopback interface; 0 if the system does not tell.
 fn this_host() -> u64 {
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let Some(boot) = host::boot_id().filter(|_| !namespace.as_os_str().is_empty()) else { return 0 };
@@ -239,7 +240,7 @@ fn this_host() -> u64 {
     u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
 }
 
-/// The key of the communicator that `ids` and the root's `session` make.
+/// The key of the communicator, derived from `ids` and the root's `session`.
 pub(super) fn communicator_key(ids: &[UniqueId], session: &[u8; 16]) -> [u8; 32] {
     let mut seed = Writer::new();
     seed.raw(session);
@@ -291,7 +292,7 @@ mod tests {
     fn wrong_bytes_are_errors_that_say_why() {
         let good = *id().as_bytes();
         let why = |bytes: &[u8]| UniqueId::from_bytes(bytes).unwrap_err().to_string();
-        assert!(why(&good[..127]).contains("it has 127 bytes where an id has 128"));
+        assert!(why(&good[..127]).contains("it has 127 bytes, an id has 128"));
         assert!(why(&[]).contains("it has 0 bytes"));
         assert!(why(&[0; 128]).contains("format version is 0"));
         for bit in 8..good.len() * 8 {

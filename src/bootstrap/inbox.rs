@@ -1,4 +1,4 @@
-//! What has come and nobody has taken yet: messages by sender and channel, who is gone, news for the user.
+//! What has arrived and nobody has taken yet: messages by sender and channel, ranks that are gone, events for the user.
 //!
 //! Holds no socket and no lock; `LocalBootstrap` puts one behind a mutex, `NetBootstrap` owns one.
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::types::Rank;
 
-/// The most bytes of one peer's messages that wait to be taken. Above it the peer's stream is not read further.
+/// The most bytes of one peer's messages that wait to be taken. Beyond it the peer's stream is not read.
 pub(super) const MAX_WAITING_BYTES: usize = 16 << 20;
 
 /// The most messages of one peer that wait to be taken.
@@ -39,17 +39,17 @@ impl std::fmt::Display for Channel {
     }
 }
 
-/// How a rank went.
+/// How a rank ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Gone {
-    /// Without goodbye, and why we think so.
+    /// Without goodbye; the text says how that was noticed.
     Died(String),
-    /// With goodbye, and its word.
+    /// With goodbye, and this word.
     Left(u64),
 }
 
 impl Gone {
-    /// The error for who waits for `rank`.
+    /// The error for a caller who waits for `rank`.
     pub(super) fn error(&self, rank: Rank) -> Error {
         match self {
             Gone::Died(why) => Error::remote(rank, format!("rank {rank} has died: {why}")),
@@ -76,14 +76,14 @@ struct Backlog {
 }
 
 impl Inbox {
-    /// Whether one more message of `from` may be pushed.
+    /// Whether there is room for another message of `from`.
     pub(super) fn has_room(&self, from: Rank) -> bool {
         self.waiting
             .get(&from)
             .is_none_or(|backlog| backlog.messages < MAX_WAITING_MESSAGES && backlog.bytes < MAX_WAITING_BYTES)
     }
 
-    /// Queues a message. The caller has asked [`Inbox::has_room`], or bounds what it pushes past it.
+    /// Queues a message. The caller has checked [`Inbox::has_room`], or bounds how far it exceeds it.
     pub(super) fn push(&mut self, from: Rank, channel: Channel, bytes: Vec<u8>) {
         let backlog = self.waiting.entry(from).or_default();
         backlog.messages += 1;
@@ -108,22 +108,23 @@ impl Inbox {
         Some(bytes)
     }
 
-    /// Why a wait for `from` on `channel` is in vain, if it is: it is gone, or its queue is full of other things.
+    /// Fails if a wait for `from` on `channel` cannot succeed: the rank is gone, or its queue is full of other
+    /// messages.
     pub(super) fn check(&self, from: Rank, channel: Channel) -> Result<()> {
         if let Some(gone) = self.gone.get(&from) {
             return Err(gone.error(from));
         }
         if !self.has_room(from) {
             return Err(Error::mismatch(format!(
-                "rank {from} has sent {MAX_WAITING_MESSAGES} messages or {MAX_WAITING_BYTES} bytes that nobody took, while \
-                 {channel} is waited for: check the tags"
+                "this rank waits for {channel}, but rank {from} has sent {MAX_WAITING_MESSAGES} messages or \
+                 {MAX_WAITING_BYTES} bytes that nobody took: check the tags"
             ))
             .about(from));
         }
         Ok(())
     }
 
-    /// The first of the dead that `of_interest` picks, as an error.
+    /// The error of the first dead rank for which `of_interest` is true.
     pub(super) fn check_dead(&self, of_interest: impl Fn(Rank) -> bool) -> Result<()> {
         if self.dead == 0 {
             return Ok(());
@@ -134,11 +135,12 @@ impl Inbox {
         }
     }
 
-    /// Why a rank that a collective needs has gone, where more is known than that: it may have left because of another's end.
+    /// A better reason than "the peer left", if one is known: a rank may have left because of another rank's death.
     pub(super) fn cause(&self, channel: Channel, wait: &Wait) -> Option<Error> {
         match channel {
             Channel::Collective(_) => wait.read(self.notes()).and_then(|()| self.check_dead(|_| true)).err(),
-            // Of those that a shrink leaves out some are dead, and a message is between two.
+            // A shrink excludes dead ranks, and a message concerns two ranks only: in neither does another rank's death
+            // matter.
             Channel::Shrink(_) | Channel::Message(_) => None,
         }
     }
@@ -148,7 +150,7 @@ impl Inbox {
         self.gone.get(&rank)
     }
 
-    /// Notes that `rank` is gone; false where that was known.
+    /// Records that `rank` is gone; false if that was known.
     pub(super) fn mark_gone(&mut self, rank: Rank, how: Gone) -> bool {
         if self.gone.contains_key(&rank) {
             return false;
@@ -162,7 +164,7 @@ impl Inbox {
         true
     }
 
-    /// Queues a published note; drops the oldest where there are too many.
+    /// Queues a published note; drops the oldest if there are too many.
     pub(super) fn note(&mut self, from: Rank, bytes: Vec<u8>) {
         if self.notes >= MAX_NOTES
             && let Some(oldest) = self.events.iter().position(|event| matches!(event, Event::Note { .. }))
@@ -174,12 +176,12 @@ impl Inbox {
         self.events.push_back(Event::Note { from, bytes });
     }
 
-    /// Queues the failure of the control plane itself.
+    /// Queues a failure of the control plane itself.
     pub(super) fn failed(&mut self, error: Error) {
         self.events.push_back(Event::Failed(error));
     }
 
-    /// The published notes that wait for a poll.
+    /// The published notes that no poll has taken yet.
     pub(super) fn notes(&self) -> impl Iterator<Item = (Rank, &[u8])> {
         self.events.iter().filter_map(|event| match event {
             Event::Note { from, bytes } => Some((*from, &bytes[..])),
@@ -187,13 +189,14 @@ impl Inbox {
         })
     }
 
-    /// Takes all news.
+    /// Takes all events.
     pub(super) fn events(&mut self) -> Vec<Event> {
         self.notes = 0;
         self.events.drain(..).collect()
     }
 
-    /// A rank whose part of another shrink than the one with `number` waits here, and that part: it may have passed another list.
+    /// A waiting message of a shrink with another number than `number`, and its rank, which may have passed another
+    /// list.
     pub(super) fn other_shrink(&self, number: u32) -> Option<(Rank, &[u8])> {
         let is_other = |channel: &Channel| matches!(channel, Channel::Shrink(other) if *other != number);
         let (sender, queue) = self.queues.iter().find(|((_, channel), _)| is_other(channel))?;

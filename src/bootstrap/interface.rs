@@ -1,6 +1,7 @@
-//! Which network interface to use: the rules of `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY`, and NCCL's order without them.
+//! The choice of the network interface: the rules of `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY`, and NCCL's default
+//! order.
 //!
-//! The choice is a function of a list, so tests need no such machine.
+//! The choice is a function of a list of interfaces, so tests can describe any machine.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -10,10 +11,10 @@ use crate::bootstrap::Options;
 use crate::error::{Error, Result};
 use crate::sys::interfaces::Interface;
 
-/// The most interfaces that are used, and the most that a rule may name.
+/// The most interfaces that are used, and the most names in a rule.
 pub const MAX_INTERFACES: usize = 16;
 
-/// The longest name of an interface, as the kernel bounds it.
+/// The longest interface name (the kernel's `IFNAMSIZ - 1`).
 const MAX_NAME_BYTES: usize = 15;
 
 /// Which addresses may be used.
@@ -65,10 +66,10 @@ impl FromStr for Family {
     }
 }
 
-/// What `NCCL_SOCKET_IFNAME` says. The default says nothing.
+/// The value of `NCCL_SOCKET_IFNAME`. The default has no rules.
 ///
-/// A list of names with commas. Each is a prefix; with `=` before the list each is a whole name; with `^` before the list (and
-/// before a `=`) the named ones are those not to use.
+/// A list of names separated by commas. Each is a prefix; after a leading `=` each is a whole name; after a leading `^`
+/// (which comes before a `=`) the named interfaces are excluded.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     names: Vec<String>,
@@ -87,27 +88,29 @@ impl FromStr for Rules {
         if names.len() > MAX_INTERFACES {
             let count = names.len();
             return Err(Error::invalid_argument(format!(
-                "'{shown}' names {count} interfaces; at most {MAX_INTERFACES}"
+                "'{shown}' has {count} interfaces: at most {MAX_INTERFACES} are allowed"
             )));
         }
         if let Some(long) = names.iter().find(|name| name.len() > MAX_NAME_BYTES) {
             let long: String = long.chars().take(64).flat_map(char::escape_default).collect();
-            return Err(Error::invalid_argument(format!("'{long}' is longer than an interface's name may be")));
+            return Err(Error::invalid_argument(format!(
+                "the interface name '{long}' is longer than {MAX_NAME_BYTES} characters"
+            )));
         }
         if names.is_empty() && !text.is_empty() {
-            return Err(Error::invalid_argument(format!("'{shown}' names no interface")));
+            return Err(Error::invalid_argument(format!("'{shown}' has no interface name")));
         }
         Ok(Rules { names, exact, exclude })
     }
 }
 
 impl Rules {
-    /// Whether nothing is said.
+    /// Whether there are no rules.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
 
-    /// Whether the interface may be used.
+    /// Whether the rules allow the interface `name`.
     pub fn allow(&self, name: &str) -> bool {
         let named = self.names.iter().any(|rule| if self.exact { name == rule } else { name.starts_with(rule) });
         self.is_empty() || named != self.exclude
@@ -121,15 +124,16 @@ impl std::fmt::Display for Rules {
     }
 }
 
-/// The interfaces that may be used, best first, each with its first address: at least one, at most [`MAX_INTERFACES`]. The library
-/// uses the first.
+/// The interfaces that may be used, best first, each with its first address: at least one, at most [`MAX_INTERFACES`].
+/// The library uses the first one.
 ///
-/// With rules, all that they allow, in the machine's order. Without: those named `ib…`; else the one in the subnet of `near`,
-/// if that is given (the fixed address of `NCCL_COMM_ID`); else all but `docker…`, `lo…` and `virbr…`; else `docker…`; else
-/// `lo…`; else `virbr…`.
+/// With rules, all that they allow, in the machine's order. Without rules: those named `ib…`; else the one in the
+/// subnet of `near`, if given (the fixed address of `NCCL_COMM_ID`); else all but `docker…`, `lo…` and `virbr…`; else
+/// `docker…`; else `lo…`; else `virbr…`.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidUsage`] where there is none; names the rules and what there is.
+/// [`crate::error::Kind::InvalidUsage`] if there is none; the message lists the rules and the interfaces of this
+/// machine.
 pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&SocketAddr>) -> Result<Vec<Interface>> {
     let usable: Vec<&Interface> = all.iter().filter(|interface| is_usable(interface, family)).collect();
     let pick = |wanted: &dyn Fn(&Interface) -> bool| {
@@ -157,7 +161,7 @@ pub fn choose(all: &[Interface], rules: &Rules, family: Family, near: Option<&So
     Ok(found)
 }
 
-/// The usable interface whose subnet holds `near`: for a bootstrap with a fixed or loopback address.
+/// The usable interface whose subnet contains `near`: for a bootstrap with a fixed or loopback address.
 pub fn nearest(all: &[Interface], rules: &Rules, family: Family, near: &SocketAddr) -> Option<Interface> {
     let mut usable = all.iter().filter(|interface| is_usable(interface, family) && rules.allow(&interface.name));
     usable.find(|interface| is_in_subnet(interface, near)).cloned()
@@ -171,7 +175,7 @@ fn is_v6_loopback(interface: &Interface) -> bool {
     interface.address.is_ipv6() && interface.address.is_loopback()
 }
 
-/// Whether `address` is in the interface's subnet, and on its link where the address is link-local.
+/// Whether `address` is in the interface's subnet and, if it is link-local, on the interface's link.
 fn is_in_subnet(interface: &Interface, address: &SocketAddr) -> bool {
     match (interface.address, interface.netmask, address) {
         (IpAddr::V4(ours), IpAddr::V4(mask), SocketAddr::V4(theirs)) => {
@@ -185,12 +189,12 @@ fn is_in_subnet(interface: &Interface, address: &SocketAddr) -> bool {
     }
 }
 
-/// Whether a link may have been made to reach other hosts.
+/// Whether the interface is one that usually reaches other hosts.
 pub(super) fn is_ordinary(name: &str) -> bool {
     !["docker", "lo", "virbr"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The error of who finds no interface; `what` is its beginning.
+/// The error when no interface is usable; the message begins with `what`.
 pub(super) fn nothing_usable(what: &str, all: &[Interface], options: &Options) -> Error {
     nothing(what, all, (&options.interfaces, options.family))
 }
@@ -199,7 +203,7 @@ const NOTHING: &str = "no usable network interface";
 
 fn nothing(what: &str, all: &[Interface], (rules, family): (&Rules, Family)) -> Error {
     let state = |interface: &Interface| match interface.running {
-        _ if is_v6_loopback(interface) => "never used: of the loopback addresses only IPv4's is",
+        _ if is_v6_loopback(interface) => "never used: the only loopback address that is used is IPv4's",
         true => "running",
         false => "not running",
     };
@@ -211,11 +215,11 @@ fn nothing(what: &str, all: &[Interface], (rules, family): (&Rules, Family)) -> 
     let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
     let rules = if rules.is_empty() { "not set".to_owned() } else { rules.to_string() };
     Error::invalid_usage(format!(
-        "{what}: NCCL_SOCKET_IFNAME is {rules}, NCCL_SOCKET_FAMILY is {family}, there are: {there}"
+        "{what}: NCCL_SOCKET_IFNAME is {rules}, NCCL_SOCKET_FAMILY is {family}; the interfaces are: {there}"
     ))
 }
 
-/// Interface and address in NCCL's words: `eth0:10.0.0.7<40213>`.
+/// An interface and its address as NCCL prints them: `eth0:10.0.0.7<40213>`.
 pub(super) struct Using<'a>(pub(super) &'a str, pub(super) SocketAddr);
 
 impl fmt::Display for Using<'_> {
@@ -225,7 +229,7 @@ impl fmt::Display for Using<'_> {
     }
 }
 
-/// The address of `interface` as a socket address with port 0, to bind to.
+/// The address of `interface` with port 0, to bind a socket to.
 pub fn address(interface: &Interface) -> SocketAddr {
     match interface.address {
         IpAddr::V4(ip) => SocketAddr::from((ip, 0)),
@@ -314,14 +318,17 @@ mod tests {
             error.contains("NCCL_SOCKET_IFNAME is =eth2") && error.contains("eth2 (10.3.0.5, not running)"),
             "{error}"
         );
-        assert!(choose(&[], &Rules::default(), Family::Any, None).unwrap_err().to_string().contains("there are: none"));
+        assert!(choose(&[], &Rules::default(), Family::Any, None).unwrap_err().to_string().contains(
+            "the interfaces \
+                                                                                                     are: none"
+        ));
     }
 
     #[test]
     fn the_ipv6_loopback_is_said_to_be_unused_and_not_to_be_running() {
         let only = [interface("lo", "::1", 128)];
         let error = choose(&only, &"lo".parse().unwrap(), Family::Any, None).unwrap_err().to_string();
-        assert!(error.contains("lo (::1, never used: of the loopback addresses only IPv4's is)"), "{error}");
+        assert!(error.contains("lo (::1, never used: the only loopback address that is used is IPv4's)"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! A connection that never blocks: handshake first, frames after. Root, ranks and stores all use it.
+//! A non-blocking connection: the handshake first, then frames. Roots, ranks and stores all use it.
 //!
-//! The owner's poller says when to read and write; a [`Link`] says what it waits for.
+//! The owner's poller tells when to read and write; [`Link::interest`] tells the owner what to poll for.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -19,44 +19,44 @@ use crate::wire::frame::{self, Frame, FrameReader};
 pub(super) struct Link {
     stream: TcpStream,
     handshake: Handshake,
-    /// Of the handshake, to be sent before any frame.
+    /// Handshake bytes, to be sent before any frame.
     opening: Outgoing,
     /// Frames to be sent.
     frames: Outgoing,
     reader: FrameReader,
-    /// Who is at the other end, once that is proved.
+    /// The rank at the other end, once it has proved itself.
     peer: Option<Rank>,
-    /// Where the other end is, for messages.
+    /// The address of the other end, for messages.
     pub(super) address: SocketAddr,
-    /// When the handshake must be done; its owner sees to it.
+    /// When the handshake must be done; the owner enforces it.
     pub(super) handshake_until: Option<Instant>,
-    /// Not to be read until its owner has room.
+    /// Do not read: the owner has no room.
     pub(super) paused: bool,
-    /// What the poller was last told.
+    /// The interest that the poller was last given.
     pub(super) told: Interest,
 }
 
-/// Why a link is of no more use.
+/// Why a link has ended.
 #[derive(Debug)]
 pub(super) enum End {
-    /// It could not be connected; nothing was sent.
+    /// The connection could not be made; nothing was sent.
     Unreachable(io::Error),
-    /// The other side closed it or was not who it should be, before anything was said.
+    /// The handshake failed, or the other side closed the connection during it.
     Rejected(String),
-    /// It was in use and ended.
+    /// The connection ended after the handshake.
     Closed(String),
 }
 
-/// What is read at once.
+/// The size of the read buffer.
 pub(super) const SCRATCH_BYTES: usize = 16 << 10;
 
-/// How much one readiness may read, so that a busy peer does not starve the others.
+/// How many reads one readiness event may cause: a busy peer must not starve the others.
 const READS_AT_ONCE: usize = 16;
 
-/// The pause before a connection is tried again grows to this at most.
+/// The longest pause before a connection is retried.
 pub(super) const MAX_RETRY_SLEEP: Duration = Duration::from_secs(4);
 
-/// The most capacity that an empty output buffer keeps.
+/// The capacity above which an empty output buffer is freed.
 const KEEP_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ impl Outgoing {
         self.bytes.len() - self.sent
     }
 
-    /// Sends what the stream takes now; true once nothing is left.
+    /// Sends as much as the stream takes now; true once nothing is left.
     fn flush(&mut self, stream: &mut TcpStream) -> io::Result<bool> {
         while self.sent < self.bytes.len() {
             match stream.write(&self.bytes[self.sent..]) {
@@ -88,22 +88,23 @@ impl Outgoing {
     }
 }
 
-/// Not connected yet (which a write tells as `NotConnected` or `WouldBlock`), or full.
+/// Whether the error is temporary: the stream is full, or not connected yet (a write then fails with `NotConnected` or
+/// `WouldBlock`).
 fn is_moment(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected)
 }
 
 impl Link {
-    /// Begins to connect to `address`; `handshake` is an initiator's.
+    /// Begins to connect to `address`; `handshake` must be an initiator's.
     pub(super) fn connect(address: SocketAddr, handshake: Handshake, most_bytes: usize) -> Result<Link, End> {
         let stream = socket::connect(address).map_err(End::Unreachable)?;
         let mut link = Link::new(stream, address, handshake, most_bytes);
-        // On a fast path the connection stands already, and the first words can go without another round of polling.
+        // On a fast path the connection exists already, and sending now saves a round of polling.
         link.flush()?;
         Ok(link)
     }
 
-    /// Takes an accepted stream; `handshake` is a responder's.
+    /// Wraps an accepted stream; `handshake` must be a responder's.
     pub(super) fn accepted(stream: TcpStream, from: SocketAddr, handshake: Handshake, most_bytes: usize) -> Link {
         Link::new(stream, from, handshake, most_bytes)
     }
@@ -125,17 +126,17 @@ impl Link {
         }
     }
 
-    /// Who is at the other end, once that is proved.
+    /// The rank at the other end, once it has proved itself.
     pub(super) fn peer(&self) -> Option<Rank> {
         self.peer
     }
 
-    /// For the poller.
+    /// The descriptor, for the poller.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// What to wait for.
+    /// What to poll for.
     pub(super) fn interest(&self) -> Interest {
         let write = self.opening.left() > 0 || (self.peer.is_some() && self.frames.left() > 0);
         match (self.paused, write) {
@@ -146,28 +147,28 @@ impl Link {
         }
     }
 
-    /// Bytes of frames that the stream has not taken yet.
+    /// How many bytes of frames the stream has not taken yet.
     pub(super) fn unsent(&self) -> usize {
         self.frames.left()
     }
 
-    /// Queues a frame. [`Link::flush`] sends it, once the handshake is done.
+    /// Queues a frame. [`Link::flush`] sends it once the handshake is done.
     pub(super) fn queue(&mut self, kind: u8, tag: u32, payload: &[u8]) {
         frame::append(&mut self.frames.bytes, kind, tag, payload);
     }
 
-    /// Queues bytes of whole frames.
+    /// Queues the bytes of whole frames.
     pub(super) fn queue_frames(&mut self, frames: &[u8]) {
         self.frames.bytes.extend_from_slice(frames);
     }
 
-    /// The frames of a link that never came to send any.
+    /// The queued frames of a link that has not sent any of them.
     pub(super) fn into_frames(self) -> Vec<u8> {
         debug_assert_eq!(self.frames.sent, 0, "only a link without handshake gives its frames back");
         self.frames.bytes
     }
 
-    /// Sends what can be sent now.
+    /// Sends as much as possible now.
     pub(super) fn flush(&mut self) -> Result<(), End> {
         let outcome = match self.opening.flush(&mut self.stream) {
             Ok(true) if self.peer.is_some() => self.frames.flush(&mut self.stream).map(|_| ()),
@@ -176,7 +177,8 @@ impl Link {
         outcome.map_err(|error| self.broken(error))
     }
 
-    /// Reads what is there, through `scratch`; gives whole frames to `sink`. What came before the end is given first.
+    /// Reads what has arrived, through `scratch`, and appends whole frames to `sink`. Frames that arrived before the
+    /// connection's end are delivered even if this fails.
     pub(super) fn read(&mut self, scratch: &mut [u8], sink: &mut Vec<Frame>) -> Result<(), End> {
         for _ in 0..READS_AT_ONCE {
             match self.stream.read(scratch) {
@@ -209,14 +211,14 @@ impl Link {
         Ok(())
     }
 
-    /// Whether the other end's kernel has everything that was sent, or never will.
+    /// Whether the other side's kernel has acknowledged everything that was sent, or never will.
     pub(super) fn is_delivered(&self) -> bool {
         poller::unacknowledged(self.fd()).map_or(true, |count| count == 0)
     }
 
-    /// Ends the sending side: the peer reads what was sent and then the end.
+    /// Shuts down the sending side: the peer reads what was sent and then end of file.
     pub(super) fn finish(&mut self) {
-        // Where the peer has gone first there is nothing to end.
+        // The peer may have closed first: then there is nothing to shut down.
         let _gone = self.stream.shutdown(std::net::Shutdown::Write);
     }
 
@@ -235,7 +237,7 @@ impl Link {
     }
 }
 
-/// `after` from `now`; where the clock does not reach so far, a time that nobody will live to see.
+/// `after` from `now`; if the clock cannot represent that, a time a century away.
 pub(super) fn moment(now: Instant, after: Duration) -> Instant {
     now.checked_add(after).unwrap_or_else(|| now + LIFETIME)
 }

@@ -1,4 +1,4 @@
-//! [`LocalBootstrap`]: the ranks are threads of one process; messages go through mailboxes, no socket is opened.
+//! [`LocalBootstrap`]: the ranks are threads of one process; messages go through mailboxes, without sockets.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,7 +13,8 @@ use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Condvar, Mutex, MutexGu
 use crate::sys::random;
 use crate::types::{Rank, World};
 
-/// One rank of a world of threads. Each rank's thread owns its own; dropping it without [`Bootstrap::close`] is dying.
+/// One rank of a world of threads. Each rank's thread owns one. If it is dropped without [`Bootstrap::close`], the
+/// peers see that the rank has died.
 #[derive(Debug)]
 pub struct LocalBootstrap {
     world: World,
@@ -35,7 +36,7 @@ struct Shared {
     nurseries: Mutex<HashMap<ChildKind, Nursery>>,
 }
 
-/// What comes for one rank. The condition variable serves who waits for a message and who waits for room.
+/// The mailbox of one rank. The condition variable wakes those who wait for a message and those who wait for room.
 #[derive(Debug, Default)]
 struct Mailbox {
     inbox: Mutex<Inbox>,
@@ -75,7 +76,7 @@ impl Mailbox {
         lock(&self.inbox)
     }
 
-    /// Waits for a change, a moment at most.
+    /// Waits for a change, at most a short moment.
     fn pause<'a>(&self, inbox: MutexGuard<'a, Inbox>, wait: &Wait) -> MutexGuard<'a, Inbox> {
         let slice = wait.slice(ABORT_CHECK);
         match self.changed.wait_timeout(inbox, slice) {
@@ -85,20 +86,20 @@ impl Mailbox {
     }
 }
 
-/// The data behind these locks is whole after every statement, so a panic elsewhere does not spoil it.
+/// The data behind these locks is consistent after every statement, so a poisoned lock may be used.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl LocalBootstrap {
-    /// The most threads that may form a world.
+    /// The largest world of threads.
     pub const MAX_RANKS: u32 = 1 << 16;
 
-    /// A world of `size` ranks, in rank order, to be handed to so many threads.
+    /// Makes a world of `size` ranks, in rank order; the caller gives each to a thread.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] for no rank or more than [`LocalBootstrap::MAX_RANKS`];
-    /// [`crate::error::Kind::System`] where the kernel gives no randomness.
+    /// [`crate::error::Kind::InvalidArgument`] if `size` is 0 or above [`LocalBootstrap::MAX_RANKS`];
+    /// [`crate::error::Kind::System`] if the kernel gives no randomness.
     pub fn world(size: u32) -> Result<Vec<LocalBootstrap>> {
         if size == 0 || size > LocalBootstrap::MAX_RANKS {
             let most = LocalBootstrap::MAX_RANKS;
@@ -119,7 +120,7 @@ impl LocalBootstrap {
     }
 
     fn next_group(&self) -> Group {
-        // Relaxed: one thread at a time begins collectives; only the number counts.
+        // Relaxed: one thread at a time begins collectives; only the value matters.
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         Group::all(self.world.rank, self.world.size, sequence)
     }
@@ -161,8 +162,8 @@ impl Mesh for LocalBootstrap {
         self.check_peer(peer)?;
         let mailbox = &self.shared.mailboxes[peer.index()];
         loop {
-            // Asked before the push: a peer that leaves on receiving this message has done nothing wrong. The two
-            // mailboxes are locked in turn, never at once.
+            // Asked before the push: a peer that leaves after it received this message has done nothing wrong. The two
+            // mailboxes are locked one after the other, never at once.
             let mine = self.mine().open();
             if let Some(gone) = mine.gone(peer) {
                 return Err(mine.cause(channel, wait).unwrap_or_else(|| gone.error(peer)).at(self.world.rank));
@@ -209,7 +210,7 @@ impl LocalBootstrap {
                 }
                 return Ok(bytes);
             }
-            // A cause first: the peer that is waited for may only have left because of it.
+            // Look for a cause first: the peer that this rank waits for may have left because of it.
             let cause = wait.read(inbox.notes()).and_then(|()| in_vain(&inbox));
             let outcome = cause
                 .and_then(|()| inbox.check(peer, channel))
@@ -242,7 +243,7 @@ impl LocalBootstrap {
     }
 }
 
-/// The words of a time-out in which `channel` did not come from `peer`.
+/// The text of a time-out when `channel` did not arrive from `peer`.
 pub(super) fn waited_for(peer: Rank, channel: Channel) -> String {
     format!("waited for {channel} from rank {peer}")
 }
@@ -282,7 +283,7 @@ impl Bootstrap for LocalBootstrap {
     }
 
     fn exchanges(&self) -> u64 {
-        // Relaxed: only the number counts.
+        // Relaxed: only the value matters.
         self.sequence.load(Ordering::Relaxed).into()
     }
 
@@ -348,13 +349,15 @@ impl Bootstrap for LocalBootstrap {
 }
 
 /// # Errors
-/// [`crate::error::Kind::InvalidArgument`] where a message is longer than [`MAX_GATHER_BYTES`].
+/// [`crate::error::Kind::InvalidArgument`] if a message is longer than [`MAX_GATHER_BYTES`].
 pub(super) fn check_message(bytes: &[u8]) -> Result<()> {
     if bytes.len() <= MAX_GATHER_BYTES {
         return Ok(());
     }
     let length = bytes.len();
-    Err(Error::invalid_argument(format!("a bootstrap message of {length} bytes; at most {MAX_GATHER_BYTES}")))
+    Err(Error::invalid_argument(format!(
+        "a bootstrap message of {length} bytes is too long: at most {MAX_GATHER_BYTES} are allowed"
+    )))
 }
 
 impl Drop for LocalBootstrap {

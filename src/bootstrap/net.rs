@@ -1,12 +1,14 @@
 //! [`NetBootstrap`]: ranks anywhere, over TCP.
 //!
-//! Joining: each rank listens, checks in with its root and gets the addresses of its neighbours, the ranks 1, 3, 9, … above and
-//! below it; it connects to those above, those below connect to it, and one all-gather over these connections spreads all
-//! addresses. They stay open; a message for another rank opens one more when it is first needed. There is no thread: whoever waits moves the
-//! bytes of all connections, and [`Bootstrap::poll`] moves them without waiting.
+//! Joining: each rank listens, checks in with its root and gets the addresses of its neighbours, the ranks 1, 3, 9, …
+//! above and below it. It connects to those above, those below connect to it, and one all-gather over these connections
+//! distributes all addresses. These connections stay open; the first message to any other rank opens one more. There is
+//! no background thread: a waiting call moves the bytes of all connections, and [`Bootstrap::poll`] moves them without
+//! waiting.
 //!
-//! The end of a connection without goodbye is a death. Deaths, goodbyes and published notes are told on over every connection
-//! that stands, each once, so that news reaches everyone in ⌈log₃ N⌉ hops even where some ranks are gone.
+//! A connection that ends without goodbye means a death. Deaths, goodbyes and published notes are gossip: each rank
+//! forwards each of them once over all its connections, so they reach everyone in ⌈log₃ N⌉ hops even if some ranks are
+//! gone.
 
 mod control;
 mod gossip;
@@ -36,7 +38,8 @@ use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 use control::ControlPlane;
 use shared::Shared;
 
-/// One rank of a world that is connected by TCP. Dropping it without [`Bootstrap::close`] is dying.
+/// One rank of a world that is connected by TCP. If it is dropped without [`Bootstrap::close`], the peers see that the
+/// rank has died.
 #[derive(Debug)]
 pub struct NetBootstrap {
     world: World,
@@ -45,7 +48,7 @@ pub struct NetBootstrap {
     control: Shared<ControlPlane>,
     sequence: AtomicU32,
     splits: AtomicU32,
-    /// How often a shrink to these members was tried.
+    /// For each set of survivors (by its number), how often a shrink to it was tried.
     attempts: Mutex<HashMap<u32, u32>>,
     options: Options,
 }
@@ -53,30 +56,31 @@ pub struct NetBootstrap {
 /// How long a wait polls before it looks at the abort flag again, which does not wake it.
 const ABORT_CHECK: Duration = Duration::from_millis(20);
 
-/// The most bytes that wait to be taken by one peer's connection before a send waits.
+/// The most unsent bytes for one peer; with more, a send waits.
 const MAX_UNSENT_BYTES: usize = 1 << 20;
 
-/// How long a close waits for what was sent to be taken by the kernel.
+/// How long a close waits until the kernel has taken what was sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a rank that gives up in init waits for neighbours to connect, to tell them why.
+/// How long a rank that fails in init waits for its neighbours to connect, so that it can tell them why.
 const GIVE_UP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a rank waits on a child's connections between two looks at its parent's.
+/// How long a rank waits on a child's connections before it looks at the parent's.
 const CHILD_LOOK: Duration = Duration::from_millis(5);
 
-/// How long the news of why a member left a child may take: it tells them as soon as it has left.
+/// How long to wait for the note that says why a member left a child: the member sends it just after it leaves.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 
 impl NetBootstrap {
-    /// Joins the world that `ids` name, as rank `rank` of `size`. Every rank passes the same ids in the same order (one is the
-    /// rule; more share the work of large worlds, each serving a contiguous block of ranks) and the same size.
+    /// Joins the world that `ids` name, as rank `rank` of `size`. Every rank passes the same ids in the same order, and
+    /// the same size. One id is the normal case; with several, each serves a contiguous block of ranks, which speeds up
+    /// large worlds.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] for an impossible rank, size or number of ids;
-    /// [`crate::error::Kind::InvalidUsage`] where no interface is usable; [`crate::error::Kind::Mismatch`] where the number is
-    /// taken or ranks disagree about the world; [`crate::error::Kind::Timeout`] where ranks never came, which it names, or
-    /// the root cannot be reached; [`crate::error::Kind::Remote`] where a rank died meanwhile.
+    /// [`crate::error::Kind::InvalidUsage`] if no interface is usable; [`crate::error::Kind::Mismatch`] if the rank's
+    /// number is taken or ranks disagree about the world; [`crate::error::Kind::Timeout`] with the missing ranks, or if
+    /// the root cannot be reached; [`crate::error::Kind::Remote`] if a rank died meanwhile.
     pub fn join(ids: &[UniqueId], rank: Rank, size: u32, options: &Options, wait: &Wait) -> Result<NetBootstrap> {
         let joined = join::check_in(ids, rank, size, options, wait).map_err(|error| error.at(rank).during("init"))?;
         let started = clock::now();
@@ -147,7 +151,7 @@ impl NetBootstrap {
             .at(self.world.rank))
     }
 
-    /// Moves bytes until `done` yields something.
+    /// Drives the connections until `done` yields a value.
     fn until<T>(
         &self,
         wait: &Wait,
@@ -166,15 +170,16 @@ impl NetBootstrap {
             wait.check(|| waiting_for(&self.control.lock()))?;
             self.control.give_way();
             control = self.control.lock();
-            // Where another thread has moved bytes meanwhile, what this one waits for may be here: it looks before it sleeps.
+            // Where another thread has moved bytes meanwhile, what this one waits for may be here: it looks before it
+            // sleeps.
             if control.drives() == drives {
                 control.drive(wait.slice(ABORT_CHECK))?;
             }
         }
     }
 
-    /// Waits until the connections have taken everything that goes to `only`, or to all ranks which are still there. A rank that
-    /// goes on to wait for something else moves no bytes here, so what it has said must have left before.
+    /// Waits until the connections have taken all bytes for `only`, or for all living ranks. A caller that then waits
+    /// for something else does not drive these connections, so the bytes must have left before it returns.
     fn settle(&self, only: Option<Rank>, wait: &Wait) -> Result<()> {
         let busy = |control: &ControlPlane| match only {
             Some(peer) => Some(peer).filter(|_| control.unsent(peer) > 0 && control.inbox().gone(peer).is_none()),
@@ -191,7 +196,7 @@ impl NetBootstrap {
         })
     }
 
-    /// Runs one collective to the end.
+    /// Runs one collective until all its bytes have been sent.
     fn collective<T>(&self, wait: &Wait, run: impl FnOnce(&Group) -> Result<T>) -> Result<T> {
         let outcome = run(&self.next_group()).map_err(|error| error.at(self.world.rank))?;
         self.settle(None, wait)?;
@@ -211,7 +216,7 @@ impl NetBootstrap {
             if let Some(bytes) = control.take(peer, channel) {
                 return Ok(Some(bytes));
             }
-            // A cause first: the peer that is waited for may only have left because of it.
+            // Look for a cause first: the peer that this rank waits for may have left because of it.
             wait.read(control.inbox().notes())?;
             in_vain(control.inbox())?;
             control.inbox().check(peer, channel)?;
@@ -240,7 +245,7 @@ impl NetBootstrap {
         Ok(taken)
     }
 
-    /// Forms the child whose members (with their addresses, in their new order) are `members`.
+    /// Makes the child with these `members`, given in their new order with their addresses.
     fn grow(&self, kind: ChildKind, members: &[(Rank, SocketAddr)], own: Own, wait: &Wait) -> Result<Child> {
         let ranks: Vec<Rank> = members.iter().map(|(rank, _)| *rank).collect();
         let size = u32::try_from(members.len()).map_err(|_| Error::internal("a child larger than its parent"))?;
@@ -254,22 +259,23 @@ impl NetBootstrap {
         }
         let neighbours = collective::neighbours(world.rank, size);
         child.connect_neighbours(neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1));
-        // Nobody returns before all connections stand, so that later a missing one means a dead rank.
+        // No rank returns before all connections of the child exist; so a connection that ends later means a dead rank.
         if let Err(error) = self.meet_child(&child, &ranks, wait) {
-            // The others hear the cause over this bootstrap, in its numbers; here they shall not take this rank for dead.
+            // The others learn the cause over this bootstrap, in its rank numbers. The goodbye keeps them from taking
+            // this rank for dead in the child.
             child.control.lock().close(0, CLOSE_TIMEOUT);
             return Err(error.at(self.world.rank).during("connecting the child"));
         }
         Ok(collective::child(child, ranks))
     }
 
-    /// Waits until the child's `members` have all met in it, looking at their news in this bootstrap meanwhile: a rank that dies before
-    /// it is connected in the child is seen here at once.
+    /// Waits until all `members` have met in the child. Meanwhile it watches this bootstrap for their deaths: a rank
+    /// that dies before it is connected in the child is noticed here at once.
     ///
     /// # Errors
-    /// The cause, in the numbers of this bootstrap.
+    /// The cause, in the rank numbers of this bootstrap.
     fn meet_child(&self, child: &NetBootstrap, members: &[Rank], wait: &Wait) -> Result<()> {
-        // What the child's ranks publish is nothing to the parent's reader.
+        // The parent's reader must not see notes of the child's ranks.
         let quiet = wait.clone().with_notes(None);
         let seen = RefCell::new(None);
         let look = || {
@@ -287,7 +293,7 @@ impl NetBootstrap {
         met.map_err(|error| seen.take().unwrap_or_else(|| self.cause_in_child(&error, members, wait)))
     }
 
-    /// What is known here of the end or failure of one of `members`.
+    /// Fails if this bootstrap knows of a death or failure of one of `members`.
     fn check_members(&self, members: &[Rank], wait: &Wait) -> Result<()> {
         let mut control = self.control.lock();
         control.drive(Duration::ZERO)?;
@@ -295,7 +301,8 @@ impl NetBootstrap {
         failed.and_then(|()| control.inbox().check_dead(|rank| members.contains(&rank)))
     }
 
-    /// The cause of `error`, which the child's own connections brought: where a member has gone, its news come here.
+    /// The cause of `error`, which came over the child's connections. If a member has gone, the reason arrives over
+    /// this bootstrap.
     fn cause_in_child(&self, error: &Error, members: &[Rank], wait: &Wait) -> Error {
         if error.kind() != Kind::Remote {
             return in_parent(error, members);
@@ -313,14 +320,14 @@ impl NetBootstrap {
         in_parent(error, members)
     }
 
-    /// A listener for a child, on our interface.
+    /// A listener for a child, on this rank's interface.
     fn own(&self) -> Result<Own> {
         let (listener, address) = socket::listen(self.interface)?;
         Ok(Own { interface: self.interface, listener, address })
     }
 }
 
-/// `error` of a child that is being connected, for its maker, who knows its ranks by the parent's numbers: `members`.
+/// Translates the `error` of a child that is being connected to the parent's rank numbers: `members`.
 pub(crate) fn in_parent(error: &Error, members: &[Rank]) -> Error {
     let child = error.peer().map(Rank::new);
     match child.and_then(|child| Some((child, members.get(child.index())?))) {
@@ -332,7 +339,7 @@ pub(crate) fn in_parent(error: &Error, members: &[Rank]) -> Error {
     }
 }
 
-/// Where a rank listens.
+/// This rank's listener.
 #[derive(Debug)]
 struct Own {
     /// The interface's address, port 0.
@@ -341,7 +348,7 @@ struct Own {
     address: SocketAddr,
 }
 
-/// The address that `bytes` hold.
+/// Decodes an address.
 fn read_address(bytes: &[u8]) -> Result<SocketAddr> {
     let mut reader = Reader::new(bytes, "an address");
     let address = reader.address()?;
@@ -477,7 +484,8 @@ impl Bootstrap for NetBootstrap {
         self.grow(ChildKind::Shrink(number), &members, own, wait)
     }
 
-    /// Also waits a little for those neighbours that are not connected yet: they would see only that this rank has gone.
+    /// Also waits a little for neighbours that are not connected yet: otherwise they would only see that this rank has
+    /// gone.
     fn give_up(&self, error: &Error) {
         let neighbours = collective::neighbours(self.world.rank, self.world.size);
         let mut control = self.control.lock();
@@ -550,7 +558,7 @@ mod tests {
 
     #[test]
     fn both_may_open_the_pair_at_once_and_order_is_kept() {
-        // 0 and 4 of 9 are no neighbours (1 and 3 are the distances), so both open.
+        // 0 and 4 of 9 are not neighbours (the distances are 1 and 3), so both open a connection.
         run(9, |bootstrap| {
             let me = bootstrap.world.rank.get();
             if me == 0 || me == 4 {

@@ -1,4 +1,4 @@
-//! What the bootstrap can be told; the configuration fills it from the environment.
+//! The options of the bootstrap; `config` fills them from the environment.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,30 +6,31 @@ use std::time::Duration;
 use crate::bootstrap::interface::{Family, Rules};
 use crate::error::{Error, Result};
 
-/// How ids are made and ranks find each other. The default is what NCCL does with no variable set.
+/// How ids are made and how ranks find each other. The default equals NCCL's behaviour with no variable set.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// `NCCL_COMM_ID`: a fixed `host:port` where rank 0 serves, in place of an id that travels.
+    /// `NCCL_COMM_ID`: a fixed `host:port` where rank 0 serves, in place of an id that is sent to the ranks.
     pub comm_id: Option<String>,
-    /// The secret that goes with a fixed address. Without one its id is marked unauthenticated.
+    /// The secret of a fixed address. Without one the id is marked unauthenticated.
     pub secret: Option<Secret>,
     /// `NCCL_SOCKET_IFNAME`: which interfaces may be used.
     pub interfaces: Rules,
     /// `NCCL_SOCKET_FAMILY`: which addresses may be used.
     pub family: Family,
-    /// Whether ranks of other hosts are known to come: then the root waits for an interface that they reach, and does not take loopback.
+    /// Whether ranks of other hosts are expected: then the root waits for an interface that they can reach, and does
+    /// not use loopback.
     pub other_hosts: bool,
-    /// Whether rank 0 is known to have made the id, so that errors of its root are about it.
+    /// Whether rank 0 is known to have made the id: then errors of the root name rank 0.
     pub first_serves: bool,
-    /// `NCCL_SOCKET_RETRY_CNT`: how often a connection that fails is tried again.
+    /// `NCCL_SOCKET_RETRY_CNT`: how often a failed connection is retried.
     pub retry_count: u32,
-    /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: the k-th retry comes k times this later.
+    /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: the pause before the k-th retry is k times this.
     pub retry_sleep: Duration,
-    /// How long a root waits for the last rank once the first has come; a rank with less time left shortens it.
+    /// How long a root waits for the last rank after the first has come; a rank with less time left shortens it.
     pub check_in_timeout: Duration,
     /// How long a root waits for the first rank.
     pub root_lifetime: Duration,
-    /// How long a connection may take to prove that it belongs.
+    /// How long the handshake of a connection may take.
     pub handshake_timeout: Duration,
 }
 
@@ -51,36 +52,36 @@ impl Default for Options {
     }
 }
 
-/// A secret that ranks share beforehand. It does not print.
+/// A secret that all ranks know beforehand. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Vec<u8>);
 
 /// The most bytes of a secret.
 const MAX_SECRET_BYTES: usize = 4096;
 
-/// The permission bits of a file that let others than its owner at it.
+/// The permission bits of a file that give access to others than its owner.
 const OTHERS_MODE: u32 = 0o077;
 
 impl Secret {
     /// A secret of 1 to 4096 bytes.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] for none or more.
+    /// [`crate::error::Kind::InvalidArgument`] for any other length.
     pub fn new(bytes: &[u8]) -> Result<Secret> {
         if bytes.is_empty() || bytes.len() > MAX_SECRET_BYTES {
             let length = bytes.len();
             return Err(Error::invalid_argument(format!(
-                "a secret of {length} bytes; 1 to {MAX_SECRET_BYTES} are allowed"
+                "the secret has {length} bytes: 1 to {MAX_SECRET_BYTES} are allowed"
             )));
         }
         Ok(Secret(bytes.to_vec()))
     }
 
-    /// The content of a file that only its owner may read; a newline at its end does not count.
+    /// The content of a file that only its owner may read, without a newline at its end.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where it cannot be read, [`crate::error::Kind::InvalidArgument`] where others may read it
-    /// or its length is wrong.
+    /// [`crate::error::Kind::System`] if the file cannot be read, [`crate::error::Kind::InvalidArgument`] if others may
+    /// read it or its length is not allowed.
     pub fn from_file(path: &Path) -> Result<Secret> {
         use std::io::Read;
         use std::os::unix::fs::PermissionsExt;
@@ -91,7 +92,7 @@ impl Secret {
             let shown = path.display();
             let mode = mode & 0o777;
             return Err(Error::invalid_argument(format!(
-                "others may read the secret {shown} (mode {mode:o}): chmod 600 it"
+                "the secret {shown} is readable by others (mode {mode:o}): run chmod 600 on it"
             )));
         }
         let mut bytes = Vec::new();
@@ -99,7 +100,7 @@ impl Secret {
         Secret::new(bytes.strip_suffix(b"\n").unwrap_or(&bytes))
     }
 
-    /// A key that depends on the secret and on what it is `bound` to.
+    /// A key derived from the secret and from `bound`, so that keys for different purposes differ.
     pub(crate) fn key(&self, bound: &str) -> [u8; 32] {
         let secret: [u8; 32] = blake3::hash(&self.0).into();
         blake3::keyed_hash(&secret, bound.as_bytes()).into()

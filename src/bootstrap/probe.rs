@@ -1,4 +1,4 @@
-//! Whether the root of an id still serves.
+//! A test whether the root of an id still serves.
 
 use std::time::Duration;
 
@@ -10,19 +10,20 @@ use crate::sync::{Deadline, Wait};
 use crate::sys::clock;
 use crate::sys::poller::{Poller, Ready};
 
-/// How long a root may take to prove itself. It serves from a thread that does nothing else.
+/// How long a root may take to prove itself; its thread does nothing else.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a wait polls before it looks at the abort flag again.
 const ABORT_CHECK: Duration = Duration::from_millis(20);
 
-/// The most bytes of a frame: the root says nothing to whom asks nothing.
+/// The most bytes of a frame: a root sends none to a connection that makes no request.
 const MOST_BYTES: usize = 64;
 
-/// Connects to the root of `id` and lets it prove that it has the id's secret. False where nobody answers, or somebody else does.
+/// Connects to the root of `id` and runs the handshake, which proves that it has the id's secret. False if nothing
+/// answers, or something else does.
 ///
 /// # Errors
-/// The abort's reason, or the deadline of `wait`.
+/// The abort's reason, or the time-out of `wait`.
 pub(super) fn root_answers(id: &UniqueId, wait: &Wait) -> Result<bool> {
     let handshake = Handshake::initiate(id.terms(), NO_RANK, NO_RANK)?;
     let Ok(mut link) = Link::connect(id.address(), handshake, MOST_BYTES) else { return Ok(false) };

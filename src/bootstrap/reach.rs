@@ -1,4 +1,4 @@
-//! The interface whose address this rank tells the others; waited for where it is still coming up.
+//! The choice of the interface whose address this rank tells the others; waits for one that is still coming up.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,19 @@ use crate::sync::Wait;
 use crate::sys::interfaces::{self, Interface};
 use crate::sys::{clock, poller};
 
-/// What an interface is wanted for.
+/// The requirements on an interface.
 pub(super) struct Wanted<'a> {
-    /// Picks one of all there are.
+    /// Picks one interface of a list.
     pub(super) pick: &'a dyn Fn(&[Interface]) -> Result<Interface>,
-    /// Whether ranks of other hosts must reach it, so that loopback will not do.
+    /// Whether ranks of other hosts must reach it: then loopback is not enough.
     pub(super) by_others: &'a dyn Fn(&[Interface]) -> bool,
 }
 
-/// The interface that is wanted, as soon as it is up.
+/// The wanted interface, as soon as it is up.
 ///
 /// # Errors
-/// [`Kind::InvalidUsage`] with what there is: at once where no link has a name that the options allow, else at the deadline of `wait`.
+/// [`Kind::InvalidUsage`] with the list of interfaces: at once if no link has a name that the options allow, else at
+/// the deadline of `wait`.
 pub(super) fn interface(wanted: &Wanted<'_>, options: &Options, wait: &Wait) -> Result<Interface> {
     let started = clock::now();
     let mut told = false;
@@ -47,15 +48,15 @@ fn overdue(why: &Error, started: Instant) -> Error {
     Error::invalid_usage(format!("{}; waited {waited:.1} s for one to come up", why.message()))
 }
 
-/// Whether a link that the options allow is there and cannot be used yet.
+/// Whether a link that the options allow exists but cannot be used yet.
 ///
 /// # Errors
-/// [`Kind::System`] where the kernel does not tell.
+/// [`Kind::System`] if the kernel does not tell.
 pub(crate) fn may_come_up(all: &[Interface], options: &Options) -> Result<bool> {
     let is_up = |name: &str| all.iter().any(|interface| interface.name == name && interface.running);
     let may = |name: &String| interface::is_ordinary(name) && options.interfaces.allow(name) && !is_up(name);
     Ok(interfaces::links()?.iter().any(may))
 }
 
-/// Between two looks at the interfaces.
+/// The pause between two looks at the interfaces.
 const LOOK: Duration = Duration::from_millis(50);

@@ -1,8 +1,8 @@
-//! The root: one thread and one poll loop where all ranks check in, and from where each gets what it needs to find the others.
+//! The root: one thread with one poll loop, where all ranks check in and get the addresses of their neighbours.
 //!
-//! Any connection but a rank's own check-in costs only itself: [`Acceptor`] drops strangers; a number that is taken or another
-//! world's size is answered with the reason. A rank that dies after its check-in, and the deadline, end the root: everyone
-//! present is told why. [`Roster`] decides; this file passes on.
+//! A bad connection costs only itself: [`Acceptor`] drops strangers, and a rank whose number is taken, or whose world
+//! has another size, gets the reason as its answer. The death of a rank after its check-in, or the deadline, ends the
+//! root: it tells the reason to every rank that is present. [`Roster`] decides; this file moves the frames.
 
 use std::collections::HashMap;
 use std::net::TcpListener;
@@ -23,11 +23,12 @@ use crate::sys::{clock, random};
 use crate::types::Rank;
 use crate::wire::frame::Frame;
 
-/// A root that serves. Dropping it ends it; [`Root::detach`] lets it serve until all ranks are served or its deadline passes.
+/// A root that serves. Dropping it ends it. After [`Root::detach`] it serves until all ranks are served or its deadline
+/// passes.
 #[derive(Debug)]
 pub struct Root(ServiceThread);
 
-/// How long a root stays to send its answers, and a failed one to tell ranks that come late.
+/// How long a root stays to send its answers; a failed root stays as long to answer late ranks.
 const LINGER: Duration = Duration::from_secs(3);
 
 impl Root {
@@ -39,7 +40,7 @@ impl Root {
         Root::serve_within(options, &Wait::new(options.check_in_timeout, &AbortFlag::new()))
     }
 
-    /// [`Root::serve`], which waits no longer than `wait` for an interface that is coming up.
+    /// [`Root::serve`], which waits at most as long as `wait` for an interface that is coming up.
     pub(super) fn serve_within(options: &Options, wait: &Wait) -> Result<(UniqueId, Root)> {
         let pick =
             |all: &[Interface]| Ok(interface::choose(all, &options.interfaces, options.family, None)?.swap_remove(0));
@@ -73,12 +74,12 @@ impl Root {
         ServiceThread::start("rsccl root", listener, rules, run).map(Root)
     }
 
-    /// Lets it serve on its own.
+    /// Lets the root serve without its owner.
     pub fn detach(self) {
         self.0.detach();
     }
 
-    /// Whether it has ended.
+    /// Whether the root has ended.
     pub fn is_finished(&self) -> bool {
         self.0.is_finished()
     }
@@ -95,24 +96,24 @@ struct Service {
     settled_at: Option<Instant>,
 }
 
-/// Who has checked in over a connection.
+/// What has checked in over a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Guest {
     /// A rank.
     Rank(Rank),
-    /// The first rank of another root's block.
+    /// The first rank of another root's block, which brings that block.
     Leader(u32),
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// Ranks come.
+    /// Ranks are checking in.
     Gather,
-    /// The block is whole; the table of all ranks is awaited.
+    /// The block is complete; the root waits for the table of all ranks.
     AwaitTable,
-    /// Everyone has been told this; those who come late are told too, until then.
+    /// The root has failed and has told everyone; until this time it tells late ranks too.
     Failed(Error, Instant),
-    /// Everyone has been answered; the answers are being sent, until then.
+    /// Every rank has its answer; until this time the answers are being sent.
     Answered(Instant),
 }
 
@@ -144,9 +145,10 @@ impl Service {
             {
                 let overdue = self.roster.overdue(now);
                 let error = match self.acceptor.trouble() {
-                    Some(why) => {
-                        Error::timeout(format!("{}; the root could not accept all that came: {why}", overdue.message()))
-                    }
+                    Some(why) => Error::timeout(format!(
+                        "{}; the root could not accept every connection: {why}",
+                        overdue.message()
+                    )),
                     None => overdue,
                 };
                 self.fail(error, now);
@@ -155,7 +157,7 @@ impl Service {
         self.log_times(started, clock::now());
     }
 
-    /// How long this root waited for the first rank, then for the others, and then sent its answers.
+    /// Logs how long this root waited for the first rank, then for the others, and how long it sent answers.
     fn log_times(&self, started: Instant, ended: Instant) {
         let first = self.first_at.unwrap_or(ended);
         let settled = self.settled_at.unwrap_or(ended);
@@ -212,7 +214,7 @@ impl Service {
         if let Err(error) = outcome {
             let from =
                 self.acceptor.from(token).map_or_else(|| "a closed connection".to_owned(), |from| from.to_string());
-            log::warn!(Bootstrap, "the root turns {from} away: {error}");
+            log::warn!(Bootstrap, "the root rejects {from}: {error}");
             self.guests.remove(&token);
             self.acceptor.send_last(token, checkin::REFUSAL, &checkin::encode_refusal(&error));
         }
@@ -240,13 +242,13 @@ impl Service {
         Ok(())
     }
 
-    /// Whoever comes after the end is told how it ended.
+    /// Fails if the root has finished: a rank that comes too late is told how it ended.
     fn check_phase(&self) -> Result<()> {
         match &self.phase {
             Phase::Gather => Ok(()),
             Phase::Failed(error, _) => Err(error.duplicate()),
             Phase::AwaitTable | Phase::Answered(_) => {
-                Err(Error::mismatch("all ranks of this id have come already: an id makes one communicator"))
+                Err(Error::mismatch("all ranks of this id have checked in already: one id makes one communicator"))
             }
         }
     }
@@ -271,7 +273,7 @@ impl Service {
         }
     }
 
-    /// Root 0 has answered the first rank of this block.
+    /// Takes the table, with which root 0 has answered the first rank of this block.
     fn table(&mut self, frame: &Frame, now: Instant) -> Result<()> {
         let world = self.roster.shape().map_or(0, |shape| shape.world);
         let table = Table::decode(&frame.payload, Rank::new(world).index())?;
@@ -284,7 +286,7 @@ impl Service {
     fn answer(&mut self, table: &Table, now: Instant) {
         self.phase = Phase::Answered(now + LINGER);
         self.settled_at.get_or_insert(now);
-        // Nobody else is to come; what waits to be accepted is turned away by the end of the listener.
+        // No further rank is expected. Closing the listener resets the connections that were not accepted.
         self.acceptor.shut();
         let guests = std::mem::take(&mut self.guests);
         let whole = guests.values().any(|guest| matches!(guest, Guest::Leader(_))).then(|| table.encode());
@@ -329,7 +331,7 @@ mod tests {
         Root::serve(&Options { interfaces: "=lo".parse().unwrap(), ..Options::default() }).unwrap()
     }
 
-    /// A rank by hand, so that it can be killed in the middle.
+    /// A check-in made by hand, so that the test can kill the rank in the middle.
     fn come(id: &UniqueId, rank: u32, world: u32) -> TcpStream {
         let mut stream = TcpStream::connect(id.address()).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -361,7 +363,7 @@ mod tests {
         }
     }
 
-    /// Seats a rank, which a second one with its number proves.
+    /// Checks a rank in, and proves that by a second one with the same number, which is rejected.
     fn seat(id: &UniqueId, rank: u32, world: u32) -> TcpStream {
         let stream = come(id, rank, world);
         let error = checkin::decode_refusal(&hear(&mut come(id, rank, world)).payload);
@@ -381,7 +383,7 @@ mod tests {
             assert!(error.message().contains("rank 1 has died while the others came"), "{error}");
         };
         told(&mut first);
-        // Who comes late is told too.
+        // A late rank is told too.
         told(&mut come(&id, 2, 3));
         drop(root);
     }
@@ -392,14 +394,14 @@ mod tests {
         let mut first = seat(&id, 0, 2);
         let error = checkin::decode_refusal(&hear(&mut come(&id, 1, 3)).payload);
         assert_eq!(error.kind(), Kind::Mismatch);
-        assert!(error.message().contains("3 ranks, rank 0 said 2"), "{error}");
+        assert!(error.message().contains("3 ranks, rank 0 reported 2"), "{error}");
         let mut second = come(&id, 1, 2);
         for stream in [&mut first, &mut second] {
             let frame = hear(stream);
             assert_eq!(frame.kind, checkin::WELCOME);
             assert_eq!(Table::decode(&frame.payload, 1).unwrap().addresses[0].port(), 9);
         }
-        // The root ends by itself once everyone is answered.
+        // The root ends by itself once it has sent all answers.
         while !root.is_finished() {
             std::thread::yield_now();
         }

@@ -1,4 +1,5 @@
-//! Who has come to a root, who has not, and what that means. No sockets, no clock: the root's loop tells it both.
+//! The root's decisions: who has checked in, who is missing, what follows. It has no sockets and no clock: the root's
+//! loop passes it events and times.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,62 +10,62 @@ use crate::bootstrap::link::moment;
 use crate::error::{Error, Kind, Result};
 use crate::types::Rank;
 
-/// See the module. Belongs to root `root` of a shape that the first to come defines.
+/// See the module. The roster of root `root`; the first check-in defines the shape.
 #[derive(Debug)]
 pub(super) struct Roster {
     session: [u8; 16],
     check_in_timeout: Duration,
     state: Option<Known>,
-    /// Ranks that came and were turned away, for the message when the deadline passes.
+    /// Ranks that were rejected, for the message when the deadline passes.
     turned_away: Vec<String>,
     deadline: Instant,
     started: Instant,
 }
 
-/// What the first check-in tells.
+/// The facts that the first check-in defines.
 #[derive(Debug)]
 struct Known {
     shape: Shape,
     root: u32,
     by: Rank,
-    /// By rank of the block; where it listens.
+    /// For each rank of the block: its listening address, once it has checked in.
     present: Vec<Option<SocketAddr>>,
     missing: usize,
-    /// Of the blocks, at root 0; its own is not among them.
+    /// At root 0: the blocks of the other roots.
     blocks: Vec<Option<Vec<SocketAddr>>>,
     blocks_missing: usize,
 }
 
-/// What a root shall do next.
+/// The root's next action.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Wait for more.
+    /// Wait for more ranks.
     Wait,
     /// Send the block to its first rank and wait for the table.
     Report(Block),
-    /// The table of all ranks is whole: answer everyone.
+    /// The table of all ranks is complete: answer everyone.
     Answer(Table),
 }
 
-/// The most turned-away ranks that the message names.
+/// The most rejected ranks that the message lists.
 const MAX_TURNED_AWAY: usize = 8;
 
-/// A root answers so long before a rank gives up that the rank still hears it.
+/// How long before a rank gives up its root answers, so that the rank still receives the answer.
 const MARGIN: Duration = Duration::from_secs(1);
 
 impl Roster {
-    /// Waits `lifetime` for the first rank, then `check_in_timeout` for the last.
+    /// A roster that waits `lifetime` for the first rank, then `check_in_timeout` for the last.
     pub(super) fn new(session: [u8; 16], lifetime: Duration, check_in_timeout: Duration, now: Instant) -> Roster {
         let deadline = moment(now, lifetime);
         Roster { session, check_in_timeout, state: None, turned_away: Vec::new(), deadline, started: now }
     }
 
-    /// When to give up.
+    /// When the root gives up.
     pub(super) fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// Whether anybody has come.
+    /// Whether no rank has checked in.
     pub(super) fn is_empty(&self) -> bool {
         self.state.is_none()
     }
@@ -79,10 +80,10 @@ impl Roster {
         self.state.as_ref().map(|known| known.shape.first(known.root))
     }
 
-    /// A rank has come; `from` is where its connection comes from.
+    /// Records the check-in of a rank; `from` is the address of its connection.
     ///
     /// # Errors
-    /// Why it must be turned away: its number is taken, or its world is another. Nobody else is concerned.
+    /// The reason to reject it: its number is taken, or it reports another world. No other rank is affected.
     pub(super) fn check_in(&mut self, check_in: &CheckIn, from: SocketAddr, now: Instant) -> Result<Step> {
         let outcome = self.admit(check_in);
         if let Err(error) = outcome {
@@ -104,8 +105,8 @@ impl Roster {
         let seat = &mut known.present[Rank::new(rank.get() - known.shape.first(*root).get()).index()];
         if let Some(holder) = seat {
             return Err(Error::mismatch(format!(
-                "two ranks have the number {rank}: one listens at {holder}, another came that listens at {address}; do two jobs use one \
-                 id or store?"
+                "two ranks have the number {rank}: one listens at {holder}, the other at {address}; do two jobs use \
+                 one id or store?"
             ))
             .about(*rank));
         }
@@ -114,10 +115,10 @@ impl Roster {
         Ok(())
     }
 
-    /// Another root's block has come, at root 0.
+    /// At root 0: records the block of another root.
     ///
     /// # Errors
-    /// Why it must be turned away.
+    /// The reason to reject it.
     pub(super) fn block(&mut self, block: Block, now: Instant) -> Result<Step> {
         let first = block.shape.first(block.root);
         let known = self.state.get_or_insert_with(|| Known::new(block.shape, 0, first));
@@ -151,8 +152,8 @@ impl Roster {
         Step::Answer(Table { session: self.session, addresses })
     }
 
-    /// The check-in time begins with the first; a rank that gives up sooner makes everyone know sooner, since without it
-    /// the others wait in vain.
+    /// Shortens the deadline to that of the most impatient rank: after it gives up, the others would wait in vain. The
+    /// check-in time itself begins with the first rank.
     fn hurry(&mut self, left_ms: u32, now: Instant) {
         let first = self.state.as_ref().is_some_and(|known| known.is_first());
         if first {
@@ -164,13 +165,15 @@ impl Roster {
         self.deadline = self.deadline.min(now + (left - margin));
     }
 
-    /// What everyone present is told when the deadline has passed.
+    /// The error for every present rank when the deadline has passed.
     pub(super) fn overdue(&self, now: Instant) -> Error {
-        let Some(known) = &self.state else { return Error::timeout("no rank came") };
+        let Some(known) = &self.state else { return Error::timeout("no rank has checked in") };
         let waited = now.saturating_duration_since(self.started).as_secs_f64();
         let world = known.shape.world;
         let mut message = match known.absent() {
-            None => format!("root 0 did not answer within {waited:.1} s, though the ranks of this root have all come"),
+            None => {
+                format!("root 0 did not answer within {waited:.1} s, although all ranks of this root had checked in")
+            }
             Some(absent) => {
                 let ranks = if absent.parse::<u32>().is_ok() { "rank" } else { "ranks" };
                 format!("{ranks} {absent} of {world} never came within {waited:.1} s")
@@ -183,7 +186,7 @@ impl Roster {
         Error::timeout(message)
     }
 
-    /// What everyone is told when `rank` went away after its check-in.
+    /// The error for everyone when `rank` was lost after its check-in.
     pub(super) fn lost(&self, rank: Rank, why: &str) -> Error {
         Error::new(Kind::Remote, format!("rank {rank} has died while the others came: {why}")).about(rank)
     }
@@ -197,7 +200,7 @@ impl Known {
         Known { shape, root, by, missing: count, present, blocks_missing: blocks.len() - 1, blocks }
     }
 
-    /// Whether so far exactly one rank or block has come.
+    /// Whether exactly one rank or block has come so far.
     fn is_first(&self) -> bool {
         (self.present.len() - self.missing) + (self.blocks.len() - 1 - self.blocks_missing) == 1
     }
@@ -208,16 +211,17 @@ impl Known {
         if theirs.world != world {
             let other = theirs.world;
             return Error::mismatch(format!(
-                "ranks disagree about the world: {who} says that it has {other} ranks, rank {by} said {world}"
+                "ranks disagree about the world: {who} reports {other} ranks, rank {by} reported {world}"
             ));
         }
         let (other, at) = (theirs.roots, self.root);
         Error::mismatch(format!(
-            "ranks disagree about the roots: {who} takes this one for root {root} of {other}, rank {by} for root {at} of {roots}"
+            "ranks disagree about the roots: {who} takes this one for root {root} of {other}, rank {by} for root {at} \
+             of {roots}"
         ))
     }
 
-    /// The absent ranks as ranges; `None` where all that this root waits for have come.
+    /// The missing ranks as ranges; `None` if all that this root waits for have come.
     fn absent(&self) -> Option<String> {
         let first = self.shape.first(self.root).get();
         let own = (first..).zip(&self.present).filter(|(_, address)| address.is_none()).map(|(rank, _)| rank);
@@ -229,7 +233,7 @@ impl Known {
     }
 }
 
-/// What `rank` needs of a whole table: where its neighbours listen.
+/// The part of the whole table that `rank` needs: the addresses of its neighbours.
 pub(super) fn welcome(table: &Table, rank: Rank) -> Table {
     let world = u32::try_from(table.addresses.len()).unwrap_or(u32::MAX);
     let neighbours = neighbours(rank, world).into_iter();

@@ -1,4 +1,4 @@
-//! TCP sockets as the bootstrap wants them: never blocking, closed on exec, no delay, kept alive.
+//! TCP sockets with the bootstrap's options: non-blocking, close-on-exec, no delay, keep-alive.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,25 +12,25 @@ use crate::sys::{limits, poller};
 /// How many connections may wait to be accepted; the kernel may allow fewer (`somaxconn`).
 const BACKLOG: i32 = 16384;
 
-/// A peer whose machine is gone is noticed after idle + probes × interval.
+/// A peer whose machine has vanished is noticed after idle + probes × interval.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(20);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 4;
 
-/// Listens at `address`; port 0 gets a free one. Yields where.
+/// Listens at `address`, where port 0 means any free port. Yields the listener and its address.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where the address is taken or is none of this machine's.
+/// [`crate::error::Kind::System`] if the address is taken or does not belong to this machine.
 pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     let named = |error| Error::system(format!("listening at {address}"), error);
     let open = || -> io::Result<(TcpListener, SocketAddr)> {
         let socket =
             Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
         if address.port() != 0 {
-            // A fixed port must be free for the next job at once, whatever the kernel remembers of the last.
+            // A fixed port must be free for the next job at once, even if old connections are in TIME_WAIT.
             socket.set_reuse_address(true)?;
         }
-        // Accepted sockets inherit these.
+        // Accepted sockets inherit these options.
         prepare(&socket)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
@@ -43,7 +43,7 @@ pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
 /// Begins to connect to `address`. The stream becomes writable when it is connected, or has failed.
 ///
 /// # Errors
-/// The system's, where it fails at once.
+/// The system's error if the attempt fails at once.
 pub(crate) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     prepare(&socket)?;
@@ -55,10 +55,10 @@ pub(crate) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Takes the next waiting connection; `None` where there is none.
+/// Accepts the next waiting connection; `None` if there is none. Skips a connection that broke while it waited.
 ///
 /// # Errors
-/// The system's, e.g. where no descriptor is left; a connection that broke while it waited is skipped.
+/// The system's error, such as when no descriptor is left.
 pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, SocketAddr)>> {
     loop {
         match listener.accept() {
@@ -82,7 +82,7 @@ fn prepare(socket: &Socket) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// The words for `error`, with the remedy where the limit of open files is reached.
+/// The error in words, with the remedy if the limit of open files is reached.
 pub(crate) fn explain(error: &io::Error) -> String {
     if limits::is_exhausted(error) {
         return format!("{error}: raise the limit of open files (ulimit -n)");
@@ -90,10 +90,10 @@ pub(crate) fn explain(error: &io::Error) -> String {
     error.to_string()
 }
 
-/// Sends the acknowledgement of what was just read, which the system would keep back for 40 ms, in the hope of an answer to go with
-/// it: a rank that leaves waits for it.
+/// Sends the acknowledgement of what was just read now. The kernel would delay it by 40 ms, to send it with an answer;
+/// but a rank that leaves waits for it.
 pub(super) fn acknowledge_now(stream: &TcpStream) {
-    // A system that does not know the option, or a peer that has gone, makes nobody wait for more than those 40 ms.
+    // Where the option is unknown, or the peer has gone, the cost is a wait of 40 ms.
     let _unknown = SockRef::from(stream).set_tcp_quickack(true);
 }
 

@@ -1,7 +1,7 @@
-//! Stores: small values under names, by which processes find each other before there is a communicator.
+//! Stores: small values under keys, by which processes find each other before there is a communicator.
 //!
-//! [`TcpStore`] is served by one of the ranks, [`FileStore`] lies in a folder that all can reach, [`HashStore`] is shared by the
-//! threads of a process. [`share_id`] carries a unique id over any of them.
+//! One rank serves a [`TcpStore`]; a [`FileStore`] is a folder that all can reach; the threads of a process share a
+//! [`HashStore`]. [`share_id`] carries a unique id over any of them.
 
 mod file;
 mod hash;
@@ -27,33 +27,36 @@ pub const MAX_VALUE_BYTES: usize = 1 << 20;
 /// The most keys of one [`Store::wait`].
 pub const MAX_WAIT_KEYS: usize = 1024;
 
-/// Values under keys, shared by all who use the same store.
+/// Values under keys, shared by all users of one store.
 ///
 /// Every call ends by its [`Wait`]. Keys have 1 to [`MAX_KEY_BYTES`] bytes, values at most [`MAX_VALUE_BYTES`].
 ///
 /// # Errors
-/// All calls: [`crate::error::Kind::InvalidArgument`] for a key or value out of bounds, [`crate::error::Kind::Timeout`] at the
-/// deadline with the key's name, [`crate::error::Kind::Remote`] or [`crate::error::Kind::System`] where the store is out of reach.
+/// All calls: [`crate::error::Kind::InvalidArgument`] if a key or value is out of bounds,
+/// [`crate::error::Kind::Timeout`] at the deadline, with the key's name, [`crate::error::Kind::Remote`] or
+/// [`crate::error::Kind::System`] if the store cannot be reached.
 pub trait Store: Send + Sync + std::fmt::Debug {
-    /// Puts `value` under `key`, in place of what was there.
+    /// Puts `value` under `key`; replaces an earlier value.
     fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()>;
 
     /// The value under `key`; waits until there is one.
     fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>>;
 
-    /// Adds to the number under `key`, which begins at 0, and yields the sum. [`Store::get`] yields it as decimal digits.
+    /// Adds to the number under `key`, which starts at 0, and yields the sum. [`Store::get`] yields it as decimal
+    /// digits.
     ///
     /// # Errors
-    /// Also [`crate::error::Kind::InvalidUsage`] where the value is no number or the sum overflows.
+    /// Also [`crate::error::Kind::InvalidUsage`] if the value is not a number or the sum overflows.
     fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64>;
 
     /// Waits until all `keys` (at most [`MAX_WAIT_KEYS`]) have values.
     fn wait(&self, keys: &[&str], wait: &Wait) -> Result<()>;
 
-    /// Removes `key`; false where there was none.
+    /// Removes `key`; false if it had no value.
     fn delete(&self, key: &str, wait: &Wait) -> Result<bool>;
 
-    /// Whether values may lie here that a job left which has ended. [`share_id`] then looks whether who wrote an id still lives.
+    /// Whether the store can hold values of a job that has ended. If so, [`share_id`] checks that the writer of an id
+    /// is still alive.
     fn outlives_its_users(&self) -> bool {
         true
     }
@@ -68,7 +71,10 @@ fn check_key(key: &str) -> Result<()> {
 
 fn check_keys(keys: &[&str]) -> Result<()> {
     if keys.len() > MAX_WAIT_KEYS {
-        return Err(Error::invalid_argument(format!("{} keys to wait for; at most {MAX_WAIT_KEYS}", keys.len())));
+        return Err(Error::invalid_argument(format!(
+            "a wait for {} keys is too long: at most {MAX_WAIT_KEYS} are allowed",
+            keys.len()
+        )));
     }
     keys.iter().try_for_each(|key| check_key(key))
 }

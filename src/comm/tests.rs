@@ -496,10 +496,10 @@ fn differing_lists_of_a_shrink_are_a_mismatch_that_names_both() {
     assert_eq!(errors.len(), 3);
     let (first, second) = (&errors[0], &errors[1]);
     assert_eq!((first.kind(), second.kind()), (Kind::Mismatch, Kind::Mismatch), "{first}; {second}");
-    let lists = " leaves out 3 and this rank leaves out 2-3";
+    let lists = " excludes 3, this rank excludes 2-3";
     assert!(matches!(first.peer(), Some(1 | 2)) && first.message().contains(lists), "{first}");
     assert_eq!(second.peer(), Some(0), "{second}");
-    assert!(second.message().contains("rank 0 leaves out 2-3 and this rank leaves out 3"), "{second}");
+    assert!(second.message().contains("rank 0 excludes 2-3, this rank excludes 3"), "{second}");
 }
 
 /// Regression: a rank in a split took what others told of their places for their parts of the split.

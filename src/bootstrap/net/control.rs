@@ -1,6 +1,6 @@
-//! The switchboard of one rank: its listener, its connections, what waits to go and what has come.
+//! The control plane of one rank: its listener, its connections, unsent frames and received messages.
 //!
-//! Nothing here waits but [`ControlPlane::drive`], and that only for its time-out.
+//! Only [`ControlPlane::drive`] waits, and only as long as its time-out.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -35,20 +35,20 @@ pub(super) struct ControlPlane {
     next_token: u64,
     routes: HashMap<Rank, Route>,
     addresses: Vec<Option<SocketAddr>>,
-    /// Accepted and not proved yet, oldest first.
+    /// Tokens of accepted connections that have not proved themselves yet, oldest first.
     strangers: BTreeSet<u64>,
-    /// Dialled and not proved yet, oldest first.
+    /// Tokens of connections we opened that have not proved themselves yet, oldest first.
     dialling: BTreeSet<u64>,
-    /// When to dial whom again.
+    /// The peers to dial again, by time.
     retries: BTreeSet<(Instant, Rank)>,
     inbox: Inbox,
     seen: Seen,
     notes: u32,
-    /// Gossip to tell on, with the link that it came from.
+    /// Gossip to forward, with the token of the link that it came from.
     outbox: Vec<(u64, Gossip)>,
-    /// When goodbyes in the outbox are told on at the latest.
+    /// When the goodbyes in the outbox must be forwarded.
     farewell: Option<Instant>,
-    /// How often bytes were moved.
+    /// How often [`ControlPlane::drive`] was called.
     drives: u64,
     rules: Rules,
     is_open: bool,
@@ -57,23 +57,23 @@ pub(super) struct ControlPlane {
 #[derive(Debug)]
 struct Entry {
     link: Link,
-    /// Whom we dialled; `None` for an accepted link.
+    /// The peer that we dialled; `None` for an accepted link.
     dialled: Option<Rank>,
 }
 
-/// The way to a peer.
+/// How to reach a peer.
 #[derive(Debug, Default)]
 struct Route {
-    /// The link that carries what we send: always the same one, so that messages keep their order.
+    /// The link that carries our messages: always the same one, so that messages keep their order.
     token: Option<u64>,
-    /// Frames that wait for a link.
+    /// Frames that wait until there is a link.
     queued: Vec<u8>,
     tries: u32,
-    /// The peer will connect to us: do not dial.
+    /// The peer will connect to us, so we do not dial.
     awaited: bool,
 }
 
-/// What the options say about connections.
+/// The options that concern connections.
 #[derive(Debug, Clone, Copy)]
 struct Rules {
     retry_count: u32,
@@ -83,38 +83,38 @@ struct Rules {
 }
 
 const LISTENER: u64 = 0;
-/// The source of news that come from nobody's link.
+/// The source of gossip that did not come over a link.
 const OURSELVES: u64 = 0;
 const FIRST_LINK: u64 = 1;
 
 /// The most accepted connections that have not proved themselves; beyond it the oldest is dropped.
 const MAX_STRANGERS: usize = 256;
 
-/// The most connections accepted before those that are there are looked at again.
+/// The most connections accepted in a row before the existing ones are served again.
 const ACCEPTS_AT_ONCE: usize = 64;
 
-/// The most bytes of a frame: half the largest all-gather, up to this.
+/// The upper bound of a frame's bytes; in small worlds the bound is half of the largest all-gather.
 const MAX_FRAME_BYTES: usize = 1 << 30;
 
-/// A rank listens before others learn its address, so a connection that is refused so often means that it is gone.
+/// A rank listens before others learn its address, so after this many refused connections it must be gone.
 const REFUSED_TRIES: u32 = 3;
 
-/// How long a connection that the peer is to make is waited for.
+/// How long to wait for a connection that the peer opens.
 const AWAITED_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The same, more for each rank of the world: in large ones the processors are busy with handshakes.
+/// The additional wait for each rank of the world: in large worlds the processors are busy with handshakes.
 const AWAITED_PATIENCE_A_RANK: Duration = Duration::from_millis(2);
 
-/// How long goodbyes are collected before they are told on: when all ranks leave at once, nobody is left to care.
+/// How long goodbyes are collected before they are forwarded: if all ranks leave at once, nobody needs them.
 const FAREWELL_PATIENCE: Duration = Duration::from_millis(100);
 
-/// How often a close looks whether its goodbyes have been delivered.
+/// The pause between two checks in a close whether the goodbyes have been delivered.
 const DELIVERY_CHECK: Duration = Duration::from_millis(1);
 
-/// The most bytes that wait for a peer before news are no longer told to it.
+/// A peer with more unsent bytes than this gets no more gossip.
 const MAX_NEWS_BACKLOG_BYTES: usize = 4 << 20;
 
-/// The most bytes of news in one frame.
+/// The most bytes of gossip in one frame.
 const MAX_NEWS_FRAME_BYTES: usize = 32 << 10;
 
 const MESSAGE: u8 = 1;
@@ -158,7 +158,7 @@ impl ControlPlane {
         })
     }
 
-    /// Where we listen.
+    /// The address of this rank's listener.
     pub(super) fn address(&self) -> SocketAddr {
         self.own.address
     }
@@ -171,7 +171,7 @@ impl ControlPlane {
         &self.inbox
     }
 
-    /// How many connections have been accepted and not proved.
+    /// How many accepted connections have not proved themselves.
     #[cfg(test)]
     pub(super) fn strangers(&self) -> usize {
         self.strangers.len()
@@ -183,8 +183,8 @@ impl ControlPlane {
         if self.is_open { Ok(()) } else { Err(Error::invalid_usage("the bootstrap is closed")) }
     }
 
-    /// The peer connects to us: what goes to it waits for that. Where it does not, we try in its place, to learn whether it
-    /// is still there.
+    /// Expects the peer to connect: messages for it wait for that. If it does not connect in time, this rank dials, to
+    /// learn whether the peer is still alive.
     pub(super) fn await_from(&mut self, peer: Rank) {
         self.routes.entry(peer).or_default().awaited = true;
         let patience = AWAITED_PATIENCE + AWAITED_PATIENCE_A_RANK.saturating_mul(self.world.size);
@@ -205,7 +205,7 @@ impl ControlPlane {
         }
     }
 
-    /// A rank that is still there and has not taken everything that was sent to it.
+    /// A living rank that has not taken everything that was sent to it.
     pub(super) fn busy(&self) -> Option<Rank> {
         let there = |peer: &Rank| self.inbox.gone(*peer).is_none();
         let queued =
@@ -214,21 +214,23 @@ impl ControlPlane {
         queued.or_else(|| self.links.values().filter(|entry| entry.link.unsent() > 0).find_map(whose))
     }
 
-    /// Bytes for `peer` that its connection has not taken.
+    /// How many bytes for `peer` its connection has not taken.
     pub(super) fn unsent(&self, peer: Rank) -> usize {
         let Some(route) = self.routes.get(&peer) else { return 0 };
         let link = route.token.and_then(|token| self.links.get(&token));
         route.queued.len() + link.map_or(0, |entry| entry.link.unsent())
     }
 
-    /// Queues a message for `peer` and sends what its connection takes now; opens the connection where there is none.
+    /// Queues a message for `peer` and sends as much as its connection takes now; opens a connection if there is none.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] where it is too long.
+    /// [`crate::error::Kind::InvalidArgument`] if the message is too long.
     pub(super) fn put(&mut self, peer: Rank, channel: Channel, bytes: &[u8]) -> Result<()> {
         if bytes.len() > self.rules.most_bytes {
             let (length, most) = (bytes.len(), self.rules.most_bytes);
-            return Err(Error::invalid_argument(format!("a bootstrap message of {length} bytes; at most {most} pass")));
+            return Err(Error::invalid_argument(format!(
+                "a bootstrap message of {length} bytes is too long: at most {most} are allowed"
+            )));
         }
         if peer == self.world.rank {
             self.inbox.push(peer, channel, bytes.to_vec());
@@ -256,7 +258,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Takes a message; its sender's connections are read again if they rested for want of room.
+    /// Takes a message. If the sender's connections were paused because the inbox was full, they are read again.
     pub(super) fn take(&mut self, peer: Rank, channel: Channel) -> Option<Vec<u8>> {
         let had_room = self.inbox.has_room(peer);
         let bytes = self.inbox.take(peer, channel)?;
@@ -277,7 +279,7 @@ impl ControlPlane {
         Some(bytes)
     }
 
-    /// Opens a connection to `peer` for what is queued and what follows.
+    /// Opens a connection to `peer` for queued and later frames.
     pub(super) fn dial(&mut self, peer: Rank) {
         let Some(address) = self.addresses[peer.index()] else {
             return self.lost(peer, "its address is not known".to_owned(), OURSELVES);
@@ -318,7 +320,7 @@ impl ControlPlane {
         }
     }
 
-    /// Plans to dial again after a failure, or gives the peer up.
+    /// Plans another dial after a failure, or declares the peer dead.
     fn retry(&mut self, peer: Rank, end: &End) {
         let refused = matches!(end, End::Unreachable(error) if error.kind() == std::io::ErrorKind::ConnectionRefused);
         let most = if refused { self.rules.retry_count.min(REFUSED_TRIES) } else { self.rules.retry_count };
@@ -334,7 +336,7 @@ impl ControlPlane {
         self.retries.insert((clock::now() + pause, peer));
     }
 
-    /// `peer` is dead: noted, and told on.
+    /// Records that `peer` is dead, and forwards that.
     fn lost(&mut self, peer: Rank, why: String, source: u64) {
         self.routes.remove(&peer);
         if self.inbox.mark_gone(peer, Gone::Died(why.clone())) {
@@ -351,15 +353,15 @@ impl ControlPlane {
         }
     }
 
-    /// How often [`ControlPlane::drive`] was called: whoever finds another number than before looks again at what has come.
+    /// How often [`ControlPlane::drive`] was called: a waiter that sees a new number looks again at what has arrived.
     pub(super) fn drives(&self) -> u64 {
         self.drives
     }
 
-    /// Moves bytes; waits for some to move, `timeout` at most.
+    /// Moves bytes; waits at most `timeout` for some to move.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where polling itself fails.
+    /// [`crate::error::Kind::System`] if polling itself fails.
     pub(super) fn drive(&mut self, timeout: Duration) -> Result<()> {
         self.drives += 1;
         let now = clock::now();
@@ -399,14 +401,15 @@ impl ControlPlane {
                     let link = Link::accepted(stream, from, handshake, self.rules.most_bytes);
                     if let Some(token) = self.register(Entry { link, dialled: None }) {
                         self.strangers.insert(token);
-                        // The first words are often there already, which spares a round of polling.
+                        // The first bytes have often arrived already; reading now saves a round of polling.
                         self.serve(token, true);
                     }
                 }
                 Ok(None) => return,
                 Err(error) => {
                     if !limits::is_exhausted(&error) || !self.drop_oldest_stranger() {
-                        log::warn!(Bootstrap @ self.world.rank, "cannot accept connections for now: {}", socket::explain(&error));
+                        let why = socket::explain(&error);
+                        log::warn!(Bootstrap @ self.world.rank, "cannot accept connections for now: {why}");
                     }
                     return;
                 }
@@ -436,7 +439,7 @@ impl ControlPlane {
         }
     }
 
-    /// The other end of a link has shown that it is `peer`.
+    /// The other end of a link has proved that it is `peer`.
     fn proved(&mut self, token: u64, peer: Rank) {
         self.strangers.remove(&token);
         self.dialling.remove(&token);
@@ -485,7 +488,8 @@ impl ControlPlane {
                     self.drain(rank);
                     self.lost(rank, why, token);
                 }
-                // What a rank sent before its goodbye may still be on its way over its own connection, whose end tells.
+                // Messages that a rank sent before its goodbye may still be in its own connection: if there is one, its
+                // end counts.
                 Gossip::Left(rank, word) if self.is_peer(rank) && !self.has_link(rank) => self.left(rank, word, token),
                 Gossip::Note { from, number, bytes } if self.is_peer(from) => {
                     if self.seen.insert(from, number) {
@@ -494,7 +498,8 @@ impl ControlPlane {
                     }
                 }
                 Gossip::Died(rank, _) if rank == self.world.rank => {
-                    log::warn!(Bootstrap @ self.world.rank, "rank {peer} says that other ranks believe this rank to be dead");
+                    let me = self.world.rank;
+                    log::warn!(Bootstrap @ me, "rank {peer} reports that other ranks believe this rank to be dead");
                 }
                 Gossip::Died(..) | Gossip::Left(..) | Gossip::Note { .. } => {}
             }
@@ -509,14 +514,14 @@ impl ControlPlane {
         self.links.values().any(|entry| entry.link.peer() == Some(peer))
     }
 
-    /// Reads what a rank sent before it died, so that it is not lost to who waits for it.
+    /// Reads what a rank sent before it died, so that a receiver still gets it.
     fn drain(&mut self, peer: Rank) {
         let links: Vec<u64> =
             self.links.iter().filter(|(_, entry)| entry.link.peer() == Some(peer)).map(|(token, _)| *token).collect();
         for token in links {
             let Some(entry) = self.links.get_mut(&token) else { continue };
             let mut frames = Vec::new();
-            // How it ends is known already.
+            // The end is known already.
             let _end = entry.link.read(&mut self.scratch, &mut frames);
             for frame in frames.into_iter().filter(|frame| frame.kind != NEWS) {
                 self.frame(token, frame);
@@ -524,13 +529,17 @@ impl ControlPlane {
         }
     }
 
-    /// A link is of no more use.
+    /// Removes a link that has ended.
     fn end(&mut self, token: u64, end: &End) {
         self.strangers.remove(&token);
         self.dialling.remove(&token);
         let Some(entry) = self.links.remove(&token) else { return };
         let Some(peer) = entry.link.peer().or(entry.dialled) else {
-            log::trace!(Bootstrap @ self.world.rank, "dropped a connection from {}, which had not proved who it is: {end}", entry.link.address);
+            let from = entry.link.address;
+            log::trace!(
+                Bootstrap @ self.world.rank,
+                "dropped a connection from {from} that did not complete the handshake: {end}"
+            );
             return;
         };
         if self.inbox.gone(peer).is_some() {
@@ -540,7 +549,7 @@ impl ControlPlane {
         } else {
             let frames = entry.link.into_frames();
             let route = self.routes.entry(peer).or_default();
-            // What came to be queued meanwhile goes behind.
+            // Frames that were queued meanwhile follow the others.
             let later = std::mem::replace(&mut route.queued, frames);
             route.queued.extend(later);
             self.retry(peer, end);
@@ -551,7 +560,7 @@ impl ControlPlane {
         let Some(entry) = self.links.get_mut(&token) else { return };
         match entry.link.flush() {
             Ok(()) => self.tell_poller(token),
-            // What the peer said before it went is read first; its end is noticed there.
+            // Reads what the peer sent before it closed; the read then finds the end.
             Err(End::Closed(_)) => self.serve(token, true),
             Err(end) => self.end(token, &end),
         }
@@ -589,7 +598,7 @@ impl ControlPlane {
         }
     }
 
-    /// Tells the news on, over every connection but the one that it came from.
+    /// Forwards gossip over every connection but the one that it came from.
     fn tell_news(&mut self) {
         let only_farewells = self.outbox.iter().all(|(_, news)| matches!(news, Gossip::Left(..)));
         let patient = only_farewells && self.farewell.is_some_and(|until| clock::now() < until);
@@ -623,7 +632,7 @@ impl ControlPlane {
         }
     }
 
-    /// Tells everybody, as far as connections take it now.
+    /// Publishes a note, as far as connections take it now.
     pub(super) fn publish(&mut self, note: &[u8]) {
         let number = self.notes;
         self.notes = self.notes.saturating_add(1);
@@ -646,12 +655,12 @@ impl ControlPlane {
         self.inbox.events()
     }
 
-    /// Waits until what was sent has left, `timeout` at most, then says goodbye and closes everything.
+    /// Waits until everything has been sent, at most `timeout`, then says goodbye and closes all connections.
     pub(super) fn close(&mut self, word: u64, timeout: Duration) {
         if !std::mem::replace(&mut self.is_open, false) {
             return;
         }
-        // From here on others are told on by those who stay.
+        // From here on the ranks that stay forward the gossip.
         self.outbox.clear();
         self.farewell = None;
         let deadline = Deadline::after(timeout);
@@ -664,7 +673,7 @@ impl ControlPlane {
             self.flush(*token);
         }
         self.send_out(deadline);
-        // A socket that closes while the peer still sends resets the connection, and what was not delivered is lost.
+        // A socket that is closed while the peer still sends resets the connection, and undelivered bytes are lost.
         let is_delivered = |entry: &Entry| entry.link.peer().is_none() || entry.link.is_delivered();
         while !self.links.values().all(is_delivered) && !deadline.passed(clock::now()) {
             if self.drive(DELIVERY_CHECK).is_err() {
@@ -678,7 +687,7 @@ impl ControlPlane {
         self.routes.clear();
     }
 
-    /// Drives until nothing is left to send to ranks that are still there.
+    /// Drives until nothing is left to send to living ranks.
     fn send_out(&mut self, deadline: Deadline) {
         loop {
             let now = clock::now();

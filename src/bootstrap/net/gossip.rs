@@ -1,4 +1,4 @@
-//! Gossip that ranks tell on: who died, who left, what was published. Each is told on once.
+//! Gossip between ranks: who died, who left, what was published. Each rank forwards each piece once.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use crate::error::Result;
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
-/// One piece of news.
+/// One piece of gossip.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Gossip {
-    /// A rank died, and why it is thought so.
+    /// A rank died; the text says how that was noticed.
     Died(Rank, String),
     /// A rank said goodbye, with this word.
     Left(Rank, u64),
@@ -41,7 +41,7 @@ impl Gossip {
         }
     }
 
-    /// All that a frame holds.
+    /// Decodes all pieces of a frame.
     pub(super) fn decode_all(payload: &[u8]) -> Result<Vec<Gossip>> {
         let mut reader = Reader::new(payload, "a frame of news");
         let mut news = Vec::new();
@@ -61,7 +61,7 @@ impl Gossip {
     }
 }
 
-/// Which notes have been seen: per origin the highest number and the 64 below it.
+/// Which notes have been seen: for each origin the highest number, and which of the 64 below it.
 #[derive(Debug, Default)]
 pub(super) struct Seen(HashMap<Rank, Window>);
 
@@ -74,7 +74,7 @@ struct Window {
 }
 
 impl Seen {
-    /// Marks a note; false where it was seen before, or is so old that it must have been.
+    /// Marks a note as seen; false if it was seen before, or is so old that it must have been.
     pub(super) fn insert(&mut self, from: Rank, number: u32) -> bool {
         let window = self.0.entry(from).or_default();
         if number >= window.next {

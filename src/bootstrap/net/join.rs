@@ -21,7 +21,7 @@ use crate::sys::{clock, limits};
 use crate::types::Rank;
 use crate::wire::frame::Frame;
 
-/// What a check-in yields.
+/// The result of a check-in.
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) own: Own,
@@ -30,7 +30,7 @@ pub(super) struct Joined {
     pub(super) seconds: f64,
 }
 
-/// Opens a listener, tells the root of our block about it, and waits for its answer.
+/// Opens a listener, sends its address to the root of this rank's block, and waits for the answer.
 pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Options, wait: &Wait) -> Result<Joined> {
     let started = clock::now();
     let shape = shape(ids, rank, size)?;
@@ -44,7 +44,7 @@ pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Option
     if !id.is_authenticated() && rank.get() == 0 {
         log::warn!(
             Bootstrap @ rank,
-            "the id has no secret: whoever reaches {} can join; set RSCCL_SECRET or name a file with one", id.address()
+            "the id has no secret: whoever reaches {} can join; set RSCCL_SECRET or RSCCL_SECRET_FILE", id.address()
         );
     }
     let left = wait.deadline.remaining(started).map_or(u128::MAX, |left| left.as_millis());
@@ -77,7 +77,7 @@ fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<Shape> {
     let roots = u32::try_from(ids.len()).unwrap_or(u32::MAX);
     if roots == 0 || roots > size {
         return Err(Error::invalid_argument(format!(
-            "a world of {size} ranks takes 1 to {size} unique ids, got {roots}"
+            "a world of {size} ranks needs 1 to {size} unique ids, got {roots}"
         )));
     }
     if let Some(twice) = (1..ids.len()).find(|i| ids[..*i].contains(&ids[*i])) {
@@ -86,8 +86,9 @@ fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<Shape> {
     Ok(Shape { world: size, roots })
 }
 
-/// Listens on the interface that the options choose. Where they name none, a root at a fixed or loopback address shows the way. Other
-/// hosts shall reach it, unless the root is on this host's loopback.
+/// Listens on the interface that the options choose. If they name none and the root has a fixed or loopback address,
+/// the interface nearest to it is used. The interface must be one that other hosts can reach, unless the root is on
+/// this host's loopback.
 fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<Own> {
     id.check_reach()?;
     let root = id.address();
@@ -102,7 +103,7 @@ fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<O
             Ok,
         )
     };
-    // Where the user names loopback and the root has an address of this host, all ranks are here.
+    // If the user names loopback and the root has an address of this host, all ranks are on this host.
     let is_here = |all: &[Interface]| all.iter().any(|interface| interface.address == root.ip());
     let by_others = |all: &[Interface]| !root.ip().is_loopback() && (options.interfaces.is_empty() || !is_here(all));
     let chosen = reach::interface(&Wanted { pick: &pick, by_others: &by_others }, options, wait)?;
@@ -112,7 +113,8 @@ fn listen(id: &UniqueId, rank: Rank, options: &Options, wait: &Wait) -> Result<O
     Ok(Own { interface, listener, address })
 }
 
-/// Starts the root of a fixed address, which the root of an earlier communicator may hold a moment longer.
+/// Starts the root at a fixed address. The root of an earlier communicator may still hold the address, so this is
+/// retried.
 fn serve_fixed(id: &UniqueId, options: &Options, wait: &Wait) -> Result<Root> {
     let poller = Poller::new()?;
     let mut ready = Ready::default();
@@ -131,7 +133,7 @@ fn serve_fixed(id: &UniqueId, options: &Options, wait: &Wait) -> Result<Root> {
     }
 }
 
-/// The rank's side of the exchange: its visit to its own root and, for the first rank of a block, one to root 0.
+/// The rank's side of a check-in: a connection to its own root and, for the first rank of a block, one to root 0.
 struct CheckInClient<'a> {
     ids: &'a [UniqueId],
     rank: Rank,
@@ -192,7 +194,7 @@ impl CheckInClient<'_> {
                 return Ok(Some(table));
             }
         }
-        // The visit to root 0 may have ended with its frame.
+        // The connection to root 0 may have been closed by its frame.
         if place < self.clients.len() {
             self.settle(place, outcome)?;
         }
@@ -216,7 +218,7 @@ impl CheckInClient<'_> {
                 ));
                 Ok(None)
             }
-            // What root 0 says goes to our root, which tells everyone of its block, us too.
+            // Root 0's answer goes to our own root, which sends it to every rank of its block, this one included.
             (1, checkin::TABLE | checkin::REFUSAL) => {
                 self.tell_own_root(frame.kind, &frame.payload)?;
                 Ok(None)
@@ -226,12 +228,13 @@ impl CheckInClient<'_> {
     }
 
     fn tell_own_root(&mut self, kind: u8, payload: &[u8]) -> Result<()> {
-        // Root 0 has nothing more to say, and its end is no failure.
+        // Root 0 has nothing more to send, and the end of its connection is not a failure.
         self.clients.truncate(1);
         self.clients[0].send(self.poller, token(0), (kind, 0, payload))
     }
 
-    /// The end of the visit to our root is ours; that of the visit to root 0 is our whole block's.
+    /// A failed connection to our own root fails this rank. A failed connection to root 0 fails the whole block, so our
+    /// root is told.
     fn settle(&mut self, place: usize, outcome: Result<()>) -> Result<()> {
         match outcome {
             Err(error) if place > 0 => self.tell_own_root(checkin::REFUSAL, &checkin::encode_refusal(&error)),

@@ -1,4 +1,4 @@
-//! A lock that a waiting thread has almost all the time, and others get all the same.
+//! A lock that a waiting thread holds almost all the time, and that other threads still get.
 
 use std::sync::PoisonError;
 use std::sync::TryLockError;
@@ -9,12 +9,13 @@ use crate::sys::futex;
 
 /// A value that one thread drives in a loop and other threads use now and then.
 ///
-/// A mutex is not fair: the loop would take it back before a thread that sleeps on it is awake. So whoever has to wait says so, and the
-/// loop sleeps a moment between two turns ([`Shared::give_way`]).
+/// A mutex is not fair: the loop would take it again before a thread that sleeps on it has woken up. So a thread that
+/// must wait counts itself, and the loop sleeps a moment between two turns if the count is not 0
+/// ([`Shared::give_way`]).
 #[derive(Debug)]
 pub(super) struct Shared<T> {
     value: Mutex<T>,
-    /// Threads that wait for the lock.
+    /// The number of threads that wait for the lock.
     waiting: AtomicU32,
 }
 
@@ -23,7 +24,8 @@ impl<T> Shared<T> {
         Shared { value: Mutex::new(value), waiting: AtomicU32::new(0) }
     }
 
-    /// Waits for at most one turn of the loop. The value is whole after every statement, so a panic elsewhere does not spoil it.
+    /// Takes the lock; waits for at most one turn of the loop. The value is consistent after every statement, so a
+    /// poisoned lock may be used.
     pub(super) fn lock(&self) -> MutexGuard<'_, T> {
         if let Some(guard) = self.try_lock() {
             return guard;
@@ -35,7 +37,7 @@ impl<T> Shared<T> {
         guard
     }
 
-    /// `None` while another thread has it.
+    /// Takes the lock if it is free; `None` while another thread holds it.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.value.try_lock() {
             Ok(guard) => Some(guard),
@@ -44,7 +46,7 @@ impl<T> Shared<T> {
         }
     }
 
-    /// Lets threads that wait for the lock have it; the caller does not hold it.
+    /// Gives the lock to threads that wait for it; the caller must not hold it.
     pub(super) fn give_way(&self) {
         // Relaxed: see `lock`.
         if self.waiting.load(Ordering::Relaxed) > 0 {
@@ -53,5 +55,5 @@ impl<T> Shared<T> {
     }
 }
 
-/// Longer than a thread takes to wake up.
+/// How long the loop sleeps: longer than a thread takes to wake up.
 const HANDOVER: Duration = Duration::from_micros(200);

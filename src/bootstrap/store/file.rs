@@ -1,8 +1,9 @@
 //! [`FileStore`]: a folder that all processes can reach.
 //!
-//! Each key is a file, named by the hash of the key. A value is written beside it and moved into place, so that a reader sees
-//! the old one or the new one and a process that is killed leaves at most a file that the next to open the store removes.
-//! What changes a value holds the lock of the file `lock`, which the kernel lets go when its holder dies.
+//! Each key is a file, named by the hash of the key. A value is written to a temporary file and renamed into place, so
+//! a reader sees either the old value or the new one. A killed process leaves at most a temporary file, which the next
+//! process to open the store removes. Every change of a value holds the lock of the file `lock`; the kernel releases it
+//! when its holder dies.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{ErrorKind, Read, Write};
@@ -17,36 +18,36 @@ use crate::sync::Wait;
 use crate::sys::{poller, random};
 use crate::wire::{Reader, Writer};
 
-/// A folder of values. Whoever can read the folder can read them, so only its owner can.
+/// A folder of values. Whoever can read the folder can read the values, so only its owner may.
 #[derive(Debug, Clone)]
 pub struct FileStore {
     folder: PathBuf,
 }
 
-/// Permission bits that let others than the owner write, or at the files themselves do anything.
+/// The permission bits of the folder that let others than the owner write to it.
 const OTHERS_WRITE: u32 = 0o022;
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// A file system tells nobody of changes reliably, so waiting is looking again, ever more rarely.
+/// File systems do not report changes reliably, so a wait looks again, with growing pauses.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Begins the names of files that are being written.
+/// The prefix of temporary files.
 const UNFINISHED: &str = "new-";
 
-/// Begins every file of a value.
+/// The first bytes of every file with a value.
 const MARK: [u8; 8] = *b"rsccl\0\0\x01";
 
 /// The most bytes of a file: mark, key, value, checksum and their lengths.
 const MAX_FILE_BYTES: usize = 64 + MAX_KEY_BYTES + MAX_VALUE_BYTES;
 
 impl FileStore {
-    /// Opens the store in `folder`, which is made where it does not exist (mode 0700; its parent must exist).
+    /// Opens the store in `folder`, which is created if it does not exist (mode 0700; its parent must exist).
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where the folder cannot be made or used; [`crate::error::Kind::InvalidArgument`] where others
-    /// than its owner may write to it.
+    /// [`crate::error::Kind::System`] if the folder cannot be made or used; [`crate::error::Kind::InvalidArgument`] if
+    /// others than its owner may write to it.
     pub fn open(folder: impl Into<PathBuf>, wait: &Wait) -> Result<FileStore> {
         let store = FileStore { folder: folder.into() };
         match DirBuilder::new().mode(FOLDER_MODE).create(&store.folder) {
@@ -61,7 +62,8 @@ impl FileStore {
             let shown = store.folder.display();
             let mode = mode & 0o777;
             let why = format!(
-                "the store {shown} must be a folder that only its owner may write to (mode {mode:o}): chmod 700 it"
+                "the store {shown} must be a folder that only its owner may write to, but its mode is {mode:o}: run \
+                 chmod 700 on it"
             );
             return Err(Error::invalid_argument(why));
         }
@@ -71,12 +73,12 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Where it lies.
+    /// The store's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Removes what processes that were killed left unfinished. The lock is held, so nothing is being written.
+    /// Removes temporary files of killed processes. The caller holds the lock, so no file is being written.
     fn sweep(&self) -> Result<()> {
         let entries = self.folder.read_dir().map_err(|error| self.named("listing", &self.folder, error))?;
         for entry in entries {
@@ -88,7 +90,7 @@ impl FileStore {
         Ok(())
     }
 
-    /// Takes the lock that all who change values hold; dropping it lets go.
+    /// Takes the lock that every change holds; dropping the file releases it.
     fn lock(&self, wait: &Wait) -> Result<File> {
         let path = self.folder.join("lock");
         let file = OpenOptions::new().create(true).truncate(false).write(true).mode(FILE_MODE).open(&path);
@@ -124,21 +126,21 @@ impl FileStore {
         decode(&bytes, key).map(Some).map_err(|error| error.during(format!("reading {}", path.display())))
     }
 
-    /// The lock is held.
+    /// Writes a value; the caller holds the lock.
     fn write(&self, key: &str, value: &[u8]) -> Result<()> {
         let unfinished = self.folder.join(format!("{UNFINISHED}{:016x}", u64::from_le_bytes(random::bytes()?)));
         let path = self.path(key);
         let bytes = encode(key, value);
         let write = || {
             let mut file = OpenOptions::new().create_new(true).write(true).mode(FILE_MODE).open(&unfinished)?;
-            // Whatever the umask: nobody but the owner.
+            // Only the owner has access, whatever the umask says.
             file.set_permissions(Permissions::from_mode(FILE_MODE))?;
             file.write_all(&bytes)?;
             file.sync_all()?;
             std::fs::rename(&unfinished, &path)
         };
         write().map_err(|error| {
-            // What cannot be removed now is removed by the next to open the store.
+            // A file that cannot be removed now is removed by the next process that opens the store.
             let _swept = std::fs::remove_file(&unfinished);
             self.named("writing", &path, error)
         })
@@ -160,7 +162,7 @@ impl FileStore {
     }
 }
 
-/// Lets time pass; yields the next pause.
+/// Sleeps for `pause`; yields the next pause.
 fn rest(pause: Duration, wait: &Wait) -> Duration {
     poller::pause(wait.slice(pause));
     (pause * 2).min(LONGEST_PAUSE)
@@ -184,7 +186,7 @@ fn decode(bytes: &[u8], key: &str) -> Result<Vec<u8>> {
     let claimed: [u8; 32] = reader.array()?;
     let summed = &bytes[..bytes.len() - reader.rest().len() - claimed.len()];
     if name != key.as_bytes() || blake3::hash(summed) != claimed {
-        return Err(reader.malformed("its checksum or its key does not fit"));
+        return Err(reader.malformed("its checksum or its key is wrong"));
     }
     let value = value.to_vec();
     reader.finish()?;

@@ -1,4 +1,4 @@
-//! [`HashStore`]: for the threads of one process.
+//! [`HashStore`]: a store for the threads of one process.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl HashStore {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // A table is whole after every call, so a panic elsewhere does not spoil it.
+        // A table is consistent after every call, so a poisoned lock may be used.
         self.0.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 

@@ -1,4 +1,4 @@
-//! What lies in a store under the key of a shared id: who wrote it, and the id or why there is none.
+//! The value under the key of a shared id: who wrote it, and the id or the reason why there is none.
 //!
 //! | width | field |
 //! |-------|-------|
@@ -28,12 +28,12 @@ pub(super) struct Record {
     pub(super) outcome: Outcome,
 }
 
-/// What came of making an id.
+/// The result of making an id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// The id.
     Id(UniqueId),
-    /// Why there is none.
+    /// The reason why there is none.
     Failed(String),
 }
 
@@ -44,7 +44,7 @@ const FAILED: u8 = 1;
 /// The most bytes of a host's name or a namespace.
 const MAX_NAME_BYTES: usize = 256;
 
-/// The most bytes of an error's words.
+/// The most bytes of a reason.
 const MAX_WORDS_BYTES: usize = 8 << 10;
 
 impl Record {
@@ -67,7 +67,7 @@ impl Record {
     }
 
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] where it is no record: something else lies under the key.
+    /// [`crate::error::Kind::InvalidArgument`] if the bytes are not a record: the key is used for something else.
     pub(super) fn decode(bytes: &[u8]) -> Result<Record> {
         let mut reader = Reader::new(bytes, "a shared id");
         if !bytes.starts_with(&MARK) {

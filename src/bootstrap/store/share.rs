@@ -1,14 +1,16 @@
-//! A unique id in a store: rank 0 makes it, the others take it, the last one removes it.
+//! Sharing a unique id over a store: rank 0 writes it, the others read it, the last one removes it.
 //!
-//! Under `key` lies a [`Record`] with its writer and the id, under `key/claims` how many rank 0s have come since the store was clean,
-//! under `key/taken/n` how many members have taken the record with number n. A job that dies leaves them in a store that outlives it (a
-//! folder), so nobody believes a record for being there:
+//! `key` holds a [`Record`] with its writer and the id; `key/claims` counts the rank 0s that have come since the store
+//! was clean; `key/taken/n` counts the members that have read the record with number n. A job that dies leaves these
+//! values in a store that outlives it (a folder). So a record is not trusted just because it exists:
 //!
 //! - On the host where it was written, the writer's process is looked up, by boot, namespace, number and start time.
-//! - Elsewhere the root whose address the id holds is asked to prove itself.
-//! - The words of a failure are told by their writer for as long as it stays to be heard, a few seconds, and then removed.
+//! - Elsewhere the root at the address in the id is asked to prove itself.
+//! - A failure's reason stays for a few seconds, as long as its writer waits for the others to read it, and is then
+//! removed.
 //!
-//! Rank 0 replaces what a dead job left. Where the writer is alive and its root serves, two jobs use one store at the same time.
+//! Rank 0 replaces the record of a dead job. If the writer is alive and its root serves, two jobs use one store at the
+//! same time, which is an error.
 
 use std::time::Duration;
 
@@ -24,14 +26,17 @@ use crate::sys::identity::Life;
 use crate::sys::{clock, host, poller};
 use crate::types::{Rank, World};
 
-/// Gives all members the same unique id: rank 0 makes it with `make` and puts it under `key`, the others take it. When all
-/// have it the last one removes it, for it holds a secret. What a job left that died meanwhile is recognised and replaced.
+/// Gives all members the same unique id: rank 0 makes it with `make` and puts it under `key`, the others read it. The
+/// last member to read it removes it, because it holds a secret. A record of a job that died in the middle is
+/// recognised and replaced.
 ///
-/// `members` is who I am among those who share it, which need not be a whole world: for a pair, 0 or 1 of 2.
+/// `members` is this member's place among those that share the id, which need not be a whole world: for a pair, 0 or 1
+/// of 2.
 ///
 /// # Errors
-/// As [`Store`]; rank 0's error in making it, on every rank; [`crate::error::Kind::InvalidArgument`] where something else lies
-/// under the key; [`crate::error::Kind::InvalidUsage`] on rank 0 where another job shares an id under the key at this moment.
+/// As [`Store`]; on every rank, rank 0's error in making the id; [`crate::error::Kind::InvalidArgument`] if the key
+/// holds another kind of value; [`crate::error::Kind::InvalidUsage`] on rank 0 if another job is sharing an id under
+/// the key.
 pub fn share_id(
     store: &dyn Store,
     key: &str,
@@ -44,8 +49,8 @@ pub fn share_id(
     if members.rank.get() == 0 { shared.give(make, named) } else { shared.take().map_err(named) }
 }
 
-/// Counts the communicators that a group of processes makes, so that each finds its id under a key of its own. All members
-/// use the same prefix and make their communicators in the same order.
+/// Numbers the communicators that a group of processes makes, so that each has a key of its own for its id. All members
+/// must use the same prefix and make their communicators in the same order.
 #[derive(Debug)]
 pub struct IdCounter {
     prefix: String,
@@ -69,13 +74,13 @@ impl IdCounter {
         make: impl FnOnce() -> Result<UniqueId>,
         wait: &Wait,
     ) -> Result<UniqueId> {
-        // Relaxed: only the number counts.
+        // Relaxed: only the value matters.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         share_id(store, &format!("{}/{number}", self.prefix), members, make, wait)
     }
 }
 
-/// One sharing.
+/// One sharing of an id.
 struct Shared<'a> {
     store: &'a dyn Store,
     key: &'a str,
@@ -83,23 +88,23 @@ struct Shared<'a> {
     wait: &'a Wait,
 }
 
-/// What a record is worth to whoever finds it.
+/// Whether a record can be used.
 #[derive(Debug, PartialEq, Eq)]
 enum Worth {
     /// Its job is alive.
     Fresh,
-    /// Its job has ended; in which words.
+    /// Its job has ended; the text says how that is known.
     Stale(&'static str),
 }
 
 impl Shared<'_> {
-    /// Rank 0's part.
+    /// What rank 0 does.
     fn give(&self, make: impl FnOnce() -> Result<UniqueId>, named: impl Fn(Error) -> Error + Copy) -> Result<UniqueId> {
         self.claim().map_err(named)?;
         let made = make();
         let outcome = match &made {
             Ok(id) => Outcome::Id(*id),
-            // Told to the others, who else would wait for nothing.
+            // The others must learn of the failure: otherwise they would wait until their deadline.
             Err(error) => Outcome::Failed(error.to_string()),
         };
         let record = Record::new(outcome).map_err(named)?;
@@ -108,7 +113,7 @@ impl Shared<'_> {
             Ok(_) => told.and_then(|()| self.count(&record)).map_err(named)?,
             Err(_) => {
                 if let Err(error) = told.and_then(|()| self.tell_failure(&record)) {
-                    // The others wait until their deadline then; the failure itself says more than this.
+                    // The others then wait until their deadline; the original failure is the better error to return.
                     log::warn!(Bootstrap, "the other ranks cannot be told why there is no id: {error}");
                 }
             }
@@ -116,12 +121,13 @@ impl Shared<'_> {
         made
     }
 
-    /// Makes sure that no other job is at it, and removes what a dead one left.
+    /// Makes sure that no other job is sharing an id here, and removes the record of a dead one.
     fn claim(&self) -> Result<()> {
         if self.store.add(&self.claims(), 1, self.wait)? == 1 {
             return Ok(());
         }
-        // Another rank 0 has been here since the store was clean. One that lives has left its record, or is about to.
+        // Another rank 0 has been here since the store was clean. If it is alive, it has written its record or is about
+        // to.
         let patience = Deadline::after(CLAIM_PATIENCE);
         let left = loop {
             match self.peek()? {
@@ -130,27 +136,27 @@ impl Shared<'_> {
                 None => self.rest("another rank 0 to share its id")?,
             }
         };
-        // What is no record is replaced, as any value.
+        // A value that is not a record is simply replaced.
         let Ok(left) = Record::decode(&left) else { return Ok(()) };
         let is_mine = left.writer == Record::new(Outcome::Failed(String::new()))?.writer;
         match (is_mine, &left.outcome) {
             (false, Outcome::Id(id)) if left.writer.life()? != Life::Ended && root_answers(id, self.wait)? => {
                 Err(Error::invalid_usage(format!(
-                    "two jobs use one store at the same time: {} shares an id under '{}' and waits for its ranks; give each job a \
-                     store of its own",
+                    "two jobs use one store at the same time: {} shares an id under '{}' and waits for its ranks; give \
+                     each job a store of its own",
                     left.by(),
                     self.key.escape_default()
                 )))
             }
             _ => {
                 let by = left.by();
-                log::info!(Bootstrap, "the store holds what an earlier job left ({by}): it is replaced");
+                log::info!(Bootstrap, "the store holds an id of an earlier job ({by}): it is replaced");
                 self.store.delete(&self.taken(&left), self.wait).map(drop)
             }
         }
     }
 
-    /// The part of the other ranks.
+    /// What the other ranks do.
     fn take(&self) -> Result<UniqueId> {
         let mut left: Option<(u64, String)> = None;
         loop {
@@ -170,7 +176,7 @@ impl Shared<'_> {
                 Worth::Stale(why) => {
                     if left.as_ref().is_none_or(|(number, _)| *number != record.number) {
                         let by = record.by();
-                        log::info!(Bootstrap, "the store holds what an earlier job left ({by}): {why}");
+                        log::info!(Bootstrap, "the store holds an id of an earlier job ({by}): {why}");
                         left = Some((record.number, format!("{by}, {why}")));
                     }
                     let whose = left.as_ref().map_or("", |(_, whose)| whose);
@@ -187,7 +193,7 @@ impl Shared<'_> {
         Ok(match (record.writer.life()?, &record.outcome) {
             (Life::Ended, _) => Worth::Stale("which has ended"),
             (Life::Runs, _) => Worth::Fresh,
-            // A fixed address is served when rank 0 joins, which is later.
+            // A fixed address cannot be probed yet: rank 0 serves it only when it joins.
             (Life::Unknown, Outcome::Id(id)) if id.is_fixed() || root_answers(id, self.wait)? => Worth::Fresh,
             (Life::Unknown, Outcome::Id(_)) => Worth::Stale("whose root does not answer"),
             (Life::Unknown, Outcome::Failed(_)) => {
@@ -197,18 +203,18 @@ impl Shared<'_> {
         })
     }
 
-    /// Counts this rank among those that have taken `record`; the last one removes everything.
+    /// Counts this rank among those that have read `record`; the last one removes everything.
     fn count(&self, record: &Record) -> Result<()> {
         let taken = self.store.add(&self.taken(record), 1, self.wait)?;
         if taken >= i64::from(self.members.size) { self.remove(record) } else { Ok(()) }
     }
 
-    /// Stays until all have heard why there is no id, a few seconds at most, and removes the words: who comes later must not take them
-    /// for news of another job.
+    /// Waits, a few seconds at most, until all have read why there is no id, and removes the record: a later job must
+    /// not read it.
     fn tell_failure(&self, record: &Record) -> Result<()> {
         let patience = Deadline::after(FAILURE_PATIENCE).earlier(self.wait.deadline);
         let others = i64::from(self.members.size) - 1;
-        // This rank is not counted, so the others never come to the count at which they remove the record.
+        // This rank is not counted, so the others never reach the count at which they would remove the record.
         while self.store.add(&self.taken(record), 0, self.wait)? < others && !patience.passed(clock::now()) {
             self.wait.abort.check()?;
             poller::pause(self.wait.slice(PAUSE));
@@ -216,7 +222,8 @@ impl Shared<'_> {
         self.remove(record)
     }
 
-    /// In this order: the next rank 0 waits a moment for a record where there is a claim, and so does not put one in the way of this.
+    /// The order matters: the next rank 0 waits a moment for a record if there is a claim, so it does not write one in
+    /// between.
     fn remove(&self, record: &Record) -> Result<()> {
         for key in [self.key, &self.taken(record), &self.claims()] {
             self.store.delete(key, self.wait)?;
@@ -224,7 +231,8 @@ impl Shared<'_> {
         Ok(())
     }
 
-    /// What lies under the key now. A store that cannot tell at once has nothing that a dead job left.
+    /// The value under the key now. `None` also for a store that cannot answer at once: such a store keeps nothing of
+    /// dead jobs.
     fn peek(&self) -> Result<Option<Vec<u8>>> {
         match self.store.get(self.key, &self.wait.until(Deadline::after(Duration::ZERO))) {
             Ok(bytes) => Ok(Some(bytes)),
@@ -249,16 +257,17 @@ impl Shared<'_> {
     }
 }
 
-/// How long a claim without a record is taken for that of a rank 0 which is about to write it: making an id takes milliseconds.
+/// How long rank 0 waits for the record of another claim: making an id takes milliseconds.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long rank 0 stays to tell why it could not make an id: as a root that has failed does.
+/// How long rank 0 stays to report why it could not make an id; a failed root stays as long.
 const FAILURE_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How old a failure may be that was written on another host: [`FAILURE_PATIENCE`], and what clocks differ by.
+/// The largest age of a failure that was written on another host: [`FAILURE_PATIENCE`] plus the difference of the
+/// clocks.
 const FAILURE_LIFE_S: u64 = 30;
 
-/// Between two looks at the store.
+/// The pause between two looks at the store.
 const PAUSE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
@@ -288,7 +297,7 @@ mod tests {
         record
     }
 
-    /// Two ranks share an id where `left` lies already, and `claims` rank 0s have been.
+    /// Two ranks share an id in a store that holds `left`, after `claims` rank 0s have been there.
     fn share_after(left: &Record, claims: i64) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("store");
@@ -331,7 +340,7 @@ mod tests {
         for words in ["two jobs use one store", "process ", "a store of its own"] {
             assert!(error.message().contains(words), "{error}");
         }
-        // The ranks of the first job have not been disturbed.
+        // The ranks of the first job are not disturbed.
         assert_eq!(share_id(&store, "id", member(1), || unreachable!(), &soon()).unwrap(), id);
     }
 

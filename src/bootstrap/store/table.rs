@@ -1,4 +1,4 @@
-//! Keys and values in memory, within bounds.
+//! Keys and values in memory, with bounds.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub(super) struct Table {
 
 impl Table {
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] where the store is full.
+    /// [`crate::error::Kind::InvalidUsage`] if the store is full.
     pub(super) fn set(&mut self, key: &str, value: Vec<u8>) -> Result<()> {
         let old = self.values.get(key).map_or(0, |old| key.len() + old.len());
         let bytes = self.bytes - old + key.len() + value.len();
@@ -51,10 +51,10 @@ impl Table {
     }
 }
 
-/// The number that `value` holds (0 where there is none) plus `amount`.
+/// The number that `value` holds (0 if there is none) plus `amount`.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidUsage`] where it is no number or the sum overflows.
+/// [`crate::error::Kind::InvalidUsage`] if the value is not a number or the sum overflows.
 pub(super) fn sum(key: &str, value: Option<&[u8]>, amount: i64) -> Result<i64> {
     let number = value.map_or(Some(0), |value| std::str::from_utf8(value).ok()?.parse::<i64>().ok());
     number.and_then(|number| number.checked_add(amount)).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! [`TcpStore`]: one process serves, all ask.
+//! [`TcpStore`]: one process serves, all processes send requests.
 //!
 //! | frame | from → to | payload |
 //! |-------|-----------|---------|
@@ -9,8 +9,8 @@
 //! | done | server → client | the value, the sum 8, or 1 byte: whether it was there |
 //! | failed | server → client | kind 1, reason |
 //!
-//! The tag of an answer is that of its request. A client has one request at a time; a new one takes the place of one that
-//! still waits.
+//! An answer has the tag of its request. A client has one request at a time; a new request replaces one that still
+//! waits.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -32,13 +32,13 @@ use crate::sys::{clock, interfaces};
 use crate::wire::frame::Frame;
 use crate::wire::{Reader, Writer};
 
-/// A store that one process serves at a known address. The server lives in the `TcpStore` that [`TcpStore::serve`] yields and
-/// ends with it. Calls of several threads on one `TcpStore` take turns.
+/// A store that one process serves at a known address. The server belongs to the `TcpStore` that [`TcpStore::serve`]
+/// yields and ends with it. Calls from several threads on one `TcpStore` run one after the other.
 #[derive(Debug)]
 pub struct TcpStore {
     client: Mutex<Client>,
     address: SocketAddr,
-    /// Last, so that the client goes first.
+    /// Declared last, so that the client is dropped first.
     _thread: Option<ServiceThread>,
 }
 
@@ -57,12 +57,12 @@ const MAX_FRAME_BYTES: usize = 64 + MAX_WAIT_KEYS * (MAX_KEY_BYTES + 4) + MAX_VA
 const MAX_REASON_BYTES: usize = 4096;
 
 impl TcpStore {
-    /// Serves a store at `place` (port 0 takes a free one; [`TcpStore::address`] tells) and opens it.
+    /// Serves a store at `place` (port 0 means any free port, see [`TcpStore::address`]) and opens it.
     ///
-    /// Clients prove that they hold `options.secret`; without one whoever reaches the port can read and write.
+    /// Clients prove that they hold `options.secret`; without a secret whoever reaches the port can read and write.
     ///
     /// # Errors
-    /// [`Kind::System`] where the address is taken or not ours.
+    /// [`Kind::System`] if the address is taken or does not belong to this machine.
     pub fn serve(place: SocketAddr, options: &Options) -> Result<TcpStore> {
         let (listener, address) = socket::listen(place)?;
         let terms = terms(options);
@@ -81,16 +81,16 @@ impl TcpStore {
         Ok(TcpStore { client: Mutex::new(Client::new(address, terms, options)?), address, _thread: Some(thread) })
     }
 
-    /// Opens the store that is or will be served at `place`. Connects with the first call.
+    /// Opens the store that is, or will be, served at `place`. The first call connects.
     ///
     /// # Errors
-    /// Where the host is not known.
+    /// If the host is unknown.
     pub fn connect(place: &HostPort, options: &Options) -> Result<TcpStore> {
         let address = place.resolve(options.family, &interfaces::list()?)?;
         Ok(TcpStore { client: Mutex::new(Client::new(address, terms(options), options)?), address, _thread: None })
     }
 
-    /// Where it is served.
+    /// The address of the server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -157,7 +157,7 @@ impl Store for TcpStore {
     }
 }
 
-/// The asking side.
+/// The client's side.
 #[derive(Debug)]
 struct Client {
     service: Service,
@@ -185,7 +185,8 @@ impl Client {
         let outcome = self.exchange(kind, payload, words, wait);
         let broken = outcome.as_ref().is_err_and(|error| matches!(error.kind(), Kind::Remote | Kind::System));
         if broken || !self.client.is_connected() {
-            // The next request begins anew; this one may or may not have been done, so it is not repeated.
+            // The next request uses a new connection. This request may or may not have taken effect, so it is not
+            // repeated.
             self.client = ServiceClient::new(self.service.clone(), NO_RANK, None, &self.options);
         }
         outcome
@@ -232,21 +233,21 @@ fn answer(frame: Frame) -> Result<Vec<u8>> {
     }
 }
 
-/// The answering side, on its own thread.
+/// The server's side, on its own thread.
 struct Server {
     acceptor: Acceptor,
     table: Table,
     waiters: HashMap<u64, Waiter>,
-    /// Who waits for a key; each waiter stands at the first key that it lacks.
+    /// For each key, the clients that wait for it; a client is listed under the first key that it lacks.
     by_key: HashMap<String, BTreeSet<u64>>,
 }
 
 struct Waiter {
     tag: u32,
-    /// The key that it lacks, and those not looked at yet.
+    /// The key that this client lacks, and those not looked at yet.
     lacks: String,
     then: Vec<String>,
-    /// Whether it wants the value.
+    /// Whether the client wants the value.
     value: bool,
 }
 
@@ -286,7 +287,7 @@ impl Server {
         }
     }
 
-    /// The answer, or `None` where it comes later.
+    /// The answer, or `None` if it comes later.
     fn request(&mut self, token: u64, frame: &Frame) -> Result<Option<Vec<u8>>> {
         let mut reader = Reader::new(&frame.payload, "a request to the store");
         if frame.kind == WAIT {
@@ -318,7 +319,7 @@ impl Server {
         }
     }
 
-    /// Answers where all keys are there, or lets the client wait at the first that is not.
+    /// The answer if all keys have values; otherwise registers the client under the first key that has none.
     fn wait(&mut self, token: u64, tag: u32, mut keys: Vec<String>, value: bool) -> Option<Vec<u8>> {
         match keys.iter().position(|key| self.table.get(key).is_none()) {
             Some(place) => {
@@ -333,7 +334,7 @@ impl Server {
         }
     }
 
-    /// `key` has a value now.
+    /// Answers those who waited for `key`, which now has a value.
     fn wake(&mut self, key: &str) {
         for token in self.by_key.remove(key).unwrap_or_default() {
             let Some(waiter) = self.waiters.remove(&token) else { continue };
@@ -345,7 +346,7 @@ impl Server {
         }
     }
 
-    /// The client does not wait any more.
+    /// Forgets a client that does not wait any more.
     fn forget(&mut self, token: u64) {
         let Some(waiter) = self.waiters.remove(&token) else { return };
         if let Some(waiting) = self.by_key.get_mut(&waiter.lacks) {
