@@ -190,12 +190,12 @@ mod tests {
             (":5", "the host is missing"),
             ("::1:5", "must be in brackets"),
             ("[::1:5", "']' is missing"),
-            ("[::1]5", "behind ']'"),
+            ("[::1]5", "after ']'"),
             ("[1.2.3.4]:5", "no IPv6 address"),
             ("[fe80::1%]:5", "no IPv6 address"),
             ("1.2.3:5", "four numbers"),
             ("1.2.3.256:5", "four numbers"),
-            ("ho st:5", "character"),
+            ("ho st:5", "letters, digits"),
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains(text), "{text}: {error}");

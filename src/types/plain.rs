@@ -40,16 +40,16 @@ pub fn bytes_of_mut<T: FromBytes + IntoBytes>(buffer: &mut [T]) -> &mut [u8] {
     buffer.as_mut_bytes()
 }
 
-/// The values that bytes from other ranks are, once it is checked that they are values: for `bool`, `char`, enums, and structs that have
-/// them, which some bytes are not. The traits are those of the crate `zerocopy` 0.8. On the way out, [`bytes_of`] takes such buffers as
-/// it takes any.
+/// The values that bytes from other ranks represent, after a check that they are valid: for `bool`, `char`, enums
+/// and structs with them, some bytes are not. The traits come from the crate `zerocopy` 0.8. To send such values, use
+/// [`bytes_of`].
 ///
 /// Booleans as bytes are reduced by [`crate::ReduceOp::BitAnd`] (all ranks), [`crate::ReduceOp::BitOr`] (any rank) and
 /// [`crate::ReduceOp::BitXor`] (an odd number of ranks).
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidArgument`] that names the first element whose bytes are no value, and where the bytes are not a whole
-/// number of elements or not aligned to them.
+/// [`crate::error::Kind::InvalidArgument`] with the first element whose bytes are not a valid value; also if the bytes
+/// are not a whole number of elements, or not aligned for them.
 ///
 /// # Examples
 /// ```
