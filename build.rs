@@ -1,4 +1,4 @@
-//! Builds the C++ side of the library, where feature `cpp` asks for it. Nothing else.
+//! Builds the C++ side of the library if feature `cpp` is enabled. Does nothing else.
 
 #[cfg(feature = "cpp")]
 fn main() {
@@ -18,7 +18,7 @@ fn main() {
     check_version();
 }
 
-/// The headers say the version by themselves; it must be the package's.
+/// Checks that the version in the headers is the package's.
 #[cfg(feature = "cpp")]
 fn check_version() {
     let header = std::fs::read_to_string("cpp/include/rsccl/version.hpp").expect("the header is in the tree");

@@ -31,7 +31,7 @@ use crate::sync::primitive::Arc;
 
 pub use crate::sys::memory::Generation;
 pub use crate::sys::region::{DeviceId, Home, HostRegion, Keep, Place, Region};
-pub use host::{Kernel, Pass, Staging, Store, Turn};
+pub use host::{Kernel, Pass, Store, StorePolicy, TimedCopy};
 pub use memory::HostMemory;
 
 /// Who shall be able to map memory that is allocated.

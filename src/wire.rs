@@ -1,7 +1,8 @@
-//! What leaves the process: fields of fixed width, little endian, one by one, and frames on a stream.
+//! The encoding of data that leaves the process: fields of fixed width, little endian, one by one, and frames on a
+//! stream.
 //!
-//! [`Writer`] builds a message, [`Reader`] takes one apart; a reader never reads past the end and never trusts a length.
-//! [`frame`] cuts a byte stream into frames. Nothing here does I/O.
+//! [`Writer`] builds a message, [`Reader`] decodes one; a reader never reads past the end and never trusts a length.
+//! [`frame`] splits a byte stream into frames. This module does no I/O.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +12,7 @@ use std::net::{Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use crate::error::{Error, Result};
 
-/// The beginning of `text`, of whole characters, in no more than `most` bytes.
+/// The longest beginning of `text` with whole characters and at most `most` bytes.
 pub fn cut(text: &str, most: usize) -> &str {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {
@@ -60,7 +61,7 @@ impl Writer {
         self.raw(&value.to_le_bytes())
     }
 
-    /// Appends bytes whose number the reader knows.
+    /// Appends bytes; the reader must know how many.
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Writer {
         self.0.extend_from_slice(bytes);
         self
@@ -69,7 +70,7 @@ impl Writer {
     /// Appends a 32-bit length and the bytes.
     ///
     /// # Panics
-    /// For 4 GiB and more: what is sent is bounded far below that by its maker.
+    /// For 4 GiB and more: every caller bounds its data far below that.
     pub fn bytes(&mut self, bytes: &[u8]) -> &mut Writer {
         let length = u32::try_from(bytes.len()).expect("messages are bounded far below 4 GiB");
         self.u32(length).raw(bytes)
@@ -100,10 +101,10 @@ impl Writer {
     }
 }
 
-/// What [`Writer::address`] takes.
+/// The bytes of an encoded address.
 pub const ADDRESS_BYTES: usize = 1 + 2 + 4 + 16;
 
-/// Takes a message apart field by field.
+/// Decodes a message field by field.
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -111,7 +112,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads `bytes`, which the errors call `what` ("a check-in").
+    /// Reads `bytes`; errors call them `what` ("a check-in").
     pub fn new(bytes: &'a [u8], what: &'static str) -> Reader<'a> {
         Reader { rest: bytes, what }
     }
@@ -119,7 +120,7 @@ impl<'a> Reader<'a> {
     /// Takes `count` bytes.
     ///
     /// # Errors
-    /// [`crate::error::Kind::Remote`] where fewer are left; so have all methods here.
+    /// [`crate::error::Kind::Remote`] if fewer are left; so do all methods here.
     pub fn raw(&mut self, count: usize) -> Result<&'a [u8]> {
         match self.rest.split_at_checked(count) {
             Some((taken, rest)) => {
@@ -161,7 +162,7 @@ impl<'a> Reader<'a> {
         Ok(i64::from_le_bytes(self.array()?))
     }
 
-    /// Takes a length, at most `most`, and so many bytes.
+    /// Takes a length, at most `most`, and that many bytes.
     pub fn bytes(&mut self, most: usize) -> Result<&'a [u8]> {
         let length = usize::try_from(self.u32()?).unwrap_or(usize::MAX);
         if length > most {
@@ -170,12 +171,12 @@ impl<'a> Reader<'a> {
         self.raw(length)
     }
 
-    /// Takes a length, at most `most`, and a text. Bytes that are no UTF-8 become replacement characters.
+    /// Takes a length, at most `most`, and a text. Invalid UTF-8 becomes replacement characters.
     pub fn text(&mut self, most: usize) -> Result<String> {
         Ok(String::from_utf8_lossy(self.bytes(most)?).into_owned())
     }
 
-    /// Takes what [`Writer::address`] wrote.
+    /// Takes an address that [`Writer::address`] wrote.
     pub fn address(&mut self) -> Result<SocketAddr> {
         let family = self.u8()?;
         let port = self.u16()?;
@@ -188,20 +189,20 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What is left.
+    /// The remaining bytes.
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// Ends the message.
+    /// Checks that the message has ended.
     ///
     /// # Errors
-    /// [`crate::error::Kind::Remote`] where bytes are left over.
+    /// [`crate::error::Kind::Remote`] if bytes are left over.
     pub fn finish(self) -> Result<()> {
         if self.rest.is_empty() { Ok(()) } else { Err(self.malformed(&format!("{} bytes left over", self.rest.len()))) }
     }
 
-    /// The error for a field that makes no sense.
+    /// The error for a field with an impossible value.
     pub fn malformed(&self, why: &str) -> Error {
         Error::new(crate::error::Kind::Remote, format!("{} is malformed: {why}", self.what))
     }

@@ -577,7 +577,7 @@ impl Engine {
     #[cfg(test)]
     #[cfg(not(loom))]
     pub(crate) fn take_peers_for_far(&mut self) {
-        self.mover.fabric.links().staging = crate::device::Staging::far();
+        self.mover.fabric.links().staging = crate::device::StorePolicy::far();
     }
 
     /// Whether this rank has timed both ways of copies into memory that peers read.

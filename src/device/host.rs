@@ -24,9 +24,9 @@ mod block;
 mod copy;
 mod fold;
 mod lane;
-mod staging;
 #[cfg(not(target_arch = "x86_64"))]
 mod portable;
+mod store_policy;
 mod vectors;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -34,7 +34,7 @@ mod x86;
 #[cfg(test)]
 mod tests;
 
-pub use staging::{Staging, Turn};
+pub use store_policy::{StorePolicy, TimedCopy};
 
 use crate::error::{Error, Result};
 use crate::types::{DataType, F8E4M3, F8E5M2, ReduceOp, Scalar, bf16, f16};

@@ -1,6 +1,6 @@
 //! The interpreter of plans on host memory.
 
-use crate::device::{Kernel, Pass, Store, Turn};
+use crate::device::{Kernel, Pass, Store, TimedCopy};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::history::History;
@@ -242,7 +242,7 @@ impl<'a> PlanRun<'a> {
             let bytes = count * self.element_bytes;
             let copies = self.sources.len() == 1 && self.kernel.is_copy(raw, combine.finish);
             let mut turn =
-                if copies { links.staging.turn(bytes) } else { Turn::untimed(links.staging.preferred(bytes)) };
+                if copies { links.staging.turn(bytes) } else { TimedCopy::untimed(links.staging.preferred(bytes)) };
             // A copy that teaches something is timed apart from the output.
             if turn.store == Store::Streaming && self.store == Store::Streaming && !turn.is_timed() {
                 self.cached.extend_from_slice(&self.targets);
@@ -282,7 +282,7 @@ impl<'a> PlanRun<'a> {
     }
 
     /// As [`PlanRun::store_result`], what peers read apart from output, and in `turn`'s way.
-    fn store_apart(&self, pass: Pass<'_>, copies: bool, turn: &mut Turn) {
+    fn store_apart(&self, pass: Pass<'_>, copies: bool, turn: &mut TimedCopy) {
         let staged = Pass { targets: &self.cached, store: turn.store, ..pass };
         let output = Pass { targets: &self.targets, store: self.store, ..pass };
         if let Some(first) = self.targets.first().filter(|_| !copies) {

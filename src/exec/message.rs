@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use crate::device::{self, Home, Kernel, Pass, Store, Turn};
+use crate::device::{self, Home, Kernel, Pass, Store, TimedCopy};
 use crate::error::{Error, Result};
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::{Operation, mismatch};
@@ -263,7 +263,7 @@ impl<'a> MessageRun<'a> {
         let length = (self.bytes - self.moved).min(sender.shape().slot_bytes as usize);
         let Some(slot) = sender.reserve(length) else { return false };
         // What a pump sends to a socket is read here.
-        let mut turn = if links.has_pumps() { Turn::untimed(Store::Cached) } else { links.staging.turn(length) };
+        let mut turn = if links.has_pumps() { TimedCopy::untimed(Store::Cached) } else { links.staging.turn(length) };
         turn.begin();
         let (sources, targets) = (&[from.wrapping_add(self.moved)], &[slot.as_ptr()]);
         let pass = Pass { sources, raw: None, targets, count: length, finish: false, store: turn.store };

@@ -6,32 +6,33 @@ use std::time::Duration;
 use crate::config::DebugLevel;
 use crate::sys::host;
 
-/// Who prints: the beginning of every line of a process.
+/// The process's part of every line: host and process.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
     pub(super) host: String,
     pub(super) process: u32,
 }
 
-/// What one line says.
+/// The content of one line.
 #[derive(Debug)]
 pub(super) struct Line<'a> {
     pub(super) level: DebugLevel,
-    /// Whether it is a call that a program may be made to repeat; NCCL prints those without time and place.
+    /// Whether this is a CALL line, from which a program's calls can be replayed; NCCL prints those without time and
+    /// place.
     pub(super) is_call: bool,
-    /// The time before the line, printed; empty for none.
+    /// The time at the beginning of the line, formatted; empty for none.
     pub(super) time: &'a str,
     pub(super) thread: u32,
     pub(super) rank: Option<u32>,
     /// File and line of the event.
     pub(super) place: (&'a str, u32),
-    /// Since logging began.
+    /// The time since logging began.
     pub(super) elapsed: Duration,
     pub(super) text: &'a str,
 }
 
 impl Line<'_> {
-    /// The line with its end; a warning with an empty line before it.
+    /// The line with its end; before a warning there is an empty line.
     pub(super) fn print(&self, identity: &Identity) -> String {
         let mut out = String::with_capacity(self.text.len() + 96);
         let written = self.write(&mut out, identity);
@@ -65,7 +66,8 @@ impl Line<'_> {
     }
 }
 
-/// The text on one line: what comes from another process must not forge lines or steer a terminal.
+/// The text on one line, with control characters escaped: text from another process must not forge lines or control a
+/// terminal.
 struct Plain<'a>(&'a str);
 
 impl std::fmt::Display for Plain<'_> {
@@ -80,7 +82,7 @@ impl std::fmt::Display for Plain<'_> {
     }
 }
 
-/// `time` by `format`: that of `strftime`, with `%1f` to `%9f` for the digits of the second's fraction.
+/// Formats `time` as `strftime` does; in addition `%1f` to `%9f` are digits of the second's fraction.
 pub(super) fn print_time(time: Duration, format: &str) -> String {
     let mut plain = String::with_capacity(format.len());
     let mut letters = format.chars().peekable();
@@ -90,7 +92,7 @@ pub(super) fn print_time(time: Duration, format: &str) -> String {
             continue;
         }
         let Some(next) = letters.next() else {
-            // A final % means nothing to strftime.
+            // A final % has no meaning in strftime.
             plain.push('%');
             break;
         };

@@ -1,4 +1,4 @@
-//! Which events become lines, and what they look like.
+//! The selection of events that become lines, and their format.
 
 use std::fmt;
 use std::time::Instant;
@@ -25,10 +25,10 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    /// The printer that `config` asks for; `None` where `NCCL_DEBUG` is not set.
+    /// The printer that `config` asks for; `None` if `NCCL_DEBUG` is not set.
     ///
     /// # Errors
-    /// Where `NCCL_DEBUG_FILE` cannot be opened; the error names the variable and the path.
+    /// If `NCCL_DEBUG_FILE` cannot be opened; the error names the variable and the path.
     pub(super) fn new(config: &Config) -> Result<Option<Printer>> {
         let Some(level) = config.debug else { return Ok(None) };
         let name = host::hostname()?;
@@ -52,7 +52,7 @@ impl Printer {
         self.level
     }
 
-    /// Whether calls have lines.
+    /// Whether calls are printed.
     pub(super) fn hears_calls(&self) -> bool {
         let lines = [
             (DebugLevel::Info, Subsystem::Coll),
@@ -62,7 +62,7 @@ impl Printer {
         lines.into_iter().any(|(level, subsystem)| self.passes(level, subsystem))
     }
 
-    /// Prints the line of an event, if it passes.
+    /// Prints the line of an event, if the level and the subsystem are selected.
     pub(super) fn print(&self, site: &Site, rank: Option<u32>, text: fmt::Arguments<'_>) {
         if !self.passes(site.level, site.subsystem) {
             return;
@@ -88,7 +88,7 @@ impl Printer {
         }
     }
 
-    /// Warnings and the version pass whatever their subsystem, as in NCCL.
+    /// Warnings and the version are printed for every subsystem, as in NCCL.
     fn passes(&self, level: DebugLevel, subsystem: Subsystem) -> bool {
         let wanted = match level {
             DebugLevel::Version | DebugLevel::Warn => true,

@@ -1,4 +1,4 @@
-//! Lines that go to the program in place of standard output or a file.
+//! Sends the log's lines to a callback of the program in place of standard output or a file.
 
 use std::cell::Cell;
 use std::fmt;
@@ -10,20 +10,21 @@ use crate::config::DebugLevel;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct LogLine<'a> {
-    /// How loud it is.
+    /// The level.
     pub level: DebugLevel,
-    /// The rank that speaks, where one is known.
+    /// The rank that logs, if known.
     pub rank: Option<u32>,
-    /// What it says.
+    /// The text.
     pub text: &'a str,
-    /// The whole line as it would be printed, its end of line included.
+    /// The whole line as it would be printed, with its end of line.
     pub printed: &'a str,
 }
 
-/// Gives the log's lines to `callback`, or with `None` prints them again. For the whole process, as the log is.
+/// Passes the log's lines to `callback`; `None` prints them again. Applies to the whole process, as the log does.
 ///
-/// `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS` and their fields of the first [`crate::Config`] still choose the lines. The callback is
-/// called by whichever thread logs, several at a time. What it logs itself is dropped; a panic of it is caught, and the line is lost.
+/// `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS` and their fields of the first [`crate::Config`] still select the lines. The thread
+/// that logs calls the callback, so several calls may run at a time. Lines that the callback logs itself are dropped;
+/// if it panics, the panic is caught and the line is lost.
 ///
 /// # Examples
 /// ```
@@ -43,24 +44,24 @@ pub fn redirect(callback: Option<LogCallback>) {
     *target() = callback.map(|callback| Target(Arc::from(callback)));
 }
 
-/// What takes the log's lines.
+/// A receiver of the log's lines.
 pub type LogCallback = Box<dyn Fn(LogLine<'_>) + Send + Sync>;
 
-/// Gives the line to the callback. False where there is none.
+/// Passes the line to the callback; false if there is none.
 pub(super) fn take(line: LogLine<'_>) -> bool {
-    // Called without the lock: the callback may take its time, and may redirect the log.
+    // Called without the lock: the callback may be slow, and may redirect the log.
     let Some(Target(callback)) = target().clone() else { return false };
     if !INSIDE.replace(true) {
         let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| callback(line)));
         INSIDE.set(false);
-        // The panic has been reported by the panic hook; communication goes on.
+        // The panic hook has reported the panic; communication continues.
         drop(called);
     }
     true
 }
 
 fn target() -> std::sync::MutexGuard<'static, Option<Target>> {
-    // A target is whole after every statement, so a panic elsewhere does not spoil it.
+    // A target is consistent after every statement, so a poisoned lock may be used.
     TARGET.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -73,10 +74,10 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Where lines go: the log is the process's, so this is too.
+/// The destination of lines. The log belongs to the process, so this does too.
 static TARGET: Mutex<Option<Target>> = Mutex::new(None);
 
 thread_local! {
-    /// Whether this thread is in the callback, whose own lines would come back to it without end.
+    /// Whether this thread is inside the callback: lines that it logs there would call it again without end.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }

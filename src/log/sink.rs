@@ -1,4 +1,4 @@
-//! Where lines go.
+//! The destination of lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -15,15 +15,15 @@ pub(super) enum Sink {
 }
 
 impl Sink {
-    /// The file that `pattern` names, or standard output where there is none.
+    /// The file that `pattern` names, or standard output without a pattern.
     ///
     /// # Errors
-    /// Where the file cannot be opened, or the pattern has a `%` that means nothing.
+    /// If the file cannot be opened, or the pattern has an unknown `%`.
     pub(super) fn open(pattern: Option<&str>, identity: &Identity) -> Result<Sink> {
         let Some(pattern) = pattern else { return Ok(Sink::StandardOutput) };
         let wrong = |why: &str| Error::invalid_argument(format!("NCCL_DEBUG_FILE={pattern:?}: {why}"));
         let path = expand(pattern, identity).map_err(|why| wrong(&why))?;
-        // Appended, each line by one write: processes that share a file neither cut it nor each other's lines.
+        // Each line is appended by one write, so processes that share a file do not break each other's lines.
         let opened = OpenOptions::new().create(true).append(true).open(&path);
         opened
             .map(Sink::File)
@@ -41,7 +41,7 @@ impl Sink {
     }
 }
 
-/// `%h` is the host, `%p` the process, `%%` a percent sign.
+/// Replaces `%h` by the host, `%p` by the process number, `%%` by a percent sign.
 fn expand(pattern: &str, identity: &Identity) -> std::result::Result<String, String> {
     let mut path = String::with_capacity(pattern.len());
     let mut letters = pattern.chars();

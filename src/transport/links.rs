@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::device::Staging;
+use crate::device::StorePolicy;
 use crate::error::Result;
 use crate::sync::ring::{Receiver, Sender};
 use crate::sys::poller;
@@ -47,7 +47,7 @@ pub struct Links {
     pub(super) send_pumps: Vec<SendPump>,
     pub(super) receive_pumps: Vec<ReceivePump>,
     /// What was learnt of copies into memory that peers read.
-    pub staging: Staging,
+    pub staging: StorePolicy,
 }
 
 impl Links {

@@ -13,24 +13,24 @@ use crate::error::{Error, Kind, Result};
 /// The bytes before a frame's payload.
 pub const HEADER_BYTES: usize = 12;
 
-/// What is reserved for a payload before its bytes have come: a length alone must not cost memory.
+/// The most that is reserved for a payload before its bytes have arrived: a length alone must not cost memory.
 const RESERVE_BYTES: usize = 64 << 10;
 
 /// One message on a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is; the stream's user gives the numbers.
+    /// The kind; each protocol has its own numbers.
     pub kind: u8,
-    /// Which one of its kind.
+    /// A number that distinguishes frames of one kind.
     pub tag: u32,
-    /// The bytes.
+    /// The payload.
     pub payload: Vec<u8>,
 }
 
-/// The header of a frame with so long a payload.
+/// The header of a frame with a payload of this length.
 ///
 /// # Panics
-/// For 4 GiB and more: payloads are bounded far below that by their makers.
+/// For 4 GiB and more: every caller bounds its payloads far below that.
 pub fn header(kind: u8, tag: u32, length: usize) -> [u8; HEADER_BYTES] {
     let length = u32::try_from(length).expect("payloads are bounded far below 4 GiB").to_le_bytes();
     let tag = tag.to_le_bytes();
@@ -44,7 +44,7 @@ pub fn append(out: &mut Vec<u8>, kind: u8, tag: u32, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// Cuts a stream into frames, whatever pieces it comes in.
+/// Splits a stream into frames, however its bytes are divided into reads.
 #[derive(Debug)]
 pub struct FrameReader {
     header: [u8; HEADER_BYTES],
@@ -55,15 +55,15 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// Takes frames with payloads of at most `most_bytes`.
+    /// A reader of frames with payloads of at most `most_bytes`.
     pub fn new(most_bytes: usize) -> FrameReader {
         FrameReader { header: [0; HEADER_BYTES], header_filled: 0, payload: Vec::new(), payload_bytes: 0, most_bytes }
     }
 
-    /// Takes bytes off the front of `input` until a frame is whole or `input` is empty.
+    /// Consumes bytes from the front of `input` until a frame is complete or `input` is empty.
     ///
     /// # Errors
-    /// [`Kind::Remote`] where a header announces too much or is none; the stream is useless then.
+    /// [`Kind::Remote`] if a header announces too long a payload or is malformed; the stream is useless then.
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Frame>> {
         if self.header_filled < HEADER_BYTES {
             let taken = take(input, HEADER_BYTES - self.header_filled);
@@ -88,7 +88,7 @@ impl FrameReader {
         }))
     }
 
-    /// Whether part of a frame has come.
+    /// Whether part of a frame has arrived.
     pub fn is_midway(&self) -> bool {
         self.header_filled > 0
     }

@@ -9,14 +9,15 @@ use crate::device::host::lane::{Lane, Wide};
 use crate::device::host::vectors::{LINE, Vectors};
 use crate::device::host::{Kernel, Pass, Store};
 
-/// Bytes of a block's accumulators: few enough that a vector level keeps them in registers and that the machine overlaps
-/// the loads of one block with the stores of another (measured: 512 is ahead of 1024 and 2048 by a third from memory, by
-/// a fifth from the second cache). A multiple of eight lines, so that blocks keep a target's alignment.
+/// The bytes of a block's accumulators: few enough that a vector level keeps them in registers and that the machine
+/// overlaps the loads of one block with the stores of another. Measured: 512 is faster than 1024 and 2048, by a third
+/// from memory, by a fifth from the second-level cache. A multiple of eight cache lines, so that blocks keep a target's
+/// alignment.
 const BLOCK: usize = 512;
 
 const _: () = assert!(BLOCK.is_multiple_of(LINE * 8));
 
-/// Room for one block, aligned to a line.
+/// Storage for one block, aligned to a cache line.
 #[repr(align(64))]
 struct Room(MaybeUninit<[u8; BLOCK]>);
 
@@ -26,7 +27,7 @@ impl Room {
         Room(MaybeUninit::uninit())
     }
 
-    /// The room as `count` values.
+    /// The storage as `count` uninitialised values.
     #[inline(always)]
     fn values<T>(&mut self, count: usize) -> &mut [MaybeUninit<T>] {
         assert!(align_of::<T>() <= align_of::<Room>() && count <= BLOCK / size_of::<T>());
@@ -35,16 +36,16 @@ impl Room {
     }
 }
 
-/// Does `pass` for lanes `L` with operator `O` at level `V`.
+/// Runs `pass` for lanes `L` with operator `O` at level `V`.
 ///
 /// # Safety
-/// As [`Kernel::run`], and the machine has the level.
+/// As [`Kernel::run`]; also, the machine must have the level.
 #[inline(always)]
 pub(super) unsafe fn reduce<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kernel, pass: &Pass<'_>) {
     let lanes = pass.count * kernel.lanes;
     let placement = Placement::new(pass, size_of::<L::Raw>());
     let mut start = 0;
-    // First up to the alignment of the target, then the rest.
+    // First the lanes before the target's alignment, then the rest.
     for end in [placement.head.min(lanes), lanes] {
         macro_rules! blocks_of {
             ($length:expr) => {
@@ -65,20 +66,21 @@ pub(super) unsafe fn reduce<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kern
     placement.end::<V>();
 }
 
-/// Values that have been written: what `assume_init_mut` does in a Rust that is newer than the least one that we ask for.
+/// Views values that have been written as initialised: like `assume_init_mut` for slices, which our minimum Rust
+/// version lacks.
 ///
 /// # Safety
-/// All of them have been.
+/// All of them are initialised.
 #[inline(always)]
 unsafe fn written<T>(values: &mut [MaybeUninit<T>]) -> &mut [T] {
     // SAFETY: the two have one layout, and the caller vouches for the values.
     unsafe { &mut *(std::ptr::from_mut(values) as *mut [T]) }
 }
 
-/// Does `length` lanes of a pass, no more than a block has, from `start` on.
+/// Runs `length` lanes of a pass, at most one block, from `start` on.
 ///
 /// # Safety
-/// As [`reduce`], and the lanes are within the count.
+/// As [`reduce`]; also, the lanes are within the pass's count.
 #[inline(always)]
 unsafe fn block<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kernel, pass: &Pass<'_>, start: usize, length: usize) {
     let (mut wide, mut scratch) = (Room::new(), Room::new());
@@ -94,7 +96,7 @@ unsafe fn block<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kernel, pass: &P
         // SAFETY: start is within the target's count.
         unsafe { target.cast::<L::Raw>().add(start) }
     };
-    // Narrowing 4 and 8 bytes costs nothing, so that each target gets it from the registers.
+    // Narrowing from 4 or 8 bytes costs nothing, so each target gets it from the registers.
     let cheap = size_of::<L::Raw>() == size_of::<L::Wide>();
     if pass.store == Store::Cached && (cheap || pass.targets.len() == 1) {
         for target in pass.targets {
@@ -129,7 +131,7 @@ unsafe fn narrow<V: Vectors, L: Lane>(wide: &[L::Wide], target: &mut [MaybeUnini
     }
 }
 
-/// Divides accumulators where the kernel has a divisor.
+/// Divides the accumulators if the kernel has a divisor.
 #[inline(always)]
 fn divide<W: Wide>(kernel: &Kernel, wide: &mut [W]) {
     if let Some(divisor) = kernel.divisor {
@@ -139,7 +141,7 @@ fn divide<W: Wide>(kernel: &Kernel, wide: &mut [W]) {
     }
 }
 
-/// Folds elements from `start` on of all sources into `wide`, all of which is written.
+/// Folds the elements of all sources from `start` on into `wide`; writes all of `wide`.
 ///
 /// # Safety
 /// Each source is readable up to `start + wide.len()` lanes, and the machine has the level.
@@ -190,7 +192,7 @@ unsafe fn fold<V: Vectors, L: Lane, O: Fold<L::Wide>>(
     }
 }
 
-/// Folds one more source into `wide`, multiplied first where it has a scalar.
+/// Folds one more source into `wide`; multiplies it first if it has a scalar.
 ///
 /// # Safety
 /// The machine has the level.
@@ -218,14 +220,14 @@ unsafe fn fold_one<V: Vectors, L: Lane, O: Fold<L::Wide>>(
     }
 }
 
-/// The product as an element: rounded to the type before it is added, so that a rank's share is the same whether it was scaled on the
-/// way into a slot or at the fold.
+/// The product as an element. It is rounded to the type before it is added, so that a rank's share has the same bits
+/// whether it was scaled on the way into a slot or at the fold.
 #[inline(always)]
 fn scaled<L: Lane>(value: L::Wide, scalar: L::Wide) -> L::Wide {
     L::widen(L::narrow(value.times(scalar)))
 }
 
-/// Replaces each accumulator by `next` of it and its element.
+/// Replaces each accumulator by the fold of it and the next element.
 #[inline(always)]
 fn each<W: Copy, T: Copy>(wide: &mut [W], values: &[T], next: impl Fn(W, T) -> W) {
     for (accumulator, value) in wide.iter_mut().zip(values) {

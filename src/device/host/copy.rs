@@ -1,23 +1,24 @@
-//! Copies, cached and streaming.
+//! Copies through the caches, and copies past them (streaming).
 
 use std::ptr;
 
 use crate::device::host::vectors::{LINE, Vectors};
 use crate::device::host::{Kernel, Pass, Store};
 
-/// Bytes that go to each target in turn, so that a source is read from memory once however many targets it has.
+/// The bytes that go to each target in turn, so that a source is read from memory only once for all targets.
 const PIECE: usize = 8192;
 
-/// How a pass's blocks lie with regard to its first target.
+/// The position of a pass's blocks relative to the alignment of its first target.
 pub(super) struct Placement {
-    /// Lanes before the first target is aligned to a line; 0 where it is, or where no lane starts there.
+    /// The number of lanes before the first target is aligned to a cache line; 0 if it is aligned, or if no lane starts
+    /// at a line.
     pub(super) head: usize,
     /// Whether the pass streams.
     streams: bool,
 }
 
 impl Placement {
-    /// Of a pass with lanes of `size` bytes.
+    /// The placement of a pass with lanes of `size` bytes.
     #[inline(always)]
     pub(super) fn new(pass: &Pass<'_>, size: usize) -> Placement {
         let streams = pass.store == Store::Streaming;
@@ -29,7 +30,7 @@ impl Placement {
         Placement { head, streams }
     }
 
-    /// Ends the pass: streamed data before whatever is stored next.
+    /// Ends the pass: orders streamed stores before later stores.
     #[inline(always)]
     pub(super) fn end<V: Vectors>(&self) {
         if self.streams {
@@ -38,7 +39,7 @@ impl Placement {
     }
 }
 
-/// Copies `bytes`; streams whole lines where `store` asks for it and the target is aligned.
+/// Copies `bytes`; streams whole lines if `store` asks for it and the target is aligned.
 ///
 /// # Safety
 /// `source` is readable and `target` writable for `bytes`, they do not overlap, and the machine has the level.
@@ -58,10 +59,10 @@ pub(super) unsafe fn put<V: Vectors>(source: *const u8, target: *mut u8, bytes: 
     unsafe { ptr::copy_nonoverlapping(source, target, bytes - streamed) };
 }
 
-/// Does a pass that copies its first source into all targets.
+/// Runs a pass that copies its first source into all targets.
 ///
 /// # Safety
-/// As [`Kernel::run`], and the machine has the level.
+/// As [`Kernel::run`]; also, the machine must have the level.
 #[inline(always)]
 pub(super) unsafe fn copy<V: Vectors>(kernel: &Kernel, pass: &Pass<'_>) {
     let bytes = pass.count * kernel.size;

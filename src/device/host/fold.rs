@@ -14,13 +14,13 @@ pub(super) trait Fold<W>: 'static {
 
 /// x + y
 pub(super) struct Sum;
-/// sx + ty, or (x + y) / n: a type apart, so that the plain sum carries none of it.
+/// sx + ty, or (x + y) / n. A separate type, so that the plain sum has no code for it.
 pub(super) struct ScaledSum;
 /// x · y
 pub(super) struct Prod;
-/// The lesser.
+/// The minimum.
 pub(super) struct Min;
-/// The greater.
+/// The maximum.
 pub(super) struct Max;
 /// x & y
 pub(super) struct And;

@@ -1,4 +1,4 @@
-//! Elements as they lie in memory, and the wider values that they are folded as.
+//! Elements as they are stored in memory, and the wider values in which they are folded.
 
 use std::mem::MaybeUninit;
 
@@ -8,27 +8,27 @@ use crate::types::{F8E4M3, F8E5M2, Scalar, bf16, f16, minifloat};
 /// A value of an accumulator.
 ///
 /// Each operation is branch-free, so that loops over it vectorise, and exact or rounded as IEEE 754 says, so that every
-/// vector width gives the same bits (but for NaN's payload, which [`Lane::narrow`] settles).
+/// vector width gives the same bits (except NaN payloads, which [`Lane::narrow`] makes canonical).
 pub(super) trait Wide: Copy + 'static {
-    /// The scalar in this type, as `as` converts.
+    /// The scalar converted to this type with `as`.
     fn from_scalar(scalar: Scalar) -> Self;
     /// The sum; integers wrap.
     fn plus(self, other: Self) -> Self;
     /// The product; integers wrap.
     fn times(self, other: Self) -> Self;
-    /// The lesser; NaN if either is; −0 is less than +0.
+    /// The smaller value; NaN if either is NaN; −0 is less than +0.
     fn lesser(self, other: Self) -> Self;
-    /// The greater; NaN if either is; −0 is less than +0.
+    /// The greater value; NaN if either is NaN; −0 is less than +0.
     fn greater(self, other: Self) -> Self;
     /// The quotient; integers round towards zero.
     fn over(self, divisor: &Divisor) -> Self;
 }
 
-/// An element type: how it lies in memory and what it is folded as.
+/// An element type: its form in memory and its accumulator.
 pub(super) trait Lane: 'static {
-    /// Its bytes. An array, hence without alignment.
+    /// The element's bytes: an array, and so without alignment.
     type Raw: Copy + 'static;
-    /// What accumulators hold.
+    /// The type of the accumulator.
     type Wide: Wide;
 
     /// The value of an element.
@@ -37,8 +37,8 @@ pub(super) trait Lane: 'static {
     /// The element nearest to a value; any NaN becomes the canonical one.
     fn narrow(wide: Self::Wide) -> Self::Raw;
 
-    /// Widens by instructions of the level where it has some: all of `source`, into the front of `wide`.
-    /// False where it has none and nothing was written.
+    /// Widens all of `source` into the front of `wide` with instructions of the level. False, with nothing written, if
+    /// the level has none for this.
     ///
     /// # Safety
     /// The machine has the level.
@@ -47,7 +47,7 @@ pub(super) trait Lane: 'static {
         false
     }
 
-    /// Narrows by instructions of the level where it has some, else false as in [`Lane::widen_all`].
+    /// Narrows with instructions of the level; false as for [`Lane::widen_all`].
     ///
     /// # Safety
     /// The machine has the level.
@@ -63,8 +63,8 @@ pub(super) trait Integer: Lane {
     type Unsigned: Lane;
 }
 
-/// A number of ranks to divide by, prepared for types that have no vector division: a multiplication and shifts, exact
-/// for every value (Granlund and Montgomery 1994, figure 4.1).
+/// A number of ranks to divide by, prepared for types without vector division: one multiplication and shifts, exact for
+/// every value (Granlund and Montgomery 1994, figure 4.1).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Divisor {
     /// The number of ranks, at least 1.
@@ -80,12 +80,12 @@ pub(super) struct Divisor {
 }
 
 impl Divisor {
-    /// Divides by `world`; by 1 where it is 0, which no world is.
+    /// Divides by `world`; by 1 if `world` is 0, which no real world is.
     pub(super) fn new(world: u32) -> Divisor {
         let world = world.max(1);
         let bits = u32::BITS - (world - 1).leading_zeros();
         let divisor = u64::from(world);
-        // Digit by digit of 32 bits; the quotients are below 2^32, as 2^bits is below twice the divisor.
+        // Digit by digit of 32 bits; the quotients are below 2^32, because 2^bits is less than twice the divisor.
         let first = ((1 << bits) - divisor) << 32;
         let second = (first % divisor) << 32;
         let high = first / divisor;
@@ -110,7 +110,7 @@ impl Divisor {
     }
 }
 
-/// The least and the greatest of floats, with signed zeros in order and NaN kept.
+/// The minimum and maximum of floats, with signed zeros ordered and NaN kept.
 macro_rules! float {
     ($($type:ident)+) => {$(
         impl Wide for $type {
@@ -137,7 +137,7 @@ macro_rules! float {
             #[inline(always)]
             fn lesser(self, other: $type) -> $type {
                 let lesser = if self < other { self } else { other };
-                // Equal numbers differ in the sign of zero at most: either negative makes it negative.
+                // Equal numbers differ at most in the sign of zero: if either is negative, the result is.
                 let either = $type::from_bits(self.to_bits() | other.to_bits());
                 let ordered = if self == other { either } else { lesser };
                 if self.is_nan() | other.is_nan() { $type::NAN } else { ordered }

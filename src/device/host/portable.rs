@@ -1,4 +1,4 @@
-//! Machines without vector levels of ours: what the compiler makes of the plain loops.
+//! Architectures without vector levels of ours: the compiler vectorises the plain loops.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -10,27 +10,27 @@ use crate::device::host::lane::Lane;
 use crate::device::host::vectors::Vectors;
 use crate::device::host::{Body, Kernel, Pass};
 
-/// Which vectors the machine has.
+/// The vector levels of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
-    /// Those that every machine of this architecture has.
+    /// The vectors that every machine of this architecture has.
     Baseline,
 }
 
 impl Level {
-    /// The best that the machine has.
+    /// The best level that the machine has.
     pub(super) fn detect() -> Level {
         Level::Baseline
     }
 
-    /// All that the machine has.
+    /// All levels that the machine has.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Level> {
         vec![Level::Baseline]
     }
 }
 
-/// Ordinary stores for streaming ones.
+/// Uses ordinary stores in place of streaming ones.
 struct Baseline;
 
 impl Vectors for Baseline {
@@ -50,12 +50,12 @@ impl Vectors for Baseline {
     }
 }
 
-/// The body that reduces lanes `L` with `O`.
+/// The function that reduces lanes `L` with `O`.
 pub(super) fn bind<L: Lane, O: Fold<L::Wide>>(_level: Level) -> Body {
     reduce::<L, O>
 }
 
-/// The body that copies.
+/// The function that copies.
 pub(super) fn bind_copy(_level: Level) -> Body {
     copy_all
 }

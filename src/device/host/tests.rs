@@ -1,4 +1,4 @@
-//! Every type × operator × sources × targets × size × alignment × level against a scalar reference written apart from it.
+//! Tests every type × operator × sources × targets × size × alignment × level against an independent scalar reference.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "the reference names the cases that differ only")]
 #![expect(
@@ -15,7 +15,7 @@ use crate::error::Kind;
 use crate::types::minifloat::tests::power_of_two;
 use crate::types::{DataType, ReduceOp, Scalar, bf16, f16};
 
-/// Bytes before and after each target that must stay as they are.
+/// The bytes before and after each target that must not change.
 const MARGIN: usize = 128;
 
 /// Random bits from a seed (splitmix64).
@@ -70,7 +70,7 @@ fn to_bytes(data_type: DataType, elements: &[Bits]) -> Vec<u8> {
     elements.iter().flat_map(|bits| bits.to_le_bytes()[..size].to_vec()).collect()
 }
 
-/// Values of an 8-bit float's codes from 0 to below its special ones, by the format's definition.
+/// The values of an 8-bit float's codes from 0 to below its special ones, by the format's definition.
 fn f8_values(data_type: DataType) -> &'static [f64] {
     static E4M3: LazyLock<Vec<f64>> = LazyLock::new(|| (0..0x7f).map(|code| f8_value(code, 3, 7)).collect());
     static E5M2: LazyLock<Vec<f64>> = LazyLock::new(|| (0..0x7c).map(|code| f8_value(code, 2, 15)).collect());
@@ -83,7 +83,7 @@ fn f8_value(code: i32, mantissa_bits: i32, bias: i32) -> f64 {
     if exponent == 0 { fraction * power_of_two(1 - bias) } else { (1.0 + fraction) * power_of_two(exponent - bias) }
 }
 
-/// A float narrower than f32, read by other code than the kernel's.
+/// Decodes a float narrower than f32, with other code than the kernel's.
 fn read_narrow(data_type: DataType, bits: Bits) -> f32 {
     match data_type {
         DataType::F16 => f16::from_bits(u16::try_from(bits).unwrap()).to_f32(),
@@ -146,7 +146,7 @@ macro_rules! float_reference {
                 folded = match op {
                     ReduceOp::Prod => folded * next,
                     ReduceOp::Min | ReduceOp::Max if nan => $type::NAN,
-                    // total_cmp has −0 below +0, and NaN is out of the way.
+                    // total_cmp orders −0 below +0, and NaN was handled above.
                     ReduceOp::Min => {
                         if folded.total_cmp(&next).is_le() {
                             folded
@@ -175,7 +175,7 @@ macro_rules! float_reference {
 float_reference!(fold_f32, f32);
 float_reference!(fold_f64, f64);
 
-/// Sign-extended where the type has a sign.
+/// Sign-extended if the type is signed.
 fn read_integer(data_type: DataType, bits: Bits) -> i128 {
     match data_type {
         DataType::I8 => i128::from(bits as u8 as i8),
@@ -216,7 +216,7 @@ fn fold_integers(
     result as u64 & mask(data_type)
 }
 
-/// One thing to compute.
+/// One computation to test.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     data_type: DataType,
@@ -262,7 +262,7 @@ impl Case {
         }
     }
 
-    /// The fold of `sources`, element by element, as bytes.
+    /// The expected fold of `sources`, element by element, as bytes.
     fn expected(&self, sources: &[Vec<Bits>]) -> Vec<u8> {
         let results: Vec<Bits> = (0..sources[0].len())
             .map(|index| self.element(&sources.iter().map(|source| source[index]).collect::<Vec<_>>()))
@@ -271,7 +271,7 @@ impl Case {
     }
 }
 
-/// How a case is laid out in memory.
+/// The memory layout of a case.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     level: Level,
@@ -281,7 +281,7 @@ struct Layout {
     in_place: bool,
 }
 
-/// A buffer with room for a margin on both sides, and where its data starts: `shift` bytes after a line.
+/// A buffer with a margin on both sides, and the offset of its data: `shift` bytes after a cache line.
 fn buffer(bytes: usize, shift: usize) -> (Vec<u8>, usize) {
     let buffer = vec![0xa5; bytes + 2 * MARGIN + 64 + shift];
     let start = MARGIN + buffer.as_ptr().addr().wrapping_neg() % 64 + shift;
@@ -410,7 +410,7 @@ fn says_which_levels_are_tested() {
     assert!(Level::available().contains(&Level::detect()));
 }
 
-/// All codes against all codes for one byte, all codes against a stride of codes for two.
+/// For one byte, all codes against all codes; for two bytes, all codes against some codes.
 #[test]
 fn every_pair_of_narrow_codes_adds_up() {
     for data_type in [DataType::F16, DataType::BF16, DataType::F8E4M3, DataType::F8E5M2] {
@@ -436,7 +436,7 @@ fn averages_divide_exactly_in_worlds_of_any_size() {
         for data_type in [DataType::I8, DataType::U8, DataType::I32, DataType::U32, DataType::I64, DataType::U64] {
             let case = Case { data_type, op: ReduceOp::Avg, world, raw: None, finish: true };
             let mut values = elements(data_type, 500, &mut random);
-            // Around the multiples of the world, where a wrong rounding shows.
+            // Near multiples of the world's size, where wrong rounding shows.
             let near = |bits: u64| (bits - bits % u64::from(world)).wrapping_sub(bits & 1) & mask(data_type);
             values.extend((0..500).map(|_| near(random.next() & mask(data_type))));
             let sources = [values];
@@ -503,7 +503,7 @@ fn more_sources_than_a_word_has_bits_fold_in_order() {
     assert_eq!(sum, values.iter().copied().reduce(|sum, value| sum + value).unwrap());
 }
 
-/// Regression: the raw sources were a mask of 64 bits, so that the 65th source and those after it were never scaled.
+/// Regression: the raw sources were a mask of 64 bits, so the 65th source and those after it were never scaled.
 #[test]
 fn a_raw_source_beyond_the_64th_is_scaled() {
     let values = [1u32; 100];

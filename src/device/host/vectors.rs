@@ -1,22 +1,22 @@
-//! What a vector level does by instructions that the compiler does not find by itself.
+//! The operations of a vector level that need instructions the compiler does not find by itself.
 //!
-//! A machine module (`x86`, `portable`) has a `Level` that says which vectors the machine has, types that implement
-//! [`Vectors`] for each level, and `bind`, which compiles the generic bodies once for each level.
+//! A machine module (`x86`, `portable`) has a `Level` (the vectors that the machine has), types that implement
+//! [`Vectors`] for each level, and `bind`, which compiles the generic functions once for each level.
 
 use std::mem::MaybeUninit;
 
-/// Bytes of a line: the unit and the alignment of non-temporal stores.
+/// The bytes of a cache line: the unit and the alignment of non-temporal stores.
 pub(super) const LINE: usize = 64;
 
 /// A vector level.
 ///
 /// # Safety
-/// The methods may use instructions of the level: call them only where the machine has it.
+/// The methods may use instructions of the level: call them only on a machine that has it.
 pub(super) trait Vectors: 'static {
-    /// Whether f16 is converted by instructions.
+    /// Whether the level has instructions to convert f16.
     const HALF: bool = false;
 
-    /// Copies `bytes` past the caches, in whole lines.
+    /// Copies `bytes` past the caches, in whole cache lines.
     ///
     /// # Safety
     /// `source` is readable and `target` writable for `bytes`, a multiple of [`LINE`]; `target` is aligned to it.
@@ -25,13 +25,13 @@ pub(super) trait Vectors: 'static {
     /// Orders the stores of [`Vectors::stream`] before all later stores.
     fn fence();
 
-    /// Widens as many f16 as both slices hold. Only where [`Vectors::HALF`].
+    /// Widens f16 values, as many as both slices hold. Requires [`Vectors::HALF`].
     ///
     /// # Safety
     /// The machine has the level.
     unsafe fn widen_half(source: &[[u8; 2]], wide: &mut [MaybeUninit<f32>]);
 
-    /// Narrows as many f32 as both slices hold, any NaN to the canonical one. Only where [`Vectors::HALF`].
+    /// Narrows f32 values, as many as both slices hold; any NaN becomes the canonical one. Requires [`Vectors::HALF`].
     ///
     /// # Safety
     /// The machine has the level.

@@ -1,4 +1,4 @@
-//! The vector levels of x86-64: SSE2, which all have; AVX2 with F16C; AVX-512.
+//! The vector levels of x86-64: SSE2, which every machine has; AVX2 with F16C; AVX-512.
 
 use std::arch::x86_64::{
     __m128i, __m256i, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_cvtph_ps, _mm_cvtps_ph, _mm_cvtsi32_si128,
@@ -17,20 +17,20 @@ use crate::device::host::lane::Lane;
 use crate::device::host::vectors::{LINE, Vectors};
 use crate::device::host::{Body, Kernel, Pass};
 
-/// Which vectors the machine has.
+/// The vector levels of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Level {
     /// SSE2.
     Baseline,
     /// AVX2 and F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ, VL besides, on machines that also have VBMI2: the first generations of AVX-512 lack it, and lower
-    /// their clock for a while wherever 512-bit vectors run.
+    /// AVX-512 F, BW, DQ, VL, on machines that also have VBMI2: the first generations of AVX-512 lack it, and lower
+    /// their clock for a while whenever 512-bit vectors run.
     Avx512,
 }
 
 impl Level {
-    /// The best that the machine has. The standard library keeps what it found, so this costs a few loads.
+    /// The best level that the machine has. The standard library caches the detection, so this costs a few loads.
     #[inline]
     pub(super) fn detect() -> Level {
         if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")) {
@@ -47,14 +47,14 @@ impl Level {
         }
     }
 
-    /// All that the machine has.
+    /// All levels that the machine has.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Level> {
         [Level::Baseline, Level::Avx2, Level::Avx512].into_iter().filter(|level| *level <= Level::detect()).collect()
     }
 }
 
-/// The body that reduces lanes `L` with `O` at `level`.
+/// The function that reduces lanes `L` with `O` at `level`.
 #[inline]
 pub(super) fn bind<L: Lane, O: Fold<L::Wide>>(level: Level) -> Body {
     match level {
@@ -64,7 +64,7 @@ pub(super) fn bind<L: Lane, O: Fold<L::Wide>>(level: Level) -> Body {
     }
 }
 
-/// The body that copies at `level`.
+/// The function that copies at `level`.
 #[inline]
 pub(super) fn bind_copy(level: Level) -> Body {
     match level {
@@ -74,7 +74,7 @@ pub(super) fn bind_copy(level: Level) -> Body {
     }
 }
 
-// The bodies are generic functions that inline into one function for each level, where the compiler may use its vectors.
+// The generic functions are inlined into one function for each level, where the compiler may use that level's vectors.
 
 unsafe fn reduce_baseline<L: Lane, O: Fold<L::Wide>>(kernel: &Kernel, pass: &Pass<'_>) {
     // SAFETY: the caller's contract; every x86-64 has the level.
@@ -210,7 +210,7 @@ impl Vectors for Avx512 {
     }
 }
 
-/// Widens by 8, the rest one by one.
+/// Widens 8 at a time, the rest one by one.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn widen_half_8(source: &[[u8; 2]], wide: &mut [MaybeUninit<f32>]) {
@@ -226,7 +226,7 @@ fn widen_half_8(source: &[[u8; 2]], wide: &mut [MaybeUninit<f32>]) {
     widen_rest(source_rest, wide_rest);
 }
 
-/// Narrows by 8, the rest one by one.
+/// Narrows 8 at a time, the rest one by one.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn narrow_half_8(wide: &[f32], target: &mut [MaybeUninit<[u8; 2]>]) {
@@ -244,7 +244,7 @@ fn narrow_half_8(wide: &[f32], target: &mut [MaybeUninit<[u8; 2]>]) {
     narrow_rest(wide_rest, target_rest);
 }
 
-/// Widens by 16, the rest one by one.
+/// Widens 16 at a time, the rest one by one.
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f")]
 fn widen_half_16(source: &[[u8; 2]], wide: &mut [MaybeUninit<f32>]) {
@@ -260,7 +260,7 @@ fn widen_half_16(source: &[[u8; 2]], wide: &mut [MaybeUninit<f32>]) {
     widen_rest(source_rest, wide_rest);
 }
 
-/// Narrows by 16, the rest one by one.
+/// Narrows 16 at a time, the rest one by one.
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f")]
 fn narrow_half_16(wide: &[f32], target: &mut [MaybeUninit<[u8; 2]>]) {
