@@ -98,6 +98,11 @@ impl<'a> Case<'a> {
         size_of::<f32>() * self.send.len().max(self.recv.len())
     }
 
+    /// Whether a call is a message to and fro, of which half counts.
+    pub(crate) fn is_round_trip(&self) -> bool {
+        self.collective == Collective::SendRecv
+    }
+
     pub(crate) fn result(&self) -> &[f32] {
         &self.recv
     }

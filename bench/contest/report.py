@@ -1,0 +1,228 @@
+"""The report of a contest: tables in Markdown, all samples as JSON, plots as SVG."""
+
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+from contestants import LOCAL
+
+OURS = ("rsccl", "rsccl registered", "rsccl, a session each")
+PLOTS = LOCAL / "plots"
+PLOTS_PACKAGE = "matplotlib==3.10.0"
+
+
+def size_of(size):
+    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor and size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size} B"
+
+
+def figure(value):
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def ratio(ours, theirs):
+    return "" if ours is None or not theirs else f"{ours / theirs:.2f}"
+
+
+def median(values):
+    return statistics.median(values) if values else None
+
+
+def table(heads, rows):
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+class Cells:
+    """The medians of one part, by case and size."""
+
+    def __init__(self, samples, part):
+        self.samples = [sample for sample in samples if sample["part"] == part]
+
+    def cases(self):
+        found = []
+        for sample in self.samples:
+            case = (sample["transport"], sample["ranks"], sample["collective"])
+            if case not in found:
+                found.append(case)
+        return found
+
+    def of(self, case, place=None):
+        return [sample for sample in self.samples
+                if (sample["transport"], sample["ranks"], sample["collective"]) == case and place in (None, sample["place"])]
+
+
+def best_peers(samples, size, field="us"):
+    """Of each peer the best of its settings, by its median: {library: (µs, name)}."""
+    times = {}
+    for sample in samples:
+        if sample.get("bytes") == size and sample["library"] != "rsccl":
+            times.setdefault((sample["library"], sample["contestant"]), []).append(sample[field])
+    best = {}
+    for (library, name), values in times.items():
+        value = median(values)
+        if library not in best or value < best[library][0]:
+            best[library] = (value, name)
+    return best
+
+
+def ours_of(samples, size, name, field="us"):
+    return median([sample[field] for sample in samples if sample.get("bytes") == size and sample["contestant"] == name])
+
+
+def comparison(samples, limits):
+    """The table of one case, and (rsccl / best peer) of each size."""
+    sizes = sorted({sample["bytes"] for sample in samples})
+    libraries = sorted({sample["library"] for sample in samples} - {"rsccl"})
+    names = [name for name in OURS if any(sample["contestant"] == name for sample in samples)]
+    kinds = [kind for kind in ("memory", "staged", "tcp") if any(kind == kind_ for kind_, _ in limits)]
+    heads = ["size", *names, "best peer", *(f"{name} / best" for name in names), *libraries]
+    heads += [word for kind in kinds for word in (f"limit: {kind}", f"{names[-1] if kind == 'memory' else names[0]} / {kind}")]
+    rows, ratios = [], {}
+    for size in sizes:
+        peers = best_peers(samples, size)
+        best = min(peers.values(), default=(None, ""))
+        mine = {name: ours_of(samples, size, name) for name in names}
+        row = [size_of(size), *(figure(mine[name]) for name in names), f"{figure(best[0])} {best[1]}".strip()]
+        row += [ratio(mine[name], best[0]) for name in names]
+        row += [figure(peers.get(library, (None,))[0]) for library in libraries]
+        for kind in kinds:
+            limit = limits.get((kind, size))
+            row += [figure(limit), ratio(mine[names[-1] if kind == "memory" else names[0]], limit)]
+        rows.append(row)
+        if mine[names[0]] and best[0]:
+            ratios[size] = mine[names[0]] / best[0]
+    return table(heads, rows), ratios
+
+
+def limits_of(samples, case):
+    """The median of each bound, for the cases that it bounds."""
+    kinds = {("shm", 2, "all_reduce"): ("memory", "staged"), ("tcp", 2, "send_recv"): ("tcp",)}.get(case, ())
+    found = {}
+    for sample in samples:
+        if sample["part"] == "limit" and sample["kind"] in kinds:
+            found.setdefault((sample["kind"], sample["bytes"]), []).append(sample["us"])
+    return {key: median(values) for key, values in found.items()}
+
+
+def geometric_mean(values):
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def collectives(result):
+    lines, ratios = [], {}
+    samples = result["samples"]
+    for part, title in (("collective", ""), ("rewrite", ", the send buffer rewritten before each call"), ("crowd", "")):
+        cells = Cells(samples, part)
+        for case in cells.cases():
+            transport, ranks, collective = case
+            places = [None] + [place for place in ("near", "far") if part == "collective" and ranks == 2]
+            for place in places:
+                own = cells.of(case, place)
+                # A placement is shown where rsccl and a peer both met it, and where it is not all there was.
+                if place and (len(own) == len(cells.of(case)) or not {sample["library"] for sample in own} > {"rsccl"}):
+                    continue
+                text, found = comparison(own, limits_of(samples, case) if place is None and part == "collective" else {})
+                where = f", processors {place}" if place else ""
+                lines += ["", f"### {collective}, {ranks} ranks, {transport}{title}{where}, µs", "", text]
+                if place is None:
+                    ratios[part, case] = found
+    return lines, ratios
+
+
+def summary(ratios):
+    """How rsccl stands to the best peer: the geometric mean over sizes, and the worst cell."""
+    rows = []
+    for (part, (transport, ranks, collective)), found in ratios.items():
+        if found:
+            worst = max(found, key=found.get)
+            rows.append([collective, ranks, transport, part, f"{geometric_mean(found.values()):.2f}",
+                         f"{found[worst]:.2f} at {size_of(worst)}", f"{sum(value <= 1 for value in found.values())} of {len(found)}"])
+    return table(["collective", "ranks", "transport", "part", "rsccl / best peer", "worst", "cells at or below 1"], rows)
+
+
+def others(result):
+    """First calls, a late rank, overlap, footprint, start-up."""
+    lines = []
+    fields = {
+        "first": ("The first calls of a size, µs: the first, the mean of 2 to 20, of 21 to 100",
+                  ("first_us", "to_20_us", "to_100_us")),
+        "late": ("A rank that comes 200 ms late: processor time of the rank that waits, ms; the late rank's call, µs",
+                 ("waiting_cpu_ms", "late_call_us")),
+        "overlap": ("An all-reduce that goes on while the caller sleeps as long, ms",
+                    ("blocking_ms", "alone_ms", "behind_sleep_ms", "hidden")),
+    }
+    for part, (title, names) in fields.items():
+        own = [sample for sample in result["samples"] if sample["part"] == part]
+        if not own:
+            continue
+        rows = []
+        for size in sorted({sample["bytes"] for sample in own}):
+            for contestant in dict.fromkeys(sample["contestant"] for sample in own):
+                here = [sample for sample in own if (sample["bytes"], sample["contestant"]) == (size, contestant)]
+                rows.append([size_of(size), contestant, *(figure(median([sample[name] for sample in here])) for name in names)])
+        lines += ["", f"### {title}", "", table(["size", "contestant", *names], rows)]
+
+    own = [sample for sample in result["samples"] if sample["part"] == "footprint"]
+    if own:
+        rows = []
+        for contestant in dict.fromkeys(sample["contestant"] for sample in own):
+            here = [sample for sample in own if sample["contestant"] == contestant]
+            for stage in ("init", "small", "large"):
+                rows.append([contestant, stage, *(f"{median([sample[stage][name] for sample in here]):,.0f}"
+                                                  for name in ("rss_kb", "pss_kb", "descriptors", "threads"))])
+        lines += ["", "### Rank 0 after init, after calls of 8 B, after calls of 1 MiB", "",
+                  table(["contestant", "after", "RSS, kB", "PSS, kB", "descriptors", "threads"], rows)]
+
+    own = [sample for sample in result["samples"] if sample["part"] == "startup"]
+    if own:
+        names = list(dict.fromkeys(sample["contestant"] for sample in own))
+        rows = [[ranks, *(figure(median([sample["wall_s"] for sample in own
+                                         if (sample["ranks"], sample["contestant"]) == (ranks, name)])) for name in names)]
+                for ranks in sorted({sample["ranks"] for sample in own})]
+        lines += ["", "### Start, one all-reduce of 8 B, and end: s of the whole job", "", table(["ranks", *names], rows)]
+    return lines
+
+
+def write(result, folder, name):
+    folder = pathlib.Path(folder)
+    data = folder / f"{name}.json"
+    data.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    about = result["machine"]
+    tables, ratios = collectives(result)
+    lines = [
+        "# The contest",
+        "",
+        f"`{result['command']}`, {about['processors']} × {about['processor']}, Linux {about['kernel']}, load {about['load']:.1f}, "
+        f"commit {result['commit']}, {result['date']}, {result['minutes']:.0f} minutes. Medians over runs; of each peer the best of its settings.",
+        "",
+        *(f"- {library}: {version}" for library, version in result["versions"].items()),
+        "",
+        "| contestant | settings |", "|---|---|",
+        *(f"| {contestant} | {settings} |" for contestant, settings in result["settings"].items()),
+        "", "## Summary", "", summary(ratios), "", "## Tables", *tables, *others(result),
+    ]
+    if result["failures"]:
+        lines += ["", "### Runs that failed", "", *(f"- {failure['contestant']}, {failure['part']}, {failure['ranks']} ranks: {failure['why']}"
+                                                  for failure in result["failures"])]
+    (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    plot(data, folder / name)
+
+
+def plot(data, prefix):
+    """By a Python of its own, which has matplotlib."""
+    python = PLOTS / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", PLOTS], check=True)
+    if subprocess.run([python, "-c", "import matplotlib"], stderr=subprocess.DEVNULL, check=False).returncode:
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PLOTS_PACKAGE], check=True)
+    environment = dict(os.environ, MPLBACKEND="svg")
+    subprocess.run([python, pathlib.Path(__file__).with_name("plots.py"), data, prefix], check=True, env=environment)
