@@ -28,6 +28,7 @@ mod origin;
 mod panics;
 mod peer_status;
 mod placement;
+mod programs;
 mod request;
 mod session;
 pub(crate) mod settings;

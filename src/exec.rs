@@ -16,6 +16,7 @@ pub mod host;
 mod interpret;
 mod message;
 mod operation;
+mod program;
 mod registered;
 
 pub use buffers::Buffers;
@@ -23,7 +24,7 @@ pub use call::{Call, CallCount, wrong_counts};
 pub use drive::{Beside, Idle, Nothing, Progress, Task, Until, drive, drive_one};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use history::{History, mismatch};
-pub use interpret::needs;
 pub use message::{Message, MessageQueue, MessageRun, check_to_self, copy_to_self};
 pub use operation::{Operation, describe, same_call, sequence};
+pub use program::Program;
 pub use registered::Buffer;

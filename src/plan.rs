@@ -126,7 +126,7 @@ pub enum Count {
 }
 
 /// Which memory of peers a plan may name in [`Operand::Window`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Windows {
     /// None: slots only.
     None,

@@ -1,9 +1,10 @@
 //! Which path a call takes, and its plan.
 
 use crate::comm::Settings;
+use crate::comm::programs::{Means, Programs};
 use crate::error::{Error, Result};
-use crate::exec::{Call, CallCount};
-use crate::plan::{Count, Limits, Plan, Spec, WINDOW_LANES, Windows};
+use crate::exec::{Call, CallCount, Program};
+use crate::plan::{self, Count, Limits, Spec, WINDOW_LANES, Windows};
 use crate::sync::primitive::Arc;
 use crate::topo::Topology;
 use crate::transport::FLAT_BYTES;
@@ -64,7 +65,7 @@ pub(crate) struct Chooser {
     settings: Settings,
     filters: Filters,
     costs: Costs,
-    recent: Vec<Arc<Plan>>,
+    programs: Programs,
 }
 
 impl Chooser {
@@ -76,7 +77,16 @@ impl Chooser {
     ) -> Chooser {
         let (settings, topology) = (settings.clone(), topology.clone());
         let filters = Filters { algorithms: settings.algorithms.clone(), protocols: settings.protocols.clone() };
-        Chooser { world, topology, near, cores, settings, filters, costs: Costs::default(), recent: Vec::new() }
+        Chooser {
+            world,
+            topology,
+            near,
+            cores,
+            settings,
+            filters,
+            costs: Costs::default(),
+            programs: Programs::default(),
+        }
     }
 
     /// Whether all ranks are on one host and map each other's memory.
@@ -167,51 +177,47 @@ impl Chooser {
         usize::try_from(elements.checked_mul(u64::from(asked.data_type.size()))?).ok()
     }
 
-    /// The plan of `call`. The latest plans are kept.
-    pub(crate) fn plan(&mut self, call: &Call<'_>, algorithm: Algorithm, windows: Windows) -> Result<Arc<Plan>> {
-        let spec = self.spec(call, algorithm, windows);
-        if let Some(known) = self.recent.iter().find(|plan| plan.spec == spec) {
-            return Ok(Arc::clone(known));
-        }
-        let plan = Arc::new(Plan::build(&spec)?);
-        if self.recent.len() == RECENT_PLANS {
-            self.recent.remove(0);
-        }
-        self.recent.push(Arc::clone(&plan));
-        Ok(plan)
+    /// The program of `call`.
+    pub(crate) fn program(&mut self, call: &Call<'_>, algorithm: Algorithm, windows: Windows) -> Result<Arc<Program>> {
+        let channels = self.settings.channels;
+        let most = if windows == Windows::None { plan::MOST_CHANNELS } else { WINDOW_CHANNELS };
+        let means = Means { algorithm, windows, channels: channels.min(most) };
+        let Chooser { world, topology, settings, programs, .. } = self;
+        programs.of(call, *world, means, || spec(call, means, *world, topology, settings))
     }
 
     /// Windows of a plan for several hosts: users' buffers can be reached on one host and not on the other, scratch always.
     pub(crate) fn windows_across_hosts(&self, met: Windows) -> Windows {
         if self.one_host() { met } else { Windows::Scratch }
     }
+}
 
-    fn spec(&self, call: &Call<'_>, algorithm: Algorithm, windows: Windows) -> Spec {
-        let size = u64::from(call.data_type.size());
-        let mapped = windows != Windows::None;
-        let sizes = &self.settings.sizes;
-        let scratch_bytes = (if mapped { sizes.scratch_bytes } else { SMALL_SCRATCH }) as u64;
-        let lanes = u32::try_from(WINDOW_LANES).expect("a few");
-        Spec {
-            collective: call.collective,
-            world: self.world,
-            root: call.root.unwrap_or_default(),
-            count: match &call.count {
-                CallCount::Each(count) => Count::Each(Elements(*count)),
-                CallCount::PerRank(counts) => Count::PerRank(counts.iter().copied().map(Elements).collect()),
-            },
-            in_place: call.in_place(self.world),
-            algorithm,
-            protocol: Protocol::Simple,
-            windows,
-            hosts: self.topology.hosts().to_vec(),
-            limits: Limits {
-                slot: Elements(u64::from(sizes.shape.slot_bytes) / size),
-                slots: sizes.shape.slots,
-                scratch: Elements(scratch_bytes / size),
-                channels: if mapped { self.settings.channels.min(lanes) } else { self.settings.channels },
-            },
-        }
+/// What to plan for a call.
+fn spec(call: &Call<'_>, means: Means, world: World, topology: &Topology, settings: &Settings) -> Spec {
+    let Means { algorithm, windows, channels } = means;
+    let size = u64::from(call.data_type.size());
+    let mapped = windows != Windows::None;
+    let sizes = &settings.sizes;
+    let scratch_bytes = (if mapped { sizes.scratch_bytes } else { SMALL_SCRATCH }) as u64;
+    Spec {
+        collective: call.collective,
+        world,
+        root: call.root.unwrap_or_default(),
+        count: match &call.count {
+            CallCount::Each(count) => Count::Each(Elements(*count)),
+            CallCount::PerRank(counts) => Count::PerRank(counts.iter().copied().map(Elements).collect()),
+        },
+        in_place: call.in_place(world),
+        algorithm,
+        protocol: Protocol::Simple,
+        windows,
+        hosts: topology.hosts().to_vec(),
+        limits: Limits {
+            slot: Elements(u64::from(sizes.shape.slot_bytes) / size),
+            slots: sizes.shape.slots,
+            scratch: Elements(scratch_bytes / size),
+            channels,
+        },
     }
 }
 
@@ -221,5 +227,6 @@ const MOST_MAPPED: usize = 64;
 pub(crate) const SMALL_SCRATCH: usize = 4096;
 /// Where the flat path's copy costs threads as much as the two more flags of windows (measured with `rsccl perf`).
 const LOCAL_FLAT_BYTES: usize = 8 << 10;
-/// Plans that are kept.
-const RECENT_PLANS: usize = 32;
+/// Lanes of a plan with windows.
+#[expect(clippy::cast_possible_truncation, reason = "a few")]
+const WINDOW_CHANNELS: u32 = WINDOW_LANES as u32;

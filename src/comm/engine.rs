@@ -13,9 +13,9 @@ use crate::error::{Error, Result};
 use crate::exec::composed;
 use crate::exec::flat::Flat;
 use crate::exec::host::{self, Surroundings, Visit};
-use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Task};
+use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Program, Task};
 use crate::log;
-use crate::plan::{Plan, Windows};
+use crate::plan::Windows;
 use crate::sync::primitive::Arc;
 use crate::sync::{AbortFlag, Backoff, Patience, Progress, Wait, progress};
 use crate::sys::futex;
@@ -163,8 +163,8 @@ impl Engine {
             Path::Flat => self.run_flat(begun, beside),
             Path::Windows(algorithm) => self.run_windows(begun, algorithm, beside),
             Path::Slots(algorithm) => {
-                let plan = self.chooser.plan(call, algorithm, Windows::None)?;
-                self.run_plan(begun, &plan, None, beside)
+                let program = self.chooser.program(call, algorithm, Windows::None)?;
+                self.run_plan(begun, &program, None, beside)
             }
         }
     }
@@ -219,8 +219,9 @@ impl Engine {
         let result = match met {
             Ok(kind) => {
                 // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is nothing to publish.
-                let plan = self.chooser.plan(call, algorithm, self.chooser.windows_across_hosts(kind))?;
-                self.run_plan(begun, &plan, Some(&mut visit), beside)
+                let windows = self.chooser.windows_across_hosts(kind);
+                let program = self.chooser.program(call, algorithm, windows)?;
+                self.run_plan(begun, &program, Some(&mut visit), beside)
             }
             Err(error) => Err(error),
         };
@@ -235,17 +236,19 @@ impl Engine {
     fn run_plan(
         &mut self,
         begun: Begun<'_>,
-        plan: &Plan,
+        program: &Program,
         visit: Option<&mut Visit<'_>>,
         beside: &mut dyn Beside,
     ) -> Result<()> {
         let Begun { call, operation, kernel } = begun;
-        self.connect(&exec::needs(plan), WaitingFor::Collective(operation), beside)?;
+        if !program.is_connected() {
+            self.connect(program.needs(), WaitingFor::Collective(operation), beside)?;
+            program.set_connected();
+        }
         let MappedRuns { runs, flag_base } = self.mapped_runs;
-        let mapped = plan.spec.windows != Windows::None;
+        let mapped = program.plan().spec.windows != Windows::None;
         if mapped {
-            let rounds = plan.lanes.iter().map(|lane| lane.rounds).max().unwrap_or(0);
-            self.mapped_runs.flag_base += u64::from(rounds);
+            self.mapped_runs.flag_base += u64::from(program.rounds());
             self.mapped_runs.runs += 1;
         }
         let session = &*self.session;
@@ -261,7 +264,7 @@ impl Engine {
         };
         let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
         let mut idle = self.mover.idle(session, &mut watch, beside);
-        host::run_plan((plan, visit), (call, operation), surroundings, &mut idle)
+        host::run_plan((program, visit), (call, operation), surroundings, &mut idle)
     }
 
     /// Sends and receives, all side by side. Messages of one connection keep their order.

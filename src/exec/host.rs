@@ -11,7 +11,8 @@ use crate::exec::flat::{Exchange, Flat};
 use crate::exec::history::History;
 use crate::exec::interpret::{Memory, PlanRun, Setting};
 use crate::exec::operation::Operation;
-use crate::plan::{Action, Buffer, Operand, Plan, ScratchSets, Windows};
+use crate::exec::program::Program;
+use crate::plan::{ScratchSets, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::{Board, HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserRange};
 use crate::types::{Collective, Rank, ReduceOp, World};
@@ -121,14 +122,20 @@ impl<'a> Visit<'a> {
         Ok(if reachable && raw { Windows::User } else { Windows::Scratch })
     }
 
-    /// Enters the buffers that `plan` works in. Their owners wait for this rank in the plan, so one that is closed was given up; other
+    /// Enters the buffers that `program` works in. Their owners wait for this rank in the plan, so one that is closed was given up; other
     /// ranks may have finished the operation by now.
     ///
     /// # Errors
     /// Of a peer that has given up the operation, or announced what it has not registered.
-    fn enter(&mut self, plan: &Plan, call: &Call<'_>, operation: &Operation, world: World) -> Result<Vec<Memory>> {
+    fn enter(
+        &mut self,
+        program: &Program,
+        call: &Call<'_>,
+        operation: &Operation,
+        world: World,
+    ) -> Result<Vec<Memory>> {
         let windows = self.windows;
-        for rank in visited(plan) {
+        for rank in program.entered().iter().copied() {
             let gone = || Error::remote(rank, format!("rank {rank} has given up this operation"));
             let lease = windows.arenas[windows.place(rank)].lease();
             // Threads of one process wait for each other, however long that takes; nobody asks which of them is inside.
@@ -189,19 +196,19 @@ pub struct Surroundings<'a> {
     pub streaming_bytes: u64,
 }
 
-/// Runs `plan`, which `Plan::build` made for `call`, to its end; `visit` where it works in users' buffers. Its needs are connected.
+/// Runs `program`, whose plan was built for `call`, to its end; `visit` where it works in users' buffers. Its needs are connected.
 ///
 /// # Errors
 /// Of waiting, of sockets, and of peers that run another operation.
 pub(crate) fn run_plan(
-    (plan, visit): (&Plan, Option<&mut Visit<'_>>),
+    (program, visit): (&Program, Option<&mut Visit<'_>>),
     (call, operation): (&Call<'_>, &Operation),
     surroundings: Surroundings<'_>,
     idle: &mut Idle<'_>,
 ) -> Result<()> {
-    let world = surroundings.world;
+    let (plan, world) = (program.plan(), surroundings.world);
     let user = match visit {
-        Some(visit) if plan.spec.windows == Windows::User => visit.enter(plan, call, operation, world)?,
+        Some(visit) if plan.spec.windows == Windows::User => visit.enter(program, call, operation, world)?,
         _ => Vec::new(),
     };
     let (_, output) = call.lengths(world)?;
@@ -216,7 +223,7 @@ pub(crate) fn run_plan(
         windows: surroundings.windows,
         user,
         scratch,
-        scratch_shift: scratch_shift(plan, surroundings.runs, call.data_type.size() as usize),
+        scratch_shift: scratch_shift(program, surroundings.runs, call.data_type.size() as usize),
         flag_base: surroundings.flag_base,
         store: if streams { Store::Streaming } else { Store::Cached },
     };
@@ -228,32 +235,15 @@ pub(crate) fn run_plan(
 
 /// The runs of a communicator go through sets of scratch in turn. What is written again at once still lies in the caches of those who
 /// have read it; to take it back from there costs more than to write lines that have left them.
-fn scratch_shift(plan: &Plan, runs: u64, element_bytes: usize) -> usize {
+fn scratch_shift(program: &Program, runs: u64, element_bytes: usize) -> usize {
+    let plan = program.plan();
     if plan.spec.windows != Windows::Scratch {
         return 0;
     }
-    let ScratchSets { count, stride } = plan.scratch_sets();
+    let ScratchSets { count, stride } = program.scratch_sets();
     let enough = TURNED_BYTES / (stride.index() * element_bytes * plan.lanes.len().max(1));
     let turn = runs % count.min(u64::try_from(enough).unwrap_or(u64::MAX)).max(1);
     (stride * turn).index() * element_bytes
-}
-
-/// The peers whose input or output `plan` reads or writes.
-fn visited(plan: &Plan) -> Vec<Rank> {
-    let mut ranks = Vec::new();
-    for step in plan.lanes.iter().flat_map(|lane| &lane.steps) {
-        let Action::Combine(combine) = &step.action else { continue };
-        for operand in combine.sources.iter().chain(&combine.targets) {
-            if let Operand::Window(rank, span) = operand
-                && span.buffer != Buffer::Scratch
-            {
-                ranks.push(*rank);
-            }
-        }
-    }
-    ranks.sort_unstable();
-    ranks.dedup();
-    ranks
 }
 
 /// Where a rank's input and output lie in registered buffers.

@@ -7,7 +7,7 @@ use crate::exec::history::History;
 use crate::exec::operation::{Operation, sequence};
 use crate::plan::{Action, Buffer, Combine, Lane, Operand, Plan, Span};
 use crate::sync::ring::Label;
-use crate::transport::{Channel, HostWindows, Links, Need, Way};
+use crate::transport::{Channel, HostWindows, Links};
 use crate::types::Rank;
 
 /// The user's buffers of one operation.
@@ -77,7 +77,7 @@ pub struct Setting<'a> {
 }
 
 impl<'a> PlanRun<'a> {
-    /// A run of `plan` that has not begun. Its [`needs`] are connected.
+    /// A run of `plan` that has not begun. What its [`Program`](crate::exec::Program) needs is connected.
     ///
     /// # Safety
     /// Until the run is dropped, `setting.scratch` is good for what the plan's limits say, `setting.memory` is good for what the plan's spec says of input and output, nobody else touches it
@@ -410,30 +410,6 @@ impl Task for PlanRun<'_> {
             }
         }
     }
-}
-
-/// The connections that `plan` uses.
-pub fn needs(plan: &Plan) -> Vec<Need> {
-    let mut needs = Vec::new();
-    for lane in &plan.lanes {
-        let channel = Channel::Collective(lane.channel);
-        let combines = lane.steps.iter().filter_map(|step| match &step.action {
-            Action::Combine(combine) => Some(combine),
-            Action::Signal(_) | Action::Wait { .. } => None,
-        });
-        for combine in combines {
-            let ends = [(Way::Receive, &combine.sources), (Way::Send, &combine.targets)];
-            for (way, operands) in ends {
-                needs.extend(operands.iter().filter_map(|operand| match operand {
-                    Operand::Slot(peer) => Some(Need { way, peer: *peer, channel }),
-                    Operand::Local(_) | Operand::Window(..) => None,
-                }));
-            }
-        }
-    }
-    needs.sort_unstable();
-    needs.dedup();
-    needs
 }
 
 fn plural(count: usize) -> &'static str {

@@ -1,0 +1,215 @@
+//! The programs that a communicator keeps, so that calls which come again are not planned again.
+
+use std::collections::HashMap;
+
+use crate::error::Result;
+use crate::exec::{Call, CallCount, Program};
+use crate::plan::{Count, Plan, Spec, Windows};
+use crate::sync::primitive::Arc;
+use crate::types::{Algorithm, Collective, Rank, World};
+
+/// What tells the programs of one communicator from each other: all else of a spec is the same for all of its calls. Vector forms have a
+/// check sum in the place of the count, so that a hit still compares the counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    collective: Collective,
+    element_bytes: u32,
+    root: Rank,
+    count: u64,
+    in_place: bool,
+    means: Means,
+}
+
+/// With what the data of a call travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Means {
+    pub(super) algorithm: Algorithm,
+    pub(super) windows: Windows,
+    /// Channels at most.
+    pub(super) channels: u32,
+}
+
+/// The latest programs, as many as [`MOST_BYTES`] hold; where there is no more room, the one that was not used for longest goes.
+#[derive(Debug, Default)]
+pub(super) struct Programs {
+    /// The one that ran last: most loops call one thing again and again.
+    latest: Option<(Key, Arc<Program>)>,
+    kept: HashMap<Key, Kept>,
+    /// Counts look-ups: tells which program was used when.
+    clock: u64,
+    bytes: usize,
+    /// Programs that were built, for tests and logs.
+    builds: u64,
+}
+
+#[derive(Debug)]
+struct Kept {
+    program: Arc<Program>,
+    used: u64,
+}
+
+impl Programs {
+    /// The program of `call`: a kept one, or one built from `spec`.
+    pub(super) fn of(
+        &mut self,
+        call: &Call<'_>,
+        world: World,
+        means: Means,
+        spec: impl FnOnce() -> Spec,
+    ) -> Result<Arc<Program>> {
+        let key = Key {
+            collective: call.collective,
+            element_bytes: call.data_type.size(),
+            root: call.root.unwrap_or_default(),
+            count: check_sum(&call.count),
+            in_place: call.in_place(world),
+            means,
+        };
+        if let Some((latest, program)) = &self.latest
+            && *latest == key
+            && counts_match(&program.plan().spec.count, &call.count)
+        {
+            return Ok(Arc::clone(program));
+        }
+        self.clock += 1;
+        let program = match self.kept.get_mut(&key) {
+            Some(kept) if counts_match(&kept.program.plan().spec.count, &call.count) => {
+                kept.used = self.clock;
+                Arc::clone(&kept.program)
+            }
+            Some(_) | None => self.build(key, &spec())?,
+        };
+        self.latest = Some((key, Arc::clone(&program)));
+        Ok(program)
+    }
+
+    fn build(&mut self, key: Key, spec: &Spec) -> Result<Arc<Program>> {
+        let program = Arc::new(Program::new(Plan::build(spec)?));
+        self.builds += 1;
+        self.bytes += program.bytes();
+        if let Some(replaced) = self.kept.insert(key, Kept { program: Arc::clone(&program), used: self.clock }) {
+            self.bytes -= replaced.program.bytes();
+        }
+        // The new one is the latest used, so it stays until it is alone.
+        while self.bytes > MOST_BYTES && self.kept.len() > 1 {
+            let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(key, _)| *key);
+            let Some(gone) = oldest.and_then(|oldest| self.kept.remove(&oldest)) else { break };
+            self.bytes -= gone.program.bytes();
+        }
+        Ok(program)
+    }
+}
+
+/// The count, or a number made of all counts.
+fn check_sum(count: &CallCount) -> u64 {
+    match count {
+        CallCount::Each(count) => *count,
+        CallCount::PerRank(counts) => {
+            counts.iter().fold(0, |sum: u64, count| (sum.rotate_left(5) ^ count).wrapping_mul(SPREAD))
+        }
+    }
+}
+
+fn counts_match(planned: &Count, called: &CallCount) -> bool {
+    match (planned, called) {
+        (Count::Each(planned), CallCount::Each(called)) => planned.0 == *called,
+        (Count::PerRank(planned), CallCount::PerRank(called)) => {
+            planned.iter().map(|count| count.0).eq(called.iter().copied())
+        }
+        (Count::Each(_), CallCount::PerRank(_)) | (Count::PerRank(_), CallCount::Each(_)) => false,
+    }
+}
+
+/// Bytes of the programs that a communicator keeps. A program of a host of 8 ranks takes some 5 KB, so that over a thousand different
+/// calls are kept; one of 1,024 ranks that all send to each other some 400 KB.
+const MOST_BYTES: usize = 8 << 20;
+
+/// An odd number whose bits are spread: 2⁶⁴ divided by the golden ratio.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::exec::Buffers;
+    use crate::plan::Limits;
+    use crate::types::{DataType, Elements, Protocol, ReduceOp};
+
+    fn look_up(programs: &mut Programs, ranks: u32, count: CallCount) -> Arc<Program> {
+        let world = World { rank: Rank::new(0), size: ranks };
+        let vector = matches!(count, CallCount::PerRank(_));
+        let (collective, op) =
+            if vector { (Collective::AllGatherV, None) } else { (Collective::AllReduce, Some(ReduceOp::Sum)) };
+        let spec_count = match &count {
+            CallCount::Each(count) => Count::Each(Elements(*count)),
+            CallCount::PerRank(counts) => Count::PerRank(counts.iter().copied().map(Elements).collect()),
+        };
+        let buffers = Buffers::apart::<f32>(&[], &mut []);
+        let call = Call { collective, data_type: DataType::F32, op, root: None, count, buffers };
+        let means = Means { algorithm: Algorithm::Ring, windows: Windows::None, channels: 2 };
+        let spec = || Spec {
+            collective,
+            world,
+            root: Rank::new(0),
+            count: spec_count,
+            in_place: false,
+            algorithm: means.algorithm,
+            protocol: Protocol::Simple,
+            windows: means.windows,
+            hosts: world.ranks().map(|rank| vec![rank]).collect(),
+            limits: Limits { slot: Elements(1024), slots: 8, scratch: Elements(1024), channels: means.channels },
+        };
+        programs.of(&call, world, means, spec).unwrap()
+    }
+
+    /// Regression: the cache held 32 plans, first in, first out, so that a loop over 33 gradient buckets planned each of them in each
+    /// iteration, for ever.
+    #[test]
+    fn two_hundred_counts_in_turn_are_planned_once_each() {
+        let mut programs = Programs::default();
+        for _ in 0..3 {
+            for count in 0..200 {
+                let program = look_up(&mut programs, 8, CallCount::Each(1000 + count));
+                assert_eq!(program.plan().spec.count, Count::Each(Elements(1000 + count)));
+            }
+        }
+        assert_eq!(programs.builds, 200);
+        assert!(programs.bytes <= MOST_BYTES);
+        let one = look_up(&mut programs, 8, CallCount::Each(1000));
+        assert!(Arc::ptr_eq(&one, &look_up(&mut programs, 8, CallCount::Each(1000))));
+    }
+
+    #[test]
+    fn counts_of_each_rank_are_compared() {
+        let mut programs = Programs::default();
+        let counts = |last: u64| CallCount::PerRank(vec![3, 5, last]);
+        for _ in 0..2 {
+            for last in [7, 8, 7] {
+                let program = look_up(&mut programs, 3, counts(last));
+                assert!(counts_match(&program.plan().spec.count, &counts(last)));
+            }
+        }
+        assert_eq!(programs.builds, 2);
+        assert!(!counts_match(&Count::PerRank(vec![Elements(3)]), &CallCount::PerRank(vec![3, 5])));
+        assert!(!counts_match(&Count::PerRank(vec![Elements(3)]), &CallCount::Each(3)));
+    }
+
+    #[test]
+    fn memory_is_bounded_and_what_is_used_stays() {
+        let mut programs = Programs::default();
+        let often = CallCount::Each(1);
+        let size = look_up(&mut programs, 256, often.clone()).bytes();
+        let fit = u64::try_from(MOST_BYTES / size).unwrap();
+        assert!(fit >= 16, "a program of 256 ranks takes {size} bytes");
+        for count in 0..2 * fit {
+            look_up(&mut programs, 256, CallCount::Each(100_000 + count));
+            look_up(&mut programs, 256, often.clone());
+            assert!(programs.bytes <= MOST_BYTES);
+            assert_eq!(programs.bytes, programs.kept.values().map(|kept| kept.program.bytes()).sum::<usize>());
+        }
+        assert_eq!(programs.builds, 1 + 2 * fit, "what is used between all others is built once");
+        let builds = programs.builds;
+        look_up(&mut programs, 256, CallCount::Each(100_000));
+        assert_eq!(programs.builds, builds + 1, "what was not used for longest has gone");
+    }
+}

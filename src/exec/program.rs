@@ -1,0 +1,116 @@
+//! A plan with what each run of it needs, found once.
+
+use std::mem::{size_of, size_of_val};
+
+use crate::plan::{Action, Buffer, Combine, Operand, Plan, ScratchSets, Step};
+use crate::sync::primitive::{AtomicBool, Ordering};
+use crate::transport::{Channel, Need, Way};
+use crate::types::Rank;
+
+/// A plan as it is run, again and again: no run walks the steps to learn what they use.
+#[derive(Debug)]
+pub struct Program {
+    plan: Plan,
+    needs: Box<[Need]>,
+    entered: Box<[Rank]>,
+    scratch_sets: ScratchSets,
+    rounds: u32,
+    bytes: usize,
+    connected: AtomicBool,
+}
+
+impl Program {
+    /// The program of a plan.
+    pub fn new(plan: Plan) -> Program {
+        let (needs, entered, scratch_sets) = (needs(&plan), entered(&plan), plan.scratch_sets());
+        let rounds = plan.lanes.iter().map(|lane| lane.rounds).max().unwrap_or(0);
+        let bytes = bytes(&plan) + size_of_val(&needs[..]) + size_of_val(&entered[..]);
+        Program { plan, needs, entered, scratch_sets, rounds, bytes, connected: AtomicBool::new(false) }
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The connections that the plan uses, each once, in order.
+    pub fn needs(&self) -> &[Need] {
+        &self.needs
+    }
+
+    /// The peers whose input or output the plan reads or writes, each once, in order.
+    pub fn entered(&self) -> &[Rank] {
+        &self.entered
+    }
+
+    /// How often what the plan uses of the scratch fits into it.
+    pub fn scratch_sets(&self) -> ScratchSets {
+        self.scratch_sets
+    }
+
+    /// The rounds of the longest lane: each flag of the plan rises by as many.
+    pub fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    /// The memory that the program takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether a run has found all [`Program::needs`] connected. Connections stay open while the communicator that keeps the program
+    /// lives, so that no later run asks again.
+    pub fn is_connected(&self) -> bool {
+        // Relaxed: only the thread that runs the communicator's calls looks at it, and a communicator changes threads by a lock.
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    /// Says that all needs are connected.
+    pub fn set_connected(&self) {
+        self.connected.store(true, Ordering::Relaxed);
+    }
+}
+
+fn combines(plan: &Plan) -> impl Iterator<Item = (Channel, &Combine)> {
+    plan.lanes.iter().flat_map(|lane| {
+        lane.steps.iter().filter_map(|step| match &step.action {
+            Action::Combine(combine) => Some((Channel::Collective(lane.channel), combine)),
+            Action::Signal(_) | Action::Wait { .. } => None,
+        })
+    })
+}
+
+fn needs(plan: &Plan) -> Box<[Need]> {
+    let mut needs = Vec::new();
+    for (channel, combine) in combines(plan) {
+        for (way, operands) in [(Way::Receive, &combine.sources), (Way::Send, &combine.targets)] {
+            needs.extend(operands.iter().filter_map(|operand| match operand {
+                Operand::Slot(peer) => Some(Need { way, peer: *peer, channel }),
+                Operand::Local(_) | Operand::Window(..) => None,
+            }));
+        }
+    }
+    needs.sort_unstable();
+    needs.dedup();
+    needs.into_boxed_slice()
+}
+
+fn entered(plan: &Plan) -> Box<[Rank]> {
+    let operands = combines(plan).flat_map(|(_, combine)| combine.sources.iter().chain(&combine.targets));
+    let owners = operands.filter_map(|operand| match operand {
+        Operand::Window(owner, span) if span.buffer != Buffer::Scratch => Some(*owner),
+        Operand::Window(..) | Operand::Local(_) | Operand::Slot(_) => None,
+    });
+    let mut ranks: Vec<Rank> = owners.collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks.into_boxed_slice()
+}
+
+/// What a plan takes of the heap, and its own size.
+fn bytes(plan: &Plan) -> usize {
+    let steps: usize = plan.lanes.iter().map(|lane| lane.steps.len()).sum();
+    let operands: usize = combines(plan).map(|(_, combine)| combine.sources.len() + combine.targets.len()).sum();
+    let hosts: usize = plan.spec.hosts.iter().map(|ranks| size_of_val(ranks) + size_of_val(&ranks[..])).sum();
+    size_of::<Program>() + steps * size_of::<Step>() + operands * size_of::<Operand>() + hosts
+}
