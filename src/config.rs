@@ -80,9 +80,10 @@ pub struct Config {
     /// Whether a call is an error if `algo` or `proto` allow nothing that can run it; if not, the call ignores them,
     /// and the log says so once. `RSCCL_STRICT_FILTERS`; false.
     pub strict_filters: bool,
-    /// The lower bound for the default of `max_channels`. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
+    /// The least channels of a call that has as many slots to fill. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
     pub min_channels: Option<u32>,
-    /// The most channels: parts of a large call that run at the same time. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 2.
+    /// The most channels: parts of a large call that run at the same time. Within these bounds the library chooses.
+    /// `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 64.
     pub max_channels: Option<u32>,
     /// The bytes of all slots of one connection. `NCCL_BUFFSIZE`; 1 MiB.
     pub buffer_bytes: Option<u64>,

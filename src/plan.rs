@@ -57,6 +57,7 @@ mod team;
 mod tree;
 mod walk;
 
+pub(crate) use build::lanes;
 pub use build::{LEAST_SLOTS, MOST_CHANNELS, algorithms};
 pub(crate) use pattern::Pattern;
 pub(crate) use site::is_one_shot;

@@ -10,22 +10,17 @@ mod cost;
 #[cfg(test)]
 mod simulation;
 
-use std::time::Duration;
-
 pub use cost::Costs;
 
 use crate::plan::{Windows, algorithms};
 use crate::types::{Algorithm, Bytes, Collective, Filter, Protocol, TransportKind};
 use crate::{Error, Result};
 
-/// Channels pay from so many bytes for each on.
-const BYTES_OF_CHANNEL: u64 = 512 << 10;
-
-/// Channels that pay between hosts: while one lane's message is on its way, the other lane works. In the simulation (the test
+/// Channels of a call, unless the user says otherwise; a plan has no lane that would not fill a slot, so small calls use one. Between hosts
+/// one lane works while the other's message is on its way, and two lanes are the two trees of a double tree. In the simulation (the test
 /// `a_second_lane_hides_the_messages_of_a_ring_of_hosts_and_a_third_gains_nothing` prints it) a ring of 8 hosts takes 72 ms for
-/// 64 MiB with one lane and 39 ms with two or four. Inside a host, where the executor itself moves the bytes, a second lane gains
-/// nothing.
-const CHANNELS_FAR: u32 = 2;
+/// 64 MiB with one lane and 39 ms with two or four.
+const CHANNELS: u32 = 2;
 
 /// Direct plans are chosen unless another is more than a quarter faster: their results have the same bits everywhere.
 const IN_FAVOUR_OF_DIRECT: f64 = 0.8;
@@ -55,6 +50,8 @@ pub struct Query {
     pub protocols: &'static [Protocol],
     /// Whether results must have the same bits whatever the size, hosts and windows.
     pub reproducible: bool,
+    /// The least and the most channels that the user allows.
+    pub channels: (u32, u32),
 }
 
 /// How a collective is to be planned.
@@ -66,8 +63,6 @@ pub struct Choice {
     pub protocol: Protocol,
     /// On how many channels at most.
     pub channels: u32,
-    /// What the model says that it takes.
-    pub time: Duration,
 }
 
 /// The filters that a user has set.
@@ -102,23 +97,21 @@ pub fn choose(query: &Query, filters: &Filters, costs: &Costs) -> Result<Choice>
     }
     let protocols = filters.protocols.choose(query.collective, query.protocols)?;
     let pairs = left.iter().flat_map(|algorithm| protocols.iter().map(|protocol| (*algorithm, *protocol)));
-    let timed = pairs.map(|(algorithm, protocol)| Choice {
-        algorithm,
-        protocol,
-        channels: channels(query),
-        time: costs.time(query, algorithm, protocol),
-    });
-    let weighed = |choice: &Choice| match choice.algorithm {
-        Algorithm::Direct => choice.time.mul_f64(IN_FAVOUR_OF_DIRECT),
-        Algorithm::Ring | Algorithm::Tree | Algorithm::Pat => choice.time,
+    let weighed = |(algorithm, protocol): &(Algorithm, Protocol)| {
+        let time = costs.time(query, *algorithm, *protocol);
+        match algorithm {
+            Algorithm::Direct => time.mul_f64(IN_FAVOUR_OF_DIRECT),
+            Algorithm::Ring | Algorithm::Tree | Algorithm::Pat => time,
+        }
     };
-    timed.min_by_key(weighed).ok_or_else(|| Error::internal("a filter chose nothing and said nothing"))
+    let (algorithm, protocol) =
+        pairs.min_by_key(weighed).ok_or_else(|| Error::internal("a filter chose nothing and said nothing"))?;
+    Ok(Choice { algorithm, protocol, channels: channels(query.channels) })
 }
 
-fn channels(query: &Query) -> u32 {
-    let worth = if query.hosts > 1 { CHANNELS_FAR } else { 1 };
-    let full = query.bytes.0.div_ceil(BYTES_OF_CHANNEL).max(1);
-    worth.min(u32::try_from(full).unwrap_or(u32::MAX))
+/// The channels of a call, where the user allows from `least` to `most`.
+pub fn channels((least, most): (u32, u32)) -> u32 {
+    CHANNELS.max(least).min(most)
 }
 
 #[cfg(test)]
@@ -138,6 +131,7 @@ mod tests {
             windows: Windows::Scratch,
             protocols: &[Protocol::Simple],
             reproducible: false,
+            channels: (1, 64),
         }
     }
 
@@ -180,6 +174,15 @@ mod tests {
         assert!(error.contains("the filter allows LL, and the collective has Simple"), "{error}");
         let send = Query { collective: Collective::Send, ..spread };
         assert!(choose(&send, &ring, &Costs::default()).is_err());
+    }
+
+    #[test]
+    fn users_bound_the_channels() {
+        let spread = query(Collective::AllReduce, 256 << 20, 16, 4);
+        let channels = |allowed| {
+            choose(&Query { channels: allowed, ..spread }, &Filters::default(), &Costs::default()).unwrap().channels
+        };
+        assert_eq!([(1, 64), (1, 1), (4, 64), (4, 4), (1, 2)].map(channels), [2, 1, 4, 4, 2]);
     }
 
     #[test]

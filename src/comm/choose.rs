@@ -8,7 +8,7 @@ use crate::plan::{self, Count, Limits, Spec, WINDOW_LANES, Windows};
 use crate::sync::primitive::Arc;
 use crate::topo::Topology;
 use crate::transport::FLAT_BYTES;
-use crate::tune::{self, Costs, Filters, Query};
+use crate::tune::{self, Choice, Costs, Filters, Query};
 use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, TransportKind, World};
 
 /// How a call is run.
@@ -17,9 +17,9 @@ pub(crate) enum Path {
     /// By flat slots: small, inside one host.
     Flat,
     /// By a plan that names windows inside hosts.
-    Windows(Algorithm),
+    Windows(Choice),
     /// By a plan over slots alone.
-    Slots(Algorithm),
+    Slots(Choice),
 }
 
 /// What of a call the choice looks at.
@@ -44,15 +44,8 @@ pub struct Chosen {
     pub algorithm: Algorithm,
     /// How the news of its arrival does.
     pub protocol: Protocol,
-}
-
-impl From<Path> for Chosen {
-    fn from(path: Path) -> Chosen {
-        match path {
-            Path::Flat => Chosen { algorithm: Algorithm::Direct, protocol: Protocol::LowLatency },
-            Path::Windows(algorithm) | Path::Slots(algorithm) => Chosen { algorithm, protocol: Protocol::Simple },
-        }
-    }
+    /// In how many parts, side by side.
+    pub channels: u32,
 }
 
 /// Chooses for one communicator.
@@ -103,6 +96,25 @@ impl Chooser {
         !self.one_host() && self.topology.even().is_some_and(|ranks| (2..=MOST_MAPPED).contains(&ranks))
     }
 
+    /// How a call is run, the same on all ranks.
+    ///
+    /// # Errors
+    /// As [`Chooser::path`].
+    pub(crate) fn chosen(&self, asked: Question<'_>) -> Result<Chosen> {
+        let (choice, windows) = match self.path(asked)? {
+            Path::Flat => {
+                return Ok(Chosen { algorithm: Algorithm::Direct, protocol: Protocol::LowLatency, channels: 1 });
+            }
+            Path::Windows(choice) => (choice, Windows::Scratch),
+            Path::Slots(choice) => (choice, Windows::None),
+        };
+        let element_bytes = u64::from(asked.data_type.size());
+        let limits = limits(means(choice, windows), element_bytes, &self.settings);
+        let longest = Elements(self.longest_block_bytes(asked) / element_bytes);
+        let channels = plan::lanes(asked.collective, longest, limits);
+        Ok(Chosen { algorithm: choice.algorithm, protocol: choice.protocol, channels })
+    }
+
     /// The path of a call, the same on all ranks.
     ///
     /// # Errors
@@ -131,7 +143,11 @@ impl Chooser {
             )));
         }
         if direct {
-            return Ok(Path::Windows(Algorithm::Direct));
+            return Ok(Path::Windows(Choice {
+                algorithm: Algorithm::Direct,
+                protocol: Protocol::Simple,
+                channels: tune::channels(self.settings.channels),
+            }));
         }
         let hierarchy = self.is_hierarchy() && asked.collective != Collective::Barrier;
         let query = Query {
@@ -146,9 +162,10 @@ impl Chooser {
             windows: if hierarchy { Windows::Scratch } else { Windows::None },
             protocols: &[Protocol::Simple],
             reproducible: self.settings.reproducible,
+            channels: self.settings.channels,
         };
-        let chosen = tune::choose(&query, &self.filters, &self.costs)?.algorithm;
-        let between_hosts = matches!(chosen, Algorithm::Ring | Algorithm::Tree);
+        let chosen = tune::choose(&query, &self.filters, &self.costs)?;
+        let between_hosts = matches!(chosen.algorithm, Algorithm::Ring | Algorithm::Tree);
         Ok(if hierarchy && between_hosts { Path::Windows(chosen) } else { Path::Slots(chosen) })
     }
 
@@ -178,10 +195,8 @@ impl Chooser {
     }
 
     /// The program of `call`.
-    pub(crate) fn program(&mut self, call: &Call<'_>, algorithm: Algorithm, windows: Windows) -> Result<Arc<Program>> {
-        let channels = self.settings.channels;
-        let most = if windows == Windows::None { plan::MOST_CHANNELS } else { WINDOW_CHANNELS };
-        let means = Means { algorithm, windows, channels: channels.min(most) };
+    pub(crate) fn program(&mut self, call: &Call<'_>, choice: Choice, windows: Windows) -> Result<Arc<Program>> {
+        let means = means(choice, windows);
         let Chooser { world, topology, settings, programs, .. } = self;
         programs.of(call, *world, means, || spec(call, means, *world, topology, settings))
     }
@@ -194,11 +209,7 @@ impl Chooser {
 
 /// What to plan for a call.
 fn spec(call: &Call<'_>, means: Means, world: World, topology: &Topology, settings: &Settings) -> Spec {
-    let Means { algorithm, windows, channels } = means;
-    let size = u64::from(call.data_type.size());
-    let mapped = windows != Windows::None;
-    let sizes = &settings.sizes;
-    let scratch_bytes = (if mapped { sizes.scratch_bytes } else { SMALL_SCRATCH }) as u64;
+    let Means { algorithm, protocol, windows, .. } = means;
     Spec {
         collective: call.collective,
         world,
@@ -209,15 +220,27 @@ fn spec(call: &Call<'_>, means: Means, world: World, topology: &Topology, settin
         },
         in_place: call.in_place(world),
         algorithm,
-        protocol: Protocol::Simple,
+        protocol,
         windows,
         hosts: topology.hosts().to_vec(),
-        limits: Limits {
-            slot: Elements(u64::from(sizes.shape.slot_bytes) / size),
-            slots: sizes.shape.slots,
-            scratch: Elements(scratch_bytes / size),
-            channels,
-        },
+        limits: limits(means, u64::from(call.data_type.size()), settings),
+    }
+}
+
+/// With what a call of this choice travels.
+fn means(Choice { algorithm, protocol, channels }: Choice, windows: Windows) -> Means {
+    let most = if windows == Windows::None { plan::MOST_CHANNELS } else { WINDOW_CHANNELS };
+    Means { algorithm, protocol, windows, channels: channels.min(most) }
+}
+
+fn limits(means: Means, element_bytes: u64, settings: &Settings) -> Limits {
+    let sizes = &settings.sizes;
+    let scratch_bytes = (if means.windows == Windows::None { SMALL_SCRATCH } else { sizes.scratch_bytes }) as u64;
+    Limits {
+        slot: Elements(u64::from(sizes.shape.slot_bytes) / element_bytes),
+        slots: sizes.shape.slots,
+        scratch: Elements(scratch_bytes / element_bytes),
+        channels: means.channels,
     }
 }
 

@@ -21,7 +21,8 @@ use crate::sync::{AbortFlag, Backoff, Patience, Progress, Wait, progress};
 use crate::sys::futex;
 use crate::topo::Topology;
 use crate::transport::{Fabric, HostWindows, Need, Setup};
-use crate::types::{Algorithm, Collective, DataType, Rank};
+use crate::tune::Choice;
+use crate::types::{Collective, DataType, Rank};
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
@@ -148,7 +149,7 @@ impl Engine {
         if asked.collective.is_messages() || self.session.world.size == 1 {
             return Ok(None);
         }
-        self.chooser.path(asked).map(|path| Some(path.into()))
+        self.chooser.chosen(asked).map(Some)
     }
 
     fn route(&mut self, begun: Begun<'_>, beside: &mut dyn Beside) -> Result<()> {
@@ -161,9 +162,9 @@ impl Engine {
         }
         match self.chooser.path(Question::of(call))? {
             Path::Flat => self.run_flat(begun, beside),
-            Path::Windows(algorithm) => self.run_windows(begun, algorithm, beside),
-            Path::Slots(algorithm) => {
-                let program = self.chooser.program(call, algorithm, Windows::None)?;
+            Path::Windows(choice) => self.run_windows(begun, choice, beside),
+            Path::Slots(choice) => {
+                let program = self.chooser.program(call, choice, Windows::None)?;
                 self.run_plan(begun, &program, None, beside)
             }
         }
@@ -205,7 +206,7 @@ impl Engine {
         host::run_flat((windows, &mut self.flat), (call, operation), (session.world, &kernel), &mut idle)
     }
 
-    fn run_windows(&mut self, begun: Begun<'_>, algorithm: Algorithm, beside: &mut dyn Beside) -> Result<()> {
+    fn run_windows(&mut self, begun: Begun<'_>, choice: Choice, beside: &mut dyn Beside) -> Result<()> {
         let Begun { call, operation, .. } = begun;
         if self.windows.is_none() {
             self.open_windows(WaitingFor::Collective(operation), beside)?;
@@ -220,7 +221,7 @@ impl Engine {
             Ok(kind) => {
                 // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is nothing to publish.
                 let windows = self.chooser.windows_across_hosts(kind);
-                let program = self.chooser.program(call, algorithm, windows)?;
+                let program = self.chooser.program(call, choice, windows)?;
                 self.run_plan(begun, &program, Some(&mut visit), beside)
             }
             Err(error) => Err(error),

@@ -4,7 +4,7 @@
 //! AllReduce: opCount 3 sendbuff 0x7f10 recvbuff 0x7f90 count 1024 datatype float op sum root 0 comm 8b0c77e1d2f3a415 [nranks=4]
 //! Send: opCount 0 sendbuff 0x7f10 recvbuff 0x0 count 16 datatype float op none peer 1 comm 8b0c77e1d2f3a415 [nranks=4]
 //! AllToAllV: opCount 4 sendbuff 0x7f10 recvbuff 0x7f90 sendcounts [1,2] recvcounts [1,0] datatype float op none root 0 comm ..
-//! AllReduce: 4096 Bytes -> Algo Direct proto LL
+//! AllReduce: 4096 Bytes -> Algo Direct proto LL channel{Lo..Hi}={0..0}
 //! ```
 //! As in NCCL, opCount is hexadecimal, and the bytes are the longer ones of a rank's input and output. A call of several that a group
 //! has fused is one line. A send's input and a receive's output that are not there are null.
@@ -186,11 +186,13 @@ pub(super) struct ChoiceLine<'a> {
 
 impl fmt::Display for ChoiceLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Chosen { algorithm, protocol } = self.chosen;
+        let Chosen { algorithm, protocol, channels } = self.chosen;
+        let last = channels.saturating_sub(1);
         // A call is checked before it is logged, so its lengths are good.
         let elements = self.call.lengths(self.world).map_or(0, |(input, output)| input.0.max(output.0));
         let bytes = elements.saturating_mul(u64::from(self.call.data_type.size()));
-        write!(f, "{}: {bytes} Bytes -> Algo {algorithm} proto {protocol}", Name(self.call.collective))
+        let name = Name(self.call.collective);
+        write!(f, "{name}: {bytes} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{0..{last}}}")
     }
 }
 
@@ -247,9 +249,9 @@ mod tests {
         let trace = CallTrace { call: &call, id: 0xab }.to_string();
         let (input, output) = (from.addr(), into.addr());
         assert_eq!(trace, format!("ReduceScatter({input:x},{output:x},2,float,max,0,00000000000000ab)"));
-        let chosen = Chosen { algorithm: Algorithm::Direct, protocol: Protocol::LowLatency };
+        let chosen = Chosen { algorithm: Algorithm::Direct, protocol: Protocol::LowLatency, channels: 1 };
         let line = ChoiceLine { call: &call, world, chosen }.to_string();
-        assert_eq!(line, "ReduceScatter: 32 Bytes -> Algo Direct proto LL");
+        assert_eq!(line, "ReduceScatter: 32 Bytes -> Algo Direct proto LL channel{Lo..Hi}={0..0}");
         let message = Message::send(&[1u8, 2], Rank::new(3));
         let line = MessageLine { message: &message, sequence: 10, world, id: 1 }.to_string();
         assert!(line.starts_with("Send: opCount a sendbuff 0x") && line.contains(" recvbuff 0x0 count 2 "), "{line}");

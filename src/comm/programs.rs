@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::exec::{Call, CallCount, Program};
 use crate::plan::{Count, Plan, Spec, Windows};
 use crate::sync::primitive::Arc;
-use crate::types::{Algorithm, Collective, Rank, World};
+use crate::types::{Algorithm, Collective, Protocol, Rank, World};
 
 /// What tells the programs of one communicator from each other: all else of a spec is the same for all of its calls. Vector forms have a
 /// check sum in the place of the count, so that a hit still compares the counts.
@@ -24,6 +24,7 @@ struct Key {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Means {
     pub(super) algorithm: Algorithm,
+    pub(super) protocol: Protocol,
     pub(super) windows: Windows,
     /// Channels at most.
     pub(super) channels: u32,
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
     use crate::exec::Buffers;
     use crate::plan::Limits;
-    use crate::types::{DataType, Elements, Protocol, ReduceOp};
+    use crate::types::{DataType, Elements, ReduceOp};
 
     fn look_up(programs: &mut Programs, ranks: u32, count: CallCount) -> Arc<Program> {
         let world = World { rank: Rank::new(0), size: ranks };
@@ -146,15 +147,16 @@ mod tests {
         };
         let buffers = Buffers::apart::<f32>(&[], &mut []);
         let call = Call { collective, data_type: DataType::F32, op, root: None, count, buffers };
-        let means = Means { algorithm: Algorithm::Ring, windows: Windows::None, channels: 2 };
+        let (algorithm, protocol) = (Algorithm::Ring, Protocol::Simple);
+        let means = Means { algorithm, protocol, windows: Windows::None, channels: 2 };
         let spec = || Spec {
             collective,
             world,
             root: Rank::new(0),
             count: spec_count,
             in_place: false,
-            algorithm: means.algorithm,
-            protocol: Protocol::Simple,
+            algorithm,
+            protocol,
             windows: means.windows,
             hosts: world.ranks().map(|rank| vec![rank]).collect(),
             limits: Limits { slot: Elements(1024), slots: 8, scratch: Elements(1024), channels: means.channels },

@@ -37,8 +37,8 @@ pub(crate) struct Settings {
     pub(crate) reproducible: bool,
     /// Output of at least so many bytes passes the caches by.
     pub(crate) streaming_bytes: u64,
-    /// Channels that plans may use.
-    pub(crate) channels: u32,
+    /// The least and the most channels that plans may use.
+    pub(crate) channels: (u32, u32),
     /// Which algorithms may be chosen.
     pub(crate) algorithms: Filter<Algorithm>,
     /// Which protocols may be chosen.
@@ -58,7 +58,8 @@ impl Settings {
         let (algorithms, protocols) = read_filters(config)?;
         let buffer_bytes = config.buffer_bytes.unwrap_or(DEFAULT_BUFFER_BYTES);
         let slot_bytes = u32::try_from(buffer_bytes / u64::from(SLOTS)).unwrap_or(u32::MAX) / 64 * 64;
-        let least = config.min_channels.unwrap_or(1);
+        let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
+        let most = most.clamp(1, MOST_CHANNELS);
         let sockets = SocketOptions {
             sockets: config.socket_threads.unwrap_or(1).max(1) * config.sockets_per_thread.unwrap_or(1).max(1),
             send_buffer_bytes: config.socket_send_bytes.and_then(|bytes| u32::try_from(bytes).ok()),
@@ -77,7 +78,7 @@ impl Settings {
             sizes: Sizes { shape: Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }, scratch_bytes, sockets },
             reproducible: config.reproducible,
             streaming_bytes: STREAMING_BYTES,
-            channels: config.max_channels.unwrap_or(DEFAULT_CHANNELS.max(least)).clamp(1, MOST_CHANNELS),
+            channels: (least.clamp(1, most), most),
             algorithms,
             protocols,
             connect_late: config.runtime_connect,
@@ -88,7 +89,7 @@ impl Settings {
     /// A number that is equal on two ranks whose settings fit together.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text = format!(
-            "{:?} {:?} {:?} {} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?}",
             self.policy, self.sizes, self.reproducible, self.channels, self.algorithms, self.protocols
         );
         let hash = blake3::hash(text.as_bytes());
@@ -143,8 +144,6 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
 const SLOTS: u32 = 8;
 /// Bytes of a ring's slots together: they stay in the second-level cache.
 const DEFAULT_BUFFER_BYTES: u64 = 1 << 20;
-/// Two: the two trees of a double tree.
-const DEFAULT_CHANNELS: u32 = 2;
 #[expect(clippy::cast_possible_truncation, reason = "NCCL's maximum is 64")]
 const MOST_CHANNELS: u32 = MAX_CHANNELS as u32;
 const _: () = assert!(MOST_CHANNELS <= plan::MOST_CHANNELS);

@@ -3,7 +3,7 @@
 use super::pattern::Pattern;
 use super::site::Site;
 use super::team::Team;
-use super::{Count, Lane, Plan, ScratchSets, Spec, WINDOW_LANES, Windows, check, direct, mesh, pat};
+use super::{Count, Lane, Limits, Plan, ScratchSets, Spec, WINDOW_LANES, Windows, check, direct, mesh, pat};
 use crate::types::{Algorithm, Collective, Elements};
 use crate::{Error, Result};
 
@@ -51,7 +51,8 @@ impl Plan {
     pub fn build(spec: &Spec) -> Result<Plan> {
         spec.validate()?;
         let pattern = spec.pattern()?;
-        let lanes = lanes(spec);
+        let lanes = lanes(spec.collective, spec.count.longest(), spec.limits);
+        let lanes = usize::try_from(lanes).expect("a few hundred at most");
         let lanes = (0..lanes).map(|lane| plan_lane(Site { spec, pattern, lane, lanes }));
         let lanes: Vec<Option<Lane>> = lanes.collect::<Result<_>>()?;
         let plan = Plan { spec: spec.clone(), lanes: lanes.into_iter().flatten().collect() };
@@ -69,11 +70,11 @@ impl Plan {
     }
 }
 
-/// As many lanes as there are channels, but none that would not fill a slot.
-fn lanes(spec: &Spec) -> usize {
-    let wanted = spec.count.longest().0.div_ceil(spec.limits.slot.0).max(1);
-    let lanes = u64::from(spec.limits.channels).min(wanted);
-    if spec.collective == Collective::Barrier { 1 } else { usize::try_from(lanes).unwrap_or(1) }
+/// The lanes of a plan for `longest` elements of a rank: as many as there are channels, but none that would not fill a slot.
+pub(crate) fn lanes(collective: Collective, longest: Elements, limits: Limits) -> u32 {
+    let filled = longest.0.div_ceil(limits.slot.0.max(1)).max(1);
+    let filled = u32::try_from(filled).unwrap_or(u32::MAX);
+    if collective == Collective::Barrier { 1 } else { limits.channels.min(filled) }
 }
 
 fn plan_lane(site: Site<'_>) -> Result<Option<Lane>> {
