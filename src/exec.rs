@@ -4,23 +4,26 @@
 //! [`PlanRun`] interprets plans; [`MessageRun`] is one send or recv. [`drive`] runs any number of them side by side and waits when
 //! none can move.
 
+pub mod alone;
 mod buffers;
 mod call;
 pub mod composed;
 mod drive;
+pub mod epoch;
 mod evict;
 pub mod flat;
+pub mod flat_call;
 mod fuse;
 mod history;
-pub mod host;
 mod interpret;
 mod message;
 mod operation;
 mod program;
 mod registered;
+pub mod run;
 
 pub use buffers::Buffers;
-pub use call::{Call, CallCount, wrong_counts};
+pub use call::{Begun, Call, CallCount, wrong_counts};
 pub use drive::{Beside, Idle, Nothing, Progress, Task, Until, drive, drive_one};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use history::{History, mismatch};

@@ -11,9 +11,12 @@ use crate::comm::session::Session;
 use crate::device::{HostRegion, Kernel};
 use crate::error::{Error, Result};
 use crate::exec::composed;
+use crate::exec::epoch::Epoch;
 use crate::exec::flat::Flat;
-use crate::exec::host::{self, Surroundings, Visit};
-use crate::exec::{self, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Program, Task};
+use crate::exec::run::RunContext;
+use crate::exec::{
+    self, Begun, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Program, Task,
+};
 use crate::log;
 use crate::plan::Windows;
 use crate::sync::primitive::Arc;
@@ -56,15 +59,6 @@ struct MappedRuns {
     runs: u64,
     /// Their rounds, which are the values of my host's flags.
     flag_base: u64,
-}
-
-/// A collective that has begun.
-#[derive(Clone, Copy)]
-struct Begun<'a> {
-    call: &'a Call<'a>,
-    operation: &'a Operation,
-    /// Copies or reduces elements of the call's type.
-    kernel: Kernel,
 }
 
 impl Mover {
@@ -140,7 +134,7 @@ impl Engine {
             self.log_call(call, &operation);
         }
         self.session.history.begin(operation.label());
-        let begun = Begun { call, operation: &operation, kernel };
+        let begun = Begun { call, operation: &operation, kernel, world: self.session.world };
         self.route(begun, beside).map_err(|error| error.during(operation.to_string()))
     }
 
@@ -153,12 +147,12 @@ impl Engine {
     }
 
     fn route(&mut self, begun: Begun<'_>, beside: &mut dyn Beside) -> Result<()> {
-        let Begun { call, kernel, .. } = begun;
+        let call = begun.call;
         if call.collective.is_messages() {
             return self.run_messages(begun, beside);
         }
         if self.session.world.size == 1 {
-            return host::run_alone(call, self.session.world, &kernel);
+            return exec::alone::run(&begun);
         }
         match self.chooser.path(Question::of(call))? {
             Path::Flat => self.run_flat(begun, beside),
@@ -195,7 +189,7 @@ impl Engine {
 
     #[inline]
     fn run_flat(&mut self, begun: Begun<'_>, beside: &mut dyn Beside) -> Result<()> {
-        let Begun { call, operation, kernel } = begun;
+        let operation = begun.operation;
         if self.windows.is_none() {
             self.open_windows(WaitingFor::Collective(operation), beside)?;
         }
@@ -203,7 +197,7 @@ impl Engine {
         let session = &*self.session;
         let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
         let mut idle = self.mover.idle(session, &mut watch, beside);
-        host::run_flat((windows, &mut self.flat), (call, operation), (session.world, &kernel), &mut idle)
+        exec::flat_call::run(&begun, windows, &mut self.flat, &mut idle)
     }
 
     fn run_windows(&mut self, begun: Begun<'_>, choice: Choice, beside: &mut dyn Beside) -> Result<()> {
@@ -213,24 +207,24 @@ impl Engine {
         }
         let windows = self.windows.clone().ok_or_else(no_windows)?;
         let session = Arc::clone(&self.session);
-        let mut visit = Visit::open(&windows, call, operation);
+        let mut epoch = Epoch::open(&windows, &begun);
         let mut watch = FailureWatch::new(&session, WaitingFor::Collective(operation));
         let mut idle = self.mover.idle(&session, &mut watch, beside);
-        let met = visit.meet(&mut self.flat, (call, operation), session.world, &mut idle);
+        let met = epoch.meet(&begun, &mut self.flat, &mut idle);
         let result = match met {
             Ok(kind) => {
                 // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is nothing to publish.
                 let windows = self.chooser.windows_across_hosts(kind);
                 let program = self.chooser.program(call, choice, windows)?;
-                self.run_plan(begun, &program, Some(&mut visit), beside)
+                self.run_plan(begun, &program, Some(&mut epoch), beside)
             }
             Err(error) => Err(error),
         };
         if result.is_ok() {
-            return visit.end();
+            return epoch.end();
         }
         let result = result.map_err(|error| self.cause(error));
-        // Peers inside my buffers must learn of it before `visit` waits for them.
+        // Peers inside my buffers must learn of it before `epoch`, when it is dropped, waits for them.
         result.inspect_err(|error| session.publish_failure(error))
     }
 
@@ -238,10 +232,10 @@ impl Engine {
         &mut self,
         begun: Begun<'_>,
         program: &Program,
-        visit: Option<&mut Visit<'_>>,
+        epoch: Option<&mut Epoch<'_>>,
         beside: &mut dyn Beside,
     ) -> Result<()> {
-        let Begun { call, operation, kernel } = begun;
+        let operation = begun.operation;
         if !program.is_connected() {
             self.connect(program.needs(), WaitingFor::Collective(operation), beside)?;
             program.set_connected();
@@ -253,9 +247,7 @@ impl Engine {
             self.mapped_runs.runs += 1;
         }
         let session = &*self.session;
-        let surroundings = Surroundings {
-            world: session.world,
-            kernel,
+        let context = RunContext {
             windows: self.windows.as_deref().filter(|_| mapped),
             scratch: &mut self.scratch[..],
             history: &session.history,
@@ -265,7 +257,7 @@ impl Engine {
         };
         let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
         let mut idle = self.mover.idle(session, &mut watch, beside);
-        host::run_plan((program, visit), (call, operation), surroundings, &mut idle)
+        exec::run::run(program, &begun, epoch, context, &mut idle)
     }
 
     /// Sends and receives, all side by side. Messages of one connection keep their order.

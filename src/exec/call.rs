@@ -1,7 +1,8 @@
 //! One collective call, type-erased and checked.
 
+use crate::device::Kernel;
 use crate::error::{Error, Result};
-use crate::exec::Buffers;
+use crate::exec::{Buffers, Operation};
 use crate::types::{Collective, DataType, Elements, Rank, ReduceOp, World};
 
 /// A collective call as every path below takes it.
@@ -28,6 +29,19 @@ pub enum CallCount {
     Each(u64),
     /// As `plan::Count::PerRank`.
     PerRank(Vec<u64>),
+}
+
+/// A collective that has begun: checked, numbered, and its arithmetic resolved.
+#[derive(Debug, Clone, Copy)]
+pub struct Begun<'a> {
+    /// The call.
+    pub call: &'a Call<'a>,
+    /// What all ranks must agree on.
+    pub operation: &'a Operation,
+    /// Copies or reduces elements of the call's type.
+    pub kernel: Kernel,
+    /// Who I am.
+    pub world: World,
 }
 
 impl CallCount {

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use crate::exec::host::Loans;
+use crate::exec::epoch::Loans;
 use crate::log;
 use crate::sync::Deadline;
 use crate::sys::{clock, cpu, futex};

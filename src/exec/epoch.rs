@@ -1,80 +1,29 @@
-//! Collectives inside one host: flat slots for small calls, visits to the peers' buffers for large ones; and plans of any kind.
+//! The epoch in which the ranks of a host work in each other's buffers.
+//!
+//! It begins with a flat exchange, in which all ranks say where their input and output lie in registered buffers. Ranks that are threads
+//! of one process know addresses. Where a rank's buffers cannot be reached, all ranks of the host go through scratch.
 
 use std::ptr::NonNull;
 
-use crate::device::{Kernel, Pass, Store};
 use crate::error::{Error, Kind, Result};
-use crate::exec::call::Call;
-use crate::exec::drive::{Idle, drive};
+use crate::exec::call::{Begun, Call};
+use crate::exec::drive::Idle;
 use crate::exec::evict::await_peers_out;
-use crate::exec::flat::{Exchange, Flat};
-use crate::exec::history::History;
-use crate::exec::interpret::{Memory, PlanRun, Setting};
-use crate::exec::operation::Operation;
+use crate::exec::flat::Flat;
+use crate::exec::interpret::Memory;
 use crate::exec::program::Program;
-use crate::plan::{ScratchSets, Windows};
+use crate::plan::Windows;
 use crate::sync::primitive::Arc;
 use crate::transport::{Board, HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserRange};
-use crate::types::{Collective, Rank, ReduceOp, World};
+use crate::types::{ReduceOp, World};
 
-/// A world of one: output is input, scaled where the operator says so.
-pub fn run_alone(call: &Call<'_>, world: World, kernel: &Kernel) -> Result<()> {
-    let (input, output) = call.lengths(world)?;
-    let count = input.index().min(output.index());
-    let (source, target) = (call.buffers.source(), call.buffers.target());
-    if count == 0 || (source == target.cast_const() && kernel.is_copy(Some(0), true)) {
-        return Ok(());
-    }
-    let pass = Pass { sources: &[source], raw: Some(0), targets: &[target], count, finish: true, store: Store::Cached };
-    // SAFETY: the engine has checked that both buffers have `count` elements; `Buffers` vouches for them.
-    unsafe { kernel.run(&pass) };
-    Ok(())
-}
-
-/// Runs a call by flat slots. What any rank writes fits one; the windows are open.
+/// The epoch of one large operation inside a host, in the sense of MPI's one-sided communication: an exposure epoch of this rank's
+/// buffers, in which peers may work, and an access epoch of the peers' buffers, once this rank has [entered](Epoch::enter) them.
 ///
-/// # Errors
-/// Of waiting for peers, and of peers that run another operation.
-pub fn run_flat(
-    (windows, flat): (&HostWindows, &mut Flat),
-    (call, operation): (&Call<'_>, &Operation),
-    (world, kernel): (World, &Kernel),
-    idle: &mut Idle<'_>,
-) -> Result<()> {
-    let size = call.data_type.size() as usize;
-    let (input, _) = call.lengths(world)?;
-    let bytes = input.index() * size;
-    let mut turn = idle.fabric.links().staging.turn(bytes);
-    let fill = |slot: NonNull<u8>| {
-        let (sources, targets) = (&[call.buffers.source()], &[slot.as_ptr()]);
-        let pass = Pass { sources, raw: Some(0), targets, count: input.index(), finish: false, store: turn.store };
-        turn.begin();
-        if !kernel.is_copy(Some(0), false) || turn.store == Store::Streaming {
-            // SAFETY: the engine has checked the input's length, `Buffers` vouches for it; the slot is mine and large enough.
-            unsafe { kernel.run(&pass) };
-        } else if bytes > 0 {
-            // SAFETY: as above; user memory and arena do not overlap.
-            unsafe { std::ptr::copy_nonoverlapping(call.buffers.source(), slot.as_ptr(), bytes) };
-        }
-        turn.end();
-    };
-    let exchange = flat.announce(windows, operation, idle, (bytes, fill))?;
-    idle.fabric.links().staging.learn(&turn, bytes);
-    read_flat(call, world, kernel, &exchange, idle)?;
-    if call.collective.rooted() {
-        flat.finish_rooted(&exchange);
-    } else {
-        flat.finish_symmetric(&exchange);
-    }
-    Ok(())
-}
-
-/// One large operation inside a host: peers may work in this rank's buffers, and this rank in theirs, while it lasts.
-///
-/// An operation that ended well [ends](Visit::end) it. Dropping it otherwise lets nobody in any more and waits until all are out; the
+/// An operation that ended well [ends](Epoch::end) it. Dropping it otherwise lets no further peer in and waits until all are out; the
 /// peers must have been told of the failure before, or they might stay in until their own deadline.
 #[derive(Debug)]
-pub struct Visit<'a> {
+pub struct Epoch<'a> {
     windows: &'a HostWindows,
     over: bool,
     met: Vec<Option<Ranges>>,
@@ -82,27 +31,23 @@ pub struct Visit<'a> {
     guards: Vec<LeaseGuard<'a>>,
 }
 
-impl<'a> Visit<'a> {
-    /// Opens this rank's buffers for `operation`.
-    pub fn open(windows: &'a HostWindows, call: &Call<'_>, operation: &Operation) -> Visit<'a> {
+impl<'a> Epoch<'a> {
+    /// Exposes this rank's buffers.
+    pub fn open(windows: &'a HostWindows, begun: &Begun<'_>) -> Epoch<'a> {
+        let Begun { call, operation, .. } = begun;
         if let Some(boards) = &windows.boards {
             boards[windows.me].write(call.buffers.source(), call.buffers.target());
         }
         windows.mine().lease().open(operation.sequence);
-        Visit { windows, over: false, met: Vec::new(), loans: Loans::default(), guards: Vec::new() }
+        Epoch { windows, over: false, met: Vec::new(), loans: Loans::default(), guards: Vec::new() }
     }
 
     /// Meets all ranks of the host in the operation. The kind of windows that all of them can use.
     ///
     /// # Errors
     /// Of the wait, and of peers that run another operation.
-    pub fn meet(
-        &mut self,
-        flat: &mut Flat,
-        (call, operation): (&Call<'_>, &Operation),
-        world: World,
-        idle: &mut Idle<'_>,
-    ) -> Result<Windows> {
+    pub fn meet(&mut self, begun: &Begun<'_>, flat: &mut Flat, idle: &mut Idle<'_>) -> Result<Windows> {
+        let Begun { call, operation, world, .. } = *begun;
         self.loans = lend_buffers(self.windows, call, world)?;
         let mine = encode_ranges(&announce_ranges(self.windows, call, world, &self.loans)?);
         let fill = |slot: NonNull<u8>| {
@@ -127,13 +72,8 @@ impl<'a> Visit<'a> {
     ///
     /// # Errors
     /// Of a peer that has given up the operation, or announced what it has not registered.
-    fn enter(
-        &mut self,
-        program: &Program,
-        call: &Call<'_>,
-        operation: &Operation,
-        world: World,
-    ) -> Result<Vec<Memory>> {
+    pub(super) fn enter(&mut self, program: &Program, begun: &Begun<'_>) -> Result<Vec<Memory>> {
+        let Begun { call, operation, world, .. } = *begun;
         let windows = self.windows;
         for rank in program.entered().iter().copied() {
             let gone = || Error::remote(rank, format!("rank {rank} has given up this operation"));
@@ -149,7 +89,7 @@ impl<'a> Visit<'a> {
     }
 }
 
-impl Visit<'_> {
+impl Epoch<'_> {
     /// The operation ended well: the plan's proof says that no peer touches this rank's buffers any more.
     ///
     /// # Errors
@@ -162,7 +102,7 @@ impl Visit<'_> {
     }
 }
 
-impl Drop for Visit<'_> {
+impl Drop for Epoch<'_> {
     fn drop(&mut self) {
         self.guards.clear();
         self.windows.mine().lease().close();
@@ -175,155 +115,12 @@ impl Drop for Visit<'_> {
 /// The call's input and output, where they lie in registered buffers.
 pub(super) type Loans<'a> = [Option<Loan<'a>>; 2];
 
-/// What `run_plan` needs besides plan and call.
-#[derive(Debug)]
-pub struct Surroundings<'a> {
-    /// Who I am.
-    pub world: World,
-    /// The arithmetic.
-    pub kernel: Kernel,
-    /// The host's windows, where the plan names any.
-    pub windows: Option<&'a HostWindows>,
-    /// Scratch of plans that need some without windows.
-    pub scratch: &'a mut [u8],
-    /// What this rank has called before.
-    pub history: &'a History,
-    /// Plans with windows that ran before, the same on all ranks of the host.
-    pub runs: u64,
-    /// What the flags of my host stood at when the plan began.
-    pub flag_base: u64,
-    /// Output of at least so many bytes passes the caches by.
-    pub streaming_bytes: u64,
-}
-
-/// Runs `program`, whose plan was built for `call`, to its end; `visit` where it works in users' buffers. Its needs are connected.
-///
-/// # Errors
-/// Of waiting, of sockets, and of peers that run another operation.
-pub(crate) fn run_plan(
-    (program, visit): (&Program, Option<&mut Visit<'_>>),
-    (call, operation): (&Call<'_>, &Operation),
-    surroundings: Surroundings<'_>,
-    idle: &mut Idle<'_>,
-) -> Result<()> {
-    let (plan, world) = (program.plan(), surroundings.world);
-    let user = match visit {
-        Some(visit) if plan.spec.windows == Windows::User => visit.enter(program, call, operation, world)?,
-        _ => Vec::new(),
-    };
-    let (_, output) = call.lengths(world)?;
-    let streams = output.0 * u64::from(call.data_type.size()) >= surroundings.streaming_bytes;
-    let scratch =
-        surroundings.windows.map_or(surroundings.scratch.as_mut_ptr(), |windows| windows.mine().scratch().as_ptr());
-    let setting = Setting {
-        kernel: surroundings.kernel,
-        memory: Memory { input: call.buffers.source(), output: call.buffers.target() },
-        operation,
-        history: surroundings.history,
-        windows: surroundings.windows,
-        user,
-        scratch,
-        scratch_shift: scratch_shift(program, surroundings.runs, call.data_type.size() as usize),
-        flag_base: surroundings.flag_base,
-        store: if streams { Store::Streaming } else { Store::Cached },
-    };
-    // SAFETY: the engine has checked the buffers against the call that the plan is for, and `Buffers` vouches for them; peers'
-    // buffers are entered, and `visit` holds the leases until after this run; scratch is as large as the plan's limits say.
-    let mut run = unsafe { PlanRun::new(plan, setting) };
-    drive(&mut [&mut run], idle)
-}
-
-/// The runs of a communicator go through sets of scratch in turn. What is written again at once still lies in the caches of those who
-/// have read it; to take it back from there costs more than to write lines that have left them.
-fn scratch_shift(program: &Program, runs: u64, element_bytes: usize) -> usize {
-    let plan = program.plan();
-    if plan.spec.windows != Windows::Scratch {
-        return 0;
-    }
-    let ScratchSets { count, stride } = program.scratch_sets();
-    let enough = TURNED_BYTES / (stride.index() * element_bytes * plan.lanes.len().max(1));
-    let turn = runs % count.min(u64::try_from(enough).unwrap_or(u64::MAX)).max(1);
-    (stride * turn).index() * element_bytes
-}
-
 /// Where a rank's input and output lie in registered buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ranges {
     input: Option<UserRange>,
     output: Option<UserRange>,
     reachable: bool,
-}
-
-/// Reads the others' slots as the collective asks.
-fn read_flat(
-    call: &Call<'_>,
-    world: World,
-    kernel: &Kernel,
-    exchange: &Exchange<'_>,
-    idle: &mut Idle<'_>,
-) -> Result<()> {
-    let (input_place, output_place) = (call.buffers.source(), call.buffers.target());
-    let size = call.data_type.size() as usize;
-    let count =
-        |rank: Rank| Ok::<_, Error>(usize::try_from(call.count.of(rank)).expect("checked against the address space"));
-    let mine = count(world.rank)?;
-    let before = |rank: Rank| world.ranks().take(rank.index()).map(|rank| count(rank).unwrap_or(0)).sum::<usize>();
-    let total = || before(Rank::new(world.size));
-    let root = call.root.unwrap_or_default();
-    let at_root = root == world.rank;
-    // Copies `elements` that lie `from` elements into the slot of `rank`, which has `of`, to `to` elements into the output.
-    let mut copy = |rank: Rank, (of, from): (usize, usize), (to, elements): (usize, usize)| {
-        let slot = exchange.read(rank.index(), idle)?.data(of * size);
-        let (source, target) = (slot.as_ptr().wrapping_add(from * size), output_place.wrapping_add(to * size));
-        // SAFETY: the slot has `of` elements, which its owner leaves alone until everyone is done; the output is the caller's.
-        unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), target, elements * size) };
-        Ok::<_, Error>(())
-    };
-    match call.collective {
-        Collective::AllReduce => {
-            // SAFETY: the output is the caller's; the slots hold as many bytes.
-            unsafe { exchange.reduce(kernel, idle, (mine * size, 0), (output_place, mine))? };
-        }
-        Collective::ReduceScatter | Collective::ReduceScatterV => {
-            let span = (total() * size, before(world.rank) * size);
-            // SAFETY: as above.
-            unsafe { exchange.reduce(kernel, idle, span, (output_place, mine))? };
-        }
-        Collective::Reduce if at_root => {
-            // SAFETY: as above.
-            unsafe { exchange.reduce(kernel, idle, (mine * size, 0), (output_place, mine))? };
-        }
-        Collective::Broadcast if !at_root => copy(root, (mine, 0), (0, mine))?,
-        Collective::Broadcast if input_place != output_place.cast_const() => copy(root, (mine, 0), (0, mine))?,
-        Collective::Scatter => copy(root, (total(), before(world.rank)), (0, mine))?,
-        Collective::AllGather | Collective::AllGatherV => {
-            for rank in world.ranks() {
-                copy(rank, (count(rank)?, 0), (before(rank), count(rank)?))?;
-            }
-        }
-        Collective::Gather if at_root => {
-            for rank in world.ranks() {
-                copy(rank, (count(rank)?, 0), (before(rank), count(rank)?))?;
-            }
-        }
-        Collective::AllToAll => {
-            for rank in world.ranks() {
-                copy(rank, (total(), before(world.rank)), (before(rank), mine))?;
-            }
-        }
-        Collective::Barrier => exchange.read_all(idle)?,
-        Collective::Reduce
-        | Collective::Broadcast
-        | Collective::Gather
-        | Collective::Send
-        | Collective::Recv
-        | Collective::AllToAllV
-        | Collective::GatherV
-        | Collective::ScatterV
-        | Collective::Scan
-        | Collective::Exscan => {}
-    }
-    Ok(())
 }
 
 /// Lends the call's buffers to peers that are processes, where they are registered; threads know addresses.
@@ -363,7 +160,7 @@ fn user_memory(windows: &HostWindows, call: &Call<'_>, world: World, met: &[Opti
     for (place, (ranges, rank)) in met.iter().zip(&windows.ranks).enumerate() {
         let (input, output) = call.lengths(World { rank: *rank, ..world })?;
         let resolve = |range: Option<UserRange>, bytes: usize| {
-            // Who has no elements needs no place for them; whoever else announces none is not to be believed.
+            // A rank with zero elements may announce no buffer; from any other rank that is a protocol error.
             if bytes == 0 {
                 return Ok(std::ptr::null_mut());
             }
@@ -415,8 +212,6 @@ fn decode_ranges(bytes: [u8; RANGES_BYTES]) -> Option<Ranges> {
 }
 
 const RANGES_BYTES: usize = 24;
-/// Scratch that sets take turns in: more than second-level caches hold, so little that it stays in the third (measured from 1 to 4 MiB).
-const TURNED_BYTES: usize = 2 << 20;
 const OFFSET_MASK: u64 = (1 << 48) - 1;
 
 const _: () = assert!(RANGES_BYTES <= INLINE_BYTES);
@@ -427,7 +222,7 @@ mod tests {
     use crate::device::{HostMemory, Sharing};
     use crate::exec::{Buffers, CallCount};
     use crate::transport::{Arena, Neighbour, Registered};
-    use crate::types::DataType;
+    use crate::types::{Collective, DataType, Rank};
 
     /// Regression: a peer that announced elements in no place was believed, and null was followed.
     #[test]

@@ -1,0 +1,132 @@
+//! Small collectives inside a host as calls: what goes into the flat slot, and what each collective takes out of the others'.
+
+use std::ptr::NonNull;
+
+use crate::device::{Pass, Store};
+use crate::error::{Error, Result};
+use crate::exec::call::Begun;
+use crate::exec::drive::Idle;
+use crate::exec::flat::{Exchange, Flat};
+use crate::transport::HostWindows;
+use crate::types::{Collective, Rank};
+
+/// Runs a call by flat slots. What any rank writes fits one; the windows are open.
+///
+/// # Errors
+/// Of waiting for peers, and of peers that run another operation.
+pub fn run(begun: &Begun<'_>, windows: &HostWindows, flat: &mut Flat, idle: &mut Idle<'_>) -> Result<()> {
+    let Begun { call, operation, kernel, world } = begun;
+    let size = call.data_type.size() as usize;
+    let (input, _) = call.lengths(*world)?;
+    let bytes = input.index() * size;
+    let mut turn = idle.fabric.links().staging.turn(bytes);
+    let fill = |slot: NonNull<u8>| {
+        let (sources, targets) = (&[call.buffers.source()], &[slot.as_ptr()]);
+        let pass = Pass { sources, raw: Some(0), targets, count: input.index(), finish: false, store: turn.store };
+        turn.begin();
+        if !kernel.is_copy(Some(0), false) || turn.store == Store::Streaming {
+            // SAFETY: the engine has checked the input's length, `Buffers` vouches for it; the slot is mine and large enough.
+            unsafe { kernel.run(&pass) };
+        } else if bytes > 0 {
+            // SAFETY: as above; user memory and arena do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(call.buffers.source(), slot.as_ptr(), bytes) };
+        }
+        turn.end();
+    };
+    let exchange = flat.announce(windows, operation, idle, (bytes, fill))?;
+    idle.fabric.links().staging.learn(&turn, bytes);
+    read_slots(begun, &exchange, idle)?;
+    if call.collective.rooted() {
+        flat.finish_rooted(&exchange);
+    } else {
+        flat.finish_symmetric(&exchange);
+    }
+    Ok(())
+}
+
+/// What a rank takes out of a slot, in elements.
+#[derive(Debug, Clone, Copy)]
+struct Extract {
+    /// How many the slot has.
+    of: usize,
+    /// The first one taken.
+    from: usize,
+    /// Where it goes in the output.
+    to: usize,
+    /// How many are taken.
+    elements: usize,
+}
+
+impl Extract {
+    /// All that a slot has.
+    fn whole(elements: usize, to: usize) -> Extract {
+        Extract { of: elements, from: 0, to, elements }
+    }
+}
+
+/// Reads the others' slots as the collective asks.
+fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut Idle<'_>) -> Result<()> {
+    let Begun { call, kernel, world, .. } = begun;
+    let world = *world;
+    let (input_place, output_place) = (call.buffers.source(), call.buffers.target());
+    let size = call.data_type.size() as usize;
+    let count =
+        |rank: Rank| Ok::<_, Error>(usize::try_from(call.count.of(rank)).expect("checked against the address space"));
+    let mine = count(world.rank)?;
+    let before = |rank: Rank| world.ranks().take(rank.index()).map(|rank| count(rank).unwrap_or(0)).sum::<usize>();
+    let total = || before(Rank::new(world.size));
+    let root = call.root.unwrap_or_default();
+    let at_root = root == world.rank;
+    let mut copy = |rank: Rank, Extract { of, from, to, elements }: Extract| {
+        let slot = exchange.read(rank.index(), idle)?.data(of * size);
+        let (source, target) = (slot.as_ptr().wrapping_add(from * size), output_place.wrapping_add(to * size));
+        // SAFETY: the slot has `of` elements, which its owner leaves alone until everyone is done; the output is the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), target, elements * size) };
+        Ok::<_, Error>(())
+    };
+    match call.collective {
+        Collective::AllReduce => {
+            // SAFETY: the output is the caller's; the slots hold as many bytes.
+            unsafe { exchange.reduce(kernel, idle, (mine * size, 0), (output_place, mine))? };
+        }
+        Collective::ReduceScatter | Collective::ReduceScatterV => {
+            let span = (total() * size, before(world.rank) * size);
+            // SAFETY: as above.
+            unsafe { exchange.reduce(kernel, idle, span, (output_place, mine))? };
+        }
+        Collective::Reduce if at_root => {
+            // SAFETY: as above.
+            unsafe { exchange.reduce(kernel, idle, (mine * size, 0), (output_place, mine))? };
+        }
+        Collective::Broadcast if !at_root => copy(root, Extract::whole(mine, 0))?,
+        Collective::Broadcast if input_place != output_place.cast_const() => copy(root, Extract::whole(mine, 0))?,
+        Collective::Scatter => copy(root, Extract { of: total(), from: before(world.rank), to: 0, elements: mine })?,
+        Collective::AllGather | Collective::AllGatherV => {
+            for rank in world.ranks() {
+                copy(rank, Extract::whole(count(rank)?, before(rank)))?;
+            }
+        }
+        Collective::Gather if at_root => {
+            for rank in world.ranks() {
+                copy(rank, Extract::whole(count(rank)?, before(rank)))?;
+            }
+        }
+        Collective::AllToAll => {
+            for rank in world.ranks() {
+                copy(rank, Extract { of: total(), from: before(world.rank), to: before(rank), elements: mine })?;
+            }
+        }
+        Collective::Barrier => exchange.read_all(idle)?,
+        Collective::Reduce
+        | Collective::Broadcast
+        | Collective::Gather
+        | Collective::Send
+        | Collective::Recv
+        | Collective::AllToAllV
+        | Collective::GatherV
+        | Collective::ScatterV
+        | Collective::Scan
+        | Collective::Exscan => {}
+    }
+    Ok(())
+}
