@@ -14,19 +14,19 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Prints the table. Bad values are told on standard error and make the command fail, after the table.
+/// Prints the table. Bad values are reported on standard error after the table, and make the command fail.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let environment = Environment::capture();
     let (settings, notes) = Config::default().explain(&environment)?;
     let resolved = Config::default().resolve_in(&environment);
-    // Without a launcher, which is the usual case here, there is nothing to show.
+    // Usually there is no launcher here, and then there is nothing to show.
     let launch = resolved.as_ref().ok().and_then(|config| Launch::learn(&environment, config).ok());
     let text = match arguments.json {
         true => format!("{:#}\n", as_json(&settings, launch.as_ref(), &notes)),
         false => as_table(&settings, launch.as_ref()),
     };
     match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever reads has read enough (`rsccl env | head`).
+        // The reader has closed the pipe (`rsccl env | head`).
         Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
         written => written.map_err(|error| Error::system("writing the table", error))?,
     }
@@ -44,7 +44,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     match resolved {
         Ok(_) => Ok(ExitCode::SUCCESS),
         Err(_) if !problems.is_empty() => Ok(ExitCode::FAILURE),
-        // What no single variable can tell, e.g. a product that is too large.
+        // Errors about several variables together, such as a product that is too large.
         Err(error) => Err(error),
     }
 }

@@ -1,6 +1,6 @@
 //! `rsccl run`: the ranks of one world as processes of this host.
 //!
-//! One thread serves everything: the ranks' ends, their output, the launcher's own signals and deadlines.
+//! One thread serves everything: the ranks' exits, their output, the launcher's own signals and deadlines.
 
 mod bind;
 mod input;
@@ -25,12 +25,13 @@ use job::Job;
 
 /// Starts processes of this host as the ranks of one world
 ///
-/// Output is passed on line by line with the rank before it. Rank 0 has this command's standard input, the others have none. The exit
-/// code is that of the first rank that failed, 128 + N for signal N; once one has failed the others are ended.
+/// Output is passed on line by line, each line with its rank in front. Rank 0 gets this command's standard input, the
+/// other ranks get none. The exit code is that of the first rank that failed, or 128 + N for signal N; when one has
+/// failed, the others are ended.
 ///
-/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, which have 30 seconds to end; the second one kills them. SIGUSR1 and
-/// SIGUSR2 are passed on. A signal that this command was started to ignore stays ignored, by it and by the ranks: SIGHUP under nohup,
-/// SIGINT in a shell script's background job. SIGTERM ends the job there.
+/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, which then have 30 seconds to end; a second signal
+/// kills them. SIGUSR1 and SIGUSR2 are passed on. A signal that this command ignored from its start stays ignored, here
+/// and in the ranks: SIGHUP under nohup, SIGINT in a shell script's background job. SIGTERM ends the job there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// How many ranks to start; also -np
@@ -40,10 +41,10 @@ pub(crate) struct Arguments {
     /// The processors of each rank: a core of its own, those of a NUMA node, or all
     #[arg(long, value_enum, default_value_t = Bind::None)]
     bind: Bind,
-    /// Writes what each rank writes to rank-0.log, rank-1.log, .. in this folder too, without prefixes
+    /// Also writes each rank's output to rank-0.log, rank-1.log, .. in this folder, without prefixes
     #[arg(long, value_name = "FOLDER")]
     log_dir: Option<PathBuf>,
-    /// End the job after so many seconds, with exit code 124
+    /// Ends the job after this many seconds, with exit code 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
     /// The program and its arguments
@@ -51,13 +52,14 @@ pub(crate) struct Arguments {
     program: Vec<OsString>,
 }
 
-/// Starts the ranks and stays until all have ended. The exit code is that of the first rank that failed, 128 + N for signal N.
+/// Starts the ranks and stays until all have ended. The exit code is that of the first rank that failed, or 128 + N for
+/// signal N.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let places = arguments.bind.places(Path::new("/"), arguments.ranks)?;
     let logs = arguments.log_dir.as_deref().map(|folder| open_logs(folder, arguments.ranks)).transpose()?;
     let signals = Signals::take_over(job::TAKEN_SIGNALS)?;
     let meeting = Meeting::arrange()?;
-    // Where the system allows less, starting the rank that is one too many says so. Ranks inherit the limit.
+    // If the system allows fewer, starting one rank too many reports that. Ranks inherit the limit.
     limits::raise_open_files(u64::from(arguments.ranks) * FILES_PER_RANK + OWN_FILES)?;
     let on = |rank: u32| usize::try_from(rank).ok().and_then(|rank| places.get(rank)).map_or(&[][..], Vec::as_slice);
     let mut groups = Vec::with_capacity(arguments.ranks as usize);
@@ -80,7 +82,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// What the ranks need to find each other.
+/// The variables by which the ranks find each other.
 struct Meeting {
     port: u16,
     secret: String,
@@ -89,7 +91,7 @@ struct Meeting {
 impl Meeting {
     fn arrange() -> Result<Meeting> {
         let system = |call: &'static str| move |error| Error::system(call, error);
-        // Free now; the store of rank 0 takes it a moment later.
+        // The port is free now; rank 0's store takes it a moment later.
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(system("looking for a free port"))?;
         let port = listener.local_addr().map_err(system("looking for a free port"))?.port();
         let bytes = random::bytes::<SECRET_BYTES>()?;
@@ -104,7 +106,7 @@ impl Meeting {
 fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
     let mut command = Command::new(&arguments.program[0]);
     command.args(&arguments.program[1..]);
-    // A process of a background group that reads the terminal is stopped, so rank 0 gets a pipe that is filled from it.
+    // A background process that reads the terminal is stopped, so rank 0 gets a pipe that the launcher fills.
     let stdin = if rank == 0 { Stdio::piped() } else { Stdio::null() };
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank)] {
@@ -114,10 +116,10 @@ fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
         command.env(name, arguments.ranks.to_string());
     }
     command.env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()).env("MASTER_PORT", meeting.port.to_string());
-    // The stronger name too: a configuration file may give a store for other jobs.
+    // Set under the stronger name too: a configuration file may name a store for other jobs.
     command.env("RSCCL_STORE", format!("tcp://{}:{}", Ipv4Addr::LOCALHOST, meeting.port));
     command.env("RSCCL_SECRET", &meeting.secret);
-    // What an outer launcher has set would be stronger than ours, or would move our port.
+    // Variables of an outer launcher would override ours, or change our port.
     for name in
         ["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "RSCCL_LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"]
     {
@@ -134,13 +136,13 @@ fn open_logs(folder: &Path, ranks: u32) -> Result<Vec<File>> {
         let path = folder.join(format!("rank-{rank}.log"));
         File::create(&path).map_err(|error| Error::system(named(&path), error))
     };
-    // Both streams of a rank, one after the other, and the number of files must be allowed before they are opened.
+    // Both streams of a rank write to one file, and the limit of open files must be raised before the files are opened.
     limits::raise_open_files(u64::from(ranks) * (FILES_PER_RANK + FILES_PER_LOG) + OWN_FILES)?;
     (0..ranks).map(open).collect()
 }
 
-/// The command line with `-np` of `rsccl run`, as mpirun has it, as `-n`: an option of one letter would take the `p` for its value.
-/// What belongs to the program stays as it is.
+/// Replaces `-np` of `rsccl run`, as mpirun spells it, by `-n`: an option of one letter would take the `p` for its
+/// value. The program's arguments stay unchanged.
 pub(crate) fn with_long_names(mut words: Vec<OsString>) -> Vec<OsString> {
     if words.get(1).is_none_or(|word| word != "run") {
         return words;
@@ -153,7 +155,7 @@ pub(crate) fn with_long_names(mut words: Vec<OsString>) -> Vec<OsString> {
         } else if text == "--" || !text.starts_with('-') {
             break;
         }
-        // Options have a value behind them, but for those that carry it and those that ask for help.
+        // An option is followed by its value, unless it contains the value or asks for help.
         let is_whole = text.contains('=')
             || ["-h", "--help"].contains(&&*text)
             || (text.starts_with("-n") && text != "-np" && text.len() > 2);
@@ -167,19 +169,19 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
     number.map(Duration::from_secs_f64).ok_or(format!("allowed: seconds above 0, at most {MAX_TIMEOUT_SECONDS}"))
 }
 
-/// The most ranks on one host: with two pipes each, what the usual hard limit of open files allows.
+/// The most ranks on one host: the usual hard limit of open files allows two pipes for each.
 const MAX_RANKS: i64 = 4096;
 const MAX_TIMEOUT_SECONDS: f64 = 30.0 * 24.0 * 3600.0;
 const SECRET_BYTES: usize = 32;
-/// The two pipes that stay.
+/// The two pipes that stay open.
 const FILES_PER_RANK: u64 = 2;
-/// The file, once for each stream.
+/// The log file, once for each stream.
 const FILES_PER_LOG: u64 = 2;
-/// The launcher's own, and the other ends of a rank's pipes while it starts.
+/// The launcher's own files, and the other ends of a rank's pipes while it starts.
 const OWN_FILES: u64 = 32;
-/// As shells have it.
+/// The code that shells use.
 const EXIT_NOT_EXECUTABLE: u8 = 126;
-/// As shells have it.
+/// The code that shells use.
 const EXIT_NOT_FOUND: u8 = 127;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Options of nccl-tests for what this command does not have. Each is known, so that its error can say what to do in its place.
+//! Options of nccl-tests for what this command does not have. Each is known, so that its error can say what to do in
+//! its place.
 
 use clap::Args;
 use rsccl::{Error, Result};

@@ -255,8 +255,8 @@ fn config(arguments: &Arguments, ranks: Ranks, programs: &[Program]) -> Result<C
     config.resolve()
 }
 
-/// Those of `programs` that one of the named algorithms can do, and the others. One that was asked for alone stays: the library says
-/// why not.
+/// Those of `programs` that one of the named algorithms can do, and the others. One that was asked for alone stays: the
+/// library says why not.
 fn able(programs: Vec<Program>, algorithms: Option<&str>) -> Result<(Vec<Program>, Vec<Program>)> {
     let Some(named) = algorithms.filter(|text| programs.len() > 1 && is_list(text)) else {
         return Ok((programs, Vec::new()));

@@ -1,7 +1,7 @@
 //! Ranks: as threads of this process, as processes that it starts, or as this one process of somebody else's.
 //!
-//! The launcher makes the unique id and hands it to each rank on its standard input: no port is guessed, and the secret stands neither
-//! in the environment nor among the arguments. Rank 0 prints.
+//! The launcher makes the unique id and hands it to each rank on its standard input: no port is guessed, and the secret
+//! stands neither in the environment nor among the arguments. Rank 0 prints.
 
 use std::io::{PipeReader, Read, Write};
 use std::process::{Command, Stdio};
@@ -65,7 +65,7 @@ fn launched(arguments: &Arguments, launch: &Launch) -> Result<bool> {
     let (size, source) = (launch.world.size, launch.source);
     let refused = |option: String| {
         Err(Error::invalid_argument(format!(
-            "{option}: {source} has started this process as one of {size} ranks, which are one job; leave the option out"
+            "{option}: {source} has started this process as one of the {size} ranks of a job; omit the option"
         )))
     };
     if let Some(ranks) = arguments.ranks.filter(|ranks| *ranks != size) {

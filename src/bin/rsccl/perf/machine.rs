@@ -64,8 +64,8 @@ pub(crate) fn versions() -> Value {
     })
 }
 
-/// The commit that the binary was built from: the one the build was told (`RSCCL_COMMIT`), else that of the checkout that the binary,
-/// or this process, lies in. A `+` says that files were changed since.
+/// The commit that the binary was built from: the one the build was told (`RSCCL_COMMIT`), else that of the checkout
+/// that the binary, or this process, lies in. A `+` says that files were changed since.
 pub(crate) fn commit() -> Option<String> {
     if let Some(commit) = option_env!("RSCCL_COMMIT") {
         return Some(commit.to_owned());

@@ -113,8 +113,8 @@ impl<T: Sample> Timed<'_, T> {
         Ok(Times { loops, calls, warm_up })
     }
 
-    /// Makes the calls before the timed ones: first calls touch new pages, open connections and wake processors. How many, and the
-    /// seconds of one as it was at the end; the same on all ranks.
+    /// Makes the calls before the timed ones: first calls touch new pages, open connections and wake processors. How
+    /// many, and the seconds of one as it was at the end; the same on all ranks.
     fn warm_up(&mut self) -> Result<(u64, f64)> {
         let budget = match self.timing.warm_up {
             WarmUp::Exactly(0) => return Ok((0, f64::INFINITY)),

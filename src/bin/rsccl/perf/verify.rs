@@ -1,8 +1,8 @@
 //! Exact checks of collectives: inputs that make every result exact, and the results, computed with no communication.
 //!
-//! A [`Shape`] says what one rank passes and gets, [`Tables`] what the elements are, [`RankBuffers`] holds them between guards, and
-//! [`perform`] makes the call. Everything follows from (seed, rank, index, type, operator, world), so each rank knows by itself what
-//! it must get, bit for bit, whatever the order in which ranks are reduced.
+//! A [`Shape`] says what one rank passes and gets, [`Tables`] what the elements are, [`RankBuffers`] holds them between
+//! guards, and [`perform`] makes the call. Everything follows from (seed, rank, index, type, operator, world), so each
+//! rank knows by itself what it must get, bit for bit, whatever the order in which ranks are reduced.
 //!
 //! `rsccl perf` and `tests/matrix.rs` share this module; it needs nothing but the public interface of the library.
 
@@ -33,7 +33,8 @@ pub(crate) use program::{Program, Shape};
 pub(crate) use sample::Sample;
 pub(crate) use tables::Tables;
 
-/// Runs `$body` with `$type` as the Rust type of the [`rsccl::DataType`] `$data_type`, or `$other` where a newer library has more.
+/// Runs `$body` with `$type` as the Rust type of the [`rsccl::DataType`] `$data_type`, or `$other` where a newer
+/// library has more.
 macro_rules! with_type {
     ($data_type:expr, $type:ident => $body:expr, else $other:expr) => {
         match $data_type {

@@ -1,4 +1,4 @@
-//! Which processors each rank gets.
+//! The processors of each rank.
 
 use std::path::Path;
 
@@ -6,22 +6,23 @@ use clap::ValueEnum;
 use rsccl::internals::sys::numa;
 use rsccl::{Error, Result};
 
-/// What ranks are bound to.
+/// The binding of ranks to processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Bind {
-    /// Each rank has a core of its own.
+    /// Each rank gets a core of its own.
     Core,
-    /// Ranks are dealt out over the NUMA nodes in blocks; each may use the whole node.
+    /// Ranks are distributed over the NUMA nodes in blocks; each may use its whole node.
     Numa,
-    /// Each rank may use what this command may use.
+    /// Each rank may use the processors that this command may use.
     None,
 }
 
 impl Bind {
-    /// The processors of each rank; empty where ranks are not bound. `root` is `/`, or what stands for it in tests.
+    /// The processors of each rank; empty if ranks are not bound. `root` is `/`, or a folder that replaces it in tests.
     ///
     /// # Errors
-    /// [`rsccl::error::Kind::InvalidUsage`] where there are fewer cores than ranks, or the system does not tell of nodes.
+    /// [`rsccl::error::Kind::InvalidUsage`] if there are fewer cores than ranks, or the system does not report its
+    /// nodes.
     pub(crate) fn places(self, root: &Path, ranks: u32) -> Result<Vec<Vec<u32>>> {
         let count = usize::try_from(ranks).unwrap_or(usize::MAX);
         match self {
@@ -30,7 +31,7 @@ impl Bind {
                 let mut cores = numa::cores(root);
                 if cores.len() < count {
                     return Err(Error::invalid_usage(format!(
-                        "--bind core: {ranks} ranks need a core each, and this process may use {}; use --bind none, or fewer ranks",
+                        "--bind core: {ranks} ranks need a core each, this process may use {}; use --bind none, or fewer ranks",
                         cores.len()
                     )));
                 }
@@ -41,7 +42,7 @@ impl Bind {
                 let nodes = numa::nodes(root);
                 if nodes.is_empty() {
                     return Err(Error::invalid_usage(
-                        "--bind numa: this system does not tell of NUMA nodes; use --bind none",
+                        "--bind numa: this system does not report NUMA nodes; use --bind none",
                     ));
                 }
                 Ok((0..count).map(|rank| nodes[rank * nodes.len() / count].clone()).collect())
@@ -67,8 +68,8 @@ mod tests {
         assert!(places(Bind::None, 9).unwrap().is_empty());
         assert_eq!(places(Bind::Core, 3).unwrap(), [[0], [1], [2]]);
         let error = places(Bind::Core, 5).unwrap_err().to_string();
-        assert!(error.contains("5 ranks need a core each, and this process may use 4"), "{error}");
-        assert!(places(Bind::Numa, 2).unwrap_err().to_string().contains("does not tell of NUMA nodes"));
+        assert!(error.contains("5 ranks need a core each, this process may use 4"), "{error}");
+        assert!(places(Bind::Numa, 2).unwrap_err().to_string().contains("does not report NUMA nodes"));
         write("sys/devices/system/node/node0/cpulist", "0-1");
         write("sys/devices/system/node/node1/cpulist", "2-3");
         assert_eq!(places(Bind::Numa, 3).unwrap(), [[0, 1], [0, 1], [2, 3]]);

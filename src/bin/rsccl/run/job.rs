@@ -1,4 +1,4 @@
-//! The life of a job: until all ranks have ended by themselves, or one fails, or the user or the deadline ends it.
+//! The life of a job: it ends when all ranks have ended, when one fails, or when the user or the deadline ends it.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -11,22 +11,22 @@ use rsccl::{Error, Result};
 use super::input::Input;
 use super::output::{Inlet, Outlet};
 
-/// The ranks, their output, and how far the job's end has come.
+/// The ranks, their output, and the phase of the job.
 #[derive(Debug)]
 pub(crate) struct Job {
     ranks: Vec<RankProcess>,
     signals: Signals,
     /// Standard output and standard error.
     outlets: [Outlet; 2],
-    /// Standard input, while rank 0 may want more of it.
+    /// Standard input, while rank 0 may take more of it.
     input: Option<Input>,
     timeout_at: Option<Instant>,
     phase: Phase,
-    /// The exit code, once somebody failed.
+    /// The exit code, once a rank has failed.
     code: Option<u8>,
-    /// The user's signal, once one was passed on that asks to end.
+    /// The user's signal to end the job, once it was passed on.
     asked: Option<Signal>,
-    /// What has come from the ranks' pipes after all ranks had ended.
+    /// The bytes that have come from the ranks' pipes after all ranks had ended.
     drained_bytes: usize,
 }
 
@@ -39,13 +39,13 @@ struct RankProcess {
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
-    /// Ranks run.
+    /// Ranks are running.
     Running,
-    /// They were asked to end, and are killed when this moment comes.
+    /// Ranks were asked to end; they are killed at this time.
     Ending(Instant),
-    /// They were killed.
+    /// Ranks were killed.
     Killed,
-    /// All have ended; output that somebody holds open is given up when this moment comes.
+    /// All ranks have ended; output pipes that are still open are closed at this time.
     Draining(Instant),
 }
 
@@ -58,7 +58,7 @@ enum Part {
         stream: usize,
     },
     Outlet(usize),
-    /// The launcher's standard input has something.
+    /// The launcher's standard input has bytes.
     InputSource,
     /// Rank 0's standard input has room.
     InputSink,
@@ -74,7 +74,7 @@ impl Job {
         let system = |error| Error::system("duplicating standard output and error", error);
         let outlets =
             [Outlet::new(std::io::stdout()).map_err(system)?, Outlet::new(std::io::stderr()).map_err(system)?];
-        // A launcher whose standard input is closed has none to pass on, and rank 0 sees the end.
+        // If the launcher's standard input is closed, rank 0 sees the end of its input.
         let input =
             groups.first_mut().and_then(Group::take_input).and_then(|pipe| Input::new(std::io::stdin(), pipe).ok());
         let start = |(rank, mut group): (usize, Group)| -> Result<RankProcess> {
@@ -102,7 +102,7 @@ impl Job {
         })
     }
 
-    /// Serves the job to its end and returns its exit code.
+    /// Serves the job until it ends, and returns its exit code.
     pub(crate) fn serve(mut self) -> Result<u8> {
         while !self.is_over() {
             let parts = self.wait()?;
@@ -120,7 +120,8 @@ impl Job {
                 }
             }
             if self.outlets[STDOUT].is_closed() && matches!(self.phase, Phase::Running) {
-                // Nobody reads what the ranks write (`rsccl run .. | head`): as the ranks' own writes would, it ends them.
+                // The reader of the ranks' output has gone (`rsccl run .. | head`): the job ends, as a rank's own write
+                // would end it.
                 self.code.get_or_insert(exit_code(Exit::Signal(Signal::PIPE)));
                 self.end(Signal::TERMINATE, GRACE);
             }
@@ -135,7 +136,7 @@ impl Job {
         ended && silent && self.outlets.iter().all(Outlet::is_empty)
     }
 
-    /// Waits until something can be done and says what.
+    /// Waits until a descriptor is ready, and says which.
     fn wait(&self) -> Result<Vec<Part>> {
         let mut parts = vec![(Part::Signals, self.signals.as_fd(), Want::Read)];
         for (rank, process) in self.ranks.iter().enumerate() {
@@ -171,7 +172,7 @@ impl Job {
             Some(count) if matches!(self.phase, Phase::Draining(_)) => {
                 self.drained_bytes += count;
                 if self.drained_bytes > MAX_DRAINED_BYTES * self.ranks.len() {
-                    // Somebody who escaped the end of all goes on writing.
+                    // A process that escaped from its rank's group is still writing.
                     self.give_up_inlets();
                 }
             }
@@ -189,9 +190,9 @@ impl Job {
             match signal {
                 Signal::CHILD => self.look_after_ranks()?,
                 Signal::USER_1 | Signal::USER_2 => self.send(signal),
-                // All ranks have ended; what is left is to be read by somebody, whom the user does not wait for.
+                // All ranks have ended; the user does not wait for the remaining output.
                 _ if matches!(self.phase, Phase::Draining(_)) => self.give_up_output(),
-                // Asked a second time, the user does not want to wait.
+                // The user asked a second time, and does not want to wait.
                 _ if self.asked.is_some() => self.kill(),
                 _ => {
                     self.asked = Some(signal);
@@ -202,13 +203,13 @@ impl Job {
         Ok(())
     }
 
-    /// Finds who has ended, and whether it was the first to fail.
+    /// Finds ranks that have ended, and whether one is the first to fail.
     fn look_after_ranks(&mut self) -> Result<()> {
         let mut failed = None;
         for (number, rank) in self.ranks.iter_mut().enumerate().filter(|(_, rank)| rank.exit.is_none()) {
             rank.exit = rank.group.exit()?;
             let Some(exit) = rank.exit.filter(|exit| *exit != Exit::Code(0)) else { continue };
-            // Of several that are found together, one that a signal ended is the likelier cause of the others' failures.
+            // Of several failures that are found together, a death by signal is the likelier cause of the others.
             let is_cause = matches!((failed, exit), (None, _) | (Some((_, Exit::Code(_))), Exit::Signal(_)));
             if is_cause {
                 failed = Some((number, exit));
@@ -218,7 +219,7 @@ impl Job {
             && self.code.is_none()
         {
             self.code = Some(exit_code(exit));
-            // What the user's own signal does needs no words.
+            // The effect of the user's own signal needs no message.
             if self.asked.is_none_or(|asked| exit != Exit::Signal(asked)) {
                 let (ranks, id) = (self.ranks.len(), self.ranks[number].group.id());
                 let how = match exit {
@@ -233,7 +234,7 @@ impl Job {
             }
         }
         if self.ranks.iter().all(|rank| rank.exit.is_some()) && !matches!(self.phase, Phase::Draining(_)) {
-            // What the ranks started and left behind ends with them.
+            // Processes that the ranks started and left behind end with them.
             self.send(Signal::KILL);
             self.phase = Phase::Draining(clock::now() + DRAIN);
         }
@@ -251,7 +252,7 @@ impl Job {
                 self.say(&format!("{} did not end when asked to: killed", self.running()));
                 self.kill();
             }
-            // A slow reader of our output is waited for; an open pipe from which nothing comes is not.
+            // A slow reader of our output is waited for; an open pipe without data is not.
             Phase::Draining(moment) if now >= moment && self.outlets.iter().all(Outlet::is_empty) => {
                 self.give_up_inlets()
             }
@@ -299,7 +300,7 @@ impl Job {
         self.outlets.iter_mut().for_each(Outlet::give_up);
     }
 
-    /// The ranks that run, e.g. "ranks 0, 2-3".
+    /// The running ranks in words, such as "ranks 0, 2-3".
     fn running(&self) -> String {
         let running: Vec<usize> = (0..self.ranks.len()).filter(|rank| self.ranks[*rank].exit.is_none()).collect();
         let ranges = running.chunk_by(|a, b| a + 1 == *b).map(|range| match range {
@@ -312,7 +313,7 @@ impl Job {
     }
 }
 
-/// As shells have it.
+/// The code that shells use.
 fn exit_code(exit: Exit) -> u8 {
     match exit {
         Exit::Code(code) => u8::try_from(code & 0xff).unwrap_or(1),
@@ -320,7 +321,7 @@ fn exit_code(exit: Exit) -> u8 {
     }
 }
 
-/// What the launcher takes: its children's ends, and what it passes on.
+/// The signals that the launcher receives: its children's exits, and those it passes on.
 pub(crate) const TAKEN_SIGNALS: &[Signal] = &[
     Signal::CHILD,
     Signal::HANGUP,
@@ -330,15 +331,15 @@ pub(crate) const TAKEN_SIGNALS: &[Signal] = &[
     Signal::USER_1,
     Signal::USER_2,
 ];
-/// What ranks have to clean up after another one has failed.
+/// How long ranks may clean up after another one has failed.
 const GRACE: Duration = Duration::from_secs(3);
-/// What ranks have to finish when the user asks them to, e.g. to write a checkpoint.
+/// How long ranks may take to end when the user asks them to, for instance to write a checkpoint.
 const USER_GRACE: Duration = Duration::from_secs(30);
-/// How long a pipe that an escaped process holds open is waited for.
+/// How long the launcher waits for a pipe that an escaped process holds open.
 const DRAIN: Duration = Duration::from_secs(1);
 /// The most that two pipes of a rank hold when it ends.
 const MAX_DRAINED_BYTES: usize = 2 << 20;
-/// As `timeout` has it.
+/// The code that `timeout` uses.
 const EXIT_TIMEOUT: u8 = 124;
 const STDOUT: usize = 0;
 const STDERR: usize = 1;

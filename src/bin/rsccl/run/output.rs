@@ -1,4 +1,4 @@
-//! Output of many, made one: whole lines with the rank before them, in bounded memory.
+//! Merges the ranks' output: whole lines, each with its rank in front, in bounded memory.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rsccl::internals::sys::process::PIPE_ROOM_BYTES;
 
-/// A pipe from a rank, cut into lines.
+/// A pipe from a rank, split into lines.
 #[derive(Debug)]
 pub(crate) struct Inlet {
     pipe: File,
     lines: Lines,
-    /// A file that gets the same bytes as they are.
+    /// A file that gets the same bytes unchanged.
     log: Option<File>,
 }
 
@@ -20,8 +20,8 @@ impl Inlet {
         Inlet { pipe: File::from(pipe.into()), lines: Lines::new(rank), log }
     }
 
-    /// Reads what is there into `outlet` and says how many bytes; `None` at the end. Call it when the pipe is ready: it does
-    /// not block then.
+    /// Reads what has arrived into `outlet` and yields the number of bytes; `None` at the end. Call it when the pipe is
+    /// ready: then it does not block.
     pub(crate) fn pass_on(&mut self, outlet: &mut Outlet) -> Option<usize> {
         let mut bytes = [0; READ_BYTES];
         match self.pipe.read(&mut bytes) {
@@ -36,12 +36,12 @@ impl Inlet {
                 self.lines.feed(&bytes[..count], &mut outlet.pending);
                 Some(count)
             }
-            // A pipe that fails has nothing more to give.
+            // A pipe that fails counts as ended.
             Err(error) => matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock).then_some(0),
         }
     }
 
-    /// Gives out the last line, which has no end.
+    /// Writes the last line, if it has no end of line.
     pub(crate) fn finish(mut self, outlet: &mut Outlet) {
         self.lines.finish(&mut outlet.pending);
     }
@@ -53,7 +53,7 @@ impl AsFd for Inlet {
     }
 }
 
-/// The launcher's own output, with what it has not taken yet.
+/// The launcher's own output, with the bytes that are not written yet.
 #[derive(Debug)]
 pub(crate) struct Outlet {
     file: File,
@@ -68,7 +68,7 @@ impl Outlet {
         Ok(Outlet { file, pending: Vec::new(), taken: 0, closed: false })
     }
 
-    /// Whether it wants no more for now. Ranks then wait in their writes, as with any slow reader.
+    /// Whether it should get no more bytes for now. Ranks then block in their writes, as with any slow reader.
     pub(crate) fn is_full(&self) -> bool {
         self.pending.len() - self.taken >= MAX_PENDING_BYTES
     }
@@ -77,18 +77,18 @@ impl Outlet {
         self.pending.len() == self.taken
     }
 
-    /// Whether nobody reads it any more.
+    /// Whether its reader has gone.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Adds a line of the launcher's own.
+    /// Adds a line of the launcher.
     pub(crate) fn say(&mut self, line: &str) {
         self.pending.extend_from_slice(line.as_bytes());
         self.pending.push(b'\n');
     }
 
-    /// Drops what nobody has taken.
+    /// Drops the bytes that are not written yet.
     pub(crate) fn give_up(&mut self) {
         self.pending.clear();
         self.taken = 0;
@@ -117,7 +117,7 @@ impl AsFd for Outlet {
     }
 }
 
-/// Bytes on their way to becoming lines.
+/// Bytes that do not form a whole line yet.
 #[derive(Debug)]
 struct Lines {
     prefix: String,
@@ -129,7 +129,7 @@ impl Lines {
         Lines { prefix: format!("[{rank}] "), begun: Vec::new() }
     }
 
-    /// Appends to `out` every line that `bytes` complete. One that grows beyond [`MAX_LINE_BYTES`] goes out in pieces.
+    /// Appends to `out` every line that `bytes` complete. A line longer than [`MAX_LINE_BYTES`] is split.
     fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (content, ended) = match piece.strip_suffix(b"\n") {
@@ -163,9 +163,9 @@ impl Lines {
     }
 }
 
-/// The longest line passed on in one piece.
+/// The longest line that is not split.
 const MAX_LINE_BYTES: usize = 16 << 10;
-/// What a slow reader of the launcher's output may leave behind before the ranks have to wait.
+/// The most unwritten output; beyond it the ranks have to wait.
 const MAX_PENDING_BYTES: usize = 1 << 20;
 const READ_BYTES: usize = 16 << 10;
 

@@ -1,6 +1,7 @@
 //! Letters of 5 by 7 dots, as character displays have them, for plots as PNG.
 
-/// Calls `dot` with column and row (from the top) of each dot of `letter`; one that is not there is drawn as a question mark.
+/// Calls `dot` with column and row (from the top) of each dot of `letter`; one that is not there is drawn as a question
+/// mark.
 pub(super) fn dots(letter: char, mut dot: impl FnMut(u8, u8)) {
     let place = u32::from(letter).checked_sub(u32::from(' ')).and_then(|place| usize::try_from(place).ok());
     let columns = place.and_then(|place| LETTERS.get(place)).unwrap_or(&LETTERS[UNKNOWN]);

@@ -188,8 +188,9 @@ pub(crate) struct Segment {
 }
 
 impl Shape {
-    /// The shape of `program` for `elements` in all, in nccl-tests' sense: of each rank's buffer for all_reduce, broadcast, reduce and
-    /// sendrecv, and of all blocks together for the others. The blocks of vector forms are uneven, some of them empty.
+    /// The shape of `program` for `elements` in all, in nccl-tests' sense: of each rank's buffer for all_reduce,
+    /// broadcast, reduce and sendrecv, and of all blocks together for the others. The blocks of vector forms are
+    /// uneven, some of them empty.
     ///
     /// # Errors
     /// [`rsccl::error::Kind::InvalidArgument`] where the root is no rank.

@@ -245,7 +245,8 @@ macro_rules! from_bits {
     };
 }
 
-/// For each type: precision and exponent as in [`Reach`], the exact conversions from and to f64, and the average of a sum.
+/// For each type: precision and exponent as in [`Reach`], the exact conversions from and to f64, and the average of a
+/// sum.
 macro_rules! float {
     ($($type:ident: $precision:literal, $exponent:literal, $to_f64:expr, $of_f64:expr, $average:expr;)+) => {$(
         impl Sample for $type {

@@ -8,8 +8,9 @@ use super::sample::{Dice, Sample};
 
 /// The inputs of all ranks, and their reduction, for one run of one collective.
 ///
-/// Elements repeat after [`PERIOD`], a prime, so that tables are short and to fill or check a large buffer costs little more than
-/// to pass over it. Data that is displaced shows all the same, for no chunk, slot or block is a multiple of a prime of that size.
+/// Elements repeat after [`PERIOD`], a prime, so that tables are short and to fill or check a large buffer costs little
+/// more than to pass over it. Data that is displaced shows all the same, for no chunk, slot or block is a multiple of a
+/// prime of that size.
 #[derive(Debug)]
 pub(crate) struct Tables<T> {
     seed: u64,
