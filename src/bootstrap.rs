@@ -44,8 +44,8 @@ use crate::types::{Rank, World};
 #[doc(hidden)]
 pub fn decode_anything(bytes: &[u8]) {
     let _refused = checkin::CheckIn::decode(bytes);
-    let _refused = checkin::Block::decode(bytes);
-    let _refused = checkin::Table::decode(bytes, 3);
+    let _refused = checkin::RankBlock::decode(bytes);
+    let _refused = checkin::AddressTable::decode(bytes, 3);
     let _refused = checkin::decode_refusal(bytes);
     let _refused = collective::split_members(&[bytes.to_vec()], 0);
     net::decode_anything(bytes);

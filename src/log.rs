@@ -12,9 +12,9 @@
 //! ```
 //!
 //!   that is: host, process, thread, rank (`-` if none is known yet), level, text; before a warning an empty line.
-//! - A `tracing` event goes to the program's subscriber, if there is one: the subsystem is the target (`rsccl::net`), the
-//!   rank a field. The library installs no subscriber. Warnings are WARN; the beginning and end of a communicator are
-//!   INFO; connections and calls are DEBUG; the CALL lines and everything at NCCL's level TRACE are TRACE.
+//! - A `tracing` event goes to the program's subscriber, if there is one: the subsystem is the target (`rsccl::net`),
+//!   the rank a field. The library installs no subscriber. Warnings are WARN; the beginning and end of a communicator
+//!   are INFO; connections and calls are DEBUG; the CALL lines and everything at NCCL's level TRACE are TRACE.
 //!
 //! An event without listeners costs two loads. Inner loops have no events.
 //!

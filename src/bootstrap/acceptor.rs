@@ -29,7 +29,7 @@ pub(super) struct Acceptor {
     ready: Ready,
     next_event: usize,
     listener: Option<TcpListener>,
-    rules: Rules,
+    rules: Requirements,
     stopped: UnixStream,
     is_stopped: bool,
     links: HashMap<u64, Link>,
@@ -48,7 +48,7 @@ pub(super) struct Acceptor {
 
 /// The requirements on connections.
 #[derive(Debug, Clone)]
-pub(super) struct Rules {
+pub(super) struct Requirements {
     pub(super) terms: Terms,
     pub(super) handshake_timeout: Duration,
     /// The most bytes of a frame that a connection may send.
@@ -98,7 +98,7 @@ impl ServiceThread {
     pub(super) fn start(
         name: &'static str,
         listener: TcpListener,
-        rules: Rules,
+        rules: Requirements,
         run: impl FnOnce(Acceptor) + Send + 'static,
     ) -> Result<ServiceThread> {
         limits::raise_open_files(WANTED_OPEN_FILES)?;
@@ -137,7 +137,7 @@ impl Drop for ServiceThread {
 }
 
 impl Acceptor {
-    fn new(listener: TcpListener, rules: Rules, stopped: UnixStream) -> Result<Acceptor> {
+    fn new(listener: TcpListener, rules: Requirements, stopped: UnixStream) -> Result<Acceptor> {
         let poller = Poller::new()?;
         poller.add(listener.as_fd(), LISTENER, Interest::Read)?;
         poller.add(stopped.as_fd(), STOP, Interest::Read)?;

@@ -37,12 +37,12 @@ const MAX_REASON_BYTES: usize = 8 << 10;
 
 /// How many ranks and roots there are. All ranks of a world must report the same shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct WorldShape {
     pub(super) world: u32,
     pub(super) roots: u32,
 }
 
-impl Shape {
+impl WorldShape {
     /// The first rank of block `root`. Blocks are contiguous, and their sizes differ by one at most.
     pub(super) fn first(self, root: u32) -> Rank {
         let first = u64::from(root) * u64::from(self.world) / u64::from(self.roots);
@@ -70,7 +70,7 @@ impl Shape {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CheckIn {
     pub(super) rank: Rank,
-    pub(super) shape: Shape,
+    pub(super) shape: WorldShape,
     pub(super) root: u32,
     pub(super) left_ms: u32,
     pub(super) address: SocketAddr,
@@ -93,11 +93,11 @@ impl CheckIn {
             )));
         }
         let rank = Rank::new(reader.u32()?);
-        let shape = Shape { world: reader.u32()?, roots: reader.u32()? };
+        let shape = WorldShape { world: reader.u32()?, roots: reader.u32()? };
         let check_in = CheckIn { rank, shape, root: reader.u32()?, left_ms: reader.u32()?, address: reader.address()? };
         reader.finish()?;
         if !shape.is_possible() || rank.get() >= shape.world || shape.root_of(rank) != check_in.root {
-            let Shape { world, roots } = shape;
+            let WorldShape { world, roots } = shape;
             let root = check_in.root;
             return Err(Error::mismatch(format!(
                 "the check-in of rank {rank} of {world} at root {root} of {roots} is out of range"
@@ -109,14 +109,14 @@ impl CheckIn {
 
 /// The ranks of one root's block, once all have checked in. The first rank of the block sends it on to root 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Block {
+pub(super) struct RankBlock {
     pub(super) root: u32,
     pub(super) left_ms: u32,
-    pub(super) shape: Shape,
+    pub(super) shape: WorldShape,
     pub(super) addresses: Vec<SocketAddr>,
 }
 
-impl Block {
+impl RankBlock {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::with_capacity(32 + self.addresses.len() * ADDRESS_BYTES);
         writer.u32(self.root).u32(self.left_ms).u32(self.shape.world).u32(self.shape.roots);
@@ -124,10 +124,10 @@ impl Block {
         writer.finish()
     }
 
-    pub(super) fn decode(payload: &[u8]) -> Result<Block> {
+    pub(super) fn decode(payload: &[u8]) -> Result<RankBlock> {
         let mut reader = Reader::new(payload, "a block of ranks");
         let (root, left_ms) = (reader.u32()?, reader.u32()?);
-        let shape = Shape { world: reader.u32()?, roots: reader.u32()? };
+        let shape = WorldShape { world: reader.u32()?, roots: reader.u32()? };
         if !shape.is_possible() || root >= shape.roots {
             return Err(reader.malformed("its world, its roots or its root is out of range"));
         }
@@ -137,18 +137,18 @@ impl Block {
             return Err(reader.malformed(&format!("it has {count} ranks, expected {expected}")));
         }
         reader.finish()?;
-        Ok(Block { root, left_ms, shape, addresses })
+        Ok(RankBlock { root, left_ms, shape, addresses })
     }
 }
 
 /// A session number and addresses: of all ranks in a table, of one rank's neighbours in a welcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Table {
+pub(super) struct AddressTable {
     pub(super) session: [u8; 16],
     pub(super) addresses: Vec<SocketAddr>,
 }
 
-impl Table {
+impl AddressTable {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::with_capacity(32 + self.addresses.len() * ADDRESS_BYTES);
         writer.raw(&self.session);
@@ -157,7 +157,7 @@ impl Table {
     }
 
     /// Decodes a table that must have `expected` addresses.
-    pub(super) fn decode(payload: &[u8], expected: usize) -> Result<Table> {
+    pub(super) fn decode(payload: &[u8], expected: usize) -> Result<AddressTable> {
         let mut reader = Reader::new(payload, "the root's answer");
         let session = reader.array()?;
         let addresses = read_addresses(&mut reader)?;
@@ -166,7 +166,7 @@ impl Table {
             return Err(reader.malformed(&format!("it has {count} addresses, expected {expected}")));
         }
         reader.finish()?;
-        Ok(Table { session, addresses })
+        Ok(AddressTable { session, addresses })
     }
 }
 
@@ -252,7 +252,7 @@ mod tests {
     fn blocks_are_contiguous_and_even() {
         for world in 1..70 {
             for roots in 1..=world {
-                let shape = Shape { world, roots };
+                let shape = WorldShape { world, roots };
                 let mut rank = 0;
                 for root in 0..roots {
                     assert_eq!(shape.first(root).get(), rank);
@@ -270,14 +270,14 @@ mod tests {
     #[test]
     fn messages_come_back() {
         let address = "10.0.0.1:5".parse().unwrap();
-        let shape = Shape { world: 8, roots: 2 };
+        let shape = WorldShape { world: 8, roots: 2 };
         let check_in = CheckIn { rank: Rank::new(5), shape, root: 1, left_ms: 7, address };
         assert_eq!(CheckIn::decode(&check_in.encode()).unwrap(), check_in);
-        let block = Block { root: 1, left_ms: 9, shape, addresses: vec![address; 4] };
-        assert_eq!(Block::decode(&block.encode()).unwrap(), block);
-        let table = Table { session: [3; 16], addresses: vec![address; 8] };
-        assert_eq!(Table::decode(&table.encode(), 8).unwrap(), table);
-        assert!(Table::decode(&table.encode(), 7).is_err());
+        let block = RankBlock { root: 1, left_ms: 9, shape, addresses: vec![address; 4] };
+        assert_eq!(RankBlock::decode(&block.encode()).unwrap(), block);
+        let table = AddressTable { session: [3; 16], addresses: vec![address; 8] };
+        assert_eq!(AddressTable::decode(&table.encode(), 8).unwrap(), table);
+        assert!(AddressTable::decode(&table.encode(), 7).is_err());
         let refusal = decode_refusal(&encode_refusal(&Error::remote(Rank::new(3), "é".repeat(5000))));
         assert_eq!((refusal.kind(), refusal.peer(), refusal.message().len()), (Kind::Remote, Some(3), 8192));
     }
@@ -285,13 +285,14 @@ mod tests {
     #[test]
     fn impossible_check_ins_are_refused() {
         let address = "10.0.0.1:5".parse().unwrap();
-        let good = CheckIn { rank: Rank::new(1), shape: Shape { world: 4, roots: 1 }, root: 0, left_ms: 7, address };
+        let good =
+            CheckIn { rank: Rank::new(1), shape: WorldShape { world: 4, roots: 1 }, root: 0, left_ms: 7, address };
         for bad in [
             CheckIn { rank: Rank::new(4), ..good.clone() },
             CheckIn { root: 1, ..good.clone() },
-            CheckIn { shape: Shape { world: MAX_WORLD + 1, roots: 1 }, ..good.clone() },
-            CheckIn { shape: Shape { world: 4, roots: 0 }, ..good.clone() },
-            CheckIn { shape: Shape { world: 4, roots: 5 }, ..good.clone() },
+            CheckIn { shape: WorldShape { world: MAX_WORLD + 1, roots: 1 }, ..good.clone() },
+            CheckIn { shape: WorldShape { world: 4, roots: 0 }, ..good.clone() },
+            CheckIn { shape: WorldShape { world: 4, roots: 5 }, ..good.clone() },
         ] {
             assert_eq!(CheckIn::decode(&bad.encode()).unwrap_err().kind(), Kind::Mismatch);
         }

@@ -23,15 +23,15 @@ pub(super) trait Mesh {
     fn put(&self, peer: Rank, channel: Channel, bytes: &[u8], wait: &Wait) -> Result<()>;
 
     /// Takes the next message of `peer`; fails if `peer` or any other member of `group` has died.
-    fn take(&self, peer: Rank, channel: Channel, group: &Group, wait: &Wait) -> Result<Vec<u8>>;
+    fn take(&self, peer: Rank, channel: Channel, group: &Participants, wait: &Wait) -> Result<Vec<u8>>;
 
     /// Takes the next message of `peer` if it has arrived.
-    fn try_take(&self, peer: Rank, channel: Channel, group: &Group) -> Result<Option<Vec<u8>>>;
+    fn try_take(&self, peer: Rank, channel: Channel, group: &Participants) -> Result<Option<Vec<u8>>>;
 }
 
 /// The ranks that take part in a collective.
 #[derive(Debug, Clone)]
-pub(super) struct Group {
+pub(super) struct Participants {
     members: Members,
     me: u32,
     channel: Channel,
@@ -43,18 +43,18 @@ enum Members {
     Some(Vec<Rank>),
 }
 
-impl Group {
+impl Participants {
     /// All ranks below `size`, for the collective with number `sequence`.
-    pub(super) fn all(me: Rank, size: u32, sequence: u32) -> Group {
-        Group { members: Members::All(size), me: me.get(), channel: Channel::Collective(sequence) }
+    pub(super) fn all(me: Rank, size: u32, sequence: u32) -> Participants {
+        Participants { members: Members::All(size), me: me.get(), channel: Channel::Collective(sequence) }
     }
 
     /// The survivors of a shrink; `number` distinguishes this shrink from others.
-    pub(super) fn survivors(members: Vec<Rank>, me: Rank, number: u32) -> Result<Group> {
+    pub(super) fn survivors(members: Vec<Rank>, me: Rank, number: u32) -> Result<Participants> {
         let place = members.iter().position(|member| *member == me);
         let place = place.and_then(|place| u32::try_from(place).ok());
         let me = place.ok_or_else(|| Error::invalid_argument(format!("rank {me} excludes itself")))?;
-        Ok(Group { members: Members::Some(members), me, channel: Channel::Shrink(number) })
+        Ok(Participants { members: Members::Some(members), me, channel: Channel::Shrink(number) })
     }
 
     fn size(&self) -> u32 {
@@ -157,17 +157,22 @@ const MEETING: u8 = 5;
 const MAX_CALL_BYTES: usize = 64;
 
 /// Gathers every rank's bytes in rank order.
-pub(super) fn all_gather(mesh: &impl Mesh, group: &Group, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
+pub(super) fn all_gather(mesh: &impl Mesh, group: &Participants, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
     gather(mesh, (group, ALL_GATHER), mine, wait)
 }
 
 /// Gathers every rank's split entry in rank order. It has a kind of its own, so that the data of another gather is
 /// never taken for split entries.
-pub(super) fn gather_for_split(mesh: &impl Mesh, group: &Group, mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
+pub(super) fn gather_for_split(
+    mesh: &impl Mesh,
+    group: &Participants,
+    mine: &[u8],
+    wait: &Wait,
+) -> Result<Vec<Vec<u8>>> {
     gather(mesh, (group, SPLIT), mine, wait)
 }
 
-fn gather(mesh: &impl Mesh, (group, kind): (&Group, u8), mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
+fn gather(mesh: &impl Mesh, (group, kind): (&Participants, u8), mine: &[u8], wait: &Wait) -> Result<Vec<Vec<u8>>> {
     if mine.len() > MAX_GATHER_BYTES {
         let length = mine.len();
         return Err(Error::invalid_argument(format!(
@@ -211,7 +216,7 @@ fn pack<'a>(kind: u8, blocks: impl Iterator<Item = &'a Vec<u8>> + Clone) -> Vec<
 
 fn take_blocks(
     mesh: &impl Mesh,
-    (group, kind): (&Group, u8),
+    (group, kind): (&Participants, u8),
     peer: Rank,
     count: usize,
     wait: &Wait,
@@ -225,7 +230,13 @@ fn take_blocks(
 }
 
 /// The root's bytes. A rank receives them in the round in which an all-gather would give it the root's block.
-pub(super) fn broadcast(mesh: &impl Mesh, group: &Group, root: Rank, bytes: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+pub(super) fn broadcast(
+    mesh: &impl Mesh,
+    group: &Participants,
+    root: Rank,
+    bytes: &[u8],
+    wait: &Wait,
+) -> Result<Vec<u8>> {
     let size = group.size();
     if root.get() >= size {
         return Err(Error::invalid_argument(format!("root {root} is out of range: the world has {size} ranks")));
@@ -266,7 +277,7 @@ pub(super) fn broadcast(mesh: &impl Mesh, group: &Group, root: Rank, bytes: &[u8
     Ok(message[5..].to_vec())
 }
 
-fn take_broadcast(mesh: &impl Mesh, group: &Group, root: Rank, peer: Rank, wait: &Wait) -> Result<Vec<u8>> {
+fn take_broadcast(mesh: &impl Mesh, group: &Participants, root: Rank, peer: Rank, wait: &Wait) -> Result<Vec<u8>> {
     let message = mesh.take(peer, group.channel, group, wait)?;
     let theirs = open(&message, BROADCAST, peer)?.u32()?;
     if theirs != root.get() {
@@ -277,7 +288,7 @@ fn take_broadcast(mesh: &impl Mesh, group: &Group, root: Rank, peer: Rank, wait:
 }
 
 /// An all-gather of nothing: to receive a rank's block, even an empty one, proves that the rank has arrived.
-pub(super) fn barrier(mesh: &impl Mesh, group: &Group, wait: &Wait) -> Result<()> {
+pub(super) fn barrier(mesh: &impl Mesh, group: &Participants, wait: &Wait) -> Result<()> {
     let take = |peer| mesh.take(peer, group.channel, group, wait);
     barrier_of(mesh, group, (&[BARRIER], wait), take, |peer, bytes| {
         open(bytes, BARRIER, peer)?.finish().map_err(|error| error.about(peer))
@@ -285,7 +296,7 @@ pub(super) fn barrier(mesh: &impl Mesh, group: &Group, wait: &Wait) -> Result<()
 }
 
 /// A barrier during which `beside` keeps running.
-pub(super) fn barrier_beside(mesh: &impl Mesh, group: &Group, wait: &Wait, beside: Beside<'_>) -> Result<()> {
+pub(super) fn barrier_beside(mesh: &impl Mesh, group: &Participants, wait: &Wait, beside: Beside<'_>) -> Result<()> {
     let take = |peer| take_beside(mesh, group, (peer, wait), beside);
     barrier_of(mesh, group, (&[BARRIER], wait), take, |peer, bytes| {
         open(bytes, BARRIER, peer)?.finish().map_err(|error| error.about(peer))
@@ -295,7 +306,7 @@ pub(super) fn barrier_beside(mesh: &impl Mesh, group: &Group, wait: &Wait, besid
 /// A barrier of ranks that are about to make `call`.
 pub(super) fn meet(
     mesh: &impl Mesh,
-    group: &Group,
+    group: &Participants,
     call: &str,
     (wait, beside): (&Wait, Option<Beside<'_>>),
 ) -> Result<()> {
@@ -318,7 +329,7 @@ pub(super) fn meet(
 
 fn take_beside(
     mesh: &impl Mesh,
-    group: &Group,
+    group: &Participants,
     (peer, wait): (Rank, &Wait),
     beside: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Vec<u8>> {
@@ -333,7 +344,7 @@ fn take_beside(
 
 fn barrier_of(
     mesh: &impl Mesh,
-    group: &Group,
+    group: &Participants,
     (message, wait): (&[u8], &Wait),
     mut take: impl FnMut(Rank) -> Result<Vec<u8>>,
     check: impl Fn(Rank, &[u8]) -> Result<()>,

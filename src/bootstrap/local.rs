@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::bootstrap::collective::{self, ChildKind, Group, Mesh};
+use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
 use crate::bootstrap::{Beside, Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES};
 use crate::error::{Error, Result};
@@ -119,10 +119,10 @@ impl LocalBootstrap {
         &self.shared.mailboxes[self.world.rank.index()]
     }
 
-    fn next_group(&self) -> Group {
+    fn next_group(&self) -> Participants {
         // Relaxed: one thread at a time begins collectives; only the value matters.
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        Group::all(self.world.rank, self.world.size, sequence)
+        Participants::all(self.world.rank, self.world.size, sequence)
     }
 
     fn check_peer(&self, peer: Rank) -> Result<()> {
@@ -182,11 +182,11 @@ impl Mesh for LocalBootstrap {
         }
     }
 
-    fn take(&self, peer: Rank, channel: Channel, group: &Group, wait: &Wait) -> Result<Vec<u8>> {
+    fn take(&self, peer: Rank, channel: Channel, group: &Participants, wait: &Wait) -> Result<Vec<u8>> {
         self.take_unless(peer, channel, wait, |inbox| inbox.check_dead(|rank| group.contains(rank)))
     }
 
-    fn try_take(&self, peer: Rank, channel: Channel, group: &Group) -> Result<Option<Vec<u8>>> {
+    fn try_take(&self, peer: Rank, channel: Channel, group: &Participants) -> Result<Option<Vec<u8>>> {
         self.try_take_unless(peer, channel, |inbox| inbox.check_dead(|rank| group.contains(rank)))
     }
 }
@@ -319,7 +319,7 @@ impl Bootstrap for LocalBootstrap {
             *attempt
         };
         let number = collective::shrink_number(&members, attempt);
-        let group = Group::survivors(members.clone(), self.world.rank, number)?;
+        let group = Participants::survivors(members.clone(), self.world.rank, number)?;
         let entry = collective::shrink_entry(excluded, &[]);
         collective::all_gather(self, &group, &entry, wait).map_err(|error| {
             let inbox = self.mine().open();

@@ -22,7 +22,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::bootstrap::auth::{Purpose, Terms};
-use crate::bootstrap::collective::{self, ChildKind, Group, Mesh};
+use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
 use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
@@ -137,10 +137,10 @@ impl NetBootstrap {
         Ok(())
     }
 
-    fn next_group(&self) -> Group {
+    fn next_group(&self) -> Participants {
         // Relaxed: one thread at a time begins collectives; only the number counts.
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        Group::all(self.world.rank, self.world.size, sequence)
+        Participants::all(self.world.rank, self.world.size, sequence)
     }
 
     fn check_peer(&self, peer: Rank) -> Result<()> {
@@ -197,7 +197,7 @@ impl NetBootstrap {
     }
 
     /// Runs one collective until all its bytes have been sent.
-    fn collective<T>(&self, wait: &Wait, run: impl FnOnce(&Group) -> Result<T>) -> Result<T> {
+    fn collective<T>(&self, wait: &Wait, run: impl FnOnce(&Participants) -> Result<T>) -> Result<T> {
         let outcome = run(&self.next_group()).map_err(|error| error.at(self.world.rank))?;
         self.settle(None, wait)?;
         Ok(outcome)
@@ -377,11 +377,11 @@ impl Mesh for NetBootstrap {
         sent.map_err(|error| error.about(peer).at(self.world.rank))
     }
 
-    fn take(&self, peer: Rank, channel: Channel, group: &Group, wait: &Wait) -> Result<Vec<u8>> {
+    fn take(&self, peer: Rank, channel: Channel, group: &Participants, wait: &Wait) -> Result<Vec<u8>> {
         self.take_unless(peer, channel, wait, |inbox| inbox.check_dead(|rank| group.contains(rank)))
     }
 
-    fn try_take(&self, peer: Rank, channel: Channel, group: &Group) -> Result<Option<Vec<u8>>> {
+    fn try_take(&self, peer: Rank, channel: Channel, group: &Participants) -> Result<Option<Vec<u8>>> {
         self.try_take_unless(peer, channel, |inbox| inbox.check_dead(|rank| group.contains(rank)))
     }
 }
@@ -467,7 +467,7 @@ impl Bootstrap for NetBootstrap {
         let own = self.own()?;
         let mut address = Writer::with_capacity(ADDRESS_BYTES);
         address.address(&own.address);
-        let group = Group::survivors(members.clone(), self.world.rank, number)?;
+        let group = Participants::survivors(members.clone(), self.world.rank, number)?;
         let entry = collective::shrink_entry(excluded, address.as_slice());
         let all = collective::all_gather(self, &group, &entry, wait).map_err(|error| {
             let control = self.control.lock();

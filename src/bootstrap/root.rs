@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::acceptor::{Acceptor, Rules, ServiceThread};
-use crate::bootstrap::checkin::{self, Block, CheckIn, MAX_ROOT_FRAME_BYTES, Table};
+use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread};
+use crate::bootstrap::checkin::{self, AddressTable, CheckIn, MAX_ROOT_FRAME_BYTES, RankBlock};
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::link::End;
 use crate::bootstrap::reach::{self, Wanted};
-use crate::bootstrap::roster::{self, Roster, Step};
+use crate::bootstrap::roster::{self, NextStep, Roster};
 use crate::bootstrap::{Options, interface, socket};
 use crate::error::{Error, Result};
 use crate::log;
@@ -66,7 +66,7 @@ impl Root {
         let now = clock::now();
         let roster = Roster::new(random::bytes()?, options.root_lifetime, options.check_in_timeout, now);
         let handshake_timeout = options.handshake_timeout;
-        let rules = Rules { terms: id.terms(), handshake_timeout, most_bytes: MAX_ROOT_FRAME_BYTES };
+        let rules = Requirements { terms: id.terms(), handshake_timeout, most_bytes: MAX_ROOT_FRAME_BYTES };
         let run = move |acceptor| {
             Service { acceptor, roster, phase: Phase::Gather, guests: HashMap::new(), first_at: None, settled_at: None }
                 .run()
@@ -233,7 +233,7 @@ impl Service {
     }
 
     fn block(&mut self, token: u64, frame: &Frame, now: Instant) -> Result<()> {
-        let block = Block::decode(&frame.payload)?;
+        let block = RankBlock::decode(&frame.payload)?;
         self.check_phase()?;
         let root = block.root;
         let step = self.roster.block(block, now)?;
@@ -258,10 +258,10 @@ impl Service {
         self.guests.insert(token, guest);
     }
 
-    fn take_step(&mut self, step: Step, now: Instant) {
+    fn take_step(&mut self, step: NextStep, now: Instant) {
         match step {
-            Step::Wait => {}
-            Step::Report(block) => {
+            NextStep::Wait => {}
+            NextStep::Report(block) => {
                 self.phase = Phase::AwaitTable;
                 let first = self.roster.first().map(Guest::Rank);
                 let leader = self.guests.iter().find(|(_, guest)| Some(**guest) == first);
@@ -269,21 +269,21 @@ impl Service {
                     self.acceptor.send(token, checkin::BLOCK, 0, &block.encode());
                 }
             }
-            Step::Answer(table) => self.answer(&table, now),
+            NextStep::Answer(table) => self.answer(&table, now),
         }
     }
 
     /// Takes the table, with which root 0 has answered the first rank of this block.
     fn table(&mut self, frame: &Frame, now: Instant) -> Result<()> {
         let world = self.roster.shape().map_or(0, |shape| shape.world);
-        let table = Table::decode(&frame.payload, Rank::new(world).index())?;
+        let table = AddressTable::decode(&frame.payload, Rank::new(world).index())?;
         if matches!(self.phase, Phase::AwaitTable) {
             self.answer(&table, now);
         }
         Ok(())
     }
 
-    fn answer(&mut self, table: &Table, now: Instant) {
+    fn answer(&mut self, table: &AddressTable, now: Instant) {
         self.phase = Phase::Answered(now + LINGER);
         self.settled_at.get_or_insert(now);
         // No further rank is expected. Closing the listener resets the connections that were not accepted.
@@ -319,7 +319,7 @@ mod tests {
 
     use super::*;
     use crate::bootstrap::auth::{self, Handshake, NO_RANK};
-    use crate::bootstrap::checkin::Shape;
+    use crate::bootstrap::checkin::WorldShape;
     use crate::error::Kind;
     use crate::wire::frame::{self, FrameReader};
 
@@ -338,7 +338,7 @@ mod tests {
         let handshake = Handshake::initiate(id.terms(), Rank::new(rank), NO_RANK).unwrap();
         auth::run(&mut stream, handshake, &soon()).unwrap();
         let address = "127.0.0.1:9".parse().unwrap();
-        let shape = Shape { world, roots: 1 };
+        let shape = WorldShape { world, roots: 1 };
         let check_in = CheckIn { rank: Rank::new(rank), shape, root: 0, left_ms: 30_000, address };
         let mut bytes = Vec::new();
         frame::append(&mut bytes, checkin::CHECK_IN, 0, &check_in.encode());
@@ -399,7 +399,7 @@ mod tests {
         for stream in [&mut first, &mut second] {
             let frame = hear(stream);
             assert_eq!(frame.kind, checkin::WELCOME);
-            assert_eq!(Table::decode(&frame.payload, 1).unwrap().addresses[0].port(), 9);
+            assert_eq!(AddressTable::decode(&frame.payload, 1).unwrap().addresses[0].port(), 9);
         }
         // The root ends by itself once it has sent all answers.
         while !root.is_finished() {

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::checkin::{Block, CheckIn, Shape, Table, ranges};
+use crate::bootstrap::checkin::{AddressTable, CheckIn, RankBlock, WorldShape, ranges};
 use crate::bootstrap::collective::neighbours;
 use crate::bootstrap::link::moment;
 use crate::error::{Error, Kind, Result};
@@ -25,7 +25,7 @@ pub(super) struct Roster {
 /// The facts that the first check-in defines.
 #[derive(Debug)]
 struct Known {
-    shape: Shape,
+    shape: WorldShape,
     root: u32,
     by: Rank,
     /// For each rank of the block: its listening address, once it has checked in.
@@ -38,13 +38,13 @@ struct Known {
 
 /// The root's next action.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum NextStep {
     /// Wait for more ranks.
     Wait,
     /// Send the block to its first rank and wait for the table.
-    Report(Block),
+    Report(RankBlock),
     /// The table of all ranks is complete: answer everyone.
-    Answer(Table),
+    Answer(AddressTable),
 }
 
 /// The most rejected ranks that the message lists.
@@ -71,7 +71,7 @@ impl Roster {
     }
 
     /// The shape, once it is known.
-    pub(super) fn shape(&self) -> Option<Shape> {
+    pub(super) fn shape(&self) -> Option<WorldShape> {
         self.state.as_ref().map(|known| known.shape)
     }
 
@@ -84,7 +84,7 @@ impl Roster {
     ///
     /// # Errors
     /// The reason to reject it: its number is taken, or it reports another world. No other rank is affected.
-    pub(super) fn check_in(&mut self, check_in: &CheckIn, from: SocketAddr, now: Instant) -> Result<Step> {
+    pub(super) fn check_in(&mut self, check_in: &CheckIn, from: SocketAddr, now: Instant) -> Result<NextStep> {
         let outcome = self.admit(check_in);
         if let Err(error) = outcome {
             if self.turned_away.len() < MAX_TURNED_AWAY {
@@ -119,7 +119,7 @@ impl Roster {
     ///
     /// # Errors
     /// The reason to reject it.
-    pub(super) fn block(&mut self, block: Block, now: Instant) -> Result<Step> {
+    pub(super) fn block(&mut self, block: RankBlock, now: Instant) -> Result<NextStep> {
         let first = block.shape.first(block.root);
         let known = self.state.get_or_insert_with(|| Known::new(block.shape, 0, first));
         if block.shape != known.shape || known.root != 0 || block.root == 0 {
@@ -136,20 +136,20 @@ impl Roster {
         Ok(self.next_step(now))
     }
 
-    fn next_step(&self, now: Instant) -> Step {
-        let Some(known) = &self.state else { return Step::Wait };
+    fn next_step(&self, now: Instant) -> NextStep {
+        let Some(known) = &self.state else { return NextStep::Wait };
         if known.missing > 0 || known.blocks_missing > 0 {
-            return Step::Wait;
+            return NextStep::Wait;
         }
         let own: Vec<SocketAddr> = known.present.iter().flatten().copied().collect();
         if known.root != 0 {
             let left = self.deadline.saturating_duration_since(now).as_millis();
             let left_ms = u32::try_from(left).unwrap_or(u32::MAX);
-            return Step::Report(Block { root: known.root, left_ms, shape: known.shape, addresses: own });
+            return NextStep::Report(RankBlock { root: known.root, left_ms, shape: known.shape, addresses: own });
         }
         let mut addresses = own;
         addresses.extend(known.blocks.iter().flatten().flatten());
-        Step::Answer(Table { session: self.session, addresses })
+        NextStep::Answer(AddressTable { session: self.session, addresses })
     }
 
     /// Shortens the deadline to that of the most impatient rank: after it gives up, the others would wait in vain. The
@@ -193,7 +193,7 @@ impl Roster {
 }
 
 impl Known {
-    fn new(shape: Shape, root: u32, by: Rank) -> Known {
+    fn new(shape: WorldShape, root: u32, by: Rank) -> Known {
         let count = Rank::new(shape.count(root)).index();
         let blocks = if root == 0 { Rank::new(shape.roots).index() } else { 1 };
         let (present, blocks) = (vec![None; count], vec![None; blocks]);
@@ -205,8 +205,8 @@ impl Known {
         (self.present.len() - self.missing) + (self.blocks.len() - 1 - self.blocks_missing) == 1
     }
 
-    fn mismatch(&self, who: &str, theirs: Shape, root: u32) -> Error {
-        let Shape { world, roots } = self.shape;
+    fn mismatch(&self, who: &str, theirs: WorldShape, root: u32) -> Error {
+        let WorldShape { world, roots } = self.shape;
         let by = self.by;
         if theirs.world != world {
             let other = theirs.world;
@@ -234,9 +234,9 @@ impl Known {
 }
 
 /// The part of the whole table that `rank` needs: the addresses of its neighbours.
-pub(super) fn welcome(table: &Table, rank: Rank) -> Table {
+pub(super) fn welcome(table: &AddressTable, rank: Rank) -> AddressTable {
     let world = u32::try_from(table.addresses.len()).unwrap_or(u32::MAX);
     let neighbours = neighbours(rank, world).into_iter();
     let addresses = neighbours.map(|neighbour| table.addresses[neighbour.rank.index()]).collect();
-    Table { session: table.session, addresses }
+    AddressTable { session: table.session, addresses }
 }

@@ -5,7 +5,7 @@
 //! until all ranks know who has sent some ([`Alarm::clear`]): then each is taken, and none is left on the communicator.
 
 use crate::error::Result;
-use crate::mpi::calls::{Pending, Private};
+use crate::mpi::calls::{PendingCall, Private};
 use crate::mpi::waiting::finish;
 use crate::sync::Wait;
 use crate::types::Rank;
@@ -14,7 +14,7 @@ use crate::types::Rank;
 #[derive(Debug)]
 pub(super) struct Alarm<'a> {
     comm: &'a Private,
-    sent: Vec<Pending<()>>,
+    sent: Vec<PendingCall<()>>,
     rung: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Every call of MPI, behind safe functions. No other file of the library touches MPI.
 //!
-//! Calls that wait for other ranks are started here and completed elsewhere ([`Pending`]). Nothing in this file blocks,
-//! except [`Private::shared_memory_ranks`], which is called only when all ranks are known to be ready.
+//! Calls that wait for other ranks are started here and completed elsewhere ([`PendingCall`]). Nothing in this file
+//! blocks, except [`Private::shared_memory_ranks`], which is called only when all ranks are known to be ready.
 
 use ::mpi::ffi::{self, MPI_Comm};
 use ::mpi::raw::AsRaw;
@@ -121,7 +121,7 @@ impl<'a> Theirs<'a> {
     }
 
     /// Starts to make a private duplicate: collective over the communicator.
-    pub(super) fn duplicate(&self) -> Result<Pending<Vec<MPI_Comm>>> {
+    pub(super) fn duplicate(&self) -> Result<PendingCall<Vec<MPI_Comm>>> {
         duplicate(self.raw)
     }
 }
@@ -170,9 +170,9 @@ impl Private {
     }
 
     /// Starts to compute the element-wise minimum over all ranks.
-    pub(super) fn least(&self, values: Vec<i64>) -> Result<Pending<(Vec<i64>, Vec<i64>)>> {
+    pub(super) fn least(&self, values: Vec<i64>) -> Result<PendingCall<(Vec<i64>, Vec<i64>)>> {
         let count = int(values.len())?;
-        let mut pending = Pending::new((values.clone(), values));
+        let mut pending = PendingCall::new((values.clone(), values));
         // SAFETY: a constant that the library has set when it was loaded.
         let of = unsafe { ffi::RSMPI_INT64_T };
         // SAFETY: as above.
@@ -180,39 +180,39 @@ impl Private {
         let (mine, all) = pending.buffers();
         let (mine, all) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
         let request = &raw mut pending.request;
-        // SAFETY: both buffers hold `count` values, and `Pending` keeps them, and lets nobody at them, until the call
-        // is complete.
+        // SAFETY: both buffers hold `count` values, and `PendingCall` keeps them, and lets nobody at them, until the
+        // call is complete.
         check(unsafe { ffi::MPI_Iallreduce(mine, all, count, of, op, self.raw, request) }, "MPI_Iallreduce")?;
         Ok(pending.begun())
     }
 
     /// Starts a broadcast of `root`'s bytes; all ranks must pass the same number of bytes.
-    pub(super) fn spread(&self, root: Rank, bytes: Vec<u8>) -> Result<Pending<Vec<u8>>> {
+    pub(super) fn spread(&self, root: Rank, bytes: Vec<u8>) -> Result<PendingCall<Vec<u8>>> {
         let (count, root) = (int(bytes.len())?, int(root.index())?);
-        let mut pending = Pending::new(bytes);
+        let mut pending = PendingCall::new(bytes);
         let buffer = pending.buffers().as_mut_ptr().cast();
         let request = &raw mut pending.request;
-        // SAFETY: the buffer holds `count` bytes; `Pending` keeps it, and lets nobody at it, until the call is
+        // SAFETY: the buffer holds `count` bytes; `PendingCall` keeps it, and lets nobody at it, until the call is
         // complete.
         check(unsafe { ffi::MPI_Ibcast(buffer, count, bytes_type(), root, self.raw, request) }, "MPI_Ibcast")?;
         Ok(pending.begun())
     }
 
     /// Starts to gather one byte of every rank.
-    pub(super) fn gather(&self, mine: u8) -> Result<Pending<(Vec<u8>, Vec<u8>)>> {
-        let mut pending = Pending::new((vec![mine], vec![0; self.world.size as usize]));
+    pub(super) fn gather(&self, mine: u8) -> Result<PendingCall<(Vec<u8>, Vec<u8>)>> {
+        let mut pending = PendingCall::new((vec![mine], vec![0; self.world.size as usize]));
         let (mine, all) = pending.buffers();
         let (mine, all, of) = (mine.as_ptr().cast(), all.as_mut_ptr().cast(), bytes_type());
         let request = &raw mut pending.request;
-        // SAFETY: one byte is sent and one for each rank received; `Pending` keeps both buffers until the call is
+        // SAFETY: one byte is sent and one for each rank received; `PendingCall` keeps both buffers until the call is
         // complete.
         check(unsafe { ffi::MPI_Iallgather(mine, 1, of, all, 1, of, self.raw, request) }, "MPI_Iallgather")?;
         Ok(pending.begun())
     }
 
     /// Starts to send a signal (an empty message) to `peer`.
-    pub(super) fn signal(&self, peer: Rank) -> Result<Pending<()>> {
-        let (to, of, mut pending) = (int(peer.index())?, bytes_type(), Pending::new(()));
+    pub(super) fn signal(&self, peer: Rank) -> Result<PendingCall<()>> {
+        let (to, of, mut pending) = (int(peer.index())?, bytes_type(), PendingCall::new(()));
         let request = &raw mut pending.request;
         // SAFETY: no bytes are read; the request is written.
         check(unsafe { ffi::MPI_Isend(std::ptr::null(), 0, of, to, SIGNAL, self.raw, request) }, "MPI_Isend")?;
@@ -220,8 +220,8 @@ impl Private {
     }
 
     /// Starts to receive the signal of `peer`.
-    pub(super) fn take_signal(&self, peer: Rank) -> Result<Pending<()>> {
-        let (from, of, mut pending) = (int(peer.index())?, bytes_type(), Pending::new(()));
+    pub(super) fn take_signal(&self, peer: Rank) -> Result<PendingCall<()>> {
+        let (from, of, mut pending) = (int(peer.index())?, bytes_type(), PendingCall::new(()));
         let request = &raw mut pending.request;
         // SAFETY: no bytes are written; the request is.
         check(unsafe { ffi::MPI_Irecv(std::ptr::null_mut(), 0, of, from, SIGNAL, self.raw, request) }, "MPI_Irecv")?;
@@ -279,24 +279,24 @@ pub(super) fn abort(code: i32) {
 /// A call that MPI has started, with the buffers that it reads and writes. If it is dropped before its completion, the
 /// buffers are leaked, because MPI may still write to them.
 #[derive(Debug)]
-pub(super) struct Pending<B> {
+pub(super) struct PendingCall<B> {
     request: ffi::MPI_Request,
     buffers: Option<B>,
     /// Whether MPI uses the buffers now.
     lent: bool,
 }
 
-impl<B> Pending<B> {
-    fn new(buffers: B) -> Pending<B> {
+impl<B> PendingCall<B> {
+    fn new(buffers: B) -> PendingCall<B> {
         // SAFETY: a constant that the library has set when it was loaded.
-        Pending { request: unsafe { ffi::RSMPI_REQUEST_NULL }, buffers: Some(buffers), lent: false }
+        PendingCall { request: unsafe { ffi::RSMPI_REQUEST_NULL }, buffers: Some(buffers), lent: false }
     }
 
     fn buffers(&mut self) -> &mut B {
         self.buffers.as_mut().expect("buffers leave with the whole value only")
     }
 
-    fn begun(mut self) -> Pending<B> {
+    fn begun(mut self) -> PendingCall<B> {
         self.lent = true;
         self
     }
@@ -328,7 +328,7 @@ impl<B> Pending<B> {
     }
 }
 
-impl<B> Drop for Pending<B> {
+impl<B> Drop for PendingCall<B> {
     fn drop(&mut self) {
         if self.lent {
             std::mem::forget(self.buffers.take());
@@ -336,13 +336,13 @@ impl<B> Drop for Pending<B> {
     }
 }
 
-fn duplicate(comm: MPI_Comm) -> Result<Pending<Vec<MPI_Comm>>> {
+fn duplicate(comm: MPI_Comm) -> Result<PendingCall<Vec<MPI_Comm>>> {
     // SAFETY: a constant that the library has set when it was loaded.
-    let mut pending = Pending::new(vec![unsafe { ffi::RSMPI_COMM_NULL }]);
+    let mut pending = PendingCall::new(vec![unsafe { ffi::RSMPI_COMM_NULL }]);
     let made = pending.buffers().as_mut_ptr();
     let request = &raw mut pending.request;
-    // SAFETY: the caller's handle is checked; one handle is written at `made`, which `Pending` keeps until the call is
-    // complete.
+    // SAFETY: the caller's handle is checked; one handle is written at `made`, which `PendingCall` keeps until the call
+    // is complete.
     check(unsafe { ffi::MPI_Comm_idup(comm, made, request) }, "MPI_Comm_idup")?;
     Ok(pending.begun())
 }

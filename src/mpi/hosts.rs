@@ -6,7 +6,7 @@ use ::mpi::raw::AsRaw;
 use crate::comm::{Communicator, Placement};
 use crate::error::Result;
 use crate::mpi::agreement::agree;
-use crate::mpi::relatives::{Purpose, Ranks};
+use crate::mpi::relatives::{CheckPurpose, Ranks};
 use crate::types::Rank;
 
 /// [`Communicator::placement`], compared with what MPI reports about shared memory (`MPI_Comm_split_type`). If the two
@@ -34,7 +34,7 @@ pub fn placement(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Resul
 
 /// Logs a warning on one rank if MPI sees other hosts.
 fn compare(comm: &Communicator, mpi: &impl AsRaw<Raw = MPI_Comm>, placement: &Placement) -> Result<()> {
-    let private = comm.private_duplicate(mpi, Purpose::Placement)?;
+    let private = comm.private_duplicate(mpi, CheckPurpose::Placement)?;
     let shared = agree(&mut Ranks(comm), private.shared_memory_ranks())?;
     private.free()?;
     let mut hosts = vec![0; comm.size() as usize];

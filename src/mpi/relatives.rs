@@ -36,7 +36,7 @@ impl Carrier for Ranks<'_> {
 /// Why ranks compare their communicator with MPI's. What follows differs, so a rank that is in one call must not wait
 /// for ranks that are in the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum CheckPurpose {
     /// [`Communicator::check`].
     Check = 1,
     /// [`super::placement`].
@@ -102,12 +102,12 @@ impl Communicator {
     /// # }
     /// ```
     pub fn check(&self, mpi: &impl AsRaw<Raw = MPI_Comm>) -> Result<()> {
-        self.private_duplicate(mpi, Purpose::Check).and_then(Private::free).map_err(|error| error.inside("check"))
+        self.private_duplicate(mpi, CheckPurpose::Check).and_then(Private::free).map_err(|error| error.inside("check"))
     }
 
     /// [`Communicator::check`], which yields a private duplicate of `mpi`. It exists on all ranks, for the same
     /// `purpose`.
-    pub(super) fn private_duplicate(&self, mpi: &impl AsRaw<Raw = MPI_Comm>, purpose: Purpose) -> Result<Private> {
+    pub(super) fn private_duplicate(&self, mpi: &impl AsRaw<Raw = MPI_Comm>, purpose: CheckPurpose) -> Result<Private> {
         let told = self.ranks_in_world()?;
         let theirs = agree(&mut Ranks(self), same_ranks(mpi, &told))?;
         // A rank that gets past this knows that all ranks have come and none has failed, so calls that block in MPI may
@@ -118,7 +118,7 @@ impl Communicator {
     /// Duplicates `theirs`, and proves that all ranks have passed handles of one communicator, for one purpose: a
     /// minimum over MPI shows that all have the same number, which only the ranks of this rsccl communicator know, and
     /// the same purpose.
-    fn same_context(&self, theirs: &Theirs<'_>, purpose: Purpose) -> Result<Private> {
+    fn same_context(&self, theirs: &Theirs<'_>, purpose: CheckPurpose) -> Result<Private> {
         let number = i64::try_from(self.number()? >> 1).unwrap_or(0);
         let wait = within(self.init_timeout()?);
         let words =

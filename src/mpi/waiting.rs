@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::mpi::agreement::Carrier;
-use crate::mpi::calls::{Pending, Private};
+use crate::mpi::calls::{PendingCall, Private};
 use crate::sync::{AbortFlag, Backoff, Patience, Wait, Watch};
 use crate::sys::futex;
 use crate::types::Rank;
@@ -46,7 +46,7 @@ impl Watch for Limit<'_> {
 }
 
 /// Waits for a call, within the bounds of `wait`.
-pub(super) fn finish<B>(mut pending: Pending<B>, wait: &Wait, words: &str) -> Result<B> {
+pub(super) fn finish<B>(mut pending: PendingCall<B>, wait: &Wait, words: &str) -> Result<B> {
     let mut lookout = Lookout::new(wait, words);
     while !pending.test()? {
         lookout.rest()?;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{ABORT_CHECK, Own};
 use crate::bootstrap::acceptor::WANTED_OPEN_FILES;
-use crate::bootstrap::checkin::{self, Block, CheckIn, MAX_ROOT_FRAME_BYTES, MAX_WORLD, Shape, Table};
+use crate::bootstrap::checkin::{self, AddressTable, CheckIn, MAX_ROOT_FRAME_BYTES, MAX_WORLD, RankBlock, WorldShape};
 use crate::bootstrap::client::{Service, ServiceClient};
 use crate::bootstrap::collective;
 use crate::bootstrap::id::UniqueId;
@@ -26,7 +26,7 @@ use crate::wire::frame::Frame;
 pub(super) struct Joined {
     pub(super) own: Own,
     pub(super) poller: Poller,
-    pub(super) welcome: Table,
+    pub(super) welcome: AddressTable,
     pub(super) seconds: f64,
 }
 
@@ -67,7 +67,7 @@ pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Option
     Ok(Joined { own, poller, welcome, seconds })
 }
 
-fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<Shape> {
+fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<WorldShape> {
     if size == 0 || size > MAX_WORLD {
         return Err(Error::invalid_argument(format!("the world must have 1 to {MAX_WORLD} ranks, got {size}")));
     }
@@ -83,7 +83,7 @@ fn shape(ids: &[UniqueId], rank: Rank, size: u32) -> Result<Shape> {
     if let Some(twice) = (1..ids.len()).find(|i| ids[..*i].contains(&ids[*i])) {
         return Err(Error::invalid_argument(format!("the unique id {:?} is given twice", ids[twice])));
     }
-    Ok(Shape { world: size, roots })
+    Ok(WorldShape { world: size, roots })
 }
 
 /// Listens on the interface that the options choose. If they name none and the root has a fixed or loopback address,
@@ -137,7 +137,7 @@ fn serve_fixed(id: &UniqueId, options: &Options, wait: &Wait) -> Result<Root> {
 struct CheckInClient<'a> {
     ids: &'a [UniqueId],
     rank: Rank,
-    shape: Shape,
+    shape: WorldShape,
     options: &'a Options,
     poller: &'a Poller,
     clients: Vec<ServiceClient>,
@@ -162,7 +162,7 @@ fn service_client(
 }
 
 impl CheckInClient<'_> {
-    fn run(&mut self, wait: &Wait) -> Result<Table> {
+    fn run(&mut self, wait: &Wait) -> Result<AddressTable> {
         let mut ready = Ready::default();
         loop {
             wait.check(|| self.clients[0].state())?;
@@ -186,7 +186,7 @@ impl CheckInClient<'_> {
         }
     }
 
-    fn serve(&mut self, place: usize, readable: bool, now: Instant) -> Result<Option<Table>> {
+    fn serve(&mut self, place: usize, readable: bool, now: Instant) -> Result<Option<AddressTable>> {
         let Some(client) = self.clients.get_mut(place) else { return Ok(None) };
         let (frames, outcome) = client.serve(self.poller, token(place), readable, &mut self.scratch, now);
         for frame in frames {
@@ -201,15 +201,15 @@ impl CheckInClient<'_> {
         Ok(None)
     }
 
-    fn frame(&mut self, place: usize, frame: &Frame) -> Result<Option<Table>> {
+    fn frame(&mut self, place: usize, frame: &Frame) -> Result<Option<AddressTable>> {
         match (place, frame.kind) {
             (0, checkin::WELCOME) => {
                 let expected = collective::neighbours(self.rank, self.shape.world).len();
-                Table::decode(&frame.payload, expected).map(Some)
+                AddressTable::decode(&frame.payload, expected).map(Some)
             }
             (0, checkin::REFUSAL) => Err(checkin::decode_refusal(&frame.payload)),
             (0, checkin::BLOCK) if self.clients.len() == 1 => {
-                Block::decode(&frame.payload)?;
+                RankBlock::decode(&frame.payload)?;
                 self.clients.push(service_client(
                     &self.ids[0],
                     (self.rank, None),

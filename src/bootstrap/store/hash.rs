@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::table::Table;
+use super::table::ValueTable;
 use super::{Store, check_key, check_keys, check_value, waited_for};
 use crate::error::Result;
 use crate::sync::Wait;
@@ -14,7 +14,7 @@ pub struct HashStore(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    table: Mutex<Table>,
+    table: Mutex<ValueTable>,
     changed: Condvar,
 }
 
@@ -27,12 +27,12 @@ impl HashStore {
         HashStore::default()
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ValueTable> {
         // A table is consistent after every call, so a poisoned lock may be used.
         self.0.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn until<T>(&self, key: &str, wait: &Wait, take: impl Fn(&Table) -> Option<T>) -> Result<T> {
+    fn until<T>(&self, key: &str, wait: &Wait, take: impl Fn(&ValueTable) -> Option<T>) -> Result<T> {
         let mut table = self.table();
         loop {
             if let Some(value) = take(&table) {

@@ -25,12 +25,12 @@ pub(super) struct Record {
     pub(super) writer: ProcessIdentity,
     /// Seconds since 1970.
     pub(super) written: u64,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: IdOutcome,
 }
 
 /// The result of making an id.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum IdOutcome {
     /// The id.
     Id(UniqueId),
     /// The reason why there is none.
@@ -49,7 +49,7 @@ const MAX_WORDS_BYTES: usize = 8 << 10;
 
 impl Record {
     /// A record that this process writes now.
-    pub(super) fn new(outcome: Outcome) -> Result<Record> {
+    pub(super) fn new(outcome: IdOutcome) -> Result<Record> {
         let number = u64::from_le_bytes(random::bytes()?);
         Ok(Record { number, writer: ProcessIdentity::mine()?, written: host::wall_time().as_secs(), outcome })
     }
@@ -60,8 +60,8 @@ impl Record {
         bytes.raw(&MARK).u64(*number).text(cut(&writer.host, MAX_NAME_BYTES)).text(cut(&writer.space, MAX_NAME_BYTES));
         bytes.u32(writer.process).u64(writer.started).u64(*written);
         match outcome {
-            Outcome::Id(id) => bytes.u8(ID).bytes(id.as_bytes()),
-            Outcome::Failed(words) => bytes.u8(FAILED).text(cut(words, MAX_WORDS_BYTES)),
+            IdOutcome::Id(id) => bytes.u8(ID).bytes(id.as_bytes()),
+            IdOutcome::Failed(words) => bytes.u8(FAILED).text(cut(words, MAX_WORDS_BYTES)),
         };
         bytes.finish()
     }
@@ -81,8 +81,8 @@ impl Record {
         let writer = ProcessIdentity { host, space, process: reader.u32()?, started: reader.u64()? };
         let written = reader.u64()?;
         let outcome = match reader.u8()? {
-            ID => Outcome::Id(UniqueId::from_bytes(reader.bytes(UniqueId::BYTES)?)?),
-            FAILED => Outcome::Failed(reader.text(MAX_WORDS_BYTES)?),
+            ID => IdOutcome::Id(UniqueId::from_bytes(reader.bytes(UniqueId::BYTES)?)?),
+            FAILED => IdOutcome::Failed(reader.text(MAX_WORDS_BYTES)?),
             other => return Err(reader.malformed(&format!("an outcome of kind {other}"))),
         };
         reader.finish()?;
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_record_comes_back_and_nothing_else_passes() {
         let id = UniqueId::fresh("10.0.0.1:5".parse().unwrap()).unwrap();
-        for outcome in [Outcome::Id(id), Outcome::Failed("é".repeat(9000))] {
+        for outcome in [IdOutcome::Id(id), IdOutcome::Failed("é".repeat(9000))] {
             let record = Record::new(outcome).unwrap();
             let bytes = record.encode();
             let back = Record::decode(&bytes).unwrap();

@@ -15,7 +15,7 @@
 use std::time::Duration;
 
 use super::Store;
-use super::record::{Outcome, Record};
+use super::record::{IdOutcome, Record};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::probe::root_answers;
 use crate::error::{Error, Kind, Result};
@@ -103,9 +103,9 @@ impl Shared<'_> {
         self.claim().map_err(named)?;
         let made = make();
         let outcome = match &made {
-            Ok(id) => Outcome::Id(*id),
+            Ok(id) => IdOutcome::Id(*id),
             // The others must learn of the failure: otherwise they would wait until their deadline.
-            Err(error) => Outcome::Failed(error.to_string()),
+            Err(error) => IdOutcome::Failed(error.to_string()),
         };
         let record = Record::new(outcome).map_err(named)?;
         let told = self.store.set(self.key, &record.encode(), self.wait);
@@ -138,9 +138,9 @@ impl Shared<'_> {
         };
         // A value that is not a record is simply replaced.
         let Ok(left) = Record::decode(&left) else { return Ok(()) };
-        let is_mine = left.writer == Record::new(Outcome::Failed(String::new()))?.writer;
+        let is_mine = left.writer == Record::new(IdOutcome::Failed(String::new()))?.writer;
         match (is_mine, &left.outcome) {
-            (false, Outcome::Id(id)) if left.writer.life()? != Life::Ended && root_answers(id, self.wait)? => {
+            (false, IdOutcome::Id(id)) if left.writer.life()? != Life::Ended && root_answers(id, self.wait)? => {
                 Err(Error::invalid_usage(format!(
                     "two jobs use one store at the same time: {} shares an id under '{}' and waits for its ranks; give \
                      each job a store of its own",
@@ -166,8 +166,8 @@ impl Shared<'_> {
                 Worth::Fresh => {
                     self.count(&record)?;
                     return match record.outcome {
-                        Outcome::Id(id) => Ok(id),
-                        Outcome::Failed(why) => {
+                        IdOutcome::Id(id) => Ok(id),
+                        IdOutcome::Failed(why) => {
                             let why = format!("rank 0 could not make it: {why}");
                             Err(Error::remote(Rank::new(0), why))
                         }
@@ -194,9 +194,9 @@ impl Shared<'_> {
             (Life::Ended, _) => Worth::Stale("which has ended"),
             (Life::Runs, _) => Worth::Fresh,
             // A fixed address cannot be probed yet: rank 0 serves it only when it joins.
-            (Life::Unknown, Outcome::Id(id)) if id.is_fixed() || root_answers(id, self.wait)? => Worth::Fresh,
-            (Life::Unknown, Outcome::Id(_)) => Worth::Stale("whose root does not answer"),
-            (Life::Unknown, Outcome::Failed(_)) => {
+            (Life::Unknown, IdOutcome::Id(id)) if id.is_fixed() || root_answers(id, self.wait)? => Worth::Fresh,
+            (Life::Unknown, IdOutcome::Id(_)) => Worth::Stale("whose root does not answer"),
+            (Life::Unknown, IdOutcome::Failed(_)) => {
                 let age = host::wall_time().as_secs().saturating_sub(record.written);
                 if age <= FAILURE_LIFE_S { Worth::Fresh } else { Worth::Stale("which failed long ago") }
             }
@@ -290,7 +290,7 @@ mod tests {
     }
 
     /// A record as a process of another host would have left it.
-    fn from_elsewhere(outcome: Outcome, age_s: u64) -> Record {
+    fn from_elsewhere(outcome: IdOutcome, age_s: u64) -> Record {
         let mut record = Record::new(outcome).unwrap();
         record.writer.space = "another boot".to_owned();
         record.written -= age_s;
@@ -319,11 +319,11 @@ mod tests {
     fn what_a_dead_job_left_is_replaced_wherever_it_ran() {
         let (dead, root) = Root::serve(&options()).unwrap();
         drop(root);
-        let mut here = Record::new(Outcome::Id(dead)).unwrap();
+        let mut here = Record::new(IdOutcome::Id(dead)).unwrap();
         here.writer.started += 1;
         share_after(&here, 3);
-        share_after(&from_elsewhere(Outcome::Id(dead), 0), 1);
-        here.outcome = Outcome::Failed("no usable network interface".into());
+        share_after(&from_elsewhere(IdOutcome::Id(dead), 0), 1);
+        here.outcome = IdOutcome::Failed("no usable network interface".into());
         share_after(&here, 1);
         share_after(&from_elsewhere(here.outcome, FAILURE_LIFE_S + 1), 1);
     }
@@ -334,7 +334,7 @@ mod tests {
         let store = FileStore::open(folder.path().join("store"), &soon()).unwrap();
         let (id, _root) = Root::serve(&options()).unwrap();
         store.add("id/claims", 1, &soon()).unwrap();
-        store.set("id", &from_elsewhere(Outcome::Id(id), 0).encode(), &soon()).unwrap();
+        store.set("id", &from_elsewhere(IdOutcome::Id(id), 0).encode(), &soon()).unwrap();
         let error = share_id(&store, "id", member(0), || unreachable!(), &soon()).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidUsage);
         for words in ["two jobs use one store", "process ", "a store of its own"] {
@@ -348,7 +348,7 @@ mod tests {
     fn who_waits_for_a_dead_job_is_told_whose_record_it_sees() {
         let folder = tempfile::tempdir().unwrap();
         let store = FileStore::open(folder.path().join("store"), &soon()).unwrap();
-        let mut left = Record::new(Outcome::Failed("an old reason".into())).unwrap();
+        let mut left = Record::new(IdOutcome::Failed("an old reason".into())).unwrap();
         left.writer.started += 1;
         store.set("id", &left.encode(), &soon()).unwrap();
         let shortly = Wait::new(Duration::from_millis(100), &AbortFlag::new());

@@ -11,12 +11,12 @@ const MAX_KEYS: usize = 1 << 18;
 const MAX_BYTES: usize = 256 << 20;
 
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct ValueTable {
     values: HashMap<String, Vec<u8>>,
     bytes: usize,
 }
 
-impl Table {
+impl ValueTable {
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] if the store is full.
     pub(super) fn set(&mut self, key: &str, value: Vec<u8>) -> Result<()> {
@@ -37,7 +37,7 @@ impl Table {
     }
 
     /// # Errors
-    /// As [`Table::set`] and [`sum`].
+    /// As [`ValueTable::set`] and [`sum`].
     pub(super) fn add(&mut self, key: &str, amount: i64) -> Result<i64> {
         let sum = sum(key, self.get(key).map(Vec::as_slice), amount)?;
         self.set(key, sum.to_string().into_bytes())?;
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn bytes_are_counted_through_every_change() {
-        let mut table = Table::default();
+        let mut table = ValueTable::default();
         table.set("key", vec![0; 100]).unwrap();
         table.set("key", vec![0; 10]).unwrap();
         assert_eq!((table.add("n", 7).unwrap(), table.add("n", -9).unwrap()), (7, -2));

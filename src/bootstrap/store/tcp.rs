@@ -15,9 +15,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 
-use super::table::Table;
+use super::table::ValueTable;
 use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, check_key, check_keys, check_value, waited_for};
-use crate::bootstrap::acceptor::{Acceptor, Rules, ServiceThread};
+use crate::bootstrap::acceptor::{Acceptor, Requirements, ServiceThread};
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::{NO_RANK, Purpose, Terms};
 use crate::bootstrap::client::{Service, ServiceClient};
@@ -72,10 +72,13 @@ impl TcpStore {
                 "the store at {address} has no secret: whoever reaches it can use it; set RSCCL_SECRET on all ranks"
             );
         }
-        let rules =
-            Rules { terms: terms.clone(), handshake_timeout: options.handshake_timeout, most_bytes: MAX_FRAME_BYTES };
+        let rules = Requirements {
+            terms: terms.clone(),
+            handshake_timeout: options.handshake_timeout,
+            most_bytes: MAX_FRAME_BYTES,
+        };
         let run = |acceptor| {
-            Server { acceptor, table: Table::default(), waiters: HashMap::new(), by_key: HashMap::new() }.run()
+            Server { acceptor, table: ValueTable::default(), waiters: HashMap::new(), by_key: HashMap::new() }.run()
         };
         let thread = ServiceThread::start("rsccl store", listener, rules, run)?;
         Ok(TcpStore { client: Mutex::new(Client::new(address, terms, options)?), address, _thread: Some(thread) })
@@ -236,7 +239,7 @@ fn answer(frame: Frame) -> Result<Vec<u8>> {
 /// The server's side, on its own thread.
 struct Server {
     acceptor: Acceptor,
-    table: Table,
+    table: ValueTable,
     waiters: HashMap<u64, Waiter>,
     /// For each key, the clients that wait for it; a client is listed under the first key that it lacks.
     by_key: HashMap<String, BTreeSet<u64>>,

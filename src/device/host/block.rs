@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::slice;
 
-use crate::device::host::copy::{Placement, put};
+use crate::device::host::copy::{Alignment, put};
 use crate::device::host::fold::Fold;
 use crate::device::host::lane::{Lane, Wide};
 use crate::device::host::vectors::{LINE, Vectors};
@@ -43,7 +43,7 @@ impl Room {
 #[inline(always)]
 pub(super) unsafe fn reduce<V: Vectors, L: Lane, O: Fold<L::Wide>>(kernel: &Kernel, pass: &Pass<'_>) {
     let lanes = pass.count * kernel.lanes;
-    let placement = Placement::new(pass, size_of::<L::Raw>());
+    let placement = Alignment::new(pass, size_of::<L::Raw>());
     let mut start = 0;
     // First the lanes before the target's alignment, then the rest.
     for end in [placement.head.min(lanes), lanes] {

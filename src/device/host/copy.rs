@@ -9,7 +9,7 @@ use crate::device::host::{Kernel, Pass, Store};
 const PIECE: usize = 8192;
 
 /// The position of a pass's blocks relative to the alignment of its first target.
-pub(super) struct Placement {
+pub(super) struct Alignment {
     /// The number of lanes before the first target is aligned to a cache line; 0 if it is aligned, or if no lane starts
     /// at a line.
     pub(super) head: usize,
@@ -17,17 +17,17 @@ pub(super) struct Placement {
     streams: bool,
 }
 
-impl Placement {
+impl Alignment {
     /// The placement of a pass with lanes of `size` bytes.
     #[inline(always)]
-    pub(super) fn new(pass: &Pass<'_>, size: usize) -> Placement {
+    pub(super) fn new(pass: &Pass<'_>, size: usize) -> Alignment {
         let streams = pass.store == Store::Streaming;
         let bytes = match pass.targets.first() {
             Some(target) if streams => target.addr().wrapping_neg() % LINE,
             _ => 0,
         };
         let head = if bytes.is_multiple_of(size) { bytes / size } else { 0 };
-        Placement { head, streams }
+        Alignment { head, streams }
     }
 
     /// Ends the pass: orders streamed stores before later stores.
@@ -67,7 +67,7 @@ pub(super) unsafe fn put<V: Vectors>(source: *const u8, target: *mut u8, bytes: 
 pub(super) unsafe fn copy<V: Vectors>(kernel: &Kernel, pass: &Pass<'_>) {
     let bytes = pass.count * kernel.size;
     let source = pass.sources[0];
-    let placement = Placement::new(pass, 1);
+    let placement = Alignment::new(pass, 1);
     let piece = if pass.targets.len() == 1 { bytes } else { PIECE };
     let mut start = 0;
     let mut length = if placement.head == 0 { piece } else { placement.head };
