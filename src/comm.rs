@@ -1,7 +1,6 @@
 //! Communicators: ranks that call collectives together.
 //!
-//! A [`Communicator`] is one rank's handle. It may be moved between threads and is used by one at a time (`Send`, not `Sync`);
-//! [`AbortHandle`] may be used from anywhere. Ways in: [`local::run`] and [`Communicator::init_all`] (threads),
+//! A [`Communicator`] is one rank's handle. One thread at a time makes calls on it; any thread may watch and abort it meanwhile. Ways in: [`local::run`] and [`Communicator::init_all`] (threads),
 //! [`Communicator::init`] (a unique id), [`Communicator::from_env`] (launchers), and with feature `mpi` an MPI communicator.
 
 #[cfg(any(feature = "mpi", feature = "cpp"))]
@@ -32,6 +31,7 @@ mod programs;
 mod request;
 mod session;
 pub(crate) mod settings;
+mod status;
 mod visible;
 // They fork, and loom's threads cannot.
 #[cfg(not(loom))]
@@ -39,13 +39,15 @@ mod visible;
 mod tests;
 mod typed;
 
-use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
+use std::sync::{OnceLock, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 use crate::sync::{AbortFlag, Progress};
 use crate::sys::fork::Birthplace;
+use crate::sys::thread;
 use crate::types::{Rank, World};
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
@@ -65,6 +67,7 @@ pub(crate) use settings::Settings;
 use children::Away;
 use engine::Engine;
 use panics::Unwinding;
+use status::{Making, Status};
 
 /// One rank's handle of a group of ranks that call collectives together.
 ///
@@ -83,17 +86,21 @@ use panics::Unwinding;
 /// A panic that leaves a call, which is one of the program's own code in it (a progress hook, the body of a [`Communicator::scope`]), ends the
 /// communicator with [`Kind::Aborted`] on all ranks before it goes on.
 ///
+/// # Threads
+/// One thread at a time makes calls. A call of a second thread meanwhile, or of the program's own code inside of a call, is
+/// [`Kind::InvalidUsage`] at once and does no harm. [`Communicator::rank`], [`Communicator::size`], [`Communicator::abort`],
+/// [`Communicator::abort_handle`] and [`Communicator::async_error`] never wait for a call, so that a watchdog can use them while one hangs.
+///
 /// # Forked children
 /// A communicator belongs to the process that made it. In a child that `fork` has made, calls are [`Kind::InvalidUsage`], and dropping
 /// the handle does nothing. The child holds the parent's sockets open until it ends or runs another program.
 pub struct Communicator {
-    /// `None` while a split is still to say which ranks a child has.
-    world: Cell<Option<World>>,
+    status: Arc<Status>,
     birthplace: Birthplace,
-    abort: AbortFlag,
-    home: RefCell<Home>,
+    /// Locked for the length of a call.
+    home: Mutex<Home>,
     /// Where the ranks are, once asked.
-    placement: OnceCell<Placement>,
+    placement: OnceLock<Placement>,
 }
 
 /// Where the engine is.
@@ -151,18 +158,33 @@ impl AbortHandle {
 }
 
 impl Communicator {
-    fn new(world: World, abort: AbortFlag, home: Home) -> Communicator {
-        Communicator::unfinished(Some(world), abort, home)
+    /// A communicator that is made.
+    fn ready(engine: Engine) -> Communicator {
+        let status = Status::ready(engine.session.world, engine.session.abort.clone());
+        Communicator::with_status(Arc::new(status), Home::Ready(Box::new(engine)))
     }
 
-    fn unfinished(world: Option<World>, abort: AbortFlag, home: Home) -> Communicator {
-        Communicator {
-            world: Cell::new(world),
-            birthplace: Birthplace::here(),
-            abort,
-            home: RefCell::new(home),
-            placement: OnceCell::new(),
-        }
+    /// A communicator that `make` makes on a thread of its own. `world` is `None` where only `make` finds out which ranks it has.
+    fn start_thread(
+        name: &str,
+        world: Option<World>,
+        make: impl FnOnce(&AbortFlag) -> Result<Engine> + Send + 'static,
+    ) -> Result<Communicator> {
+        let status = Arc::new(Status::starting(world, AbortFlag::new()));
+        let (making, abort) = (Making::of(&status), status.abort.clone());
+        let start = thread::spawn(name, move || {
+            let made = make(&abort).map_err(|error| match world {
+                Some(world) => error.during("init").at(world.rank),
+                None => error.during("init"),
+            });
+            making.end(made.as_ref().map(|engine| engine.session.world).map_err(Error::duplicate));
+            made
+        })?;
+        Ok(Communicator::with_status(status, Home::Starting(start)))
+    }
+
+    fn with_status(status: Arc<Status>, home: Home) -> Communicator {
+        Communicator { status, birthplace: Birthplace::here(), home: Mutex::new(home), placement: OnceLock::new() }
     }
 
     /// My rank, below [`Communicator::size`]. Of a child that a non-blocking split is making: waits until it is made; where that fails,
@@ -177,11 +199,11 @@ impl Communicator {
     }
 
     fn settled_world(&self) -> World {
-        if self.world.get().is_none() && self.birthplace.is_here() {
-            // Its error is what every call gives.
-            let _told_later = self.await_start();
-        }
-        self.world.get().unwrap_or(World { rank: Rank::new(0), size: 0 })
+        let settled = match self.status.world() {
+            None if self.birthplace.is_here() => self.status.await_world(),
+            known => known,
+        };
+        settled.unwrap_or(World { rank: Rank::new(0), size: 0 })
     }
 
     /// My rank and how many there are, for a call.
@@ -189,30 +211,62 @@ impl Communicator {
     /// # Errors
     /// While a split is still to say, and where it has failed.
     fn world(&self) -> Result<World> {
-        if let Some(world) = self.world.get() {
-            return Ok(world);
+        match self.status.world() {
+            Some(world) => Ok(world),
+            None => self.unsettled_world(),
         }
-        let Ok(mut home) = self.home.try_borrow_mut() else { return Err(group::lent()) };
-        self.settle_start(&mut home);
-        self.world.get().ok_or_else(|| unusable(&home))
+    }
+
+    #[cold]
+    fn unsettled_world(&self) -> Result<World> {
+        self.check_process()?;
+        if self.status.is_starting() {
+            return Err(starting());
+        }
+        let failed = || self.status.error().unwrap_or_else(|| Error::internal("a split has failed without a reason"));
+        self.status.await_world().ok_or_else(failed)
     }
 
     /// My rank; 0 while a split is still to say.
     fn me(&self) -> Rank {
-        self.world.get().map_or(Rank::new(0), |world| world.rank)
+        self.status.world().map_or(Rank::new(0), |world| world.rank)
     }
 
     /// `error` with my rank, where that is known.
     fn at(&self, error: Error) -> Error {
-        match self.world.get() {
+        match self.status.world() {
             Some(world) => error.at(world.rank),
             None => error,
         }
     }
 
+    /// Makes the call that waits on the communicator now, and every later one, end with [`Kind::Aborted`], as [`AbortHandle::abort`] does.
+    /// Never waits; any thread may call it.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::error::Kind;
+    ///
+    /// rsccl::local::run(2, |comm| {
+    ///     let mut word = [0u64];
+    ///     let error = std::thread::scope(|threads| {
+    ///         // A watchdog, which has only a reference.
+    ///         let watchdog = threads.spawn(|| comm.abort("nothing has come for too long"));
+    ///         let error = comm.recv(&mut word, 1 - comm.rank()).expect_err("nobody sends");
+    ///         watchdog.join().map(|()| error).expect("it does not panic")
+    ///     });
+    ///     assert_eq!(error.kind(), Kind::Aborted);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn abort(&self, reason: &str) {
+        self.abort_handle().abort(reason);
+    }
+
     /// A handle that stops this communicator from any thread.
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle(self.abort.clone(), self.birthplace)
+        AbortHandle(self.status.abort.clone(), self.birthplace)
     }
 
     /// Sets what is called while a call on this communicator waits, or with `None` nothing. Every rank for itself; communicators that are
@@ -228,7 +282,7 @@ impl Communicator {
     }
 
     /// What ended this communicator, if anything did; [`Kind::InProgress`] while a non-blocking init, split or shrink is under way. Never
-    /// waits.
+    /// waits; any thread may call it, also while another is in a call.
     ///
     /// # Examples
     /// ```
@@ -252,19 +306,7 @@ impl Communicator {
         if let Err(error) = self.check_process() {
             return Some(error);
         }
-        let Ok(mut home) = self.home.try_borrow_mut() else {
-            return Some(self.at(Error::new(Kind::InProgress, "a call is under way")));
-        };
-        self.settle_start(&mut home);
-        if let (Err(error), true) = (self.abort.check(), !matches!(*home, Home::Closed)) {
-            return Some(self.at(error));
-        }
-        match &*home {
-            Home::Failed(_, error) => Some(error.duplicate()),
-            Home::Starting(_) => Some(self.at(starting())),
-            Home::Away(_) => Some(self.at(away())),
-            Home::Ready(_) | Home::Lent | Home::Closed => None,
-        }
+        self.status.error().map(|error| self.at(error))
     }
 
     /// Says goodbye to the other ranks and frees everything. They go on with what they have begun; a collective that would need
@@ -274,7 +316,11 @@ impl Communicator {
     /// The error that had ended the communicator before.
     pub fn finalize(self) -> Result<()> {
         self.check_process()?;
-        match self.home.replace(Home::Closed) {
+        let home = match std::mem::replace(&mut *self.home(), Home::Closed) {
+            Home::Away(away) => away.wait(),
+            home => home,
+        };
+        match home {
             Home::Ready(engine) => {
                 engine.session.leave();
                 Ok(())
@@ -286,15 +332,11 @@ impl Communicator {
                 Err(error)
             }
             Home::Starting(start) => {
-                self.abort.raise(Error::aborted("the communicator was finalized before its init was over"));
+                self.status.abort.raise(Error::aborted("the communicator was finalized before its init was over"));
                 drop(start.join());
                 Ok(())
             }
-            Home::Away(away) => {
-                self.home.replace(away.wait());
-                self.finalize()
-            }
-            Home::Lent | Home::Closed => Ok(()),
+            Home::Away(_) | Home::Lent | Home::Closed => Ok(()),
         }
     }
 
@@ -316,12 +358,12 @@ impl Communicator {
 
     #[inline]
     fn with_engine_here<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
-        let Ok(mut home) = self.home.try_borrow_mut() else { return Err(self.at(group::lent())) };
+        let mut home = self.take_turn()?;
         if let Home::Starting(_) | Home::Away(_) = &*home {
             self.settle_start(&mut home);
         }
         let Home::Ready(engine) = &mut *home else { return Err(self.at(unusable(&home))) };
-        if self.abort.is_raised() {
+        if self.status.abort.is_raised() {
             return Err(self.fail(&mut home, None));
         }
         match body(engine) {
@@ -333,7 +375,7 @@ impl Communicator {
     /// Runs `body` on the engine, also where the communicator has failed.
     fn with_survivor<T>(&self, body: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
         self.check_process()?;
-        let Ok(mut home) = self.home.try_borrow_mut() else { return Err(self.at(group::lent())) };
+        let mut home = self.take_turn()?;
         self.settle_start(&mut home);
         let (Home::Ready(engine) | Home::Failed(Some(engine), _)) = &mut *home else {
             return Err(self.at(unusable(&home)));
@@ -341,14 +383,32 @@ impl Communicator {
         body(engine).map_err(|error| self.at(error.during("shrink")))
     }
 
+    /// The right to use the communicator, for the length of a call.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidUsage`] while another call has it.
+    #[inline]
+    fn take_turn(&self) -> Result<MutexGuard<'_, Home>> {
+        match self.home.try_lock() {
+            Ok(home) => Ok(home),
+            // A panic has ended the communicator, which its home says.
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(self.at(group::lent())),
+        }
+    }
+
+    /// The engine's home, for whoever has the engine or ends the communicator: another thread has the lock at most for as long as it
+    /// takes to be refused.
+    fn home(&self) -> MutexGuard<'_, Home> {
+        self.home.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Where a non-blocking init has ended, or a thread is through with the engine: takes the engine, or the error.
     #[cold]
     fn settle_start(&self, home: &mut Home) {
         *home = match std::mem::replace(home, Home::Closed) {
-            Home::Starting(start) => match init::poll_start(start) {
-                Err(start) => Home::Starting(start),
-                Ok(made) => self.started(made),
-            },
+            Home::Starting(start) if self.status.is_starting() => Home::Starting(start),
+            Home::Starting(start) => started(start),
             Home::Away(away) => away.poll().unwrap_or_else(Home::Away),
             other => other,
         };
@@ -356,11 +416,9 @@ impl Communicator {
 
     /// Waits until a non-blocking init has ended; its own deadline bounds the wait.
     fn await_start(&self) -> Result<()> {
-        let Ok(mut home) = self.home.try_borrow_mut() else { return Ok(()) };
+        let mut home = self.home();
         *home = match std::mem::replace(&mut *home, Home::Closed) {
-            Home::Starting(start) => {
-                self.started(start.join().unwrap_or_else(|_| Err(Error::internal("the thread of an init panicked"))))
-            }
+            Home::Starting(start) => started(start),
             other => other,
         };
         match &*home {
@@ -369,24 +427,15 @@ impl Communicator {
         }
     }
 
-    fn started(&self, made: Result<Engine>) -> Home {
-        match made {
-            Ok(engine) => {
-                self.world.set(Some(engine.session.world));
-                Home::Ready(Box::new(engine))
-            }
-            Err(error) => Home::Failed(None, self.at(error.during("init"))),
-        }
-    }
-
     /// Gives the engine away, to a thread that runs a group.
     fn lend(&self) -> Result<Box<Engine>> {
         self.with_engine(|_| Ok(()))?;
-        match self.home.replace(Home::Lent) {
+        let mut home = self.take_turn()?;
+        match std::mem::replace(&mut *home, Home::Lent) {
             Home::Ready(engine) => Ok(engine),
             other => {
                 let error = unusable(&other);
-                self.home.replace(other);
+                *home = other;
                 Err(self.at(error))
             }
         }
@@ -394,9 +443,15 @@ impl Communicator {
 
     /// Takes the engine back, with what came of the group.
     fn take_back(&self, engine: Box<Engine>, result: Result<()>) -> Result<()> {
-        let mut home = self.home.borrow_mut();
+        let mut home = self.home();
         *home = Home::Ready(engine);
         result.map_err(|error| self.settle(&mut home, error))
+    }
+
+    /// Ends the communicator whose engine has gone with a thread.
+    fn lose(&self, error: Error) {
+        self.status.abort.raise(error.duplicate());
+        *self.home() = Home::Failed(None, error);
     }
 
     /// Whether `error` is the caller's own, before anything was sent, or the end of the communicator.
@@ -408,7 +463,7 @@ impl Communicator {
     /// Ends the communicator with `error`, or with the abort's reason, and tells the others.
     #[cold]
     fn fail(&self, home: &mut Home, error: Option<Error>) -> Error {
-        let reason = self.abort.check().err();
+        let reason = self.status.abort.check().err();
         let mut error = error.or(reason).unwrap_or_else(|| Error::internal("failed without a reason"));
         if let Home::Ready(engine) = std::mem::replace(home, Home::Closed) {
             error = engine.fail(error);
@@ -422,16 +477,14 @@ impl fmt::Debug for Communicator {
     /// Who it is and how it is: an engine is buffers above all, and whoever prints a result has not asked for those.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Communicator");
-        if let Some(World { rank, size }) = self.world.get() {
+        if let Some(World { rank, size }) = self.status.world() {
             shown.field("rank", &rank.get()).field("size", &size);
         }
-        match self.home.try_borrow().as_deref() {
-            Ok(Home::Ready(_)) => shown.field("state", &"ready"),
-            Ok(Home::Failed(_, error)) => shown.field("state", &format_args!("failed: {error}")),
-            Ok(Home::Starting(_)) => shown.field("state", &"starting"),
-            Ok(Home::Away(_)) => shown.field("state", &"making a child"),
-            Ok(Home::Lent) | Err(_) => shown.field("state", &"in a call"),
-            Ok(Home::Closed) => shown.field("state", &"finalized"),
+        let error = if self.birthplace.is_here() { self.status.error() } else { Some(forked()) };
+        match error {
+            None => shown.field("state", &"ready"),
+            Some(error) if self.status.is_starting() => shown.field("state", &format_args!("starting: {error}")),
+            Some(error) => shown.field("state", &format_args!("{error}")),
         };
         shown.finish_non_exhaustive()
     }
@@ -439,7 +492,9 @@ impl fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let home = self.home.replace(Home::Closed);
+        // Not by the lock, which in a forked child may be held by a thread that does not exist there.
+        let home = self.home.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let home = std::mem::replace(home, Home::Closed);
         if !self.birthplace.is_here() {
             // Nothing of it is this process's: not even to free it, since threads that do not exist here may hold what it waits for.
             std::mem::forget(home);
@@ -454,12 +509,21 @@ impl Drop for Communicator {
             // A rank that unwinds has not finished what the others wait for: dropping the bootstrap without goodbye says so.
             Home::Ready(engine) | Home::Failed(Some(engine), _) if !std::thread::panicking() => engine.session.leave(),
             Home::Starting(start) => {
-                self.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
+                self.status.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
                 // The thread sees the flag at its next look; what it returns has no taker.
                 drop(start.join());
             }
             Home::Ready(_) | Home::Failed(..) | Home::Lent | Home::Away(_) | Home::Closed => {}
         }
+    }
+}
+
+/// What a thread has made that makes a communicator, or will have made in a moment.
+fn started(start: JoinHandle<Result<Engine>>) -> Home {
+    match start.join() {
+        Ok(Ok(engine)) => Home::Ready(Box::new(engine)),
+        Ok(Err(error)) => Home::Failed(None, error),
+        Err(_) => Home::Failed(None, Error::internal("the thread of an init panicked")),
     }
 }
 

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use crate::comm::engine::Engine;
 use crate::comm::family::Born;
+use crate::comm::status::Borrowing;
 use crate::comm::{Communicator, Home};
 use crate::error::{Error, Result};
 use crate::sync::AbortFlag;
@@ -70,21 +71,163 @@ impl Communicator {
         (world, goes_somewhere): (Option<World>, bool),
         bear: impl FnOnce(&mut Engine) -> Bearing + Send + 'static,
     ) -> Result<Option<Communicator>> {
-        let abort = AbortFlag::new();
-        let (theirs, (sender, back)) = (abort.clone(), channel());
+        let (sender, back) = channel();
+        let borrowing = Borrowing::begin(&self.status);
         let mut engine = engine;
-        let made = thread::spawn("rsccl child", move || {
+        let make = move |abort: &AbortFlag| {
             let (born, end) = bear(&mut engine);
             // A parent that has been dropped waits for its engine, so there is always somebody to take it.
             drop(sender.send((engine, end)));
+            drop(borrowing);
             match born? {
-                Some(born) => born.raise(&theirs),
+                Some(born) => born.raise(abort),
                 None => Err(Error::internal("a rank with no color has no child")),
             }
+        };
+        let (child, thread) = if goes_somewhere {
+            let child = Communicator::start_thread("rsccl child", world, make);
+            (Some(child.inspect_err(|error| self.lose(error.duplicate()))?), None)
+        } else {
+            let thread = thread::spawn("rsccl child", move || make(&AbortFlag::new()));
+            (None, Some(thread.inspect_err(|error| self.lose(error.duplicate()))?))
+        };
+        *self.home() = Home::Away(Away { back, thread });
+        Ok(child)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::sync::Barrier;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::error::Kind;
+    use crate::sync::Deadline;
+    use crate::sys::{clock, fork};
+    use crate::types::ReduceOp;
+
+    fn config() -> Config {
+        let long = Duration::from_secs(60);
+        Config::default().with_blocking(false).with_timeout(long).with_init_timeout(long)
+    }
+
+    /// Each of two ranks on a thread of its own.
+    fn ranks(body: impl Fn(Communicator) -> Result<()> + Sync) {
+        let comms = Communicator::init_all(2, &config()).unwrap();
+        thread::side_by_side("rank", comms, |comm| body(comm).unwrap(), || ()).unwrap();
+    }
+
+    /// Waits until `comm` is no longer in progress; what it is then.
+    fn settled(comm: &Communicator) -> Option<Error> {
+        let deadline = Deadline::after(Duration::from_secs(30));
+        loop {
+            match comm.async_error() {
+                Some(error) if error.kind() == Kind::InProgress => {
+                    assert!(!deadline.passed(clock::now()), "still in progress");
+                    std::thread::yield_now();
+                }
+                state => return state,
+            }
+        }
+    }
+
+    fn is_in_progress(comm: &Communicator) -> bool {
+        comm.async_error().is_some_and(|error| error.kind() == Kind::InProgress)
+    }
+
+    fn sum(comm: &Communicator) -> Result<u32> {
+        let mut sum = [1u32];
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map(|()| sum[0])
+    }
+
+    /// Rank 1 comes to the split only after rank 0 has aborted its communicator.
+    #[test]
+    fn an_abort_of_the_parent_ends_a_split_that_is_under_way() {
+        let aborted = Barrier::new(2);
+        ranks(|comm| {
+            let is_first = comm.rank() == 0;
+            if !is_first {
+                aborted.wait();
+            }
+            let child = comm.split(Some(0), 0);
+            if is_first {
+                let child = child.as_ref().ok().and_then(Option::as_ref).expect("it returns at once");
+                assert!(is_in_progress(child) && is_in_progress(&comm));
+                comm.abort("enough of this");
+                for ended in [child, &comm] {
+                    let error = settled(ended).expect("it was aborted");
+                    assert_eq!(error.kind(), Kind::Aborted, "{error}");
+                    assert!(error.message().contains("enough of this"), "{error}");
+                }
+                assert_eq!((child.rank(), child.size()), (0, 0), "it has none");
+                aborted.wait();
+            } else if let Ok(Some(child)) = child {
+                assert!(settled(&child).is_some() && settled(&comm).is_some(), "rank 0 has told of its abort");
+            }
+            assert!(sum(&comm).is_err());
+            Ok(())
         });
-        let made = made.inspect_err(|error| drop(self.home.replace(Home::Failed(None, error.duplicate()))))?;
-        let (child, thread) = if goes_somewhere { (Some(made), None) } else { (None, Some(made)) };
-        self.home.replace(Home::Away(Away { back, thread }));
-        Ok(child.map(|made| Communicator::unfinished(world, abort, Home::Starting(made))))
+    }
+
+    /// An abort of the child alone: the parent's engine comes back when all ranks have come to the split.
+    #[test]
+    fn an_abort_of_the_child_during_a_split_leaves_the_parent_as_it_was() {
+        let aborted = Barrier::new(2);
+        ranks(|comm| {
+            if comm.rank() == 1 {
+                aborted.wait();
+            }
+            let child = comm.split(Some(0), 0)?.expect("a color was passed");
+            if comm.rank() == 0 {
+                child.abort("it is not needed");
+                aborted.wait();
+            }
+            assert!(settled(&comm).is_none());
+            assert!(settled(&child).is_some_and(|error| error.message().contains("it is not needed")));
+            drop(child);
+            sum(&comm).map(|sum| assert_eq!(sum, 2))
+        });
+    }
+
+    /// What a forked child can do with a communicator that makes a child, and with that; whether all of it was refused.
+    fn are_refused(comms: [Communicator; 2]) -> bool {
+        let is_forked = |error: Error| error.kind() == Kind::InvalidUsage && error.message().contains("forked");
+        let refused = comms.each_ref().map(|comm| {
+            comm.abort("by a forked child");
+            comm.async_error().is_some_and(is_forked)
+                && sum(comm).is_err_and(is_forked)
+                && comm.split(Some(0), 0).is_err_and(is_forked)
+                && comm.shrink(&[9]).is_err()
+        });
+        let [parent, child] = comms;
+        // Nothing waits for the thread, which this process does not have.
+        let ranks = (child.rank(), child.size());
+        drop(child);
+        refused == [true; 2] && ranks == (0, 0) && parent.finalize().is_err_and(is_forked)
+    }
+
+    /// The forked child has neither the thread that makes the child nor the locks that it held.
+    #[test]
+    fn a_fork_during_a_split_leaves_it_to_the_parent() {
+        let forked = Barrier::new(2);
+        ranks(|comm| {
+            if comm.rank() == 1 {
+                forked.wait();
+            }
+            let child = comm.split(Some(0), 0)?.expect("a color was passed");
+            let is_first = comm.rank() == 0;
+            let mut comms = Some([comm, child]);
+            if is_first {
+                assert!(fork::in_child(|| comms.take().is_some_and(are_refused)));
+                forked.wait();
+            }
+            comms.iter().flatten().try_for_each(|comm| {
+                assert!(settled(comm).is_none());
+                sum(comm).map(|sum| assert_eq!(sum, 2))
+            })
+        });
     }
 }

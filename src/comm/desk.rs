@@ -13,7 +13,7 @@ use crate::comm::engine::Engine;
 use crate::comm::family::{Born, bear, orphan};
 use crate::comm::group::Steps;
 use crate::comm::request::{Job, Outcome, Promise, check_exchange, check_message, work};
-use crate::comm::{Buffer, Call, Communicator, Home, Message, Placement, forked, placement};
+use crate::comm::{Buffer, Call, Communicator, Message, Placement, forked, placement};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
@@ -386,7 +386,7 @@ fn close(communicator: &Communicator, mut worker: Worker) {
         drop(communicator.take_back(engine, result));
     } else {
         let error = Error::internal("the thread of requests panicked").at(communicator.me());
-        communicator.home.replace(Home::Failed(None, error));
+        communicator.lose(error);
     }
 }
 

@@ -171,12 +171,13 @@ impl Communicator {
     /// The engine, also of a communicator that has failed, and the error that ended it.
     fn take_survivor(&self) -> Result<(Box<Engine>, Option<Error>)> {
         self.check_process()?;
-        match self.home.replace(Home::Lent) {
+        let mut home = self.take_turn()?;
+        match std::mem::replace(&mut *home, Home::Lent) {
             Home::Ready(engine) => Ok((engine, None)),
             Home::Failed(Some(engine), error) => Ok((engine, Some(error))),
             other => {
                 let error = unusable(&other);
-                self.home.replace(other);
+                *home = other;
                 Err(self.at(error))
             }
         }

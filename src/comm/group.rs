@@ -6,7 +6,7 @@ use crate::comm::bystander::Bystander;
 use crate::comm::engine::Engine;
 use crate::comm::panics::as_error;
 use crate::comm::request::Promise;
-use crate::comm::{Call, Communicator, Home, Message, typed};
+use crate::comm::{Call, Communicator, Message, typed};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing, check_to_self};
 use crate::types::{Element, Rank, ReduceOp};
@@ -141,7 +141,7 @@ impl<'a> Group<'a> {
         let results = crate::sys::thread::side_by_side("rsccl group", work, run, meanwhile).inspect_err(|error| {
             // The engines have gone with the threads.
             for comm in &loans {
-                comm.home.replace(Home::Failed(None, error.duplicate()));
+                comm.lose(error.duplicate());
             }
         })?;
         let mut first = Ok(());
@@ -519,7 +519,7 @@ pub(super) fn run_calls(engine: &mut Engine, calls: &[Call<'_>], beside: &mut dy
     Ok(())
 }
 
-/// The error of a communicator that is lent to a group twice.
+/// The error of a call while another one has the communicator.
 pub(super) fn lent() -> Error {
-    Error::invalid_usage("the communicator is in use by an outer call")
+    Error::invalid_usage("the communicator is in use by another thread or an outer call: one thread uses it at a time")
 }

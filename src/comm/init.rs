@@ -1,7 +1,6 @@
 //! Ways into a communicator.
 
 use std::fmt;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::cause::failure_reader;
@@ -10,11 +9,11 @@ use crate::comm::engine::Engine;
 use crate::comm::origin::{Made, Origin};
 use crate::comm::session::Session;
 use crate::comm::settings::bootstrap_options;
-use crate::comm::{Communicator, Home, Settings};
+use crate::comm::{Communicator, Settings};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sync::{AbortFlag, Patience, Wait};
-use crate::sys::{clock, cpu, futex, thread};
+use crate::sys::{clock, cpu, futex};
 use crate::transport::{Fabric, PeerInfo, host_id, process_token};
 use crate::types::{Rank, World};
 
@@ -133,10 +132,8 @@ impl Communicator {
         origin: Origin,
         join: impl FnOnce(&AbortFlag, Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
-        let abort = AbortFlag::new();
-        let theirs = abort.clone();
-        let begin = move || make(world, settings, (&origin, &theirs), join);
-        Ok(Communicator::new(world, abort, Home::Starting(thread::spawn("rsccl init", begin)?)))
+        let begin = move |abort: &AbortFlag| make(world, settings, (&origin, abort), join);
+        Communicator::start_thread("rsccl init", Some(world), begin)
     }
 
     /// [`Communicator::start`], which the abort of a parent ends too.
@@ -145,20 +142,16 @@ impl Communicator {
         (world, settings, origin): (World, Settings, Origin),
         join: impl FnOnce(&AbortFlag, std::time::Duration) -> Result<Box<dyn Bootstrap>> + Send + 'static,
     ) -> Result<Communicator> {
-        let abort = AbortFlag::new();
-        let following = parent.map(|parent| abort.follow(&parent));
-        if !settings.blocking {
-            let theirs = abort.clone();
-            let begin = move || {
-                let made = make(world, settings, (&origin, &theirs), join);
-                drop(following);
-                made
-            };
-            return Ok(Communicator::new(world, abort, Home::Starting(thread::spawn("rsccl init", begin)?)));
+        let is_blocking = settings.blocking;
+        let make_here = move |abort: &AbortFlag| {
+            let _following = parent.map(|parent| abort.follow(&parent));
+            make(world, settings, (&origin, abort), join)
+        };
+        if is_blocking {
+            make_here(&AbortFlag::new()).map(Communicator::ready)
+        } else {
+            Communicator::start_thread("rsccl init", Some(world), make_here)
         }
-        let engine = make(world, settings, (&origin, &abort), join)?;
-        drop(following);
-        Ok(Communicator::new(world, abort, Home::Ready(Box::new(engine))))
     }
 }
 
@@ -224,16 +217,6 @@ impl fmt::Display for Times {
         }
         f.write_str(")")
     }
-}
-
-/// Takes the engine from its thread, if that has ended; else gives the handle back.
-pub(super) fn poll_start(
-    start: JoinHandle<Result<Engine>>,
-) -> std::result::Result<Result<Engine>, JoinHandle<Result<Engine>>> {
-    if !start.is_finished() {
-        return Err(start);
-    }
-    Ok(start.join().unwrap_or_else(|_| Err(Error::internal("the thread of a non-blocking init panicked"))))
 }
 
 /// Gathers what ranks must know of each other and builds the engine.

@@ -12,7 +12,7 @@ pub(super) struct Unwinding<'a>(pub(super) &'a Communicator);
 impl Drop for Unwinding<'_> {
     fn drop(&mut self) {
         let Unwinding(comm) = self;
-        if let Ok(mut home) = comm.home.try_borrow_mut()
+        if let Ok(mut home) = comm.take_turn()
             && matches!(*home, Home::Ready(_))
         {
             // It is remembered, and told; the panic goes on.

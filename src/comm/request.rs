@@ -14,7 +14,7 @@ use crate::comm::bystander::Bystander;
 use crate::comm::engine::Engine;
 use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::panics::{as_error, panicked};
-use crate::comm::{Call, Communicator, Home, Message, forked, typed};
+use crate::comm::{Call, Communicator, Message, forked, typed};
 use crate::error::{Error, Kind, Result};
 use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self};
 use crate::sync::Backoff;
@@ -112,7 +112,7 @@ impl Communicator {
             let value = catch_unwind(AssertUnwindSafe(|| body(&scope)));
             if let Err(panic) = &value {
                 // Nobody waits for requests whose buffers are about to go.
-                self.abort.raise(panicked("the body of a scope", &**panic));
+                self.status.abort.raise(panicked("the body of a scope", &**panic));
             }
             drop(scope);
             // How the thread ended is what it returns; until then the hook goes on.
@@ -130,10 +130,12 @@ impl Communicator {
     pub(super) fn bring_home(&self, worked: Result<(Box<Engine>, Result<()>)>, has_panicked: bool) -> Result<()> {
         match worked {
             // The reason stands in the flag; without a request under way nobody has looked at it.
-            Ok((engine, ended)) if has_panicked => self.take_back(engine, ended.and_then(|()| self.abort.check())),
+            Ok((engine, ended)) if has_panicked => {
+                self.take_back(engine, ended.and_then(|()| self.status.abort.check()))
+            }
             Ok((engine, ended)) => self.take_back(engine, ended),
             Err(error) => {
-                self.home.replace(Home::Failed(None, error.duplicate()));
+                self.lose(error.duplicate());
                 Err(error)
             }
         }

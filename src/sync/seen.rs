@@ -49,6 +49,14 @@ impl<T> Mutex<T> {
         }
     }
 
+    /// The data, without the lock: nobody else can have it.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn get_mut(&mut self) -> LockResult<&mut T> {
+        Ok(self.data.get_mut())
+    }
+
     /// Takes the lock if it is free.
     ///
     /// # Errors
