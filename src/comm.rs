@@ -3,36 +3,36 @@
 //! A [`Communicator`] is one rank's handle. One thread at a time makes calls on it; any thread may watch and abort it meanwhile. Ways in: [`local::run`] and [`Communicator::init_all`] (threads),
 //! [`Communicator::init`] (a unique id), [`Communicator::from_env`] (launchers), and with feature `mpi` an MPI communicator.
 
-#[cfg(any(feature = "mpi", feature = "cpp"))]
-mod aside;
-mod bystander;
-mod children;
+mod background_split;
+mod call_log;
 mod choose;
 mod collectives;
 mod desk;
 mod engine;
 mod failure_watch;
-mod family;
 mod filters;
 mod group;
 mod init;
-mod journal;
 mod launched;
 mod lobby;
+pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod lone_world;
-pub mod local;
 mod messages;
 mod origin;
 mod panics;
 mod peer_status;
 mod placement;
+#[cfg(any(feature = "mpi", feature = "cpp"))]
+mod prepared_init;
 mod programs;
 mod request;
 mod session;
 pub(crate) mod settings;
+mod split;
 mod status;
 mod visible;
+mod waiting_hooks;
 // They fork, and loom's threads cannot.
 #[cfg(not(loom))]
 #[cfg(test)]
@@ -51,8 +51,6 @@ use crate::sys::thread;
 use crate::types::{Rank, World};
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
-#[cfg(any(feature = "mpi", feature = "cpp"))]
-pub(crate) use aside::Preparation;
 pub use choose::Chosen;
 pub use desk::{Desk, Pending};
 #[cfg(feature = "cpp")]
@@ -61,10 +59,12 @@ pub use group::{Group, Member, group, try_group};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use lone_world::warn_of_lone_world;
 pub use placement::{DeviceChoice, Locality, Placement};
+#[cfg(any(feature = "mpi", feature = "cpp"))]
+pub(crate) use prepared_init::PreparedInit;
 pub use request::{Request, Scope};
 pub(crate) use settings::Settings;
 
-use children::Away;
+use background_split::Away;
 use engine::Engine;
 use panics::Unwinding;
 use status::{Making, Status};

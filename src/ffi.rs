@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::bootstrap::{Root, UniqueId};
-use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, Preparation, warn_of_lone_world};
+use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, PreparedInit, warn_of_lone_world};
 use crate::config::{Config, Environment};
 use crate::error::{Error, Result};
 use crate::sync::{AbortFlag, Progress, Wait};
@@ -335,7 +335,7 @@ struct Family(VecDeque<Communicator>);
 
 /// The first half of an init; `None` before it was read and once it was used.
 struct Prepared {
-    half: Option<Preparation>,
+    half: Option<PreparedInit>,
     /// Serves the id as long as the preparation lives.
     root: Option<Root>,
 }
@@ -610,7 +610,7 @@ fn prepared() -> Box<Prepared> {
 
 fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure {
     guard(|| {
-        prepared.half = Some(Preparation::new(&settings.0)?);
+        prepared.half = Some(PreparedInit::new(&settings.0)?);
         Ok(())
     })
 }

@@ -65,7 +65,7 @@ const OTHERS: &[Other] = &[
     ("Scope", "begin", Nothing("as Member::add")),
     ("Request", "is_finished", Named("test")),
     ("UniqueId", "as_bytes", Named("bytes")),
-    ("UniqueId", "generate_held", Nothing("for from_mpi, which has Preparation")),
+    ("UniqueId", "generate_held", Nothing("for from_mpi, which has PreparedInit")),
     ("UniqueId", "fixed", Nothing("NCCL_COMM_ID and Config::comm_id say it")),
     ("UniqueId", "is_fixed", Nothing("for the library's own set-up")),
     ("UniqueId", "is_authenticated", Nothing("for the library's own set-up")),

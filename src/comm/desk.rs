@@ -8,11 +8,11 @@ use std::cell::RefCell;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-use crate::comm::bystander::Bystander;
 use crate::comm::engine::Engine;
-use crate::comm::family::{Born, bear, orphan};
 use crate::comm::group::Steps;
 use crate::comm::request::{Job, Outcome, Promise, check_exchange, check_message, work};
+use crate::comm::split::{UnfinishedChild, begin_split, no_child};
+use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::{Buffer, Call, Communicator, Message, Placement, forked, placement};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing};
@@ -55,7 +55,7 @@ pub struct Desk {
 pub struct Pending {
     birthplace: Birthplace,
     outcome: Arc<Outcome>,
-    bystander: Bystander,
+    hooks: WaitingHooks,
 }
 
 /// The thread that has the engine.
@@ -67,7 +67,7 @@ struct Worker {
     unfinished: Vec<Arc<Outcome>>,
     /// How the thread has ended.
     ended: Arc<Outcome>,
-    bystander: Bystander,
+    hooks: WaitingHooks,
     /// Whether the engine can be had at once: nothing is under way, nor what requests have sent still here.
     resting: Arc<AtomicBool>,
 }
@@ -128,7 +128,9 @@ impl Desk {
         if self.is_home() {
             return self.communicator.split(color, key);
         }
-        self.beside(move |engine, beside| bear(engine, (color, key), beside))?.map(Born::grow).transpose()
+        self.beside(move |engine, beside| begin_split(engine, (color, key), beside))?
+            .map(UnfinishedChild::finish)
+            .transpose()
     }
 
     /// [`Communicator::local`], beside the requests that are under way.
@@ -150,7 +152,7 @@ impl Desk {
     }
 
     fn by_color(&self, color: u32, key: u32) -> Result<Communicator> {
-        self.split(Some(color), i64::from(key))?.ok_or_else(|| orphan().at(self.communicator.me()))
+        self.split(Some(color), i64::from(key))?.ok_or_else(|| no_child().at(self.communicator.me()))
     }
 
     /// [`Communicator::placement`], beside the requests that are under way.
@@ -313,7 +315,7 @@ impl Desk {
         open.unfinished.push(Arc::clone(&outcome));
         let sender = open.jobs.as_ref().ok_or_else(gone)?;
         sender.send(job).map_err(|_| gone())?;
-        Ok(Pending { birthplace: open.birthplace, outcome, bystander: open.bystander.clone() })
+        Ok(Pending { birthplace: open.birthplace, outcome, hooks: open.hooks.clone() })
     }
 
     /// Starts the thread, then lends it the engine: where there is no thread, the engine stays.
@@ -331,7 +333,7 @@ impl Desk {
         let thread = thread::spawn("rsccl requests", body).map_err(|error| error.at(self.communicator.me()))?;
         // On an error `hand` goes, and with it the thread.
         let engine = self.communicator.lend()?;
-        let bystander = Bystander::beside(&engine);
+        let hooks = WaitingHooks::of(&engine);
         let (jobs, thread) = (Some(jobs), Some(thread));
         let worker = Worker {
             birthplace: self.communicator.birthplace,
@@ -339,7 +341,7 @@ impl Desk {
             thread,
             unfinished: Vec::new(),
             ended,
-            bystander,
+            hooks,
             resting: seen,
         };
         match hand.send(engine) {
@@ -402,7 +404,7 @@ impl Worker {
         self.jobs = None;
         let thread = self.thread.take()?;
         // How it ended is what it returns; until then the hook goes on.
-        drop(self.ended.wait(&self.bystander));
+        drop(self.ended.wait(&self.hooks));
         thread.join().ok().flatten()
     }
 }
@@ -430,7 +432,7 @@ impl Pending {
     /// # Errors
     /// The operation's.
     pub fn wait(&self) -> Result<()> {
-        if self.birthplace.is_here() { self.outcome.wait(&self.bystander) } else { Err(forked()) }
+        if self.birthplace.is_here() { self.outcome.wait(&self.hooks) } else { Err(forked()) }
     }
 
     /// Whether the operation has ended, well or not. Never waits.

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::comm::Settings;
+use crate::comm::call_log::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
 use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
 use crate::comm::failure_watch::FailureWatch;
-use crate::comm::journal::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
 use crate::comm::peer_status::{BootstrapCall, WaitingFor};
 use crate::comm::session::Session;
 use crate::device::{HostRegion, Kernel};
@@ -525,7 +525,7 @@ impl Engine {
     /// The lines of an `all_to_all_v` that begins now, of all its messages.
     #[cold]
     fn log_exchange(&self, messages: &[Message<'_>]) {
-        let (session, exchange) = (&*self.session, journal::Exchange::of(messages));
+        let (session, exchange) = (&*self.session, call_log::Exchange::of(messages));
         let (world, id) = (session.world, session.bootstrap.id());
         log::trace!(Call @ world.rank, "{}", exchange.trace(id));
         log::detail!(Coll @ world.rank, "{}", exchange.line(session.collectives(), world, id));

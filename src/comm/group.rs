@@ -2,10 +2,10 @@
 
 use std::marker::PhantomData;
 
-use crate::comm::bystander::Bystander;
 use crate::comm::engine::Engine;
 use crate::comm::panics::as_error;
 use crate::comm::request::Promise;
+use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::{Call, Communicator, Message, typed};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing, check_to_self};
@@ -123,7 +123,7 @@ impl<'a> Group<'a> {
         }
         // Communicators are used by one thread at a time; each one's engine goes to a thread for the length of the group.
         let engines = lend_all(&self.parts)?;
-        let bystander = Bystander::beside_all(engines.iter().map(|engine| &**engine));
+        let hooks = WaitingHooks::of_all(engines.iter().map(|engine| &**engine));
         let (mut loans, mut work, mut outcomes) = (Vec::new(), Vec::new(), Vec::new());
         for (engine, part) in engines.into_iter().zip(self.parts) {
             let (promise, outcome) = Promise::new();
@@ -137,7 +137,7 @@ impl<'a> Group<'a> {
             (engine, result)
         };
         // How each part ended is what its thread returns; until then the hooks go on.
-        let meanwhile = || outcomes.iter().for_each(|outcome| drop(outcome.wait(&bystander)));
+        let meanwhile = || outcomes.iter().for_each(|outcome| drop(outcome.wait(&hooks)));
         let results = crate::sys::thread::side_by_side("rsccl group", work, run, meanwhile).inspect_err(|error| {
             // The engines have gone with the threads.
             for comm in &loans {

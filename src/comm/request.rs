@@ -10,10 +10,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
 use crate::bootstrap::Bootstrap;
-use crate::comm::bystander::Bystander;
 use crate::comm::engine::Engine;
 use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::panics::{as_error, panicked};
+use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::{Call, Communicator, Message, forked, typed};
 use crate::error::{Error, Kind, Result};
 use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self};
@@ -30,7 +30,7 @@ pub struct Scope<'scope, 'env: 'scope> {
     world: World,
     birthplace: Birthplace,
     jobs: Sender<Job<'scope>>,
-    bystander: Bystander,
+    hooks: WaitingHooks,
     /// What the program's own borrows outlive; gives `'scope` its upper bound.
     env: PhantomData<&'env ()>,
 }
@@ -41,7 +41,7 @@ pub struct Scope<'scope, 'env: 'scope> {
 pub struct Request<'scope> {
     birthplace: Birthplace,
     outcome: Arc<Outcome>,
-    bystander: Bystander,
+    hooks: WaitingHooks,
     scope: PhantomData<&'scope ()>,
 }
 
@@ -94,7 +94,7 @@ impl Communicator {
         body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, E> {
         let engine = self.lend()?;
-        let (world, bystander) = (engine.session.world, Bystander::beside(&engine));
+        let (world, hooks) = (engine.session.world, WaitingHooks::of(&engine));
         let (worked, value) = std::thread::scope(|threads| {
             let (jobs, queue) = channel();
             let (promise, ended) = Promise::new();
@@ -107,8 +107,7 @@ impl Communicator {
                 Ok(worker) => worker,
                 Err(error) => return (Err(error.duplicate()), Ok(Err(error.into()))),
             };
-            let scope =
-                Scope { world, birthplace: self.birthplace, jobs, bystander: bystander.clone(), env: PhantomData };
+            let scope = Scope { world, birthplace: self.birthplace, jobs, hooks: hooks.clone(), env: PhantomData };
             let value = catch_unwind(AssertUnwindSafe(|| body(&scope)));
             if let Err(panic) = &value {
                 // Nobody waits for requests whose buffers are about to go.
@@ -116,7 +115,7 @@ impl Communicator {
             }
             drop(scope);
             // How the thread ended is what it returns; until then the hook goes on.
-            drop(ended.wait(&bystander));
+            drop(ended.wait(&hooks));
             (worker.join().map_err(|panic| panicked("the thread of requests", &*panic)), value)
         });
         let ended = self.bring_home(worked, value.is_err());
@@ -460,7 +459,7 @@ impl<'scope> Scope<'scope, '_> {
         let (promise, outcome) = Promise::new();
         let gone = |_| Error::internal("the thread of requests has ended early").at(self.world.rank);
         self.jobs.send(job(promise)).map_err(gone)?;
-        Ok(Request { birthplace: self.birthplace, outcome, bystander: self.bystander.clone(), scope: PhantomData })
+        Ok(Request { birthplace: self.birthplace, outcome, hooks: self.hooks.clone(), scope: PhantomData })
     }
 }
 
@@ -470,7 +469,7 @@ impl Request<'_> {
     /// # Errors
     /// The operation's.
     pub fn wait(self) -> Result<()> {
-        if self.birthplace.is_here() { self.outcome.wait(&self.bystander) } else { Err(forked()) }
+        if self.birthplace.is_here() { self.outcome.wait(&self.hooks) } else { Err(forked()) }
     }
 
     /// Whether the operation has ended, well or not. Never waits.
@@ -527,20 +526,20 @@ impl Outcome {
     }
 
     /// Waits until the request has ended; whoever works at it has a deadline.
-    pub(super) fn wait(&self, bystander: &Bystander) -> Result<()> {
+    pub(super) fn wait(&self, hooks: &WaitingHooks) -> Result<()> {
         let mut ended = self.lock();
         loop {
             match &*ended {
                 Some(Ok(())) => return Ok(()),
                 Some(Err(error)) => return Err(error.duplicate()),
-                None if bystander.is_idle() => {
+                None if hooks.is_empty() => {
                     ended = self.changed.wait(ended).unwrap_or_else(std::sync::PoisonError::into_inner);
                 }
                 None => {
                     let waited = self.changed.wait_timeout(ended, crate::sync::Progress::REST);
                     // Nobody is to wait for the lock while the hook runs.
                     drop(waited.unwrap_or_else(std::sync::PoisonError::into_inner));
-                    bystander.turn();
+                    hooks.turn();
                     ended = self.lock();
                 }
             }
@@ -816,7 +815,7 @@ mod models {
             if outcome.is_set() {
                 buffer.0.with_mut(|_| ());
             }
-            assert_eq!(outcome.wait(&Bystander::default()).is_ok(), is_well);
+            assert_eq!(outcome.wait(&WaitingHooks::default()).is_ok(), is_well);
             buffer.0.with_mut(|_| ());
             worker.join().expect("loom ends the model before a panic comes here");
         });

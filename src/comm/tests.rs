@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::comm::{Buffers, Call, CallCount, Communicator, Desk, family, local};
+use crate::comm::{Buffers, Call, CallCount, Communicator, Desk, local, split};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::exec::Nothing;
@@ -785,16 +785,17 @@ fn an_abort_of_the_parent_ends_the_birth_of_a_child() {
     let config = Config::default().with_init_timeout(Duration::from_secs(60));
     let late = std::sync::Barrier::new(2);
     local::run_with(2, &config, |comm| {
-        let born = comm.with_engine(|engine| family::bear(engine, (Some(0), 0), &mut Nothing))?.expect("a color");
+        let child =
+            comm.with_engine(|engine| split::begin_split(engine, (Some(0), 0), &mut Nothing))?.expect("a color");
         if comm.rank() == 1 {
             // It comes when rank 0 has given up.
             late.wait();
-            assert!(born.grow().is_err());
+            assert!(child.finish().is_err());
             return Ok(());
         }
         let handle = comm.abort_handle();
         let aborter = thread::spawn("aborter", move || handle.abort("enough of this"))?;
-        let error = born.grow().expect_err("rank 1 has not come");
+        let error = child.finish().expect_err("rank 1 has not come");
         late.wait();
         aborter.join().expect("it does not panic");
         assert_eq!(error.kind(), Kind::Aborted, "{error}");

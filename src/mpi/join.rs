@@ -13,7 +13,7 @@ use ::mpi::raw::AsRaw;
 use ::mpi::topology::{Communicator as _, SimpleCommunicator};
 
 use crate::bootstrap::UniqueId;
-use crate::comm::{Communicator, Preparation, warn_of_lone_world};
+use crate::comm::{Communicator, PreparedInit, warn_of_lone_world};
 use crate::config::{Config, Environment};
 use crate::error::{Error, Kind, Result};
 use crate::mpi::agreement::{NO_FAILURE, agree, conclude, vote};
@@ -69,7 +69,7 @@ pub fn communicator(mpi: &impl AsRaw<Raw = MPI_Comm>, config: &Config) -> Result
 }
 
 fn join(theirs: &Theirs<'_>, config: &Config) -> Result<Communicator> {
-    let prepared = Preparation::new(config);
+    let prepared = PreparedInit::new(config);
     // A rank whose settings are wrong waits as long as the user allows: it must tell the others.
     let timeout = match &prepared {
         Ok(prepared) => prepared.init_timeout(),
@@ -104,7 +104,7 @@ fn join(theirs: &Theirs<'_>, config: &Config) -> Result<Communicator> {
 }
 
 /// Joins after all ranks have arrived with a valid configuration. The longest of their deadlines bounds what follows.
-fn meet(comm: &Private, prepared: Preparation) -> Result<Communicator> {
+fn meet(comm: &Private, prepared: PreparedInit) -> Result<Communicator> {
     let mine = i64::try_from(prepared.init_timeout().as_millis()).unwrap_or(i64::MAX);
     let wait = within(prepared.init_timeout().saturating_add(GRACE));
     let longest = first(finish(comm.least(vec![-mine])?, &wait, GONE)?.1)?;

@@ -11,19 +11,19 @@ use crate::error::Result;
 use crate::sync::Wait;
 use crate::types::World;
 
-/// What joining takes, read and checked: the half of an init that needs no other rank.
+/// The half of an init that needs no other rank: the configuration, read and checked.
 #[derive(Debug)]
-pub(crate) struct Preparation {
+pub(crate) struct PreparedInit {
     settings: Settings,
     options: Options,
 }
 
-impl Preparation {
+impl PreparedInit {
     /// Reads `config` with the environment laid over it, and installs the log that it asks for.
-    pub(crate) fn new(config: &Config) -> Result<Preparation> {
+    pub(crate) fn new(config: &Config) -> Result<PreparedInit> {
         let config = config.clone().resolve()?;
         crate::log::install(&config)?;
-        Ok(Preparation { settings: Settings::read(&config)?, options: bootstrap_options(&config)? })
+        Ok(PreparedInit { settings: Settings::read(&config)?, options: bootstrap_options(&config)? })
     }
 
     /// How long the join may take.

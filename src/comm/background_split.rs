@@ -1,13 +1,13 @@
-//! Children of a communicator that is not to block: made on a thread of their own.
+//! Splits and shrinks of a communicator that does not block: a thread makes the child.
 //!
-//! The thread has the parent's engine for as long as ranks exchange what the child needs of it, and hands it back before the child's ranks
-//! meet. Until then calls on the parent are `InProgress`, and until its ranks have met so are calls on the child.
+//! The thread has the parent's engine while the parent's ranks agree on the child, and gives it back before the child's ranks meet. Calls
+//! on the parent are `InProgress` until the engine is back, and calls on the child until its ranks have met.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 use crate::comm::engine::Engine;
-use crate::comm::family::Born;
+use crate::comm::split::UnfinishedChild;
 use crate::comm::status::Borrowing;
 use crate::comm::{Communicator, Home};
 use crate::error::{Error, Result};
@@ -15,19 +15,20 @@ use crate::sync::AbortFlag;
 use crate::sys::thread;
 use crate::types::World;
 
-/// An engine that a thread has which makes a child.
+/// An engine that is with a thread, which makes a child.
 #[derive(Debug)]
 pub(super) struct Away {
     back: Receiver<Back>,
-    /// Where there will be no child to have the thread.
+    /// The thread, where there will be no child that has it.
     thread: Option<JoinHandle<Result<Engine>>>,
 }
 
 /// The engine, and what has ended its communicator.
 type Back = (Box<Engine>, Option<Error>);
 
-/// What a thread makes of the parent's engine: the child, or none for a rank that goes nowhere, and what has ended the parent.
-pub(super) type Bearing = (Result<Option<Born>>, Option<Error>);
+/// What the half of a split that needs the parent's engine yields: the unfinished child, none for a rank without a color, and the error
+/// that has ended the parent, if one has.
+pub(super) type BegunSplit = (Result<Option<UnfinishedChild>>, Option<Error>);
 
 impl Away {
     /// The engine, if its thread is through with it.
@@ -64,23 +65,24 @@ fn lost() -> Home {
 }
 
 impl Communicator {
-    /// Gives the engine to a thread that makes a child by `bear`. The child's `world` where it is known, and whether there will be one.
+    /// Gives the engine to a thread that makes a child: by `begin`, then without the engine. `world` is the child's where it is known;
+    /// `goes_somewhere` says whether this rank will be in one.
     pub(super) fn make_aside(
         &self,
         engine: Box<Engine>,
         (world, goes_somewhere): (Option<World>, bool),
-        bear: impl FnOnce(&mut Engine) -> Bearing + Send + 'static,
+        begin: impl FnOnce(&mut Engine) -> BegunSplit + Send + 'static,
     ) -> Result<Option<Communicator>> {
         let (sender, back) = channel();
         let borrowing = Borrowing::begin(&self.status);
         let mut engine = engine;
         let make = move |abort: &AbortFlag| {
-            let (born, end) = bear(&mut engine);
+            let (unfinished, end) = begin(&mut engine);
             // A parent that has been dropped waits for its engine, so there is always somebody to take it.
             drop(sender.send((engine, end)));
             drop(borrowing);
-            match born? {
-                Some(born) => born.raise(abort),
+            match unfinished? {
+                Some(unfinished) => unfinished.into_engine(abort),
                 None => Err(Error::internal("a rank with no color has no child")),
             }
         };

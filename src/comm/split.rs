@@ -1,8 +1,8 @@
 //! Communicators from communicators: split and shrink.
 
 use crate::bootstrap::{Child, in_parent};
+use crate::comm::call_log::List;
 use crate::comm::engine::Engine;
-use crate::comm::journal::List;
 use crate::comm::origin::Origin;
 use crate::comm::{Communicator, Home, Settings, init, unusable};
 use crate::error::{Error, Result};
@@ -40,17 +40,17 @@ impl Communicator {
         }
         let engine = self.lend()?;
         self.make_aside(engine, (None, color.is_some()), move |engine| {
-            let born = bear(engine, (color, key), &mut Nothing);
-            let born = born.map_err(|error| if error.kind().ends() { engine.fail(error) } else { error });
-            let end = born.as_ref().err().filter(|error| error.kind().ends()).map(Error::duplicate);
-            (born, end)
+            let unfinished = begin_split(engine, (color, key), &mut Nothing);
+            let unfinished = unfinished.map_err(|error| if error.kind().ends() { engine.fail(error) } else { error });
+            let end = unfinished.as_ref().err().filter(|error| error.kind().ends()).map(Error::duplicate);
+            (unfinished, end)
         })
     }
 
     /// [`Communicator::split`] that returns when done, whatever the settings say.
     pub(crate) fn split_now(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        let born = self.with_engine(|engine| bear(engine, (color, key), &mut Nothing))?;
-        born.map(Born::grow).transpose()
+        let unfinished = self.with_engine(|engine| begin_split(engine, (color, key), &mut Nothing))?;
+        unfinished.map(UnfinishedChild::finish).transpose()
     }
 
     /// The ranks that pass the same `color`, ranked by (`key`, old rank): [`Communicator::split`] where every rank goes somewhere.
@@ -73,7 +73,7 @@ impl Communicator {
     /// # Ok::<(), rsccl::Error>(())
     /// ```
     pub fn by_color(&self, color: u32, key: i64) -> Result<Communicator> {
-        self.split(Some(color), key)?.ok_or_else(|| self.at(orphan()))
+        self.split(Some(color), key)?.ok_or_else(|| self.at(no_child()))
     }
 
     /// The ranks of my host, in rank order: rank i is the one of local rank i. Collective over all ranks.
@@ -155,17 +155,17 @@ impl Communicator {
         let excluded: Vec<Rank> = excluded.iter().copied().map(Rank::new).collect();
         let world = self.world()?;
         if self.with_survivor(|engine| Ok(engine.session.settings.blocking))? {
-            return self.with_survivor(|engine| remain(engine, &excluded))?.grow();
+            return self.with_survivor(|engine| begin_shrink(engine, &excluded))?.finish();
         }
         let (engine, end) = self.take_survivor()?;
         let left = world.ranks().filter(|rank| !excluded.contains(rank));
         let (below, size) = left.fold((0, 0), |(below, size), rank| (below + u32::from(rank < world.rank), size + 1));
         let child = Some(World { rank: Rank::new(below), size });
         let made = self.make_aside(engine, (child, true), move |engine| {
-            let born = remain(engine, &excluded).map_err(|error| error.during("shrink"));
-            (born.map(Some), end)
+            let unfinished = begin_shrink(engine, &excluded).map_err(|error| error.during("shrink"));
+            (unfinished.map(Some), end)
         });
-        made?.ok_or_else(|| self.at(orphan()))
+        made?.ok_or_else(|| self.at(no_child()))
     }
 
     /// The engine, also of a communicator that has failed, and the error that ended it.
@@ -184,24 +184,24 @@ impl Communicator {
     }
 }
 
-/// A child whose ranks know each other, and that is no communicator yet.
+/// A child whose ranks know each other, but which has no engine yet.
 #[derive(Debug)]
-pub(super) struct Born {
+pub(super) struct UnfinishedChild {
     child: Child,
     settings: Settings,
     origin: Origin,
-    /// Whose abort ends the rest of the birth too.
+    /// The parent's flag: an abort of the parent also ends what is left to do.
     parent: Option<AbortFlag>,
     /// The rank in the parent that called.
     rank: Rank,
 }
 
-/// The half of a split for which the parent's engine is needed.
-pub(super) fn bear(
+/// The half of a split that needs the parent's engine: its ranks agree on the children.
+pub(super) fn begin_split(
     engine: &mut Engine,
     (color, key): (Option<u32>, i64),
     beside: &mut dyn Beside,
-) -> Result<Option<Born>> {
+) -> Result<Option<UnfinishedChild>> {
     let split = engine.meet("split", beside).and_then(|wait| engine.session.bootstrap.split(color, key, &wait));
     let child = split.map_err(|error| error.during("split"))?;
     let (rank, parent) = (engine.session.world.rank, engine.session.bootstrap.id());
@@ -209,37 +209,43 @@ pub(super) fn bear(
     let shown = color.map_or(NO_COLOR, i64::from);
     log::trace!(Call @ rank, "CommSplit({parent:016x},{shown},{key},{born:016x})");
     let abort = engine.init_wait().abort;
-    let of_child = |child| {
+    let unfinished = |child| {
         let origin = Origin::Split { parent, color: color.unwrap_or_default(), key };
-        Born { child, settings: engine.settings_of_child(), origin, parent: Some(abort), rank }
+        UnfinishedChild { child, settings: engine.settings_of_child(), origin, parent: Some(abort), rank }
     };
-    Ok(child.map(of_child))
+    Ok(child.map(unfinished))
 }
 
-/// The half of a shrink for which the parent's engine is needed.
-fn remain(engine: &mut Engine, excluded: &[Rank]) -> Result<Born> {
-    // The parent's own flag may be raised: that is why it is shrunk.
+/// The half of a shrink that needs the parent's engine: the ranks that are left agree on the child.
+fn begin_shrink(engine: &mut Engine, excluded: &[Rank]) -> Result<UnfinishedChild> {
+    // Not the parent's own flag: that may be raised, as the parent may have failed.
     let wait = Wait { abort: AbortFlag::new(), ..engine.init_wait() };
     let (child, parent) = (engine.session.bootstrap.shrink(excluded, &wait)?, engine.session.bootstrap.id());
     let (rank, born) = (engine.session.world.rank, child.bootstrap.id());
     let left: Vec<u32> = excluded.iter().copied().map(Rank::get).collect();
     log::trace!(Call @ rank, "CommShrink({parent:016x},{},{born:016x})", List(&left));
-    Ok(Born { child, settings: engine.settings_of_child(), origin: Origin::Shrink { parent }, parent: None, rank })
+    Ok(UnfinishedChild {
+        child,
+        settings: engine.settings_of_child(),
+        origin: Origin::Shrink { parent },
+        parent: None,
+        rank,
+    })
 }
 
-impl Born {
-    /// The engine of the child, here: for a thread of its own.
-    pub(super) fn raise(self, abort: &AbortFlag) -> Result<Engine> {
-        let Born { child, settings, origin, parent, .. } = self;
-        // Until the child is made: from then on it goes its own way.
+impl UnfinishedChild {
+    /// The other half, of the child's ranks alone, on the calling thread: the child's engine.
+    pub(super) fn into_engine(self, abort: &AbortFlag) -> Result<Engine> {
+        let UnfinishedChild { child, settings, origin, parent, .. } = self;
+        // Until the child is made; from then on an abort of the parent is none of the child.
         let _following = parent.map(|parent| abort.follow(&parent));
         let world = child.bootstrap.world();
         init::make(world, settings, (&origin, abort), move |_, _| Ok(child.bootstrap))
     }
 
-    /// The other half, of the child's ranks alone.
-    pub(super) fn grow(self) -> Result<Communicator> {
-        let Born { child, settings, origin, parent, rank } = self;
+    /// The other half, of the child's ranks alone: the child, which is still being made where its settings say non-blocking.
+    pub(super) fn finish(self) -> Result<Communicator> {
+        let UnfinishedChild { child, settings, origin, parent, rank } = self;
         let call = origin.call();
         let world = child.bootstrap.world();
         let members = child.members;
@@ -252,6 +258,6 @@ impl Born {
 const NO_COLOR: i64 = -1;
 
 #[cold]
-pub(super) fn orphan() -> Error {
-    Error::internal("a rank with a color is in no child")
+pub(super) fn no_child() -> Error {
+    Error::internal("a rank with a color got no child")
 }
