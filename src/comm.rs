@@ -1,7 +1,8 @@
 //! Communicators: ranks that call collectives together.
 //!
-//! A [`Communicator`] is one rank's handle. One thread at a time makes calls on it; any thread may watch and abort it meanwhile. Ways in: [`local::run`] and [`Communicator::init_all`] (threads),
-//! [`Communicator::init`] (a unique id), [`Communicator::from_env`] (launchers), and with feature `mpi` an MPI communicator.
+//! A [`Communicator`] is one rank's handle. One thread at a time makes calls on it; any thread may watch and abort it meanwhile. Ways in:
+//! [`local::run`] and [`Communicator::init_all`] (threads), [`Communicator::init`] (a unique id), [`Communicator::from_env`]
+//! (launchers), and with feature `mpi` an MPI communicator.
 
 mod background_split;
 mod call_log;
@@ -110,13 +111,13 @@ enum Home {
     Ready(Box<Engine>),
     /// Here, after an error that ended the communicator.
     Failed(Option<Box<Engine>>, Error),
-    /// On its way, on a thread of its own.
+    /// A thread is making it.
     Starting(JoinHandle<Result<Engine>>),
     /// With a thread that makes a child.
     Away(Away),
-    /// With a group that runs on several communicators.
+    /// With a thread that runs a group or requests.
     Lent,
-    /// Gone: finalized.
+    /// Gone: the communicator was finalized.
     Closed,
 }
 
@@ -309,8 +310,8 @@ impl Communicator {
         self.status.error().map(|error| self.at(error))
     }
 
-    /// Says goodbye to the other ranks and frees everything. They go on with what they have begun; a collective that would need
-    /// this rank is an error there.
+    /// Says goodbye to the other ranks and frees everything. The others go on with what they have begun; a collective that needs this
+    /// rank is an error there.
     ///
     /// # Errors
     /// The error that had ended the communicator before.
@@ -403,7 +404,7 @@ impl Communicator {
         self.home.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a non-blocking init has ended, or a thread is through with the engine: takes the engine, or the error.
+    /// Takes the engine, or the error, from a thread that has made it or is done with it. Never waits for the thread's work.
     #[cold]
     fn settle_start(&self, home: &mut Home) {
         *home = match std::mem::replace(home, Home::Closed) {
@@ -427,7 +428,7 @@ impl Communicator {
         }
     }
 
-    /// Gives the engine away, to a thread that runs a group.
+    /// Gives the engine to a thread that runs a group or requests.
     fn lend(&self) -> Result<Box<Engine>> {
         self.with_engine(|_| Ok(()))?;
         let mut home = self.take_turn()?;

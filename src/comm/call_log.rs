@@ -1,4 +1,4 @@
-//! What the log says of calls, in NCCL's words: `NCCL_DEBUG_SUBSYS=COLL` each call, `TUNING` how it is run.
+//! The log's lines about calls, in NCCL's words: `NCCL_DEBUG_SUBSYS=COLL` logs each call, `TUNING` how it is run.
 //!
 //! ```text
 //! AllReduce: opCount 3 sendbuff 0x7f10 recvbuff 0x7f90 count 1024 datatype float op sum root 0 comm 8b0c77e1d2f3a415 [nranks=4]
@@ -6,8 +6,8 @@
 //! AllToAllV: opCount 4 sendbuff 0x7f10 recvbuff 0x7f90 sendcounts [1,2] recvcounts [1,0] datatype float op none root 0 comm ..
 //! AllReduce: 4096 Bytes -> Algo Direct proto LL channel{Lo..Hi}={0..0}
 //! ```
-//! As in NCCL, opCount is hexadecimal, and the bytes are the longer ones of a rank's input and output. A call of several that a group
-//! has fused is one line. A send's input and a receive's output that are not there are null.
+//! As in NCCL, opCount is hexadecimal, and the bytes are those of the longer one of a rank's input and output. Calls that a group has
+//! fused are one line. A send has no output and a receive no input: the line shows null.
 //!
 //! With `NCCL_DEBUG=TRACE` and `NCCL_DEBUG_SUBSYS=CALL` each call is a line from which a program can repeat it, as NCCL's `TRACE_CALL`:
 //!
@@ -30,7 +30,7 @@ pub(super) struct CallLine<'a> {
     pub(super) call: &'a Call<'a>,
     pub(super) operation: &'a Operation,
     pub(super) world: World,
-    /// The communicator's.
+    /// The communicator's number.
     pub(super) id: u64,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for CallLine<'_> {
 /// The line of a collective from which it can be repeated.
 pub(super) struct CallTrace<'a> {
     pub(super) call: &'a Call<'a>,
-    /// The communicator's.
+    /// The communicator's number.
     pub(super) id: u64,
 }
 
@@ -98,7 +98,7 @@ impl<T: fmt::Display> fmt::Display for List<'_, T> {
     }
 }
 
-/// An `all_to_all_v`: its memory and its counts, out of the messages that it is made of.
+/// An `all_to_all_v`: its memory and its counts, collected from its messages.
 pub(super) struct Exchange {
     places: (*const u8, *const u8),
     send_counts: Vec<u64>,
@@ -107,7 +107,7 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// Of the messages to and from each rank, this one too, each half in rank order.
+    /// From the messages to and from each rank, this one included, each half in rank order.
     pub(super) fn of(messages: &[Message<'_>]) -> Exchange {
         let half = |sends: bool| messages.iter().filter(move |message| message.sends() == sends);
         let counts = |sends: bool| half(sends).map(Message::count).collect();
@@ -142,10 +142,10 @@ impl Exchange {
 /// The line of a message.
 pub(super) struct MessageLine<'a> {
     pub(super) message: &'a Message<'a>,
-    /// Among the messages of its pair.
+    /// Its number among the messages of its pair.
     pub(super) sequence: u64,
     pub(super) world: World,
-    /// The communicator's.
+    /// The communicator's number.
     pub(super) id: u64,
 }
 
@@ -163,7 +163,7 @@ impl fmt::Display for MessageLine<'_> {
 /// The line of a message from which it can be repeated.
 pub(super) struct MessageTrace<'a> {
     pub(super) message: &'a Message<'a>,
-    /// The communicator's.
+    /// The communicator's number.
     pub(super) id: u64,
 }
 
@@ -177,7 +177,7 @@ impl fmt::Display for MessageTrace<'_> {
     }
 }
 
-/// The line of a choice.
+/// The line that says how a call is run.
 pub(super) struct ChoiceLine<'a> {
     pub(super) call: &'a Call<'a>,
     pub(super) world: World,
@@ -188,7 +188,7 @@ impl fmt::Display for ChoiceLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Chosen { algorithm, protocol, channels } = self.chosen;
         let last = channels.saturating_sub(1);
-        // A call is checked before it is logged, so its lengths are good.
+        // A call is checked before it is logged, so its lengths are valid.
         let elements = self.call.lengths(self.world).map_or(0, |(input, output)| input.0.max(output.0));
         let bytes = elements.saturating_mul(u64::from(self.call.data_type.size()));
         let name = Name(self.call.collective);

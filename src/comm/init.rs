@@ -1,4 +1,4 @@
-//! Ways into a communicator.
+//! Init: from a unique id, or as threads of this process; and what every way into a communicator does once its ranks have met.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -18,9 +18,10 @@ use crate::transport::{Fabric, PeerInfo, host_id, process_token};
 use crate::types::{Rank, World};
 
 impl Communicator {
-    /// Makes a unique id: one rank does, and every rank gets its bytes over a channel that the user trusts, since whoever has them can
-    /// join. This process serves the ranks that join with it from a thread of its own, which ends when all have come: it waits half
-    /// an hour for the first, and from then on as long as init may take. With `NCCL_COMM_ID` the id only names that address, and rank 0 serves it when it joins.
+    /// Makes a unique id. One rank calls this and sends the bytes to the others over a channel that the user trusts, because anyone who has
+    /// them can join. A thread of this process serves the ranks that join and ends when all have come: it waits half an hour for
+    /// the first, then as long as init may take. With `NCCL_COMM_ID` the id only names that address, and rank 0 serves it when
+    /// it joins.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable; [`crate::error::Kind::InvalidArgument`] for a
@@ -136,7 +137,7 @@ impl Communicator {
         Communicator::start_thread("rsccl init", Some(world), begin)
     }
 
-    /// [`Communicator::start`], which the abort of a parent ends too.
+    /// [`Communicator::start`]; an abort of the parent ends it too.
     pub(super) fn start_under(
         parent: Option<AbortFlag>,
         (world, settings, origin): (World, Settings, Origin),
@@ -180,13 +181,13 @@ pub(super) fn make(
 struct Times {
     begun: Instant,
     lap: Instant,
-    /// The ranks met.
+    /// Until the ranks had met.
     bootstrap: Duration,
-    /// They told each other who they are.
+    /// Until they had told each other who they are.
     allgathers: Duration,
-    /// Who shares a host was worked out, and what follows from it.
+    /// Until it was known which ranks share a host, and what follows from that.
     topology: Duration,
-    /// Memory of peers was mapped.
+    /// Until memory of peers was mapped.
     connections: Duration,
 }
 
@@ -196,7 +197,7 @@ impl Times {
         Times { begun: now, lap: now, bootstrap: none, allgathers: none, topology: none, connections: none }
     }
 
-    /// Since it was last asked.
+    /// The time since the last lap.
     fn lap(&mut self) -> Duration {
         let now = clock::now();
         now.duration_since(std::mem::replace(&mut self.lap, now))
@@ -228,17 +229,17 @@ fn assemble(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: &AbortFlag
     times.allgathers = times.lap();
     futex::register_barrier();
     let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes);
-    // Ranks that share processors, whether or not they may share memory.
+    // Ranks that share processors with this one, whether or not they may share memory.
     let beside = peers.iter().filter(|peer| peer.host == mine.host).count();
     let patience = Patience::new(beside, settings.awake);
     let early = !settings.connect_late;
-    // The least of all ranks, so that all choose alike.
+    // The smallest number of any rank, so that all ranks choose alike.
     let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
     let session = Session::new(bootstrap, settings, abort.clone());
     let mut engine = Engine::new(session, fabric, patience, cores);
     times.topology = times.lap();
     if early && let Err(error) = engine.connect_early() {
-        // Those who wait for this rank shall hear the cause, not only that it is gone.
+        // Ranks that wait for this one learn the cause, and not only that it has gone.
         let error = engine.cause(error);
         engine.session.publish_failure(&error);
         engine.session.leave();
@@ -268,7 +269,7 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Re
     let peers = world.ranks().zip(&gathered).map(|(rank, bytes)| PeerInfo::decode(rank, bytes));
     let peers: Vec<PeerInfo> = peers.collect::<Result<_>>()?;
     let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) else { return Ok(peers) };
-    // Every rank has found another that differs from it, and says so in its own words: nobody goes before all have.
+    // Every rank finds a rank that differs from it and reports it. No rank leaves before all have, or some would report a death instead.
     bootstrap.barrier(&wait)?;
     let message = format!(
         "rank {} has other settings than this rank: RSCCL_ and NCCL_ variables and the Config must be equal on all ranks \

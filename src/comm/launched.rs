@@ -1,4 +1,4 @@
-//! Communicators of launched processes: who I am and where we meet stands in the environment.
+//! Communicators of processes that a launcher started: its variables say which rank this is and where the ranks meet.
 
 use std::net::SocketAddr;
 
@@ -71,7 +71,7 @@ impl Communicator {
     }
 }
 
-/// The place to meet on this host, where nobody has named one and all ranks are here.
+/// The folder in which the ranks meet, if all are on this host and the user has named no other place.
 fn lobby(launch: &Launch, options: &Options, number: u64) -> Result<Option<Lobby>> {
     match launch.daemons {
         Some(daemons) if launch.world.size > 1 && launch.store.is_none() && options.comm_id.is_none() => {
@@ -102,7 +102,7 @@ fn meet(
         let store = open(place, world, options, wait)?;
         match share_id(&*store, &key, world, || UniqueId::generate_within(options, wait), wait) {
             Ok(id) => return Ok((id, Some(store))),
-            // The store of the communicator before this one has just ended: the next one opens at the same place.
+            // The store of the communicator before this one may have just ended: the next one opens at the same address.
             Err(error) if world.rank.get() != 0 && is_of_store(&error) && number > 0 => {
                 wait.check(|| format!("waited for the store at {place}"))?;
                 crate::sys::poller::pause(RETRY_PAUSE);
@@ -117,7 +117,7 @@ fn meet(
     }
 }
 
-/// Whether a store was out of reach; where rank 0 tells a failure, the error is about that.
+/// Whether a store could not be reached. A failure that rank 0 tells of is another error.
 fn is_of_store(error: &Error) -> bool {
     error.kind() == Kind::Remote && error.peer().is_none()
 }
@@ -137,7 +137,7 @@ fn open(place: &StoreAddress, world: World, options: &Options, wait: &Wait) -> R
     }
 }
 
-/// Serves the store. An address that is not there waits for the link that may bring it.
+/// Serves the store. If this machine does not have the address yet, waits for the link that may bring it.
 fn serve(address: SocketAddr, options: &Options, wait: &Wait) -> Result<TcpStore> {
     let mut told = false;
     loop {
@@ -160,13 +160,13 @@ fn serve(address: SocketAddr, options: &Options, wait: &Wait) -> Result<TcpStore
     }
 }
 
-/// Whether this machine has not got the address.
+/// Whether the error says that this machine does not have the address.
 fn is_missing(error: &Error) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
     source.is_some_and(|source| source.kind() == std::io::ErrorKind::AddrNotAvailable)
 }
 
-/// Communicators that this process has made from its launcher's environment: all its ranks count alike.
+/// How many communicators this process has made from its launcher's environment. All ranks count alike.
 static LAUNCHED: AtomicU64 = AtomicU64::new(0);
-/// Between two looks for a store that is about to open.
+/// How long a rank sleeps between two looks for a store that is about to open.
 const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);

@@ -1,8 +1,8 @@
-//! Where the ranks of a launcher meet on one host when nobody has named a place: a folder of this user.
+//! The folder in which the ranks of a launcher meet on one host, if the user has named no other place.
 //!
 //! `/tmp/rsccl-UID/SPACE-PROCESS-STARTED-NUMBER`, with the launcher's process and its start time, so that no other job ever has the
-//! same one, and the number of the communicator among those that the job makes. The outer folder belongs to this user alone, or is not
-//! used. Rank 0 removes the inner one when all have joined; what a job left that died is removed by the next that comes.
+//! same one, and the number of the communicator among those that the job makes. The outer folder must belong to this user alone. Rank 0
+//! removes the inner one when all have joined; what a job that died has left is removed by the next job.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -20,8 +20,8 @@ pub(super) struct Lobby {
 }
 
 impl Lobby {
-    /// The place of communicator `number` of the job whose launcher has a process named like one of `daemons`. `None` where the system
-    /// does not tell of processes.
+    /// The folder for communicator `number` of the job whose launcher has a process named like one of `daemons`. `None` where the system
+    /// does not list processes.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] where the outer folder is not this user's alone.
@@ -57,9 +57,9 @@ impl Drop for Lobby {
     }
 }
 
-/// Makes a folder that only `user` can use, or sees that it is one.
+/// Makes a folder that only `user` can use, or checks that it is one.
 fn make_private(folder: &Path, user: u32) -> Result<()> {
-    // Its own error, if it has one, is found by the look at what is there.
+    // An error is found below: the folder is then not there, or not ours.
     let _made = DirBuilder::new().mode(0o700).create(folder);
     let found = fs::symlink_metadata(folder)
         .map_err(|error| Error::system(format!("making the folder {} to meet in", folder.display()), error))?;
@@ -72,7 +72,7 @@ fn make_private(folder: &Path, user: u32) -> Result<()> {
     )))
 }
 
-/// Boot and process namespace, short: process numbers of others say nothing here.
+/// A short name of this boot and process namespace: process numbers of others mean nothing here.
 fn space_of(launcher: &ProcessIdentity) -> String {
     blake3::hash(launcher.space.as_bytes()).to_hex()[..16].to_owned()
 }

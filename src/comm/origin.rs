@@ -32,7 +32,7 @@ pub(crate) enum Origin {
         /// What this rank passed.
         key: i64,
     },
-    /// What was left of the communicator `parent`.
+    /// A shrink of the communicator `parent`.
     Shrink {
         /// The parent's number.
         parent: u64,
@@ -51,7 +51,7 @@ impl Origin {
         }
     }
 
-    /// The line of the beginning. Rank 0 says the version first.
+    /// Logs that the making begins. Rank 0 logs the version first.
     pub(super) fn log_start(&self, World { rank, size }: World) {
         if rank.get() == 0 {
             log::version();
@@ -59,7 +59,7 @@ impl Origin {
         log::info!(Init @ rank, "{} rank {rank} nranks {size}{self} - Init START", self.call());
     }
 
-    /// The lines of the end: who is where, and how long the parts took.
+    /// Logs that the communicator is made: which ranks are where, and how long the parts took.
     pub(super) fn log_complete(&self, made: &Made<'_>) {
         let (World { rank, size }, call) = (made.world, self.call());
         let Made { id, local_ranks, hosts, times, .. } = made;
@@ -75,7 +75,7 @@ impl Origin {
     }
 }
 
-/// What is particular to the kind of origin, behind a space.
+/// The words that only this kind of origin has, after a space.
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! What a panic leaves of a communicator: it has failed, with an error that says so on all ranks, and can be shrunk.
+//! A panic inside of a call ends the communicator with an error on all ranks, after which it can be shrunk as after any failure.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::comm::{Communicator, Home};
 use crate::error::{Error, Result};
 
-/// Ends the communicator when it is dropped, which only unwinding does: nobody knows what the call has done and what it has not.
+/// Ends the communicator when it is dropped. Only unwinding drops it: after a panic nobody knows how much of the call was done.
 pub(super) struct Unwinding<'a>(pub(super) &'a Communicator);
 
 impl Drop for Unwinding<'_> {
@@ -15,19 +15,19 @@ impl Drop for Unwinding<'_> {
         if let Ok(mut home) = comm.take_turn()
             && matches!(*home, Home::Ready(_))
         {
-            // It is remembered, and told; the panic goes on.
+            // The communicator remembers the error and the other ranks are told. The panic goes on.
             drop(comm.fail(&mut home, Some(Error::aborted("a call of this rank panicked"))));
         }
     }
 }
 
-/// Runs `body`, whose panic becomes an error: of `what`.
+/// Runs `body`. A panic becomes an error that says that `what` panicked.
 pub(super) fn as_error<T>(what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
-    // Whoever gets the error uses what `body` had for nothing but to tell of the failure and to leave.
+    // After the error, what `body` had is used only to tell the others of the failure and to leave.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(what, &*panic)))
 }
 
-/// The error that a panic of `what` is.
+/// The error for a panic of `what`.
 pub(super) fn panicked(what: &str, panic: &(dyn Any + Send)) -> Error {
     let literal = panic.downcast_ref::<&str>().copied();
     let words = literal.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");

@@ -37,7 +37,7 @@ pub struct Placement {
     pub device: Option<DeviceChoice>,
 }
 
-/// The part of a [`Placement`] that every rank knows since it joined: no other rank has to be asked.
+/// The part of a [`Placement`] that every rank knows from init, so that it need not ask the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Locality {
@@ -78,7 +78,7 @@ pub struct DeviceChoice {
     /// Its place on the PCI bus, `0000:3b:00.0`. For a part of a GPU, and where the driver hides the bus, its name in
     /// `CUDA_VISIBLE_DEVICES`: as that variable has it, or `MIG-GPU-…/1/0` with the numbers of GPU instance and compute instance.
     pub bus_id: String,
-    /// How many ranks of the host were given it.
+    /// How many ranks of the host use it.
     pub shared_by: u32,
 }
 
@@ -104,8 +104,8 @@ impl fmt::Display for DeviceChoice {
 }
 
 impl Communicator {
-    /// Where this rank is: its host, its number there, the GPU to use. Collective the first time: all ranks tell each other what
-    /// they see. Later calls answer from memory.
+    /// Where this rank is: its host, its number there, the GPU to use. The first call is collective, because all ranks tell each other what
+    /// they see. Later calls return the same answer at once.
     ///
     /// # Errors
     /// Of the exchange, as init's; [`crate::error::Kind::Mismatch`] where other ranks are in another call;
@@ -135,7 +135,7 @@ impl Communicator {
 }
 
 impl Communicator {
-    /// Which ranks share a host with this one, as far as it is known since init: not collective, any rank may ask at any time.
+    /// Which ranks share a host with this one, as init found it. Not collective: any rank may ask at any time.
     ///
     /// # Errors
     /// [`crate::error::Kind::InProgress`] while a non-blocking init is under way; the error that has ended the communicator.
@@ -170,7 +170,7 @@ impl Communicator {
 pub(super) fn find(engine: &mut Engine, beside: &mut dyn Beside) -> Result<Placement> {
     let wait = engine.meet("placement", beside).map_err(|error| error.during("placement"))?;
     let mine = Facts::learn(engine.session.settings.host_id.as_deref());
-    // A rank that knows nothing of itself tells that too, and all ranks have its error.
+    // A rank that cannot tell where it is sends nothing, and all ranks get the same error.
     let told = mine.as_ref().map_or(Vec::new(), Facts::encode);
     let gathered = engine.session.bootstrap.all_gather(&told, &wait).map_err(|error| error.during("placement"))?;
     mine.and_then(|_| place(engine.session.world, &gathered)).map_err(|error| error.during("placement"))
@@ -263,7 +263,7 @@ fn place(world: World, gathered: &[Vec<u8>]) -> Result<Placement> {
     })
 }
 
-/// More than a host's name (64 on Linux, 255 by POSIX) or a GPU's (40) has.
+/// Longer than the name of a host (64 on Linux, 255 by POSIX) or of a GPU (40).
 const MAX_NAME_BYTES: usize = 256;
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     /// How long init, split and shrink may wait.
     pub(crate) init_timeout: Duration,
-    /// What stands for the host's name and boot id, where the user says so.
+    /// What the user has given in place of the host's name and boot id.
     pub(crate) host_id: Option<String>,
     /// How long a wait stays awake before it parks.
     pub(crate) awake: Duration,
@@ -35,7 +35,7 @@ pub(crate) struct Settings {
     pub(crate) sizes: Sizes,
     /// The same bits whatever the size, algorithm or transport.
     pub(crate) reproducible: bool,
-    /// Output of at least so many bytes passes the caches by.
+    /// Output of at least this many bytes is written past the caches.
     pub(crate) streaming_bytes: u64,
     /// The least and the most channels that plans may use.
     pub(crate) channels: (u32, u32),
@@ -97,8 +97,8 @@ impl Settings {
     }
 }
 
-/// What `NCCL_ALGO` and `NCCL_PROTO` allow. Unless filters are strict, a collective to which they leave nothing runs all the same,
-/// which the log says once in a process.
+/// The algorithms and protocols that `NCCL_ALGO` and `NCCL_PROTO` allow. Unless filters are strict, a collective for which they leave
+/// none runs as if there were no filter, and the log says so once in a process.
 fn read_filters(config: &Config) -> Result<(Filter<Algorithm>, Filter<Protocol>)> {
     let (algo, proto) = (config.algo.as_deref().unwrap_or(""), config.proto.as_deref().unwrap_or(""));
     let mut algorithms = Filter::parse(algo)
@@ -147,5 +147,5 @@ const DEFAULT_BUFFER_BYTES: u64 = 1 << 20;
 #[expect(clippy::cast_possible_truncation, reason = "NCCL's maximum is 64")]
 const MOST_CHANNELS: u32 = MAX_CHANNELS as u32;
 const _: () = assert!(MOST_CHANNELS <= plan::MOST_CHANNELS);
-/// Output from here on would drive everything else out of the caches.
+/// Output of this size would drive everything else out of the caches.
 const STREAMING_BYTES: u64 = 8 << 20;
