@@ -41,11 +41,12 @@ mod tests;
 mod typed;
 
 use std::fmt;
-use std::sync::{OnceLock, PoisonError, TryLockError};
+use std::sync::PoisonError;
+use std::sync::TryLockError;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
 use crate::sync::{AbortFlag, Progress};
 use crate::sys::fork::Birthplace;
 use crate::sys::thread;
@@ -482,10 +483,10 @@ impl fmt::Debug for Communicator {
             shown.field("rank", &rank.get()).field("size", &size);
         }
         let error = if self.birthplace.is_here() { self.status.error() } else { Some(forked()) };
-        match error {
+        match error.map(|error| self.at(error)) {
             None => shown.field("state", &"ready"),
-            Some(error) if self.status.is_starting() => shown.field("state", &format_args!("starting: {error}")),
-            Some(error) => shown.field("state", &format_args!("{error}")),
+            Some(error) if error.kind() == Kind::InProgress => shown.field("state", &error.message()),
+            Some(error) => shown.field("state", &format_args!("failed: {error}")),
         };
         shown.finish_non_exhaustive()
     }

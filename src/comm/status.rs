@@ -1,11 +1,9 @@
 //! What any thread may ask of a communicator, also while another thread is in a call on it.
 
-use std::sync::OnceLock;
-
 use crate::comm::{away, starting};
 use crate::error::Error;
 use crate::sync::AbortFlag;
-use crate::sync::primitive::{Arc, AtomicBool, Ordering};
+use crate::sync::primitive::{Arc, AtomicBool, OnceLock, Ordering};
 use crate::types::World;
 
 /// What any thread may ask of a communicator. Nothing here waits for a call, and no call waits for what is asked here.
