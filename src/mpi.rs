@@ -35,9 +35,8 @@
 //! rsccl. A rank that waits in one library does not progress the other. So:
 //!
 //! > Between `MPI_Isend`, `MPI_Irecv` or another call that starts an operation, and the `MPI_Wait` that completes it, a
-//! rank
-//! > must not wait in rsccl for a rank that needs that very message. Complete it before, or set the hook of
-//! [`progress`].
+//! > rank must not wait in rsccl for a rank that needs that very message. Complete it before, or set the hook of
+//! > [`progress`].
 //!
 //! The shortest program that breaks the rule: rank 0 begins a large `MPI_Isend` to rank 1 and enters a barrier of
 //! rsccl; rank 1 receives the message and then enters the barrier. A large message needs an answer of its sender when

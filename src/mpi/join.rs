@@ -38,14 +38,11 @@ use crate::types::Rank;
 ///
 /// - [`Kind::InvalidUsage`] if MPI is not initialised, is finalised, or may not be called by this thread;
 ///   [`Kind::InvalidArgument`] for `MPI_COMM_NULL` and an intercommunicator. A rank that gets one of these alone has
-/// not
-///   taken part: the others time out.
+///   not taken part: the others time out.
 /// - [`Kind::Timeout`] if not all ranks of `mpi` make the call. MPI cannot cancel a collective that has begun, so the
-/// job
-///   should end then, for instance by [`super::abort`].
+///   job should end then, for instance by [`super::abort`].
 /// - The errors of [`Communicator::init`]: [`Kind::InvalidArgument`] for a bad setting of one rank, [`Kind::Mismatch`]
-/// for
-///   settings that differ, and so on.
+///   for settings that differ, and so on.
 /// - [`Kind::System`] with MPI's own text if a call of MPI fails.
 ///
 /// # Examples

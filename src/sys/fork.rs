@@ -12,6 +12,7 @@ impl Birthplace {
         static WATCHED: OnceLock<()> = OnceLock::new();
         WATCHED.get_or_init(|| {
             // This fails only without memory. Then calls in forked children are not refused; nothing else is lost.
+            // SAFETY: the handler is a function of this library; it makes one atomic store, as a forked child may.
             let _refused = unsafe { libc::pthread_atfork(None, None, Some(count)) };
         });
         // Relaxed: a forked child counts before it runs anything else.

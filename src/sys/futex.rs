@@ -33,6 +33,7 @@ fn low_half(word: &AtomicU64) -> *const u32 {
 /// False if the kernel has no such barrier: waiters then sleep in short slices.
 pub fn register_barrier() -> bool {
     // Miri does not have this call.
+    // SAFETY: membarrier takes no pointer.
     !cfg!(miri)
         && unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0 }
 }

@@ -7,7 +7,7 @@
 //! - On the host where it was written, the writer's process is looked up, by boot, namespace, number and start time.
 //! - Elsewhere the root at the address in the id is asked to prove itself.
 //! - A failure's reason stays for a few seconds, as long as its writer waits for the others to read it, and is then
-//! removed.
+//!   removed.
 //!
 //! Rank 0 replaces the record of a dead job. If the writer is alive and its root serves, two jobs use one store at the
 //! same time, which is an error.

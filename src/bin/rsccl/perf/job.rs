@@ -12,7 +12,7 @@ use super::{Arguments, Transport, plot};
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     pub(crate) programs: Vec<Program>,
-    /// What has none of the algorithms that were asked for.
+    /// Programs that have none of the requested algorithms.
     pub(crate) left_out: Vec<Program>,
     pub(crate) types: Vec<DataType>,
     pub(crate) ops: Vec<Op>,
@@ -28,13 +28,13 @@ pub(crate) struct Job {
     /// Whether buffers are registered.
     pub(crate) registered: bool,
     pub(crate) transport: Transport,
-    /// With the environment laid over it.
+    /// The configuration, with the environment applied.
     pub(crate) config: Config,
-    /// What algorithms may be chosen, for tables.
+    /// The algorithms that may be chosen, for tables.
     pub(crate) algorithm: String,
-    /// What protocols may be chosen, for tables.
+    /// The protocols that may be chosen, for tables.
     pub(crate) protocol: String,
-    /// Times that the table is run.
+    /// How often the table is run.
     pub(crate) cycles: u32,
     pub(crate) json: Option<PathBuf>,
     pub(crate) csv: Option<PathBuf>,
@@ -70,7 +70,7 @@ pub(crate) enum Iterations {
     /// Nothing is timed.
     None,
     Exactly(u32),
-    /// As many as take a while.
+    /// As many as fill the minimum time of a loop.
     Enough,
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum Iterations {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum WarmUp {
     Exactly(u32),
-    /// Until the time of a call no longer falls, for at most so many seconds.
+    /// Until the time of a call no longer falls, for at most this many seconds.
     UntilItStands(f64),
 }
 
@@ -90,7 +90,7 @@ pub(crate) enum Meetings {
     AfterIterations,
 }
 
-/// What becomes of the ranks' times.
+/// How the ranks' times are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OverRanks {
     First,
@@ -99,7 +99,7 @@ pub(crate) enum OverRanks {
     Greatest,
 }
 
-/// Which roots rooted collectives have.
+/// The roots of rooted collectives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Roots {
     Each,
@@ -217,7 +217,7 @@ impl Job {
         Ok(())
     }
 
-    /// A reduction that no type has an operator for would be a silent nothing.
+    /// Refuses reductions without any fitting pair of type and operator: otherwise nothing would run, silently.
     fn check_operators(&self) -> Result<()> {
         let reducing = || self.programs.iter().filter(|program| program.reduces());
         let fits = |op: &Op| self.types.iter().any(|data_type| op.fits(*data_type));
@@ -233,7 +233,7 @@ impl Job {
     }
 }
 
-/// What the communicators are made with.
+/// The configuration of the communicators.
 fn config(arguments: &Arguments, ranks: Ranks, programs: &[Program]) -> Result<Config> {
     let transport = ranks.transport;
     let mut config = Config::default()
@@ -255,8 +255,8 @@ fn config(arguments: &Arguments, ranks: Ranks, programs: &[Program]) -> Result<C
     config.resolve()
 }
 
-/// Those of `programs` that one of the named algorithms can do, and the others. One that was asked for alone stays: the
-/// library says why not.
+/// Splits `programs` into those that have one of the named algorithms, and the others. A program that was requested
+/// alone stays in the first part: the library then says why it cannot run.
 fn able(programs: Vec<Program>, algorithms: Option<&str>) -> Result<(Vec<Program>, Vec<Program>)> {
     let Some(named) = algorithms.filter(|text| programs.len() > 1 && is_list(text)) else {
         return Ok((programs, Vec::new()));
@@ -282,12 +282,12 @@ fn only_for(programs: &[Program], text: &str) -> String {
     collectives.map(|collective| format!("{collective}:{text}")).collect::<Vec<_>>().join(";")
 }
 
-/// Whether a filter is just names, with no word of collectives.
+/// Whether a filter is a list of names without collectives.
 fn is_list(text: &str) -> bool {
     !text.contains([':', ';'])
 }
 
-/// What tables say of a filter: the option, unless the environment was stronger.
+/// A filter as tables show it: the option, unless the environment overrides it.
 fn shown(programs: &[Program], option: Option<&str>, in_force: Option<&str>) -> String {
     match (option, in_force) {
         (Some(option), Some(in_force)) if only_for(programs, option) == in_force => option.to_owned(),
@@ -296,7 +296,7 @@ fn shown(programs: &[Program], option: Option<&str>, in_force: Option<&str>) -> 
     }
 }
 
-/// A size in bytes: a number with K, M or G behind it.
+/// A size in bytes: a number, optionally followed by K, M or G.
 pub(crate) fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
     let bare = text.trim_end_matches(['b', 'B']).trim_end_matches('i');
     let (digits, shift) = match bare.char_indices().last() {

@@ -15,7 +15,7 @@ use rsccl::{Communicator, Error, Result, UniqueId};
 use super::job::{Job, Ranks};
 use super::{Arguments, Transport, session, table};
 
-/// Runs the job of `arguments` on its ranks. Whether all was right.
+/// Runs the job of `arguments` on its ranks; yields whether every element was right.
 ///
 /// # Errors
 /// A bad option; of the ranks: the error that most likely caused the others'; of starting processes.
@@ -37,7 +37,7 @@ fn own_job(arguments: &Arguments) -> Result<Job> {
     Job::new(arguments, Ranks { count: arguments.ranks.unwrap_or(DEFAULT_RANKS), transport, launched: false })
 }
 
-/// What a launcher says, where this process is one of its ranks: it has started several, or the user says so.
+/// The launcher's facts if this process is one of its ranks: if it has started several, or the user says so.
 fn outer_launch(arguments: &Arguments) -> Result<Option<Launch>> {
     let environment = Environment::capture();
     if !arguments.launched && !Launch::is_rank(&environment) {
@@ -46,7 +46,7 @@ fn outer_launch(arguments: &Arguments) -> Result<Option<Launch>> {
     match Launch::learn(&environment, &Config::default().resolve_in(&environment)?) {
         Ok(launch) if arguments.launched || launch.world.size > 1 => Ok(Some(launch)),
         Err(error) if arguments.launched => Err(error),
-        // Variables that some shell has left make no ranks.
+        // Variables that a shell has left behind do not make this process a rank.
         Ok(_) | Err(_) => Ok(None),
     }
 }
@@ -60,7 +60,7 @@ fn threads(job: &Job) -> Result<bool> {
     Ok(right.into_iter().all(|right| right))
 }
 
-/// This process is one rank of a launcher's.
+/// Runs this process as one rank of a launcher.
 fn launched(arguments: &Arguments, launch: &Launch) -> Result<bool> {
     let (size, source) = (launch.world.size, launch.source);
     let refused = |option: String| {
@@ -166,9 +166,9 @@ fn wait(ranks: &mut [Group], signals: &Signals) -> Result<bool> {
     }
 }
 
-/// Ranks where nobody says how many.
+/// The default number of ranks.
 const DEFAULT_RANKS: u32 = 2;
 /// The launcher's own descriptors.
 const OWN_FILES: u64 = 64;
-/// What ranks get to end by themselves once another has failed.
+/// How long ranks may take to end by themselves after another has failed.
 const GRACE: Duration = Duration::from_secs(10);

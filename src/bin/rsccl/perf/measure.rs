@@ -17,23 +17,23 @@ pub(crate) struct Case {
     pub(crate) seed: u64,
 }
 
-/// What all ranks found together.
+/// The combined result of all ranks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Measured {
-    /// Of one call, in microseconds; `None` where nothing was timed.
+    /// The time of one call in microseconds; `None` if nothing was timed.
     pub(crate) time_us: Option<f64>,
     /// Timed calls of one loop.
     pub(crate) calls: u64,
-    /// Calls before them.
+    /// Calls of the warm-up.
     pub(crate) warm_up: u64,
-    /// Elements that were wrong, on all ranks; `None` where nothing was checked.
+    /// The number of wrong elements on all ranks; `None` if nothing was checked.
     pub(crate) wrong: Option<u64>,
 }
 
 /// Times and checks `case`. Collective. `complain` gets a sentence for this rank's first wrong element.
 ///
 /// # Errors
-/// Of the collective.
+/// The collective's error.
 pub(crate) fn measure(comm: &Communicator, job: &Job, case: &Case, complain: &mut dyn FnMut(&str)) -> Result<Measured> {
     with_type!(case.data_type, T => measure_typed::<T>(comm, job, case, complain), else {
         Err(Error::invalid_argument(format!("{} is not known to this command", case.data_type)))
@@ -76,7 +76,7 @@ fn measure_typed<T: Sample>(
     gather(comm, job, &times, wrong)
 }
 
-/// What one rank has timed.
+/// The times of one rank.
 #[derive(Debug, Default)]
 struct Times {
     /// Seconds of one call, for each loop.
@@ -113,8 +113,8 @@ impl<T: Sample> Timed<'_, T> {
         Ok(Times { loops, calls, warm_up })
     }
 
-    /// Makes the calls before the timed ones: first calls touch new pages, open connections and wake processors. How
-    /// many, and the seconds of one as it was at the end; the same on all ranks.
+    /// Makes the warm-up calls: first calls touch new pages, open connections and wake processors. Yields how many, and
+    /// the seconds of one call at the end; both are the same on all ranks.
     fn warm_up(&mut self) -> Result<(u64, f64)> {
         let budget = match self.timing.warm_up {
             WarmUp::Exactly(0) => return Ok((0, f64::INFINITY)),
@@ -141,7 +141,7 @@ impl<T: Sample> Timed<'_, T> {
         }
     }
 
-    /// The seconds that a loop of so many calls takes on the slowest rank.
+    /// The seconds that a loop of this many calls takes on the slowest rank.
     fn slowest(&mut self, calls: u64) -> Result<f64> {
         self.comm.barrier()?;
         let start = clock::now();
@@ -187,7 +187,7 @@ fn call<T: Sample>(comm: &Communicator, case: &Case, buffers: &mut RankBuffers<T
     perform(comm, &case.shape, op, buffers)
 }
 
-/// Puts the ranks' times and wrong elements together, on every rank.
+/// Combines the ranks' times and wrong elements, on every rank.
 fn gather(comm: &Communicator, job: &Job, times: &Times, wrong: u64) -> Result<Measured> {
     let mut mine: Vec<u64> = vec![wrong];
     mine.extend(times.loops.iter().map(|time| time.to_bits()));
@@ -220,17 +220,17 @@ fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.get(numbers.len().saturating_sub(1) / 2).copied()
 }
 
-/// What a timed loop takes at least, where the user does not say how many iterations: far above the clock's own time.
+/// The minimum time of a timed loop if the user does not give the iterations: far more than reading the clock takes.
 const LOOP_SECONDS: f64 = 0.01;
 /// The iterations of a loop of long calls; nccl-tests' default.
 const LEAST_ITERATIONS: u64 = 20;
-/// What is timed together during the warm-up.
+/// The time of one batch of calls during the warm-up.
 const BATCH_SECONDS: f64 = 0.001;
-/// A batch whose calls take less than this part of the least time so far shows that the time is still falling.
+/// If a batch's calls take less than this fraction of the smallest time so far, the time is still falling.
 const FALLS: f64 = 0.95;
-/// After so many batches without a fall the time stands.
+/// After this many batches without a fall the time is stable.
 const STANDS: u32 = 3;
-/// No call is shorter; keeps counts finite where the clock sees no time pass.
+/// A lower bound of a call's time: it keeps counts finite if the clock sees no time pass.
 const SHORTEST_CALL_SECONDS: f64 = 1e-8;
 const MOST_CALLS: f64 = 1e6;
 
