@@ -6,11 +6,13 @@ pub mod affinity;
 pub mod bandwidth;
 pub mod description;
 pub mod detect;
+pub mod layout;
 #[cfg(test)]
 pub mod machines;
 pub mod paths;
 pub mod reach;
 pub mod search;
+pub mod switches;
 pub mod system;
 pub mod xml;
 

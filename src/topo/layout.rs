@@ -1,0 +1,329 @@
+//! Who is near whom, as a tree of domains of any depth: what plans take their groups and their order from.
+//!
+//! ```text
+//!   system ─ switch group ─ NVLink clique ─ host ─ socket ─ NUMA node ─ cache ─ ranks
+//! ```
+//!
+//! A level that joins nothing and parts nothing is left out. A clique stands above the hosts that it spans, and below the host that is
+//! split into several. Where a clique spans hosts of which one is split, no tree can show it whole: it is cut at the hosts.
+//!
+//! Domains stand in the order of their first ranks, inside their parents: so hosts of one switch group follow each other, and a ring over
+//! the hosts in this order enters and leaves each group once.
+
+use std::collections::HashMap;
+
+use crate::types::Rank;
+
+/// What the ranks of a domain share, outermost first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Everything.
+    System,
+    /// A switch of the network, or a group of switches: groups may stand in groups.
+    SwitchGroup,
+    /// NVLink switches.
+    Clique,
+    /// A host.
+    Host,
+    /// A socket.
+    Socket,
+    /// A NUMA node.
+    Numa,
+    /// A last-level cache.
+    Cache,
+}
+
+/// Where a rank is, by ids that are equal for ranks that share something.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Place {
+    /// The switch groups above its host, outermost first.
+    pub switches: Vec<u64>,
+    /// Its NVLink clique: of cluster UUID and clique id; `None` where its GPU has no switch, or it has no GPU.
+    pub clique: Option<u64>,
+    /// Its host.
+    pub host: u64,
+    /// Its socket on the host, where it is bound to one.
+    pub socket: Option<u64>,
+    /// Its NUMA node on the host, where it is bound to one.
+    pub numa: Option<u64>,
+    /// Its last-level cache on the host, where it is bound to one.
+    pub cache: Option<u64>,
+}
+
+/// A domain: ranks that share something, and the domains in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// What they share.
+    pub level: Level,
+    /// All ranks of it, domain by domain.
+    pub ranks: Vec<Rank>,
+    /// The domains in it; empty where nothing parts its ranks.
+    pub groups: Vec<Group>,
+}
+
+/// The tree of domains of a communicator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    root: Group,
+    /// For each rank, the places of its domains, from the root's groups down.
+    paths: Vec<Vec<(Level, usize)>>,
+}
+
+impl Layout {
+    /// The layout of ranks at these places, in rank order.
+    pub fn new(places: &[Place]) -> Layout {
+        let cliques = CliquesAndHosts::new(places);
+        let keys: Vec<Vec<(Level, u64)>> = places.iter().map(|place| cliques.key(place)).collect();
+        let ranks: Vec<Rank> = (0..).map(Rank::new).take(places.len()).collect();
+        Layout::of(Level::System, ranks, &|rank| &keys[rank.index()])
+    }
+
+    /// The layout of hosts that nothing else is known of: every rank stands on one of them.
+    pub fn of_hosts(hosts: &[Vec<Rank>]) -> Layout {
+        let size = hosts.iter().map(Vec::len).sum();
+        let mut keys = vec![Vec::new(); size];
+        for (host, ranks) in (0..).zip(hosts) {
+            ranks.iter().for_each(|rank| keys[rank.index()] = vec![(Level::Host, host)]);
+        }
+        Layout::of(Level::System, hosts.concat(), &|rank| &keys[rank.index()])
+    }
+
+    fn of<'k>(level: Level, ranks: Vec<Rank>, key: &dyn Fn(Rank) -> &'k [(Level, u64)]) -> Layout {
+        let mut paths = vec![Vec::new(); ranks.len()];
+        let root = group(level, ranks, 0, key);
+        number(&root, &mut Vec::new(), &mut paths);
+        Layout { root, paths }
+    }
+
+    /// The outermost domain, with all ranks.
+    pub const fn root(&self) -> &Group {
+        &self.root
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.paths.len()
+    }
+
+    /// The ranks of each domain of a level; ranks that are in none are left out. For `Host` that is every rank.
+    pub fn domains(&self, level: Level) -> Vec<&[Rank]> {
+        let mut found = Vec::new();
+        collect(&self.root, level, &mut found);
+        found
+    }
+
+    /// The ranks of each host, hosts of one switch group after each other.
+    pub fn hosts(&self) -> Vec<Vec<Rank>> {
+        self.domains(Level::Host).into_iter().map(<[Rank]>::to_vec).collect()
+    }
+
+    /// The innermost level that two ranks share.
+    ///
+    /// # Panics
+    /// Where a rank is not of this layout.
+    pub fn shared(&self, one: Rank, other: Rank) -> Level {
+        let paths = self.paths[one.index()].iter().zip(&self.paths[other.index()]);
+        paths.take_while(|(one, other)| one == other).last().map_or(Level::System, |((level, _), _)| *level)
+    }
+
+    /// How many ranks every host has, if all have as many.
+    pub fn even(&self) -> Option<usize> {
+        let hosts = self.domains(Level::Host);
+        let first = hosts.first()?.len();
+        hosts.iter().all(|ranks| ranks.len() == first).then_some(first)
+    }
+}
+
+fn group<'k>(level: Level, ranks: Vec<Rank>, depth: usize, key: &dyn Fn(Rank) -> &'k [(Level, u64)]) -> Group {
+    let mut parts: Vec<((Level, u64), Vec<Rank>)> = Vec::new();
+    let mut places: HashMap<(Level, u64), usize> = HashMap::new();
+    let mut whole = true;
+    for rank in &ranks {
+        match key(*rank).get(depth) {
+            Some(id) => {
+                let place = *places.entry(*id).or_insert(parts.len());
+                if place == parts.len() {
+                    parts.push((*id, Vec::new()));
+                }
+                parts[place].1.push(*rank);
+            }
+            None => whole = false,
+        }
+    }
+    if !whole || parts.is_empty() {
+        return Group { level, ranks, groups: Vec::new() };
+    }
+    // Hosts are always told, so that every rank has one; of other levels, one that parts nothing says nothing.
+    if let [((of, _), _)] = &parts[..]
+        && *of != Level::Host
+    {
+        return group(level, ranks, depth + 1, key);
+    }
+    let groups: Vec<Group> = parts.into_iter().map(|((level, _), ranks)| group(level, ranks, depth + 1, key)).collect();
+    let ranks = groups.iter().flat_map(|group| group.ranks.iter().copied()).collect();
+    Group { level, ranks, groups }
+}
+
+fn number(of: &Group, path: &mut Vec<(Level, usize)>, paths: &mut [Vec<(Level, usize)>]) {
+    if of.groups.is_empty() {
+        of.ranks.iter().for_each(|rank| paths[rank.index()].clone_from(path));
+    }
+    for (place, group) in of.groups.iter().enumerate() {
+        path.push((group.level, place));
+        number(group, path, paths);
+        path.pop();
+    }
+}
+
+fn collect<'g>(of: &'g Group, level: Level, found: &mut Vec<&'g [Rank]>) {
+    if of.level == level {
+        found.push(&of.ranks);
+        return;
+    }
+    of.groups.iter().for_each(|group| collect(group, level, found));
+}
+
+/// Which cliques span hosts, and which hosts are split.
+struct CliquesAndHosts {
+    /// For each clique its hosts.
+    hosts: HashMap<u64, Vec<u64>>,
+    /// For each host its cliques.
+    cliques: HashMap<u64, Vec<Option<u64>>>,
+}
+
+impl CliquesAndHosts {
+    fn new(places: &[Place]) -> CliquesAndHosts {
+        let mut found = CliquesAndHosts { hosts: HashMap::new(), cliques: HashMap::new() };
+        for place in places {
+            let cliques = found.cliques.entry(place.host).or_default();
+            if !cliques.contains(&place.clique) {
+                cliques.push(place.clique);
+            }
+            if let Some(clique) = place.clique {
+                let hosts = found.hosts.entry(clique).or_default();
+                if !hosts.contains(&place.host) {
+                    hosts.push(place.host);
+                }
+            }
+        }
+        found
+    }
+
+    /// The domains of a rank, outermost first.
+    fn key(&self, place: &Place) -> Vec<(Level, u64)> {
+        let whole = |host: &u64| self.cliques.get(host).is_none_or(|cliques| cliques.len() == 1);
+        let hosts = place.clique.and_then(|clique| self.hosts.get(&clique));
+        let spans = hosts.is_some_and(|hosts| hosts.len() > 1 && hosts.iter().all(whole));
+        let split = !whole(&place.host);
+        let mut key: Vec<(Level, u64)> = place.switches.iter().map(|switch| (Level::SwitchGroup, *switch)).collect();
+        if let (Some(clique), true) = (place.clique, spans) {
+            key.push((Level::Clique, clique));
+        }
+        key.push((Level::Host, place.host));
+        if let (Some(clique), true) = (place.clique, split) {
+            key.push((Level::Clique, clique));
+        }
+        let inner = [(Level::Socket, place.socket), (Level::Numa, place.numa), (Level::Cache, place.cache)];
+        key.extend(inner.into_iter().filter_map(|(level, id)| Some((level, id?))));
+        key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ranks(numbers: &[u32]) -> Vec<Rank> {
+        numbers.iter().copied().map(Rank::new).collect()
+    }
+
+    fn shown(group: &Group) -> String {
+        if group.groups.is_empty() {
+            let ranks: Vec<String> = group.ranks.iter().map(|rank| rank.get().to_string()).collect();
+            return format!("{:?}({})", group.level, ranks.join(" "));
+        }
+        let groups: Vec<String> = group.groups.iter().map(shown).collect();
+        format!("{:?}[{}]", group.level, groups.join(" "))
+    }
+
+    fn on(host: u64) -> Place {
+        Place { host, ..Place::default() }
+    }
+
+    #[test]
+    fn todays_hosts_are_a_tree_of_one_level() {
+        let layout = Layout::of_hosts(&[ranks(&[0, 2]), ranks(&[1, 3])]);
+        assert_eq!(shown(layout.root()), "System[Host(0 2) Host(1 3)]");
+        assert_eq!(layout.hosts(), [ranks(&[0, 2]), ranks(&[1, 3])]);
+        assert_eq!((layout.even(), layout.size()), (Some(2), 4));
+        assert_eq!(layout.shared(Rank::new(0), Rank::new(2)), Level::Host);
+        assert_eq!(layout.shared(Rank::new(0), Rank::new(1)), Level::System);
+        let by_ids = Layout::new(&[on(7), on(9), on(7), on(9)]);
+        assert_eq!(by_ids, layout);
+    }
+
+    #[test]
+    fn hosts_of_a_switch_follow_each_other() {
+        let at = |switch: u64, host: u64| Place { switches: vec![switch], ..on(host) };
+        let layout = Layout::new(&[at(1, 1), at(2, 2), at(1, 3), at(2, 4), at(1, 1)]);
+        assert_eq!(shown(layout.root()), "System[SwitchGroup[Host(0 4) Host(2)] SwitchGroup[Host(1) Host(3)]]");
+        assert_eq!(layout.hosts(), [ranks(&[0, 4]), ranks(&[2]), ranks(&[1]), ranks(&[3])]);
+        assert_eq!(layout.shared(Rank::new(0), Rank::new(2)), Level::SwitchGroup);
+        assert_eq!(layout.even(), None);
+    }
+
+    #[test]
+    fn a_clique_spans_hosts_or_splits_one() {
+        let at = |clique: u64, host: u64| Place { clique: Some(clique), ..on(host) };
+        let two_racks = Layout::new(&[at(1, 1), at(1, 2), at(2, 3), at(2, 4)]);
+        assert_eq!(shown(two_racks.root()), "System[Clique[Host(0) Host(1)] Clique[Host(2) Host(3)]]");
+        let split = Layout::new(&[at(1, 1), at(1, 1), at(2, 1), at(2, 1)]);
+        assert_eq!(shown(split.root()), "System[Host[Clique(0 1) Clique(2 3)]]");
+        // Clique 1 has half of host 1 and all of host 2.
+        let both = Layout::new(&[at(1, 1), at(2, 1), at(1, 2)]);
+        assert_eq!(shown(both.root()), "System[Host[Clique(0) Clique(1)] Host(2)]");
+        assert_eq!(both.domains(Level::Host).len(), 2);
+        // One rack is all there is: nothing parts its hosts but themselves.
+        let rack = Layout::new(&[at(1, 1), at(1, 2)]);
+        assert_eq!(shown(rack.root()), "System[Host(0) Host(1)]");
+    }
+
+    #[test]
+    fn processors_part_a_host() {
+        let at = |socket, cache| Place { socket: Some(socket), numa: Some(socket), cache: Some(cache), ..on(5) };
+        let layout = Layout::new(&[at(0, 0), at(0, 1), at(1, 2), at(1, 2)]);
+        assert_eq!(shown(layout.root()), "System[Host[Socket[Cache(0) Cache(1)] Socket(2 3)]]");
+        assert_eq!(layout.shared(Rank::new(0), Rank::new(1)), Level::Socket);
+        // A rank that is bound to nothing leaves the host in one piece.
+        let unbound = Layout::new(&[at(0, 0), on(5), at(1, 2)]);
+        assert_eq!(shown(unbound.root()), "System[Host(0 1 2)]");
+    }
+
+    proptest! {
+        /// Whatever the places: every rank is on one host, hosts are those of the places, and domains hold their groups' ranks.
+        #[test]
+        fn every_rank_is_on_its_host(places in proptest::collection::vec(
+            (0u64..3, proptest::option::of(0u64..4), 0u64..6, proptest::option::of(0u64..2)), 1..24))
+        {
+            // A host hangs on one switch.
+            let places: Vec<Place> = places
+                .into_iter()
+                .map(|(_, clique, host, socket)| Place { switches: vec![host % 3], clique, host, socket, ..Place::default() })
+                .collect();
+            let layout = Layout::new(&places);
+            let mut seen = vec![0; places.len()];
+            for host in layout.hosts() {
+                for rank in &host {
+                    seen[rank.index()] += 1;
+                    prop_assert_eq!(places[rank.index()].host, places[host[0].index()].host);
+                }
+            }
+            prop_assert!(seen.iter().all(|times| *times == 1));
+            let mut hosts: Vec<u64> = places.iter().map(|place| place.host).collect();
+            hosts.sort_unstable();
+            hosts.dedup();
+            prop_assert_eq!(layout.hosts().len(), hosts.len());
+        }
+    }
+}
