@@ -80,6 +80,16 @@ run_vcuda() {
     cargo test --locked "${vcuda[@]}" --no-fail-fast 2>&1 | tee -a "$log"
 }
 
+# `rsccl topo` sees the virtual machine's GPUs by NVML: capability, links, and the rings that these allow.
+show_virtual_gpus() {
+    local shown
+    cargo build --locked --quiet --features "$features" --bin rsccl
+    shown=$(tests/vcuda/run 8-cube-mesh -- "${CARGO_TARGET_DIR:-target}/debug/rsccl" topo)
+    for words in "GPU 7 .*(sm_80, 6 links)" "rings: 6 x 20 GB/s = 120 GB/s"; do
+        grep -q "$words" <<<"$shown" || { echo "rsccl topo on virtual GPUs lacks \"$words\":"; echo "$shown"; return 1; }
+    done
+}
+
 # What threads share, in every order that matters: tests/README.md.
 run_models() {
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 \
@@ -119,6 +129,7 @@ main() {
     step cargo clippy --locked --quiet "${vcuda[@]}" --all-targets -- -D warnings
     step run_tests
     step run_vcuda
+    step show_virtual_gpus
     step kernels/build --check
     step run_models
     passed=$(count passed) failed=$(count failed) ignored=$(count ignored)

@@ -93,6 +93,23 @@ pub struct Config {
     pub p2p_disable: bool,
     /// Forbids shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     pub shm_disable: bool,
+    /// How far apart GPUs may be that reach each other's memory: LOC, NVL, PIX, PXB, PHB, SYS. `rsccl topo` obeys it.
+    /// `NCCL_P2P_LEVEL`.
+    pub p2p_level: Option<String>,
+    /// How far a NIC may be from the GPU whose memory it reaches, likewise. `rsccl topo` obeys it.
+    /// `NCCL_NET_GDR_LEVEL`.
+    pub net_gdr_level: Option<String>,
+    /// Whether a channel may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where
+    /// it is better. `rsccl topo` obeys it. `NCCL_CROSS_NIC`; 2.
+    pub cross_nic: u32,
+    /// A topology file in place of what this machine's system tells. `rsccl topo` reads it. `NCCL_TOPO_FILE`.
+    pub topo_file: Option<PathBuf>,
+    /// Where `rsccl topo` writes the topology as a file. `NCCL_TOPO_DUMP_FILE`.
+    pub topo_dump_file: Option<PathBuf>,
+    /// A graph file in place of a search for channels. `rsccl topo` reads it. `NCCL_GRAPH_FILE`.
+    pub graph_file: Option<PathBuf>,
+    /// Where `rsccl topo` writes the channels as a graph file. `NCCL_GRAPH_DUMP_FILE`.
+    pub graph_dump_file: Option<PathBuf>,
     /// The network to use; `Socket` is the only one. `NCCL_NET`.
     pub net: Option<String>,
     /// Whether the memory of the host's ranks is mapped at the first need, and not at set-up. `NCCL_RUNTIME_CONNECT`;
@@ -158,6 +175,13 @@ impl Default for Config {
             scratch_bytes: 4 << 20,
             p2p_disable: false,
             shm_disable: false,
+            p2p_level: None,
+            net_gdr_level: None,
+            cross_nic: 2,
+            topo_file: None,
+            topo_dump_file: None,
+            graph_file: None,
+            graph_dump_file: None,
             net: None,
             runtime_connect: true,
             host_id: None,
@@ -384,6 +408,20 @@ setters! {
     with_p2p_disable => p2p_disable: bool;
     /// Sets [`Config::shm_disable`].
     with_shm_disable => shm_disable: bool;
+    /// Sets [`Config::p2p_level`].
+    with_p2p_level => p2p_level: impl Into<String>, some;
+    /// Sets [`Config::net_gdr_level`].
+    with_net_gdr_level => net_gdr_level: impl Into<String>, some;
+    /// Sets [`Config::cross_nic`].
+    with_cross_nic => cross_nic: u32;
+    /// Sets [`Config::topo_file`].
+    with_topo_file => topo_file: impl Into<PathBuf>, some;
+    /// Sets [`Config::topo_dump_file`].
+    with_topo_dump_file => topo_dump_file: impl Into<PathBuf>, some;
+    /// Sets [`Config::graph_file`].
+    with_graph_file => graph_file: impl Into<PathBuf>, some;
+    /// Sets [`Config::graph_dump_file`].
+    with_graph_dump_file => graph_dump_file: impl Into<PathBuf>, some;
     /// Sets [`Config::net`].
     with_net => net: impl Into<String>, some;
     /// Sets [`Config::runtime_connect`].

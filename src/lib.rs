@@ -110,7 +110,7 @@ pub mod internals {
         pub use crate::device::*;
     }
     pub mod sys {
-        pub use crate::sys::{clock, cpu, devices, host, limits, numa, poller, process, random, thread};
+        pub use crate::sys::{clock, cpu, devices, host, limits, numa, nvml, poller, process, random, thread};
     }
     pub mod topo {
         pub use crate::topo::*;

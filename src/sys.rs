@@ -18,6 +18,7 @@ pub mod interfaces;
 pub mod limits;
 pub mod memory;
 pub mod numa;
+pub mod nvml;
 pub mod poller;
 pub mod process;
 pub mod random;

@@ -6,9 +6,11 @@ pub mod affinity;
 pub mod bandwidth;
 pub mod description;
 pub mod detect;
+pub mod graphs;
 pub mod layout;
 #[cfg(test)]
 pub mod machines;
+pub mod overlay;
 pub mod paths;
 pub mod reach;
 pub mod search;

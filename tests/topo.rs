@@ -30,18 +30,84 @@ fn a_cube_mesh_shows_its_rings() {
 }
 
 #[test]
-fn why_names_every_link_and_the_gpu_between() {
+fn why_names_transport_links_and_the_gpu_between() {
     let shown = text(&["--file", &machine("dgx1v"), "--why", "gpu:0", "gpu:7"]);
     let expected = "\
 GPU 0 to GPU 7: NVB, 40 GB/s
   GPU 0 -> GPU 4: NvLink 40 GB/s
   GPU 4 -> GPU 7: NvLink 40 GB/s
+transport: yes, P2P: one reaches the other's memory
 peer access: yes, with the buffer on GPU 4, which both reach by their links
-NVLS: no, not built
+NET in place of P2P: no, 40 GB/s between the GPUs, 12 GB/s and 12 GB/s to their NICs
+NVLS: no, reductions in NVLink switches: not built
 ";
     assert_eq!(shown, expected);
     let shown = text(&["--file", &machine("h100x8"), "--why", "gpu:0", "nic:m1"]);
     assert!(shown.contains("GPUDirect RDMA: no, PHB is beyond NCCL_NET_GDR_LEVEL=PXB"), "{shown}");
+    assert!(shown.contains("PXN: yes, GPU 1 is near that NIC") && shown.contains("SHARP: no"), "{shown}");
+    let apart = text(&["--file", &machine("h100x8"), "--hosts", "2", "--why", "gpu:0", "1/gpu:0"]);
+    assert!(apart.contains("transport: yes, NET: they are on different hosts"), "{apart}");
+}
+
+#[test]
+fn why_obeys_the_levels_of_the_environment() {
+    let said = |variable: &str, value: &str, ends: [&str; 2]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        let output =
+            command.args(["topo", "--file", &machine("h100x8"), "--why"]).args(ends).env(variable, value).output();
+        let output = output.expect("the command line runs");
+        String::from_utf8([output.stdout, output.stderr].concat()).expect("text")
+    };
+    let peers = ["gpu:0", "gpu:1"];
+    assert!(said("NCCL_P2P_LEVEL", "LOC", peers).contains("peer access: no, NVL is beyond NCCL_P2P_LEVEL=LOC"));
+    assert!(said("NCCL_P2P_DISABLE", "1", peers).contains("transport: yes, SHM"));
+    assert!(said("NCCL_P2P_LEVEL", "near", peers).contains("NCCL_P2P_LEVEL=\"near\" is no distance; allowed: LOC"));
+    assert!(said("NCCL_NET_GDR_LEVEL", "SYS", ["gpu:0", "nic:m7"]).contains("GPUDirect RDMA: yes"));
+}
+
+#[test]
+fn files_of_the_environment_are_read_and_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [dump, graph] = ["dump.xml", "graph.xml"].map(|name| folder.path().join(name));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+    command.arg("topo").env("NCCL_TOPO_FILE", machine("p4d"));
+    command.env("NCCL_TOPO_DUMP_FILE", &dump).env("NCCL_GRAPH_DUMP_FILE", &graph);
+    let output = command.output().expect("the command line runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let dump = dump.display().to_string();
+    assert_eq!(String::from_utf8(output.stdout).expect("text"), text(&["--file", &dump]));
+    assert!(std::fs::read_to_string(graph).expect("written").contains("<graphs version=\"1\">"));
+}
+
+/// A cloud's file has PCI devices alone: the command says so, and an overlay says the rest.
+#[test]
+fn an_overlay_tells_what_a_file_leaves_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [tree, over] = ["tree.xml", "over.xml"].map(|name| folder.path().join(name).display().to_string());
+    let whole = std::fs::read_to_string(machine("p4d")).expect("a file");
+    let mut bare = String::new();
+    let mut rest = &whole[..];
+    while let Some((before, after)) = rest
+        .split_once(["<gpu ", "<nic>"].into_iter().min_by_key(|tag| rest.find(tag).unwrap_or(usize::MAX)).expect("two"))
+    {
+        bare += before;
+        let ends = ["</gpu>", "</nic>"].into_iter().filter_map(|tag| after.find(tag).map(|at| at + tag.len()));
+        rest = &after[ends.min().expect("closed")..];
+    }
+    std::fs::write(&tree, bare + rest).expect("written");
+    std::fs::write(
+        &over,
+        "<overlay><gpus sm=\"80\" gdr=\"1\" switch=\"12\"/><nics speed=\"100000\" gdr=\"1\"/></overlay>",
+    )
+    .expect("written");
+    let said = String::from_utf8(topo(&["--file", &tree]).stderr).expect("text");
+    assert!(said.contains("8 devices are GPUs by their class, but nothing says their kind and links"), "{said}");
+    assert!(said.contains("4 devices are NICs by their class"), "{said}");
+    let graphs = |arguments: &[&str]| json(&[arguments, &["--hosts", "2"]].concat())["graphs"].clone();
+    let widths = |graphs: &serde_json::Value| -> Vec<f64> {
+        graphs.as_array().expect("a list").iter().map(|graph| graph["total_gbps"].as_f64().expect("a number")).collect()
+    };
+    assert_eq!(widths(&graphs(&["--file", &tree, "--overlay", &over])), widths(&graphs(&["--file", &machine("p4d")])));
 }
 
 #[test]
@@ -62,13 +128,45 @@ GPU 3  NVL 80   NVL 80   NVL 80   LOC      SYS 16  SYS 16  PHB 24  PIX 24
 fn json_has_graphs_with_channels() {
     let shown = json(&["--file", &machine("p4d"), "--hosts", "2"]);
     let graphs = shown["graphs"].as_array().expect("a list");
-    assert_eq!(graphs.len(), 2);
-    for graph in graphs {
-        assert_eq!((&graph["pattern"], &graph["scope"]), (&"ring".into(), &"host".into()));
-        assert_eq!(graph["channels"].as_array().expect("a list").len(), 12);
-        assert_eq!(graph["width_gbps"], 20.0);
-    }
+    let of = |pattern: &str, scope: &str| -> Vec<(usize, f64)> {
+        let these = graphs.iter().filter(|graph| graph["pattern"] == pattern && graph["scope"] == scope);
+        let figures = |graph: &serde_json::Value| {
+            (graph["channels"].as_array().expect("a list").len(), graph["width_gbps"].as_f64().expect("a number"))
+        };
+        these.map(figures).collect()
+    };
+    assert_eq!(of("ring", "host"), [(12, 20.0); 2]);
+    assert_eq!(of("tree", "host").len(), 2);
+    assert_eq!((of("ring", "system"), of("tree", "system")), (vec![(4, 12.0)], vec![(4, 12.0)]));
+    let ring = graphs.iter().find(|graph| graph["pattern"] == "ring" && graph["scope"] == "system").expect("there");
+    let mut first: Vec<u64> =
+        ring["channels"][0].as_array().expect("a list").iter().map(|gpu| gpu.as_u64().expect("a number")).collect();
+    first.sort_unstable();
+    assert_eq!(first, (0..16).collect::<Vec<u64>>());
     assert_eq!(shown["paths"].as_array().expect("a list").len(), 16 * (15 + 8));
+}
+
+/// A dump of the channels that were found, read back, gives the same channels; another file's are weighed on this machine's links.
+#[test]
+fn graph_files_go_out_and_in() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("graph.xml").display().to_string();
+    let plain = text(&["--file", &machine("dgx1v"), "--dump-graph", &path]);
+    let written = std::fs::read_to_string(&path).expect("written");
+    assert!(written.contains("pattern=\"4\" crossnic=\"0\" nchannels=\"6\" speedintra=\"20\""), "{written}");
+    assert_eq!(text(&["--file", &machine("dgx1v"), "--graph", &path]), plain);
+    let output = topo(&["--file", &machine("dgx1p"), "--graph", &path]);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(said.contains("are said to carry 20 GB/s each; the links of this machine give them"), "{said}");
+}
+
+#[test]
+fn nics_are_crossed_where_that_is_better() {
+    let tree = |cross: &str| text(&["--file", &machine("h100x8"), "--hosts", "2", "--cross-nic", cross]);
+    assert!(tree("2").contains("between hosts: rings: 8 x 48 GB/s = 384 GB/s, NICs are crossed"), "{}", tree("2"));
+    assert!(!tree("0").contains("NICs are crossed"), "{}", tree("0"));
+    let alone = text(&["--file", &machine("h100x8")]);
+    assert!(!alone.contains("between hosts"), "{alone}");
 }
 
 #[test]
@@ -79,6 +177,29 @@ fn a_dump_is_the_same_machine_and_the_same_bytes() {
     text(&["--file", &one, "--dump", &two]);
     assert_eq!(std::fs::read(&one).expect("written"), std::fs::read(&two).expect("written"));
     assert_eq!(json(&["--file", &machine("nvl72")])["graphs"], json(&["--file", &one])["graphs"]);
+}
+
+/// The picture is XML, and names every device and the width of every kind of link.
+#[test]
+fn a_picture_shows_devices_links_and_channels() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("picture.svg").display().to_string();
+    let draw = |arguments: &[&str]| {
+        text(&[arguments, &["--svg", &path]].concat());
+        let picture = std::fs::read_to_string(&path).expect("written");
+        roxmltree::Document::parse(&picture).expect("the picture is XML");
+        picture
+    };
+    let one = draw(&["--file", &machine("dgx1v")]);
+    for word in ["GPU 0", "GPU 7", "NUMA 0", "NUMA 1", "m3", ">12<", ">40<", ">20<", "inside: rings: 6 x 20 GB/s"] {
+        assert!(one.contains(word), "{word}");
+    }
+    let four = draw(&["--file", &machine("h100x8"), "--hosts", "4"]);
+    for word in ["host 0", "host 3", "NVLink switches", ">370.8<", "stroke-dasharray", "first tree of hosts: 0 below 1"]
+    {
+        assert!(four.contains(word), "{word}");
+    }
+    assert!(draw(&["--file", &machine("p4d"), "--hosts", "30"]).contains("and 12 more hosts"));
 }
 
 #[test]

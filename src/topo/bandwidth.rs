@@ -116,6 +116,19 @@ pub enum PciSpeed {
 }
 
 impl PciSpeed {
+    /// The speed of a generation, 1 to 6.
+    pub const fn of_generation(generation: u32) -> Option<PciSpeed> {
+        Some(match generation {
+            1 => PciSpeed::Gen1,
+            2 => PciSpeed::Gen2,
+            3 => PciSpeed::Gen3,
+            4 => PciSpeed::Gen4,
+            5 => PciSpeed::Gen5,
+            6 => PciSpeed::Gen6,
+            _ => return None,
+        })
+    }
+
     /// Reads what sysfs and NCCL's files say: `8 GT/s`, `8.0 GT/s PCIe`, `16.0 GT/s PCIe`.
     pub fn parse(text: &str) -> Option<PciSpeed> {
         let number = text.trim().split_ascii_whitespace().next()?;

@@ -178,7 +178,8 @@ pub fn walk<'a>(devices: &'a [Pci], each: &mut impl FnMut(&'a Pci)) {
     }
 }
 
-fn walk_mut(devices: &mut [Pci], each: &mut impl FnMut(&mut Pci)) {
+/// As [`walk`], for changes.
+pub fn walk_mut(devices: &mut [Pci], each: &mut impl FnMut(&mut Pci)) {
     for device in devices {
         each(device);
         walk_mut(&mut device.devices, each);

@@ -1,7 +1,8 @@
 //! From what sysfs shows of a host to the description of a machine. NVML's share (links of GPUs, their capability) comes apart.
 
 use crate::topo::bandwidth::{GpuGeneration, PciSpeed};
-use crate::topo::description::{Cpu, Function, Gpu, Machine, Nic, Pci, Port};
+use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, walk_mut};
+use crate::topo::system::SWITCH_CLASS;
 use crate::topo::xml;
 
 /// A PCI device as sysfs shows it: see `sys::devices`.
@@ -52,6 +53,67 @@ pub fn host(
     }
     (machine, notes)
 }
+
+/// A GPU as NVML describes it: see `sys::nvml`.
+#[derive(Debug, Clone, Copy)]
+pub struct NvidiaGpu<'a> {
+    /// Where it is plugged in.
+    pub bus_id: &'a str,
+    /// 80 for 8.0.
+    pub capability: u32,
+    /// Generation and lanes of its PCI Express link.
+    pub pcie: Option<(u32, u32)>,
+    /// For each NVLink that is up, the bus id of what it leads to.
+    pub links: &'a [String],
+}
+
+/// Adds what NVML tells to what sysfs shows: capability and links. A GPU that sysfs does not show (on a virtual machine of GPUs, or in a
+/// container) comes below the first NUMA node. A link that leads to no GPU leads to an NVLink switch.
+pub fn add_nvidia(machine: &mut Machine, gpus: &[NvidiaGpu<'_>]) {
+    for told in gpus {
+        let mut links: Vec<GpuLink> = Vec::new();
+        for remote in told.links {
+            let (target, target_class) = if gpus.iter().any(|gpu| gpu.bus_id == *remote) {
+                (&**remote, GPU_CLASS)
+            } else {
+                (SWITCHES, SWITCH_CLASS)
+            };
+            match links.iter_mut().find(|link| link.target == target) {
+                Some(link) => link.count += 1,
+                None => links.push(GpuLink { target: target.to_owned(), target_class, count: 1 }),
+            }
+        }
+        let generation = GpuGeneration::Nvidia { capability: told.capability };
+        let mut known = false;
+        for cpu in &mut machine.cpus {
+            walk_mut(&mut cpu.devices, &mut |device| {
+                if let Function::Gpu(gpu) = &mut device.function
+                    && device.bus_id == told.bus_id
+                {
+                    (gpu.generation, gpu.links) = (generation, std::mem::take(&mut links));
+                    known = true;
+                }
+            });
+        }
+        let device = u32::try_from(machine.gpus().len()).unwrap_or(u32::MAX);
+        if let (false, Some(cpu)) = (known, machine.cpus.first_mut()) {
+            cpu.devices.push(Pci {
+                bus_id: told.bus_id.to_owned(),
+                class: GPU_CLASS,
+                ids: std::array::from_fn(|_| String::new()),
+                speed: told.pcie.and_then(|(generation, _)| PciSpeed::of_generation(generation)),
+                lanes: told.pcie.map_or(0, |(_, lanes)| lanes),
+                function: Function::Gpu(Gpu { device, rank: None, generation, gdr: false, links, c2c: None }),
+                devices: Vec::new(),
+            });
+        }
+    }
+}
+
+/// The bus id that stands for all NVLink switches, as in NCCL's files.
+pub const SWITCHES: &str = "0000:00:00.0";
+/// The class of a GPU without a display.
+pub const GPU_CLASS: u32 = 0x03_0200;
 
 fn function(device: &Device<'_>, gpus: &mut u32, ports: &mut u32, notes: &mut Vec<String>) -> Option<Function> {
     let class = number(device.texts[0]);
@@ -165,5 +227,30 @@ mod tests {
         assert_eq!([0, 1].map(|port| ways.to(&system, ports[port]).kind), [PathKind::Pix, PathKind::Sys]);
         assert_eq!(ways.to(&system, ports[0]).bandwidth.gigabytes(), 48.0);
         assert_eq!(ways.to(&system, ports[1]).bandwidth.gigabytes(), 1.25);
+    }
+
+    #[test]
+    fn nvml_adds_links_and_gpus_that_sysfs_does_not_show() {
+        let path = ["0000:01:00.0".to_owned()];
+        let shown = Device {
+            path: &path,
+            texts: ["0x030200", "0x10de", "", "", ""],
+            link: ["16.0 GT/s PCIe", "16"],
+            numa: Some(0),
+            networks: &[],
+        };
+        let (mut machine, _) = host("x86_64", ["AuthenticAMD", "23", "49"], &[(0, "ff")], &[shown]);
+        let ids = ["0000:01:00.0", "0000:02:00.0", "0000:e0:00.0"].map(str::to_owned);
+        let gpu = |own: usize, links| NvidiaGpu { bus_id: &ids[own], capability: 90, pcie: Some((5, 16)), links };
+        add_nvidia(&mut machine, &[gpu(0, &ids[1..2]), gpu(1, &ids[..1])]);
+        let system = System::new(&machine).unwrap();
+        let way = Paths::from(&system, system.gpus()[0]).to(&system, system.gpus()[1]);
+        assert_eq!((way.kind, way.bandwidth.gigabytes()), (PathKind::Nvl, 20.6));
+        assert_eq!(machine.cpus[0].devices[1].speed, Some(PciSpeed::Gen5));
+        // Links to what is no GPU lead to switches, and are counted together.
+        let to_switches = [ids[2].clone(), ids[2].clone()];
+        add_nvidia(&mut machine, &[gpu(0, &to_switches), gpu(1, &to_switches)]);
+        let links = &machine.gpus()[0].links;
+        assert_eq!((links.len(), links[0].count, links[0].target_class), (1, 2, SWITCH_CLASS));
     }
 }

@@ -35,7 +35,7 @@ pub enum Level {
 
 /// Where a rank is, by ids that are equal for ranks that share something.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Place {
+pub struct RankPlace {
     /// The switch groups above its host, outermost first.
     pub switches: Vec<u64>,
     /// Its NVLink clique: of cluster UUID and clique id; `None` where its GPU has no switch, or it has no GPU.
@@ -71,7 +71,7 @@ pub struct Layout {
 
 impl Layout {
     /// The layout of ranks at these places, in rank order.
-    pub fn new(places: &[Place]) -> Layout {
+    pub fn new(places: &[RankPlace]) -> Layout {
         let cliques = CliquesAndHosts::new(places);
         let keys: Vec<Vec<(Level, u64)>> = places.iter().map(|place| cliques.key(place)).collect();
         let ranks: Vec<Rank> = (0..).map(Rank::new).take(places.len()).collect();
@@ -192,7 +192,7 @@ struct CliquesAndHosts {
 }
 
 impl CliquesAndHosts {
-    fn new(places: &[Place]) -> CliquesAndHosts {
+    fn new(places: &[RankPlace]) -> CliquesAndHosts {
         let mut found = CliquesAndHosts { hosts: HashMap::new(), cliques: HashMap::new() };
         for place in places {
             let cliques = found.cliques.entry(place.host).or_default();
@@ -210,7 +210,7 @@ impl CliquesAndHosts {
     }
 
     /// The domains of a rank, outermost first.
-    fn key(&self, place: &Place) -> Vec<(Level, u64)> {
+    fn key(&self, place: &RankPlace) -> Vec<(Level, u64)> {
         let whole = |host: &u64| self.cliques.get(host).is_none_or(|cliques| cliques.len() == 1);
         let hosts = place.clique.and_then(|clique| self.hosts.get(&clique));
         let spans = hosts.is_some_and(|hosts| hosts.len() > 1 && hosts.iter().all(whole));
@@ -247,8 +247,8 @@ mod tests {
         format!("{:?}[{}]", group.level, groups.join(" "))
     }
 
-    fn on(host: u64) -> Place {
-        Place { host, ..Place::default() }
+    fn on(host: u64) -> RankPlace {
+        RankPlace { host, ..RankPlace::default() }
     }
 
     #[test]
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn hosts_of_a_switch_follow_each_other() {
-        let at = |switch: u64, host: u64| Place { switches: vec![switch], ..on(host) };
+        let at = |switch: u64, host: u64| RankPlace { switches: vec![switch], ..on(host) };
         let layout = Layout::new(&[at(1, 1), at(2, 2), at(1, 3), at(2, 4), at(1, 1)]);
         assert_eq!(shown(layout.root()), "System[SwitchGroup[Host(0 4) Host(2)] SwitchGroup[Host(1) Host(3)]]");
         assert_eq!(layout.hosts(), [ranks(&[0, 4]), ranks(&[2]), ranks(&[1]), ranks(&[3])]);
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_clique_spans_hosts_or_splits_one() {
-        let at = |clique: u64, host: u64| Place { clique: Some(clique), ..on(host) };
+        let at = |clique: u64, host: u64| RankPlace { clique: Some(clique), ..on(host) };
         let two_racks = Layout::new(&[at(1, 1), at(1, 2), at(2, 3), at(2, 4)]);
         assert_eq!(shown(two_racks.root()), "System[Clique[Host(0) Host(1)] Clique[Host(2) Host(3)]]");
         let split = Layout::new(&[at(1, 1), at(1, 1), at(2, 1), at(2, 1)]);
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn processors_part_a_host() {
-        let at = |socket, cache| Place { socket: Some(socket), numa: Some(socket), cache: Some(cache), ..on(5) };
+        let at = |socket, cache| RankPlace { socket: Some(socket), numa: Some(socket), cache: Some(cache), ..on(5) };
         let layout = Layout::new(&[at(0, 0), at(0, 1), at(1, 2), at(1, 2)]);
         assert_eq!(shown(layout.root()), "System[Host[Socket[Cache(0) Cache(1)] Socket(2 3)]]");
         assert_eq!(layout.shared(Rank::new(0), Rank::new(1)), Level::Socket);
@@ -307,9 +307,9 @@ mod tests {
             (0u64..3, proptest::option::of(0u64..4), 0u64..6, proptest::option::of(0u64..2)), 1..24))
         {
             // A host hangs on one switch.
-            let places: Vec<Place> = places
+            let places: Vec<RankPlace> = places
                 .into_iter()
-                .map(|(_, clique, host, socket)| Place { switches: vec![host % 3], clique, host, socket, ..Place::default() })
+                .map(|(_, clique, host, socket)| RankPlace { switches: vec![host % 3], clique, host, socket, ..RankPlace::default() })
                 .collect();
             let layout = Layout::new(&places);
             let mut seen = vec![0; places.len()];

@@ -8,41 +8,73 @@
 
 use std::collections::HashMap;
 
-use crate::topo::bandwidth::{self, Bandwidth};
-use crate::topo::paths::{Path, Paths, share_of_links};
-use crate::topo::system::{LinkKind, NodeId, NodeKind, System};
+pub mod between;
+pub mod chains;
+pub mod domain;
+pub mod loads;
+pub mod rings_of_links;
+pub mod trees;
 
-/// Rings through the GPUs of one host.
+use crate::topo::bandwidth::{self, Bandwidth};
+use crate::topo::paths::{Path, Paths};
+use crate::topo::search::loads::{Loads, Weight};
+use crate::topo::search::rings_of_links::Arcs;
+use crate::topo::system::{NodeId, NodeKind, System};
+
+/// Channels through the GPUs of one domain: rings, or chains for trees.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rings {
-    /// The order of each ring; the last GPU sends to the first.
+pub struct Inside {
+    /// The order of each channel; the last GPU of a ring sends to the first.
     pub orders: Vec<Vec<NodeId>>,
-    /// What each ring carries.
+    /// What each channel carries.
     pub width: Bandwidth,
 }
 
-impl Rings {
-    /// What all rings carry together: the bus bandwidth of a large all-reduce.
+impl Inside {
+    /// What all channels carry together: the bus bandwidth of a large all-reduce.
     pub fn total(&self) -> Bandwidth {
         self.width * self.orders.len() as u64
     }
 }
 
-/// Steps of the search for one number of rings. 200,000 take a few milliseconds.
-const STEPS: u32 = 200_000;
+/// The most channels: as many as any library runs.
+pub const MAX_CHANNELS: usize = 64;
+/// Up to so many GPUs, a ring is cut open at each of them in turn.
+const FEW_CUTS: usize = 8;
 /// Up to so many GPUs, every order is tried where there is only PCI Express.
 const FEW_GPUS: usize = 5;
 
 /// The rings of `gpus`, which are of one host. Without two GPUs there is none.
-pub fn rings(system: &System, gpus: &[NodeId]) -> Option<Rings> {
+pub fn rings(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     if gpus.len() < 2 {
         return None;
     }
     by_switch(system, gpus).or_else(|| by_links(system, gpus)).or_else(|| by_paths(system, gpus))
 }
 
+/// The chains of `gpus`, which are of one host: trees inside it. Data are reduced towards the first GPU of each, and results go back, so
+/// that each direction of a link carries half of what the chain does. They are the rings, each cut open.
+pub fn chains_inside(system: &System, gpus: &[NodeId]) -> Option<Inside> {
+    let rings = rings(system, gpus)?;
+    let paths: HashMap<NodeId, Paths> = gpus.iter().map(|gpu| (*gpu, Paths::from(system, *gpu))).collect();
+    let cuts = if gpus.len() <= FEW_CUTS { gpus.len() } else { 1 };
+    let cut = |first: usize| {
+        let mut orders = rings.orders.clone();
+        let mut loads = Loads::new(system);
+        for (place, order) in orders.iter_mut().enumerate() {
+            order.rotate_left((first + place) % gpus.len());
+            for pair in order.windows(2) {
+                loads.add(&paths[&pair[0]].to(system, pair[1]).nodes, Weight::Half);
+                loads.add(&paths[&pair[1]].to(system, pair[0]).nodes, Weight::Half);
+            }
+        }
+        Some(Inside { orders, width: loads.width()? })
+    };
+    (0..cuts).filter_map(cut).reduce(|best, next| if next.width > best.width { next } else { best })
+}
+
 /// All GPUs hang on NVLink switches: as many rings as the weakest GPU has links, each as wide as one.
-fn by_switch(system: &System, gpus: &[NodeId]) -> Option<Rings> {
+fn by_switch(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     let switched = |gpu: &NodeId| {
         let links = system.links(*gpu).iter();
         links
@@ -59,7 +91,7 @@ fn by_switch(system: &System, gpus: &[NodeId]) -> Option<Rings> {
         order.rotate_left(channel % gpus.len());
         order
     };
-    Some(Rings { orders: (0..count).map(rotated).collect(), width: Bandwidth(least.0 / count as u64) })
+    Some(Inside { orders: (0..count).map(rotated).collect(), width: Bandwidth(least.0 / count as u64) })
 }
 
 fn unit(system: &System, gpu: NodeId) -> Option<Bandwidth> {
@@ -71,9 +103,9 @@ fn unit(system: &System, gpu: NodeId) -> Option<Bandwidth> {
 
 /// GPUs linked to each other: arcs as many as there are links, split into rings. Where whole links leave some over, halves may not:
 /// four GPUs with a link between each two have two rings of whole links, and six of halves.
-fn by_links(system: &System, gpus: &[NodeId]) -> Option<Rings> {
+fn by_links(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     let unit = gpus.iter().filter_map(|gpu| unit(system, *gpu)).min()?;
-    let mut best: Option<Rings> = None;
+    let mut best: Option<Inside> = None;
     for parts in [1u64, 2] {
         let arcs = Arcs::of(system, gpus, Bandwidth(unit.0 / parts));
         for count in (1..=arcs.most_rings()).rev() {
@@ -84,7 +116,7 @@ fn by_links(system: &System, gpus: &[NodeId]) -> Option<Rings> {
             if let Some(orders) = arcs.split(count) {
                 let orders =
                     orders.into_iter().map(|order| order.into_iter().map(|place| gpus[place]).collect()).collect();
-                best = Some(Rings { orders, width });
+                best = Some(Inside { orders, width });
                 break;
             }
         }
@@ -92,103 +124,8 @@ fn by_links(system: &System, gpus: &[NodeId]) -> Option<Rings> {
     best
 }
 
-/// How many arcs lead from each GPU to each other one.
-#[derive(Debug, Clone)]
-struct Arcs {
-    size: usize,
-    free: Vec<u32>,
-}
-
-impl Arcs {
-    fn of(system: &System, gpus: &[NodeId], unit: Bandwidth) -> Arcs {
-        let size = gpus.len();
-        let mut free = vec![0; size * size];
-        for (from, gpu) in gpus.iter().enumerate() {
-            for link in system.links(*gpu).iter().filter(|link| link.kind == LinkKind::NvLink) {
-                if let Some(to) = gpus.iter().position(|other| *other == link.to) {
-                    free[from * size + to] = u32::try_from(link.bandwidth.0 / unit.0.max(1)).unwrap_or(u32::MAX);
-                }
-            }
-        }
-        Arcs { size, free }
-    }
-
-    /// Each ring leaves each GPU once and enters it once.
-    fn most_rings(&self) -> usize {
-        let leaving = |gpu: usize| self.free[gpu * self.size..][..self.size].iter().sum::<u32>();
-        let entering = |gpu: usize| self.free.iter().skip(gpu).step_by(self.size).sum::<u32>();
-        let least = (0..self.size).map(|gpu| leaving(gpu).min(entering(gpu))).min().unwrap_or(0);
-        usize::try_from(least).unwrap_or(usize::MAX).min(MAX_RINGS)
-    }
-
-    /// So many rings, each of arcs of its own; `None` where there are none, or none was found in the steps allowed.
-    fn split(&self, rings: usize) -> Option<Vec<Vec<usize>>> {
-        let mut search = Search { arcs: self.clone(), wanted: rings, done: Vec::new(), order: vec![0], steps: STEPS };
-        search.go_on().then_some(search.done)
-    }
-}
-
-/// The most rings of a host: as many channels as any library runs.
-const MAX_RINGS: usize = 64;
-
-struct Search {
-    arcs: Arcs,
-    wanted: usize,
-    done: Vec<Vec<usize>>,
-    /// The ring that grows, from GPU 0.
-    order: Vec<usize>,
-    steps: u32,
-}
-
-impl Search {
-    /// Depth first: the next GPU of the ring, the one with the most arcs left first; then the next ring.
-    fn go_on(&mut self) -> bool {
-        if self.done.len() == self.wanted {
-            return true;
-        }
-        let Some(steps) = self.steps.checked_sub(1) else { return false };
-        self.steps = steps;
-        let size = self.arcs.size;
-        let last = self.order[self.order.len() - 1];
-        if self.order.len() == size {
-            let back = last * size;
-            if self.arcs.free[back] == 0 || !self.in_order() {
-                return false;
-            }
-            self.arcs.free[back] -= 1;
-            let order = std::mem::replace(&mut self.order, vec![0]);
-            self.done.push(order);
-            if self.go_on() {
-                return true;
-            }
-            self.order = self.done.pop().unwrap_or_default();
-            self.arcs.free[back] += 1;
-            return false;
-        }
-        let mut next: Vec<usize> =
-            (1..size).filter(|to| self.arcs.free[last * size + to] > 0 && !self.order.contains(to)).collect();
-        next.sort_by_key(|to| (std::cmp::Reverse(self.arcs.free[last * size + to]), *to));
-        for to in next {
-            self.arcs.free[last * size + to] -= 1;
-            self.order.push(to);
-            let found = self.go_on();
-            if found {
-                return true;
-            }
-            self.order.pop();
-            self.arcs.free[last * size + to] += 1;
-        }
-        false
-    }
-
-    /// Rings that leave GPU 0 for the same GPU are found in any order: only one of the orders is searched.
-    fn in_order(&self) -> bool {
-        self.done.last().is_none_or(|before| before[1] != self.order[1] || *before <= self.order)
-    }
-}
-
 /// GPUs that only PCI Express joins, or links that no ring passes: orders are weighed by the links of their ways.
-fn by_paths(system: &System, gpus: &[NodeId]) -> Option<Rings> {
+fn by_paths(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     let paths: Vec<Paths> = gpus.iter().map(|gpu| Paths::from(system, *gpu)).collect();
     let way = |from: usize, to: usize| paths[from].to(system, gpus[to]);
     let size = gpus.len();
@@ -205,12 +142,12 @@ fn by_paths(system: &System, gpus: &[NodeId]) -> Option<Rings> {
         back[1..].reverse();
         sets.push(vec![order.clone(), back]);
     }
-    let mut best: Option<Rings> = None;
+    let mut best: Option<Inside> = None;
     for set in sets {
         let Some(width) = width_of(system, &ways, size, &set) else { continue };
         let orders: Vec<Vec<NodeId>> =
             set.iter().map(|order| order.iter().map(|place| gpus[*place]).collect()).collect();
-        let rings = Rings { orders, width };
+        let rings = Inside { orders, width };
         if best.as_ref().is_none_or(|best| rings.total() > best.total()) {
             best = Some(rings);
         }
@@ -251,7 +188,7 @@ fn permutations(size: usize, orders: &mut Vec<Vec<usize>>) {
 
 /// What each ring of `set` carries where all run at once: of every link, its bandwidth over what the rings put on it.
 fn width_of(system: &System, ways: &[Path], size: usize, set: &[Vec<usize>]) -> Option<Bandwidth> {
-    let mut loads: HashMap<(NodeId, NodeId), (Bandwidth, u64)> = HashMap::new();
+    let mut loads = Loads::new(system);
     for order in set {
         for (place, from) in order.iter().enumerate() {
             let to = order[(place + 1) % order.len()];
@@ -259,12 +196,10 @@ fn width_of(system: &System, ways: &[Path], size: usize, set: &[Vec<usize>]) -> 
             if way.nodes.is_empty() {
                 return None;
             }
-            for share in share_of_links(system, &way.nodes) {
-                loads.entry(share.link).or_insert((share.bandwidth, 0)).1 += share.fifths;
-            }
+            loads.add(&way.nodes, Weight::Whole);
         }
     }
-    loads.into_values().map(|(bandwidth, fifths)| Bandwidth(bandwidth.0 * 5 / fifths)).min()
+    loads.width()
 }
 
 #[cfg(test)]
@@ -272,10 +207,11 @@ mod tests {
     use super::*;
     use crate::topo::bandwidth::GpuGeneration;
     use crate::topo::description::{Function, GpuLink};
+    use crate::topo::paths::share_of_links;
     use crate::topo::{machines, xml};
 
     /// Each ring passes every GPU once, and all rings together put no more on a link than it carries.
-    fn hold(system: &System, gpus: &[NodeId], rings: &Rings) {
+    fn hold(system: &System, gpus: &[NodeId], rings: &Inside) {
         let mut loads: HashMap<(NodeId, NodeId), (Bandwidth, u64)> = HashMap::new();
         for order in &rings.orders {
             let mut sorted = order.clone();

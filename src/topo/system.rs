@@ -267,6 +267,60 @@ impl System {
         self.hosts
     }
 
+    /// The devices that are joined by links, without the network: each host's, or those of hosts that share NVLink switches. In the
+    /// order of their first devices.
+    pub fn components(&self) -> Vec<Vec<NodeId>> {
+        let mut seen = vec![false; self.nodes.len()];
+        let mut components = Vec::new();
+        for start in self.ids() {
+            let mut found = Vec::new();
+            let mut open = vec![start];
+            while let Some(id) = open.pop() {
+                if !std::mem::replace(&mut seen[id.index()], true) {
+                    found.push(id);
+                    open.extend(self.links[id.index()].iter().map(|link| link.to));
+                }
+            }
+            if !found.is_empty() {
+                found.sort_unstable();
+                components.push(found);
+            }
+        }
+        components
+    }
+
+    /// The graph of these nodes alone, the n-th of them as node n. It has no names, ranks and bus ids, and its hosts count from 0: equal
+    /// hosts have equal parts.
+    pub fn part(&self, nodes: &[NodeId]) -> System {
+        let places: HashMap<NodeId, NodeId> = nodes.iter().copied().zip((0..).map(NodeId)).collect();
+        let mut hosts: Vec<u32> = nodes.iter().map(|id| self.nodes[id.index()].host).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let anonymous = |id: &NodeId| {
+            let node = &self.nodes[id.index()];
+            let kind = match &node.kind {
+                NodeKind::Gpu { device, generation, gdr, .. } => {
+                    NodeKind::Gpu { device: *device, rank: None, generation: *generation, gdr: *gdr }
+                }
+                NodeKind::Port { device, gdr, rail, .. } => {
+                    NodeKind::Port { name: String::new(), device: *device, gdr: *gdr, rail: *rail }
+                }
+                other => other.clone(),
+            };
+            let host = hosts.binary_search(&node.host).unwrap_or_default();
+            Node { host: u32::try_from(host).unwrap_or(u32::MAX), numa: node.numa, bus_id: None, kind }
+        };
+        let inside = |id: &NodeId| {
+            let links = self.links[id.index()].iter();
+            links.filter_map(|link| places.get(&link.to).map(|to| Link { to: *to, ..*link })).collect()
+        };
+        System {
+            nodes: nodes.iter().map(anonymous).collect(),
+            links: nodes.iter().map(inside).collect(),
+            hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX),
+        }
+    }
+
     /// The GPUs, in the order of the description.
     pub fn gpus(&self) -> Vec<NodeId> {
         self.ids().filter(|id| matches!(self.node(*id).kind, NodeKind::Gpu { .. })).collect()
@@ -301,6 +355,6 @@ struct Place {
 }
 
 /// The PCI class of an NVLink switch.
-const SWITCH_CLASS: u32 = 0x06_8000;
+pub const SWITCH_CLASS: u32 = 0x06_8000;
 /// The PCI base class of bridges: an NVLink that leads to one ends at the processor (IBM Power).
 const BRIDGE_CLASS: u32 = 0x06;

@@ -24,32 +24,31 @@ const MAX_FILE_BYTES: usize = 64 << 20;
 /// [`crate::error::Kind::InvalidArgument`] with line and column: no XML, no `<system>`, an attribute that is missing or no number,
 /// a device twice, more than [`MAX_DEVICES`].
 pub fn parse(name: &str, text: &str) -> Result<(Machine, Vec<String>)> {
-    if text.len() > MAX_FILE_BYTES {
-        return Err(Error::invalid_argument(format!(
-            "{name}: {} bytes: a topology file has at most {MAX_FILE_BYTES}",
-            text.len()
-        )));
-    }
-    let options = ParsingOptions { allow_dtd: false, nodes_limit: 4 * MAX_DEVICES, ..ParsingOptions::default() };
-    let document = Document::parse_with_options(text, options)
-        .map_err(|error| Error::invalid_argument(format!("{name}: {error}")))?;
-    let mut reader = Reader { name, document: &document, notes: Vec::new(), bus_ids: Vec::new() };
+    let document = XmlSource::document(name, text)?;
+    let mut reader = ElementReader::new(XmlSource { name, document: &document });
     let machine = reader.system(document.root_element())?;
     Ok((machine, reader.notes))
 }
 
-struct Reader<'a> {
-    name: &'a str,
-    document: &'a Document<'a>,
-    notes: Vec<String>,
+/// Reads elements of topology files.
+pub(super) struct ElementReader<'a> {
+    pub(super) source: XmlSource<'a>,
+    /// What was assumed so far.
+    pub(super) notes: Vec<String>,
     /// Host and bus id of every device so far.
     bus_ids: Vec<(u64, String)>,
 }
 
-impl<'a> Reader<'a> {
-    fn system(&mut self, root: Node<'a, 'a>) -> Result<Machine> {
+impl<'a> ElementReader<'a> {
+    pub(super) const fn new(source: XmlSource<'a>) -> ElementReader<'a> {
+        ElementReader { source, notes: Vec::new(), bus_ids: Vec::new() }
+    }
+
+    fn system(&mut self, root: Node<'_, '_>) -> Result<Machine> {
         if root.tag_name().name() != "system" {
-            return Err(self.wrong(root, &format!("<{}> where a topology file has <system>", root.tag_name().name())));
+            return Err(self
+                .source
+                .wrong(root, &format!("<{}> where a topology file has <system>", root.tag_name().name())));
         }
         let mut machine = Machine::default();
         for element in root.children().filter(Node::is_element) {
@@ -62,22 +61,22 @@ impl<'a> Reader<'a> {
             }
         }
         if machine.cpus.is_empty() {
-            return Err(self.wrong(root, "<system> has no <cpu>"));
+            return Err(self.source.wrong(root, "<system> has no <cpu>"));
         }
         Ok(machine)
     }
 
-    fn cpu(&mut self, element: Node<'a, 'a>) -> Result<Cpu> {
+    fn cpu(&mut self, element: Node<'_, '_>) -> Result<Cpu> {
         let text = |name: &str| element.attribute(name).unwrap_or_default().to_owned();
-        let host = self.number_or(element, "host_hash", 0)?;
-        let numa = self.number_or(element, "numaid", 0)?;
+        let host = self.source.number_or(element, "host_hash", 0)?;
+        let numa = self.source.number_or(element, "numaid", 0)?;
         let identity = [text("arch"), text("vendor"), text("familyid"), text("modelid")];
-        let model = self.number_or(element, "modelid", 0)?;
-        let processor = processor(&identity, self.fit(element, "modelid", model)?);
+        let model = self.source.number_or(element, "modelid", 0)?;
+        let processor = processor(&identity, self.source.fit(element, "modelid", model)?);
         let mut cpu = Cpu {
             host,
             clique: 0,
-            numa: self.fit(element, "numaid", numa)?,
+            numa: self.source.fit(element, "numaid", numa)?,
             affinity: text("affinity"),
             processor,
             identity,
@@ -94,20 +93,20 @@ impl<'a> Reader<'a> {
         Ok(cpu)
     }
 
-    fn pci(&mut self, element: Node<'a, 'a>, host: u64, depth: usize) -> Result<Pci> {
+    fn pci(&mut self, element: Node<'_, '_>, host: u64, depth: usize) -> Result<Pci> {
         if depth == MAX_DEPTH {
-            return Err(self.wrong(element, &format!("more than {MAX_DEPTH} bridges stand in each other")));
+            return Err(self.source.wrong(element, &format!("more than {MAX_DEPTH} bridges stand in each other")));
         }
-        let bus_id = self.text(element, "busid")?.to_ascii_lowercase();
+        let bus_id = self.source.text(element, "busid")?.to_ascii_lowercase();
         self.claim(element, host, &bus_id)?;
         let text = |name: &str| element.attribute(name).unwrap_or_default().to_owned();
-        let class = self.number_or(element, "class", 0)?;
-        let lanes = self.number_or(element, "link_width", 0)?;
+        let class = self.source.number_or(element, "class", 0)?;
+        let lanes = self.source.number_or(element, "link_width", 0)?;
         let mut device = Pci {
             speed: self.speed(element, &bus_id),
-            class: self.fit(element, "class", class)?,
+            class: self.source.fit(element, "class", class)?,
             ids: [text("vendor"), text("device"), text("subsystem_vendor"), text("subsystem_device")],
-            lanes: self.fit(element, "link_width", lanes)?,
+            lanes: self.source.fit(element, "link_width", lanes)?,
             function: Function::Bridge,
             devices: Vec::new(),
             bus_id,
@@ -126,7 +125,7 @@ impl<'a> Reader<'a> {
         Ok(device)
     }
 
-    fn speed(&mut self, element: Node<'a, 'a>, bus_id: &str) -> Option<PciSpeed> {
+    fn speed(&mut self, element: Node<'_, '_>, bus_id: &str) -> Option<PciSpeed> {
         let text = element.attribute("link_speed").unwrap_or_default();
         let speed = PciSpeed::parse(text);
         if speed.is_none() {
@@ -135,40 +134,42 @@ impl<'a> Reader<'a> {
         speed
     }
 
-    fn gpu(&mut self, element: Node<'a, 'a>, bus_id: &str) -> Result<Gpu> {
-        let device = self.number(element, "dev")?;
+    pub(super) fn gpu(&mut self, element: Node<'_, '_>, bus_id: &str) -> Result<Gpu> {
+        let device = self.source.number(element, "dev")?;
         let rank = match element.attribute("rank") {
             None => None,
             Some(text) if text.trim().starts_with('-') => None,
             Some(_) => {
-                let rank = self.number(element, "rank")?;
-                Some(self.fit(element, "rank", rank)?)
+                let rank = self.source.number(element, "rank")?;
+                Some(self.source.fit(element, "rank", rank)?)
             }
         };
         let mut gpu = Gpu {
-            device: self.fit(element, "dev", device)?,
+            device: self.source.fit(element, "dev", device)?,
             rank,
             generation: self.generation(element)?,
-            gdr: self.number_or(element, "gdr", 0)? != 0,
+            gdr: self.source.number_or(element, "gdr", 0)? != 0,
             links: Vec::new(),
             c2c: None,
         };
         for child in element.children().filter(Node::is_element) {
             match child.tag_name().name() {
                 "nvlink" | "xgmi" => {
-                    let target = self.text(child, "target")?.to_ascii_lowercase();
-                    let count = self.number_or(child, "count", 1)?;
-                    let class = self.number_or(child, "tclass", 0)?;
+                    let target = self.source.text(child, "target")?.to_ascii_lowercase();
+                    let count = self.source.number_or(child, "count", 1)?;
+                    let class = self.source.number_or(child, "tclass", 0)?;
                     if target == bus_id {
                         self.notes.push(format!("{bus_id}: its links to itself are left out"));
                         continue;
                     }
-                    let (count, target_class) = (self.fit(child, "count", count)?, self.fit(child, "tclass", class)?);
+                    let (count, target_class) =
+                        (self.source.fit(child, "count", count)?, self.source.fit(child, "tclass", class)?);
                     gpu.links.push(GpuLink { target, target_class, count });
                 }
                 "c2c" => {
-                    let (bandwidth, count) = (self.number(child, "bw")?, self.number_or(child, "count", 1)?);
-                    gpu.c2c = Some((self.fit(child, "count", count)?, bandwidth));
+                    let (bandwidth, count) =
+                        (self.source.number(child, "bw")?, self.source.number_or(child, "count", 1)?);
+                    gpu.c2c = Some((self.source.fit(child, "count", count)?, bandwidth));
                 }
                 _ => self.unknown(child),
             }
@@ -177,78 +178,101 @@ impl<'a> Reader<'a> {
     }
 
     /// A file of RCCL names the architecture in `gcn`; its `sm` is the number of compute units.
-    fn generation(&self, element: Node<'a, 'a>) -> Result<GpuGeneration> {
+    pub(super) fn generation(&self, element: Node<'_, '_>) -> Result<GpuGeneration> {
         if let Some(gcn) = element.attribute("gcn") {
             let digits = gcn.trim().trim_start_matches("gfx");
             let digits = digits.split(':').next().unwrap_or_default();
-            let gfx = u32::from_str_radix(digits, 16)
-                .map_err(|_| self.wrong(element, &format!("gcn=\"{gcn}\" is no architecture such as 908 or gfx942")))?;
+            let gfx = u32::from_str_radix(digits, 16).map_err(|_| {
+                self.source.wrong(element, &format!("gcn=\"{gcn}\" is no architecture such as 908 or gfx942"))
+            })?;
             return Ok(GpuGeneration::Amd { gfx });
         }
-        let capability = self.number(element, "sm")?;
-        Ok(GpuGeneration::Nvidia { capability: self.fit(element, "sm", capability)? })
+        let capability = self.source.number(element, "sm")?;
+        Ok(GpuGeneration::Nvidia { capability: self.source.fit(element, "sm", capability)? })
     }
 
-    fn nic(&mut self, element: Node<'a, 'a>) -> Result<Nic> {
+    pub(super) fn nic(&mut self, element: Node<'_, '_>) -> Result<Nic> {
         let mut nic = Nic::default();
         for child in element.children().filter(Node::is_element) {
             if child.tag_name().name() != "net" {
                 self.unknown(child);
                 continue;
             }
-            let device = self.number(child, "dev")?;
-            let (port, connections) = (self.number_or(child, "port", 0)?, self.number_or(child, "maxconn", 0)?);
+            let device = self.source.number(child, "dev")?;
+            let (port, connections) =
+                (self.source.number_or(child, "port", 0)?, self.source.number_or(child, "maxconn", 0)?);
             let rail = match child.attribute("rail") {
-                Some(_) => Some(self.number(child, "rail")?),
+                Some(_) => Some(self.source.number(child, "rail")?),
                 None => None,
             };
             nic.ports.push(Port {
                 name: child.attribute("name").unwrap_or_default().to_owned(),
-                device: self.fit(child, "dev", device)?,
-                megabits: self.number_or(child, "speed", 0)?,
-                port: self.fit(child, "port", port)?,
-                guid: self.number_or(child, "guid", 0)?,
-                connections: self.fit(child, "maxconn", connections)?,
-                gdr: self.number_or(child, "gdr", 0)? != 0,
-                rail: rail.map(|rail| self.fit(child, "rail", rail)).transpose()?,
+                device: self.source.fit(child, "dev", device)?,
+                megabits: self.source.number_or(child, "speed", 0)?,
+                port: self.source.fit(child, "port", port)?,
+                guid: self.source.number_or(child, "guid", 0)?,
+                connections: self.source.fit(child, "maxconn", connections)?,
+                gdr: self.source.number_or(child, "gdr", 0)? != 0,
+                rail: rail.map(|rail| self.source.fit(child, "rail", rail)).transpose()?,
                 latency: child.attribute("latency").unwrap_or_default().to_owned(),
             });
         }
         Ok(nic)
     }
 
-    fn claim(&mut self, element: Node<'a, 'a>, host: u64, bus_id: &str) -> Result<()> {
+    fn claim(&mut self, element: Node<'_, '_>, host: u64, bus_id: &str) -> Result<()> {
         // Place-holders of clouds that hide their switches: several devices have one such id.
         if !bus_id.starts_with("ffff:") && self.bus_ids.iter().any(|(of, other)| *of == host && other == bus_id) {
-            return Err(self.wrong(element, &format!("a second device {bus_id} on one host")));
+            return Err(self.source.wrong(element, &format!("a second device {bus_id} on one host")));
         }
         if self.bus_ids.len() == MAX_DEVICES as usize {
-            return Err(self.wrong(element, &format!("more than {MAX_DEVICES} devices")));
+            return Err(self.source.wrong(element, &format!("more than {MAX_DEVICES} devices")));
         }
         self.bus_ids.push((host, bus_id.to_owned()));
         Ok(())
     }
 
-    fn unknown(&mut self, element: Node<'a, 'a>) {
+    pub(super) fn unknown(&mut self, element: Node<'_, '_>) {
         let name = element.tag_name().name();
         let note = format!("<{name}> is not known here and left out");
         if !self.notes.contains(&note) {
             self.notes.push(note);
         }
     }
+}
 
-    fn text(&self, element: Node<'a, 'a>, name: &str) -> Result<&'a str> {
+/// An XML document with its name: reads attributes, and says where what is wrong stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct XmlSource<'a> {
+    pub(super) name: &'a str,
+    pub(super) document: &'a Document<'a>,
+}
+
+impl<'a> XmlSource<'a> {
+    /// Parses `text`. Documents with a DTD are refused, and so are those too large for any machine.
+    pub(super) fn document(name: &str, text: &'a str) -> Result<Document<'a>> {
+        if text.len() > MAX_FILE_BYTES {
+            return Err(Error::invalid_argument(format!(
+                "{name}: {} bytes: a topology file has at most {MAX_FILE_BYTES}",
+                text.len()
+            )));
+        }
+        let options = ParsingOptions { allow_dtd: false, nodes_limit: 4 * MAX_DEVICES, ..ParsingOptions::default() };
+        Document::parse_with_options(text, options).map_err(|error| Error::invalid_argument(format!("{name}: {error}")))
+    }
+
+    pub(super) fn text<'n>(&self, element: Node<'n, '_>, name: &str) -> Result<&'n str> {
         let missing = || self.wrong(element, &format!("<{}> has no attribute {name}", element.tag_name().name()));
         element.attribute(name).map(str::trim).filter(|text| !text.is_empty()).ok_or_else(missing)
     }
 
-    fn number(&self, element: Node<'a, 'a>, name: &str) -> Result<u64> {
+    pub(super) fn number(&self, element: Node<'_, '_>, name: &str) -> Result<u64> {
         self.text(element, name)?;
         self.number_or(element, name, 0)
     }
 
     /// Decimal, or hexadecimal behind `0x`.
-    fn number_or(&self, element: Node<'a, 'a>, name: &str, otherwise: u64) -> Result<u64> {
+    pub(super) fn number_or(&self, element: Node<'_, '_>, name: &str, otherwise: u64) -> Result<u64> {
         let Some(text) = element.attribute(name).map(str::trim).filter(|text| !text.is_empty()) else {
             return Ok(otherwise);
         };
@@ -259,11 +283,11 @@ impl<'a> Reader<'a> {
         number.map_err(|_| self.wrong(element, &format!("{name}=\"{text}\" is no number")))
     }
 
-    fn fit(&self, element: Node<'a, 'a>, name: &str, number: u64) -> Result<u32> {
+    pub(super) fn fit(&self, element: Node<'_, '_>, name: &str, number: u64) -> Result<u32> {
         u32::try_from(number).map_err(|_| self.wrong(element, &format!("{name}=\"{number}\" is above {}", u32::MAX)))
     }
 
-    fn wrong(&self, element: Node<'a, 'a>, what: &str) -> Error {
+    pub(super) fn wrong(&self, element: Node<'_, '_>, what: &str) -> Error {
         let place = self.document.text_pos_at(element.range().start);
         Error::invalid_argument(format!("{}:{}:{}: {what}", self.name, place.row, place.col))
     }
@@ -404,7 +428,8 @@ const fn speed_text(speed: PciSpeed) -> &'static str {
     }
 }
 
-fn open(text: &mut String, depth: usize, name: &str, attributes: &[(&str, String)]) {
+/// Begins an element, without its closing bracket.
+pub(super) fn open(text: &mut String, depth: usize, name: &str, attributes: &[(&str, String)]) {
     let _ = write!(text, "{:width$}<{name}", "", width = 2 * depth); // writing to a String cannot fail
     for (name, value) in attributes {
         let value = value.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;");

@@ -1,22 +1,32 @@
 //! `rsccl topo`: a machine as rsccl sees it, this one or that of a file.
 
+mod found;
+mod picture;
 mod show;
 
 use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use rsccl::internals::sys::devices;
+use rsccl::internals::sys::{devices, nvml};
 use rsccl::internals::topo::description::Machine;
+use rsccl::internals::topo::paths::PathKind;
+use rsccl::internals::topo::reach::{self, Levels};
+use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
-use rsccl::internals::topo::{detect, xml};
-use rsccl::{Error, Result};
+use rsccl::internals::topo::{detect, graphs, overlay, xml};
+use rsccl::{Config, Error, Result};
+
+use found::Found;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// A topology file in NCCL's or RCCL's format, in place of this machine
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
+    /// What the file leaves out: GPUs, links, NICs (topology files of clouds describe PCI devices only)
+    #[arg(long, value_name = "FILE")]
+    overlay: Option<PathBuf>,
     /// So many hosts, each as the file or this machine says
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     hosts: u32,
@@ -26,35 +36,55 @@ pub(crate) struct Arguments {
     /// The way between two devices, link by link, and whether they can reach each other's memory; `gpu:0`, `nic:mlx5_0`
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     why: Option<Vec<String>>,
+    /// Write a picture: devices, links with GB/s, channels in colours
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Print JSON: an object with `nodes`, `paths`, `graphs`, `notes`
     #[arg(long)]
     json: bool,
     /// Write the machine as a topology file
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
+    /// Channels inside a host from a graph file of NCCL's, in place of a search
+    #[arg(long, value_name = "FILE")]
+    graph: Option<PathBuf>,
+    /// Write the channels of the first host as a graph file of NCCL's
+    #[arg(long, value_name = "FILE")]
+    dump_graph: Option<PathBuf>,
+    /// NCCL_CROSS_NIC: channels leave a host by another NIC than they enter by: 0 never, 1 where that is no worse, 2 where it is better
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=2))]
+    cross_nic: Option<u32>,
 }
 
-/// Prints what was asked for; without a wish, the tree and the rings of each host.
+/// Prints what was asked for; without a wish, the tree and the channels inside hosts and between them.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
-    let (machine, notes) = match &arguments.file {
-        None => this_machine(),
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| Error::system(format!("reading {}", path.display()), error))?;
-            xml::parse(&path.display().to_string(), &text)?
-        }
-    };
-    let machine = if arguments.hosts > 1 { machine.repeated(arguments.hosts) } else { machine };
+    let config = Config::default().resolve()?;
+    let (machine, mut notes) = describe(arguments, &config)?;
     let system = System::new(&machine)?;
-    if let Some(path) = &arguments.dump {
-        std::fs::write(path, xml::write(&machine))
-            .map_err(|error| Error::system(format!("writing {}", path.display()), error))?;
+    if let Some(path) = arguments.dump.as_ref().or(config.topo_dump_file.as_ref()) {
+        write(path, &xml::write(&machine))?;
+    }
+    let cross = match arguments.cross_nic.unwrap_or(config.cross_nic) {
+        0 => CrossNic::Never,
+        1 => CrossNic::Allowed,
+        _ => CrossNic::IfBetter,
+    };
+    let mut found = Found::search(&system, cross);
+    if let Some(path) = arguments.graph.as_ref().or(config.graph_file.as_ref()) {
+        let (name, text) = read(path)?;
+        notes.extend(found.replace(&system, &graphs::parse(&name, &text)?)?);
+    }
+    if let Some(path) = arguments.dump_graph.as_ref().or(config.graph_dump_file.as_ref()) {
+        write(path, &graphs::write(&found.graphs(&system)?))?;
+    }
+    if let Some(path) = &arguments.svg {
+        write(path, &picture::svg(&system, &found))?;
     }
     let text = match (&arguments.why, arguments.json, arguments.paths) {
-        (Some(ends), ..) => show::why(&system, find(&system, &ends[0])?, find(&system, &ends[1])?),
-        (None, true, _) => format!("{:#}\n", show::json(&system, &notes)),
+        (Some(ends), ..) => show::why(&system, find(&system, &ends[0])?, find(&system, &ends[1])?, levels(&config)?),
+        (None, true, _) => format!("{:#}\n", show::json(&system, &found, &notes)),
         (None, false, true) => show::paths(&system),
-        (None, false, false) => show::tree(&machine, &system),
+        (None, false, false) => show::tree(&machine, &system, &found),
     };
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         // Whoever reads has read enough (`rsccl topo | head`).
@@ -67,8 +97,44 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The machine of the file, or this one, with the overlay, as often as was asked for. The notes say what was assumed and what is missing.
+fn describe(arguments: &Arguments, config: &Config) -> Result<(Machine, Vec<String>)> {
+    let (mut machine, mut notes) = match arguments.file.as_ref().or(config.topo_file.as_ref()) {
+        None => this_machine(),
+        Some(path) => {
+            let (name, text) = read(path)?;
+            xml::parse(&name, &text)?
+        }
+    };
+    if let Some(path) = &arguments.overlay {
+        let (name, text) = read(path)?;
+        notes.extend(overlay::apply(&name, &text, &mut machine)?);
+    }
+    notes.extend(overlay::missing(&machine));
+    let machine = if arguments.hosts > 1 { machine.repeated(arguments.hosts) } else { machine };
+    Ok((machine, notes))
+}
+
+fn levels(config: &Config) -> Result<Levels> {
+    let level = |variable, text: &Option<String>| text.as_deref().map(|text| reach::level(variable, text)).transpose();
+    let peer = level("NCCL_P2P_LEVEL", &config.p2p_level)?;
+    let peer = if config.p2p_disable { Some(PathKind::Loc) } else { peer };
+    Ok(Levels { peer, direct: level("NCCL_NET_GDR_LEVEL", &config.net_gdr_level)? })
+}
+
+/// A file's name and text.
+fn read(path: &Path) -> Result<(String, String)> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| Error::system(format!("reading {}", path.display()), error))?;
+    Ok((path.display().to_string(), text))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
+}
+
 fn this_machine() -> (Machine, Vec<String>) {
-    let host = devices::scan(std::path::Path::new("/"));
+    let host = devices::scan(Path::new("/"));
     let nodes: Vec<(u32, &str)> = host.nodes.iter().map(|node| (node.number, &*node.cpus)).collect();
     let found: Vec<detect::Device<'_>> = host
         .devices
@@ -81,7 +147,23 @@ fn this_machine() -> (Machine, Vec<String>) {
             networks: &device.networks,
         })
         .collect();
-    detect::host(std::env::consts::ARCH, host.processor.each_ref().map(|text| &**text), &nodes, &found)
+    let processor = host.processor.each_ref().map(|text| &**text);
+    let (mut machine, mut notes) = detect::host(std::env::consts::ARCH, processor, &nodes, &found);
+    match nvml::gpus() {
+        None => {}
+        Some(gpus) => {
+            let told = gpus.iter().map(|gpu| detect::NvidiaGpu {
+                bus_id: &gpu.bus_id,
+                capability: gpu.capability,
+                pcie: gpu.pcie,
+                links: &gpu.links,
+            });
+            detect::add_nvidia(&mut machine, &told.collect::<Vec<_>>());
+            // What sysfs lacks, NVML has told.
+            notes.retain(|note| !gpus.iter().any(|gpu| note.starts_with(&gpu.bus_id)));
+        }
+    }
+    (machine, notes)
 }
 
 /// `gpu:3`, `nic:mlx5_0`, `nic:2`, each with `host/` before it where there are several: `1/gpu:3`.

@@ -1,17 +1,20 @@
 //! The machine as text and as JSON.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use rsccl::internals::topo::bandwidth::GpuGeneration;
 use rsccl::internals::topo::description::{Function, Machine, Pci};
 use rsccl::internals::topo::paths::{PathKind, Paths};
-use rsccl::internals::topo::reach::{self, Verdict};
-use rsccl::internals::topo::search;
+use rsccl::internals::topo::reach::{self, Levels, Verdict};
+use rsccl::internals::topo::search::between::Hop;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
 use serde_json::{Value, json};
 
-/// Hosts, NUMA nodes and the devices below them, then the rings of each host.
-pub(crate) fn tree(machine: &Machine, system: &System) -> String {
+use super::found::Found;
+
+/// Hosts, NUMA nodes and the devices below them, then the channels inside each domain and between them.
+pub(crate) fn tree(machine: &Machine, system: &System, found: &Found) -> String {
     let mut text = String::new();
     let hosts = machine.hosts();
     for cpu in &machine.cpus {
@@ -28,16 +31,38 @@ pub(crate) fn tree(machine: &Machine, system: &System) -> String {
             line(&mut text, 1, &format!("NIC {} {} Gbit/s, no PCI device", port.name, port.megabits / 1000));
         }
     }
-    for host in 0..system.hosts() {
-        let gpus = gpus_of(system, host);
-        let of_host = if hosts.len() > 1 { format!("host {host}: ") } else { String::new() };
-        let Some(rings) = search::rings(system, &gpus) else { continue };
-        line(&mut text, 0, &format!("{of_host}rings: {} x {} = {}", rings.orders.len(), rings.width, rings.total()));
-        for order in &rings.orders {
-            line(&mut text, 1, &order.iter().map(|id| number(system, *id).to_string()).collect::<Vec<_>>().join(" "));
+    for (graphs, of_domain) in found.domains.iter().zip(&found.names) {
+        for (what, inside) in [("rings", &graphs.rings), ("chains of trees", &graphs.chains)] {
+            let Some(inside) = inside else { continue };
+            let (count, width, total) = (inside.orders.len(), inside.width, inside.total());
+            line(&mut text, 0, &format!("{of_domain}{what}: {count} x {width} = {total}"));
+            inside.orders.iter().for_each(|order| line(&mut text, 1, &numbers(system, order)));
         }
     }
+    match &found.between {
+        Some(Ok(between)) => {
+            for (what, channels) in [("rings", &between.ring), ("trees", &between.tree)] {
+                let (count, width, total) = (channels.channels.len(), channels.width, channels.total());
+                let crossed = if channels.crosses { ", NICs are crossed" } else { "" };
+                line(&mut text, 0, &format!("between hosts: {what}: {count} x {width} = {total}{crossed}"));
+                let hops = channels.channels.iter().filter_map(|channel| channel.first());
+                hops.for_each(|hop| line(&mut text, 1, &hop_text(system, hop, what == "rings")));
+            }
+        }
+        Some(Err(reason)) => line(&mut text, 0, &format!("between hosts: no channels: {reason}")),
+        None => {}
+    }
     text
+}
+
+/// A channel's piece of the first domain.
+fn hop_text(system: &System, hop: &Hop, ring: bool) -> String {
+    let exit = if ring { format!(" -> {}", system.name(hop.exit)) } else { String::new() };
+    format!("{} -> {}{exit}", system.name(hop.enter), numbers(system, &hop.gpus))
+}
+
+fn numbers(system: &System, gpus: &[NodeId]) -> String {
+    gpus.iter().map(|id| number(system, *id).to_string()).collect::<Vec<_>>().join(" ")
 }
 
 fn branch(text: &mut String, depth: usize, device: &Pci) {
@@ -92,7 +117,7 @@ pub(crate) fn paths(system: &System) -> String {
 }
 
 /// The way between two devices, and what may use it.
-pub(crate) fn why(system: &System, from: NodeId, to: NodeId) -> String {
+pub(crate) fn why(system: &System, from: NodeId, to: NodeId, levels: Levels) -> String {
     let way = Paths::from(system, from).to(system, to);
     let mut text = String::new();
     line(&mut text, 0, &format!("{} to {}: {}, {}", system.name(from), system.name(to), way.kind, way.bandwidth));
@@ -102,7 +127,7 @@ pub(crate) fn why(system: &System, from: NodeId, to: NodeId) -> String {
         let what = link.map_or_else(String::new, |link| format!("{:?} {}", link.kind, link.bandwidth));
         line(&mut text, 1, &format!("{} -> {}: {what}", system.name(pair[0]), system.name(pair[1])));
     }
-    for (name, verdict) in reach::verdicts(system, from, to) {
+    for (name, verdict) in reach::verdicts(system, from, to, levels) {
         match verdict {
             Verdict::Yes(reason) => line(&mut text, 0, &format!("{name}: yes, {reason}")),
             Verdict::No(reason) => line(&mut text, 0, &format!("{name}: no, {reason}")),
@@ -112,7 +137,7 @@ pub(crate) fn why(system: &System, from: NodeId, to: NodeId) -> String {
 }
 
 /// All of it for programs.
-pub(crate) fn json(system: &System, notes: &[String]) -> Value {
+pub(crate) fn json(system: &System, found: &Found, notes: &[String]) -> Value {
     let nodes: Vec<Value> = system
         .ids()
         .map(|id| json!({ "name": system.name(id), "host": system.node(id).host, "bus_id": system.node(id).bus_id }))
@@ -127,20 +152,46 @@ pub(crate) fn json(system: &System, notes: &[String]) -> Value {
             }));
         }
     }
-    let graph = |host| {
-        let rings = search::rings(system, &gpus_of(system, host))?;
-        let channels: Vec<Vec<u32>> =
-            rings.orders.iter().map(|order| order.iter().map(|id| number(system, *id)).collect()).collect();
-        Some(json!({
-            "pattern": "ring", "scope": "host", "host": host, "channels": channels, "width_gbps": rings.width.gigabytes(),
-        }))
-    };
-    let graphs: Vec<Value> = (0..system.hosts()).filter_map(graph).collect();
+    let graphs = graphs(system, found);
     json!({ "nodes": nodes, "paths": paths, "graphs": graphs, "notes": notes })
 }
 
-fn gpus_of(system: &System, host: u32) -> Vec<NodeId> {
-    system.gpus().into_iter().filter(|id| system.node(*id).host == host).collect()
+/// One object for each pattern in each domain (scope `host`), then for each pattern between domains (scope `system`). Channels inside a
+/// host list device numbers; channels of the system list GPUs by their places among all GPUs, and `nics` says by which NIC each host is
+/// entered and left.
+fn graphs(system: &System, found: &Found) -> Vec<Value> {
+    let mut graphs = Vec::new();
+    for (place, domain) in found.domains.iter().enumerate() {
+        for (pattern, inside) in [("ring", &domain.rings), ("tree", &domain.chains)] {
+            let Some(inside) = inside else { continue };
+            let channels: Vec<Vec<u32>> =
+                inside.orders.iter().map(|order| order.iter().map(|id| number(system, *id)).collect()).collect();
+            graphs.push(json!({
+                "pattern": pattern, "scope": "host", "host": place, "channels": channels,
+                "width_gbps": inside.width.gigabytes(), "total_gbps": inside.total().gigabytes(),
+            }));
+        }
+    }
+    let Some(Ok(between)) = &found.between else { return graphs };
+    let ranks: HashMap<NodeId, usize> = system.gpus().into_iter().zip(0..).collect();
+    for (pattern, found) in [("ring", &between.ring), ("tree", &between.tree)] {
+        let of = |channel: &Vec<Hop>| -> Vec<usize> {
+            channel.iter().flat_map(|hop| &hop.gpus).map(|id| ranks[id]).collect()
+        };
+        let nics = |channel: &Vec<Hop>| -> Vec<Value> {
+            channel.iter().map(|hop| json!([system.name(hop.enter), system.name(hop.exit)])).collect()
+        };
+        let mut graph = json!({
+            "pattern": pattern, "scope": "system", "channels": found.channels.iter().map(of).collect::<Vec<_>>(),
+            "width_gbps": found.width.gigabytes(), "total_gbps": found.total().gigabytes(), "cross_nic": found.crosses,
+            "nics": found.channels.iter().map(nics).collect::<Vec<_>>(),
+        });
+        if pattern == "tree" {
+            graph["parents"] = json!(between.parents);
+        }
+        graphs.push(graph);
+    }
+    graphs
 }
 
 fn number(system: &System, gpu: NodeId) -> u32 {

@@ -1,0 +1,166 @@
+//! What NVIDIA's management library tells of the GPUs of this host: capability, links, PCI Express. The library is
+//! loaded when it is asked, so that a program runs on machines without it.
+//!
+//! Three layers: the table of functions ([`Library`]), their results as `Option` ([`Device`]), and what others see
+//! ([`Gpu`]).
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+/// A GPU as NVML describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// Domain, bus, device and function in lower case: `0000:3b:00.0`.
+    pub bus_id: String,
+    /// Compute capability: 80 for 8.0.
+    pub capability: u32,
+    /// Generation and lanes of its PCI Express link, where NVML tells.
+    pub pcie: Option<(u32, u32)>,
+    /// For each of its NVLinks that is up, the bus id of what it leads to.
+    pub links: Vec<String>,
+}
+
+/// The GPUs in NVML's order; `None` where the library cannot be loaded or refuses.
+pub fn gpus() -> Option<Vec<Gpu>> {
+    let library = Library::open()?;
+    // SAFETY: `init` is `nvmlInit_v2`, which takes nothing and may be called at any time.
+    (unsafe { (library.init)() } == SUCCESS).then_some(())?;
+    let gpus = (0..library.count().unwrap_or(0)).filter_map(|index| library.gpu(index)).collect();
+    // SAFETY: as above; it ends what `init` began, and no handle is used afterwards.
+    unsafe { (library.shutdown)() };
+    Some(gpus)
+}
+
+/// The functions of NVML that are used, with the types of nvml.h.
+struct Library {
+    init: unsafe extern "C" fn() -> c_int,
+    shutdown: unsafe extern "C" fn() -> c_int,
+    count: unsafe extern "C" fn(*mut c_uint) -> c_int,
+    by_index: unsafe extern "C" fn(c_uint, *mut Handle) -> c_int,
+    pci: unsafe extern "C" fn(Handle, *mut PciInfo) -> c_int,
+    capability: unsafe extern "C" fn(Handle, *mut c_int, *mut c_int) -> c_int,
+    link_state: unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> c_int,
+    link_remote: unsafe extern "C" fn(Handle, c_uint, *mut PciInfo) -> c_int,
+    pcie_generation: unsafe extern "C" fn(Handle, *mut c_uint) -> c_int,
+    pcie_width: unsafe extern "C" fn(Handle, *mut c_uint) -> c_int,
+}
+
+type Handle = *mut c_void;
+
+const SUCCESS: c_int = 0;
+/// More links than any GPU has (`NVML_NVLINK_MAX_LINKS` is 18 up to Blackwell).
+const MOST_LINKS: c_uint = 36;
+/// More GPUs than any host has.
+const MOST_GPUS: c_uint = 256;
+
+/// `nvmlPciInfo_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PciInfo {
+    legacy: [c_char; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    device_id: c_uint,
+    subsystem_id: c_uint,
+    bus_id: [c_char; 32],
+}
+
+const _: () = assert!(size_of::<PciInfo>() == 68);
+
+impl PciInfo {
+    const EMPTY: PciInfo =
+        PciInfo { legacy: [0; 16], domain: 0, bus: 0, device: 0, device_id: 0, subsystem_id: 0, bus_id: [0; 32] };
+
+    fn text(&self) -> String {
+        format!("{:04x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
+    }
+}
+
+/// A function of the library, as the field that takes it has it; the function around ends with `None` where the
+/// library lacks it.
+macro_rules! load {
+    ($library:expr, $name:literal) => {{
+        // SAFETY: the library is open and never closed; the fields of `Library` have the types that nvml.h declares
+        // for these names.
+        unsafe { function($library, $name) }?
+    }};
+}
+
+impl Library {
+    /// Loads the library, which then stays loaded: NVIDIA's own starts threads that must not lose their code.
+    fn open() -> Option<Library> {
+        // SAFETY: the name ends in a zero byte. Initialisers of the library run: it is the driver's own, found as the
+        // system's administrator has set it up.
+        let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            return None;
+        }
+        Some(Library {
+            init: load!(library, c"nvmlInit_v2"),
+            shutdown: load!(library, c"nvmlShutdown"),
+            count: load!(library, c"nvmlDeviceGetCount_v2"),
+            by_index: load!(library, c"nvmlDeviceGetHandleByIndex_v2"),
+            pci: load!(library, c"nvmlDeviceGetPciInfo_v3"),
+            capability: load!(library, c"nvmlDeviceGetCudaComputeCapability"),
+            link_state: load!(library, c"nvmlDeviceGetNvLinkState"),
+            link_remote: load!(library, c"nvmlDeviceGetNvLinkRemotePciInfo_v2"),
+            pcie_generation: load!(library, c"nvmlDeviceGetCurrPcieLinkGeneration"),
+            pcie_width: load!(library, c"nvmlDeviceGetCurrPcieLinkWidth"),
+        })
+    }
+
+    fn count(&self) -> Option<c_uint> {
+        let mut count = 0;
+        // SAFETY: the place is ours and lives through the call.
+        (unsafe { (self.count)(&raw mut count) } == SUCCESS).then_some(count.min(MOST_GPUS))
+    }
+
+    fn gpu(&self, index: c_uint) -> Option<Gpu> {
+        let mut handle: Handle = std::ptr::null_mut();
+        // SAFETY: the place is ours and lives through the call.
+        (unsafe { (self.by_index)(index, &raw mut handle) } == SUCCESS).then_some(())?;
+        let mut pci = PciInfo::EMPTY;
+        // SAFETY: the handle is NVML's of just now, and the place is ours.
+        (unsafe { (self.pci)(handle, &raw mut pci) } == SUCCESS).then_some(())?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: as above.
+        (unsafe { (self.capability)(handle, &raw mut major, &raw mut minor) } == SUCCESS).then_some(())?;
+        let capability = u32::try_from(major * 10 + minor).ok()?;
+        let links = (0..MOST_LINKS).filter_map(|link| self.remote(handle, link)).collect();
+        let pcie = self.number(handle, self.pcie_generation).zip(self.number(handle, self.pcie_width));
+        Some(Gpu { bus_id: pci.text(), capability, pcie, links })
+    }
+
+    /// What a link leads to, if the GPU has it and it is up.
+    fn remote(&self, handle: Handle, link: c_uint) -> Option<String> {
+        let mut up = 0;
+        // SAFETY: the handle is NVML's of this session, and the place is ours.
+        (unsafe { (self.link_state)(handle, link, &raw mut up) } == SUCCESS && up == 1).then_some(())?;
+        let mut pci = PciInfo::EMPTY;
+        // SAFETY: as above.
+        (unsafe { (self.link_remote)(handle, link, &raw mut pci) } == SUCCESS).then(|| pci.text())
+    }
+
+    fn number(&self, handle: Handle, ask: unsafe extern "C" fn(Handle, *mut c_uint) -> c_int) -> Option<u32> {
+        let mut number = 0;
+        // SAFETY: `ask` is a function of NVML that writes one number; the handle is of this session, and the place is
+        // ours.
+        (unsafe { ask(handle, &raw mut number) } == SUCCESS).then_some(number)
+    }
+}
+
+/// The function of a name, as `F`.
+///
+/// # Safety
+/// `library` is an open library, and `F` is a pointer to a function of the type that the name has there.
+unsafe fn function<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: the caller has the library open, and the name ends in a zero byte.
+    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: on POSIX a function's address is a pointer of the same size, which the line above holds `F` to; its
+    // type is the caller's word.
+    Some(unsafe { (&raw const address).cast::<F>().read() })
+}
