@@ -37,8 +37,9 @@
 //! - A barrier over slots sends elements of scratch that nobody has written.
 //!
 //! # Flags
-//! Each rank owns [`FLAGS`] flags per lane that its mapped peers can read. `Signal` says "I have come to this step in this round";
-//! `Wait` waits until the peer has signalled the same flag in the same round. All ranks of a plan have the same rounds.
+//! Each rank owns [`FLAGS`] flags per lane that its mapped peers can read. `Signal` says "I have come to this step in
+//! this round" to the listeners that it names; `Wait` waits until the peer has signalled the same flag in the same
+//! round. All ranks of a plan have the same rounds.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -178,7 +179,12 @@ pub enum Action {
     /// Reduces or copies.
     Combine(Combine),
     /// Raises my flag for this round.
-    Signal(u8),
+    Signal {
+        /// Which.
+        flag: u8,
+        /// The ranks that wait for it, in order: at least one. A device raises the flag where each of them polls.
+        listeners: Vec<Rank>,
+    },
     /// Waits until `peer` has raised its flag for this round.
     Wait {
         /// Whose flag.

@@ -249,7 +249,8 @@ fn plans_beyond_the_executors_limits_are_refused() {
         combine(plan, 5).sources.push(own);
     });
     assert_eq!(twice, "rank 0 lane 0 step 5 reads more than 1 raw input of its own", "{text}");
-    let flag = refused(|plan| plan.lanes[0].steps[2].action = Action::Signal(8));
+    let flag =
+        refused(|plan| plan.lanes[0].steps[2].action = Action::Signal { flag: 8, listeners: vec![Rank::new(1)] });
     assert_eq!(flag, "rank 0 lane 0 step 2 names flag 8; a lane has 8");
     let lanes = refused(|plan| plan.lanes = vec![plan.lanes[0].clone(); 5]);
     assert_eq!(lanes, "the plan has 5 lanes; with windows it may have 4");
@@ -416,6 +417,12 @@ fn base(collective: Collective, algorithm: Algorithm, windows: Windows) -> Spec 
 /// Breaks a step, the `index`-th of a lane; `false` where there is nothing of the kind to break.
 type Break = fn(&mut Vec<Step>, usize) -> bool;
 
+/// Whether a proof finds nothing, or only that a signal's listeners are others than the ranks that wait: which waits
+/// are needed is another matter.
+fn goes_unnoticed(plans: &[Plan]) -> bool {
+    prove(plans).err().is_none_or(|flaw| flaw.to_string().ends_with("wait for it"))
+}
+
 /// Breaks each step of each rank alone, and gives the steps whose breaking the proof did not notice.
 fn unnoticed(spec: &Spec, breaking: Break) -> Vec<Action> {
     let whole = plans(spec);
@@ -424,7 +431,7 @@ fn unnoticed(spec: &Spec, breaking: Break) -> Vec<Action> {
     for rank in 0..whole.len() {
         for (index, step) in whole[rank].lanes[0].steps.iter().enumerate() {
             let mut broken = whole.clone();
-            if breaking(&mut broken[rank].lanes[0].steps, index) && prove(&broken).is_ok() {
+            if breaking(&mut broken[rank].lanes[0].steps, index) && goes_unnoticed(&broken) {
                 unnoticed.push(step.action.clone());
             }
         }
@@ -435,7 +442,7 @@ fn unnoticed(spec: &Spec, breaking: Break) -> Vec<Action> {
 fn combine_of(steps: &mut [Step], index: usize) -> Option<&mut Combine> {
     match &mut steps[index].action {
         Action::Combine(combine) => Some(combine),
-        Action::Signal(_) | Action::Wait { .. } => None,
+        Action::Signal { .. } | Action::Wait { .. } => None,
     }
 }
 
@@ -519,13 +526,39 @@ fn a_combine_in_the_wrong_turn_is_noticed() {
         steps[index].lag += 1;
         true
     });
-    assert!(later.iter().all(|action| matches!(action, Action::Signal(_))), "{later:?}");
+    assert!(later.iter().all(|action| matches!(action, Action::Signal { .. })), "{later:?}");
     let sooner = unnoticed(&spec, |steps, index| {
         let lags = steps[index].lag > 0;
         steps[index].lag -= u8::from(lags);
         lags
     });
     assert!(sooner.iter().all(|action| matches!(action, Action::Wait { .. })), "{sooner:?}");
+}
+
+#[test]
+fn signals_name_exactly_those_who_wait_for_them() {
+    for windows in [Windows::Scratch, Windows::User] {
+        let whole = plans(&base(Collective::AllReduce, Algorithm::Direct, windows));
+        for rank in 0..whole.len() {
+            for index in 0..whole[rank].lanes[0].steps.len() {
+                let mut broken = whole.clone();
+                let Action::Signal { listeners, .. } = &mut broken[rank].lanes[0].steps[index].action else { continue };
+                listeners.pop();
+                let flaw = prove(&broken).expect_err("a rank waits for a signal that does not name it").to_string();
+                assert!(flaw.ends_with("wait for it"), "{flaw}");
+            }
+        }
+    }
+    let staged = base(Collective::AllReduce, Algorithm::Direct, Windows::Scratch);
+    let refused = |listeners: Vec<u32>| {
+        let mut plan = plans(&staged).remove(0);
+        plan.lanes[0].steps[2].action =
+            Action::Signal { flag: 0, listeners: listeners.into_iter().map(Rank::new).collect() };
+        fits(&plan).expect_err("no executor can run it").to_string()
+    };
+    assert_eq!(refused(vec![]), "rank 0 lane 0 step 2 signals flag 0 to nobody");
+    assert_eq!(refused(vec![0]), "rank 0 lane 0 step 2 signals flag 0 to rank 0, which is not mapped");
+    assert_eq!(refused(vec![2, 1]), "rank 0 lane 0 step 2 signals flag 0 to ranks that are not in order");
 }
 
 #[test]
@@ -656,12 +689,12 @@ all_reduce Direct Simple: rank 1 of 3, 2500 elements, scratch windows
 lane 0: channel 0, 12 rounds
   +0 836 by 70: input[1664..] -> scratch[210.. cycle 3]
   +0 832 by 70: input[0..] -> scratch[0.. cycle 3]
-  +0 signal 0
+  +0 signal 0 to ranks 0, 2
   +1 wait for flag 0 of rank 2
   +1 wait for flag 0 of rank 0
   +1 832 by 70: rank 0 scratch[0.. cycle 3] + input[832..] + rank 2 scratch[210.. cycle 3] -> \
 output[832..], scratch[420.. cycle 3]; finish
-  +1 signal 1
+  +1 signal 1 to ranks 0, 2
   +2 wait for flag 1 of rank 2
   +2 836 by 70: rank 2 scratch[420.. cycle 3] -> output[1664..]
   +2 wait for flag 1 of rank 0
@@ -675,7 +708,7 @@ output[832..], scratch[420.. cycle 3]; finish
 gather Direct Simple: rank 1 of 3, 2500 elements, in place, root 1, user windows
 lane 0: channel 0, 1 rounds
   +0 2500: input[0..] -> output[2500..]
-  +0 signal 0
+  +0 signal 0 to ranks 0, 2
   +0 wait for flag 1 of rank 2
   +0 wait for flag 1 of rank 0
 "
@@ -694,11 +727,11 @@ fn a_tree_between_hosts_prints_as_text() {
         "\
 all_reduce Tree Simple: rank 3 of 4, 2500 elements, user windows, 2 hosts
 lane 0: channel 0, 13 rounds
-  +0 signal 0
+  +0 signal 0 to rank 2
   +1 wait for flag 0 of rank 2
   +1 1220 by 100: rank 2 input[1280..] + input[1280..] -> to rank 1
   +3 1220 by 100: from rank 1 -> output[1280..], rank 2 output[1280..]
-  +3 signal 1
+  +3 signal 1 to rank 2
   +4 wait for flag 1 of rank 2
 "
     );

@@ -132,7 +132,7 @@ impl<'a> PlanRun<'a> {
     fn run_step(&mut self, lane: usize, action: &Action, round: u32, links: &mut Links) -> Result<bool> {
         match action {
             Action::Combine(combine) => self.combine(combine, round, self.plan.lanes[lane].channel, links),
-            Action::Signal(flag) => {
+            Action::Signal { flag, .. } => {
                 self.host().mine().flag(lane, *flag).raise(self.flag_target(round));
                 Ok(true)
             }
@@ -368,7 +368,7 @@ impl Task for PlanRun<'_> {
             return None;
         }
         match action {
-            Action::Signal(_) => None,
+            Action::Signal { .. } => None,
             Action::Wait { peer, flag } => {
                 let host = self.host();
                 Some(Blocked { flag: (host.arenas[host.place(*peer)].flag(lane, *flag), self.flag_target(round)) })
@@ -395,7 +395,7 @@ impl Task for PlanRun<'_> {
             format!("{} {} ({what} of round {round}, lane {lane})", plural(peers.len()), peers.join(", "))
         };
         match action {
-            Action::Signal(_) => "nothing".to_owned(),
+            Action::Signal { .. } => "nothing".to_owned(),
             Action::Wait { peer, .. } => of("its flag", vec![peer.to_string()]),
             Action::Combine(combine) => {
                 let slots = |operands: &[Operand]| {

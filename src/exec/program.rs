@@ -75,7 +75,7 @@ fn combines(plan: &Plan) -> impl Iterator<Item = (Channel, &Combine)> {
     plan.lanes.iter().flat_map(|lane| {
         lane.steps.iter().filter_map(|step| match &step.action {
             Action::Combine(combine) => Some((Channel::Collective(lane.channel), combine)),
-            Action::Signal(_) | Action::Wait { .. } => None,
+            Action::Signal { .. } | Action::Wait { .. } => None,
         })
     })
 }
@@ -111,6 +111,18 @@ fn entered(plan: &Plan) -> Box<[Rank]> {
 fn bytes(plan: &Plan) -> usize {
     let steps: usize = plan.lanes.iter().map(|lane| lane.steps.len()).sum();
     let operands: usize = combines(plan).map(|(_, combine)| combine.sources.len() + combine.targets.len()).sum();
+    let listeners: usize = plan.lanes.iter().flat_map(|lane| &lane.steps).map(listeners).sum();
     let hosts: usize = plan.spec.hosts.iter().map(|ranks| size_of_val(ranks) + size_of_val(&ranks[..])).sum();
-    size_of::<Program>() + steps * size_of::<Step>() + operands * size_of::<Operand>() + hosts
+    size_of::<Program>()
+        + steps * size_of::<Step>()
+        + operands * size_of::<Operand>()
+        + listeners * size_of::<Rank>()
+        + hosts
+}
+
+fn listeners(step: &Step) -> usize {
+    match &step.action {
+        Action::Signal { listeners, .. } => listeners.len(),
+        Action::Combine(_) | Action::Wait { .. } => 0,
+    }
 }

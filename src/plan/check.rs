@@ -7,6 +7,7 @@
 //! - deadlocks, with the limits' slots for each connection, naming who waits for whom;
 //! - messages of different length at both ends, larger than a slot, or never taken;
 //! - spans outside their buffer, or outside their lane's part of the scratch; writes to inputs, windows and flags of ranks that are not mapped;
+//! - signals that name other listeners than those that wait for them;
 //! - accesses to one element, one of them a write, that nothing orders, for every schedule and not only the one run.
 //!
 //! # Why one schedule stands for all
@@ -30,9 +31,11 @@ mod verdict;
 
 pub use fits::fits;
 
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
-use super::{Lane, Plan, ScratchSets};
+use super::{Action, Lane, Plan, ScratchSets};
+use crate::types::Rank;
 
 /// What a proof went through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,7 +75,43 @@ pub fn prove(plans: &[Plan]) -> Result<Proof, Flaw> {
     plans.iter().try_for_each(fits)?;
     let mut machine = machine::Machine::new(plans);
     machine.run()?;
-    machine.settle()
+    let proof = machine.settle()?;
+    listeners_wait(plans)?;
+    Ok(proof)
+}
+
+/// Whether every signal names exactly the ranks that wait for it.
+fn listeners_wait(plans: &[Plan]) -> Result<(), Flaw> {
+    let steps = |plan: &Plan| {
+        let lanes = plan.lanes.iter().enumerate();
+        lanes
+            .flat_map(|(lane, steps)| steps.steps.iter().map(move |step| (lane, step.action.clone())))
+            .collect::<Vec<_>>()
+    };
+    let mut waiting: HashMap<(Rank, usize, u8), BTreeSet<Rank>> = HashMap::new();
+    for plan in plans {
+        for (lane, action) in steps(plan) {
+            if let Action::Wait { peer, flag } = action {
+                waiting.entry((peer, lane, flag)).or_default().insert(plan.spec.world.rank);
+            }
+        }
+    }
+    for plan in plans {
+        let rank = plan.spec.world.rank;
+        for (lane, action) in steps(plan) {
+            let Action::Signal { flag, listeners } = action else { continue };
+            let wait = waiting.get(&(rank, lane, flag)).cloned().unwrap_or_default();
+            if !listeners.iter().eq(&wait) {
+                let numbers = |ranks: &mut dyn Iterator<Item = &Rank>| ranks.map(|rank| rank.get()).collect::<Vec<_>>();
+                let (named, wait) = (numbers(&mut listeners.iter()), numbers(&mut wait.iter()));
+                let text = format!(
+                    "rank {rank} lane {lane} signals flag {flag} to ranks {named:?}, and ranks {wait:?} wait for it"
+                );
+                return Err(Flaw::new(text));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether a run in any set of scratch stays in its lane's part of it.

@@ -93,7 +93,7 @@ impl Direct<'_> {
             (true, staged) => {
                 self.copy(0, length, (input, Operand::output(output)), draft);
                 if !staged {
-                    draft.signal(0, READY);
+                    draft.signal(0, READY, self.site.peers());
                     draft.wait(0, DONE, self.site.peers());
                     return;
                 }
@@ -103,18 +103,18 @@ impl Direct<'_> {
                     let ends = (Operand::Window(peer, self.region(0)), Operand::output(block.output));
                     self.copy(0, block.length, ends, draft);
                 }
-                draft.signal(0, DONE);
+                draft.signal(0, DONE, self.site.peers().filter(|_| self.reused()));
             }
             (false, true) => {
                 self.copy(0, length, (input, Operand::Local(self.region(0))), draft);
-                draft.signal(0, READY);
+                draft.signal(0, READY, [self.root()]);
                 draft.wait(FREE, DONE, Some(self.root()).filter(|_| self.reused()));
             }
             (false, false) => {
                 draft.wait(0, READY, [self.root()]);
                 let target = Operand::Window(self.root(), Span::linear(Buffer::Output, output));
                 self.copy(0, length, (input, target), draft);
-                draft.signal(0, DONE);
+                draft.signal(0, DONE, [self.root()]);
             }
         }
     }
@@ -126,7 +126,7 @@ impl Direct<'_> {
             draft.wait(0, READY, [self.root()]);
             let span = if self.staged { self.stage(self.root(), me) } else { Span::linear(Buffer::Input, input) };
             self.copy(0, length, (Operand::Window(self.root(), span), Operand::output(output)), draft);
-            draft.signal(0, DONE);
+            draft.signal(0, DONE, Some(self.root()).filter(|_| !self.staged || self.reused()));
             return;
         }
         for peer in self.site.peers().filter(|_| self.staged) {
@@ -134,7 +134,7 @@ impl Direct<'_> {
             let target = Operand::Local(self.stage(me, peer));
             self.copy(0, block.length, (Operand::input(block.input), target), draft);
         }
-        draft.signal(0, READY);
+        draft.signal(0, READY, self.site.peers());
         self.copy(0, length, (Operand::input(input), Operand::output(output)), draft);
         if !self.staged {
             draft.wait(0, DONE, self.site.peers());
@@ -151,7 +151,7 @@ impl Direct<'_> {
             let target = Operand::Local(self.stage(me, peer));
             self.copy(0, part.length, (Operand::input(place(peer)), target), draft);
         }
-        draft.signal(0, READY);
+        draft.signal(0, READY, self.site.peers());
         self.copy(0, part.length, (Operand::input(place(me)), Operand::output(place(me))), draft);
         for peer in self.site.peers() {
             let span = if self.staged { self.stage(peer, me) } else { Span::linear(Buffer::Input, place(me)) };
@@ -159,7 +159,7 @@ impl Direct<'_> {
             self.copy(1, part.length, (Operand::Window(peer, span), Operand::output(place(peer))), draft);
         }
         if !self.staged {
-            draft.signal(1, DONE);
+            draft.signal(1, DONE, self.site.peers());
             draft.wait(1, DONE, self.site.peers());
         }
     }

@@ -221,7 +221,7 @@ pub(super) fn barrier(site: Site<'_>, halving: bool) -> Option<Lane> {
 pub(super) fn barrier_by_flags(site: Site<'_>) -> Option<Lane> {
     let mut draft = Draft::default();
     if site.spec.world.size > 1 {
-        draft.signal(0, 0);
+        draft.signal(0, 0, site.peers());
         draft.wait(0, 0, site.peers());
     }
     site.finish(1, draft)

@@ -55,7 +55,11 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Action::Combine(combine) => combine.fmt(f),
-            Action::Signal(flag) => write!(f, "signal {flag}"),
+            Action::Signal { flag, listeners } => {
+                let listeners: Vec<String> = listeners.iter().map(|rank| rank.to_string()).collect();
+                let ranks = if listeners.len() == 1 { "rank" } else { "ranks" };
+                write!(f, "signal {flag} to {ranks} {}", listeners.join(", "))
+            }
             Action::Wait { peer, flag } => write!(f, "wait for flag {flag} of rank {peer}"),
         }
     }

@@ -185,9 +185,13 @@ impl Draft {
         self.combine(lag, Combine { block: length, piece, sources, targets, finish: false });
     }
 
-    /// Adds a signal.
-    pub(super) fn signal(&mut self, lag: u8, flag: u8) {
-        self.push(lag, Action::Signal(flag));
+    /// Adds a signal, unless nobody waits for it.
+    pub(super) fn signal(&mut self, lag: u8, flag: u8, listeners: impl IntoIterator<Item = Rank>) {
+        let mut listeners: Vec<Rank> = listeners.into_iter().collect();
+        listeners.sort_unstable();
+        if !listeners.is_empty() {
+            self.push(lag, Action::Signal { flag, listeners });
+        }
     }
 
     /// Adds a wait for each of `peers`.

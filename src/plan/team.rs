@@ -260,26 +260,27 @@ impl<'a> Team<'a> {
                 }
             }
         }
-        if self.seats() > 1 && !(self.staged() && self.gathers()) {
-            draft.signal(0, READY);
-        }
+        let me = self.site.me();
+        let listeners = self.neighbours().filter(|(seat, _)| self.awaits_ready(shape, *seat, me));
+        draft.signal(0, READY, listeners.map(|(_, peer)| peer));
     }
 
-    /// Waits for those whose contributions I read, whose outputs I write, or whose progress frees my scratch.
-    fn await_ready(&self, shape: &Shape, draft: &mut Draft) {
+    /// Whether the rank at `seat` of my group waits until `peer` is ready: it reads what `peer` contributes, writes
+    /// `peer`'s output, or takes `peer`'s progress as a sign that scratch is free.
+    fn awaits_ready(&self, shape: &Shape, seat: usize, peer: Rank) -> bool {
         let all = match self.windows {
             Windows::None => false,
             Windows::User => true,
             Windows::Scratch if self.gathers() => false,
-            Windows::Scratch => shape.reused() || (self.reduces() && self.holds_blocks(self.seat)),
+            Windows::Scratch => shape.reused() || (self.reduces() && self.holds_blocks(seat)),
         };
-        let spec = self.site.spec;
-        let reads_root = self.pattern() == Pattern::Broadcast && self.group == 0 && self.holds_blocks(self.seat);
-        for (_, peer) in self.neighbours() {
-            if all || (reads_root && self.staged() && peer == spec.root) {
-                draft.wait(self.spine_lag(), READY, [peer]);
-            }
-        }
+        let from_root = self.pattern() == Pattern::Broadcast && self.group == 0 && peer == self.site.spec.root;
+        all || (from_root && self.staged() && self.holds_blocks(seat))
+    }
+
+    fn await_ready(&self, shape: &Shape, draft: &mut Draft) {
+        let peers = self.neighbours().map(|(_, peer)| peer);
+        draft.wait(self.spine_lag(), READY, peers.filter(|peer| self.awaits_ready(shape, self.seat, *peer)));
     }
 
     /// What I give to and take from a block of my seat.
@@ -357,11 +358,13 @@ impl<'a> Team<'a> {
             return;
         }
         let lag = self.share_lag();
-        draft.signal(lag - 1, DONE);
-        let takes = self.staged() && (self.pattern() != Pattern::Reduce || (self.is_root()));
+        let all = shape.reused() || self.windows == Windows::User;
+        let me = self.site.me();
+        let listeners = self.neighbours().filter(|(_, peer)| all || self.takes(*peer, self.seat));
+        draft.signal(lag - 1, DONE, listeners.map(|(_, peer)| peer));
         for (seat, peer) in self.neighbours() {
-            let takes = takes && self.holds_blocks(seat);
-            if takes || shape.reused() || self.windows == Windows::User {
+            let takes = self.takes(me, seat);
+            if takes || all {
                 draft.wait(lag, DONE, [peer]);
             }
             for index in (0..self.blocks()).filter(|_| takes) {
@@ -370,6 +373,12 @@ impl<'a> Team<'a> {
                 draft.copy(lag, block.length, shape.piece, ends);
             }
         }
+    }
+
+    /// Whether `reader`, of my group, takes what `seat` made from its scratch.
+    fn takes(&self, reader: Rank, seat: usize) -> bool {
+        let wants = self.pattern() != Pattern::Reduce || reader == self.site.spec.root;
+        self.staged() && wants && self.holds_blocks(seat)
     }
 
     /// Whether everyone had better reduce everything.
@@ -388,7 +397,7 @@ impl<'a> Team<'a> {
         let input = Operand::input(whole.start);
         let mut draft = Draft { scratch: whole.length, ..Draft::default() };
         draft.copy(0, whole.length, whole.length, (input, Operand::Local(staged)));
-        draft.signal(0, READY);
+        draft.signal(0, READY, self.site.peers());
         draft.wait(0, READY, self.site.peers());
         let sources = self.site.spec.world.ranks();
         let sources = sources.map(|owner| if owner == me { input } else { Operand::Window(owner, staged) }).collect();

@@ -109,7 +109,7 @@ impl<'a> Simulation<'a> {
     fn ready(&self, worker: &Worker<'_>) -> Option<f64> {
         let (round, step) = worker.next?;
         match &step.action {
-            Action::Signal(_) => Some(0.0),
+            Action::Signal { .. } => Some(0.0),
             Action::Wait { peer, flag } => {
                 let raised = self.flags.get(&(*peer, worker.number, *flag))?;
                 raised.get(usize::try_from(round).ok()?).map(|time| time + self.costs.flag_us)
@@ -149,7 +149,7 @@ impl<'a> Simulation<'a> {
         self.cores[rank.index()] = end;
         match &step.action {
             Action::Wait { .. } => {}
-            Action::Signal(flag) => self.flags.entry((rank, number, *flag)).or_default().push(end),
+            Action::Signal { flag, .. } => self.flags.entry((rank, number, *flag)).or_default().push(end),
             Action::Combine(combine) => self.publish((rank, channel), combine, round, end),
         }
     }

@@ -57,7 +57,7 @@ impl Frame<'_> {
         lane.steps.iter().enumerate().try_for_each(|(number, step)| {
             let checked = match &step.action {
                 Action::Combine(combine) => self.combine(lane, combine),
-                Action::Signal(flag) => self.flag(*flag),
+                Action::Signal { flag, listeners } => self.flag(*flag).and_then(|()| self.listeners(*flag, listeners)),
                 Action::Wait { peer, flag } if !self.maps(*peer) => {
                     Err(format!("waits for flag {flag} of rank {peer}, which is not mapped"))
                 }
@@ -72,6 +72,17 @@ impl Frame<'_> {
             _ if usize::from(flag) >= FLAGS => Err(format!("names flag {flag}; a lane has {FLAGS}")),
             Windows::None => Err(format!("names flag {flag}, and the plan has no windows")),
             Windows::Scratch | Windows::User => Ok(()),
+        }
+    }
+
+    fn listeners(&self, flag: u8, listeners: &[Rank]) -> Result<(), String> {
+        match listeners.iter().find(|listener| !self.maps(**listener)) {
+            Some(listener) => Err(format!("signals flag {flag} to rank {listener}, which is not mapped")),
+            None if listeners.is_empty() => Err(format!("signals flag {flag} to nobody")),
+            None if !listeners.is_sorted_by(|one, next| one < next) => {
+                Err(format!("signals flag {flag} to ranks that are not in order"))
+            }
+            None => Ok(()),
         }
     }
 

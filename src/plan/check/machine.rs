@@ -114,7 +114,7 @@ impl<'a> Machine<'a> {
         at.clock[worker] = time;
         match &step.action {
             Action::Combine(combine) => self.combine(worker, combine, round)?,
-            Action::Signal(flag) => self.signal(worker, *flag, round)?,
+            Action::Signal { flag, .. } => self.signal(worker, *flag, round)?,
             Action::Wait { peer, flag } => {
                 let raised = &self.flags[&(*peer, self.workers[worker].lane, *flag)];
                 let clock = Rc::clone(&raised[usize::try_from(round).expect("a round fits a usize")]);
@@ -165,7 +165,7 @@ impl<'a> Machine<'a> {
                 });
                 Ok(source.or(target))
             }
-            Action::Signal(_) => Ok(None),
+            Action::Signal { .. } => Ok(None),
             Action::Wait { peer, flag } => {
                 let mapped = self.spec().windows != Windows::None && self.neighbours(*me, *peer);
                 if !mapped || peer == me {
