@@ -1,0 +1,77 @@
+//! Counts the instructions of small calls, under valgrind: a count is the same on a busy machine, where a time is not.
+//!
+//! Two ranks, as threads on one processor, call again and again; valgrind runs one thread at a time and counts. A run
+//! with more calls less a run with fewer leaves what the calls take: both ranks' work, and the turns in which one gives
+//! the processor to the other.
+
+use std::io::Write;
+use std::process::Command;
+
+use rsccl::ReduceOp;
+
+/// Instructions of one all-reduce of 8 bytes, both ranks together, in a build of tests. Measured: 4,637 (rustc 1.95,
+/// x86-64). The bound leaves room for other compilers; a failure means that calls have become dearer by half.
+const MOST_INSTRUCTIONS: u64 = 7_000;
+
+const FEW_CALLS: u64 = 2_000;
+const MANY_CALLS: u64 = 6_000;
+/// Tells this program, run under valgrind, how often to call.
+const CALLS: &str = "RSCCL_TEST_CALLS";
+
+#[test]
+fn a_call_of_eight_bytes_takes_few_instructions() {
+    #[expect(clippy::disallowed_methods, reason = "this test's own variable, which it gives to itself")]
+    if let Ok(calls) = std::env::var(CALLS) {
+        return call(calls.parse().expect("a number"));
+    }
+    let (Some(few), Some(many)) = (count(FEW_CALLS), count(MANY_CALLS)) else {
+        writeln!(std::io::stderr(), "skipped: valgrind or taskset does not run here")
+            .expect("standard error can be written");
+        return;
+    };
+    let each = (many - few) / (MANY_CALLS - FEW_CALLS);
+    println!("{each} instructions for an all-reduce of 8 bytes by two ranks");
+    assert!(each > 200, "{each} instructions for each call: this count sees too little");
+    assert!(
+        each <= MOST_INSTRUCTIONS,
+        "an all-reduce of 8 bytes takes {each} instructions, and may take {MOST_INSTRUCTIONS}"
+    );
+}
+
+/// What is counted.
+fn call(calls: u64) {
+    let sums = rsccl::local::run(2, |comm| {
+        let mut last = 0;
+        for turn in 0..calls {
+            let mut value = [turn + u64::from(comm.rank())];
+            comm.all_reduce_in_place(&mut value, ReduceOp::Sum)?;
+            last = value[0];
+        }
+        Ok(last)
+    });
+    assert_eq!(sums.expect("both ranks call alike"), [2 * (calls - 1) + 1; 2]);
+}
+
+/// The instructions of a run of so many calls; `None` where nothing can count them.
+fn count(calls: u64) -> Option<u64> {
+    let program = std::env::current_exe().expect("a test has a path");
+    let mut valgrind = Command::new("taskset");
+    valgrind.args(["--cpu-list", &first_processor(), "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    valgrind.arg(program).args(["--exact", "a_call_of_eight_bytes_takes_few_instructions", "--test-threads=1"]);
+    let output = valgrind.env(CALLS, calls.to_string()).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let collected = text.lines().find_map(|line| line.split_once("Collected : "));
+    let Some((_, collected)) = collected else {
+        assert!(!text.contains("panicked"), "{text}");
+        return None;
+    };
+    assert!(output.status.success(), "{text}");
+    Some(collected.trim().parse().expect("a number of instructions"))
+}
+
+/// The first processor that this process may use.
+fn first_processor() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or("0");
+    allowed.trim().split([',', '-']).next().unwrap_or("0").to_owned()
+}
