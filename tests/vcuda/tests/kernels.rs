@@ -273,3 +273,132 @@ fn compiled_kernels_pass_all_checks() {
     launch(&module(), "hist", histogram, &memory).unwrap_or_else(|fault| panic!("{fault}"));
     assert_eq!(memory.words(target, 256).iter().sum::<u32>(), 4000);
 }
+
+/// What a thread leaves of one instruction on three words.
+fn result_of(instruction: &str, [a, b, c]: [u32; 3]) -> u32 {
+    let memory = Flat::new(true);
+    let address = memory.allocate(Some(0), 16);
+    memory.write_words(address, &[a, b, c, 0]);
+    let body = format!(
+        "ld.global.u32 %r1, [%x];\nld.global.u32 %r2, [%x+4];\nld.global.u32 %r3, [%x+8];\n{instruction};\nst.global.u32 [%x+12], %r0;"
+    );
+    launch(&small(&body), "k", config(1, 1, Parameters::default().long(address)), &memory)
+        .unwrap_or_else(|fault| panic!("{fault}"));
+    memory.words(address, 4)[3]
+}
+
+const WORDS: [u32; 9] = [0, 1, 0x7f, 0x8000_0000, 0xffff_ffff, 0x0102_0304, 0x80ff_7f01, 0x00ff_ffff, 0x0080_0000];
+
+#[test]
+fn dot_products_of_bytes_are_those_of_the_host() {
+    let byte = |value: u32, index: usize, signed: bool| {
+        let byte = value.to_le_bytes()[index];
+        if signed { i64::from(byte.cast_signed()) } else { i64::from(byte) }
+    };
+    let half = |value: u32, index: usize, signed: bool| {
+        let half = (value >> (16 * index)) & 0xffff;
+        if signed { i64::from(half) - if half > 0x7fff { 0x1_0000 } else { 0 } } else { i64::from(half) }
+    };
+    let word = |sum: i64| u32::try_from(sum & 0xffff_ffff).expect("32 bits");
+    for (name, signed) in [("u32", false), ("s32", true)] {
+        for (other, other_signed) in [("u32", false), ("s32", true)] {
+            for a in WORDS {
+                for b in WORDS {
+                    let c = 0xffff_fff0_u32;
+                    let of_four = (0..4).map(|i| byte(a, i, signed) * byte(b, i, other_signed)).sum::<i64>();
+                    let found = result_of(&format!("dp4a.{name}.{other} %r0, %r1, %r2, %r3"), [a, b, c]);
+                    assert_eq!(found, word(of_four + i64::from(c)), "dp4a {name} {other} {a:x} {b:x}");
+                    for (part, first) in [("lo", 0), ("hi", 2)] {
+                        let of_two = (0..2).map(|i| half(a, i, signed) * byte(b, first + i, other_signed)).sum::<i64>();
+                        let found = result_of(&format!("dp2a.{part}.{name}.{other} %r0, %r1, %r2, %r3"), [a, b, c]);
+                        assert_eq!(found, word(of_two + i64::from(c)), "dp2a {part} {name} {other} {a:x} {b:x}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_24_bits_are_those_of_the_host() {
+    for a in WORDS {
+        for b in WORDS {
+            let low = |value: u32| i64::from(value & 0xff_ffff);
+            let extended = |value: u32| if value & 0x80_0000 == 0 { low(value) } else { low(value) - (1 << 24) };
+            for (kind, product) in [("u32", low(a) * low(b)), ("s32", extended(a) * extended(b))] {
+                for (part, expected) in [("lo", product), ("hi", product >> 16)] {
+                    let expected = u32::try_from(expected & 0xffff_ffff).expect("32 bits");
+                    let found = result_of(&format!("mul24.{part}.{kind} %r0, %r1, %r2"), [a, b, 0]);
+                    assert_eq!(found, expected, "mul24.{part}.{kind} {a:x} {b:x}");
+                    let found = result_of(&format!("mad24.{part}.{kind} %r0, %r1, %r2, %r3"), [a, b, 77]);
+                    assert_eq!(found, expected.wrapping_add(77), "mad24.{part}.{kind} {a:x} {b:x}");
+                }
+            }
+        }
+    }
+}
+
+/// An integer as a double, rounded towards minus infinity.
+fn rounded_down(value: i128) -> f64 {
+    let size = value.unsigned_abs();
+    let extra = 128_u32.saturating_sub(size.leading_zeros() + 53);
+    let kept = size >> extra;
+    let lost = size != kept << extra;
+    // Away from zero where it is negative.
+    let kept = kept + u128::from(lost && value < 0);
+    let scale = f64::from_bits(u64::from(extra + 1023) << 52);
+    let size = u64::try_from(kept).expect("54 bits") as f64 * scale;
+    if value < 0 { -size } else { size }
+}
+
+#[test]
+fn directed_products_of_doubles_are_those_of_integers() {
+    let body = |round: &str| {
+        format!(
+            "ld.global.f64 %d1, [%x];\nld.global.f64 %d2, [%x+8];\nld.global.f64 %d3, [%x+16];\nfma.{round}.f64 %d4, %d1, %d2, %d3;\nst.global.f64 [%x+24], %d4;"
+        )
+    };
+    let kernels = ["rm", "rp", "rz"].map(|round| small(&body(round)));
+    let result = |module: &Module, values: [f64; 3]| {
+        let memory = Flat::new(true);
+        let address = memory.allocate(Some(0), 32);
+        memory.write(address, &values.map(f64::to_le_bytes).concat());
+        launch(module, "k", config(1, 1, Parameters::default().long(address)), &memory)
+            .unwrap_or_else(|fault| panic!("{fault}"));
+        f64::from_le_bytes(memory.read(address + 24, 8).try_into().expect("eight"))
+    };
+    let mut state = 1_u64;
+    let mut random = |bits: u32| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let size = i64::try_from(state >> (64 - bits)).expect("below 63 bits");
+        if state & 1 == 0 { size } else { -size }
+    };
+    for bits in [3, 20, 30, 53] {
+        for _ in 0..100 {
+            let (a, b, c) = (random(bits), random(53), random(53));
+            let exact = i128::from(a) * i128::from(b) + i128::from(c);
+            let down = rounded_down(exact);
+            let up = -rounded_down(-exact);
+            let zero = if exact < 0 { up } else { down };
+            let values = [a, b, c].map(|value| value as f64);
+            for (module, expected) in kernels.iter().zip([down, up, zero]) {
+                let found = result(module, values);
+                assert!(found == expected, "{values:?}: {found:e}, not {expected:e}");
+            }
+        }
+    }
+    // Overflow, underflow, and zeros of both signs.
+    let edges = [
+        ([f64::MAX, 2.0, 0.0], [f64::MAX, f64::INFINITY, f64::MAX]),
+        ([f64::MAX, -2.0, 0.0], [f64::NEG_INFINITY, f64::MIN, f64::MIN]),
+        ([1e-300, 1e-300, 0.0], [0.0, 5e-324, 0.0]),
+        ([1e-300, -1e-300, 0.0], [-5e-324, -0.0, -0.0]),
+        ([1.0, 1.0, -1.0], [-0.0, 0.0, 0.0]),
+    ];
+    for (values, expected) in edges {
+        for (module, expected) in kernels.iter().zip(expected) {
+            let found = result(module, values);
+            assert_eq!(found.to_bits(), expected.to_bits(), "{values:?}: {found:e}, not {expected:e}");
+        }
+    }
+}

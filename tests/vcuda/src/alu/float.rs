@@ -269,6 +269,9 @@ pub(crate) fn multiply_add(kind: Type, round: Round, relu: bool) -> Option<Terna
         (Type::F64, Round::Nearest, false) => {
             lanes!(f64, |a, b, c| double(a.mul_add(b, c), [a, if b.is_nan() { b } else { c }]))
         }
+        (Type::F64, Round::Zero, false) => lanes!(f64, |a, b, c| directed_fma_double(a, b, c, Round::Zero)),
+        (Type::F64, Round::Down, false) => lanes!(f64, |a, b, c| directed_fma_double(a, b, c, Round::Down)),
+        (Type::F64, Round::Up, false) => lanes!(f64, |a, b, c| directed_fma_double(a, b, c, Round::Up)),
         (Type::F16, Round::Nearest, false) => lanes!(Half, |a, b, c| a.fma(b, c)),
         (Type::Bf16, Round::Nearest, false) => lanes!(Brain, |a, b, c| a.fma(b, c)),
         (Type::F16, Round::Nearest, true) => lanes!(Half, |a, b, c| relu_of(a.fma(b, c))),
@@ -279,6 +282,78 @@ pub(crate) fn multiply_add(kind: Type, round: Round, relu: bool) -> Option<Terna
 
 fn relu_of<T: Narrow>(value: T) -> T {
     if value.wide() < 0.0 { T::of(0) } else { value }
+}
+
+/// A sum of doubles and of products of two, exact: an integer of 4,608 bits in two's complement, in units of 2^-2300.
+struct Exact([u64; 72]);
+
+impl Exact {
+    const UNIT: i32 = 2_300;
+
+    /// Sign, mantissa and exponent of a finite double.
+    fn parts(value: f64) -> (bool, u64, i32) {
+        let bits = value.to_bits();
+        let (field, fraction) = ((bits >> 52 & 0x7ff) as i32, bits & ((1 << 52) - 1));
+        let (mantissa, exponent) = if field == 0 { (fraction, -1_074) } else { (fraction | 1 << 52, field - 1_075) };
+        (value.is_sign_negative(), mantissa, exponent)
+    }
+
+    fn add(&mut self, negative: bool, mantissa: u128, exponent: i32) {
+        let at = (exponent + Self::UNIT) as usize;
+        let (word, shift) = (at / 64, at % 64);
+        let (low, high) = (u128::from(mantissa as u64) << shift, (mantissa >> 64) << shift);
+        let given = [low as u64, (low >> 64) as u64 | high as u64, (high >> 64) as u64];
+        let mut carry = false;
+        for (index, place) in self.0[word..].iter_mut().enumerate() {
+            let term = given.get(index).copied().unwrap_or(0);
+            let step = if negative { u64::overflowing_sub } else { u64::overflowing_add };
+            let (first, over) = step(*place, term);
+            let (second, again) = step(first, u64::from(carry));
+            (*place, carry) = (second, over || again);
+        }
+    }
+
+    /// How `a * b + c` compares with `rounded`, all finite.
+    fn compare(a: f64, b: f64, c: f64, rounded: f64) -> std::cmp::Ordering {
+        let mut sum = Self([0; 72]);
+        let ((a_negative, a, a_exponent), (b_negative, b, b_exponent)) = (Self::parts(a), Self::parts(b));
+        sum.add(a_negative != b_negative, u128::from(a) * u128::from(b), a_exponent + b_exponent);
+        let (negative, mantissa, exponent) = Self::parts(c);
+        sum.add(negative, u128::from(mantissa), exponent);
+        let (negative, mantissa, exponent) = Self::parts(rounded);
+        sum.add(!negative, u128::from(mantissa), exponent);
+        if sum.0.iter().all(|word| *word == 0) {
+            std::cmp::Ordering::Equal
+        } else if sum.0[71] >> 63 == 1 {
+            std::cmp::Ordering::Less
+        } else {
+            std::cmp::Ordering::Greater
+        }
+    }
+}
+
+/// `fma` of doubles, rounded towards zero, down or up: the nearest one, or its neighbour where that lies on the wrong side.
+fn directed_fma_double(a: f64, b: f64, c: f64, round: Round) -> f64 {
+    use std::cmp::Ordering::{Equal, Greater, Less};
+    let nearest = a.mul_add(b, c);
+    if ![a, b, c].into_iter().all(f64::is_finite) {
+        return double(nearest, [a, if b.is_nan() { b } else { c }]);
+    }
+    // Beyond the greatest number the exact value lies between that and the infinity.
+    let exact = match nearest {
+        f64::INFINITY => Less,
+        f64::NEG_INFINITY => Greater,
+        nearest => Exact::compare(a, b, c, nearest),
+    };
+    let opposed = (a.is_sign_negative() != b.is_sign_negative()) != c.is_sign_negative();
+    match (round, exact) {
+        (Round::Down, Equal) if nearest == 0.0 && opposed => -0.0,
+        (Round::Up, Greater) => nearest.next_up(),
+        (Round::Down, Less) => nearest.next_down(),
+        (Round::Zero, Greater) if nearest < 0.0 => nearest.next_up(),
+        (Round::Zero, Less) if nearest > 0.0 => nearest.next_down(),
+        _ => nearest,
+    }
 }
 
 fn directed_fma(a: f32, b: f32, c: f32, round: Round) -> f32 {

@@ -189,6 +189,91 @@ pub(crate) fn multiply_add(part: Part, kind: Type) -> Option<Ternary> {
     }
 }
 
+/// The product of two numbers of 24 bits: its low 32 bits, or its bits from 16 on.
+fn product_24(part: Part, a: i64, b: i64) -> u32 {
+    let product = a * b;
+    if part == Part::High { (product >> 16) as u32 } else { product as u32 }
+}
+
+/// The low 24 bits, with and without a sign.
+fn unsigned_24(a: u32) -> i64 {
+    i64::from(a & 0xff_ffff)
+}
+
+fn signed_24(a: u32) -> i64 {
+    i64::from((a << 8).cast_signed() >> 8)
+}
+
+/// `mul24`.
+pub(crate) fn multiply_24(part: Part, kind: Type) -> Option<Binary> {
+    match (part, kind) {
+        (Part::Low, Type::U32) => Some(lanes!(u32, |a, b| product_24(Part::Low, unsigned_24(a), unsigned_24(b)))),
+        (Part::High, Type::U32) => Some(lanes!(u32, |a, b| product_24(Part::High, unsigned_24(a), unsigned_24(b)))),
+        (Part::Low, Type::S32) => Some(lanes!(u32, |a, b| product_24(Part::Low, signed_24(a), signed_24(b)))),
+        (Part::High, Type::S32) => Some(lanes!(u32, |a, b| product_24(Part::High, signed_24(a), signed_24(b)))),
+        _ => None,
+    }
+}
+
+/// `mad24`, without saturation.
+pub(crate) fn multiply_add_24(part: Part, kind: Type) -> Option<Ternary> {
+    match (part, kind) {
+        (Part::Low, Type::U32) => {
+            Some(lanes!(u32, |a, b, c| product_24(Part::Low, unsigned_24(a), unsigned_24(b)).wrapping_add(c)))
+        }
+        (Part::High, Type::U32) => {
+            Some(lanes!(u32, |a, b, c| product_24(Part::High, unsigned_24(a), unsigned_24(b)).wrapping_add(c)))
+        }
+        (Part::Low, Type::S32) => {
+            Some(lanes!(u32, |a, b, c| product_24(Part::Low, signed_24(a), signed_24(b)).wrapping_add(c)))
+        }
+        (Part::High, Type::S32) => {
+            Some(lanes!(u32, |a, b, c| product_24(Part::High, signed_24(a), signed_24(b)).wrapping_add(c)))
+        }
+        _ => None,
+    }
+}
+
+/// Products of bytes of `a` (halves where `COUNT` is 2) and bytes of `b` from byte `FIRST` on, summed.
+fn dot<const COUNT: usize, const FIRST: usize>(a: u32, b: u32, signed: [bool; 2]) -> u32 {
+    let part = |value: u32, index: usize, bits: u32, signed: bool| {
+        let raised = value << (32 - bits * (index as u32 + 1));
+        if signed { i64::from(raised.cast_signed() >> (32 - bits)) } else { i64::from(raised >> (32 - bits)) }
+    };
+    let bits = if COUNT == 2 { 16 } else { 8 };
+    let products = (0..COUNT).map(|index| part(a, index, bits, signed[0]) * part(b, FIRST + index, 8, signed[1]));
+    products.sum::<i64>() as u32
+}
+
+/// `dp4a` and `dp2a`; the sum has the same bits with and without a sign.
+pub(crate) fn dot_product(name: &str, a: Type, b: Type) -> Option<Ternary> {
+    macro_rules! by_signs {
+        ($count:literal, $first:literal) => {
+            match (a, b) {
+                (Type::U32, Type::U32) => {
+                    Some(lanes!(u32, |a, b, c| dot::<$count, $first>(a, b, [false, false]).wrapping_add(c)))
+                }
+                (Type::U32, Type::S32) => {
+                    Some(lanes!(u32, |a, b, c| dot::<$count, $first>(a, b, [false, true]).wrapping_add(c)))
+                }
+                (Type::S32, Type::U32) => {
+                    Some(lanes!(u32, |a, b, c| dot::<$count, $first>(a, b, [true, false]).wrapping_add(c)))
+                }
+                (Type::S32, Type::S32) => {
+                    Some(lanes!(u32, |a, b, c| dot::<$count, $first>(a, b, [true, true]).wrapping_add(c)))
+                }
+                _ => None,
+            }
+        };
+    }
+    match name {
+        "dp4a." => by_signs!(4, 0),
+        "dp2a.lo" => by_signs!(2, 0),
+        "dp2a.hi" => by_signs!(2, 2),
+        _ => None,
+    }
+}
+
 /// `sad`, `bfe`, `prmt` (by mode), `shf`, `slct`, `fns`.
 pub(crate) fn ternary(name: &str, kind: Type) -> Option<Ternary> {
     match name {

@@ -19,6 +19,7 @@ impl<'a> Lowering<'a> {
             "selp" => self.select_by_flag(opcode, operands),
             "cvt" => self.conversion(opcode, operands),
             "bfi" | "lop3" => self.bits(opcode, operands),
+            "dp2a" | "dp4a" => self.dot_product(opcode, operands),
             "slct" => self.select_by_sign(opcode, operands),
             "addc" | "subc" | "madc" => self.with_carry(opcode, operands),
             "add" | "sub" if sets_carry => self.carry(opcode, operands, None, true),
@@ -54,7 +55,7 @@ impl<'a> Lowering<'a> {
         let kind = opcode.kind()?;
         let float = Float::default();
         match opcode.root {
-            "mul" | "mad" | "mul24" => self.products(opcode, operands),
+            "mul" | "mad" | "mul24" | "mad24" => self.products(opcode, operands),
             "not" | "neg" | "abs" | "cnot" | "brev" | "popc" | "clz" | "bfind" => {
                 let name = if opcode.take("shiftamt") { "bfind.shiftamt" } else { opcode.root };
                 let run = integer::unary(name, kind).ok_or_else(|| opcode.unsupported())?;
@@ -97,7 +98,14 @@ impl<'a> Lowering<'a> {
         opcode.finish()?;
         let float = Float::default();
         if opcode.root == "mul24" {
-            return Err(opcode.unsupported());
+            let run = integer::multiply_24(part, kind).ok_or_else(|| opcode.unsupported())?;
+            let (d, a, b) = self.two(self.count::<3>(opcode, operands)?, kind)?;
+            return self.emit(Op::Binary { run, d, a, b, float });
+        }
+        if opcode.root == "mad24" {
+            let run = integer::multiply_add_24(part, kind).ok_or_else(|| opcode.unsupported())?;
+            let (d, abc) = self.three(self.count::<4>(opcode, operands)?, [kind; 3])?;
+            return self.emit(Op::Ternary { run, d, abc, float });
         }
         if opcode.root == "mul" {
             let run = integer::multiply(part, kind).ok_or_else(|| opcode.unsupported())?;
@@ -113,6 +121,16 @@ impl<'a> Lowering<'a> {
         let wide = if part == Part::Wide { widened(kind) } else { kind };
         let (d, abc) = self.three(operands, [kind, kind, wide])?;
         self.emit(Op::Ternary { run, d, abc, float })
+    }
+
+    fn dot_product(&mut self, opcode: &mut Opcode<'_>, operands: &'a [Operand<'a>]) -> Result<(), PtxError> {
+        let half = if opcode.root == "dp2a" { opcode.take_any(&["lo", "hi"]) } else { Some("") };
+        let [a, b] = opcode.types[..] else { return Err(opcode.unsupported()) };
+        let name = format!("{}.{}", opcode.root, half.ok_or_else(|| opcode.unsupported())?);
+        let run = integer::dot_product(&name, a, b).ok_or_else(|| opcode.unsupported())?;
+        opcode.finish()?;
+        let (d, abc) = self.three(self.count::<4>(opcode, operands)?, [a, b, Type::B32])?;
+        self.emit(Op::Ternary { run, d, abc, float: Float::default() })
     }
 
     fn ternary_integers(&mut self, opcode: &mut Opcode<'_>, operands: &'a [Operand<'a>]) -> Result<(), PtxError> {
