@@ -5,10 +5,10 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::Stdio;
 
-use support::{finish, finish_child, on_machine, vcuda};
+use support::{Lines, finish, finish_child, on_machine, vcuda};
 
 #[test]
 fn a_program_finds_its_machine_and_its_folder_goes_away() {
@@ -47,17 +47,13 @@ fn a_signal_is_passed_on_and_the_folder_goes_away() {
     let script = "trap 'echo told; exit 5' TERM; echo $VCUDA_STATE; while :; do sleep 0.01; done";
     let mut command = on_machine("1", &["sh", "-c", script]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    let mut state = String::new();
-    output.read_line(&mut state).unwrap();
+    let mut output = Lines::of(&mut child);
+    let state = output.next(&mut child);
     assert!(fs::exists(state.trim()).unwrap());
     let pid = i32::try_from(child.id()).unwrap();
     // SAFETY: it is our child and not reaped, so that the number is its own.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
-    let mut told = String::new();
-    output.read_line(&mut told).unwrap();
-    assert_eq!(told, "told\n");
-    child.stdout = Some(output.into_inner());
+    assert_eq!(output.next(&mut child), "told");
     assert_eq!(finish_child(child).status, 5);
     assert!(!fs::exists(state.trim()).unwrap());
 }
@@ -67,12 +63,10 @@ fn when_the_run_is_killed_its_program_dies_and_the_next_run_removes_the_folder()
     let script = "echo $$ $VCUDA_STATE; exec sleep 600";
     let mut command = on_machine("1", &["sh", "-c", script]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
+    let mut output = Lines::of(&mut child);
+    let line = output.next(&mut child);
     let (pid, state) = line.trim().split_once(' ').unwrap();
     child.kill().unwrap();
-    child.stdout = Some(output.into_inner());
     // Its output ends when the program has ended too.
     assert_eq!(finish_child(child).status, -1);
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -63,6 +63,18 @@ fn once(sentence: &str) {
     }
 }
 
+/// Tells of an entry point that vcuda lacks. Bindings ask for all that they know, used or not: one line says so, and each
+/// name is told where calls are printed too.
+fn missing(symbol: &str) {
+    if driver::prints_calls() {
+        eprintln!("vcuda: cuGetProcAddress: {symbol} is not among the entry points that vcuda has");
+    } else {
+        once(
+            "cuGetProcAddress: the program asks for entry points that vcuda does not have (VCUDA_DEBUG=1 lists them); a call of one fails",
+        );
+    }
+}
+
 fn all() -> impl Iterator<Item = &'static Entry> {
     let tables = [
         ENTRIES,
@@ -97,7 +109,7 @@ fn find(symbol: &str, version: i32, flags: u64) -> Outcome<(*const (), i32)> {
     let driver = i32::try_from(driver::version()).unwrap_or(0);
     let mut known = all().filter(|entry| base(entry.name) == symbol).peekable();
     if known.peek().is_none() {
-        once(&format!("cuGetProcAddress: {symbol} is not among the entry points that vcuda has"));
+        missing(symbol);
         return Ok((std::ptr::null(), NOT_FOUND));
     }
     let fitting = known.filter(|entry| entry.since <= version && entry.since <= driver);

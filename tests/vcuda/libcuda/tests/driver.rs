@@ -35,6 +35,19 @@ const PARTS: Parts = &[
     ("polling host", polling_host),
     ("lost", lost),
     ("cycle of two processes", cycle_of_two_processes),
+    ("missing entry points", missing_entry_points),
+    ("fabric lies", fabric_lies),
+    ("fabric", fabric),
+    ("fabric importer", fabric_importer),
+    ("doomed exporter", doomed_exporter),
+    ("bereaved importer", bereaved_importer),
+    ("priorities", priorities),
+    ("priorities swapped", priorities_swapped),
+    ("graph update", graph_update),
+    ("faults", faults),
+    ("memory ends", memory_ends),
+    ("hangs", hangs),
+    ("lost by count", lost_by_count),
 ];
 
 const NOT_READY: i32 = 600;
@@ -752,4 +765,355 @@ fn turns() {
         child.join().expect("the other process");
         assert_eq!(word(memory), 2 * ROUNDS);
     }
+}
+
+#[test]
+fn entry_points_that_are_missing_are_told_in_one_line() {
+    let errors = run("missing entry points", &[]);
+    assert_eq!(errors.matches("vcuda: cuGetProcAddress").count(), 1, "{errors}");
+    assert!(errors.contains("VCUDA_DEBUG=1") && !errors.contains("cuTexRefCreate"), "{errors}");
+    let errors = run("missing entry points", &[("VCUDA_DEBUG", "1")]);
+    for name in ["cuTexRefCreate", "cuMulticastCreate"] {
+        assert!(errors.contains(&format!("{name} is not among the entry points")), "{errors}");
+    }
+}
+
+fn missing_entry_points() {
+    let mut code = 7_u64;
+    for name in ["cuTexRefCreate\0", "cuMulticastCreate\0", "cuTexRefCreate\0"] {
+        assert_eq!(call("cuGetProcAddress_v2", &[text(name), place(&mut code), 12000, 0, 0]), 0);
+        assert_eq!(code, 0, "{name}");
+    }
+}
+
+/// The bytes of a handle as text.
+fn hex(handle: &[u8]) -> String {
+    handle.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The handle that this part was told.
+fn told_handle() -> [u8; 64] {
+    let text = std::env::var("VCUDA_TEST_HANDLE").expect("a handle");
+    from_hex(&text)
+}
+
+fn from_hex(text: &str) -> [u8; 64] {
+    let mut handle = [0_u8; 64];
+    for (index, byte) in handle.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).expect("a byte");
+    }
+    handle
+}
+
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED`.
+const FABRIC_SUPPORTED: u64 = 128;
+/// `CUmemAllocationProp` for memory of a device that may be exported by a fabric handle.
+const FABRIC_MEMORY: [u32; 8] = [1, 8, 1, 0, 0, 0, 0, 0];
+
+#[test]
+fn the_fabric_attribute_lies_as_in_life() {
+    run("fabric lies", &[("VCUDA_MACHINE", "2-nvswitch")]);
+}
+
+fn fabric_lies() {
+    start(0);
+    let (mut supported, mut handle) = (0_u32, 0_u64);
+    ok("cuDeviceGetAttribute", &[place(&mut supported), FABRIC_SUPPORTED, 0]);
+    assert_eq!(supported, 1, "it says yes");
+    assert_eq!(
+        call("cuMemCreate", &[place(&mut handle), 2 << 20, slice(&FABRIC_MEMORY), 0]),
+        800,
+        "and is not permitted"
+    );
+    let both = [1_u32, 9, 1, 0, 0, 0, 0, 0];
+    assert_eq!(call("cuMemCreate", &[place(&mut handle), 2 << 20, slice(&both), 0]), 800, "nor beside a descriptor");
+    ok("cuMemRelease", &[get("cuMemCreate", &[2 << 20, slice(&properties(0)), 0])]);
+}
+
+#[test]
+fn fabric_handles_that_work_open_in_another_process() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let machine = folder.path().join("fabric.toml");
+    std::fs::write(&machine, "fabric = \"works\"\n[[gpu]]\nkind = \"h100\"\ncount = 2\nmemory_mib = 256\n")
+        .expect("a file");
+    let (path, machine) = (folder.path().to_str().expect("a path"), machine.to_str().expect("a path"));
+    run("fabric", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", machine)]);
+}
+
+/// Maps physical memory with full rights for a device.
+fn mapped(physical: u64, device: u32) -> u64 {
+    let unit = 2 << 20;
+    let at = get("cuMemAddressReserve", &[unit, 0, 0, 0]);
+    ok("cuMemMap", &[at, unit, 0, physical, 0]);
+    ok("cuMemSetAccess", &[at, unit, slice(&[1_u32, device, 3]), 1]);
+    at
+}
+
+fn fabric() {
+    start(0);
+    let physical = get("cuMemCreate", &[2 << 20, slice(&FABRIC_MEMORY), 0]);
+    let at = mapped(physical, 0);
+    ok("cuMemsetD32_v2", &[at, 51, 16]);
+    ok("cuCtxSynchronize", &[]);
+    let mut handle = [0_u8; 64];
+    ok("cuMemExportToShareableHandle", &[place(&mut handle), physical, 8, 0]);
+    let mut fd = 0_i32;
+    assert_eq!(call("cuMemExportToShareableHandle", &[place(&mut fd), physical, 1, 0]), 1, "not asked for");
+    run("fabric importer", &[("VCUDA_TEST_HANDLE", &hex(&handle))]);
+    assert_eq!(word(at), 52, "the importer has written");
+}
+
+fn fabric_importer() {
+    start(0);
+    let mut handle = told_handle();
+    let physical = get("cuMemImportFromShareableHandle", &[place(&mut handle), 8]);
+    let at = mapped(physical, 0);
+    assert_eq!(word(at + 60), 51);
+    ok("cuMemsetD32_v2", &[at, 52, 1]);
+    ok("cuCtxSynchronize", &[]);
+}
+
+#[test]
+fn memory_outlives_an_exporter_that_is_killed() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let path = folder.path().to_str().expect("a path");
+    run("bereaved importer", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", "1")]);
+}
+
+/// Exports, says the handle, and waits to be killed.
+fn doomed_exporter() {
+    start(0);
+    let memory = get("cuMemAlloc_v2", &[4096]);
+    ok("cuMemsetD32_v2", &[memory, 61, 1024]);
+    ok("cuCtxSynchronize", &[]);
+    let mut handle = [0_u8; 64];
+    ok("cuIpcGetMemHandle", &[place(&mut handle), memory]);
+    eprintln!("handle {}", hex(&handle));
+    // The importer holds the other end of its input: it ends with the importer at the latest.
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).expect("a pipe");
+}
+
+fn bereaved_importer() {
+    use std::io::BufRead as _;
+    start(0);
+    let mut command = support::part("doomed exporter", &[]);
+    let mut exporter = command.stdin(std::process::Stdio::piped()).spawn().expect("a process");
+    let errors = std::io::BufReader::new(exporter.stderr.take().expect("a pipe"));
+    let handle =
+        errors.lines().find_map(|line| line.expect("text").strip_prefix("handle ").map(from_hex)).expect("a handle");
+    let mut memory = 0_u64;
+    assert_eq!(open(handle, place(&mut memory), 1), 0);
+    let stream = get("cuStreamCreate", &[1]);
+    let [wait_for, set_to, _] = kernels();
+    for function in [wait_for, set_to] {
+        ok("cuFuncLoad", &[function]);
+    }
+    // A kernel polls the memory while its owner dies.
+    assert_eq!(launch(wait_for, 1, stream, memory, 62), 0);
+    exporter.kill().expect("our child");
+    exporter.wait().expect("our child");
+    assert_eq!(call("cuStreamQuery", &[stream]), NOT_READY);
+    assert_eq!(word(memory + 4), 61, "undefined in CUDA; here the memory stays until the last has closed it");
+    let other = get("cuStreamCreate", &[1]);
+    assert_eq!(launch(set_to, 1, other, memory, 62), 0);
+    ok("cuStreamSynchronize", &[stream]);
+    ok("cuIpcCloseMemHandle", &[memory]);
+    ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[4096])]);
+}
+
+#[test]
+fn a_stream_of_higher_priority_goes_first() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let machine = folder.path().join("small.toml");
+    std::fs::write(&machine, "[[gpu]]\nkind = \"h100\"\nmemory_mib = 256\nsms = 1\n").expect("a file");
+    let machine = machine.to_str().expect("a path");
+    run("priorities", &[("VCUDA_MACHINE", machine), ("VCUDA_STUCK_MS", "60000")]);
+    let errors = run("priorities swapped", &[("VCUDA_MACHINE", machine), ("VCUDA_STUCK_MS", "300")]);
+    assert!(errors.contains("find no room"), "{errors}");
+}
+
+/// Behind a kernel that fills the GPU stand one that fills it again until a word is set, and then the one that sets it. The code
+/// of the first, when the second has the first priority and the third the second one.
+fn two_behind_one(priorities: [i32; 2]) -> i32 {
+    start(0);
+    let (mut least, mut greatest) = (7_i32, 7_i32);
+    ok("cuCtxGetStreamPriorityRange", &[place(&mut least), place(&mut greatest)]);
+    assert!(least == 0 && greatest < 0, "{least} to {greatest}");
+    let [wait_for, set_to, _] = kernels();
+    let memory = get("cuMemAlloc_v2", &[64]);
+    ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    for function in [wait_for, set_to] {
+        ok("cuFuncLoad", &[function]);
+    }
+    let stream = |priority: i32| get("cuStreamCreateWithPriority", &[1, u64::from(priority.cast_unsigned())]);
+    let [first, second] = priorities.map(stream);
+    let gate = stream(0);
+    let mut told = 7_i32;
+    ok("cuStreamGetPriority", &[second, place(&mut told)]);
+    assert_eq!(told, priorities[1].max(greatest), "out of range is the nearest");
+    ok("cuCtxSynchronize", &[]);
+    let (mut sms, mut per_sm) = (0_u32, 0_u32);
+    ok("cuDeviceGetAttribute", &[place(&mut sms), 16, 0]);
+    ok("cuOccupancyMaxActiveBlocksPerMultiprocessor", &[place(&mut per_sm), wait_for, 32, 0]);
+    let full = u64::from(sms * per_sm);
+    assert_eq!(launch(wait_for, full, gate, memory, 1), 0);
+    // More than fit at once, so that it fills the GPU whenever its blocks may enter.
+    assert_eq!(launch(wait_for, full + 1, first, memory + 16, 1), 0);
+    assert_eq!(launch(set_to, 1, second, memory + 16, 1), 0);
+    let opener = stream(0);
+    ok("cuStreamWriteValue32_v2", &[opener, memory, 1, 0]);
+    call("cuStreamSynchronize", &[first])
+}
+
+fn priorities() {
+    assert_eq!(two_behind_one([0, -100]), 0);
+}
+
+fn priorities_swapped() {
+    assert_eq!(two_behind_one([-1, 0]), LAUNCH_TIMEOUT);
+}
+
+#[test]
+fn an_executable_graph_takes_over_parameters_of_one_shape_only() {
+    run("graph update", &[]);
+}
+
+fn graph_update() {
+    start(0);
+    let stream = get("cuStreamCreate", &[1]);
+    let memory = get("cuMemAlloc_v2", &[64]);
+    let [_, set_to, _] = kernels();
+    ok("cuFuncLoad", &[set_to]);
+    ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    ok("cuCtxSynchronize", &[]);
+    let captured = |work: &dyn Fn()| {
+        ok("cuStreamBeginCapture_v2", &[stream, 2]);
+        work();
+        let mut graph = 0_u64;
+        ok("cuStreamEndCapture", &[stream, place(&mut graph)]);
+        graph
+    };
+    let fill = |value: u64| ok("cuMemsetD32Async", &[memory, value, 1, stream]);
+    let kernel = |value: u32| assert_eq!(launch(set_to, 1, stream, memory + 4, value), 0);
+    let both = |value: u32| {
+        fill(u64::from(value));
+        kernel(value);
+    };
+    let exec = get("cuGraphInstantiateWithFlags", &[captured(&|| both(1)), 0]);
+    let mut info = [9_u64; 3];
+    let mut update = |graph: u64| {
+        let code = call("cuGraphExecUpdate_v2", &[exec, graph, place(&mut info)]);
+        (code, info[0] & 0xffff_ffff)
+    };
+    let found = || {
+        ok("cuGraphLaunch", &[exec, stream]);
+        ok("cuStreamSynchronize", &[stream]);
+        (word(memory), word(memory + 4))
+    };
+    assert_eq!(found(), (1, 1));
+    assert_eq!(update(captured(&|| both(2))), (0, 0));
+    assert_eq!(found(), (2, 2));
+    assert_eq!(update(captured(&|| fill(3))), (910, 2), "a node less");
+    let turned = captured(&|| {
+        kernel(3);
+        fill(3);
+    });
+    assert_eq!(update(turned), (910, 3), "other types");
+    assert_eq!(found(), (2, 2), "what was refused has changed nothing");
+    assert_eq!(call("cuGraphExecUpdate_v2", &[0x5555, captured(&|| fill(1)), place(&mut [0_u64; 3])]), 1);
+}
+
+#[test]
+fn calls_fail_on_their_nth_time() {
+    run("faults", &[("VCUDA_FAIL", "cuMemAlloc_v2:2:2,cuStreamCreate:1+:304,any:12:46,cuEventQuery:1:700")]);
+}
+
+fn faults() {
+    let mut value = 0_u64;
+    let at = place(&mut value);
+    // Calls 1 to 3.
+    start(0);
+    let codes: Vec<i32> = [
+        ("cuMemAlloc_v2", 64),
+        ("cuMemAlloc_v2", 64),
+        ("cuMemAlloc_v2", 64),
+        ("cuStreamCreate", 1),
+        ("cuStreamCreate", 1),
+    ]
+    .map(|(name, argument)| call(name, &[at, argument]))
+    .to_vec();
+    assert_eq!(codes, [0, 2, 0, 304, 304]);
+    // Calls 9 to 13.
+    let codes: Vec<i32> = (9..=13).map(|_| call("cuDeviceGetCount", &[at])).collect();
+    assert_eq!(codes, [0, 0, 0, 46, 0]);
+    // A sticky code that was ordered is this call's alone: the context is well.
+    let event = get("cuEventCreate", &[2]);
+    assert_eq!((call("cuEventQuery", &[event]), call("cuEventQuery", &[event])), (700, 0));
+    ok("cuCtxSynchronize", &[]);
+}
+
+#[test]
+fn memory_runs_out_where_it_is_told_to() {
+    run("memory ends", &[("VCUDA_FAIL", "memory:1:8M"), ("VCUDA_MACHINE", "2-nvswitch")]);
+}
+
+fn memory_ends() {
+    start(1);
+    let (mut free, mut total) = (0_u64, 0_u64);
+    ok("cuMemGetInfo_v2", &[place(&mut free), place(&mut total)]);
+    assert_eq!(total, 8 << 20);
+    let first = get("cuMemAlloc_v2", &[6 << 20]);
+    let mut other = 0_u64;
+    assert_eq!(call("cuMemAlloc_v2", &[place(&mut other), 6 << 20]), 2);
+    ok("cuMemFree_v2", &[first]);
+    ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[6 << 20])]);
+    ok("cuCtxSetCurrent", &[get("cuDevicePrimaryCtxRetain", &[0])]);
+    ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[64 << 20])]);
+}
+
+#[test]
+fn a_kernel_hangs_where_it_is_told_to() {
+    let errors =
+        run("hangs", &[("VCUDA_FAIL", "hang:set_to:2"), ("VCUDA_STUCK_MS", "300"), ("VCUDA_MACHINE", "2-nvswitch")]);
+    assert!(errors.contains("it hangs, because VCUDA_FAIL says so"), "{errors}");
+}
+
+fn hangs() {
+    let first = start(0);
+    let second = get("cuDevicePrimaryCtxRetain", &[1]);
+    let memory = get("cuMemAlloc_v2", &[64]);
+    let [_, set_to, set_too] = kernels();
+    assert_eq!(launch(set_to, 1, 0, memory, 1), 0);
+    ok("cuCtxSynchronize", &[]);
+    assert_eq!(launch(set_too, 1, 0, memory, 2), 0);
+    ok("cuCtxSynchronize", &[]);
+    assert_eq!(launch(set_to, 1, 0, memory, 3), 0);
+    assert_eq!(call("cuCtxSynchronize", &[]), LAUNCH_TIMEOUT);
+    // The other GPU is well.
+    ok("cuCtxSetCurrent", &[second]);
+    let memory = get("cuMemAlloc_v2", &[64]);
+    ok("cuMemsetD32_v2", &[memory, 4, 16]);
+    assert_eq!(word(memory), 4);
+    ok("cuCtxSetCurrent", &[first]);
+    assert_eq!(call("cuCtxSynchronize", &[]), LAUNCH_TIMEOUT);
+}
+
+#[test]
+fn a_gpu_falls_off_the_bus_at_a_call() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let path = folder.path().to_str().expect("a path");
+    let settings = [("VCUDA_FAIL", "lost:0:6"), ("VCUDA_STATE", path), ("VCUDA_MACHINE", "2-nvswitch")];
+    run("lost by count", &settings);
+}
+
+fn lost_by_count() {
+    // Calls 1 to 3.
+    start(0);
+    let memory = get("cuMemAlloc_v2", &[64]);
+    ok("cuMemsetD32_v2", &[memory, 1, 16]);
+    let mut value = 0_u32;
+    assert_eq!(call("cuMemcpyDtoH_v2", &[place(&mut value), memory, 4]), 999, "the sixth call");
+    assert_eq!(call("cuCtxSynchronize", &[]), 999);
+    ok("cuCtxSetCurrent", &[get("cuDevicePrimaryCtxRetain", &[1])]);
+    ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[64])]);
 }

@@ -1,10 +1,10 @@
 //! What the tests of programs on machines share: the built libraries, and a run that is bounded in time.
 #![allow(dead_code, reason = "each test uses its part")]
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -73,7 +73,8 @@ pub(crate) fn finish(command: &mut Command) -> Finished {
 /// The same, for one that was started with its output piped.
 #[track_caller]
 pub(crate) fn finish_child(mut child: Child) -> Finished {
-    let (output, errors) = (collect(child.stdout.take()), collect(child.stderr.take()));
+    let output = child.stdout.take().map(|pipe| collect(Some(pipe)));
+    let errors = collect(child.stderr.take());
     let deadline = Instant::now() + DEADLINE;
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -86,9 +87,35 @@ pub(crate) fn finish_child(mut child: Child) -> Finished {
         }
         thread::sleep(Duration::from_millis(5));
     };
-    let (output, errors) = (output.join().unwrap(), errors.join().unwrap());
+    let output = output.map(|output| output.join().unwrap()).unwrap_or_default();
+    let errors = errors.join().unwrap();
     let Some(status) = status else { panic!("it did not end in {DEADLINE:?}\noutput:\n{output}\nerrors:\n{errors}") };
     Finished { status: status.code().unwrap_or(-1), output, errors }
+}
+
+/// The lines that a process prints, each waited for with a deadline.
+pub(crate) struct Lines {
+    lines: mpsc::Receiver<String>,
+}
+
+impl Lines {
+    /// Takes the process's output.
+    pub(crate) fn of(child: &mut Child) -> Self {
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { lines }
+    }
+
+    /// The next line; at the deadline the process is killed.
+    #[track_caller]
+    pub(crate) fn next(&mut self, child: &mut Child) -> String {
+        self.lines.recv_timeout(DEADLINE).unwrap_or_else(|error| {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("no line came: {error}")
+        })
+    }
 }
 
 fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
