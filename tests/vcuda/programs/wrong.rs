@@ -64,8 +64,8 @@ pub(crate) fn trap(driver: &Driver) -> Result<(), String> {
 
 pub(crate) fn uninitialised(driver: &Driver) -> Result<(), String> {
     let run = |gpu: &Gpu<'_>, module: &Module<'_>| {
-        let (from, to) = (gpu.uninitialised(256)?, gpu.zeroed(256)?);
-        module.function("copy_words")?.launch(None, Shape::new(1, 64), &[from.address, to.address, 64])?;
+        let (words, found) = (gpu.uninitialised(256)?, gpu.zeroed(4)?);
+        module.function("count_set")?.launch(None, Shape::new(1, 64), &[words.address, found.address])?;
         gpu.synchronize()
     };
     must_fail("uninitialised", run, driver)

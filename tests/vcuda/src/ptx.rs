@@ -57,7 +57,10 @@ pub struct Function {
     /// The line of the PTX text on which it begins.
     pub line: u32,
     /// Registers a thread, estimated from the most values that are alive at once: ptxas may need more or fewer.
-    pub registers: u32,
+    pub(crate) estimated_registers: u32,
+    /// Registers by architecture (`80` for `sm_80`), in order, as the assembler has counted them; empty where the text has no comment
+    /// of them.
+    pub(crate) counted_registers: Vec<(u32, u32)>,
     /// Bytes of shared memory that the kernel declares itself.
     pub static_shared_bytes: u32,
     /// Bytes of local memory a thread.
@@ -98,6 +101,7 @@ impl Module {
         for routine in file.functions.iter().filter(|routine| routine.is_kernel) {
             let mut function = lower::kernel(&file, routine)?;
             function.constant_bytes = u32::try_from(constant_bytes).unwrap_or(u32::MAX);
+            function.counted_registers = pressure::counted(text, &function.name);
             functions.push(Arc::new(function));
         }
         Ok(Self { version: file.version, target: file.target.to_owned(), functions, globals })
@@ -165,6 +169,17 @@ fn global(variable: &syntax::Variable<'_>) -> Result<Global, PtxError> {
 }
 
 impl Function {
+    /// Registers a thread on a GPU of this capability.
+    ///
+    /// Where the text has a line `// registers KERNEL sm_80 40 sm_90 38`, as `kernels/build` writes them, it is the assembler's figure
+    /// for the nearest architecture that is not newer. Else it is an estimate, and with it the number of blocks that are resident
+    /// together: a deadlock of half-resident grids may be found with a few blocks more or fewer than on hardware.
+    #[must_use]
+    pub fn registers_on(&self, (major, minor): (u32, u32)) -> u32 {
+        let fitting = self.counted_registers.iter().rev().find(|(architecture, _)| *architecture <= 10 * major + minor);
+        fitting.map_or(self.estimated_registers, |(_, count)| *count)
+    }
+
     /// The size of the block of parameters.
     #[must_use]
     pub fn parameter_bytes(&self) -> u32 {

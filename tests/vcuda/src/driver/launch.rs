@@ -67,7 +67,7 @@ impl Driver {
         }
         self.function_load(request.function)?;
         let shared = function.function.static_shared_bytes + request.shared_bytes;
-        let need = Occupancy(&model.limits).need(threads, function.function.registers, shared);
+        let need = Occupancy(&model.limits).need(threads, function.function.registers_on(model.capability), shared);
         let hangs = fault::hangs(&function.function.name);
         let launch = Launch {
             function: function.function,

@@ -226,7 +226,7 @@ impl Driver {
             1 => kernel.static_shared_bytes,
             2 => kernel.constant_bytes,
             3 => kernel.local_bytes,
-            4 => kernel.registers,
+            4 => kernel.registers_on(gpu.capability),
             5 => function.version.0 * 10 + function.version.1,
             6 => code,
             7 | 10..=14 | 16 => 0,
@@ -279,13 +279,15 @@ impl Driver {
     }
 
     pub(super) fn blocks_per_sm(&self, function: &Function, threads: u32, dynamic: u32) -> u32 {
-        let limits = &self.machine.gpus[function.gpu as usize].limits;
+        let model = &self.machine.gpus[function.gpu as usize];
+        let limits = &model.limits;
         let shared = function.function.static_shared_bytes.saturating_add(dynamic);
         if shared > limits.shared_bytes_per_block_optin {
             return 0;
         }
         let occupancy = Occupancy(limits);
-        occupancy.blocks(occupancy.need(threads, function.function.registers, shared))
+        let registers = function.function.registers_on(model.capability);
+        occupancy.blocks(occupancy.need(threads, registers, shared))
     }
 
     /// `cuOccupancyMaxPotentialBlockSize`: the grid that fills the GPU, and threads a block.

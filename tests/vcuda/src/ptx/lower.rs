@@ -91,13 +91,14 @@ pub(super) fn kernel<'a>(file: &'a File<'a>, routine: &'a Routine<'a>) -> Result
     lowering.statements(body)?;
     lowering.emit(Op::Exit)?;
     let mut program = lowering.finish()?;
-    let registers = super::pressure::estimate(&mut program);
+    let estimated_registers = super::pressure::estimate(&mut program);
     let static_shared_bytes = lowering.shared_bytes;
     program.dynamic_shared = static_shared_bytes.next_multiple_of(16);
     Ok(Function {
         name: routine.name.to_owned(),
         line: routine.line,
-        registers,
+        estimated_registers,
+        counted_registers: Vec::new(),
         static_shared_bytes,
         local_bytes: lowering.local_bytes,
         constant_bytes: 0,
