@@ -1,21 +1,44 @@
 //! The loader knows the opcodes of the PTX that is kept here.
 
-use std::path::Path;
+use miniz_oxide::inflate::decompress_to_vec_zlib;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use vcuda::ptx::{Module, OPCODES, histogram};
 
-fn texts() -> Vec<(String, String)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx");
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
+}
+
+/// The PTX of a folder, by name; texts may be compressed.
+fn texts_of(folder: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).expect("tests/ptx is there") {
+    for entry in std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
         let path = entry.expect("a readable folder").path();
-        if path.extension().is_some_and(|extension| extension == "ptx") {
-            let name = path.file_name().expect("a file").to_string_lossy().into_owned();
-            found.push((name, std::fs::read_to_string(&path).expect("PTX is text")));
-        }
+        let name = path.file_name().expect("a file").to_string_lossy().into_owned();
+        let bytes = || std::fs::read(&path).expect("a readable file");
+        let text = match name.strip_suffix(".z") {
+            _ if name.ends_with(".ptx") => bytes(),
+            Some(inner) if inner.ends_with(".ptx") => decompress_to_vec_zlib(&bytes()).expect("zlib"),
+            _ => continue,
+        };
+        found.push((name, String::from_utf8(text).expect("PTX is text")));
     }
     found.sort();
-    assert!(!found.is_empty());
+    assert!(!found.is_empty(), "no PTX in {}", folder.display());
     found
+}
+
+/// What ships: the kernels of the library that vcuda lies in.
+fn shipped() -> PathBuf {
+    root().join("../../kernels/compiled")
+}
+
+fn texts() -> Vec<(String, String)> {
+    [root().join("tests/ptx"), root().join("samples/compiled"), shipped()]
+        .iter()
+        .flat_map(|folder| texts_of(folder))
+        .collect()
 }
 
 #[test]
@@ -23,6 +46,9 @@ fn every_kept_text_loads() {
     for (name, text) in texts() {
         let module = Module::parse(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(!module.functions.is_empty(), "{name} has kernels");
+        let counted = text.lines().filter(|line| line.starts_with("// registers ")).count();
+        let compiled_here = name.ends_with(".z");
+        assert_eq!(counted, if compiled_here { module.functions.len() } else { 0 }, "{name}: registers of its kernels");
         assert_eq!(module.version, (8, 0), "{name}");
     }
 }
@@ -36,6 +62,32 @@ fn every_opcode_of_the_kept_texts_stands_in_the_table() {
         }
     }
     assert!(OPCODES.is_sorted());
+}
+
+/// Written anew where this variable is set.
+const WRITE: &str = "VCUDA_WRITE_OPCODES";
+
+#[test]
+fn the_shipped_opcodes_are_those_that_are_known_to_ship() {
+    let mut all: BTreeMap<String, usize> = BTreeMap::new();
+    for (_, text) in texts_of(&shipped()) {
+        for (opcode, count) in histogram(&text).expect("it loads") {
+            *all.entry(opcode).or_default() += count;
+        }
+    }
+    let mut table = String::new();
+    for (opcode, count) in all {
+        writeln!(table, "{count:6} {opcode}").expect("a string");
+    }
+    let place = root().join("../../kernels/opcodes.txt");
+    if std::env::var_os(WRITE).is_some() {
+        std::fs::write(&place, &table).expect("a file of the tree");
+    }
+    let kept = std::fs::read_to_string(&place).unwrap_or_default();
+    assert!(
+        kept == table,
+        "kernels/opcodes.txt is not what kernels/compiled holds; with {WRITE}=1 this test writes it:\n{table}"
+    );
 }
 
 #[test]

@@ -1,0 +1,41 @@
+// What the host hands to kernels: plain records of fixed widths, read field by field on both sides.
+//
+// A launch gets a table of steps and a table of operands. A step names its operands by their place in the table, because
+// the operands of a plan stay the same while its steps differ, and because the number of sources has no bound.
+#pragma once
+
+#include "portable.h"
+
+/// Where an operand's bytes begin: a base that a mapping gave, and an offset in it.
+struct Operand {
+    u64 base;    // 0   device address
+    u64 offset;  // 8   bytes
+};
+
+/// One fold or copy: `targets[k][i]` becomes the fold of `sources[..][i]`, in the order of the sources.
+struct Step {
+    u64 count;         // 0   elements
+    u64 offset;        // 8   bytes, added to each operand's place
+    u64 scalar;        // 16  what source `raw` is multiplied by: bits of the type that accumulators have
+    u32 first_source;  // 24  place of the first source in the table of operands
+    u32 sources;       // 28  how many sources, at least 1
+    u32 first_target;  // 32
+    u32 targets;       // 36
+    u32 raw;           // 40  which source is multiplied; NOT_RAW: none
+    u32 divisor;       // 44  what the result is divided by, the number of ranks; 0: nothing
+    u32 kind;          // 48  what the step is: 0, a fold or a copy; plans will have signals and waits
+    u32 reserved[3];   // 52  zero
+};
+
+constexpr u32 NOT_RAW = 0xffffffffu;
+
+static_assert(sizeof(Operand) == 16 && alignof(Operand) == 8, "read by the host too");
+static_assert(sizeof(Step) == 64 && alignof(Step) == 8, "read by the host too");
+// Without gaps, so that the order of the fields gives their places; the host's test compares those with Rust's.
+static_assert(sizeof(Step) == 3 * sizeof(u64) + 10 * sizeof(u32), "no padding");
+
+/// Where an operand of a step begins.
+RSCCL_INLINE u64 place_of(const Step &step, const Operand *operands, u32 index) {
+    const Operand &operand = operands[index];
+    return operand.base + operand.offset + step.offset;
+}
