@@ -149,19 +149,16 @@ fn this_machine() -> (Machine, Vec<String>) {
         .collect();
     let processor = host.processor.each_ref().map(|text| &**text);
     let (mut machine, mut notes) = detect::host(std::env::consts::ARCH, processor, &nodes, &found);
-    match nvml::gpus() {
-        None => {}
-        Some(gpus) => {
-            let told = gpus.iter().map(|gpu| detect::NvidiaGpu {
-                bus_id: &gpu.bus_id,
-                capability: gpu.capability,
-                pcie: gpu.pcie,
-                links: &gpu.links,
-            });
-            detect::add_nvidia(&mut machine, &told.collect::<Vec<_>>());
-            // What sysfs lacks, NVML has told.
-            notes.retain(|note| !gpus.iter().any(|gpu| note.starts_with(&gpu.bus_id)));
-        }
+    if let Some(gpus) = nvml::gpus() {
+        let told = gpus.iter().map(|gpu| detect::NvidiaGpu {
+            bus_id: &gpu.bus_id,
+            capability: gpu.capability,
+            pcie: gpu.pcie,
+            links: &gpu.links,
+        });
+        detect::add_nvidia(&mut machine, &told.collect::<Vec<_>>());
+        // What sysfs lacks, NVML has told.
+        notes.retain(|note| !gpus.iter().any(|gpu| note.starts_with(&gpu.bus_id)));
     }
     (machine, notes)
 }

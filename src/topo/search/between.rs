@@ -240,7 +240,8 @@ impl Search<'_> {
             (0..count).map(|lane| (lane - lane % block + to(lane % block)).min(count - 1)).collect()
         };
         let closed = |turn: &Vec<usize>| (0..count).all(|lane| turn.contains(&lane));
-        let pairs = spread(&|lane| if block % 2 == 0 { (lane + block / 2) % block } else { (lane + 1) % block });
+        let pairs =
+            spread(&|lane| if block.is_multiple_of(2) { (lane + block / 2) % block } else { (lane + 1) % block });
         let odd_rails = self.domains % 2 == 1 && self.lanes != Lanes::Free;
         let crossing = match (odd_rails, block) {
             (false, _) => vec![pairs],

@@ -48,6 +48,9 @@ pub struct ChainSet {
 /// The ports where a chain enters and leaves.
 pub type Ends = (usize, usize);
 
+/// Proposes sets of chains for these ends.
+type Generator = fn(&Ways<'_>, &[Ends]) -> Vec<Vec<Chain>>;
+
 /// Steps of one search for paths over links: about a millisecond.
 const STEPS: u32 = 20_000;
 /// Up to so many GPUs, every order between two ends is tried where there is only PCI Express.
@@ -55,8 +58,7 @@ const FEW_GPUS: usize = 6;
 
 /// All sets of chains that the generators find for `ends`, each with its widths.
 pub fn propose(ways: &Ways<'_>, ends: &[Ends]) -> Vec<ChainSet> {
-    let generators: [fn(&Ways<'_>, &[Ends]) -> Vec<Vec<Chain>>; 5] =
-        [over_switches, zigzags, cut_rings, over_links, over_paths];
+    let generators: [Generator; 5] = [over_switches, zigzags, cut_rings, over_links, over_paths];
     let mut sets = Vec::new();
     for generate in generators {
         sets.extend(generate(ways, ends).into_iter().filter_map(|chains| weigh(ways, chains)));

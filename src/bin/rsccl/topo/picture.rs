@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
+use rsccl::internals::topo::bandwidth::Bandwidth;
 use rsccl::internals::topo::search::between::Channels;
 use rsccl::internals::topo::system::{LinkKind, NodeId, NodeKind, System};
 
@@ -191,12 +192,19 @@ impl Picture<'_> {
             self.text((from + to) / 2.0, y + 17.0, "NVLink switches", "middle");
             self.y = y + BOX.1 + LINE;
         }
+        self.arcs(&arcs);
+    }
+
+    /// Links between two GPUs each, below everything that stands in the tree, so that no arc runs over a NIC.
+    fn arcs(&mut self, arcs: &[(NodeId, NodeId, Bandwidth)]) {
         let same = arcs.windows(2).all(|pair| pair[0].2 == pair[1].2);
         let mut lowest = self.y;
-        for (from, to, bandwidth) in &arcs {
+        for (from, to, bandwidth) in arcs {
             let (one, two) = (self.places[from], self.places[to]);
             let depth = 18.0 + (two.0 - one.0).abs() / COLUMN * 9.0;
-            let y = one.1.max(two.1) + BOX.1 / 2.0;
+            let y = self.y;
+            self.line((one.0, one.1 + BOX.1 / 2.0), (one.0, y), "#7a52a8", 1.0);
+            self.line((two.0, two.1 + BOX.1 / 2.0), (two.0, y), "#7a52a8", 1.0);
             let width = (bandwidth.gigabytes() / 20.0).clamp(1.0, 5.0);
             // Writing to a String cannot fail.
             let _ = writeln!(
