@@ -183,6 +183,25 @@ fn a_signal_that_ends_a_rank_is_named() {
 }
 
 #[test]
+fn ranks_may_say_what_they_know_before_the_first_failure_ends_them() {
+    // Rank 0 fails because of rank 1's death, and is seen first; rank 2 says why it fails after both have ended.
+    let script = r#"
+        echo $$ > $DIR/pid$RANK
+        # Ended, whether or not the launcher has reaped it.
+        gone() { [ -s $DIR/pid$1 ] && ! grep -qs '^State:.[^Z]' /proc/$(cat $DIR/pid$1)/status; }
+        case $RANK in
+            0) exit 3 ;;
+            1) until gone 0; do sleep 0.01; done; kill -ILL $$ ;;
+            2) until gone 1; do sleep 0.01; done; echo "the cause" >&2; exit 4 ;;
+        esac"#;
+    let outcome = Job::of_ranks("3", &[], script).outcome();
+    assert_eq!(outcome.exit, Exit::Code(128 + 4), "{}", outcome.stderr);
+    let lines = sorted(&outcome.stderr);
+    assert!(lines[0] == "[2] the cause" && lines[1].starts_with("rsccl run: rank 1 of 3 (process "), "{lines:?}");
+    assert!(lines[1].ends_with(") was ended by SIGILL") && lines.len() == 2, "{lines:?}");
+}
+
+#[test]
 fn what_ranks_leave_behind_ends_with_the_job() {
     let script = "sleep 1000 & echo $! > $DIR/background$RANK; echo done";
     let (outcome, folder) = Job::of_ranks("2", &[], script).finish();

@@ -22,8 +22,10 @@ pub(crate) struct Job {
     input: Option<Input>,
     timeout_at: Option<Instant>,
     phase: Phase,
-    /// The exit code, once a rank has failed.
+    /// The exit code, once the job has failed.
     code: Option<u8>,
+    /// The ranks that failed, in the order in which they were seen, until the cause is named.
+    failures: Vec<(usize, Exit)>,
     /// The user's signal to end the job, once it was passed on.
     asked: Option<Signal>,
     /// The bytes that have come from the ranks' pipes after all ranks had ended.
@@ -41,12 +43,22 @@ struct RankProcess {
 enum Phase {
     /// Ranks are running.
     Running,
+    /// A rank has failed. Until this time the others may end by themselves, so that each can write the error that it got and the likeliest
+    /// cause is found among all failures.
+    Settling(Instant),
     /// Ranks were asked to end; they are killed at this time.
     Ending(Instant),
     /// Ranks were killed.
     Killed,
     /// All ranks have ended; output pipes that are still open are closed at this time.
     Draining(Instant),
+}
+
+impl Phase {
+    /// Whether ranks go on undisturbed.
+    fn is_running(self) -> bool {
+        matches!(self, Phase::Running | Phase::Settling(_))
+    }
 }
 
 /// A descriptor that the job waits for.
@@ -97,6 +109,7 @@ impl Job {
             timeout_at: timeout.and_then(|timeout| clock::now().checked_add(timeout)),
             phase: Phase::Running,
             code: None,
+            failures: Vec::new(),
             asked: None,
             drained_bytes: 0,
         })
@@ -119,7 +132,7 @@ impl Job {
                     }
                 }
             }
-            if self.outlets[STDOUT].is_closed() && matches!(self.phase, Phase::Running) {
+            if self.outlets[STDOUT].is_closed() && self.phase.is_running() {
                 // The reader of the ranks' output has gone (`rsccl run .. | head`): the job ends, as a rank's own write
                 // would end it.
                 self.code.get_or_insert(exit_code(Exit::Signal(Signal::PIPE)));
@@ -149,16 +162,16 @@ impl Job {
         for (stream, outlet) in self.outlets.iter().enumerate().filter(|(_, outlet)| !outlet.is_empty()) {
             parts.push((Part::Outlet(stream), outlet.as_fd(), Want::Write));
         }
-        if let (Some(input), Phase::Running) = (&self.input, self.phase) {
+        if let (Some(input), true) = (&self.input, self.phase.is_running()) {
             parts.extend(input.wants().map(|fd| (Part::InputSource, fd, Want::Read)));
             parts.extend(input.has().map(|fd| (Part::InputSink, fd, Want::Write)));
         }
         let now = clock::now();
         let phase_at = match self.phase {
-            Phase::Ending(moment) | Phase::Draining(moment) => Some(moment),
+            Phase::Settling(moment) | Phase::Ending(moment) | Phase::Draining(moment) => Some(moment),
             Phase::Running | Phase::Killed => None,
         };
-        let timeout_at = self.timeout_at.filter(|_| matches!(self.phase, Phase::Running));
+        let timeout_at = self.timeout_at.filter(|_| self.phase.is_running());
         let moments = [phase_at, timeout_at];
         let next = moments.into_iter().flatten().min().map(|moment| moment.saturating_duration_since(now));
         let wants: Vec<_> = parts.iter().map(|(_, fd, want)| (*fd, *want)).collect();
@@ -203,37 +216,21 @@ impl Job {
         Ok(())
     }
 
-    /// Finds ranks that have ended, and whether one is the first to fail.
+    /// Finds ranks that have ended, and those that failed.
     fn look_after_ranks(&mut self) -> Result<()> {
-        let mut failed = None;
         for (number, rank) in self.ranks.iter_mut().enumerate().filter(|(_, rank)| rank.exit.is_none()) {
             rank.exit = rank.group.exit()?;
-            let Some(exit) = rank.exit.filter(|exit| *exit != Exit::Code(0)) else { continue };
-            // Of several failures that are found together, a death by signal is the likelier cause of the others.
-            let is_cause = matches!((failed, exit), (None, _) | (Some((_, Exit::Code(_))), Exit::Signal(_)));
-            if is_cause {
-                failed = Some((number, exit));
+            if let Some(exit) = rank.exit.filter(|exit| *exit != Exit::Code(0)) {
+                self.failures.push((number, exit));
             }
         }
-        if let Some((number, exit)) = failed
-            && self.code.is_none()
-        {
-            self.code = Some(exit_code(exit));
-            // The effect of the user's own signal needs no message.
-            if self.asked.is_none_or(|asked| exit != Exit::Signal(asked)) {
-                let (ranks, id) = (self.ranks.len(), self.ranks[number].group.id());
-                let how = match exit {
-                    Exit::Code(code) => format!("exited with code {code}"),
-                    Exit::Signal(signal) => format!("was ended by {}", signal.name()),
-                };
-                let rest = if ranks > 1 { "; the other ranks are ended" } else { "" };
-                self.say(&format!("rank {number} of {ranks} (process {id}) {how}{rest}"));
-            }
-            if matches!(self.phase, Phase::Running) {
-                self.end(Signal::TERMINATE, GRACE);
-            }
+        let all_ended = self.ranks.iter().all(|rank| rank.exit.is_some());
+        if all_ended || !self.phase.is_running() {
+            self.name_failure();
+        } else if let (Phase::Running, false) = (self.phase, self.failures.is_empty()) {
+            self.phase = Phase::Settling(clock::now() + SETTLE);
         }
-        if self.ranks.iter().all(|rank| rank.exit.is_some()) && !matches!(self.phase, Phase::Draining(_)) {
+        if all_ended && !matches!(self.phase, Phase::Draining(_)) {
             // Processes that the ranks started and left behind end with them.
             self.send(Signal::KILL);
             self.phase = Phase::Draining(clock::now() + DRAIN);
@@ -241,9 +238,35 @@ impl Job {
         Ok(())
     }
 
+    /// Says which rank failed, and takes its exit code for the job's. Of several, a death by signal is the likelier cause of the others;
+    /// else it is the first that was seen.
+    fn name_failure(&mut self) {
+        let failures = std::mem::take(&mut self.failures);
+        let by_signal = failures.iter().find(|(_, exit)| matches!(exit, Exit::Signal(_)));
+        let (Some((number, exit)), None) = (by_signal.or(failures.first()).copied(), self.code) else { return };
+        self.code = Some(exit_code(exit));
+        // The effect of the user's own signal needs no message.
+        if self.asked.is_some_and(|asked| exit == Exit::Signal(asked)) {
+            return;
+        }
+        let (ranks, id) = (self.ranks.len(), self.ranks[number].group.id());
+        let how = match exit {
+            Exit::Code(code) => format!("exited with code {code}"),
+            Exit::Signal(signal) => format!("was ended by {}", signal.name()),
+        };
+        let running = self.ranks.iter().any(|rank| rank.exit.is_none());
+        let rest = if running { "; the other ranks are ended" } else { "" };
+        self.say(&format!("rank {number} of {ranks} (process {id}) {how}{rest}"));
+    }
+
     fn keep_deadlines(&mut self, now: Instant) {
         match self.phase {
-            Phase::Running if self.timeout_at.is_some_and(|moment| now >= moment) => {
+            Phase::Settling(moment) if now >= moment => {
+                self.name_failure();
+                self.end(Signal::TERMINATE, GRACE);
+            }
+            Phase::Running | Phase::Settling(_) if self.timeout_at.is_some_and(|moment| now >= moment) => {
+                self.name_failure();
                 self.code.get_or_insert(EXIT_TIMEOUT);
                 self.say(&format!("the time is over; {} had not ended: all are ended", self.running()));
                 self.end(Signal::TERMINATE, GRACE);
@@ -257,7 +280,7 @@ impl Job {
                 self.give_up_inlets()
             }
             Phase::Draining(moment) if now >= moment => self.phase = Phase::Draining(now + DRAIN),
-            Phase::Running | Phase::Ending(_) | Phase::Killed | Phase::Draining(_) => {}
+            Phase::Running | Phase::Settling(_) | Phase::Ending(_) | Phase::Killed | Phase::Draining(_) => {}
         }
     }
 
@@ -331,6 +354,9 @@ pub(crate) const TAKEN_SIGNALS: &[Signal] = &[
     Signal::USER_1,
     Signal::USER_2,
 ];
+/// How long ranks go on after the first has failed. rsccl's errors reach the other ranks within milliseconds; the rest of the time is theirs to
+/// write them.
+const SETTLE: Duration = Duration::from_secs(2);
 /// How long ranks may clean up after another one has failed.
 const GRACE: Duration = Duration::from_secs(3);
 /// How long ranks may take to end when the user asks them to, for instance to write a checkpoint.
