@@ -400,7 +400,7 @@ impl Engine {
     /// no deadline bounds it.
     pub(crate) fn push(&mut self) -> Result<()> {
         let links = self.mover.fabric.links();
-        if links.pump()? || links.drained() { Ok(()) } else { links.rest_on_sockets(LONG_REQUEST_NAP) }
+        if links.pump()? || links.drained() { Ok(()) } else { links.rest_on_pumps(LONG_REQUEST_NAP) }
     }
 
     /// Waits until all that was sent has been handed to the system.

@@ -235,14 +235,16 @@ fn describe(tasks: &[&mut dyn Task], done: &[bool]) -> String {
 
 /// Sleeps until something may have changed: on the one flag that is waited for or on the sockets, for `slice` at most; where there is
 /// no such thing that wakes, for `nap`.
-fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &Links, (nap, slice): (Duration, Duration)) -> Result<()> {
+fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &mut Links, (nap, slice): (Duration, Duration)) -> Result<()> {
+    if links.has_pumps() {
+        // A flag may be raised in shared memory while we sleep on the pumps' descriptors: look again soon.
+        let rest = if links.is_all_pumps() { slice } else { nap };
+        return links.rest_on_pumps(rest);
+    }
     let mut waiting = tasks.iter().zip(done).filter(|(_, done)| !**done).map(|(task, _)| task);
     let (first, second) = (waiting.next(), waiting.next());
     let single = if second.is_none() { first.and_then(|task| task.blocked(links)) } else { None };
-    if links.has_pumps() {
-        // A flag may be raised in shared memory while we sleep on sockets: look again soon.
-        links.rest_on_sockets(if links.is_all_pumps() { slice } else { nap })?;
-    } else if let Some(Blocked { flag: (flag, target) }) = single {
+    if let Some(Blocked { flag: (flag, target) }) = single {
         flag.park(target, slice);
     } else {
         crate::sys::futex::nap(nap);

@@ -14,7 +14,7 @@ use crate::exec::interpret::Memory;
 use crate::exec::program::Program;
 use crate::plan::Windows;
 use crate::sync::primitive::Arc;
-use crate::transport::{Board, HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserRange};
+use crate::transport::{HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserPointers, UserRange};
 use crate::types::{ReduceOp, World};
 
 /// The epoch of one large operation inside a host, in the sense of MPI's one-sided communication: an exposure epoch of this rank's
@@ -149,7 +149,7 @@ fn announce_ranges(windows: &HostWindows, call: &Call<'_>, world: World, loans: 
 /// The users' buffers of all ranks of the host, whose leases are held.
 fn user_memory(windows: &HostWindows, call: &Call<'_>, world: World, met: &[Option<Ranges>]) -> Result<Vec<Memory>> {
     if let Some(boards) = &windows.boards {
-        let read = |board: &Arc<Board>| {
+        let read = |board: &Arc<UserPointers>| {
             let (input, output) = board.read();
             Memory { input, output }
         };

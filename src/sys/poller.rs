@@ -1,6 +1,6 @@
 //! Waiting for sockets with epoll, behind safe functions.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -101,7 +101,16 @@ impl Poller {
     /// # Errors
     /// [`crate::error::Kind::System`] if it is watched already or the kernel's limit of watches is reached.
     pub fn add(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd, token, interest)
+        self.control(libc::EPOLL_CTL_ADD, fd, token, bits(interest))
+    }
+
+    /// As [`Poller::add`], edge-triggered: reported once when it is added while ready, and each time it becomes ready again. Whoever is
+    /// told reads or writes until that would block.
+    ///
+    /// # Errors
+    /// As [`Poller::add`].
+    pub fn add_edge(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, token, bits(interest) | libc::EPOLLET)
     }
 
     /// Changes what `fd` is watched for.
@@ -109,7 +118,7 @@ impl Poller {
     /// # Errors
     /// [`crate::error::Kind::System`] if it is not watched.
     pub fn modify(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<()> {
-        self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
+        self.control(libc::EPOLL_CTL_MOD, fd, token, bits(interest))
     }
 
     /// Stops watching `fd`. Closing the last copy of a descriptor does the same.
@@ -117,16 +126,10 @@ impl Poller {
     /// # Errors
     /// [`crate::error::Kind::System`] if it is not watched.
     pub fn remove(&self, fd: BorrowedFd<'_>) -> Result<()> {
-        self.control(libc::EPOLL_CTL_DEL, fd, 0, Interest::None)
+        self.control(libc::EPOLL_CTL_DEL, fd, 0, 0)
     }
 
-    fn control(&self, operation: libc::c_int, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<()> {
-        let events = match interest {
-            Interest::None => 0,
-            Interest::Read => libc::EPOLLIN | libc::EPOLLRDHUP,
-            Interest::Write => libc::EPOLLOUT,
-            Interest::ReadWrite => libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLOUT,
-        };
+    fn control(&self, operation: libc::c_int, fd: BorrowedFd<'_>, token: u64, events: libc::c_int) -> Result<()> {
         let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: token };
         // SAFETY: both descriptors are open for the call, which reads one `epoll_event`.
         let code = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
@@ -158,6 +161,22 @@ impl Poller {
                 }
             }
         }
+    }
+}
+
+/// A poller is readable while it has something to report, so that it can be waited for as a descriptor itself.
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+fn bits(interest: Interest) -> libc::c_int {
+    match interest {
+        Interest::None => 0,
+        Interest::Read => libc::EPOLLIN | libc::EPOLLRDHUP,
+        Interest::Write => libc::EPOLLOUT,
+        Interest::ReadWrite => libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLOUT,
     }
 }
 
@@ -225,7 +244,6 @@ fn milliseconds(duration: Duration) -> libc::c_int {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;

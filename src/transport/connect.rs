@@ -1,33 +1,31 @@
 //! Making rings, a state machine that never blocks.
 //!
-//! The receiver owns the ring. It makes the memory, offers it, and sends the offer to the sender over the bootstrap; the sender takes
-//! it and confirms over the bootstrap, which ends the set-up on both sides: a rank whose [`Fabric::connect`] returned knows that its peers
-//! can reach it. At most [`ROUND_PEERS`] offers are taken at once.
+//! The receiver listens by the pair's transport, and sends the offer that this gives to the sender over the bootstrap; the sender
+//! connects by it and confirms over the bootstrap, which ends the set-up on both sides: a rank whose [`Fabric::connect`] returned knows that its peers
+//! can reach it. At most [`ROUND_PEERS`] connections
+//! are opened from this side at once.
 
 use std::collections::HashMap;
 
 use crate::bootstrap::Bootstrap;
-use crate::device::{HostMemory, Sharing};
 use crate::error::Result;
-use crate::log;
 use crate::sync::Wait;
-use crate::sync::ring::{Receiver, Sender};
 use crate::sys::clock;
-use crate::transport::door::{Taken, Taking};
-use crate::transport::fabric::{Fabric, Served, Setup, map_taken, unreachable};
+use crate::transport::fabric::{Fabric, Served, Setup, unreachable};
 use crate::transport::links::{Channel, Need, Way};
-use crate::transport::net::{ReceivePump, SendPump};
-use crate::types::{Rank, TransportKind};
+use crate::transport::pump::SendEnd;
+use crate::transport::table::{Expected, Pending};
+use crate::types::Rank;
 
 /// Connections under way.
 #[derive(Debug, Default)]
 pub(super) struct Connecting {
     /// I send: the offer has not come.
     awaited: Vec<Need>,
-    /// I send: the offer is being taken.
-    taking: Vec<(Need, Taking)>,
-    /// I receive over the network: the sockets have not come; by ticket.
-    expected: HashMap<u64, Need>,
+    /// I send: the offer has come, and the connection is being opened.
+    opening: Vec<(Need, Box<dyn Pending<SendEnd>>)>,
+    /// I receive, and the sender has not connected; by the place of the transport and its ticket.
+    expected: HashMap<(usize, u64), Need>,
     /// I receive: the sender has not confirmed.
     unconfirmed: Vec<Need>,
 }
@@ -38,14 +36,14 @@ impl Connecting {
         self.awaited.contains(need)
             || self.unconfirmed.contains(need)
             || self.expected.values().any(|expected| expected == need)
-            || self.taking.iter().any(|(taking, _)| taking == need)
+            || self.opening.iter().any(|(opening, _)| opening == need)
     }
 
     /// A rank that is waited for.
     fn waiting(&self) -> Option<Rank> {
-        let taken = self.taking.first().map(|(need, _)| need.peer);
+        let opening = self.opening.first().map(|(need, _)| need.peer);
         let awaited = || self.awaited.first().map(|need| need.peer);
-        taken.or_else(awaited).or_else(|| self.unconfirmed.first().map(|need| need.peer))
+        opening.or_else(awaited).or_else(|| self.unconfirmed.first().map(|need| need.peer))
     }
 }
 
@@ -55,12 +53,12 @@ impl Fabric {
     /// # Errors
     /// Of memory or sockets, or of a peer that does not come by the deadline.
     pub fn connect(&mut self, needs: &[Need], setup: &mut Setup<'_>) -> Result<()> {
-        let before = self.doors.outstanding();
+        let before = self.outstanding();
         self.begin_connect(needs, setup.bootstrap, setup.wait)?;
         let bootstrap = setup.bootstrap;
         self.serve_until(setup, |fabric| {
             let moved = fabric.progress_connect(bootstrap)?;
-            let done = needs.iter().all(|need| fabric.is_connected(need)) && fabric.doors.settled_since(&before);
+            let done = needs.iter().all(|need| fabric.is_connected(need)) && fabric.settled_since(&before);
             Ok(Served { done, moved, waiting: fabric.connecting.waiting() })
         })
     }
@@ -92,7 +90,7 @@ impl Fabric {
 
     /// Whether any connection is under way.
     pub fn is_connecting(&mut self) -> bool {
-        self.connecting.waiting().is_some() || !self.connecting.expected.is_empty() || !self.doors.settled()
+        self.connecting.waiting().is_some() || !self.connecting.expected.is_empty() || !self.outstanding().is_empty()
     }
 
     /// Moves the connections under way on. True where one moved.
@@ -100,18 +98,16 @@ impl Fabric {
     /// # Errors
     /// Of a peer's offer, a socket, or a peer that has gone.
     pub fn progress_connect(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
-        self.doors.serve(clock::now())?;
+        self.serve(clock::now())?;
         let mut moved = self.collect_offers(bootstrap)?;
-        moved |= self.take_offers(bootstrap)?;
-        for (ticket, sockets) in self.doors.take_ready() {
-            let Some(need) = self.connecting.expected.remove(&ticket) else { continue };
-            let shape = self.sizes.shape;
-            let memory = HostMemory.allocate_host(shape.memory_bytes(), Sharing::Threads)?;
-            let pump = ReceivePump::new(need.peer, Sender::new(memory.clone(), shape), sockets);
-            self.links.receive_pumps.push(pump);
-            self.links.receivers.insert((need.peer, need.channel), Receiver::new(memory, shape));
-            self.log_open(&need);
-            moved = true;
+        moved |= self.take_open(bootstrap)?;
+        for place in 0..self.transports.len() {
+            for (ticket, end) in self.transports[place].accept(self.sizes.shape)? {
+                let Some(need) = self.connecting.expected.remove(&(place, ticket)) else { continue };
+                self.links.add_receiver((need.peer, need.channel), end)?;
+                self.log_open(&need);
+                moved = true;
+            }
         }
         let mut open = Vec::with_capacity(self.connecting.unconfirmed.len());
         for need in std::mem::take(&mut self.connecting.unconfirmed) {
@@ -128,27 +124,30 @@ impl Fabric {
     fn collect_offers(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
         let mut moved = false;
         for need in std::mem::take(&mut self.connecting.awaited) {
-            let room = self.connecting.taking.len() < ROUND_PEERS;
+            let room = self.connecting.opening.len() < ROUND_PEERS;
             let offer = if room { bootstrap.try_recv(need.peer, tag(TAG_RING, need.channel))? } else { None };
             let Some(blob) = offer else {
                 self.connecting.awaited.push(need);
                 continue;
             };
-            let taking = self.doors.take(self.kind(need.peer), need.peer, &blob, bootstrap)?;
-            self.connecting.taking.push((need, taking));
+            let offer = self.read_offer(need.peer, &blob)?;
+            let shape = self.sizes.shape;
+            let opening = self.transport(need.peer).connect(need.peer, offer, shape, bootstrap)?;
+            self.connecting.opening.push((need, opening));
             moved = true;
         }
         Ok(moved)
     }
 
-    /// Opens the sending ends whose offers have been taken, and confirms.
-    fn take_offers(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
+    /// Takes the sending ends that have become open, and confirms.
+    fn take_open(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
         let mut moved = false;
-        for (need, mut taking) in std::mem::take(&mut self.connecting.taking) {
-            match taking.progress().map_err(|error| unreachable(need.peer, &error))? {
-                None => self.connecting.taking.push((need, taking)),
-                Some(taken) => {
-                    self.open_sender(need, taken)?;
+        for (need, mut opening) in std::mem::take(&mut self.connecting.opening) {
+            match opening.progress().map_err(|error| unreachable(need.peer, &error))? {
+                None => self.connecting.opening.push((need, opening)),
+                Some(end) => {
+                    self.links.add_sender((need.peer, need.channel), end)?;
+                    self.log_open(&need);
                     // A message of no bytes never waits for its receiver; the deadline is that of whoever drives this.
                     let wait = Wait::new(std::time::Duration::MAX, &crate::sync::AbortFlag::new());
                     bootstrap.send(need.peer, tag(TAG_DONE, need.channel), &[], &wait)?;
@@ -159,57 +158,30 @@ impl Fabric {
         Ok(moved)
     }
 
-    fn open_sender(&mut self, need: Need, taken: Taken) -> Result<()> {
-        let shape = self.sizes.shape;
-        let sender = match taken {
-            Taken::Sockets(sockets) => {
-                let memory = HostMemory.allocate_host(shape.memory_bytes(), Sharing::Threads)?;
-                let pump = SendPump::new(need.peer, Receiver::new(memory.clone(), shape), sockets);
-                self.links.send_pumps.push(pump);
-                Sender::new(memory, shape)
-            }
-            other => Sender::new(map_taken(need.peer, other, shape.memory_bytes())?.memory, shape),
-        };
-        self.links.senders.insert((need.peer, need.channel), sender);
-        self.log_open(&need);
-        Ok(())
-    }
-
-    /// One line for each connection, by the sender; over the network by both, for it is two sets of sockets.
-    fn log_open(&self, need: &Need) {
+    /// Lets the transport write its line for a connection that is open.
+    fn log_open(&mut self, need: &Need) {
         let (me, peer) = (self.world.rank, need.peer);
-        let (from, to, end) = match need.way {
-            Way::Send => (me, peer, "send"),
-            Way::Receive => (peer, me, "receive"),
+        let (from, to) = match need.way {
+            Way::Send => (me, peer),
+            Way::Receive => (peer, me),
         };
         let channel = match need.channel {
             Channel::Collective(number) => format!("{number:02}/0"),
             Channel::PointToPoint => "00/1".to_owned(),
         };
-        match self.kind(peer) {
-            TransportKind::Local => log::detail!(P2p @ me, "Channel {channel} : {from} -> {to} via P2P/direct pointer"),
-            TransportKind::Shm => log::detail!(Shm @ me, "Channel {channel} : {from} -> {to} via SHM/memfd"),
-            TransportKind::Net => {
-                let sockets = self.sizes.sockets.sockets;
-                log::detail!(Net @ me, "Channel {channel} : {from} -> {to} [{end}] via NET/Socket, sockets {sockets}");
-            }
-        }
+        self.transport(peer).log_connection(me, need.way, &format!("Channel {channel} : {from} -> {to}"));
     }
 
-    /// Makes the ring of a connection that I receive by, and sends the offer.
+    /// Makes the receiving end of a connection, and sends the offer.
     fn offer_ring(&mut self, need: &Need, bootstrap: &dyn Bootstrap, wait: &Wait) -> Result<()> {
-        let (kind, bytes) = (self.kind(need.peer), self.sizes.shape.memory_bytes());
-        let tag = tag(TAG_RING, need.channel);
-        if kind == TransportKind::Net {
-            let (ticket, blob) = self.doors.expect_sockets(need.peer, bootstrap)?;
-            self.connecting.expected.insert(ticket, *need);
-            return bootstrap.send(need.peer, tag, &blob, wait);
+        let (place, shape) = (self.place(need.peer), self.sizes.shape);
+        let listening = self.transports[place].listen(need.peer, shape, bootstrap)?;
+        match listening.end {
+            Expected::Open(end) => self.links.add_receiver((need.peer, need.channel), end)?,
+            Expected::Ticket(ticket) => _ = self.connecting.expected.insert((place, ticket), *need),
         }
-        let sharing = if kind == TransportKind::Shm { Sharing::Processes } else { Sharing::Threads };
-        let memory = HostMemory.allocate_host(bytes, sharing)?;
-        let blob = self.doors.offer_memory(kind, (&memory, None), &[need.peer], bootstrap)?;
-        self.links.receivers.insert((need.peer, need.channel), Receiver::new(memory, self.sizes.shape));
-        bootstrap.send(need.peer, tag, &blob, wait)
+        let offer = self.write_offer(need.peer, &listening.offer);
+        bootstrap.send(need.peer, tag(TAG_RING, need.channel), &offer, wait)
     }
 }
 
@@ -235,7 +207,7 @@ mod tests {
     fn a_connection_that_is_confirmed_before_its_sockets_come_is_under_way() {
         let need = Need { way: Way::Receive, peer: Rank::new(1), channel: Channel::PointToPoint };
         let mut connecting = Connecting::default();
-        connecting.expected.insert(7, need);
+        connecting.expected.insert((2, 7), need);
         connecting.unconfirmed.push(need);
         assert!(connecting.has(&need));
         connecting.unconfirmed.clear();

@@ -3,12 +3,11 @@
 //! Here: which ranks share a host, and the memory that they map of each other. Rings are made in `connect`.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::bootstrap::Bootstrap;
-use crate::device::{HostMemory, HostRegion, Sharing};
+use crate::device::{HostRegion, Sharing};
 use crate::error::{Error, Kind, Result};
-use crate::log;
 use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
@@ -17,12 +16,10 @@ use crate::sys::{clock, futex};
 use crate::topo::Topology;
 use crate::transport::arena::Arena;
 use crate::transport::connect::Connecting;
-use crate::transport::door::{Doors, Taken};
 use crate::transport::links::{Links, Need};
-use crate::transport::offer::LocalOffer;
-use crate::transport::port::SocketOptions;
-use crate::transport::shm::Fetched;
-use crate::transport::windows::{Board, HostWindows, Neighbour, Registered};
+use crate::transport::net::SocketOptions;
+use crate::transport::table::{self, Imported, MOST_OFFER_BYTES, Offered, TABLE, Transport, refusals};
+use crate::transport::windows::{HostWindows, Neighbour, Registered, UserPointers};
 use crate::transport::{PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
@@ -76,14 +73,16 @@ impl Setup<'_> {
 #[derive(Debug)]
 pub struct Fabric {
     pub(super) world: World,
-    kinds: Vec<TransportKind>,
+    /// One side of each transport, in the order of the table.
+    pub(super) transports: Vec<Box<dyn Transport>>,
+    /// By rank: the place of the transport between us.
+    places: Vec<u8>,
     topology: Topology,
     hosts: Topology,
     near: TransportKind,
     pub(super) sizes: Sizes,
     windows: Option<Arc<HostWindows>>,
     pub(super) links: Links,
-    pub(super) doors: Doors,
     pub(super) connecting: Connecting,
 }
 
@@ -102,24 +101,77 @@ impl Fabric {
     /// A fabric with nothing connected yet.
     pub fn new(world: World, peers: &[PeerInfo], policy: Policy, sizes: Sizes) -> Fabric {
         let mine = &peers[world.rank.index()];
-        let kinds = peers.iter().map(|peer| select(mine, peer, policy)).collect();
+        let place = |peer: &PeerInfo| u8::try_from(table::choose(mine, peer, policy)).expect("a short table");
+        log_refusals(mine, peers, policy);
         Fabric {
             world,
-            kinds,
+            transports: TABLE.iter().map(|entry| (entry.open)(world.rank, sizes.sockets)).collect(),
+            places: peers.iter().map(place).collect(),
             near: nearest(peers, policy),
             topology: Topology::new(peers.iter().map(|peer| neighbourhood(peer, policy))),
             hosts: Topology::new(peers.iter().map(|peer| peer.host)),
             sizes,
             windows: None,
             links: Links::default(),
-            doors: Doors::new(world.rank, sizes.sockets),
             connecting: Connecting::default(),
         }
     }
 
-    /// The transport that my connections with `peer` use.
-    pub fn kind(&self, peer: Rank) -> TransportKind {
-        self.kinds[peer.index()]
+    /// The place of the transport between `peer` and me.
+    pub(super) fn place(&self, peer: Rank) -> usize {
+        usize::from(self.places[peer.index()])
+    }
+
+    /// The transport between `peer` and me.
+    pub(super) fn transport(&mut self, peer: Rank) -> &mut dyn Transport {
+        let place = self.place(peer);
+        &mut *self.transports[place]
+    }
+
+    /// An offer for `peer`, behind the code of the transport that this rank has chosen.
+    pub(super) fn write_offer(&self, peer: Rank, offer: &[u8]) -> Vec<u8> {
+        let mut written = Vec::with_capacity(1 + offer.len());
+        written.push(TABLE[self.place(peer)].kind.code());
+        written.extend_from_slice(offer);
+        written
+    }
+
+    /// The offer of `peer`, which must be for the transport that this rank has chosen too.
+    pub(super) fn read_offer<'a>(&self, peer: Rank, written: &'a [u8]) -> Result<&'a [u8]> {
+        let kind = TABLE[self.place(peer)].kind;
+        match written.split_first() {
+            Some((code, offer)) if *code == kind.code() && offer.len() <= MOST_OFFER_BYTES => Ok(offer),
+            Some((code, _)) if *code != kind.code() => {
+                let theirs = TransportKind::from_code(*code).map_or("an unknown transport", TransportKind::name);
+                Err(Error::mismatch(format!(
+                    "rank {peer} selected {theirs} for a connection where this rank selected {kind}"
+                ))
+                .about(peer))
+            }
+            _ => Err(Error::remote(peer, format!("rank {peer} sent a broken offer"))),
+        }
+    }
+
+    /// Answers peers that connect to this rank, or import its memory. It never blocks.
+    ///
+    /// # Errors
+    /// Of a listener of this rank.
+    pub fn serve(&mut self, now: Instant) -> Result<()> {
+        self.transports.iter_mut().try_for_each(|transport| transport.serve(now))
+    }
+
+    /// The offers that have not been taken. An offer ends with its rank, so a rank waits for its peers to take it.
+    pub(super) fn outstanding(&mut self) -> Vec<(usize, u64)> {
+        let of = |(place, transport): (usize, &mut Box<dyn Transport>)| {
+            transport.outstanding().into_iter().map(move |ticket| (place, ticket))
+        };
+        self.transports.iter_mut().enumerate().flat_map(of).collect()
+    }
+
+    /// Whether all was taken but what was `outstanding` before: that is for peers which may come later, and whoever offered it serves
+    /// them.
+    pub(super) fn settled_since(&mut self, before: &[(usize, u64)]) -> bool {
+        self.outstanding().iter().all(|offer| before.contains(offer))
     }
 
     /// The ranks of each host, whether or not they may map each other's memory.
@@ -168,37 +220,41 @@ impl Fabric {
         }
         let ranks = self.my_host().to_vec();
         let me = ranks.binary_search(&self.world.rank).expect("my host has me");
-        let all_local = ranks.iter().all(|rank| self.kind(*rank) == TransportKind::Local);
-        let mine =
-            Arena::create(self.sizes.scratch_bytes, if all_local { Sharing::Threads } else { Sharing::Processes })?;
-        let board = all_local.then(Arc::<Board>::default);
-        let taken = self.exchange_memory(&ranks, (mine.memory(), board.as_ref()), TAG_ARENA, setup)?;
+        let sharing = self.widest_sharing(&ranks);
+        let mine = Arena::create(self.sizes.scratch_bytes, sharing)?;
+        let pointers = (sharing == Sharing::Threads).then(Arc::<UserPointers>::default);
         let bytes = Arena::memory_bytes(self.sizes.scratch_bytes);
+        let taken = self.exchange_memory(&ranks, (mine.memory(), pointers.as_ref()), TAG_ARENA, Some(bytes), setup)?;
         let (mut arenas, mut neighbours) = (Vec::with_capacity(ranks.len()), vec![Neighbour::Thread; ranks.len()]);
-        let mut boards: Vec<Arc<Board>> = Vec::with_capacity(ranks.len());
-        for ((peer, taken), neighbour) in ranks.iter().zip(taken).zip(&mut neighbours) {
+        let mut boards: Vec<Arc<UserPointers>> = Vec::with_capacity(ranks.len());
+        for (taken, neighbour) in taken.into_iter().zip(&mut neighbours) {
             match taken {
                 None => {
                     arenas.push(mine.clone());
-                    boards.extend(board.clone());
+                    boards.extend(pointers.clone());
                 }
-                Some(taken) => {
-                    let mapped = map_taken(*peer, taken, bytes)?;
-                    arenas.push(Arena::new(mapped.memory));
-                    boards.extend(mapped.board);
-                    *neighbour = mapped.neighbour;
+                Some(imported) => {
+                    arenas.push(Arena::new(imported.memory));
+                    boards.extend(imported.pointers);
+                    *neighbour = imported.neighbour;
                 }
             }
         }
         let boards = (boards.len() == ranks.len()).then_some(boards);
         let (rank, count) = (self.world.rank, ranks.len());
-        if all_local {
-            log::detail!(P2p @ rank, "Mapped {bytes} bytes of each of {count} local ranks via P2P/direct pointer");
-        } else {
-            log::detail!(Shm @ rank, "Mapped {bytes} bytes of each of {count} local ranks via SHM/memfd");
+        if let Some(transport) = self.transports.iter().find(|transport| transport.sharing() == Some(sharing)) {
+            transport.log_mapping(rank, &format!("Mapped {bytes} bytes of each of {count} local ranks"));
         }
         self.windows = Some(Arc::new(HostWindows { ranks, me, arenas, neighbours, boards, registered: Vec::new() }));
         Ok(())
+    }
+
+    /// How memory is allocated that all of `ranks` can map: for processes as soon as one of them is in another.
+    fn widest_sharing(&self, ranks: &[Rank]) -> Sharing {
+        let all_threads = ranks.iter().all(|rank| {
+            *rank == self.world.rank || self.transports[self.place(*rank)].sharing() == Some(Sharing::Threads)
+        });
+        if all_threads { Sharing::Threads } else { Sharing::Processes }
     }
 
     /// Registers `mine` together with the buffers of the other ranks of my host, so that peers can work in them. Collective over the
@@ -215,27 +271,13 @@ impl Fabric {
         }
         let generation = mine.keep().share_anew()?;
         let peers: Vec<Rank> = windows.ranks.clone();
-        let bytes = u64::try_from(mine.bytes()).expect("lengths are at most 64 bits").to_le_bytes();
-        for peer in peers.iter().filter(|peer| **peer != self.world.rank) {
-            setup.bootstrap.send(*peer, TAG_LENGTH, &bytes, setup.wait)?;
-        }
-        let taken = self.exchange_memory(&peers, (mine, None), TAG_BUFFER, setup)?;
-        let mut memory = Vec::with_capacity(peers.len());
-        for (peer, taken) in peers.iter().zip(taken) {
-            let Some(taken) = taken else {
-                memory.push(mine.clone());
-                continue;
-            };
-            let length = setup.recv(self, *peer, (TAG_LENGTH, "to tell how long its buffer is"))?;
-            let broken = || Error::remote(*peer, format!("rank {peer} registered a buffer of a broken length"));
-            let length = <[u8; 8]>::try_from(length).map_err(|_| broken())?;
-            let length = usize::try_from(u64::from_le_bytes(length)).map_err(|_| broken())?;
-            memory.push(map_taken(*peer, taken, length)?.memory);
-        }
+        let taken = self.exchange_memory(&peers, (mine, None), TAG_BUFFER, None, setup)?;
+        let memory: Vec<HostRegion> =
+            taken.into_iter().map(|taken| taken.map_or_else(|| mine.clone(), |imported| imported.memory)).collect();
         let (mut registered, rank, length, count) =
             (windows.registered.clone(), self.world.rank, mine.bytes(), peers.len());
         registered.push(Registered { memory, generation });
-        log::detail!(Reg @ rank, "Registered a buffer of {length} bytes with {count} local ranks, {} in all", registered.len());
+        crate::log::detail!(Reg @ rank, "Registered a buffer of {length} bytes with {count} local ranks, {} in all", registered.len());
         let fresh = HostWindows {
             ranks: windows.ranks.clone(),
             me: windows.me,
@@ -248,47 +290,58 @@ impl Fabric {
         Ok(())
     }
 
-    /// Hands `mine` to all other ranks of `ranks` and takes theirs; `None` at my own place.
+    /// Hands `mine` to all other ranks of `ranks` and maps theirs, of `bytes` where all have as many; `None` at my own place.
     fn exchange_memory(
         &mut self,
         ranks: &[Rank],
-        mine: (&HostRegion, Option<&Arc<Board>>),
+        mine: Offered<'_>,
         tag: u32,
+        bytes: Option<usize>,
         setup: &mut Setup<'_>,
-    ) -> Result<Vec<Option<Taken>>> {
-        let before = self.doors.outstanding();
-        for kind in [TransportKind::Local, TransportKind::Shm] {
-            let others = ranks.iter().copied().filter(|rank| *rank != self.world.rank && self.kind(*rank) == kind);
-            let takers: Vec<Rank> = others.collect();
-            if takers.is_empty() {
-                continue;
-            }
-            let blob = self.doors.offer_memory(kind, mine, &takers, setup.bootstrap)?;
-            for peer in takers {
-                setup.bootstrap.send(peer, tag, &blob, setup.wait)?;
-            }
-        }
-        let mut takings = Vec::with_capacity(ranks.len());
-        let me = self.world.rank;
+    ) -> Result<Vec<Option<Imported>>> {
+        let (before, me) = (self.outstanding(), self.world.rank);
+        self.offer_memory(ranks, mine, tag, setup)?;
+        let mut importing = Vec::with_capacity(ranks.len());
         for (place, peer) in ranks.iter().enumerate().filter(|(_, peer)| **peer != me) {
-            let blob = setup.recv(self, *peer, (tag, "to offer its memory"))?;
-            takings.push((place, *peer, self.doors.take(self.kind(*peer), *peer, &blob, setup.bootstrap)?));
-        }
-        let mut taken: Vec<Option<Taken>> = ranks.iter().map(|_| None).collect();
-        self.serve_until(setup, |fabric| {
-            let all = takings.len();
-            for (place, peer, taking) in &mut takings {
-                taken[*place] = taking.progress().map_err(|error| unreachable(*peer, &error))?;
+            let written = setup.recv(self, *peer, (tag, "to offer its memory"))?;
+            let (length, offer) = read_length(*peer, self.read_offer(*peer, &written)?)?;
+            if bytes.is_some_and(|bytes| bytes != length) {
+                return Err(Error::remote(*peer, format!("rank {peer} offered memory of another size")));
             }
-            takings.retain(|(place, ..)| taken[*place].is_none());
-            let waiting = takings.first().map(|(_, peer, _)| *peer);
-            let done = takings.is_empty() && fabric.doors.settled_since(&before);
-            Ok(Served { done, moved: takings.len() < all, waiting })
+            let import = self.transport(*peer).import((*peer, length), offer, setup.bootstrap)?;
+            importing.push((place, *peer, import));
+        }
+        let mut imported: Vec<Option<Imported>> = ranks.iter().map(|_| None).collect();
+        self.serve_until(setup, |fabric| {
+            let all = importing.len();
+            for (place, peer, import) in &mut importing {
+                imported[*place] = import.progress().map_err(|error| unreachable(*peer, &error))?;
+            }
+            importing.retain(|(place, ..)| imported[*place].is_none());
+            let waiting = importing.first().map(|(_, peer, _)| *peer);
+            let done = importing.is_empty() && fabric.settled_since(&before);
+            Ok(Served { done, moved: importing.len() < all, waiting })
         })?;
-        Ok(taken)
+        Ok(imported)
     }
 
-    /// Serves the doors until `step` says that all is done.
+    /// Offers `mine` to all other ranks of `ranks`, once by each transport that reaches some of them.
+    fn offer_memory(&mut self, ranks: &[Rank], mine: Offered<'_>, tag: u32, setup: &mut Setup<'_>) -> Result<()> {
+        let length = u64::try_from(mine.0.bytes()).expect("lengths are at most 64 bits").to_le_bytes();
+        for place in 0..self.transports.len() {
+            let others = ranks.iter().copied().filter(|rank| *rank != self.world.rank && self.place(*rank) == place);
+            let takers: Vec<Rank> = others.collect();
+            let Some(first) = takers.first() else { continue };
+            let offer = self.transports[place].offer(mine, &takers, setup.bootstrap)?;
+            let written = self.write_offer(*first, &[&length, &offer[..]].concat());
+            for peer in takers {
+                setup.bootstrap.send(peer, tag, &written, setup.wait)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers peers until `step` says that all is done.
     pub(super) fn serve_until(
         &mut self,
         setup: &mut Setup<'_>,
@@ -296,7 +349,7 @@ impl Fabric {
     ) -> Result<()> {
         let mut backoff = Backoff::new(SETUP_PATIENCE);
         loop {
-            self.doors.serve(clock::now())?;
+            self.serve(clock::now())?;
             let served = step(self)?;
             if served.done {
                 return Ok(());
@@ -328,26 +381,20 @@ pub(super) fn unreachable(peer: Rank, error: &Error) -> Error {
     Error::remote(peer, format!("cannot set up a connection with rank {peer}: {}", error.message()))
 }
 
-/// Memory that a peer handed over, mapped.
-pub(super) struct Mapped {
-    pub(super) memory: HostRegion,
-    board: Option<Arc<Board>>,
-    neighbour: Neighbour,
+/// The length before an offer of memory, and the offer.
+fn read_length(peer: Rank, written: &[u8]) -> Result<(usize, &[u8])> {
+    let broken = || Error::remote(peer, format!("rank {peer} offered memory of a broken length"));
+    let (length, offer) = written.split_first_chunk().ok_or_else(broken)?;
+    Ok((usize::try_from(u64::from_le_bytes(*length)).map_err(|_| broken())?, offer))
 }
 
-/// Maps what `peer` handed over, which must have `bytes`.
-pub(super) fn map_taken(peer: Rank, taken: Taken, bytes: usize) -> Result<Mapped> {
-    match taken {
-        Taken::Local(LocalOffer { memory, board }) if memory.bytes() == bytes => {
-            Ok(Mapped { memory, board, neighbour: Neighbour::Thread })
+/// Says for each rank of my host why no better transport connects us.
+fn log_refusals(mine: &PeerInfo, peers: &[PeerInfo], policy: Policy) {
+    for peer in peers.iter().filter(|peer| peer.host == mine.host && peer.rank != mine.rank) {
+        let (me, kind) = (mine.rank, select(mine, peer, policy));
+        if kind != TABLE[0].kind {
+            crate::log::trace!(Graph @ me, "{me} -> {} by {kind}, not by {}", peer.rank, refusals(mine, peer, policy));
         }
-        Taken::Local(_) => Err(Error::remote(peer, format!("rank {peer} offered memory of another size"))),
-        Taken::File(Fetched { file, owner }) => {
-            let memory = HostMemory.import_host(file, bytes).map_err(|error| error.about(peer))?;
-            memory.keep().prefer_huge_pages();
-            Ok(Mapped { memory, board: None, neighbour: Neighbour::Process(owner) })
-        }
-        Taken::Sockets(_) => Err(Error::internal("sockets where memory is due")),
     }
 }
 
@@ -363,7 +410,6 @@ fn nearest(peers: &[PeerInfo], policy: Policy) -> TransportKind {
 
 const TAG_ARENA: u32 = 0x5243_0000;
 const TAG_BUFFER: u32 = 0x5246_0000;
-const TAG_LENGTH: u32 = 0x5247_0000;
 
 /// Registered buffers of a communicator.
 const MOST_REGISTRATIONS: usize = 1024;

@@ -172,12 +172,12 @@ mod models {
     use super::*;
     use crate::sync::primitive::Arc;
     use crate::sys::futex::{Membarrier, model};
-    use crate::transport::Board;
+    use crate::transport::UserPointers;
 
     /// A rank's lease, where it says what its buffer is, and the buffer as loom sees it.
     struct Owner {
         lease: Lease,
-        board: Board,
+        board: UserPointers,
         buffers: [UnsafeCell<()>; 2],
     }
 
@@ -189,7 +189,7 @@ mod models {
     impl Owner {
         fn new() -> Owner {
             let visitors = std::array::from_fn(|_| AtomicU64::new(0));
-            let (lease, board) = (Lease { word: AtomicU64::new(0), visitors }, Board::default());
+            let (lease, board) = (Lease { word: AtomicU64::new(0), visitors }, UserPointers::default());
             Owner { lease, board, buffers: [UnsafeCell::new(()), UnsafeCell::new(())] }
         }
 

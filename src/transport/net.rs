@@ -1,285 +1,166 @@
-//! TCP between hosts: rings in private memory, filled and emptied by pumps.
+//! NET: TCP between hosts. Both ends of the ring are in private memory; pumps move its messages over sockets.
 //!
-//! A connection is one or several sockets from sender to receiver. Each message is
-//! ```text
-//! socket 0      header { bytes u64, label 3 × u64 }, then its part
-//! socket 1..    its part, where the message is large enough to be cut
-//! ```
-//! Parts are cut by length alone, so both ends cut alike. A receiver that has no free slot leaves the bytes in the socket.
+//! The receiver [listens](listener), the sender [connects](connector), and a [pump] stands at each end.
 
-use std::io::IoSlice;
-use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
+mod connector;
+mod listener;
+mod pump;
 
-use crate::error::{Error, Kind, Result};
-use crate::sync::ring::{Label, Receiver, Sender};
-use crate::sys::descriptor;
-use crate::sys::poller::Interest;
-use crate::transport::greet::{Pipe, settle};
-use crate::types::Rank;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
 
-/// Moves what lies in a ring to sockets.
+use crate::bootstrap::Bootstrap;
+use crate::bootstrap::auth::Purpose;
+use crate::device::{HostMemory, Sharing};
+use crate::error::{Error, Result};
+use crate::log;
+use crate::sync::ring::{Receiver, Sender, Shape};
+use crate::transport::PeerInfo;
+use crate::transport::data_handshake::terms;
+use crate::transport::links::Way;
+use crate::transport::net::connector::DataConnector;
+use crate::transport::net::listener::DataListener;
+use crate::transport::net::pump::{ReceivePump, SendPump};
+use crate::transport::pump::{ReceiveEnd, SendEnd};
+use crate::transport::table::{Domain, Entry, Expected, Imported, Listening, Offered, Pending, Policy, Transport};
+use crate::types::{Rank, TransportKind};
+use crate::wire::{Reader, Writer};
+
+/// Socket options of data connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// Sockets of each connection: `NCCL_SOCKET_NTHREADS` × `NCCL_NSOCKS_PERTHREAD`.
+    pub sockets: u32,
+    /// `NCCL_SOCKET_SNDBUF`; the system's choice where `None`.
+    pub send_buffer_bytes: Option<u32>,
+    /// `NCCL_SOCKET_RCVBUF`; the system's choice where `None`.
+    pub receive_buffer_bytes: Option<u32>,
+}
+
+/// One rank's side. Its listener is made when it first receives.
 #[derive(Debug)]
-pub(super) struct SendPump {
+pub(super) struct Net {
+    me: Rank,
+    options: SocketOptions,
+    listener: Option<DataListener>,
+}
+
+impl Net {
+    /// For any two ranks.
+    pub(super) const ENTRY: Entry =
+        Entry { kind: TransportKind::Net, can_connect: Net::can_connect, domain: Net::domain, open: Net::open };
+
+    fn can_connect(_: &PeerInfo, _: &PeerInfo, _: Policy) -> std::result::Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn domain(_: &PeerInfo, _: Policy) -> Option<Domain> {
+        None
+    }
+
+    fn open(me: Rank, options: SocketOptions) -> Box<dyn Transport> {
+        Box::new(Net { me, options, listener: None })
+    }
+}
+
+impl Transport for Net {
+    fn sharing(&self) -> Option<Sharing> {
+        None
+    }
+
+    fn listen(&mut self, peer: Rank, _: Shape, bootstrap: &dyn Bootstrap) -> Result<Listening> {
+        let listener = match &mut self.listener {
+            Some(listener) => listener,
+            none => {
+                let terms = terms(bootstrap, Purpose::Data);
+                none.insert(DataListener::new(terms, self.me, bootstrap.interface(), self.options)?)
+            }
+        };
+        let ticket = listener.expect(peer)?;
+        let mut offer = Writer::new();
+        offer.u64(ticket).address(&listener.address());
+        Ok(Listening { offer: offer.finish(), end: Expected::Ticket(ticket) })
+    }
+
+    fn connect(
+        &mut self,
+        peer: Rank,
+        offer: &[u8],
+        shape: Shape,
+        bootstrap: &dyn Bootstrap,
+    ) -> Result<Box<dyn Pending<SendEnd>>> {
+        let read = || -> Result<(u64, SocketAddr)> {
+            let mut reader = Reader::new(offer, "an offer of sockets");
+            let (ticket, address) = (reader.u64()?, reader.address()?);
+            reader.finish()?;
+            Ok((ticket, address))
+        };
+        let (ticket, address) = read().map_err(|error| error.about(peer))?;
+        let terms = terms(bootstrap, Purpose::Data);
+        let connector = DataConnector::new(&terms, (self.me, peer), address, (ticket, self.options))?;
+        Ok(Box::new(Connecting { peer, shape, connector }))
+    }
+
+    fn offer(&mut self, _: Offered<'_>, _: &[Rank], _: &dyn Bootstrap) -> Result<Vec<u8>> {
+        Err(Error::internal("memory cannot be offered over the network"))
+    }
+
+    fn import(&mut self, _: (Rank, usize), _: &[u8], _: &dyn Bootstrap) -> Result<Box<dyn Pending<Imported>>> {
+        Err(Error::internal("memory cannot be mapped over the network"))
+    }
+
+    fn serve(&mut self, now: Instant) -> Result<()> {
+        self.listener.as_mut().map_or(Ok(()), |listener| listener.progress(now))
+    }
+
+    fn accept(&mut self, shape: Shape) -> Result<Vec<(u64, ReceiveEnd)>> {
+        let ready = self.listener.as_mut().map_or_else(Vec::new, DataListener::take_ready);
+        ready.into_iter().map(|(ticket, peer, sockets)| Ok((ticket, receive_end(peer, sockets, shape)?))).collect()
+    }
+
+    fn outstanding(&mut self) -> Vec<u64> {
+        // Sockets are for ranks that may come later; they are no memory that ends with its owner.
+        Vec::new()
+    }
+
+    fn log_connection(&self, me: Rank, way: Way, channel: &str) {
+        let (end, sockets) = (if way == Way::Send { "send" } else { "receive" }, self.options.sockets);
+        log::detail!(Net @ me, "{channel} [{end}] via NET/Socket, sockets {sockets}");
+    }
+
+    fn log_mapping(&self, _: Rank, _: &str) {}
+}
+
+/// A sending end whose sockets are connecting.
+#[derive(Debug)]
+struct Connecting {
     peer: Rank,
-    ring: Receiver,
-    sockets: Vec<TcpStream>,
-    current: Option<Outgoing>,
+    shape: Shape,
+    connector: DataConnector,
 }
 
-/// Moves what comes from sockets to a ring.
-#[derive(Debug)]
-pub(super) struct ReceivePump {
-    peer: Rank,
-    ring: Sender,
-    sockets: Vec<TcpStream>,
-    header: Vec<u8>,
-    current: Option<Incoming>,
-    ended: bool,
-}
-
-#[derive(Debug)]
-struct Outgoing {
-    header: [u8; HEADER_BYTES],
-    header_sent: usize,
-    /// For each socket: where its part begins, and what is left of it.
-    parts: Vec<Part>,
-    payload: std::ptr::NonNull<u8>,
-}
-
-#[derive(Debug)]
-struct Incoming {
-    bytes: usize,
-    label: Label,
-    parts: Vec<Part>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Part {
-    at: usize,
-    end: usize,
-}
-
-// SAFETY: `payload` leads into the ring's memory, which `ring` keeps and which has no thread affinity.
-unsafe impl Send for SendPump {}
-
-impl SendPump {
-    pub(super) fn new(peer: Rank, ring: Receiver, sockets: Vec<TcpStream>) -> SendPump {
-        SendPump { peer, ring, sockets, current: None }
-    }
-
-    /// Moves what it can; true where anything moved.
-    pub(super) fn progress(&mut self) -> Result<bool> {
-        let mut moved = false;
-        loop {
-            if self.current.is_none() {
-                let Some(message) = self.ring.peek()? else { return Ok(moved) };
-                let parts = cut(message.bytes, self.sockets.len());
-                let header = encode(message.bytes, message.label);
-                self.current = Some(Outgoing { header, header_sent: 0, parts, payload: message.payload });
-            }
-            let Some(current) = &mut self.current else { return Ok(moved) };
-            let mut open = false;
-            for (index, socket) in self.sockets.iter().enumerate() {
-                moved |= current.write(index, socket).map_err(|error| broken(error, self.peer))?;
-                open |= !current.done(index);
-            }
-            if open {
-                return Ok(moved);
-            }
-            self.current = None;
-            self.ring.release();
-        }
-    }
-
-    /// Whether all that was published has been handed to the system.
-    pub(super) fn drained(&self) -> bool {
-        self.current.is_none() && !self.has_more()
-    }
-
-    fn has_more(&self) -> bool {
-        let (flag, target) = self.ring.arrival();
-        flag.reached(target)
-    }
-
-    /// What to wait for.
-    pub(super) fn interests(&self) -> impl Iterator<Item = (BorrowedFd<'_>, Interest)> {
-        let current = self.current.as_ref();
-        self.sockets.iter().enumerate().filter_map(move |(index, socket)| {
-            current.filter(|current| !current.done(index)).map(|_| (socket.as_fd(), Interest::Write))
-        })
+impl Pending<SendEnd> for Connecting {
+    fn progress(&mut self) -> Result<Option<SendEnd>> {
+        let Some(sockets) = self.connector.progress()? else { return Ok(None) };
+        let memory = HostMemory.allocate_host(self.shape.memory_bytes(), Sharing::Threads)?;
+        let pump = SendPump::new(self.peer, Receiver::new(memory.clone(), self.shape), sockets);
+        Ok(Some(SendEnd { ring: Sender::new(memory, self.shape), pump: Some(Box::new(pump)) }))
     }
 }
 
-impl Outgoing {
-    fn write(&mut self, index: usize, socket: &TcpStream) -> Result<bool> {
-        let mut moved = false;
-        while !self.done(index) {
-            let part = self.parts[index];
-            // SAFETY: the part lies inside the message's payload, which is ours until the ring's `release`.
-            let payload = unsafe {
-                std::slice::from_raw_parts(self.payload.as_ptr().wrapping_add(part.at).cast_const(), part.end - part.at)
-            };
-            let head: &[u8] = if index == 0 { &self.header[self.header_sent..] } else { &[] };
-            let written = descriptor::write_parts(socket, &[IoSlice::new(head), IoSlice::new(payload)]);
-            let Some(written) = settle(written, "write to a data socket")? else { return Ok(moved) };
-            let of_head = written.min(head.len());
-            self.header_sent += of_head;
-            self.parts[index].at += written - of_head;
-            moved = true;
-        }
-        Ok(moved)
-    }
-
-    fn done(&self, index: usize) -> bool {
-        self.parts[index].at == self.parts[index].end && (index != 0 || self.header_sent == HEADER_BYTES)
-    }
+fn receive_end(peer: Rank, sockets: Vec<TcpStream>, shape: Shape) -> Result<ReceiveEnd> {
+    let memory = HostMemory.allocate_host(shape.memory_bytes(), Sharing::Threads)?;
+    let pump = ReceivePump::new(peer, Sender::new(memory.clone(), shape), sockets);
+    Ok(ReceiveEnd { ring: Receiver::new(memory, shape), pump: Some(Box::new(pump)) })
 }
 
-impl ReceivePump {
-    pub(super) fn new(peer: Rank, ring: Sender, sockets: Vec<TcpStream>) -> ReceivePump {
-        let header = Vec::with_capacity(HEADER_BYTES);
-        ReceivePump { peer, ring, sockets, header, current: None, ended: false }
+fn apply(socket: &socket2::SockRef<'_>, options: SocketOptions) -> Result<()> {
+    let wide = |bytes: u32| usize::try_from(bytes).unwrap_or(usize::MAX);
+    if let Some(bytes) = options.send_buffer_bytes {
+        socket.set_send_buffer_size(wide(bytes)).map_err(|error| Error::system("NCCL_SOCKET_SNDBUF", error))?;
     }
-
-    /// Moves what it can; true where anything moved.
-    pub(super) fn progress(&mut self) -> Result<bool> {
-        let mut moved = false;
-        while !self.ended {
-            if self.current.is_none() && !self.begin(&mut moved)? {
-                return Ok(moved);
-            }
-            let Some(current) = &mut self.current else { return Ok(moved) };
-            let Some(slot) = self.ring.reserve(current.bytes) else { return Ok(moved) };
-            let mut open = false;
-            for (part, socket) in current.parts.iter_mut().zip(&self.sockets) {
-                while part.at < part.end {
-                    // SAFETY: the part lies inside the reserved slot, whose size bounds the message; nobody reads it before `publish`.
-                    let into = unsafe {
-                        std::slice::from_raw_parts_mut(slot.as_ptr().wrapping_add(part.at), part.end - part.at)
-                    };
-                    match socket.read_some(into).map_err(|error| broken(error, self.peer))? {
-                        None => break,
-                        Some(0) => return Err(cut_off(self.peer)),
-                        Some(got) => part.at += got,
-                    }
-                    moved = true;
-                }
-                open |= part.at < part.end;
-            }
-            if open {
-                return Ok(moved);
-            }
-            let (bytes, label) = (current.bytes, current.label);
-            self.current = None;
-            self.ring.publish(bytes, label);
-            moved = true;
-        }
-        Ok(moved)
+    if let Some(bytes) = options.receive_buffer_bytes {
+        socket.set_recv_buffer_size(wide(bytes)).map_err(|error| Error::system("NCCL_SOCKET_RCVBUF", error))?;
     }
-
-    /// Reads the next header, once there is a slot for its message. False where it must wait.
-    fn begin(&mut self, moved: &mut bool) -> Result<bool> {
-        if !self.ring.has_credit() {
-            return Ok(false);
-        }
-        while self.header.len() < HEADER_BYTES {
-            let mut bytes = [0; HEADER_BYTES];
-            let wanted = HEADER_BYTES - self.header.len();
-            match self.sockets[0].read_some(&mut bytes[..wanted]).map_err(|error| broken(error, self.peer))? {
-                None => return Ok(false),
-                Some(0) if self.header.is_empty() => {
-                    // Between messages: the peer has left. Whether anybody still needs it is for the watch to say.
-                    self.ended = true;
-                    return Ok(false);
-                }
-                Some(0) => return Err(cut_off(self.peer)),
-                Some(got) => self.header.extend_from_slice(&bytes[..got]),
-            }
-            *moved = true;
-        }
-        let (bytes, label) = decode(&self.header);
-        self.header.clear();
-        let slot = self.ring.shape().slot_bytes as usize;
-        if bytes > slot as u64 {
-            let message = format!("rank {} sent a message of {bytes} bytes where {slot} fit", self.peer);
-            return Err(Error::remote(self.peer, message));
-        }
-        let bytes = usize::try_from(bytes).expect("at most a slot");
-        self.current = Some(Incoming { bytes, label, parts: cut(bytes, self.sockets.len()) });
-        Ok(true)
-    }
-
-    /// What to wait for.
-    pub(super) fn interests(&self) -> impl Iterator<Item = (BorrowedFd<'_>, Interest)> {
-        let (flag, target) = self.ring.credit();
-        let wants = !self.ended && flag.reached(target);
-        self.sockets.iter().enumerate().filter_map(move |(index, socket)| {
-            let reads = match &self.current {
-                Some(current) => current.parts[index].at < current.parts[index].end,
-                None => index == 0,
-            };
-            (wants && reads).then(|| (socket.as_fd(), Interest::Read))
-        })
-    }
-}
-
-/// Cuts a message for so many sockets: whole on the first where it is small.
-fn cut(bytes: usize, sockets: usize) -> Vec<Part> {
-    let used = (bytes / LEAST_PART).clamp(1, sockets);
-    let share = bytes.div_ceil(used).next_multiple_of(64);
-    let part = |index: usize| {
-        if index >= used {
-            Part { at: bytes, end: bytes }
-        } else {
-            Part { at: (index * share).min(bytes), end: ((index + 1) * share).min(bytes) }
-        }
-    };
-    (0..sockets).map(part).collect()
-}
-
-fn encode(bytes: usize, label: Label) -> [u8; HEADER_BYTES] {
-    let mut header = [0; HEADER_BYTES];
-    for (place, word) in [bytes as u64, label[0], label[1], label[2]].into_iter().enumerate() {
-        header[place * 8..(place + 1) * 8].copy_from_slice(&word.to_le_bytes());
-    }
-    header
-}
-
-fn decode(header: &[u8]) -> (u64, Label) {
-    let word = |place: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[place * 8 + byte]));
-    (word(0), [word(1), word(2), word(3)])
-}
-
-fn broken(error: Error, peer: Rank) -> Error {
-    Error::new(Kind::Remote, format!("the data connection with rank {peer} broke: {}", error.message())).about(peer)
-}
-
-fn cut_off(peer: Rank) -> Error {
-    Error::remote(peer, format!("rank {peer} closed its data connection in the middle of a message"))
-}
-
-const HEADER_BYTES: usize = 32;
-/// Parts of less are not worth a socket of their own.
-const LEAST_PART: usize = 64 << 10;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_cover_a_message_once() {
-        for bytes in [0, 1, 63, 64 << 10, (128 << 10) + 1, 1 << 20] {
-            for sockets in 1..6 {
-                let parts = cut(bytes, sockets);
-                assert_eq!(parts.len(), sockets);
-                let mut at = 0;
-                for part in parts {
-                    assert!(part.at == at || part.at == part.end, "{bytes} over {sockets}");
-                    at = at.max(part.end);
-                }
-                assert_eq!(at, bytes);
-            }
-        }
-    }
+    Ok(())
 }

@@ -1,26 +1,119 @@
-//! Shared memory between processes of a host: memfds handed over on an abstract unix socket.
+//! SHM between processes of a host: descriptors of memory, handed over on an abstract unix socket.
 //!
 //! There is no file to leave behind and no limit of `/dev/shm`. The socket's name is random; who connects must run under the same user
 //! and prove that it belongs to the communicator before it is given anything; it is given what its ticket names and was offered to it.
 
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Instant;
 
-use crate::bootstrap::auth::Terms;
-use crate::device::{self, Region};
+use crate::bootstrap::Bootstrap;
+use crate::bootstrap::auth::{Purpose, Terms};
+use crate::device::{self, HostMemory, Region, Sharing};
 use crate::error::{Error, Result};
-use crate::sys::alive::Process;
+use crate::log;
+use crate::sync::ring::Shape;
 use crate::sys::descriptor::{Listener, Stream};
 use crate::sys::random;
-use crate::transport::greet::{Answerer, Caller, Request};
-use crate::transport::port::{SESSION_TIME, crowd_out};
-use crate::types::Rank;
+use crate::transport::data_handshake::{Answerer, Caller, Request, SESSION_TIME, crowd_out, terms};
+use crate::transport::links::Way;
+use crate::transport::pump::ReceiveEnd;
+use crate::transport::table::{Domain, Entry, Imported, MOST_OFFER_BYTES, Offered, Pending, Policy, Transport};
+use crate::transport::windows::Neighbour;
+use crate::transport::{PeerInfo, SocketOptions};
+use crate::types::{Rank, TransportKind};
+use crate::wire::{Reader, Writer};
+
+/// One rank's side. Its socket is made when it first gives anything.
+#[derive(Debug)]
+pub(super) struct Shm {
+    me: Rank,
+    exporter: Option<Exporter>,
+}
+
+impl Shm {
+    /// For processes of one host.
+    pub(super) const ENTRY: Entry =
+        Entry { kind: TransportKind::Shm, can_connect: Shm::can_connect, domain: Shm::domain, open: Shm::open };
+
+    fn can_connect(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> std::result::Result<(), &'static str> {
+        match (policy.no_shm, mine.host == theirs.host) {
+            (true, _) => Err("NCCL_SHM_DISABLE is set"),
+            (false, false) => Err("the rank is on another host"),
+            (false, true) => Ok(()),
+        }
+    }
+
+    fn domain(peer: &PeerInfo, policy: Policy) -> Option<Domain> {
+        (!policy.no_shm).then_some((peer.host, None, None))
+    }
+
+    fn open(me: Rank, _: SocketOptions) -> Box<dyn Transport> {
+        Box::new(Shm { me, exporter: None })
+    }
+}
+
+impl Transport for Shm {
+    fn sharing(&self) -> Option<Sharing> {
+        Some(Sharing::Processes)
+    }
+
+    fn offer(&mut self, (memory, _): Offered<'_>, takers: &[Rank], bootstrap: &dyn Bootstrap) -> Result<Vec<u8>> {
+        let exporter = match &mut self.exporter {
+            Some(exporter) => exporter,
+            none => none.insert(Exporter::new(terms(bootstrap, Purpose::Descriptor), self.me)?),
+        };
+        let ticket = exporter.offer(memory.as_region().clone(), takers.to_vec())?;
+        let mut written = Writer::new();
+        written.u64(ticket).text(&exporter.name);
+        Ok(written.finish())
+    }
+
+    fn import(
+        &mut self,
+        (owner, bytes): (Rank, usize),
+        offer: &[u8],
+        bootstrap: &dyn Bootstrap,
+    ) -> Result<Box<dyn Pending<Imported>>> {
+        let read = || -> Result<(u64, String)> {
+            let mut reader = Reader::new(offer, "an offer of memory");
+            let (ticket, name) = (reader.u64()?, reader.text(MOST_NAME_BYTES)?);
+            reader.finish()?;
+            Ok((ticket, name))
+        };
+        let (ticket, name) = read().map_err(|error| error.about(owner))?;
+        let terms = terms(bootstrap, Purpose::Descriptor);
+        let caller = Caller::new(terms, (self.me, owner), Request { ticket, index: 0 })?;
+        Ok(Box::new(Fetch { owner, bytes, name, stream: None, caller, asked: false }))
+    }
+
+    fn serve(&mut self, now: Instant) -> Result<()> {
+        self.exporter.as_mut().map_or(Ok(()), |exporter| exporter.progress(now))
+    }
+
+    fn accept(&mut self, _: Shape) -> Result<Vec<(u64, ReceiveEnd)>> {
+        Ok(Vec::new())
+    }
+
+    fn outstanding(&mut self) -> Vec<u64> {
+        self.exporter.iter().flat_map(|exporter| exporter.offers.keys().copied()).collect()
+    }
+
+    fn log_connection(&self, me: Rank, way: Way, channel: &str) {
+        if way == Way::Send {
+            log::detail!(Shm @ me, "{channel} via SHM/memfd");
+        }
+    }
+
+    fn log_mapping(&self, me: Rank, what: &str) {
+        log::detail!(Shm @ me, "{what} via SHM/memfd");
+    }
+}
 
 /// One rank's side that gives.
 #[derive(Debug)]
-pub(super) struct Exporter {
+struct Exporter {
     terms: Terms,
     me: Rank,
     name: String,
@@ -46,23 +139,17 @@ struct Session {
 
 /// One rank's side that takes: one descriptor.
 #[derive(Debug)]
-pub(super) struct Fetch {
+struct Fetch {
+    owner: Rank,
+    bytes: usize,
     name: String,
     stream: Option<Stream>,
     caller: Caller,
     asked: bool,
 }
 
-/// What a peer has handed over.
-#[derive(Debug)]
-pub(super) struct Fetched {
-    pub(super) file: OwnedFd,
-    /// The process that did, where it can be seen from here.
-    pub(super) owner: Option<Process>,
-}
-
 impl Exporter {
-    pub(super) fn new(terms: Terms, me: Rank) -> Result<Exporter> {
+    fn new(terms: Terms, me: Rank) -> Result<Exporter> {
         let mut name = String::from("rsccl-");
         for byte in random::bytes::<16>()? {
             write!(name, "{byte:02x}").expect("writing to a string does not fail");
@@ -71,30 +158,15 @@ impl Exporter {
         Ok(Exporter { terms, me, name, listener, offers: HashMap::new(), sessions: Vec::new() })
     }
 
-    /// The socket's name, for the blob.
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Offers `memory` to `takers`, once each.
-    pub(super) fn offer(&mut self, memory: Region, takers: Vec<Rank>) -> Result<u64> {
+    fn offer(&mut self, memory: Region, takers: Vec<Rank>) -> Result<u64> {
         let ticket = u64::from_le_bytes(random::bytes()?);
         self.offers.insert(ticket, Offer { memory, takers });
         Ok(ticket)
     }
 
-    /// Whether all that was offered has been taken.
-    pub(super) fn settled(&self) -> bool {
-        self.offers.is_empty()
-    }
-
-    /// The tickets of what has not been taken.
-    pub(super) fn outstanding(&self) -> impl Iterator<Item = u64> {
-        self.offers.keys().copied()
-    }
-
     /// Serves who asks. Errors of one connection end that connection.
-    pub(super) fn progress(&mut self, now: Instant) -> Result<()> {
+    fn progress(&mut self, now: Instant) -> Result<()> {
         while crowd_out(&mut self.sessions, |session| session.since, now) {
             let Some(stream) = self.listener.accept()? else { break };
             let answerer = Answerer::new(self.terms.clone(), self.me);
@@ -104,7 +176,7 @@ impl Exporter {
         self.sessions.retain_mut(|session| match session.progress(offers) {
             Ok(done) => !done && now.duration_since(session.since) < SESSION_TIME,
             Err(error) => {
-                crate::log::trace!(Shm @ self.me, "a connection to the shared-memory socket was refused: {error}");
+                log::trace!(Shm @ self.me, "a connection to the shared-memory socket was refused: {error}");
                 false
             }
         });
@@ -135,15 +207,8 @@ impl Session {
     }
 }
 
-impl Fetch {
-    /// Asks `owner` at the socket `name` for what `ticket` names.
-    pub(super) fn new(terms: Terms, (me, owner): (Rank, Rank), name: String, ticket: u64) -> Result<Fetch> {
-        let caller = Caller::new(terms, (me, owner), Request { ticket, index: 0 })?;
-        Ok(Fetch { name, stream: None, caller, asked: false })
-    }
-
-    /// The descriptor, once it has come.
-    pub(super) fn progress(&mut self) -> Result<Option<Fetched>> {
+impl Pending<Imported> for Fetch {
+    fn progress(&mut self) -> Result<Option<Imported>> {
         if self.stream.is_none() {
             self.stream = Stream::connect(&self.name)?;
         }
@@ -151,7 +216,15 @@ impl Fetch {
         if !self.asked {
             self.asked = self.caller.progress(stream)?;
         }
-        let file = if self.asked { stream.receive_descriptor()? } else { None };
-        Ok(file.map(|file| Fetched { file, owner: stream.process() }))
+        let received = if self.asked { stream.receive_descriptor()? } else { None };
+        let Some(descriptor) = received else { return Ok(None) };
+        let memory = HostMemory.import_host(descriptor, self.bytes).map_err(|error| error.about(self.owner))?;
+        memory.keep().prefer_huge_pages();
+        Ok(Some(Imported { memory, pointers: None, neighbour: Neighbour::Process(stream.process()) }))
     }
 }
+
+/// Of a socket's name.
+const MOST_NAME_BYTES: usize = 100;
+
+const _: () = assert!(8 + 4 + MOST_NAME_BYTES <= MOST_OFFER_BYTES);

@@ -22,7 +22,7 @@ pub struct HostWindows {
     /// By what each of them reaches my memory, in the same order.
     pub neighbours: Vec<Neighbour>,
     /// Where threads of one process say where their user buffers are; present where all ranks of the host are one process.
-    pub boards: Option<Vec<Arc<Board>>>,
+    pub boards: Option<Vec<Arc<UserPointers>>>,
     /// Registered buffers: for each registration, every host rank's memory.
     pub registered: Vec<Registered>,
 }
@@ -38,7 +38,7 @@ pub enum Neighbour {
 
 /// Where a thread's user buffers of the running operation are. Written by the owner before it opens its lease, read by who entered.
 #[derive(Debug, Default)]
-pub struct Board {
+pub struct UserPointers {
     input: AtomicUsize,
     output: AtomicUsize,
 }
@@ -98,7 +98,7 @@ impl Drop for Loan<'_> {
     }
 }
 
-impl Board {
+impl UserPointers {
     /// The owner writes its buffers' addresses; the lease's release publishes them.
     pub fn write(&self, input: *const u8, output: *mut u8) {
         self.input.store(input.expose_provenance(), Ordering::Relaxed);

@@ -8,8 +8,10 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
-use crate::bootstrap::auth::{Handshake, Terms};
+use crate::bootstrap::Bootstrap;
+use crate::bootstrap::auth::{Handshake, Purpose, Terms};
 use crate::error::{Error, Kind, Result};
 use crate::sys::descriptor;
 use crate::types::Rank;
@@ -175,5 +177,48 @@ pub(super) fn settle(result: std::io::Result<usize>, call: &str) -> Result<Optio
     }
 }
 
+/// What both ends of a data connection prove to each other.
+pub(super) fn terms(bootstrap: &dyn Bootstrap, purpose: Purpose) -> Terms {
+    Terms { key: bootstrap.key(), purpose, communicator: bootstrap.id() }
+}
+
+/// Makes room for a newcomer among `sessions`, oldest first. False where all are so young that none may be driven out: the newcomer
+/// waits in the listener's queue.
+pub(super) fn crowd_out<S>(sessions: &mut Vec<S>, since: impl Fn(&S) -> Instant, now: Instant) -> bool {
+    if sessions.len() < MOST_SESSIONS {
+        return true;
+    }
+    let may_go = sessions.first().is_some_and(|oldest| now.duration_since(since(oldest)) >= LEAST_SESSION_TIME);
+    if may_go {
+        sessions.remove(0);
+    }
+    may_go
+}
+
+/// Connections that have not said yet what they want; a newcomer beyond them drives the oldest out.
+const MOST_SESSIONS: usize = 1024;
+/// How long a connection may take to say what it wants.
+pub(super) const SESSION_TIME: Duration = Duration::from_secs(10);
+/// How long it has for that at least, whoever else comes: several round trips, each with a nap at both ends.
+const LEAST_SESSION_TIME: Duration = Duration::from_millis(100);
+
 const REQUEST_BYTES: usize = 12;
 const HANDSHAKE_READ: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::clock;
+
+    #[test]
+    fn a_crowd_of_newcomers_does_not_drive_out_who_has_just_come() {
+        let start = clock::now();
+        let mut sessions = vec![start; MOST_SESSIONS - 1];
+        assert!(crowd_out(&mut sessions, |since| *since, start));
+        sessions.push(start);
+        assert!(!crowd_out(&mut sessions, |since| *since, start));
+        assert_eq!(sessions.len(), MOST_SESSIONS);
+        assert!(crowd_out(&mut sessions, |since| *since, start + LEAST_SESSION_TIME));
+        assert_eq!(sessions.len(), MOST_SESSIONS - 1);
+    }
+}

@@ -1,0 +1,250 @@
+//! The transports as a table, and what each must offer. The first entry that connects two ranks is theirs.
+//!
+//! # Adding a transport
+//! A transport is one file with a type that implements [`Transport`], and one line in [`TABLE`]. Ranks agree on the transport of a
+//! pair because they compute it from the same facts.
+
+use std::fmt::Debug;
+use std::time::Instant;
+
+use crate::bootstrap::Bootstrap;
+use crate::device::{HostMemory, HostRegion, Sharing};
+use crate::error::{Error, Result};
+use crate::sync::primitive::Arc;
+use crate::sync::ring::{Receiver, Sender, Shape};
+use crate::transport::PeerInfo;
+use crate::transport::links::Way;
+use crate::transport::local::Local;
+use crate::transport::net::{Net, SocketOptions};
+use crate::transport::pump::{ReceiveEnd, SendEnd};
+use crate::transport::shm::Shm;
+use crate::transport::windows::{Neighbour, UserPointers};
+use crate::types::{Rank, TransportKind};
+
+/// What the user forbids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Policy {
+    /// `NCCL_P2P_DISABLE`: no direct pointers between threads.
+    pub no_local: bool,
+    /// `NCCL_SHM_DISABLE`: no shared memory.
+    pub no_shm: bool,
+}
+
+/// One way to get bytes from rank to rank, as one rank uses it.
+///
+/// A connection has a receiver, which [listens](Transport::listen), and a sender, which [connects](Transport::connect) by the offer that
+/// the receiver sent it. A transport whose ranks can map each other's memory has a [`Transport::sharing`], and gets `listen` and
+/// `connect` from [`Transport::offer`] and [`Transport::import`].
+pub(super) trait Transport: Debug + Send {
+    /// How memory is allocated that peers of this transport map; `None` where they cannot map any.
+    fn sharing(&self) -> Option<Sharing>;
+
+    /// Makes the receiving end of a connection from `peer`.
+    ///
+    /// # Errors
+    /// Of memory, or of the listener.
+    fn listen(&mut self, peer: Rank, shape: Shape, bootstrap: &dyn Bootstrap) -> Result<Listening> {
+        let sharing = self.sharing().ok_or_else(|| Error::internal("a transport without memory listens by itself"))?;
+        let memory = HostMemory.allocate_host(shape.memory_bytes(), sharing)?;
+        let offer = self.offer((&memory, None), &[peer], bootstrap)?;
+        let end = ReceiveEnd { ring: Receiver::new(memory, shape), pump: None };
+        Ok(Listening { offer, end: Expected::Open(end) })
+    }
+
+    /// Begins to open the sending end of the connection that `peer` offered.
+    ///
+    /// # Errors
+    /// Of a broken offer, memory or sockets.
+    fn connect(
+        &mut self,
+        peer: Rank,
+        offer: &[u8],
+        shape: Shape,
+        bootstrap: &dyn Bootstrap,
+    ) -> Result<Box<dyn Pending<SendEnd>>> {
+        let import = self.import((peer, shape.memory_bytes()), offer, bootstrap)?;
+        Ok(Box::new(Mapping { import, shape }))
+    }
+
+    /// Offers `memory` to `takers`; what they need to import it.
+    ///
+    /// # Errors
+    /// Where the memory cannot be handed over.
+    fn offer(&mut self, memory: Offered<'_>, takers: &[Rank], bootstrap: &dyn Bootstrap) -> Result<Vec<u8>>;
+
+    /// Begins to map the memory of so many bytes that `owner` offered.
+    ///
+    /// # Errors
+    /// Of a broken offer, or of an owner that has gone.
+    fn import(
+        &mut self,
+        owner: (Rank, usize),
+        offer: &[u8],
+        bootstrap: &dyn Bootstrap,
+    ) -> Result<Box<dyn Pending<Imported>>>;
+
+    /// Answers the peers that connect or import.
+    ///
+    /// # Errors
+    /// Of this rank's listener; what is wrong with one peer's connection ends that connection alone.
+    fn serve(&mut self, now: Instant) -> Result<()>;
+
+    /// The receiving ends whose senders have connected since the last call, by the tickets that [`Transport::listen`] gave.
+    ///
+    /// # Errors
+    /// Of memory.
+    fn accept(&mut self, shape: Shape) -> Result<Vec<(u64, ReceiveEnd)>>;
+
+    /// The tickets of offers that have not been taken.
+    fn outstanding(&mut self) -> Vec<u64>;
+
+    /// Writes the line for a connection, of which `channel` says number and ranks, at one end or both.
+    fn log_connection(&self, me: Rank, way: Way, channel: &str);
+
+    /// Writes a line for memory that was mapped, which ends with the way it was.
+    fn log_mapping(&self, me: Rank, what: &str);
+}
+
+/// Memory to offer; between threads, with the place where its owner says where its user's buffers are.
+pub(super) type Offered<'a> = (&'a HostRegion, Option<&'a Arc<UserPointers>>);
+
+/// The most bytes of an offer, whatever the transport.
+pub(super) const MOST_OFFER_BYTES: usize = 256;
+
+/// What [`Transport::listen`] made.
+#[derive(Debug)]
+pub(super) struct Listening {
+    /// For the sender.
+    pub(super) offer: Vec<u8>,
+    pub(super) end: Expected,
+}
+
+/// The receiving end, or the ticket by which [`Transport::accept`] will give it.
+#[derive(Debug)]
+pub(super) enum Expected {
+    Open(ReceiveEnd),
+    Ticket(u64),
+}
+
+/// Something under way that never blocks.
+pub(super) trait Pending<T>: Debug + Send {
+    /// The result, once it is there.
+    ///
+    /// # Errors
+    /// Of a peer that has gone.
+    fn progress(&mut self) -> Result<Option<T>>;
+}
+
+/// What was there at once.
+#[derive(Debug)]
+pub(super) struct Here<T>(pub(super) Option<T>);
+
+impl<T: Debug + Send> Pending<T> for Here<T> {
+    fn progress(&mut self) -> Result<Option<T>> {
+        Ok(self.0.take())
+    }
+}
+
+/// A peer's memory, mapped.
+#[derive(Debug)]
+pub(super) struct Imported {
+    pub(super) memory: HostRegion,
+    pub(super) pointers: Option<Arc<UserPointers>>,
+    pub(super) neighbour: Neighbour,
+}
+
+/// A sending end whose ring is being mapped.
+#[derive(Debug)]
+struct Mapping {
+    import: Box<dyn Pending<Imported>>,
+    shape: Shape,
+}
+
+impl Pending<SendEnd> for Mapping {
+    fn progress(&mut self) -> Result<Option<SendEnd>> {
+        let imported = self.import.progress()?;
+        Ok(imported.map(|imported| SendEnd { ring: Sender::new(imported.memory, self.shape), pump: None }))
+    }
+}
+
+/// A line of the table.
+pub(super) struct Entry {
+    /// Its name, for messages and for the tuner.
+    pub(super) kind: TransportKind,
+    /// Whether it connects two ranks; the reason where it does not.
+    pub(super) can_connect: fn(&PeerInfo, &PeerInfo, Policy) -> std::result::Result<(), &'static str>,
+    /// Equal for two ranks exactly where it connects them, for transports that map memory. A transport further down the table maps at
+    /// least what those above it map.
+    pub(super) domain: fn(&PeerInfo, Policy) -> Option<Domain>,
+    /// One rank's side of it.
+    pub(super) open: fn(Rank, SocketOptions) -> Box<dyn Transport>,
+}
+
+/// Host, process.
+pub type Domain = (u64, Option<u64>, Option<Rank>);
+
+/// All transports, the best first.
+pub(super) const TABLE: &[Entry] = &[Local::ENTRY, Shm::ENTRY, Net::ENTRY];
+
+/// The place in [`TABLE`] of the transport between two ranks.
+pub(super) fn choose(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> usize {
+    let first = TABLE.iter().position(|entry| (entry.can_connect)(mine, theirs, policy).is_ok());
+    first.expect("the last transport of the table connects all ranks")
+}
+
+/// The name of the transport between two ranks.
+pub fn select(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> TransportKind {
+    TABLE[choose(mine, theirs, policy)].kind
+}
+
+/// Why the transports above the chosen one do not connect two ranks: "P2P: NCCL_P2P_DISABLE is set".
+pub(super) fn refusals(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> String {
+    let reasons = TABLE.iter().map_while(|entry| {
+        (entry.can_connect)(mine, theirs, policy).err().map(|reason| format!("{}: {reason}", entry.kind))
+    });
+    reasons.collect::<Vec<_>>().join("; ")
+}
+
+/// Equal for two ranks exactly where they can map each other's memory.
+pub fn neighbourhood(peer: &PeerInfo, policy: Policy) -> Domain {
+    let widest = TABLE.iter().rev().find_map(|entry| (entry.domain)(peer, policy));
+    widest.unwrap_or((peer.host, Some(peer.process), Some(peer.rank)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_transport_that_can_connects_and_the_others_say_why_not() {
+        let me = PeerInfo { rank: Rank::new(0), host: 1, process: 1, pid: 1, cores: 1, settings: 0 };
+        let sibling = PeerInfo { rank: Rank::new(1), ..me };
+        let neighbour = PeerInfo { process: 2, ..sibling };
+        let stranger = PeerInfo { host: 2, ..neighbour };
+        // The process number is random: equal ones on two hosts mean nothing.
+        let lookalike = PeerInfo { host: 2, ..sibling };
+        let (local, shm, net) = (TransportKind::Local, TransportKind::Shm, TransportKind::Net);
+        let table = [
+            (false, false, [local, shm, net, net]),
+            (true, false, [shm, shm, net, net]),
+            (false, true, [local, net, net, net]),
+            (true, true, [net, net, net, net]),
+        ];
+        for (no_local, no_shm, expected) in table {
+            let policy = Policy { no_local, no_shm };
+            let found = [sibling, neighbour, stranger, lookalike].map(|peer| select(&me, &peer, policy));
+            assert_eq!(found, expected, "{policy:?}");
+            for (peer, kind) in [sibling, neighbour, stranger, lookalike].iter().zip(found) {
+                let together = neighbourhood(&me, policy) == neighbourhood(peer, policy);
+                assert_eq!(together, kind != net, "{policy:?} {peer:?}");
+                let reasons = refusals(&me, peer, policy);
+                let named = TABLE.iter().take_while(|entry| entry.kind != kind);
+                assert!(named.clone().all(|entry| reasons.contains(&format!("{}: ", entry.kind))), "{reasons}");
+                assert_eq!(reasons.is_empty(), kind == local, "{reasons}");
+            }
+        }
+        let policy = Policy { no_local: true, no_shm: false };
+        assert!(refusals(&me, &stranger, policy).contains("another host"));
+        assert!(refusals(&me, &sibling, policy).contains("NCCL_P2P_DISABLE"));
+    }
+}
