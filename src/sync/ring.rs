@@ -1,20 +1,30 @@
 //! A ring of slots between two ranks: what every transport yields and every executor uses.
 //!
+//! A ring is control words apart from payload ([`Parts`]). The control words are host memory, which whoever waits can poll; the payload
+//! may live on any device:
+//! ```text
+//! part      width             who waits for it   meaning
+//! head      64                the sender         messages released; raised by the receiver
+//! lines     64 for each slot  the receiver       flag 16, bytes u64, label 3 × u64, 16 of payload where a message has no more
+//! payload   slot bytes each   nobody             payload of the slot; only its home follows its addresses
+//! ```
+//! Each part may lie where its waiter polls it best. Host transports put all of them into the receiver's one mapping ([`Parts::in_one`]):
 //! ```text
 //! offset           width        meaning
-//! 0                64           head: messages released; raised by the receiver
-//! 64 + i*stride    64           header of slot i: flag 16, bytes u64, label 3 × u64, 16 of payload where it has no more
+//! 0                64           head
+//! 64 + i*stride    64           line of slot i
 //! 128 + i*stride   slot bytes   payload of slot i; stride = 64 + slot bytes
 //! ```
 //! Message m lies in slot m mod slots. The sender may fill it once head > m - slots (credit); the receiver may read it once the slot's
-//! flag is above m, which the sender raises it to. So a message of a few bytes travels in one cache line.
+//! flag is above m, which the sender raises it to. So a message of a few bytes travels in one cache line, where the payload is host
+//! memory.
 
 use std::fmt;
 use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::Flag;
-use crate::sys::region::HostRegion;
+use crate::sys::region::{Home, HostRegion, Region};
 
 /// What a message says of itself besides its bytes; the executor compares it with what it expects.
 pub type Label = [u64; 3];
@@ -29,20 +39,59 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Bytes of memory that a ring of this shape takes.
+    /// Bytes of memory that a ring of this shape takes in one mapping.
     pub fn memory_bytes(self) -> usize {
-        CONTROL_BYTES + self.slots as usize * self.stride()
+        HEAD_BYTES + self.slots as usize * self.stride()
     }
 
     fn stride(self) -> usize {
-        HEADER_BYTES + self.slot_bytes as usize
+        LINE_BYTES + self.slot_bytes as usize
+    }
+}
+
+/// Where the parts of a ring lie, for one of its ends. Both ends' parts are the same memory.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    head: HostRegion,
+    lines: HostRegion,
+    payload: Region,
+    first_line: usize,
+    line_stride: usize,
+    first_payload: usize,
+    payload_stride: usize,
+}
+
+impl Parts {
+    /// All parts in one mapping of [`Shape::memory_bytes`], zeroed at first.
+    pub fn in_one(memory: HostRegion, shape: Shape) -> Parts {
+        assert!(memory.bytes() >= shape.memory_bytes(), "a ring's memory is made for its shape");
+        let (stride, payload) = (shape.stride(), memory.as_region().clone());
+        Parts {
+            head: memory.clone(),
+            lines: memory,
+            payload,
+            first_line: HEAD_BYTES,
+            line_stride: stride,
+            first_payload: HEAD_BYTES + LINE_BYTES,
+            payload_stride: stride,
+        }
+    }
+
+    /// Each part in memory of its own: 64 zeroed bytes for the head, as many for each slot's line, and the payload of all slots.
+    #[cfg(test)]
+    pub fn apart(head: HostRegion, lines: HostRegion, payload: Region, shape: Shape) -> Parts {
+        let (slots, slot_bytes) = (shape.slots as usize, shape.slot_bytes as usize);
+        let fits = head.bytes() >= HEAD_BYTES && lines.bytes() >= slots * LINE_BYTES;
+        assert!(fits && payload.bytes() >= slots * slot_bytes, "a ring's memory is made for its shape");
+        let (line_stride, payload_stride) = (LINE_BYTES, slot_bytes);
+        Parts { head, lines, payload, first_line: 0, line_stride, first_payload: 0, payload_stride }
     }
 }
 
 /// The shared part of both ends.
 #[derive(Clone)]
 struct View {
-    memory: HostRegion,
+    parts: Parts,
     shape: Shape,
 }
 
@@ -53,42 +102,47 @@ impl fmt::Debug for View {
 }
 
 impl View {
-    fn new(memory: HostRegion, shape: Shape) -> View {
+    fn new(parts: Parts, shape: Shape) -> View {
         assert!(shape.slots > 0 && shape.slot_bytes.is_multiple_of(64), "a ring's shape comes from our own layout");
-        assert!(memory.bytes() >= shape.memory_bytes(), "a ring's memory is made for its shape");
-        View { memory, shape }
+        View { parts, shape }
     }
 
     fn head(&self) -> &Flag {
-        // SAFETY: offset 0 of a page-aligned mapping that `self.memory` keeps; ring memory starts zeroed and both ends touch these
-        // bytes through `Flag` only.
-        unsafe { Flag::at(self.memory.at(0, Flag::BYTES)) }
+        // SAFETY: the first line of memory of ours that `parts` keeps, aligned to 64; it starts zeroed, and both ends touch these bytes
+        // through `Flag` only.
+        unsafe { Flag::at(self.parts.head.at(0, Flag::BYTES)) }
     }
 
     /// Raised to the number of the slot's message plus one.
     fn arrival(&self, message: u64) -> &Flag {
-        // SAFETY: as for the head; slots begin at multiples of 64.
-        unsafe { Flag::at(self.memory.at(self.offset(message), Flag::BYTES)) }
+        // SAFETY: as for the head; lines begin at multiples of 64.
+        unsafe { Flag::at(self.line(message, 0, Flag::BYTES)) }
     }
 
     /// Length and label.
     fn words(&self, message: u64) -> NonNull<u64> {
-        self.memory.at(self.offset(message) + Flag::BYTES, WORDS * size_of::<u64>()).cast()
+        self.line(message, Flag::BYTES, WORDS * size_of::<u64>()).cast()
     }
 
-    /// Where `bytes` of payload lie.
+    /// Where `bytes` of payload lie: an address of the payload's home.
     fn payload(&self, message: u64, bytes: usize) -> NonNull<u8> {
-        let offset = self.offset(message);
-        if bytes <= INLINE_BYTES {
-            self.memory.at(offset + INLINE_OFFSET, INLINE_BYTES)
+        let parts = &self.parts;
+        if bytes <= INLINE_BYTES && parts.payload.home() == Home::Host {
+            self.line(message, INLINE_OFFSET, INLINE_BYTES)
         } else {
-            self.memory.at(offset + HEADER_BYTES, self.shape.slot_bytes as usize)
+            let offset = parts.first_payload + self.slot(message) * parts.payload_stride;
+            parts.payload.at(offset, self.shape.slot_bytes as usize)
         }
     }
 
-    fn offset(&self, message: u64) -> usize {
-        let slot = usize::try_from(message % u64::from(self.shape.slots)).expect("below a 32-bit number");
-        CONTROL_BYTES + slot * self.shape.stride()
+    /// `bytes` of the line of the message's slot, from `offset` on.
+    fn line(&self, message: u64, offset: usize, bytes: usize) -> NonNull<u8> {
+        let parts = &self.parts;
+        parts.lines.at(parts.first_line + self.slot(message) * parts.line_stride + offset, bytes)
+    }
+
+    fn slot(&self, message: u64) -> usize {
+        usize::try_from(message % u64::from(self.shape.slots)).expect("below a 32-bit number")
     }
 }
 
@@ -112,7 +166,7 @@ pub struct Receiver {
 /// A message that lies in a slot.
 #[derive(Debug, Clone, Copy)]
 pub struct Message {
-    /// Its payload, good until the receiver releases it.
+    /// Its payload, good until the receiver releases it: an address that only the payload's home follows.
     pub payload: NonNull<u8>,
     /// Its length, at most the slot's.
     pub bytes: usize,
@@ -123,7 +177,12 @@ pub struct Message {
 impl Sender {
     /// The sending end of the ring in `memory`, which is zeroed and made for `shape`.
     pub fn new(memory: HostRegion, shape: Shape) -> Sender {
-        Sender { view: View::new(memory, shape), next: 0, credit_until: u64::from(shape.slots) }
+        Sender::of(Parts::in_one(memory, shape), shape)
+    }
+
+    /// The sending end of the ring in `parts`, whose control words are zeroed.
+    pub fn of(parts: Parts, shape: Shape) -> Sender {
+        Sender { view: View::new(parts, shape), next: 0, credit_until: u64::from(shape.slots) }
     }
 
     /// The place for `bytes` of payload in the next free slot; `None` while the receiver holds them all. The same place until
@@ -152,7 +211,7 @@ impl Sender {
         assert!(bytes <= self.view.shape.slot_bytes as usize, "a message fits its slot");
         let words = self.view.words(self.next);
         for (place, word) in [bytes as u64, label[0], label[1], label[2]].into_iter().enumerate() {
-            // SAFETY: inside the header of a slot that is ours until its flag is raised.
+            // SAFETY: inside the line of a slot that is ours until its flag is raised.
             let at = unsafe { words.add(place) };
             // SAFETY: as above; aligned, because slots are multiples of 64 bytes in page-aligned memory.
             unsafe { at.write(word) };
@@ -181,7 +240,12 @@ impl Sender {
 impl Receiver {
     /// The receiving end of the ring in `memory`, which is zeroed and made for `shape`.
     pub fn new(memory: HostRegion, shape: Shape) -> Receiver {
-        Receiver { view: View::new(memory, shape), next: 0, known: 0 }
+        Receiver::of(Parts::in_one(memory, shape), shape)
+    }
+
+    /// The receiving end of the ring in `parts`, whose control words are zeroed.
+    pub fn of(parts: Parts, shape: Shape) -> Receiver {
+        Receiver { view: View::new(parts, shape), next: 0, known: 0 }
     }
 
     /// The next message, where one has come. The same one until `release`.
@@ -191,17 +255,17 @@ impl Receiver {
     #[inline]
     pub fn peek(&mut self) -> Result<Option<Message>> {
         if self.next >= self.known {
-            // Acquires the sender's publish: header and payload are read after it.
+            // Acquires the sender's publish: line and payload are read after it.
             if !self.view.arrival(self.next).reached(self.next + 1) {
                 return Ok(None);
             }
             self.known = self.next + 1;
         }
-        let header = self.view.words(self.next);
+        let line = self.view.words(self.next);
         let mut words = [0u64; WORDS];
         for (place, word) in words.iter_mut().enumerate() {
-            // SAFETY: inside the header of a slot that the sender has handed over.
-            let at = unsafe { header.add(place) };
+            // SAFETY: inside the line of a slot that the sender has handed over.
+            let at = unsafe { line.add(place) };
             // SAFETY: as above; read once, so that a sender that changes it later changes nothing here.
             *word = unsafe { at.read_volatile() };
         }
@@ -234,20 +298,21 @@ impl Receiver {
     }
 }
 
-const CONTROL_BYTES: usize = Flag::LINE;
-const HEADER_BYTES: usize = 64;
-/// Words of a header: length and label.
+const HEAD_BYTES: usize = Flag::LINE;
+const LINE_BYTES: usize = 64;
+/// Words of a line: length and label.
 const WORDS: usize = 4;
 const INLINE_OFFSET: usize = Flag::BYTES + WORDS * size_of::<u64>();
-const INLINE_BYTES: usize = HEADER_BYTES - INLINE_OFFSET;
+const INLINE_BYTES: usize = LINE_BYTES - INLINE_OFFSET;
 
-const _: () = assert!(INLINE_BYTES == 16 && HEADER_BYTES == Flag::LINE);
+const _: () = assert!(INLINE_BYTES == 16 && LINE_BYTES == Flag::LINE);
 
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
     use super::*;
     use crate::sys::memory::SharedMemory;
+    use crate::sys::region::DeviceId;
 
     fn pair(slots: u32) -> (Sender, Receiver) {
         let shape = Shape { slots, slot_bytes: 64 };
@@ -278,14 +343,38 @@ mod tests {
         }
     }
 
+    /// The payload's addresses are those of a device that this program does not have: an end that followed one would be killed.
+    #[test]
+    fn control_words_travel_without_a_touch_of_the_payload() {
+        let shape = Shape { slots: 2, slot_bytes: 64 };
+        let host = || SharedMemory::anonymous(4096).unwrap().into_region();
+        let (head, lines) = (host(), host());
+        let address = NonNull::without_provenance(std::num::NonZero::new(0x5ea1_0000_0000_0000_usize).unwrap());
+        let keep = crate::sync::primitive::Arc::clone(head.keep());
+        // SAFETY: it is said to be no memory of the host, so nobody follows it.
+        let payload = unsafe { Region::new(address, 128, Home::Device(DeviceId(1)), keep) };
+        let parts = Parts::apart(head, lines, payload, shape);
+        let (mut sender, mut receiver) = (Sender::of(parts.clone(), shape), Receiver::of(parts, shape));
+        for message in 0..6u64 {
+            // A few bytes do not travel in the line either: the device could not write them there.
+            let bytes = if message % 2 == 0 { 64 } else { 8 };
+            let place = sender.reserve(bytes).unwrap();
+            assert_eq!(place.addr().get(), 0x5ea1_0000_0000_0000 + usize::try_from(message % 2).unwrap() * 64);
+            sender.publish(bytes, [message; 3]);
+            let found = receiver.peek().unwrap().unwrap();
+            assert_eq!((found.payload, found.bytes, found.label), (place, bytes, [message; 3]));
+            receiver.release();
+        }
+    }
+
     #[test]
     fn a_forged_length_is_the_peers_fault() {
         let (mut sender, mut receiver) = pair(1);
         sender.reserve(1).unwrap();
-        let header = sender.view.words(0);
+        let line = sender.view.words(0);
         sender.publish(1, [0; 3]);
-        // SAFETY: the header of slot 0, aligned.
-        unsafe { header.write(65) };
+        // SAFETY: the line of slot 0, aligned.
+        unsafe { line.write(65) };
         assert_eq!(receiver.peek().unwrap_err().kind(), Kind::Remote);
     }
 }
@@ -300,16 +389,21 @@ mod models {
     use crate::sys::futex::{Membarrier, model};
     use crate::sys::memory::SharedMemory;
 
-    /// A ring whose flags loom knows.
-    fn pair(shape: Shape) -> (Sender, Receiver) {
-        let memory = SharedMemory::anonymous(shape.memory_bytes()).expect("a page or two").into_region();
-        let (sender, receiver) = (Sender::new(memory.clone(), shape), Receiver::new(memory, shape));
+    /// A ring whose flags loom knows; each part in memory of its own where they lie `apart`.
+    fn pair(shape: Shape, apart: bool) -> (Sender, Receiver) {
+        let memory = || SharedMemory::anonymous(shape.memory_bytes()).expect("a page or two").into_region();
+        let parts = if apart {
+            Parts::apart(memory(), memory(), memory().as_region().clone(), shape)
+        } else {
+            Parts::in_one(memory(), shape)
+        };
+        let (sender, receiver) = (Sender::of(parts.clone(), shape), Receiver::of(parts, shape));
         for slot in 0..u64::from(shape.slots) {
             // SAFETY: the layout's own offsets, and nobody else has the memory yet.
-            unsafe { Flag::lay(sender.view.memory.at(sender.view.offset(slot), Flag::BYTES)) };
+            unsafe { Flag::lay(sender.view.line(slot, 0, Flag::BYTES)) };
         }
         // SAFETY: as above.
-        unsafe { Flag::lay(sender.view.memory.at(0, Flag::BYTES)) };
+        unsafe { Flag::lay(sender.view.parts.head.at(0, Flag::BYTES)) };
         (sender, receiver)
     }
 
@@ -360,9 +454,9 @@ mod models {
     }
 
     /// Each message is read whole before its slot is written again, whoever sleeps when.
-    fn messages_go_round(slots: u32, messages: u64, bytes: usize) {
+    fn messages_go_round(slots: u32, messages: u64, bytes: usize, apart: bool) {
         model(Membarrier::Works, move || {
-            let (mut sender, mut receiver) = pair(Shape { slots, slot_bytes: 64 });
+            let (mut sender, mut receiver) = pair(Shape { slots, slot_bytes: 64 }, apart);
             let cells = Arc::new(Slots((0..slots).map(|_| UnsafeCell::new(())).collect()));
             let theirs = Arc::clone(&cells);
             let peer = loom::thread::spawn(move || {
@@ -386,11 +480,16 @@ mod models {
 
     #[test]
     fn one_slot_is_never_written_while_it_is_read() {
-        messages_go_round(1, 2, 64);
+        messages_go_round(1, 2, 64, false);
     }
 
     #[test]
     fn slots_go_round_in_order() {
-        messages_go_round(2, 3, 1);
+        messages_go_round(2, 3, 1, false);
+    }
+
+    #[test]
+    fn control_and_payload_may_lie_apart() {
+        messages_go_round(2, 3, 64, true);
     }
 }
