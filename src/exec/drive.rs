@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::sync::{Backoff, Flag, Patience, Watch, progress};
+use crate::sys::clock;
 use crate::transport::{Fabric, Links};
 use crate::types::Rank;
 
@@ -115,11 +116,17 @@ impl Until for Idle<'_> {
 impl Idle<'_> {
     fn until_slow(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
         let Idle { patience, watch, fabric, bootstrap, beside, progress } = self;
-        let alone = beside.is_empty();
-        let mut turn = || beside.turn(fabric, *bootstrap);
+        let alone = beside.is_empty() && !fabric.owes();
+        let mut turn = || Ok(beside.turn(fabric, *bootstrap)? | pay(fabric)?);
         let beside: Option<Turn<'_>> = if alone { None } else { Some(&mut turn) };
         wait_on((flag, target), (patience, *watch, *progress), beside, waiting_for)
     }
+}
+
+/// Hands out memory that this rank has offered and a peer asks for by now. True where one took it.
+#[inline]
+fn pay(fabric: &mut Fabric) -> Result<bool> {
+    if fabric.owes() { fabric.pay(clock::now()) } else { Ok(false) }
 }
 
 /// Does what is beside a wait; true where something moved.
@@ -156,7 +163,7 @@ fn wait_on(
 /// # Errors
 /// As [`drive`].
 pub fn drive_one(task: &mut impl Task, idle: &mut Idle<'_>) -> Result<()> {
-    if idle.fabric.links().has_pumps() || !idle.beside.is_empty() {
+    if idle.fabric.links().has_pumps() || idle.fabric.owes() || !idle.beside.is_empty() {
         return drive(&mut [task], idle);
     }
     loop {
@@ -207,6 +214,7 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
         if beside {
             moved |= idle.beside.turn(idle.fabric, idle.bootstrap)?;
         }
+        moved |= pay(idle.fabric)?;
         if moved {
             if !sockets {
                 idle.patience.learn(&backoff);
@@ -264,3 +272,77 @@ const NAMED_TASKS: usize = 4;
 const SHORT_REST: Duration = Duration::from_micros(500);
 /// The same, of a wait that has lasted long.
 const LONG_REST: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::ptr::NonNull;
+
+    use super::*;
+    use crate::bootstrap::LocalBootstrap;
+    use crate::error::Error;
+    use crate::sync::primitive::{AtomicU64, Ordering};
+    use crate::sync::ring::Shape;
+    use crate::sync::{AbortFlag, Deadline, Wait};
+    use crate::sys::thread;
+    use crate::transport::{Channel, Need, PeerInfo, Policy, Setup, Sizes, SocketOptions, Way};
+    use crate::types::World;
+
+    /// Ends a wait that lasts longer than any machine needs.
+    struct Limit(Deadline);
+
+    impl Watch for Limit {
+        fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()> {
+            if self.0.passed(clock::now()) { Err(Error::timeout(waiting_for())) } else { Ok(()) }
+        }
+    }
+
+    fn limit() -> Limit {
+        Limit(Deadline::after(LIMIT))
+    }
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Two ranks that reach each other's memory by descriptors only, though they are threads.
+    fn fabric(rank: Rank) -> Fabric {
+        let peers: Vec<PeerInfo> = (0..2)
+            .map(|rank| PeerInfo { rank: Rank::new(rank), host: 1, process: 1, pid: 1, cores: 2, settings: 0 })
+            .collect();
+        let sockets = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };
+        let sizes = Sizes { shape: Shape { slots: 2, slot_bytes: 64 }, scratch_bytes: 4096, sockets };
+        Fabric::new(World { rank, size: 2 }, &peers, Policy { no_local: true, no_shm: false }, sizes)
+    }
+
+    /// Rank 0 offers the memory of a ring and goes into an operation, where it waits for rank 1. That rank takes the memory first.
+    #[test]
+    fn a_rank_that_waits_in_an_operation_hands_its_memory_over() {
+        let words = [AtomicU64::new(0), AtomicU64::new(0)];
+        // SAFETY: aligned to 8, zeroed, as large as a flag, and used as one only.
+        let flag = unsafe { Flag::at(NonNull::from(&words).cast()) };
+        let need = |way, peer| Need { way, peer: Rank::new(peer), channel: Channel::PointToPoint };
+        let run = |bootstrap: LocalBootstrap| {
+            let (rank, wait) = (bootstrap.world().rank, Wait::new(LIMIT, &AbortFlag::new()));
+            let (mut fabric, mut watch) = (fabric(rank), limit());
+            if rank.index() == 1 {
+                let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, watch: &mut watch, beside: None };
+                fabric.connect(&[need(Way::Send, 0)], &mut setup).unwrap();
+                flag.raise(1);
+                return;
+            }
+            fabric.begin_connect(&[need(Way::Receive, 1)], &bootstrap, &wait).unwrap();
+            assert!(fabric.owes());
+            let mut idle = Idle {
+                patience: &mut Patience::fixed(1, Duration::ZERO),
+                watch: &mut watch,
+                fabric: &mut fabric,
+                bootstrap: &bootstrap,
+                beside: &mut Nothing,
+                progress: None,
+            };
+            idle.until(flag, 1, &|| "rank 1, which takes this rank's memory".to_owned()).unwrap();
+            assert!(!fabric.owes());
+        };
+        thread::side_by_side("rank", LocalBootstrap::world(2).unwrap(), run, || ()).unwrap();
+        assert_eq!(words[0].load(Ordering::Acquire), 1);
+    }
+}

@@ -80,6 +80,7 @@ impl Fabric {
                 }
             }
         }
+        self.note_debt();
         Ok(())
     }
 

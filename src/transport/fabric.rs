@@ -84,6 +84,8 @@ pub struct Fabric {
     windows: Option<Arc<HostWindows>>,
     pub(super) links: Links,
     pub(super) connecting: Connecting,
+    /// See [`Fabric::owes`].
+    owes: bool,
 }
 
 /// Sizes of a fabric's memory; equal on all ranks.
@@ -114,6 +116,7 @@ impl Fabric {
             windows: None,
             links: Links::default(),
             connecting: Connecting::default(),
+            owes: false,
         }
     }
 
@@ -158,6 +161,30 @@ impl Fabric {
     /// Of a listener of this rank.
     pub fn serve(&mut self, now: Instant) -> Result<()> {
         self.transports.iter_mut().try_for_each(|transport| transport.serve(now))
+    }
+
+    /// Whether an offer of this rank has not been taken, so that whoever waits must [serve](Fabric::serve) meanwhile. It costs nothing to
+    /// ask.
+    #[inline]
+    pub fn owes(&self) -> bool {
+        self.owes
+    }
+
+    /// Hands out what is still owed; true where a peer took something.
+    ///
+    /// # Errors
+    /// As [`Fabric::serve`].
+    pub fn pay(&mut self, now: Instant) -> Result<bool> {
+        let before = self.outstanding().len();
+        self.serve(now)?;
+        Ok(self.note_debt() < before)
+    }
+
+    /// Looks how many offers have not been taken.
+    pub(super) fn note_debt(&mut self) -> usize {
+        let debt = self.outstanding().len();
+        self.owes = debt > 0;
+        debt
     }
 
     /// The offers that have not been taken. An offer ends with its rank, so a rank waits for its peers to take it.
@@ -352,6 +379,7 @@ impl Fabric {
             self.serve(clock::now())?;
             let served = step(self)?;
             if served.done {
+                self.note_debt();
                 return Ok(());
             }
             if setup.turn(self)? || served.moved {
