@@ -59,11 +59,24 @@ const BANNED: &[(&str, &[&str], &str)] = &[
         "use the macros of log: NCCL's lines are not written from tracing events",
     ),
     ("SharedMemory", &["src/sys/", "src/device/"], "hold a Region, which says on which device its memory lives"),
+    ("TransportKind::Local", KINDS, "ask the transport, behind its trait: a kind is a name"),
+    ("TransportKind::Shm", KINDS, "ask the transport, behind its trait: a kind is a name"),
+    ("TransportKind::Net", KINDS, "ask the transport, behind its trait: a kind is a name"),
     ("dbg!", &[], "remove it"),
     ("todo!", &[], "finish it"),
     ("unimplemented!", &[], "finish it, or leave the item out"),
     ("static mut ", &[], "hang the state on its owner: nothing is global"),
     ("transmute", &["src/ffi"], "use a cast, from_ne_bytes or a pointer read with its own proof"),
+];
+
+/// Who may name a kind of transport: its own file, the names, and the tuner and its caller, whose costs are by name.
+const KINDS: &[&str] = &[
+    "src/types/",
+    "src/tune",
+    "src/comm/choose.rs",
+    "src/transport/local.rs",
+    "src/transport/shm.rs",
+    "src/transport/net.rs",
 ];
 
 /// Concurrency types come from `sync::primitive`, so that a model checker can stand in; floors below `sync` cannot.

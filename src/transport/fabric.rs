@@ -433,7 +433,7 @@ fn nearest(peers: &[PeerInfo], policy: Policy) -> TransportKind {
         let first = *firsts.entry(peer.host).or_insert(peer);
         (first.rank != peer.rank).then(|| select(first, peer, policy))
     });
-    kinds.max().unwrap_or(TransportKind::Net)
+    kinds.max().unwrap_or(TABLE[TABLE.len() - 1].kind)
 }
 
 const TAG_ARENA: u32 = 0x5243_0000;

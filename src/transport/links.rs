@@ -189,22 +189,24 @@ impl Links {
     }
 
     fn pump_all(&mut self) -> Result<bool> {
-        let (mut moved, mut asleep) = (false, 0);
-        for driven in &mut self.pumps {
+        let (mut moved, mut asleep, mut last) = (false, 0, 0);
+        for (place, driven) in self.pumps.iter_mut().enumerate() {
             match driven.pump.waits() {
                 Waits::Ring => {}
-                Waits::Descriptor if !driven.is_ready => asleep += 1,
+                Waits::Descriptor if !driven.is_ready => (asleep, last) = (asleep + 1, place),
                 Waits::Nothing | Waits::Descriptor => moved |= driven.progress()?,
             }
         }
-        if asleep > FEW_ASLEEP {
-            self.look(Duration::ZERO)?;
-        } else if asleep == 0 {
-            return Ok(moved);
-        }
-        for driven in &mut self.pumps {
-            if driven.pump.waits() == Waits::Descriptor && (driven.is_ready || asleep <= FEW_ASLEEP) {
-                moved |= driven.progress()?;
+        match asleep {
+            0 => {}
+            1 => moved |= self.pumps[last].progress()?,
+            _ => {
+                self.look(Duration::ZERO)?;
+                for driven in &mut self.pumps {
+                    if driven.is_ready && driven.pump.waits() == Waits::Descriptor {
+                        moved |= driven.progress()?;
+                    }
+                }
             }
         }
         Ok(moved)
@@ -282,8 +284,6 @@ impl Driven {
 
 /// No place.
 const NONE: u32 = u32::MAX;
-/// Pumps that wait for descriptors and are called nevertheless: asking the kernel for their readiness would cost as much.
-const FEW_ASLEEP: usize = 1;
 /// How long a rest lasts where a pump has no descriptor and must be asked again.
 const ASKING_NAP: Duration = Duration::from_micros(50);
 
