@@ -36,11 +36,11 @@ impl Pipe for descriptor::Stream {
 impl Pipe for TcpStream {
     fn read_some(&self, into: &mut [u8]) -> Result<Option<usize>> {
         let mut stream = self;
-        settle(stream.read(into), "read from a data socket")
+        settle("read from a data socket", || stream.read(into))
     }
     fn write_some(&self, bytes: &[u8]) -> Result<Option<usize>> {
         let mut stream = self;
-        settle(stream.write(bytes), "write to a data socket")
+        settle("write to a data socket", || stream.write(bytes))
     }
 }
 
@@ -164,16 +164,17 @@ fn closed() -> Error {
     Error::new(Kind::Remote, "the other end closed a connection before it began")
 }
 
-pub(super) fn settle(result: std::io::Result<usize>, call: &str) -> Result<Option<usize>> {
-    match result {
-        Ok(bytes) => Ok(Some(bytes)),
-        // A socket that is still connecting says NotConnected to a read.
-        Err(error)
-            if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected) =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(Error::system(call, error)),
+/// Makes the call until no signal interrupts it; `None` where it would block. Pumps rely on that: the kernel reports readiness again
+/// only after a call that would have blocked.
+pub(super) fn settle(name: &str, mut call: impl FnMut() -> std::io::Result<usize>) -> Result<Option<usize>> {
+    loop {
+        return match call() {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            // A socket that is still connecting says NotConnected to a read.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => Ok(None),
+            Err(error) => Err(Error::system(name, error)),
+        };
     }
 }
 

@@ -278,10 +278,8 @@ impl Fabric {
 
     /// How memory is allocated that all of `ranks` can map: for processes as soon as one of them is in another.
     fn widest_sharing(&self, ranks: &[Rank]) -> Sharing {
-        let all_threads = ranks.iter().all(|rank| {
-            *rank == self.world.rank || self.transports[self.place(*rank)].sharing() == Some(Sharing::Threads)
-        });
-        if all_threads { Sharing::Threads } else { Sharing::Processes }
+        let threads = |rank: &Rank| self.transports[self.place(*rank)].sharing() == Some(Sharing::Threads);
+        if ranks.iter().all(threads) { Sharing::Threads } else { Sharing::Processes }
     }
 
     /// Registers `mine` together with the buffers of the other ranks of my host, so that peers can work in them. Collective over the

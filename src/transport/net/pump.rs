@@ -126,8 +126,8 @@ impl Outgoing {
                 std::slice::from_raw_parts(self.payload.as_ptr().wrapping_add(part.at).cast_const(), part.end - part.at)
             };
             let head: &[u8] = if index == 0 { &self.header[self.header_sent..] } else { &[] };
-            let written = descriptor::write_parts(socket, &[IoSlice::new(head), IoSlice::new(payload)]);
-            let Some(written) = settle(written, "write to a data socket")? else { return Ok(moved) };
+            let write = || descriptor::write_parts(socket, &[IoSlice::new(head), IoSlice::new(payload)]);
+            let Some(written) = settle("write to a data socket", write)? else { return Ok(moved) };
             let of_head = written.min(head.len());
             self.header_sent += of_head;
             self.parts[index].at += written - of_head;
