@@ -81,7 +81,7 @@ impl<'a> Buffers<'a> {
     ///
     /// # Safety
     /// As there.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) unsafe fn from_places(input: Place, output: Place) -> Buffers<'a> {
         Buffers { input, output, borrow: PhantomData }
     }

@@ -66,7 +66,7 @@ impl<'a> Message<'a> {
     }
 
     /// The same message, of memory of another home.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     fn in_home(mut self, home: Home) -> Message<'a> {
         self.home = home;
         self

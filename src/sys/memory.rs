@@ -100,13 +100,13 @@ impl SharedMemory {
     }
 
     /// Where it starts.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
     /// How long it is.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub fn len(&self) -> usize {
         self.bytes
     }
