@@ -180,7 +180,7 @@ pub(super) struct Entry {
     pub(super) open: fn(Rank, SocketOptions) -> Box<dyn Transport>,
 }
 
-/// Host, process.
+/// Ranks that can map each other's memory have equal ones: host, then process and rank where the transport is as narrow as that.
 pub type Domain = (u64, Option<u64>, Option<Rank>);
 
 /// All transports, the best first.
