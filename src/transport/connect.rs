@@ -1,9 +1,9 @@
 //! Making rings, a state machine that never blocks.
 //!
-//! The receiver listens by the pair's transport, and sends the offer that this gives to the sender over the bootstrap; the sender
-//! connects by it and confirms over the bootstrap, which ends the set-up on both sides: a rank whose [`Fabric::connect`] returned knows that its peers
-//! can reach it. At most [`ROUND_PEERS`] connections
-//! are opened from this side at once.
+//! The receiver listens by the pair's transport, and sends the offer that this gives to the sender over the bootstrap. The
+//! sender connects by it and confirms over the bootstrap, which ends the set-up on both sides: a rank whose
+//! [`Fabric::connect`] returned knows that its peers can reach it. At most [`ROUND_PEERS`] connections are opened from this
+//! side at once.
 
 use std::collections::HashMap;
 
