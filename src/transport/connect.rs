@@ -14,7 +14,7 @@ use crate::sys::clock;
 use crate::transport::fabric::{Fabric, Served, Setup, unreachable};
 use crate::transport::links::{Channel, Need, Way};
 use crate::transport::pump::SendEnd;
-use crate::transport::table::{Expected, Pending};
+use crate::transport::table::{Expected, Opening};
 use crate::types::Rank;
 
 /// Connections under way.
@@ -23,7 +23,7 @@ pub(super) struct Connecting {
     /// I send: the offer has not come.
     awaited: Vec<Need>,
     /// I send: the offer has come, and the connection is being opened.
-    opening: Vec<(Need, Box<dyn Pending<SendEnd>>)>,
+    opening: Vec<(Need, Box<dyn Opening<SendEnd>>)>,
     /// I receive, and the sender has not connected; by the place of the transport and its ticket.
     expected: HashMap<(usize, u64), Need>,
     /// I receive: the sender has not confirmed.

@@ -15,7 +15,7 @@ use crate::sync::ring::Shape;
 use crate::sys::random;
 use crate::transport::links::Way;
 use crate::transport::pump::ReceiveEnd;
-use crate::transport::table::{Domain, Entry, Here, Imported, Offered, Pending, Policy, Transport};
+use crate::transport::table::{Entry, Here, Imported, MappingKey, Offered, Opening, Policy, Transport};
 use crate::transport::windows::{Neighbour, UserPointers};
 use crate::transport::{PeerInfo, SocketOptions};
 use crate::types::{Rank, TransportKind};
@@ -56,7 +56,7 @@ impl Local {
         }
     }
 
-    fn domain(peer: &PeerInfo, policy: Policy) -> Option<Domain> {
+    fn domain(peer: &PeerInfo, policy: Policy) -> Option<MappingKey> {
         (!policy.no_local).then_some((peer.host, Some(peer.process), None))
     }
 
@@ -87,7 +87,7 @@ impl Transport for Local {
         (owner, bytes): (Rank, usize),
         offer: &[u8],
         _: &dyn Bootstrap,
-    ) -> Result<Box<dyn Pending<Imported>>> {
+    ) -> Result<Box<dyn Opening<Imported>>> {
         let read = || -> Result<u64> {
             let mut reader = Reader::new(offer, "an offer of memory");
             let ticket = reader.u64()?;

@@ -22,7 +22,7 @@ use crate::transport::net::connector::DataConnector;
 use crate::transport::net::listener::DataListener;
 use crate::transport::net::pump::{ReceivePump, SendPump};
 use crate::transport::pump::{ReceiveEnd, SendEnd};
-use crate::transport::table::{Domain, Entry, Expected, Imported, Listening, Offered, Pending, Policy, Transport};
+use crate::transport::table::{Entry, Expected, Imported, Listening, MappingKey, Offered, Opening, Policy, Transport};
 use crate::types::{Rank, TransportKind};
 use crate::wire::{Reader, Writer};
 
@@ -54,7 +54,7 @@ impl Net {
         Ok(())
     }
 
-    fn domain(_: &PeerInfo, _: Policy) -> Option<Domain> {
+    fn domain(_: &PeerInfo, _: Policy) -> Option<MappingKey> {
         None
     }
 
@@ -88,7 +88,7 @@ impl Transport for Net {
         offer: &[u8],
         shape: Shape,
         bootstrap: &dyn Bootstrap,
-    ) -> Result<Box<dyn Pending<SendEnd>>> {
+    ) -> Result<Box<dyn Opening<SendEnd>>> {
         let read = || -> Result<(u64, SocketAddr)> {
             let mut reader = Reader::new(offer, "an offer of sockets");
             let (ticket, address) = (reader.u64()?, reader.address()?);
@@ -105,7 +105,7 @@ impl Transport for Net {
         Err(Error::internal("memory cannot be offered over the network"))
     }
 
-    fn import(&mut self, _: (Rank, usize), _: &[u8], _: &dyn Bootstrap) -> Result<Box<dyn Pending<Imported>>> {
+    fn import(&mut self, _: (Rank, usize), _: &[u8], _: &dyn Bootstrap) -> Result<Box<dyn Opening<Imported>>> {
         Err(Error::internal("memory cannot be mapped over the network"))
     }
 
@@ -139,7 +139,7 @@ struct Connecting {
     connector: DataConnector,
 }
 
-impl Pending<SendEnd> for Connecting {
+impl Opening<SendEnd> for Connecting {
     fn progress(&mut self) -> Result<Option<SendEnd>> {
         let Some(sockets) = self.connector.progress()? else { return Ok(None) };
         let memory = HostMemory.allocate_host(self.shape.memory_bytes(), Sharing::Threads)?;

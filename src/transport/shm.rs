@@ -19,7 +19,7 @@ use crate::sys::random;
 use crate::transport::data_handshake::{Answerer, Caller, Request, SESSION_TIME, crowd_out, terms};
 use crate::transport::links::Way;
 use crate::transport::pump::ReceiveEnd;
-use crate::transport::table::{Domain, Entry, Imported, MOST_OFFER_BYTES, Offered, Pending, Policy, Transport};
+use crate::transport::table::{Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, Policy, Transport};
 use crate::transport::windows::Neighbour;
 use crate::transport::{PeerInfo, SocketOptions};
 use crate::types::{Rank, TransportKind};
@@ -45,7 +45,7 @@ impl Shm {
         }
     }
 
-    fn domain(peer: &PeerInfo, policy: Policy) -> Option<Domain> {
+    fn domain(peer: &PeerInfo, policy: Policy) -> Option<MappingKey> {
         (!policy.no_shm).then_some((peer.host, None, None))
     }
 
@@ -75,7 +75,7 @@ impl Transport for Shm {
         (owner, bytes): (Rank, usize),
         offer: &[u8],
         bootstrap: &dyn Bootstrap,
-    ) -> Result<Box<dyn Pending<Imported>>> {
+    ) -> Result<Box<dyn Opening<Imported>>> {
         let read = || -> Result<(u64, String)> {
             let mut reader = Reader::new(offer, "an offer of memory");
             let (ticket, name) = (reader.u64()?, reader.text(MOST_NAME_BYTES)?);
@@ -207,7 +207,7 @@ impl Session {
     }
 }
 
-impl Pending<Imported> for Fetch {
+impl Opening<Imported> for Fetch {
     fn progress(&mut self) -> Result<Option<Imported>> {
         if self.stream.is_none() {
             self.stream = Stream::connect(&self.name)?;

@@ -61,7 +61,7 @@ pub(super) trait Transport: Debug + Send {
         offer: &[u8],
         shape: Shape,
         bootstrap: &dyn Bootstrap,
-    ) -> Result<Box<dyn Pending<SendEnd>>> {
+    ) -> Result<Box<dyn Opening<SendEnd>>> {
         let import = self.import((peer, shape.memory_bytes()), offer, bootstrap)?;
         Ok(Box::new(Mapping { import, shape }))
     }
@@ -81,7 +81,7 @@ pub(super) trait Transport: Debug + Send {
         owner: (Rank, usize),
         offer: &[u8],
         bootstrap: &dyn Bootstrap,
-    ) -> Result<Box<dyn Pending<Imported>>>;
+    ) -> Result<Box<dyn Opening<Imported>>>;
 
     /// Answers the peers that connect or import.
     ///
@@ -127,7 +127,7 @@ pub(super) enum Expected {
 }
 
 /// Something under way that never blocks.
-pub(super) trait Pending<T>: Debug + Send {
+pub(super) trait Opening<T>: Debug + Send {
     /// The result, once it is there.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ pub(super) trait Pending<T>: Debug + Send {
 #[derive(Debug)]
 pub(super) struct Here<T>(pub(super) Option<T>);
 
-impl<T: Debug + Send> Pending<T> for Here<T> {
+impl<T: Debug + Send> Opening<T> for Here<T> {
     fn progress(&mut self) -> Result<Option<T>> {
         Ok(self.0.take())
     }
@@ -156,11 +156,11 @@ pub(super) struct Imported {
 /// A sending end whose ring is being mapped.
 #[derive(Debug)]
 struct Mapping {
-    import: Box<dyn Pending<Imported>>,
+    import: Box<dyn Opening<Imported>>,
     shape: Shape,
 }
 
-impl Pending<SendEnd> for Mapping {
+impl Opening<SendEnd> for Mapping {
     fn progress(&mut self) -> Result<Option<SendEnd>> {
         let imported = self.import.progress()?;
         Ok(imported.map(|imported| SendEnd { ring: Sender::new(imported.memory, self.shape), pump: None }))
@@ -175,13 +175,13 @@ pub(super) struct Entry {
     pub(super) can_connect: fn(&PeerInfo, &PeerInfo, Policy) -> std::result::Result<(), &'static str>,
     /// Equal for two ranks exactly where it connects them, for transports that map memory. A transport further down the table maps at
     /// least what those above it map.
-    pub(super) domain: fn(&PeerInfo, Policy) -> Option<Domain>,
+    pub(super) domain: fn(&PeerInfo, Policy) -> Option<MappingKey>,
     /// One rank's side of it.
     pub(super) open: fn(Rank, SocketOptions) -> Box<dyn Transport>,
 }
 
 /// Ranks that can map each other's memory have equal ones: host, then process and rank where the transport is as narrow as that.
-pub type Domain = (u64, Option<u64>, Option<Rank>);
+pub type MappingKey = (u64, Option<u64>, Option<Rank>);
 
 /// All transports, the best first.
 pub(super) const TABLE: &[Entry] = &[Local::ENTRY, Shm::ENTRY, Net::ENTRY];
@@ -206,7 +206,7 @@ pub(super) fn refusals(mine: &PeerInfo, theirs: &PeerInfo, policy: Policy) -> St
 }
 
 /// Equal for two ranks exactly where they can map each other's memory.
-pub fn neighbourhood(peer: &PeerInfo, policy: Policy) -> Domain {
+pub fn neighbourhood(peer: &PeerInfo, policy: Policy) -> MappingKey {
     let widest = TABLE.iter().rev().find_map(|entry| (entry.domain)(peer, policy));
     widest.unwrap_or((peer.host, Some(peer.process), Some(peer.rank)))
 }
