@@ -104,8 +104,8 @@ impl Poller {
         self.control(libc::EPOLL_CTL_ADD, fd, token, bits(interest))
     }
 
-    /// As [`Poller::add`], edge-triggered: it is reported once if it is ready when added, and each time it becomes ready
-    /// again. The caller then reads or writes until that would block.
+    /// As [`Poller::add`], edge-triggered: it is reported once if it is ready when added, and each time it becomes
+    /// ready again. The caller then reads or writes until that would block.
     ///
     /// # Errors
     /// As [`Poller::add`].
