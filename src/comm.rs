@@ -8,6 +8,7 @@ mod background_split;
 mod call_log;
 mod choose;
 mod collectives;
+mod described;
 mod desk;
 mod engine;
 mod failure_watch;
@@ -19,7 +20,6 @@ mod lobby;
 pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod lone_world;
-mod messages;
 mod origin;
 mod panics;
 mod peer_status;
@@ -28,6 +28,7 @@ mod placement;
 mod prepared_init;
 mod programs;
 mod request;
+mod scope;
 mod session;
 pub(crate) mod settings;
 mod split;
@@ -39,6 +40,7 @@ mod waiting_hooks;
 #[cfg(test)]
 mod tests;
 mod typed;
+mod worker;
 
 use std::fmt;
 use std::sync::PoisonError;
@@ -63,7 +65,8 @@ pub(crate) use lone_world::warn_of_lone_world;
 pub use placement::{DeviceChoice, Locality, Placement};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use prepared_init::PreparedInit;
-pub use request::{Request, Scope};
+pub use request::Request;
+pub use scope::Scope;
 pub(crate) use settings::Settings;
 
 use background_split::Away;

@@ -47,7 +47,7 @@ const BANNED: &[(&str, &[&str], &str)] = &[
     ("std::thread::sleep", &[], "wait through sync: deadline, abort flag, back-off"),
     ("std::thread::spawn", &["src/sys/thread.rs"], "make threads by sys::thread: named, bounded, joined"),
     // A scope of requests lives as long as the closure of its caller; its thread is made by sys::thread.
-    ("std::thread::scope", &["src/sys/thread.rs", "src/comm/request.rs"], "use sys::thread: named, bounded, joined"),
+    ("std::thread::scope", &["src/sys/thread.rs", "src/comm/scope.rs"], "use sys::thread: named, bounded, joined"),
     ("std::thread::Builder", &["src/sys/thread.rs"], "make threads by sys::thread: named, bounded, joined"),
     ("libc::", &["src/sys.rs", "src/sys/"], "put the call behind a safe function in sys"),
     ("std::process::exit", &["src/bin/"], "return an error; only the command line ends the process"),

@@ -10,9 +10,10 @@ use std::thread::JoinHandle;
 
 use crate::comm::engine::Engine;
 use crate::comm::group::Steps;
-use crate::comm::request::{Job, Outcome, Promise, check_exchange, check_message, work};
+use crate::comm::request::{Outcome, Promise};
 use crate::comm::split::{UnfinishedChild, begin_split, no_child};
 use crate::comm::waiting_hooks::WaitingHooks;
+use crate::comm::worker::{Job, check_message, check_messages, work};
 use crate::comm::{Buffer, Call, Communicator, Message, Placement, forked, placement};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing};
@@ -239,7 +240,7 @@ impl Desk {
     /// # Errors
     /// As [`Desk::begin`].
     pub fn begin_messages(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
-        check_exchange(&messages, self.communicator.world()?)?;
+        check_messages(&messages, self.communicator.world()?)?;
         let (promise, outcome) = Promise::new();
         self.queue(Job::Messages(messages, promise), outcome)
     }
@@ -249,7 +250,7 @@ impl Desk {
     /// # Errors
     /// As [`Desk::begin`].
     pub fn begin_exchange(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
-        check_exchange(&messages, self.communicator.world()?)?;
+        check_messages(&messages, self.communicator.world()?)?;
         let (promise, outcome) = Promise::new();
         self.queue(Job::Exchange(messages, promise), outcome)
     }
@@ -270,7 +271,7 @@ impl Desk {
 
     /// [`Desk::begin_all`] with collectives that have been checked, `all_to_all_v` among them.
     pub(crate) fn begin_steps(&self, messages: Vec<Message<'static>>, steps: Steps<'static>) -> Result<Pending> {
-        check_exchange(&messages, self.communicator.world()?)?;
+        check_messages(&messages, self.communicator.world()?)?;
         let (promise, outcome) = Promise::new();
         self.queue(Job::Group(messages, steps, promise), outcome)
     }

@@ -2,14 +2,16 @@
 
 use std::marker::PhantomData;
 
+use crate::comm::collectives::Submit;
 use crate::comm::engine::Engine;
 use crate::comm::panics::as_error;
 use crate::comm::request::Promise;
 use crate::comm::waiting_hooks::WaitingHooks;
-use crate::comm::{Call, Communicator, Message, typed};
+use crate::comm::worker::check_messages;
+use crate::comm::{Call, Communicator, Message};
 use crate::error::{Error, Result};
-use crate::exec::{Beside, Nothing, check_to_self};
-use crate::types::{Element, Rank, ReduceOp};
+use crate::exec::{Beside, Nothing};
+use crate::types::World;
 
 /// Collects calls on one or several communicators; [`group()`] makes it, and runs them as one.
 ///
@@ -64,7 +66,10 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// A communicator inside a group ([`Group::on`]). Counts and types are checked as each call is added.
+/// A communicator inside a group ([`Group::on`]).
+///
+/// Its methods are those of [`Communicator`]. Each adds the call to the group. What one rank alone can see to be wrong is the method's
+/// error; every other error of the call is that of [`group()`]. A message may go to this rank itself, if the group has both its ends.
 #[derive(Debug)]
 pub struct Member<'g, 'a> {
     part: &'g mut Part<'a>,
@@ -153,311 +158,40 @@ impl<'a> Group<'a> {
     }
 }
 
+impl<'a> Submit<'a> for &mut Member<'_, 'a> {
+    type Output = ();
+
+    fn world(&self) -> Result<World> {
+        self.part.comm.world()
+    }
+
+    fn submit(self, call: Call<'a>) -> Result<()> {
+        self.add(call)
+    }
+
+    fn submit_message(self, message: Message<'a>) -> Result<()> {
+        self.add_message(message)
+    }
+
+    fn submit_messages(self, messages: Vec<Message<'a>>) -> Result<()> {
+        messages.into_iter().try_for_each(|message| self.add_message(message))
+    }
+
+    fn submit_exchange(self, messages: Vec<Message<'a>>) -> Result<()> {
+        check_messages(&messages, self.part.comm.world()?)?;
+        self.part.steps.add_exchange(messages);
+        Ok(())
+    }
+}
+
 impl<'a> Member<'_, 'a> {
-    /// Adds [`Communicator::send`]; to the own rank too, if the group has the recv.
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn send<T: Element>(&mut self, buffer: &'a [T], peer: u32) -> Result<()> {
-        self.add_message(Message::send(buffer, Rank::new(peer)))
-    }
-
-    /// Adds [`Communicator::recv`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn recv<T: Element>(&mut self, buffer: &'a mut [T], peer: u32) -> Result<()> {
-        self.add_message(Message::recv(buffer, Rank::new(peer)))
-    }
-
-    /// Adds [`Communicator::all_reduce`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn all_reduce<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::named(self.part.comm.world()?, "all_reduce", typed::all_reduce(send, recv, op))?)
-    }
-
-    /// Adds [`Communicator::all_reduce_in_place`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn all_reduce_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::all_reduce_in_place(buffer, op))
-    }
-
-    /// Adds [`Communicator::broadcast`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn broadcast<T: Element>(&mut self, buffer: &'a mut [T], root: u32) -> Result<()> {
-        self.add(typed::broadcast(buffer, root))
-    }
-
-    /// Adds [`Communicator::broadcast_into`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn broadcast_into<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "broadcast",
-            typed::broadcast_into(self.part.comm.world()?, (send, recv), root),
-        )?)
-    }
-
-    /// Adds [`Communicator::reduce`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn reduce<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp, root: u32) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "reduce",
-            typed::reduce(self.part.comm.world()?, (send, recv), op, root),
-        )?)
-    }
-
-    /// Adds [`Communicator::reduce_in_place`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn reduce_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp, root: u32) -> Result<()> {
-        self.add(typed::reduce_in_place(buffer, op, root))
-    }
-
-    /// Adds [`Communicator::all_gather`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn all_gather<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T]) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "all_gather",
-            typed::all_gather(self.part.comm.world()?, send, recv),
-        )?)
-    }
-
-    /// Adds [`Communicator::all_gather_in_place`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn all_gather_in_place<T: Element>(&mut self, buffer: &'a mut [T]) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "all_gather",
-            typed::all_gather_in_place(self.part.comm.world()?, buffer),
-        )?)
-    }
-
-    /// Adds [`Communicator::reduce_scatter`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn reduce_scatter<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "reduce_scatter",
-            typed::reduce_scatter(self.part.comm.world()?, (send, recv), op),
-        )?)
-    }
-
-    /// Adds [`Communicator::reduce_scatter_in_place`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn reduce_scatter_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "reduce_scatter",
-            typed::reduce_scatter_in_place(self.part.comm.world()?, buffer, op),
-        )?)
-    }
-
-    /// Adds [`Communicator::all_to_all`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn all_to_all<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T]) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "all_to_all",
-            typed::all_to_all(self.part.comm.world()?, send, recv),
-        )?)
-    }
-
-    /// Adds [`Communicator::gather`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn gather<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "gather",
-            typed::gather(self.part.comm.world()?, (send, recv), root),
-        )?)
-    }
-
-    /// Adds [`Communicator::scatter`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn scatter<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "scatter",
-            typed::scatter(self.part.comm.world()?, (send, recv), root),
-        )?)
-    }
-
-    /// Adds [`Communicator::barrier`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn barrier(&mut self) -> Result<()> {
-        self.add(typed::barrier())
-    }
-
-    /// Adds [`Communicator::all_gather_v`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn all_gather_v<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], counts: &[usize]) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "all_gather_v",
-            typed::all_gather_v(self.part.comm.world()?, (send, recv), counts),
-        )?)
-    }
-
-    /// Adds [`Communicator::reduce_scatter_v`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn reduce_scatter_v<T: Element>(
-        &mut self,
-        send: &'a [T],
-        recv: &'a mut [T],
-        counts: &[usize],
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "reduce_scatter_v",
-            typed::reduce_scatter_v(self.part.comm.world()?, (send, recv), counts, op),
-        )?)
-    }
-
-    /// Adds [`Communicator::all_to_all_v`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn all_to_all_v<T: Element>(
-        &mut self,
-        send: &'a [T],
-        send_counts: &[usize],
-        recv: &'a mut [T],
-        recv_counts: &[usize],
-    ) -> Result<()> {
-        self.add_exchange(typed::named(
-            self.part.comm.world()?,
-            "all_to_all_v",
-            typed::all_to_all_v(self.part.comm.world()?, (send, send_counts), (recv, recv_counts)),
-        )?)
-    }
-
-    /// Adds [`Communicator::gather_v`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn gather_v<T: Element>(
-        &mut self,
-        send: &'a [T],
-        recv: &'a mut [T],
-        counts: &[usize],
-        root: u32,
-    ) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "gather_v",
-            typed::gather_v(self.part.comm.world()?, (send, recv), counts, root),
-        )?)
-    }
-
-    /// Adds [`Communicator::scatter_v`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn scatter_v<T: Element>(
-        &mut self,
-        send: &'a [T],
-        recv: &'a mut [T],
-        counts: &[usize],
-        root: u32,
-    ) -> Result<()> {
-        self.add(typed::named(
-            self.part.comm.world()?,
-            "scatter_v",
-            typed::scatter_v(self.part.comm.world()?, (send, recv), counts, root),
-        )?)
-    }
-
-    /// Adds [`Communicator::scan`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn scan<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::named(self.part.comm.world()?, "scan", typed::scan(send, recv, op))?)
-    }
-
-    /// Adds [`Communicator::scan_in_place`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn scan_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::scan_in_place(buffer, op))
-    }
-
-    /// Adds [`Communicator::exscan`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn exscan<T: Element>(&mut self, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::named(self.part.comm.world()?, "exscan", typed::exscan(send, recv, op))?)
-    }
-
-    /// Adds [`Communicator::exscan_in_place`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn exscan_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.add(typed::exscan_in_place(buffer, op))
-    }
-
-    /// Adds [`Communicator::send_recv`].
-    ///
-    /// # Errors
-    /// As the call's.
-    pub fn send_recv<T: Element>(&mut self, send: &'a [T], target: u32, recv: &'a mut [T], source: u32) -> Result<()> {
-        typed::send_recv((send, target), (recv, source)).into_iter().try_for_each(|message| self.add_message(message))
-    }
-
     /// Adds any collective, described.
     ///
     /// # Errors
-    /// As the call's.
+    /// As [`Communicator::run`], where one rank alone can see it.
     pub fn add(&mut self, call: Call<'a>) -> Result<()> {
         call.check(self.part.comm.world()?).map_err(|error| error.at(self.part.comm.me()))?;
         self.part.steps.add(call);
-        Ok(())
-    }
-
-    /// Adds an `all_to_all_v` that is described as its messages: one to and one from each rank.
-    pub(crate) fn add_exchange(&mut self, messages: Vec<Message<'a>>) -> Result<()> {
-        let world = self.part.comm.world()?;
-        messages.iter().try_for_each(|message| message.check(world)).map_err(|error| error.at(world.rank))?;
-        check_to_self(world.rank, &messages).map_err(|error| error.at(world.rank))?;
-        self.part.steps.add_exchange(messages);
         Ok(())
     }
 
@@ -467,10 +201,10 @@ impl<'a> Member<'_, 'a> {
         self.part.steps.0.extend(steps.0);
     }
 
-    /// Adds any message, described.
+    /// Adds any message, described; to this rank itself too, if the group has the other end.
     ///
     /// # Errors
-    /// As the call's.
+    /// As [`Communicator::send`], where one rank alone can see it.
     pub fn add_message(&mut self, message: Message<'a>) -> Result<()> {
         message.check(self.part.comm.world()?).map_err(|error| error.at(self.part.comm.me()))?;
         self.part.messages.push(message);

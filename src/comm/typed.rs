@@ -1,12 +1,12 @@
-//! Typed collectives, described: what a communicator runs at once, a scope begins and a group adds. What the lengths of the buffers
-//! say wrong is said here.
+//! Typed calls, described: what a communicator runs at once, a scope begins and a group adds. Buffers of the wrong length are refused
+//! here; [`Call::check`] refuses the rest.
 
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, Call, CallCount, Message, wrong_counts};
 use crate::types::{Collective, Element, Rank, ReduceOp, World};
 
 #[inline]
-pub(super) fn all_reduce<'a, T: Element>(send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
+pub(super) fn all_reduce<'a, T: Element>(_: World, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
     expect("recv", recv.len(), send.len())?;
     Ok(Call { op: Some(op), ..apart(Collective::AllReduce, recv.len(), (send, recv)) })
 }
@@ -22,7 +22,8 @@ pub(super) fn broadcast<T: Element>(buffer: &mut [T], root: u32) -> Call<'_> {
 
 pub(super) fn broadcast_into<'a, T: Element>(
     world: World,
-    (send, recv): (&'a [T], &'a mut [T]),
+    send: &'a [T],
+    recv: &'a mut [T],
     root: u32,
 ) -> Result<Call<'a>> {
     if root == world.rank.get() {
@@ -33,7 +34,8 @@ pub(super) fn broadcast_into<'a, T: Element>(
 
 pub(super) fn reduce<'a, T: Element>(
     world: World,
-    (send, recv): (&'a [T], &'a mut [T]),
+    send: &'a [T],
+    recv: &'a mut [T],
     op: ReduceOp,
     root: u32,
 ) -> Result<Call<'a>> {
@@ -61,7 +63,8 @@ pub(super) fn all_gather_in_place<T: Element>(world: World, buffer: &mut [T]) ->
 
 pub(super) fn reduce_scatter<'a, T: Element>(
     world: World,
-    (send, recv): (&'a [T], &'a mut [T]),
+    send: &'a [T],
+    recv: &'a mut [T],
     op: ReduceOp,
 ) -> Result<Call<'a>> {
     expect("send", send.len(), times(world, recv.len())?)?;
@@ -79,22 +82,14 @@ pub(super) fn all_to_all<'a, T: Element>(world: World, send: &'a [T], recv: &'a 
     Ok(apart(Collective::AllToAll, block(world, send.len())?, (send, recv)))
 }
 
-pub(super) fn gather<'a, T: Element>(
-    world: World,
-    (send, recv): (&'a [T], &'a mut [T]),
-    root: u32,
-) -> Result<Call<'a>> {
+pub(super) fn gather<'a, T: Element>(world: World, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<Call<'a>> {
     if root == world.rank.get() {
         expect("recv", recv.len(), times(world, send.len())?)?;
     }
     Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Gather, send.len(), (send, recv)) })
 }
 
-pub(super) fn scatter<'a, T: Element>(
-    world: World,
-    (send, recv): (&'a [T], &'a mut [T]),
-    root: u32,
-) -> Result<Call<'a>> {
+pub(super) fn scatter<'a, T: Element>(world: World, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<Call<'a>> {
     if root == world.rank.get() {
         expect("send", send.len(), times(world, recv.len())?)?;
     }
@@ -107,7 +102,8 @@ pub(super) fn barrier() -> Call<'static> {
 
 pub(super) fn all_gather_v<'a, T: Element>(
     world: World,
-    (send, recv): (&'a [T], &'a mut [T]),
+    send: &'a [T],
+    recv: &'a mut [T],
     counts: &[usize],
 ) -> Result<Call<'a>> {
     let (mine, total) = sums(world, counts)?;
@@ -118,7 +114,8 @@ pub(super) fn all_gather_v<'a, T: Element>(
 
 pub(super) fn reduce_scatter_v<'a, T: Element>(
     world: World,
-    (send, recv): (&'a [T], &'a mut [T]),
+    send: &'a [T],
+    recv: &'a mut [T],
     counts: &[usize],
     op: ReduceOp,
 ) -> Result<Call<'a>> {
@@ -131,7 +128,8 @@ pub(super) fn reduce_scatter_v<'a, T: Element>(
 
 pub(super) fn gather_v<'a, T: Element>(
     world: World,
-    (send, recv): (&'a [T], &'a mut [T]),
+    send: &'a [T],
+    recv: &'a mut [T],
     counts: &[usize],
     root: u32,
 ) -> Result<Call<'a>> {
@@ -148,7 +146,8 @@ pub(super) fn gather_v<'a, T: Element>(
 
 pub(super) fn scatter_v<'a, T: Element>(
     world: World,
-    (send, recv): (&'a [T], &'a mut [T]),
+    send: &'a [T],
+    recv: &'a mut [T],
     counts: &[usize],
     root: u32,
 ) -> Result<Call<'a>> {
@@ -163,7 +162,7 @@ pub(super) fn scatter_v<'a, T: Element>(
     Ok(Call { count: per_rank::<T>(counts), ..basic })
 }
 
-pub(super) fn scan<'a, T: Element>(send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
+pub(super) fn scan<'a, T: Element>(_: World, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
     expect("recv", recv.len(), send.len())?;
     Ok(Call { op: Some(op), ..apart(Collective::Scan, recv.len(), (send, recv)) })
 }
@@ -172,7 +171,7 @@ pub(super) fn scan_in_place<T: Element>(buffer: &mut [T], op: ReduceOp) -> Call<
     Call { op: Some(op), ..in_place(Collective::Scan, buffer) }
 }
 
-pub(super) fn exscan<'a, T: Element>(send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
+pub(super) fn exscan<'a, T: Element>(_: World, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
     expect("recv", recv.len(), send.len())?;
     Ok(Call { op: Some(op), ..apart(Collective::Exscan, recv.len(), (send, recv)) })
 }
@@ -183,8 +182,10 @@ pub(super) fn exscan_in_place<T: Element>(buffer: &mut [T], op: ReduceOp) -> Cal
 
 /// The two messages of a `send_recv`.
 pub(super) fn send_recv<'a, T: Element>(
-    (send, target): (&'a [T], u32),
-    (recv, source): (&'a mut [T], u32),
+    send: &'a [T],
+    target: u32,
+    recv: &'a mut [T],
+    source: u32,
 ) -> Vec<Message<'a>> {
     vec![Message::send(send, Rank::new(target)), Message::recv(recv, Rank::new(source))]
 }
@@ -192,8 +193,10 @@ pub(super) fn send_recv<'a, T: Element>(
 /// The messages of an `all_to_all_v`: one to and one from each rank, in rank order.
 pub(super) fn all_to_all_v<'a, T: Element>(
     world: World,
-    (send, send_counts): (&'a [T], &[usize]),
-    (recv, recv_counts): (&'a mut [T], &[usize]),
+    send: &'a [T],
+    send_counts: &[usize],
+    recv: &'a mut [T],
+    recv_counts: &[usize],
 ) -> Result<Vec<Message<'a>>> {
     expect("send", send.len(), sums(world, send_counts)?.1)?;
     expect("recv", recv.len(), sums(world, recv_counts)?.1)?;
@@ -208,12 +211,6 @@ pub(super) fn all_to_all_v<'a, T: Element>(
         recv_rest = rest;
     }
     Ok(messages)
-}
-
-/// What describing `call` has made; its error names the call and the rank.
-#[inline]
-pub(super) fn named<T>(world: World, call: &'static str, made: Result<T>) -> Result<T> {
-    made.map_err(|error| error.during(call).at(world.rank))
 }
 
 /// Refuses a buffer of the wrong length.

@@ -1,0 +1,97 @@
+//! Calls that are described at run time, how they are run, and the buffers that are registered for them.
+
+use crate::comm::choose::Question;
+use crate::comm::{Chosen, Communicator};
+use crate::error::Result;
+use crate::exec::{Buffer, Call, CallCount, Message, Nothing, wrong_counts};
+use crate::types::{Collective, DataType, Element};
+
+impl Communicator {
+    /// Runs a collective that is described at run time. The typed calls are thin layers over this.
+    ///
+    /// # Errors
+    /// As the typed call of the same collective.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::comm::{Buffers, Call, CallCount};
+    /// use rsccl::types::{Collective, DataType, Rank};
+    ///
+    /// rsccl::local::run(3, |comm| {
+    ///     let mut word = if comm.rank() == 1 { *b"rsccl" } else { [0; 5] };
+    ///     comm.run(&Call {
+    ///         collective: Collective::Broadcast,
+    ///         data_type: DataType::U8,
+    ///         op: None,
+    ///         root: Some(Rank::new(1)),
+    ///         count: CallCount::Each(5),
+    ///         buffers: Buffers::shared(&mut word),
+    ///     })?;
+    ///     assert_eq!(&word, b"rsccl");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    #[inline]
+    pub fn run(&self, call: &Call<'_>) -> Result<()> {
+        self.with_engine(|engine| engine.collective(call, &mut Nothing))
+    }
+
+    /// How [`Communicator::run`] does a call of this kind, in the words of `NCCL_ALGO` and `NCCL_PROTO`: the same on all ranks, and known
+    /// without a word to the others. `None` where there is nothing to choose: one rank alone, sends and receives, `all_to_all_v`.
+    /// With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` the log says it of every call.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the filters leave no way to do it, or there are not as many counts as ranks.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::comm::CallCount;
+    /// use rsccl::types::{Algorithm, Collective, DataType, Protocol};
+    ///
+    /// rsccl::local::run(2, |comm| {
+    ///     let of = |count| comm.chosen(Collective::AllReduce, DataType::F32, &CallCount::Each(count));
+    ///     let (small, large) = (of(2)?.expect("two ranks"), of(1 << 20)?.expect("two ranks"));
+    ///     assert_eq!((small.algorithm, small.protocol), (Algorithm::Direct, Protocol::LowLatency));
+    ///     assert_eq!((large.algorithm, large.protocol), (Algorithm::Direct, Protocol::Simple));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn chosen(&self, collective: Collective, data_type: DataType, count: &CallCount) -> Result<Option<Chosen>> {
+        if let CallCount::PerRank(counts) = count
+            && counts.len() != self.size() as usize
+        {
+            return Err(wrong_counts(counts.len(), self.size()));
+        }
+        self.with_engine(|engine| engine.chosen(Question { collective, data_type, count }))
+    }
+
+    /// Lets the other ranks work in `buffer` during collectives, so that large ones need no copies ([`Buffer`] has an example).
+    /// Collective: all ranks register, in the same order; lengths may differ. A call whose ranks use unregistered buffers works all
+    /// the same, through scratch, and so does every call of a communicator over several hosts or of more than 64 ranks, where
+    /// registering does nothing. The memory stays mapped until the communicator ends.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] for more than 1,024 registrations.
+    pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
+        self.with_engine(|engine| {
+            engine.register(buffer.memory(), &mut Nothing).map_err(|error| error.during("register"))
+        })
+    }
+
+    /// Runs a message that is described at run time.
+    pub(super) fn message(&self, message: Message<'_>) -> Result<()> {
+        self.with_engine(|engine| engine.message(message))
+    }
+
+    /// Runs messages side by side.
+    pub(super) fn messages(&self, messages: Vec<Message<'_>>) -> Result<()> {
+        self.with_engine(|engine| engine.messages(messages))
+    }
+
+    /// Runs an `all_to_all_v` that is described as its messages: one to and one from each rank.
+    pub(super) fn exchange(&self, messages: Vec<Message<'_>>) -> Result<()> {
+        self.with_engine(|engine| engine.exchange(messages))
+    }
+}

@@ -1,0 +1,242 @@
+//! The thread that works at requests: it has the engine, takes jobs from a queue, and moves what is under way.
+//!
+//! Messages run side by side, also while a collective runs that was begun after them. Collectives run one after the other, in the order
+//! in which they were begun, as all ranks must begin them. A message that is begun behind a collective waits for its end.
+
+use std::sync::mpsc::{Receiver, TryRecvError};
+
+use crate::bootstrap::Bootstrap;
+use crate::comm::Message;
+use crate::comm::engine::Engine;
+use crate::comm::group::{Step, Steps, run_calls};
+use crate::comm::panics::as_error;
+use crate::comm::request::{Outcome, Promise, is_own};
+use crate::error::{Error, Result};
+use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self};
+use crate::sync::Backoff;
+use crate::sync::primitive::{Arc, AtomicBool, Ordering};
+use crate::transport::{Fabric, Need};
+use crate::types::{Rank, World};
+
+/// Something else that needs the engine, and all ranks: what is under way goes on beside it. Its value takes another way.
+pub(super) type Setup<'scope> = Box<dyn FnOnce(&mut Engine, &mut dyn Beside) -> Result<()> + Send + 'scope>;
+
+/// What a thread of requests is asked to do.
+pub(super) enum Job<'scope> {
+    /// Messages that run side by side: one, or those of a `send_recv`, which may go to the own rank.
+    Messages(Vec<Message<'scope>>, Promise),
+    /// The messages of one `all_to_all_v`: one to and one from each rank, all of one type.
+    Exchange(Vec<Message<'scope>>, Promise),
+    /// What a group has: messages side by side, then collectives one after the other. Each works on what those before it have made.
+    Group(Vec<Message<'scope>>, Steps<'scope>, Promise),
+    /// A split or the like.
+    Setup(Setup<'scope>, Promise),
+}
+
+impl Job<'_> {
+    /// Says how all of it has ended.
+    fn set(&self, error: &Error) {
+        match self {
+            Job::Messages(_, promise)
+            | Job::Exchange(_, promise)
+            | Job::Group(_, _, promise)
+            | Job::Setup(_, promise) => promise.set(Err(error.duplicate())),
+        }
+    }
+}
+
+/// Messages that have begun and not ended, in their order.
+#[derive(Debug, Default)]
+struct UnderWay<'scope> {
+    /// Each with the promise of the operation that it is a part of.
+    messages: Vec<(MessageRun<'scope>, Need, Arc<Promise>)>,
+}
+
+impl Beside for UnderWay<'_> {
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    fn turn(&mut self, fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool> {
+        let mut moved = fabric.links().pump()?;
+        if fabric.is_connecting() {
+            moved |= fabric.progress_connect(bootstrap)?;
+        }
+        let mut blocked: Vec<Need> = Vec::new();
+        let mut still = Vec::with_capacity(self.messages.len());
+        for (mut run, need, outcome) in std::mem::take(&mut self.messages) {
+            // Messages of one connection keep their order: the first that is not over blocks those behind it.
+            let ready = !blocked.contains(&need) && fabric.is_connected(&need);
+            let progress = if ready { run.progress(fabric.links()) } else { Ok(Progress::Idle) };
+            let progress = progress.inspect_err(|error| outcome.set(Err(error.duplicate())))?;
+            moved |= progress != Progress::Idle;
+            if progress == Progress::Done {
+                Promise::keep(outcome);
+            } else {
+                blocked.push(need);
+                still.push((run, need, outcome));
+            }
+        }
+        self.messages = still;
+        Ok(moved)
+    }
+
+    fn peers(&self) -> Vec<Rank> {
+        self.messages.iter().map(|(run, ..)| run.peer()).collect()
+    }
+}
+
+/// Works off the jobs until the queue is closed; gives the engine back, and the error that ended the communicator. `resting` says
+/// whether it would give it back at once.
+pub(super) fn work(
+    mut engine: Box<Engine>,
+    queue: &Receiver<Job<'_>>,
+    resting: &AtomicBool,
+) -> (Box<Engine>, Result<()>) {
+    let mut under_way = UnderWay::default();
+    // A progress hook may panic here; the communicator ends by it, and its engine stays to tell the others.
+    let mut result = as_error("the thread of requests", || serve(&mut engine, (queue, resting), &mut under_way));
+    if let Err(error) = &result {
+        for (_, _, outcome) in under_way.messages {
+            outcome.set(Err(error.duplicate()));
+        }
+        // Now, and not only when the queue is closed: the other ranks wait.
+        engine.session.publish_failure(error);
+        // What is still begun ends at once; the end of the scope or the desk closes the queue.
+        while let Ok(job) = queue.recv() {
+            job.set(error);
+        }
+        result = Err(error.duplicate());
+    }
+    (engine, result)
+}
+
+fn serve<'scope>(
+    engine: &mut Engine,
+    (queue, resting): (&Receiver<Job<'scope>>, &AtomicBool),
+    under_way: &mut UnderWay<'scope>,
+) -> Result<()> {
+    let mut backoff = Backoff::new(engine.patience());
+    let mut open = true;
+    while open || !under_way.is_empty() {
+        // A message that has ended may lie in the slots still: it has to arrive with no call of this rank.
+        let idle = under_way.is_empty() && engine.is_drained();
+        // Relaxed: nothing goes with it. Whoever finds a job's outcome, by its lock, finds what was said when that job was taken.
+        resting.store(idle, Ordering::Relaxed);
+        let job = if idle { queue.recv().map_err(|_| TryRecvError::Disconnected) } else { queue.try_recv() };
+        resting.store(false, Ordering::Relaxed);
+        match job {
+            Ok(Job::Messages(messages, outcome)) => begin(engine, messages, outcome, under_way)?,
+            Ok(Job::Exchange(messages, outcome)) => begin_exchange(engine, messages, outcome, under_way)?,
+            Ok(Job::Group(messages, steps, outcome)) => {
+                tell(run_group(engine, (messages, steps), under_way), &outcome)?;
+            }
+            Ok(Job::Setup(body, outcome)) => tell(body(engine, under_way), &outcome)?,
+            Err(TryRecvError::Disconnected) => open = false,
+            Err(TryRecvError::Empty) => {}
+        }
+        if !under_way.is_empty() {
+            engine.turn(under_way, &mut backoff)?;
+        } else if open {
+            engine.push()?;
+        }
+    }
+    engine.drain()
+}
+
+/// Says how a job has ended; yields its error where that ends the communicator.
+fn tell(result: Result<()>, outcome: &Promise) -> Result<()> {
+    outcome.set(result.as_ref().copied().map_err(Error::duplicate));
+    result.or_else(|error| if is_own(&error) { Ok(()) } else { Err(error) })
+}
+
+/// Runs what a group has, beside what is under way.
+fn run_group<'scope>(
+    engine: &mut Engine,
+    (messages, steps): (Vec<Message<'scope>>, Steps<'scope>),
+    under_way: &mut UnderWay<'scope>,
+) -> Result<()> {
+    if !messages.is_empty() {
+        let (promise, outcome) = Promise::new();
+        begin(engine, messages, promise, under_way)?;
+        await_end(engine, &outcome, under_way)?;
+    }
+    for step in steps.into_iter() {
+        match step {
+            Step::Calls(calls) => run_calls(engine, &calls, under_way)?,
+            Step::Exchange(messages) => {
+                let (promise, outcome) = Promise::new();
+                begin_exchange(engine, messages, promise, under_way)?;
+                await_end(engine, &outcome, under_way)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Moves what is under way until a part of it has ended.
+fn await_end(engine: &mut Engine, outcome: &Outcome, under_way: &mut UnderWay<'_>) -> Result<()> {
+    let mut backoff = Backoff::new(engine.patience());
+    while !outcome.is_set() {
+        engine.turn(under_way, &mut backoff)?;
+    }
+    Ok(())
+}
+
+fn begin<'scope>(
+    engine: &mut Engine,
+    messages: Vec<Message<'scope>>,
+    outcome: Promise,
+    under_way: &mut UnderWay<'scope>,
+) -> Result<()> {
+    // Here and not when they were queued, as in `begin_exchange`.
+    let begun = engine.copy_to_self(messages).and_then(|others| {
+        let needs: Vec<Need> = others.iter().map(Message::need).collect();
+        engine.begin_connect(&needs).map(|()| (others, needs))
+    });
+    let (others, needs) = begun.inspect_err(|error| outcome.set(Err(error.duplicate())))?;
+    let outcome = Arc::new(outcome);
+    for (message, need) in others.into_iter().zip(needs) {
+        under_way.messages.push((engine.begin_message(message), need, Arc::clone(&outcome)));
+    }
+    Promise::keep(outcome);
+    Ok(())
+}
+
+fn begin_exchange<'scope>(
+    engine: &mut Engine,
+    messages: Vec<Message<'scope>>,
+    outcome: Promise,
+    under_way: &mut UnderWay<'scope>,
+) -> Result<()> {
+    // Here and not when it was queued: a collective of the same group that ran before may have written what is copied.
+    let begun = engine.open_exchange(messages).and_then(|(others, data_type)| {
+        let needs: Vec<Need> = others.iter().map(Message::need).collect();
+        engine.begin_connect(&needs)?;
+        Ok((engine.begin_exchange(others, data_type).1, needs))
+    });
+    let (runs, needs) = begun.inspect_err(|error| outcome.set(Err(error.duplicate())))?;
+    let outcome = Arc::new(outcome);
+    for (run, need) in runs.into_iter().zip(needs) {
+        under_way.messages.push((run, need, Arc::clone(&outcome)));
+    }
+    // Where there is no other rank, all has ended.
+    Promise::keep(outcome);
+    Ok(())
+}
+
+/// Refuses what one rank alone can see to be wrong of a message that is to be begun.
+pub(super) fn check_message(message: &Message<'_>, world: World) -> Result<()> {
+    message.check(world).map_err(|error| error.at(world.rank))?;
+    if message.peer() == world.rank {
+        let message = "a request cannot send to or receive from its own rank: use a group";
+        return Err(Error::invalid_usage(message).at(world.rank));
+    }
+    Ok(())
+}
+
+/// Refuses what one rank alone can see to be wrong of messages that are to be begun side by side.
+pub(super) fn check_messages(messages: &[Message<'_>], world: World) -> Result<()> {
+    let checked = messages.iter().try_for_each(|message| message.check(world));
+    checked.and_then(|()| check_to_self(world.rank, messages)).map_err(|error| error.at(world.rank))
+}
