@@ -377,7 +377,7 @@ TEST_CASE("anything contiguous is a buffer") {
         require(array[1] == 4.0F, "spans of a fixed extent");
 #endif
         std::string greatest(2, ' ');
-        comm.start_all_reduce(std::string_view("ab"), greatest, ReduceOp::max).wait();
+        comm.start().all_reduce(std::string_view("ab"), greatest, ReduceOp::max).wait();
         require(greatest == "ab", "a temporary string_view, which only refers to its elements");
         // Counts that may be written to are counts that may be read.
         std::vector<std::size_t> counts = {1, 1};

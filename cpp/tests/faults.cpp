@@ -107,7 +107,7 @@ TEST_CASE("what one rank can see to be wrong is refused, and the communicator go
         refused<Wrong>(comm, "null counts to receive",
                        [&] { comm.all_to_all_v(four.data(), counts, other.data(), null_counts, DataType::int32); });
         refused<Wrong>(comm, "null counts of a request",
-                       [&] { comm.start_all_to_all_v(four.data(), null_counts, other.data(), counts, DataType::int32).wait(); });
+                       [&] { comm.start().all_to_all_v(four.data(), null_counts, other.data(), counts, DataType::int32).wait(); });
         rsccl::Group calls;
         refused<Wrong>(comm, "null counts in a group",
                        [&] { calls.on(comm).all_gather_v(four.data(), other.data(), null_counts, DataType::int32); });
@@ -179,8 +179,8 @@ TEST_CASE("a moved-from, a finalized and an empty communicator: every call says 
         CHECK_THROWS_AS(gone->all_gather(buffer, buffer), Usage);
         CHECK_THROWS_AS(gone->send(buffer, 0), Usage);
         CHECK_THROWS_AS(gone->barrier(), Usage);
-        CHECK_THROWS_AS((void)gone->start_barrier(), Usage);
-        CHECK_THROWS_AS((void)gone->start_all_reduce_in_place(buffer), Usage);
+        CHECK_THROWS_AS((void)gone->start().barrier(), Usage);
+        CHECK_THROWS_AS((void)gone->start().all_reduce_in_place(buffer), Usage);
         CHECK_THROWS_AS((void)gone->split(0), Usage);
         CHECK_THROWS_AS((void)gone->by_color(0), Usage);
         CHECK_THROWS_AS((void)gone->local(), Usage);
@@ -216,7 +216,7 @@ TEST_CASE("two threads in one communicator: the second is told so, the first goe
     waiting.wait();
     CHECK_THROWS_AS(comms[0].barrier(), rsccl::InvalidUsage);
     std::array<int, 1> buffer{};
-    CHECK_THROWS_AS((void)comms[0].start_all_reduce_in_place(buffer), rsccl::InvalidUsage);
+    CHECK_THROWS_AS((void)comms[0].start().all_reduce_in_place(buffer), rsccl::InvalidUsage);
     CHECK(comms[0].rank() == 0);
     CHECK(comms[0].size() == 2);
     const auto state = comms[0].async_error();
@@ -293,7 +293,7 @@ TEST_CASE("abort from another thread ends the call that waits, on all ranks") {
 TEST_CASE("abort() of the communicator itself; a request that waits ends too") {
     std::vector<Communicator> comms = Communicator::init_all(2, quick());
     std::vector<int> buffer(100'000);
-    rsccl::Request request = comms[0].start_recv(buffer, 1);
+    rsccl::Request request = comms[0].start().recv(buffer, 1);
     comms[0].abort("enough");
     CHECK_THROWS_AS(request.wait(), rsccl::Aborted);
     CHECK_THROWS_AS(comms[0].barrier(), rsccl::Aborted);
@@ -321,7 +321,7 @@ TEST_CASE("a deadline ends a request") {
     config.timeout = std::chrono::milliseconds(200);
     std::vector<Communicator> comms = Communicator::init_all(2, config);
     std::vector<int> buffer(10);
-    rsccl::Request request = comms[0].start_recv(buffer, 1);
+    rsccl::Request request = comms[0].start().recv(buffer, 1);
     CHECK_THROWS_AS(request.wait(), rsccl::Timeout);
     rsccl::Request forgotten;
     CHECK_NOTHROW(forgotten.wait());
@@ -438,7 +438,7 @@ TEST_CASE("what a hook has thrown is not said of another call's mistake") {
         throw rsccl::Timeout("the other library was late");
     });
     std::array<int, 1> buffer{};
-    rsccl::Request request = comms[0].start_recv(buffer, 1);
+    rsccl::Request request = comms[0].start().recv(buffer, 1);
     thrown.wait();
     CHECK_THROWS_AS(comms[0].broadcast(buffer, 7), rsccl::InvalidArgument);
     CHECK_THROWS_AS(request.wait(), rsccl::Timeout);
@@ -483,14 +483,14 @@ TEST_CASE("destructors do not throw after any fault") {
             rsccl::Request request;
             rsccl::Group group;
             if (fault == 0) {
-                request = comms[0].start_recv(buffer, 1);
+                request = comms[0].start().recv(buffer, 1);
             } else if (fault == 1) {
-                group.send(comms[0], buffer, 1);
+                group.on(comms[0]).send(buffer, 1);
             } else if (fault == 2) {
                 comms[0].abort("on purpose");
-                group.all_reduce_in_place(comms[1], buffer);
+                group.on(comms[1]).all_reduce_in_place(buffer);
             } else {
-                request = comms[0].start_recv(buffer, 1);
+                request = comms[0].start().recv(buffer, 1);
                 comms[0].abort("while a request is under way");
             }
         }
@@ -532,7 +532,7 @@ int ends_after_main(const std::vector<std::string>&) {
     static Communicator comm;
     comm = Communicator::from_env(quick());
     if (comm.rank() == 0) {
-        request = comm.start_recv(word, 1);
+        request = comm.start().recv(word, 1);
         return 0;
     }
     comm.send(std::array<int, 1>{7}, 0);
@@ -554,7 +554,7 @@ TEST_CASE("a forked child does nothing to its parent's communicators: no goodbye
         std::vector<Communicator> comms = Communicator::init_all(2, ranks::by(path));
         auto store = std::make_unique<rsccl::TcpStore>(rsccl::TcpStore::serve("127.0.0.1:0", quick()));
         std::array<int, 1> word{};
-        rsccl::Request open = comms[0].start_recv(word, 1);
+        rsccl::Request open = comms[0].start().recv(word, 1);
         const pid_t child = fork();
         REQUIRE(child >= 0);
         if (child == 0) {

@@ -71,12 +71,12 @@ TEST_CASE("a group runs sends and recvs side by side, whatever their order") {
             std::vector<int> from_me(3, -1);
             const std::vector<int> to_me = words(comm.rank(), 3);
             rsccl::group([&](rsccl::Group& calls) {
-                calls.send(comm, mine, left_of(comm));
-                calls.send(comm, mine, right_of(comm));
-                calls.recv(comm, from_right, right_of(comm));
+                calls.on(comm).send(mine, left_of(comm));
+                calls.on(comm).send(mine, right_of(comm));
+                calls.on(comm).recv(from_right, right_of(comm));
                 calls.on(comm).recv(from_left.data(), large, DataType::int32, left_of(comm));
-                calls.send(comm, to_me, comm.rank());
-                calls.recv(comm, from_me, comm.rank());
+                calls.on(comm).send(to_me, comm.rank());
+                calls.on(comm).recv(from_me, comm.rank());
             });
             require_each(from_left, "from the left", words_of(left_of(comm)));
             require_each(from_right, "from the right", words_of(right_of(comm)));
@@ -96,16 +96,16 @@ TEST_CASE("a group of collectives, and of two communicators that ranks name in d
         std::array<long, 1> part{};
         rsccl::Group group;
         const auto first = [&] {
-            group.all_reduce_in_place(comm, sum);
-            group.all_reduce_in_place(comm, other, ReduceOp::sum);
-            group.reduce_scatter(comm, parts, part);
+            group.on(comm).all_reduce_in_place(sum);
+            group.on(comm).all_reduce_in_place(other, ReduceOp::sum);
+            group.on(comm).reduce_scatter(parts, part);
         };
         if (comm.rank() == 1) {
-            group.all_gather(turned, me, gathered);
+            group.on(turned).all_gather(me, gathered);
             first();
         } else {
             first();
-            group.all_gather(turned, me, gathered);
+            group.on(turned).all_gather(me, gathered);
         }
         // Nothing runs before the end.
         require(sum[0] == 1.0F, "untouched");
@@ -116,8 +116,8 @@ TEST_CASE("a group of collectives, and of two communicators that ranks name in d
         std::array<int, 1> word = {comm.rank()};
         std::vector<int> total(1);
         rsccl::group([&](rsccl::Group& calls) {
-            calls.broadcast(comm, word, 2);
-            calls.reduce(turned, me, total, ReduceOp::max, 0);
+            calls.on(comm).broadcast(word, 2);
+            calls.on(turned).reduce(me, total, ReduceOp::max, 0);
         });
         require(word[0] == 2 && (turned.rank() != 0 || total[0] == 2), "broadcast and reduce");
         rsccl::group([](rsccl::Group&) {});
@@ -131,17 +131,17 @@ TEST_CASE("an exception inside a group scope: nothing runs, the communicator goe
             try {
                 if (kind == 0) {
                     rsccl::group([&](rsccl::Group& calls) {
-                        calls.all_reduce_in_place(comm, buffer);
+                        calls.on(comm).all_reduce_in_place(buffer);
                         throw std::runtime_error("of the program");
                     });
                 } else if (kind == 1) {
                     rsccl::Group calls;
-                    calls.all_reduce_in_place(comm, buffer);
+                    calls.on(comm).all_reduce_in_place(buffer);
                     throw std::runtime_error("of the program");
                 } else {
                     rsccl::group([&](rsccl::Group& calls) {
-                        calls.send(comm, buffer, 1 - comm.rank());
-                        calls.recv(comm, buffer, 5);
+                        calls.on(comm).send(buffer, 1 - comm.rank());
+                        calls.on(comm).recv(buffer, 5);
                     });
                 }
                 require(false, "no exception came through");
@@ -163,14 +163,14 @@ TEST_CASE("a group ends once, and takes only communicators that live") {
     ranks::run(1, [](Communicator& comm) {
         std::array<int, 1> buffer = {7};
         rsccl::Group calls;
-        calls.all_reduce_in_place(comm, buffer);
+        calls.on(comm).all_reduce_in_place(buffer);
         calls.end();
         CHECK_THROWS_AS(calls.end(), rsccl::InvalidUsage);
-        CHECK_THROWS_AS(calls.all_reduce_in_place(comm, buffer), rsccl::InvalidUsage);
+        CHECK_THROWS_AS(calls.on(comm).all_reduce_in_place(buffer), rsccl::InvalidUsage);
         rsccl::Group late;
         Communicator moved = std::move(comm);
-        CHECK_THROWS_AS(late.all_reduce_in_place(comm, buffer), rsccl::InvalidUsage); // NOLINT: that is what is tested
-        late.all_reduce_in_place(moved, buffer);
+        CHECK_THROWS_AS(late.on(comm).all_reduce_in_place(buffer), rsccl::InvalidUsage); // NOLINT: that is what is tested
+        late.on(moved).all_reduce_in_place(buffer);
         moved.finalize();
         CHECK_THROWS_AS(late.end(), rsccl::InvalidUsage);
     });
@@ -199,10 +199,10 @@ TEST_CASE("requests: messages cross, collectives go on beside, wait and test") {
             std::vector<int> all(3 * large, -1);
             std::vector<int> greatest(large, -1);
             // Every rank receives first: with calls that block nobody would ever send.
-            Request received = comm.start_recv(theirs, left_of(comm));
-            Request sent = comm.start_send(mine, right_of(comm));
-            Request gathered = comm.start_all_gather(mine, all);
-            Request reduced = comm.start_all_reduce(mine, greatest, ReduceOp::max);
+            Request received = comm.start().recv(theirs, left_of(comm));
+            Request sent = comm.start().send(mine, right_of(comm));
+            Request gathered = comm.start().all_gather(mine, all);
+            Request reduced = comm.start().all_reduce(mine, greatest, ReduceOp::max);
             require(static_cast<bool>(reduced), "under way");
             reduced.wait();
             require(!reduced, "empty after wait");
@@ -312,11 +312,11 @@ TEST_CASE("every collective as a request, and in a group, at rest and beside req
 
         Everything begun(me);
         std::vector<Request> requests;
-#define BEGUN(name, ...) requests.push_back(comm.start_##name(__VA_ARGS__))
+#define BEGUN(name, ...) requests.push_back(comm.start().name(__VA_ARGS__))
         EVERY_COLLECTIVE(begun, BEGUN);
-        requests.push_back(comm.start_barrier());
+        requests.push_back(comm.start().barrier());
         rsccl::wait_all(requests);
-        comm.start_all_to_all_v(begun.swapped_v, {1, 1}, begun.swapped_again, {1, 1}).wait();
+        comm.start().all_to_all_v(begun.swapped_v, {1, 1}, begun.swapped_again, {1, 1}).wait();
         begun.check("begun: ");
 
         for (bool beside : {false, true}) {
@@ -324,17 +324,17 @@ TEST_CASE("every collective as a request, and in a group, at rest and beside req
             std::vector<int> theirs(mine.size(), -1);
             std::vector<Request> open;
             if (beside) {
-                open.push_back(comm.start_send(mine, 1 - me));
-                open.push_back(comm.start_recv(theirs, 1 - me));
+                open.push_back(comm.start().send(mine, 1 - me));
+                open.push_back(comm.start().recv(theirs, 1 - me));
             }
             Everything grouped(me);
             Everything member(me);
             rsccl::group([&](rsccl::Group& calls) {
-#define GROUPED(name, ...) calls.name(comm, __VA_ARGS__)
+#define GROUPED(name, ...) calls.on(comm).name(__VA_ARGS__)
                 EVERY_COLLECTIVE(grouped, GROUPED);
-                calls.barrier(comm);
+                calls.on(comm).barrier();
                 // In their order: the second works on what the first has brought, the own part included.
-                calls.all_to_all_v(comm, grouped.swapped_v, {1, 1}, grouped.swapped_again, {1, 1});
+                calls.on(comm).all_to_all_v(grouped.swapped_v, {1, 1}, grouped.swapped_again, {1, 1});
                 rsccl::Group::Member on = calls.on(comm);
 #define MEMBER(name, ...) on.name(__VA_ARGS__)
                 EVERY_COLLECTIVE(member, MEMBER);
@@ -356,12 +356,12 @@ TEST_CASE("a group beside requests runs its messages, then its collectives, each
         std::vector<int> first(mine.size(), -1);
         std::vector<int> second(mine.size(), -1);
         std::vector<Request> open;
-        open.push_back(comm.start_send(mine, peer));
-        open.push_back(comm.start_recv(first, peer));
+        open.push_back(comm.start().send(mine, peer));
+        open.push_back(comm.start().recv(first, peer));
         rsccl::group([&](rsccl::Group& calls) {
-            calls.recv(comm, second, peer);
-            calls.send(comm, mine, peer);
-            calls.all_reduce_in_place(comm, second, ReduceOp::max);
+            calls.on(comm).recv(second, peer);
+            calls.on(comm).send(mine, peer);
+            calls.on(comm).all_reduce_in_place(second, ReduceOp::max);
         });
         require(second == words(1, mine.size()), "the greatest of what came");
         rsccl::wait_all(open);
@@ -378,8 +378,8 @@ TEST_CASE("splits, placement and registering run beside requests") {
             std::vector<int> late(large, -1);
             std::vector<Request> open;
             if (comm.rank() == 0) {
-                open.push_back(comm.start_send(mine, 1));
-                open.push_back(comm.start_recv(late, 2));
+                open.push_back(comm.start().send(mine, 1));
+                open.push_back(comm.start().recv(late, 2));
             } else if (comm.rank() == 1) {
                 // It comes to the split once it has had the message.
                 comm.recv(early, 0);
@@ -404,7 +404,7 @@ TEST_CASE("splits, placement and registering run beside requests") {
 TEST_CASE("what cannot run beside requests says what to do") {
     ranks::run(2, [](Communicator& comm) {
         std::array<int, 1> word{};
-        Request open = comm.start_recv(word, 1 - comm.rank());
+        Request open = comm.start().recv(word, 1 - comm.rank());
         for (const std::function<void()>& call : {std::function<void()>([&] { comm.set_progress([] {}); }),
                                                   std::function<void()>([&] { (void)comm.shrink({1 - comm.rank()}); })}) {
             try {
@@ -415,7 +415,7 @@ TEST_CASE("what cannot run beside requests says what to do") {
             }
         }
         const std::array<int, 1> mine = {7};
-        comm.start_send(mine, 1 - comm.rank()).wait();
+        comm.start().send(mine, 1 - comm.rank()).wait();
         open.wait();
         comm.set_progress([] {});
         comm.barrier();
@@ -427,13 +427,13 @@ TEST_CASE("a vector form in a group is checked as it is added") {
         std::array<int, 2> pair{};
         std::array<int, 2> other{};
         rsccl::Group calls;
-        CHECK_THROWS_AS(calls.all_to_all_v(comm, pair, {1}, other, {1, 1}), rsccl::InvalidArgument);
-        CHECK_THROWS_AS(calls.all_to_all_v(comm, pair, {1, 2}, other, {1, 1}), rsccl::InvalidArgument);
-        CHECK_THROWS_AS(calls.all_gather_v(comm, pair, other, {2, 2}), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, {1}, other, {1, 1}), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, {1, 2}, other, {1, 1}), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.on(comm).all_gather_v(pair, other, {2, 2}), rsccl::InvalidArgument);
         // This rank's own part of the two lists differs.
         std::array<int, 2> to = {1, 1};
         std::array<int, 2> from = {comm.rank() == 0 ? 2 : 0, comm.rank() == 0 ? 0 : 2};
-        CHECK_THROWS_AS(calls.all_to_all_v(comm, pair, to, other, from), rsccl::InvalidArgument);
+        CHECK_THROWS_AS(calls.on(comm).all_to_all_v(pair, to, other, from), rsccl::InvalidArgument);
         calls.end();
         comm.barrier();
     });
@@ -445,22 +445,22 @@ TEST_CASE("a request that is forgotten, moved or assigned over is waited for") {
         std::vector<int> theirs(large, -1);
         const int peer = 1 - comm.rank();
         {
-            Request sent = comm.start_send(mine, peer);
-            Request received = comm.start_recv(theirs, peer);
+            Request sent = comm.start().send(mine, peer);
+            Request received = comm.start().recv(theirs, peer);
             Request moved = std::move(received);
             require(!received && static_cast<bool>(moved), "moved"); // NOLINT: that is what is tested
         }
         require_each(theirs, "after the scope", words_of(peer));
         std::array<int, 1> first = {1};
         std::array<int, 1> second = {2};
-        Request request = comm.start_all_reduce_in_place(first);
-        request = comm.start_all_reduce_in_place(second);
+        Request request = comm.start().all_reduce_in_place(first);
+        request = comm.start().all_reduce_in_place(second);
         require(first[0] == 2, "assigned over");
         request.wait();
         require(second[0] == 4, "the new one");
         // The communicator may end before its requests are looked at.
         std::array<int, 1> last = {3};
-        Request outlives = comm.start_all_reduce_in_place(last);
+        Request outlives = comm.start().all_reduce_in_place(last);
         comm.finalize();
         outlives.wait();
         require(last[0] == 6, "ended before finalize did");
@@ -475,7 +475,7 @@ TEST_CASE("requests go on while the first collective is set up, whose peers may 
             ranks::run(2, ranks::by(path), [count](Communicator& comm) {
                 std::vector<int> message = words(0, count);
                 if (comm.rank() == 0) {
-                    Request sent = comm.start_send(message, 1);
+                    Request sent = comm.start().send(message, 1);
                     comm.barrier();
                     sent.wait();
                 } else {
@@ -489,7 +489,7 @@ TEST_CASE("requests go on while the first collective is set up, whose peers may 
                 std::vector<int> message = words(0, count);
                 if (comm.rank() == 0) {
                     std::vector<int> received(count, -1);
-                    Request request = comm.start_recv(received, 1);
+                    Request request = comm.start().recv(received, 1);
                     comm.barrier();
                     request.wait();
                     require(received == message, "posted before the barrier, sent after it");
@@ -509,7 +509,7 @@ TEST_CASE("what a request has sent arrives with no further help") {
             const std::vector<int> sent = words(0, count);
             std::vector<int> received(count, -1);
             std::exception_ptr error;
-            Request request = comms[0].start_send(sent, 1);
+            Request request = comms[0].start().send(sent, 1);
             std::thread receiver([&] {
                 try {
                     comms[1].recv(received, 0);
@@ -538,11 +538,11 @@ TEST_CASE("a message does not wait for what requests have sent before it") {
         std::vector<char> back(8 << 20, 'b');
         // Connections both ways.
         rsccl::group([&](rsccl::Group& calls) {
-            calls.send(comm, rsccl::view(there.data(), 1), 1 - comm.rank());
-            calls.recv(comm, rsccl::view(back.data(), 1), 1 - comm.rank());
+            calls.on(comm).send(rsccl::view(there.data(), 1), 1 - comm.rank());
+            calls.on(comm).recv(rsccl::view(back.data(), 1), 1 - comm.rank());
         });
         if (comm.rank() == 0) {
-            comm.start_send(there, 1).wait();
+            comm.start().send(there, 1).wait();
             comm.recv(back, 1);
         } else {
             comm.send(back, 0);
@@ -567,7 +567,7 @@ TEST_CASE("asking how a communicator is does not wait for a peer that does not r
         std::vector<char> message(1 << 19, 'm');
         if (comm.rank() == 0) {
             comm.send(rsccl::view(message.data(), 1), 1);
-            comm.start_send(message, 1).wait();
+            comm.start().send(message, 1).wait();
             const auto before = std::chrono::steady_clock::now();
             require(!comm.async_error(), "all is well");
             require(std::chrono::steady_clock::now() - before < std::chrono::seconds(10), "asking does not wait");
@@ -587,7 +587,7 @@ TEST_CASE("asking how a communicator is does not wait for a peer that does not r
 TEST_CASE("requests are waited for by another thread") {
     ranks::run(2, [](Communicator& comm) {
         std::vector<int> buffer = words(comm.rank(), large);
-        Request request = comm.start_all_reduce_in_place(buffer, ReduceOp::min);
+        Request request = comm.start().all_reduce_in_place(buffer, ReduceOp::min);
         std::exception_ptr error;
         std::thread waiter([&error, request = std::move(request)]() mutable {
             try {
@@ -605,10 +605,10 @@ TEST_CASE("requests are waited for by another thread") {
 TEST_CASE("wrong requests are refused when they are begun") {
     ranks::run(2, [](Communicator& comm) {
         std::array<int, 1> buffer{};
-        CHECK_THROWS_AS((void)comm.start_send(buffer, comm.rank()), rsccl::InvalidUsage);
-        CHECK_THROWS_AS((void)comm.start_recv(buffer, 2), rsccl::InvalidArgument);
-        CHECK_THROWS_AS((void)comm.start_send(buffer, -1), rsccl::InvalidArgument);
-        CHECK_THROWS_AS((void)comm.start_broadcast(buffer, 7), rsccl::InvalidArgument);
+        CHECK_THROWS_AS((void)comm.start().send(buffer, comm.rank()), rsccl::InvalidUsage);
+        CHECK_THROWS_AS((void)comm.start().recv(buffer, 2), rsccl::InvalidArgument);
+        CHECK_THROWS_AS((void)comm.start().send(buffer, -1), rsccl::InvalidArgument);
+        CHECK_THROWS_AS((void)comm.start().broadcast(buffer, 7), rsccl::InvalidArgument);
         comm.barrier();
     });
 }
@@ -650,20 +650,20 @@ TEST_CASE("gather_v, scatter_v, scans and send_recv: at once, as requests and in
             check();
             clear();
             std::vector<rsccl::Request> requests;
-            requests.push_back(comm.start_gather_v(mine, all, counts, 1));
-            requests.push_back(comm.start_send_recv(to_right, right, from_left, left));
-            requests.push_back(comm.start_scatter_v(rsccl::view(parts.data(), me == 2 ? 3 : 0), part, counts, 2));
-            requests.push_back(comm.start_scan(one, up_to_me));
-            requests.push_back(comm.start_exscan(one, under_me));
+            requests.push_back(comm.start().gather_v(mine, all, counts, 1));
+            requests.push_back(comm.start().send_recv(to_right, right, from_left, left));
+            requests.push_back(comm.start().scatter_v(rsccl::view(parts.data(), me == 2 ? 3 : 0), part, counts, 2));
+            requests.push_back(comm.start().scan(one, up_to_me));
+            requests.push_back(comm.start().exscan(one, under_me));
             rsccl::wait_all(requests);
             check();
             clear();
             rsccl::group([&](rsccl::Group& calls) {
-                calls.gather_v(comm, mine, all, counts, 1);
-                calls.scatter_v(comm, rsccl::view(parts.data(), me == 2 ? 3 : 0), part, counts, 2);
-                calls.scan(comm, one, up_to_me);
-                calls.exscan(comm, one, under_me);
-                calls.send_recv(comm, to_right, right, from_left, left);
+                calls.on(comm).gather_v(mine, all, counts, 1);
+                calls.on(comm).scatter_v(rsccl::view(parts.data(), me == 2 ? 3 : 0), part, counts, 2);
+                calls.on(comm).scan(one, up_to_me);
+                calls.on(comm).exscan(one, under_me);
+                calls.on(comm).send_recv(to_right, right, from_left, left);
             });
             check();
             const rsccl::View<const std::size_t> sizes(counts.data(), 3);

@@ -164,8 +164,8 @@ int process_rank(const std::vector<std::string>&) {
     std::array<int, 1> mine = {comm.rank()};
     std::array<int, 1> left{};
     rsccl::group([&](rsccl::Group& calls) {
-        calls.send(comm, mine, (comm.rank() + 1) % comm.size());
-        calls.recv(comm, left, (comm.rank() + comm.size() - 1) % comm.size());
+        calls.on(comm).send(mine, (comm.rank() + 1) % comm.size());
+        calls.on(comm).recv(left, (comm.rank() + comm.size() - 1) % comm.size());
     });
     require(left[0] == (comm.rank() + comm.size() - 1) % comm.size(), "ring");
     Communicator second = Communicator::from_env(quick());

@@ -25,15 +25,15 @@ int main() {
         std::vector<int> next(words);
         for (int hop = 0; hop < ranks; ++hop) {
             rsccl::group([&](rsccl::Group& calls) {
-                calls.send(comm, token, right);
-                calls.recv(comm, next, left);
+                calls.on(comm).send(token, right);
+                calls.on(comm).recv(next, left);
             });
             std::swap(token, next);
         }
         expect(token[0] == comm.rank() && token[words - 1] == comm.rank(), "my token came home");
 
-        rsccl::Request received = comm.start_recv(next, left);
-        rsccl::Request sent = comm.start_send(token, right);
+        rsccl::Request received = comm.start().recv(next, left);
+        rsccl::Request sent = comm.start().send(token, right);
         // ... compute ...
         received.wait();
         sent.wait();

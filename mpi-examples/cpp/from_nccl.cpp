@@ -65,9 +65,9 @@ int run(int rank, int ranks) {
     // NCCLCHECK(ncclGroupStart());
     rsccl::Group group;
     // NCCLCHECK(ncclSend(send, count, ncclFloat, (rank + 1) % ranks, comm, stream));
-    group.send(comm, send, (rank + 1) % ranks);
+    group.on(comm).send(send, (rank + 1) % ranks);
     // NCCLCHECK(ncclRecv(recv, count, ncclFloat, (rank + ranks - 1) % ranks, comm, stream));
-    group.recv(comm, recv, (rank + ranks - 1) % ranks);
+    group.on(comm).recv(recv, (rank + ranks - 1) % ranks);
     // NCCLCHECK(ncclGroupEnd());
     group.end();
     // CUDACHECK(cudaStreamSynchronize(stream));

@@ -113,8 +113,8 @@ void exchange(rsccl::Communicator& comm, Block& block, std::vector<Halo>& halos)
     }
     rsccl::group([&](rsccl::Group& calls) {
         for (Halo& halo : halos) {
-            calls.send(comm, halo.sent, halo.peer);
-            calls.recv(comm, halo.received, halo.peer);
+            calls.on(comm).send(halo.sent, halo.peer);
+            calls.on(comm).recv(halo.received, halo.peer);
         }
     });
     for (Halo& halo : halos) {
@@ -138,8 +138,8 @@ std::vector<Block> gather(rsccl::Communicator& comm, const Grid& grid, const Blo
     std::vector<Block> parts;
     for (int rank = 0; comm.rank() == 0 && rank < comm.size(); ++rank) parts.push_back(grid.block_of(rank));
     rsccl::group([&](rsccl::Group& calls) {
-        for (std::size_t rank = 0; rank < parts.size(); ++rank) calls.recv(comm, parts[rank].field, static_cast<int>(rank));
-        calls.send(comm, block.field, 0);
+        for (std::size_t rank = 0; rank < parts.size(); ++rank) calls.on(comm).recv(parts[rank].field, static_cast<int>(rank));
+        calls.on(comm).send(block.field, 0);
     });
     return parts;
 }

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,8 +48,9 @@ class AbortHandle {
     std::shared_ptr<const Flag> flag_;
 };
 
-/// Begins operations that go on while the program does other things: `comm.start().all_reduce(in, out)`, which is what
-/// `comm.start_all_reduce(in, out)` does. Used at once, not kept.
+/// Begins operations that go on while the program does other things: `comm.start().all_reduce(in, out)`. It has all collectives and
+/// messages of Communicator; each returns a Request. A send to the own rank, and a recv from it, go by send_recv() only. Used at once,
+/// not kept.
 class [[nodiscard]] Starter : public Collectives<Starter, Request, detail::Lifetime::outlives> {
   public:
     /// My rank.
@@ -124,136 +124,9 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// @throws InvalidUsage on an empty communicator
     int size() const;
 
-    /// Begins a collective or message with `start().call(...)`; the same as `start_call(...)`.
+    /// Begins an operation: `comm.start().all_reduce(in, out)` returns its Request.
     /// @throws InvalidUsage on an empty communicator
     Starter start();
-    /// Begins all_reduce().
-    template <class... Arguments>
-    Request start_all_reduce(Arguments&&... arguments) {
-        return start().all_reduce(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins all_reduce_in_place().
-    template <class... Arguments>
-    Request start_all_reduce_in_place(Arguments&&... arguments) {
-        return start().all_reduce_in_place(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins broadcast().
-    template <class... Arguments>
-    Request start_broadcast(Arguments&&... arguments) {
-        return start().broadcast(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins broadcast_into().
-    template <class... Arguments>
-    Request start_broadcast_into(Arguments&&... arguments) {
-        return start().broadcast_into(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins reduce().
-    template <class... Arguments>
-    Request start_reduce(Arguments&&... arguments) {
-        return start().reduce(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins reduce_in_place().
-    template <class... Arguments>
-    Request start_reduce_in_place(Arguments&&... arguments) {
-        return start().reduce_in_place(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins all_gather().
-    template <class... Arguments>
-    Request start_all_gather(Arguments&&... arguments) {
-        return start().all_gather(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins all_gather_in_place().
-    template <class... Arguments>
-    Request start_all_gather_in_place(Arguments&&... arguments) {
-        return start().all_gather_in_place(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins reduce_scatter().
-    template <class... Arguments>
-    Request start_reduce_scatter(Arguments&&... arguments) {
-        return start().reduce_scatter(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins reduce_scatter_in_place().
-    template <class... Arguments>
-    Request start_reduce_scatter_in_place(Arguments&&... arguments) {
-        return start().reduce_scatter_in_place(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins all_to_all().
-    template <class... Arguments>
-    Request start_all_to_all(Arguments&&... arguments) {
-        return start().all_to_all(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins gather().
-    template <class... Arguments>
-    Request start_gather(Arguments&&... arguments) {
-        return start().gather(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins scatter().
-    template <class... Arguments>
-    Request start_scatter(Arguments&&... arguments) {
-        return start().scatter(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins barrier().
-    Request start_barrier(Stream stream = {}) { return start().barrier(stream); }
-    /// Begins all_gather_v().
-    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
-    Request start_all_gather_v(S&& send, R&& recv, const C& counts, More&&... more) {
-        return start().all_gather_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
-    }
-    /// Begins reduce_scatter_v().
-    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
-    Request start_reduce_scatter_v(S&& send, R&& recv, const C& counts, More&&... more) {
-        return start().reduce_scatter_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
-    }
-    /// Begins all_to_all_v().
-    template <class S, class R, class C = std::initializer_list<std::size_t>, class D = std::initializer_list<std::size_t>, class... More>
-    Request start_all_to_all_v(S&& send, const C& send_counts, R&& recv, const D& recv_counts, More&&... more) {
-        return start().all_to_all_v(std::forward<S>(send), send_counts, std::forward<R>(recv), recv_counts, std::forward<More>(more)...);
-    }
-    /// Begins gather_v().
-    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
-    Request start_gather_v(S&& send, R&& recv, const C& counts, More&&... more) {
-        return start().gather_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
-    }
-    /// Begins scatter_v().
-    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
-    Request start_scatter_v(S&& send, R&& recv, const C& counts, More&&... more) {
-        return start().scatter_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
-    }
-    /// Begins scan().
-    template <class... Arguments>
-    Request start_scan(Arguments&&... arguments) {
-        return start().scan(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins scan_in_place().
-    template <class... Arguments>
-    Request start_scan_in_place(Arguments&&... arguments) {
-        return start().scan_in_place(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins exscan().
-    template <class... Arguments>
-    Request start_exscan(Arguments&&... arguments) {
-        return start().exscan(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins exscan_in_place().
-    template <class... Arguments>
-    Request start_exscan_in_place(Arguments&&... arguments) {
-        return start().exscan_in_place(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins send_recv().
-    template <class... Arguments>
-    Request start_send_recv(Arguments&&... arguments) {
-        return start().send_recv(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins send(); not to the own rank.
-    template <class... Arguments>
-    Request start_send(Arguments&&... arguments) {
-        return start().send(std::forward<Arguments>(arguments)...);
-    }
-    /// Begins recv(); not from the own rank.
-    template <class... Arguments>
-    Request start_recv(Arguments&&... arguments) {
-        return start().recv(std::forward<Arguments>(arguments)...);
-    }
 
     /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass
     /// nothing get nothing. Collective over all ranks. The child lives on without its parent. Requests that are under way go on

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <initializer_list>
 #include <memory>
 #include <utility>
 
@@ -23,13 +22,14 @@ namespace rsccl {
 /// rsccl::group(), which cannot forget it.
 /// @code
 /// rsccl::group([&](rsccl::Group& calls) {
-///     calls.recv(comm, from_left, left);
-///     calls.send(comm, to_right, right);
+///     calls.on(comm).recv(from_left, left);
+///     calls.on(comm).send(to_right, right);
 /// });
 /// @endcode
 class Group {
   public:
-    /// A communicator inside a group: has all collectives and messages of Communicator.
+    /// A communicator inside a group: has all collectives and messages of Communicator, and adds each to the group. A message may go to
+    /// the own rank, if the group has both its ends.
     class [[nodiscard]] Member : public Collectives<Member, void, detail::Lifetime::outlives> {
       public:
         /// A copy is a member of the same group.
@@ -59,140 +59,10 @@ class Group {
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
 
-    /// The group's calls on `communicator`. What it yields must not outlive the group.
+    /// Adds a call on `communicator`: `calls.on(comm).send(buffer, peer)`. What it yields must not outlive the group.
     /// @throws InvalidUsage for a communicator that was moved from, and on a group that has ended; calls throw it for one that was
     ///   finalized
     Member on(Communicator& communicator) { return Member(*this, communicator); }
-
-    /// Adds Collectives::send; to the own rank too, if the group has the recv.
-    template <class S, class... More>
-    void send(Communicator& communicator, S&& buffer, More&&... more) {
-        on(communicator).send(std::forward<S>(buffer), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::recv.
-    template <class R, class... More>
-    void recv(Communicator& communicator, R&& buffer, More&&... more) {
-        on(communicator).recv(std::forward<R>(buffer), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::all_reduce.
-    template <class S, class R, class... More>
-    void all_reduce(Communicator& communicator, S&& send, R&& recv, More&&... more) {
-        on(communicator).all_reduce(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::all_reduce_in_place.
-    template <class R, class... More>
-    void all_reduce_in_place(Communicator& communicator, R&& buffer, More&&... more) {
-        on(communicator).all_reduce_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::broadcast.
-    template <class R, class... More>
-    void broadcast(Communicator& communicator, R&& buffer, More&&... more) {
-        on(communicator).broadcast(std::forward<R>(buffer), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::broadcast_into.
-    template <class S, class R, class... More>
-    void broadcast_into(Communicator& communicator, S&& send, R&& recv, More&&... more) {
-        on(communicator).broadcast_into(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::reduce.
-    template <class S, class R, class... More>
-    void reduce(Communicator& communicator, S&& send, R&& recv, More&&... more) {
-        on(communicator).reduce(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::reduce_in_place.
-    template <class R, class... More>
-    void reduce_in_place(Communicator& communicator, R&& buffer, More&&... more) {
-        on(communicator).reduce_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::all_gather.
-    template <class S, class R, class... More>
-    void all_gather(Communicator& communicator, S&& send, R&& recv, More&&... more) {
-        on(communicator).all_gather(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::all_gather_in_place.
-    template <class R, class... More>
-    void all_gather_in_place(Communicator& communicator, R&& buffer, More&&... more) {
-        on(communicator).all_gather_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::reduce_scatter.
-    template <class S, class R, class... More>
-    void reduce_scatter(Communicator& communicator, S&& send, R&& recv, More&&... more) {
-        on(communicator).reduce_scatter(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::reduce_scatter_in_place.
-    template <class R, class... More>
-    void reduce_scatter_in_place(Communicator& communicator, R&& buffer, More&&... more) {
-        on(communicator).reduce_scatter_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::all_to_all.
-    template <class S, class R, class... More>
-    void all_to_all(Communicator& communicator, S&& send, R&& recv, More&&... more) {
-        on(communicator).all_to_all(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::gather.
-    template <class S, class R, class... More>
-    void gather(Communicator& communicator, S&& send, R&& recv, More&&... more) {
-        on(communicator).gather(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::scatter.
-    template <class S, class R, class... More>
-    void scatter(Communicator& communicator, S&& send, R&& recv, More&&... more) {
-        on(communicator).scatter(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::barrier.
-    void barrier(Communicator& communicator, Stream stream = {}) { on(communicator).barrier(stream); }
-    /// Adds Collectives::all_gather_v; the counts are read now.
-    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
-    void all_gather_v(Communicator& communicator, S&& send, R&& recv, const C& counts, More&&... more) {
-        on(communicator).all_gather_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
-    }
-    /// Adds Collectives::reduce_scatter_v; the counts are read now.
-    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
-    void reduce_scatter_v(Communicator& communicator, S&& send, R&& recv, const C& counts, More&&... more) {
-        on(communicator).reduce_scatter_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
-    }
-    /// Adds Collectives::all_to_all_v; the counts are read now.
-    template <class S, class R, class C = std::initializer_list<std::size_t>, class D = std::initializer_list<std::size_t>, class... More>
-    void all_to_all_v(Communicator& communicator, S&& send, const C& send_counts, R&& recv, const D& recv_counts, More&&... more) {
-        on(communicator)
-            .all_to_all_v(std::forward<S>(send), send_counts, std::forward<R>(recv), recv_counts, std::forward<More>(more)...);
-    }
-
-    /// Adds Collectives::gather_v; the counts are read now.
-    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
-    void gather_v(Communicator& communicator, S&& send, R&& recv, const C& counts, More&&... more) {
-        on(communicator).gather_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
-    }
-    /// Adds Collectives::scatter_v; the counts are read now.
-    template <class S, class R, class C = std::initializer_list<std::size_t>, class... More>
-    void scatter_v(Communicator& communicator, S&& send, R&& recv, const C& counts, More&&... more) {
-        on(communicator).scatter_v(std::forward<S>(send), std::forward<R>(recv), counts, std::forward<More>(more)...);
-    }
-    /// Adds Collectives::scan.
-    template <class S, class R, class... More>
-    void scan(Communicator& communicator, S&& send, R&& recv, More&&... more) {
-        on(communicator).scan(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::scan_in_place.
-    template <class R, class... More>
-    void scan_in_place(Communicator& communicator, R&& buffer, More&&... more) {
-        on(communicator).scan_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::exscan.
-    template <class S, class R, class... More>
-    void exscan(Communicator& communicator, S&& send, R&& recv, More&&... more) {
-        on(communicator).exscan(std::forward<S>(send), std::forward<R>(recv), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::exscan_in_place.
-    template <class R, class... More>
-    void exscan_in_place(Communicator& communicator, R&& buffer, More&&... more) {
-        on(communicator).exscan_in_place(std::forward<R>(buffer), std::forward<More>(more)...);
-    }
-    /// Adds Collectives::send_recv.
-    template <class S, class R, class... More>
-    void send_recv(Communicator& communicator, S&& send, int target, R&& recv, int source, More&&... more) {
-        on(communicator).send_recv(std::forward<S>(send), target, std::forward<R>(recv), source, std::forward<More>(more)...);
-    }
 
     /// Runs everything that was added, and returns when it has ended. The group is over then, well or not.
     /// @throws Error the first of the calls'

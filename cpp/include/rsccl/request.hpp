@@ -15,7 +15,7 @@ struct Pending;
 struct Access;
 } // namespace detail
 
-/// An operation that was begun by one of Communicator's `start_` calls. Its buffers are the operation's until it has ended: they
+/// An operation that was begun through Communicator::start(). Its buffers are the operation's until it has ended: they
 /// must neither be touched nor freed before wait() returns or test() says true.
 ///
 /// A worker thread of the communicator does the work. Messages run side by side, and beside a collective that was begun after them;

@@ -39,7 +39,7 @@ void rank(rsccl::Communicator& comm) {
     } catch (const std::exception& error) {
         require(dynamic_cast<const rsccl::InvalidUsage*>(&error) != nullptr, error.what());
     }
-    rsccl::group([&](rsccl::Group& calls) { calls.all_reduce_in_place(comm, sum, rsccl::ReduceOp::max); });
+    rsccl::group([&](rsccl::Group& calls) { calls.on(comm).all_reduce_in_place(sum, rsccl::ReduceOp::max); });
     comm.finalize();
 }
 

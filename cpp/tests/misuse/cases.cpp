@@ -67,19 +67,19 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
 #endif
 #if ON(8) // a request that reads a temporary; refused: a temporary container ends with it
     {
-        rsccl::Request request = comm.start_send(MISTAKE(std::vector<float>(4), floats), 0);
+        rsccl::Request request = comm.start().send(MISTAKE(std::vector<float>(4), floats), 0);
         request.wait();
     }
 #endif
 #if ON(9) // a request that writes to a temporary; refused: a temporary container ends with it
     {
-        rsccl::Request request = comm.start_recv(MISTAKE(std::vector<float>(4), floats), 0);
+        rsccl::Request request = comm.start().recv(MISTAKE(std::vector<float>(4), floats), 0);
         request.wait();
     }
 #endif
 #if ON(10) // a group that reads a temporary; refused: a temporary container ends with it
     {
-        group.send(comm, MISTAKE(std::vector<float>(4), floats), 0);
+        group.on(comm).send(MISTAKE(std::vector<float>(4), floats), 0);
     }
 #endif
 #if ON(11) // the copy of a communicator; refused: deleted|implicitly-deleted
@@ -94,7 +94,7 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
 #endif
 #if ON(13) // the copy of a request; refused: deleted
     {
-        rsccl::Request request = comm.start_barrier();
+        rsccl::Request request = comm.start().barrier();
         rsccl::Request copy = MISTAKE(request, std::move(request));
         copy.wait();
     }
@@ -118,7 +118,7 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
 #endif
 #if ON(17) // a request that is thrown away, and so waited for at once; refused: nodiscard|unused
     {
-        MISTAKE(, rsccl::Request request =) comm.start_barrier();
+        MISTAKE(, rsccl::Request request =) comm.start().barrier();
     }
 #endif
 #if ON(18) // what is not contiguous; refused: no matching (member )?function|data
@@ -158,7 +158,7 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
 #if ON(24) // a group on a communicator that is constant; refused: const|qualifiers|no matching
     {
         MISTAKE(const rsccl::Communicator&, rsccl::Communicator&) fixed = comm;
-        group.all_reduce_in_place(fixed, floats);
+        group.on(fixed).all_reduce_in_place(floats);
     }
 #endif
 #if ON(25) // the bridge, which no program may name; refused: not been declared|no member named|undeclared
@@ -215,7 +215,7 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
 #if ON(34) // a request into one number; refused: this is one number, and a buffer is wanted
     {
         int number = 1;
-        rsccl::Request request = comm.start_recv(MISTAKE(number, rsccl::view(&number, 1)), 0);
+        rsccl::Request request = comm.start().recv(MISTAKE(number, rsccl::view(&number, 1)), 0);
         request.wait();
     }
 #endif

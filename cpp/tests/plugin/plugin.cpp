@@ -11,7 +11,7 @@ std::vector<rsccl::Communicator> kept;
 
 int rank(rsccl::Communicator& comm) {
     std::array<int, 3> sum = {1, 2, 3};
-    comm.start_all_reduce_in_place(sum).wait();
+    comm.start().all_reduce_in_place(sum).wait();
     try {
         comm.broadcast(sum, 9);
     } catch (const rsccl::InvalidArgument&) {
