@@ -9,7 +9,7 @@ mod call_log;
 mod choose;
 mod collectives;
 mod described;
-mod desk;
+mod detached;
 mod engine;
 mod failure_watch;
 mod filters;
@@ -21,6 +21,7 @@ pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod lone_world;
 mod origin;
+mod owned;
 mod panics;
 mod peer_status;
 mod placement;
@@ -56,12 +57,15 @@ use crate::types::{Rank, World};
 
 pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
 pub use choose::Chosen;
-pub use desk::{Desk, Pending};
+pub use detached::Detached;
+#[cfg(feature = "cpp")]
+pub(crate) use detached::Pending;
 #[cfg(feature = "cpp")]
 pub(crate) use group::Steps;
 pub use group::{Group, Member, group, try_group};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use lone_world::warn_of_lone_world;
+pub use owned::OwnedRequest;
 pub use placement::{DeviceChoice, Locality, Placement};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use prepared_init::PreparedInit;

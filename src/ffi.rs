@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::bootstrap::{Root, UniqueId};
-use crate::comm::{AbortHandle, Buffer, Communicator, Desk, Pending, PreparedInit, warn_of_lone_world};
+use crate::comm::{AbortHandle, Buffer, Communicator, Detached, Pending, PreparedInit, warn_of_lone_world};
 use crate::config::{Config, Environment};
 use crate::error::{Error, Result};
 use crate::sync::{AbortFlag, Progress, Wait};
@@ -328,7 +328,7 @@ use bridge::{Hook, What};
 struct Settings(Config);
 
 /// A communicator; `None` before it has joined and after it was finalized.
-struct Comm(Option<Desk>);
+struct Comm(Option<Detached>);
 
 /// Communicators of one process that nobody has taken yet.
 struct Family(VecDeque<Communicator>);
@@ -350,23 +350,23 @@ struct Waiting(Option<Pending>);
 struct Memory(Option<Buffer<u8>>);
 
 impl Comm {
-    /// Runs `body` on the desk; a panic of it ends the communicator.
+    /// Runs `body` on the communicator; a panic of it ends the communicator.
     #[inline]
-    fn on(&self, body: impl FnOnce(&Desk) -> Result<()>) -> *mut Failure {
-        let desk = match &self.0 {
-            Some(desk) => desk,
+    fn on(&self, body: impl FnOnce(&Detached) -> Result<()>) -> *mut Failure {
+        let detached = match &self.0 {
+            Some(detached) => detached,
             None => return failure::pass(Error::invalid_usage("the communicator was finalized")),
         };
         let end = || self.end("a panic inside rsccl");
-        failure::guard_or(Some(Rank::new(desk.communicator().rank())), || body(desk), end)
+        failure::guard_or(Some(Rank::new(detached.communicator().rank())), || body(detached), end)
     }
 
     /// Ends the communicator and tells the others why.
     fn end(&self, why: &str) {
-        if let Some(desk) = &self.0 {
-            desk.communicator().abort_handle().abort(why);
+        if let Some(detached) = &self.0 {
+            detached.communicator().abort_handle().abort(why);
             // Any call tells the others of an abort; its own error is the abort's.
-            drop(desk.run(call::barrier()));
+            drop(detached.run(call::barrier()));
         }
     }
 }
@@ -440,14 +440,14 @@ fn join(comm: &mut Comm, ids: &[u8], rank: i32, size: i32, settings: &Settings) 
         let world = world_of(rank, size)?;
         let ids = ids.chunks(UniqueId::BYTES).map(UniqueId::from_bytes).collect::<Result<Vec<_>>>()?;
         let joined = Communicator::init_scalable(&ids, world.rank.get(), world.size, &settings.0)?;
-        comm.0 = Some(Desk::new(joined));
+        comm.0 = Some(Detached::new(joined));
         Ok(())
     })
 }
 
 fn join_launched(comm: &mut Comm, settings: &Settings) -> *mut Failure {
     guard(|| {
-        comm.0 = Some(Desk::new(Communicator::from_env_with(&settings.0)?));
+        comm.0 = Some(Detached::new(Communicator::from_env_with(&settings.0)?));
         Ok(())
     })
 }
@@ -457,25 +457,25 @@ fn is_open(comm: &Comm) -> bool {
 }
 
 fn rank(comm: &Comm) -> i32 {
-    comm.0.as_ref().map_or(-1, |desk| int_of(desk.communicator().rank()))
+    comm.0.as_ref().map_or(-1, |detached| int_of(detached.communicator().rank()))
 }
 
 fn size(comm: &Comm) -> i32 {
-    comm.0.as_ref().map_or(0, |desk| int_of(desk.communicator().size()))
+    comm.0.as_ref().map_or(0, |detached| int_of(detached.communicator().size()))
 }
 
 /// # Safety
 /// The memory that `what` and the rank and size of `comm` call for lies at `send` and `recv`, is good for reading and writing, and nobody
 /// else touches it until the call returns.
 unsafe fn run(comm: &Comm, what: &What, send: *const u8, recv: *mut u8) -> *mut Failure {
-    comm.on(|desk| {
+    comm.on(|detached| {
         let memory = (send, recv);
         // SAFETY: the caller's promise, for as long as the call runs; nothing keeps the memory after that.
-        match unsafe { call::work(desk, what, memory, (&[], &[])) }? {
-            Work::Collective(call) => desk.run(call),
-            Work::Message(message) => desk.message(message),
-            Work::Messages(messages) => desk.messages(messages),
-            Work::Exchange(messages) => desk.exchange(messages),
+        match unsafe { call::work(detached, what, memory, (&[], &[])) }? {
+            Work::Collective(call) => detached.run(call),
+            Work::Message(message) => detached.message(message),
+            Work::Messages(messages) => detached.messages(messages),
+            Work::Exchange(messages) => detached.exchange(messages),
         }
     })
 }
@@ -490,69 +490,69 @@ unsafe fn run_v(
     send_counts: &[usize],
     recv_counts: &[usize],
 ) -> *mut Failure {
-    comm.on(|desk| {
+    comm.on(|detached| {
         // SAFETY: the caller's promise, for as long as the call runs; nothing keeps the memory after that.
-        match unsafe { call::work(desk, what, (send, recv), (send_counts, recv_counts)) }? {
-            Work::Collective(call) => desk.run(call),
-            Work::Message(message) => desk.message(message),
-            Work::Messages(messages) => desk.messages(messages),
-            Work::Exchange(messages) => desk.exchange(messages),
+        match unsafe { call::work(detached, what, (send, recv), (send_counts, recv_counts)) }? {
+            Work::Collective(call) => detached.run(call),
+            Work::Message(message) => detached.message(message),
+            Work::Messages(messages) => detached.messages(messages),
+            Work::Exchange(messages) => detached.exchange(messages),
         }
     })
 }
 
 fn split(comm: &Comm, color: i64, key: i64, child: &mut Comm) -> *mut Failure {
-    comm.on(|desk| {
+    comm.on(|detached| {
         let color = if color < 0 { None } else { Some(call::unsigned("color", color)?) };
-        child.0 = desk.split(color, key)?.map(Desk::new);
+        child.0 = detached.split(color, key)?.map(Detached::new);
         Ok(())
     })
 }
 
 fn shrink(comm: &Comm, excluded: &[i32], child: &mut Comm) -> *mut Failure {
-    comm.on(|desk| {
+    comm.on(|detached| {
         let rank = |rank: &i32| call::unsigned("rank", i64::from(*rank));
         let excluded = excluded.iter().map(rank).collect::<Result<Vec<_>>>()?;
-        child.0 = Some(Desk::new(desk.at_rest()?.shrink(&excluded)?));
+        child.0 = Some(Detached::new(detached.at_rest()?.shrink(&excluded)?));
         Ok(())
     })
 }
 
 fn local(comm: &Comm, child: &mut Comm) -> *mut Failure {
-    comm.on(|desk| {
-        child.0 = Some(Desk::new(desk.local()?));
+    comm.on(|detached| {
+        child.0 = Some(Detached::new(detached.local()?));
         Ok(())
     })
 }
 
 fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure {
-    comm.on(|desk| {
-        child.0 = Some(Desk::new(desk.cross()?));
+    comm.on(|detached| {
+        child.0 = Some(Detached::new(detached.cross()?));
         Ok(())
     })
 }
 
 fn number(comm: &Comm, number: &mut u64) -> *mut Failure {
-    comm.on(|desk| {
-        *number = desk.at_rest()?.number()?;
+    comm.on(|detached| {
+        *number = detached.at_rest()?.number()?;
         Ok(())
     })
 }
 
 fn init_timeout_ms(comm: &Comm, milliseconds: &mut i64) -> *mut Failure {
-    comm.on(|desk| {
-        *milliseconds = milliseconds_of(desk.at_rest()?.init_timeout()?);
+    comm.on(|detached| {
+        *milliseconds = milliseconds_of(detached.at_rest()?.init_timeout()?);
         Ok(())
     })
 }
 
 fn async_error(comm: &Comm) -> *mut Failure {
-    comm.on(|desk| desk.async_error().map_or(Ok(()), Err))
+    comm.on(|detached| detached.async_error().map_or(Ok(()), Err))
 }
 
 fn finalize(comm: &mut Comm) -> *mut Failure {
-    let desk = comm.0.take();
-    guard(|| desk.map_or(Ok(()), Desk::finalize))
+    let detached = comm.0.take();
+    guard(|| detached.map_or(Ok(()), Detached::finalize))
 }
 
 /// Ends a communicator without a word: `deserted` where an exception takes its owner away, which the others must hear.
@@ -572,19 +572,19 @@ fn discard(comm: &mut Comm, deserted: bool) {
 }
 
 fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure {
-    comm.on(|desk| {
+    comm.on(|detached| {
         let moved = || Error::invalid_argument("the buffer to register was moved from");
-        desk.register(memory.0.as_ref().ok_or_else(moved)?)
+        detached.register(memory.0.as_ref().ok_or_else(moved)?)
     })
 }
 
 fn set_progress(comm: &Comm, hook: cxx::UniquePtr<Hook>) -> *mut Failure {
-    comm.on(|desk| {
+    comm.on(|detached| {
         let hook = (!hook.is_null()).then(|| {
             let hook = Foreign::new(hook);
             Progress::new(move || foreign::result(hook.get().turn()))
         });
-        desk.at_rest()?.set_progress(hook)
+        detached.at_rest()?.set_progress(hook)
     })
 }
 
@@ -601,7 +601,7 @@ fn join_all(family: &mut Family, ranks: i32, settings: &Settings) -> *mut Failur
 
 /// The next of the family; an empty one where all were taken.
 fn take(family: &mut Family) -> Box<Comm> {
-    Box::new(Comm(family.0.pop_front().map(Desk::new)))
+    Box::new(Comm(family.0.pop_front().map(Detached::new)))
 }
 
 fn prepared() -> Box<Prepared> {
@@ -636,7 +636,7 @@ fn prepared_id(prepared: &mut Prepared, id: &mut [u8; 128]) -> *mut Failure {
 fn join_aside(prepared: &mut Prepared, comm: &mut Comm, id: &[u8], rank: i32, size: i32) -> *mut Failure {
     guard(|| {
         let half = prepared.half.take().ok_or_else(used)?;
-        comm.0 = Some(Desk::new(half.join(UniqueId::from_bytes(id)?, world_of(rank, size)?)?));
+        comm.0 = Some(Detached::new(half.join(UniqueId::from_bytes(id)?, world_of(rank, size)?)?));
         Ok(())
     })
 }
@@ -650,7 +650,7 @@ fn milliseconds_of(time: Duration) -> i64 {
 }
 
 fn stop(comm: &Comm) -> Box<Stop> {
-    Box::new(Stop(comm.0.as_ref().map(|desk| desk.communicator().abort_handle())))
+    Box::new(Stop(comm.0.as_ref().map(|detached| detached.communicator().abort_handle())))
 }
 
 /// Another handle of the same communicator.
@@ -679,13 +679,13 @@ unsafe fn begin(
     recv_counts: &[usize],
     request: &mut Waiting,
 ) -> *mut Failure {
-    comm.on(|desk| {
-        // SAFETY: the caller's promise, until the request has ended, which is when the desk lets go of the memory.
-        let pending = match unsafe { call::work(desk, what, (send, recv), (send_counts, recv_counts)) }? {
-            Work::Collective(call) => desk.begin(call),
-            Work::Message(message) => desk.begin_message(message),
-            Work::Messages(messages) => desk.begin_messages(messages),
-            Work::Exchange(messages) => desk.begin_exchange(messages),
+    comm.on(|detached| {
+        // SAFETY: the caller's promise, until the request has ended, which is when nobody uses the memory any more.
+        let pending = match unsafe { call::work(detached, what, (send, recv), (send_counts, recv_counts)) }? {
+            Work::Collective(call) => detached.begin(call),
+            Work::Message(message) => detached.begin_message(message),
+            Work::Messages(messages) => detached.begin_messages(messages),
+            Work::Exchange(messages) => detached.begin_exchange(messages),
         };
         request.0 = Some(pending?);
         Ok(())

@@ -28,8 +28,14 @@ pub struct Group<'a> {
 #[derive(Debug)]
 struct Part<'a> {
     comm: &'a Communicator,
-    messages: Vec<Message<'a>>,
-    steps: Steps<'a>,
+    calls: Calls<'a>,
+}
+
+/// Calls on one communicator that run as one: its messages side by side, then its collectives one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Calls<'a> {
+    pub(super) messages: Vec<Message<'a>>,
+    pub(super) steps: Steps<'a>,
 }
 
 /// The collectives of a group on one communicator, in their order.
@@ -46,6 +52,10 @@ pub(super) enum Step<'a> {
 }
 
 impl<'a> Steps<'a> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn of(call: Call<'a>) -> Steps<'a> {
         Steps(vec![Step::Calls(vec![call])])
     }
@@ -72,7 +82,8 @@ impl<'a> Steps<'a> {
 /// error; every other error of the call is that of [`group()`]. A message may go to this rank itself, if the group has both its ends.
 #[derive(Debug)]
 pub struct Member<'g, 'a> {
-    part: &'g mut Part<'a>,
+    world: Result<World>,
+    calls: &'g mut Calls<'a>,
 }
 
 /// Runs the calls that `body` adds as one. Nothing runs before `body` returns, and nothing runs where it returns an error.
@@ -113,10 +124,10 @@ impl<'a> Group<'a> {
     /// The group's calls on `comm`.
     pub fn on(&mut self, comm: &'a Communicator) -> Member<'_, 'a> {
         let place = self.parts.iter().position(|part| std::ptr::eq(part.comm, comm)).unwrap_or_else(|| {
-            self.parts.push(Part { comm, messages: Vec::new(), steps: Steps::default() });
+            self.parts.push(Part { comm, calls: Calls::default() });
             self.parts.len() - 1
         });
-        Member { part: &mut self.parts[place] }
+        Member::new(comm.world(), &mut self.parts[place].calls)
     }
 
     fn run(mut self) -> Result<()> {
@@ -124,7 +135,7 @@ impl<'a> Group<'a> {
             return self
                 .parts
                 .pop()
-                .map_or(Ok(()), |part| part.comm.with_engine(|engine| run_part(engine, part.messages, part.steps)));
+                .map_or(Ok(()), |part| part.comm.with_engine(|engine| run_part(engine, part.calls)));
         }
         // Communicators are used by one thread at a time; each one's engine goes to a thread for the length of the group.
         let engines = lend_all(&self.parts)?;
@@ -133,11 +144,11 @@ impl<'a> Group<'a> {
         for (engine, part) in engines.into_iter().zip(self.parts) {
             let (promise, outcome) = Promise::new();
             loans.push(part.comm);
-            work.push((engine, part.messages, part.steps, promise));
+            work.push((engine, part.calls, promise));
             outcomes.push(outcome);
         }
-        let run = |(mut engine, messages, steps, promise): (Box<Engine>, _, Steps<'_>, Promise)| {
-            let result = as_error("a call of a group", || run_part(&mut engine, messages, steps));
+        let run = |(mut engine, calls, promise): (Box<Engine>, Calls<'_>, Promise)| {
+            let result = as_error("a call of a group", || run_part(&mut engine, calls));
             promise.set(Ok(()));
             (engine, result)
         };
@@ -162,7 +173,7 @@ impl<'a> Submit<'a> for &mut Member<'_, 'a> {
     type Output = ();
 
     fn world(&self) -> Result<World> {
-        self.part.comm.world()
+        self.world.as_ref().copied().map_err(Error::duplicate)
     }
 
     fn submit(self, call: Call<'a>) -> Result<()> {
@@ -178,27 +189,27 @@ impl<'a> Submit<'a> for &mut Member<'_, 'a> {
     }
 
     fn submit_exchange(self, messages: Vec<Message<'a>>) -> Result<()> {
-        check_messages(&messages, self.part.comm.world()?)?;
-        self.part.steps.add_exchange(messages);
+        check_messages(&messages, Submit::world(&self)?)?;
+        self.calls.steps.add_exchange(messages);
         Ok(())
     }
 }
 
-impl<'a> Member<'_, 'a> {
+impl<'g, 'a> Member<'g, 'a> {
+    /// A member that adds to `calls`. Where `world` is not known, the first call says why.
+    pub(super) fn new(world: Result<World>, calls: &'g mut Calls<'a>) -> Member<'g, 'a> {
+        Member { world, calls }
+    }
+
     /// Adds any collective, described.
     ///
     /// # Errors
     /// As [`Communicator::run`], where one rank alone can see it.
     pub fn add(&mut self, call: Call<'a>) -> Result<()> {
-        call.check(self.part.comm.world()?).map_err(|error| error.at(self.part.comm.me()))?;
-        self.part.steps.add(call);
+        let world = Submit::world(&self)?;
+        call.check(world).map_err(|error| error.at(world.rank))?;
+        self.calls.steps.add(call);
         Ok(())
-    }
-
-    /// Adds collectives that have been checked.
-    #[cfg(feature = "cpp")]
-    pub(crate) fn add_steps(&mut self, steps: Steps<'a>) {
-        self.part.steps.0.extend(steps.0);
     }
 
     /// Adds any message, described; to this rank itself too, if the group has the other end.
@@ -206,9 +217,16 @@ impl<'a> Member<'_, 'a> {
     /// # Errors
     /// As [`Communicator::send`], where one rank alone can see it.
     pub fn add_message(&mut self, message: Message<'a>) -> Result<()> {
-        message.check(self.part.comm.world()?).map_err(|error| error.at(self.part.comm.me()))?;
-        self.part.messages.push(message);
+        let world = Submit::world(&self)?;
+        message.check(world).map_err(|error| error.at(world.rank))?;
+        self.calls.messages.push(message);
         Ok(())
+    }
+
+    /// Adds collectives that have been checked.
+    #[cfg(feature = "cpp")]
+    pub(crate) fn add_steps(&mut self, steps: Steps<'a>) {
+        self.calls.steps.0.extend(steps.0);
     }
 }
 
@@ -228,11 +246,11 @@ fn lend_all(parts: &[Part<'_>]) -> Result<Vec<Box<Engine>>> {
     Ok(engines)
 }
 
-fn run_part(engine: &mut Engine, messages: Vec<Message<'_>>, steps: Steps<'_>) -> Result<()> {
-    if !messages.is_empty() {
-        engine.messages(messages)?;
+fn run_part(engine: &mut Engine, calls: Calls<'_>) -> Result<()> {
+    if !calls.messages.is_empty() {
+        engine.messages(calls.messages)?;
     }
-    steps.into_iter().try_for_each(|step| match step {
+    calls.steps.into_iter().try_for_each(|step| match step {
         Step::Calls(calls) => run_calls(engine, &calls, &mut Nothing),
         Step::Exchange(messages) => engine.exchange(messages),
     })

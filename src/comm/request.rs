@@ -89,17 +89,33 @@ impl Outcome {
 /// The duty to say how a request ended. Dropped without a word, as when another request ends the scope's thread, it says so:
 /// nobody waits for a request that nothing works at.
 #[derive(Debug)]
-pub(super) struct Promise(Arc<Outcome>);
+pub(super) struct Promise {
+    outcome: Arc<Outcome>,
+    /// The operation's own buffers, where it has some: they live as long as anything works at it. Dropped after the word was given.
+    _buffers: Option<Box<dyn Kept>>,
+}
+
+/// What a promise keeps alive.
+pub(super) trait Kept: std::fmt::Debug + Send + Sync {}
 
 impl Promise {
     /// A promise, and where its word is found.
     pub(super) fn new() -> (Promise, Arc<Outcome>) {
+        Promise::with(None)
+    }
+
+    /// A promise that keeps `buffers` alive, and where its word is found.
+    pub(super) fn keeping(buffers: Box<dyn Kept>) -> (Promise, Arc<Outcome>) {
+        Promise::with(Some(buffers))
+    }
+
+    fn with(buffers: Option<Box<dyn Kept>>) -> (Promise, Arc<Outcome>) {
         let outcome = Arc::<Outcome>::default();
-        (Promise(Arc::clone(&outcome)), outcome)
+        (Promise { outcome: Arc::clone(&outcome), _buffers: buffers }, outcome)
     }
 
     pub(super) fn set(&self, result: Result<()>) {
-        self.0.set(result);
+        self.outcome.set(result);
     }
 
     /// Says that one part of an operation has ended well; the last to say so speaks for all.
@@ -112,8 +128,8 @@ impl Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        if self.0.lock().is_none() {
-            self.0.set(Err(Error::aborted(
+        if self.outcome.lock().is_none() {
+            self.outcome.set(Err(Error::aborted(
                 "another request has failed: the error of the scope or the communicator says how",
             )));
         }

@@ -102,7 +102,7 @@ pub(super) fn work(
         }
         // Now, and not only when the queue is closed: the other ranks wait.
         engine.session.publish_failure(error);
-        // What is still begun ends at once; the end of the scope or the desk closes the queue.
+        // What is still begun ends at once; the end of the scope, or of the detached communicator, closes the queue.
         while let Ok(job) = queue.recv() {
             job.set(error);
         }
@@ -174,11 +174,16 @@ fn run_group<'scope>(
     Ok(())
 }
 
-/// Moves what is under way until a part of it has ended.
+/// Moves what is under way until a part of it has ended. An error ends the communicator, whatever its kind: that part has begun, and may
+/// still be under way.
 fn await_end(engine: &mut Engine, outcome: &Outcome, under_way: &mut UnderWay<'_>) -> Result<()> {
     let mut backoff = Backoff::new(engine.patience());
     while !outcome.is_set() {
-        engine.turn(under_way, &mut backoff)?;
+        let ended = |error: Error| match is_own(&error) {
+            true => Error::internal("a message that had begun was refused").with_source(error),
+            false => error,
+        };
+        engine.turn(under_way, &mut backoff).map_err(ended)?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::Comm;
 use super::bridge::{CallCode, OpCode, ScalarCode, TypeCode, What};
-use crate::comm::{Buffers, Call, CallCount, Desk, Message, Pending, Steps};
+use crate::comm::{Buffers, Call, CallCount, Detached, Message, Pending, Steps};
 use crate::error::{Error, Result};
 use crate::exec::{check_to_self, wrong_counts};
 use crate::types::{Collective, DataType, Rank, ReduceOp, Scalar, World};
@@ -23,12 +23,12 @@ pub(super) enum Work {
 /// as the work is in use. `'static` is that promise, not a fact.
 #[inline]
 pub(super) unsafe fn work(
-    desk: &Desk,
+    detached: &Detached,
     what: &What,
     (send, recv): (*const u8, *mut u8),
     (send_counts, recv_counts): (&[usize], &[usize]),
 ) -> Result<Work> {
-    let comm = desk.communicator();
+    let comm = detached.communicator();
     let world = World { rank: Rank::new(comm.rank()), size: comm.size() };
     let placed = |error: Error| error.at(world.rank);
     let data_type = data_type(what.data_type).map_err(placed)?;
@@ -253,11 +253,11 @@ impl Batch {
         counts: (&[usize], &[usize]),
     ) -> Result<()> {
         // SAFETY: it lives, by the caller's promise, and only its rank and size are looked at, which never change.
-        let Comm(desk) = unsafe { &*comm };
-        let desk = desk.as_ref().ok_or_else(finalized)?;
-        let world = World { rank: Rank::new(desk.communicator().rank()), size: desk.communicator().size() };
+        let Comm(detached) = unsafe { &*comm };
+        let detached = detached.as_ref().ok_or_else(finalized)?;
+        let world = World { rank: Rank::new(detached.communicator().rank()), size: detached.communicator().size() };
         // SAFETY: the caller's promise.
-        let work = unsafe { work(desk, what, memory, counts) }?;
+        let work = unsafe { work(detached, what, memory, counts) }?;
         let place = self.0.iter().position(|part| part.comm == comm).unwrap_or_else(|| {
             self.0.push(Part { comm, messages: Vec::new(), steps: Steps::default() });
             self.0.len() - 1
@@ -294,13 +294,13 @@ impl Batch {
         let mut parts = Vec::with_capacity(self.0.len());
         for part in self.0 {
             // SAFETY: it lives, and nobody else uses it, by the caller's promise.
-            let Comm(desk) = unsafe { &*part.comm };
-            parts.push((desk.as_ref().ok_or_else(finalized)?, part.messages, part.steps));
+            let Comm(detached) = unsafe { &*part.comm };
+            parts.push((detached.as_ref().ok_or_else(finalized)?, part.messages, part.steps));
         }
-        if parts.iter().all(|(desk, ..)| desk.at_rest().is_ok()) {
+        if parts.iter().all(|(detached, ..)| detached.at_rest().is_ok()) {
             return crate::comm::group(|group| {
-                for (desk, messages, steps) in parts {
-                    let mut member = group.on(desk.at_rest()?);
+                for (detached, messages, steps) in parts {
+                    let mut member = group.on(detached.at_rest()?);
                     messages.into_iter().try_for_each(|message| member.add_message(message))?;
                     member.add_steps(steps);
                 }
@@ -308,7 +308,7 @@ impl Batch {
             });
         }
         // Beside the requests that are under way.
-        let begun = parts.into_iter().map(|(desk, messages, steps)| desk.begin_steps(messages, steps));
+        let begun = parts.into_iter().map(|(detached, messages, steps)| detached.begin_steps(messages, steps));
         let begun: Vec<Result<Pending>> = begun.collect();
         let mut first = Ok(());
         for pending in begun {

@@ -4,8 +4,8 @@ use super::bridge::Place;
 use super::{Comm, Failure, int_of};
 
 pub(super) fn placement(comm: &Comm, place: &mut Place) -> *mut Failure {
-    comm.on(|desk| {
-        let found = desk.placement()?;
+    comm.on(|detached| {
+        let found = detached.placement()?;
         let device = found.device.as_ref();
         *place = Place {
             printed: found.to_string(),
@@ -24,8 +24,8 @@ pub(super) fn placement(comm: &Comm, place: &mut Place) -> *mut Failure {
 }
 
 pub(super) fn locality(comm: &Comm, place: &mut Place) -> *mut Failure {
-    comm.on(|desk| {
-        let found = desk.at_rest()?.locality()?;
+    comm.on(|detached| {
+        let found = detached.at_rest()?.locality()?;
         place.host = int_of(found.host);
         place.hosts = int_of(found.hosts);
         place.local_rank = int_of(found.local_rank);

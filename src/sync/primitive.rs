@@ -5,12 +5,12 @@
 //! `dyn`. `tests/sanitize.sh` builds with `--cfg sanitize_thread`, for locks that the sanitizer can see.
 
 #[cfg(all(loom, test))]
-pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
+pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 #[cfg(all(loom, test))]
 pub use loom::sync::{Condvar, Mutex, MutexGuard};
 pub use std::sync::atomic::Ordering;
 #[cfg(not(all(loom, test)))]
-pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
+pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 pub use std::sync::{Arc, OnceLock, Weak};
 #[cfg(not(any(all(loom, test), sanitize_thread)))]
 pub use std::sync::{Condvar, Mutex, MutexGuard};

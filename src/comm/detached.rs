@@ -1,8 +1,8 @@
-//! Requests without a scope: for memory that is never given back, and for the C++ classes, whose users keep it.
+//! Requests that no scope bounds: those that own their buffers ([`owned`](super::owned)), and those of the C++ classes, whose users
+//! keep the buffers.
 //!
-//! A scope proves that the buffers of requests outlive them; a desk takes only what outlives everything. The engine moves to a
-//! thread with the first request and comes back with the first other call after the last of them has ended: calls with no request
-//! under way cost what they cost without a desk.
+//! The engine moves to a thread with the first request, and comes back with the first other call after the last request has ended. So
+//! calls with no request under way cost what they cost on the communicator itself.
 
 use std::cell::RefCell;
 use std::sync::mpsc::{Sender, channel};
@@ -22,38 +22,20 @@ use crate::sys::fork::Birthplace;
 use crate::sys::thread;
 use crate::types::Element;
 
-/// A communicator whose operations may go on while the program does other things, in memory that lives for ever.
+/// A communicator whose requests can be stored: each owns its buffers, and no scope bounds it. [`Detached::start`] has an example.
 ///
-/// # Examples
-/// ```
-/// use rsccl::comm::{Buffers, Call, CallCount, Desk};
-/// use rsccl::types::Collective;
-/// use rsccl::{DataType, ReduceOp};
-///
-/// rsccl::local::run(3, |comm| {
-///     let rank = comm.rank();
-///     let desk = Desk::new(comm);
-///     let buffer: &'static mut [u32] = Box::leak(vec![rank; 1000].into());
-///     let count = CallCount::Each(1000);
-///     let (collective, data_type, op) = (Collective::AllReduce, DataType::U32, Some(ReduceOp::Sum));
-///     let sum = desk.begin(Call { collective, data_type, op, root: None, count, buffers: Buffers::shared(buffer) })?;
-///     // ... compute ...
-///     sum.wait()?;
-///     desk.finalize()
-/// })?;
-/// # Ok::<(), rsccl::Error>(())
-/// ```
+/// Blocking calls go through [`Detached::at_rest`] while no request is under way. Dropping it waits until its requests have ended.
 #[derive(Debug)]
-pub struct Desk {
+pub struct Detached {
     // Before the communicator: what is under way ends first.
     worker: RefCell<Option<Worker>>,
     communicator: Communicator,
 }
 
-/// An operation that was begun at a [`Desk`]. Dropping it neither stops it nor waits for it.
+/// An operation that was begun on a [`Detached`] communicator. Dropping it neither stops it nor waits for it.
 #[derive(Debug)]
 #[must_use = "wait() says when the buffers hold the result"]
-pub struct Pending {
+pub(crate) struct Pending {
     birthplace: Birthplace,
     outcome: Arc<Outcome>,
     hooks: WaitingHooks,
@@ -76,14 +58,14 @@ struct Worker {
 /// The engine as a worker gives it back, and what ended the communicator meanwhile.
 type Worked = (Box<Engine>, Result<()>);
 
-impl Desk {
-    /// A desk for `communicator`.
-    pub fn new(communicator: Communicator) -> Desk {
-        Desk { worker: RefCell::new(None), communicator }
+impl Detached {
+    /// Detaches the requests of `communicator` from scopes.
+    pub fn new(communicator: Communicator) -> Detached {
+        Detached { worker: RefCell::new(None), communicator }
     }
 
     /// The communicator, for what neither waits nor sends: rank, size, abort. Its calls are errors while requests are under way;
-    /// [`Desk::at_rest`] says so in better words.
+    /// [`Detached::at_rest`] says so in better words.
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
     }
@@ -177,105 +159,6 @@ impl Desk {
         self.beside(move |engine, beside| engine.register(&memory, beside).map_err(|error| error.during("register")))
     }
 
-    /// Runs a collective to its end, behind those that are under way.
-    ///
-    /// # Errors
-    /// As [`Communicator::run`].
-    #[inline]
-    pub fn run(&self, call: Call<'static>) -> Result<()> {
-        self.communicator.check_process()?;
-        if self.worker.borrow().is_none() || self.settle() {
-            return self.communicator.run(&call);
-        }
-        self.begin(call)?.wait()
-    }
-
-    /// Runs one send or recv to its end.
-    ///
-    /// # Errors
-    /// As [`Communicator::send`].
-    pub fn message(&self, message: Message<'static>) -> Result<()> {
-        self.communicator.check_process()?;
-        if self.is_home() { self.communicator.message(message) } else { self.begin_message(message)?.wait() }
-    }
-
-    /// Runs messages side by side to their ends; those to and from the own rank go in pairs.
-    ///
-    /// # Errors
-    /// As [`Communicator::send_recv`].
-    pub fn messages(&self, messages: Vec<Message<'static>>) -> Result<()> {
-        if self.is_home() { self.communicator.messages(messages) } else { self.begin_messages(messages)?.wait() }
-    }
-
-    /// Runs an `all_to_all_v`, described as its messages, to its end. A message between two ranks that was begun before it is received
-    /// before it.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_to_all_v`].
-    pub fn exchange(&self, messages: Vec<Message<'static>>) -> Result<()> {
-        self.communicator.check_process()?;
-        if self.is_home() { self.communicator.exchange(messages) } else { self.begin_exchange(messages)?.wait() }
-    }
-
-    /// Begins a collective. Collectives run one after the other, in the order in which they were begun, as all ranks must begin them.
-    ///
-    /// # Errors
-    /// As the call's, where one rank alone can see it; the rest comes with [`Pending::wait`].
-    pub fn begin(&self, call: Call<'static>) -> Result<Pending> {
-        self.begin_all(Vec::new(), vec![call])
-    }
-
-    /// Begins one send or recv; not to or from the own rank.
-    ///
-    /// # Errors
-    /// As [`Desk::begin`].
-    pub fn begin_message(&self, message: Message<'static>) -> Result<Pending> {
-        check_message(&message, self.communicator.world()?)?;
-        let (promise, outcome) = Promise::new();
-        self.queue(Job::Messages(vec![message], promise), outcome)
-    }
-
-    /// Begins messages that run side by side; those to and from the own rank go in pairs.
-    ///
-    /// # Errors
-    /// As [`Desk::begin`].
-    pub fn begin_messages(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
-        check_messages(&messages, self.communicator.world()?)?;
-        let (promise, outcome) = Promise::new();
-        self.queue(Job::Messages(messages, promise), outcome)
-    }
-
-    /// Begins an `all_to_all_v`, described as its messages: one to and one from each rank, in rank order.
-    ///
-    /// # Errors
-    /// As [`Desk::begin`].
-    pub fn begin_exchange(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
-        check_messages(&messages, self.communicator.world()?)?;
-        let (promise, outcome) = Promise::new();
-        self.queue(Job::Exchange(messages, promise), outcome)
-    }
-
-    /// Begins what a group holds: messages, which may go to the own rank in pairs, and collectives, of which those that follow each
-    /// other travel as one where the group's would.
-    ///
-    /// # Errors
-    /// As [`Desk::begin`].
-    pub fn begin_all(&self, messages: Vec<Message<'static>>, calls: Vec<Call<'static>>) -> Result<Pending> {
-        let mut steps = Steps::default();
-        for call in calls {
-            call.check(self.communicator.world()?).map_err(|error| error.at(self.communicator.me()))?;
-            steps.add(call);
-        }
-        self.begin_steps(messages, steps)
-    }
-
-    /// [`Desk::begin_all`] with collectives that have been checked, `all_to_all_v` among them.
-    pub(crate) fn begin_steps(&self, messages: Vec<Message<'static>>, steps: Steps<'static>) -> Result<Pending> {
-        check_messages(&messages, self.communicator.world()?)?;
-        let (promise, outcome) = Promise::new();
-        self.queue(Job::Group(messages, steps, promise), outcome)
-    }
-
     /// What ended this communicator, if anything did. Never waits.
     pub fn async_error(&self) -> Option<Error> {
         if let Err(error) = self.communicator.check_process() {
@@ -296,14 +179,15 @@ impl Desk {
     /// As [`Communicator::finalize`].
     pub fn finalize(self) -> Result<()> {
         self.communicator.check_process()?;
-        let Desk { worker, communicator } = self;
+        let Detached { worker, communicator } = self;
         if let Some(worker) = worker.into_inner() {
             close(&communicator, worker);
         }
         communicator.finalize()
     }
 
-    fn queue(&self, job: Job<'static>, outcome: Arc<Outcome>) -> Result<Pending> {
+    /// Hands a job to the thread of requests, which is started for the first.
+    pub(super) fn queue(&self, job: Job<'static>, outcome: Arc<Outcome>) -> Result<Pending> {
         self.communicator.check_process()?;
         let mut worker = self.worker.borrow_mut();
         if worker.is_none() {
@@ -354,14 +238,14 @@ impl Desk {
         }
     }
 
-    /// Takes the engine back where that takes no time. Whether it is here: else messages have to go where it is, since to wait until
-    /// peers have taken what requests have sent might be to wait for peers that wait for the message.
+    /// Takes the engine back if the worker has nothing left to do; returns whether the engine is here. If not, the caller must send its
+    /// message through the worker: waiting for the worker could deadlock with a peer that waits for this very message.
     fn is_home(&self) -> bool {
         let is_away = |open: &Worker| !is_resting(&open.unfinished, &open.resting) && !open.has_failed();
         if self.worker.borrow().as_ref().is_some_and(is_away) { false } else { self.settle() }
     }
 
-    /// Takes the engine back where no request is under way, once peers have taken what requests have sent. Whether it is here.
+    /// Takes the engine back if no request is under way, once peers have taken what requests have sent; returns whether it is here.
     fn settle(&self) -> bool {
         let mut worker = self.worker.borrow_mut();
         let busy = |open: &Worker| open.unfinished.iter().any(|outcome| !outcome.is_set());
@@ -372,6 +256,109 @@ impl Desk {
             close(&self.communicator, worker);
         }
         true
+    }
+}
+
+/// Calls that are described, in memory of which the caller promises that it outlives them.
+#[cfg(any(feature = "cpp", test))]
+impl Detached {
+    /// Runs a collective to its end, behind those that are under way.
+    ///
+    /// # Errors
+    /// As [`Communicator::run`].
+    #[inline]
+    pub(crate) fn run(&self, call: Call<'static>) -> Result<()> {
+        self.communicator.check_process()?;
+        if self.worker.borrow().is_none() || self.settle() {
+            return self.communicator.run(&call);
+        }
+        self.begin(call)?.wait()
+    }
+
+    /// Runs one send or recv to its end.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    pub(crate) fn message(&self, message: Message<'static>) -> Result<()> {
+        self.communicator.check_process()?;
+        if self.is_home() { self.communicator.message(message) } else { self.begin_message(message)?.wait() }
+    }
+
+    /// Runs messages side by side to their ends; those to and from the own rank go in pairs.
+    ///
+    /// # Errors
+    /// As [`Communicator::send_recv`].
+    pub(crate) fn messages(&self, messages: Vec<Message<'static>>) -> Result<()> {
+        if self.is_home() { self.communicator.messages(messages) } else { self.begin_messages(messages)?.wait() }
+    }
+
+    /// Runs an `all_to_all_v`, described as its messages, to its end. A message between two ranks that was begun before it is received
+    /// before it.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_to_all_v`].
+    pub(crate) fn exchange(&self, messages: Vec<Message<'static>>) -> Result<()> {
+        self.communicator.check_process()?;
+        if self.is_home() { self.communicator.exchange(messages) } else { self.begin_exchange(messages)?.wait() }
+    }
+
+    /// Begins a collective. Collectives run one after the other, in the order in which they were begun, as all ranks must begin them.
+    ///
+    /// # Errors
+    /// As the call's, where one rank alone can see it; the rest comes with [`Pending::wait`].
+    pub(crate) fn begin(&self, call: Call<'static>) -> Result<Pending> {
+        self.begin_all(Vec::new(), vec![call])
+    }
+
+    /// Begins one send or recv; not to or from the own rank.
+    ///
+    /// # Errors
+    /// As [`Detached::begin`].
+    pub(crate) fn begin_message(&self, message: Message<'static>) -> Result<Pending> {
+        check_message(&message, self.communicator.world()?)?;
+        let (promise, outcome) = Promise::new();
+        self.queue(Job::Messages(vec![message], promise), outcome)
+    }
+
+    /// Begins messages that run side by side; those to and from the own rank go in pairs.
+    ///
+    /// # Errors
+    /// As [`Detached::begin`].
+    pub(crate) fn begin_messages(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
+        check_messages(&messages, self.communicator.world()?)?;
+        let (promise, outcome) = Promise::new();
+        self.queue(Job::Messages(messages, promise), outcome)
+    }
+
+    /// Begins an `all_to_all_v`, described as its messages: one to and one from each rank, in rank order.
+    ///
+    /// # Errors
+    /// As [`Detached::begin`].
+    pub(crate) fn begin_exchange(&self, messages: Vec<Message<'static>>) -> Result<Pending> {
+        check_messages(&messages, self.communicator.world()?)?;
+        let (promise, outcome) = Promise::new();
+        self.queue(Job::Exchange(messages, promise), outcome)
+    }
+
+    /// Begins what a group holds: messages, which may go to the own rank in pairs, and collectives, of which those that follow each
+    /// other travel as one where the group's would.
+    ///
+    /// # Errors
+    /// As [`Detached::begin`].
+    pub(crate) fn begin_all(&self, messages: Vec<Message<'static>>, calls: Vec<Call<'static>>) -> Result<Pending> {
+        let mut steps = Steps::default();
+        for call in calls {
+            call.check(self.communicator.world()?).map_err(|error| error.at(self.communicator.me()))?;
+            steps.add(call);
+        }
+        self.begin_steps(messages, steps)
+    }
+
+    /// [`Detached::begin_all`] with collectives that have been checked, `all_to_all_v` among them.
+    pub(crate) fn begin_steps(&self, messages: Vec<Message<'static>>, steps: Steps<'static>) -> Result<Pending> {
+        check_messages(&messages, self.communicator.world()?)?;
+        let (promise, outcome) = Promise::new();
+        self.queue(Job::Group(messages, steps, promise), outcome)
     }
 }
 
@@ -411,7 +398,7 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// For a desk that is dropped: its requests end, then it says goodbye.
+    /// Where the detached communicator is dropped: its requests end, then it says goodbye.
     fn drop(&mut self) {
         if !self.birthplace.is_here() {
             // A forked child has none of its parent's threads: nothing here ends, nor says goodbye.
@@ -432,12 +419,12 @@ impl Pending {
     ///
     /// # Errors
     /// The operation's.
-    pub fn wait(&self) -> Result<()> {
+    pub(crate) fn wait(&self) -> Result<()> {
         if self.birthplace.is_here() { self.outcome.wait(&self.hooks) } else { Err(forked()) }
     }
 
     /// Whether the operation has ended, well or not. Never waits.
-    pub fn is_finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.outcome.is_set()
     }
 }
@@ -470,33 +457,34 @@ mod tests {
             let (rank, size) = (comm.rank(), comm.size());
             let (right, left) = (Rank::new((rank + 1) % size), Rank::new((rank + 2) % size));
             let own = Rank::new(rank);
-            let desk = Desk::new(comm);
+            let detached = Detached::new(comm);
             for busy in [0, 1, 2] {
                 // What rank `busy` has begun is taken only behind other calls.
                 let receives = own.after(2, size) == Rank::new(busy);
                 let sends = rank == busy;
-                let early = sends.then(|| desk.begin_message(Message::send(leaked(300_000, 7), right))).transpose()?;
-                desk.run(sum(leaked(10, rank)))?;
+                let early =
+                    sends.then(|| detached.begin_message(Message::send(leaked(300_000, 7), right))).transpose()?;
+                detached.run(sum(leaked(10, rank)))?;
                 let mut group = vec![Message::send(leaked(3, rank), own), Message::recv(leaked(3, 9), own)];
                 group.extend([Message::send(leaked(5, rank), left), Message::recv(leaked(5, 9), right)]);
-                desk.begin_all(group, vec![sum(leaked(4, 1)), sum(leaked(4, 2))])?.wait()?;
+                detached.begin_all(group, vec![sum(leaked(4, 1)), sum(leaked(4, 2))])?.wait()?;
                 let both = |peer: u32| {
                     let peer = Rank::new(peer);
                     [Message::send(leaked(2, rank), peer), Message::recv(leaked(2, 9), peer)]
                 };
                 if receives {
-                    desk.message(Message::recv(leaked(300_000, 9), left))?;
+                    detached.message(Message::recv(leaked(300_000, 9), left))?;
                 }
-                desk.exchange((0..size).flat_map(both).collect())?;
-                desk.begin_exchange((0..size).flat_map(both).collect())?.wait()?;
+                detached.exchange((0..size).flat_map(both).collect())?;
+                detached.begin_exchange((0..size).flat_map(both).collect())?.wait()?;
                 if let Some(early) = early {
                     early.wait()?;
                     assert!(early.is_finished());
                 }
             }
-            desk.at_rest()?.barrier()?;
-            assert!(desk.async_error().is_none());
-            desk.finalize()
+            detached.at_rest()?.barrier()?;
+            assert!(detached.async_error().is_none());
+            detached.finalize()
         })
         .unwrap();
     }
@@ -509,30 +497,32 @@ mod tests {
             let config = Config::default().with_p2p_disable(no_local).with_shm_disable(no_shm);
             local::run_with(3, &config.with_timeout(Duration::from_secs(30)), |comm| {
                 let (rank, size) = (comm.rank(), comm.size());
-                let desk = Desk::new(comm);
+                let detached = Detached::new(comm);
                 for count in [1, 300_000] {
-                    let early = (rank == 0).then(|| desk.begin_message(Message::send(leaked(count, 7), Rank::new(1))));
-                    let late = (rank == 0).then(|| desk.begin_message(Message::recv(leaked(count, 9), Rank::new(2))));
+                    let early =
+                        (rank == 0).then(|| detached.begin_message(Message::send(leaked(count, 7), Rank::new(1))));
+                    let late =
+                        (rank == 0).then(|| detached.begin_message(Message::recv(leaked(count, 9), Rank::new(2))));
                     if rank == 1 {
-                        desk.message(Message::recv(leaked(count, 9), Rank::new(0)))?;
+                        detached.message(Message::recv(leaked(count, 9), Rank::new(0)))?;
                     }
-                    let half = desk.split(Some(rank % 2), 0)?.ok_or_else(|| Error::internal("no child"))?;
+                    let half = detached.split(Some(rank % 2), 0)?.ok_or_else(|| Error::internal("no child"))?;
                     assert_eq!((half.rank(), half.size()), (rank / 2, 2 - rank % 2));
                     assert_eq!(
-                        (desk.placement()?.local_rank, desk.local()?.size(), desk.cross()?.size()),
+                        (detached.placement()?.local_rank, detached.local()?.size(), detached.cross()?.size()),
                         (rank, size, 1)
                     );
-                    assert!(desk.split((rank == 1).then_some(0), 0)?.is_some() == (rank == 1));
-                    desk.register(&Buffer::<u32>::new(100)?)?;
+                    assert!(detached.split((rank == 1).then_some(0), 0)?.is_some() == (rank == 1));
+                    detached.register(&Buffer::<u32>::new(100)?)?;
                     half.barrier()?;
                     if rank == 2 {
-                        desk.message(Message::send(leaked(count, 5), Rank::new(0)))?;
+                        detached.message(Message::send(leaked(count, 5), Rank::new(0)))?;
                     }
                     for pending in early.into_iter().chain(late) {
                         pending?.wait()?;
                     }
                 }
-                desk.finalize()
+                detached.finalize()
             })
             .unwrap();
         }
@@ -545,7 +535,7 @@ mod tests {
         let config = Config::default().with_timeout(soon).with_init_timeout(soon);
         let ends: Vec<Error> = local::run_with(2, &config, |comm| {
             let rank = comm.rank();
-            let desk = Desk::new(comm);
+            let detached = Detached::new(comm);
             if rank == 1 {
                 let call = Call {
                     collective: Collective::AllReduce,
@@ -555,10 +545,10 @@ mod tests {
                     count: CallCount::Each(1),
                     buffers: Buffers::shared(leaked(1, 1)),
                 };
-                return Ok(desk.run(call).expect_err("the other rank is elsewhere"));
+                return Ok(detached.run(call).expect_err("the other rank is elsewhere"));
             }
-            let pending = desk.begin_message(Message::recv(leaked(1, 9), Rank::new(1)))?;
-            let end = desk.split(Some(0), 0).expect_err("the other rank is elsewhere");
+            let pending = detached.begin_message(Message::recv(leaked(1, 9), Rank::new(1)))?;
+            let end = detached.split(Some(0), 0).expect_err("the other rank is elsewhere");
             pending.wait().expect_err("its communicator has failed");
             Ok(end)
         })
@@ -573,15 +563,15 @@ mod tests {
     fn what_cannot_run_beside_requests_says_so() {
         local::run(2, |comm| {
             let rank = comm.rank();
-            let desk = Desk::new(comm);
+            let detached = Detached::new(comm);
             let theirs = Rank::new(1 - rank);
-            let pending = desk.begin_message(Message::recv(leaked(1, 9), theirs))?;
-            assert_eq!(desk.at_rest().unwrap_err().kind(), Kind::InvalidUsage);
+            let pending = detached.begin_message(Message::recv(leaked(1, 9), theirs))?;
+            assert_eq!(detached.at_rest().unwrap_err().kind(), Kind::InvalidUsage);
             let own = Message::send(leaked(1, 9), Rank::new(rank));
-            assert_eq!(desk.begin_message(own).unwrap_err().kind(), Kind::InvalidUsage);
-            desk.begin_message(Message::send(leaked(1, 7), theirs))?.wait()?;
+            assert_eq!(detached.begin_message(own).unwrap_err().kind(), Kind::InvalidUsage);
+            detached.begin_message(Message::send(leaked(1, 7), theirs))?.wait()?;
             pending.wait()?;
-            desk.at_rest().map(drop)
+            detached.at_rest().map(drop)
         })
         .unwrap();
     }
@@ -590,28 +580,28 @@ mod tests {
     fn a_request_that_fails_ends_the_communicator_on_all_ranks() {
         local::run(3, |comm| {
             let rank = comm.rank();
-            let desk = Desk::new(comm);
+            let detached = Detached::new(comm);
             let count = if rank == 2 { 2000 } else { 1000 };
-            let error = desk.begin(sum(leaked(count, rank)))?.wait().unwrap_err();
+            let error = detached.begin(sum(leaked(count, rank)))?.wait().unwrap_err();
             assert_eq!(error.kind(), Kind::Mismatch, "{error}");
-            assert!(desk.async_error().is_some());
-            assert!(desk.run(sum(leaked(1, 1))).is_err() && desk.begin(sum(leaked(1, 1))).is_err());
+            assert!(detached.async_error().is_some());
+            assert!(detached.run(sum(leaked(1, 1))).is_err() && detached.begin(sum(leaked(1, 1))).is_err());
             Ok(())
         })
         .unwrap();
     }
 
     #[test]
-    fn a_desk_that_is_dropped_waits_for_its_requests() {
+    fn a_detached_communicator_that_is_dropped_waits_for_its_requests() {
         local::run(2, |comm| {
             let theirs = Rank::new(1 - comm.rank());
             let sends = comm.rank() == 0;
-            let desk = Desk::new(comm);
+            let detached = Detached::new(comm);
             let pending = match sends {
-                true => desk.begin_message(Message::send(leaked(300_000, 7), theirs))?,
-                false => desk.begin_message(Message::recv(leaked(300_000, 9), theirs))?,
+                true => detached.begin_message(Message::send(leaked(300_000, 7), theirs))?,
+                false => detached.begin_message(Message::recv(leaked(300_000, 9), theirs))?,
             };
-            drop(desk);
+            drop(detached);
             assert!(pending.is_finished());
             pending.wait()
         })

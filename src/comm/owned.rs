@@ -1,0 +1,277 @@
+//! Requests that own their buffers, so that a program can store them: in a struct, in a `Vec`, across iterations of a loop.
+//!
+//! The buffers move to a place of their own, to which the calls of the request point. That place is freed when both the request and the
+//! thread that works at it have let go of it, and the request gives the buffers back only after the operation has ended. So a request
+//! that is dropped, or forgotten, is safe: its operation goes on in memory that nobody else has.
+
+use std::fmt;
+use std::ptr::null_mut;
+
+use crate::comm::detached::{Detached, Pending};
+use crate::comm::group::{Calls, Member};
+use crate::comm::request::{Kept, Promise};
+use crate::comm::worker::{Job, check_messages};
+use crate::error::{Error, Result};
+use crate::sync::primitive::{Arc, AtomicPtr, Ordering};
+
+/// An operation under way, and its buffers. [`OwnedRequest::wait`] gives them back. Made by [`Detached::start`].
+///
+/// Dropping it neither stops the operation nor waits for it: the buffers are freed when the operation has ended.
+#[must_use = "wait() gives the buffers back"]
+pub struct OwnedRequest<B> {
+    place: Arc<Place<B>>,
+    pending: Pending,
+}
+
+impl Detached {
+    /// Begins the calls that `body` adds, on `buffers` that the request owns until they have ended.
+    ///
+    /// `body` has a [`Member`], as in a [group](crate::group()): one call, or several that run as one. Messages run side by side with those
+    /// of other requests; collectives run one after the other, in the order in which they were started, as all ranks must start them.
+    /// Where `body` returns an error nothing runs, and the buffers are dropped.
+    ///
+    /// # Errors
+    /// That of `body`, and where a send to this rank itself has no recv; every other error of the calls comes with
+    /// [`OwnedRequest::wait`].
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    /// use rsccl::comm::{Detached, OwnedRequest};
+    ///
+    /// /// Gradients are summed while the next ones are computed.
+    /// struct Trainer {
+    ///     ranks: Detached,
+    ///     under_way: Vec<OwnedRequest<Vec<f32>>>,
+    /// }
+    ///
+    /// rsccl::local::run(3, |comm| {
+    ///     let mut trainer = Trainer { ranks: Detached::new(comm), under_way: Vec::new() };
+    ///     for layer in 0..4 {
+    ///         let gradients = vec![layer as f32; 1000];
+    ///         let sum = trainer.ranks.start(gradients, |calls, gradients| {
+    ///             calls.all_reduce_in_place(gradients, ReduceOp::Sum)
+    ///         })?;
+    ///         trainer.under_way.push(sum);
+    ///     }
+    ///     for (layer, sum) in trainer.under_way.drain(..).enumerate() {
+    ///         assert_eq!(sum.wait()?[999], 3.0 * layer as f32);
+    ///     }
+    ///     // Input and output apart: the request owns both.
+    ///     let buffers = (vec![trainer.ranks.communicator().rank()], vec![0; 3]);
+    ///     let gathered = trainer.ranks.start(buffers, |calls, (mine, all)| calls.all_gather(mine, all))?;
+    ///     assert_eq!(gathered.wait()?.1, [0, 1, 2]);
+    ///     trainer.ranks.finalize()
+    /// })?;
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn start<B: Send + 'static>(
+        &self,
+        buffers: B,
+        body: impl for<'a> FnOnce(&mut Member<'_, 'a>, &'a mut B) -> Result<()>,
+    ) -> Result<OwnedRequest<B>> {
+        let world = self.communicator().world()?;
+        let place = Arc::new(Place::new(buffers));
+        let mut calls = Calls::default();
+        // SAFETY: lent once. The reference goes to `body` alone, which must work with any lifetime of it, so that it can put it nowhere but
+        // into `calls`. They are dropped here, or go to the thread of requests together with a promise that keeps the place; once that
+        // promise has given its word, nobody follows the pointers of the calls any more.
+        let lent = unsafe { place.lend() };
+        body(&mut Member::new(Ok(world), &mut calls), lent)?;
+        check_messages(&calls.messages, world)?;
+        let (promise, outcome) = Promise::keeping(Box::new(Arc::clone(&place)));
+        // Messages alone run beside what is started after them; a collective keeps the thread until it has ended.
+        let job = match calls.steps.is_empty() {
+            true => Job::Messages(calls.messages, promise),
+            false => Job::Group(calls.messages, calls.steps, promise),
+        };
+        Ok(OwnedRequest { place, pending: self.queue(job, outcome)? })
+    }
+}
+
+impl<B> OwnedRequest<B> {
+    /// Waits until the operation has ended, and gives its buffers back; the communicator's time-out bounds the wait.
+    ///
+    /// # Errors
+    /// The operation's; its buffers are dropped then. A program that needs its input after an error keeps a clone of an `Arc` of it.
+    pub fn wait(self) -> Result<B> {
+        self.pending.wait()?;
+        // SAFETY: the operation has ended.
+        let buffers = unsafe { self.place.take() };
+        buffers.map(|buffers| *buffers).ok_or_else(|| Error::internal("a request has lost its buffers"))
+    }
+
+    /// Whether the operation has ended, well or not. Never waits.
+    pub fn is_finished(&self) -> bool {
+        self.pending.is_finished()
+    }
+}
+
+impl<B> fmt::Debug for OwnedRequest<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedRequest").field("is_finished", &self.is_finished()).finish_non_exhaustive()
+    }
+}
+
+/// Where the buffers of a request are. Null once they were taken.
+struct Place<B>(AtomicPtr<B>);
+
+impl<B> Place<B> {
+    fn new(buffers: B) -> Place<B> {
+        Place(AtomicPtr::new(Box::into_raw(Box::new(buffers))))
+    }
+
+    /// The buffers, for calls that point to them.
+    ///
+    /// # Safety
+    /// Called once. Neither the reference nor what was made of it is used after the place was dropped, or [`Place::take`] was called.
+    unsafe fn lend(&self) -> &'static mut B {
+        // Relaxed: the thread that calls this has made the place.
+        let place = self.0.load(Ordering::Relaxed);
+        // SAFETY: it came from a box, which nobody has taken, and by the caller's promise nobody else has a reference to it.
+        unsafe { &mut *place }
+    }
+
+    /// Takes the buffers out.
+    ///
+    /// # Safety
+    /// What was lent is used no more, and the caller knows it from who has used it.
+    unsafe fn take(&self) -> Option<Box<B>> {
+        // Relaxed: the caller knows of the end by a lock or by the last reference, and sees by it what was written before.
+        let place = self.0.swap(null_mut(), Ordering::Relaxed);
+        if place.is_null() {
+            return None;
+        }
+        // SAFETY: it came from a box, and whoever swaps it out is the only one to have it.
+        Some(unsafe { Box::from_raw(place) })
+    }
+}
+
+impl<B> Drop for Place<B> {
+    fn drop(&mut self) {
+        // SAFETY: the last that had the place is gone, so nobody works at the request any more.
+        drop(unsafe { self.take() });
+    }
+}
+
+impl<B> fmt::Debug for Place<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Place")
+    }
+}
+
+impl<B: Send> Kept for Arc<Place<B>> {}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+    use crate::comm::local;
+    use crate::config::Config;
+    use crate::error::Kind;
+    use crate::types::ReduceOp;
+
+    /// A buffer that tells when it is freed.
+    struct Told {
+        words: Vec<u32>,
+        freed: Sender<u32>,
+    }
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            // The test may have ended by an assertion.
+            let _unheard = self.freed.send(self.words[0]);
+        }
+    }
+
+    #[test]
+    fn messages_of_requests_run_side_by_side() {
+        local::run(2, |comm| {
+            let (me, peer) = (comm.rank(), 1 - comm.rank());
+            let ranks = Detached::new(comm);
+            // Far more than the slots hold: each send ends only while its peer's recv runs, which both ranks start behind their sends.
+            let sent = ranks.start(vec![me; 1 << 20], |calls, buffer| calls.send(buffer, peer))?;
+            let received = ranks.start(vec![9; 1 << 20], |calls, buffer| calls.recv(buffer, peer))?;
+            assert_eq!(received.wait()?, vec![peer; 1 << 20]);
+            assert_eq!(sent.wait()?, vec![me; 1 << 20]);
+            ranks.finalize()
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn several_calls_of_a_request_run_as_a_group() {
+        local::run(3, |comm| {
+            let (me, size) = (comm.rank(), comm.size());
+            let ranks = Detached::new(comm);
+            let buffers = ([me], [9], [me; 3], [0; 3]);
+            let both = ranks.start(buffers, |calls, (mine, own, parts, swapped)| {
+                calls.send(mine, me)?;
+                calls.all_to_all(parts, swapped)?;
+                calls.recv(own, me)
+            })?;
+            let (_, own, _, swapped) = both.wait()?;
+            assert_eq!((own, swapped), ([me], [0, 1, 2]));
+            assert_eq!(size, 3);
+            ranks.finalize()
+        })
+        .unwrap();
+    }
+
+    /// Dropped while the operation runs, the buffers live on until it has ended.
+    #[test]
+    fn a_request_that_is_dropped_or_forgotten_leaves_its_operation_alone() {
+        local::run(2, |comm| {
+            let me = comm.rank();
+            let ranks = Detached::new(comm);
+            let (freed, heard) = channel();
+            let told = |word| Told { words: vec![word; 1000], freed: freed.clone() };
+            drop(ranks.start(told(me), |calls, told| calls.all_reduce_in_place(&mut told.words, ReduceOp::Sum))?);
+            let forgotten =
+                ranks.start(told(10), |calls, told| calls.all_reduce_in_place(&mut told.words, ReduceOp::Sum))?;
+            std::mem::forget(forgotten);
+            let last =
+                ranks.start(told(20), |calls, told| calls.all_reduce_in_place(&mut told.words, ReduceOp::Sum))?;
+            let last = last.wait()?;
+            assert_eq!(last.words, [40; 1000], "collectives run in their order, so those before have ended");
+            ranks.finalize()?;
+            assert_eq!(
+                heard.try_iter().collect::<Vec<_>>(),
+                [1],
+                "the sum of the dropped one; the forgotten one is never freed"
+            );
+            drop(last);
+            assert_eq!(heard.try_iter().collect::<Vec<_>>(), [40]);
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn buffers_are_freed_where_nothing_is_started_and_where_the_communicator_fails() {
+        let config = Config::default();
+        local::run_with(2, &config, |comm| {
+            let me = comm.rank();
+            let ranks = Detached::new(comm);
+            let (freed, heard) = channel();
+            let told = |word| Told { words: vec![word; 4], freed: freed.clone() };
+            let refused = ranks.start(told(1), |calls, told| calls.broadcast(&mut told.words, 7)).unwrap_err();
+            assert_eq!((refused.kind(), refused.rank()), (Kind::InvalidArgument, Some(me)));
+            let refused = ranks.start(told(2), |calls, told| calls.send(&told.words, me)).unwrap_err();
+            assert_eq!(refused.kind(), Kind::InvalidUsage, "{refused}");
+            assert_eq!(heard.try_iter().collect::<Vec<_>>(), [1, 2]);
+            // The ranks disagree about the root.
+            let failed = ranks.start(told(3), |calls, told| calls.broadcast(&mut told.words, me))?;
+            assert_eq!(failed.wait().map(drop).unwrap_err().kind(), Kind::Mismatch);
+            assert!(ranks.start(told(4), |calls, told| calls.broadcast(&mut told.words, 0)).is_err());
+            drop(ranks);
+            let mut freed: Vec<u32> = heard.try_iter().collect();
+            freed.sort_unstable();
+            assert_eq!(freed.len(), 2, "{freed:?}");
+            Ok(())
+        })
+        .unwrap();
+    }
+}
