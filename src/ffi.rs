@@ -1,10 +1,11 @@
 //! The bridge under the C++ classes of `cpp/`: every function of them that is not a template ends in one of these.
 //!
-//! No panic and no exception crosses. A function that can fail returns a [`Failure`], null where all went well, so that a call
-//! that succeeds costs a register; the C++ side turns it into the exception of its kind. What a panic leaves behind is an error
-//! of kind internal, and a communicator that has ended.
+//! No panic and no exception crosses. A function that can fail returns a [`Failure`], null where all went well, so that
+//! a call that succeeds costs a register; the C++ side turns it into the exception of its kind. What a panic leaves
+//! behind is an error of kind internal, and a communicator that has ended.
 //!
-//! Opaque things are made empty and filled by a call that can fail. C++ sees to it that one thread uses a [`Comm`] at a time.
+//! Opaque things are made empty and filled by a call that can fail. C++ sees to it that one thread uses a [`Comm`] at a
+//! time.
 
 mod call;
 mod failure;
@@ -465,8 +466,8 @@ fn size(comm: &Comm) -> i32 {
 }
 
 /// # Safety
-/// The memory that `what` and the rank and size of `comm` call for lies at `send` and `recv`, is good for reading and writing, and nobody
-/// else touches it until the call returns.
+/// The memory that `what` and the rank and size of `comm` call for lies at `send` and `recv`, is good for reading and
+/// writing, and nobody else touches it until the call returns.
 unsafe fn run(comm: &Comm, what: &What, send: *const u8, recv: *mut u8) -> *mut Failure {
     comm.on(|detached| {
         let memory = (send, recv);

@@ -1,8 +1,8 @@
-//! The collectives and messages of a communicator, typed: the one list from which [`Communicator`], [`Scope`] and [`Member`] have
-//! their methods.
+//! The collectives and messages of a communicator, typed: the one list from which [`Communicator`], [`Scope`] and
+//! [`Member`] have their methods.
 //!
-//! The list is a macro and no public trait, so that programs call the methods without an import. What becomes of a call differs by
-//! type, and is said by [`Submit`].
+//! The list is a macro and no public trait, so that programs call the methods without an import. What becomes of a call
+//! differs by type, and is said by [`Submit`].
 
 use crate::comm::group::Member;
 use crate::comm::request::Request;
@@ -40,8 +40,8 @@ pub(super) trait Submit<'a>: Sized {
     }
 }
 
-/// Gives a type the methods of the list. `$a` is how long buffers are lent to a call: a lifetime of the type, or one that each method
-/// takes (`$call`).
+/// Gives a type the methods of the list. `$a` is how long buffers are lent to a call: a lifetime of the type, or one
+/// that each method takes (`$call`).
 macro_rules! collectives {
     ([$($of:lifetime)?] $kind:ty, [$($call:lifetime)?], $a:lifetime, [$($mutable:tt)?] -> $output:ty) => {
         impl<$($of)?> $kind {

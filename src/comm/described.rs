@@ -37,12 +37,14 @@ impl Communicator {
         self.with_engine(|engine| engine.collective(call, &mut Nothing))
     }
 
-    /// How [`Communicator::run`] does a call of this kind, in the words of `NCCL_ALGO` and `NCCL_PROTO`: the same on all ranks, and known
-    /// without a word to the others. `None` where there is nothing to choose: one rank alone, sends and receives, `all_to_all_v`.
-    /// With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` the log says it of every call.
+    /// How [`Communicator::run`] does a call of this kind, in the words of `NCCL_ALGO` and `NCCL_PROTO`: the same on
+    /// all ranks, and known without a word to the others. `None` where there is nothing to choose: one rank alone,
+    /// sends and receives, `all_to_all_v`. With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` the log says it of
+    /// every call.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] where the filters leave no way to do it, or there are not as many counts as ranks.
+    /// [`crate::error::Kind::InvalidArgument`] where the filters leave no way to do it, or there are not as many counts
+    /// as ranks.
     ///
     /// # Examples
     /// ```
@@ -67,10 +69,11 @@ impl Communicator {
         self.with_engine(|engine| engine.chosen(Question { collective, data_type, count }))
     }
 
-    /// Lets the other ranks work in `buffer` during collectives, so that large ones need no copies ([`Buffer`] has an example).
-    /// Collective: all ranks register, in the same order; lengths may differ. A call whose ranks use unregistered buffers works all
-    /// the same, through scratch, and so does every call of a communicator over several hosts or of more than 64 ranks, where
-    /// registering does nothing. The memory stays mapped until the communicator ends.
+    /// Lets the other ranks work in `buffer` during collectives, so that large ones need no copies ([`Buffer`] has an
+    /// example). Collective: all ranks register, in the same order; lengths may differ. A call whose ranks use
+    /// unregistered buffers works all the same, through scratch, and so does every call of a communicator over several
+    /// hosts or of more than 64 ranks, where registering does nothing. The memory stays mapped until the communicator
+    /// ends.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] for more than 1,024 registrations.

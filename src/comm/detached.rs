@@ -1,8 +1,8 @@
-//! Requests that no scope bounds: those that own their buffers ([`owned`](super::owned)), and those of the C++ classes, whose users
-//! keep the buffers.
+//! Requests that no scope bounds: those that own their buffers ([`owned`](super::owned)), and those of the C++ classes,
+//! whose users keep the buffers.
 //!
-//! The engine moves to a thread with the first request, and comes back with the first other call after the last request has ended. So
-//! calls with no request under way cost what they cost on the communicator itself.
+//! The engine moves to a thread with the first request, and comes back with the first other call after the last request
+//! has ended. So calls with no request under way cost what they cost on the communicator itself.
 
 use std::cell::RefCell;
 use std::sync::mpsc::{Sender, channel};
@@ -22,12 +22,14 @@ use crate::sys::fork::Birthplace;
 use crate::sys::thread;
 use crate::types::Element;
 
-/// A communicator whose requests can be stored: each owns its buffers, and no scope bounds it. [`Detached::start`] has an example.
+/// A communicator whose requests can be stored: each owns its buffers, and no scope bounds it. [`Detached::start`] has
+/// an example.
 ///
-/// Blocking calls go through [`Detached::at_rest`] while no request is under way. Dropping it waits until its requests have ended.
+/// Blocking calls go through [`Detached::at_rest`] while no request is under way. Dropping it waits until its requests
+/// have ended.
 #[derive(Debug)]
 pub struct Detached {
-    // Before the communicator: what is under way ends first.
+    // Declared, and so dropped, before the communicator: requests that are under way end first.
     worker: RefCell<Option<Worker>>,
     communicator: Communicator,
 }
@@ -48,14 +50,15 @@ struct Worker {
     jobs: Option<Sender<Job<'static>>>,
     thread: Option<JoinHandle<Option<Worked>>>,
     unfinished: Vec<Arc<Outcome>>,
-    /// How the thread has ended.
+    /// Set when the thread has ended.
     ended: Arc<Outcome>,
     hooks: WaitingHooks,
-    /// Whether the engine can be had at once: nothing is under way, nor what requests have sent still here.
+    /// Whether the engine can be taken back at once: no request is under way, and peers have taken all that requests
+    /// have sent.
     resting: Arc<AtomicBool>,
 }
 
-/// The engine as a worker gives it back, and what ended the communicator meanwhile.
+/// What a worker returns: the engine, and the error that ended the communicator meanwhile.
 type Worked = (Box<Engine>, Result<()>);
 
 impl Detached {
@@ -64,7 +67,7 @@ impl Detached {
         Detached { worker: RefCell::new(None), communicator }
     }
 
-    /// The communicator, for what neither waits nor sends: rank, size, abort. Its calls are errors while requests are under way;
+    /// The communicator, for its rank, size and abort handle. Its calls are errors while requests are under way;
     /// [`Detached::at_rest`] says so in better words.
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
@@ -94,7 +97,7 @@ impl Detached {
         }
         let (value, made) = channel();
         let setup = move |engine: &mut Engine, beside: &mut dyn Beside| {
-            // The other end waits for it below.
+            // The receiver is read below, after the job has ended.
             body(engine, beside).map(|made| drop(value.send(made)))
         };
         let (promise, outcome) = Promise::new();
@@ -102,8 +105,8 @@ impl Detached {
         made.try_recv().map_err(|_| Error::internal("a set-up has ended with nothing").at(self.communicator.me()))
     }
 
-    /// [`Communicator::split`], beside the requests that are under way; where there are some it waits for the other ranks' splits, also
-    /// where the configuration says non-blocking.
+    /// [`Communicator::split`], beside the requests that are under way. With requests under way it waits for the other
+    /// ranks, even where the configuration says non-blocking.
     ///
     /// # Errors
     /// As [`Communicator::split`].
@@ -164,8 +167,8 @@ impl Detached {
         if let Err(error) = self.communicator.check_process() {
             return Some(error);
         }
-        // A request that failed ended all others: its error is here once the engine is. A worker that is well is left alone, since it
-        // may have to wait for peers before it ends.
+        // A request that failed has ended all others, and its error comes with the engine, so the engine is taken back.
+        // A worker that has not failed goes on: to end it might mean to wait for peers.
         let has_failed = self.worker.borrow().as_ref().is_some_and(Worker::has_failed);
         if has_failed {
             self.settle();
@@ -195,7 +198,7 @@ impl Detached {
         }
         let gone = || Error::internal("the thread of requests has ended early").at(self.communicator.me());
         let open = worker.as_mut().ok_or_else(gone)?;
-        // Those that have ended need not be remembered: the list is as long as what is under way.
+        // Forgets requests that have ended, so that the list holds only those under way.
         open.unfinished.retain(|outcome| !outcome.is_set());
         open.unfinished.push(Arc::clone(&outcome));
         let sender = open.jobs.as_ref().ok_or_else(gone)?;
@@ -203,7 +206,7 @@ impl Detached {
         Ok(Pending { birthplace: open.birthplace, outcome, hooks: open.hooks.clone() })
     }
 
-    /// Starts the thread, then lends it the engine: where there is no thread, the engine stays.
+    /// Starts the thread, then lends it the engine: where no thread can be started, the engine stays here.
     fn open(&self) -> Result<Worker> {
         let (jobs, queue) = channel();
         let (hand, taken) = channel::<Box<Engine>>();
@@ -216,7 +219,7 @@ impl Detached {
             worked
         };
         let thread = thread::spawn("rsccl requests", body).map_err(|error| error.at(self.communicator.me()))?;
-        // On an error `hand` goes, and with it the thread.
+        // On an error `hand` is dropped, which ends the thread.
         let engine = self.communicator.lend()?;
         let hooks = WaitingHooks::of(&engine);
         let (jobs, thread) = (Some(jobs), Some(thread));
@@ -238,14 +241,16 @@ impl Detached {
         }
     }
 
-    /// Takes the engine back if the worker has nothing left to do; returns whether the engine is here. If not, the caller must send its
-    /// message through the worker: waiting for the worker could deadlock with a peer that waits for this very message.
+    /// Takes the engine back if the worker has nothing left to do; returns whether the engine is here. If not, the
+    /// caller must send its message through the worker: waiting for the worker could deadlock with a peer that waits
+    /// for this very message.
     fn is_home(&self) -> bool {
         let is_away = |open: &Worker| !is_resting(&open.unfinished, &open.resting) && !open.has_failed();
         if self.worker.borrow().as_ref().is_some_and(is_away) { false } else { self.settle() }
     }
 
-    /// Takes the engine back if no request is under way, once peers have taken what requests have sent; returns whether it is here.
+    /// Takes the engine back if no request is under way, once peers have taken what requests have sent; returns whether
+    /// it is here.
     fn settle(&self) -> bool {
         let mut worker = self.worker.borrow_mut();
         let busy = |open: &Worker| open.unfinished.iter().any(|outcome| !outcome.is_set());
@@ -262,7 +267,7 @@ impl Detached {
 /// Calls that are described, in memory of which the caller promises that it outlives them.
 #[cfg(any(feature = "cpp", test))]
 impl Detached {
-    /// Runs a collective to its end, behind those that are under way.
+    /// Runs a collective to its end, after those that are under way.
     ///
     /// # Errors
     /// As [`Communicator::run`].
@@ -292,8 +297,8 @@ impl Detached {
         if self.is_home() { self.communicator.messages(messages) } else { self.begin_messages(messages)?.wait() }
     }
 
-    /// Runs an `all_to_all_v`, described as its messages, to its end. A message between two ranks that was begun before it is received
-    /// before it.
+    /// Runs an `all_to_all_v`, described as its messages, to its end. A message between two ranks that was begun before
+    /// it is received before it.
     ///
     /// # Errors
     /// As [`Communicator::all_to_all_v`].
@@ -302,7 +307,8 @@ impl Detached {
         if self.is_home() { self.communicator.exchange(messages) } else { self.begin_exchange(messages)?.wait() }
     }
 
-    /// Begins a collective. Collectives run one after the other, in the order in which they were begun, as all ranks must begin them.
+    /// Begins a collective. Collectives run one after the other, in the order in which they were begun, as all ranks
+    /// must begin them.
     ///
     /// # Errors
     /// As the call's, where one rank alone can see it; the rest comes with [`Pending::wait`].
@@ -340,8 +346,8 @@ impl Detached {
         self.queue(Job::Exchange(messages, promise), outcome)
     }
 
-    /// Begins what a group holds: messages, which may go to the own rank in pairs, and collectives, of which those that follow each
-    /// other travel as one where the group's would.
+    /// Begins what a group holds: messages, which may go to the own rank in pairs, and collectives, of which those that
+    /// follow each other travel as one where the group's would.
     ///
     /// # Errors
     /// As [`Detached::begin`].
@@ -364,15 +370,16 @@ impl Detached {
 
 /// Whether all requests have ended and the thread that worked at them has nothing left to do.
 fn is_resting(unfinished: &[Arc<Outcome>], resting: &AtomicBool) -> bool {
-    // In this order: each outcome, by its lock, shows what was said when its job was taken, so Relaxed will do. Looked at before them,
-    // a thread that has not taken the last job yet would seem to rest after it.
+    // Outcomes first: an outcome that is set, under its lock, shows the value of `resting` that was stored when its job
+    // was taken, so Relaxed is enough. Read before the outcomes, `resting` could still be true from before the last job
+    // was taken.
     unfinished.iter().all(|outcome| outcome.is_set()) && resting.load(Ordering::Relaxed)
 }
 
 /// Waits for a worker's requests and gives the engine back to `communicator`.
 fn close(communicator: &Communicator, mut worker: Worker) {
     if let Some((engine, result)) = worker.end() {
-        // The requests have said it; the communicator remembers it for the next call.
+        // The requests have reported the error; the communicator keeps it for the next call.
         drop(communicator.take_back(engine, result));
     } else {
         let error = Error::internal("the thread of requests panicked").at(communicator.me());
@@ -381,33 +388,34 @@ fn close(communicator: &Communicator, mut worker: Worker) {
 }
 
 impl Worker {
-    /// Whether it has nothing more to do than to give the engine back, with an error.
+    /// Whether an error has ended it, so that it gives the engine back at once.
     fn has_failed(&self) -> bool {
         let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
         ended || self.unfinished.iter().any(|outcome| outcome.has_failed())
     }
 
-    /// Closes the queue and waits for the thread. Nothing where it panicked.
+    /// Closes the queue and waits for the thread. `None` where the thread panicked.
     fn end(&mut self) -> Option<Worked> {
         self.jobs = None;
         let thread = self.thread.take()?;
-        // How it ended is what it returns; until then the hook goes on.
+        // The thread returns how it ended; until then the program's hook is called.
         drop(self.ended.wait(&self.hooks));
         thread.join().ok().flatten()
     }
 }
 
 impl Drop for Worker {
-    /// Where the detached communicator is dropped: its requests end, then it says goodbye.
+    /// A detached communicator that is dropped waits for its requests, then says goodbye to the other ranks.
     fn drop(&mut self) {
         if !self.birthplace.is_here() {
-            // A forked child has none of its parent's threads: nothing here ends, nor says goodbye.
+            // A forked child has none of its parent's threads: there is nothing to wait for, and the goodbye is the
+            // parent's to say.
             return std::mem::forget((self.jobs.take(), self.thread.take()));
         }
         if let Some((engine, result)) = self.end()
             && !std::thread::panicking()
         {
-            // Whoever waited for the request has seen the error.
+            // The request has reported the error.
             drop(result);
             engine.session.leave();
         }
@@ -489,8 +497,8 @@ mod tests {
         .unwrap();
     }
 
-    /// Splits and the like on ranks that have requests under way and on ranks that have none. A peer comes to the call only when it has
-    /// had, or before it sends, the message of a request.
+    /// Splits and the like on ranks that have requests under way and on ranks that have none. A peer comes to the call
+    /// only when it has had, or before it sends, the message of a request.
     #[test]
     fn set_ups_run_beside_requests_and_what_is_under_way_goes_on_meanwhile() {
         for (no_local, no_shm) in [(false, false), (true, false), (true, true)] {
@@ -528,7 +536,8 @@ mod tests {
         }
     }
 
-    /// A rank that has a request under way hears of the stuck peer by its own watch, and not while it waits for the exchange.
+    /// A rank that has a request under way hears of the stuck peer by its own watch, and not while it waits for the
+    /// exchange.
     #[test]
     fn a_split_beside_requests_and_a_collective_are_a_mismatch() {
         let soon = Duration::from_secs(30);
@@ -614,8 +623,8 @@ mod models {
     use super::*;
     use crate::sys::futex::{Membarrier, model};
 
-    /// A thread that rested, takes a send, and ends the request as soon as the message lies in slots: until peers have taken it from
-    /// there the engine cannot be had at once.
+    /// A thread that rested, takes a send, and ends the request as soon as the message lies in slots: until peers have
+    /// taken it from there the engine cannot be had at once.
     #[test]
     fn a_worker_that_has_just_taken_its_last_job_does_not_rest() {
         model(Membarrier::Works, || {

@@ -15,16 +15,16 @@ use crate::types::World;
 
 /// Collects calls on one or several communicators; [`group()`] makes it, and runs them as one.
 ///
-/// In a group, sends and recvs may stand in any order: all of them run side by side. Collectives of one communicator run in the order
-/// in which they were added, after its messages; small all-reduces of one type and operator that follow each other travel as one.
-/// Communicators run side by side, so that ranks may name them in any order.
+/// In a group, sends and recvs may stand in any order: all of them run side by side. Collectives of one communicator
+/// run in the order in which they were added, after its messages; small all-reduces of one type and operator that
+/// follow each other travel as one. Communicators run side by side, so that ranks may name them in any order.
 #[derive(Debug)]
 pub struct Group<'a> {
     parts: Vec<Part<'a>>,
     borrow: PhantomData<&'a mut ()>,
 }
 
-/// What a group has for one communicator.
+/// The calls of a group on one communicator.
 #[derive(Debug)]
 struct Part<'a> {
     comm: &'a Communicator,
@@ -45,7 +45,7 @@ pub(crate) struct Steps<'a>(Vec<Step<'a>>);
 /// Collectives that follow each other.
 #[derive(Debug)]
 pub(super) enum Step<'a> {
-    /// Of equal counts, or with a count for each rank. Some of them may travel as one.
+    /// Collectives of equal counts, or with a count for each rank. Some of them may travel as one.
     Calls(Vec<Call<'a>>),
     /// An `all_to_all_v`, described as its messages.
     Exchange(Vec<Message<'a>>),
@@ -78,15 +78,17 @@ impl<'a> Steps<'a> {
 
 /// A communicator inside a group ([`Group::on`]).
 ///
-/// Its methods are those of [`Communicator`]. Each adds the call to the group. What one rank alone can see to be wrong is the method's
-/// error; every other error of the call is that of [`group()`]. A message may go to this rank itself, if the group has both its ends.
+/// Its methods are those of [`Communicator`]. Each adds the call to the group. What one rank alone can see to be wrong
+/// is the method's error; every other error of the call is that of [`group()`]. A message may go to this rank itself,
+/// if the group has both its ends.
 #[derive(Debug)]
 pub struct Member<'g, 'a> {
     world: Result<World>,
     calls: &'g mut Calls<'a>,
 }
 
-/// Runs the calls that `body` adds as one. Nothing runs before `body` returns, and nothing runs where it returns an error.
+/// Runs the calls that `body` adds as one. Nothing runs before `body` returns, and nothing runs where it returns an
+/// error.
 ///
 /// # Errors
 /// That of `body`, or the first of the calls'.
@@ -109,8 +111,8 @@ pub fn group<'a>(body: impl FnOnce(&mut Group<'a>) -> Result<()>) -> Result<()> 
     try_group(body)
 }
 
-/// [`group()`] for a body with an error type of its own, which errors of rsccl become by `From`. The type has to be named, as in
-/// `try_group::<MyError>(|group| ...)`.
+/// [`group()`] for a body with an error type of its own, which errors of rsccl become by `From`. The type has to be
+/// named, as in `try_group::<MyError>(|group| ...)`.
 ///
 /// # Errors
 /// As [`group()`].
@@ -137,7 +139,8 @@ impl<'a> Group<'a> {
                 .pop()
                 .map_or(Ok(()), |part| part.comm.with_engine(|engine| run_part(engine, part.calls)));
         }
-        // Communicators are used by one thread at a time; each one's engine goes to a thread for the length of the group.
+        // A communicator is used by one thread at a time, so each engine goes to a thread of its own for the length of
+        // the group.
         let engines = lend_all(&self.parts)?;
         let hooks = WaitingHooks::of_all(engines.iter().map(|engine| &**engine));
         let (mut loans, mut work, mut outcomes) = (Vec::new(), Vec::new(), Vec::new());
@@ -152,10 +155,10 @@ impl<'a> Group<'a> {
             promise.set(Ok(()));
             (engine, result)
         };
-        // How each part ended is what its thread returns; until then the hooks go on.
+        // Each thread returns how its part ended; until then the programs' hooks are called.
         let meanwhile = || outcomes.iter().for_each(|outcome| drop(outcome.wait(&hooks)));
         let results = crate::sys::thread::side_by_side("rsccl group", work, run, meanwhile).inspect_err(|error| {
-            // The engines have gone with the threads.
+            // The engines were lost with the threads.
             for comm in &loans {
                 comm.lose(error.duplicate());
             }
@@ -230,7 +233,7 @@ impl<'g, 'a> Member<'g, 'a> {
     }
 }
 
-/// The engines of all parts; where one cannot be lent, those that could go back.
+/// Lends the engines of all parts. Where one cannot be lent, those that were lent before it go back.
 #[expect(clippy::vec_box, reason = "engines come in boxes and go back in them")]
 fn lend_all(parts: &[Part<'_>]) -> Result<Vec<Box<Engine>>> {
     let mut engines = Vec::with_capacity(parts.len());
@@ -256,7 +259,7 @@ fn run_part(engine: &mut Engine, calls: Calls<'_>) -> Result<()> {
     })
 }
 
-/// Runs collectives one after the other; those that fuse travel as one.
+/// Runs collectives one after the other; small ones that can be fused travel as one.
 pub(super) fn run_calls(engine: &mut Engine, calls: &[Call<'_>], beside: &mut dyn Beside) -> Result<()> {
     let mut rest = calls;
     while let Some(first) = rest.first() {

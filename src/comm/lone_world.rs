@@ -2,8 +2,9 @@
 
 use crate::config::{Config, Environment, Launch};
 
-/// Says on standard error that MPI knows of one rank where the launcher has started several: each process would be a world of its own,
-/// do all the work alone, and end with exit code 0. Only the launcher's rank 0 says it. To be called where MPI's world has one rank.
+/// Says on standard error that MPI knows of one rank where the launcher has started several: each process would be a
+/// world of its own, do all the work alone, and end with exit code 0. Only the launcher's rank 0 says it. To be called
+/// where MPI's world has one rank.
 pub(crate) fn warn_of_lone_world() {
     let environment = Environment::capture();
     let Ok(launch) = Launch::learn(&environment, &Config::default()) else { return };

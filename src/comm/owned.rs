@@ -1,8 +1,10 @@
-//! Requests that own their buffers, so that a program can store them: in a struct, in a `Vec`, across iterations of a loop.
+//! Requests that own their buffers, so that a program can store them: in a struct, in a `Vec`, across iterations of a
+//! loop.
 //!
-//! The buffers move to a place of their own, to which the calls of the request point. That place is freed when both the request and the
-//! thread that works at it have let go of it, and the request gives the buffers back only after the operation has ended. So a request
-//! that is dropped, or forgotten, is safe: its operation goes on in memory that nobody else has.
+//! The buffers move to a place of their own, to which the calls of the request point. That place is freed when both the
+//! request and the thread that works at it have let go of it, and the request gives the buffers back only after the
+//! operation has ended. So a request that is dropped, or forgotten, is safe: its operation goes on in memory that
+//! nobody else has.
 
 use std::fmt;
 use std::ptr::null_mut;
@@ -26,9 +28,9 @@ pub struct OwnedRequest<B> {
 impl Detached {
     /// Begins the calls that `body` adds, on `buffers` that the request owns until they have ended.
     ///
-    /// `body` has a [`Member`], as in a [group](crate::group()): one call, or several that run as one. Messages run side by side with those
-    /// of other requests; collectives run one after the other, in the order in which they were started, as all ranks must start them.
-    /// Where `body` returns an error nothing runs, and the buffers are dropped.
+    /// `body` has a [`Member`], as in a [group](crate::group()): one call, or several that run as one. Messages run
+    /// side by side with those of other requests; collectives run one after the other, in the order in which they were
+    /// started, as all ranks must start them. Where `body` returns an error nothing runs, and the buffers are dropped.
     ///
     /// # Errors
     /// That of `body`, and where a send to this rank itself has no recv; every other error of the calls comes with
@@ -73,9 +75,10 @@ impl Detached {
         let world = self.communicator().world()?;
         let place = Arc::new(Place::new(buffers));
         let mut calls = Calls::default();
-        // SAFETY: lent once. The reference goes to `body` alone, which must work with any lifetime of it, so that it can put it nowhere but
-        // into `calls`. They are dropped here, or go to the thread of requests together with a promise that keeps the place; once that
-        // promise has given its word, nobody follows the pointers of the calls any more.
+        // SAFETY: lent once. The reference goes to `body` alone, which must work with any lifetime of it, so that it
+        // can put it nowhere but into `calls`. They are dropped here, or go to the thread of requests together with a
+        // promise that keeps the place; once that promise has given its word, nobody follows the pointers of the calls
+        // any more.
         let lent = unsafe { place.lend() };
         body(&mut Member::new(Ok(world), &mut calls), lent)?;
         check_messages(&calls.messages, world)?;
@@ -93,7 +96,8 @@ impl<B> OwnedRequest<B> {
     /// Waits until the operation has ended, and gives its buffers back; the communicator's time-out bounds the wait.
     ///
     /// # Errors
-    /// The operation's; its buffers are dropped then. A program that needs its input after an error keeps a clone of an `Arc` of it.
+    /// The operation's; its buffers are dropped then. A program that needs its input after an error keeps a clone of an
+    /// `Arc` of it.
     pub fn wait(self) -> Result<B> {
         self.pending.wait()?;
         // SAFETY: the operation has ended.
@@ -124,11 +128,13 @@ impl<B> Place<B> {
     /// The buffers, for calls that point to them.
     ///
     /// # Safety
-    /// Called once. Neither the reference nor what was made of it is used after the place was dropped, or [`Place::take`] was called.
+    /// Called once. Neither the reference nor what was made of it is used after the place was dropped, or
+    /// [`Place::take`] was called.
     unsafe fn lend(&self) -> &'static mut B {
         // Relaxed: the thread that calls this has made the place.
         let place = self.0.load(Ordering::Relaxed);
-        // SAFETY: it came from a box, which nobody has taken, and by the caller's promise nobody else has a reference to it.
+        // SAFETY: it came from a box, which nobody has taken, and by the caller's promise nobody else has a reference
+        // to it.
         unsafe { &mut *place }
     }
 
@@ -137,7 +143,8 @@ impl<B> Place<B> {
     /// # Safety
     /// What was lent is used no more, and the caller knows it from who has used it.
     unsafe fn take(&self) -> Option<Box<B>> {
-        // Relaxed: the caller knows of the end by a lock or by the last reference, and sees by it what was written before.
+        // Relaxed: the caller knows of the end by a lock or by the last reference, and sees by it what was written
+        // before.
         let place = self.0.swap(null_mut(), Ordering::Relaxed);
         if place.is_null() {
             return None;
@@ -191,7 +198,8 @@ mod tests {
         local::run(2, |comm| {
             let (me, peer) = (comm.rank(), 1 - comm.rank());
             let ranks = Detached::new(comm);
-            // Far more than the slots hold: each send ends only while its peer's recv runs, which both ranks start behind their sends.
+            // Far more than the slots hold: each send ends only while its peer's recv runs, which both ranks start
+            // behind their sends.
             let sent = ranks.start(vec![me; 1 << 20], |calls, buffer| calls.send(buffer, peer))?;
             let received = ranks.start(vec![9; 1 << 20], |calls, buffer| calls.recv(buffer, peer))?;
             assert_eq!(received.wait()?, vec![peer; 1 << 20]);

@@ -1,4 +1,4 @@
-//! Requests of a scope, and the word that a thread of requests gives on how each has ended.
+//! Requests of a scope, and how the thread that works at them tells how each has ended.
 
 use std::marker::PhantomData;
 
@@ -8,7 +8,8 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
 use crate::sys::fork::Birthplace;
 
-/// An operation that was begun. Waiting is optional: the scope ends after all of its requests, with the first of their errors.
+/// An operation that was begun. Waiting is optional: the scope ends after all of its requests, with the first of their
+/// errors.
 #[derive(Debug)]
 #[must_use = "wait() says when the buffers hold the result"]
 pub struct Request<'scope> {
@@ -59,12 +60,12 @@ impl Outcome {
         self.lock().is_some()
     }
 
-    /// Whether it ended with an error that ended the communicator.
+    /// Whether the request ended with an error that ended the communicator.
     pub(super) fn has_failed(&self) -> bool {
         self.lock().as_ref().is_some_and(|ended| ended.as_ref().is_err_and(|error| !is_own(error)))
     }
 
-    /// Waits until the request has ended; whoever works at it has a deadline.
+    /// Waits until the request has ended. The thread that works at it has a deadline, so this wait ends too.
     pub(super) fn wait(&self, hooks: &WaitingHooks) -> Result<()> {
         let mut ended = self.lock();
         loop {
@@ -76,7 +77,7 @@ impl Outcome {
                 }
                 None => {
                     let waited = self.changed.wait_timeout(ended, crate::sync::Progress::REST);
-                    // Nobody is to wait for the lock while the hook runs.
+                    // The hook may run for long: another thread must not wait for the lock meanwhile.
                     drop(waited.unwrap_or_else(std::sync::PoisonError::into_inner));
                     hooks.turn();
                     ended = self.lock();
@@ -86,25 +87,26 @@ impl Outcome {
     }
 }
 
-/// The duty to say how a request ended. Dropped without a word, as when another request ends the scope's thread, it says so:
-/// nobody waits for a request that nothing works at.
+/// The duty to say how a request ended. A promise that is dropped before it was kept, as when another request's error
+/// ends the thread, sets an error: otherwise `wait` would wait for a request at which no thread works.
 #[derive(Debug)]
 pub(super) struct Promise {
     outcome: Arc<Outcome>,
-    /// The operation's own buffers, where it has some: they live as long as anything works at it. Dropped after the word was given.
+    /// The buffers of a request that owns them. They live until every part of the operation has ended, and are dropped
+    /// after the outcome was set.
     _buffers: Option<Box<dyn Kept>>,
 }
 
-/// What a promise keeps alive.
+/// Buffers that a promise keeps alive.
 pub(super) trait Kept: std::fmt::Debug + Send + Sync {}
 
 impl Promise {
-    /// A promise, and where its word is found.
+    /// A promise, and the outcome that it sets.
     pub(super) fn new() -> (Promise, Arc<Outcome>) {
         Promise::with(None)
     }
 
-    /// A promise that keeps `buffers` alive, and where its word is found.
+    /// A promise that keeps `buffers` alive, and the outcome that it sets.
     pub(super) fn keeping(buffers: Box<dyn Kept>) -> (Promise, Arc<Outcome>) {
         Promise::with(Some(buffers))
     }
@@ -118,7 +120,7 @@ impl Promise {
         self.outcome.set(result);
     }
 
-    /// Says that one part of an operation has ended well; the last to say so speaks for all.
+    /// Says that one part of an operation has ended well. The last part to end sets the outcome.
     pub(super) fn keep(part: Arc<Promise>) {
         if let Some(promise) = Arc::into_inner(part) {
             promise.set(Ok(()));
@@ -151,7 +153,8 @@ mod models {
     /// A request's buffer as loom sees it.
     struct Buffer(UnsafeCell<()>);
 
-    // SAFETY: that the program has it only when the worker has done is what the model proves; loom fails where it is not so.
+    // SAFETY: that the program has it only when the worker has done is what the model proves; loom fails where it is
+    // not so.
     unsafe impl Sync for Buffer {}
     // SAFETY: as above.
     unsafe impl Send for Buffer {}

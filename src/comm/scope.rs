@@ -1,8 +1,8 @@
 //! Scopes: operations that run on a thread of their own while the program goes on.
 //!
-//! The scope's thread has the engine, and gives it back when the scope ends, after every request has ended. So the buffers of requests
-//! outlive the requests: the compiler sees to it that they outlive the scope. The thread and its order of work are in
-//! [`worker`](super::worker).
+//! The scope's thread has the engine, and gives it back when the scope ends, after every request has ended. So the
+//! buffers of requests outlive the requests: the compiler sees to it that they outlive the scope. The thread and its
+//! order of work are in [`worker`](super::worker).
 
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -24,16 +24,16 @@ use crate::types::World;
 
 /// Begins operations that go on while the program does other things. Made by [`Communicator::scope`].
 ///
-/// Its methods are those of [`Communicator`]. Each begins the operation and returns a [`Request`]. What one rank alone can see to be
-/// wrong is the method's error; every other error of the operation is the request's. A send to this rank itself, and a recv from it,
-/// go by [`Scope::send_recv`] only.
+/// Its methods are those of [`Communicator`]. Each begins the operation and returns a [`Request`]. What one rank alone
+/// can see to be wrong is the method's error; every other error of the operation is the request's. A send to this rank
+/// itself, and a recv from it, go by [`Scope::send_recv`] only.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     world: World,
     birthplace: Birthplace,
     jobs: Sender<Job<'scope>>,
     hooks: WaitingHooks,
-    /// What the program's own borrows outlive; gives `'scope` its upper bound.
+    /// The lifetime that the program's own borrows outlive: the upper bound of `'scope`.
     env: PhantomData<&'env ()>,
 }
 
@@ -44,11 +44,12 @@ impl Communicator {
     /// That of `body`, or the first of the requests'.
     ///
     /// # Panics
-    /// Where `body` does: once the requests have ended, with errors where they had not yet, and the communicator too, on all ranks.
+    /// Where `body` panics. The panic first ends the communicator on all ranks, and the requests that have not ended
+    /// yet, with errors.
     ///
     /// # Forked children
-    /// A child that `body` forks has no thread that works at its requests: they are errors there. It must end, or run another program,
-    /// before it leaves `body`.
+    /// A child that `body` forks does not have the thread that works at requests: waiting for them is an error there.
+    /// The child must end, or run another program, before it leaves `body`.
     ///
     /// # Examples
     /// ```
@@ -76,8 +77,8 @@ impl Communicator {
         self.try_scope(body)
     }
 
-    /// [`Communicator::scope`] for a body with an error type of its own, which errors of rsccl become by `From`. The type has to be
-    /// named, as in `comm.try_scope::<_, MyError>(|scope| ...)`.
+    /// [`Communicator::scope`] for a body with an error type of its own, which errors of rsccl become by `From`. The
+    /// type has to be named, as in `comm.try_scope::<_, MyError>(|scope| ...)`.
     ///
     /// # Errors
     /// As [`Communicator::scope`].
@@ -102,11 +103,11 @@ impl Communicator {
             let scope = Scope { world, birthplace: self.birthplace, jobs, hooks: hooks.clone(), env: PhantomData };
             let value = catch_unwind(AssertUnwindSafe(|| body(&scope)));
             if let Err(panic) = &value {
-                // Nobody waits for requests whose buffers are about to go.
+                // The buffers of the requests are about to be freed: the requests must end now.
                 self.status.abort.raise(panicked("the body of a scope", &**panic));
             }
             drop(scope);
-            // How the thread ended is what it returns; until then the hook goes on.
+            // The thread returns how it ended; until then the program's hook is called.
             drop(ended.wait(&hooks));
             (worker.join().map_err(|panic| panicked("the thread of requests", &*panic)), value)
         });
@@ -117,10 +118,10 @@ impl Communicator {
         }
     }
 
-    /// Takes the engine back from a thread of requests; what ended the communicator, if anything did.
+    /// Takes the engine back from a thread of requests. The error is what ended the communicator, if anything did.
     pub(super) fn bring_home(&self, worked: Result<(Box<Engine>, Result<()>)>, has_panicked: bool) -> Result<()> {
         match worked {
-            // The reason stands in the flag; without a request under way nobody has looked at it.
+            // The abort flag has the reason. Where no request was under way, nobody has looked at it yet.
             Ok((engine, ended)) if has_panicked => {
                 self.take_back(engine, ended.and_then(|()| self.status.abort.check()))
             }

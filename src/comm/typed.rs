@@ -1,5 +1,5 @@
-//! Typed calls, described: what a communicator runs at once, a scope begins and a group adds. Buffers of the wrong length are refused
-//! here; [`Call::check`] refuses the rest.
+//! Typed calls, described: what a communicator runs at once, a scope begins and a group adds. Buffers of the wrong
+//! length are refused here; [`Call::check`] refuses the rest.
 
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, Call, CallCount, Message, wrong_counts};
@@ -261,7 +261,8 @@ fn in_place<T: Element>(collective: Collective, buffer: &mut [T]) -> Call<'_> {
 
 #[inline]
 fn describe<T: Element>(collective: Collective, count: usize, buffers: Buffers<'_>) -> Call<'_> {
-    // What does not fit has been refused where the buffers' lengths were compared: a buffer of so many values would not fit either.
+    // What does not fit has been refused where the buffers' lengths were compared: a buffer of so many values would not
+    // fit either.
     let count = CallCount::Each((count * T::VALUES) as u64);
     Call { collective, data_type: T::DATA_TYPE, op: None, root: None, count, buffers }
 }

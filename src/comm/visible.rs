@@ -1,8 +1,9 @@
 //! What a process sees of its host's GPUs, as CUDA enumerates them: what `CUDA_VISIBLE_DEVICES` and MIG leave.
 //!
-//! What CUDA does with parts of GPUs stands in NVIDIA's guide to MIG: before the driver 570 a process sees one, and no whole GPU beside
-//! it; from 570 on one compute instance of each GPU instance, and whole GPUs beside them. What numbers of a list mean on such hosts it
-//! does not say: here they count GPUs, of which one that is split stands for its first part.
+//! What CUDA does with parts of GPUs stands in NVIDIA's guide to MIG: before the driver 570 a process sees one, and no
+//! whole GPU beside it; from 570 on one compute instance of each GPU instance, and whole GPUs beside them. What numbers
+//! of a list mean on such hosts it does not say: here they count GPUs, of which one that is split stands for its first
+//! part.
 
 use crate::config::{DeviceName, VisibleDevices};
 use crate::sys::gpus::{Gpu, MAX_GPUS};
@@ -80,7 +81,8 @@ fn listed(all: &[Gpu], shown: SplitGpus, names: &[DeviceName]) -> Vec<Entry> {
     seen
 }
 
-/// A GPU that is named as a whole; one that is split stands for its first part. Whether its other parts follow is not known.
+/// A GPU that is named as a whole; one that is split stands for its first part. Whether its other parts follow is not
+/// known.
 fn first_of(gpu: &Gpu) -> Option<Entry> {
     entries_of(gpu).into_iter().next().map(|entry| Entry { is_last: entry.is_part, ..entry })
 }
@@ -99,8 +101,8 @@ fn by_uuid(all: &[Gpu], prefix: &str) -> Option<Entry> {
     }
 }
 
-/// A part by its own name, which only the driver's library could look up. CUDA shows one of each instance: where each has but one,
-/// every part of the list is shown.
+/// A part by its own name, which only the driver's library could look up. CUDA shows one of each instance: where each
+/// has but one, every part of the list is shown.
 fn by_name(all: &[Gpu], name: &str) -> Entry {
     let mut parts = all.iter().filter_map(|gpu| gpu.parts.as_ref()).flatten().peekable();
     let are_apart = parts.peek().is_some() && parts.all(|part| part.is_only);
@@ -124,7 +126,8 @@ mod tests {
         vec![gpu("01", Some("GPU-aa00-1"), 0), gpu("02", Some("GPU-aa11-2"), 0), gpu("81", None, 1)]
     }
 
-    /// Not split; three instances, the last with two compute instances or one; split, but with nothing for this process; not split.
+    /// Not split; three instances, the last with two compute instances or one; split, but with nothing for this
+    /// process; not split.
     fn split(is_only: bool) -> Vec<Gpu> {
         let part = |instance, is_only| Part { instance, compute: 0, is_only };
         let parts = vec![part(1, true), part(2, true), part(5, is_only)];

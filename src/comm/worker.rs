@@ -1,7 +1,8 @@
 //! The thread that works at requests: it has the engine, takes jobs from a queue, and moves what is under way.
 //!
-//! Messages run side by side, also while a collective runs that was begun after them. Collectives run one after the other, in the order
-//! in which they were begun, as all ranks must begin them. A message that is begun behind a collective waits for its end.
+//! Messages run side by side, also while a collective runs that was begun after them. Collectives run one after the
+//! other, in the order in which they were begun, as all ranks must begin them. A message that is begun behind a
+//! collective waits for its end.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 
@@ -18,7 +19,8 @@ use crate::sync::primitive::{Arc, AtomicBool, Ordering};
 use crate::transport::{Fabric, Need};
 use crate::types::{Rank, World};
 
-/// Something else that needs the engine, and all ranks: what is under way goes on beside it. Its value takes another way.
+/// A job that needs the engine and all ranks, such as a split; what is under way goes on meanwhile. Its result returns
+/// through a channel of its own.
 pub(super) type Setup<'scope> = Box<dyn FnOnce(&mut Engine, &mut dyn Beside) -> Result<()> + Send + 'scope>;
 
 /// What a thread of requests is asked to do.
@@ -27,14 +29,15 @@ pub(super) enum Job<'scope> {
     Messages(Vec<Message<'scope>>, Promise),
     /// The messages of one `all_to_all_v`: one to and one from each rank, all of one type.
     Exchange(Vec<Message<'scope>>, Promise),
-    /// What a group has: messages side by side, then collectives one after the other. Each works on what those before it have made.
+    /// The calls of a group: messages side by side, then collectives one after the other. Each works on what those
+    /// before it have written.
     Group(Vec<Message<'scope>>, Steps<'scope>, Promise),
     /// A split or the like.
     Setup(Setup<'scope>, Promise),
 }
 
 impl Job<'_> {
-    /// Says how all of it has ended.
+    /// Says that the job has ended with `error`.
     fn set(&self, error: &Error) {
         match self {
             Job::Messages(_, promise)
@@ -48,7 +51,7 @@ impl Job<'_> {
 /// Messages that have begun and not ended, in their order.
 #[derive(Debug, Default)]
 struct UnderWay<'scope> {
-    /// Each with the promise of the operation that it is a part of.
+    /// Each message with the connection that it needs and the promise of its operation.
     messages: Vec<(MessageRun<'scope>, Need, Arc<Promise>)>,
 }
 
@@ -65,7 +68,7 @@ impl Beside for UnderWay<'_> {
         let mut blocked: Vec<Need> = Vec::new();
         let mut still = Vec::with_capacity(self.messages.len());
         for (mut run, need, outcome) in std::mem::take(&mut self.messages) {
-            // Messages of one connection keep their order: the first that is not over blocks those behind it.
+            // Messages of one connection keep their order: the first that has not ended blocks those behind it.
             let ready = !blocked.contains(&need) && fabric.is_connected(&need);
             let progress = if ready { run.progress(fabric.links()) } else { Ok(Progress::Idle) };
             let progress = progress.inspect_err(|error| outcome.set(Err(error.duplicate())))?;
@@ -86,23 +89,24 @@ impl Beside for UnderWay<'_> {
     }
 }
 
-/// Works off the jobs until the queue is closed; gives the engine back, and the error that ended the communicator. `resting` says
-/// whether it would give it back at once.
+/// Does the jobs until the queue is closed. Returns the engine, and the error that ended the communicator. While
+/// `resting` is true the thread has nothing left to do, and would return the engine at once.
 pub(super) fn work(
     mut engine: Box<Engine>,
     queue: &Receiver<Job<'_>>,
     resting: &AtomicBool,
 ) -> (Box<Engine>, Result<()>) {
     let mut under_way = UnderWay::default();
-    // A progress hook may panic here; the communicator ends by it, and its engine stays to tell the others.
+    // A progress hook may panic here. That ends the communicator; its engine remains, to tell the other ranks.
     let mut result = as_error("the thread of requests", || serve(&mut engine, (queue, resting), &mut under_way));
     if let Err(error) = &result {
         for (_, _, outcome) in under_way.messages {
             outcome.set(Err(error.duplicate()));
         }
-        // Now, and not only when the queue is closed: the other ranks wait.
+        // Told at once, and not when the queue is closed: the other ranks wait.
         engine.session.publish_failure(error);
-        // What is still begun ends at once; the end of the scope, or of the detached communicator, closes the queue.
+        // Requests that are begun from now on end at once, until the end of the scope or of the detached communicator
+        // closes the queue.
         while let Ok(job) = queue.recv() {
             job.set(error);
         }
@@ -119,9 +123,11 @@ fn serve<'scope>(
     let mut backoff = Backoff::new(engine.patience());
     let mut open = true;
     while open || !under_way.is_empty() {
-        // A message that has ended may lie in the slots still: it has to arrive with no call of this rank.
+        // A message that has ended for this rank may still lie in its slots: it must arrive without another call of
+        // this rank.
         let idle = under_way.is_empty() && engine.is_drained();
-        // Relaxed: nothing goes with it. Whoever finds a job's outcome, by its lock, finds what was said when that job was taken.
+        // Relaxed: the flag publishes no other data. A thread that has seen a job's outcome, under the outcome's lock,
+        // also sees the value that was stored when the job was taken.
         resting.store(idle, Ordering::Relaxed);
         let job = if idle { queue.recv().map_err(|_| TryRecvError::Disconnected) } else { queue.try_recv() };
         resting.store(false, Ordering::Relaxed);
@@ -144,13 +150,13 @@ fn serve<'scope>(
     engine.drain()
 }
 
-/// Says how a job has ended; yields its error where that ends the communicator.
+/// Says how a job has ended. Returns its error if that error ends the communicator.
 fn tell(result: Result<()>, outcome: &Promise) -> Result<()> {
     outcome.set(result.as_ref().copied().map_err(Error::duplicate));
     result.or_else(|error| if is_own(&error) { Ok(()) } else { Err(error) })
 }
 
-/// Runs what a group has, beside what is under way.
+/// Runs the calls of a group; messages of other requests go on meanwhile.
 fn run_group<'scope>(
     engine: &mut Engine,
     (messages, steps): (Vec<Message<'scope>>, Steps<'scope>),
@@ -174,8 +180,8 @@ fn run_group<'scope>(
     Ok(())
 }
 
-/// Moves what is under way until a part of it has ended. An error ends the communicator, whatever its kind: that part has begun, and may
-/// still be under way.
+/// Moves what is under way until a part of it has ended. An error ends the communicator, whatever its kind: that part
+/// has begun, and may still be under way.
 fn await_end(engine: &mut Engine, outcome: &Outcome, under_way: &mut UnderWay<'_>) -> Result<()> {
     let mut backoff = Backoff::new(engine.patience());
     while !outcome.is_set() {
@@ -194,7 +200,7 @@ fn begin<'scope>(
     outcome: Promise,
     under_way: &mut UnderWay<'scope>,
 ) -> Result<()> {
-    // Here and not when they were queued, as in `begin_exchange`.
+    // Copied here and not when they were queued, for the reason that `begin_exchange` gives.
     let begun = engine.copy_to_self(messages).and_then(|others| {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         engine.begin_connect(&needs).map(|()| (others, needs))
@@ -214,7 +220,7 @@ fn begin_exchange<'scope>(
     outcome: Promise,
     under_way: &mut UnderWay<'scope>,
 ) -> Result<()> {
-    // Here and not when it was queued: a collective of the same group that ran before may have written what is copied.
+    // Copied here and not when it was queued: an earlier collective of the same group may have written what is copied.
     let begun = engine.open_exchange(messages).and_then(|(others, data_type)| {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         engine.begin_connect(&needs)?;
@@ -225,12 +231,12 @@ fn begin_exchange<'scope>(
     for (run, need) in runs.into_iter().zip(needs) {
         under_way.messages.push((run, need, Arc::clone(&outcome)));
     }
-    // Where there is no other rank, all has ended.
+    // In a world of one rank nothing is under way: the promise is kept here.
     Promise::keep(outcome);
     Ok(())
 }
 
-/// Refuses what one rank alone can see to be wrong of a message that is to be begun.
+/// Refuses a message of which this rank alone can see that it is wrong.
 pub(super) fn check_message(message: &Message<'_>, world: World) -> Result<()> {
     message.check(world).map_err(|error| error.at(world.rank))?;
     if message.peer() == world.rank {
@@ -240,7 +246,7 @@ pub(super) fn check_message(message: &Message<'_>, world: World) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what one rank alone can see to be wrong of messages that are to be begun side by side.
+/// Refuses messages that run side by side, where this rank alone can see that one is wrong.
 pub(super) fn check_messages(messages: &[Message<'_>], world: World) -> Result<()> {
     let checked = messages.iter().try_for_each(|message| message.check(world));
     checked.and_then(|()| check_to_self(world.rank, messages)).map_err(|error| error.at(world.rank))

@@ -19,8 +19,8 @@ pub(super) enum Work {
 /// The work that `what` describes.
 ///
 /// # Safety
-/// The memory that it calls for lies at `send` and `recv`, is good for reading and writing, and nobody else touches it for as long
-/// as the work is in use. `'static` is that promise, not a fact.
+/// The memory that it calls for lies at `send` and `recv`, is good for reading and writing, and nobody else touches it
+/// for as long as the work is in use. `'static` is that promise, not a fact.
 #[inline]
 pub(super) unsafe fn work(
     detached: &Detached,
@@ -92,7 +92,8 @@ unsafe fn collective(
     aligned(send, data_type)?;
     aligned(recv, data_type)?;
     let size = data_type.size() as usize;
-    // SAFETY: the caller's promise: so much lies there. A length that does not fit the address space was refused just now.
+    // SAFETY: the caller's promise: so much lies there. A length that does not fit the address space was refused just
+    // now.
     call.buffers = unsafe { Buffers::from_raw((send, input.index() * size), (recv, output.index() * size)) };
     Ok(call)
 }

@@ -13,8 +13,8 @@ use crate::types::Rank;
 /// A C++ object that any thread may use.
 pub(super) struct Foreign<T: cxx::memory::UniquePtrTarget>(cxx::UniquePtr<T>);
 
-// SAFETY: made of hooks and log callbacks only, which the headers ask to be callable by any thread, as the `std::function`s in them
-// are whose targets the program has written so; the objects themselves have no other state.
+// SAFETY: made of hooks and log callbacks only, which the headers ask to be callable by any thread, as the
+// `std::function`s in them are whose targets the program has written so; the objects themselves have no other state.
 unsafe impl<T: cxx::memory::UniquePtrTarget> Send for Foreign<T> {}
 // SAFETY: as above.
 unsafe impl<T: cxx::memory::UniquePtrTarget> Sync for Foreign<T> {}

@@ -7,8 +7,8 @@ use crate::config::Config;
 use crate::error::{Kind, Result};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-/// Regression: a call that lacked its root read a buffer that it had not checked; counts for each rank where there is one for all
-/// panicked, or read what was not there; one without an operator returned some rank's input.
+/// Regression: a call that lacked its root read a buffer that it had not checked; counts for each rank where there is
+/// one for all panicked, or read what was not there; one without an operator returned some rank's input.
 #[test]
 fn a_described_call_that_lacks_what_its_collective_takes_is_refused() {
     use CallCount::{Each, PerRank};
@@ -78,7 +78,8 @@ fn vector_forms_and_scans_run_in_scopes_and_groups() {
     .unwrap();
 }
 
-/// Every collective once, on what has them: a communicator, a scope, or a group's member. `$end` takes what each returns.
+/// Every collective once, on what has them: a communicator, a scope, or a group's member. `$end` takes what each
+/// returns.
 macro_rules! every_collective {
     ($on:expr, $me:expr, $given:expr, $got:expr, $end:expr) => {{
         let (me, given, end): (usize, &[u32], &mut dyn FnMut(_)) = ($me, $given, &mut $end);
@@ -103,7 +104,8 @@ macro_rules! every_collective {
     }};
 }
 
-/// What [`every_collective`] leaves in its buffers on ranks 0 and 1, whose inputs, and buffers before, are 1, 2 and 11, 12.
+/// What [`every_collective`] leaves in its buffers on ranks 0 and 1, whose inputs, and buffers before, are 1, 2 and 11,
+/// 12.
 const EXPECTED: [[[u32; 2]; 2]; 16] = [
     [[12, 14], [12, 14]], // all_reduce
     [[11, 12], [11, 12]], // all_reduce_in_place, the greatest

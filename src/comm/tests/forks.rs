@@ -43,8 +43,8 @@ fn is_refused_in_a_child(comm: Communicator) -> bool {
     refused == [true; 10] && refused_by_detached == [true; 4]
 }
 
-/// Regression: a child's call took its parent's place, so that sums were wrong with no error, and its drop ended the parent's
-/// communicator.
+/// Regression: a child's call took its parent's place, so that sums were wrong with no error, and its drop ended the
+/// parent's communicator.
 #[test]
 fn a_forked_child_is_refused_and_its_parent_goes_on() {
     for (no_local, no_shm) in [(false, false), (true, false), (true, true)] {

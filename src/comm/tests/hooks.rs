@@ -10,8 +10,8 @@ use crate::sync::{AbortFlag, Progress, Wait};
 use crate::sys::host;
 use crate::types::{Collective, DataType, ReduceOp};
 
-/// A hook that hands a token on: rank 0's call waits for rank 1, whose program waits for the token that only rank 0's hook gives, and
-/// only on the thread of rank 0's program: so is a library that may be called on one thread alone.
+/// A hook that hands a token on: rank 0's call waits for rank 1, whose program waits for the token that only rank 0's
+/// hook gives, and only on the thread of rank 0's program: so is a library that may be called on one thread alone.
 fn needs_the_hook(call: impl Fn(&Communicator) -> Result<()> + Sync) {
     needs_the_hook_of_a_detached(|detached| call(detached.at_rest()?));
 }
@@ -82,7 +82,8 @@ fn the_progress_hook_is_called_while_the_program_waits_for_threads_of_ours() {
     needs_the_hook_of_a_detached(|detached| begin_barrier(detached)?.wait());
 }
 
-/// The hook works on the program's thread only, which waits for a thread of ours: its failure ends that thread's wait too.
+/// The hook works on the program's thread only, which waits for a thread of ours: its failure ends that thread's wait
+/// too.
 #[test]
 fn a_hook_that_fails_while_the_program_waits_for_a_request_ends_it() {
     let texts = local::run(2, |comm| {

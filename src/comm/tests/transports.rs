@@ -92,8 +92,8 @@ fn shm_between_processors_that_are_far() {
     }
 }
 
-/// Regression: where the output was large enough to pass the caches by, a trial of copies that do so too was not timed, so that a rank
-/// whose copies all write output learnt nothing, however far its peers.
+/// Regression: where the output was large enough to pass the caches by, a trial of copies that do so too was not timed,
+/// so that a rank whose copies all write output learnt nothing, however far its peers.
 #[test]
 fn large_all_gathers_teach_how_far_peers_are() {
     let config = Config::default().with_p2p_disable(true).with_timeout(Duration::from_secs(20));
