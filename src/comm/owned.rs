@@ -130,7 +130,7 @@ impl<B> Place<B> {
     /// # Safety
     /// Called once. Neither the reference nor what was made of it is used after the place was dropped, or
     /// [`Place::take`] was called.
-    unsafe fn lend(&self) -> &'static mut B {
+    unsafe fn lend<'long>(&self) -> &'long mut B {
         // Relaxed: the thread that calls this has made the place.
         let place = self.0.load(Ordering::Relaxed);
         // SAFETY: it came from a box, which nobody has taken, and by the caller's promise nobody else has a reference
