@@ -58,8 +58,8 @@ fn impossible_ranks_worlds_and_ids_are_errors_of_the_caller() {
     fails(&[id], 4, 4, "rank 4 is out of range: the world has 4 ranks");
     fails(&[id], 0, 0, "the world must have 1 to 1048576 ranks, got 0");
     fails(&[id], 0, u32::MAX, "ranks, got 4294967295");
-    fails(&[], 0, 2, "takes 1 to 2 unique ids, got 0");
-    fails(&[id, id, id], 0, 2, "takes 1 to 2 unique ids, got 3");
+    fails(&[], 0, 2, "needs 1 to 2 unique ids, got 0");
+    fails(&[id, id, id], 0, 2, "needs 1 to 2 unique ids, got 3");
     fails(&[id, id], 0, 2, "is given twice");
 }
 

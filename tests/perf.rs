@@ -216,7 +216,10 @@ fn launched_side_by_side_it_is_one_job() {
     let (right, out, err) = run("3", &["--check-only"]);
     assert!(right && out.matches("# Using ranks").count() == 1 && out.matches(" Rank ").count() == 3, "{out}{err}");
     let (right, _, err) = run("2", &["--ranks", "4"]);
-    assert!(!right && err.contains("--ranks 4: torchrun has started this process as one of 2 ranks"), "{err}");
+    assert!(
+        !right && err.contains("--ranks 4: torchrun has started this process as one of the 2 ranks of a job"),
+        "{err}"
+    );
     // A world of one is a shell to start jobs from.
     let (right, out, err) = run("1", &["--check-only"]);
     assert!(right && out.matches(" Rank ").count() == 2, "{out}{err}");

@@ -50,6 +50,13 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "RSCCL_SCRATCH_BYTES", config.scratch_bytes);
     lay(*made, "NCCL_P2P_DISABLE", config.p2p_disable);
     lay(*made, "NCCL_SHM_DISABLE", config.shm_disable);
+    lay(*made, "NCCL_P2P_LEVEL", config.p2p_level);
+    lay(*made, "NCCL_NET_GDR_LEVEL", config.net_gdr_level);
+    lay(*made, "NCCL_CROSS_NIC", config.cross_nic);
+    lay(*made, "NCCL_TOPO_FILE", config.topo_file);
+    lay(*made, "NCCL_TOPO_DUMP_FILE", config.topo_dump_file);
+    lay(*made, "NCCL_GRAPH_FILE", config.graph_file);
+    lay(*made, "NCCL_GRAPH_DUMP_FILE", config.graph_dump_file);
     lay(*made, "NCCL_NET", config.net);
     lay(*made, "NCCL_RUNTIME_CONNECT", config.runtime_connect);
     lay(*made, "NCCL_HOSTID", config.host_id);

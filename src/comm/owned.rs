@@ -270,8 +270,10 @@ mod tests {
             let refused = ranks.start(told(2), |calls, told| calls.send(&told.words, me)).unwrap_err();
             assert_eq!(refused.kind(), Kind::InvalidUsage, "{refused}");
             assert_eq!(heard.try_iter().collect::<Vec<_>>(), [1, 2]);
-            // The ranks disagree about the root.
-            let failed = ranks.start(told(3), |calls, told| calls.broadcast(&mut told.words, me))?;
+            // The ranks disagree about the count.
+            let count = 3 + me as usize;
+            let failed = ranks
+                .start(told(3), |calls, told| calls.all_reduce_in_place(&mut told.words[..count], ReduceOp::Sum))?;
             assert_eq!(failed.wait().map(drop).unwrap_err().kind(), Kind::Mismatch);
             assert!(ranks.start(told(4), |calls, told| calls.broadcast(&mut told.words, 0)).is_err());
             drop(ranks);

@@ -22,7 +22,8 @@ use crate::sys::host;
 /// let universe = mpi::initialize().expect("MPI is initialised once");
 /// let comm = rsccl::mpi::communicator(&universe.world(), &Config::default())?;
 /// comm.set_progress(Some(rsccl::mpi::progress()?))?;
-/// Large MPI_Isends that have been started progress while this waits for the other ranks.
+/// // Large MPI_Isends that have been started progress while this waits for the other ranks.
+/// comm.barrier()?;
 /// # Ok::<(), rsccl::Error>(())
 /// ```
 pub fn progress() -> Result<Progress> {

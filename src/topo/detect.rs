@@ -242,10 +242,12 @@ mod tests {
         let (mut machine, _) = host("x86_64", ["AuthenticAMD", "23", "49"], &[(0, "ff")], &[shown]);
         let ids = ["0000:01:00.0", "0000:02:00.0", "0000:e0:00.0"].map(str::to_owned);
         let gpu = |own: usize, links| NvidiaGpu { bus_id: &ids[own], capability: 90, pcie: Some((5, 16)), links };
-        add_nvidia(&mut machine, &[gpu(0, &ids[1..2]), gpu(1, &ids[..1])]);
+        // Two links: one alone is narrower than the way through the processor.
+        let (to_second, to_first) = ([ids[1].clone(), ids[1].clone()], [ids[0].clone(), ids[0].clone()]);
+        add_nvidia(&mut machine, &[gpu(0, &to_second), gpu(1, &to_first)]);
         let system = System::new(&machine).unwrap();
         let way = Paths::from(&system, system.gpus()[0]).to(&system, system.gpus()[1]);
-        assert_eq!((way.kind, way.bandwidth.gigabytes()), (PathKind::Nvl, 20.6));
+        assert_eq!((way.kind, way.bandwidth.gigabytes()), (PathKind::Nvl, 41.2));
         assert_eq!(machine.cpus[0].devices[1].speed, Some(PciSpeed::Gen5));
         // Links to what is no GPU lead to switches, and are counted together.
         let to_switches = [ids[2].clone(), ids[2].clone()];

@@ -142,6 +142,13 @@ impl fmt::Display for DataType {
 /// })?;
 /// # Ok::<(), rsccl::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a number that rsccl knows how to move",
+    label = "not an `Element`",
+    note = "elements are i8 to i64, u8 to u64, isize, usize, f16, bf16, f32, f64, the two f8 types, and arrays of them",
+    note = "a plain struct, or an integer of 16 bits, travels as bytes: `rsccl::types::bytes_of`, with `values_of` at the other end",
+    note = "a `bool` travels as `u8`: `Max` is or, `Min` is and"
+)]
 pub trait Element: Copy + Send + Sync + fmt::Debug + PartialEq + 'static + sealed::Sealed {
     /// The run-time name of the values' type.
     const DATA_TYPE: DataType;

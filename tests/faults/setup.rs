@@ -162,7 +162,7 @@ fn a_root_with_no_descriptor_left_says_so() {
     job.ranks[1].begun();
     let failure = job.ranks[0].failure();
     assert_eq!(failure.kind, "Timeout", "{}", failure.text);
-    for words in ["the root could not accept all that came", "ulimit -n"] {
+    for words in ["the root could not accept every connection", "ulimit -n"] {
         assert!(failure.text.contains(words), "`{words}` is not in: {}", failure.text);
     }
     drop(job.ranks[1].failure());

@@ -52,6 +52,21 @@ struct Config {
     std::optional<bool> p2p_disable = {};
     /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     std::optional<bool> shm_disable = {};
+    /// How far apart GPUs may be that reach each other's memory. The command `rsccl topo` obeys it. `NCCL_P2P_LEVEL`.
+    std::optional<std::string> p2p_level = {};
+    /// How far a NIC may be from the GPU whose memory it reaches. The command `rsccl topo` obeys it. `NCCL_NET_GDR_LEVEL`.
+    std::optional<std::string> net_gdr_level = {};
+    /// Whether a channel may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where it is better.
+    /// The command `rsccl topo` obeys it. `NCCL_CROSS_NIC`; 2.
+    std::optional<std::uint32_t> cross_nic = {};
+    /// A topology file in place of what this machine's system tells. The command `rsccl topo` reads it. `NCCL_TOPO_FILE`.
+    std::optional<std::string> topo_file = {};
+    /// Where the command `rsccl topo` writes the topology as a file. `NCCL_TOPO_DUMP_FILE`.
+    std::optional<std::string> topo_dump_file = {};
+    /// A graph file in place of a search for channels. The command `rsccl topo` reads it. `NCCL_GRAPH_FILE`.
+    std::optional<std::string> graph_file = {};
+    /// Where the command `rsccl topo` writes the channels as a graph file. `NCCL_GRAPH_DUMP_FILE`.
+    std::optional<std::string> graph_dump_file = {};
     /// The network to use; "Socket" is the only one. `NCCL_NET`.
     std::optional<std::string> net = {};
     /// Map the memory of the host's ranks when first needed, and not at set-up. `NCCL_RUNTIME_CONNECT`; true.
