@@ -127,21 +127,3 @@ fn net() {
         sums(Policy { no_local: true, no_shm: true }, ranks);
     }
 }
-
-/// Regression: the first message of a pair opens their connection, and a ring of plain sends waited for it until the deadline, because no
-/// rank that waits in a send handed its memory over.
-#[test]
-fn a_ring_of_small_sends_goes_round() {
-    for (no_local, no_shm) in [(false, false), (true, false), (true, true)] {
-        let config = Config::default().with_p2p_disable(no_local).with_shm_disable(no_shm);
-        local::run_with(3, &config.with_timeout(Duration::from_secs(20)), |comm| {
-            let (me, ranks) = (comm.rank(), comm.size());
-            let mut got = [ranks];
-            comm.send(&[me], (me + 1) % ranks)?;
-            comm.recv(&mut got, (me + ranks - 1) % ranks)?;
-            assert_eq!(got, [(me + ranks - 1) % ranks]);
-            Ok(())
-        })
-        .unwrap();
-    }
-}
