@@ -188,7 +188,8 @@ mod tests {
                 aborted.wait();
             }
             assert!(settled(&comm).is_none());
-            let error = settled(&child).expect("it was aborted");
+            // Rank 1 may have made its child before it hears of the abort: then its first call there ends.
+            let error = settled(&child).or_else(|| child.barrier().err()).expect("it was aborted");
             assert!(error.message().contains("it is not needed"), "{error}");
             drop(child);
             sum(&comm).map(|sum| assert_eq!(sum, 2))

@@ -596,8 +596,8 @@ macro_rules! collectives {
 
             /// Sends `buffer` to rank `peer`, which calls [`Self::recv`] with a buffer of the same type and count.
             ///
-            /// Returns when the buffer may be changed; a large message does not end before the peer receives. To
-            /// exchange with a peer, put send and recv into a [group](crate::group()).
+            /// Returns when the buffer may be changed. A large message, and the first between two ranks, ends only when the
+            /// peer has called `recv`: to exchange with a peer, put send and recv into a [group](crate::group()).
             ///
             /// # Errors
             /// [`crate::error::Kind::InvalidArgument`] for a peer that is no rank, [`crate::error::Kind::InvalidUsage`]

@@ -384,7 +384,7 @@ impl Fabric {
                 backoff.reset();
             }
             let waiting_for = || match served.waiting {
-                Some(peer) => format!("rank {peer} (to hand over its memory)"),
+                Some(peer) => format!("rank {peer} (to open its end of the connection)"),
                 None => "peers that take this rank's memory".to_owned(),
             };
             if backoff.turn(setup.watch, &waiting_for)?.is_some() {

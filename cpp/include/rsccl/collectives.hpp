@@ -370,7 +370,8 @@ class Collectives {
     }
 
     /// Sends `buffer` to rank `peer`, which calls recv() with a buffer of the same type and length. Ends when the buffer may be
-    /// changed; a large message does not end before the peer receives. A message to the own rank needs a group.
+    /// changed. A large message, and the first between two ranks, ends only when the peer has called recv(): to exchange with a peer,
+    /// put send and recv into a group. A message to the own rank needs one too.
     template <class S>
     Result send(S&& buffer, int peer, Stream stream = {}) {
         detail::check_input<S, Use>();
