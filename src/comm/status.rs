@@ -228,7 +228,7 @@ mod tests {
                 let _making = making;
                 panic!("on purpose")
             };
-            threads.spawn(panics).join().map(|()| ())
+            threads.spawn(panics).join()
         });
         assert!(thread.is_err());
         assert_eq!(status.await_world(), None);
