@@ -9,12 +9,17 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use crate::comm::engine::Engine;
+#[cfg(any(feature = "cpp", test))]
 use crate::comm::group::Steps;
 use crate::comm::request::{Outcome, Promise};
 use crate::comm::split::{UnfinishedChild, begin_split, no_child};
 use crate::comm::waiting_hooks::WaitingHooks;
-use crate::comm::worker::{Job, check_message, check_messages, work};
-use crate::comm::{Buffer, Call, Communicator, Message, Placement, forked, placement};
+use crate::comm::worker::{Job, work};
+#[cfg(any(feature = "cpp", test))]
+use crate::comm::worker::{check_message, check_messages};
+use crate::comm::{Buffer, Communicator, Placement, forked, placement};
+#[cfg(any(feature = "cpp", test))]
+use crate::comm::{Call, Message};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
