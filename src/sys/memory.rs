@@ -36,7 +36,7 @@ enum Backing {
     Private,
 }
 
-/// Which pages are behind a [`SharedMemory`]: changes when it goes out of the peers' reach, and when it is shared anew.
+/// Which pages are behind a `SharedMemory`: changes when it goes out of the peers' reach, and when it is shared anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Generation(u64);
 

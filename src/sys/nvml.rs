@@ -1,7 +1,7 @@
 //! What NVIDIA's management library tells of the GPUs of this host: capability, links, PCI Express. The library is
 //! loaded when it is asked, so that a program runs on machines without it.
 //!
-//! Three layers: the table of functions ([`Library`]), their results as `Option` ([`Device`]), and what others see
+//! Three layers: the table of functions (`Library`), their results as `Option` (`Device`), and what others see
 //! ([`Gpu`]).
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
