@@ -9,16 +9,16 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use crate::comm::engine::Engine;
-#[cfg(any(feature = "cpp", test))]
+#[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::group::Steps;
 use crate::comm::request::{Outcome, Promise};
 use crate::comm::split::{UnfinishedChild, begin_split, no_child};
 use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::worker::{Job, work};
-#[cfg(any(feature = "cpp", test))]
+#[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::worker::{check_message, check_messages};
 use crate::comm::{Buffer, Communicator, Placement, forked, placement};
-#[cfg(any(feature = "cpp", test))]
+#[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::{Call, Message};
 use crate::error::{Error, Result};
 use crate::exec::{Beside, Nothing};
@@ -270,7 +270,7 @@ impl Detached {
 }
 
 /// Calls that are described, in memory of which the caller promises that it outlives them.
-#[cfg(any(feature = "cpp", test))]
+#[cfg(any(feature = "cpp", all(test, not(loom))))]
 impl Detached {
     /// Runs a collective to its end, after those that are under way.
     ///
