@@ -7,6 +7,7 @@ mod support;
 use std::fs;
 use std::io::Write;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use support::{Lines, finish, finish_child, on_machine, vcuda};
 
@@ -67,10 +68,17 @@ fn when_the_run_is_killed_its_program_dies_and_the_next_run_removes_the_folder()
     let line = output.next(&mut child);
     let (pid, state) = line.trim().split_once(' ').unwrap();
     child.kill().unwrap();
-    // Its output ends when the program has ended too.
+    // Its output ends when the program has closed it, which a process does a moment before it has ended.
     assert_eq!(finish_child(child).status, -1);
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    assert!(stat.is_empty() || stat.contains(") Z "), "process {pid} lives: {stat}");
+    let begun = Instant::now();
+    loop {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        if stat.is_empty() || stat.contains(") Z ") {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "process {pid} lives: {stat}");
+        std::thread::yield_now();
+    }
     finish(&mut on_machine("1", &["true"])).must_succeed();
     assert!(!fs::exists(state).unwrap(), "{state} remains");
 }
