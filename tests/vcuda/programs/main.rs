@@ -43,7 +43,8 @@ const PROGRAMS: &[Program] = &[
     everywhere("convert", small_floats::convert),
     everywhere("pair", two::pair),
     everywhere("lines", lines::lines),
-    everywhere("processes", processes::parent),
+    everywhere("processes", processes::processes),
+    everywhere("ping_pong", processes::ping_pong),
     everywhere("safe_api", safe_api::safe_api),
     everywhere("memory_runs_out", one::memory_runs_out),
     virtually("leaks", one::leaks),
@@ -83,7 +84,9 @@ fn main() -> ExitCode {
         }
         // It needs no driver.
         ["nvml"] => report(nvml::nvml()),
-        ["child", handle] => report(Driver::open().and_then(|driver| processes::child(&driver, handle))),
+        ["child", handle, words, depth, rounds] => {
+            report(Driver::open().and_then(|driver| processes::child(&driver, handle, [words, depth, rounds])))
+        }
         [name] => match PROGRAMS.iter().find(|program| program.name == name) {
             Some(program) => report(Driver::open().and_then(|driver| (program.run)(&driver))),
             None => wrong(),

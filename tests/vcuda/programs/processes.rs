@@ -4,20 +4,30 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 
 use crate::driver::{Driver, Shape};
-use crate::two::{DEPTH, PAIR, ROUNDS, SLOT_BYTES, WORDS, expected};
+use crate::two::{PAIR, PING_PONG, PIPELINE, Traffic};
 
 /// `taken` and `ready` lie behind the slots.
 const READY: u64 = 8_192;
 const TAKEN: u64 = READY + 128;
 const BYTES: usize = 16_384;
 
-pub(crate) fn parent(driver: &Driver) -> Result<(), String> {
-    const { assert!(SLOT_BYTES < 8_192, "the slots lie before the flags") };
+pub(crate) fn processes(driver: &Driver) -> Result<(), String> {
+    parent(driver, "processes", PIPELINE)
+}
+
+/// The two kernels answer each other round for round: on a GPU that processes share in turns each answer costs a turn.
+pub(crate) fn ping_pong(driver: &Driver) -> Result<(), String> {
+    parent(driver, "ping_pong", PING_PONG)
+}
+
+fn parent(driver: &Driver, name: &str, traffic: Traffic) -> Result<(), String> {
+    let Traffic { words, depth, rounds } = traffic;
+    assert!(traffic.slot_bytes() as u64 <= READY, "the slots lie before the flags");
     let gpu = driver.gpu(0)?;
     // Not the first allocation of its block: the handle stands for the base of what it names, wherever that lies.
     let before = gpu.zeroed(256)?;
     let shared = gpu.zeroed(BYTES)?;
-    let sums = gpu.zeroed(usize::try_from(ROUNDS).unwrap_or(0) * 8)?;
+    let sums = gpu.zeroed(traffic.sum_bytes())?;
     let module = gpu.module(PAIR)?;
     let consume = module.function("consume")?;
     consume.finish_loading()?;
@@ -26,7 +36,7 @@ pub(crate) fn parent(driver: &Driver) -> Result<(), String> {
     let myself = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut child = Command::new(myself);
     let mut child = child
-        .args(["child", &handle])
+        .args(["child", &handle, &words.to_string(), &depth.to_string(), &rounds.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -36,7 +46,7 @@ pub(crate) fn parent(driver: &Driver) -> Result<(), String> {
     let mut output = BufReader::new(child.stdout.take().ok_or("the child has no output")?);
     output.read_line(&mut said).map_err(|error| error.to_string())?;
     let place = |offset: u64| shared.address + offset;
-    let arguments = [place(0), place(READY), place(TAKEN), sums.address, WORDS, DEPTH, ROUNDS];
+    let arguments = [place(0), place(READY), place(TAKEN), sums.address, words, depth, rounds];
     let consumed = if said == "open\n" {
         consume
             .launch(Some(&stream), Shape::new(1, 64), &arguments)
@@ -52,15 +62,18 @@ pub(crate) fn parent(driver: &Driver) -> Result<(), String> {
         return Err(format!("the child ended with {status}"));
     }
     let found: Vec<u64> = sums.read()?;
-    if found != expected() {
-        return Err(format!("the sums are {found:?}, not {:?}", expected()));
+    if found != traffic.expected() {
+        return Err(format!("the sums are {found:?}, not {:?}", traffic.expected()));
     }
     before.free()?;
-    println!("processes: right");
+    println!("{name}: right");
     Ok(())
 }
 
-pub(crate) fn child(driver: &Driver, handle: &str) -> Result<(), String> {
+pub(crate) fn child(driver: &Driver, handle: &str, traffic: [&str; 3]) -> Result<(), String> {
+    let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
+    let [words, depth, rounds] = traffic.map(number);
+    let (words, depth, rounds) = (words?, depth?, rounds?);
     let digits =
         |place: usize| handle.get(place * 2..place * 2 + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
     let bytes: Option<Vec<u8>> = (0..64).map(digits).collect();
@@ -76,7 +89,7 @@ pub(crate) fn child(driver: &Driver, handle: &str) -> Result<(), String> {
     println!("open");
     std::io::stdout().flush().map_err(|error| error.to_string())?;
     let place = |offset: u64| shared.address + offset;
-    produce.launch(Some(&stream), Shape::new(1, 64), &[place(0), place(READY), place(TAKEN), WORDS, DEPTH, ROUNDS])?;
+    produce.launch(Some(&stream), Shape::new(1, 64), &[place(0), place(READY), place(TAKEN), words, depth, rounds])?;
     stream.synchronize()?;
     // Ends when the parent closes the pipe.
     let mut rest = Vec::new();

@@ -4,15 +4,39 @@
 use crate::driver::{Buffer, Driver, Gpu, Shape};
 
 pub(crate) const PAIR: &[u8] = include_bytes!("../samples/compiled/pair.ptx.z");
-pub(crate) const WORDS: u64 = 600;
-pub(crate) const DEPTH: u64 = 2;
-pub(crate) const ROUNDS: u64 = 12;
-/// `ready` and `taken` keep away from the slots' lines.
-pub(crate) const SLOT_BYTES: usize = 2 * 600 * 4;
 
-/// The sums that the consumer has to find.
-pub(crate) fn expected() -> Vec<u64> {
-    (0..ROUNDS).map(|round| (0..WORDS).map(|i| (round * 1_000_003 + i) & 0xffff_ffff).sum()).collect()
+/// What a producer sends to a consumer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Traffic {
+    /// Words of a slot.
+    pub(crate) words: u64,
+    /// Slots.
+    pub(crate) depth: u64,
+    /// Slots that are filled, one after the other.
+    pub(crate) rounds: u64,
+}
+
+/// Slots that are in flight while others are read.
+pub(crate) const PIPELINE: Traffic = Traffic { words: 600, depth: 2, rounds: 12 };
+/// One slot goes back and forth, often.
+pub(crate) const PING_PONG: Traffic = Traffic { words: 64, depth: 1, rounds: 500 };
+
+impl Traffic {
+    /// Bytes of all slots together.
+    pub(crate) fn slot_bytes(self) -> usize {
+        usize::try_from(self.words * self.depth * 4).expect("a few slots")
+    }
+
+    /// Bytes of the sums that the consumer finds.
+    pub(crate) fn sum_bytes(self) -> usize {
+        usize::try_from(self.rounds * 8).expect("a few rounds")
+    }
+
+    /// The sums that the consumer has to find.
+    pub(crate) fn expected(self) -> Vec<u64> {
+        let sum = |round: u64| (0..self.words).map(|i| (round * 1_000_003 + i) & 0xffff_ffff).sum();
+        (0..self.rounds).map(sum).collect()
+    }
 }
 
 /// The two GPUs of a program, and whether they reach each other's memory.
@@ -37,28 +61,29 @@ pub(crate) fn reached<'g>(gpu: &'g Gpu<'g>, reach: bool, bytes: usize) -> Result
 pub(crate) fn pair(driver: &Driver) -> Result<(), String> {
     let (consumer, producer, reach) = two_gpus(driver)?;
     let (consumer, producer) = (&consumer, &producer);
-    let slots = reached(consumer, reach, SLOT_BYTES)?;
+    let Traffic { words, depth, rounds } = PIPELINE;
+    let slots = reached(consumer, reach, PIPELINE.slot_bytes())?;
     let ready = reached(consumer, reach, 128)?;
     let taken = reached(producer, reach, 128)?;
-    let sums = consumer.zeroed(usize::try_from(ROUNDS).unwrap_or(0) * 8)?;
+    let sums = consumer.zeroed(PIPELINE.sum_bytes())?;
     let (consuming, producing) = (consumer.module(PAIR)?, producer.module(PAIR)?);
     let (consume, produce) = (consuming.function("consume")?, producing.function("produce")?);
     // The first launch of a function may wait for running kernels: load both before either polls.
     consume.finish_loading()?;
     produce.finish_loading()?;
     let (inlet, outlet) = (consumer.stream()?, producer.stream()?);
-    let arguments = [slots.address, ready.address, taken.address, sums.address, WORDS, DEPTH, ROUNDS];
+    let arguments = [slots.address, ready.address, taken.address, sums.address, words, depth, rounds];
     consume.launch(Some(&inlet), Shape::new(1, 64), &arguments)?;
     produce.launch(
         Some(&outlet),
         Shape::new(1, 64),
-        &[slots.address, ready.address, taken.address, WORDS, DEPTH, ROUNDS],
+        &[slots.address, ready.address, taken.address, words, depth, rounds],
     )?;
     outlet.synchronize()?;
     inlet.synchronize()?;
     let found: Vec<u64> = sums.read()?;
-    if found != expected() {
-        return Err(format!("the sums are {found:?}, not {:?}", expected()));
+    if found != PIPELINE.expected() {
+        return Err(format!("the sums are {found:?}, not {:?}", PIPELINE.expected()));
     }
     println!("pair: right");
     Ok(())

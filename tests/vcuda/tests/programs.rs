@@ -95,6 +95,44 @@ fn a_producer_in_another_process_opens_the_memory() {
     }
 }
 
+/// A machine of one GPU with these lines in its file; the file is gone when this is dropped.
+struct OwnMachine(std::path::PathBuf);
+
+impl OwnMachine {
+    fn new(name: &str, lines: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("vcuda-{name}-{}.toml", std::process::id()));
+        std::fs::write(&path, format!("{lines}\n[[gpu]]\nkind = \"h100\"\nmemory_mib = 256\nsms = 2\n")).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for OwnMachine {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).unwrap();
+    }
+}
+
+#[test]
+fn processes_on_one_gpu_run_together_under_mps() {
+    // Nothing may seem to stand still while words go back and forth, with weak memory and without.
+    for lines in ["mps = true", "mps = true\nweak = false", "mps = true\nweak = false\nchecks = false"] {
+        let machine = OwnMachine::new("mps", lines);
+        for program in ["ping_pong", "processes"] {
+            must_print(machine.path(), program, &format!("{program}: right"));
+        }
+    }
+}
+
+#[test]
+fn processes_on_one_gpu_take_turns_without_mps() {
+    let machine = OwnMachine::new("turns", "mps = false");
+    must_print(machine.path(), "ping_pong", "ping_pong: right");
+}
+
 #[test]
 fn a_program_on_cudarcs_safe_api_runs_unchanged() {
     for machine in ["1", "4-pcie"] {
@@ -127,13 +165,11 @@ fn deadlocks_known_from_life_are_reported_and_their_mended_twins_run() {
 
 #[test]
 fn a_half_resident_grid_is_reported_and_a_resident_one_runs() {
-    let machine = std::env::temp_dir().join(format!("vcuda-small-{}.toml", std::process::id()));
     // One block more than 2 SMs hold is enough, and quickly interpreted.
-    std::fs::write(&machine, "[[gpu]]\nkind = \"h100\"\nmemory_mib = 256\nsms = 2\n").unwrap();
-    let path = machine.to_str().unwrap();
+    let machine = OwnMachine::new("small", "");
+    let path = machine.path();
     let reported = finish(on_machine(path, &[&programs(), "half_resident"]).env("VCUDA_STUCK_MS", STUCK_MS));
     let resident = run(path, "half_resident_mended");
-    std::fs::remove_file(&machine).unwrap();
     reported.must_succeed();
     reported.must_tell(&["deadlock", "waits for"]);
     assert_eq!(resident.must_succeed(), "half_resident_mended: right\n");

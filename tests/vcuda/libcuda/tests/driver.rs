@@ -917,7 +917,10 @@ fn bereaved_importer() {
     let other = get("cuStreamCreate", &[1]);
     assert_eq!(launch(set_to, 1, other, memory, 62), 0);
     ok("cuStreamSynchronize", &[stream]);
+    let mut again = 0_u64;
+    assert_eq!(open(handle, place(&mut again), 1), 1, "the exporter is gone: no further reference");
     ok("cuIpcCloseMemHandle", &[memory]);
+    assert_eq!(open(handle, place(&mut again), 1), 1, "the memory is gone too");
     ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[4096])]);
 }
 

@@ -166,10 +166,12 @@ impl Core {
 
     #[inline]
     fn global_store(&mut self, access: Access, value: u64, defined: u8) -> Checked<()> {
-        (self.stored, self.changed) = (true, true);
+        self.stored = true;
         if self.weak.is_some() {
+            // Others are told when it leaves the queues.
             return self.weak_store(access, value, defined);
         }
+        self.changed = true;
         let Self { grid, translation, .. } = self;
         let extent = translation.find(&*grid.memory, grid.config.gpu, access.address, u64::from(access.bytes), true)?;
         Cell::new(extent, access.address, access.bytes).store(value);

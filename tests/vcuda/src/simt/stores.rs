@@ -231,6 +231,10 @@ impl Arrival<'_> {
             let writer = Writer { actor: self.actor, block: entry.block };
             overwrite(&extent, entry, time, writer);
         }
+        drop(locked);
+        // The first count is the stores' time, taken before any of them can be seen. Somebody who polls may have looked
+        // between that count and the store, and sleeps until the count changes: it changes once more.
+        self.memory.bump();
         Ok(())
     }
 }

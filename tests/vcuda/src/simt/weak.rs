@@ -501,6 +501,10 @@ impl Core {
         definedness::set(&extent, access.address, access.bytes, u8::MAX);
         drop(line);
         self.stored |= changed;
+        if changed {
+            // As in `Arrival::put`: the count above is the time of the change, this one wakes those who missed it.
+            self.grid.memory.bump();
+        }
         self.saw(access, access.address / GRANULE);
         self.weak().publish(access.address / GRANULE);
         Ok(old)

@@ -282,6 +282,16 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_that_stores_is_a_step_of_the_machine() {
+        // Else two kernels that answer each other's words, and sleep between, would be taken for a deadlock.
+        let space = Arc::new(space());
+        let view = super::super::View::new(Arc::clone(&space), OWNER.context, 0);
+        let (moves, changes) = (space.state.moves(), space.state.changes());
+        assert_eq!(crate::simt::GlobalMemory::bump(&view), changes + 1);
+        assert!(space.state.moves() > moves);
+    }
+
+    #[test]
     fn fresh_memory_is_poison() {
         let space = space();
         let start = space.allocate(OWNER, 32, Whose::Program).expect("memory");

@@ -40,6 +40,9 @@ impl GlobalMemory for View {
     }
 
     fn bump(&self) -> u64 {
+        // A kernel has changed memory. That is a step of the machine too, even if the block then sleeps at once: kernels
+        // that only answer each other's words are not stuck.
+        self.space.state().moved();
         self.space.state().bump()
     }
 }

@@ -1,6 +1,6 @@
 //! Legacy IPC: handles of allocations, opened in other processes with a count of references.
 
-use super::state::{FLAG_EXPORTED, Kind, Record};
+use super::state::{FLAG_EXPORTED, Kind, Record, pid_is_alive};
 use super::{Backing, GRANULARITY, Piece, PieceKind, Space};
 use crate::driver::{CUresult, Outcome};
 
@@ -76,7 +76,7 @@ impl Space {
     /// # Errors
     ///
     /// `INVALID_CONTEXT` in the exporter's own process, or where another context of the process has it open;
-    /// `INVALID_VALUE` when the memory is gone; `PEER_ACCESS_UNSUPPORTED` when it lies on a GPU without a path here.
+    /// `INVALID_VALUE` when the memory or the process that exported it is gone; `PEER_ACCESS_UNSUPPORTED` when it lies on a GPU without a path here.
     pub fn open_ipc(&self, opener: Opener, handle: IpcHandle) -> Outcome<u64> {
         if handle.pid == self.state.pid() {
             return Err(CUresult::INVALID_CONTEXT);
@@ -88,6 +88,11 @@ impl Space {
             let (_, file) = guard.find(Kind::File, |file| file.file == record.file).ok_or(CUresult::INVALID_VALUE)?;
             (id, record, file)
         };
+        // A killed exporter has freed nothing, so its record is still there. What its handle means then is undefined: refuse it,
+        // also where others still have the memory open.
+        if !pid_is_alive(record.pid) {
+            return Err(CUresult::INVALID_VALUE);
+        }
         if record.gpu != opener.gpu && !self.machine.can_access_peer(opener.gpu, record.gpu) {
             return Err(CUresult::PEER_ACCESS_UNSUPPORTED);
         }
