@@ -13,6 +13,7 @@ mod syntax;
 mod text;
 pub(crate) mod types;
 
+pub(crate) use lower::calls::FRAME_ALIGN;
 pub use opcode::OPCODES;
 
 use std::collections::BTreeMap;
@@ -94,7 +95,7 @@ impl Module {
         let file = syntax::parse(text)?;
         let mut globals = Vec::new();
         for variable in file.variables.iter().filter(|variable| variable.space != "shared") {
-            globals.push(global(variable)?);
+            globals.push(global(&file, variable)?);
         }
         let constant_bytes = globals.iter().filter(|global| global.constant).map(|global| global.bytes).sum::<u64>();
         let mut functions = Vec::new();
@@ -127,7 +128,9 @@ pub fn histogram(text: &str) -> Result<BTreeMap<String, usize>, PtxError> {
                 syntax::Statement::Register { .. }
                 | syntax::Statement::Variable(_)
                 | syntax::Statement::Label(_)
-                | syntax::Statement::Targets(..) => {}
+                | syntax::Statement::Targets(..)
+                | syntax::Statement::Prototype(..)
+                | syntax::Statement::Callees(..) => {}
             }
         }
     }
@@ -140,7 +143,7 @@ pub fn histogram(text: &str) -> Result<BTreeMap<String, usize>, PtxError> {
 }
 
 /// A variable of module scope with its first bytes.
-fn global(variable: &syntax::Variable<'_>) -> Result<Global, PtxError> {
+fn global(file: &syntax::File<'_>, variable: &syntax::Variable<'_>) -> Result<Global, PtxError> {
     let element = variable.kind.bytes();
     let mut init = Vec::new();
     let mut addresses = Vec::new();
@@ -153,8 +156,13 @@ fn global(variable: &syntax::Variable<'_>) -> Result<Global, PtxError> {
                     let what = format!("the address of `{name}` needs 8 bytes");
                     return Err(PtxError { line: variable.line, what });
                 }
-                addresses.push((init.len() as u64, (*name).to_owned(), *offset));
-                0
+                match lower::calls::address_of(file, name) {
+                    Some(function) => function.wrapping_add_signed(*offset),
+                    None => {
+                        addresses.push((init.len() as u64, (*name).to_owned(), *offset));
+                        0
+                    }
+                }
             }
         };
         init.extend_from_slice(&bits.to_le_bytes()[..element as usize]);

@@ -6,6 +6,7 @@
 
 mod access;
 mod block;
+mod calls;
 mod defined;
 mod definedness;
 mod execute;
@@ -45,6 +46,8 @@ pub struct LaunchConfig {
     pub block: [u32; 3],
     /// Shared memory beside what the kernel declares itself.
     pub dynamic_shared_bytes: u32,
+    /// A thread's stack, for functions that call themselves or are called by their address.
+    pub stack_bytes: u32,
     /// The block of parameters, laid out as [`Function::parameters`](crate::ptx::Function::parameters) says.
     pub parameters: Vec<u8>,
     /// Whether all blocks are resident together.
@@ -137,6 +140,10 @@ pub enum FaultKind {
     Assert,
     /// `CUDA_ERROR_ILLEGAL_INSTRUCTION`: `trap`, `brkpt`.
     Trap,
+    /// `CUDA_ERROR_HARDWARE_STACK_ERROR`: calls deeper than the stack.
+    StackError,
+    /// `CUDA_ERROR_INVALID_PC`: a call of what is no function.
+    InvalidCounter,
     /// `CUDA_ERROR_LAUNCH_FAILED`: a check that hardware does not have (undefined bytes, races), or a block that can
     /// never go on.
     LaunchFailed,

@@ -259,10 +259,18 @@ impl Driver {
             .unwrap_or(usual))
     }
 
+    /// The stack of a thread of the current context's kernels.
+    pub(super) fn stack_bytes(&self) -> Outcome<u32> {
+        u32::try_from(self.context_limit(0)?).map_err(|_| CUresult::INVALID_VALUE)
+    }
+
     /// `cuCtxSetLimit`.
     pub fn context_set_limit(&self, limit: u32, value: u64) -> Outcome {
         let current = self.current()?;
         usual_limit(limit)?;
+        if limit == 0 && value > MOST_STACK_BYTES {
+            return Err(CUresult::INVALID_VALUE);
+        }
         if let Some(context) = self.engine.lock().contexts.get_mut(&current.context) {
             context.limits.insert(limit, value);
         }
@@ -292,6 +300,9 @@ impl Driver {
         if self.space.disable_peer(current.context, peer) { Ok(()) } else { Err(CUresult::PEER_ACCESS_NOT_ENABLED) }
     }
 }
+
+/// Local memory of a thread, at most: the stack is a part of it.
+const MOST_STACK_BYTES: u64 = 512 << 10;
 
 /// Limits by `CUlimit`: stack size, printf buffer, malloc heap, launch depth and pending launches, L2 granularity, L2.
 fn usual_limit(limit: u32) -> Outcome<u64> {

@@ -75,6 +75,7 @@ impl Driver {
             grid: request.grid,
             block: request.block,
             shared_bytes: request.shared_bytes,
+            stack_bytes: self.stack_bytes()?,
             parameters: request.parameters.0,
             cooperative: request.cooperative,
             need,

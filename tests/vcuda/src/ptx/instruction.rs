@@ -268,10 +268,20 @@ pub(crate) enum Op {
     },
     Exit,
     Trap,
-    /// `__assertfail`: the four parameters' offsets in local memory.
+    /// `__assertfail`: the four parameters' offsets in local memory, or in the frame of this row.
     AssertFail {
         parameters: [u32; 4],
+        frame: Option<RowIndex>,
     },
+    /// A call of a function with a frame; the caller's places lie in local memory, or in its own frame.
+    Call {
+        callee: Callee,
+        frame: Option<RowIndex>,
+        returns: Vec<Place>,
+        parameters: Vec<Place>,
+    },
+    /// The end of a function with a frame.
+    Return,
     Load {
         to: Vec<Option<RowIndex>>,
         kind: Type,
@@ -371,6 +381,40 @@ pub(crate) enum Constant {
     DynamicShared(i64),
 }
 
+/// Some bytes of local memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) offset: u32,
+    pub(crate) bytes: u32,
+}
+
+/// Which function a call reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Callee {
+    /// The routine of this number.
+    Routine(u32),
+    /// The one whose address is in a row.
+    Address(RowIndex),
+}
+
+/// A function with a frame: it calls itself, or is called by its address.
+#[derive(Debug, Clone)]
+pub(crate) struct Routine {
+    pub(crate) name: String,
+    pub(crate) address: u64,
+    /// Position of its first instruction.
+    pub(crate) entry: u32,
+    /// The row with its frame's address.
+    pub(crate) frame: RowIndex,
+    pub(crate) frame_bytes: u32,
+    /// Its rows and predicates, which a call of it from within itself saves.
+    pub(crate) rows: Vec<RowIndex>,
+    pub(crate) flags: std::ops::Range<u32>,
+    /// Where its results and parameters lie in its frame.
+    pub(crate) returns: Vec<Place>,
+    pub(crate) parameters: Vec<Place>,
+}
+
 /// A kernel's instructions, and what a thread needs to run them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Program {
@@ -381,4 +425,6 @@ pub(crate) struct Program {
     pub(crate) predicates: u32,
     /// Offset of the dynamic shared memory.
     pub(crate) dynamic_shared: u32,
+    /// Functions with frames.
+    pub(crate) routines: Vec<Routine>,
 }

@@ -1,16 +1,18 @@
 //! From the grammar to instructions: names become rows, labels positions, and calls the called function's own text.
 
 mod arithmetic;
+pub(crate) mod calls;
 mod control;
 mod memory;
 mod together;
 
-use super::instruction::{Constant, Flag, Instruction, Op, Program, RowIndex};
+use super::instruction::{Constant, Flag, Instruction, Op, Program, Routine as Framing, RowIndex};
 use super::opcode::Opcode;
 use super::syntax::{File, Line, Operand, Routine, Statement, Variable};
 use super::text::Number;
 use super::types::{Space, Type};
 use super::{Function, Parameter, PtxError};
+use calls::{Ending, Framed, Signature};
 use std::collections::HashMap;
 
 /// What a name stands for.
@@ -29,6 +31,8 @@ enum Symbol {
     /// A parameter of the kernel: its offset.
     Parameter(u32),
     Label(usize),
+    /// A function of the module, with its address.
+    Function(u64),
 }
 
 /// Names of one pair of braces.
@@ -38,6 +42,7 @@ struct Scope<'a> {
     /// `%r<5>`: the prefix, its type and how many there are.
     families: HashMap<&'a str, (Type, u64)>,
     targets: HashMap<&'a str, Vec<&'a str>>,
+    prototypes: HashMap<&'a str, Signature<'a>>,
 }
 
 /// Lowers one kernel.
@@ -53,8 +58,14 @@ struct Lowering<'a> {
     shared_bytes: u32,
     module_shared: HashMap<&'a str, u32>,
     carry: Option<u32>,
-    /// The function being lowered in line, innermost last, with the label after its end.
-    calls: Vec<(&'a str, Option<usize>)>,
+    /// The functions being lowered, innermost last, and where their `ret` goes.
+    calls: Vec<(&'a str, Ending)>,
+    /// Functions with frames, in the order in which they were asked for.
+    framed: Vec<Framed<'a>>,
+    /// The row with the frame's address, in a function that has one.
+    frame: Option<RowIndex>,
+    /// Whether a function is called by its address.
+    calls_addresses: bool,
     line: u32,
     guard: Flag,
 }
@@ -80,7 +91,10 @@ pub(super) fn kernel<'a>(file: &'a File<'a>, routine: &'a Routine<'a>) -> Result
         shared_bytes: 0,
         module_shared: HashMap::new(),
         carry: None,
-        calls: vec![(routine.name, None)],
+        calls: vec![(routine.name, Ending::Exit)],
+        framed: Vec::new(),
+        frame: None,
+        calls_addresses: false,
         line: routine.line,
         guard: Flag::TRUE,
     };
@@ -90,7 +104,8 @@ pub(super) fn kernel<'a>(file: &'a File<'a>, routine: &'a Routine<'a>) -> Result
     };
     lowering.statements(body)?;
     lowering.emit(Op::Exit)?;
-    let mut program = lowering.finish()?;
+    let routines = lowering.framed_functions()?;
+    let mut program = lowering.finish(routines)?;
     let estimated_registers = super::pressure::estimate(&mut program);
     let static_shared_bytes = lowering.shared_bytes;
     program.dynamic_shared = static_shared_bytes.next_multiple_of(16);
@@ -194,8 +209,15 @@ impl<'a> Lowering<'a> {
                 let label = self.label();
                 self.declare(name, Symbol::Label(label));
             }
-            if let (Statement::Targets(name, list), Some(scope)) = (statement, self.scopes.last_mut()) {
-                scope.targets.insert(name, list.clone());
+            match (statement, self.scopes.last_mut()) {
+                (Statement::Targets(name, list), Some(scope)) => drop(scope.targets.insert(name, list.clone())),
+                (Statement::Prototype(name, prototype), Some(scope)) => {
+                    scope.prototypes.insert(name, Signature::Prototype(prototype));
+                }
+                (Statement::Callees(name, list), Some(scope)) => {
+                    scope.prototypes.insert(name, Signature::Callees(list));
+                }
+                _ => {}
             }
         }
         for statement in body {
@@ -212,7 +234,7 @@ impl<'a> Lowering<'a> {
                         self.place(label)?;
                     }
                 }
-                Statement::Targets(..) => {}
+                Statement::Targets(..) | Statement::Prototype(..) | Statement::Callees(..) => {}
                 Statement::Instruction(line) => self.instruction(line)?,
             }
         }
@@ -240,7 +262,7 @@ impl<'a> Lowering<'a> {
     fn variable(&mut self, variable: &'a Variable<'a>) -> Result<(), PtxError> {
         self.line = variable.line;
         let symbol = match variable.space {
-            // A parameter of a call is a place in local memory: the call is put in line.
+            // A parameter of a call is a place in local memory.
             "local" | "param" => Symbol::Local(self.allocate_local(variable.bytes(), variable.align)?),
             "shared" => self.allocate_shared(variable)?,
             space => return Err(self.error(format!("a variable in `.{space}` inside a function is not supported"))),
@@ -250,6 +272,10 @@ impl<'a> Lowering<'a> {
     }
 
     fn allocate_local(&mut self, bytes: u64, align: u64) -> Result<u32, PtxError> {
+        if self.frame.is_some() && align > u64::from(calls::FRAME_ALIGN) {
+            let what = "a local variable aligned to more than 16 bytes, in a function that calls itself or is called by address";
+            return Err(self.error(format!("{what}, is not supported")));
+        }
         let offset = u64::from(self.local_bytes).next_multiple_of(align);
         let end = offset.saturating_add(bytes);
         if end > LOCAL_BYTES {
@@ -289,7 +315,9 @@ impl<'a> Lowering<'a> {
             return Some(symbol);
         }
         let file = self.file;
-        let variable = file.variables.iter().find(|variable| variable.name == name)?;
+        let Some(variable) = file.variables.iter().find(|variable| variable.name == name) else {
+            return calls::address_of(file, name).map(Symbol::Function);
+        };
         if variable.space != "shared" {
             return Some(Symbol::Global { constant: variable.space == "const" });
         }
@@ -386,7 +414,9 @@ impl<'a> Lowering<'a> {
         match self.known(name)? {
             Symbol::Register(row, _) if offset == 0 => Ok(row),
             Symbol::Register(..) => Err(self.error(format!("`{name}` plus a number is no operand"))),
-            Symbol::Local(at) | Symbol::Shared(at) | Symbol::Parameter(at) => {
+            Symbol::Local(at) => self.local_address(i64::from(at).wrapping_add(offset)),
+            Symbol::Function(address) => Ok(self.value(address.wrapping_add_signed(offset))),
+            Symbol::Shared(at) | Symbol::Parameter(at) => {
                 Ok(self.value(i64::from(at).wrapping_add(offset).cast_unsigned()))
             }
             Symbol::DynamicShared => Ok(self.constant(Constant::DynamicShared(offset))),
@@ -403,7 +433,7 @@ impl<'a> Lowering<'a> {
             Symbol::Parameter(_) => Some(Space::Parameter),
             Symbol::Global { constant: true } => Some(Space::Constant),
             Symbol::Global { constant: false } => Some(Space::Global),
-            Symbol::Register(..) | Symbol::Flag(_) | Symbol::Label(_) => None,
+            Symbol::Register(..) | Symbol::Flag(_) | Symbol::Label(_) | Symbol::Function(_) => None,
         }
     }
 
@@ -445,7 +475,7 @@ impl<'a> Lowering<'a> {
             .map_err(|_| self.error(format!("`{}` takes {N} operands, got {}", opcode.whole, operands.len())))
     }
 
-    fn finish(&mut self) -> Result<Program, PtxError> {
+    fn finish(&mut self, mut routines: Vec<Framing>) -> Result<Program, PtxError> {
         let labels = &self.labels;
         let position = |label: &mut u32| {
             if let Some(Some(position)) = labels.get(*label as usize) {
@@ -461,12 +491,16 @@ impl<'a> Lowering<'a> {
         }
         let mut constants: Vec<_> = self.constants.drain().map(|(constant, row)| (row, constant)).collect();
         constants.sort_by_key(|(row, _)| *row);
+        for routine in &mut routines {
+            routine.rows.retain(|row| constants.binary_search_by_key(row, |(constant, _)| *constant).is_err());
+        }
         Ok(Program {
             code: std::mem::take(&mut self.code),
             rows: self.rows,
             constants,
             predicates: self.predicates,
             dynamic_shared: 0,
+            routines,
         })
     }
 }

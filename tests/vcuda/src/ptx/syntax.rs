@@ -68,7 +68,18 @@ pub(super) enum Statement<'a> {
     Label(&'a str),
     /// `name: .branchtargets a, b;`
     Targets(&'a str, Vec<&'a str>),
+    /// `name: .callprototype (.param .b32 _) _ (.param .b64 _);`
+    Prototype(&'a str, Prototype<'a>),
+    /// `name: .calltargets f, g;`
+    Callees(&'a str, Vec<&'a str>),
     Instruction(Line<'a>),
+}
+
+/// What a function called by its address gives and takes.
+#[derive(Debug)]
+pub(super) struct Prototype<'a> {
+    pub(super) returns: Vec<Variable<'a>>,
+    pub(super) parameters: Vec<Variable<'a>>,
 }
 
 /// An instruction as written.
@@ -418,7 +429,7 @@ impl<'a> Parser<'a> {
                 Some(Token::Sign(';')) => self.at += 1,
                 Some(Token::Sign('@')) => found.push(Statement::Instruction(self.instruction()?)),
                 Some(Token::Word(".loc" | ".file")) => self.skip_line(),
-                Some(Token::Word(".pragma" | ".callprototype")) => self.skip_to(';'),
+                Some(Token::Word(".pragma")) => self.skip_to(';'),
                 Some(Token::Word(".reg")) => self.registers(&mut found)?,
                 Some(Token::Word(".local" | ".shared" | ".param" | ".global" | ".const")) => {
                     found.extend(self.variables()?.into_iter().map(Statement::Variable));
@@ -434,6 +445,11 @@ impl<'a> Parser<'a> {
                     if self.take_word(".branchtargets") {
                         found.push(Statement::Targets(word, self.names()?));
                         self.sign(';')?;
+                    } else if self.take_word(".calltargets") {
+                        found.push(Statement::Callees(word, self.names()?));
+                        self.sign(';')?;
+                    } else if self.take_word(".callprototype") {
+                        found.push(Statement::Prototype(word, self.prototype()?));
                     } else {
                         found.push(Statement::Label(word));
                     }
@@ -442,6 +458,15 @@ impl<'a> Parser<'a> {
                 _ => return self.unexpected("an instruction or `}`"),
             }
         }
+    }
+
+    fn prototype(&mut self) -> Result<Prototype<'a>, PtxError> {
+        let returns = if self.peek() == Some(Token::Sign('(')) { self.parameters()? } else { Vec::new() };
+        self.word()?;
+        let parameters = if self.peek() == Some(Token::Sign('(')) { self.parameters()? } else { Vec::new() };
+        self.take_word(".noreturn");
+        self.sign(';')?;
+        Ok(Prototype { returns, parameters })
     }
 
     fn names(&mut self) -> Result<Vec<&'a str>, PtxError> {

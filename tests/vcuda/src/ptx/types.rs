@@ -144,5 +144,7 @@ pub(crate) const SHARED_WINDOW: u64 = 0xfff1_0000_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0xfff2_0000_0000_0000;
 /// First generic address of the kernel's parameters.
 pub(crate) const PARAMETER_WINDOW: u64 = 0xfff3_0000_0000_0000;
+/// First address of device functions.
+pub(crate) const FUNCTION_WINDOW: u64 = 0xfff4_0000_0000_0000;
 /// The bits of a generic address that tell the windows apart.
 pub(crate) const WINDOW_MASK: u64 = 0xffff_0000_0000_0000;

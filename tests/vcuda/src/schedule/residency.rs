@@ -260,6 +260,7 @@ impl World {
             grid: launch.grid,
             block: launch.block,
             dynamic_shared_bytes: launch.shared_bytes,
+            stack_bytes: launch.stack_bytes,
             parameters: launch.parameters.clone(),
             cooperative: launch.cooperative,
             gpu,

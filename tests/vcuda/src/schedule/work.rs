@@ -34,6 +34,8 @@ pub struct Launch {
     pub block: [u32; 3],
     /// Dynamic shared memory.
     pub shared_bytes: u32,
+    /// A thread's stack.
+    pub stack_bytes: u32,
     /// The block of parameters.
     pub parameters: Vec<u8>,
     /// Whether all blocks are resident together.
@@ -329,6 +331,8 @@ fn code_of(fault: &KernelFault) -> CUresult {
         FaultKind::MisalignedAddress => CUresult::MISALIGNED_ADDRESS,
         FaultKind::Assert => CUresult::ASSERT,
         FaultKind::Trap => CUresult::ILLEGAL_INSTRUCTION,
+        FaultKind::StackError => CUresult::HARDWARE_STACK_ERROR,
+        FaultKind::InvalidCounter => CUresult::INVALID_PC,
         FaultKind::LaunchFailed => CUresult::LAUNCH_FAILED,
     }
 }

@@ -44,7 +44,7 @@ pub(super) struct Core {
 }
 
 /// Fresh shared and local memory holds this, as fresh device memory does.
-const POISON: u8 = 0xcb;
+pub(super) const POISON: u8 = 0xcb;
 /// A lane's access: which bytes, and how.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Access {
@@ -130,7 +130,7 @@ impl Core {
     }
 
     pub(super) fn local_offset(&self, lane: usize) -> usize {
-        lane * self.grid.function.local_bytes as usize
+        lane * self.grid.local_bytes() as usize
     }
 
     /// A text in global memory, cut after 256 bytes, for a report.
@@ -279,13 +279,19 @@ impl Warp {
         if space == Space::Generic { space_of(address) } else { space }
     }
 
+    /// Local memory takes space once a thread uses it.
+    pub(super) fn ensure_local(&mut self, core: &Core) {
+        if self.local.is_empty() {
+            let bytes = core.grid.local_bytes() as usize * LANES;
+            self.local = vec![POISON; bytes];
+            self.local_defined = if core.checks() { vec![false; bytes] } else { Vec::new() };
+        }
+    }
+
     /// Where in the warp's local memory a lane's access lies.
     fn local_at(&mut self, core: &Core, lane: usize, address: u64, bytes: u32) -> Checked<usize> {
-        let size = core.grid.function.local_bytes;
-        if self.local.is_empty() {
-            self.local = vec![POISON; size as usize * LANES];
-            self.local_defined = if core.checks() { vec![false; size as usize * LANES] } else { Vec::new() };
-        }
+        let size = core.grid.local_bytes();
+        self.ensure_local(core);
         let offset = address & !WINDOW_MASK;
         if offset.saturating_add(u64::from(bytes)) <= u64::from(size) {
             return Ok(core.local_offset(lane) + usize::try_from(offset).expect("below the size of a vector"));

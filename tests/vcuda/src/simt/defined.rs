@@ -7,7 +7,7 @@
 use super::FaultKind;
 use super::translate::Trouble;
 use super::warp::{LANES, Warp};
-use crate::ptx::instruction::{Flag, Instruction, Join, Op, RowIndex};
+use crate::ptx::instruction::{Callee, Flag, Instruction, Join, Op, RowIndex};
 
 const ALL: [u8; LANES] = [u8::MAX; LANES];
 
@@ -22,6 +22,7 @@ impl Warp {
         }
         match &instruction.op {
             Op::JumpTable { index, .. } => active & self.unset(*index),
+            Op::Call { callee: Callee::Address(row), .. } => active & self.unset(*row),
             Op::Load { address, .. } | Op::Store { address, .. } | Op::Atomic { address, .. } => {
                 active & self.unset(address.base)
             }

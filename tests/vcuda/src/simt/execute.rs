@@ -90,7 +90,11 @@ impl Warp {
             | Op::Reduce { .. }
             | Op::Elect { .. } => return self.warp_sync(core, instruction, mask, active),
             Op::Trap if active != 0 => return Err(Trouble::new(FaultKind::Trap, None, "`trap` was executed")),
-            Op::AssertFail { parameters } if active != 0 => return Err(self.assertion(core, parameters, active)),
+            Op::AssertFail { parameters, frame } if active != 0 => {
+                return Err(self.assertion(core, parameters, *frame, active));
+            }
+            Op::Call { .. } => return self.call(core, &instruction.op, mask, active),
+            Op::Return => return self.return_from(core, mask, active),
             Op::Load { to, kind, register_bits, order, address } if active != 0 => {
                 self.load(core, to, (*kind, *register_bits, *order), *address, active)?;
             }
@@ -187,10 +191,17 @@ impl Warp {
         After::Turn(Turn::Barrier)
     }
 
-    fn assertion(&mut self, core: &mut Core, parameters: &[u32; 4], active: u32) -> Box<Trouble> {
+    fn assertion(
+        &mut self,
+        core: &mut Core,
+        parameters: &[u32; 4],
+        frame: Option<RowIndex>,
+        active: u32,
+    ) -> Box<Trouble> {
         let lane = active.trailing_zeros() as usize;
+        let base = frame.map_or(0, |row| usize::try_from(self.row(row)[lane]).unwrap_or(0));
         let word = |at: u32, bytes: usize| {
-            let first = core.local_offset(lane) + at as usize;
+            let first = core.local_offset(lane) + base + at as usize;
             let mut value = [0; 8];
             if let Some(source) = self.local.get(first..first + bytes) {
                 value[..bytes].copy_from_slice(source);

@@ -4,6 +4,7 @@ use super::block::Block;
 use super::memory::{GlobalMemory, GpuStores};
 use super::{LaunchConfig, LaunchError, ModuleGlobals};
 use crate::alu::convert::extend;
+use crate::ptx::FRAME_ALIGN;
 use crate::ptx::Function;
 use crate::ptx::instruction::{Constant, RowIndex};
 use std::sync::Arc;
@@ -69,6 +70,20 @@ impl Grid {
     #[must_use]
     pub fn block(self: &Arc<Self>, index: [u32; 3], sm: u32) -> Block {
         Block::new(Arc::clone(self), index, sm, BLOCKS.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Where in a thread's local memory its first frame begins.
+    pub(super) fn first_frame(&self) -> u32 {
+        self.function.local_bytes.next_multiple_of(FRAME_ALIGN)
+    }
+
+    /// Bytes of local memory of each thread, the stack included where there are calls that need it.
+    pub(super) fn local_bytes(&self) -> u32 {
+        if self.function.program.routines.is_empty() {
+            self.function.local_bytes
+        } else {
+            self.first_frame() + self.config.stack_bytes
+        }
     }
 
     /// Bytes of shared memory of each block.

@@ -4,6 +4,7 @@
 //! group. The group at the lowest position goes first, so lanes that parted in a branch meet again after it; a group that
 //! jumps back often lets the others go, so that no lane starves another.
 
+use super::calls::Frame;
 use super::poll::Poll;
 use crate::alu::Row;
 use crate::ptx::instruction::{Flag, RowIndex};
@@ -49,6 +50,8 @@ pub(super) struct Warp {
     /// Local memory of the lanes, one after the other.
     pub(super) local: Vec<u8>,
     pub(super) local_defined: Vec<bool>,
+    /// The calls that each lane is in.
+    pub(super) stacks: Vec<Vec<Frame>>,
     /// The group that runs.
     pub(super) current: usize,
 }
@@ -72,6 +75,7 @@ impl Warp {
             live,
             local: Vec::new(),
             local_defined: Vec::new(),
+            stacks: (0..LANES).map(|_| Vec::new()).collect(),
             current: 0,
         }
     }

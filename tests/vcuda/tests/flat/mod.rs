@@ -244,6 +244,7 @@ pub(crate) fn config(grid: u32, threads: u32, parameters: Parameters) -> LaunchC
         grid: [grid, 1, 1],
         block: [threads, 1, 1],
         dynamic_shared_bytes: 0,
+        stack_bytes: 1024,
         parameters: parameters.bytes(),
         cooperative: false,
         gpu: 0,

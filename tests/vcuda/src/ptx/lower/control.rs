@@ -1,14 +1,12 @@
-//! Moves, jumps, calls and ends.
+//! Moves, jumps and ends.
 
 use super::super::PtxError;
 use super::super::instruction::{Flag, Logic, Op, Special};
 use super::super::opcode::Opcode;
 use super::super::syntax::Operand;
 use super::super::types::Type;
-use super::{Lowering, Scope, Symbol};
-
-/// Functions in functions: deeper ones are taken for a recursion.
-const DEPTH: usize = 64;
+use super::calls::Ending;
+use super::{Lowering, Symbol};
 
 impl<'a> Lowering<'a> {
     pub(super) fn control(&mut self, opcode: &mut Opcode<'_>, operands: &'a [Operand<'a>]) -> Result<(), PtxError> {
@@ -29,11 +27,12 @@ impl<'a> Lowering<'a> {
             _ => {}
         }
         opcode.finish()?;
-        match (opcode.root, self.calls.last()) {
-            ("ret", Some((_, Some(end)))) => {
-                let target = self.target(*end)?;
+        match (opcode.root, self.calls.last().map(|(_, ending)| *ending)) {
+            ("ret", Some(Ending::Jump(end))) => {
+                let target = self.target(end)?;
                 self.emit(Op::Jump { target })
             }
+            ("ret", Some(Ending::Return)) => self.emit(Op::Return),
             _ => self.emit(Op::Exit),
         }
     }
@@ -108,78 +107,6 @@ impl<'a> Lowering<'a> {
             (4, bits @ (32 | 64)) => Ok(bits / 4),
             (parts, bits) => Err(self.error(format!("{bits} bits cannot be split in {parts} parts"))),
         }
-    }
-
-    fn call(&mut self, opcode: &mut Opcode<'_>, operands: &'a [Operand<'a>]) -> Result<(), PtxError> {
-        opcode.finish()?;
-        let (returns, name, parameters) = match operands {
-            [Operand::List(returns), Operand::Name(name), Operand::List(parameters)] => {
-                (&returns[..], name, &parameters[..])
-            }
-            [Operand::List(returns), Operand::Name(name)] => (&returns[..], name, &[][..]),
-            [Operand::Name(name), Operand::List(parameters)] => (&[][..], name, &parameters[..]),
-            [Operand::Name(name)] => (&[][..], name, &[][..]),
-            _ => return Err(self.error("this form of `call` (by an address) is not supported")),
-        };
-        let (returns, parameters) = (self.places(returns)?, self.places(parameters)?);
-        let file = self.file;
-        let routine = file
-            .functions
-            .iter()
-            .rev()
-            .filter(|routine| routine.name == *name)
-            .max_by_key(|routine| routine.body.is_some());
-        match (*name, routine.and_then(|routine| routine.body.as_ref().map(|body| (routine, body)))) {
-            ("__assertfail", None) => {
-                let parameters = parameters.get(..4).and_then(|first| <[u32; 4]>::try_from(first).ok());
-                let parameters = parameters.ok_or_else(|| self.error("`__assertfail` takes five parameters"))?;
-                self.emit(Op::AssertFail { parameters })
-            }
-            (_, Some((routine, body))) => {
-                if self.calls.len() >= DEPTH || self.calls.iter().any(|(called, _)| called == name) {
-                    return Err(self.error(format!("`{name}` calls itself: recursion is not supported")));
-                }
-                let pairs = routine.returns.iter().zip(&returns).chain(routine.parameters.iter().zip(&parameters));
-                let mut scope = Scope::default();
-                for (variable, at) in pairs {
-                    scope.symbols.insert(variable.name, Symbol::Local(*at));
-                }
-                self.inline(name, body, scope)
-            }
-            (_, None) => Err(self.error(format!("the function `{name}` has no body here"))),
-        }
-    }
-
-    fn inline(&mut self, name: &'a str, body: &'a [super::Statement<'a>], scope: Scope<'a>) -> Result<(), PtxError> {
-        let guard = std::mem::replace(&mut self.guard, Flag::TRUE);
-        let end = self.label();
-        let target = self.target(end)?;
-        if guard != Flag::TRUE {
-            let skip = Flag { negated: !guard.negated, ..guard };
-            self.guard = skip;
-            self.emit(Op::Jump { target })?;
-            self.guard = Flag::TRUE;
-        }
-        let callers = std::mem::replace(&mut self.scopes, vec![scope]);
-        self.calls.push((name, Some(end)));
-        self.statements(body)?;
-        self.calls.pop();
-        self.scopes = callers;
-        self.place(end)
-    }
-
-    fn places(&mut self, list: &'a [Operand<'a>]) -> Result<Vec<u32>, PtxError> {
-        let mut places = Vec::new();
-        for operand in list {
-            let Operand::Name(name) = operand else {
-                return Err(self.error("a parameter must be a `.param` variable"));
-            };
-            match self.known(name)? {
-                Symbol::Local(at) => places.push(at),
-                _ => return Err(self.error(format!("`{name}` is no `.param` variable"))),
-            }
-        }
-        Ok(places)
     }
 }
 

@@ -44,6 +44,9 @@ impl<'a> Lowering<'a> {
         if let Some(Symbol::Register(base, _)) = self.find(name) {
             return Ok(Address { base, offset: *offset, space });
         }
+        if let (Some(frame), Some(Symbol::Local(at))) = (self.frame, self.find(name)) {
+            return Ok(Address { base: frame, offset: i64::from(at).wrapping_add(*offset), space });
+        }
         let base = self.address_of(name, *offset)?;
         Ok(Address { base, offset: 0, space })
     }
