@@ -1,6 +1,6 @@
 //! Goal: messages between pairs, in a group. Each rank passes a token to its right neighbour and takes one from its left,
-//! until every token has come home. Alone, a large send, and the first to a peer, waits for its receiver, and a ring of such sends
-//! would wait for ever; in a group, send and recv run side by side, whatever their order.
+//! until every token has come home. Alone, a send of more than 1 MiB waits for its receiver, and a ring of such sends would wait for
+//! ever; smaller ones go through. In a group, send and recv of any size run side by side, whatever their order.
 //!
 //!     cargo run --example 04_send_recv_ring
 //!

@@ -59,7 +59,8 @@ fn pass_token(comm: &Communicator) -> Result<Vec<u32>> {
     Ok(token)
 }
 
-/// All ranks send at once. A large send waits for its receiver, so they would wait in a ring: a group runs both side by side.
+/// All ranks send at once. A group runs send and recv side by side; plain sends would do for blocks of up to 1 MiB, and wait for each other
+/// for ever beyond that.
 fn pass_blocks(comm: &Communicator) -> Result<()> {
     let (left, right) = neighbours(comm);
     let mut block = vec![comm.rank(); WORDS];

@@ -27,6 +27,7 @@ pub(crate) mod socket;
 pub mod store;
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 pub use checkin::MAX_WORLD;
 pub use id::UniqueId;
@@ -86,8 +87,7 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     fn barrier(&self, wait: &Wait) -> Result<()>;
 
     /// A [`Bootstrap::barrier`] before the user's collective `call`. Ranks that pass different calls get an error that
-    /// names both. `beside` is called repeatedly while this rank waits, for work that must progress meanwhile; it may
-    /// send and receive messages over this bootstrap. Some ranks may pass a `beside` and others none.
+    /// names both. Some ranks may pass work `beside` and others none.
     fn meet(&self, call: &str, wait: &Wait, beside: Option<Beside<'_>>) -> Result<()>;
 
     /// How many all-gathers, broadcasts, barriers, meetings and splits this rank has begun.
@@ -99,11 +99,19 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     /// help from the sender.
     fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()>;
 
+    /// [`Bootstrap::send`] for a caller that goes on waiting in calls of this bootstrap: it waits neither for a
+    /// connection to `peer` nor until the bytes have left, which those calls see to.
+    fn post(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()>;
+
     /// Takes the next message of `peer` with this tag; waits for it.
     fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>>;
 
     /// Takes the next message of `peer` with this tag if it has arrived.
     fn try_recv(&self, peer: Rank, tag: u32) -> Result<Option<Vec<u8>>>;
+
+    /// Takes a message with this tag, of whichever rank, if one has arrived; returns its sender. It costs no system
+    /// call: [`Bootstrap::poll`] and every wait take what arrives from the connections.
+    fn take_from_any(&self, tag: u32) -> Option<(Rank, Vec<u8>)>;
 
     /// Splits the ranks: those that pass the same color form a new bootstrap, ordered by (key, old rank); those that
     /// pass `None` get `None`. Collective over all ranks. The child does not depend on the parent.
@@ -138,7 +146,18 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
 }
 
 /// Work that progresses while a rank waits in [`Bootstrap::meet`].
-pub type Beside<'a> = &'a mut dyn FnMut() -> Result<()>;
+pub struct Beside<'a> {
+    /// Called repeatedly. It may send and receive messages over the bootstrap.
+    pub turn: &'a mut dyn FnMut() -> Result<()>,
+    /// How long the bootstrap waits for a message of its own between two turns. Zero where the turns themselves rest.
+    pub pause: Duration,
+}
+
+impl std::fmt::Debug for Beside<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Beside").field("pause", &self.pause).finish_non_exhaustive()
+    }
+}
 
 /// What a [`Bootstrap::split`] or [`Bootstrap::shrink`] yields.
 #[derive(Debug)]

@@ -322,7 +322,9 @@ impl Communicator {
     /// rank is an error there.
     ///
     /// # Errors
-    /// The error that had ended the communicator before.
+    /// The error that had ended the communicator before. [`Kind::Mismatch`] where a peer made another call than this rank and neither
+    /// waited for the other, such as two roots of a small broadcast, as far as the peer's call has arrived here: of the two, at least the
+    /// rank that finalizes last gets the error.
     pub fn finalize(self) -> Result<()> {
         self.check_process()?;
         let home = match std::mem::replace(&mut *self.home(), Home::Closed) {
@@ -330,9 +332,10 @@ impl Communicator {
             home => home,
         };
         match home {
-            Home::Ready(engine) => {
+            Home::Ready(mut engine) => {
+                let looked = engine.last_look().map_err(|error| engine.fail(error.during("finalize")));
                 engine.session.leave();
-                Ok(())
+                looked
             }
             Home::Failed(engine, error) => {
                 if let Some(engine) = engine {

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use rsccl::Result;
 use rsccl::error::{Error, Kind};
-use rsccl::internals::bootstrap::{Bootstrap, Event, LocalBootstrap, MAX_GATHER_BYTES, NetBootstrap, Options, Root};
+use rsccl::internals::bootstrap::{
+    Beside, Bootstrap, Event, LocalBootstrap, MAX_GATHER_BYTES, NetBootstrap, Options, Root,
+};
 use rsccl::store::{AbortFlag, Wait};
 use rsccl::types::Rank;
 
@@ -16,6 +18,11 @@ fn soon() -> Wait {
 
 fn shortly() -> Wait {
     Wait::new(Duration::from_millis(200), &AbortFlag::new())
+}
+
+/// Work beside a meeting, which rests by itself.
+fn beside_of(turn: &mut dyn FnMut() -> Result<()>) -> Beside<'_> {
+    Beside { turn, pause: Duration::ZERO }
 }
 
 /// Runs `body` on each rank's thread and yields what each returned, by rank.
@@ -69,9 +76,27 @@ fn collectives(bootstrap: &dyn Bootstrap) -> Result<()> {
         // Some ranks have something to do meanwhile, others have not.
         match (world.rank.get() + turn) % 2 {
             0 => bootstrap.meet("test", &soon(), None)?,
-            _ => bootstrap.meet("test", &soon(), Some(&mut || Ok(())))?,
+            _ => bootstrap.meet("test", &soon(), Some(beside_of(&mut || Ok(()))))?,
         }
     }
+    // A request that is posted reaches a rank that waits for all, whoever posted it, and ends the wait of who needs an answer.
+    let (me, last) = (world.rank.get(), world.size - 1);
+    if me == last {
+        world.ranks().take(last as usize).try_for_each(|peer| bootstrap.post(peer, 77, b"asks", &soon()))?;
+        world.ranks().take(last as usize).try_for_each(|peer| {
+            assert_eq!(bootstrap.recv(peer, 78, &soon())?, b"answers");
+            Ok(())
+        })?;
+    }
+    let mut turn = || match bootstrap.take_from_any(77) {
+        Some((asker, bytes)) => {
+            assert_eq!((asker.get(), &bytes[..]), (last, &b"asks"[..]));
+            bootstrap.send(asker, 78, b"answers", &soon())
+        }
+        None => Ok(()),
+    };
+    bootstrap.meet("asked", &soon(), Some(Beside { turn: &mut turn, pause: Duration::from_millis(1) }))?;
+    assert!(bootstrap.take_from_any(77).is_none());
     Ok(())
 }
 
@@ -153,7 +178,7 @@ fn what_is_beside_a_barrier_goes_on_until_all_have_come() {
                     let asked = bootstrap.world().rank == zero && bootstrap.try_recv(one, 1)?.is_some();
                     if asked { bootstrap.send(one, 2, b"answer", &soon()) } else { Ok(()) }
                 };
-                bootstrap.meet("test", &soon(), Some(&mut beside))
+                bootstrap.meet("test", &soon(), Some(beside_of(&mut beside)))
             });
         });
     }
@@ -164,8 +189,8 @@ fn a_barrier_with_something_beside_it_ends_with_a_death_or_with_the_error_of_tha
     for world in [local(3), net(3)] {
         let errors = run(world, |bootstrap| match bootstrap.world().rank.get() {
             2 => None,
-            1 => bootstrap.meet("test", &soon(), Some(&mut || Ok(()))).err(),
-            _ => bootstrap.meet("test", &soon(), Some(&mut || Err(Error::internal("beside")))).err(),
+            1 => bootstrap.meet("test", &soon(), Some(beside_of(&mut || Ok(())))).err(),
+            _ => bootstrap.meet("test", &soon(), Some(beside_of(&mut || Err(Error::internal("beside"))))).err(),
         });
         let [Some(beside), Some(death), None] = &errors[..] else { panic!("{errors:?}") };
         assert!(beside.message() == "beside" || beside.peer().is_some(), "{beside}");

@@ -88,6 +88,17 @@ fn three_hosts_of_two() {
     }
 }
 
+/// Regression: a ring of plain sends waited until the deadline.
+#[test]
+fn a_ring_of_small_sends_between_hosts() {
+    let Some(network) = Network::make(3) else { return };
+    for places in [&[0, 1, 2][..], &[0, 0, 1, 1, 2, 2]] {
+        let mut job = job(&network, places, &[]);
+        job.must("ring 3");
+        job.must("ring 200000");
+    }
+}
+
 #[test]
 fn random_programs_between_hosts() {
     for places in [&[0, 0, 1, 1, 2, 2][..], &[0, 1, 1, 2]] {

@@ -2,6 +2,8 @@
 #include <rsccl/communicator.hpp>
 
 #include <exception>
+#include <iterator>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -175,7 +177,35 @@ int Communicator::size() const { return detail::there(state_).size; }
 
 // ---- calls
 
+namespace {
+
+// Bodies of rsccl::group() that this thread is in.
+thread_local int bodies = 0;
+
+const char* name_of_call(detail::Kind kind) {
+    static constexpr const char* names[] = {"all_reduce", "broadcast",    "reduce",           "all_gather",   "reduce_scatter", "all_to_all",
+                                            "gather",     "scatter",      "barrier",          "send",         "recv",           "all_gather_v",
+                                            "reduce_scatter_v", "all_to_all_v", "gather_v",   "scatter_v",    "scan",           "exscan"};
+    const auto place = static_cast<std::size_t>(kind);
+    return place < std::size(names) ? names[place] : "send_recv";
+}
+
+[[noreturn]] void refuse_beside_group(detail::Kind kind, int rank) {
+    const std::string name = name_of_call(kind);
+    throw InvalidUsage("comm." + name + "() inside the body of rsccl::group() would run at once, and not with the group: call calls.on(comm)." +
+                           name + "(), where `calls` is the body's argument",
+                       rank, {}, name);
+}
+
+} // namespace
+
+Group::Inside::Inside() noexcept { ++bodies; }
+Group::Inside::~Inside() { --bodies; }
+
 void Communicator::submit(const detail::Call& call) {
+    if (__builtin_expect(bodies > 0, 0)) {
+        refuse_beside_group(call.kind, rank());
+    }
     const detail::Use use(state_.get());
     const ffi::What what = detail::what_of(call, state_->rank);
     const ffi::Comm& comm = *state_->comm;

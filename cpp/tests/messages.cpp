@@ -159,6 +159,39 @@ TEST_CASE("an exception inside a group scope: nothing runs, the communicator goe
     });
 }
 
+TEST_CASE("a call on the communicator itself inside a group's body is refused, and names both calls") {
+    ranks::run(2, {}, [](Communicator& comm) {
+        const std::vector<int> mine = words(comm.rank(), 3);
+        std::vector<int> from_left(3, -1);
+        const auto refused = [&](const char* name, auto call) {
+            try {
+                rsccl::group([&](rsccl::Group& calls) {
+                    calls.on(comm).barrier();
+                    call();
+                });
+            } catch (const rsccl::InvalidUsage& error) {
+                const std::string text = error.what();
+                require(text.find("comm." + std::string(name) + "()") != std::string::npos, text);
+                require(text.find("calls.on(comm)." + std::string(name) + "()") != std::string::npos, text);
+                return;
+            }
+            require(false, name);
+        };
+        refused("send", [&] { comm.send(mine, right_of(comm)); });
+        refused("recv", [&] { comm.recv(from_left, left_of(comm)); });
+        refused("send_recv", [&] { comm.send_recv(mine, right_of(comm), from_left, left_of(comm)); });
+        refused("exscan", [&] { comm.exscan(mine, from_left); });
+        // A request does not wait, and after the body all is as before.
+        rsccl::group([&](rsccl::Group& calls) {
+            rsccl::Request sent = comm.start().send(mine, right_of(comm));
+            calls.on(comm).recv(from_left, left_of(comm));
+            sent.wait();
+        });
+        require(from_left == words(left_of(comm), 3), "the neighbour's words");
+        comm.barrier();
+    });
+}
+
 TEST_CASE("a group ends once, and takes only communicators that live") {
     ranks::run(1, [](Communicator& comm) {
         std::array<int, 1> buffer = {7};

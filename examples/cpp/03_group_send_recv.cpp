@@ -1,6 +1,6 @@
 // Goal: messages between pairs, in a group. Each rank passes a token to its right neighbour and takes one from its left, until
-// every token has come home. Alone, a large send waits for its receiver, and a ring of such sends would wait for ever; in a group,
-// send and recv run side by side, whatever their order. The second time round requests do the same, and the rank could compute
+// every token has come home. Alone, a send of more than 1 MiB waits for its receiver, and a ring of such sends would wait for ever; in a
+// group, send and recv of any size run side by side, whatever their order. The second time round requests do the same, and the rank could compute
 // meanwhile.
 //
 // Prints:

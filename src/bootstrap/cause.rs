@@ -36,6 +36,8 @@ pub(crate) fn decode_failure(from: Rank, bytes: &[u8]) -> Error {
     let length = usize::from(u16::from_le_bytes(length.try_into().expect("2 bytes")));
     let (Some(operation), Some(message)) = (bytes.get(7..7 + length), bytes.get(7 + length..)) else { return vague() };
     let (operation, message) = (String::from_utf8_lossy(operation), String::from_utf8_lossy(message));
+    // In the words of the rank that failed, "this rank" is that rank.
+    let message = message.replace("this rank", &format!("rank {from}"));
     let of = if operation.is_empty() { String::new() } else { format!(" in {operation}") };
     let error = Error::new(kind_from(*kind), format!("rank {from} reports{of}: {message}"));
     error.about(peer.map_or(from, Rank::new))

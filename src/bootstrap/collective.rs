@@ -7,13 +7,15 @@
 //! code.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use crate::bootstrap::checkin::ranges;
 use crate::bootstrap::inbox::Channel;
 use crate::bootstrap::local::waited_for;
 use crate::bootstrap::{Beside, Child, MAX_GATHER_BYTES};
 use crate::error::{Error, Kind, Result};
-use crate::sync::Wait;
+use crate::sync::{Deadline, Wait};
+use crate::sys::clock;
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
@@ -297,7 +299,8 @@ pub(super) fn barrier(mesh: &impl Mesh, group: &Participants, wait: &Wait) -> Re
 
 /// A barrier during which `beside` keeps running.
 pub(super) fn barrier_beside(mesh: &impl Mesh, group: &Participants, wait: &Wait, beside: Beside<'_>) -> Result<()> {
-    let take = |peer| take_beside(mesh, group, (peer, wait), beside);
+    let mut beside = beside;
+    let take = |peer| take_beside(mesh, group, (peer, wait), &mut beside);
     barrier_of(mesh, group, (&[BARRIER], wait), take, |peer, bytes| {
         open(bytes, BARRIER, peer)?.finish().map_err(|error| error.about(peer))
     })
@@ -331,14 +334,34 @@ fn take_beside(
     mesh: &impl Mesh,
     group: &Participants,
     (peer, wait): (Rank, &Wait),
-    beside: &mut dyn FnMut() -> Result<()>,
+    beside: &mut Beside<'_>,
 ) -> Result<Vec<u8>> {
     loop {
-        if let Some(bytes) = mesh.try_take(peer, group.channel, group)? {
+        let taken = if beside.pause.is_zero() {
+            mesh.try_take(peer, group.channel, group)?
+        } else {
+            take_soon(mesh, group, (peer, wait), beside.pause)?
+        };
+        if let Some(bytes) = taken {
             return Ok(bytes);
         }
         wait.check(|| waited_for(peer, group.channel)).map_err(|error| error.about(peer))?;
-        beside()?;
+        (beside.turn)()?;
+    }
+}
+
+/// Takes the message of `peer` if it comes within `pause`.
+fn take_soon(
+    mesh: &impl Mesh,
+    group: &Participants,
+    (peer, wait): (Rank, &Wait),
+    pause: Duration,
+) -> Result<Option<Vec<u8>>> {
+    let soon = wait.until(Deadline::after(pause).earlier(wait.deadline));
+    match mesh.take(peer, group.channel, group, &soon) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == Kind::Timeout && !wait.deadline.passed(clock::now()) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

@@ -108,6 +108,11 @@ impl Inbox {
         Some(bytes)
     }
 
+    /// A rank of which a message waits on `channel`.
+    pub(super) fn sender_on(&self, channel: Channel) -> Option<Rank> {
+        self.queues.keys().find(|(_, of)| *of == channel).map(|(from, _)| *from)
+    }
+
     /// Fails if a wait for `from` on `channel` cannot succeed: the rank is gone, or its queue is full of other
     /// messages.
     pub(super) fn check(&self, from: Rank, channel: Channel) -> Result<()> {
@@ -196,10 +201,11 @@ impl Inbox {
     }
 
     /// A waiting message of a shrink with another number than `number`, and its rank, which may have passed another
-    /// list.
-    pub(super) fn other_shrink(&self, number: u32) -> Option<(Rank, &[u8])> {
+    /// list: best the one of the rank that the `error` of the shrink is about.
+    pub(super) fn other_shrink(&self, number: u32, error: &Error) -> Option<(Rank, &[u8])> {
         let is_other = |channel: &Channel| matches!(channel, Channel::Shrink(other) if *other != number);
-        let (sender, queue) = self.queues.iter().find(|((_, channel), _)| is_other(channel))?;
+        let others = self.queues.iter().filter(|((_, channel), _)| is_other(channel));
+        let (sender, queue) = others.max_by_key(|((rank, _), _)| error.peer() == Some(rank.get()))?;
         Some((sender.0, queue.front()?))
     }
 }

@@ -292,12 +292,28 @@ impl Bootstrap for LocalBootstrap {
         self.put(peer, Channel::Message(tag), bytes, wait)
     }
 
+    fn post(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
+        self.send(peer, tag, bytes, wait)
+    }
+
     fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>> {
         self.take_unless(peer, Channel::Message(tag), wait, |_| Ok(()))
     }
 
     fn try_recv(&self, peer: Rank, tag: u32) -> Result<Option<Vec<u8>>> {
         self.try_take_unless(peer, Channel::Message(tag), |_| Ok(()))
+    }
+
+    fn take_from_any(&self, tag: u32) -> Option<(Rank, Vec<u8>)> {
+        let mailbox = self.mine();
+        let mut inbox = mailbox.open();
+        let from = inbox.sender_on(Channel::Message(tag))?;
+        let had_room = inbox.has_room(from);
+        let bytes = inbox.take(from, Channel::Message(tag))?;
+        if !had_room {
+            mailbox.changed.notify_all();
+        }
+        Some((from, bytes))
     }
 
     fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
@@ -323,7 +339,8 @@ impl Bootstrap for LocalBootstrap {
         let entry = collective::shrink_entry(excluded, &[]);
         collective::all_gather(self, &group, &entry, wait).map_err(|error| {
             let inbox = self.mine().open();
-            collective::differing_lists(error, excluded, inbox.other_shrink(number)).at(self.world.rank)
+            let other = inbox.other_shrink(number, &error);
+            collective::differing_lists(error, excluded, other).at(self.world.rank)
         })?;
         self.grow(ChildKind::Shrink(number), members)
     }

@@ -283,7 +283,9 @@ impl NetBootstrap {
             self.check_members(members, wait).inspect_err(|cause| *seen.borrow_mut() = Some(cause.duplicate()))
         };
         let words = || "waited for what was sent to the child's ranks to leave".to_owned();
-        let met = collective::barrier_beside(child, &child.next_group(), &quiet, &mut || look()).and_then(|()| {
+        let mut turn = || look();
+        let beside = Beside { turn: &mut turn, pause: Duration::ZERO };
+        let met = collective::barrier_beside(child, &child.next_group(), &quiet, beside).and_then(|()| {
             while child.control.lock().busy().is_some() {
                 quiet.check(words)?;
                 look()?;
@@ -425,9 +427,13 @@ impl Bootstrap for NetBootstrap {
     }
 
     fn send(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
-        check_message(bytes)?;
-        self.put(peer, Channel::Message(tag), bytes, wait)?;
+        self.post(peer, tag, bytes, wait)?;
         self.settle(Some(peer), wait)
+    }
+
+    fn post(&self, peer: Rank, tag: u32, bytes: &[u8], wait: &Wait) -> Result<()> {
+        check_message(bytes)?;
+        self.put(peer, Channel::Message(tag), bytes, wait)
     }
 
     fn recv(&self, peer: Rank, tag: u32, wait: &Wait) -> Result<Vec<u8>> {
@@ -436,6 +442,13 @@ impl Bootstrap for NetBootstrap {
 
     fn try_recv(&self, peer: Rank, tag: u32) -> Result<Option<Vec<u8>>> {
         self.try_take_unless(peer, Channel::Message(tag), |_| Ok(()))
+    }
+
+    fn take_from_any(&self, tag: u32) -> Option<(Rank, Vec<u8>)> {
+        // While another thread waits in the bootstrap, this one asks again later.
+        let mut control = self.control.try_lock()?;
+        let from = control.inbox().sender_on(Channel::Message(tag))?;
+        control.take(from, Channel::Message(tag)).map(|bytes| (from, bytes))
     }
 
     fn split(&self, color: Option<u32>, key: i64, wait: &Wait) -> Result<Option<Child>> {
@@ -471,7 +484,8 @@ impl Bootstrap for NetBootstrap {
         let entry = collective::shrink_entry(excluded, address.as_slice());
         let all = collective::all_gather(self, &group, &entry, wait).map_err(|error| {
             let control = self.control.lock();
-            let error = collective::differing_lists(error, excluded, control.inbox().other_shrink(number));
+            let other = control.inbox().other_shrink(number, &error);
+            let error = collective::differing_lists(error, excluded, other);
             error.at(self.world.rank).during("shrink")
         })?;
         self.settle(None, wait)?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::bootstrap::Beside as Meanwhile;
 use crate::comm::Settings;
 use crate::comm::call_log::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
 use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
@@ -19,13 +20,14 @@ use crate::exec::{
 };
 use crate::log;
 use crate::plan::Windows;
-use crate::sync::primitive::Arc;
+use crate::sync::primitive::{Arc, Ordering, fence};
+use crate::sync::ring::Label;
 use crate::sync::{AbortFlag, Backoff, Patience, Progress, Wait, progress};
 use crate::sys::futex;
 use crate::topo::Topology;
-use crate::transport::{Fabric, HostWindows, Need, Setup};
+use crate::transport::{Fabric, HostWindows, Need, Receivers, Setup};
 use crate::tune::Choice;
-use crate::types::{Collective, DataType, Rank};
+use crate::types::{Collective, DataType, Rank, World};
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
@@ -184,7 +186,7 @@ impl Engine {
         let run = |message| MessageRun::new(message, operation.collective, operation.sequence);
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
         let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
-        self.drive_messages(&needs, &mut runs, WaitingFor::Collective(operation), beside)
+        self.drive_messages((&needs, Receivers::Come), &mut runs, WaitingFor::Collective(operation), beside)
     }
 
     #[inline]
@@ -237,7 +239,8 @@ impl Engine {
     ) -> Result<()> {
         let operation = begun.operation;
         if !program.is_connected() {
-            self.connect(program.needs(), WaitingFor::Collective(operation), beside)?;
+            let needs = (program.needs(), Receivers::Come);
+            self.connect(needs, WaitingFor::Collective(operation), beside)?;
             program.set_connected();
         }
         let MappedRuns { runs, flag_base } = self.mapped_runs;
@@ -271,7 +274,7 @@ impl Engine {
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
         let name = single.unwrap_or_else(|| "group of messages".to_owned());
         let peers = || needs.iter().map(|need| need.peer).collect();
-        self.drive_messages(&needs, &mut runs, WaitingFor::Messages(&peers), &mut Nothing)
+        self.drive_messages((&needs, Receivers::AreAsked), &mut runs, WaitingFor::Messages(&peers), &mut Nothing)
             .map_err(|error| error.during(name))
     }
 
@@ -284,7 +287,8 @@ impl Engine {
         let need = message.need();
         let mut run = self.begin_message(message);
         let peers = || vec![need.peer];
-        let result = self.connect(&[need], WaitingFor::Messages(&peers), &mut Nothing).and_then(|()| {
+        let needs = (&[need][..], Receivers::AreAsked);
+        let result = self.connect(needs, WaitingFor::Messages(&peers), &mut Nothing).and_then(|()| {
             let session = &*self.session;
             let mut watch = FailureWatch::new(session, WaitingFor::Messages(&peers));
             let mut nothing = Nothing;
@@ -327,7 +331,8 @@ impl Engine {
         let (others, data_type) = self.open_exchange(messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let (operation, mut runs) = self.begin_exchange(others, data_type);
-        let result = self.drive_messages(&needs, &mut runs, WaitingFor::Collective(&operation), &mut Nothing);
+        let needs = (&needs[..], Receivers::Come);
+        let result = self.drive_messages(needs, &mut runs, WaitingFor::Collective(&operation), &mut Nothing);
         result.map_err(|error| error.during(operation.to_string()))
     }
 
@@ -357,7 +362,7 @@ impl Engine {
 
     fn drive_messages(
         &mut self,
-        needs: &[Need],
+        needs: (&[Need], Receivers),
         runs: &mut [MessageRun<'_>],
         waiting_for: WaitingFor<'_>,
         beside: &mut dyn Beside,
@@ -377,7 +382,8 @@ impl Engine {
     /// Of what is beside, or of the watch.
     pub(crate) fn turn(&mut self, beside: &mut dyn Beside, backoff: &mut Backoff) -> Result<bool> {
         let (session, mover) = (&*self.session, &mut self.mover);
-        if beside.turn(&mut mover.fabric, &*session.bootstrap)? {
+        let attended = mover.fabric.attend(&*session.bootstrap)?;
+        if beside.turn(&mut mover.fabric, &*session.bootstrap)? || attended {
             *backoff = Backoff::new(mover.patience);
             return Ok(true);
         }
@@ -413,16 +419,21 @@ impl Engine {
     }
 
     /// Begins to open connections; a turn of what is beside moves them on.
-    pub(crate) fn begin_connect(&mut self, needs: &[Need]) -> Result<()> {
+    pub(crate) fn begin_connect(&mut self, needs: &[Need], receivers: Receivers) -> Result<()> {
         let wait = self.wait();
-        self.mover.fabric.begin_connect(needs, &*self.session.bootstrap, &wait)
+        self.mover.fabric.begin_connect(needs, receivers, (&*self.session.bootstrap, &wait))
     }
 
-    fn connect(&mut self, needs: &[Need], waiting_for: WaitingFor<'_>, beside: &mut dyn Beside) -> Result<()> {
+    fn connect(
+        &mut self,
+        (needs, receivers): (&[Need], Receivers),
+        waiting_for: WaitingFor<'_>,
+        beside: &mut dyn Beside,
+    ) -> Result<()> {
         if self.mover.fabric.has(needs) {
             return Ok(());
         }
-        self.set_up(waiting_for, beside, |fabric, setup| fabric.connect(needs, setup))
+        self.set_up(waiting_for, beside, |fabric, setup| fabric.connect(needs, receivers, setup))
     }
 
     #[cold]
@@ -467,13 +478,16 @@ impl Engine {
         let waited = BootstrapCall { name: call, collectives: session.collectives(), exchanges: bootstrap.exchanges() };
         let wait = wait.with_notes(Some(session.note_reader(waited)?));
         if beside.is_empty() && mover.fabric.links().drained() {
-            return bootstrap.meet(call, &wait, None).map(|()| wait);
+            let mut turn = || mover.fabric.attend(bootstrap).map(drop);
+            let senders = Meanwhile { turn: &mut turn, pause: MEETING_PAUSE };
+            return bootstrap.meet(call, &wait, Some(senders)).map(|()| wait);
         }
         let mut backoff = Backoff::new(mover.patience);
         let mut watch =
             FailureWatch::new(session, WaitingFor::Bootstrap(waited)).with_timeout(session.settings.init_timeout);
         let mut turn = || {
-            if beside.turn(&mut mover.fabric, bootstrap)? || mover.fabric.links().pump()? {
+            let attended = mover.fabric.attend(bootstrap)?;
+            if beside.turn(&mut mover.fabric, bootstrap)? || mover.fabric.links().pump()? || attended {
                 backoff = Backoff::new(mover.patience);
             } else if backoff.turn(&mut watch, &|| messages_of(beside.peers()))?.is_some() {
                 let nap = backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP);
@@ -481,7 +495,8 @@ impl Engine {
             }
             Ok(())
         };
-        bootstrap.meet(call, &wait, Some(&mut turn)).map(|()| wait)
+        let meanwhile = Meanwhile { turn: &mut turn, pause: Duration::ZERO };
+        bootstrap.meet(call, &wait, Some(meanwhile)).map(|()| wait)
     }
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else it does nothing.
@@ -561,6 +576,33 @@ impl Engine {
         self.session.cause(error, &|peer| self.first_difference(peer))
     }
 
+    /// Looks for a collective that a peer called differently and in which neither waited for the other, such as a small broadcast of two
+    /// roots: in the flat slots of this host, and among the messages that nobody has taken. It never waits.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`](crate::error::Kind::Mismatch).
+    pub(crate) fn last_look(&mut self) -> Result<()> {
+        // Pairs with the same fence of a peer that ends meanwhile. Each rank announces its calls before its fence and looks after it, so of
+        // two ranks at least one sees the other's call; without the fences each may look before its own call is seen.
+        fence(Ordering::SeqCst);
+        let World { rank, .. } = self.session.world;
+        let near: Vec<Rank> = self.windows.iter().flat_map(|windows| windows.ranks.iter().copied()).collect();
+        if let Some(difference) =
+            near.into_iter().filter(|peer| *peer != rank).find_map(|peer| self.first_difference(peer))
+        {
+            return Err(difference);
+        }
+        let links = self.mover.fabric.links();
+        // A peer that has left may have closed its connections: that ends nothing here.
+        let _closed = links.pump();
+        let history = &self.session.history;
+        let differs = |(peer, label): (Rank, Label)| {
+            let mine = history.at(exec::sequence(label))?;
+            (!exec::same_call(mine, label)).then(|| exec::mismatch(mine, peer, label))
+        };
+        links.left_over().into_iter().find_map(differs).map_or(Ok(()), Err)
+    }
+
     /// The first call that differs, by the labels in the flat slots of a rank of this host.
     fn first_difference(&self, peer: Rank) -> Option<Error> {
         let windows = self.windows.as_ref()?;
@@ -602,5 +644,7 @@ fn no_windows() -> Error {
 const REQUEST_NAP: Duration = Duration::from_micros(200);
 /// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
 const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
+/// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a connection.
+const MEETING_PAUSE: Duration = Duration::from_millis(5);
 /// Peers that the error of a request names.
 const NAMED_PEERS: usize = 8;

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self};
 use crate::sync::Backoff;
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
-use crate::transport::{Fabric, Need};
+use crate::transport::{Fabric, Need, Receivers};
 use crate::types::{Rank, World};
 
 /// A job that needs the engine and all ranks, such as a split; what is under way goes on meanwhile. Its result returns
@@ -203,7 +203,7 @@ fn begin<'scope>(
     // Copied here and not when they were queued, for the reason that `begin_exchange` gives.
     let begun = engine.copy_to_self(messages).and_then(|others| {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
-        engine.begin_connect(&needs).map(|()| (others, needs))
+        engine.begin_connect(&needs, Receivers::AreAsked).map(|()| (others, needs))
     });
     let (others, needs) = begun.inspect_err(|error| outcome.set(Err(error.duplicate())))?;
     let outcome = Arc::new(outcome);
@@ -223,7 +223,7 @@ fn begin_exchange<'scope>(
     // Copied here and not when it was queued: an earlier collective of the same group may have written what is copied.
     let begun = engine.open_exchange(messages).and_then(|(others, data_type)| {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
-        engine.begin_connect(&needs)?;
+        engine.begin_connect(&needs, Receivers::Come)?;
         Ok((engine.begin_exchange(others, data_type).1, needs))
     });
     let (runs, needs) = begun.inspect_err(|error| outcome.set(Err(error.duplicate())))?;

@@ -5,7 +5,6 @@ use std::time::Duration;
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::sync::{Backoff, Flag, Patience, Watch, progress};
-use crate::sys::clock;
 use crate::transport::{Fabric, Links};
 use crate::types::Rank;
 
@@ -116,29 +115,42 @@ impl Until for Idle<'_> {
 impl Idle<'_> {
     fn until_slow(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
         let Idle { patience, watch, fabric, bootstrap, beside, progress } = self;
-        let alone = beside.is_empty() && !fabric.owes();
-        let mut turn = || Ok(beside.turn(fabric, *bootstrap)? | pay(fabric)?);
-        let beside: Option<Turn<'_>> = if alone { None } else { Some(&mut turn) };
-        wait_on((flag, target), (patience, *watch, *progress), beside, waiting_for)
+        loop {
+            let alone = beside.is_empty() && !fabric.owes();
+            let mut turn = || Ok(beside.turn(fabric, *bootstrap)? | pay(fabric, *bootstrap)?);
+            let beside: Option<Turn<'_>> = if alone { None } else { Some(&mut turn) };
+            match wait_on((flag, target), (patience, *watch, *progress), (beside, *bootstrap), waiting_for)? {
+                Woken::Reached => return Ok(()),
+                Woken::Asked(sender) => fabric.open_for(sender, *bootstrap)?,
+            }
+        }
     }
 }
 
 /// Hands out memory that this rank has offered and a peer asks for by now. True where one took it.
 #[inline]
-fn pay(fabric: &mut Fabric) -> Result<bool> {
-    if fabric.owes() { fabric.pay(clock::now()) } else { Ok(false) }
+fn pay(fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool> {
+    if fabric.owes() { fabric.pay(bootstrap) } else { Ok(false) }
 }
 
 /// Does what is beside a wait; true where something moved.
 type Turn<'a> = &'a mut dyn FnMut() -> Result<bool>;
 
-/// Waits until `flag` has come to `target`.
+/// What has ended a wait for a flag.
+enum Woken {
+    /// The flag has come to its value.
+    Reached,
+    /// A rank asks for this rank's end of a connection; the flag is still to come.
+    Asked(Rank),
+}
+
+/// Waits until `flag` has come to `target`, or a sender asks for a connection.
 fn wait_on(
     (flag, target): (&Flag, u64),
     (patience, watch, hook): (&mut Patience, &mut dyn Watch, Option<&crate::sync::Progress>),
-    mut beside: Option<Turn<'_>>,
+    (mut beside, bootstrap): (Option<Turn<'_>>, &dyn Bootstrap),
     waiting_for: &dyn Fn() -> String,
-) -> Result<()> {
+) -> Result<Woken> {
     let mut backoff = Backoff::new(*patience);
     while !flag.reached(target) {
         if let Some(beside) = &mut beside
@@ -152,10 +164,13 @@ fn wait_on(
         }
         if backoff.started().is_some() {
             progress::turn(hook)?;
+            if let Some(sender) = Fabric::asking(bootstrap) {
+                return Ok(Woken::Asked(sender));
+            }
         }
     }
     patience.learn(&backoff);
-    Ok(())
+    Ok(Woken::Reached)
 }
 
 /// [`drive`] for one task that often waits for one flag only: it looks at nothing else while it spins, which is what short messages feel.
@@ -173,7 +188,12 @@ pub fn drive_one(task: &mut impl Task, idle: &mut Idle<'_>) -> Result<()> {
             Progress::Moved => {}
             Progress::Idle => {
                 let Some(Blocked { flag }) = task.blocked(links) else { return drive(&mut [task], idle) };
-                wait_on(flag, (idle.patience, idle.watch, idle.progress), None, &|| task.waiting_for())?;
+                let quiet = (None, idle.bootstrap);
+                let woken = wait_on(flag, (idle.patience, idle.watch, idle.progress), quiet, &|| task.waiting_for())?;
+                if let Woken::Asked(sender) = woken {
+                    idle.fabric.open_for(sender, idle.bootstrap)?;
+                    return drive(&mut [task], idle);
+                }
             }
         }
     }
@@ -214,7 +234,7 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
         if beside {
             moved |= idle.beside.turn(idle.fabric, idle.bootstrap)?;
         }
-        moved |= pay(idle.fabric)?;
+        moved |= pay(idle.fabric, idle.bootstrap)?;
         if moved {
             if !sockets {
                 idle.patience.learn(&backoff);
@@ -223,7 +243,14 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
             continue;
         }
         let waiting = || describe(tasks, done);
-        if let Some(slice) = backoff.turn(idle.watch, &waiting)? {
+        let tired = backoff.turn(idle.watch, &waiting)?;
+        if backoff.started().is_some()
+            && let Some(sender) = Fabric::asking(idle.bootstrap)
+        {
+            idle.fabric.open_for(sender, idle.bootstrap)?;
+            continue;
+        }
+        if let Some(slice) = tired {
             let nap = backoff.nap(SHORT_REST, LONG_REST);
             let (nap, slice) = if beside { (nap, nap) } else { (nap, slice) };
             let (nap, slice) = (progress::rest(idle.progress, nap), progress::rest(idle.progress, slice));
@@ -284,8 +311,9 @@ mod tests {
     use crate::sync::primitive::{AtomicU64, Ordering};
     use crate::sync::ring::Shape;
     use crate::sync::{AbortFlag, Deadline, Wait};
+    use crate::sys::clock;
     use crate::sys::thread;
-    use crate::transport::{Channel, Need, PeerInfo, Policy, Setup, Sizes, SocketOptions, Way};
+    use crate::transport::{Channel, Need, PeerInfo, Policy, Receivers, Setup, Sizes, SocketOptions, Way};
     use crate::types::World;
 
     /// Ends a wait that lasts longer than any machine needs.
@@ -325,11 +353,11 @@ mod tests {
             let (mut fabric, mut watch) = (fabric(rank), limit());
             if rank.index() == 1 {
                 let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, watch: &mut watch, beside: None };
-                fabric.connect(&[need(Way::Send, 0)], &mut setup).unwrap();
+                fabric.connect(&[need(Way::Send, 0)], Receivers::Come, &mut setup).unwrap();
                 flag.raise(1);
                 return;
             }
-            fabric.begin_connect(&[need(Way::Receive, 1)], &bootstrap, &wait).unwrap();
+            fabric.begin_connect(&[need(Way::Receive, 1)], Receivers::Come, (&bootstrap, &wait)).unwrap();
             assert!(fabric.owes());
             let mut idle = Idle {
                 patience: &mut Patience::fixed(1, Duration::ZERO),

@@ -4,6 +4,10 @@
 //! sender connects by it and confirms over the bootstrap, which ends the set-up on both sides: a rank whose
 //! [`Fabric::connect`] returned knows that its peers can reach it. At most [`ROUND_PEERS`] connections are opened from this
 //! side at once.
+//!
+//! In a collective both ends come by themselves. The receiver of a plain send may be in any other call, and may itself wait in a
+//! send: the sender asks it over the bootstrap to open its end ([`Receivers::AreAsked`]), and the receiver does that in whatever
+//! wait it is ([`Fabric::attend`]).
 
 use std::collections::HashMap;
 
@@ -17,6 +21,15 @@ use crate::transport::pump::SendEnd;
 use crate::transport::table::{Expected, Opening};
 use crate::types::Rank;
 
+/// What the receivers of new connections do meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Receivers {
+    /// They make the same call, and open their ends in it.
+    Come,
+    /// They may make any call: each is asked to open its end.
+    AreAsked,
+}
+
 /// Connections under way.
 #[derive(Debug, Default)]
 pub(super) struct Connecting {
@@ -28,6 +41,8 @@ pub(super) struct Connecting {
     expected: HashMap<(usize, u64), Need>,
     /// I receive: the sender has not confirmed.
     unconfirmed: Vec<Need>,
+    /// I receive, and no call of mine waits for the connection: the sender asked for it. At most one for each rank.
+    asked_for: Vec<Need>,
 }
 
 impl Connecting {
@@ -52,9 +67,9 @@ impl Fabric {
     ///
     /// # Errors
     /// Of memory or sockets, or of a peer that does not come by the deadline.
-    pub fn connect(&mut self, needs: &[Need], setup: &mut Setup<'_>) -> Result<()> {
+    pub fn connect(&mut self, needs: &[Need], receivers: Receivers, setup: &mut Setup<'_>) -> Result<()> {
         let before = self.outstanding();
-        self.begin_connect(needs, setup.bootstrap, setup.wait)?;
+        self.begin_connect(needs, receivers, (setup.bootstrap, setup.wait))?;
         let bootstrap = setup.bootstrap;
         self.serve_until(setup, |fabric| {
             let moved = fabric.progress_connect(bootstrap)?;
@@ -67,13 +82,23 @@ impl Fabric {
     ///
     /// # Errors
     /// Of memory, or of the bootstrap that carries the offers.
-    pub fn begin_connect(&mut self, needs: &[Need], bootstrap: &dyn Bootstrap, wait: &Wait) -> Result<()> {
+    pub fn begin_connect(
+        &mut self,
+        needs: &[Need],
+        receivers: Receivers,
+        (bootstrap, wait): (&dyn Bootstrap, &Wait),
+    ) -> Result<()> {
         for need in needs {
             if self.links.has(need) || self.connecting.has(need) {
                 continue;
             }
             match need.way {
-                Way::Send => self.connecting.awaited.push(*need),
+                Way::Send => {
+                    self.connecting.awaited.push(*need);
+                    if receivers == Receivers::AreAsked {
+                        bootstrap.post(need.peer, TAG_ASK, &[], wait)?;
+                    }
+                }
                 Way::Receive => {
                     self.offer_ring(need, bootstrap, wait)?;
                     self.connecting.unconfirmed.push(*need);
@@ -92,6 +117,55 @@ impl Fabric {
     /// Whether any connection is under way.
     pub fn is_connecting(&mut self) -> bool {
         self.connecting.waiting().is_some() || !self.connecting.expected.is_empty() || !self.outstanding().is_empty()
+    }
+
+    /// The sender of a plain send that waits for this rank's end of a connection.
+    pub fn asking(bootstrap: &dyn Bootstrap) -> Option<Rank> {
+        bootstrap.take_from_any(TAG_ASK).map(|(sender, _)| sender)
+    }
+
+    /// Begins to open this rank's receiving end of the connection for which `sender` asks, unless it has begun before. From then on the
+    /// rank [owes](Fabric::owes).
+    ///
+    /// # Errors
+    /// As [`Fabric::begin_connect`].
+    pub fn open_for(&mut self, sender: Rank, bootstrap: &dyn Bootstrap) -> Result<()> {
+        let need = Need { way: Way::Receive, peer: sender, channel: Channel::PointToPoint };
+        if sender == self.world.rank || self.links.has(&need) || self.connecting.has(&need) {
+            return Ok(());
+        }
+        self.connecting.asked_for.push(need);
+        self.begin_connect(&[need], Receivers::Come, (bootstrap, &unbounded()))
+    }
+
+    /// Opens this rank's ends of the connections for which senders ask, and hands out what is owed: every wait does it now and then.
+    /// True where anything moved.
+    ///
+    /// # Errors
+    /// As [`Fabric::pay`] and [`Fabric::open_for`].
+    pub fn attend(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
+        let mut moved = false;
+        while let Some(sender) = Fabric::asking(bootstrap) {
+            self.open_for(sender, bootstrap)?;
+            moved = true;
+        }
+        Ok(moved | (self.owes() && self.pay(bootstrap)?))
+    }
+
+    /// Moves the connections on for which senders have asked. True where one moved.
+    pub(super) fn progress_asked_for(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
+        if self.connecting.asked_for.is_empty() {
+            return Ok(false);
+        }
+        let moved = self.progress_connect(bootstrap)?;
+        let asked_for = std::mem::take(&mut self.connecting.asked_for);
+        self.connecting.asked_for = asked_for.into_iter().filter(|need| !self.is_connected(need)).collect();
+        Ok(moved)
+    }
+
+    /// Whether a connection for which a sender has asked is under way.
+    pub(super) fn is_asked_for_any(&self) -> bool {
+        !self.connecting.asked_for.is_empty()
     }
 
     /// Moves the connections under way on. True where one moved.
@@ -149,9 +223,7 @@ impl Fabric {
                 Some(end) => {
                     self.links.add_sender((need.peer, need.channel), end)?;
                     self.log_open(&need);
-                    // A message of no bytes never waits for its receiver; the deadline is that of whoever drives this.
-                    let wait = Wait::new(std::time::Duration::MAX, &crate::sync::AbortFlag::new());
-                    bootstrap.send(need.peer, tag(TAG_DONE, need.channel), &[], &wait)?;
+                    bootstrap.send(need.peer, tag(TAG_DONE, need.channel), &[], &unbounded())?;
                     moved = true;
                 }
             }
@@ -186,6 +258,11 @@ impl Fabric {
     }
 }
 
+/// For a message of few bytes to a rank from which one has come: it never waits. The deadline is that of whoever drives the set-up.
+fn unbounded() -> Wait {
+    Wait::new(std::time::Duration::MAX, &crate::sync::AbortFlag::new())
+}
+
 fn tag(purpose: u32, channel: Channel) -> u32 {
     purpose
         | match channel {
@@ -198,6 +275,8 @@ fn tag(purpose: u32, channel: Channel) -> u32 {
 const ROUND_PEERS: usize = 128;
 const TAG_RING: u32 = 0x5244_0000;
 const TAG_DONE: u32 = 0x5245_0000;
+/// Asks for the receiving end of a connection for messages.
+const TAG_ASK: u32 = 0x5247_0000;
 
 #[cfg(test)]
 mod tests {

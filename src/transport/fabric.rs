@@ -48,7 +48,7 @@ impl Setup<'_> {
     /// [`Bootstrap::recv`], looking at the watch meanwhile: what `peer` waits for may never come, and others may say so.
     fn recv(&mut self, fabric: &mut Fabric, peer: Rank, (tag, what): (u32, &str)) -> Result<Vec<u8>> {
         loop {
-            while self.turn(fabric)? {}
+            while self.turn(fabric)? | fabric.attend(self.bootstrap)? {}
             let look = if self.beside.is_some() { SETUP_NAP } else { SETUP_LOOK };
             let deadline = Deadline::after(look).earlier(self.wait.deadline);
             let wait = self.wait.until(deadline);
@@ -163,8 +163,8 @@ impl Fabric {
         self.transports.iter_mut().try_for_each(|transport| transport.serve(now))
     }
 
-    /// Whether an offer of this rank has not been taken, so that whoever waits must [serve](Fabric::serve) meanwhile. It costs nothing to
-    /// ask.
+    /// Whether an offer of this rank has not been taken, or a connection for which a sender asked is under way, so that whoever waits must
+    /// [pay](Fabric::pay) meanwhile. It costs nothing to ask.
     #[inline]
     pub fn owes(&self) -> bool {
         self.owes
@@ -173,17 +173,18 @@ impl Fabric {
     /// Hands out what is still owed; true where a peer took something.
     ///
     /// # Errors
-    /// As [`Fabric::serve`].
-    pub fn pay(&mut self, now: Instant) -> Result<bool> {
+    /// As [`Fabric::serve`] and [`Fabric::progress_connect`].
+    pub fn pay(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
         let before = self.outstanding().len();
-        self.serve(now)?;
-        Ok(self.note_debt() < before)
+        self.serve(clock::now())?;
+        let moved = self.progress_asked_for(bootstrap)?;
+        Ok((self.note_debt() < before) | moved)
     }
 
     /// Looks how many offers have not been taken.
     pub(super) fn note_debt(&mut self) -> usize {
         let debt = self.outstanding().len();
-        self.owes = debt > 0;
+        self.owes = debt > 0 || self.is_asked_for_any();
         debt
     }
 
@@ -375,12 +376,13 @@ impl Fabric {
         let mut backoff = Backoff::new(SETUP_PATIENCE);
         loop {
             self.serve(clock::now())?;
+            let attended = self.attend(setup.bootstrap)?;
             let served = step(self)?;
             if served.done {
                 self.note_debt();
                 return Ok(());
             }
-            if setup.turn(self)? || served.moved {
+            if setup.turn(self)? || served.moved || attended {
                 backoff.reset();
             }
             let waiting_for = || match served.waiting {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::device::StorePolicy;
 use crate::error::Result;
-use crate::sync::ring::{Receiver, Sender};
+use crate::sync::ring::{Label, Receiver, Sender};
 use crate::sys::futex;
 use crate::sys::poller::{self, Interest, Poller, Ready};
 use crate::transport::pump::{Pump, ReceiveEnd, SendEnd, Waits};
@@ -177,6 +177,23 @@ impl Links {
     /// The receiving end, for looking at flags.
     pub fn receiver_ref(&self, peer: Rank, channel: Channel) -> Option<&Receiver> {
         self.receivers.get(peer, channel)
+    }
+
+    /// The labels of the messages of collectives that have arrived and that nobody has taken, with their senders: one of each connection.
+    #[cold]
+    pub fn left_over(&mut self) -> Vec<(Rank, Label)> {
+        let Ends { open, places } = &mut self.receivers;
+        let mut found = Vec::new();
+        for (peer, of_peer) in (0..).zip(places) {
+            for place in of_peer.iter().skip(Channel::PointToPoint.place() + 1).filter(|place| **place != NONE) {
+                let message = open.get_mut(*place as usize).map(Receiver::peek);
+                // A message that cannot be read is no call to compare.
+                if let Some(Ok(Some(message))) = message {
+                    found.push((Rank::new(peer), message.label));
+                }
+            }
+        }
+        found
     }
 
     /// Lets every pump that can move do so. True where one did.

@@ -8,6 +8,17 @@ use rsccl::internals::sys::poller;
 use super::ranks::{Job, Rank};
 use crate::{NET, SHM, with};
 
+/// Regression: a ring of plain sends waited until the deadline. A rank that is asked for a connection while it waits opens it.
+#[test]
+fn a_ring_of_small_sends_between_processes() {
+    for transport in [SHM, NET] {
+        let mut job = Job::joined(5, &with(transport, &[]));
+        job.must("ring 3");
+        job.must("ring 200000");
+        job.must("call all_reduce 300000");
+    }
+}
+
 #[test]
 fn a_rank_that_waits_for_a_late_one_sleeps() {
     if !is_told() {

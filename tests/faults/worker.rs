@@ -9,6 +9,7 @@
 //! repeat NAME COUNT      the same until it fails; says `turn` after each of the first turns
 //! send COUNT PEER        a message
 //! recv COUNT PEER
+//! ring COUNT             a plain send to the right neighbour, then a recv from the left one
 //! request COUNT PEER     a message that is begun in a scope and waited for there
 //! registered COUNT       all_reduce in registered buffers until it fails; says `turn` as above
 //! inside NAME COUNT      `repeat` in registered buffers, the same ones each time
@@ -127,6 +128,13 @@ impl Worker {
                 let mut buffer = vec![0f32; number(count)];
                 self.comm().recv(&mut buffer, number(peer))?;
                 checked(buffer.iter().all(|value| *value == 1.5), "a message")
+            }
+            ["ring", count] => {
+                let (rank, size) = (self.comm().rank(), self.comm().size());
+                self.comm().send(&vec![1.5f32; number(count)], (rank + 1) % size)?;
+                let mut buffer = vec![0f32; number(count)];
+                self.comm().recv(&mut buffer, (rank + size - 1) % size)?;
+                checked(buffer.iter().all(|value| *value == 1.5), "a ring of messages")
             }
             ["request", count, peer] => {
                 let mut buffer = vec![0f32; number(count)];

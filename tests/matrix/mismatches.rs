@@ -232,6 +232,38 @@ fn a_difference_long_ago() {
     }
 }
 
+/// Regression: a program that ended with such a call got Ok on all ranks.
+#[test]
+fn finalize_finds_roots_that_waited_for_nobody() {
+    type Call = fn(&Communicator) -> Result<()>;
+    let calls: [(Call, &str); 2] = [
+        (|comm| comm.broadcast(&mut [comm.rank()], comm.rank()), "broadcast"),
+        (|comm| comm.scatter(&[1, 2], &mut [0], comm.rank()), "scatter"),
+    ];
+    for transport in ["local", "shm", "net"] {
+        let config = Config::default().with_p2p_disable(transport != "local").with_shm_disable(transport == "net");
+        for (call, name) in calls {
+            let ends = local::run_with(2, &config, |comm| {
+                // Over sockets this opens the connections, in which ranks wait for each other.
+                for root in 0..2 {
+                    comm.broadcast(&mut [0], root)?;
+                    comm.scatter(&[1, 2], &mut [0], root)?;
+                }
+                call(&comm)?;
+                Ok(comm.finalize().err())
+            });
+            let ends: Vec<Error> = ends.expect("the calls go through").into_iter().flatten().collect();
+            assert!(!ends.is_empty(), "{name} by {transport}");
+            for error in ends {
+                assert_eq!(error.kind(), Kind::Mismatch, "{error}");
+                for word in ["finalize", name, "root 0", "root 1"] {
+                    assert!(error.to_string().contains(word), "{error}");
+                }
+            }
+        }
+    }
+}
+
 /// Cases of a usual run.
 const SAMPLE: usize = 1000;
 /// Cases at a time.

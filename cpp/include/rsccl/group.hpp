@@ -71,16 +71,32 @@ class Group {
 
   private:
     friend struct detail::Access;
+    template <class Body>
+    friend void group(Body&& body);
+    // While it lives, a call on a communicator itself, by this thread, is refused: it would not be one of the group.
+    class Inside {
+      public:
+        Inside() noexcept;
+        ~Inside();
+        Inside(const Inside&) = delete;
+        Inside& operator=(const Inside&) = delete;
+    };
     struct Batch;
     std::unique_ptr<Batch> batch_;
 };
 
 /// Calls `body` with a group, then runs what it has added. Where `body` throws, nothing runs and its exception comes through.
+///
+/// Inside of `body` calls go to the group: `calls.on(comm).send(…)`. A blocking collective or message of a communicator itself,
+/// `comm.send(…)`, would run at once and wait, and so throws InvalidUsage there; `comm.start()` may be used.
 /// @throws Error that of Group::end
 template <class Body>
 void group(Body&& body) {
     Group calls;
-    std::forward<Body>(body)(calls);
+    {
+        const Group::Inside inside;
+        std::forward<Body>(body)(calls);
+    }
     calls.end();
 }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::comm::local;
+use crate::comm::{Communicator, local};
 use crate::config::Config;
+use crate::error::{Error, Kind, Result};
 use crate::transport::Policy;
 use crate::types::ReduceOp;
 
@@ -125,5 +126,106 @@ fn locality_does_not_depend_on_the_transport() {
 fn net() {
     for ranks in [2, 3, 8] {
         sums(Policy { no_local: true, no_shm: true }, ranks);
+    }
+}
+
+/// Every way two ranks can be connected: as threads, as processes of a host, and as hosts.
+fn policies() -> [Policy; 3] {
+    [(false, false), (true, false), (true, true)].map(|(no_local, no_shm)| Policy { no_local, no_shm })
+}
+
+fn with(policy: Policy, timeout: Duration) -> Config {
+    Config::default().with_p2p_disable(policy.no_local).with_shm_disable(policy.no_shm).with_timeout(timeout)
+}
+
+/// Regression: a ring of small sends, as MPI and NCCL programs have them, waited until the deadline: a receiver opened its end of a
+/// connection in its recv only.
+#[test]
+fn a_ring_of_small_sends_goes_through() {
+    for (policy, ranks) in policies().into_iter().flat_map(|policy| [2, 3, 7].map(|ranks| (policy, ranks))) {
+        local::run_with(ranks, &with(policy, Duration::from_secs(60)), |comm| {
+            let (me, right, left) = (comm.rank(), (comm.rank() + 1) % ranks, (comm.rank() + ranks - 1) % ranks);
+            for turn in 0..20 {
+                comm.send(&[me, turn], right)?;
+                let mut got = [9, 9];
+                comm.recv(&mut got, left)?;
+                assert_eq!(got, [left, turn]);
+            }
+            // What the slots hold goes through too: 8 messages, and as many bytes as the buffer has.
+            let large = vec![me; 1 << 18];
+            comm.send(&large, right)?;
+            let mut got = vec![9; 1 << 18];
+            comm.recv(&mut got, left)?;
+            assert!(got.iter().all(|word| *word == left));
+            (0..8).try_for_each(|turn| comm.send(&[turn], right))?;
+            (0..8).try_for_each(|turn| {
+                let mut got = [9];
+                comm.recv(&mut got, left)?;
+                assert_eq!(got, [turn]);
+                Ok(())
+            })
+        })
+        .unwrap();
+    }
+}
+
+/// The receiver is asked in whatever wait it is: another collective, a split, a group, a scope, another set-up.
+#[test]
+fn a_first_send_reaches_a_receiver_that_waits_elsewhere() {
+    type Wait = fn(&Communicator) -> Result<()>;
+    let waits: [(Wait, &str); 6] = [
+        (Communicator::barrier, "barrier"),
+        (|comm| comm.all_reduce_in_place(&mut vec![1f32; 300_000], ReduceOp::Sum), "all_reduce"),
+        (|comm| comm.split(Some(0), 0).map(drop), "split"),
+        (|comm| comm.placement().map(drop), "placement"),
+        (|comm| comm.register(&crate::comm::Buffer::<u32>::new(100)?), "register"),
+        (
+            |comm| {
+                let mut sum = [1];
+                comm.scope(|scope| scope.all_reduce_in_place(&mut sum, ReduceOp::Sum)?.wait())
+            },
+            "scope",
+        ),
+    ];
+    for (policy, (wait, name)) in policies().into_iter().flat_map(|policy| waits.map(|wait| (policy, wait))) {
+        local::run_with(3, &with(policy, Duration::from_secs(60)), |comm| {
+            let mut got = [0];
+            if comm.rank() == 0 {
+                comm.send(&[7], 1)?;
+                crate::comm::group(|group| group.on(&comm).send(&[7], 2))?;
+                wait(&comm)?;
+            } else {
+                wait(&comm)?;
+                comm.recv(&mut got, 0)?;
+                assert_eq!(got, [7], "{name}");
+            }
+            comm.barrier()
+        })
+        .unwrap_or_else(|error| panic!("{name}, {policy:?}: {error}"));
+    }
+}
+
+/// A send that nobody receives waits until its deadline, and says for whom: a first one of a rank that makes no call, and a large one of a
+/// rank that waits elsewhere.
+#[test]
+fn a_send_whose_receiver_never_comes_times_out_with_its_name() {
+    for policy in policies() {
+        let (done, ended) = (std::sync::Barrier::new(3), Duration::from_secs(1));
+        let ends = local::run_with(3, &with(policy, ended), |comm| {
+            let end = match comm.rank() {
+                0 => comm.send(&[7], 2).err(),
+                1 => comm.send(&vec![7u8; 64 << 20], 0).err(),
+                _ => None,
+            };
+            done.wait();
+            Ok(end)
+        })
+        .unwrap();
+        let [Some(first), Some(second), None] = &ends[..] else { panic!("{ends:?}") };
+        // Which of the two comes to its end first tells the other.
+        let told = |error: &Error, words: &str| error.kind() == Kind::Timeout && error.to_string().contains(words);
+        let named = told(first, "waiting for rank 2 (to open its end of the connection)")
+            || told(second, "waiting for rank 0 (to recv message #0)");
+        assert!(named, "{policy:?}: {first}; {second}");
     }
 }
