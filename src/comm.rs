@@ -345,7 +345,7 @@ impl Communicator {
             }
             Home::Starting(start) => {
                 self.status.abort.raise(Error::aborted("the communicator was finalized before its init was over"));
-                drop(start.join());
+                give_up_start(start);
                 Ok(())
             }
             Home::Away(_) | Home::Lent | Home::Closed => Ok(()),
@@ -522,11 +522,21 @@ impl Drop for Communicator {
             Home::Ready(engine) | Home::Failed(Some(engine), _) if !std::thread::panicking() => engine.session.leave(),
             Home::Starting(start) => {
                 self.status.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
-                // The thread sees the flag at its next look; what it returns has no taker.
-                drop(start.join());
+                give_up_start(start);
             }
             Home::Ready(_) | Home::Failed(..) | Home::Lent | Home::Away(_) | Home::Closed => {}
         }
+    }
+}
+
+/// Ends a communicator that a thread is making and that nobody wants: its abort flag is raised, and the thread sees that at its next look.
+/// Where it has made an engine before that, the others are told why this rank leaves.
+fn give_up_start(start: JoinHandle<Result<Engine>>) {
+    if let Home::Ready(engine) = started(start) {
+        if let Err(reason) = engine.session.abort.check() {
+            engine.session.publish_failure(&reason);
+        }
+        engine.session.leave();
     }
 }
 

@@ -154,7 +154,7 @@ fn an_outer_launcher_does_not_reach_the_ranks() {
     let variables = [("RSCCL_RANK", "5"), ("RSCCL_WORLD_SIZE", "9"), ("TORCHELASTIC_USE_AGENT_STORE", "True")];
     let inner = env!("CARGO_BIN_EXE_rsccl");
     let outcome = Job::start(&["run", "-n", "1", "--", inner, "env"], &variables).outcome();
-    assert!(outcome.stdout.contains("Launched as rank 0 of 1 by torchrun, tcp://127.0.0.1:"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("Launched as rank 0 of 1 by rsccl run, tcp://127.0.0.1:"), "{}", outcome.stdout);
 }
 
 #[test]

@@ -105,8 +105,9 @@ impl Roster {
         let seat = &mut known.present[Rank::new(rank.get() - known.shape.first(*root).get()).index()];
         if let Some(holder) = seat {
             return Err(Error::mismatch(format!(
-                "two ranks have the number {rank}: one listens at {holder}, the other at {address}; do two jobs use \
-                 one id or store?"
+                "two ranks have the number {rank}: one listens at {holder}, the other at {address}; either two \
+                 processes were given this rank (RSCCL_RANK, RANK, or the argument of init), or two jobs use one id or \
+                 store"
             ))
             .about(*rank));
         }

@@ -137,8 +137,8 @@ impl Chooser {
     fn path_of_plans(&self, asked: Question<'_>, direct: bool) -> Result<Path> {
         if !self.settings.protocols.allows(asked.collective, Protocol::Simple) {
             return Err(Error::invalid_argument(format!(
-                "NCCL_PROTO leaves no protocol for this {}: on host memory LL serves up to {FLAT_BYTES} bytes inside one host, \
-                 Simple serves the rest; without RSCCL_STRICT_FILTERS=1 they would",
+                "the protocols to choose from (NCCL_PROTO, Config::with_proto, --proto) have none for this {}: on host memory LL \
+                 serves up to {FLAT_BYTES} bytes inside one host, and Simple the rest",
                 asked.collective
             )));
         }

@@ -103,6 +103,6 @@ mod tests {
         let call = |comm: &Communicator| {
             drop(comm.with_engine(|_| -> Result<()> { panic!("a defect") }));
         };
-        a_panic_leaves_what_can_be_shrunk(call, "a call of this rank panicked");
+        a_panic_leaves_what_can_be_shrunk(call, "panicked");
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!    launcher   rank                   world                 local rank                   local size
-//! 1  rsccl      RSCCL_RANK             RSCCL_WORLD_SIZE      RSCCL_LOCAL_RANK             RSCCL_LOCAL_WORLD_SIZE
+//! 1  rsccl run  RSCCL_RANK             RSCCL_WORLD_SIZE      RSCCL_LOCAL_RANK             RSCCL_LOCAL_WORLD_SIZE
 //! 2  torchrun   RANK                   WORLD_SIZE            LOCAL_RANK                   LOCAL_WORLD_SIZE
 //! 3  Open MPI   OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE  OMPI_COMM_WORLD_LOCAL_RANK   OMPI_COMM_WORLD_LOCAL_SIZE
 //! 4  PMI        PMI_RANK               PMI_SIZE              MPI_LOCALRANKID,             MPI_LOCALNRANKS,
@@ -24,7 +24,7 @@
 //! numbers that Slurm reserves for such shells (above 4294967280). Open MPI distinguishes them in the same way.
 //!
 //! If a place has several names, the first one that is set counts; names of other rows do not. The launchers of each
-//! row: row 2 `rsccl run` and torchrun; row 3 `mpirun` of Open MPI (it also sets the rank of row 5, and row 3 wins);
+//! row: row 1 `rsccl run`, which sets row 2 too, and whoever sets the variables by hand; row 3 `mpirun` of Open MPI (it also sets the rank of row 5, and row 3 wins);
 //! row 4 Hydra (`mpirun` of MPICH and of Intel MPI) and `srun --mpi=pmi2`; row 5 `srun --mpi=pmix` and `prun`. The
 //! local rank and size are what the launcher says; the library determines by itself which ranks share a host.
 //!
@@ -93,6 +93,25 @@ impl Launch {
         )))
     }
 
+    /// The names of all variables that [`Launch::learn`] reads, the strongest first.
+    ///
+    /// # Examples
+    /// ```
+    /// assert!(rsccl::config::Launch::names().contains(&"OMPI_COMM_WORLD_RANK"));
+    /// ```
+    pub fn names() -> Vec<&'static str> {
+        let mut names = Vec::new();
+        for launcher in LAUNCHERS {
+            let Launcher { rank, sizes, local_ranks, local_sizes, hosts, .. } = launcher;
+            let all = [&[*rank][..], sizes, local_ranks, local_sizes, hosts];
+            names.extend(all.into_iter().flatten().copied());
+        }
+        names.extend([SLURM_STEP, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"]);
+        let mut seen = std::collections::HashSet::new();
+        names.retain(|name| seen.insert(*name));
+        names
+    }
+
     /// Whether a launcher has made this process a rank: then [`Launch::learn`] finds one, or fails because a value is
     /// wrong.
     pub fn is_rank(environment: &Environment) -> bool {
@@ -133,7 +152,7 @@ const LAST_STEP: u32 = 0xffff_fff0;
 
 static LAUNCHERS: &[Launcher] = &[
     Launcher {
-        source: "rsccl",
+        source: "rsccl run",
         step: Step::Any,
         rank: "RSCCL_RANK",
         sizes: &["RSCCL_WORLD_SIZE"],

@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use super::environment::Environment;
 use super::file::{ConfFile, Opened};
 use super::launch;
-use super::nearest::nearest;
-use super::registry::{CONF_FILE, NCCL_PREFIX, OWN_PREFIX, VARIABLES, Variable};
+use super::nearest::{nearest, one_edit};
+use super::registry::{CONF_FILE, NCCL_PREFIX, OWN_PREFIX, Scope, VARIABLES, Variable};
 
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,7 +140,12 @@ impl<'a> Layers<'a> {
         let mut notes = Vec::new();
         let mut judge = |name: &str, source: Source| match name.strip_prefix(NCCL_PREFIX) {
             Some(_) if is_known(name) => {}
-            Some(_) => idle.push(name.to_owned()),
+            Some(stem) => match misspelt(stem) {
+                Some(near) => notes.push(Note::Warning(format!(
+                    "{name} ({source}) is no variable of NCCL; did you mean {NCCL_PREFIX}{near}?"
+                ))),
+                None => idle.push(name.to_owned()),
+            },
             None if is_known(name) => {}
             None => notes.push(unknown(name, &source)),
         };
@@ -186,6 +191,11 @@ fn is_known(name: &str) -> bool {
     conf_file
         || launch::OWN_NAMES.contains(&name)
         || VARIABLES.iter().any(|known| known.names().any(|known| known == name))
+}
+
+/// The variable that a name of NCCL's is one letter away from. NCCL has many that this library does not know, none of them so near.
+fn misspelt(stem: &str) -> Option<&'static str> {
+    one_edit(stem, VARIABLES.iter().filter(|known| known.scope == Scope::Nccl).map(|known| known.name))
 }
 
 fn unknown(name: &str, source: &Source) -> Note {

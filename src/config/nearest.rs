@@ -15,6 +15,11 @@ pub(super) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
     measured.filter(|(edits, _)| *edits <= limit).min().map(|(_, candidate)| candidate)
 }
 
+/// The candidate that is one letter away from `name`, if it has enough letters for that to be a mistake and no name of its own.
+pub(super) fn one_edit<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    candidates.into_iter().find(|candidate| name.len() >= LEAST_LETTERS && edits(name, candidate) == 1)
+}
+
 /// How many letters must be inserted, removed or replaced to turn one name into the other (Levenshtein), computed row
 /// by row.
 fn edits(a: &str, b: &str) -> usize {
@@ -36,6 +41,8 @@ fn edits(a: &str, b: &str) -> usize {
 }
 
 const MAX_NAME_BYTES: usize = 64;
+/// A shorter name has too many neighbours.
+const LEAST_LETTERS: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -56,5 +63,13 @@ mod tests {
         assert_eq!(nearest("TIMOUT_MS", known), Some("TIMEOUT_MS"));
         assert_eq!(nearest("SECRETS", known), Some("SECRET"));
         assert_eq!(nearest("ENTIRELY_ELSE", known), None);
+    }
+
+    #[test]
+    fn one_letter_is_a_mistake_and_two_are_another_name() {
+        let known = ["DEBUG", "ALGO"];
+        assert_eq!(one_edit("DEBG", known), Some("DEBUG"));
+        assert_eq!(one_edit("DEBUGG", known), Some("DEBUG"));
+        assert_eq!((one_edit("DEBGGG", known), one_edit("ALG", known)), (None, None));
     }
 }

@@ -418,7 +418,7 @@ class Collectives {
     };
 
     template <class C>
-    static constexpr DataType type = data_type_of<detail::element_of<C>>::value;
+    static constexpr DataType type = detail::data_type_or_any<detail::element_of<C>>();
 
     template <class S, class R>
     static constexpr void check() {

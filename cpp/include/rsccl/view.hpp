@@ -137,6 +137,16 @@ struct ElementOf<C, true> {
 template <class C>
 using element_of = typename ElementOf<C>::type;
 
+/// The data type of T. Of a T that buffers may not hold, any: check_buffer() and the like say that, and no other error stands before theirs.
+template <class T>
+constexpr DataType data_type_or_any() noexcept {
+    if constexpr (is_element_v<T>) {
+        return data_type_of<T>::value;
+    } else {
+        return DataType::uint8;
+    }
+}
+
 /// How long a buffer is used.
 enum class Lifetime {
     call,    ///< until the call returns

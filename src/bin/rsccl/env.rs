@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Print JSON: an object with `variables`, `launch`, `notes`
+    /// Print JSON: an object with `variables`, `launch`, `launchers` (the names of their variables), `notes`
     #[arg(long)]
     json: bool,
 }
@@ -23,7 +23,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let launch = resolved.as_ref().ok().and_then(|config| Launch::learn(&environment, config).ok());
     let text = match arguments.json {
         true => format!("{:#}\n", as_json(&settings, launch.as_ref(), &notes)),
-        false => as_table(&settings, launch.as_ref()),
+        false => as_table(&settings, &launchers(&environment), launch.as_ref()),
     };
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         // The reader has closed the pipe (`rsccl env | head`).
@@ -49,7 +49,14 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-fn as_table(settings: &[Setting], launch: Option<&Launch>) -> String {
+/// The launchers' variables with their values here.
+fn launchers(environment: &Environment) -> Vec<(&'static str, Option<String>)> {
+    // A value that is no text is shown as one that is not set: whoever needs it says what is wrong.
+    let value = |name| environment.get(name).ok().flatten().map(str::to_owned);
+    Launch::names().into_iter().map(|name| (name, value(name))).collect()
+}
+
+fn as_table(settings: &[Setting], launchers: &[(&'static str, Option<String>)], launch: Option<&Launch>) -> String {
     let mut rows = vec![HEADER.map(str::to_owned)];
     let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     for setting in settings {
@@ -83,6 +90,12 @@ fn as_table(settings: &[Setting], launch: Option<&Launch>) -> String {
     text.push_str(&format!("\nNCCL_CONF_FILE in the environment: {CONF_FILE_DOC}.\n"));
     text.push_str("Each NCCL_X is read as RSCCL_X first. Stronger before weaker: environment, the user's file, ");
     text.push_str("/etc/nccl.conf, the program, the default.\n");
+    text.push_str(
+        "Launchers' variables, which say which rank a process is (the first launcher whose rank is set counts):\n",
+    );
+    for (name, value) in launchers {
+        text.push_str(&format!("  {name}={}\n", value.as_deref().unwrap_or("-")));
+    }
     if let Some(launch) = launch {
         let store = launch.store.as_ref().map_or("no store".to_owned(), StoreAddress::to_string);
         let (rank, size, source) = (launch.world.rank, launch.world.size, launch.source);
@@ -121,6 +134,7 @@ fn as_json(settings: &[Setting], launch: Option<&Launch>, notes: &[Note]) -> Val
             "store": launch.store.as_ref().map(StoreAddress::to_string),
             "launcher": launch.source,
         })),
+        "launchers": Launch::names(),
         "notes": notes.iter().map(note).collect::<Vec<_>>(),
     })
 }

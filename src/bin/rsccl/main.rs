@@ -8,6 +8,7 @@ mod topo;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rsccl::error::Kind;
 
 /// Collective communication for host and GPU memory.
 #[derive(Debug, Parser)]
@@ -38,6 +39,10 @@ fn main() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("rsccl: {error}");
-        ExitCode::FAILURE
+        // What the caller can mend has clap's code for a wrong command line.
+        if error.kind() == Kind::InvalidArgument { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
     })
 }
+
+/// The code with which clap ends at a wrong command line.
+const EXIT_USAGE: u8 = 2;

@@ -31,11 +31,13 @@ use rsccl::Result;
 /// reduce and sendrecv, · (n-1)/n for the others, whose size is that of all blocks together. GB is 10⁹ bytes. N/A means
 /// not measured.
 ///
-/// The exit code is 0 if every call succeeded and every element was right.
+/// The exit code is 0 if every call succeeded and every element was right, 1 if not, and 2 if the command line, or a
+/// variable that it goes with, is wrong.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Arguments {
     /// all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, sendrecv, barrier,
-    /// all_gather_v, reduce_scatter_v, all_to_all_v; several separated by commas, or all.
+    /// all_gather_v, reduce_scatter_v, all_to_all_v, gather_v, scatter_v, scan, exscan; several separated by commas, or
+    /// all.
     #[arg(value_name = "COLLECTIVE")]
     collective: String,
     /// Ranks [default: 2, or those of the launcher].
@@ -118,10 +120,11 @@ pub(crate) struct Arguments {
     /// The protocols to choose from; NCCL_PROTO overrides this: LL, LL128, Simple.
     #[arg(long)]
     proto: Option<String>,
-    /// Writes the results as JSON, with machine, commit, command, settings and date.
+    /// Writes the results as JSON, with machine, commit, command, settings and date; - means standard output, and
+    /// the table then goes to standard error.
     #[arg(short = 'J', long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Writes the results as CSV.
+    /// Writes the results as CSV; - as with --json.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Draws time and bus bandwidth over size, as SVG or PNG depending on the file's name.

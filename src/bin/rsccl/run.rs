@@ -109,22 +109,19 @@ fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
     // A background process that reads the terminal is stopped, so rank 0 gets a pipe that the launcher fills.
     let stdin = if rank == 0 { Stdio::piped() } else { Stdio::null() };
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-    for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank)] {
-        command.env(name, value.to_string());
+    // Under torchrun's names for other programs, and under ours, which are stronger.
+    for name in ["RSCCL_RANK", "RSCCL_LOCAL_RANK", "RANK", "LOCAL_RANK"] {
+        command.env(name, rank.to_string());
     }
-    for name in ["WORLD_SIZE", "LOCAL_WORLD_SIZE"] {
+    for name in ["RSCCL_WORLD_SIZE", "RSCCL_LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"] {
         command.env(name, arguments.ranks.to_string());
     }
     command.env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()).env("MASTER_PORT", meeting.port.to_string());
     // Set under the stronger name too: a configuration file may name a store for other jobs.
     command.env("RSCCL_STORE", format!("tcp://{}:{}", Ipv4Addr::LOCALHOST, meeting.port));
     command.env("RSCCL_SECRET", &meeting.secret);
-    // Variables of an outer launcher would override ours, or change our port.
-    for name in
-        ["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "RSCCL_LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"]
-    {
-        command.env_remove(name);
-    }
+    // An outer launcher's would change our port.
+    command.env_remove("TORCHELASTIC_USE_AGENT_STORE");
     command
 }
 

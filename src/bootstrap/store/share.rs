@@ -142,8 +142,9 @@ impl Shared<'_> {
         match (is_mine, &left.outcome) {
             (false, IdOutcome::Id(id)) if left.writer.life()? != Life::Ended && root_answers(id, self.wait)? => {
                 Err(Error::invalid_usage(format!(
-                    "two jobs use one store at the same time: {} shares an id under '{}' and waits for its ranks; give \
-                     each job a store of its own",
+                    "rank 0 is here already: {} shares an id under '{}' and waits for its ranks; either two processes of \
+                     this job were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: give each \
+                     a store of its own",
                     left.by(),
                     self.key.escape_default()
                 )))
@@ -337,7 +338,9 @@ mod tests {
         store.set("id", &from_elsewhere(IdOutcome::Id(id), 0).encode(), &soon()).unwrap();
         let error = share_id(&store, "id", member(0), || unreachable!(), &soon()).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidUsage);
-        for words in ["two jobs use one store", "process ", "a store of its own"] {
+        for words in
+            ["two processes of this job were given rank 0", "two jobs use one store", "process ", "a store of its own"]
+        {
             assert!(error.message().contains(words), "{error}");
         }
         // The ranks of the first job are not disturbed.

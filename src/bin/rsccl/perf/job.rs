@@ -1,6 +1,6 @@
 //! What to run: the command line, parsed and checked.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rsccl::{Config, DataType, Error, Result, plan};
@@ -141,6 +141,12 @@ impl Job {
         if arguments.check_only && arguments.check == 0 {
             return Err(wrong("--check-only with -c 0 leaves nothing to do"));
         }
+        if arguments.json.iter().chain(&arguments.csv).filter(|path| is_standard_output(path)).count() > 1 {
+            return Err(wrong("--json - and --csv -: standard output is for one of them"));
+        }
+        if arguments.check_only && arguments.plot.is_some() {
+            return Err(wrong("--plot with --check-only: nothing is timed, so there is nothing to draw"));
+        }
         let programs = list("collective", &arguments.collective, Program::ALL, Program::name, Program::from_name)?;
         let (programs, left_out) = able(programs, arguments.algo.as_deref())?;
         let config = config(arguments, ranks, &programs)?;
@@ -209,12 +215,17 @@ impl Job {
     pub(crate) fn open_files(&self) -> Result<()> {
         let plot = self.plot.as_ref().map(|(path, _)| path);
         for (option, path) in [("--json", self.json.as_ref()), ("--csv", self.csv.as_ref()), ("--plot", plot)] {
-            if let Some(path) = path {
+            if let Some(path) = path.filter(|path| !is_standard_output(path)) {
                 let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
                 opened.map_err(|error| Error::system(format!("{option} {}", path.display()), error))?;
             }
         }
         Ok(())
+    }
+
+    /// Whether standard output is for a report, so that the table goes elsewhere.
+    pub(crate) fn reports_to_standard_output(&self) -> bool {
+        self.json.iter().chain(&self.csv).any(|path| is_standard_output(path))
     }
 
     /// Refuses reductions without any fitting pair of type and operator: otherwise nothing would run, silently.
@@ -231,6 +242,11 @@ impl Job {
         }
         Ok(())
     }
+}
+
+/// Whether a report's file is standard output.
+pub(crate) fn is_standard_output(path: &Path) -> bool {
+    path == Path::new("-")
 }
 
 /// The configuration of the communicators.

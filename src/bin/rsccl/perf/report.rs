@@ -1,13 +1,14 @@
 //! Results as values, and as JSON.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 
 use rsccl::comm::Chosen;
 use rsccl::{DataType, Error, Result};
 use serde_json::{Value, json};
 
-use super::job::Job;
+use super::job::{Job, is_standard_output};
 use super::machine;
 use super::measure::Measured;
 use super::verify::{Op, Program};
@@ -65,8 +66,7 @@ pub(crate) fn write(path: &Path, job: &Job, rows: &[Row]) -> Result<()> {
         "versions": machine::versions(),
         "results": results,
     });
-    let text = format!("{report:#}\n");
-    fs::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
+    write_text(path, &format!("{report:#}\n"))
 }
 
 /// Writes `rows` to `path`, one line for each half, numbers as in the table; N/A stands where nothing was measured.
@@ -100,6 +100,17 @@ pub(crate) fn write_csv(path: &Path, job: &Job, rows: &[Row]) -> Result<()> {
             text.push_str(&cells.join(","));
             text.push('\n');
         }
+    }
+    write_text(path, &text)
+}
+
+/// Writes a report to its file, or to standard output.
+fn write_text(path: &Path, text: &str) -> Result<()> {
+    if is_standard_output(path) {
+        return std::io::stdout()
+            .lock()
+            .write_all(text.as_bytes())
+            .map_err(|error| Error::system("writing to standard output", error));
     }
     fs::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
 }
