@@ -128,11 +128,11 @@ fn env_prints_every_variable_with_value_and_source() {
 #[test]
 fn env_shows_the_table_in_spite_of_bad_values_and_fails() {
     let bad = Job::start(&["env"], &[("NCCL_DEBUG", "LOUD")]).outcome();
-    assert_eq!(bad.exit, Exit::Code(1));
+    assert_eq!(bad.exit, Exit::Code(2));
     assert!(bad.stdout.contains("environment (bad)") && bad.stderr.contains("NCCL_DEBUG=\"LOUD\""), "{}", bad.stderr);
     let pair = [("NCCL_SOCKET_NTHREADS", "16"), ("NCCL_NSOCKS_PERTHREAD", "16")];
     let bad = Job::start(&["env"], &pair).outcome();
-    assert!(bad.exit == Exit::Code(1) && bad.stderr.contains("at most 64"), "{}", bad.stderr);
+    assert!(bad.exit == Exit::Code(2) && bad.stderr.contains("at most 64"), "{}", bad.stderr);
 }
 
 #[test]

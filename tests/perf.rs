@@ -217,7 +217,7 @@ fn launched_side_by_side_it_is_one_job() {
     assert!(right && out.matches("# Using ranks").count() == 1 && out.matches(" Rank ").count() == 3, "{out}{err}");
     let (right, _, err) = run("2", &["--ranks", "4"]);
     assert!(
-        !right && err.contains("--ranks 4: torchrun has started this process as one of the 2 ranks of a job"),
+        !right && err.contains("--ranks 4: rsccl run has started this process as one of the 2 ranks of a job"),
         "{err}"
     );
     // A world of one is a shell to start jobs from.
@@ -349,6 +349,28 @@ fn what_cannot_be_done_is_refused_with_a_reason() {
             "{arguments:?}: files are opened before anything runs:\n{out}"
         );
     }
+}
+
+#[test]
+fn a_report_goes_to_standard_output_and_the_exit_code_says_who_is_at_fault() {
+    let perf = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(["perf", "all_reduce", "-b", "64", "--check-only"]).args(more).output().expect("rsccl starts")
+    };
+    let good = perf(&["--json", "-"]);
+    let report: serde_json::Value = serde_json::from_slice(&good.stdout).expect("JSON and nothing else");
+    assert_eq!(report["results"].as_array().map(Vec::len), Some(2));
+    assert!(text(&good.stderr).contains("Out of bounds values : 0 OK"), "{}", text(&good.stderr));
+    assert!(!std::path::Path::new("-").exists());
+    let plot = std::env::temp_dir().join(format!("rsccl-no-plot-{}.svg", std::process::id()));
+    for wrong in [&["--plot", plot.to_str().unwrap()][..], &["--no-such-option"], &["-r", "9"], &["--proto", "LL256"]] {
+        let output = perf(wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", text(&output.stderr));
+    }
+    assert!(!plot.exists());
+    let output = perf(&["--proto", "LL128"]);
+    let words = text(&output.stderr);
+    assert!(words.contains("--proto") && !words.contains("RSCCL_STRICT_FILTERS"), "{words}");
 }
 
 #[test]

@@ -7,6 +7,8 @@ use rsccl::config::{CONF_FILE_DOC, Config, Environment, Launch, Note, Setting, S
 use rsccl::{Error, Result};
 use serde_json::{Value, json};
 
+use crate::EXIT_USAGE;
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Print JSON: an object with `variables`, `launch`, `launchers` (the names of their variables), `notes`
@@ -43,7 +45,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     }
     match resolved {
         Ok(_) => Ok(ExitCode::SUCCESS),
-        Err(_) if !problems.is_empty() => Ok(ExitCode::FAILURE),
+        Err(_) if !problems.is_empty() => Ok(ExitCode::from(EXIT_USAGE)),
         // Errors about several variables together, such as a product that is too large.
         Err(error) => Err(error),
     }

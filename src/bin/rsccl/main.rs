@@ -44,5 +44,5 @@ fn main() -> ExitCode {
     })
 }
 
-/// The code with which clap ends at a wrong command line.
+/// The code with which clap ends at a wrong command line; for wrong variables too.
 const EXIT_USAGE: u8 = 2;
