@@ -24,9 +24,10 @@
 //! numbers that Slurm reserves for such shells (above 4294967280). Open MPI distinguishes them in the same way.
 //!
 //! If a place has several names, the first one that is set counts; names of other rows do not. The launchers of each
-//! row: row 1 `rsccl run`, which sets row 2 too, and whoever sets the variables by hand; row 3 `mpirun` of Open MPI (it also sets the rank of row 5, and row 3 wins);
-//! row 4 Hydra (`mpirun` of MPICH and of Intel MPI) and `srun --mpi=pmi2`; row 5 `srun --mpi=pmix` and `prun`. The
-//! local rank and size are what the launcher says; the library determines by itself which ranks share a host.
+//! row: row 1 `rsccl run`, which sets row 2 too, and whoever sets the variables by hand; row 2 torchrun; row 3 `mpirun`
+//! of Open MPI (it also sets the rank of row 5, and row 3 wins); row 4 Hydra (`mpirun` of MPICH and of Intel MPI) and
+//! `srun --mpi=pmi2`; row 5 `srun --mpi=pmix` and `prun`. The local rank and size are what the launcher says; the
+//! library determines by itself which ranks share a host.
 //!
 //! The meeting place is `RSCCL_STORE`, else `MASTER_ADDR` and `MASTER_PORT`. Else, if the launcher of row 3 to 6 says
 //! that all ranks are on this host, it is a private folder of this user under `/tmp`, named after the launcher's

@@ -15,7 +15,7 @@ pub(super) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
     measured.filter(|(edits, _)| *edits <= limit).min().map(|(_, candidate)| candidate)
 }
 
-/// The candidate that is one letter away from `name`, if it has enough letters for that to be a mistake and no name of its own.
+/// The candidate that is one letter away from `name`, if that has enough letters for one to be a mistake.
 pub(super) fn one_edit<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     candidates.into_iter().find(|candidate| name.len() >= LEAST_LETTERS && edits(name, candidate) == 1)
 }

@@ -142,9 +142,9 @@ impl Shared<'_> {
         match (is_mine, &left.outcome) {
             (false, IdOutcome::Id(id)) if left.writer.life()? != Life::Ended && root_answers(id, self.wait)? => {
                 Err(Error::invalid_usage(format!(
-                    "rank 0 is here already: {} shares an id under '{}' and waits for its ranks; either two processes of \
-                     this job were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: give each \
-                     a store of its own",
+                    "rank 0 is here already: {} shares an id under '{}' and waits for its ranks; either two processes \
+                     of this job were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: \
+                     give each a store of its own",
                     left.by(),
                     self.key.escape_default()
                 )))
