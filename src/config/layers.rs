@@ -193,8 +193,8 @@ fn is_known(name: &str) -> bool {
         || VARIABLES.iter().any(|known| known.names().any(|known| known == name))
 }
 
-/// The variable that a name of NCCL's is one letter away from. Of the many that NCCL has and this library does not know,
-/// none is so near to one that it knows.
+/// The variable that a name of NCCL's is one letter away from. Of the many that NCCL has and this library does not
+/// know, none is so near to one that it knows.
 fn misspelt(stem: &str) -> Option<&'static str> {
     one_edit(stem, VARIABLES.iter().filter(|known| known.scope == Scope::Nccl).map(|known| known.name))
 }
