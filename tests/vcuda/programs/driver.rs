@@ -89,6 +89,7 @@ functions! {
     cuMemHostGetDevicePointer_v2(address: *mut u64, place: Handle, flags: u32);
     cuMemcpyHtoD_v2(address: u64, from: *const c_void, bytes: usize);
     cuMemcpyDtoH_v2(to: Handle, address: u64, bytes: usize);
+    cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize);
     cuMemsetD8_v2(address: u64, value: u8, bytes: usize);
     cuIpcGetMemHandle(handle: *mut [u8; 64], address: u64);
     cuIpcOpenMemHandle_v2(address: *mut u64, handle: IpcHandle, flags: u32);
@@ -311,6 +312,11 @@ impl Buffer<'_> {
         // SAFETY: the buffer begins with an aligned word that lives as long as it; kernels see it as an atomic too.
         let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(place.cast()) };
         word.store(value, std::sync::atomic::Ordering::Release);
+    }
+
+    /// Copies as much of another place of the GPU as this holds.
+    pub(crate) fn copy_from(&self, other: &Buffer<'_>) -> Outcome {
+        self.gpu.enter()?.cuMemcpyDtoD_v2(self.address, other.address, self.bytes.min(other.bytes))
     }
 
     /// What another process opens.

@@ -54,6 +54,7 @@ const PROGRAMS: &[Program] = &[
     virtually("freed", wrong::freed),
     virtually("out_of_bounds", wrong::out_of_bounds),
     virtually("uninitialised", wrong::uninitialised),
+    virtually("uninitialised_copied", wrong::uninitialised_copied),
     virtually("race", wrong::race),
     virtually("null_stream", deadlocks::null_stream),
     everywhere("null_stream_mended", deadlocks::null_stream_mended),

@@ -71,6 +71,17 @@ pub(crate) fn uninitialised(driver: &Driver) -> Result<(), String> {
     must_fail("uninitialised", run, driver)
 }
 
+/// The bytes are copied before a kernel looks at them: they stay what they are.
+pub(crate) fn uninitialised_copied(driver: &Driver) -> Result<(), String> {
+    let run = |gpu: &Gpu<'_>, module: &Module<'_>| {
+        let (words, copy, found) = (gpu.uninitialised(256)?, gpu.zeroed(256)?, gpu.zeroed(4)?);
+        copy.copy_from(&words)?;
+        module.function("count_set")?.launch(None, Shape::new(1, 64), &[copy.address, found.address])?;
+        gpu.synchronize()
+    };
+    must_fail("uninitialised_copied", run, driver)
+}
+
 pub(crate) fn race(driver: &Driver) -> Result<(), String> {
     let run = |gpu: &Gpu<'_>, module: &Module<'_>| {
         let to = gpu.zeroed(256)?;

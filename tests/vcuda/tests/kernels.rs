@@ -220,6 +220,73 @@ fn a_branch_on_bytes_that_were_never_set_is_a_fault() {
 }
 
 #[test]
+fn undefined_bytes_travel_through_copies_and_calculations() {
+    let fails = |body: &str| {
+        let fault = checked(body, 32).expect_err(body);
+        assert_eq!(fault.what, "the branch depends on bytes that were never set", "{body}");
+    };
+    let runs = |body: &str| checked(body, 32).unwrap_or_else(|fault| panic!("{fault}\n{body}"));
+    let own = "mul.lo.u32 %r9, %t, 4;\nmov.u32 %r1, s;\nadd.u32 %r2, %r1, %r9;\n";
+    // Two bytes of the word are set, two are not; it goes through registers, shared memory and global memory.
+    let word = format!(
+        "{own}setp.ne.u32 %p1, %t, 0;\n@!%p1 st.global.u16 [%x+700], 258;\nld.global.u32 %r10, [%x+700];\nst.shared.u32 [%r2], %r10;\n\
+         ld.shared.u32 %r11, [%r2];\n@!%p1 st.global.u32 [%x+704], %r11;\nld.global.u32 %r3, [%x+704];\n"
+    );
+    let decide =
+        |how: &str| format!("{word}{how}\nsetp.gt.u32 %p0, %r3, 300;\n@%p0 bra L;\nadd.u32 %r4, %r4, 1;\nL:\n");
+    runs(&decide("and.b32 %r3, %r3, 65535;"));
+    fails(&decide("and.b32 %r3, %r3, 65536;"));
+    runs(&decide("shl.b32 %r3, %r3, 16;"));
+    fails(&decide("shr.u32 %r3, %r3, 16;"));
+    runs(&decide("prmt.b32 %r3, %r3, 0, 0x4410;"));
+    fails(&decide("prmt.b32 %r3, %r3, 0, 0x4412;"));
+    runs(&decide("shf.l.wrap.b32 %r3, 5, %r3, 16;"));
+    fails(&decide("shf.r.wrap.b32 %r3, %r3, 0, 16;"));
+    runs(&decide("or.b32 %r3, %r3, 0xffff0000;"));
+    runs(&decide("mul.lo.u32 %r3, %r3, 0;"));
+    fails(&decide("add.u32 %r3, %r3, 1;"));
+    fails(&decide("xor.b32 %r3, %r3, %r10;\nadd.u32 %r3, %r3, %r10;"));
+    runs(&decide("add.f16x2 %r3, %r3, %r3;\nand.b32 %r3, %r3, 65535;"));
+    fails(&decide("add.f16x2 %r3, %r3, %r3;\nand.b32 %r3, %r3, -65536;"));
+    fails(&decide("cvt.rn.f32.s32 %r3, %r3;\nshr.u32 %r3, %r3, 22;"));
+    fails(&decide("shfl.sync.bfly.b32 %r3, %r3, 1, 31, -1;"));
+    fails(&decide("redux.sync.add.s32 %r3, %r3, -1;\nand.b32 %r3, %r3, -65536;"));
+    // What a comparison finds is known where no undefined byte can change it.
+    let compare = |how: &str| format!("{word}{how}\n@%p0 bra L;\nadd.u32 %r4, %r4, 1;\nL:\n");
+    fails(&compare("setp.eq.u32 %p0, %r3, 258;"));
+    fails(&compare("setp.eq.u32 %p0, %r3, 0x77770102;"));
+    runs(&compare("setp.eq.u32 %p0, %r3, 259;"));
+    fails(&compare("setp.lt.s32 %p0, %r3, 0;"));
+    fails(&compare("setp.eq.u32 %p0, %r3, 258;\nvote.sync.any.pred %p0, %p0, -1;"));
+    runs(&compare("setp.eq.u32 %p0, %r3, 259;\nvote.sync.any.pred %p0, %p0, -1;"));
+}
+
+#[test]
+fn atomic_operations_on_bytes_that_were_never_set_set_nothing() {
+    let branch = "setp.eq.u32 %p0, %r3, 7;\n@%p0 bra L;\nst.global.u32 [%x], 1;\nL:\n";
+    for space in ["global", "shared"] {
+        let base = if space == "global" { "%x" } else { "%r1" };
+        let run = |update: &str| {
+            checked(
+                &format!("mov.u32 %r1, s;\n{update}\n{branch}")
+                    .replace("PLACE", &format!("[{base}+508]"))
+                    .replace("SPACE", space),
+                1,
+            )
+        };
+        // Global memory is set up to byte 511, so the test looks behind it.
+        let run_behind = |update: &str| {
+            run(&update.replace("PLACE", &format!("[{base}+{}]", if space == "global" { 512 } else { 500 })))
+        };
+        assert!(run_behind("red.SPACE.add.u32 PLACE, 1;\nld.SPACE.u32 %r3, PLACE;").is_err());
+        assert!(run_behind("atom.SPACE.add.u32 %r3, PLACE, 1;").is_err());
+        assert!(run_behind("atom.SPACE.cas.b32 %r3, PLACE, 1, 2;\nld.SPACE.u32 %r3, PLACE;").is_err());
+        assert!(run_behind("atom.SPACE.exch.b32 %r4, PLACE, 1;\nld.SPACE.u32 %r3, PLACE;").is_ok());
+        assert!(run_behind("st.SPACE.u32 PLACE, 4;\nred.SPACE.add.u32 PLACE, 1;\nld.SPACE.u32 %r3, PLACE;").is_ok());
+    }
+}
+
+#[test]
 fn races_in_shared_memory_are_faults_and_barriers_end_them() {
     let turned = "sub.u32 %r4, 63, %t;\nmul.lo.u32 %r5, %r4, 4;\nadd.u32 %r6, %r1, %r5;\nld.shared.u32 %r7, [%r6];\nst.global.u32 [%d1], %r7;\n";
     let fault = checked(&format!("{OWN_WORD}st.shared.u32 [%r2], %t;\n{turned}"), 64).expect_err("no barrier");

@@ -149,6 +149,7 @@ fn mistakes_of_kernels_are_reported_with_kernel_and_line() {
     let place = |kernel: &'static str| [kernel, "PTX line ", "block (0, 0, 0), thread ("];
     must_be_reported("1", "uninitialised", &place("kernel count_set"));
     must_be_reported("1", "uninitialised", &["the branch depends on bytes that were never set"]);
+    must_be_reported("1", "uninitialised_copied", &place("kernel count_set"));
     must_be_reported("1", "race", &place("kernel race"));
     must_be_reported("1", "race", &["address 0x", "a race in shared memory: the thread loads byte 0x"]);
     must_be_reported("1", "freed", &["in freed memory"]);

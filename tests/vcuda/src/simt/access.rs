@@ -181,15 +181,25 @@ impl Core {
         Ok(())
     }
 
-    fn global_update(&mut self, access: Access, new: impl Fn(u64) -> u64) -> Checked<u64> {
+    /// The old value and which of its bytes were defined. `defined` tells from both which bytes of the new one are.
+    fn global_update(
+        &mut self,
+        access: Access,
+        new: impl Fn(u64) -> u64,
+        defined: impl Fn(u64, u8) -> u8,
+    ) -> Checked<(u64, u8)> {
         if self.weak.is_some() {
-            return self.weak_update(access, new);
+            return self.weak_update(access, new, defined);
         }
-        let old = self.cell(access.address, access.bytes, true)?.update(&new);
+        let Self { grid, translation, .. } = self;
+        let extent = translation.find(&*grid.memory, grid.config.gpu, access.address, u64::from(access.bytes), true)?;
+        let set = definedness::get(extent, access.address, access.bytes);
+        let old = Cell::new(extent, access.address, access.bytes).update(&new);
+        definedness::set(extent, access.address, access.bytes, defined(old, set));
         let changed = new(old) != old;
         self.stored |= changed;
         self.changed |= changed;
-        Ok(old)
+        Ok((old, set))
     }
 
     /// A fence of these lanes.
@@ -350,9 +360,13 @@ impl Warp {
                 if !matches!(space, Space::Local | Space::Parameter) {
                     self.groups[self.current].poll.read(at, value, line);
                 }
-                out[part][index] =
-                    if kind.is_signed() { extend(value, kind.bits(), register_bits, true) } else { value };
-                defined[part][index] = set;
+                (out[part][index], defined[part][index]) = if kind.is_signed() {
+                    // The bytes above are made of the highest one.
+                    let above = if set >> (bytes - 1) & 1 == 1 { 0 } else { !(u8::MAX >> (8 - bytes)) };
+                    (extend(value, kind.bits(), register_bits, true), set & !above)
+                } else {
+                    (value, set)
+                };
             }
         }
         core.release_line();
@@ -442,7 +456,9 @@ impl Warp {
         let (bases, operands, values) = (*self.row(address.base), *self.row(*b), *self.row(*c));
         let line = core.line_of(core.at.0);
         core.signals(self.index, *order);
-        let mut out = [0; LANES];
+        let (mut out, mut old_defined) = ([0; LANES], [u8::MAX; LANES]);
+        let set_of = |warp: &Self, row: RowIndex| warp.defined.get(row as usize).map_or([u8::MAX; LANES], |row| *row);
+        let (operands_set, values_set) = (set_of(self, *b), set_of(self, *c));
         for lane in (0..32u32).filter(|lane| active >> lane & 1 == 1) {
             let index = lane as usize;
             let at = bases[index].wrapping_add_signed(address.offset);
@@ -451,18 +467,21 @@ impl Warp {
             let access =
                 Access { warp: self.index, lane, address: at, bytes: kind.bytes(), order: *order, line: false };
             let new = |old: u64| update::updated(*update, *kind, old, operands[index], values[index]);
-            let old = match Self::resolved(at, address.space) {
+            let sets = (operands_set[index], values_set[index]);
+            let defined = |old: u64, set: u8| update::defined(*update, (old, set), (operands[index], sets.0), sets.1);
+            let (old, set) = match Self::resolved(at, address.space) {
                 Space::Shared => {
                     let place = core.shared_at(at, access.bytes)?;
                     core.observe(access);
                     let width = access.bytes as usize;
                     let old = little(&core.shared[place..place + width]);
                     core.shared[place..place + width].copy_from_slice(&new(old).to_le_bytes()[..width]);
-                    store_bits(&mut core.shared_defined, place, width, u8::MAX);
+                    let set = set_bits(&core.shared_defined, place, width);
+                    store_bits(&mut core.shared_defined, place, width, defined(old, set));
                     core.stored |= new(old) != old;
-                    old
+                    (old, set)
                 }
-                Space::Global | Space::Generic => core.global_update(access, new)?,
+                Space::Global | Space::Generic => core.global_update(access, new, defined)?,
                 Space::Local | Space::Constant | Space::Parameter => {
                     let what = "an atomic operation outside global and shared memory";
                     return Err(Trouble::new(FaultKind::IllegalAddress, Some(at), what));
@@ -474,11 +493,11 @@ impl Warp {
             } else {
                 poll.moved();
             }
-            out[index] = old;
+            (out[index], old_defined[index]) = (old, set);
         }
         if let Some(d) = d {
             self.write(*d, &out, active);
-            self.write_defined(*d, &[u8::MAX; LANES], active);
+            self.write_defined(*d, &old_defined, active);
         }
         Ok(())
     }
@@ -506,13 +525,7 @@ fn set_bits(flags: &[bool], at: usize, width: usize) -> u8 {
         Some(flags) => {
             let set = flags.iter().enumerate().fold(0, |bits, (index, set)| bits | u8::from(*set) << index);
             // Bytes above the access are zero, hence defined.
-            if width == 8 {
-                set
-            } else if set == 0 {
-                0
-            } else {
-                set | (u8::MAX << width)
-            }
+            set | !(u8::MAX >> (8 - width))
         }
     }
 }

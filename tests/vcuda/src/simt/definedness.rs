@@ -28,11 +28,10 @@ pub(super) fn set(extent: &Extent, address: u64, bytes: u32, defined: u8) {
     }
 }
 
-/// A bit for each byte that is defined; bits above the access are set where any below is.
+/// A bit for each byte that is defined; those above the access are zero in a register, hence defined.
 pub(super) fn get(extent: &Extent, address: u64, bytes: u32) -> u8 {
     let Some((flags, shift)) = flags(extent, address) else { return u8::MAX };
     let bits = flags.load(Ordering::Relaxed) >> shift;
     let field = u8::MAX >> (8 - bytes);
-    let set = bits & field;
-    if set == 0 { 0 } else { set | !field }
+    bits & field | !field
 }

@@ -72,7 +72,7 @@ impl Warp {
 
     fn one(&mut self, core: &mut Core, instruction: &Instruction, mask: u32, active: u32) -> Checked<After> {
         if core.checks() {
-            let unset = self.check_defined(instruction, mask, active);
+            let unset = self.check_defined(core, instruction, mask, active);
             if unset != 0 {
                 core.at.1 = unset;
                 return Err(Self::undefined(instruction));
@@ -214,7 +214,7 @@ impl Warp {
     }
 
     /// Operations on registers alone: they cannot fail.
-    fn calculate(&mut self, core: &mut Core, op: &Op, active: u32) {
+    pub(super) fn calculate(&mut self, core: &mut Core, op: &Op, active: u32) {
         let mut out = [0; LANES];
         let d = match op {
             Op::Unary { run, d, a, float } => {

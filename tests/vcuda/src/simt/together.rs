@@ -44,6 +44,7 @@ impl Warp {
                 }
             } else if members & self.live & !same == 0 {
                 core.warp_met(self.index);
+                self.follow_together(&instruction.op, same);
                 self.perform(&instruction.op, same);
                 waiting &= !same;
                 if waiting != 0 {
@@ -124,7 +125,7 @@ impl Warp {
     }
 
     /// Every lane of the mask is here.
-    fn perform(&mut self, op: &Op, lanes: u32) {
+    pub(super) fn perform(&mut self, op: &Op, lanes: u32) {
         match op {
             Op::Vote { vote, flag, .. } => {
                 let set = self.lanes_with(*flag, lanes);
@@ -144,7 +145,7 @@ impl Warp {
                 if let Some(valid) = valid {
                     self.write_flag(*valid, in_range, lanes);
                 }
-                self.shuffle_defined(*d, *a, &from, lanes);
+                self.shuffle_defined(*d, *a, [*b, *c], &from, lanes);
             }
             Op::Reduce { update, kind, d, a, .. } => {
                 let row = *self.row(*a);
@@ -180,12 +181,14 @@ impl Warp {
         self.write(d, &out, lanes);
     }
 
-    /// A lane that reads from one outside gets nothing that is defined.
-    fn shuffle_defined(&mut self, d: RowIndex, a: RowIndex, from: &[usize; LANES], lanes: u32) {
+    /// A lane that reads from one outside, or from one that undefined bytes choose, gets nothing that is defined.
+    fn shuffle_defined(&mut self, d: RowIndex, a: RowIndex, by: [RowIndex; 2], from: &[usize; LANES], lanes: u32) {
         let Some(source) = self.defined.get(a as usize).copied() else { return };
+        let chosen = by.map(|row| self.defined[row as usize]);
         for (lane, other) in from.iter().enumerate() {
             if lanes >> lane & 1 == 1 {
-                self.defined[d as usize][lane] = if lanes >> other & 1 == 1 { source[*other] } else { 0 };
+                let known = chosen.iter().all(|set| set[lane] == u8::MAX);
+                self.defined[d as usize][lane] = if known && lanes >> other & 1 == 1 { source[*other] } else { 0 };
             }
         }
     }

@@ -38,6 +38,31 @@ pub(super) fn updated(update: Update, kind: Type, old: u64, b: u64, c: u64) -> u
     }
 }
 
+/// Which bytes of the new value are defined: `old`, `b` are values with a bit for each defined byte; `c` is the bits alone.
+pub(super) fn defined(update: Update, old: (u64, u8), b: (u64, u8), c: u8) -> u8 {
+    let all = |set: u8| set == u8::MAX;
+    match update {
+        Update::Exchange => b.1,
+        // Whether it swaps depends on all of the two that are compared.
+        Update::CompareExchange if !all(old.1 & b.1) => 0,
+        Update::CompareExchange => {
+            if old.0 == b.0 {
+                c
+            } else {
+                old.1
+            }
+        }
+        Update::And | Update::Or | Update::Xor => old.1 & b.1,
+        Update::Add | Update::Min | Update::Max | Update::Increment | Update::Decrement => {
+            if all(old.1 & b.1) {
+                u8::MAX
+            } else {
+                0
+            }
+        }
+    }
+}
+
 /// A row operation on one value. The loader admits only types for which there is one.
 fn one(run: Option<Binary>, a: u64, b: u64) -> u64 {
     let mut out = [0; 32];

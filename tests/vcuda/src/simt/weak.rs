@@ -417,8 +417,7 @@ impl Core {
         weak.queue.overlay(access.address, access.bytes, &mut value, &mut defined);
         drop(elsewhere);
         self.showed_old |= is_old;
-        let field = u8::MAX >> (8 - access.bytes);
-        Ok((value, if defined & field == 0 { 0 } else { defined }))
+        Ok((value, defined))
     }
 
     fn strong_load(&mut self, access: Access) -> Checked<(u64, u8)> {
@@ -463,13 +462,18 @@ impl Core {
         }
     }
 
-    pub(super) fn weak_update(&mut self, access: Access, new: impl Fn(u64) -> u64) -> Checked<u64> {
+    pub(super) fn weak_update(
+        &mut self,
+        access: Access,
+        new: impl Fn(u64) -> u64,
+        defined: impl Fn(u64, u8) -> u8,
+    ) -> Checked<(u64, u8)> {
         let extent = self.extent(access, true)?;
         if self.weak().lacks(Mutation::Atomic) {
-            let (old, _) = self.strong_load(access)?;
+            let (old, set) = self.strong_load(access)?;
             self.release_line();
-            self.weak_store(access, new(old), u8::MAX)?;
-            return Ok(old);
+            self.weak_store(access, new(old), defined(old, set))?;
+            return Ok((old, set));
         }
         let weak = self.weak();
         let after = match releases(access.order) {
@@ -496,9 +500,10 @@ impl Core {
                 shadow.note(time, me, present(&extent, access.address));
             }
         }
+        let set = definedness::get(&extent, access.address, access.bytes);
         let old = cell.update(&new);
         let changed = new(old) != old;
-        definedness::set(&extent, access.address, access.bytes, u8::MAX);
+        definedness::set(&extent, access.address, access.bytes, defined(old, set));
         drop(line);
         self.stored |= changed;
         if changed {
@@ -507,7 +512,7 @@ impl Core {
         }
         self.saw(access, access.address / GRANULE);
         self.weak().publish(access.address / GRANULE);
-        Ok(old)
+        Ok((old, set))
     }
 
     pub(super) fn weak_fence(&mut self, warp: u32, lanes: u32, scope: Scope, sequential: bool) -> Checked<()> {

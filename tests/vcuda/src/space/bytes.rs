@@ -76,8 +76,18 @@ pub(super) unsafe fn set_bits(bits: *mut u8, first: usize, bytes: usize) {
 ///
 /// Both are mapped for as long as the call lasts.
 pub(super) unsafe fn copy_bits(target: (*mut u8, usize), source: (*mut u8, usize), bytes: usize) {
-    for index in 0..bytes {
-        let (from, to) = (source.1 + index, target.1 + index);
+    let mut done = 0;
+    while done < bytes {
+        let (from, to) = (source.1 + done, target.1 + done);
+        if from % 8 == 0 && to % 8 == 0 && done + 8 <= bytes {
+            // SAFETY: all eight bits are mapped.
+            let read = unsafe { AtomicU8::from_ptr(source.0.wrapping_add(from / 8)) };
+            // SAFETY: as above.
+            let write = unsafe { AtomicU8::from_ptr(target.0.wrapping_add(to / 8)) };
+            write.store(read.load(Ordering::Relaxed), Ordering::Relaxed);
+            done += 8;
+            continue;
+        }
         // SAFETY: the byte holds one of the bits, which are mapped.
         let read = unsafe { AtomicU8::from_ptr(source.0.wrapping_add(from / 8)) };
         // SAFETY: as above.
@@ -87,6 +97,7 @@ pub(super) unsafe fn copy_bits(target: (*mut u8, usize), source: (*mut u8, usize
         } else {
             write.fetch_and(!(1 << (to % 8)), Ordering::Relaxed);
         }
+        done += 1;
     }
 }
 
@@ -137,5 +148,8 @@ mod tests {
         // SAFETY: as above.
         unsafe { copy_bits((target.as_mut_ptr(), 0), (source.as_mut_ptr(), 3), 24) };
         assert_eq!(target, [0xFF, 0xFF, 0b0000_0011, 0xFF]);
+        // SAFETY: as above; three bits alone, then a byte of them at once.
+        unsafe { copy_bits((target.as_mut_ptr(), 5), (source.as_mut_ptr(), 13), 11) };
+        assert_eq!(target, [0xFF, 0b0001_1111, 0b0000_0011, 0xFF]);
     }
 }
