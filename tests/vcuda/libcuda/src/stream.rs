@@ -104,7 +104,7 @@ entries! {
     }
 
     cuStreamBatchMemOp_v2(11070) (stream: u64, count: u32, entries: In<BatchEntry>, flags: u32) {
-        if flags != 0 || count > 256 {
+        if flags != 0 || count > 255 {
             return Err(CUresult::INVALID_VALUE);
         }
         let list: Result<Vec<Memop>, CUresult> = entries.get_all(count as usize)?.into_iter().map(memop).collect();

@@ -12,7 +12,7 @@ const PER_THREAD: u64 = 2;
 /// The most urgent priority; 0 is the least.
 pub(super) const GREATEST_PRIORITY: i32 = -5;
 /// Memory operations of one batch, at most.
-const BATCH: usize = 256;
+const BATCH: usize = 255;
 /// `CU_STREAM_WAIT_VALUE_FLUSH`.
 const WAIT_FLUSH: u32 = 1 << 30;
 
