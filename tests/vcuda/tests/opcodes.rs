@@ -96,3 +96,23 @@ fn an_unknown_opcode_is_an_error_with_line_and_name() {
     let error = Module::parse(text).expect_err("no such opcode here");
     assert_eq!(error.to_string(), "PTX line 7: the opcode `wgmma.fence` is not supported");
 }
+
+/// Every form that compilers write for ordinary kernels, an instruction a line.
+const FORMS: &str = include_str!("ptx/forms.txt");
+
+#[test]
+fn every_form_that_compilers_write_loads() {
+    let registers =
+        ".reg .b16 %h<9>;\n.reg .b32 %r<9>;\n.reg .b64 %d<9>;\n.reg .f32 %f<9>;\n.reg .f64 %e<9>;\n.reg .pred %p<9>;";
+    let head =
+        ".version 8.0\n.target sm_90\n.address_size 64\n.global .align 8 .b8 var[64];\n.const .align 8 .b8 table[64];";
+    let refused: Vec<String> = FORMS
+        .lines()
+        .filter_map(|form| {
+            let body = format!("{registers}\n.shared .align 8 .b8 buf[64];\n{form}\nEND:\nret;\n");
+            let text = format!("{head}\n.visible .entry k(.param .u32 a)\n{{\n{body}}}\n");
+            Module::parse(&text).err().map(|error| format!("{form}: {error}"))
+        })
+        .collect();
+    assert!(refused.is_empty(), "{} of {}:\n{}", refused.len(), FORMS.lines().count(), refused.join("\n"));
+}

@@ -165,6 +165,15 @@ fn deadlocks_known_from_life_are_reported_and_their_mended_twins_run() {
 }
 
 #[test]
+fn one_thread_that_launches_on_two_gpus_hangs_where_launches_block() {
+    // Each launch waits for its kernel, and the kernel for one that is launched later.
+    let mut command = on_machine("2-nvswitch", &[&programs(), "pair"]);
+    let finished = finish(command.envs([("CUDA_LAUNCH_BLOCKING", "1"), ("VCUDA_STUCK_MS", STUCK_MS)]));
+    assert_eq!(finished.status, 1, "{}", finished.output);
+    finished.must_tell(&["deadlock", "in cuLaunchKernel", "cuLaunchKernel answered 702"]);
+}
+
+#[test]
 fn a_half_resident_grid_is_reported_and_a_resident_one_runs() {
     // One block more than 2 SMs hold is enough, and quickly interpreted.
     let machine = OwnMachine::new("small", "");

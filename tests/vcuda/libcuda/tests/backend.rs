@@ -23,11 +23,25 @@ const PARTS: Parts = &[
     ("threads that capture", threads_that_capture),
     ("dependencies", dependencies),
     ("user objects", user_objects),
+    ("waits", waits),
 ];
 
 const ILLEGAL_ADDRESS: i32 = 700;
 const INVALID_VALUE: i32 = 1;
 const CAPTURE_UNSUPPORTED: i32 = 900;
+
+/// Calls that wait for the running kernels of their context by themselves.
+const WAITING: [&str; 9] = [
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemUnmap",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+];
 
 /// The driver's entry points, as exported.
 const ENTRY_POINTS: &str = "\
@@ -585,4 +599,56 @@ fn user_objects() {
     assert_eq!(destroyed(), 0, "the graph holds one reference");
     ok("cuGraphDestroy", &[graph]);
     assert_eq!(destroyed(), 1);
+}
+
+#[test]
+fn calls_that_wait_for_kernels_are_reported_beside_one_that_spins() {
+    std::thread::scope(|scope| {
+        for name in WAITING {
+            scope.spawn(move || {
+                let errors = run("waits", &[("VCUDA_TEST_CALL", name), ("VCUDA_STUCK_MS", "1500")]);
+                let wait = format!("in {name} (process ");
+                let why = "the call synchronises with the context's work by itself";
+                assert!(errors.contains("vcuda: deadlock: "), "{name}: {errors}");
+                assert!(errors.lines().any(|line| line.contains(&wait) && line.ends_with(why)), "{name}: {errors}");
+            });
+        }
+    });
+}
+
+/// A kernel spins for a word that this thread would set after the call.
+fn waits() {
+    start(0);
+    let name = std::env::var("VCUDA_TEST_CALL").expect("the name of a call");
+    let [wait_for, ..] = kernels();
+    ok("cuFuncLoad", &[wait_for]);
+    let (word_at, freed, pinned) =
+        (get("cuMemAlloc_v2", &[64]), get("cuMemAlloc_v2", &[64]), get("cuMemHostAlloc", &[64, 0]));
+    ok("cuMemsetD32_v2", &[word_at, 0, 16]);
+    let mut pages = vec![0_u8; 8192];
+    let page = place(&mut pages[0]).next_multiple_of(4096);
+    if name == "cuMemHostUnregister" {
+        ok("cuMemHostRegister_v2", &[page, 4096, 0]);
+    }
+    let module = get("cuModuleLoadData", &[text(support::PTX)]);
+    let physical = get("cuMemCreate", &[2 << 20, slice(&[1_u32, 1, 1, 0, 0, 0, 0, 0]), 0]);
+    let at = get("cuMemAddressReserve", &[2 << 20, 0, 0, 0]);
+    ok("cuMemMap", &[at, 2 << 20, 0, physical, 0]);
+    let stream = get("cuStreamCreate", &[1]);
+    assert_eq!(launch(wait_for, 1, stream, word_at, 1), 0);
+    let mut result = 0_u64;
+    let out = place(&mut result);
+    let code = match name.as_str() {
+        "cuMemAlloc_v2" => call("cuMemAlloc_v2", &[out, 64]),
+        "cuMemFree_v2" => call("cuMemFree_v2", &[freed]),
+        "cuMemHostAlloc" => call("cuMemHostAlloc", &[out, 64, 0]),
+        "cuMemFreeHost" => call("cuMemFreeHost", &[pinned]),
+        "cuMemHostRegister_v2" => call("cuMemHostRegister_v2", &[page, 4096, 0]),
+        "cuMemHostUnregister" => call("cuMemHostUnregister", &[page]),
+        "cuMemUnmap" => call("cuMemUnmap", &[at, 2 << 20]),
+        "cuModuleLoadData" => call("cuModuleLoadData", &[out, text(support::PTX)]),
+        "cuModuleUnload" => call("cuModuleUnload", &[module]),
+        other => panic!("{other} is not among the calls that wait"),
+    };
+    assert_eq!(code, 702, "LAUNCH_TIMEOUT: nothing can move");
 }

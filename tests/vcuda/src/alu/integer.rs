@@ -167,6 +167,8 @@ pub(crate) fn multiply_add(part: Part, kind: Type) -> Option<Ternary> {
             .wrapping_mul(b)
             .wrapping_add(c)),
         Part::High => match kind {
+            Type::U16 => Some(lanes!(u16, |a, b, c| (((u32::from(a) * u32::from(b)) >> 16) as u16).wrapping_add(c))),
+            Type::S16 => Some(lanes!(i16, |a, b, c| (((i32::from(a) * i32::from(b)) >> 16) as i16).wrapping_add(c))),
             Type::U32 => Some(lanes!(u32, |a, b, c| (((u64::from(a) * u64::from(b)) >> 32) as u32).wrapping_add(c))),
             Type::S32 => Some(lanes!(i32, |a, b, c| (((i64::from(a) * i64::from(b)) >> 32) as i32).wrapping_add(c))),
             Type::U64 => Some(lanes!(u64, |a, b, c| high(a, b).wrapping_add(c))),
