@@ -225,7 +225,7 @@ fn modules() {
     let memory = get("cuMemAlloc_v2", &[64]);
     let mut address = memory;
     let parameters = [place(&mut address)];
-    let mut run = |dynamic: u64| call("cuLaunchKernel", &[count, 1, 1, 1, 1, 1, 1, dynamic, 0, slice(&parameters), 0]);
+    let run = |dynamic: u64| call("cuLaunchKernel", &[count, 1, 1, 1, 1, 1, 1, dynamic, 0, slice(&parameters), 0]);
     assert_eq!(run(60 << 10), INVALID_VALUE, "more than 48 KiB has to be asked for");
     ok("cuFuncSetAttribute", &[count, 8, 60 << 10]);
     assert_eq!(run(60 << 10), 0);
