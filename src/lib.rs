@@ -115,6 +115,9 @@ pub mod internals {
     pub mod topo {
         pub use crate::topo::*;
     }
+    pub mod tune {
+        pub use crate::tune::*;
+    }
     pub mod wire {
         pub use crate::wire::*;
     }

@@ -1,16 +1,22 @@
 //! Which algorithm, which protocol, how many channels: a model of what each would cost. Pure.
 //!
-//! [`choose`] computes the time of each algorithm that the user's filters leave and takes the least. Its
-//! tests run plans on the same costs, step by step, and compare.
+//! [`choose`] computes the time of each algorithm that the user's filters leave and takes the least. [`simulate`] runs the plans
+//! themselves on a model of the machines, step by step: on hosts of which only costs are known, or on the links of a topology.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::wildcard_enum_match_arm)]
 
-mod cost;
 #[cfg(test)]
+mod cores;
+mod cost;
+mod modelled;
 mod simulation;
+mod stage;
 
 pub use cost::Costs;
+pub use modelled::{Ask, MOST_EXACT, Modelled, SLOT_BYTES};
+pub use simulation::{Fold, LinkLoad, Simulated, Traffic, plans, simulate};
+pub use stage::Stage;
 
 use crate::plan::{Windows, algorithms};
 use crate::types::{Algorithm, Bytes, Collective, Filter, Protocol, TransportKind};
@@ -106,7 +112,8 @@ pub fn choose(query: &Query, filters: &Filters, costs: &Costs) -> Result<Choice>
     };
     let (algorithm, protocol) =
         pairs.min_by_key(weighed).ok_or_else(|| Error::internal("a filter chose nothing and said nothing"))?;
-    Ok(Choice { algorithm, protocol, channels: channels(query.channels) })
+    let (least, most) = query.channels;
+    Ok(Choice { algorithm, protocol, channels: costs.channels.max(least).min(most) })
 }
 
 /// The channels of a call, where the user allows from `least` to `most`.

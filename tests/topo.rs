@@ -246,3 +246,42 @@ fn files_of_real_machines_are_read() {
     }
     assert!(read >= 5, "{read} files");
 }
+
+fn sim(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rsccl")).arg("sim").args(arguments).output().expect("the command line runs")
+}
+
+/// The plans of 16 GPUs on two hosts: bandwidth near the bound, links by name, and every connection's messages.
+#[test]
+fn a_simulation_shows_time_links_and_connections() {
+    let output = sim(&["all_reduce", "--topo", &machine("p4d"), "--hosts", "2", "--bytes", "1M,1G", "--connections"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let shown = String::from_utf8(output.stdout).expect("text");
+    assert!(shown.contains("all_reduce on 16 GPUs in 2 domains"), "{shown}");
+    assert!(shown.contains("99 % busy: domain 0 PCI ffff:ff:01.0 -> card 0000:10:1b.0"), "{shown}");
+    assert!(shown.contains("0 -> 8 channel 0: "), "{shown}");
+    let output = sim(&["all_gather", "--topo", &machine("h100x8"), "--hosts", "1250", "--bytes", "64M", "--json"]);
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((shown["ranks"].as_u64(), shown["domains"].as_u64()), (Some(10_000), Some(1250)));
+    assert!(shown["runs"][0]["time_us"].as_f64().is_some_and(|time| time > 0.0), "{shown}");
+}
+
+#[test]
+fn a_simulation_obeys_filters_and_says_what_is_wrong() {
+    let run = |algorithm: &str| {
+        let path = machine("h100x8");
+        let output = sim(&["all_reduce", "--topo", &path, "--hosts", "4", "-b", "64M", "--algo", algorithm, "--json"]);
+        let shown = serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_default();
+        (
+            shown["runs"][0]["algorithm"].as_str().map(str::to_owned),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    assert_eq!(run("Tree").0.as_deref(), Some("Tree"));
+    assert_eq!(run("Ring").0.as_deref(), Some("Ring"));
+    assert!(run("Fast").1.contains("Fast"), "{}", run("Fast").1);
+    let output = sim(&["all_reduce"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() || said.contains("the machine has no GPU"), "{said}");
+    assert!(String::from_utf8_lossy(&sim(&["send"]).stderr).contains("allowed are all_reduce"));
+}

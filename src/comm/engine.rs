@@ -618,6 +618,24 @@ impl Engine {
         self.mover.fabric.links().staging = crate::device::StorePolicy::far();
     }
 
+    /// The plan of a call over slots, and how many messages and bytes this rank has sent to whom on which channel.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(crate) fn plan_and_traffic(&mut self, call: &Call<'_>) -> Result<(crate::plan::Plan, Vec<SentTo>)> {
+        let Path::Slots(choice) = self.chooser.path(Question::of(call))? else {
+            return Err(Error::internal("a call that takes no slots"));
+        };
+        let program = self.chooser.program(call, choice, Windows::None)?;
+        let sends = program.needs().iter().filter(|need| need.way == crate::transport::Way::Send);
+        let links = self.mover.fabric.links();
+        let sent = sends.filter_map(|need| {
+            let crate::transport::Channel::Collective(channel) = need.channel else { return None };
+            Some((need.peer, channel, links.sender_ref(need.peer, need.channel)?.published()))
+        });
+        let sent = sent.collect();
+        Ok((program.plan().clone(), sent))
+    }
+
     /// Whether this rank has timed both ways of copies into memory that peers read.
     #[cfg(test)]
     #[cfg(not(loom))]
@@ -625,6 +643,11 @@ impl Engine {
         self.mover.fabric.links().staging.knows_both()
     }
 }
+
+/// A peer, a channel, and the messages and bytes that were sent there.
+#[cfg(test)]
+#[cfg(not(loom))]
+pub(crate) type SentTo = (Rank, u8, (u64, u64));
 
 /// What requests wait for, in words.
 #[cold]

@@ -5,4 +5,5 @@ mod disagreements;
 mod errors;
 mod forks;
 mod hooks;
+mod traffic;
 mod transports;

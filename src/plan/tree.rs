@@ -28,22 +28,30 @@ pub(super) struct Node {
 impl Node {
     /// The place of `me` in the first or second tree of hosts; the first rank of the first host is the root.
     pub(super) fn new(hosts: &[Vec<Rank>], second: bool, me: Rank) -> Node {
-        let mut parents: Vec<(Rank, Option<Rank>)> = Vec::new();
+        // Each rank with the place of its parent in this list, which a host's first rank begins.
+        let mut parents: Vec<(Rank, Option<usize>)> = Vec::new();
+        let firsts: Vec<usize> =
+            hosts.iter().scan(0, |next, ranks| Some(std::mem::replace(next, *next + ranks.len()))).collect();
         for (host, ranks) in hosts.iter().enumerate() {
-            let above = parent(host, hosts.len(), second).map(|host| hosts[host][0]);
+            let above = parent(host, hosts.len(), second).map(|host| firsts[host]);
             parents.extend(ranks.iter().enumerate().map(|(seat, rank)| match seat.checked_sub(1) {
                 None => (*rank, above),
-                Some(before) => (*rank, Some(ranks[before / 2])),
+                Some(before) => (*rank, Some(firsts[host] + before / 2)),
             }));
         }
-        let above = |rank: Rank| parents.iter().find(|(child, _)| *child == rank).and_then(|(_, parent)| *parent);
-        let children = parents.iter().filter(|(_, parent)| *parent == Some(me)).map(|(child, _)| *child).collect();
-        let depth = |rank: Rank| std::iter::successors(above(rank), |rank| above(*rank)).count();
+        let place = parents.iter().position(|(rank, _)| *rank == me);
+        let above = |place: usize| parents[place].1;
+        let children =
+            parents.iter().filter(|(_, parent)| parent.is_some() && *parent == place).map(|(child, _)| *child);
+        let children = children.collect();
+        let depth = |place: usize| std::iter::successors(above(place), |place| above(*place)).count();
         let lag = |depth: usize| {
             u8::try_from((depth * LAG_PER_EDGE).min(GREATEST_LAG)).expect("the greatest lag fits a byte")
         };
-        let deepest = parents.iter().map(|(rank, _)| depth(*rank)).max().unwrap_or(0);
-        Node { parent: above(me), children, lag: lag(depth(me)), greatest_lag: lag(deepest) }
+        let deepest = (0..parents.len()).map(depth).max().unwrap_or(0);
+        let parent = place.and_then(above).map(|place| parents[place].0);
+        let mine = place.map_or(0, depth);
+        Node { parent, children, lag: lag(mine), greatest_lag: lag(deepest) }
     }
 
     fn below(&self) -> impl Iterator<Item = Operand> {

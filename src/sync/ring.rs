@@ -152,6 +152,8 @@ pub struct Sender {
     view: View,
     next: u64,
     credit_until: u64,
+    /// Bytes that were published: tests compare them with what a simulation sends.
+    bytes: u64,
 }
 
 /// The end that empties slots. One thread at a time.
@@ -182,7 +184,7 @@ impl Sender {
 
     /// The sending end of the ring in `parts`, whose control words are zeroed.
     pub fn of(parts: Parts, shape: Shape) -> Sender {
-        Sender { view: View::new(parts, shape), next: 0, credit_until: u64::from(shape.slots) }
+        Sender { view: View::new(parts, shape), next: 0, credit_until: u64::from(shape.slots), bytes: 0 }
     }
 
     /// The place for `bytes` of payload in the next free slot; `None` while the receiver holds them all. The same place until
@@ -217,7 +219,14 @@ impl Sender {
             unsafe { at.write(word) };
         }
         self.next += 1;
+        self.bytes += bytes as u64;
         self.view.arrival(self.next - 1).raise(self.next);
+    }
+
+    /// How many messages were published, and their bytes.
+    #[cfg(test)]
+    pub fn published(&self) -> (u64, u64) {
+        (self.next, self.bytes)
     }
 
     /// The flag and value that the next free slot waits for.

@@ -38,6 +38,16 @@ pub struct Costs {
     pub cache_bytes: f64,
     /// Microseconds until a waiting rank has a core, where ranks are more than cores.
     pub switch_us: f64,
+    /// How much dearer a byte of a peer's memory is than one of a rank's own.
+    pub peer_factor: f64,
+    /// Moving and sending overlap but for one part in so many of the shorter one.
+    pub overlap: f64,
+    /// How many lanes work at once: while one waits, the others move and send. One, where a core does all.
+    pub side_by_side: f64,
+    /// Bytes of a message at most, where a pipeline of long messages has to be filled; 0 where messages are short.
+    pub slot_bytes: f64,
+    /// Channels of a call, unless the user says otherwise.
+    pub channels: u32,
 }
 
 impl Default for Costs {
@@ -57,6 +67,11 @@ impl Default for Costs {
             cached_bytes_per_us: 32_000.0,
             cache_bytes: 262_144.0,
             switch_us: 3.0,
+            peer_factor: 1.0,
+            overlap: 4.0,
+            side_by_side: 1.0,
+            slot_bytes: 0.0,
+            channels: super::CHANNELS,
         }
     }
 }
@@ -72,6 +87,8 @@ struct Work {
     flags: f64,
     /// Bytes that a rank reads and writes.
     moved: f64,
+    /// How many of them are in peers' memory.
+    peers: f64,
     /// Bytes that a host sends.
     sent: f64,
     /// Steps of a rank.
@@ -99,7 +116,8 @@ impl Costs {
     /// The time that the model gives an algorithm.
     pub fn time(&self, query: &Query, algorithm: Algorithm, protocol: Protocol) -> Duration {
         // Collectives that are messages have no plan, and so no cost here; `choose` refuses them.
-        let work = Pattern::of(query.collective).map(|pattern| work(query, pattern, algorithm)).unwrap_or_default();
+        let of = |pattern| work((query, self.slot_bytes), pattern, algorithm);
+        let work = Pattern::of(query.collective).map(of).unwrap_or_default();
         // Half the bytes of an LL slot are flags; its news travel with the data.
         let (lines, news) = match protocol {
             Protocol::Simple => (1.0, 1.0),
@@ -113,15 +131,17 @@ impl Costs {
         let waiting = work.near * (near.latency_us * news + switch)
             + work.far * (self.net.latency_us * news + switch)
             + work.flags * (self.flag_us * news + switch);
+        let moved = work.moved + work.peers * (self.peer_factor - 1.0);
         let moving =
-            crowd * (self.moving_us(work.moved * lines) + work.steps * self.step_us + work.calls * self.net_message_us);
+            crowd * (self.moving_us(moved * lines) + work.steps * self.step_us + work.calls * self.net_message_us);
         let sending = work.sent * lines / self.net.bytes_per_us;
-        Duration::from_secs_f64((waiting + moving.max(sending) + moving.min(sending) / OVERLAP) / 1e6)
+        let busy = moving.max(sending) + moving.min(sending) / self.overlap;
+        Duration::from_secs_f64(busy.max(waiting + busy / self.side_by_side) / 1e6)
     }
 }
 
-/// Moving and sending overlap but for about this part of the shorter one.
-const OVERLAP: f64 = 4.0;
+/// Until a piece has come one hop further in a tree, so many are sent: it goes on two turns later, as the lags of plans say.
+const TURNS_PER_HOP: f64 = 2.0;
 
 /// How the ranks stand.
 #[derive(Debug, Clone, Copy)]
@@ -133,11 +153,13 @@ struct Stand {
     /// Bytes: of the whole buffer, or of all ranks' blocks.
     whole: f64,
     staged: bool,
+    /// Bytes of a message of a pipeline.
+    piece: f64,
     /// Whether plans of a reduction take one hop in place of two.
     one_shot: bool,
 }
 
-fn work(query: &Query, pattern: Pattern, algorithm: Algorithm) -> Work {
+fn work((query, slot_bytes): (&Query, f64), pattern: Pattern, algorithm: Algorithm) -> Work {
     let ranks = f64::from(query.ranks);
     let hosts = f64::from(query.hosts.max(1));
     #[expect(clippy::cast_precision_loss, reason = "a model's bytes need no more than 53 bits")]
@@ -148,6 +170,7 @@ fn work(query: &Query, pattern: Pattern, algorithm: Algorithm) -> Work {
         seats: ranks / hosts,
         whole: if of_blocks(pattern) { bytes * ranks } else { bytes },
         staged: query.windows == Windows::Scratch,
+        piece: slot_bytes,
         one_shot: is_one_shot(Elements(query.bytes.0 / u64::from(query.element_bytes.max(1))), query.ranks),
     };
     if query.ranks <= 1 {
@@ -173,6 +196,7 @@ fn work(query: &Query, pattern: Pattern, algorithm: Algorithm) -> Work {
                 far: rail.far,
                 flags: inside.flags,
                 moved: inside.moved + rail.moved,
+                peers: inside.peers,
                 sent: rail.sent * stand.seats,
                 steps: inside.steps + rail.steps,
                 calls: rail.calls,
@@ -242,7 +266,7 @@ fn through_windows(pattern: Pattern, stand: Stand) -> Work {
     };
     // A wait for each peer with each flag, and some copies where data is staged.
     let steps = flags * (ranks + 1.0) + if staged { ranks } else { 1.0 };
-    Work { flags, moved, steps, ..Work::default() }
+    Work { flags, moved, peers: moved * (ranks - 1.0) / ranks, steps, ..Work::default() }
 }
 
 fn through_mesh(pattern: Pattern, stand: Stand) -> Work {
@@ -270,6 +294,7 @@ fn through_mesh(pattern: Pattern, stand: Stand) -> Work {
         far: hops.1,
         flags: 0.0,
         moved,
+        peers: 0.0,
         sent: if far { sent * leaving } else { 0.0 },
         steps: 3.0 * ranks,
         calls: if far { hops.1 * 2.0 * (ranks - seats) } else { 0.0 },
@@ -286,6 +311,7 @@ fn through_pat(stand: Stand) -> Work {
         far,
         flags: 0.0,
         moved: 2.5 * others,
+        peers: 0.0,
         sent: far.min(1.0) * seats * others,
         steps: 2.0 * rounds,
         calls: 2.0 * far,
@@ -299,6 +325,8 @@ fn along(pattern: Pattern, stand: Stand, algorithm: Algorithm) -> Work {
     let crosses = if hosts > 1.0 { 1.0 } else { 0.0 };
     let others = whole * (ranks - 1.0) / ranks;
     let share = whole / ranks;
+    // What is sent to a rank of the host takes its link once.
+    let inside = if stand.seats > 1.0 { 0.5 } else { 0.0 };
     let depth = |nodes: f64| nodes.log2().ceil();
     match (algorithm, pattern) {
         (Algorithm::Tree, AllReduce) => Work {
@@ -307,7 +335,8 @@ fn along(pattern: Pattern, stand: Stand, algorithm: Algorithm) -> Work {
             flags: 0.0,
             // Two children above, a parent, and the way back, in one of two trees each.
             moved: 2.5 * whole,
-            sent: crosses * 2.0 * whole,
+            peers: inside * 2.0 * whole,
+            sent: crosses * (2.0 * whole + 2.0 * TURNS_PER_HOP * depth(hosts) * stand.piece.min(whole)),
             steps: 2.0 * depth(ranks),
             calls: 6.0 * crosses,
         },
@@ -316,7 +345,8 @@ fn along(pattern: Pattern, stand: Stand, algorithm: Algorithm) -> Work {
             far: depth(hosts),
             flags: 0.0,
             moved: 1.5 * whole,
-            sent: crosses * whole,
+            peers: inside * whole,
+            sent: crosses * (whole + TURNS_PER_HOP * depth(hosts) * stand.piece.min(whole)),
             steps: depth(ranks),
             calls: 3.0 * crosses,
         },
@@ -327,13 +357,14 @@ fn along(pattern: Pattern, stand: Stand, algorithm: Algorithm) -> Work {
                 AllGather | ReduceScatter | AllToAll | Gather | Scatter | Barrier => (1.0, 1.5 * others + share),
             };
             let far = if hosts > 1.0 { hosts - 1.0 } else { 0.0 };
-            let sent = if matches!(pattern, Broadcast | Reduce) { whole } else { turns * others };
+            let passed = if matches!(pattern, Broadcast | Reduce) { whole } else { turns * others };
             Work {
                 near: turns * (ranks - 1.0 - far),
                 far: turns * far,
                 flags: 0.0,
                 moved,
-                sent: crosses * sent,
+                peers: inside * passed,
+                sent: crosses * passed,
                 steps: turns * ranks,
                 calls: crosses * 2.0 * turns * (ranks - 1.0),
             }

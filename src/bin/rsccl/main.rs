@@ -3,6 +3,7 @@
 mod env;
 mod perf;
 mod run;
+mod sim;
 mod topo;
 
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ enum Command {
     Perf(Box<perf::Arguments>),
     /// Starts processes of this host as the ranks of one world
     Run(run::Arguments),
+    /// Runs a collective's plans on the links of a modelled system: time, bandwidth, busiest links, traffic of each connection
+    Sim(sim::Arguments),
     /// Shows a machine: PCI tree, GPUs, NICs, the ways between them, rings; this machine, or that of a topology file
     Topo(topo::Arguments),
 }
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Command::Env(arguments) => env::execute(&arguments),
         Command::Perf(arguments) => perf::execute(&arguments),
         Command::Run(arguments) => run::execute(&arguments),
+        Command::Sim(arguments) => sim::execute(&arguments),
         Command::Topo(arguments) => topo::execute(&arguments),
     };
     outcome.unwrap_or_else(|error| {

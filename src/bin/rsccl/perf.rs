@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+pub(crate) use job::parse_bytes;
 use rsccl::Result;
 
 /// Times collectives and checks their results, as nccl-tests does.

@@ -99,23 +99,32 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
 
 /// The machine of the file, or this one, with the overlay, as often as was asked for. The notes say what was assumed and what is missing.
 fn describe(arguments: &Arguments, config: &Config) -> Result<(Machine, Vec<String>)> {
-    let (mut machine, mut notes) = match arguments.file.as_ref().or(config.topo_file.as_ref()) {
+    let (machine, notes) = described(arguments.file.as_ref(), arguments.overlay.as_ref(), config)?;
+    Ok((if arguments.hosts > 1 { machine.repeated(arguments.hosts) } else { machine }, notes))
+}
+
+/// The machine of the file, or this one, with the overlay.
+pub(crate) fn described(
+    file: Option<&PathBuf>,
+    overlay: Option<&PathBuf>,
+    config: &Config,
+) -> Result<(Machine, Vec<String>)> {
+    let (mut machine, mut notes) = match file.or(config.topo_file.as_ref()) {
         None => this_machine(),
         Some(path) => {
             let (name, text) = read(path)?;
             xml::parse(&name, &text)?
         }
     };
-    if let Some(path) = &arguments.overlay {
+    if let Some(path) = overlay {
         let (name, text) = read(path)?;
         notes.extend(overlay::apply(&name, &text, &mut machine)?);
     }
     notes.extend(overlay::missing(&machine));
-    let machine = if arguments.hosts > 1 { machine.repeated(arguments.hosts) } else { machine };
     Ok((machine, notes))
 }
 
-fn levels(config: &Config) -> Result<Levels> {
+pub(crate) fn levels(config: &Config) -> Result<Levels> {
     let level = |variable, text: &Option<String>| text.as_deref().map(|text| reach::level(variable, text)).transpose();
     let peer = level("NCCL_P2P_LEVEL", &config.p2p_level)?;
     let peer = if config.p2p_disable { Some(PathKind::Loc) } else { peer };

@@ -1,0 +1,284 @@
+//! `rsccl sim`: a collective on a modelled system.
+
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use rsccl::internals::topo::system::System;
+use rsccl::internals::tune::{Ask, Choice, Filters, Fold, LinkLoad, Modelled, SLOT_BYTES, Simulated, Stage};
+use rsccl::plan::Windows;
+use rsccl::types::{Collective, Filter, Rank};
+use rsccl::{Config, Error, Result};
+use serde_json::{Value, json};
+
+use crate::perf::parse_bytes;
+use crate::topo;
+
+/// Runs a collective's plans on the links of a modelled system, with a rank on each GPU.
+///
+/// What runs are the plans that communicators run, step by step; only time is modelled: links and GPU memory by their bandwidth, messages
+/// and flags by the latencies of NCCL's tuner. No executor for GPUs exists yet, so the times are what such plans would take. The choice
+/// is the tuner's, with costs from the system's links; NCCL_ALGO and --algo filter it.
+///
+/// Up to 512 ranks, each is simulated. Of more, one host stands for all where hosts are equal and the plan is a ring or an exchange of
+/// all with all without a root; else each rank is simulated, which takes minutes for 10,000 ranks and a gigabyte.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier
+    #[arg(value_name = "COLLECTIVE", value_parser = collective)]
+    collective: Collective,
+    /// A topology file in NCCL's or RCCL's format [default: NCCL_TOPO_FILE, or this machine]
+    #[arg(long, visible_alias = "file", value_name = "FILE")]
+    topo: Option<PathBuf>,
+    /// What the file leaves out: GPUs, links, NICs
+    #[arg(long, value_name = "FILE")]
+    overlay: Option<PathBuf>,
+    /// So many hosts, each as the file says; of a file of several hosts, so many times all of them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16_384))]
+    hosts: u32,
+    /// Sizes in bytes, as `rsccl perf` counts them: of the whole buffer, or of all blocks together; K, M and G mean 2¹⁰, 2²⁰ and 2³⁰
+    #[arg(short, long, value_name = "SIZE", value_delimiter = ',', default_value = "1G", value_parser = parse_bytes)]
+    bytes: Vec<u64>,
+    /// The algorithms to choose from, as NCCL_ALGO
+    #[arg(long, value_name = "LIST")]
+    algo: Option<String>,
+    /// Bytes of a message between hosts at most; trees send a quarter of it
+    #[arg(long, value_name = "SIZE", default_value_t = SLOT_BYTES, value_parser = parse_bytes)]
+    slot: u64,
+    /// Simulate every rank, however many there are
+    #[arg(long)]
+    exact: bool,
+    /// How many of the busiest links to show
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    links: usize,
+    /// Also print messages and bytes of each connection
+    #[arg(long)]
+    connections: bool,
+    /// Print JSON: an object with `ranks`, `hosts` and `runs`
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints a row for each size.
+pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
+    let config = Config::default().resolve()?;
+    let (machine, notes) = topo::described(arguments.topo.as_ref(), arguments.overlay.as_ref(), &config)?;
+    let system = System::new(&machine)?;
+    let stage = Stage::of_gpus(&system, arguments.hosts, topo::levels(&config)?)?;
+    let modelled = Modelled::new(stage);
+    let algorithms = arguments.algo.as_deref().or(config.algo.as_deref()).unwrap_or_default();
+    let filters = Filters {
+        algorithms: Filter::parse(algorithms)?,
+        protocols: Filter::parse(config.proto.as_deref().unwrap_or_default())?,
+    };
+    let channels = (config.min_channels.unwrap_or(1).max(1), config.max_channels.unwrap_or(MOST_CHANNELS));
+    let mut runs = Vec::with_capacity(arguments.bytes.len());
+    for bytes in &arguments.bytes {
+        let ask = Ask {
+            collective: arguments.collective,
+            elements: elements(arguments.collective, *bytes, modelled.stage().size()),
+            element_bytes: ELEMENT_BYTES,
+            channels,
+            slot_bytes: arguments.slot.max(u64::from(ELEMENT_BYTES)),
+            filters: filters.clone(),
+        };
+        runs.push(Run::simulate(&modelled, &ask, *bytes, arguments.exact)?);
+    }
+    let text = if arguments.json {
+        format!("{:#}\n", as_json(&system, &modelled, &runs, arguments))
+    } else {
+        as_text(&system, &modelled, &runs, arguments)
+    };
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        // Whoever reads has read enough (`rsccl sim … | head`).
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written.map_err(|error| Error::system("writing what the simulation found", error))?,
+    }
+    for note in notes.iter().filter(|_| !arguments.json) {
+        eprintln!("rsccl: {note}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One size, run.
+struct Run {
+    bytes: u64,
+    choice: Choice,
+    windows: Windows,
+    fold: Fold,
+    simulated: Simulated,
+    algorithm_gbps: f64,
+    bus_gbps: f64,
+}
+
+impl Run {
+    fn simulate(modelled: &Modelled, ask: &Ask, bytes: u64, exact: bool) -> Result<Run> {
+        let choice = modelled.choose(ask)?;
+        let fold = if exact { Fold::Exact } else { modelled.fold(ask, choice) };
+        let simulated = modelled.run(ask, choice, fold)?;
+        let ranks = f64::from(modelled.stage().size());
+        let factor = match ask.collective {
+            Collective::AllReduce => 2.0 * (ranks - 1.0) / ranks,
+            Collective::Broadcast | Collective::Reduce => 1.0,
+            _ => (ranks - 1.0) / ranks,
+        };
+        #[expect(clippy::cast_precision_loss, reason = "for people: three digits")]
+        let gigabytes = bytes as f64 / 1e9;
+        let seconds = simulated.time.as_secs_f64();
+        let algorithm_gbps = if seconds > 0.0 { gigabytes / seconds } else { 0.0 };
+        let windows = modelled.spec(ask, choice, Rank::new(0)).windows;
+        Ok(Run { bytes, choice, windows, fold, simulated, algorithm_gbps, bus_gbps: algorithm_gbps * factor })
+    }
+
+    fn time_us(&self) -> f64 {
+        self.simulated.time.as_secs_f64() * 1e6
+    }
+
+    /// The busiest links, the first of them first.
+    fn busiest(&self, count: usize) -> Vec<LinkLoad> {
+        let mut loads = self.simulated.loads.clone();
+        loads.sort_by(|one, other| other.busy.total_cmp(&one.busy));
+        loads.truncate(count);
+        loads
+    }
+
+    const fn way(&self) -> &'static str {
+        match self.fold {
+            Fold::Exact => "every rank",
+            Fold::Rotation => "one host for all",
+        }
+    }
+}
+
+fn as_text(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Arguments) -> String {
+    let mut text = String::new();
+    let (ranks, domains) = (modelled.stage().size(), modelled.stage().domains().len());
+    line(&mut text, format_args!("{} on {ranks} GPUs in {domains} domains of NVLink or PCI", arguments.collective));
+    line(
+        &mut text,
+        format_args!(
+            "{:>12} {:>9} {:>8} {:>12} {:>11} {:>11}  simulated",
+            "bytes", "algorithm", "channels", "time (us)", "algbw GB/s", "busbw GB/s"
+        ),
+    );
+    for run in runs {
+        line(
+            &mut text,
+            format_args!(
+                "{:>12} {:>9} {:>8} {:>12.1} {:>11.2} {:>11.2}  {}",
+                run.bytes,
+                run.choice.algorithm.name(),
+                run.choice.channels,
+                run.time_us(),
+                run.algorithm_gbps,
+                run.bus_gbps,
+                run.way()
+            ),
+        );
+        for load in run.busiest(arguments.links) {
+            let (from, to) = ends(system, modelled, load);
+            line(&mut text, format_args!("    {:>3.0} % busy: {from} -> {to}", load.busy * 100.0));
+        }
+        for traffic in run.simulated.traffic.iter().filter(|_| arguments.connections) {
+            line(
+                &mut text,
+                format_args!(
+                    "    {} -> {} channel {}: {} messages, {} bytes",
+                    traffic.from, traffic.to, traffic.channel, traffic.messages, traffic.bytes
+                ),
+            );
+        }
+    }
+    if arguments.collective == Collective::AllReduce {
+        let bound = modelled.all_reduce_bound() / 1e3;
+        line(
+            &mut text,
+            format_args!("busbw can be at most {bound:.2} GB/s: what leaves hosts by NICs, and GPUs by links"),
+        );
+    }
+    text
+}
+
+fn as_json(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Arguments) -> Value {
+    let run = |run: &Run| {
+        let link = |load: LinkLoad| {
+            let (from, to) = ends(system, modelled, load);
+            json!({ "domain": load.domain, "from": from, "to": to, "busy": load.busy })
+        };
+        let connections = run.simulated.traffic.iter().filter(|_| arguments.connections).map(|traffic| {
+            json!({
+                "from": traffic.from.get(), "to": traffic.to.get(), "channel": traffic.channel,
+                "messages": traffic.messages, "bytes": traffic.bytes,
+            })
+        });
+        json!({
+            "bytes": run.bytes,
+            "algorithm": run.choice.algorithm.name(),
+            "protocol": run.choice.protocol.name(),
+            "channels": run.choice.channels,
+            "windows": match run.windows {
+                Windows::None => "none",
+                Windows::Scratch => "scratch",
+                Windows::User => "user",
+            },
+            "every_rank": run.fold == Fold::Exact,
+            "time_us": run.time_us(),
+            "algbw_gbps": run.algorithm_gbps,
+            "busbw_gbps": run.bus_gbps,
+            "links": run.busiest(arguments.links).into_iter().map(link).collect::<Vec<_>>(),
+            "connections": connections.collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "collective": arguments.collective.name(),
+        "ranks": modelled.stage().size(),
+        "hosts": arguments.hosts,
+        "domains": modelled.stage().domains().len(),
+        "all_reduce_bound_gbps": modelled.all_reduce_bound() / 1e3,
+        "runs": runs.iter().map(run).collect::<Vec<_>>(),
+    })
+}
+
+/// What people call both ends of a link.
+fn ends(system: &System, modelled: &Modelled, load: LinkLoad) -> (String, String) {
+    let ends = modelled.stage().ends(load.domain, load.link);
+    let (from, to) = ends.map_or_else(Default::default, |(from, to)| (system.name(from), system.name(to)));
+    (format!("domain {} {from}", load.domain), to)
+}
+
+fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
+    writeln!(text, "{what}").expect("a string takes any text");
+}
+
+/// The plan's count for a size as `rsccl perf` counts it.
+fn elements(collective: Collective, bytes: u64, ranks: u32) -> u64 {
+    let whole = bytes / u64::from(ELEMENT_BYTES);
+    match collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => whole,
+        Collective::Barrier => 0,
+        _ => whole / u64::from(ranks.max(1)),
+    }
+}
+
+fn collective(text: &str) -> std::result::Result<Collective, String> {
+    let known = Collective::from_name(text).filter(|collective| PLANNED.contains(collective));
+    known.ok_or_else(|| format!("allowed are {}", PLANNED.map(Collective::name).join(", ")))
+}
+
+/// Collectives of equal counts that are done by plans.
+const PLANNED: [Collective; 9] = [
+    Collective::AllReduce,
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::AllToAll,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::Barrier,
+];
+/// float32, the usual type of gradients.
+const ELEMENT_BYTES: u32 = 4;
+/// NCCL's most.
+const MOST_CHANNELS: u32 = 64;

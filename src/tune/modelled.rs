@@ -1,0 +1,282 @@
+//! A collective on a modelled system: chosen by costs that come from its links, planned, and simulated.
+
+use super::stage::Stage;
+use super::{Choice, Costs, Filters, Fold, Query, Simulated, choose, plans, simulate};
+use crate::Result;
+use crate::plan::{Count, Limits, Plan, Spec, Windows};
+use crate::types::{Algorithm, Bytes, Collective, Elements, Protocol, Rank, TransportKind, World};
+
+/// What is asked of a modelled system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// Which collective.
+    pub collective: Collective,
+    /// Elements of [`Count`]: of the whole buffer, or of one rank's block.
+    pub elements: u64,
+    /// Bytes of each.
+    pub element_bytes: u32,
+    /// The least and the most channels that the user allows.
+    pub channels: (u32, u32),
+    /// Bytes of a message between domains at most.
+    pub slot_bytes: u64,
+    /// What the user leaves to choose from.
+    pub filters: Filters,
+}
+
+/// A system with a rank on each GPU, or on each of a description's cores.
+#[derive(Debug, Clone)]
+pub struct Modelled {
+    stage: Stage,
+    costs: Costs,
+}
+
+impl Modelled {
+    /// The system of a stage.
+    pub fn new(stage: Stage) -> Modelled {
+        Modelled { costs: stage.costs(), stage }
+    }
+
+    /// Where the ranks stand.
+    pub fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    /// What the system's links cost.
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// How a collective is to be run.
+    ///
+    /// # Errors
+    /// Those of [`choose`].
+    pub fn choose(&self, ask: &Ask) -> Result<Choice> {
+        let domains = self.stage.domains();
+        let least = domains.iter().map(Vec::len).min().unwrap_or(1);
+        let query = Query {
+            collective: ask.collective,
+            bytes: Bytes(ask.elements.saturating_mul(u64::from(ask.element_bytes))),
+            element_bytes: ask.element_bytes,
+            ranks: self.stage.size(),
+            hosts: u32::try_from(domains.len()).unwrap_or(u32::MAX),
+            even: self.stage.is_even(),
+            cores: u32::try_from(least).unwrap_or(u32::MAX),
+            near: TransportKind::Shm,
+            windows: self.windows(if domains.len() == 1 { Algorithm::Direct } else { Algorithm::Ring }),
+            protocols: &[Protocol::Simple],
+            reproducible: false,
+            channels: ask.channels,
+        };
+        choose(&query, &ask.filters, &self.costs)
+    }
+
+    /// Ranks of a domain that reach each other's memory work in it: alone in any way, among several domains as groups on rails.
+    fn windows(&self, algorithm: Algorithm) -> Windows {
+        let domains = self.stage.domains();
+        let rails =
+            matches!(algorithm, Algorithm::Ring | Algorithm::Tree) && self.stage.is_even() && domains[0].len() > 1;
+        let alone = domains.len() == 1 && algorithm == Algorithm::Direct;
+        if self.stage.maps() && (alone || (domains.len() > 1 && rails)) { Windows::User } else { Windows::None }
+    }
+
+    /// What a rank plans.
+    pub fn spec(&self, ask: &Ask, choice: Choice, rank: Rank) -> Spec {
+        let bytes = u64::from(ask.element_bytes.max(1));
+        let windows = match ask.collective {
+            Collective::Barrier if self.stage.domains().len() > 1 => Windows::None,
+            _ => self.windows(choice.algorithm),
+        };
+        let most = if windows == Windows::None { choice.channels } else { choice.channels.min(WINDOW_CHANNELS) };
+        // The same memory in shorter messages: each hop of a tree's pipeline waits for one.
+        let parts = if choice.algorithm == Algorithm::Tree { TREE_PARTS } else { 1 };
+        Spec {
+            collective: ask.collective,
+            world: World { rank, size: self.stage.size() },
+            root: Rank::new(0),
+            count: Count::Each(Elements(ask.elements)),
+            in_place: false,
+            algorithm: choice.algorithm,
+            protocol: choice.protocol,
+            windows,
+            hosts: self.stage.domains().to_vec(),
+            limits: Limits {
+                slot: Elements((ask.slot_bytes / u64::from(parts) / bytes).max(1)),
+                slots: SLOTS * parts,
+                scratch: Elements(SCRATCH_BYTES / bytes),
+                channels: most,
+            },
+        }
+    }
+
+    /// The domains that are simulated: all for up to [`MOST_EXACT`] ranks, beyond that one that stands for all where they are alike.
+    pub fn fold(&self, ask: &Ask, choice: Choice) -> Fold {
+        if self.stage.size() <= MOST_EXACT { Fold::Exact } else { self.alike(ask, choice) }
+    }
+
+    /// As [`Modelled::fold`], whatever the number of ranks.
+    pub fn alike(&self, ask: &Ask, choice: Choice) -> Fold {
+        Fold::of(&self.stage, &self.spec(ask, choice, Rank::new(0)))
+    }
+
+    /// Runs the plans of a choice.
+    ///
+    /// # Errors
+    /// Those of the plans and of the simulation.
+    pub fn run(&self, ask: &Ask, choice: Choice, fold: Fold) -> Result<Simulated> {
+        let plans = plans(&self.stage, fold, |rank| Plan::build(&self.spec(ask, choice, rank)));
+        simulate(plans, ask.element_bytes, (&self.stage, fold))
+    }
+
+    /// The most that an all-reduce's bus bandwidth can be, in bytes in a microsecond: what leaves each domain by its ports and what each
+    /// rank sends inside must both have gone.
+    pub fn all_reduce_bound(&self) -> f64 {
+        let domains = self.stage.domains();
+        let seats = domains.iter().map(Vec::len).min().unwrap_or(1);
+        let [seats, hosts, ranks] = [seats, domains.len(), domains.iter().map(Vec::len).sum::<usize>()].map(float);
+        let bus = (ranks - 1.0) / ranks;
+        let inside = if seats > 1.0 { self.stage.egress() * seats / (seats - 1.0) } else { f64::INFINITY };
+        let between = if hosts > 1.0 { self.stage.network() * hosts / (hosts - 1.0) } else { f64::INFINITY };
+        bus * inside.min(between)
+    }
+}
+
+fn float(count: usize) -> f64 {
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+/// Up to so many ranks each is simulated for itself.
+pub const MOST_EXACT: u32 = 512;
+/// Bytes of a message between domains, unless the user says otherwise: a port of 50 GB/s takes 20 µs for it, and with four lanes that is
+/// more than the message's latency.
+pub const SLOT_BYTES: u64 = 1 << 20;
+/// Into so many messages trees cut what others send as one.
+pub(super) const TREE_PARTS: u32 = 4;
+/// Slots of a connection.
+const SLOTS: u32 = 4;
+/// Scratch of a rank: plans that work in users' buffers need little.
+const SCRATCH_BYTES: u64 = 64 << 20;
+/// Lanes of a plan with windows.
+#[expect(clippy::cast_possible_truncation, reason = "a few")]
+const WINDOW_CHANNELS: u32 = crate::plan::WINDOW_LANES as u32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topo::machines;
+    use crate::topo::reach::Levels;
+    use crate::types::Filter;
+
+    fn modelled(machine: &str, hosts: u32) -> Modelled {
+        Modelled::new(Stage::of_gpus(&machines::system(machine), hosts, Levels::default()).unwrap())
+    }
+
+    fn ask(collective: Collective, elements: u64, algorithms: &str) -> Ask {
+        let filters = Filters { algorithms: Filter::parse(algorithms).unwrap(), ..Filters::default() };
+        Ask { collective, elements, element_bytes: 4, channels: (1, 64), slot_bytes: SLOT_BYTES, filters }
+    }
+
+    /// Bytes in a microsecond of each rank's link, as `rsccl perf` counts them.
+    fn bus_bandwidth(system: &Modelled, ask: &Ask, simulated: &Simulated) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a gigabyte")]
+        let bytes = (ask.elements * u64::from(ask.element_bytes)) as f64;
+        let ranks = f64::from(system.stage().size());
+        2.0 * (ranks - 1.0) / ranks * bytes / (simulated.time.as_secs_f64() * 1e6)
+    }
+
+    /// The bounds are arithmetic: the ports of a domain together, and what leaves a GPU by its links, times G/(G-1), since a GPU does not
+    /// send its own part.
+    #[test]
+    fn what_tune_chooses_for_a_gibibyte_fills_the_network_or_the_links() {
+        let between =
+            [("p4d", 48.0, [2, 16]), ("ndv4", 192.0, [2, 16]), ("h100x8", 384.0, [4, 16]), ("nvl72", 732.0, [2, 3])];
+        for (machine, bound, hosts) in between {
+            for hosts in hosts {
+                let system = modelled(machine, hosts);
+                let ask = ask(Collective::AllReduce, 1 << 28, "");
+                let choice = system.choose(&ask).unwrap();
+                let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, Fold::Exact).unwrap()) / 1e3;
+                let most = system.all_reduce_bound() / 1e3;
+                let told =
+                    format!("{machine} {hosts} hosts {choice:?}: {reached:.1} GB/s of {bound}, at most {most:.1}");
+                println!("{told}");
+                assert!(reached >= 0.95 * bound && reached <= 1.000_001 * most, "{told}");
+            }
+        }
+        for (machine, egress) in [("p4d", 240.0), ("h100x8", 370.8), ("b200x8", 721.8), ("nvl72", 721.8)] {
+            let system = modelled(machine, 1);
+            let ask = ask(Collective::AllReduce, 1 << 28, "");
+            let choice = system.choose(&ask).unwrap();
+            let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, Fold::Exact).unwrap()) / 1e3;
+            println!("{machine} alone {choice:?}: {reached:.1} GB/s of {egress}");
+            assert!(reached >= 0.95 * egress, "{machine} {reached}");
+        }
+    }
+
+    /// 256 ranks in 32 domains, each for itself and one for all.
+    #[test]
+    fn one_domain_stands_for_all() {
+        let system = modelled("h100x8", 32);
+        assert_eq!(system.stage().size(), 256);
+        let cases = [
+            (Collective::AllReduce, 1 << 22, "Ring"),
+            (Collective::AllGather, 1 << 14, "Ring"),
+            (Collective::ReduceScatter, 1 << 12, "Ring"),
+            (Collective::AllReduce, 1 << 16, "Direct"),
+            (Collective::AllToAll, 1 << 10, ""),
+            (Collective::Barrier, 0, "barrier:Direct"),
+        ];
+        for (collective, elements, algorithms) in cases {
+            let ask = ask(collective, elements, algorithms);
+            let choice = system.choose(&ask).unwrap();
+            assert_eq!(system.alike(&ask, choice), Fold::Rotation);
+            let exact = system.run(&ask, choice, Fold::Exact).unwrap();
+            let folded = system.run(&ask, choice, Fold::Rotation).unwrap();
+            let (exact_us, folded_us) = (exact.time.as_secs_f64() * 1e6, folded.time.as_secs_f64() * 1e6);
+            println!("{collective} {choice:?}: {exact_us:.3} us exactly, {folded_us:.3} by classes");
+            assert!((exact_us / folded_us - 1.0).abs() < 0.02, "{collective} {choice:?}: {exact_us} {folded_us}");
+            let received = exact.traffic.iter().filter(|traffic| traffic.to.get() < 8);
+            assert!(received.eq(&folded.traffic), "{collective} {choice:?}");
+        }
+    }
+
+    #[test]
+    fn trees_roots_and_pat_are_simulated_rank_by_rank() {
+        let system = modelled("h100x8", 2);
+        for (collective, algorithms) in
+            [(Collective::AllReduce, "Tree"), (Collective::Broadcast, "Ring"), (Collective::AllGather, "PAT")]
+        {
+            let ask = ask(collective, 1 << 20, algorithms);
+            let choice = system.choose(&ask).unwrap();
+            assert_eq!(system.alike(&ask, choice), Fold::Exact);
+            assert!(system.run(&ask, choice, Fold::Exact).unwrap().traffic.iter().all(|traffic| traffic.bytes > 0));
+        }
+    }
+
+    #[test]
+    fn filters_are_obeyed_and_small_calls_go_up_a_tree() {
+        let system = modelled("h100x8", 16);
+        let chosen =
+            |elements, filter: &str| system.choose(&ask(Collective::AllReduce, elements, filter)).unwrap().algorithm;
+        assert_eq!(chosen(1 << 28, ""), Algorithm::Ring);
+        assert_eq!(chosen(1 << 28, "Tree"), Algorithm::Tree);
+        assert_eq!(chosen(1 << 12, "^Direct"), Algorithm::Tree);
+        assert_eq!(
+            modelled("nvl72", 1).choose(&ask(Collective::AllReduce, 1 << 28, "")).unwrap().algorithm,
+            Algorithm::Direct
+        );
+        assert!(system.choose(&ask(Collective::AllReduce, 1, "PAT")).is_err());
+    }
+
+    #[test]
+    fn a_machine_without_nics_is_one_domain() {
+        let mut text = machines::text("h100x8").to_owned();
+        while let Some((before, rest)) = text.split_once("<nic>").map(|(one, two)| (one.to_owned(), two.to_owned())) {
+            text = before + rest.split_once("</nic>").unwrap().1;
+        }
+        let (machine, _) = crate::topo::xml::parse("bare", &text).unwrap();
+        let system = crate::topo::system::System::new(&machine).unwrap();
+        assert!(Stage::of_gpus(&system, 1, Levels::default()).is_ok());
+        let error = Stage::of_gpus(&system, 2, Levels::default()).unwrap_err().to_string();
+        assert!(error.contains("has no NIC that works"), "{error}");
+    }
+}

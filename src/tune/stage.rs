@@ -1,0 +1,432 @@
+//! Where the ranks of a simulation stand: their domains, the links that join them, and what each rank can do by itself.
+//!
+//! A domain is a set of ranks that reach each other without the network, so a host or the hosts of an NVLink clique. Equal domains share
+//! one [`DomainLinks`]. A link of a domain is one direction of a link of its graph.
+
+use super::Costs;
+use super::cost::Link;
+use super::modelled::{SLOT_BYTES, TREE_PARTS};
+use crate::topo::bandwidth::{Bandwidth, GpuGeneration};
+use crate::topo::paths::share_of_links;
+use crate::topo::reach::{self, Levels};
+use crate::topo::search::domain::{Domain, Ways};
+use crate::topo::system::{NodeId, NodeKind, System};
+use crate::types::{Rank, TransportKind};
+use crate::{Error, Result};
+
+use std::collections::HashMap;
+
+/// Where the ranks of a simulation stand.
+#[derive(Debug, Clone)]
+pub struct Stage {
+    /// Every class of equal domains.
+    pub(super) classes: Vec<DomainLinks>,
+    /// For each domain its class.
+    pub(super) domains: Vec<usize>,
+    /// For each rank its domain, and its seat there.
+    pub(super) places: Vec<(usize, usize)>,
+    /// The ranks of each domain, seat by seat.
+    pub(super) ranks: Vec<Vec<Rank>>,
+    /// What a rank does by itself.
+    pub(super) labour: Labour,
+    /// Between domains.
+    pub(super) network_latency_us: f64,
+}
+
+/// What a rank's steps take besides the links.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Labour {
+    /// Microseconds of a step besides its bytes.
+    pub(super) step_us: f64,
+    /// Microseconds of a message to another domain, or from one.
+    pub(super) message_us: f64,
+    /// From a flag's raising to its being seen.
+    pub(super) flag_us: f64,
+    /// Who moves a step's bytes.
+    pub(super) mover: Mover,
+}
+
+/// Who moves a step's bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Mover {
+    /// One core, which runs one step of the rank at a time.
+    Core {
+        /// Bytes that it reads and writes again in a microsecond.
+        bytes_per_us: f64,
+        /// The same for bytes that stay in its cache.
+        cached_bytes_per_us: f64,
+        /// How many bytes stay there.
+        cache_bytes: f64,
+    },
+    /// A GPU, whose lanes run side by side and share its memory.
+    Gpu {
+        /// Bytes that its memory reads and writes again in a microsecond.
+        bytes_per_us: f64,
+    },
+}
+
+/// The links of a domain, and the ways of its ranks over them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct DomainLinks {
+    /// What each link carries: bytes in a microsecond.
+    pub(super) bytes_per_us: Vec<f64>,
+    /// Both ends of each link, in the whole system's words for the first domain of the class; none where no graph is known.
+    pub(super) ends: Vec<(NodeId, NodeId)>,
+    pub(super) seats: usize,
+    /// Whether ranks reach each other's memory.
+    pub(super) maps: bool,
+    /// What leaves by all ports together.
+    pub(super) network_bytes_per_us: f64,
+    /// From each seat to each seat.
+    pub(super) near: Vec<Way>,
+    /// From each seat to each port, as one direction and the other.
+    pub(super) to_ports: Vec<(Way, Way)>,
+    /// The rail of each port.
+    pub(super) rails: Vec<Option<u32>>,
+    /// The ports that a seat uses, in turn.
+    pub(super) used: Vec<Vec<usize>>,
+}
+
+/// The links that a message takes.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Way {
+    /// Each with the bytes that go over it for one byte of the message.
+    pub(super) links: Vec<(usize, f64)>,
+    /// Microseconds besides what the links take.
+    pub(super) latency_us: f64,
+}
+
+impl Stage {
+    /// Hosts of which nothing is known but what things cost: copies are done by cores, and each host has one network.
+    pub fn of_hosts(hosts: &[Vec<Rank>], near: TransportKind, costs: &Costs) -> Stage {
+        let Link { latency_us, .. } = costs.link(near);
+        let class = |seats: usize| {
+            let network = Way { links: vec![(0, 1.0)], latency_us: 0.0 };
+            DomainLinks {
+                bytes_per_us: vec![costs.net.bytes_per_us],
+                ends: Vec::new(),
+                seats,
+                maps: true,
+                network_bytes_per_us: costs.net.bytes_per_us,
+                near: vec![Way { links: Vec::new(), latency_us }; seats * seats],
+                to_ports: vec![(network, Way::default()); seats],
+                rails: vec![None],
+                used: vec![vec![0]; seats],
+            }
+        };
+        let mut sizes: Vec<usize> = hosts.iter().map(Vec::len).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let domains = hosts.iter().map(|ranks| sizes.partition_point(|size| *size < ranks.len())).collect();
+        let mover = Mover::Core {
+            bytes_per_us: costs.copy_bytes_per_us,
+            cached_bytes_per_us: costs.cached_bytes_per_us,
+            cache_bytes: costs.cache_bytes,
+        };
+        Stage {
+            classes: sizes.into_iter().map(class).collect(),
+            domains,
+            places: places(hosts),
+            ranks: hosts.to_vec(),
+            labour: Labour { step_us: costs.step_us, message_us: costs.net_message_us, flag_us: costs.flag_us, mover },
+            network_latency_us: costs.net.latency_us,
+        }
+    }
+
+    /// A rank on each GPU of `system`, domain by domain. Every domain has `times` copies, which follow each other: so that many equal
+    /// hosts need one graph.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where there is no GPU, or where GPUs have no way to each other or to the network that they need.
+    pub fn of_gpus(system: &System, times: u32, levels: Levels) -> Result<Stage> {
+        let domains = Domain::all(system);
+        if domains.is_empty() {
+            return Err(Error::invalid_argument("the machine has no GPU: a rank of the simulation stands on each"));
+        }
+        let mut firsts: Vec<&Domain> = Vec::new();
+        let mut classes = Vec::new();
+        let mut of_domain = Vec::new();
+        let times = usize::try_from(times.max(1)).unwrap_or(usize::MAX);
+        let alone = domains.len() * times == 1;
+        for domain in &domains {
+            let known = firsts.iter().position(|first| first.part == domain.part);
+            of_domain.push(known.unwrap_or(firsts.len()));
+            if known.is_none() {
+                firsts.push(domain);
+                classes.push(DomainLinks::of(system, domain, (alone, levels))?);
+            }
+        }
+        let all = classes.iter().flat_map(|class| &class.near).map(|way| way.latency_us);
+        let flag_us = all.fold(0.0, f64::max).min(FLAG_MOST_US);
+        let domains: Vec<usize> = std::iter::repeat_n(of_domain, times).flatten().collect();
+        let mut next = 0;
+        let mut ranks = Vec::with_capacity(domains.len());
+        for class in &domains {
+            let seats = u32::try_from(classes[*class].seats).unwrap_or(u32::MAX);
+            ranks.push((next..next + seats).map(Rank::new).collect::<Vec<Rank>>());
+            next += seats;
+        }
+        let memory = system.gpus().iter().map(|gpu| memory_bytes_per_us(system, *gpu)).fold(f64::MAX, f64::min);
+        Ok(Stage {
+            classes,
+            domains,
+            places: places(&ranks),
+            ranks,
+            labour: Labour {
+                step_us: GPU_STEP_US,
+                message_us: 0.0,
+                flag_us,
+                mover: Mover::Gpu { bytes_per_us: memory },
+            },
+            network_latency_us: NETWORK_LATENCY_US,
+        })
+    }
+
+    /// The ranks of each domain.
+    pub fn domains(&self) -> &[Vec<Rank>] {
+        &self.ranks
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> u32 {
+        u32::try_from(self.places.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether all domains are equal.
+    pub fn is_even(&self) -> bool {
+        self.domains.iter().all(|class| *class == self.domains[0])
+    }
+
+    /// Whether the ranks of every domain reach each other's memory.
+    pub fn maps(&self) -> bool {
+        self.classes.iter().all(|class| class.maps)
+    }
+
+    /// What each rank can send to all others of its domain while they do the same, in the narrowest domain: bytes in a microsecond.
+    pub fn egress(&self) -> f64 {
+        self.classes.iter().map(DomainLinks::egress).fold(f64::INFINITY, f64::min)
+    }
+
+    /// What leaves the domain that sends least to the network: bytes in a microsecond.
+    pub fn network(&self) -> f64 {
+        self.classes.iter().map(|class| class.network_bytes_per_us).fold(f64::INFINITY, f64::min)
+    }
+
+    /// What collectives cost here.
+    pub fn costs(&self) -> Costs {
+        let usual = Costs::default();
+        let latencies = self.classes.iter().flat_map(|class| &class.near).map(|way| way.latency_us);
+        let latency_us = latencies.fold(0.0, f64::max);
+        let egress = self.egress();
+        let Labour { step_us, message_us, flag_us, mover } = self.labour;
+        let (memory, cached, cache_bytes) = match mover {
+            Mover::Core { bytes_per_us, cached_bytes_per_us, cache_bytes } => {
+                (bytes_per_us, cached_bytes_per_us, cache_bytes)
+            }
+            Mover::Gpu { bytes_per_us } => (bytes_per_us, bytes_per_us, 0.0),
+        };
+        let near = Link { latency_us, bytes_per_us: egress.min(memory) };
+        // A byte that is read from a peer and one that is written to it count half each, and take the link once.
+        let peer_factor = (2.0 * memory / egress).max(1.0);
+        let lanes_side_by_side = matches!(mover, Mover::Gpu { .. });
+        Costs {
+            local: near,
+            shm: near,
+            net: Link { latency_us: self.network_latency_us, bytes_per_us: self.network().min(MOST_BYTES_PER_US) },
+            net_message_us: message_us,
+            flag_us,
+            step_us,
+            copy_bytes_per_us: memory,
+            cached_bytes_per_us: cached,
+            cache_bytes,
+            peer_factor: if egress.is_finite() { peer_factor } else { 1.0 },
+            #[expect(clippy::cast_precision_loss, reason = "a megabyte")]
+            slot_bytes: if lanes_side_by_side { (SLOT_BYTES / u64::from(TREE_PARTS)) as f64 } else { 0.0 },
+            side_by_side: if lanes_side_by_side { f64::from(GPU_CHANNELS) } else { usual.side_by_side },
+            overlap: if lanes_side_by_side { SIDE_BY_SIDE } else { usual.overlap },
+            channels: if lanes_side_by_side { GPU_CHANNELS } else { usual.channels },
+            ..usual
+        }
+    }
+
+    /// What two ranks' domains and seats are.
+    pub(super) fn place(&self, rank: Rank) -> (usize, usize) {
+        self.places[rank.index()]
+    }
+
+    /// What each link of a domain carries.
+    pub(super) fn links(&self, domain: usize) -> &[f64] {
+        &self.classes[self.domains[domain]].bytes_per_us
+    }
+
+    /// Both ends of a domain's link, as the first domain of its class has them.
+    pub fn ends(&self, domain: usize, link: usize) -> Option<(NodeId, NodeId)> {
+        self.classes[self.domains[domain]].ends.get(link).copied()
+    }
+
+    /// The way inside a domain.
+    pub(super) fn near(&self, domain: usize, from: usize, to: usize) -> &Way {
+        let class = &self.classes[self.domains[domain]];
+        &class.near[from * class.seats + to]
+    }
+
+    /// The way between two domains on a lane: out of the one, into the other, and the latency of both and the network. Both ports are on
+    /// one rail, where rails are known.
+    pub(super) fn far(&self, from: Rank, to: Rank, lane: usize) -> (&Way, &Way, f64) {
+        let ((domain, seat), (other, other_seat)) = (self.place(from), self.place(to));
+        let (source, target) = (&self.classes[self.domains[domain]], &self.classes[self.domains[other]]);
+        let port = |class: &DomainLinks, seat: usize, of: &[usize]| of[(seat % class.seats + lane) % of.len()];
+        let out = port(source, seat, &source.used[seat]);
+        let same_rail = |rail: u32| -> Vec<usize> {
+            (0..target.rails.len()).filter(|port| target.rails[*port] == Some(rail)).collect()
+        };
+        let on_rail = source.rails[out].map(same_rail).filter(|ports| !ports.is_empty());
+        let usual = &target.used[other_seat];
+        let ports = match &on_rail {
+            Some(ports) if !usual.iter().any(|port| ports.contains(port)) => ports,
+            Some(_) | None => usual,
+        };
+        let into = match source.rails[out] {
+            Some(rail) if usual.iter().any(|port| target.rails[*port] == Some(rail)) => {
+                usual.iter().copied().find(|port| target.rails[*port] == Some(rail)).unwrap_or(ports[0])
+            }
+            Some(_) | None => port(target, other_seat, ports),
+        };
+        let (leave, _) = &source.to_ports[seat * source.rails.len() + out];
+        let (_, enter) = &target.to_ports[other_seat * target.rails.len() + into];
+        (leave, enter, leave.latency_us + enter.latency_us + self.network_latency_us)
+    }
+}
+
+/// For each rank its domain and its seat there.
+pub(super) fn places(hosts: &[Vec<Rank>]) -> Vec<(usize, usize)> {
+    let mut places = vec![(0, 0); hosts.iter().map(Vec::len).sum()];
+    for (domain, ranks) in hosts.iter().enumerate() {
+        for (seat, rank) in ranks.iter().enumerate() {
+            places[rank.index()] = (domain, seat);
+        }
+    }
+    places
+}
+
+impl DomainLinks {
+    /// The links of a domain of GPUs, which needs no port where it is `alone`.
+    fn of(system: &System, domain: &Domain, (alone, levels): (bool, Levels)) -> Result<DomainLinks> {
+        let ways = Ways::new(&domain.part);
+        let (seats, ports) = (ways.gpus.len(), ways.ports.len());
+        let widths = (0..ports).map(|port| bytes_per_us(ways.port_width(port)));
+        let network_bytes_per_us = widths.sum();
+        let rails = ways.rails.clone();
+        let mut found = DomainLinks { seats, rails, maps: true, network_bytes_per_us, ..DomainLinks::default() };
+        let mut numbers: HashMap<(NodeId, NodeId), usize> = HashMap::new();
+        for (from, to) in (0..seats * seats).map(|pair| (pair / seats, pair % seats)) {
+            let path = ways.peer(from, to);
+            if path.nodes.is_empty() {
+                let names = [from, to].map(|seat| system.name(domain.nodes[ways.gpus[seat].index()]));
+                return Err(Error::invalid_argument(format!("no way leads from {} to {}", names[0], names[1])));
+            }
+            found.maps &= from == to || reach::peers(&domain.part, path, levels).is_yes();
+            let latency_us = if from == to { 0.0 } else { latency_us(&domain.part, &path.nodes) };
+            let way = found.way(&domain.part, &path.nodes, (&mut numbers, latency_us));
+            found.near.push(way);
+        }
+        if ports == 0 && !alone {
+            let name = system.name(domain.nodes[0]);
+            return Err(Error::invalid_argument(format!("{name} and what is joined to it has no NIC that works")));
+        }
+        for (seat, port) in (0..seats * ports).map(|pair| (pair / ports, pair % ports)) {
+            let out = ways.to_port(seat, port).to_vec();
+            let into: Vec<NodeId> = out.iter().rev().copied().collect();
+            let [out, into] = [out, into].map(|nodes| found.way(&domain.part, &nodes, (&mut numbers, 0.0)));
+            found.to_ports.push((out, into));
+        }
+        for seat in 0..seats {
+            let near: Vec<usize> = (0..ports).filter(|port| ways.near(*port).contains(&seat)).collect();
+            let usable = |port: &usize| !ways.to_port(seat, *port).is_empty();
+            let used = if near.is_empty() { (0..ports).filter(usable).collect() } else { near };
+            found.used.push(used);
+        }
+        found.ends =
+            found.ends.iter().map(|(from, to)| (domain.nodes[from.index()], domain.nodes[to.index()])).collect();
+        Ok(found)
+    }
+
+    /// What each seat can send to all others at once: the least of what a link carries over what they put on it.
+    fn egress(&self) -> f64 {
+        let others = f64::from(u32::try_from(self.seats).unwrap_or(u32::MAX)) - 1.0;
+        let mut loads = vec![0.0; self.bytes_per_us.len()];
+        for (link, part) in self.near.iter().flat_map(|way| &way.links) {
+            loads[*link] += part / others;
+        }
+        let each =
+            self.bytes_per_us.iter().zip(&loads).filter(|(_, load)| **load > 0.0).map(|(width, load)| width / load);
+        each.fold(f64::INFINITY, f64::min)
+    }
+
+    fn way(
+        &mut self,
+        part: &System,
+        nodes: &[NodeId],
+        (numbers, latency_us): (&mut HashMap<(NodeId, NodeId), usize>, f64),
+    ) -> Way {
+        let mut links = Vec::new();
+        for share in share_of_links(part, nodes) {
+            let number = *numbers.entry(share.link).or_insert(self.bytes_per_us.len());
+            if number == self.bytes_per_us.len() {
+                self.bytes_per_us.push(bytes_per_us(share.bandwidth));
+                self.ends.push(share.link);
+            }
+            #[expect(clippy::cast_precision_loss, reason = "5 or 6")]
+            links.push((number, share.fifths as f64 / 5.0));
+        }
+        Way { links, latency_us }
+    }
+}
+
+/// MB/s are bytes in a microsecond.
+fn bytes_per_us(bandwidth: Bandwidth) -> f64 {
+    bandwidth.gigabytes() * 1e3
+}
+
+/// Microseconds from a GPU's writing a message to another's seeing it.
+fn latency_us(part: &System, nodes: &[NodeId]) -> f64 {
+    let through_processor = nodes.iter().any(|id| matches!(part.node(*id).kind, NodeKind::Cpu(_)));
+    let through_pci = nodes.iter().any(|id| matches!(part.node(*id).kind, NodeKind::Pci));
+    if through_processor || through_pci { PCI_LATENCY_US } else { LINK_LATENCY_US }
+}
+
+/// What a GPU's memory reads and writes again in a microsecond: half of the bandwidth in the data sheet of its generation's largest
+/// model, of which nine tenths are reached.
+fn memory_bytes_per_us(system: &System, gpu: NodeId) -> f64 {
+    let sheet = match system.node(gpu).kind {
+        NodeKind::Gpu { generation, .. } => match generation {
+            GpuGeneration::Nvidia { capability: 100.. } => 8_000_000.0,
+            GpuGeneration::Nvidia { capability: 90..=99 } => 3_350_000.0,
+            GpuGeneration::Nvidia { capability: 80..=89 } => 1_555_000.0,
+            GpuGeneration::Nvidia { capability: 70..=79 } => 900_000.0,
+            GpuGeneration::Nvidia { capability: _ } => 732_000.0,
+            GpuGeneration::Amd { gfx: 0x940.. } => 5_300_000.0,
+            GpuGeneration::Amd { gfx: 0x90a..=0x93f } => 1_600_000.0,
+            GpuGeneration::Amd { gfx: _ } => 1_000_000.0,
+        },
+        NodeKind::Pci | NodeKind::Switch | NodeKind::Cpu(_) | NodeKind::Nic | NodeKind::Port { .. } => 100_000.0,
+    };
+    sheet * 0.45
+}
+
+/// Microseconds of a message by NVLink or xGMI, by PCI, and by the network: what NCCL's tuner books for a hop of a ring with its protocol
+/// Simple, less the 1 µs that a step takes here.
+const LINK_LATENCY_US: f64 = 2.4;
+const PCI_LATENCY_US: f64 = 4.7;
+const NETWORK_LATENCY_US: f64 = 13.0;
+/// A step of a GPU's lane: its threads meet twice, at some half a microsecond.
+const GPU_STEP_US: f64 = 1.0;
+/// Lanes of a GPU run side by side, so that links inside and between domains work at once but for the beginning and the end.
+const SIDE_BY_SIDE: f64 = 16.0;
+/// As many lanes as a plan with windows may have.
+#[expect(clippy::cast_possible_truncation, reason = "a few")]
+const GPU_CHANNELS: u32 = crate::plan::WINDOW_LANES as u32;
+/// Stands for a network that nobody uses: one domain.
+const MOST_BYTES_PER_US: f64 = 1e9;
+/// A flag is one word: NCCL's tuner books 0.6 µs for a hop by NVLink and 1.0 µs by PCI with its protocol LL, which is little more.
+const FLAG_MOST_US: f64 = 1.0;
