@@ -226,6 +226,32 @@ fn what_is_wrong_is_told_with_its_place() {
     assert!(unknown.contains("no device \"gpu:8\"") && unknown.contains("GPU 7, NIC m0"), "{unknown}");
 }
 
+/// What the command prints of each machine, byte for byte: `rsccl topo --file tests/data/machines/NAME.xml > tests/data/topo/NAME.txt`
+/// writes one anew.
+#[test]
+fn every_machine_is_shown_as_before() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let mut seen = 0;
+    for path in std::fs::read_dir(folder.join("machines")).expect("machines").flatten().map(|entry| entry.path()) {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".xml")) else { continue };
+        let before = std::fs::read_to_string(folder.join(format!("topo/{name}.txt"))).expect("a snapshot");
+        let now = text(&["--file", &path.display().to_string()]);
+        assert_eq!(now, before, "{name}");
+        seen += 1;
+    }
+    assert_eq!(seen, 12, "machines");
+}
+
+/// Channels of the files of clouds and of AMD's machines, inside two hosts and between them: widths of the table in tests/data/topo/README.md.
+fn channels(path: &Path, overlay: Option<&str>) -> Vec<String> {
+    let path = path.display().to_string();
+    let mut arguments = vec!["--file", &path, "--hosts", "2"];
+    arguments.extend(overlay.into_iter().flat_map(|overlay| ["--overlay", overlay]));
+    let shown = text(&arguments);
+    let lines = shown.lines().filter(|line| !line.starts_with(' ') && line.contains(": ") && !line.contains("CPU"));
+    lines.filter(|line| !line.starts_with("host 1")).map(str::to_owned).collect()
+}
+
 /// Files of clouds and of AMD's machines, which are not ours to ship.
 #[test]
 fn files_of_real_machines_are_read() {

@@ -23,6 +23,47 @@ pub fn node_of_thread(root: &Path) -> Option<u32> {
     None
 }
 
+/// What all processors that this thread may use have in common; `None` for what they have not, or the system does not tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Shared {
+    /// Their socket (the kernel's physical package).
+    pub socket: Option<u32>,
+    /// Their NUMA node.
+    pub node: Option<u32>,
+    /// Their last-level cache, by the first processor that it serves.
+    pub cache: Option<u32>,
+}
+
+/// What this thread's processors share: a rank that is bound to them stands there. `root` is `/`, or a folder that replaces it in tests.
+pub fn shared_by_thread(root: &Path) -> Shared {
+    let allowed = allowed_processors(root);
+    let all = |of: &dyn Fn(u32) -> Option<u32>| {
+        let first = of(*allowed.first()?)?;
+        allowed.iter().all(|processor| of(*processor) == Some(first)).then_some(first)
+    };
+    Shared {
+        socket: all(&|processor| socket(root, processor)),
+        node: node_of_thread(root),
+        cache: all(&|processor| last_cache(root, processor)),
+    }
+}
+
+fn socket(root: &Path, processor: u32) -> Option<u32> {
+    read(&root.join(format!("sys/devices/system/cpu/cpu{processor}/topology/physical_package_id")))?.trim().parse().ok()
+}
+
+/// The first processor of the cache of the highest level.
+fn last_cache(root: &Path, processor: u32) -> Option<u32> {
+    let caches = root.join(format!("sys/devices/system/cpu/cpu{processor}/cache"));
+    let cache = |index: usize| {
+        let folder = caches.join(format!("index{index}"));
+        let level: u32 = read(&folder.join("level"))?.trim().parse().ok()?;
+        let served = ranges(&read(&folder.join("shared_cpu_list"))?)?;
+        Some((level, served.first()?.0))
+    };
+    (0..MAX_CACHES).filter_map(cache).max_by_key(|(level, _)| *level).map(|(_, first)| first)
+}
+
 /// The processors that this thread may use, by core; the processors of one core share its arithmetic units. Without
 /// information about cores each processor counts as one. Empty without information about processors.
 pub fn cores(root: &Path) -> Vec<Vec<u32>> {
@@ -98,6 +139,8 @@ fn is_inside(wanted: (u32, u32), own: &[(u32, u32)]) -> bool {
 const MAX_NODES: usize = 1024;
 /// The bound of the kernel's build.
 const MAX_PROCESSORS: usize = 8192;
+/// Levels of caches, of instructions and of data, and some to spare.
+const MAX_CACHES: usize = 16;
 /// The folder holds the nodes, at most 1024 by the kernel's build, and a few files.
 const MAX_NODE_ENTRIES: usize = 2048;
 
@@ -166,7 +209,42 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_is_where_all_its_processors_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let write = |name: &str, text: &str| {
+            let path = root.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        // Two sockets of one node each, with two last-level caches of two processors.
+        for processor in 0..8 {
+            let cpu = format!("sys/devices/system/cpu/cpu{processor}");
+            write(&format!("{cpu}/topology/physical_package_id"), &format!("{}\n", processor / 4));
+            let third = format!("{}-{}\n", processor / 2 * 2, processor / 2 * 2 + 1);
+            for (index, level, served) in [(0, "1", &*format!("{processor}")), (1, "1", "0"), (2, "3", &third)] {
+                write(&format!("{cpu}/cache/index{index}/level"), level);
+                write(&format!("{cpu}/cache/index{index}/shared_cpu_list"), served);
+            }
+        }
+        for (node, list) in [(0, "0-3"), (1, "4-7")] {
+            write(&format!("sys/devices/system/node/node{node}/cpulist"), list);
+        }
+        let mut shared = |allowed: &str| {
+            write("proc/thread-self/status", &format!("Cpus_allowed_list:\t{allowed}\n"));
+            let Shared { socket, node, cache } = shared_by_thread(root);
+            (socket, node, cache)
+        };
+        assert_eq!(shared("5"), (Some(1), Some(1), Some(4)));
+        assert_eq!(shared("2-3"), (Some(0), Some(0), Some(2)));
+        assert_eq!(shared("0-3"), (Some(0), Some(0), None));
+        assert_eq!(shared("0,4"), (None, None, None));
+        assert_eq!(shared("0,99"), (None, None, None));
+    }
+
+    #[test]
     fn a_system_without_the_files_does_not_tell() {
         assert_eq!(node_of_thread(tempfile::tempdir().unwrap().path()), None);
+        assert_eq!(shared_by_thread(tempfile::tempdir().unwrap().path()), Shared::default());
     }
 }

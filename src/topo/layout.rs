@@ -12,6 +12,7 @@
 
 use std::collections::HashMap;
 
+use crate::topo::system::{Link, LinkKind, NodeId, NodeKind, System};
 use crate::types::Rank;
 
 /// What the ranks of a domain share, outermost first.
@@ -86,6 +87,25 @@ impl Layout {
             ranks.iter().for_each(|rank| keys[rank.index()] = vec![(Level::Host, host)]);
         }
         Layout::of(Level::System, hosts.concat(), &|rank| &keys[rank.index()])
+    }
+
+    /// The layout of ranks that have these GPUs, in rank order: hosts and cliques as the graph shows them. NUMA nodes part only GPUs
+    /// without NVLink or xGMI, whose way to each other leads past the processors.
+    pub fn of_gpus(system: &System, gpus: &[NodeId]) -> Layout {
+        let place = |gpu: &NodeId| {
+            let node = system.node(*gpu);
+            let linked = |link: &&Link| link.kind == LinkKind::NvLink && link.to != *gpu;
+            let links = system.links(*gpu).iter().filter(linked);
+            let switch = links.clone().find(|link| system.node(link.to).kind == NodeKind::Switch);
+            let alone = links.count() == 0;
+            RankPlace {
+                host: u64::from(node.host),
+                clique: switch.map(|link| u64::from(link.to.0)),
+                numa: alone.then_some(u64::from(node.numa)),
+                ..RankPlace::default()
+            }
+        };
+        Layout::new(&gpus.iter().map(place).collect::<Vec<_>>())
     }
 
     fn of<'k>(level: Level, ranks: Vec<Rank>, key: &dyn Fn(Rank) -> &'k [(Level, u64)]) -> Layout {
@@ -232,6 +252,7 @@ impl CliquesAndHosts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topo::{machines, xml};
     use proptest::prelude::*;
 
     fn ranks(numbers: &[u32]) -> Vec<Rank> {
@@ -287,6 +308,22 @@ mod tests {
         // One rack is all there is: nothing parts its hosts but themselves.
         let rack = Layout::new(&[at(1, 1), at(1, 2)]);
         assert_eq!(shown(rack.root()), "System[Host(0) Host(1)]");
+    }
+
+    #[test]
+    fn a_graph_tells_hosts_and_cliques() {
+        let of = |machine: &str, hosts: u32| {
+            let (machine, _) = xml::parse(machine, machines::text(machine)).unwrap();
+            let system = System::new(&machine.repeated(hosts)).unwrap();
+            shown(Layout::of_gpus(&system, &system.gpus()).root())
+        };
+        assert_eq!(of("h100x8", 2), "System[Host(0 1 2 3 4 5 6 7) Host(8 9 10 11 12 13 14 15)]");
+        assert_eq!(of("dgx1v", 1), "System[Host(0 1 2 3 4 5 6 7)]");
+        // Its links lead from each GPU to itself.
+        assert_eq!(of("ncv4-gen4", 1), "System[Host[Numa(0) Numa(1) Numa(2) Numa(3)]]");
+        let rack = of("nvl72", 2);
+        assert!(rack.starts_with("System[Clique[Host(0 1 2 3) Host(4 5 6 7)"), "{rack}");
+        assert_eq!(rack.matches("Clique").count(), 2, "{rack}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) fn tree(machine: &Machine, system: &System, found: &Found) -> String 
         line(
             &mut text,
             0,
-            &format!("{of_host}CPU {} ({architecture} {vendor}, processors {})", cpu.numa, cpu.affinity),
+            &format!("{of_host}CPU {} ({architecture} {vendor}, {})", cpu.numa, processors(&cpu.affinity)),
         );
         cpu.devices.iter().for_each(|device| branch(&mut text, 1, device));
         for port in cpu.nics.iter().flat_map(|nic| &nic.ports) {
@@ -53,6 +53,36 @@ pub(crate) fn tree(machine: &Machine, system: &System, found: &Found) -> String 
         None => {}
     }
     text
+}
+
+/// The processors of a mask as sysfs and topology files write it, hexadecimal words with the last processors first: `00ff,000000ff` is
+/// `processors 0-7,32-39`.
+fn processors(mask: &str) -> String {
+    if mask.trim().is_empty() {
+        return "processors unknown".to_owned();
+    }
+    let words: Option<Vec<u32>> = mask.trim().split(',').map(|word| u32::from_str_radix(word, 16).ok()).collect();
+    let Some(words) = words else { return format!("processors of mask {mask:?}") };
+    let all: Vec<usize> = words
+        .iter()
+        .rev()
+        .enumerate()
+        .flat_map(|(place, word)| (0..32).filter(move |bit| word >> bit & 1 == 1).map(move |bit| 32 * place + bit))
+        .collect();
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for processor in all {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == processor => *last = processor,
+            _ => ranges.push((processor, processor)),
+        }
+    }
+    let range = |(first, last): &(usize, usize)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    match &ranges[..] {
+        [] => "no processor".to_owned(),
+        ranges => format!("processors {}", ranges.iter().map(range).collect::<Vec<_>>().join(",")),
+    }
 }
 
 /// A channel's piece of the first domain.
