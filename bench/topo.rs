@@ -1,16 +1,21 @@
-//! Time of the search for channels, one core: ring and tree inside each machine of `tests/data/machines`, between two hosts of it, and
-//! between 1,024 hosts of eight GPUs. `cargo bench --bench topo`; growth shows in the last rows.
+//! Time of the search for channels, one core: ring and tree inside each machine of `tests/data/machines`, between two
+//! hosts of it, and between 1,024 hosts of eight GPUs; then of simulations. `cargo bench --bench topo`; growth shows in
+//! the last rows of each table.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
 use std::path::Path;
 
 use rsccl::internals::sys::clock;
+use rsccl::internals::topo::description::Machine;
+use rsccl::internals::topo::reach::Levels;
 use rsccl::internals::topo::search::between::{self, CrossNic};
 use rsccl::internals::topo::search::domain::Domain;
 use rsccl::internals::topo::search::{chains_inside, rings};
 use rsccl::internals::topo::system::System;
 use rsccl::internals::topo::xml;
+use rsccl::internals::tune::{Ask, Filters, Fold, Modelled, SLOT_BYTES, Stage};
+use rsccl::types::{Collective, Filter};
 use rsccl::{Error, Result};
 
 const SAMPLES: usize = 5;
@@ -32,14 +37,52 @@ fn main() -> Result<()> {
     for hosts in [64, 256, 1024] {
         row(&folder.join("h100x8.xml"), hosts)?;
     }
+    println!("\nThe process has held {} MiB at most.\n", most_held_mib());
+    println!("| all-reduce of 1 GiB | ranks | algorithm | simulated | took, s | time, us | bus bandwidth, GB/s |");
+    println!("|---|---|---|---|---|---|---|");
+    for hosts in [2, 16, 64, 1250] {
+        simulation(&folder.join("h100x8.xml"), (hosts, "Ring"))?;
+    }
+    for hosts in [16, 64] {
+        simulation(&folder.join("h100x8.xml"), (hosts, "Tree"))?;
+    }
     Ok(())
+}
+
+fn simulation(file: &Path, (hosts, algorithm): (u32, &str)) -> Result<()> {
+    let system = System::new(&machine(file)?)?;
+    let modelled = Modelled::new(Stage::of_gpus(&system, hosts, Levels::default())?);
+    let filters = Filters { algorithms: Filter::parse(algorithm)?, ..Filters::default() };
+    let (elements, collective) = (1 << 28, Collective::AllReduce);
+    let ask = Ask { collective, elements, element_bytes: 4, channels: (1, 64), slot_bytes: SLOT_BYTES, filters };
+    let begun = clock::now();
+    let choice = modelled.choose(&ask)?;
+    let fold = modelled.fold(&ask, choice);
+    let simulated = modelled.run(&ask, choice, fold)?;
+    let took = begun.elapsed().as_secs_f64();
+    let (ranks, us) = (f64::from(modelled.stage().size()), simulated.time.as_secs_f64() * 1e6);
+    let bus = 2.0 * (ranks - 1.0) / ranks * f64::from(1 << 30) / us / 1e3;
+    let way = if fold == Fold::Exact { "every rank" } else { "one host for all" };
+    println!("| {hosts} x h100x8 | {ranks} | {algorithm} | {way} | {took:.2} | {us:.0} | {bus:.1} |");
+    Ok(())
+}
+
+/// The most memory that this process has held so far, as the system counts it; 0 where it does not tell.
+fn most_held_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or_default() / 1024
+}
+
+fn machine(file: &Path) -> Result<Machine> {
+    let name = file.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+    let text = std::fs::read_to_string(file).map_err(|error| Error::system(format!("reading {name}"), error))?;
+    Ok(xml::parse(name, &text)?.0)
 }
 
 fn row(file: &Path, hosts: u32) -> Result<()> {
     let name = file.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-    let text = std::fs::read_to_string(file).map_err(|error| Error::system(format!("reading {name}"), error))?;
-    let (machine, _) = xml::parse(name, &text)?;
-    let machine = machine.repeated(hosts);
+    let machine = machine(file)?.repeated(hosts);
     let (mut inside, mut between, mut found) = (Vec::new(), Vec::new(), String::new());
     for _ in 0..SAMPLES {
         // Cold: a graph of its own for each sample.

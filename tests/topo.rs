@@ -226,8 +226,8 @@ fn what_is_wrong_is_told_with_its_place() {
     assert!(unknown.contains("no device \"gpu:8\"") && unknown.contains("GPU 7, NIC m0"), "{unknown}");
 }
 
-/// What the command prints of each machine, byte for byte: `rsccl topo --file tests/data/machines/NAME.xml > tests/data/topo/NAME.txt`
-/// writes one anew.
+/// What the command prints of each machine, byte for byte. Anew:
+/// `rsccl topo --file tests/data/machines/NAME.xml > tests/data/topo/NAME.txt`
 #[test]
 fn every_machine_is_shown_as_before() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
@@ -240,16 +240,6 @@ fn every_machine_is_shown_as_before() {
         seen += 1;
     }
     assert_eq!(seen, 12, "machines");
-}
-
-/// Channels of the files of clouds and of AMD's machines, inside two hosts and between them: widths of the table in tests/data/topo/README.md.
-fn channels(path: &Path, overlay: Option<&str>) -> Vec<String> {
-    let path = path.display().to_string();
-    let mut arguments = vec!["--file", &path, "--hosts", "2"];
-    arguments.extend(overlay.into_iter().flat_map(|overlay| ["--overlay", overlay]));
-    let shown = text(&arguments);
-    let lines = shown.lines().filter(|line| !line.starts_with(' ') && line.contains(": ") && !line.contains("CPU"));
-    lines.filter(|line| !line.starts_with("host 1")).map(str::to_owned).collect()
 }
 
 /// Files of clouds and of AMD's machines, which are not ours to ship.
@@ -271,6 +261,35 @@ fn files_of_real_machines_are_read() {
         }
     }
     assert!(read >= 5, "{read} files");
+    bounds_of_real_machines(&folder);
+}
+
+/// Files of clouds with what they leave out; each width is that of the narrowest link that all channels share.
+fn bounds_of_real_machines(folder: &Path) {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let overlay = |megabits: u32| {
+        let path = scratch.path().join(format!("{megabits}.xml")).display().to_string();
+        let nics = format!("<nics speed=\"{megabits}\" gdr=\"1\"/>");
+        let overlay = format!("<overlay><gpus sm=\"80\" gdr=\"1\" switch=\"12\"/>{nics}</overlay>");
+        std::fs::write(&path, overlay).expect("written");
+        path
+    };
+    let inside_switch = "12 x 20 GB/s = 240 GB/s"; // the 12 links of a GPU
+    let cases = [
+        ("aws-p4d-24xl", Some(overlay(100_000)), inside_switch, "4 x 12 GB/s = 48 GB/s"), // a NIC's PCIe 3
+        ("azure-ndv4-topo", Some(overlay(200_000)), inside_switch, "8 x 24 GB/s = 192 GB/s"), // a NIC's PCIe 4
+        ("azure-ncv4-topo", None, "1 x 12 GB/s = 12 GB/s", "1 x 12 GB/s = 12 GB/s"),      // no speed: PCIe 3
+        ("rccl-topo_4p3l", None, "6 x 12 GB/s = 72 GB/s", "1 x 1.25 GB/s = 1.25 GB/s"),   // half links; 10 Gbit/s
+        ("rccl-topo_8p_pcie", None, "1 x 10 GB/s = 10 GB/s", "1 x 10 GB/s = 10 GB/s"),    // 12 less a sixth by the root
+    ];
+    for (name, overlay, inside, between) in cases {
+        let path = folder.join(format!("{name}.xml")).display().to_string();
+        let mut arguments = vec!["--file", &path, "--hosts", "2"];
+        arguments.extend(overlay.iter().flat_map(|overlay| ["--overlay", overlay]));
+        let shown = text(&arguments);
+        assert!(shown.contains(&format!("host 0: rings: {inside}\n")), "{name}: {shown}");
+        assert!(shown.contains(&format!("between hosts: rings: {between}")), "{name}: {shown}");
+    }
 }
 
 fn sim(arguments: &[&str]) -> Output {

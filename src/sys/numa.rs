@@ -23,7 +23,8 @@ pub fn node_of_thread(root: &Path) -> Option<u32> {
     None
 }
 
-/// What all processors that this thread may use have in common; `None` for what they have not, or the system does not tell.
+/// What all processors that this thread may use have in common; `None` for what they have not, or the system does not
+/// tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Shared {
     /// Their socket (the kernel's physical package).
@@ -34,7 +35,8 @@ pub struct Shared {
     pub cache: Option<u32>,
 }
 
-/// What this thread's processors share: a rank that is bound to them stands there. `root` is `/`, or a folder that replaces it in tests.
+/// What this thread's processors share: a rank that is bound to them stands there. `root` is `/`, or a folder that
+/// replaces it in tests.
 pub fn shared_by_thread(root: &Path) -> Shared {
     let allowed = allowed_processors(root);
     let all = |of: &dyn Fn(u32) -> Option<u32>| {

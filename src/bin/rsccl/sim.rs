@@ -83,7 +83,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
             slot_bytes: arguments.slot.max(u64::from(ELEMENT_BYTES)),
             filters: filters.clone(),
         };
-        runs.push(Run::simulate(&modelled, &ask, *bytes, arguments.exact)?);
+        let bytes = if arguments.collective == Collective::Barrier { 0 } else { *bytes };
+        runs.push(Run::simulate(&modelled, &ask, bytes, arguments.exact)?);
     }
     let text = if arguments.json {
         format!("{:#}\n", as_json(&system, &modelled, &runs, arguments))
@@ -154,7 +155,10 @@ impl Run {
 fn as_text(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Arguments) -> String {
     let mut text = String::new();
     let (ranks, domains) = (modelled.stage().size(), modelled.stage().domains().len());
-    line(&mut text, format_args!("{} on {ranks} GPUs in {domains} domains of NVLink or PCI", arguments.collective));
+    line(
+        &mut text,
+        format_args!("{} on {ranks} GPUs in {domains} domains, which the network joins", arguments.collective),
+    );
     line(
         &mut text,
         format_args!(

@@ -15,7 +15,8 @@ use super::found::Found;
 
 /// The picture, with at most [`MAX_HOSTS`] hosts.
 pub(crate) fn svg(system: &System, found: &Found) -> String {
-    let mut picture = Picture { system, body: String::new(), places: HashMap::new(), width: 0.0, y: MARGIN };
+    let mut picture =
+        Picture { system, body: String::new(), words: String::new(), places: HashMap::new(), width: 0.0, y: MARGIN };
     let shown = system.hosts().min(MAX_HOSTS);
     let rings: Vec<Track> = tracks(found);
     for host in 0..shown {
@@ -79,6 +80,8 @@ fn hops(channels: &Channels) -> Vec<Track> {
 struct Picture<'a> {
     system: &'a System,
     body: String,
+    /// What is written, which stands above all lines.
+    words: String,
     /// The middle of each device that is drawn.
     places: HashMap<NodeId, (f64, f64)>,
     width: f64,
@@ -375,7 +378,7 @@ impl Picture<'_> {
     fn label(&mut self, x: f64, y: f64, gigabytes: f64) {
         // Writing to a String cannot fail.
         let _ = writeln!(
-            self.body,
+            self.words,
             "<text x=\"{x}\" y=\"{y}\" font-size=\"10\" text-anchor=\"middle\" fill=\"#222\" stroke=\"#fff\" stroke-width=\"3\" paint-order=\"stroke\">{gigabytes}</text>"
         );
     }
@@ -383,15 +386,15 @@ impl Picture<'_> {
     fn text(&mut self, x: f64, y: f64, text: &str, anchor: &str) {
         let text = text.replace('&', "&amp;").replace('<', "&lt;");
         let _ =
-            writeln!(self.body, "<text x=\"{x}\" y=\"{y}\" font-size=\"12\" text-anchor=\"{anchor}\">{text}</text>");
+            writeln!(self.words, "<text x=\"{x}\" y=\"{y}\" font-size=\"12\" text-anchor=\"{anchor}\">{text}</text>");
     }
 
     fn finish(self) -> String {
         let (width, height) = (self.width.max(640.0), self.y + MARGIN);
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
-             font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{}</svg>\n",
-            self.body
+             font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{}{}</svg>\n",
+            self.body, self.words
         )
     }
 }
