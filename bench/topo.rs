@@ -14,7 +14,7 @@ use rsccl::internals::topo::search::domain::Domain;
 use rsccl::internals::topo::search::{chains_inside, rings};
 use rsccl::internals::topo::system::System;
 use rsccl::internals::topo::xml;
-use rsccl::internals::tune::{Ask, Filters, Fold, Modelled, SLOT_BYTES, Stage};
+use rsccl::internals::tune::{Ask, Filters, Folding, Modelled, SLOT_BYTES, Terrain};
 use rsccl::types::{Collective, Filter};
 use rsccl::{Error, Result};
 
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
 
 fn simulation(file: &Path, (hosts, algorithm): (u32, &str)) -> Result<()> {
     let system = System::new(&machine(file)?)?;
-    let modelled = Modelled::new(Stage::of_gpus(&system, hosts, Levels::default())?);
+    let modelled = Modelled::new(Terrain::of_gpus(&system, hosts, Levels::default())?);
     let filters = Filters { algorithms: Filter::parse(algorithm)?, ..Filters::default() };
     let (elements, collective) = (1 << 28, Collective::AllReduce);
     let ask = Ask { collective, elements, element_bytes: 4, channels: (1, 64), slot_bytes: SLOT_BYTES, filters };
@@ -60,9 +60,9 @@ fn simulation(file: &Path, (hosts, algorithm): (u32, &str)) -> Result<()> {
     let fold = modelled.fold(&ask, choice);
     let simulated = modelled.run(&ask, choice, fold)?;
     let took = begun.elapsed().as_secs_f64();
-    let (ranks, us) = (f64::from(modelled.stage().size()), simulated.time.as_secs_f64() * 1e6);
+    let (ranks, us) = (f64::from(modelled.terrain().size()), simulated.time.as_secs_f64() * 1e6);
     let bus = 2.0 * (ranks - 1.0) / ranks * f64::from(1 << 30) / us / 1e3;
-    let way = if fold == Fold::Exact { "every rank" } else { "one host for all" };
+    let way = if fold == Folding::Exact { "every rank" } else { "one host for all" };
     println!("| {hosts} x h100x8 | {ranks} | {algorithm} | {way} | {took:.2} | {us:.0} | {bus:.1} |");
     Ok(())
 }

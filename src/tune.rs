@@ -11,12 +11,12 @@ mod cores;
 mod cost;
 mod modelled;
 mod simulation;
-mod stage;
+mod terrain;
 
 pub use cost::Costs;
 pub use modelled::{Ask, MOST_EXACT, Modelled, SLOT_BYTES};
-pub use simulation::{Fold, LinkLoad, Simulated, Traffic, plans, simulate};
-pub use stage::Stage;
+pub use simulation::{Folding, LinkLoad, Simulated, Traffic, plans, simulate};
+pub use terrain::Terrain;
 
 use crate::plan::{Windows, algorithms};
 use crate::types::{Algorithm, Bytes, Collective, Filter, Protocol, TransportKind};

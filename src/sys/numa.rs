@@ -26,7 +26,7 @@ pub fn node_of_thread(root: &Path) -> Option<u32> {
 /// What all processors that this thread may use have in common; `None` for what they have not, or the system does not
 /// tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Shared {
+pub struct ThreadHome {
     /// Their socket (the kernel's physical package).
     pub socket: Option<u32>,
     /// Their NUMA node.
@@ -37,13 +37,13 @@ pub struct Shared {
 
 /// What this thread's processors share: a rank that is bound to them stands there. `root` is `/`, or a folder that
 /// replaces it in tests.
-pub fn shared_by_thread(root: &Path) -> Shared {
+pub fn home_of_thread(root: &Path) -> ThreadHome {
     let allowed = allowed_processors(root);
     let all = |of: &dyn Fn(u32) -> Option<u32>| {
         let first = of(*allowed.first()?)?;
         allowed.iter().all(|processor| of(*processor) == Some(first)).then_some(first)
     };
-    Shared {
+    ThreadHome {
         socket: all(&|processor| socket(root, processor)),
         node: node_of_thread(root),
         cache: all(&|processor| last_cache(root, processor)),
@@ -232,9 +232,9 @@ mod tests {
         for (node, list) in [(0, "0-3"), (1, "4-7")] {
             write(&format!("sys/devices/system/node/node{node}/cpulist"), list);
         }
-        let mut shared = |allowed: &str| {
+        let shared = |allowed: &str| {
             write("proc/thread-self/status", &format!("Cpus_allowed_list:\t{allowed}\n"));
-            let Shared { socket, node, cache } = shared_by_thread(root);
+            let ThreadHome { socket, node, cache } = home_of_thread(root);
             (socket, node, cache)
         };
         assert_eq!(shared("5"), (Some(1), Some(1), Some(4)));
@@ -247,6 +247,6 @@ mod tests {
     #[test]
     fn a_system_without_the_files_does_not_tell() {
         assert_eq!(node_of_thread(tempfile::tempdir().unwrap().path()), None);
-        assert_eq!(shared_by_thread(tempfile::tempdir().unwrap().path()), Shared::default());
+        assert_eq!(home_of_thread(tempfile::tempdir().unwrap().path()), ThreadHome::default());
     }
 }

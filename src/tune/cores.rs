@@ -1,7 +1,7 @@
-//! Processors as a stage: ranks on cores, which share caches, NUMA nodes and sockets.
+//! Processors as a terrain: ranks on cores, which share caches, NUMA nodes and sockets.
 
 use super::Costs;
-use super::stage::{DomainLinks, Labour, Mover, Stage, Way, places};
+use super::terrain::{Course, DomainLinks, Labour, Mover, Terrain, places};
 use crate::topo::layout::RankPlace;
 use crate::types::{Rank, TransportKind};
 
@@ -36,16 +36,16 @@ impl CoreMachine {
         }
     }
 
-    /// The stage on which `groups` of ranks map each other's memory, and talk to other groups through slots. Every rank is in one group,
+    /// The terrain on which `groups` of ranks map each other's memory, and talk to other groups through slots. Every rank is in one group,
     /// and a group is the whole machine or one socket.
-    pub fn stage(&self, groups: &[Vec<Rank>], costs: &Costs) -> Stage {
+    pub fn terrain(&self, groups: &[Vec<Rank>], costs: &Costs) -> Terrain {
         let domains = (0..groups.len()).collect();
         let mover = Mover::Core {
             bytes_per_us: costs.copy_bytes_per_us,
             cached_bytes_per_us: costs.cached_bytes_per_us,
             cache_bytes: costs.cache_bytes,
         };
-        Stage {
+        Terrain {
             classes: groups.iter().map(|ranks| self.links(ranks)).collect(),
             domains,
             places: places(groups),
@@ -83,12 +83,12 @@ impl CoreMachine {
             if one.cache == other.cache {
                 links.clear();
             }
-            Way { links, latency_us: line }
+            Course { links, latency_us: line }
         };
         let near = ranks.iter().flat_map(|from| ranks.iter().map(move |to| way(*from, *to))).collect();
         let through = |rank: &Rank| {
-            let out = Way { links: vec![(memory(*rank), 1.0), (leaves(*rank), 1.0)], latency_us: 0.0 };
-            (out, Way { links: vec![(leaves(*rank) + 1, 1.0)], latency_us: 0.0 })
+            let out = Course { links: vec![(memory(*rank), 1.0), (leaves(*rank), 1.0)], latency_us: 0.0 };
+            (out, Course { links: vec![(leaves(*rank) + 1, 1.0)], latency_us: 0.0 })
         };
         DomainLinks {
             bytes_per_us,
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use crate::plan::{Count, Limits, Plan, Spec, Windows};
     use crate::topo::layout::{Layout, Level};
-    use crate::tune::{Fold, plans, simulate};
+    use crate::tune::{Folding, plans, simulate};
     use crate::types::{Algorithm, Collective, Elements, Protocol, World};
 
     /// Microseconds of an all-reduce of so many elements by groups of a level.
@@ -125,7 +125,7 @@ mod tests {
         let layout = Layout::new(&machine.places);
         let groups: Vec<Vec<Rank>> = layout.domains(level).into_iter().map(<[Rank]>::to_vec).collect();
         let size = u32::try_from(layout.size()).unwrap();
-        let stage = machine.stage(&groups, &Costs::default());
+        let terrain = machine.terrain(&groups, &Costs::default());
         let spec = |rank| Spec {
             collective: Collective::AllReduce,
             world: World { rank, size },
@@ -138,8 +138,8 @@ mod tests {
             hosts: groups.clone(),
             limits: Limits { slot: Elements(1 << 15), slots: 8, scratch: Elements(1 << 20), channels: 2 },
         };
-        let plans = plans(&stage, Fold::Exact, |rank| Plan::build(&spec(rank)));
-        simulate(plans, 4, (&stage, Fold::Exact)).unwrap().time.as_secs_f64() * 1e6
+        let plans = plans(&terrain, Folding::Exact, |rank| Plan::build(&spec(rank)));
+        simulate(plans, 4, (&terrain, Folding::Exact)).unwrap().time.as_secs_f64() * 1e6
     }
 
     /// Sockets as groups send across once what all ranks would otherwise fetch each for itself.

@@ -1,7 +1,7 @@
 //! A collective on a modelled system: chosen by costs that come from its links, planned, and simulated.
 
-use super::stage::Stage;
-use super::{Choice, Costs, Filters, Fold, Query, Simulated, choose, plans, simulate};
+use super::terrain::Terrain;
+use super::{Choice, Costs, Filters, Folding, Query, Simulated, choose, plans, simulate};
 use crate::Result;
 use crate::plan::{Count, Limits, Plan, Spec, Windows};
 use crate::types::{Algorithm, Bytes, Collective, Elements, Protocol, Rank, TransportKind, World};
@@ -26,19 +26,19 @@ pub struct Ask {
 /// A system with a rank on each GPU, or on each of a description's cores.
 #[derive(Debug, Clone)]
 pub struct Modelled {
-    stage: Stage,
+    terrain: Terrain,
     costs: Costs,
 }
 
 impl Modelled {
-    /// The system of a stage.
-    pub fn new(stage: Stage) -> Modelled {
-        Modelled { costs: stage.costs(), stage }
+    /// The system of a terrain.
+    pub fn new(terrain: Terrain) -> Modelled {
+        Modelled { costs: terrain.costs(), terrain }
     }
 
     /// Where the ranks stand.
-    pub fn stage(&self) -> &Stage {
-        &self.stage
+    pub fn terrain(&self) -> &Terrain {
+        &self.terrain
     }
 
     /// What the system's links cost.
@@ -51,15 +51,15 @@ impl Modelled {
     /// # Errors
     /// Those of [`choose`].
     pub fn choose(&self, ask: &Ask) -> Result<Choice> {
-        let domains = self.stage.domains();
+        let domains = self.terrain.domains();
         let least = domains.iter().map(Vec::len).min().unwrap_or(1);
         let query = Query {
             collective: ask.collective,
             bytes: Bytes(ask.elements.saturating_mul(u64::from(ask.element_bytes))),
             element_bytes: ask.element_bytes,
-            ranks: self.stage.size(),
+            ranks: self.terrain.size(),
             hosts: u32::try_from(domains.len()).unwrap_or(u32::MAX),
-            even: self.stage.is_even(),
+            even: self.terrain.is_even(),
             cores: u32::try_from(least).unwrap_or(u32::MAX),
             near: TransportKind::Shm,
             windows: self.windows(if domains.len() == 1 { Algorithm::Direct } else { Algorithm::Ring }),
@@ -72,18 +72,18 @@ impl Modelled {
 
     /// Ranks of a domain that reach each other's memory work in it: alone in any way, among several domains as groups on rails.
     fn windows(&self, algorithm: Algorithm) -> Windows {
-        let domains = self.stage.domains();
+        let domains = self.terrain.domains();
         let rails =
-            matches!(algorithm, Algorithm::Ring | Algorithm::Tree) && self.stage.is_even() && domains[0].len() > 1;
+            matches!(algorithm, Algorithm::Ring | Algorithm::Tree) && self.terrain.is_even() && domains[0].len() > 1;
         let alone = domains.len() == 1 && algorithm == Algorithm::Direct;
-        if self.stage.maps() && (alone || (domains.len() > 1 && rails)) { Windows::User } else { Windows::None }
+        if self.terrain.maps() && (alone || (domains.len() > 1 && rails)) { Windows::User } else { Windows::None }
     }
 
     /// What a rank plans.
     pub fn spec(&self, ask: &Ask, choice: Choice, rank: Rank) -> Spec {
         let bytes = u64::from(ask.element_bytes.max(1));
         let windows = match ask.collective {
-            Collective::Barrier if self.stage.domains().len() > 1 => Windows::None,
+            Collective::Barrier if self.terrain.domains().len() > 1 => Windows::None,
             _ => self.windows(choice.algorithm),
         };
         let most = if windows == Windows::None { choice.channels } else { choice.channels.min(WINDOW_CHANNELS) };
@@ -91,14 +91,14 @@ impl Modelled {
         let parts = if choice.algorithm == Algorithm::Tree { TREE_PARTS } else { 1 };
         Spec {
             collective: ask.collective,
-            world: World { rank, size: self.stage.size() },
+            world: World { rank, size: self.terrain.size() },
             root: Rank::new(0),
             count: Count::Each(Elements(ask.elements)),
             in_place: false,
             algorithm: choice.algorithm,
             protocol: choice.protocol,
             windows,
-            hosts: self.stage.domains().to_vec(),
+            hosts: self.terrain.domains().to_vec(),
             limits: Limits {
                 slot: Elements((ask.slot_bytes / u64::from(parts) / bytes).max(1)),
                 slots: SLOTS * parts,
@@ -109,33 +109,33 @@ impl Modelled {
     }
 
     /// The domains that are simulated: all for up to [`MOST_EXACT`] ranks, beyond that one that stands for all where they are alike.
-    pub fn fold(&self, ask: &Ask, choice: Choice) -> Fold {
-        if self.stage.size() <= MOST_EXACT { Fold::Exact } else { self.alike(ask, choice) }
+    pub fn fold(&self, ask: &Ask, choice: Choice) -> Folding {
+        if self.terrain.size() <= MOST_EXACT { Folding::Exact } else { self.alike(ask, choice) }
     }
 
     /// As [`Modelled::fold`], whatever the number of ranks.
-    pub fn alike(&self, ask: &Ask, choice: Choice) -> Fold {
-        Fold::of(&self.stage, &self.spec(ask, choice, Rank::new(0)))
+    pub fn alike(&self, ask: &Ask, choice: Choice) -> Folding {
+        Folding::of(&self.terrain, &self.spec(ask, choice, Rank::new(0)))
     }
 
     /// Runs the plans of a choice.
     ///
     /// # Errors
     /// Those of the plans and of the simulation.
-    pub fn run(&self, ask: &Ask, choice: Choice, fold: Fold) -> Result<Simulated> {
-        let plans = plans(&self.stage, fold, |rank| Plan::build(&self.spec(ask, choice, rank)));
-        simulate(plans, ask.element_bytes, (&self.stage, fold))
+    pub fn run(&self, ask: &Ask, choice: Choice, fold: Folding) -> Result<Simulated> {
+        let plans = plans(&self.terrain, fold, |rank| Plan::build(&self.spec(ask, choice, rank)));
+        simulate(plans, ask.element_bytes, (&self.terrain, fold))
     }
 
     /// The most that an all-reduce's bus bandwidth can be, in bytes in a microsecond: what leaves each domain by its ports and what each
     /// rank sends inside must both have gone.
     pub fn all_reduce_bound(&self) -> f64 {
-        let domains = self.stage.domains();
+        let domains = self.terrain.domains();
         let seats = domains.iter().map(Vec::len).min().unwrap_or(1);
         let [seats, hosts, ranks] = [seats, domains.len(), domains.iter().map(Vec::len).sum::<usize>()].map(float);
         let bus = (ranks - 1.0) / ranks;
-        let inside = if seats > 1.0 { self.stage.egress() * seats / (seats - 1.0) } else { f64::INFINITY };
-        let between = if hosts > 1.0 { self.stage.network() * hosts / (hosts - 1.0) } else { f64::INFINITY };
+        let inside = if seats > 1.0 { self.terrain.egress() * seats / (seats - 1.0) } else { f64::INFINITY };
+        let between = if hosts > 1.0 { self.terrain.network() * hosts / (hosts - 1.0) } else { f64::INFINITY };
         bus * inside.min(between)
     }
 }
@@ -167,7 +167,7 @@ mod tests {
     use crate::types::Filter;
 
     fn modelled(machine: &str, hosts: u32) -> Modelled {
-        Modelled::new(Stage::of_gpus(&machines::system(machine), hosts, Levels::default()).unwrap())
+        Modelled::new(Terrain::of_gpus(&machines::system(machine), hosts, Levels::default()).unwrap())
     }
 
     fn ask(collective: Collective, elements: u64, algorithms: &str) -> Ask {
@@ -179,7 +179,7 @@ mod tests {
     fn bus_bandwidth(system: &Modelled, ask: &Ask, simulated: &Simulated) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a gigabyte")]
         let bytes = (ask.elements * u64::from(ask.element_bytes)) as f64;
-        let ranks = f64::from(system.stage().size());
+        let ranks = f64::from(system.terrain().size());
         2.0 * (ranks - 1.0) / ranks * bytes / (simulated.time.as_secs_f64() * 1e6)
     }
 
@@ -194,7 +194,7 @@ mod tests {
                 let system = modelled(machine, hosts);
                 let ask = ask(Collective::AllReduce, 1 << 28, "");
                 let choice = system.choose(&ask).unwrap();
-                let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, Fold::Exact).unwrap()) / 1e3;
+                let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, Folding::Exact).unwrap()) / 1e3;
                 let most = system.all_reduce_bound() / 1e3;
                 let told =
                     format!("{machine} {hosts} hosts {choice:?}: {reached:.1} GB/s of {bound}, at most {most:.1}");
@@ -206,7 +206,7 @@ mod tests {
             let system = modelled(machine, 1);
             let ask = ask(Collective::AllReduce, 1 << 28, "");
             let choice = system.choose(&ask).unwrap();
-            let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, Fold::Exact).unwrap()) / 1e3;
+            let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, Folding::Exact).unwrap()) / 1e3;
             println!("{machine} alone {choice:?}: {reached:.1} GB/s of {egress}");
             assert!(reached >= 0.95 * egress, "{machine} {reached}");
         }
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn one_domain_stands_for_all() {
         let system = modelled("h100x8", 32);
-        assert_eq!(system.stage().size(), 256);
+        assert_eq!(system.terrain().size(), 256);
         let cases = [
             (Collective::AllReduce, 1 << 22, "Ring"),
             (Collective::AllGather, 1 << 14, "Ring"),
@@ -228,9 +228,9 @@ mod tests {
         for (collective, elements, algorithms) in cases {
             let ask = ask(collective, elements, algorithms);
             let choice = system.choose(&ask).unwrap();
-            assert_eq!(system.alike(&ask, choice), Fold::Rotation);
-            let exact = system.run(&ask, choice, Fold::Exact).unwrap();
-            let folded = system.run(&ask, choice, Fold::Rotation).unwrap();
+            assert_eq!(system.alike(&ask, choice), Folding::Rotation);
+            let exact = system.run(&ask, choice, Folding::Exact).unwrap();
+            let folded = system.run(&ask, choice, Folding::Rotation).unwrap();
             let (exact_us, folded_us) = (exact.time.as_secs_f64() * 1e6, folded.time.as_secs_f64() * 1e6);
             println!("{collective} {choice:?}: {exact_us:.3} us exactly, {folded_us:.3} by classes");
             assert!((exact_us / folded_us - 1.0).abs() < 0.02, "{collective} {choice:?}: {exact_us} {folded_us}");
@@ -247,8 +247,8 @@ mod tests {
         {
             let ask = ask(collective, 1 << 20, algorithms);
             let choice = system.choose(&ask).unwrap();
-            assert_eq!(system.alike(&ask, choice), Fold::Exact);
-            assert!(system.run(&ask, choice, Fold::Exact).unwrap().traffic.iter().all(|traffic| traffic.bytes > 0));
+            assert_eq!(system.alike(&ask, choice), Folding::Exact);
+            assert!(system.run(&ask, choice, Folding::Exact).unwrap().traffic.iter().all(|traffic| traffic.bytes > 0));
         }
     }
 
@@ -275,8 +275,8 @@ mod tests {
         }
         let (machine, _) = crate::topo::xml::parse("bare", &text).unwrap();
         let system = crate::topo::system::System::new(&machine).unwrap();
-        assert!(Stage::of_gpus(&system, 1, Levels::default()).is_ok());
-        let error = Stage::of_gpus(&system, 2, Levels::default()).unwrap_err().to_string();
+        assert!(Terrain::of_gpus(&system, 1, Levels::default()).is_ok());
+        let error = Terrain::of_gpus(&system, 2, Levels::default()).unwrap_err().to_string();
         assert!(error.contains("has no NIC that works"), "{error}");
     }
 }

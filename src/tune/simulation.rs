@@ -1,10 +1,10 @@
-//! The time of plans without running them: every step of every rank, on the links of a [`Stage`].
+//! The time of plans without running them: every step of every rank, on the links of a [`Terrain`].
 //!
 //! Each link, and each GPU's memory, serves what comes in the order in which it comes. A step that moves bytes over several links, say
 //! because it reads from seven peers, takes its part of each and ends when the last has served it. Messages between domains go on while
 //! their lane does; all else is over when its step is.
 //!
-//! Ranks of equal domains may do the same things at the same times. Then [`Fold`] says so, and the plans of one of these domains stand
+//! Ranks of equal domains may do the same things at the same times. Then [`Folding`] says so, and the plans of one of these domains stand
 //! for all.
 
 mod events;
@@ -13,12 +13,12 @@ mod script;
 
 use std::time::Duration;
 
-use super::stage::Stage;
+use super::terrain::Terrain;
 use crate::plan::Plan;
 use crate::types::Rank;
 use crate::{Error, Result};
 
-pub use fold::Fold;
+pub use fold::Folding;
 
 /// What a simulation found.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,32 +57,32 @@ pub struct LinkLoad {
     pub busy: f64,
 }
 
-/// Runs plans on a stage: those of all ranks, or of the ranks of the domains that `fold` keeps. An element has `element_bytes`.
+/// Runs plans on a terrain: those of all ranks, or of the ranks of the domains that `fold` keeps. An element has `element_bytes`.
 ///
 /// # Errors
 /// Those of the plans; `Internal` where the plans block one another, which [`prove`](crate::plan::check::prove) explains.
 pub fn simulate(
     plans: impl IntoIterator<Item = Result<Plan>>,
     element_bytes: u32,
-    (stage, fold): (&Stage, Fold),
+    (terrain, fold): (&Terrain, Folding),
 ) -> Result<Simulated> {
-    let mut script = script::Script::new(stage, fold, element_bytes);
+    let mut script = script::Script::new(terrain, fold, element_bytes);
     for plan in plans {
         script.add(&plan?);
     }
-    let end_us = events::Play::new(&script, stage).run()?;
+    let end_us = events::Play::new(&script, terrain).run()?;
     let time = Duration::from_secs_f64(end_us.time_us / 1e6);
     Ok(Simulated { time, traffic: script.traffic(&end_us), loads: script.loads(&end_us) })
 }
 
 /// The plans of the ranks that `fold` keeps.
 pub fn plans<'a>(
-    stage: &'a Stage,
-    fold: Fold,
+    terrain: &'a Terrain,
+    fold: Folding,
     build: impl Fn(Rank) -> Result<Plan> + 'a,
 ) -> impl Iterator<Item = Result<Plan>> + 'a {
-    let kept = (0..stage.domains().len()).filter(move |domain| fold.keeps(*domain));
-    kept.flat_map(|domain| stage.domains()[domain].iter().copied()).map(build)
+    let kept = (0..terrain.domains().len()).filter(move |domain| fold.keeps(*domain));
+    kept.flat_map(|domain| terrain.domains()[domain].iter().copied()).map(build)
 }
 
 fn blocked() -> Error {
@@ -115,9 +115,9 @@ mod tests {
             hosts: (0..hosts).map(|host| (edge(host)..edge(host + 1)).map(Rank::new).collect()).collect(),
             limits: Limits { slot: Elements(1 << 16), slots: 4, scratch: Elements(1 << 20), channels },
         };
-        let stage = Stage::of_hosts(&spec(Rank::new(0)).hosts, TransportKind::Shm, &Costs::default());
-        let plans = plans(&stage, Fold::Exact, |rank| Plan::build(&spec(rank)));
-        simulate(plans, 4, (&stage, Fold::Exact)).unwrap().time
+        let terrain = Terrain::of_hosts(&spec(Rank::new(0)).hosts, TransportKind::Shm, &Costs::default());
+        let plans = plans(&terrain, Folding::Exact, |rank| Plan::build(&spec(rank)));
+        simulate(plans, 4, (&terrain, Folding::Exact)).unwrap().time
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         let mut silent = Plan::build(&Spec { world: World { rank: Rank::new(1), size: 2 }, ..spec.clone() }).unwrap();
         silent.lanes[0].steps.clear();
         let plans = [Plan::build(&spec).unwrap(), silent];
-        let stage = Stage::of_hosts(&spec.hosts, TransportKind::Local, &Costs::default());
-        assert!(simulate(plans.map(Ok), 1, (&stage, Fold::Exact)).is_err());
+        let terrain = Terrain::of_hosts(&spec.hosts, TransportKind::Local, &Costs::default());
+        assert!(simulate(plans.map(Ok), 1, (&terrain, Folding::Exact)).is_err());
     }
 }

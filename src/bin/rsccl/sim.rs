@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use rsccl::internals::topo::system::System;
-use rsccl::internals::tune::{Ask, Choice, Filters, Fold, LinkLoad, Modelled, SLOT_BYTES, Simulated, Stage};
+use rsccl::internals::tune::{Ask, Choice, Filters, Folding, LinkLoad, Modelled, SLOT_BYTES, Simulated, Terrain};
 use rsccl::plan::Windows;
 use rsccl::types::{Collective, Filter, Rank};
 use rsccl::{Config, Error, Result};
@@ -65,8 +65,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::default().resolve()?;
     let (machine, notes) = topo::described(arguments.topo.as_ref(), arguments.overlay.as_ref(), &config)?;
     let system = System::new(&machine)?;
-    let stage = Stage::of_gpus(&system, arguments.hosts, topo::levels(&config)?)?;
-    let modelled = Modelled::new(stage);
+    let terrain = Terrain::of_gpus(&system, arguments.hosts, topo::levels(&config)?)?;
+    let modelled = Modelled::new(terrain);
     let algorithms = arguments.algo.as_deref().or(config.algo.as_deref()).unwrap_or_default();
     let filters = Filters {
         algorithms: Filter::parse(algorithms)?,
@@ -77,7 +77,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     for bytes in &arguments.bytes {
         let ask = Ask {
             collective: arguments.collective,
-            elements: elements(arguments.collective, *bytes, modelled.stage().size()),
+            elements: elements(arguments.collective, *bytes, modelled.terrain().size()),
             element_bytes: ELEMENT_BYTES,
             channels,
             slot_bytes: arguments.slot.max(u64::from(ELEMENT_BYTES)),
@@ -107,7 +107,7 @@ struct Run {
     bytes: u64,
     choice: Choice,
     windows: Windows,
-    fold: Fold,
+    fold: Folding,
     simulated: Simulated,
     algorithm_gbps: f64,
     bus_gbps: f64,
@@ -116,9 +116,9 @@ struct Run {
 impl Run {
     fn simulate(modelled: &Modelled, ask: &Ask, bytes: u64, exact: bool) -> Result<Run> {
         let choice = modelled.choose(ask)?;
-        let fold = if exact { Fold::Exact } else { modelled.fold(ask, choice) };
+        let fold = if exact { Folding::Exact } else { modelled.fold(ask, choice) };
         let simulated = modelled.run(ask, choice, fold)?;
-        let ranks = f64::from(modelled.stage().size());
+        let ranks = f64::from(modelled.terrain().size());
         let factor = match ask.collective {
             Collective::AllReduce => 2.0 * (ranks - 1.0) / ranks,
             Collective::Broadcast | Collective::Reduce => 1.0,
@@ -146,15 +146,15 @@ impl Run {
 
     const fn way(&self) -> &'static str {
         match self.fold {
-            Fold::Exact => "every rank",
-            Fold::Rotation => "one host for all",
+            Folding::Exact => "every rank",
+            Folding::Rotation => "one host for all",
         }
     }
 }
 
 fn as_text(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Arguments) -> String {
     let mut text = String::new();
-    let (ranks, domains) = (modelled.stage().size(), modelled.stage().domains().len());
+    let (ranks, domains) = (modelled.terrain().size(), modelled.terrain().domains().len());
     line(
         &mut text,
         format_args!("{} on {ranks} GPUs in {domains} domains, which the network joins", arguments.collective),
@@ -226,7 +226,7 @@ fn as_json(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
                 Windows::Scratch => "scratch",
                 Windows::User => "user",
             },
-            "every_rank": run.fold == Fold::Exact,
+            "every_rank": run.fold == Folding::Exact,
             "time_us": run.time_us(),
             "algbw_gbps": run.algorithm_gbps,
             "busbw_gbps": run.bus_gbps,
@@ -236,9 +236,9 @@ fn as_json(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
     };
     json!({
         "collective": arguments.collective.name(),
-        "ranks": modelled.stage().size(),
+        "ranks": modelled.terrain().size(),
         "hosts": arguments.hosts,
-        "domains": modelled.stage().domains().len(),
+        "domains": modelled.terrain().domains().len(),
         "all_reduce_bound_gbps": modelled.all_reduce_bound() / 1e3,
         "runs": runs.iter().map(run).collect::<Vec<_>>(),
     })
@@ -246,7 +246,7 @@ fn as_json(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
 
 /// What people call both ends of a link.
 fn ends(system: &System, modelled: &Modelled, load: LinkLoad) -> (String, String) {
-    let ends = modelled.stage().ends(load.domain, load.link);
+    let ends = modelled.terrain().ends(load.domain, load.link);
     let (from, to) = ends.map_or_else(Default::default, |(from, to)| (system.name(from), system.name(to)));
     (format!("domain {} {from}", load.domain), to)
 }

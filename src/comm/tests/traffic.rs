@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::comm::{Buffers, Call, CallCount, local};
 use crate::config::Config;
 use crate::topo::Topology;
-use crate::tune::{Costs, Fold, Stage, Traffic, simulate};
+use crate::tune::{Costs, Folding, Terrain, Traffic, simulate};
 use crate::types::{Collective, DataType, Rank, ReduceOp, TransportKind};
 
 /// Every connection of a plan over slots carries as many messages and bytes as the simulation says.
@@ -32,8 +32,8 @@ fn compare(ranks: u32, (collective, algorithm): (Collective, &str), count: usize
     }
     sent.sort_unstable();
     let hosts = Topology::new(vec![0; ranks as usize]).hosts().to_vec();
-    let stage = Stage::of_hosts(&hosts, TransportKind::Local, &Costs::default());
-    let simulated = simulate(plans, DataType::F32.size(), (&stage, Fold::Exact)).unwrap();
+    let terrain = Terrain::of_hosts(&hosts, TransportKind::Local, &Costs::default());
+    let simulated = simulate(plans, DataType::F32.size(), (&terrain, Folding::Exact)).unwrap();
     assert!(!sent.is_empty(), "{collective} {algorithm} sends something");
     assert_eq!(simulated.traffic, sent, "{collective} {algorithm} {ranks} ranks {count}");
 }

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use super::blocked;
 use super::script::{Act, Script, Transfer};
 use crate::Result;
-use crate::tune::stage::{Mover, Stage};
+use crate::tune::terrain::{Mover, Terrain};
 
 /// What playing came to.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ type Order = u64;
 #[derive(Debug)]
 pub(super) struct Play<'a> {
     script: &'a Script<'a>,
-    stage: &'a Stage,
+    terrain: &'a Terrain,
     lanes: Vec<LaneAt>,
     queues: Vec<Queue>,
     flags: Vec<FlagAt>,
@@ -79,11 +79,11 @@ struct FlagAt {
 }
 
 impl<'a> Play<'a> {
-    pub(super) fn new(script: &'a Script<'a>, stage: &'a Stage) -> Play<'a> {
+    pub(super) fn new(script: &'a Script<'a>, terrain: &'a Terrain) -> Play<'a> {
         let links = script.bytes_per_us.len();
         Play {
             script,
-            stage,
+            terrain,
             lanes: vec![LaneAt::default(); script.lanes.len()],
             queues: script.connections.iter().map(|_| Queue::default()).collect(),
             flags: (0..script.flag_count()).map(|_| FlagAt::default()).collect(),
@@ -145,7 +145,7 @@ impl<'a> Play<'a> {
                 continue;
             };
             let rank = of.rank.index();
-            if matches!(self.stage.labour.mover, Mover::Core { .. }) && self.ranks[rank] > now {
+            if matches!(self.terrain.labour.mover, Mover::Core { .. }) && self.ranks[rank] > now {
                 self.plan(self.ranks[rank], Happening::Try(lane));
                 return;
             }
@@ -172,17 +172,17 @@ impl<'a> Play<'a> {
     }
 
     fn occupy(&mut self, rank: usize, end: f64) {
-        if matches!(self.stage.labour.mover, Mover::Core { .. }) {
+        if matches!(self.terrain.labour.mover, Mover::Core { .. }) {
             self.ranks[rank] = self.ranks[rank].max(end);
         }
     }
 
     /// Raises a flag, and says when the step is over.
     fn raise(&mut self, flag: usize, now: f64) -> f64 {
-        let end = now + self.stage.labour.step_us;
+        let end = now + self.terrain.labour.step_us;
         self.flags[flag].raised.push(end);
         for lane in std::mem::take(&mut self.flags[flag].waiting) {
-            self.plan(end + self.stage.labour.flag_us, Happening::Try(lane));
+            self.plan(end + self.terrain.labour.flag_us, Happening::Try(lane));
         }
         end
     }
@@ -194,13 +194,17 @@ impl<'a> Play<'a> {
             at.waiting.push(lane);
             return None;
         };
-        let seen = raised + self.stage.labour.flag_us;
+        let seen = raised + self.terrain.labour.flag_us;
         if seen > now {
             self.plan(seen, Happening::Try(lane));
             return None;
         }
         // A flag that is seen is one of many that a lane looks at in one go.
-        Some(if matches!(self.stage.labour.mover, Mover::Gpu { .. }) { now } else { now + self.stage.labour.step_us })
+        Some(if matches!(self.terrain.labour.mover, Mover::Gpu { .. }) {
+            now
+        } else {
+            now + self.terrain.labour.step_us
+        })
     }
 
     /// Whether a combine has to wait for a message or a slot; then the lane is tried again when that is there.
@@ -232,7 +236,7 @@ impl<'a> Play<'a> {
     /// Books what a combine takes, and says when it ends.
     fn begin(&mut self, transfer: &Transfer, (rank, round): (usize, u32), now: f64) -> f64 {
         let bytes = float(transfer.bytes(round));
-        let labour = self.stage.labour;
+        let labour = self.terrain.labour;
         let script = self.script;
         let ends = transfer.sources.iter().chain(&transfer.targets);
         let far = ends.filter(|connection| script.connections[**connection].route.is_some()).count();

@@ -3,19 +3,19 @@
 use std::collections::HashMap;
 
 use super::events::Played;
-use super::{Fold, LinkLoad, Traffic};
+use super::{Folding, LinkLoad, Traffic};
 use crate::plan::{Action, Combine, Operand, Plan};
-use crate::tune::stage::{Stage, Way};
+use crate::tune::terrain::{Course, Terrain};
 use crate::types::Rank;
 
 /// The lanes of all ranks that are simulated.
 #[derive(Debug)]
 pub(super) struct Script<'a> {
-    stage: &'a Stage,
-    fold: Fold,
+    terrain: &'a Terrain,
+    fold: Folding,
     element_bytes: u64,
     pub(super) lanes: Vec<LaneScript>,
-    pub(super) connections: Vec<Connection>,
+    pub(super) connections: Vec<PlayedConnection>,
     numbers: HashMap<(Rank, Rank, u8), usize>,
     flags: HashMap<(Rank, usize, u8), usize>,
     /// How many ranks there are, to number those that work.
@@ -30,7 +30,7 @@ pub(super) struct Script<'a> {
     pub(super) bytes_per_us: Vec<f64>,
     ways: HashMap<(Rank, Rank, Option<u8>), usize>,
     /// Ways with the numbers of all domains' links.
-    pub(super) routes: Vec<Way>,
+    pub(super) routes: Vec<Course>,
 }
 
 /// One lane of a rank.
@@ -78,7 +78,7 @@ pub(super) struct Transfer {
 
 /// A connection as both ends know it.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct PlayedConnection {
     /// The links that messages take by themselves; `None` inside a domain, where the sender's step does it.
     pub(super) route: Option<usize>,
     /// From the end of a message's way to its being seen.
@@ -93,18 +93,18 @@ impl Transfer {
 }
 
 impl<'a> Script<'a> {
-    pub(super) fn new(stage: &'a Stage, fold: Fold, element_bytes: u32) -> Script<'a> {
+    pub(super) fn new(terrain: &'a Terrain, fold: Folding, element_bytes: u32) -> Script<'a> {
         let mut bytes_per_us = Vec::new();
         let mut first_links = Vec::new();
-        for domain in 0..stage.domains().len() {
+        for domain in 0..terrain.domains().len() {
             first_links.push(fold.keeps(domain).then_some(bytes_per_us.len()));
             if fold.keeps(domain) {
-                bytes_per_us.extend_from_slice(stage.links(domain));
+                bytes_per_us.extend_from_slice(terrain.links(domain));
             }
         }
         let (lanes, connections, routes) = (Vec::new(), Vec::new(), Vec::new());
         Script {
-            stage,
+            terrain,
             fold,
             element_bytes: u64::from(element_bytes),
             lanes,
@@ -178,7 +178,7 @@ impl<'a> Script<'a> {
             match target {
                 Operand::Slot(peer) => {
                     made.targets.push(self.connection(me, *peer, channel));
-                    if self.stage.place(me).0 == self.stage.place(*peer).0 {
+                    if self.terrain.place(me).0 == self.terrain.place(*peer).0 {
                         made.routes.push(self.near(me, *peer));
                     }
                 }
@@ -194,8 +194,8 @@ impl<'a> Script<'a> {
         if let Some(known) = self.ways.get(&(from, to, None)) {
             return *known;
         }
-        let ((domain, seat), (_, other)) = (self.stage.place(from), self.stage.place(to));
-        let way = self.stage.near(domain, seat, other);
+        let ((domain, seat), (_, other)) = (self.terrain.place(from), self.terrain.place(to));
+        let way = self.terrain.near(domain, seat, other);
         let route = self.numbered([(domain, way)], way.latency_us);
         self.ways.insert((from, to, None), route);
         route
@@ -205,33 +205,33 @@ impl<'a> Script<'a> {
         if let Some(known) = self.ways.get(&(from, to, Some(channel))) {
             return *known;
         }
-        let (out, into, latency_us) = self.stage.far(from, to, usize::from(channel));
-        let domains = [from, to].map(|rank| self.fold.kept(self.stage.place(rank).0));
+        let (out, into, latency_us) = self.terrain.far(from, to, usize::from(channel));
+        let domains = [from, to].map(|rank| self.fold.kept(self.terrain.place(rank).0));
         let route = self.numbered([(domains[0], out), (domains[1], into)], latency_us);
         self.ways.insert((from, to, Some(channel)), route);
         route
     }
 
-    fn numbered<const N: usize>(&mut self, parts: [(usize, &Way); N], latency_us: f64) -> usize {
+    fn numbered<const N: usize>(&mut self, parts: [(usize, &Course); N], latency_us: f64) -> usize {
         let mut links = Vec::new();
         for (domain, way) in parts {
             let first = self.first_links[domain].unwrap_or_default();
             links.extend(way.links.iter().map(|(link, bytes)| (first + link, *bytes)));
         }
-        self.routes.push(Way { links, latency_us });
+        self.routes.push(Course { links, latency_us });
         self.routes.len() - 1
     }
 
     /// The connection, as its receiver in a domain that is kept knows it.
     fn connection(&mut self, from: Rank, to: Rank, channel: u8) -> usize {
-        let (from, to) = self.fold.seen_by_receiver(self.stage, (from, to));
+        let (from, to) = self.fold.seen_by_receiver(self.terrain, (from, to));
         if let Some(known) = self.numbers.get(&(from, to, channel)) {
             return *known;
         }
-        let near = self.stage.place(from).0 == self.stage.place(to).0;
+        let near = self.terrain.place(from).0 == self.terrain.place(to).0;
         let route = if near { self.near(from, to) } else { self.far(from, to, channel) };
         let latency_us = self.routes[route].latency_us;
-        self.connections.push(Connection { route: (!near).then_some(route), latency_us });
+        self.connections.push(PlayedConnection { route: (!near).then_some(route), latency_us });
         self.numbers.insert((from, to, channel), self.connections.len() - 1);
         self.connections.len() - 1
     }
@@ -252,7 +252,7 @@ impl<'a> Script<'a> {
         let mut loads = Vec::with_capacity(self.bytes_per_us.len());
         for (domain, first) in self.first_links.iter().enumerate() {
             let Some(first) = first else { continue };
-            for link in 0..self.stage.links(domain).len() {
+            for link in 0..self.terrain.links(domain).len() {
                 let busy = if played.time_us > 0.0 { played.busy_us[first + link] / played.time_us } else { 0.0 };
                 loads.push(LinkLoad { domain, link, busy });
             }

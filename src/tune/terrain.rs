@@ -18,7 +18,7 @@ use std::collections::HashMap;
 
 /// Where the ranks of a simulation stand.
 #[derive(Debug, Clone)]
-pub struct Stage {
+pub struct Terrain {
     /// Every class of equal domains.
     pub(super) classes: Vec<DomainLinks>,
     /// For each domain its class.
@@ -78,9 +78,9 @@ pub(super) struct DomainLinks {
     /// What leaves by all ports together.
     pub(super) network_bytes_per_us: f64,
     /// From each seat to each seat.
-    pub(super) near: Vec<Way>,
+    pub(super) near: Vec<Course>,
     /// From each seat to each port, as one direction and the other.
-    pub(super) to_ports: Vec<(Way, Way)>,
+    pub(super) to_ports: Vec<(Course, Course)>,
     /// The rail of each port.
     pub(super) rails: Vec<Option<u32>>,
     /// The ports that a seat uses, in turn.
@@ -89,27 +89,27 @@ pub(super) struct DomainLinks {
 
 /// The links that a message takes.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Way {
+pub(super) struct Course {
     /// Each with the bytes that go over it for one byte of the message.
     pub(super) links: Vec<(usize, f64)>,
     /// Microseconds besides what the links take.
     pub(super) latency_us: f64,
 }
 
-impl Stage {
+impl Terrain {
     /// Hosts of which nothing is known but what things cost: copies are done by cores, and each host has one network.
-    pub fn of_hosts(hosts: &[Vec<Rank>], near: TransportKind, costs: &Costs) -> Stage {
+    pub fn of_hosts(hosts: &[Vec<Rank>], near: TransportKind, costs: &Costs) -> Terrain {
         let Link { latency_us, .. } = costs.link(near);
         let class = |seats: usize| {
-            let network = Way { links: vec![(0, 1.0)], latency_us: 0.0 };
+            let network = Course { links: vec![(0, 1.0)], latency_us: 0.0 };
             DomainLinks {
                 bytes_per_us: vec![costs.net.bytes_per_us],
                 ends: Vec::new(),
                 seats,
                 maps: true,
                 network_bytes_per_us: costs.net.bytes_per_us,
-                near: vec![Way { links: Vec::new(), latency_us }; seats * seats],
-                to_ports: vec![(network, Way::default()); seats],
+                near: vec![Course { links: Vec::new(), latency_us }; seats * seats],
+                to_ports: vec![(network, Course::default()); seats],
                 rails: vec![None],
                 used: vec![vec![0]; seats],
             }
@@ -123,7 +123,7 @@ impl Stage {
             cached_bytes_per_us: costs.cached_bytes_per_us,
             cache_bytes: costs.cache_bytes,
         };
-        Stage {
+        Terrain {
             classes: sizes.into_iter().map(class).collect(),
             domains,
             places: places(hosts),
@@ -138,7 +138,7 @@ impl Stage {
     ///
     /// # Errors
     /// `InvalidArgument` where there is no GPU, or where GPUs have no way to each other or to the network that they need.
-    pub fn of_gpus(system: &System, times: u32, levels: Levels) -> Result<Stage> {
+    pub fn of_gpus(system: &System, times: u32, levels: Levels) -> Result<Terrain> {
         let domains = Domain::all(system);
         if domains.is_empty() {
             return Err(Error::invalid_argument("the machine has no GPU: a rank of the simulation stands on each"));
@@ -167,7 +167,7 @@ impl Stage {
             next += seats;
         }
         let memory = system.gpus().iter().map(|gpu| memory_bytes_per_us(system, *gpu)).fold(f64::MAX, f64::min);
-        Ok(Stage {
+        Ok(Terrain {
             classes,
             domains,
             places: places(&ranks),
@@ -265,14 +265,14 @@ impl Stage {
     }
 
     /// The way inside a domain.
-    pub(super) fn near(&self, domain: usize, from: usize, to: usize) -> &Way {
+    pub(super) fn near(&self, domain: usize, from: usize, to: usize) -> &Course {
         let class = &self.classes[self.domains[domain]];
         &class.near[from * class.seats + to]
     }
 
     /// The way between two domains on a lane: out of the one, into the other, and the latency of both and the network. Both ports are on
     /// one rail, where rails are known.
-    pub(super) fn far(&self, from: Rank, to: Rank, lane: usize) -> (&Way, &Way, f64) {
+    pub(super) fn far(&self, from: Rank, to: Rank, lane: usize) -> (&Course, &Course, f64) {
         let ((domain, seat), (other, other_seat)) = (self.place(from), self.place(to));
         let (source, target) = (&self.classes[self.domains[domain]], &self.classes[self.domains[other]]);
         let port = |class: &DomainLinks, seat: usize, of: &[usize]| of[(seat % class.seats + lane) % of.len()];
@@ -368,7 +368,7 @@ impl DomainLinks {
         part: &System,
         nodes: &[NodeId],
         (numbers, latency_us): (&mut HashMap<(NodeId, NodeId), usize>, f64),
-    ) -> Way {
+    ) -> Course {
         let mut links = Vec::new();
         for share in share_of_links(part, nodes) {
             let number = *numbers.entry(share.link).or_insert(self.bytes_per_us.len());
@@ -379,7 +379,7 @@ impl DomainLinks {
             #[expect(clippy::cast_precision_loss, reason = "5 or 6")]
             links.push((number, share.fifths as f64 / 5.0));
         }
-        Way { links, latency_us }
+        Course { links, latency_us }
     }
 }
 
