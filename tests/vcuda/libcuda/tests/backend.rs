@@ -21,9 +21,12 @@ const PARTS: Parts = &[
     ("registered", registered),
     ("memops", memops),
     ("threads that capture", threads_that_capture),
+    ("looks at a capture", looks_at_a_capture),
     ("dependencies", dependencies),
     ("user objects", user_objects),
     ("waits", waits),
+    ("survivor", survivor),
+    ("doomed spinner", doomed_spinner),
 ];
 
 const ILLEGAL_ADDRESS: i32 = 700;
@@ -513,6 +516,36 @@ fn threads_that_capture() {
 }
 
 #[test]
+fn a_look_by_another_thread_or_at_the_legacy_stream_ends_a_capture() {
+    run("looks at a capture", &[]);
+}
+
+fn looks_at_a_capture() {
+    let context = start(0);
+    let (stream, blocking) = (get("cuStreamCreate", &[1]), get("cuStreamCreate", &[0]));
+    let event = get("cuEventCreate", &[2]);
+    let memory = get("cuMemAlloc_v2", &[64]);
+    ok("cuEventRecord", &[event, stream]);
+    ok("cuStreamSynchronize", &[stream]);
+    let mut graph = 0_u64;
+    for (mode, code, ended) in [(0, CAPTURE_UNSUPPORTED, 901), (1, 0, 0)] {
+        ok("cuStreamBeginCapture_v2", &[stream, mode]);
+        ok("cuMemsetD32Async", &[memory, 1, 16, stream]);
+        let look = move || {
+            ok("cuCtxSetCurrent", &[context]);
+            call("cuEventQuery", &[event])
+        };
+        assert_eq!(std::thread::spawn(look).join().expect("it ends"), code, "mode {mode}");
+        assert_eq!(call("cuStreamEndCapture", &[stream, place(&mut graph)]), ended, "mode {mode}");
+    }
+    ok("cuStreamBeginCapture_v2", &[blocking, 2]);
+    ok("cuMemsetD32Async", &[memory, 1, 16, blocking]);
+    let mut status = 9_u32;
+    assert_eq!(call("cuStreamIsCapturing", &[0, place(&mut status)]), 906, "STREAM_CAPTURE_IMPLICIT");
+    assert_eq!(call("cuStreamEndCapture", &[blocking, place(&mut graph)]), 901);
+}
+
+#[test]
 fn a_capture_is_told_and_given_its_dependencies() {
     run("dependencies", &[]);
 }
@@ -651,4 +684,43 @@ fn waits() {
         other => panic!("{other} is not among the calls that wait"),
     };
     assert_eq!(code, 702, "LAUNCH_TIMEOUT: nothing can move");
+}
+
+#[test]
+fn the_turn_of_a_process_that_is_killed_passes_on() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let path = folder.path().to_str().expect("a path");
+    run("survivor", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", "1")]);
+}
+
+/// Its kernel spins until it is killed.
+fn doomed_spinner() {
+    start(0);
+    let [wait_for, ..] = kernels();
+    let memory = get("cuMemAlloc_v2", &[64]);
+    ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    assert_eq!(launch(wait_for, 200, 0, memory, 1), 0);
+    eprintln!("spins");
+    // The survivor holds the other end of the input: this ends with it at the latest.
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).expect("a pipe");
+}
+
+fn survivor() {
+    use std::io::BufRead as _;
+    start(0);
+    let [_, set_to, _] = kernels();
+    let memory = get("cuMemAlloc_v2", &[64]);
+    let mut command = support::part("doomed spinner", &[]);
+    let mut spinner = command.stdin(std::process::Stdio::piped()).spawn().expect("a process");
+    let errors = std::io::BufReader::new(spinner.stderr.take().expect("a pipe"));
+    assert!(errors.lines().any(|line| line.expect("text") == "spins"));
+    for value in 1..=10 {
+        if value == 6 {
+            spinner.kill().expect("our child");
+            spinner.wait().expect("our child");
+        }
+        assert_eq!(launch(set_to, 3, 0, memory, value), 0);
+        ok("cuCtxSynchronize", &[]);
+        assert_eq!(word(memory), value);
+    }
 }
