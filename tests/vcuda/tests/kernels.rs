@@ -259,6 +259,9 @@ fn undefined_bytes_travel_through_copies_and_calculations() {
     fails(&compare("setp.lt.s32 %p0, %r3, 0;"));
     fails(&compare("setp.eq.u32 %p0, %r3, 258;\nvote.sync.any.pred %p0, %p0, -1;"));
     runs(&compare("setp.eq.u32 %p0, %r3, 259;\nvote.sync.any.pred %p0, %p0, -1;"));
+    fails(&compare("setp.eq.u32 %p0, %r3, 258;\nbar.red.or.pred %p0, 0, %p0;"));
+    fails(&compare("setp.eq.u32 %p0, %r3, 258;\nbar.red.popc.u32 %r5, 0, %p0;\nsetp.eq.u32 %p0, %r5, 1;"));
+    runs(&compare("setp.eq.u32 %p0, %r3, 258;\nsetp.ne.and.u32 %p0, %t, 5, %p0;\nbar.red.and.pred %p0, 0, %p0;"));
 }
 
 #[test]

@@ -28,6 +28,9 @@ pub(super) struct Barrier {
     /// Threads that have come with a predicate, and of these those for which it held.
     pub(super) asked: u32,
     pub(super) held: u32,
+    /// With checks: whether a predicate was undefined, and whether one of the others held or did not.
+    pub(super) unknown: bool,
+    pub(super) surely: [bool; 2],
 }
 
 /// Instructions that a warp runs before the next one has its turn, at most.

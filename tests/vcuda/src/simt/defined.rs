@@ -7,6 +7,7 @@
 
 use super::FaultKind;
 use super::access::Core;
+use super::block::Barrier;
 use super::translate::Trouble;
 use super::warp::{LANES, Warp};
 use crate::ptx::instruction::{BarrierReduce, Callee, Flag, Instruction, Join, Op, RowIndex, Vote};
@@ -151,10 +152,6 @@ impl Warp {
                 self.mark(*d, &set, active);
             }
             Op::Special { d, .. } | Op::ActiveMask { d } => self.mark(*d, &ALL, active),
-            Op::Barrier { reduce: Some((reduce, _)), .. } => match reduce {
-                BarrierReduce::Count(d) => self.mark(*d, &ALL, active),
-                BarrierReduce::And(d) | BarrierReduce::Or(d) => self.mark_flag(*d, u32::MAX, active),
-            },
             op => {
                 if let Some(operands) = Operands::of(op) {
                     self.follow_operands(&operands, active, |warp| warp.calculate(core, op, active));
@@ -170,6 +167,19 @@ impl Warp {
         }
         if let Some(operands) = Operands::of_together(op) {
             self.follow_operands(&operands, lanes, |warp| warp.perform(op, lanes));
+        }
+    }
+
+    /// A barrier's result that undefined predicates might change is undefined.
+    pub(super) fn barrier_defined(&mut self, reduce: BarrierReduce, barrier: &Barrier, lanes: u32) {
+        if self.defined.is_empty() {
+            return;
+        }
+        let known = |surely: bool| if barrier.unknown && !surely { 0 } else { u32::MAX };
+        match reduce {
+            BarrierReduce::Count(d) => self.mark(d, if barrier.unknown { &[0; LANES] } else { &ALL }, lanes),
+            BarrierReduce::And(d) => self.mark_flag(d, known(barrier.surely[0]), lanes),
+            BarrierReduce::Or(d) => self.mark_flag(d, known(barrier.surely[1]), lanes),
         }
     }
 

@@ -270,7 +270,12 @@ impl Block {
         barrier.wanted = wanted;
         if let Some((_, flag)) = reduce {
             barrier.asked += lanes;
-            barrier.held += warp.lanes_with(*flag, group.mask).count_ones();
+            let held = warp.lanes_with(*flag, group.mask);
+            barrier.held += held.count_ones();
+            let known = warp.flags_defined.get(flag.index as usize).map_or(u32::MAX, |known| *known);
+            barrier.unknown |= group.mask & !known != 0;
+            barrier.surely[0] |= group.mask & known & !held != 0;
+            barrier.surely[1] |= known & held != 0;
         }
         let current = &mut warp.groups[warp.current];
         if *arrive {
@@ -316,6 +321,7 @@ impl Block {
                         BarrierReduce::And(d) => warp.write_flag(*d, all_if(barrier.held == barrier.asked), mask),
                         BarrierReduce::Or(d) => warp.write_flag(*d, all_if(barrier.held > 0), mask),
                     }
+                    warp.barrier_defined(*reduce, &barrier, mask);
                 }
             }
         }

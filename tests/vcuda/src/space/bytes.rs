@@ -44,10 +44,22 @@ pub(super) unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize) {
 ///
 /// The range is mapped and writable for as long as the call lasts.
 pub(super) unsafe fn fill(target: *mut u8, pattern: &[u8], count: usize) {
-    for index in 0..count {
+    let one = |at: usize| {
         // SAFETY: in range, by the caller's word; a pattern is on this stack.
-        unsafe { copy(target.wrapping_add(index * pattern.len()), pattern.as_ptr(), pattern.len()) };
+        unsafe { copy(target.wrapping_add(at), pattern.as_ptr(), pattern.len()) };
+    };
+    let (bytes, step) = (count * pattern.len(), pattern.len());
+    let first_word = (target.addr().next_multiple_of(8) - target.addr()).min(bytes);
+    (0..first_word).step_by(step).for_each(one);
+    // A pattern's length divides 8, so every aligned word looks the same.
+    let word = u64::from_ne_bytes(std::array::from_fn(|index| pattern[index % step]));
+    let mut at = first_word;
+    while at + 8 <= bytes {
+        // SAFETY: in range and aligned, by the caller's word and the choice of the first.
+        unsafe { AtomicU64::from_ptr(target.wrapping_add(at).cast()) }.store(word, Ordering::Relaxed);
+        at += 8;
     }
+    (at..bytes).step_by(step).for_each(one);
 }
 
 /// Sets the bits of `bytes` bytes from bit `first` on.
@@ -137,6 +149,24 @@ pub(super) unsafe fn store(address: *mut u8, wide: bool, value: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fills_of_every_width_and_offset() {
+        for step in [1, 2, 4] {
+            for (first, count) in [(0, 0), (0, 1), (0, 37), (4, 1), (4, 2), (4, 29), (8 - step, 20)] {
+                let mut words = [u64::MAX; 24];
+                let pattern = &[1_u8, 2, 3, 4][..step];
+                // SAFETY: an array of this test, longer than what is filled, and aligned to the pattern.
+                unsafe { fill(words.as_mut_ptr().cast::<u8>().wrapping_add(first), pattern, count) };
+                let found: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                let want = (0..192).map(|at: usize| match at.checked_sub(first) {
+                    Some(offset) if offset < count * step => pattern[offset % step],
+                    _ => u8::MAX,
+                });
+                assert_eq!(found, want.collect::<Vec<_>>(), "{step} bytes, {count} times from {first}");
+            }
+        }
+    }
 
     #[test]
     fn bits_of_unequal_offsets() {
