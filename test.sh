@@ -65,7 +65,8 @@ choose_features() {
     local wanted=()
     if command -v g++ >/dev/null; then wanted+=(cpp); else echo "skipped: no g++, so no C++ classes"; fi
     if command -v mpicc >/dev/null; then wanted+=(mpi); else echo "skipped: no mpicc, so no MPI glue"; fi
-    wanted+=(cli)
+    # The driver is loaded when it is asked for: the same programs are tested without one, and on virtual GPUs.
+    wanted+=(cli cuda)
     features=$(IFS=,; echo "${wanted[*]}")
 }
 

@@ -1,7 +1,8 @@
 // What the host hands to kernels: plain records of fixed widths, read field by field on both sides.
 //
 // A launch gets a table of steps and a table of operands. A step names its operands by their place in the table, because
-// the operands of a plan stay the same while its steps differ, and because the number of sources has no bound.
+// the operands of a plan stay the same while its steps differ, and because the number of sources has no bound. Small tables
+// travel as the parameter of the launch itself, so that a launch needs no memory and a graph keeps what it captured.
 #pragma once
 
 #include "portable.h"
@@ -33,6 +34,29 @@ static_assert(sizeof(Operand) == 16 && alignof(Operand) == 8, "read by the host 
 static_assert(sizeof(Step) == 64 && alignof(Step) == 8, "read by the host too");
 // Without gaps, so that the order of the fields gives their places; the host's test compares those with Rust's.
 static_assert(sizeof(Step) == 3 * sizeof(u64) + 10 * sizeof(u32), "no padding");
+
+/// Bytes of parameters that every driver takes.
+constexpr u32 PARAMETER_BYTES = 4096;
+
+/// The parameter of a launch. Both tables lie in `tables`, the steps first; or, where they do not fit, in memory.
+struct Arguments {
+    u64 steps_at;     // 0   device address of the steps; 0: the tables are here
+    u64 operands_at;  // 8   device address of the operands; without meaning if the tables are here
+    u32 steps;        // 16  how many steps
+    u32 reserved;     // 20  zero
+    u64 tables[(PARAMETER_BYTES - 24) / 8];  // 24  a launch may give fewer bytes: those that its tables have
+};
+
+static_assert(sizeof(Arguments) == PARAMETER_BYTES && alignof(Arguments) == 8, "filled by the host");
+
+RSCCL_INLINE const Step *steps_of(const Arguments &arguments) {
+    return reinterpret_cast<const Step *>(arguments.steps_at != 0 ? arguments.steps_at : u64(arguments.tables));
+}
+
+RSCCL_INLINE const Operand *operands_of(const Arguments &arguments) {
+    const u64 behind = u64(arguments.tables) + sizeof(Step) * u64(arguments.steps);
+    return reinterpret_cast<const Operand *>(arguments.steps_at != 0 ? arguments.operands_at : behind);
+}
 
 /// Where an operand of a step begins.
 RSCCL_INLINE u64 place_of(const Step &step, const Operand *operands, u32 index) {

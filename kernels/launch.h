@@ -13,8 +13,11 @@ RSCCL_INLINE Team team_of_grid() {
     return Team{u64(blockIdx.x) * blockDim.x + threadIdx.x, u64(gridDim.x) * blockDim.x};
 }
 
-/// Defines the entry point `name`, which does every step by `function`.
+/// Defines the entry point `name`, which does every step by `function`. `__grid_constant__`: the tables are read where the
+/// launch has put them, without a copy for each thread.
 #define STEPS(name, function)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const Step *steps, const Operand *operands, u32 count) { \
-        _Pragma("unroll 1") for (u32 i = 0; i < count; i += 1) function(steps[i], operands, team_of_grid());         \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ Arguments arguments) {    \
+        const Step *steps = steps_of(arguments);                                                                    \
+        const Operand *operands = operands_of(arguments);                                                           \
+        _Pragma("unroll 1") for (u32 i = 0; i < arguments.steps; i += 1) function(steps[i], operands, team_of_grid()); \
     }

@@ -20,9 +20,12 @@
 #[cfg(test)]
 #[cfg(not(loom))]
 mod contract;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod host;
 mod memory;
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
 
@@ -112,7 +115,7 @@ pub trait Queue: fmt::Debug + Send {
 }
 
 /// A point in a queue.
-pub trait Event: fmt::Debug + Send + Sync {
+pub trait Event: Any + fmt::Debug + Send + Sync {
     /// Whether the queue has come to this point. It never blocks.
     ///
     /// # Errors
@@ -123,10 +126,14 @@ pub trait Event: fmt::Debug + Send + Sync {
 /// The device whose memory `home` is.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidArgument`] where this build has no such device.
+/// [`crate::error::Kind::InvalidArgument`] where this build or this host has no such device;
+/// [`crate::error::Kind::System`] where there is no driver for it.
 pub fn of(home: Home) -> Result<&'static dyn Device> {
     match home {
         Home::Host => Ok(&HostMemory),
+        #[cfg(feature = "cuda")]
+        Home::Device(id) => cuda::of(id).map(|gpu| gpu as &dyn Device),
+        #[cfg(not(feature = "cuda"))]
         Home::Device(_) => Err(unsupported(home)),
     }
 }

@@ -15,6 +15,8 @@ pub mod gpus;
 pub mod host;
 pub mod identity;
 pub mod interfaces;
+pub mod lending;
+pub mod library;
 pub mod limits;
 pub mod memory;
 pub mod numa;

@@ -83,6 +83,29 @@ impl Step {
     }
 }
 
+/// `Arguments` of `kernels/abi.h`: the tables themselves, or where they lie.
+fn arguments(memory: &Flat, steps: &[Step], operands: &[u8], apart: bool) -> Parameters {
+    let table = steps.iter().flat_map(Step::bytes).collect::<Vec<_>>();
+    let count = u32::try_from(steps.len()).expect("few");
+    let place = |bytes: &[u8]| {
+        let at = memory.allocate(Some(0), bytes.len());
+        memory.write(at, bytes);
+        at
+    };
+    let (steps_at, operands_at) = if apart { (place(&table), place(operands)) } else { (0, 0) };
+    let mut parameters = Parameters::default().long(steps_at).long(operands_at).word(count).word(0);
+    let tables = if apart { Vec::new() } else { [&table, operands].concat() };
+    for word in tables.chunks_exact(8) {
+        parameters = parameters.long(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    }
+    // What a launch leaves out is undefined.
+    let rest = (PARAMETER_BYTES - size_of::<u64>() * 3 - tables.len()) / 8;
+    (0..rest).fold(parameters, |parameters, _| parameters.long(0xcbcb_cbcb_cbcb_cbcb))
+}
+
+/// `PARAMETER_BYTES` of `kernels/abi.h`.
+const PARAMETER_BYTES: usize = 4096;
+
 /// The operators, in the order of `host.cpp`.
 const ENTRIES: [&str; 9] =
     ["fold_sum", "fold_scaled_sum", "fold_prod", "fold_min", "fold_max", "fold_and", "fold_or", "fold_xor", "copy"];
@@ -234,11 +257,10 @@ impl Case {
         let operands =
             sources.iter().chain(&targets).map(|address| Operand { base: address - 100, offset: 100 }.bytes());
         let operands = operands.collect::<Vec<_>>().concat();
-        let (at, step) = (memory.allocate(Some(0), operands.len()), memory.allocate(Some(0), size_of::<Step>()));
-        memory.write(at, &operands);
-        memory.write(step, &self.step().bytes());
+        // Small tables come with the launch, others lie in memory: both forms are taken.
+        let parameters = arguments(&memory, &[self.step()], &operands, self.bytes() % 2 == 1);
         let module = module(self.data_type, self.entry());
-        let mut config = config(grid, threads, Parameters::default().long(step).long(at).word(1));
+        let mut config = config(grid, threads, parameters);
         (config.weak, config.checks) = (checks, checks);
         let entry = ENTRIES[self.entry()];
         launch(&module, entry, config, &memory).unwrap_or_else(|fault| panic!("{}: {fault}", self.name()));
@@ -705,8 +727,6 @@ fn a_launch_does_all_of_its_steps() {
     let (source, target) = (memory.allocate(Some(0), 96), memory.allocate(Some(0), 96));
     memory.write(source, &bytes);
     let operands = [source, target].map(|base| Operand { base, offset: 0 }.bytes()).concat();
-    let at = memory.allocate(Some(0), operands.len());
-    memory.write(at, &operands);
     // Three steps, the last of which has nothing to do.
     let step = |offset: u64, count: u64| Step {
         count,
@@ -721,13 +741,14 @@ fn a_launch_does_all_of_its_steps() {
         kind: 0,
         reserved: [0; 3],
     };
-    let steps = [step(0, 40), step(40, 56), step(96, 0)].map(|step| step.bytes()).concat();
-    let table = memory.allocate(Some(0), steps.len());
-    memory.write(table, &steps);
-    let mut config = config(1, 32, Parameters::default().long(table).long(at).word(3));
-    (config.weak, config.checks) = (true, true);
-    launch(&module(DataType::U8, COPY), "copy", config, &memory).unwrap_or_else(|fault| panic!("{fault}"));
-    assert_eq!(memory.read(target, 96), bytes);
+    for apart in [false, true] {
+        memory.write(target, &[0; 96]);
+        let parameters = arguments(&memory, &[step(0, 40), step(40, 56), step(96, 0)], &operands, apart);
+        let mut config = config(1, 32, parameters);
+        (config.weak, config.checks) = (true, true);
+        launch(&module(DataType::U8, COPY), "copy", config, &memory).unwrap_or_else(|fault| panic!("{fault}"));
+        assert_eq!(memory.read(target, 96), bytes);
+    }
 }
 
 #[test]

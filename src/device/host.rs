@@ -65,6 +65,9 @@ pub struct Kernel {
     scalar: Option<Scalar>,
     /// What finished results are divided by.
     divisor: Option<Divisor>,
+    /// For devices with kernels of their own.
+    data_type: DataType,
+    op: Option<ReduceOp>,
 }
 
 /// One step of copying or reducing: `targets[k][i]` becomes the fold of `sources[..][i]`, for every `i` below `count`.
@@ -142,16 +145,54 @@ impl Kernel {
         (self.scalar.is_none() || raw != Some(0)) && (self.divisor.is_none() || !finish)
     }
 
+    /// The element type.
+    #[cfg(feature = "cuda")]
+    pub(super) fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// The operator; `None` for copies.
+    #[cfg(feature = "cuda")]
+    pub(super) fn op(&self) -> Option<ReduceOp> {
+        self.op
+    }
+
+    /// What raw sources are multiplied by: the bits of the accumulators' type, which is f32 for narrow floats.
+    #[cfg(feature = "cuda")]
+    pub(super) fn scalar_bits(&self) -> Option<u64> {
+        use lane::Wide;
+        let scalar = self.scalar?;
+        Some(match self.data_type {
+            DataType::I8 => i8::from_scalar(scalar).cast_unsigned().into(),
+            DataType::U8 => u8::from_scalar(scalar).into(),
+            DataType::I32 => i32::from_scalar(scalar).cast_unsigned().into(),
+            DataType::U32 => u32::from_scalar(scalar).into(),
+            DataType::I64 => i64::from_scalar(scalar).cast_unsigned(),
+            DataType::U64 => u64::from_scalar(scalar),
+            DataType::F64 => f64::from_scalar(scalar).to_bits(),
+            DataType::F16 | DataType::F32 | DataType::BF16 | DataType::F8E4M3 | DataType::F8E5M2 => {
+                f32::from_scalar(scalar).to_bits().into()
+            }
+        })
+    }
+
+    /// What finished averages are divided by.
+    #[cfg(feature = "cuda")]
+    pub(super) fn divisor(&self) -> Option<u32> {
+        self.divisor.map(|divisor| divisor.world())
+    }
+
     /// [`Kernel::copy`] at a chosen level, which the machine must have.
     fn copy_at(level: Level, data_type: DataType) -> Kernel {
         let copy = machine::bind_copy(level);
         let size = bytes_of(data_type);
-        Kernel { reduce: copy, copy, lanes: size, size, scalar: None, divisor: None }
+        Kernel { reduce: copy, copy, lanes: size, size, scalar: None, divisor: None, data_type, op: None }
     }
 
     /// [`Kernel::reduce`] at a chosen level, which the machine must have.
     fn reduce_at(level: Level, data_type: DataType, op: ReduceOp, world: u32) -> Result<Kernel> {
         let mut kernel = Kernel::copy_at(level, data_type);
+        kernel.op = Some(op);
         let op = match op {
             ReduceOp::BitAnd => return kernel.bitwise((data_type, op), machine::bind::<u8, And>(level)),
             ReduceOp::BitOr => return kernel.bitwise((data_type, op), machine::bind::<u8, Or>(level)),

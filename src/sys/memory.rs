@@ -11,8 +11,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU8;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, Ordering};
+use crate::sys::lending::Lending;
 use crate::sys::region::{HostRegion, Keep};
+
+pub use crate::sys::lending::Generation;
 
 /// A mapping that lives as long as its owner; zeroed when new, page-aligned.
 #[derive(Debug)]
@@ -21,8 +24,7 @@ pub struct SharedMemory {
     bytes: usize,
     /// Locked while it changes.
     backing: Mutex<Backing>,
-    /// The generation in the upper half, operations that have lent the memory in the lower.
-    state: AtomicU64,
+    lending: Lending,
 }
 
 /// Where the pages come from.
@@ -35,10 +37,6 @@ enum Backing {
     /// This process has all pages for itself.
     Private,
 }
-
-/// Which pages are behind a `SharedMemory`: changes when it goes out of the peers' reach, and when it is shared anew.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Generation(u64);
 
 // SAFETY: the mapping is plain memory with no thread affinity; what is in it is reached through raw pointers and atomics by
 // callers that keep their own order.
@@ -89,7 +87,7 @@ impl SharedMemory {
 
     fn new(base: NonNull<u8>, bytes: usize, file: Option<OwnedFd>) -> SharedMemory {
         let backing = file.map_or(Backing::Private, |file| Backing::Shared(Arc::new(file)));
-        SharedMemory { base, bytes, backing: Mutex::new(backing), state: AtomicU64::new(0) }
+        SharedMemory { base, bytes, backing: Mutex::new(backing), lending: Lending::new() }
     }
 
     /// The memory as a region, which owns it from now on.
@@ -174,14 +172,12 @@ impl Keep for SharedMemory {
     /// An operation lets peers work in the memory, of which they have mapped `generation`. False where that is no more what is behind
     /// it: they must not.
     fn lend(&self, generation: Generation) -> bool {
-        let lent = |state| (state >> COUNT_BITS == generation.0).then(|| state + 1);
-        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, lent).is_ok()
+        self.lending.lend(generation)
     }
 
     /// The operation is over. False where the memory went out of the peers' reach meanwhile: what they wrote may be missing.
     fn take_back(&self, generation: Generation) -> bool {
-        // One order with the change in `detach`: where this comes first, `detach` acquires what peers have written until now.
-        self.state.fetch_sub(1, Ordering::AcqRel) >> COUNT_BITS == generation.0
+        self.lending.take_back(generation)
     }
 
     /// Takes the memory out of the reach of whoever has mapped it: they keep the pages as they are now, and the owner goes on with a copy
@@ -194,9 +190,7 @@ impl Keep for SharedMemory {
     fn detach(&self) -> Result<()> {
         let mut backing = self.lock();
         if let Backing::Shared(shared) = &*backing {
-            if !self.is_detached() {
-                self.state.fetch_add(ONE_GENERATION, Ordering::AcqRel);
-            }
+            self.lending.part();
             // Pages of a private mapping are the file's until the first store to each.
             let fresh = map(self.bytes, libc::MAP_PRIVATE, shared.as_raw_fd())?;
             self.replace(fresh)?;
@@ -211,7 +205,7 @@ impl Keep for SharedMemory {
 
     /// Whether [`SharedMemory::detach`] was called, and [`SharedMemory::share_anew`] not since.
     fn is_detached(&self) -> bool {
-        self.state.load(Ordering::Acquire) & ONE_GENERATION != 0
+        self.lending.is_parted()
     }
 
     /// Puts a file behind the memory again that peers can map, where [`SharedMemory::detach`] took it away; what is behind it now. Nobody
@@ -229,9 +223,9 @@ impl Keep for SharedMemory {
             self.replace(fresh)?;
             self.prefer_huge_pages();
             *backing = Backing::Shared(Arc::new(shared));
-            self.state.fetch_add(ONE_GENERATION, Ordering::AcqRel);
+            self.lending.renew();
         }
-        Ok(Generation(self.state.load(Ordering::Acquire) >> COUNT_BITS))
+        Ok(self.lending.generation())
     }
 
     /// Asks for huge pages: fewer faults and TLB misses for large buffers. A refusal costs only speed.
@@ -285,9 +279,6 @@ fn map(bytes: usize, flags: libc::c_int, raw: libc::c_int) -> Result<NonNull<u8>
     Ok(NonNull::new(base.cast()).expect("mmap never yields null without MAP_FIXED"))
 }
 
-/// Room for the count of operations beside the generation.
-const COUNT_BITS: u32 = 32;
-const ONE_GENERATION: u64 = 1 << COUNT_BITS;
 /// No machine has smaller pages.
 const LEAST_PAGE_BYTES: usize = 4096;
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -296,6 +287,7 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEA
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::sync::primitive::AtomicU64;
 
     #[test]
     fn a_peer_sees_the_same_bytes() {

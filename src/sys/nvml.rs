@@ -4,7 +4,9 @@
 //! Three layers: the table of functions (`Library`), their results as `Option` (`Device`), and what others see
 //! ([`Gpu`]).
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use crate::sys::library;
 
 /// A GPU as NVML describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,21 +82,16 @@ impl PciInfo {
 /// library lacks it.
 macro_rules! load {
     ($library:expr, $name:literal) => {{
-        // SAFETY: the library is open and never closed; the fields of `Library` have the types that nvml.h declares
+        // SAFETY: the fields of `Library` have the types that nvml.h declares
         // for these names.
-        unsafe { function($library, $name) }?
+        unsafe { $library.function($name) }?
     }};
 }
 
 impl Library {
     /// Loads the library, which then stays loaded: NVIDIA's own starts threads that must not lose their code.
     fn open() -> Option<Library> {
-        // SAFETY: the name ends in a zero byte. Initialisers of the library run: it is the driver's own, found as the
-        // system's administrator has set it up.
-        let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if library.is_null() {
-            return None;
-        }
+        let library = library::Library::open(c"libnvidia-ml.so.1").ok()?;
         Some(Library {
             init: load!(library, c"nvmlInit_v2"),
             shutdown: load!(library, c"nvmlShutdown"),
@@ -147,20 +144,4 @@ impl Library {
         // ours.
         (unsafe { ask(handle, &raw mut number) } == SUCCESS).then_some(number)
     }
-}
-
-/// The function of a name, as `F`.
-///
-/// # Safety
-/// `library` is an open library, and `F` is a pointer to a function of the type that the name has there.
-unsafe fn function<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: the caller has the library open, and the name ends in a zero byte.
-    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
-    if address.is_null() {
-        return None;
-    }
-    // SAFETY: on POSIX a function's address is a pointer of the same size, which the line above holds `F` to; its
-    // type is the caller's word.
-    Some(unsafe { (&raw const address).cast::<F>().read() })
 }

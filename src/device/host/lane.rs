@@ -95,6 +95,12 @@ impl Divisor {
         Divisor { world, magic_32, magic_64, first_shift: bits.min(1), second_shift: bits.max(1) - 1 }
     }
 
+    /// The number of ranks.
+    #[cfg(feature = "cuda")]
+    pub(in crate::device) fn world(&self) -> u32 {
+        self.world
+    }
+
     /// `value / world`
     #[inline(always)]
     fn divide_32(&self, value: u32) -> u32 {

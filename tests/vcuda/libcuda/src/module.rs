@@ -172,11 +172,14 @@ fn ptx<'a>(image: In<u8>) -> Outcome<&'a str> {
     }
 }
 
+/// What parameters hold that a launch left out.
+const NOTHING: u8 = 0xcb;
+
 /// Copies the parameters of a launch into one block, as the kernel has them.
 fn gather(function: u64, parameters: In<In<u8>>, extra: In<Address>) -> Outcome<Parameters> {
     let layout = driver::get()?.function_parameters(function)?;
     if parameters.is_null() && !extra.is_null() {
-        return from_buffer(extra);
+        return from_buffer(&layout, extra);
     }
     if !extra.is_null() && !parameters.is_null() {
         return Err(CUresult::INVALID_VALUE);
@@ -190,8 +193,9 @@ fn gather(function: u64, parameters: In<In<u8>>, extra: In<Address>) -> Outcome<
     Ok(Parameters(block))
 }
 
-/// Parameters by `CU_LAUNCH_PARAM_BUFFER_POINTER` (1) and `CU_LAUNCH_PARAM_BUFFER_SIZE` (2), ended by 0.
-fn from_buffer(extra: In<Address>) -> Outcome<Parameters> {
+/// Parameters by `CU_LAUNCH_PARAM_BUFFER_POINTER` (1) and `CU_LAUNCH_PARAM_BUFFER_SIZE` (2), ended by 0. The buffer may have
+/// fewer bytes than the kernel declares, as NCCL's launches do: the kernel finds nothing of use in the rest.
+fn from_buffer(layout: &[(u32, u32)], extra: In<Address>) -> Outcome<Parameters> {
     let (mut buffer, mut size) = (None, None);
     for pair in 0..3 {
         let value = |index| extra.get_at(index).map(|value| value.0);
@@ -203,7 +207,10 @@ fn from_buffer(extra: In<Address>) -> Outcome<Parameters> {
         }
     }
     let (Some(buffer), Some(size)) = (buffer, size) else { return Err(CUresult::INVALID_VALUE) };
-    buffer.get_all(size).map(Parameters)
+    let mut bytes = buffer.get_all(size)?;
+    let declared = layout.last().map_or(0, |(offset, bytes)| (offset + bytes) as usize);
+    bytes.resize(bytes.len().max(declared), NOTHING);
+    Ok(Parameters(bytes))
 }
 
 /// A name as C text that lives as long as the process: there are few of them.

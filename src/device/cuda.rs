@@ -1,0 +1,367 @@
+//! GPUs by NVIDIA's driver, which is loaded when it is first asked for: the same program runs with and without one.
+//!
+//! ```text
+//! raw       the driver's functions, by name and version
+//! result    calls that name what failed; the driver of this process
+//! safe      context ── kernels, stream, memory, tables ── active: a GPU in use ── queue, and Cuda below
+//! ```
+//!
+//! A GPU's primary context is retained while a region, queue or event of it lives. Nothing here resets it, and every
+//! call leaves the program's current context and capture mode as they were.
+
+mod active;
+mod cohort;
+mod context;
+mod kernels;
+mod launch;
+mod memory;
+mod queue;
+mod raw;
+mod result;
+mod stream;
+mod tables;
+#[cfg(test)]
+pub(in crate::device) mod tests;
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use cudarc::driver::sys::{CUdevice, CUuuid};
+
+use crate::device::{Device, DeviceId, Generation, Home, Keep, Queue, Region, Sharing};
+use crate::error::{Error, Kind, Result};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use crate::sys::lending::Lending;
+
+use active::Active;
+use memory::Allocation;
+use result::{Driver, call};
+
+pub use cohort::{Arrival, Cohort, Departure};
+pub use stream::StreamHandle;
+
+/// What names a GPU, or a part of one (MIG), on all hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Uuid(pub [u8; 16]);
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU")?;
+        for (index, byte) in self.0.iter().enumerate() {
+            let dash = if matches!(index, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A GPU that the driver shows to this process. Its [`DeviceId`] is the driver's number of it.
+#[derive(Debug)]
+pub struct Cuda {
+    driver: &'static Driver,
+    device: CUdevice,
+    id: DeviceId,
+    uuid: Uuid,
+    name: String,
+    /// Compute capability: (9, 0) for 9.0.
+    capability: (c_int, c_int),
+    multiprocessors: u32,
+    /// Whether its memory can leave the process as a descriptor.
+    exports: bool,
+    /// While somebody uses it.
+    active: Mutex<Weak<Active>>,
+}
+
+/// The GPUs of this process, in the driver's order.
+///
+/// # Errors
+/// [`Kind::System`] where there is no driver, it is too old, or it refuses. A later call tries again.
+pub fn gpus() -> Result<&'static [Cuda]> {
+    static GPUS: OnceLock<Vec<Cuda>> = OnceLock::new();
+    if let Some(gpus) = GPUS.get() {
+        return Ok(gpus);
+    }
+    let driver = Driver::get()?;
+    let mut count = 0;
+    // SAFETY: the place is ours and lives through the call.
+    unsafe { call!(driver, cuDeviceGetCount(&raw mut count)) }.map_err(|failure| failure.at(driver))?;
+    let found = (0..count).map(|number| Cuda::find(driver, number)).collect::<Result<Vec<Cuda>>>()?;
+    Ok(GPUS.get_or_init(|| found))
+}
+
+/// The GPU of a number.
+///
+/// # Errors
+/// As [`gpus`]; [`Kind::InvalidArgument`] for a number that no GPU has.
+pub fn of(id: DeviceId) -> Result<&'static Cuda> {
+    let home = Home::Device(id);
+    let gpus = gpus().map_err(|error| Error::new(error.kind(), format!("{home}: {}", error.message())))?;
+    let found = gpus.iter().find(|gpu| gpu.id == id);
+    found.ok_or_else(|| Error::invalid_argument(format!("{home} is none of this process's {} GPUs", gpus.len())))
+}
+
+/// Where the memory at `address` lives, if the driver knows the address as GPU memory.
+///
+/// # Errors
+/// As [`gpus`], and where the driver refuses the question.
+pub fn locate(address: u64) -> Result<Option<Home>> {
+    let gpus = gpus()?;
+    let driver = Driver::get()?;
+    driver.check_process()?;
+    let (mut kind, mut ordinal): (c_uint, c_int) = (0, 0);
+    let (count, attributes): (c_uint, _) = (2, [MEMORY_TYPE, DEVICE_ORDINAL]);
+    let mut places: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut ordinal).cast()];
+    // SAFETY: the two attributes have two places, of the widths that cuda.h gives them.
+    let asked =
+        unsafe { call!(driver, cuPointerGetAttributes(count, attributes.as_ptr(), places.as_mut_ptr(), address)) };
+    asked.map_err(|failure| failure.at(driver))?;
+    let home = gpus.iter().find(|gpu| kind == MEMORY_TYPE_DEVICE && gpu.device == ordinal).map(Device::home);
+    Ok(home)
+}
+
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`
+const MEMORY_TYPE: c_int = 2;
+const DEVICE_ORDINAL: c_int = 9;
+/// `CU_MEMORYTYPE_DEVICE`
+const MEMORY_TYPE_DEVICE: c_uint = 2;
+/// `CU_DEVICE_ATTRIBUTE_…`
+const MULTIPROCESSOR_COUNT: c_int = 16;
+const CAPABILITY_MAJOR: c_int = 75;
+const CAPABILITY_MINOR: c_int = 76;
+const VIRTUAL_MEMORY: c_int = 102;
+const POSIX_DESCRIPTORS: c_int = 103;
+
+impl Cuda {
+    fn find(driver: &'static Driver, number: c_int) -> Result<Cuda> {
+        let mut device = 0;
+        // SAFETY: the place is ours and lives through the call.
+        unsafe { call!(driver, cuDeviceGet(&raw mut device, number)) }.map_err(|failure| failure.at(driver))?;
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: as above; the device is one of the driver's.
+        unsafe { call!(driver, cuDeviceGetUuid(&raw mut uuid, device)) }.map_err(|failure| failure.at(driver))?;
+        let mut name: [c_char; NAME_BYTES] = [0; NAME_BYTES];
+        let room = c_int::try_from(NAME_BYTES).expect("small");
+        // SAFETY: the place is ours and has the length that is told.
+        let named = unsafe { call!(driver, cuDeviceGetName(name.as_mut_ptr(), room, device)) };
+        named.map_err(|failure| failure.at(driver))?;
+        let attribute = |which: c_int| {
+            let mut value = 0;
+            // SAFETY: the place is ours and lives through the call.
+            let asked = unsafe { call!(driver, cuDeviceGetAttribute(&raw mut value, which, device)) };
+            asked.map(|()| value).map_err(|failure| failure.at(driver))
+        };
+        Ok(Cuda {
+            driver,
+            device,
+            id: DeviceId(number.unsigned_abs()),
+            uuid: Uuid(uuid.bytes.map(|byte| byte.to_ne_bytes()[0])),
+            name: text(&name),
+            capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
+            multiprocessors: u32::try_from(attribute(MULTIPROCESSOR_COUNT)?).unwrap_or(1),
+            exports: attribute(VIRTUAL_MEMORY)? != 0 && attribute(POSIX_DESCRIPTORS)? != 0,
+            active: Mutex::new(Weak::new()),
+        })
+    }
+
+    /// Its number among the GPUs of this process.
+    pub fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// What names it on all hosts: two GPUs are the same if this is.
+    pub fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    /// What the driver calls it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The GPU in use: its context with the kernels, made by the first user and gone with the last.
+    fn active(&self) -> Result<Arc<Active>> {
+        // What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+        let mut place = self.active.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(active) = place.upgrade() {
+            return Ok(active);
+        }
+        let active = Active::new(self.driver, self.device, self.capability, self.multiprocessors)?;
+        *place = Arc::downgrade(&active);
+        Ok(active)
+    }
+
+    /// The ranks of this process on this GPU.
+    ///
+    /// # Errors
+    /// Where the GPU cannot be used.
+    pub fn cohort(&self) -> Result<Cohort> {
+        Cohort::new(self.active()?)
+    }
+
+    /// The memory as a region.
+    fn region(
+        &self,
+        active: Arc<Active>,
+        memory: Allocation,
+        bytes: usize,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<Region> {
+        let address = usize::try_from(memory.address()).ok().map(std::ptr::without_provenance_mut);
+        let Some(base) = address.and_then(NonNull::new) else {
+            return Err(Error::new(Kind::System, format!("GPU memory at address {:#x}", memory.address())));
+        };
+        let descriptor = Mutex::new(descriptor.map(Arc::new));
+        let keep = Kept { memory: Some(memory), descriptor, lending: Lending::new(), active };
+        // SAFETY: the memory is the GPU's until `keep` is dropped.
+        Ok(unsafe { Region::new(base, bytes, self.home(), Arc::new(keep)) })
+    }
+}
+
+/// More than the longest name.
+const NAME_BYTES: usize = 256;
+
+/// A name that the driver wrote.
+fn text(name: &[c_char; NAME_BYTES]) -> String {
+    let bytes = name.map(|letter| letter.to_ne_bytes()[0]);
+    CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned()
+}
+
+impl Device for Cuda {
+    fn home(&self) -> Home {
+        Home::Device(self.id)
+    }
+
+    /// Waits for kernels that run: for set-up only.
+    fn allocate(&self, bytes: usize, sharing: Sharing) -> Result<Region> {
+        if bytes == 0 {
+            return Err(Error::invalid_argument("0 bytes of GPU memory"));
+        }
+        let active = self.active()?;
+        active.free_retired();
+        match sharing {
+            Sharing::Threads => {
+                let memory = Allocation::ordinary(active.primary(), bytes, active.service())?;
+                self.region(active, memory, bytes, None)
+            }
+            Sharing::Processes => {
+                self.check_exports()?;
+                let memory = Allocation::shareable(active.primary(), bytes, active.service())?;
+                let descriptor = memory.export()?;
+                self.region(active, memory, bytes, Some(descriptor))
+            }
+        }
+    }
+
+    fn export(&self, region: &Region) -> Result<OwnedFd> {
+        let descriptor = region.keep().descriptor().filter(|_| region.home() == self.home());
+        let descriptor = descriptor.ok_or_else(|| Error::internal(format!("{region:?} cannot leave this process")))?;
+        descriptor.try_clone().map_err(|error| Error::system("dup of a GPU memory's descriptor", error))
+    }
+
+    /// Waits for kernels that run: for set-up only.
+    fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
+        self.check_exports()?;
+        let active = self.active()?;
+        let memory = Allocation::import(active.primary(), &descriptor, bytes, active.service())?;
+        self.region(active, memory, bytes, Some(descriptor))
+    }
+
+    fn locate(&self, address: u64) -> Option<Home> {
+        // An address that cannot be asked about is nobody's.
+        locate(address).unwrap_or(None).filter(|home| *home == self.home())
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(queue::StreamQueue::new(self.active()?, self.home())?))
+    }
+}
+
+impl Cuda {
+    fn check_exports(&self) -> Result<()> {
+        if self.exports {
+            return Ok(());
+        }
+        let message =
+            format!("GPU {} ({}) cannot hand memory to other processes by descriptor", self.device, self.name);
+        Err(Error::new(Kind::System, message))
+    }
+}
+
+/// What keeps a region of GPU memory.
+#[derive(Debug)]
+struct Kept {
+    /// `None` only while it is dropped.
+    memory: Option<Allocation>,
+    /// By which others map the memory; `None` while they cannot.
+    descriptor: Mutex<Option<Arc<OwnedFd>>>,
+    lending: Lending,
+    active: Arc<Active>,
+}
+
+impl Kept {
+    fn memory(&self) -> &Allocation {
+        self.memory.as_ref().expect("there until it is dropped")
+    }
+
+    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
+        self.descriptor.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Keep for Kept {
+    fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        self.lock().clone()
+    }
+
+    fn lend(&self, generation: Generation) -> bool {
+        self.lending.lend(generation)
+    }
+
+    fn take_back(&self, generation: Generation) -> bool {
+        self.lending.take_back(generation)
+    }
+
+    /// Other memory with the same content is mapped at the address. No kernel of this process works in it meanwhile.
+    fn detach(&self) -> Result<()> {
+        let mut descriptor = self.lock();
+        if descriptor.is_none() {
+            return Ok(());
+        }
+        self.lending.part();
+        self.memory().replace(self.active.primary(), self.active.service())?;
+        *descriptor = None;
+        Ok(())
+    }
+
+    fn is_detached(&self) -> bool {
+        self.lending.is_parted()
+    }
+
+    /// The memory that was put there can be shared as the first could.
+    fn share_anew(&self) -> Result<Generation> {
+        let mut descriptor = self.lock();
+        if self.lending.is_parted() {
+            // A change that failed before is made up for.
+            if descriptor.is_some() {
+                self.memory().replace(self.active.primary(), self.active.service())?;
+            }
+            *descriptor = Some(Arc::new(self.memory().export()?));
+            self.lending.renew();
+        }
+        Ok(self.lending.generation())
+    }
+
+    /// The driver chooses the pages.
+    fn prefer_huge_pages(&self) {}
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.active.retire(memory);
+        }
+    }
+}

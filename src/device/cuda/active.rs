@@ -1,0 +1,239 @@
+//! A GPU in use: its context with the kernels loaded, a stream for set-up, events to lend, and memory that waits to be
+//! freed.
+//!
+//! Most calls that free memory wait for kernels that run, and a peer's kernel may run until this thread has done
+//! something else. So memory whose owner has gone is kept until all work that the library put on the GPU is done: see
+//! [`Active::retire`].
+
+use super::context::Primary;
+use super::kernels::{EntryPoint, Kernels};
+use super::launch::{Arguments, GridShape, OperandRecord, StepRecord};
+use super::memory::Allocation;
+use super::result::{Driver, call};
+use super::stream::{OwnEvent, OwnStream, StreamHandle};
+use super::tables::Tables;
+use crate::device::Event;
+use crate::error::Result;
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
+
+/// A GPU that somebody uses.
+#[derive(Debug)]
+pub(super) struct Active {
+    // Dropped in this order: what waits, then the streams and kernels that could use it, then the context.
+    state: Mutex<State>,
+    tables: Tables,
+    service: OwnStream,
+    kernels: Kernels,
+    multiprocessors: u32,
+    primary: Arc<Primary>,
+}
+
+/// What changes.
+#[derive(Debug, Default)]
+struct State {
+    /// Memory whose owner has gone.
+    retired: Vec<Allocation>,
+    /// Streams of queues.
+    streams: Vec<Weak<OwnStream>>,
+    /// Ends of work that may be under way: on a program's streams, and on those of queues that have gone.
+    ends: Vec<Arc<Mark>>,
+    /// Events that nobody uses now.
+    spare: Vec<OwnEvent>,
+}
+
+/// Events that are kept for the next use, at most: as many as a launch for many ranks takes.
+const MOST_SPARE: usize = 256;
+
+impl Active {
+    pub(super) fn new(
+        driver: &'static Driver,
+        device: i32,
+        capability: (i32, i32),
+        multiprocessors: u32,
+    ) -> Result<Arc<Active>> {
+        let primary = Arc::new(Primary::retain(driver, device)?);
+        let kernels = Kernels::load(&primary, capability)?;
+        let service = OwnStream::new(&primary)?;
+        let tables = Tables::new(&primary)?;
+        Ok(Arc::new(Active { state: Mutex::default(), tables, service, kernels, multiprocessors, primary }))
+    }
+
+    pub(super) fn primary(&self) -> &Arc<Primary> {
+        &self.primary
+    }
+
+    #[cfg(test)]
+    pub(super) fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    #[cfg(test)]
+    pub(super) fn count_retired(&self) -> usize {
+        self.lock().retired.len()
+    }
+
+    /// The stream for set-up; whoever uses it drains it.
+    pub(super) fn service(&self) -> &OwnStream {
+        &self.service
+    }
+
+    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// A stream for a queue.
+    pub(super) fn stream(&self) -> Result<Arc<OwnStream>> {
+        self.free_retired();
+        let stream = Arc::new(OwnStream::new(&self.primary)?);
+        let mut state = self.lock();
+        state.streams.retain(|stream| stream.strong_count() > 0);
+        state.streams.push(Arc::downgrade(&stream));
+        Ok(stream)
+    }
+
+    /// An event that is recorded in `stream` now. Only for streams that do not capture: an event of a capture is of no
+    /// use elsewhere. The context is current.
+    pub(super) fn mark(self: &Arc<Active>, stream: StreamHandle) -> Result<Arc<Mark>> {
+        let spare = self.lock().spare.pop();
+        let event = spare.map_or_else(|| OwnEvent::new(&self.primary), Ok)?;
+        let mark = Mark { event: Some(event), active: Arc::downgrade(self) };
+        mark.event().record(stream)?;
+        Ok(Arc::new(mark))
+    }
+
+    /// Work that ends with `mark` may use memory of ours.
+    pub(super) fn under_way(&self, mark: Arc<Mark>) {
+        let mut state = self.lock();
+        // The oldest ends first: what is done is forgotten, a few at a time.
+        let done = state.ends.iter().take(FORGOTTEN).take_while(|end| matches!(end.is_done(), Ok(true))).count();
+        let forgotten: Vec<Arc<Mark>> = state.ends.drain(..done).collect();
+        state.ends.push(mark);
+        drop(state);
+        // They go back to the spare events, which takes the lock.
+        drop(forgotten);
+    }
+
+    /// Takes memory whose owner has gone: it is freed at once if nothing of ours is under way, else by a later call
+    /// that waits for the GPU anyhow.
+    pub(super) fn retire(&self, memory: Allocation) {
+        self.lock().retired.push(memory);
+        self.free_retired();
+    }
+
+    /// Frees what was retired, unless work is under way.
+    pub(super) fn free_retired(&self) {
+        if self.lock().retired.is_empty() || !self.is_idle() {
+            return;
+        }
+        let retired = std::mem::take(&mut self.lock().retired);
+        drop(retired);
+    }
+
+    /// Whether all that the library has put on the GPU is done.
+    fn is_idle(&self) -> bool {
+        let (streams, ends) = {
+            let state = self.lock();
+            let streams: Vec<Arc<OwnStream>> = state.streams.iter().filter_map(Weak::upgrade).collect();
+            (streams, state.ends.clone())
+        };
+        // Where nothing can be asked, nothing can be freed either.
+        streams.iter().all(|stream| matches!(stream.is_idle(), Ok(true)))
+            && ends.iter().all(|end| matches!(end.is_done(), Ok(true)))
+    }
+
+    /// Launches a kernel on all steps, which move `bytes` each at most. The context is current.
+    ///
+    /// # Safety
+    /// Until the launch is done, the steps' operands are good for what the steps read and write.
+    pub(super) unsafe fn launch(
+        self: &Arc<Active>,
+        stream: StreamHandle,
+        entry: EntryPoint,
+        (steps, operands): (&[StepRecord], &[OperandRecord]),
+        bytes: u64,
+    ) -> Result<()> {
+        let function = self.kernels.function(entry);
+        let shape = GridShape::of(bytes, function.blocks.saturating_mul(self.multiprocessors));
+        let start = |mut arguments: Arguments| {
+            let mut used = arguments.bytes();
+            let parameters = arguments.as_mut_ptr().cast();
+            let mut extra = [POINTER, parameters, SIZE, (&raw mut used).cast(), END];
+            let GridShape { blocks, threads } = shape;
+            // SAFETY: the function is loaded; the parameter has the form of `Arguments` in kernels/abi.h, and is copied
+            // by the call; the caller vouches for what the tables name.
+            let launched = unsafe {
+                call!(
+                    self.primary,
+                    cuLaunchKernel(
+                        function.handle,
+                        blocks,
+                        1,
+                        1,
+                        threads,
+                        1,
+                        1,
+                        0,
+                        stream.0,
+                        std::ptr::null_mut(),
+                        extra.as_mut_ptr()
+                    )
+                )
+            };
+            launched.map_err(|failure| self.primary.error(failure))
+        };
+        match Arguments::inline(steps, operands) {
+            Some(arguments) => start(arguments),
+            None => self.tables.launch(self, stream, (steps, operands), start),
+        }
+    }
+}
+
+/// Ends that one launch looks at to forget them: more than it adds.
+const FORGOTTEN: usize = 4;
+/// `CU_LAUNCH_PARAM_BUFFER_POINTER`, `CU_LAUNCH_PARAM_BUFFER_SIZE`, `CU_LAUNCH_PARAM_END`
+const POINTER: *mut std::ffi::c_void = std::ptr::without_provenance_mut(1);
+const SIZE: *mut std::ffi::c_void = std::ptr::without_provenance_mut(2);
+const END: *mut std::ffi::c_void = std::ptr::null_mut();
+
+/// A point in a stream, with an event that is lent to it.
+#[derive(Debug)]
+pub(super) struct Mark {
+    /// `None` only while it is dropped.
+    event: Option<OwnEvent>,
+    /// Not more: what is under way would keep what keeps it.
+    active: Weak<Active>,
+}
+
+impl Mark {
+    fn event(&self) -> &OwnEvent {
+        self.event.as_ref().expect("there until it is dropped")
+    }
+
+    /// Lets a stream wait for it. The context is current.
+    pub(super) fn holds_up(&self, stream: StreamHandle) -> Result<()> {
+        self.event().holds_up(stream)
+    }
+
+    /// Whether it is a point in a stream of this context.
+    pub(super) fn is_of(&self, active: &Arc<Active>) -> bool {
+        std::ptr::eq(self.active.as_ptr(), Arc::as_ptr(active))
+    }
+}
+
+impl Event for Mark {
+    fn is_done(&self) -> Result<bool> {
+        self.event().is_done()
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        let Some(active) = self.active.upgrade() else { return };
+        let Some(event) = self.event.take() else { return };
+        let mut state = active.lock();
+        if state.spare.len() < MOST_SPARE {
+            state.spare.push(event);
+        }
+    }
+}

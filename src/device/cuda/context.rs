@@ -1,0 +1,195 @@
+//! The primary context of a GPU: retained while somebody uses it, entered for each call, never reset.
+//!
+//! A program's own context and capture mode are left as they were: [`Primary::enter`] makes the primary context current
+//! and the thread's capture mode relaxed, and its guard undoes both. Relaxed, because a call of ours, a query of an
+//! event for instance, would otherwise spoil the capture of another thread.
+
+use std::ffi::c_int;
+
+use cudarc::driver::sys::{CUcontext, CUdevice};
+
+use super::raw::Functions;
+use super::result::{Driver, Refusal, call};
+use crate::error::{Error, Kind, Result};
+use crate::sync::primitive::{AtomicU32, Ordering};
+
+/// A reference to a GPU's primary context, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Primary {
+    driver: &'static Driver,
+    device: CUdevice,
+    context: CUcontext,
+    /// The answer after which the context can never be used again; 0: none.
+    lost: AtomicU32,
+}
+
+// SAFETY: the context is a handle, which the driver lets any thread use.
+unsafe impl Send for Primary {}
+// SAFETY: as above.
+unsafe impl Sync for Primary {}
+
+impl Primary {
+    /// Takes a reference, which makes the context if nobody has one.
+    pub(super) fn retain(driver: &'static Driver, device: CUdevice) -> Result<Primary> {
+        driver.check_process()?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the place is ours and lives through the call; the driver refuses numbers that are no device.
+        let retained = unsafe { call!(driver, cuDevicePrimaryCtxRetain(&raw mut context, device)) };
+        retained.map_err(|failure| failure.at(driver))?;
+        Ok(Primary { driver, device, context, lost: AtomicU32::new(0) })
+    }
+
+    pub(super) fn functions(&self) -> &Functions {
+        self.driver.functions()
+    }
+
+    /// The device's number to the driver.
+    pub(super) fn device(&self) -> CUdevice {
+        self.device
+    }
+
+    /// What an answer means; remembers one after which the context is lost.
+    #[inline]
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), Refusal> {
+        let checked = self.driver.check(call, code);
+        if let Err(failure) = checked {
+            self.note(failure);
+        }
+        checked
+    }
+
+    #[cold]
+    fn note(&self, failure: Refusal) {
+        if failure.is_sticky() {
+            // Relaxed: only whether it is zero counts, and the driver answers every other call likewise.
+            self.lost.store(failure.code.unsigned_abs(), Ordering::Relaxed);
+        }
+    }
+
+    /// The error of a failure.
+    #[cold]
+    pub(super) fn error(&self, failure: Refusal) -> Error {
+        failure.at(self.driver).on(self.device)
+    }
+
+    /// Whether the context was lost: nothing of it may be touched then, and nothing can be freed.
+    pub(super) fn is_lost(&self) -> bool {
+        // Relaxed: see `note`.
+        self.lost.load(Ordering::Relaxed) != 0 || self.driver.check_process().is_err()
+    }
+
+    /// Makes the context current in this thread, and its capture mode relaxed, until the guard is dropped.
+    ///
+    /// # Errors
+    /// Where the context was lost, or the driver refuses.
+    pub(super) fn enter(&self) -> Result<Entered<'_>> {
+        self.driver.check_process()?;
+        // Relaxed: see `note`.
+        let lost = self.lost.load(Ordering::Relaxed);
+        if lost != 0 {
+            return Err(self.lost(lost));
+        }
+        self.step_in().map_err(|failure| self.error(failure))
+    }
+
+    #[cold]
+    fn lost(&self, code: u32) -> Error {
+        let failure = Refusal { call: "an earlier call", code: c_int::try_from(code).unwrap_or(c_int::MAX) };
+        let cause = failure.at(self.driver);
+        let message = format!(
+            "GPU {} failed before ({}): its context can never be used again, nor its memory freed; end the process",
+            self.device,
+            cause.message()
+        );
+        Error::new(Kind::System, message)
+    }
+
+    fn step_in(&self) -> Result<Entered<'_>, Refusal> {
+        let mut mode = RELAXED;
+        // SAFETY: the place is ours and holds a mode; the thread's mode before comes back there.
+        unsafe { call!(self, cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
+        // Dropped, it puts the mode back, also where the next calls fail.
+        let mut entered = Entered { primary: self, mode, pushed: false };
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the place is ours and lives through the call.
+        unsafe { call!(self, cuCtxGetCurrent(&raw mut current)) }?;
+        if current != self.context {
+            // SAFETY: `self` holds a reference to the context.
+            unsafe { call!(self, cuCtxPushCurrent(self.context)) }?;
+            entered.pushed = true;
+        }
+        Ok(entered)
+    }
+
+    /// Gives something back to the driver, in a destructor: a failure can be told to nobody, so the call is made once
+    /// more. After the context was lost nothing is touched.
+    pub(super) fn give_back(&self, mut call: impl FnMut() -> Result<(), Refusal>) {
+        if self.is_lost() {
+            return;
+        }
+        // Without the context current, most calls still find it by the handle.
+        let _entered = self.enter();
+        if call().is_err() && !self.is_lost() {
+            // Nothing more can be done about a second failure.
+            let _second = call();
+        }
+    }
+}
+
+impl Drop for Primary {
+    fn drop(&mut self) {
+        if self.is_lost() {
+            return;
+        }
+        // SAFETY: gives back the one reference of `retain`; all handles of ours are gone, because they keep this value.
+        let release = || unsafe { call!(self, cuDevicePrimaryCtxRelease(self.device)) };
+        if release().is_err() {
+            // Nothing more can be done about a second failure.
+            let _second = release();
+        }
+    }
+}
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`
+const RELAXED: c_int = 2;
+
+/// While it lives, the context is current in the thread that entered it.
+#[derive(Debug)]
+pub(super) struct Entered<'a> {
+    primary: &'a Primary,
+    /// The thread's capture mode before.
+    mode: c_int,
+    pushed: bool,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let primary = self.primary;
+        let twice = |call: &mut dyn FnMut() -> Result<(), Refusal>| {
+            if call().is_err() {
+                // Nothing more can be done about a second failure.
+                let _second = call();
+            }
+        };
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: the place is ours; `enter` pushed the context on this thread's stack, for the guard does not move
+            // to another thread.
+            twice(&mut || unsafe { call!(primary, cuCtxPopCurrent(&raw mut popped)) });
+        }
+        let mut mode = self.mode;
+        // SAFETY: the place is ours and holds the mode that the driver gave.
+        twice(&mut || unsafe { call!(primary, cuThreadExchangeStreamCaptureMode(&raw mut mode)) });
+    }
+}
+
+/// Names the GPU in an error.
+trait OnGpu {
+    fn on(self, device: CUdevice) -> Error;
+}
+
+impl OnGpu for Error {
+    fn on(self, device: CUdevice) -> Error {
+        Error::new(self.kind(), format!("GPU {device}: {}", self.message()))
+    }
+}

@@ -1,0 +1,273 @@
+//! The kernels that ship, loaded into a context: machine code where it fits the GPU, else PTX.
+//!
+//! Every function is loaded and finalised at set-up: by default the driver loads one at its first launch, and to do so
+//! it waits for the kernels that run.
+
+use std::ffi::{CStr, c_int, c_void};
+
+use cudarc::driver::sys::{CUfunction, CUmodule};
+use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
+
+use super::context::Primary;
+use super::launch::THREADS;
+use super::result::{NO_BINARY_FOR_GPU, call};
+use crate::error::{Error, Result};
+use crate::sync::primitive::Arc;
+use crate::types::DataType;
+
+/// Which kernel: one of the copies and folds of `kernels/`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EntryPoint {
+    /// Copies bytes.
+    Copy,
+    /// Folds bytes with an operator on bits.
+    Bits(BitOp),
+    /// Folds elements.
+    Fold(DataType, FoldOp),
+}
+
+/// The operators on bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BitOp {
+    And,
+    Or,
+    Xor,
+}
+
+/// The arithmetic operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FoldOp {
+    Sum,
+    ScaledSum,
+    Prod,
+    Min,
+    Max,
+}
+
+/// Entry points of a module of folds, in the order of [`FoldOp`].
+const FOLDS: [&CStr; 5] = [c"fold_sum", c"fold_scaled_sum", c"fold_prod", c"fold_min", c"fold_max"];
+/// Those of the module of bits, in the order of [`BitOp`].
+const BITS: [&CStr; 3] = [c"fold_and", c"fold_or", c"fold_xor"];
+
+impl EntryPoint {
+    /// Its place in the table.
+    fn index(self) -> usize {
+        match self {
+            EntryPoint::Copy => 0,
+            EntryPoint::Bits(op) => 1 + op as usize,
+            EntryPoint::Fold(data_type, op) => {
+                1 + BITS.len() + usize::from(data_type.code()) * FOLDS.len() + op as usize
+            }
+        }
+    }
+}
+
+/// A compiled module: PTX, and machine code by the first number of the compute capability.
+struct Image {
+    name: &'static str,
+    entries: &'static [&'static CStr],
+    ptx: &'static [u8],
+    code: [(c_int, &'static [u8]); 4],
+}
+
+/// The images, in the order of [`EntryPoint::index`].
+macro_rules! images {
+    ($($name:literal: $entries:expr;)*) => {
+        [$(Image {
+            name: $name,
+            entries: $entries,
+            ptx: include_bytes!(concat!("../../../kernels/compiled/", $name, ".ptx.z")),
+            code: [
+                (8, include_bytes!(concat!("../../../kernels/compiled/", $name, ".sm_80.z"))),
+                (9, include_bytes!(concat!("../../../kernels/compiled/", $name, ".sm_90.z"))),
+                (10, include_bytes!(concat!("../../../kernels/compiled/", $name, ".sm_100.z"))),
+                (12, include_bytes!(concat!("../../../kernels/compiled/", $name, ".sm_120.z"))),
+            ],
+        }),*]
+    };
+}
+
+static IMAGES: [Image; 14] = images! {
+    "copy": &[c"copy"];
+    "bits": &BITS;
+    "fold_i8": &FOLDS;
+    "fold_u8": &FOLDS;
+    "fold_i32": &FOLDS;
+    "fold_u32": &FOLDS;
+    "fold_i64": &FOLDS;
+    "fold_u64": &FOLDS;
+    "fold_f16": &FOLDS;
+    "fold_f32": &FOLDS;
+    "fold_f64": &FOLDS;
+    "fold_bf16": &FOLDS;
+    "fold_f8e4m3": &FOLDS;
+    "fold_f8e5m2": &FOLDS;
+};
+
+/// More than any module has when it is decompressed.
+const MOST_IMAGE_BYTES: usize = 16 << 20;
+
+/// All kernels in one context.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    /// By [`EntryPoint::index`].
+    functions: Vec<LoadedKernel>,
+    /// What keeps the functions.
+    _modules: Vec<Module>,
+}
+
+/// A kernel that is loaded.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LoadedKernel {
+    pub(super) handle: CUfunction,
+    /// Blocks of [`THREADS`] that a multiprocessor holds at once.
+    pub(super) blocks: u32,
+}
+
+// SAFETY: a handle, which the driver lets any thread use.
+unsafe impl Send for LoadedKernel {}
+// SAFETY: as above.
+unsafe impl Sync for LoadedKernel {}
+
+impl Kernels {
+    /// Loads them all for a GPU of this compute capability, (9, 0) for instance.
+    pub(super) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Kernels> {
+        let _entered = primary.enter()?;
+        let (mut modules, mut functions) = (Vec::with_capacity(IMAGES.len()), Vec::new());
+        for image in &IMAGES {
+            let module = Module::load(primary, image, capability)?;
+            for entry in image.entries {
+                functions.push(module.function(entry)?);
+            }
+            modules.push(module);
+        }
+        Ok(Kernels { functions, _modules: modules })
+    }
+
+    #[cfg(test)]
+    pub(super) fn all(&self) -> &[LoadedKernel] {
+        &self.functions
+    }
+
+    pub(super) fn function(&self, entry: EntryPoint) -> LoadedKernel {
+        self.functions[entry.index()]
+    }
+}
+
+/// A module that is loaded.
+#[derive(Debug)]
+struct Module {
+    primary: Arc<Primary>,
+    handle: CUmodule,
+    name: &'static str,
+}
+
+// SAFETY: a handle, which the driver lets any thread use.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    fn load(primary: &Arc<Primary>, image: &Image, capability: (c_int, c_int)) -> Result<Module> {
+        let code = image.code.iter().find(|(major, _)| *major == capability.0).map(|(_, code)| *code);
+        let mut loaded = None;
+        // Without machine code for this GPU the driver compiles the PTX, which takes a while.
+        for bytes in code.into_iter().chain([image.ptx]) {
+            let mut bytes = decompress_to_vec_zlib_with_limit(bytes, MOST_IMAGE_BYTES)
+                .map_err(|error| Error::internal(format!("the kernels of {}: {error}", image.name)))?;
+            // PTX is text that a zero byte ends.
+            bytes.push(0);
+            let mut handle = std::ptr::null_mut();
+            let data = bytes.as_ptr().cast::<c_void>();
+            // SAFETY: the place is ours; the image is whole, as the kernels' compiler wrote it, and the driver copies
+            // it.
+            match unsafe { call!(primary, cuModuleLoadData(&raw mut handle, data)) } {
+                Ok(()) => loaded = Some(Module { primary: Arc::clone(primary), handle, name: image.name }),
+                Err(failure) if failure.code == NO_BINARY_FOR_GPU => continue,
+                Err(failure) => return Err(primary.error(failure)),
+            }
+            break;
+        }
+        loaded.ok_or_else(|| {
+            let (major, minor) = capability;
+            let least = "rsccl's kernels run on GPUs of compute capability 8.0 and newer";
+            Error::invalid_usage(format!("GPU {} has compute capability {major}.{minor}: {least}", primary.device()))
+        })
+    }
+
+    /// The function of a name, loaded as far as the driver can.
+    fn function(&self, name: &CStr) -> Result<LoadedKernel> {
+        let primary = &self.primary;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the module lives, the place is ours, and the name ends in a zero byte.
+        let found = unsafe { call!(primary, cuModuleGetFunction(&raw mut handle, self.handle, name.as_ptr())) };
+        found.map_err(|failure| self.error(name, primary.error(failure)))?;
+        if let Some(load) = primary.functions().cuFuncLoad {
+            // SAFETY: the function was found above.
+            let loaded = primary.check("cuFuncLoad", unsafe { load(handle) });
+            loaded.map_err(|failure| self.error(name, primary.error(failure)))?;
+        }
+        // Drivers before 12.4 load a function when its attributes are asked.
+        let mut registers = 0;
+        // SAFETY: the function was found above, and the place is ours.
+        let asked = unsafe { call!(primary, cuFuncGetAttribute(&raw mut registers, NUM_REGS, handle)) };
+        asked.map_err(|failure| self.error(name, primary.error(failure)))?;
+        let (mut blocks, threads) = (0, c_int::try_from(THREADS).expect("a block has at most 1,024"));
+        let asked =
+            // SAFETY: as above.
+            unsafe { call!(primary, cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, handle, threads, 0)) };
+        asked.map_err(|failure| self.error(name, primary.error(failure)))?;
+        Ok(LoadedKernel { handle, blocks: u32::try_from(blocks).unwrap_or(0).max(1) })
+    }
+
+    #[cold]
+    fn error(&self, name: &CStr, error: Error) -> Error {
+        Error::new(error.kind(), format!("kernel {} of {}: {}", name.to_string_lossy(), self.name, error.message()))
+    }
+}
+
+/// `CU_FUNC_ATTRIBUTE_NUM_REGS`
+const NUM_REGS: c_int = 4;
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: the module is ours, and no launch of its functions is to come.
+        self.primary.give_back(|| unsafe { call!(self.primary, cuModuleUnload(self.handle)) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_entry_has_its_place_and_each_place_the_name_of_its_entry() {
+        let names: Vec<(&str, &CStr)> =
+            IMAGES.iter().flat_map(|image| image.entries.iter().map(|entry| (image.name, *entry))).collect();
+        assert_eq!(names[EntryPoint::Copy.index()], ("copy", c"copy"));
+        assert_eq!(names[EntryPoint::Bits(BitOp::Xor).index()], ("bits", c"fold_xor"));
+        for data_type in DataType::ALL {
+            let at = |op| names[EntryPoint::Fold(*data_type, op).index()];
+            assert_eq!(at(FoldOp::Sum).1, c"fold_sum");
+            assert_eq!(at(FoldOp::Max), (at(FoldOp::Sum).0, c"fold_max"));
+        }
+        assert_eq!(names[EntryPoint::Fold(DataType::F8E5M2, FoldOp::Max).index()], ("fold_f8e5m2", c"fold_max"));
+        assert_eq!(names[EntryPoint::Fold(DataType::I8, FoldOp::ScaledSum).index()], ("fold_i8", c"fold_scaled_sum"));
+        assert_eq!(names[EntryPoint::Fold(DataType::BF16, FoldOp::Min).index()], ("fold_bf16", c"fold_min"));
+    }
+
+    #[test]
+    fn all_images_are_whole_and_small() {
+        let mut packed = 0;
+        for image in &IMAGES {
+            let ptx = decompress_to_vec_zlib_with_limit(image.ptx, MOST_IMAGE_BYTES).unwrap();
+            assert!(String::from_utf8(ptx).unwrap().contains(".version 8.0"), "{}", image.name);
+            for (major, code) in image.code {
+                let code = decompress_to_vec_zlib_with_limit(code, MOST_IMAGE_BYTES).unwrap();
+                assert_eq!(&code[..4], b"\x7fELF", "{}, {major}", image.name);
+            }
+            packed += image.ptx.len() + image.code.iter().map(|(_, code)| code.len()).sum::<usize>();
+        }
+        assert!(packed < 5 << 20, "{packed} bytes of kernels in the program");
+    }
+}

@@ -1,0 +1,378 @@
+//! Memory of a GPU: ordinary for the threads of this process, mapped by parts for other processes too.
+//!
+//! What a descriptor stands for is whole granules (2 MiB). Where a region leaves room in its last one, the last word
+//! there holds the region's length, which [`Allocation::import`] compares with what the peer announced.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use cudarc::driver::sys::{
+    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
+    CUmemLocationType,
+};
+
+use super::context::Primary;
+use super::result::{Refusal, call};
+use super::stream::OwnStream;
+use crate::error::{Error, Kind, Result};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+
+/// Memory that lives as long as its owner; zeroed when new.
+#[derive(Debug)]
+pub(super) enum Allocation {
+    /// Of this process alone.
+    Ordinary(Ordinary),
+    /// Other processes can map it.
+    Mapped(Mapped),
+}
+
+impl Allocation {
+    /// `bytes` for threads of this process.
+    pub(super) fn ordinary(primary: &Arc<Primary>, bytes: usize, service: &OwnStream) -> Result<Allocation> {
+        let _entered = primary.enter()?;
+        let mut address = 0;
+        // SAFETY: the place is ours, and the context is current.
+        let made = unsafe { call!(primary, cuMemAlloc(&raw mut address, bytes)) };
+        made.map_err(|failure| refused(primary, failure, bytes))?;
+        let memory = Ordinary { primary: Arc::clone(primary), address };
+        fill_with_zero(primary, address, bytes, service)?;
+        Ok(Allocation::Ordinary(memory))
+    }
+
+    /// `bytes` that other processes can map by a descriptor.
+    pub(super) fn shareable(primary: &Arc<Primary>, bytes: usize, service: &OwnStream) -> Result<Allocation> {
+        let _entered = primary.enter()?;
+        let layout = Layout::new(bytes, granule(primary)?)?;
+        let memory = Mapped::own(primary, layout)?;
+        fill_with_zero(primary, memory.reserved.address, layout.whole, service)?;
+        memory.write_length(primary, service)?;
+        Ok(Allocation::Mapped(memory))
+    }
+
+    /// Maps what a peer exported, which must have `bytes`.
+    pub(super) fn import(
+        primary: &Arc<Primary>,
+        descriptor: &OwnedFd,
+        bytes: usize,
+        service: &OwnStream,
+    ) -> Result<Allocation> {
+        let _entered = primary.enter()?;
+        let layout = Layout::new(bytes, granule(primary)?)?;
+        let physical = Physical::import(primary, descriptor)?;
+        let reserved = Reserved::new(primary, layout)?;
+        let memory = Mapped::new(reserved, physical, layout).map_err(|failure| foreign(primary, failure, bytes))?;
+        let told = memory.read_length(primary, service)?;
+        if told.is_some_and(|told| told != bytes as u64) {
+            let message = "a peer sent memory of another length than it announced, or what is no memory of rsccl";
+            return Err(Error::new(Kind::Remote, format!("{message}; {bytes} bytes were announced")));
+        }
+        Ok(Allocation::Mapped(memory))
+    }
+
+    /// A descriptor that other processes can import.
+    pub(super) fn export(&self) -> Result<OwnedFd> {
+        match self {
+            Allocation::Ordinary(_) => Err(Error::internal("this GPU memory was allocated for threads")),
+            Allocation::Mapped(memory) => memory.export(),
+        }
+    }
+
+    /// Puts other memory with the same content behind the addresses: peers keep what they have mapped, and no longer
+    /// see what is written here. No work of this process uses the memory meanwhile.
+    pub(super) fn replace(&self, primary: &Arc<Primary>, service: &OwnStream) -> Result<()> {
+        match self {
+            Allocation::Ordinary(_) => Ok(()),
+            Allocation::Mapped(memory) => memory.replace(primary, service),
+        }
+    }
+
+    /// Where it begins.
+    pub(super) fn address(&self) -> CUdeviceptr {
+        match self {
+            Allocation::Ordinary(memory) => memory.address,
+            Allocation::Mapped(memory) => memory.reserved.address,
+        }
+    }
+}
+
+/// Memory by `cuMemAlloc`.
+#[derive(Debug)]
+pub(super) struct Ordinary {
+    primary: Arc<Primary>,
+    address: CUdeviceptr,
+}
+
+impl Drop for Ordinary {
+    fn drop(&mut self) {
+        // SAFETY: the memory is ours, and no work of ours uses it any more: whoever frees has seen to that.
+        self.primary.give_back(|| unsafe { call!(self.primary, cuMemFree(self.address)) });
+    }
+}
+
+/// How many granules a region takes, and where its length is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Layout {
+    bytes: usize,
+    granule: usize,
+    /// Whole granules.
+    whole: usize,
+}
+
+/// Bytes of the length at the end.
+const LENGTH_BYTES: usize = size_of::<u64>();
+
+impl Layout {
+    fn new(bytes: usize, granule: usize) -> Result<Layout> {
+        let whole = bytes.max(1).checked_next_multiple_of(granule);
+        let whole = whole.ok_or_else(|| Error::invalid_argument(format!("{bytes} bytes are too large")))?;
+        Ok(Layout { bytes, granule, whole })
+    }
+
+    /// Where the length is written, if there is room.
+    fn length_at(self) -> Option<usize> {
+        (self.whole - self.bytes >= LENGTH_BYTES).then_some(self.whole - LENGTH_BYTES)
+    }
+}
+
+/// Memory in parts: addresses, and what other processes can map, which lies behind them.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    layout: Layout,
+    /// Locked while it changes; `None` after a change that failed half-way, which leaves nothing at the addresses.
+    physical: Mutex<Option<Physical>>,
+    reserved: Reserved,
+}
+
+impl Mapped {
+    /// New memory behind new addresses; what is in it is not defined.
+    fn own(primary: &Arc<Primary>, layout: Layout) -> Result<Mapped> {
+        let physical = Physical::new(primary, layout.whole)?;
+        let reserved = Reserved::new(primary, layout)?;
+        Mapped::new(reserved, physical, layout).map_err(|failure| primary.error(failure))
+    }
+
+    fn new(reserved: Reserved, physical: Physical, layout: Layout) -> Result<Mapped, Refusal> {
+        reserved.map(&physical)?;
+        Ok(Mapped { layout, physical: Mutex::new(Some(physical)), reserved })
+    }
+
+    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+    fn lock(&self) -> MutexGuard<'_, Option<Physical>> {
+        self.physical.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn export(&self) -> Result<OwnedFd> {
+        let physical = self.lock();
+        let physical = physical.as_ref().ok_or_else(nothing_mapped)?;
+        let primary = &physical.primary;
+        let _entered = primary.enter()?;
+        let mut descriptor: c_int = -1;
+        let place: *mut c_void = (&raw mut descriptor).cast();
+        // SAFETY: the handle is ours; the place has the width of a descriptor, which this type of handle is.
+        let made = unsafe { call!(primary, cuMemExportToShareableHandle(place, physical.handle, POSIX, 0)) };
+        made.map_err(|failure| primary.error(failure))?;
+        // SAFETY: the driver made the descriptor for us alone.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    fn replace(&self, primary: &Arc<Primary>, service: &OwnStream) -> Result<()> {
+        let _entered = primary.enter()?;
+        let mut place = self.lock();
+        let fresh = Mapped::own(primary, self.layout)?;
+        copy(primary, self.reserved.address, fresh.reserved.address, self.layout.whole, service)?;
+        let mine = place.as_ref().ok_or_else(nothing_mapped)?;
+        let other = fresh.into_physical().map_err(|failure| primary.error(failure))?;
+        self.reserved.unmap().map_err(|failure| primary.error(failure))?;
+        if let Err(failure) = self.reserved.map(&other) {
+            // The old memory goes back; without even that nothing is mapped.
+            if self.reserved.map(mine).is_err() {
+                *place = None;
+            }
+            return Err(primary.error(failure));
+        }
+        *place = Some(other);
+        Ok(())
+    }
+
+    /// The memory alone, without addresses.
+    fn into_physical(self) -> Result<Physical, Refusal> {
+        self.reserved.unmap()?;
+        Ok(self.lock().take().expect("made a moment ago, and nobody else has it"))
+    }
+
+    fn write_length(&self, primary: &Arc<Primary>, service: &OwnStream) -> Result<()> {
+        let Some(at) = self.layout.length_at() else { return Ok(()) };
+        let length = self.layout.bytes as u64;
+        let from = (&raw const length).expose_provenance() as CUdeviceptr;
+        copy(primary, from, self.reserved.address + at as u64, LENGTH_BYTES, service)
+    }
+
+    fn read_length(&self, primary: &Arc<Primary>, service: &OwnStream) -> Result<Option<u64>> {
+        let Some(at) = self.layout.length_at() else { return Ok(None) };
+        let mut length = 0_u64;
+        let into = (&raw mut length).expose_provenance() as CUdeviceptr;
+        copy(primary, self.reserved.address + at as u64, into, LENGTH_BYTES, service)?;
+        Ok(Some(length))
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if self.lock().is_some() {
+            self.reserved.primary.give_back(|| self.reserved.unmap());
+        }
+    }
+}
+
+/// Memory without an address.
+#[derive(Debug)]
+struct Physical {
+    primary: Arc<Primary>,
+    handle: CUmemGenericAllocationHandle,
+}
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
+const POSIX: c_int = 1;
+
+impl Physical {
+    fn new(primary: &Arc<Primary>, bytes: usize) -> Result<Physical> {
+        let (properties, mut handle) = (properties(primary), 0);
+        // SAFETY: both places are ours and live through the call.
+        let made = unsafe { call!(primary, cuMemCreate(&raw mut handle, bytes, &raw const properties, 0)) };
+        made.map_err(|failure| refused(primary, failure, bytes))?;
+        Ok(Physical { primary: Arc::clone(primary), handle })
+    }
+
+    fn import(primary: &Arc<Primary>, descriptor: &OwnedFd) -> Result<Physical> {
+        let mut handle = 0;
+        let number = usize::try_from(descriptor.as_raw_fd()).expect("descriptors are not negative");
+        let descriptor = std::ptr::without_provenance_mut(number);
+        // SAFETY: the place is ours; the number, which takes the place of a pointer, is an open descriptor, and the
+        // driver refuses one that is no memory.
+        let made = unsafe { call!(primary, cuMemImportFromShareableHandle(&raw mut handle, descriptor, POSIX)) };
+        made.map_err(|failure| Error::new(Kind::Remote, format!("a peer's descriptor: {}", primary.error(failure))))?;
+        Ok(Physical { primary: Arc::clone(primary), handle })
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        // SAFETY: gives back our one reference; what is mapped elsewhere stays.
+        self.primary.give_back(|| unsafe { call!(self.primary, cuMemRelease(self.handle)) });
+    }
+}
+
+/// Addresses of ours.
+#[derive(Debug)]
+struct Reserved {
+    primary: Arc<Primary>,
+    address: CUdeviceptr,
+    bytes: usize,
+}
+
+impl Reserved {
+    fn new(primary: &Arc<Primary>, layout: Layout) -> Result<Reserved> {
+        let mut address = 0;
+        let (bytes, granule) = (layout.whole, layout.granule);
+        // SAFETY: the place is ours; 0 lets the driver choose the address.
+        let made = unsafe { call!(primary, cuMemAddressReserve(&raw mut address, bytes, granule, 0, 0)) };
+        made.map_err(|failure| primary.error(failure))?;
+        Ok(Reserved { primary: Arc::clone(primary), address, bytes })
+    }
+
+    /// Maps memory of as many bytes for this GPU.
+    fn map(&self, physical: &Physical) -> Result<(), Refusal> {
+        let primary = &self.primary;
+        // SAFETY: nothing is mapped at these addresses of ours, and the handle is ours.
+        unsafe { call!(primary, cuMemMap(self.address, self.bytes, 0, physical.handle, 0)) }?;
+        let access = CUmemAccessDesc {
+            location: location(primary),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the addresses were mapped above, and the one description is ours.
+        let allowed = unsafe { call!(primary, cuMemSetAccess(self.address, self.bytes, &raw const access, 1)) };
+        if allowed.is_err() {
+            primary.give_back(|| self.unmap());
+        }
+        allowed
+    }
+
+    fn unmap(&self) -> Result<(), Refusal> {
+        // SAFETY: the addresses are ours and mapped as a whole; no work of ours uses them any more.
+        unsafe { call!(self.primary, cuMemUnmap(self.address, self.bytes)) }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // SAFETY: the addresses are ours, and nothing is mapped there any more.
+        self.primary.give_back(|| unsafe { call!(self.primary, cuMemAddressFree(self.address, self.bytes)) });
+    }
+}
+
+fn location(primary: &Primary) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: primary.device() }
+}
+
+fn properties(primary: &Primary) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location: location(primary),
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+/// What lengths are multiples of, in bytes.
+fn granule(primary: &Primary) -> Result<usize> {
+    let (properties, mut bytes) = (properties(primary), 0);
+    // SAFETY: both places are ours and live through the call; 0 asks for the least granule.
+    let asked = unsafe { call!(primary, cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, 0)) };
+    asked.map_err(|failure| primary.error(failure))?;
+    if bytes.is_power_of_two() {
+        return Ok(bytes);
+    }
+    Err(Error::new(Kind::System, format!("GPU {}: memory in granules of {bytes} bytes", primary.device())))
+}
+
+/// On a stream of ours: on the null stream it would wait for the program's work, and spoil captures.
+fn fill_with_zero(primary: &Primary, address: CUdeviceptr, bytes: usize, service: &OwnStream) -> Result<()> {
+    // SAFETY: the memory is new and ours, and the stream lives.
+    let put = unsafe { call!(primary, cuMemsetD8Async(address, 0, bytes, service.handle().0)) };
+    put.map_err(|failure| primary.error(failure))?;
+    service.drain()
+}
+
+/// Copies, and waits until that is done. The places are ours, and good for `bytes`.
+fn copy(primary: &Primary, from: CUdeviceptr, into: CUdeviceptr, bytes: usize, service: &OwnStream) -> Result<()> {
+    // SAFETY: the callers, all in this file, pass memory of their own, which lives until the stream is drained.
+    let put = unsafe { call!(primary, cuMemcpyAsync(into, from, bytes, service.handle().0)) };
+    let put = put.map_err(|failure| primary.error(failure));
+    // Also after a failure: what was put there must not outlive the places.
+    put.and(service.drain())
+}
+
+#[cold]
+fn refused(primary: &Primary, failure: Refusal, bytes: usize) -> Error {
+    let error = primary.error(failure);
+    Error::new(error.kind(), format!("{bytes} bytes of GPU memory: {}", error.message()))
+}
+
+/// The error of a peer's memory that cannot be mapped.
+#[cold]
+fn foreign(primary: &Primary, failure: Refusal, bytes: usize) -> Error {
+    let error = primary.error(failure);
+    Error::new(Kind::Remote, format!("{bytes} bytes of a peer's memory cannot be mapped: {}", error.message()))
+}
+
+#[cold]
+fn nothing_mapped() -> Error {
+    Error::new(Kind::System, "GPU memory whose pages could not be replaced before")
+}

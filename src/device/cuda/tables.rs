@@ -1,0 +1,195 @@
+//! Tables of steps and operands that are too large for the parameter of a launch: they lie in pinned host memory, which
+//! the kernel reads where it is.
+//!
+//! A table is free again when its launch is done; that of a captured launch belongs to the graph, which may run it any
+//! number of times, until the graph is destroyed.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use cudarc::driver::sys::{CUdeviceptr, CUgraph, CUuserObject};
+
+use super::active::{Active, Mark};
+use super::context::Primary;
+use super::launch::{self, Arguments, OperandRecord, StepRecord};
+use super::result::call;
+use super::stream::{Capture, StreamHandle};
+use crate::device::Event;
+use crate::error::{Error, Result};
+use crate::sync::primitive::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
+
+/// Bytes of a table: a step of some 2,000 sources and as many targets.
+const TABLE_BYTES: usize = 64 << 10;
+const TABLE_WORDS: usize = TABLE_BYTES / size_of::<u64>();
+/// Launches with large tables that may be under way or captured at the same time.
+const MOST_TABLES: usize = 256;
+
+/// The tables of a context. The first is made at set-up; more, when more launches are under way than there are tables:
+/// to make one waits for kernels that run, which are copies and folds.
+#[derive(Debug)]
+pub(super) struct Tables {
+    tables: Mutex<Vec<Table>>,
+}
+
+#[derive(Debug)]
+struct Table {
+    memory: Pinned,
+    user: User,
+}
+
+/// Who needs what is in a table.
+#[derive(Debug)]
+enum User {
+    Nobody,
+    /// A launch that ends here.
+    Launch(Arc<Mark>),
+    /// A graph, until it sets this.
+    Graph(Arc<AtomicBool>),
+}
+
+impl Tables {
+    pub(super) fn new(primary: &Arc<Primary>) -> Result<Tables> {
+        let first = Table { memory: Pinned::new(primary)?, user: User::Nobody };
+        Ok(Tables { tables: Mutex::new(vec![first]) })
+    }
+
+    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+    fn lock(&self) -> MutexGuard<'_, Vec<Table>> {
+        self.tables.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Writes the tables and calls `start` with what names them. The context is current.
+    pub(super) fn launch(
+        &self,
+        active: &Arc<Active>,
+        stream: StreamHandle,
+        (steps, operands): (&[StepRecord], &[OperandRecord]),
+        start: impl FnOnce(Arguments) -> Result<()>,
+    ) -> Result<()> {
+        let words = launch::table_words(steps, operands);
+        if words > TABLE_WORDS {
+            return Err(Error::internal(format!("a launch with a table of {words} words; {TABLE_WORDS} fit")));
+        }
+        let capture = stream.capture(active.primary())?;
+        let mut tables = self.lock();
+        let index = free_table(&mut tables, active.primary())?;
+        let table = &mut tables[index];
+        launch::write_tables(steps, operands, &mut table.memory.words()[..words]);
+        let arguments = Arguments::apart(table.memory.device, steps.len());
+        match capture {
+            None => {
+                start(arguments)?;
+                table.user = User::Launch(active.mark(stream)?);
+            }
+            Some(capture) => {
+                // Given to the graph first: where that fails nothing was captured.
+                table.user = User::Graph(give_to_graph(active.primary(), capture)?);
+                start(arguments)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The place of a table that nobody uses.
+fn free_table(tables: &mut Vec<Table>, primary: &Arc<Primary>) -> Result<usize> {
+    let is_free = |table: &Table| match &table.user {
+        User::Nobody => true,
+        User::Launch(mark) => matches!(mark.is_done(), Ok(true)),
+        // Acquire: with the release in `destroyed`, so that the graph's last reads come before our writes.
+        User::Graph(is_destroyed) => is_destroyed.load(Ordering::Acquire),
+    };
+    if let Some(index) = tables.iter().position(is_free) {
+        return Ok(index);
+    }
+    if tables.len() == MOST_TABLES {
+        let message = format!("{MOST_TABLES} launches for many ranks are under way or captured: wait for some of them");
+        return Err(Error::invalid_usage(message));
+    }
+    tables.push(Table { memory: Pinned::new(primary)?, user: User::Nobody });
+    Ok(tables.len() - 1)
+}
+
+/// Has the graph that is captured set the flag when it is destroyed.
+fn give_to_graph(primary: &Primary, capture: Capture) -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let kept = Arc::into_raw(Arc::clone(&flag)).cast_mut().cast::<c_void>();
+    let mut object: CUuserObject = std::ptr::null_mut();
+    let made =
+        // SAFETY: the place is ours; `destroyed` is called once with `kept`, which is an `Arc` that it owns.
+        unsafe { call!(primary, cuUserObjectCreate(&raw mut object, kept, destroyed, 1, NO_DESTRUCTOR_SYNC)) };
+    if let Err(failure) = made {
+        // SAFETY: the driver has not taken it.
+        drop(unsafe { Arc::from_raw(kept.cast::<AtomicBool>()) });
+        return Err(primary.error(failure));
+    }
+    let graph: CUgraph = capture.graph;
+    // SAFETY: the graph is being captured, so it lives; our one reference goes over to it.
+    let moved = unsafe { call!(primary, cuGraphRetainUserObject(graph, object, 1, MOVE)) };
+    if let Err(failure) = moved {
+        // SAFETY: the reference is still ours; this calls `destroyed`.
+        primary.give_back(|| unsafe { call!(primary, cuUserObjectRelease(object, 1)) });
+        return Err(primary.error(failure));
+    }
+    Ok(flag)
+}
+
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`
+const NO_DESTRUCTOR_SYNC: u32 = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`
+const MOVE: u32 = 1;
+
+/// What the driver calls when a graph is destroyed. It may not call the driver.
+unsafe extern "C" fn destroyed(flag: *mut c_void) {
+    // SAFETY: the pointer is that of `give_to_graph`, and the driver calls once.
+    let flag = unsafe { Arc::from_raw(flag.cast::<AtomicBool>()) };
+    // Release: see `free_table`.
+    flag.store(true, Ordering::Release);
+}
+
+/// Pinned host memory of [`TABLE_BYTES`], which the GPU can read.
+#[derive(Debug)]
+struct Pinned {
+    primary: Arc<Primary>,
+    host: NonNull<u64>,
+    device: CUdeviceptr,
+}
+
+// SAFETY: the memory is ours, and is reached by `&mut` only.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`
+const PORTABLE_MAPPED: u32 = 1 | 2;
+
+impl Pinned {
+    fn new(primary: &Arc<Primary>) -> Result<Pinned> {
+        let _entered = primary.enter()?;
+        let mut host = std::ptr::null_mut();
+        // SAFETY: the place is ours, and the context is current.
+        let made = unsafe { call!(primary, cuMemHostAlloc(&raw mut host, TABLE_BYTES, PORTABLE_MAPPED)) };
+        made.map_err(|failure| primary.error(failure))?;
+        let host = NonNull::new(host.cast()).ok_or_else(|| Error::internal("pinned memory at address 0"))?;
+        let mut memory = Pinned { primary: Arc::clone(primary), host, device: 0 };
+        // SAFETY: the memory was mapped for the GPU, as its flags say, and the place is ours.
+        let asked =
+            unsafe { call!(primary, cuMemHostGetDevicePointer(&raw mut memory.device, host.as_ptr().cast(), 0)) };
+        asked.map_err(|failure| primary.error(failure))?;
+        // SAFETY: as many bytes were allocated, and nobody else has them.
+        unsafe { host.write_bytes(0, TABLE_WORDS) };
+        Ok(memory)
+    }
+
+    fn words(&mut self) -> &mut [u64] {
+        // SAFETY: the memory is ours, was filled when it was made, and no kernel reads it now: see `User`.
+        unsafe { std::slice::from_raw_parts_mut(self.host.as_ptr(), TABLE_WORDS) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: the memory is ours; the driver waits for kernels that read it.
+        self.primary.give_back(|| unsafe { call!(self.primary, cuMemFreeHost(self.host.as_ptr().cast())) });
+    }
+}

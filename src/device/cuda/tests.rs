@@ -1,0 +1,140 @@
+//! This program's own tests, started again on virtual GPUs (`tests/vcuda`), with faults of the driver where a test
+//! asks.
+
+mod alone;
+mod faults;
+mod gpu;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::{Cuda, gpus};
+use crate::device::{Device, DeviceId, Home, Queue, Region, Sharing};
+use crate::error::{Kind, Result};
+use crate::sync::primitive::OnceLock;
+
+/// The GPUs of this process, for the tests of the contract; none without a driver.
+pub(in crate::device) fn boxed() -> Vec<Box<dyn Device>> {
+    gpus().unwrap_or_default().iter().map(|gpu| Box::new(Lent(gpu)) as Box<dyn Device>).collect()
+}
+
+/// A GPU that lives elsewhere.
+#[derive(Debug)]
+struct Lent(&'static Cuda);
+
+impl Device for Lent {
+    fn home(&self) -> Home {
+        self.0.home()
+    }
+    fn allocate(&self, bytes: usize, sharing: Sharing) -> Result<Region> {
+        self.0.allocate(bytes, sharing)
+    }
+    fn export(&self, region: &Region) -> Result<OwnedFd> {
+        self.0.export(region)
+    }
+    fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
+        self.0.import(descriptor, bytes)
+    }
+    fn locate(&self, address: u64) -> Option<Home> {
+        self.0.locate(address)
+    }
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        self.0.queue()
+    }
+}
+
+/// What a run on a virtual machine printed, and whether it succeeded.
+struct Finished {
+    succeeded: bool,
+    output: String,
+}
+
+/// No run takes longer, also on a busy computer; the machine reports a deadlock long before.
+const LONGEST_S: &str = "300";
+
+/// Builds the virtual machine, and says where its command is.
+fn vcuda() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
+        let built = Command::new(script).args(["1", "--", "true"]).output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        // Beside the folder of this program.
+        std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("vcuda")
+    })
+}
+
+/// Runs the tests of this program whose names have `filter` in them on a virtual machine.
+fn on_machine(options: &[&str], filter: &str, environment: &[(&str, &str)]) -> Finished {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", LONGEST_S]).arg(vcuda()).arg("run").args(options).arg("--");
+    command.arg(std::env::current_exe().unwrap()).args([filter, "--test-threads=2", "--nocapture"]);
+    command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("CUDA_LAUNCH_BLOCKING").env_remove("CUDA_MODULE_LOADING");
+    command.env_remove("VCUDA_FAIL").env_remove("VCUDA_SEED").envs(environment.iter().copied());
+    let finished = command.stdin(Stdio::null()).output().unwrap();
+    let text = [finished.stdout, finished.stderr].concat();
+    Finished { succeeded: finished.status.success(), output: String::from_utf8_lossy(&text).into_owned() }
+}
+
+/// Runs them, and expects that some ran, that all passed, and that nothing was left on the GPUs.
+#[track_caller]
+fn must_pass(machine: &str, filter: &str, environment: &[(&str, &str)]) {
+    let Finished { succeeded, output } = on_machine(&["--strict", machine], filter, environment);
+    let passed = output.contains("test result: ok") && !output.contains(" 0 passed");
+    assert!(succeeded && passed, "{machine}, {environment:?}:\n{output}");
+}
+
+#[test]
+fn the_contract_holds_on_virtual_gpus() {
+    for machine in ["1", "2-nvswitch"] {
+        must_pass(machine, "device::contract::", &[]);
+    }
+}
+
+#[test]
+fn everything_here_holds_on_virtual_gpus() {
+    must_pass("1", "device::cuda::tests::gpu::", &[]);
+    must_pass("1", "alone::memory_is_not_freed", &[]);
+}
+
+#[test]
+fn every_call_that_fails_is_an_error_and_leaves_nothing() {
+    const TEST: &str = "faults::attempts_go_on_after_failures";
+    let Finished { succeeded, output } = on_machine(&["--strict", "1"], TEST, &[("VCUDA_DEBUG", "1")]);
+    assert!(succeeded, "{output}");
+    // How often each function is called.
+    let mut calls = BTreeMap::<&str, usize>::new();
+    for (name, _) in output.lines().filter_map(|line| line.strip_prefix("vcuda: ")?.split_once(": ")) {
+        *calls.entry(name).or_default() += 1;
+    }
+    calls.retain(|name, _| name.starts_with("cu"));
+    assert!(calls.len() > 40, "{calls:?}");
+    // Each fails at its first call; then, in another run, in the midst of an attempt.
+    for part in [usize::MAX, 4] {
+        let faults: Vec<String> = calls.iter().map(|(name, count)| format!("{name}:{}", 1 + count / part)).collect();
+        let faults = faults.join(",");
+        let Finished { succeeded, output } = on_machine(&["--strict", "1"], TEST, &[("VCUDA_FAIL", &faults)]);
+        assert!(succeeded, "{faults}:\n{output}");
+        let told = output.lines().find_map(|line| line.strip_prefix("calls that failed: ")?.parse::<usize>().ok());
+        // Some are retried, or are calls of destructors.
+        assert!(told.is_some_and(|told| told > 25), "{faults}:\n{output}");
+    }
+}
+
+#[test]
+fn a_sticky_error_is_told() {
+    let Finished { succeeded, output } = on_machine(&["1"], "alone::after_a_lost_context", &[]);
+    assert!(succeeded && output.contains("1 passed"), "{output}");
+}
+
+#[test]
+fn without_a_driver_the_error_says_so() {
+    // Where there is one, the tests above have used it.
+    let Err(error) = gpus() else { return };
+    assert!(error.kind() == Kind::System && error.message().contains("no GPU driver: "), "{error}");
+    let error = crate::device::of(Home::Device(DeviceId(3))).unwrap_err();
+    assert!(error.message().contains("the memory of device 3: no GPU driver"), "{error}");
+    assert!(crate::device::of(Home::Host).is_ok());
+}

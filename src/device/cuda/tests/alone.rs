@@ -1,0 +1,68 @@
+//! Tests that cannot share a GPU with others, because they stop it or break it: each has a run of its own.
+
+use std::ffi::{c_int, c_uint};
+use std::time::Duration;
+
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+
+use super::gpu::{Members, at, gpu, symbol, write};
+use crate::device::{Device, Kernel, Pass, Sharing, Store};
+use crate::sync::Deadline;
+use crate::sys::clock;
+use crate::types::{DataType, ReduceOp};
+
+/// `CU_STREAM_WAIT_VALUE_GEQ`
+const AT_LEAST: c_uint = 0;
+
+#[test]
+fn memory_is_not_freed_while_work_is_under_way() {
+    let Some(gpu) = gpu() else { return };
+    let all = Members::new(gpu, 1);
+    let flag = gpu.allocate(4, Sharing::Threads).unwrap();
+    // SAFETY: the type that cuda.h declares.
+    let wait_value: unsafe extern "C" fn(CUstream, CUdeviceptr, u32, c_uint) -> c_int =
+        unsafe { symbol(c"cuStreamWaitValue32_v2") };
+    let waiting = gpu.allocate(4096, Sharing::Threads).unwrap();
+    let entered = all.active.primary().enter().unwrap();
+    let address = flag.base().as_ptr().expose_provenance() as CUdeviceptr;
+    // SAFETY: the flag lives until the stream has come past it.
+    assert_eq!(unsafe { wait_value(all.streams[0].handle().0, address, 1, AT_LEAST) }, 0);
+    all.sum(&all.handles()).unwrap();
+    drop(entered);
+    // The driver's own call would wait for the stream, which waits for this thread.
+    drop(waiting);
+    assert_eq!(all.active.count_retired(), 1);
+    write(gpu, at(&flag, 0, 4), &mut 1_u32.to_ne_bytes());
+    all.streams[0].drain().unwrap();
+    drop(gpu.allocate(4096, Sharing::Threads).unwrap());
+    assert_eq!(all.active.count_retired(), 0);
+}
+
+const BYTES: usize = 256;
+/// A kernel that is stopped, on a busy computer.
+const LONGEST: Duration = Duration::from_secs(20);
+
+#[test]
+fn after_a_lost_context_the_error_says_so_and_nothing_is_touched() {
+    let Some(gpu) = gpu() else { return };
+    let mut queue = gpu.queue().unwrap();
+    let mine = gpu.allocate(BYTES, Sharing::Threads).unwrap();
+    let kernel = Kernel::reduce(DataType::I32, ReduceOp::Sum, 2).unwrap();
+    let (sources, targets) = ([std::ptr::without_provenance(64); 2], [mine.base().as_ptr()]);
+    let (sources, targets) = (&sources[..], &targets[..]);
+    let pass = Pass { sources, raw: None, targets, count: BYTES / 4, finish: true, store: Store::Cached };
+    // SAFETY: the addresses are nobody's: the kernel is stopped.
+    unsafe { queue.fold(&kernel, &pass) }.unwrap();
+    let deadline = Deadline::after(LONGEST);
+    let failed = loop {
+        match queue.record().and_then(|event| event.is_done()) {
+            Ok(_) => assert!(!deadline.passed(clock::now()), "the kernel fails"),
+            Err(error) => break error,
+        }
+    };
+    assert!(failed.message().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{failed}");
+    let later = gpu.allocate(64, Sharing::Threads).unwrap_err();
+    for part in ["GPU 0 failed before", "CUDA_ERROR_ILLEGAL_ADDRESS", "end the process"] {
+        assert!(later.message().contains(part), "{later}");
+    }
+}
