@@ -3,7 +3,7 @@
 #[cfg(feature = "cpp")]
 fn main() {
     let files =
-        ["buffer", "communicator", "config", "error", "log", "preparation", "store", "testing", "types", "unique_id"];
+        ["buffer", "communicator", "config", "error", "log", "mpi_calls", "store", "testing", "types", "unique_id"];
     let files = files.map(|name| format!("cpp/src/{name}.cc"));
     cxx_build::bridge("src/ffi.rs")
         .files(&files)

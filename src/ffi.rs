@@ -10,15 +10,16 @@
 mod call;
 mod failure;
 mod foreign;
+mod over_mpi;
 mod places;
 mod stores;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::bootstrap::{Root, UniqueId};
-use crate::comm::{AbortHandle, Buffer, Communicator, Detached, Pending, PreparedInit, warn_of_lone_world};
-use crate::config::{Config, Environment};
+use crate::bootstrap::UniqueId;
+use crate::comm::{AbortHandle, Buffer, Communicator, Detached, Pending};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sync::{AbortFlag, Progress, Wait};
 use crate::types::{DataType, F8E4M3, F8E5M2, Rank, World, bf16, f16};
@@ -26,6 +27,7 @@ use crate::types::{DataType, F8E4M3, F8E5M2, Rank, World, bf16, f16};
 use call::{Batch, Work};
 use failure::{Failure, explain, guard, nccl_code};
 use foreign::{Foreign, set_log};
+use over_mpi::{mpi_check, mpi_check_thread, mpi_join, mpi_like, mpi_placement, mpi_poke};
 use places::{locality, placement};
 use stores::{
     Keep, keep, keep_address, keep_file, keep_hash, keep_remote, keep_same, keep_served, share, store_add, store_get,
@@ -211,8 +213,6 @@ mod bridge {
         fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure;
         fn placement(comm: &Comm, place: &mut Place) -> *mut Failure;
         fn locality(comm: &Comm, place: &mut Place) -> *mut Failure;
-        fn number(comm: &Comm, number: &mut u64) -> *mut Failure;
-        fn init_timeout_ms(comm: &Comm, milliseconds: &mut i64) -> *mut Failure;
         fn async_error(comm: &Comm) -> *mut Failure;
         fn finalize(comm: &mut Comm) -> *mut Failure;
         fn discard(comm: &mut Comm, deserted: bool);
@@ -225,13 +225,12 @@ mod bridge {
         fn join_all(family: &mut Family, ranks: i32, settings: &Settings) -> *mut Failure;
         fn take(family: &mut Family) -> Box<Comm>;
 
-        type Prepared;
-        fn prepared() -> Box<Prepared>;
-        fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure;
-        fn prepared_timeout_ms(prepared: &Prepared) -> i64;
-        fn patience_ms(settings: &Settings) -> i64;
-        fn prepared_id(prepared: &mut Prepared, id: &mut [u8; 128]) -> *mut Failure;
-        fn join_aside(prepared: &mut Prepared, comm: &mut Comm, id: &[u8], rank: i32, size: i32) -> *mut Failure;
+        unsafe fn mpi_join(comm: &mut Comm, calls: *const u8, theirs: u64, settings: &Settings) -> *mut Failure;
+        unsafe fn mpi_like(comm: &Comm, calls: *const u8, sub: u64, child: &mut Comm) -> *mut Failure;
+        unsafe fn mpi_check(comm: &Comm, calls: *const u8, theirs: u64) -> *mut Failure;
+        unsafe fn mpi_placement(comm: &Comm, calls: *const u8, theirs: u64, place: &mut Place) -> *mut Failure;
+        unsafe fn mpi_check_thread(calls: *const u8, everywhere: &mut bool) -> *mut Failure;
+        unsafe fn mpi_poke(calls: *const u8) -> *mut Failure;
 
         type Stop;
         fn stop(comm: &Comm) -> Box<Stop>;
@@ -294,8 +293,6 @@ mod bridge {
 
         fn set_log(callback: UniquePtr<LogCallback>);
         fn warn_discarded();
-        fn warn(rank: i32, text: &[u8]);
-        fn warn_of_lone_world();
     }
 
     // C++ takes failures over as boxes, though no function passes one as such.
@@ -333,13 +330,6 @@ struct Comm(Option<Detached>);
 
 /// Communicators of one process that nobody has taken yet.
 struct Family(VecDeque<Communicator>);
-
-/// The first half of an init; `None` before it was read and once it was used.
-struct Prepared {
-    half: Option<PreparedInit>,
-    /// Serves the id as long as the preparation lives.
-    root: Option<Root>,
-}
 
 /// What stops a communicator.
 struct Stop(Option<AbortHandle>);
@@ -533,20 +523,6 @@ fn cross(comm: &Comm, child: &mut Comm) -> *mut Failure {
     })
 }
 
-fn number(comm: &Comm, number: &mut u64) -> *mut Failure {
-    comm.on(|detached| {
-        *number = detached.at_rest()?.number()?;
-        Ok(())
-    })
-}
-
-fn init_timeout_ms(comm: &Comm, milliseconds: &mut i64) -> *mut Failure {
-    comm.on(|detached| {
-        *milliseconds = milliseconds_of(detached.at_rest()?.init_timeout()?);
-        Ok(())
-    })
-}
-
 fn async_error(comm: &Comm) -> *mut Failure {
     comm.on(|detached| detached.async_error().map_or(Ok(()), Err))
 }
@@ -603,51 +579,6 @@ fn join_all(family: &mut Family, ranks: i32, settings: &Settings) -> *mut Failur
 /// The next of the family; an empty one where all were taken.
 fn take(family: &mut Family) -> Box<Comm> {
     Box::new(Comm(family.0.pop_front().map(Detached::new)))
-}
-
-fn prepared() -> Box<Prepared> {
-    Box::new(Prepared { half: None, root: None })
-}
-
-fn prepare(prepared: &mut Prepared, settings: &Settings) -> *mut Failure {
-    guard(|| {
-        prepared.half = Some(PreparedInit::new(&settings.0)?);
-        Ok(())
-    })
-}
-
-fn prepared_timeout_ms(prepared: &Prepared) -> i64 {
-    prepared.half.as_ref().map_or(0, |half| milliseconds_of(half.init_timeout()))
-}
-
-/// The deadline of init by itself, where preparing has failed.
-fn patience_ms(settings: &Settings) -> i64 {
-    milliseconds_of(settings.0.clone().init_timeout_alone(&Environment::capture()))
-}
-
-fn prepared_id(prepared: &mut Prepared, id: &mut [u8; 128]) -> *mut Failure {
-    guard(|| {
-        let (made, root) = prepared.half.as_ref().ok_or_else(used)?.unique_id()?;
-        prepared.root = root;
-        *id = *made.as_bytes();
-        Ok(())
-    })
-}
-
-fn join_aside(prepared: &mut Prepared, comm: &mut Comm, id: &[u8], rank: i32, size: i32) -> *mut Failure {
-    guard(|| {
-        let half = prepared.half.take().ok_or_else(used)?;
-        comm.0 = Some(Detached::new(half.join(UniqueId::from_bytes(id)?, world_of(rank, size)?)?));
-        Ok(())
-    })
-}
-
-fn used() -> Error {
-    Error::invalid_usage("a preparation joins once")
-}
-
-fn milliseconds_of(time: Duration) -> i64 {
-    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn stop(comm: &Comm) -> Box<Stop> {
@@ -723,11 +654,6 @@ unsafe fn add(
 /// Says that a group was forgotten.
 fn warn_discarded() {
     crate::log::warn!(Coll, "a group was destroyed without end(): nothing of it has run");
-}
-
-fn warn(rank: i32, text: &[u8]) {
-    let (rank, text) = (Rank::new(u32::try_from(rank).unwrap_or(0)), String::from_utf8_lossy(text));
-    crate::log::warn!(Init @ rank, "{text}");
 }
 
 /// # Safety

@@ -60,6 +60,9 @@
 
 // In reading order: what programs hold, then what carries it, down to the system. Programs see what is `pub` here.
 pub mod comm; // communicators and all that is called on them
+#[cfg(any(feature = "mpi", feature = "cpp"))]
+mod over_mpi; // the protocol between MPI's ranks, over a table of MPI's calls
+
 #[cfg(feature = "mpi")]
 pub mod mpi; // communicators from MPI communicators
 pub mod config; // settings: the program's, with the environment over them

@@ -88,15 +88,12 @@
 //! connects later (`MPI_Comm_spawn`) work with [`communicator`], but not with `like` and `check`, which identify ranks
 //! by their number in `MPI_COMM_WORLD`. Sessions without `MPI_Init` are not supported.
 
-mod agreement;
-mod alarm;
-mod calls;
 mod ending;
 mod hosts;
 mod join;
 mod progress;
 mod relatives;
-mod waiting;
+mod rsmpi;
 
 pub use crate::comm::Placement;
 pub use ending::{abort, abort_on_panic, or_abort};

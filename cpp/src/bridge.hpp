@@ -144,6 +144,9 @@ struct Pending {
     const Origin origin = {};
 };
 
+// Where a rank is, as Rust says it.
+Placement placement_of(const ffi::Place& place);
+
 // The way to what the classes keep to themselves.
 struct Access {
     static Request request(std::unique_ptr<Pending> pending) { return Request(std::move(pending)); }

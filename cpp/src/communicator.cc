@@ -276,6 +276,10 @@ Placement Communicator::placement() {
     ffi::Place place{};
     const detail::Use use(state_.get());
     detail::check(ffi::placement(*state_->comm, place), *state_->thrown);
+    return detail::placement_of(place);
+}
+
+Placement detail::placement_of(const ffi::Place& place) {
     Placement found;
     found.host_name = std::string(place.host_name);
     found.host = place.host;

@@ -2,25 +2,30 @@
 
 use super::bridge::Place;
 use super::{Comm, Failure, int_of};
+use crate::comm::Placement;
 
 pub(super) fn placement(comm: &Comm, place: &mut Place) -> *mut Failure {
     comm.on(|detached| {
-        let found = detached.placement()?;
-        let device = found.device.as_ref();
-        *place = Place {
-            printed: found.to_string(),
-            host: int_of(found.host),
-            hosts: int_of(found.hosts),
-            local_rank: int_of(found.local_rank),
-            local_size: int_of(found.local_size),
-            leader_rank: found.leader_rank.map_or(-1, int_of),
-            device: device.map_or(-1, |device| int_of(device.ordinal)),
-            bus_id: device.map_or_else(String::new, |device| device.bus_id.clone()),
-            shared_by: device.map_or(0, |device| int_of(device.shared_by)),
-            host_name: found.host_name,
-        };
+        *place = place_of(detached.placement()?);
         Ok(())
     })
+}
+
+/// A placement as C++ reads it.
+pub(super) fn place_of(found: Placement) -> Place {
+    let device = found.device.as_ref();
+    Place {
+        printed: found.to_string(),
+        host: int_of(found.host),
+        hosts: int_of(found.hosts),
+        local_rank: int_of(found.local_rank),
+        local_size: int_of(found.local_size),
+        leader_rank: found.leader_rank.map_or(-1, int_of),
+        device: device.map_or(-1, |device| int_of(device.ordinal)),
+        bus_id: device.map_or_else(String::new, |device| device.bus_id.clone()),
+        shared_by: device.map_or(0, |device| int_of(device.shared_by)),
+        host_name: found.host_name,
+    }
 }
 
 pub(super) fn locality(comm: &Comm, place: &mut Place) -> *mut Failure {

@@ -4,7 +4,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::mpi::calls::{self, Stage};
+use crate::mpi::rsmpi::{abort as abort_job, mpi_calls};
+use crate::over_mpi::calls::{self, Stage};
 use crate::sync::primitive::{Ordering, statics::AtomicBool};
 use crate::sys::futex;
 
@@ -26,9 +27,9 @@ pub fn abort_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         before(panic);
-        if calls::stage() == Stage::Running {
+        if calls::stage(mpi_calls()) == Stage::Running {
             futex::nap(FORWARDING);
-            calls::abort(PANIC_CODE);
+            abort_job(PANIC_CODE);
         }
     }));
 }
@@ -49,7 +50,7 @@ pub fn abort(error: &Error) -> ! {
     let line = format!("rsccl: {words}: aborting the MPI job\n");
     let _written = std::io::stderr().write_all(line.as_bytes());
     futex::nap(FORWARDING);
-    calls::abort(error.kind().nccl_code());
+    abort_job(error.kind().nccl_code());
     std::process::abort()
 }
 

@@ -1,7 +1,8 @@
 //! A hook that moves MPI while a rank waits in rsccl.
 
 use crate::error::Result;
-use crate::mpi::calls::{self, Stage};
+use crate::mpi::rsmpi::mpi_calls;
+use crate::over_mpi::calls::{self, Stage};
 use crate::sync::Progress;
 use crate::sys::host;
 
@@ -27,10 +28,10 @@ use crate::sys::host;
 /// # Ok::<(), rsccl::Error>(())
 /// ```
 pub fn progress() -> Result<Progress> {
-    let everywhere = calls::check_thread()?;
+    let everywhere = calls::check_thread(mpi_calls())?;
     let maker = host::thread_id();
     Ok(Progress::new(move || {
         let may_call = everywhere || host::thread_id() == maker;
-        if may_call && calls::stage() == Stage::Running { calls::poke() } else { Ok(()) }
+        if may_call && calls::stage(mpi_calls()) == Stage::Running { calls::poke(mpi_calls()) } else { Ok(()) }
     }))
 }

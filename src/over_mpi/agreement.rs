@@ -134,7 +134,7 @@ mod tests {
     fn outcomes(ranks: u32, fails: impl Fn(u32) -> Option<Error> + Sync) -> Vec<std::result::Result<u32, Error>> {
         crate::local::run(ranks, |comm| {
             let rank = comm.rank();
-            Ok(agree(&mut crate::mpi::relatives::Ranks(&comm), fails(rank).map_or(Ok(rank), Err)))
+            Ok(agree(&mut crate::over_mpi::relatives::Ranks(&comm), fails(rank).map_or(Ok(rank), Err)))
         })
         .unwrap()
     }

@@ -5,8 +5,8 @@
 //! until all ranks know who has sent some ([`Alarm::clear`]): then each is taken, and none is left on the communicator.
 
 use crate::error::Result;
-use crate::mpi::calls::{PendingCall, Private};
-use crate::mpi::waiting::finish;
+use crate::over_mpi::calls::{PendingCall, Private};
+use crate::over_mpi::waiting::finish;
 use crate::sync::Wait;
 use crate::types::Rank;
 

@@ -1,17 +1,15 @@
-//! Every call of MPI, behind safe functions. No other file of the library touches MPI.
+//! Every call of MPI, behind safe functions over the [`Table`](super::Table). No other file of the protocol calls it.
 //!
 //! Calls that wait for other ranks are started here and completed elsewhere ([`PendingCall`]). Nothing in this file
 //! blocks, except [`Private::shared_memory_ranks`], which is called only when all ranks are known to be ready.
 
-use ::mpi::ffi::{self, MPI_Comm};
-use ::mpi::raw::AsRaw;
-
 use crate::error::{Error, Kind, Result};
+use crate::over_mpi::{Handle, Mpi, ThreadLevel};
 use crate::types::{Rank, World};
 
 /// The state of MPI in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(crate) enum Stage {
     /// `MPI_Init` has not been called yet.
     Before,
     /// MPI may be called.
@@ -21,12 +19,12 @@ pub(super) enum Stage {
 }
 
 /// The state of MPI in this process. May be called at any time, from any thread.
-pub(super) fn stage() -> Stage {
+pub(crate) fn stage(mpi: Mpi) -> Stage {
     let (mut begun, mut ended) = (0, 0);
     // SAFETY: allowed at any time; writes one int, which `begun` is.
-    unsafe { ffi::MPI_Initialized(&raw mut begun) };
+    unsafe { (mpi.initialized)(&raw mut begun) };
     // SAFETY: as above.
-    unsafe { ffi::MPI_Finalized(&raw mut ended) };
+    unsafe { (mpi.finalized)(&raw mut ended) };
     match (begun != 0, ended != 0) {
         (_, true) => Stage::Over,
         (true, false) => Stage::Running,
@@ -38,8 +36,8 @@ pub(super) fn stage() -> Stage {
 ///
 /// # Errors
 /// [`Kind::InvalidUsage`] if MPI is not running, or if its thread level forbids this thread to call it.
-pub(super) fn check_thread() -> Result<bool> {
-    match stage() {
+pub(crate) fn check_thread(mpi: Mpi) -> Result<bool> {
+    match stage(mpi) {
         Stage::Running => {}
         Stage::Before => {
             return Err(Error::invalid_usage(
@@ -54,54 +52,52 @@ pub(super) fn check_thread() -> Result<bool> {
     }
     let (mut level, mut is_main) = (0, 0);
     // SAFETY: MPI is up, as was just seen; writes one int, which `level` is.
-    check(unsafe { ffi::MPI_Query_thread(&raw mut level) }, "MPI_Query_thread")?;
+    check(mpi, unsafe { (mpi.query_thread)(&raw mut level) }, "MPI_Query_thread")?;
     // SAFETY: as above.
-    check(unsafe { ffi::MPI_Is_thread_main(&raw mut is_main) }, "MPI_Is_thread_main")?;
-    // SAFETY: a constant that the library has set when it was loaded.
-    let serialized = unsafe { ffi::RSMPI_THREAD_SERIALIZED };
-    // SAFETY: as above.
-    let multiple = unsafe { ffi::RSMPI_THREAD_MULTIPLE };
-    if level < serialized && is_main == 0 {
+    check(mpi, unsafe { (mpi.is_thread_main)(&raw mut is_main) }, "MPI_Is_thread_main")?;
+    if level < ThreadLevel::Serialized as i32 && is_main == 0 {
         return Err(Error::invalid_usage(
             "at this thread level of MPI only the thread that initialised it may call it, and this is another: \
              initialise MPI with MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE, or call from that thread",
         ));
     }
-    Ok(level >= multiple)
+    Ok(level >= ThreadLevel::Multiple as i32)
 }
 
-/// A communicator of the user's, checked to be an intracommunicator. It is only borrowed.
+/// A communicator of the user's, checked to be an intracommunicator. It is only borrowed: the caller keeps it alive.
 #[derive(Debug)]
-pub(super) struct Theirs<'a> {
-    raw: MPI_Comm,
+pub(super) struct Theirs {
+    mpi: Mpi,
+    raw: Handle,
     world: World,
-    lives: std::marker::PhantomData<&'a ()>,
 }
 
-impl<'a> Theirs<'a> {
+impl Theirs {
     /// Checks `comm`.
     ///
     /// # Errors
     /// [`Kind::InvalidUsage`] as for [`check_thread`]; [`Kind::InvalidArgument`] for `MPI_COMM_NULL` and an
     /// intercommunicator.
-    pub(super) fn new(comm: &'a impl AsRaw<Raw = MPI_Comm>) -> Result<Theirs<'a>> {
-        check_thread()?;
-        let raw = comm.as_raw();
-        if is_null(raw) {
+    ///
+    /// # Safety
+    /// `comm` is a handle of this MPI's, null or of a communicator that lives as long as this value.
+    pub(super) unsafe fn new(mpi: Mpi, comm: Handle) -> Result<Theirs> {
+        check_thread(mpi)?;
+        if comm == mpi.null {
             return Err(Error::invalid_argument(
                 "the communicator is MPI_COMM_NULL: a rank that is not in an MPI communicator must not call this",
             ));
         }
         let mut inter = 0;
-        // SAFETY: MPI is up and this thread may call it, as was just checked; `AsRaw` promises a handle that is valid.
-        check(unsafe { ffi::MPI_Comm_test_inter(raw, &raw mut inter) }, "MPI_Comm_test_inter")?;
+        // SAFETY: MPI is up and this thread may call it, as was just checked; the handle is valid by the contract.
+        check(mpi, unsafe { (mpi.test_inter)(comm, &raw mut inter) }, "MPI_Comm_test_inter")?;
         if inter != 0 {
             return Err(Error::invalid_argument(
                 "the communicator is an intercommunicator, which has two groups of ranks: merge them by \
                  MPI_Intercomm_merge",
             ));
         }
-        Ok(Theirs { raw, world: world_of(raw)?, lives: std::marker::PhantomData })
+        Ok(Theirs { mpi, raw: comm, world: world_of(mpi, comm)? })
     }
 
     /// This process's rank in it, and its size.
@@ -114,48 +110,50 @@ impl<'a> Theirs<'a> {
     /// # Errors
     /// [`Kind::InvalidArgument`] if a rank belongs to another `MPI_COMM_WORLD` (a spawned or connected job).
     pub(super) fn ranks_in_world(&self) -> Result<Vec<u32>> {
-        // SAFETY: a constant that the library has set when it was loaded.
-        translate(self.raw, unsafe { ffi::RSMPI_COMM_WORLD })?.into_iter().collect::<Option<Vec<u32>>>().ok_or_else(
-            || Error::invalid_argument("the MPI communicator has ranks that are not in this process's MPI_COMM_WORLD"),
-        )
+        translate(self.mpi, self.raw, self.mpi.world)?.into_iter().collect::<Option<Vec<u32>>>().ok_or_else(|| {
+            Error::invalid_argument("the MPI communicator has ranks that are not in this process's MPI_COMM_WORLD")
+        })
     }
 
     /// Starts to make a private duplicate: collective over the communicator.
-    pub(super) fn duplicate(&self) -> Result<PendingCall<Vec<MPI_Comm>>> {
-        duplicate(self.raw)
+    pub(super) fn duplicate(&self) -> Result<PendingCall<Vec<Handle>>> {
+        let mut pending = PendingCall::new(self.mpi, vec![Handle(0)]);
+        let made = pending.buffers().as_mut_ptr();
+        let request = &raw mut pending.request;
+        // SAFETY: the handle is checked; one handle is written at `made`, which `PendingCall` keeps until the call is
+        // complete.
+        check(self.mpi, unsafe { (self.mpi.duplicate)(self.raw, made, request) }, "MPI_Comm_idup")?;
+        Ok(pending.begun())
     }
 }
 
-/// Whether `comm` is `MPI_COMM_NULL`.
-pub(super) fn is_null(comm: MPI_Comm) -> bool {
-    // SAFETY: a constant that the library has set when it was loaded.
-    comm == unsafe { ffi::RSMPI_COMM_NULL }
+/// The number of ranks of `MPI_COMM_WORLD`.
+pub(super) fn size_of_world(mpi: Mpi) -> Result<u32> {
+    world_of(mpi, mpi.world).map(|world| world.size)
 }
 
 /// This process's rank in `MPI_COMM_WORLD`.
-pub(super) fn rank_in_world() -> Result<u32> {
-    check_thread()?;
-    // SAFETY: a constant that the library has set when it was loaded.
-    Ok(world_of(unsafe { ffi::RSMPI_COMM_WORLD })?.rank.get())
+pub(super) fn rank_in_world(mpi: Mpi) -> Result<u32> {
+    check_thread(mpi)?;
+    Ok(world_of(mpi, mpi.world)?.rank.get())
 }
 
 /// A duplicate on which only rsccl sends, and which returns errors. Only [`Private::free`] frees it, because freeing is
 /// collective: a duplicate that is dropped after an error stays allocated in MPI.
 #[derive(Debug)]
 pub(super) struct Private {
-    raw: MPI_Comm,
+    mpi: Mpi,
+    raw: Handle,
     world: World,
 }
 
 impl Private {
     /// The duplicate that [`Theirs::duplicate`] has made.
-    pub(super) fn adopt(made: &[MPI_Comm]) -> Result<Private> {
+    pub(super) fn adopt(mpi: Mpi, made: &[Handle]) -> Result<Private> {
         let raw = *made.first().ok_or_else(|| Error::internal("a duplicate has no handle"))?;
-        // SAFETY: a constant that the library has set when it was loaded.
-        let returns = unsafe { ffi::RSMPI_ERRORS_RETURN };
         // SAFETY: the duplicate is finished and ours.
-        check(unsafe { ffi::MPI_Comm_set_errhandler(raw, returns) }, "MPI_Comm_set_errhandler")?;
-        Ok(Private { raw, world: world_of(raw)? })
+        check(mpi, unsafe { (mpi.return_errors)(raw) }, "MPI_Comm_set_errhandler")?;
+        Ok(Private { mpi, raw, world: world_of(mpi, raw)? })
     }
 
     /// This process's rank in it, and its size: those of the original.
@@ -166,90 +164,80 @@ impl Private {
     /// Frees it. All ranks do so, after they have agreed on something.
     pub(super) fn free(mut self) -> Result<()> {
         // SAFETY: ours, with nothing pending on it; `self` is consumed, so nobody uses the handle again.
-        check(unsafe { ffi::MPI_Comm_free(&raw mut self.raw) }, "MPI_Comm_free")
+        check(self.mpi, unsafe { (self.mpi.free)(&raw mut self.raw) }, "MPI_Comm_free")
     }
 
     /// Starts to compute the element-wise minimum over all ranks.
     pub(super) fn least(&self, values: Vec<i64>) -> Result<PendingCall<(Vec<i64>, Vec<i64>)>> {
         let count = int(values.len())?;
-        let mut pending = PendingCall::new((values.clone(), values));
-        // SAFETY: a constant that the library has set when it was loaded.
-        let of = unsafe { ffi::RSMPI_INT64_T };
-        // SAFETY: as above.
-        let op = unsafe { ffi::RSMPI_MIN };
+        let mut pending = PendingCall::new(self.mpi, (values.clone(), values));
         let (mine, all) = pending.buffers();
-        let (mine, all) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
+        let (mine, all) = (mine.as_ptr(), all.as_mut_ptr());
         let request = &raw mut pending.request;
         // SAFETY: both buffers hold `count` values, and `PendingCall` keeps them, and lets nobody at them, until the
         // call is complete.
-        check(unsafe { ffi::MPI_Iallreduce(mine, all, count, of, op, self.raw, request) }, "MPI_Iallreduce")?;
+        check(self.mpi, unsafe { (self.mpi.least)(mine, all, count, self.raw, request) }, "MPI_Iallreduce")?;
         Ok(pending.begun())
     }
 
     /// Starts a broadcast of `root`'s bytes; all ranks must pass the same number of bytes.
     pub(super) fn spread(&self, root: Rank, bytes: Vec<u8>) -> Result<PendingCall<Vec<u8>>> {
         let (count, root) = (int(bytes.len())?, int(root.index())?);
-        let mut pending = PendingCall::new(bytes);
-        let buffer = pending.buffers().as_mut_ptr().cast();
+        let mut pending = PendingCall::new(self.mpi, bytes);
+        let buffer = pending.buffers().as_mut_ptr();
         let request = &raw mut pending.request;
         // SAFETY: the buffer holds `count` bytes; `PendingCall` keeps it, and lets nobody at it, until the call is
         // complete.
-        check(unsafe { ffi::MPI_Ibcast(buffer, count, bytes_type(), root, self.raw, request) }, "MPI_Ibcast")?;
+        check(self.mpi, unsafe { (self.mpi.spread)(buffer, count, root, self.raw, request) }, "MPI_Ibcast")?;
         Ok(pending.begun())
     }
 
     /// Starts to gather one byte of every rank.
     pub(super) fn gather(&self, mine: u8) -> Result<PendingCall<(Vec<u8>, Vec<u8>)>> {
-        let mut pending = PendingCall::new((vec![mine], vec![0; self.world.size as usize]));
+        let mut pending = PendingCall::new(self.mpi, (vec![mine], vec![0; self.world.size as usize]));
         let (mine, all) = pending.buffers();
-        let (mine, all, of) = (mine.as_ptr().cast(), all.as_mut_ptr().cast(), bytes_type());
+        let (mine, all) = (mine.as_ptr(), all.as_mut_ptr());
         let request = &raw mut pending.request;
         // SAFETY: one byte is sent and one for each rank received; `PendingCall` keeps both buffers until the call is
         // complete.
-        check(unsafe { ffi::MPI_Iallgather(mine, 1, of, all, 1, of, self.raw, request) }, "MPI_Iallgather")?;
+        check(self.mpi, unsafe { (self.mpi.gather)(mine, all, self.raw, request) }, "MPI_Iallgather")?;
         Ok(pending.begun())
     }
 
     /// Starts to send a signal (an empty message) to `peer`.
     pub(super) fn signal(&self, peer: Rank) -> Result<PendingCall<()>> {
-        let (to, of, mut pending) = (int(peer.index())?, bytes_type(), PendingCall::new(()));
+        let (to, mut pending) = (int(peer.index())?, PendingCall::new(self.mpi, ()));
         let request = &raw mut pending.request;
         // SAFETY: no bytes are read; the request is written.
-        check(unsafe { ffi::MPI_Isend(std::ptr::null(), 0, of, to, SIGNAL, self.raw, request) }, "MPI_Isend")?;
+        check(self.mpi, unsafe { (self.mpi.signal)(to, SIGNAL, self.raw, request) }, "MPI_Isend")?;
         Ok(pending.begun())
     }
 
     /// Starts to receive the signal of `peer`.
     pub(super) fn take_signal(&self, peer: Rank) -> Result<PendingCall<()>> {
-        let (from, of, mut pending) = (int(peer.index())?, bytes_type(), PendingCall::new(()));
+        let (from, mut pending) = (int(peer.index())?, PendingCall::new(self.mpi, ()));
         let request = &raw mut pending.request;
         // SAFETY: no bytes are written; the request is.
-        check(unsafe { ffi::MPI_Irecv(std::ptr::null_mut(), 0, of, from, SIGNAL, self.raw, request) }, "MPI_Irecv")?;
+        check(self.mpi, unsafe { (self.mpi.take_signal)(from, SIGNAL, self.raw, request) }, "MPI_Irecv")?;
         Ok(pending.begun())
     }
 
     /// Whether a signal has arrived; it is not received.
     pub(super) fn is_signalled(&self) -> Result<bool> {
-        // SAFETY: a constant that the library has set when it was loaded.
-        probe(self.raw, unsafe { ffi::RSMPI_ANY_SOURCE }, SIGNAL)
+        probe(self.mpi, self.raw, self.mpi.any_source, SIGNAL)
     }
 
     /// The ranks that MPI says share memory with this one, including itself, in order. Blocks until all ranks have
     /// called it.
     pub(super) fn shared_memory_ranks(&self) -> Result<Vec<Rank>> {
-        // SAFETY: a constant that the library has set when it was loaded.
-        let mut node = unsafe { ffi::RSMPI_COMM_NULL };
-        // SAFETY: as above.
-        let shared = unsafe { ffi::RSMPI_COMM_TYPE_SHARED };
-        // SAFETY: as above.
-        let no_hints = unsafe { ffi::RSMPI_INFO_NULL };
+        let (mpi, mut node) = (self.mpi, self.mpi.null);
         let key = int(self.world.rank.index())?;
         // SAFETY: ours and live; writes one handle.
-        let status = unsafe { ffi::MPI_Comm_split_type(self.raw, shared, key, no_hints, &raw mut node) };
-        check(status, "MPI_Comm_split_type")?;
-        let ranks = translate(node, self.raw);
+        let status = unsafe { (mpi.split_by_memory)(self.raw, key, &raw mut node) };
+        check(mpi, status, "MPI_Comm_split_type")?;
+        let ranks = translate(mpi, node, self.raw);
         // SAFETY: made above, with nothing pending on it.
-        check(unsafe { ffi::MPI_Comm_free(&raw mut node) }, "MPI_Comm_free")?;
+        check(mpi, unsafe { (mpi.free)(&raw mut node) }, "MPI_Comm_free")?;
         let ranks: Option<Vec<u32>> = ranks?.into_iter().collect();
         let ranks = ranks.ok_or_else(|| Error::internal("MPI_Comm_split_type yields ranks that it was not given"))?;
         Ok(ranks.into_iter().map(Rank::new).collect())
@@ -258,38 +246,25 @@ impl Private {
 
 /// Lets MPI progress: probes for a message that is never sent. MPI progresses nothing if the probe finds a message, and
 /// MPICH progresses nothing for `MPI_COMM_SELF`.
-pub(super) fn poke() -> Result<()> {
-    // SAFETY: a constant that the library has set when it was loaded.
-    let world = unsafe { ffi::RSMPI_COMM_WORLD };
-    let me = int(world_of(world)?.rank.index())?;
-    probe(world, me, QUIET).map(|_found| ())
-}
-
-/// Ends all ranks of the job with `code`; may return if MPI is not running, or fails to.
-pub(super) fn abort(code: i32) {
-    if stage() != Stage::Running {
-        return;
-    }
-    // SAFETY: a constant that the library has set when it was loaded.
-    let world = unsafe { ffi::RSMPI_COMM_WORLD };
-    // SAFETY: MPI is up. The thread level is not looked at: the process ends here one way or the other.
-    unsafe { ffi::MPI_Abort(world, code) };
+pub(crate) fn poke(mpi: Mpi) -> Result<()> {
+    let me = int(world_of(mpi, mpi.world)?.rank.index())?;
+    probe(mpi, mpi.world, me, QUIET).map(|_found| ())
 }
 
 /// A call that MPI has started, with the buffers that it reads and writes. If it is dropped before its completion, the
 /// buffers are leaked, because MPI may still write to them.
 #[derive(Debug)]
 pub(super) struct PendingCall<B> {
-    request: ffi::MPI_Request,
+    mpi: Mpi,
+    request: Handle,
     buffers: Option<B>,
     /// Whether MPI uses the buffers now.
     lent: bool,
 }
 
 impl<B> PendingCall<B> {
-    fn new(buffers: B) -> PendingCall<B> {
-        // SAFETY: a constant that the library has set when it was loaded.
-        PendingCall { request: unsafe { ffi::RSMPI_REQUEST_NULL }, buffers: Some(buffers), lent: false }
+    fn new(mpi: Mpi, buffers: B) -> PendingCall<B> {
+        PendingCall { mpi, request: Handle(0), buffers: Some(buffers), lent: false }
     }
 
     fn buffers(&mut self) -> &mut B {
@@ -307,11 +282,9 @@ impl<B> PendingCall<B> {
             return Ok(true);
         }
         let mut done = 0;
-        // SAFETY: a constant that the library has set when it was loaded.
-        let ignore = unsafe { ffi::RSMPI_STATUS_IGNORE };
         // SAFETY: the request is one that MPI has begun and not completed; the buffers that it speaks of live, see
         // `Drop`.
-        check(unsafe { ffi::MPI_Test(&raw mut self.request, &raw mut done, ignore) }, "MPI_Test")?;
+        check(self.mpi, unsafe { (self.mpi.test)(&raw mut self.request, &raw mut done) }, "MPI_Test")?;
         self.lent = done == 0;
         Ok(done != 0)
     }
@@ -336,32 +309,19 @@ impl<B> Drop for PendingCall<B> {
     }
 }
 
-fn duplicate(comm: MPI_Comm) -> Result<PendingCall<Vec<MPI_Comm>>> {
-    // SAFETY: a constant that the library has set when it was loaded.
-    let mut pending = PendingCall::new(vec![unsafe { ffi::RSMPI_COMM_NULL }]);
-    let made = pending.buffers().as_mut_ptr();
-    let request = &raw mut pending.request;
-    // SAFETY: the caller's handle is checked; one handle is written at `made`, which `PendingCall` keeps until the call
-    // is complete.
-    check(unsafe { ffi::MPI_Comm_idup(comm, made, request) }, "MPI_Comm_idup")?;
-    Ok(pending.begun())
-}
-
-fn probe(comm: MPI_Comm, source: i32, tag: i32) -> Result<bool> {
+fn probe(mpi: Mpi, comm: Handle, source: i32, tag: i32) -> Result<bool> {
     let mut found = 0;
-    // SAFETY: a constant that the library has set when it was loaded.
-    let ignore = unsafe { ffi::RSMPI_STATUS_IGNORE };
     // SAFETY: the handle is a live communicator's; writes one int, which `found` is.
-    check(unsafe { ffi::MPI_Iprobe(source, tag, comm, &raw mut found, ignore) }, "MPI_Iprobe")?;
+    check(mpi, unsafe { (mpi.probe)(source, tag, comm, &raw mut found) }, "MPI_Iprobe")?;
     Ok(found != 0)
 }
 
-fn world_of(comm: MPI_Comm) -> Result<World> {
+fn world_of(mpi: Mpi, comm: Handle) -> Result<World> {
     let (mut rank, mut size) = (0, 0);
     // SAFETY: the handle is a live communicator's; writes one int.
-    check(unsafe { ffi::MPI_Comm_rank(comm, &raw mut rank) }, "MPI_Comm_rank")?;
+    check(mpi, unsafe { (mpi.rank)(comm, &raw mut rank) }, "MPI_Comm_rank")?;
     // SAFETY: as above.
-    check(unsafe { ffi::MPI_Comm_size(comm, &raw mut size) }, "MPI_Comm_size")?;
+    check(mpi, unsafe { (mpi.size)(comm, &raw mut size) }, "MPI_Comm_size")?;
     match (u32::try_from(rank), u32::try_from(size)) {
         (Ok(rank), Ok(size)) if rank < size => Ok(World { rank: Rank::new(rank), size }),
         _ => Err(Error::internal(format!("MPI reports rank {rank} of {size}"))),
@@ -369,34 +329,28 @@ fn world_of(comm: MPI_Comm) -> Result<World> {
 }
 
 /// For each rank of `from`, in order, its rank in `to`; `None` if it has none.
-fn translate(from: MPI_Comm, to: MPI_Comm) -> Result<Vec<Option<u32>>> {
-    let size = world_of(from)?.size;
+fn translate(mpi: Mpi, from: Handle, to: Handle) -> Result<Vec<Option<u32>>> {
+    let size = world_of(mpi, from)?.size;
     let ranks: Vec<i32> = (0..size).map(|rank| int(rank as usize)).collect::<Result<_>>()?;
     let mut found = vec![0; ranks.len()];
-    let (mut mine, mut theirs) = (group_of(from)?, group_of(to)?);
+    let (mut mine, mut theirs) = (group_of(mpi, from)?, group_of(mpi, to)?);
     let (count, asked, told) = (int(ranks.len())?, ranks.as_ptr(), found.as_mut_ptr());
     // SAFETY: both groups were just made; `asked` and `told` hold `count` ints.
-    let status = unsafe { ffi::MPI_Group_translate_ranks(mine, count, asked, theirs, told) };
+    let status = unsafe { (mpi.translate)(mine, count, asked, theirs, told) };
     for group in [&mut mine, &mut theirs] {
         // SAFETY: made above; used no more.
-        check(unsafe { ffi::MPI_Group_free(group) }, "MPI_Group_free")?;
+        check(mpi, unsafe { (mpi.free_group)(group) }, "MPI_Group_free")?;
     }
-    check(status, "MPI_Group_translate_ranks")?;
+    check(mpi, status, "MPI_Group_translate_ranks")?;
     // A rank that is not there is MPI_UNDEFINED, a negative number.
     Ok(found.into_iter().map(|rank| u32::try_from(rank).ok()).collect())
 }
 
-fn group_of(comm: MPI_Comm) -> Result<ffi::MPI_Group> {
-    // SAFETY: a constant that the library has set when it was loaded.
-    let mut group = unsafe { ffi::RSMPI_GROUP_NULL };
+fn group_of(mpi: Mpi, comm: Handle) -> Result<Handle> {
+    let mut group = Handle(0);
     // SAFETY: the handle is a live communicator's; writes one handle.
-    check(unsafe { ffi::MPI_Comm_group(comm, &raw mut group) }, "MPI_Comm_group")?;
+    check(mpi, unsafe { (mpi.group)(comm, &raw mut group) }, "MPI_Comm_group")?;
     Ok(group)
-}
-
-fn bytes_type() -> ffi::MPI_Datatype {
-    // SAFETY: a constant that the library has set when it was loaded.
-    unsafe { ffi::RSMPI_UINT8_T }
 }
 
 fn int(count: usize) -> Result<i32> {
@@ -405,18 +359,18 @@ fn int(count: usize) -> Result<i32> {
 
 /// The error of a failed call, with MPI's text.
 #[cold]
-fn failed(code: i32, call: &str) -> Error {
+fn failed(mpi: Mpi, code: i32, call: &str) -> Error {
     let mut text = [0u8; MAX_ERROR_BYTES];
-    let (mut length, buffer) = (0, text.as_mut_ptr().cast());
-    // SAFETY: the buffer holds MPI_MAX_ERROR_STRING bytes, as the assertion below proves.
-    let status = unsafe { ffi::MPI_Error_string(code, buffer, &raw mut length) };
-    let length = if status == SUCCESS { usize::try_from(length).unwrap_or(0).min(MAX_ERROR_BYTES) } else { 0 };
+    let room = i32::try_from(MAX_ERROR_BYTES).unwrap_or(0);
+    // SAFETY: the buffer has that much room.
+    let length = unsafe { (mpi.error_string)(code, text.as_mut_ptr(), room) };
+    let length = usize::try_from(length).unwrap_or(0).min(MAX_ERROR_BYTES);
     let words = String::from_utf8_lossy(&text[..length]).replace('\n', " ");
     Error::new(Kind::System, format!("{call} failed with code {code}: {}", words.trim_end_matches('\0')))
 }
 
-fn check(code: i32, call: &str) -> Result<()> {
-    if code == SUCCESS { Ok(()) } else { Err(failed(code, call)) }
+fn check(mpi: Mpi, code: i32, call: &str) -> Result<()> {
+    if code == SUCCESS { Ok(()) } else { Err(failed(mpi, code, call)) }
 }
 
 /// `MPI_SUCCESS`, which is 0 by the standard.
@@ -425,6 +379,5 @@ const SUCCESS: i32 = 0;
 const SIGNAL: i32 = 0;
 /// The highest tag that every MPI must support: a program is unlikely to send itself a message with it.
 const QUIET: i32 = 32767;
-/// At least `MPI_MAX_ERROR_STRING` of every MPI.
+/// At least `MPI_MAX_ERROR_STRING` of every MPI; the table's function cuts longer texts off.
 const MAX_ERROR_BYTES: usize = 2048;
-const _: () = assert!(ffi::MPI_MAX_ERROR_STRING as usize <= MAX_ERROR_BYTES, "error texts fit");

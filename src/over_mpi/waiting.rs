@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::mpi::agreement::Carrier;
-use crate::mpi::calls::{PendingCall, Private};
+use crate::over_mpi::agreement::Carrier;
+use crate::over_mpi::calls::{PendingCall, Private};
 use crate::sync::{AbortFlag, Backoff, Patience, Wait, Watch};
 use crate::sys::futex;
 use crate::types::Rank;

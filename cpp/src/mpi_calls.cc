@@ -1,0 +1,64 @@
+// What rsccl/mpi.hpp has of the library.
+#include <rsccl/mpi_calls.hpp>
+
+#include "bridge.hpp"
+
+namespace rsccl::detail {
+
+namespace {
+
+// The bridge knows no functions as fields: Rust casts the pointer back.
+const std::uint8_t* table(const MpiCalls& calls) { return reinterpret_cast<const std::uint8_t*>(&calls); }
+
+State& state_of(Communicator& communicator) {
+    const std::shared_ptr<State>& state = Access::state(communicator);
+    if (!state) {
+        Use::refuse_empty();
+    }
+    return *state;
+}
+
+} // namespace
+
+Communicator OverMpi::join(const MpiCalls& calls, MpiHandle theirs, const Config& config) {
+    rust::Box<ffi::Comm> comm = ffi::comm();
+    detail::check(ffi::mpi_join(*comm, table(calls), theirs, *settings(config)));
+    return Access::communicator(std::move(comm));
+}
+
+std::optional<Communicator> OverMpi::like(const MpiCalls& calls, Communicator& communicator, MpiHandle sub) {
+    rust::Box<ffi::Comm> child = ffi::comm();
+    State& state = state_of(communicator);
+    {
+        const Use use(&state);
+        detail::check(ffi::mpi_like(*state.comm, table(calls), sub, *child), *state.thrown);
+    }
+    if (!ffi::is_open(*child)) {
+        return std::nullopt;
+    }
+    return Access::child(std::move(child), state);
+}
+
+void OverMpi::check(const MpiCalls& calls, Communicator& communicator, MpiHandle theirs) {
+    State& state = state_of(communicator);
+    const Use use(&state);
+    detail::check(ffi::mpi_check(*state.comm, table(calls), theirs), *state.thrown);
+}
+
+Placement OverMpi::placement(const MpiCalls& calls, Communicator& communicator, MpiHandle theirs) {
+    ffi::Place place{};
+    State& state = state_of(communicator);
+    const Use use(&state);
+    detail::check(ffi::mpi_placement(*state.comm, table(calls), theirs, place), *state.thrown);
+    return placement_of(place);
+}
+
+bool OverMpi::check_thread(const MpiCalls& calls) {
+    bool everywhere = false;
+    detail::check(ffi::mpi_check_thread(table(calls), everywhere));
+    return everywhere;
+}
+
+void OverMpi::poke(const MpiCalls& calls) { detail::check(ffi::mpi_poke(table(calls))); }
+
+} // namespace rsccl::detail
