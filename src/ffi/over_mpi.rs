@@ -1,7 +1,7 @@
 //! The protocol between MPI's ranks, over the calls of MPI that `rsccl/mpi.hpp` has filled in.
 //!
-//! A table arrives as a pointer, since the bridge knows no functions as fields. It lives as long as the process, and so does what it
-//! calls: it stands in the program, beside the calls to these functions.
+//! A table arrives as a pointer, since the bridge knows no functions as fields. It lives as long as the process, and
+//! so does what it calls: it stands in the program, beside the calls to these functions.
 
 use super::bridge::Place;
 use super::failure::{Failure, guard};

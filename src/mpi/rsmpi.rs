@@ -1,7 +1,7 @@
 //! The table of MPI's calls, filled by the crate `mpi`: the only file of the library that calls MPI itself.
 //!
-//! `over_mpi` alone calls the functions of the table, under the preconditions of the calls of MPI that they make. Each hands on what it
-//! gets, and every `SAFETY` line that says "the table's contract" means that.
+//! `over_mpi` alone calls the functions of the table, under the preconditions of the calls of MPI that they make.
+//! Each hands on what it gets, and every `SAFETY` line that says "the table's contract" means that.
 
 use ::mpi::ffi::{self, MPI_Comm, MPI_Group, MPI_Request};
 use ::mpi::raw::AsRaw;

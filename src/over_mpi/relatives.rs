@@ -41,8 +41,8 @@ pub(super) enum CheckPurpose {
     Placement = 2,
 }
 
-/// Reproduces a split of MPI's: for each sub-communicator of MPI it makes a communicator with the same ranks in the same
-/// order. Collective over `comm`. A rank passes its sub-communicator, or null if it is in none.
+/// Reproduces a split of MPI's: for each sub-communicator of MPI it makes a communicator with the same ranks in the
+/// same order. Collective over `comm`. A rank passes its sub-communicator, or null if it is in none.
 ///
 /// # Errors
 /// As [`Communicator::like`] of feature `mpi` says.

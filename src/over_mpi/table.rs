@@ -1,11 +1,14 @@
-//! The calls of MPI that the protocol makes, as a table of functions. `cpp/include/rsccl/mpi.hpp` has the same, field by field.
+//! The calls of MPI that the protocol makes, as a table of functions. `cpp/include/rsccl/mpi.hpp` has the same, field
+//! by field.
 //!
-//! Every function calls MPI once and returns its code, 0 for success; `i32` is C's `int`. Handles travel as [`Handle`]s. What has no
-//! number of its own in MPI's standard (types, operators, info, error handlers) stays on the other side.
+//! Every function calls MPI once and returns its code, 0 for success; `i32` is C's `int`. Handles travel as
+//! [`Handle`]s. What has no number of its own in MPI's standard (types, operators, info, error handlers) stays on the
+//! other side.
 
 use std::fmt;
 
-/// A handle of MPI's (a communicator, a group, a request), whose bytes are the first of the number's and whose other bytes are 0.
+/// A handle of MPI's (a communicator, a group, a request), whose bytes are the first of the number's and whose other
+/// bytes are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Handle(pub(crate) u64);
@@ -13,8 +16,8 @@ pub(crate) struct Handle(pub(crate) u64);
 /// The calls of one MPI. It lives as long as the process.
 pub(crate) type Mpi = &'static Table;
 
-/// The levels of thread support, as [`Table::query_thread`] tells them; 0 is both at which only the thread that initialised MPI may call
-/// it (`SINGLE` and `FUNNELED`).
+/// The levels of thread support, as [`Table::query_thread`] tells them; 0 is both at which only the thread that
+/// initialised MPI may call it (`SINGLE` and `FUNNELED`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(i32)]
 pub(crate) enum ThreadLevel {

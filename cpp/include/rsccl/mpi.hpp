@@ -195,7 +195,7 @@ inline Communicator communicator(MPI_Comm comm, const Config& config = {}) { ret
 /// message of MPI and keeps no handle.
 /// @throws InvalidArgument (on every rank) where a sub-communicator has ranks that are not in `comm`, or is an intercommunicator
 /// @throws Mismatch (on every rank) where ranks of one pass different ones
-/// @throws InvalidUsage (on every rank) where MPI may not be called
+/// @throws InvalidUsage (on every rank) where MPI may not be called; (this rank alone) while requests are under way
 /// @throws Error as Communicator::split
 inline std::optional<Communicator> like(Communicator& comm, MPI_Comm sub) {
     namespace over_mpi = rsccl::detail::over_mpi;
