@@ -19,16 +19,16 @@ use crate::over_mpi::{self, Handle, Mpi, Table};
 /// # Safety
 /// The pointer is of a table of `rsccl/mpi.hpp`, of any version, which lives as long as the process.
 unsafe fn table(calls: *const u8) -> Result<Mpi> {
-    let calls = calls.cast::<Table>();
+    const { assert!(std::mem::offset_of!(Table, bytes) == 0) };
     // SAFETY: the first field of the table, whatever its version.
-    let bytes = unsafe { (&raw const (*calls).bytes).read() };
+    let bytes = unsafe { calls.cast::<u64>().read() };
     if bytes != size_of::<Table>() as u64 {
         let message =
             "this program was compiled with the rsccl/mpi.hpp of another version of rsccl than the library is of";
         return Err(Error::invalid_usage(message));
     }
     // SAFETY: of our own version, as was just seen; it lives by the contract.
-    Ok(unsafe { &*calls })
+    Ok(unsafe { &*calls.cast::<Table>() })
 }
 
 /// # Safety
