@@ -699,7 +699,7 @@ fn doomed_spinner() {
     let [wait_for, ..] = kernels();
     let memory = get("cuMemAlloc_v2", &[64]);
     ok("cuMemsetD32_v2", &[memory, 0, 16]);
-    assert_eq!(launch(wait_for, 200, 0, memory, 1), 0);
+    assert_eq!(launch(wait_for, 600, 0, memory, 1), 0, "more blocks than all look again in a millisecond");
     eprintln!("spins");
     // The survivor holds the other end of the input: this ends with it at the latest.
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).expect("a pipe");

@@ -217,6 +217,10 @@ impl World {
             let gpu = (first_gpu + step) % self.gpus.len();
             watch |= !self.gpus[gpu].blocks.is_empty();
             if self.has_turn(around, gpu) {
+                if self.slice_is_over(around, gpu) && (self.has_block_in_hand(gpu) || self.pass_turn(around, gpu)) {
+                    // Blocks that others have in hand come back first; no further one begins.
+                    continue;
+                }
                 if let Some(job) = self.take_block(around, gpu) {
                     return job;
                 }
@@ -262,7 +266,6 @@ impl World {
                 place.block = Some(block);
                 place.sleep = None;
                 around.space.state().moved();
-                self.hand_over_after_slice(around, gpu);
                 false
             }
             Step::Sleeping { since_change, polled, what } => {
@@ -310,18 +313,25 @@ impl World {
         mine
     }
 
-    fn hand_over_after_slice(&mut self, around: &Surroundings, gpu: usize) {
-        if self.gpus[gpu].turn_since.is_some_and(|since| since.elapsed() >= SLICE) {
-            self.pass_turn(around, gpu);
-        }
+    /// Whether this process has had a GPU for a slice that others want.
+    fn slice_is_over(&self, around: &Surroundings, gpu: usize) -> bool {
+        let since = self.gpus[gpu].turn_since;
+        since.is_some_and(|since| since.elapsed() >= SLICE) && around.space.state().others_want(gpu)
     }
 
-    fn pass_turn(&mut self, around: &Surroundings, gpu: usize) {
-        let in_hand = self.gpus[gpu].blocks.iter().any(|resident| resident.block.is_none());
+    fn has_block_in_hand(&self, gpu: usize) -> bool {
+        self.gpus[gpu].blocks.iter().any(|resident| resident.block.is_none())
+    }
+
+    /// Gives the turn to another process; false if none wants it, or it cannot be given now.
+    fn pass_turn(&mut self, around: &Surroundings, gpu: usize) -> bool {
         // Blocks that other workers have in hand run to the end of their budget first: no two processes at a time.
-        if self.gpus[gpu].turn_since.is_some() && !in_hand && around.space.state().pass_turn(gpu) {
+        let can_pass = self.gpus[gpu].turn_since.is_some() && !self.has_block_in_hand(gpu);
+        let passed = can_pass && around.space.state().pass_turn(gpu);
+        if passed {
             self.gpus[gpu].turn_since = None;
         }
+        passed
     }
 }
 

@@ -234,6 +234,15 @@ impl State {
         self.shared().gpus[gpu].owner.load(Ordering::Acquire) == self.slot_word()
     }
 
+    /// Whether another process, dead or alive, has asked for the turn.
+    pub fn others_want(&self, gpu: usize) -> bool {
+        let wanted = &self.shared().gpus[gpu].wanted;
+        wanted.iter().enumerate().any(|(index, bits)| {
+            let own = if index == self.slot / 64 { 1 << (self.slot % 64) } else { 0 };
+            bits.load(Ordering::Acquire) & !own != 0
+        })
+    }
+
     /// Gives the turn to the next process that wants it; false if nobody else does.
     pub fn pass_turn(&self, gpu: usize) -> bool {
         let line = &self.shared().gpus[gpu];
@@ -241,7 +250,10 @@ impl State {
             let slot = (self.slot + step) % MAX_PROCESSES;
             let wants = line.wanted[slot / 64].load(Ordering::Acquire) >> (slot % 64) & 1 == 1;
             let word = u32::try_from(slot + 1).unwrap_or(u32::MAX);
-            if wants && self.is_alive(word) {
+            if wants && !self.is_alive(word) {
+                // It died in want of the turn; whoever has its place next asks anew.
+                line.wanted[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::AcqRel);
+            } else if wants {
                 let mine = self.slot_word();
                 let passed = line.owner.compare_exchange(mine, word, Ordering::AcqRel, Ordering::Relaxed).is_ok();
                 self.bump();
