@@ -82,10 +82,8 @@ impl Modelled {
     /// What a rank plans.
     pub fn spec(&self, ask: &Ask, choice: Choice, rank: Rank) -> Spec {
         let bytes = u64::from(ask.element_bytes.max(1));
-        let windows = match ask.collective {
-            Collective::Barrier if self.terrain.domains().len() > 1 => Windows::None,
-            _ => self.windows(choice.algorithm),
-        };
+        let tokens = ask.collective == Collective::Barrier && self.terrain.domains().len() > 1;
+        let windows = if tokens { Windows::None } else { self.windows(choice.algorithm) };
         let most = if windows == Windows::None { choice.channels } else { choice.channels.min(WINDOW_CHANNELS) };
         // The same memory in shorter messages: each hop of a tree's pipeline waits for one.
         let parts = if choice.algorithm == Algorithm::Tree { TREE_PARTS } else { 1 };
