@@ -102,6 +102,8 @@ fn decode(source: Rank, note: &[u8]) -> Error {
     match read() {
         Ok((kind, peer, text)) => {
             let kind = kind.unwrap_or(Kind::Remote);
+            // In the words of the rank that failed, "this rank" is that rank.
+            let text = text.replace("this rank", &format!("rank {source}"));
             Error::new(kind, format!("rank {source} reports: {text}")).about(peer.map_or(source, Rank::new))
         }
         Err(_) => Error::remote(source, format!("rank {source} failed, and its note of why is malformed")),
