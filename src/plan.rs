@@ -62,9 +62,12 @@ pub(crate) use build::lanes;
 pub use build::{LEAST_SLOTS, MOST_CHANNELS, algorithms};
 pub(crate) use pattern::Pattern;
 pub(crate) use site::is_one_shot;
+pub(crate) use team::is_hierarchy;
 
 use std::ops::Range;
 
+use crate::sync::primitive::Arc;
+pub use crate::topo::layout::Layout;
 use crate::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
 
 /// Flags of a lane.
@@ -111,8 +114,8 @@ pub struct Spec {
     pub protocol: Protocol,
     /// Which memory of peers is mapped.
     pub windows: Windows,
-    /// The ranks of each host, in order; every rank once.
-    pub hosts: Vec<Vec<Rank>>,
+    /// Who is near whom; one for all plans of a communicator.
+    pub layout: Arc<Layout>,
     /// Sizes the plan must keep within.
     pub limits: Limits,
 }

@@ -6,6 +6,7 @@
 //! the peers ([`Watch`]).
 
 mod abort;
+pub(crate) mod arrivals;
 mod backoff;
 pub(crate) mod flag;
 pub mod primitive;
@@ -16,6 +17,7 @@ mod seen;
 mod wait;
 
 pub use abort::AbortFlag;
+pub use arrivals::Arrivals;
 pub use backoff::{Backoff, Patience, Watch};
 pub use flag::Flag;
 pub use progress::Progress;

@@ -32,4 +32,4 @@ pub use peer::PeerInfo;
 pub use table::{Policy, neighbourhood, select};
 #[cfg(test)]
 pub use windows::Registered;
-pub use windows::{HostWindows, Loan, Neighbour, UserPointers, UserRange};
+pub use windows::{HostWindows, Loan, Neighbour, UserBoard, UserRange};

@@ -44,8 +44,8 @@ pub struct Query {
     pub ranks: u32,
     /// Hosts that they are on.
     pub hosts: u32,
-    /// Whether every host has as many ranks.
-    pub even: bool,
+    /// Teams that a hierarchy joins: hosts, or parts of hosts. 1 where the collective has no hierarchy.
+    pub teams: u32,
     /// CPU cores that the ranks of a host share.
     pub cores: u32,
     /// What connects ranks of one host.
@@ -132,7 +132,7 @@ mod tests {
             element_bytes: 4,
             ranks,
             hosts,
-            even: true,
+            teams: hosts,
             cores: ranks,
             near: TransportKind::Shm,
             windows: Windows::Scratch,

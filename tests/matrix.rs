@@ -244,6 +244,23 @@ fn more_ranks_than_a_word_has_bits() {
     run_on_hosts(&uneven, &config, &cases);
 }
 
+/// More ranks of a host than work with each other at once: flat slots in teams, and a hierarchy of teams.
+#[test]
+fn hosts_of_many_ranks() {
+    for ranks in [66, 96] {
+        run(ranks, &every_program(ranks, &[5], &MANY_KINDS[..1]));
+        let shared = Config::default().with_p2p_disable(true).with_proto("Simple");
+        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Direct] {
+            let (forced, mut cases) = every_program_by(algorithm, ranks, &[131]);
+            cases.retain(|case| case.placement == Placement::OutOfPlace && case.root == 0);
+            run_with(ranks, shared.clone().with_algo(forced), &cases);
+        }
+    }
+    // A host that is cut, and one whose only rank has the only seat.
+    let uneven: Vec<u32> = (0..66).map(|rank| u32::from(rank == 65)).collect();
+    run_on_hosts(&uneven, &Config::default(), &every_program(66, &[5], &MANY_KINDS[..1]));
+}
+
 #[test]
 fn messages_over_sockets() {
     let config = Config::default().with_p2p_disable(true).with_shm_disable(true);

@@ -3,9 +3,12 @@
 //!
 //! The default run proves a sample; `RSCCL_EXHAUSTIVE=1` proves all.
 
+use std::sync::Arc;
+
 use rsccl::plan::check::{Flaw, Proof, fits, prove};
 use rsccl::plan::{
-    Action, Buffer, Combine, Count, Limits, Operand, Plan, ScratchSets, Span, Spec, Step, Walk, Windows, algorithms,
+    Action, Buffer, Combine, Count, Layout, Limits, Operand, Plan, ScratchSets, Span, Spec, Step, Walk, Windows,
+    algorithms,
 };
 use rsccl::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
 
@@ -31,8 +34,8 @@ fn proof(spec: &Spec) -> Result<Proof, Flaw> {
 }
 
 /// Hosts of equal or nearly equal size, with neighbouring ranks together, or dealt out in turn.
-fn placements(size: u32) -> Vec<Vec<Vec<Rank>>> {
-    let mut all = Vec::new();
+fn placements(size: u32) -> Vec<Arc<Layout>> {
+    let mut all: Vec<Vec<Vec<Rank>>> = Vec::new();
     for hosts in 1..=size.min(4) {
         let edge = |host: u32| size * host / hosts;
         all.push((0..hosts).map(|host| (edge(host)..edge(host + 1)).map(Rank::new).collect()).collect());
@@ -41,7 +44,17 @@ fn placements(size: u32) -> Vec<Vec<Vec<Rank>>> {
             all.push((0..hosts).map(|host| (host..size).step_by(every).map(Rank::new).collect()).collect());
         }
     }
-    all
+    all.into_iter().map(layout).collect()
+}
+
+fn layout(hosts: Vec<Vec<Rank>>) -> Arc<Layout> {
+    Layout::of_hosts(&hosts).expect("each rank once").into()
+}
+
+/// Hosts of so many ranks each, in rank order.
+fn hosts_of(sizes: &[u32]) -> Vec<Vec<Rank>> {
+    let mut ranks = (0..).map(Rank::new);
+    sizes.iter().map(|size| ranks.by_ref().take(*size as usize).collect()).collect()
 }
 
 fn limits(size: u32) -> Vec<Limits> {
@@ -88,7 +101,7 @@ fn cases(collective: Collective) -> Vec<Case> {
         if collective.rooted() && size > 1 {
             roots.extend([Rank::new(size - 1), Rank::new(size / 2)]);
         }
-        for hosts in placements(size) {
+        for layout in placements(size) {
             for algorithm in algorithms(collective) {
                 for windows in [Windows::None, Windows::Scratch, Windows::User] {
                     for count in counts(collective, size) {
@@ -104,7 +117,7 @@ fn cases(collective: Collective) -> Vec<Case> {
                                 algorithm: *algorithm,
                                 protocol: Protocol::Simple,
                                 windows,
-                                hosts: hosts.clone(),
+                                layout: Arc::clone(&layout),
                                 limits,
                             };
                             all.push(Case { spec, number: u64::try_from(turn).expect("few cases") });
@@ -179,8 +192,8 @@ fn plans_of_many_ranks_fit_their_buffers() {
     let mut built = 0;
     for size in [66_u32, 130, 300] {
         let uneven = vec![(0..65).map(Rank::new).collect(), (65..size).map(Rank::new).collect()];
-        for (collective, hosts) in Collective::ALL.iter().flat_map(|all| {
-            [vec![(0..size).map(Rank::new).collect()], uneven.clone()].map(|hosts: Vec<Vec<Rank>>| (*all, hosts))
+        for (collective, layout) in Collective::ALL.iter().flat_map(|all| {
+            [vec![(0..size).map(Rank::new).collect()], uneven.clone()].map(|hosts| (*all, layout(hosts)))
         }) {
             for algorithm in algorithms(collective) {
                 for windows in [Windows::None, Windows::Scratch, Windows::User] {
@@ -196,7 +209,7 @@ fn plans_of_many_ranks_fit_their_buffers() {
                             algorithm: *algorithm,
                             protocol: Protocol::Simple,
                             windows,
-                            hosts: hosts.clone(),
+                            layout: Arc::clone(&layout),
                             limits: Limits { slot: Elements(256), slots: 4, scratch: Elements(1 << 20), channels: 2 },
                         };
                         let plan = Plan::build(&spec).unwrap_or_else(|error| panic!("{error}\nfor {spec:?}"));
@@ -221,13 +234,65 @@ fn direct_reductions_of_66_ranks_are_proved() {
                 world,
                 root: Rank::new(65),
                 count: Count::Each(Elements(count)),
-                hosts: vec![(0..65).map(Rank::new).collect(), vec![Rank::new(65)]],
+                layout: layout(hosts_of(&[65, 1])),
                 limits: Limits { slot: Elements(100), slots: 4, scratch: Elements(1000), channels: 1 },
                 ..base(collective, Algorithm::Direct, Windows::None)
             };
             proof(&spec).unwrap_or_else(|flaw| panic!("{flaw}\nin {collective} of {count}"));
         }
     }
+}
+
+/// A hierarchy of hosts of uneven size, and of hosts that are cut into teams: what is too small for the other ranks, a rank that is alone,
+/// a root that has no seat.
+#[test]
+fn hierarchies_of_uneven_teams_are_proved() {
+    let hosts = |sizes: &[u32]| layout(hosts_of(sizes));
+    let teams = |sizes: &[u32], most: usize| Arc::new(Layout::of_hosts(&hosts_of(sizes)).unwrap().with_teams_of(most));
+    let layouts = [hosts(&[3, 1]), hosts(&[1, 4]), hosts(&[3, 2, 3]), hosts(&[2, 5, 1, 3]), hosts(&[4, 4, 3])];
+    let cut = [teams(&[7], 3), teams(&[8], 4), teams(&[9, 4], 4), teams(&[12], 2), teams(&[5, 1], 3)];
+    let mut proved = 0;
+    for layout in layouts.into_iter().chain(cut) {
+        let size = u32::try_from(layout.size()).unwrap();
+        for (collective, algorithm, windows) in hierarchies() {
+            for (place, count) in counts(collective, size).into_iter().enumerate() {
+                for (turn, limits) in limits(size).into_iter().enumerate() {
+                    // Small scratch, which fewer regions fit.
+                    let limits = Limits { scratch: Elements(limits.scratch.0 * 2), ..limits };
+                    let spec = Spec {
+                        collective,
+                        algorithm,
+                        windows,
+                        count: count.clone(),
+                        layout: Arc::clone(&layout),
+                        world: World { rank: Rank::new(0), size },
+                        root: Rank::new(u32::try_from(place * 2 + turn).unwrap() % size),
+                        in_place: (place + turn) % 2 == 1,
+                        limits,
+                        ..base(collective, algorithm, windows)
+                    };
+                    if bearable(&spec) {
+                        proof(&spec).unwrap_or_else(|flaw| panic!("{flaw}\nfor {spec:?}"));
+                        proved += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(proved, 8404);
+}
+
+fn hierarchies() -> impl Iterator<Item = (Collective, Algorithm, Windows)> {
+    use Collective::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
+    let all = [AllReduce, Broadcast, Reduce, AllGather, ReduceScatter].into_iter().flat_map(|collective| {
+        algorithms(collective)
+            .iter()
+            .filter(|algorithm| **algorithm != Algorithm::Pat)
+            .map(move |all| (collective, *all))
+    });
+    all.flat_map(|(collective, algorithm)| {
+        [Windows::Scratch, Windows::User].map(|windows| (collective, algorithm, windows))
+    })
 }
 
 #[test]
@@ -302,6 +367,8 @@ fn thrown(dice: &mut Dice) -> Spec {
         hosts[usize::try_from(host).expect("few hosts")].push(rank);
     }
     hosts.retain(|host| !host.is_empty());
+    let most = usize::try_from(dice.below(8) + 1).expect("a few ranks");
+    let layout = Layout::of_hosts(&hosts).expect("each rank once").with_teams_of(most);
     let world = u64::from(size);
     let slot = dice.below(40) + 1;
     let count = Elements(dice.below(slot * 30));
@@ -316,7 +383,7 @@ fn thrown(dice: &mut Dice) -> Spec {
         algorithm: dice.pick(algorithms(collective)),
         protocol: Protocol::Simple,
         windows: dice.pick(&[Windows::None, Windows::Scratch, Windows::User]),
-        hosts,
+        layout: Arc::new(layout),
         limits: Limits {
             slot: Elements(slot),
             slots: u32::try_from(dice.below(7) + 2).expect("few slots"),
@@ -409,7 +476,7 @@ fn base(collective: Collective, algorithm: Algorithm, windows: Windows) -> Spec 
         algorithm,
         protocol: Protocol::Simple,
         windows,
-        hosts: vec![(0..3).map(Rank::new).collect()],
+        layout: layout(hosts_of(&[3])),
         limits: Limits { slot: Elements(100), slots: 4, scratch: Elements(9 * 70), channels: 1 },
     }
 }
@@ -472,11 +539,11 @@ fn all_bases() -> Vec<Spec> {
             let vector = matches!(collective, Collective::AllGatherV | Collective::ReduceScatterV);
             let count = if vector { Count::PerRank([500, 0, 433].map(Elements).to_vec()) } else { flat.count.clone() };
             let flat = Spec { count, ..flat };
-            let hosts = [[0, 1], [2, 3]].map(|host| host.map(Rank::new).to_vec()).to_vec();
+            let hosts = layout(hosts_of(&[2, 2]));
             let world = World { size: 4, ..flat.world };
             if !vector {
                 specs.extend([Windows::Scratch, Windows::User].map(|windows| Spec {
-                    hosts: hosts.clone(),
+                    layout: Arc::clone(&hosts),
                     world,
                     windows,
                     ..flat.clone()
@@ -651,7 +718,7 @@ fn specs_that_contradict_themselves_are_refused() {
     assert_eq!(error, "5 channels; allowed are 1 to 4");
     assert_eq!(refused(|spec| spec.world.rank = Rank::new(3)), "rank 3 is not below the world's size, 3");
     assert_eq!(refused(|spec| spec.count = Count::PerRank(vec![])), "all_reduce takes one count for all ranks");
-    assert!(refused(|spec| spec.hosts = vec![vec![Rank::new(0)]]).contains("each of 3 ranks once"));
+    assert_eq!(refused(|spec| spec.layout = layout(hosts_of(&[1]))), "a layout of 1 ranks for a world of 3");
     assert!(refused(|spec| spec.count = Count::Each(Elements(u64::MAX / 2))).contains("can be counted"));
     let scratch = Spec {
         limits: Limits { scratch: Elements(8), ..good.limits },
@@ -719,7 +786,7 @@ lane 0: channel 0, 1 rounds
 fn a_tree_between_hosts_prints_as_text() {
     let spec = Spec {
         world: World { rank: Rank::new(0), size: 4 },
-        hosts: [[0, 1], [2, 3]].map(|host| host.map(Rank::new).to_vec()).to_vec(),
+        layout: layout(hosts_of(&[2, 2])),
         ..base(Collective::AllReduce, Algorithm::Tree, Windows::User)
     };
     assert_eq!(
@@ -737,7 +804,7 @@ lane 0: channel 0, 13 rounds
     );
     let aggregated = Spec {
         world: World { rank: Rank::new(0), size: 5 },
-        hosts: vec![(0..5).map(Rank::new).collect()],
+        layout: layout(hosts_of(&[5])),
         count: Count::Each(Elements(40)),
         ..base(Collective::ReduceScatter, Algorithm::Pat, Windows::None)
     };

@@ -4,7 +4,7 @@ use crate::comm::Settings;
 use crate::comm::programs::{Means, Programs};
 use crate::error::{Error, Result};
 use crate::exec::{Call, CallCount, Program};
-use crate::plan::{self, Count, Limits, Spec, WINDOW_LANES, Windows};
+use crate::plan::{self, Count, Layout, Limits, Spec, WINDOW_LANES, Windows};
 use crate::sync::primitive::Arc;
 use crate::topo::Topology;
 use crate::transport::FLAT_BYTES;
@@ -52,7 +52,7 @@ pub struct Chosen {
 #[derive(Debug)]
 pub(crate) struct Chooser {
     world: World,
-    topology: Topology,
+    layout: Arc<Layout>,
     near: TransportKind,
     cores: u32,
     settings: Settings,
@@ -68,11 +68,14 @@ impl Chooser {
         (topology, near, cores): (&Topology, TransportKind, u32),
         settings: &Settings,
     ) -> Chooser {
-        let (settings, topology) = (settings.clone(), topology.clone());
+        let settings = settings.clone();
+        let layout = Layout::of_topology(topology);
+        let crowded = layout.hosts().iter().any(|ranks| ranks.len() > MOST_DIRECT);
+        let layout = Arc::new(if crowded { layout.with_teams_of(TEAM_RANKS) } else { layout });
         let filters = Filters { algorithms: settings.algorithms.clone(), protocols: settings.protocols.clone() };
         Chooser {
             world,
-            topology,
+            layout,
             near,
             cores,
             settings,
@@ -84,16 +87,29 @@ impl Chooser {
 
     /// Whether all ranks are on one host and map each other's memory.
     pub(crate) fn maps_peers(&self) -> bool {
-        self.one_host() && self.world.size > 1 && self.topology.size() <= MOST_MAPPED
+        self.one_host() && self.world.size > 1 && self.layout.size() <= MOST_MAPPED
+    }
+
+    /// Whether peers may work in buffers that users register.
+    pub(crate) fn reaches_buffers(&self) -> bool {
+        self.maps_peers() && self.layout.size() <= MOST_DIRECT
     }
 
     fn one_host(&self) -> bool {
-        self.topology.hosts().len() == 1
+        self.layout.hosts().len() == 1
     }
 
-    /// Whether there are several hosts with as many ranks each, more than one, that map each other's memory.
-    fn is_hierarchy(&self) -> bool {
-        !self.one_host() && self.topology.even().is_some_and(|ranks| (2..=MOST_MAPPED).contains(&ranks))
+    /// Whether a collective works inside teams, whose ranks map each other's memory, and then between them.
+    fn is_hierarchy(&self, collective: Collective) -> bool {
+        let mapped = self.layout.hosts().iter().all(|ranks| ranks.len() <= MOST_MAPPED);
+        mapped && plan::is_hierarchy(collective, &self.layout)
+    }
+
+    /// Whether the seats of a hierarchy, which do its work, are enough of the ranks, or the work is little: see `plan::team`.
+    fn has_seats(&self, asked: Question<'_>) -> bool {
+        let sizes = || self.layout.teams().iter().map(Vec::len);
+        let (seats, most) = (sizes().min().unwrap_or(1), sizes().max().unwrap_or(1));
+        seats * 2 >= most || self.longest_block_bytes(asked) <= FEW_SEATS_BYTES
     }
 
     /// How a call is run, the same on all ranks.
@@ -142,21 +158,21 @@ impl Chooser {
                 asked.collective
             )));
         }
-        if direct {
+        let hierarchy = self.is_hierarchy(asked.collective) && self.has_seats(asked);
+        if direct && !hierarchy {
             return Ok(Path::Windows(Choice {
                 algorithm: Algorithm::Direct,
                 protocol: Protocol::Simple,
                 channels: tune::channels(self.settings.channels),
             }));
         }
-        let hierarchy = self.is_hierarchy() && asked.collective != Collective::Barrier;
         let query = Query {
             collective: asked.collective,
             bytes: Bytes(self.longest_block_bytes(asked)),
             element_bytes: asked.data_type.size(),
             ranks: self.world.size,
-            hosts: u32::try_from(self.topology.hosts().len()).unwrap_or(u32::MAX),
-            even: self.topology.even().is_some(),
+            hosts: u32::try_from(self.layout.hosts().len()).unwrap_or(u32::MAX),
+            teams: if hierarchy { u32::try_from(self.layout.teams().len()).unwrap_or(u32::MAX) } else { 1 },
             cores: self.cores,
             near: self.near,
             windows: if hierarchy { Windows::Scratch } else { Windows::None },
@@ -165,8 +181,12 @@ impl Chooser {
             channels: self.settings.channels,
         };
         let chosen = tune::choose(&query, &self.filters, &self.costs)?;
-        let between_hosts = matches!(chosen.algorithm, Algorithm::Ring | Algorithm::Tree);
-        Ok(if hierarchy && between_hosts { Path::Windows(chosen) } else { Path::Slots(chosen) })
+        let mapped = match chosen.algorithm {
+            Algorithm::Ring | Algorithm::Tree => hierarchy,
+            Algorithm::Direct => direct,
+            Algorithm::Pat => false,
+        };
+        Ok(if mapped { Path::Windows(chosen) } else { Path::Slots(chosen) })
     }
 
     /// Bytes of the longest block that one rank has.
@@ -197,18 +217,18 @@ impl Chooser {
     /// The program of `call`.
     pub(crate) fn program(&mut self, call: &Call<'_>, choice: Choice, windows: Windows) -> Result<Arc<Program>> {
         let means = means(choice, windows);
-        let Chooser { world, topology, settings, programs, .. } = self;
-        programs.of(call, *world, means, || spec(call, means, *world, topology, settings))
+        let Chooser { world, layout, settings, programs, .. } = self;
+        programs.of(call, *world, means, || spec(call, means, *world, layout, settings))
     }
 
-    /// Windows of a plan for several hosts: users' buffers can be reached on one host and not on the other, scratch always.
-    pub(crate) fn windows_across_hosts(&self, met: Windows) -> Windows {
-        if self.one_host() { met } else { Windows::Scratch }
+    /// Windows of a plan for several teams: users' buffers can be reached on one host and not on the other, scratch always.
+    pub(crate) fn windows_across_teams(&self, met: Windows) -> Windows {
+        if self.layout.teams().len() == 1 { met } else { Windows::Scratch }
     }
 }
 
 /// What to plan for a call.
-fn spec(call: &Call<'_>, means: Means, world: World, topology: &Topology, settings: &Settings) -> Spec {
+fn spec(call: &Call<'_>, means: Means, world: World, layout: &Arc<Layout>, settings: &Settings) -> Spec {
     let Means { algorithm, protocol, windows, .. } = means;
     Spec {
         collective: call.collective,
@@ -222,7 +242,7 @@ fn spec(call: &Call<'_>, means: Means, world: World, topology: &Topology, settin
         algorithm,
         protocol,
         windows,
-        hosts: topology.hosts().to_vec(),
+        layout: Arc::clone(layout),
         limits: limits(means, u64::from(call.data_type.size()), settings),
     }
 }
@@ -245,7 +265,13 @@ fn limits(means: Means, element_bytes: u64, settings: &Settings) -> Limits {
 }
 
 /// Ranks of a host that map each other; more use slots.
-const MOST_MAPPED: usize = 64;
+const MOST_MAPPED: usize = 384;
+/// Ranks of a host up to which each works with every other at once; more work in teams.
+const MOST_DIRECT: usize = 64;
+/// Ranks of a team at most, on hosts of more ranks than [`MOST_DIRECT`].
+const TEAM_RANKS: usize = 32;
+/// What less than half of the ranks may do for all.
+const FEW_SEATS_BYTES: u64 = 64 << 10;
 /// Bytes of scratch of plans without windows: the tokens of a barrier.
 pub(crate) const SMALL_SCRATCH: usize = 4096;
 /// Where the flat path's copy costs threads as much as the two more flags of windows (measured with `rsccl perf`).

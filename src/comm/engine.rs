@@ -89,12 +89,13 @@ impl Engine {
         let settings = &session.settings;
         let chooser = Chooser::new(session.world, (fabric.topology(), fabric.near(), cores), settings);
         let progress = settings.progress.clone();
+        let flat = Flat::new(fabric.my_host().len(), cores as usize, settings.reproducible);
         Engine {
             session: Arc::new(session),
             mover: Mover { fabric, patience, progress },
             windows: None,
             chooser,
-            flat: Flat::default(),
+            flat,
             mapped_runs: MappedRuns::default(),
             scratch: Box::new([0; SMALL_SCRATCH]),
         }
@@ -216,7 +217,7 @@ impl Engine {
         let result = match met {
             Ok(kind) => {
                 // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is nothing to publish.
-                let windows = self.chooser.windows_across_hosts(kind);
+                let windows = self.chooser.windows_across_teams(kind);
                 let program = self.chooser.program(call, choice, windows)?;
                 self.run_plan(begun, &program, Some(&mut epoch), beside)
             }
@@ -501,7 +502,7 @@ impl Engine {
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else it does nothing.
     pub(crate) fn register(&mut self, memory: &HostRegion, beside: &mut dyn Beside) -> Result<()> {
-        if !self.chooser.maps_peers() {
+        if !self.chooser.reaches_buffers() {
             return Ok(());
         }
         // All ranks are in this call: a rank that is in another one learns that, and does not wait for memory.

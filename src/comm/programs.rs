@@ -133,8 +133,18 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 mod tests {
     use super::*;
     use crate::exec::Buffers;
-    use crate::plan::Limits;
+    use crate::plan::{Layout, Limits};
     use crate::types::{DataType, Elements, ReduceOp};
+
+    /// A host for each rank; one layout for all specs, as a communicator has.
+    fn layout(ranks: u32) -> Arc<Layout> {
+        thread_local! {
+            static LAYOUTS: std::cell::RefCell<HashMap<u32, Arc<Layout>>> = std::cell::RefCell::default();
+        }
+        let hosts = || (0..ranks).map(|rank| vec![Rank::new(rank)]).collect::<Vec<_>>();
+        let made = || Arc::new(Layout::of_hosts(&hosts()).unwrap());
+        LAYOUTS.with_borrow_mut(|layouts| Arc::clone(layouts.entry(ranks).or_insert_with(made)))
+    }
 
     fn look_up(programs: &mut Programs, ranks: u32, count: CallCount) -> Arc<Program> {
         let world = World { rank: Rank::new(0), size: ranks };
@@ -158,7 +168,7 @@ mod tests {
             algorithm,
             protocol,
             windows: means.windows,
-            hosts: world.ranks().map(|rank| vec![rank]).collect(),
+            layout: layout(ranks),
             limits: Limits { slot: Elements(1024), slots: 8, scratch: Elements(1024), channels: means.channels },
         };
         programs.of(&call, world, means, spec).unwrap()

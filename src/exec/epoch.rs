@@ -13,8 +13,7 @@ use crate::exec::flat::Flat;
 use crate::exec::interpret::Memory;
 use crate::exec::program::Program;
 use crate::plan::Windows;
-use crate::sync::primitive::Arc;
-use crate::transport::{HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserPointers, UserRange};
+use crate::transport::{HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserBoard, UserRange};
 use crate::types::{ReduceOp, World};
 
 /// The epoch of one large operation inside a host, in the sense of MPI's one-sided communication: an exposure epoch of this rank's
@@ -55,6 +54,7 @@ impl<'a> Epoch<'a> {
             unsafe { slot.cast::<[u8; RANGES_BYTES]>().write(mine) };
         };
         let exchange = flat.announce(self.windows, operation, idle, (RANGES_BYTES, fill))?;
+        exchange.meet(idle, (0, None))?;
         for place in 0..self.windows.ranks.len() {
             let slot = exchange.read(place, idle)?.data(RANGES_BYTES);
             // SAFETY: the peer wrote them before it raised the flag, which `read` waited for.
@@ -149,7 +149,7 @@ fn announce_ranges(windows: &HostWindows, call: &Call<'_>, world: World, loans: 
 /// The users' buffers of all ranks of the host, whose leases are held.
 fn user_memory(windows: &HostWindows, call: &Call<'_>, world: World, met: &[Option<Ranges>]) -> Result<Vec<Memory>> {
     if let Some(boards) = &windows.boards {
-        let read = |board: &Arc<UserPointers>| {
+        let read = |board: &UserBoard| {
             let (input, output) = board.read();
             Memory { input, output }
         };

@@ -3,11 +3,18 @@
 //! Each rank writes its bytes with a label into its own flat slot; who needs them reads them there. Everyone reduces in rank order,
 //! so that all ranks get the same bits. The slot's flag, the label and up to 24 bytes of data are one cache line.
 //!
+//! # Where ranks are many
+//! Where everyone reads everyone's slot, and ranks share processors, each waits as often as there are ranks. So there ranks stand in
+//! teams: whoever comes last in its team, by [`Arrivals`](crate::sync::Arrivals), reduces the team's slots into a partial result;
+//! whoever comes last of these reduces the partial results, and hands the result to each team. All others wait once.
+//! A slot for a result is enough: the next is written when everyone has announced the next operation, and so has read this one.
+//!
 //! # When a slot may be used again
 //! Slots go round; the writer of operation n needs everyone to have finished operation n - [`FLAT_SLOTS`]. In a symmetric operation
 //! each rank waits for all others, so having finished it proves that all have finished the one before. Rooted operations
 //! prove nothing, so each rank raises its `done` flag after them, and a writer looks at these flags when it runs out of slots.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::device::{Kernel, Pass, Store};
@@ -19,6 +26,10 @@ use crate::transport::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, HostWindows};
 /// The state of one rank's flat operations.
 #[derive(Debug, Default)]
 pub struct Flat {
+    /// The teams that ranks stand in, where they do.
+    teams: Option<Teams>,
+    /// Whether a reduction must be one pass over all slots, in rank order.
+    reproducible: bool,
     /// The number of the next operation.
     next: u64,
     /// All ranks have finished the operations below this number.
@@ -32,9 +43,22 @@ pub struct Exchange<'a> {
     operation: &'a Operation,
     label: Label,
     number: u64,
+    teams: Option<Teams>,
+    reproducible: bool,
 }
 
+/// Reduces sources into a target; whether the result is final, so that an average is divided now.
+pub type SlotFold<'f> = dyn FnMut(&[*const u8], *mut u8, bool) + 'f;
+
 impl Flat {
+    /// Of a host of so many ranks, which share as many `cores`; the same on all of them. `reproducible` reductions are one pass over all
+    /// slots, in rank order.
+    pub fn new(ranks: usize, cores: usize, reproducible: bool) -> Flat {
+        let crowded = ranks > cores && ranks >= LEAST_CROWD;
+        let teams = (crowded || ranks > TEAM_RANKS).then(|| Teams::new(ranks, TEAM_RANKS));
+        Flat { teams, reproducible, ..Flat::default() }
+    }
+
     /// Announces `operation` in my slot, with `bytes` of data that `fill` writes.
     ///
     /// # Errors
@@ -61,7 +85,7 @@ impl Flat {
         fill(slot.data(bytes));
         slot.write_label(label);
         slot.flag.raise(number + 1);
-        Ok(Exchange { windows, operation, label, number })
+        Ok(Exchange { windows, operation, label, number, teams: self.teams, reproducible: self.reproducible })
     }
 
     /// Ends an operation in which I have waited for everyone.
@@ -128,6 +152,125 @@ impl<'a> Exchange<'a> {
         if theirs != self.label { Err(mismatch(self.label, rank, theirs)) } else { Ok(slot) }
     }
 
+    /// Waits for everyone, where ranks stand in teams; the result of `fold` over all slots' `bytes`. `None` where ranks do not: each
+    /// waits for the slots that it reads.
+    ///
+    /// # Errors
+    /// As [`Exchange::read`].
+    #[inline]
+    pub fn meet(
+        &self,
+        idle: &mut impl Until,
+        (bytes, fold): (usize, Option<&mut SlotFold<'_>>),
+    ) -> Result<Option<FlatSlot<'a>>> {
+        match self.teams {
+            Some(teams) => self.meet_in_teams(teams, idle, (bytes, fold)).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether ranks stand in teams.
+    #[inline]
+    pub fn has_teams(&self) -> bool {
+        self.teams.is_some()
+    }
+
+    /// Whether reductions may be made of partial ones.
+    #[inline]
+    pub fn may_fold(&self) -> bool {
+        !self.reproducible || self.teams.is_some_and(|teams| teams.count == 1)
+    }
+
+    fn meet_in_teams(
+        &self,
+        teams: Teams,
+        idle: &mut impl Until,
+        (bytes, mut fold): (usize, Option<&mut SlotFold<'_>>),
+    ) -> Result<FlatSlot<'a>> {
+        let arenas = &self.windows.arenas;
+        let members = teams.members(teams.of(self.windows.me));
+        let home = &arenas[members.start];
+        if home.arrivals().arrive(members.len()) {
+            let slots = members.clone().map(|place| (place, arenas[place].flat(self.number)));
+            if teams.count == 1 {
+                self.hand_out(teams, slots, (bytes, fold))?;
+            } else {
+                self.fold_into(home.partial(), slots, (bytes, fold.as_deref_mut(), false))?;
+                if arenas[0].team_arrivals().arrive(teams.count) {
+                    let partials = (0..teams.count).map(|team| teams.members(team).start);
+                    let partials = partials.map(|place| (place, arenas[place].partial()));
+                    self.hand_out(teams, partials, (bytes, fold))?;
+                }
+            }
+        }
+        let result = home.result();
+        idle.until(result.flag, self.number + 1, &|| self.missing())?;
+        self.agrees(result, members.start)?;
+        Ok(result)
+    }
+
+    /// Reduces `slots` for good, and gives the result to each team.
+    fn hand_out<'s>(
+        &self,
+        teams: Teams,
+        slots: impl ExactSizeIterator<Item = (usize, FlatSlot<'s>)>,
+        (bytes, fold): (usize, Option<&mut SlotFold<'_>>),
+    ) -> Result<()> {
+        let arenas = &self.windows.arenas;
+        let first = arenas[0].result();
+        let copies = fold.is_some();
+        self.fold_into(first, slots, (bytes, fold, true))?;
+        for home in (0..teams.count).map(|team| teams.members(team).start) {
+            let result = arenas[home].result();
+            if home > 0 && copies {
+                // SAFETY: slots of two arenas, both of at least `bytes`; the teams have all announced this operation, so nobody reads a
+                // result of the one before.
+                unsafe { result.data(bytes).copy_from_nonoverlapping(first.data(bytes), bytes) };
+            }
+            result.write_label(self.label);
+            result.flag.raise(self.number + 1);
+        }
+        Ok(())
+    }
+
+    /// Reduces slots, whose owners have all come, into `target`.
+    fn fold_into<'s>(
+        &self,
+        target: FlatSlot<'_>,
+        slots: impl ExactSizeIterator<Item = (usize, FlatSlot<'s>)>,
+        (bytes, fold, last): (usize, Option<&mut SlotFold<'_>>, bool),
+    ) -> Result<()> {
+        let mut sources = [std::ptr::null::<u8>(); MOST_SOURCES];
+        let count = slots.len();
+        for ((place, slot), source) in slots.zip(&mut sources) {
+            self.agrees(slot, place)?;
+            *source = slot.data(bytes).as_ptr();
+        }
+        if let Some(fold) = fold {
+            fold(&sources[..count], target.data(bytes).as_ptr(), last);
+        }
+        target.write_label(self.label);
+        Ok(())
+    }
+
+    /// Sees that the rank at `place` runs the same operation.
+    #[inline]
+    fn agrees(&self, slot: FlatSlot<'_>, place: usize) -> Result<()> {
+        let theirs = slot.read_label();
+        if theirs == self.label { Ok(()) } else { Err(mismatch(self.label, self.windows.ranks[place], theirs)) }
+    }
+
+    /// Who has not announced the operation, in words.
+    #[cold]
+    fn missing(&self) -> String {
+        let HostWindows { arenas, ranks, .. } = self.windows;
+        let is_late = |place: &usize| !arenas[*place].flat(self.number).flag.reached(self.number + 1);
+        match (0..ranks.len()).find(is_late) {
+            Some(place) => format!("rank {} (to call {})", ranks[place], self.operation),
+            None => format!("the rank that came last (to end {})", self.operation),
+        }
+    }
+
     /// Waits for everyone.
     ///
     /// # Errors
@@ -176,8 +319,61 @@ impl<'a> Exchange<'a> {
     }
 }
 
+/// The teams of a host: neighbours, of nearly one size.
+#[derive(Debug, Clone, Copy)]
+struct Teams {
+    ranks: usize,
+    count: usize,
+}
+
+impl Teams {
+    fn new(ranks: usize, most: usize) -> Teams {
+        Teams { ranks, count: ranks.div_ceil(most).min(MOST_SOURCES) }
+    }
+
+    fn edge(self, team: usize) -> usize {
+        self.ranks * team / self.count
+    }
+
+    fn members(self, team: usize) -> Range<usize> {
+        self.edge(team)..self.edge(team + 1)
+    }
+
+    /// The team of the rank at `place`.
+    fn of(self, place: usize) -> usize {
+        // The last team whose edge is not after the place.
+        ((place + 1) * self.count - 1) / self.ranks
+    }
+}
+
 /// Ranks whose sources stand on the stack.
 const FEW_RANKS: usize = 8;
+/// Ranks of a team: what the last of them reads, one line after the other.
+const TEAM_RANKS: usize = 16;
+/// Ranks from which on it is worth it to stand in teams, where they share processors.
+const LEAST_CROWD: usize = 4;
+/// Slots that one rank reduces at once: those of a team, or the partial results of all teams.
+const MOST_SOURCES: usize = 64;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rank_is_in_one_team_and_no_team_is_too_large() {
+        for ranks in 1..=800 {
+            for most in [1, 2, 3, 16] {
+                let teams = Teams::new(ranks, most);
+                let mut all = (0..teams.count).flat_map(|team| teams.members(team).map(move |place| (place, team)));
+                assert!((0..ranks).map(|place| (place, teams.of(place))).all(|pair| all.next() == Some(pair)));
+                assert_eq!(all.next(), None);
+                assert!(teams.count <= MOST_SOURCES);
+                assert!(ranks > MOST_SOURCES * most || teams.members(0).len() <= most);
+            }
+        }
+    }
+}
 
 #[cfg(all(test, loom))]
 mod models {
@@ -212,6 +408,11 @@ mod models {
     struct Host {
         arenas: Vec<Arena>,
         cells: Cells,
+        /// Of each rank's partial result, and of the result. Those that teams have of it are written together with the first.
+        partials: Vec<UnsafeCell<()>>,
+        result: UnsafeCell<()>,
+        /// Ranks of a team.
+        team_ranks: usize,
     }
 
     // SAFETY: that nobody writes a slot while others read it is what the models prove; loom fails where it is not so.
@@ -220,10 +421,30 @@ mod models {
     unsafe impl Send for Host {}
 
     impl Host {
-        fn new(ranks: usize) -> Host {
+        fn new(ranks: usize, team_ranks: usize) -> Host {
             let cells = (0..ranks).map(|_| std::array::from_fn(|_| UnsafeCell::new(()))).collect();
             let arenas = (0..ranks).map(|_| Arena::laid().expect("some pages")).collect();
-            Host { arenas, cells }
+            let partials = (0..ranks).map(|_| UnsafeCell::new(())).collect();
+            Host { arenas, cells, partials, result: UnsafeCell::new(()), team_ranks }
+        }
+
+        /// Adds the bytes of slots as the last rank of a team does: loom is told which slots that touches.
+        fn fold(&self, number: u64, sources: &[*const u8], target: *mut u8) {
+            let at = |slot: FlatSlot<'_>| slot.data(1).as_ptr();
+            let cells = |place: *const u8| {
+                let ranks = 0..self.arenas.len();
+                let partial = ranks.clone().find(|rank| at(self.arenas[*rank].partial()).cast_const() == place);
+                let slot = ranks.clone().find(|rank| at(self.arenas[*rank].flat(number)).cast_const() == place);
+                match (partial, slot) {
+                    (Some(rank), _) => &self.partials[rank],
+                    (None, Some(rank)) => self.cell(rank, number),
+                    (None, None) => &self.result,
+                }
+            };
+            // SAFETY: the places of the one byte that each slot has; loom finds who else touches them.
+            let sum = sources.iter().map(|source| cells(*source).with(|_| unsafe { source.read() })).sum();
+            // SAFETY: as above.
+            cells(target).with_mut(|_| unsafe { target.write(sum) });
         }
 
         fn cell(&self, rank: usize, number: u64) -> &UnsafeCell<()> {
@@ -242,6 +463,7 @@ mod models {
                 registered: Vec::new(),
             };
             let mut flat = Flat::default();
+            flat.teams = (self.team_ranks > 0).then(|| Teams::new(ranks, self.team_ranks));
             for (number, readers) in (0..).zip(readers) {
                 let operation = Operation {
                     collective: Collective::Barrier,
@@ -264,6 +486,15 @@ mod models {
                     assert_eq!(found, byte(rank, number));
                 };
                 match readers {
+                    Readers::Teams => {
+                        let mut fold = |sources: &[*const u8], target: *mut u8, _| self.fold(number, sources, target);
+                        let met = exchange.meet(&mut Sleep, (1, Some(&mut fold))).expect("no wait fails");
+                        let result = met.expect("ranks stand in teams");
+                        // SAFETY: the place of the one byte of the result.
+                        let found = self.result.with(|_| unsafe { result.data(1).as_ptr().read() });
+                        assert_eq!(found, (0..ranks).map(|rank| byte(rank, number)).sum());
+                        flat.finish_symmetric(&exchange);
+                    }
                     Readers::All => {
                         (0..ranks).for_each(read);
                         flat.finish_symmetric(&exchange);
@@ -288,6 +519,8 @@ mod models {
     /// Who reads whose slots in an operation.
     #[derive(Debug, Clone, Copy)]
     enum Readers {
+        /// The last of each team those of its team.
+        Teams,
         /// Everyone everyone's.
         All,
         /// Everyone the root's, as in a broadcast.
@@ -302,8 +535,12 @@ mod models {
 
     /// No rank writes a slot that another still reads, in operations that follow each other so.
     fn slots_go_round(operations: &'static [Readers]) {
+        slots_go_round_in_teams(0, operations);
+    }
+
+    fn slots_go_round_in_teams(team_ranks: usize, operations: &'static [Readers]) {
         model(Membarrier::Works, move || {
-            let host = Arc::new(Host::new(2));
+            let host = Arc::new(Host::new(2, team_ranks));
             let theirs = Arc::clone(&host);
             let peer = loom::thread::spawn(move || theirs.run(1, operations));
             host.run(0, operations);
@@ -324,6 +561,21 @@ mod models {
     #[test]
     fn ranks_that_run_ahead_wait_for_a_root() {
         slots_go_round(&[Readers::Root(0); 4]);
+    }
+
+    #[test]
+    fn the_last_of_a_team_reduces_for_all() {
+        slots_go_round_in_teams(2, &[Readers::Teams; 3]);
+    }
+
+    #[test]
+    fn the_last_of_all_teams_hands_the_result_to_each() {
+        slots_go_round_in_teams(1, &[Readers::Teams; 3]);
+    }
+
+    #[test]
+    fn operations_with_and_without_teams_may_follow_each_other() {
+        slots_go_round_in_teams(2, &[Readers::Teams, Readers::Of(0), Readers::Root(1), Readers::Teams]);
     }
 
     #[test]

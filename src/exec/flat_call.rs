@@ -64,6 +64,59 @@ impl Extract {
     }
 }
 
+/// Waits for everyone where ranks stand in teams. True where that was all: a result that a team's last rank has reduced is in the output.
+#[inline]
+fn meet_all(
+    begun: &Begun<'_>,
+    exchange: &Exchange<'_>,
+    idle: &mut Idle<'_>,
+    (mine, before): (usize, &dyn Fn(Rank) -> usize),
+) -> Result<bool> {
+    if !exchange.has_teams() {
+        return Ok(false);
+    }
+    let Begun { call, kernel, world, .. } = begun;
+    let size = call.data_type.size() as usize;
+    // Elements that all slots have, and the first of them that is mine.
+    let (count, from) = match call.collective {
+        Collective::AllReduce => (mine, 0),
+        Collective::ReduceScatter | Collective::ReduceScatterV => (before(Rank::new(world.size)), before(world.rank)),
+        Collective::AllGather
+        | Collective::AllGatherV
+        | Collective::AllToAll
+        | Collective::Barrier
+        | Collective::Broadcast
+        | Collective::Reduce
+        | Collective::Gather
+        | Collective::Scatter
+        | Collective::Send
+        | Collective::Recv
+        | Collective::AllToAllV
+        | Collective::GatherV
+        | Collective::ScatterV
+        | Collective::Scan
+        | Collective::Exscan => (0, 0),
+    };
+    let folds = call.collective.reduces() && exchange.may_fold();
+    let mut fold = |sources: &[*const u8], target: *mut u8, finish: bool| {
+        let pass = Pass { sources, raw: None, targets: &[target], count, finish, store: Store::Cached };
+        // SAFETY: slots of `count` elements, of ranks that have all announced this operation, so that their owners leave them alone; the
+        // target is another slot, which this rank alone writes now, since it came last.
+        unsafe { kernel.run(&pass) };
+    };
+    let Some(result) = exchange.meet(idle, (count * size, if folds { Some(&mut fold) } else { None }))? else {
+        return Ok(false);
+    };
+    if !folds {
+        return Ok(call.collective == Collective::Barrier);
+    }
+    let source = result.data(count * size).as_ptr().wrapping_add(from * size);
+    // SAFETY: the slot has `count` elements, `mine` of them from there on, and is written anew when everyone has come to the next
+    // operation; the output is the caller's.
+    unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), call.buffers.target(), mine * size) };
+    Ok(true)
+}
+
 /// Reads the others' slots as the collective asks.
 fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut Idle<'_>) -> Result<()> {
     let Begun { call, kernel, world, .. } = begun;
@@ -77,6 +130,9 @@ fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut Idle<'_>) -
     let total = || before(Rank::new(world.size));
     let root = call.root.unwrap_or_default();
     let at_root = root == world.rank;
+    if !call.collective.rooted() && meet_all(begun, exchange, idle, (mine, &before))? {
+        return Ok(());
+    }
     let mut copy = |rank: Rank, Extract { of, from, to, elements }: Extract| {
         let slot = exchange.read(rank.index(), idle)?.data(of * size);
         let (source, target) = (slot.as_ptr().wrapping_add(from * size), output_place.wrapping_add(to * size));

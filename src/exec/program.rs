@@ -112,12 +112,7 @@ fn bytes(plan: &Plan) -> usize {
     let steps: usize = plan.lanes.iter().map(|lane| lane.steps.len()).sum();
     let operands: usize = combines(plan).map(|(_, combine)| combine.sources.len() + combine.targets.len()).sum();
     let listeners: usize = plan.lanes.iter().flat_map(|lane| &lane.steps).map(listeners).sum();
-    let hosts: usize = plan.spec.hosts.iter().map(|ranks| size_of_val(ranks) + size_of_val(&ranks[..])).sum();
-    size_of::<Program>()
-        + steps * size_of::<Step>()
-        + operands * size_of::<Operand>()
-        + listeners * size_of::<Rank>()
-        + hosts
+    size_of::<Program>() + steps * size_of::<Step>() + operands * size_of::<Operand>() + listeners * size_of::<Rank>()
 }
 
 fn listeners(step: &Step) -> usize {

@@ -80,7 +80,7 @@ pub(crate) fn lanes(collective: Collective, longest: Elements, limits: Limits) -
 fn plan_lane(site: Site<'_>) -> Result<Option<Lane>> {
     let spec = site.spec;
     let alone = spec.world.size == 1;
-    let mapped = spec.windows != Windows::None && spec.hosts.len() == 1;
+    let mapped = spec.windows != Windows::None && spec.layout.hosts().len() == 1;
     match site.pattern {
         Pattern::Barrier => match spec.algorithm {
             Algorithm::Direct if mapped => Ok(mesh::barrier_by_flags(site)),
@@ -145,10 +145,8 @@ impl Spec {
         if self.collective.rooted() && root.get() >= size {
             return refuse(format!("root {root} is not below the world's size, {size}"));
         }
-        let mut ranks: Vec<_> = self.hosts.iter().flatten().copied().collect();
-        ranks.sort_unstable();
-        if !ranks.iter().copied().eq(self.world.ranks()) || self.hosts.iter().any(Vec::is_empty) {
-            return refuse(format!("the hosts {:?} do not have each of {size} ranks once", self.hosts));
+        if self.layout.size() != self.world.ranks().len() {
+            return refuse(format!("a layout of {} ranks for a world of {size}", self.layout.size()));
         }
         Ok(())
     }

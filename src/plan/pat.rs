@@ -14,7 +14,7 @@ use crate::types::{Collective, Elements, Rank};
 
 /// The lane of an all-gather or a reduce-scatter.
 pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
-    let order: Vec<Rank> = site.spec.hosts.iter().flatten().copied().collect();
+    let order: Vec<Rank> = site.spec.layout.hosts().iter().flatten().copied().collect();
     let position = order.iter().position(|rank| *rank == site.me()).expect("a checked spec has every rank on a host");
     let length = site.longest_part();
     let scatters = site.spec.collective == Collective::ReduceScatter;

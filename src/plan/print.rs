@@ -37,8 +37,12 @@ impl fmt::Display for Plan {
             Windows::Scratch => ", scratch windows",
             Windows::User => ", user windows",
         })?;
-        if spec.hosts.len() > 1 {
-            write!(f, ", {} hosts", spec.hosts.len())?;
+        let (hosts, teams) = (spec.layout.hosts().len(), spec.layout.teams().len());
+        if hosts > 1 {
+            write!(f, ", {hosts} hosts")?;
+        }
+        if teams > hosts {
+            write!(f, ", {teams} teams")?;
         }
         writeln!(f)?;
         for (number, lane) in self.lanes.iter().enumerate() {

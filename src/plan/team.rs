@@ -1,12 +1,13 @@
 //! Groups that share memory, joined by rails.
 //!
-//! Ranks stand in groups of equal size. What a group does is split among its seats; the ranks that have one seat in all
+//! What a group does is split among its seats, as many as the smallest group has ranks; the ranks that have one seat in all
 //! groups form a rail, along which a ring, chain or tree carries that seat's blocks through slots. Inside a group, a
 //! seat reads what its neighbours contribute and writes what they get through windows, in the same combines that talk
-//! to the rail. So one scheme makes four:
+//! to the rail. The ranks of a larger group that have no seat are its guests: they contribute and get, and are on no rail. So one
+//! scheme makes four:
 //! ```text
 //! flat ring or tree      every rank is a group of its own
-//! hierarchy              groups are hosts
+//! hierarchy              groups are the layout's teams: hosts, or parts of them
 //! direct, two-shot       one group of all ranks; the rail is one rank long
 //! one rank               one group of one rank
 //! ```
@@ -19,9 +20,9 @@ use super::pattern::Pattern;
 use super::ring::{Parcel, Ring};
 use super::site::{Block, CACHED_PIECE, Draft, Site, is_one_shot, rounds};
 use super::tree::Node;
-use super::{Action, Buffer, Combine, Lane, Operand, Span, Spec, Step, Walk, Windows};
+use super::{Action, Buffer, Combine, Lane, Layout, Operand, Span, Spec, Step, Walk, Windows};
 use crate::Result;
-use crate::types::{Algorithm, Elements, Rank};
+use crate::types::{Algorithm, Collective, Elements, Rank};
 
 /// Up to so many elements of a rooted collective go through the root's seat alone: one hop less.
 const SMALL: u64 = 2048;
@@ -46,8 +47,14 @@ pub(super) struct Team<'a> {
     groups: Vec<Vec<Rank>>,
     /// My group.
     group: usize,
-    /// My index in my group.
+    /// My index in my group: my seat, where it is below `seats`.
     seat: usize,
+    /// How many seats every group has.
+    seats: usize,
+    /// Whether some group has more than one rank.
+    shared: bool,
+    /// Whether some group has guests.
+    guests: bool,
     windows: Windows,
     /// My place in the tree of my rail.
     node: Node,
@@ -75,7 +82,7 @@ impl<'a> Team<'a> {
     pub(super) fn new(site: Site<'a>) -> Team<'a> {
         let spec = site.spec;
         let flat = !hierarchical(spec);
-        let hosts = in_turn(spec, if flat { site.lane } else { 0 });
+        let hosts = in_turn(spec, site.lane);
         let groups: Vec<Vec<Rank>> = match spec.algorithm {
             Algorithm::Direct => vec![spec.world.ranks().collect()],
             Algorithm::Ring | Algorithm::Tree | Algorithm::Pat if flat => {
@@ -88,10 +95,14 @@ impl<'a> Team<'a> {
             .enumerate()
             .find_map(|(group, ranks)| ranks.iter().position(|rank| *rank == site.me()).map(|seat| (group, seat)));
         let (group, seat) = place.expect("a checked spec has every rank on a host");
-        let tree = if flat { hosts } else { groups.iter().map(|ranks| vec![ranks[seat]]).collect() };
-        let node = Node::new(&tree, site.lane % 2 == 1, site.me());
-        let windows = if groups[0].len() == 1 { Windows::None } else { staged_if_small(spec) };
-        Team { site, groups, group, seat, windows, node }
+        let seats = groups.iter().map(Vec::len).min().unwrap_or(1);
+        let most = groups.iter().map(Vec::len).max().unwrap_or(1);
+        // A guest's results come as late as those of its group's seats.
+        let rail = seat.min(seats - 1);
+        let tree = if flat { hosts } else { groups.iter().map(|ranks| vec![ranks[rail]]).collect() };
+        let node = Node::new(&tree, site.lane % 2 == 1, groups[group][rail]);
+        let windows = if most == 1 { Windows::None } else { staged_if_small(spec) };
+        Team { site, groups, group, seat, seats, shared: most > 1, guests: most > seats, windows, node }
     }
 
     /// The lane of a collective; `None` where there is nothing to do.
@@ -139,8 +150,9 @@ impl<'a> Team<'a> {
         self.rooted() && self.site.me() == self.site.spec.root
     }
 
-    fn seats(&self) -> usize {
-        self.groups[0].len()
+    /// Whether I am on a rail.
+    fn seated(&self) -> bool {
+        self.seat < self.seats
     }
 
     fn staged(&self) -> bool {
@@ -158,9 +170,12 @@ impl<'a> Team<'a> {
             return self.site.block_of(self.groups[index][seat]);
         }
         let whole = self.site.whole();
+        if seat >= self.seats {
+            return Block { input: whole.start, output: whole.start, length: Elements::ZERO };
+        }
         let small = self.rooted() && whole.length.0 <= SMALL;
         let share = if !small {
-            whole.cut(self.seats(), seat)
+            whole.cut(self.seats, seat)
         } else if self.groups[0][seat] == self.site.spec.root {
             whole
         } else {
@@ -172,7 +187,7 @@ impl<'a> Team<'a> {
 
     fn longest(&self) -> Elements {
         let of_seat = |seat| (0..self.blocks()).map(move |index| self.block(seat, index).length);
-        (0..self.seats()).flat_map(of_seat).max().unwrap_or(Elements::ZERO)
+        (0..self.seats).flat_map(of_seat).max().unwrap_or(Elements::ZERO)
     }
 
     fn holds_blocks(&self, seat: usize) -> bool {
@@ -180,7 +195,7 @@ impl<'a> Team<'a> {
     }
 
     fn shape(&self, longest: Elements) -> Result<Shape> {
-        let readers = self.seats() - 1;
+        let readers = if self.guests { self.seats } else { self.seats - 1 };
         let (contributions, results) = match (self.staged(), self.blocks()) {
             (false, _) => (0, 0),
             (true, blocks) if self.gathers() => (0, blocks),
@@ -216,7 +231,7 @@ impl<'a> Team<'a> {
     }
 
     fn spine_lag(&self) -> u8 {
-        u8::from(self.seats() > 1 && !(self.gathers() && self.staged()))
+        u8::from(self.shared && !(self.gathers() && self.staged()))
     }
 
     fn share_lag(&self) -> u8 {
@@ -224,10 +239,10 @@ impl<'a> Team<'a> {
     }
 
     fn neighbours(&self) -> impl Iterator<Item = (usize, Rank)> {
-        let seats = self.seats();
-        (1..seats).map(move |ahead| {
-            let seat = (self.seat + ahead) % seats;
-            (seat, self.groups[self.group][seat])
+        let group = &self.groups[self.group];
+        (1..group.len()).map(move |ahead| {
+            let seat = (self.seat + ahead) % group.len();
+            (seat, group[seat])
         })
     }
 
@@ -252,7 +267,7 @@ impl<'a> Team<'a> {
     fn stage(&self, shape: &Shape, draft: &mut Draft) {
         let contributes = self.reduces() || self.is_root();
         if self.staged() && contributes {
-            for (reader, _) in self.neighbours() {
+            for (reader, _) in self.neighbours().filter(|(reader, _)| *reader < self.seats) {
                 for index in 0..self.blocks() {
                     let block = self.block(reader, index);
                     let target = Operand::Local(self.contribution(shape, (self.seat, reader), index));
@@ -270,7 +285,7 @@ impl<'a> Team<'a> {
     fn awaits_ready(&self, shape: &Shape, seat: usize, peer: Rank) -> bool {
         let all = match self.windows {
             Windows::None => false,
-            Windows::User => true,
+            Windows::User => seat < self.seats,
             Windows::Scratch if self.gathers() => false,
             Windows::Scratch => shape.reused() || (self.reduces() && self.holds_blocks(seat)),
         };
@@ -302,7 +317,7 @@ impl<'a> Team<'a> {
             Operand::of(owner, me, if staged { self.contribution(shape, (seat, self.seat), index) } else { raw })
         };
         if self.reduces() {
-            (0..self.seats()).map(given).collect()
+            (0..self.groups[self.group].len()).map(given).collect()
         } else if self.gathers() {
             (index == self.group).then(|| Operand::input(block.input)).into_iter().collect()
         } else {
@@ -327,13 +342,19 @@ impl<'a> Team<'a> {
         }
         match self.windows {
             Windows::User => std::iter::once(mine).chain(self.neighbours().map(|(_, peer)| window(peer))).collect(),
-            Windows::None | Windows::Scratch => std::iter::once(mine).chain(result).collect(),
+            Windows::None | Windows::Scratch => {
+                let takers = self.groups[self.group].len() > 1;
+                std::iter::once(mine).chain(result.filter(|_| takers)).collect()
+            }
         }
     }
 
     /// What goes along my rail.
     fn spine(&self, shape: &Shape) -> Vec<Step> {
         let piece = shape.piece;
+        if !self.seated() {
+            return Vec::new();
+        }
         let parcels: Vec<Parcel> = (0..self.blocks()).map(|index| self.parcel(shape, index)).collect();
         let order = self.groups.iter().map(|ranks| ranks[self.seat]).collect();
         let ring = Ring { order, position: self.group, piece };
@@ -354,17 +375,17 @@ impl<'a> Team<'a> {
 
     /// Says that my results are there, and takes those of my neighbours.
     fn share(&self, shape: &Shape, draft: &mut Draft) {
-        if self.seats() == 1 || (self.staged() && self.scatters()) {
+        if !self.shared || (self.staged() && self.scatters()) {
             return;
         }
         let lag = self.share_lag();
         let all = shape.reused() || self.windows == Windows::User;
         let me = self.site.me();
-        let listeners = self.neighbours().filter(|(_, peer)| all || self.takes(*peer, self.seat));
+        let listeners = self.neighbours().filter(|(_, peer)| self.seated() && (all || self.takes(*peer, self.seat)));
         draft.signal(lag - 1, DONE, listeners.map(|(_, peer)| peer));
         for (seat, peer) in self.neighbours() {
             let takes = self.takes(me, seat);
-            if takes || all {
+            if takes || (all && seat < self.seats) {
                 draft.wait(lag, DONE, [peer]);
             }
             for index in (0..self.blocks()).filter(|_| takes) {
@@ -408,29 +429,43 @@ impl<'a> Team<'a> {
     }
 }
 
-/// Whether hosts of equal size work as groups.
-fn hierarchical(spec: &Spec) -> bool {
-    let even = spec.hosts.windows(2).all(|pair| pair[0].len() == pair[1].len());
-    spec.windows != Windows::None && spec.hosts.len() > 1 && even
+/// Whether teams work as groups. Where every rank has a block of its own, that block needs a seat, so all teams must be of one size.
+pub(crate) fn is_hierarchy(collective: Collective, layout: &Layout) -> bool {
+    let teams = layout.teams();
+    let fit = match Pattern::of(collective) {
+        Some(Pattern::AllReduce | Pattern::Broadcast | Pattern::Reduce) => true,
+        Some(Pattern::AllGather | Pattern::ReduceScatter) => layout.even_teams().is_some(),
+        Some(Pattern::AllToAll | Pattern::Gather | Pattern::Scatter | Pattern::Barrier) | None => false,
+    };
+    fit && teams.len() > 1 && teams.iter().any(|ranks| ranks.len() > 1)
 }
 
-/// The hosts in turn, each with its ranks in turn: the root first where there is one; else every lane begins each host
-/// at another rank, so that the lanes cross between hosts at different ranks.
+fn hierarchical(spec: &Spec) -> bool {
+    spec.windows != Windows::None && is_hierarchy(spec.collective, &spec.layout)
+}
+
+/// The groups of a hierarchy, the root's first where there is one, and the root on a seat; else the hosts in turn, each with its
+/// ranks in turn: the root first where there is one; else every lane begins each host at another rank, so that the lanes cross
+/// between hosts at different ranks.
 fn in_turn(spec: &Spec, lane: usize) -> Vec<Vec<Rank>> {
-    let mut hosts = spec.hosts.clone();
-    for ranks in &mut hosts {
+    let hierarchical = hierarchical(spec);
+    let mut groups = if hierarchical { spec.layout.teams() } else { spec.layout.hosts() }.to_vec();
+    for ranks in groups.iter_mut().filter(|_| !hierarchical) {
         let by = lane % ranks.len();
         ranks.rotate_left(by);
     }
     if spec.collective.rooted() {
-        let host = hosts.iter().position(|ranks| ranks.contains(&spec.root)).unwrap_or(0);
-        hosts.rotate_left(host);
-        if !hierarchical(spec) {
-            let seat = hosts[0].iter().position(|rank| *rank == spec.root).unwrap_or(0);
-            hosts[0].rotate_left(seat);
+        let group = groups.iter().position(|ranks| ranks.contains(&spec.root)).unwrap_or(0);
+        groups.rotate_left(group);
+        let seats = groups.iter().map(Vec::len).min().unwrap_or(1);
+        let seat = groups[0].iter().position(|rank| *rank == spec.root).unwrap_or(0);
+        if !hierarchical {
+            groups[0].rotate_left(seat);
+        } else if seat >= seats {
+            groups[0].swap(seat, 0);
         }
     }
-    hosts
+    groups
 }
 
 /// Copying a little is cheaper than waiting twice.

@@ -17,20 +17,23 @@ pub struct Patience {
     pub awake: Duration,
     /// How many waits in a row have ended just after yielding.
     shared: u32,
+    /// Ranks of the host for each processor.
+    crowd: u32,
 }
 
 impl Patience {
     /// For `ranks` ranks on this host; waits stay awake for at most `awake`. With more ranks than processors a wait
     /// yields at once, because a spinning rank would keep the one it waits for from running.
     pub fn new(ranks: usize, awake: Duration) -> Patience {
-        let crowded = ranks > cpu::allowed();
-        let spins = if crowded { LEAST_SPINS } else { SPINS };
-        Patience { spins, most_spins: spins, awake, shared: 0 }
+        let cores = cpu::allowed();
+        let spins = if ranks > cores { LEAST_SPINS } else { SPINS };
+        let crowd = u32::try_from(ranks.div_ceil(cores)).unwrap_or(u32::MAX);
+        Patience { spins, most_spins: spins, awake, shared: 0, crowd }
     }
 
     /// A patience that does not learn.
     pub const fn fixed(spins: u32, awake: Duration) -> Patience {
-        Patience { spins, most_spins: spins, awake, shared: 0 }
+        Patience { spins, most_spins: spins, awake, shared: 0, crowd: 1 }
     }
 
     /// The same patience with upper bounds for spinning and staying awake.
@@ -51,6 +54,12 @@ impl Patience {
     /// Whether there are more ranks than processors.
     fn is_crowded(self) -> bool {
         self.most_spins <= LEAST_SPINS
+    }
+
+    /// How many yields that let nobody run are tried before a sleep: the more ranks there are on a processor, the less
+    /// likely it is that all others sleep.
+    fn vain_yields(self) -> u32 {
+        (CROWDED_YIELDS / self.crowd.max(1)).max(LEAST_VAIN_YIELDS)
     }
 
     /// Learns from a wait that has succeeded.
@@ -85,12 +94,23 @@ pub struct Backoff {
     looked: Option<Instant>,
     /// The time since it started, as of the last turn.
     waited: Duration,
+    /// When it last yielded, and how often a yield came back so soon that nobody else can have run.
+    yielded: Option<Instant>,
+    vain_yields: u32,
 }
 
 impl Backoff {
     /// A wait that begins now.
     pub fn new(patience: Patience) -> Backoff {
-        Backoff { patience, turns: 0, started: None, looked: None, waited: Duration::ZERO }
+        Backoff {
+            patience,
+            turns: 0,
+            started: None,
+            looked: None,
+            waited: Duration::ZERO,
+            yielded: None,
+            vain_yields: 0,
+        }
     }
 
     /// Starts again, because something has progressed.
@@ -98,6 +118,8 @@ impl Backoff {
         self.turns = 0;
         self.started = None;
         self.waited = Duration::ZERO;
+        self.yielded = None;
+        self.vain_yields = 0;
     }
 
     /// When the wait began, unless it has only spun so far.
@@ -128,7 +150,13 @@ impl Backoff {
         // With more ranks than processors only sleep frees the processor: a fair scheduler lets a yielding rank
         // continue until the others have had as much time. With enough processors a rank stays runnable: otherwise two
         // that landed on one processor would stay there.
-        let yielded = self.turns > self.patience.spins.saturating_add(CROWDED_YIELDS);
+        // Where each rank has a session or a group of processes of its own, the scheduler shares the processor among
+        // these, and yielding lets nobody run: such a yield takes as long as any system call.
+        if self.yielded.take().is_some_and(|yielded| now.duration_since(yielded) < VAIN_YIELD) {
+            self.vain_yields += 1;
+        }
+        let yielded = self.turns > self.patience.spins.saturating_add(CROWDED_YIELDS)
+            || self.vain_yields >= self.patience.vain_yields();
         let tired = (self.patience.is_crowded() && yielded)
             || self.patience.tries_elsewhere()
             || self.waited >= self.patience.awake;
@@ -143,6 +171,7 @@ impl Backoff {
         if tired {
             return Ok(Some(PARK_SLICE));
         }
+        self.yielded = Some(now);
         cpu::yield_now();
         Ok(None)
     }
@@ -159,6 +188,10 @@ const SOON_YIELDS: u32 = 4;
 const SHARED_WAITS: u32 = 64;
 /// How often a rank yields before it sleeps if ranks share processors: enough for each of them to run a few times.
 const CROWDED_YIELDS: u32 = 24;
+/// A yield that takes less than this has switched to no other process and back.
+const VAIN_YIELD: Duration = Duration::from_nanos(900);
+/// How many such yields a wait tries at least.
+const LEAST_VAIN_YIELDS: u32 = 2;
 /// A sleep that nothing wakes lasts this fraction of the wait so far.
 const NAP_SHARE: u32 = 8;
 /// The interval at which a wait checks the deadline and the peers.

@@ -149,6 +149,15 @@ impl HostRegion {
         HostRegion(Region { base, bytes, home: Home::Host, keep })
     }
 
+    /// The part of `bytes` from `offset` on, which keeps the whole.
+    ///
+    /// # Panics
+    /// As [`Region::at`].
+    #[must_use]
+    pub fn part(&self, offset: usize, bytes: usize) -> HostRegion {
+        HostRegion(Region { base: self.at(offset, bytes), bytes, ..self.0.clone() })
+    }
+
     /// The region itself, where any home will do.
     pub fn as_region(&self) -> &Region {
         &self.0

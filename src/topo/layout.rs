@@ -12,6 +12,8 @@
 
 use std::collections::HashMap;
 
+use crate::error::{Error, Result};
+use crate::topo::Topology;
 use crate::topo::system::{Link, LinkKind, NodeId, NodeKind, System};
 use crate::types::Rank;
 
@@ -62,16 +64,31 @@ pub struct Group {
     pub groups: Vec<Group>,
 }
 
-/// The tree of domains of a communicator.
+/// The tree of domains of a communicator, and what plans take from it: hosts, and the teams that a hierarchy joins.
+///
+/// # Examples
+/// ```
+/// use rsccl::plan::Layout;
+/// use rsccl::types::Rank;
+///
+/// let hosts = [vec![0, 1, 2, 3, 4], vec![5]].map(|host| host.into_iter().map(Rank::new).collect());
+/// let layout = Layout::of_hosts(&hosts)?.with_teams_of(3);
+/// let sizes: Vec<usize> = layout.teams().iter().map(Vec::len).collect();
+/// assert_eq!((layout.hosts().len(), sizes), (2, vec![2, 3, 1]));
+/// # Ok::<(), rsccl::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     root: Group,
     /// For each rank, the places of its domains, from the root's groups down.
     paths: Vec<Vec<(Level, usize)>>,
+    hosts: Vec<Vec<Rank>>,
+    teams: Vec<Vec<Rank>>,
 }
 
 impl Layout {
     /// The layout of ranks at these places, in rank order.
+    #[doc(hidden)]
     pub fn new(places: &[RankPlace]) -> Layout {
         let cliques = CliquesAndHosts::new(places);
         let keys: Vec<Vec<(Level, u64)>> = places.iter().map(|place| cliques.key(place)).collect();
@@ -79,8 +96,27 @@ impl Layout {
         Layout::of(Level::System, ranks, &|rank| &keys[rank.index()])
     }
 
-    /// The layout of hosts that nothing else is known of: every rank stands on one of them.
-    pub fn of_hosts(hosts: &[Vec<Rank>]) -> Layout {
+    /// The layout of hosts that nothing else is known of.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the hosts do not have each rank once, from 0 on, or one has none.
+    pub fn of_hosts(hosts: &[Vec<Rank>]) -> Result<Layout> {
+        let mut ranks = hosts.concat();
+        ranks.sort_unstable();
+        if !ranks.iter().copied().eq((0..).map(Rank::new).take(ranks.len())) || hosts.iter().any(Vec::is_empty) {
+            let size = ranks.len();
+            return Err(Error::invalid_argument(format!("the hosts {hosts:?} do not have each of {size} ranks once")));
+        }
+        Ok(Layout::of_checked(hosts))
+    }
+
+    /// The layout of a topology's hosts.
+    pub(crate) fn of_topology(topology: &Topology) -> Layout {
+        Layout::of_checked(topology.hosts())
+    }
+
+    /// The layout of hosts that have each rank once.
+    pub(crate) fn of_checked(hosts: &[Vec<Rank>]) -> Layout {
         let size = hosts.iter().map(Vec::len).sum();
         let mut keys = vec![Vec::new(); size];
         for (host, ranks) in (0..).zip(hosts) {
@@ -112,10 +148,24 @@ impl Layout {
         let mut paths = vec![Vec::new(); ranks.len()];
         let root = group(level, ranks, 0, key);
         number(&root, &mut Vec::new(), &mut paths);
-        Layout { root, paths }
+        let mut domains = Vec::new();
+        collect(&root, Level::Host, &mut domains);
+        let hosts: Vec<Vec<Rank>> = domains.into_iter().map(|host| host.ranks.clone()).collect();
+        Layout { root, paths, teams: hosts.clone(), hosts }
+    }
+
+    /// The same layout, whose teams have at most `most` ranks. A host that has more is cut between the domains in it, and where a domain
+    /// has more and nothing parts it, into parts of nearly one size.
+    #[must_use]
+    pub fn with_teams_of(self, most: usize) -> Layout {
+        let mut hosts = Vec::new();
+        collect(&self.root, Level::Host, &mut hosts);
+        let teams = hosts.into_iter().flat_map(|host| cut(host, most.max(1))).collect();
+        Layout { teams, ..self }
     }
 
     /// The outermost domain, with all ranks.
+    #[doc(hidden)]
     pub const fn root(&self) -> &Group {
         &self.root
     }
@@ -126,21 +176,28 @@ impl Layout {
     }
 
     /// The ranks of each domain of a level; ranks that are in none are left out. For `Host` that is every rank.
+    #[doc(hidden)]
     pub fn domains(&self, level: Level) -> Vec<&[Rank]> {
         let mut found = Vec::new();
         collect(&self.root, level, &mut found);
-        found
+        found.into_iter().map(|group| &group.ranks[..]).collect()
     }
 
     /// The ranks of each host, hosts of one switch group after each other.
-    pub fn hosts(&self) -> Vec<Vec<Rank>> {
-        self.domains(Level::Host).into_iter().map(<[Rank]>::to_vec).collect()
+    pub fn hosts(&self) -> &[Vec<Rank>] {
+        &self.hosts
+    }
+
+    /// The ranks of each team: those of a host, or of a part of one. A hierarchy works inside teams, and then between them.
+    pub fn teams(&self) -> &[Vec<Rank>] {
+        &self.teams
     }
 
     /// The innermost level that two ranks share.
     ///
     /// # Panics
     /// Where a rank is not of this layout.
+    #[doc(hidden)]
     pub fn shared(&self, one: Rank, other: Rank) -> Level {
         let paths = self.paths[one.index()].iter().zip(&self.paths[other.index()]);
         paths.take_while(|(one, other)| one == other).last().map_or(Level::System, |((level, _), _)| *level)
@@ -148,10 +205,39 @@ impl Layout {
 
     /// How many ranks every host has, if all have as many.
     pub fn even(&self) -> Option<usize> {
-        let hosts = self.domains(Level::Host);
-        let first = hosts.first()?.len();
-        hosts.iter().all(|ranks| ranks.len() == first).then_some(first)
+        size_of_each(&self.hosts)
     }
+
+    /// How many ranks every team has, if all have as many.
+    pub fn even_teams(&self) -> Option<usize> {
+        size_of_each(&self.teams)
+    }
+}
+
+fn size_of_each(groups: &[Vec<Rank>]) -> Option<usize> {
+    let first = groups.first()?.len();
+    groups.iter().all(|ranks| ranks.len() == first).then_some(first)
+}
+
+/// The teams of a domain, of at most `most` ranks.
+fn cut(domain: &Group, most: usize) -> Vec<Vec<Rank>> {
+    let ranks = domain.ranks.len();
+    if ranks <= most {
+        return vec![domain.ranks.clone()];
+    }
+    if domain.groups.is_empty() {
+        let parts = ranks.div_ceil(most);
+        let edge = |part: usize| ranks * part / parts;
+        return (0..parts).map(|part| domain.ranks[edge(part)..edge(part + 1)].to_vec()).collect();
+    }
+    let mut teams: Vec<Vec<Rank>> = Vec::new();
+    for group in &domain.groups {
+        match teams.last_mut() {
+            Some(last) if last.len() + group.ranks.len() <= most => last.extend(&group.ranks),
+            _ => teams.extend(cut(group, most)),
+        }
+    }
+    teams
 }
 
 fn group<'k>(level: Level, ranks: Vec<Rank>, depth: usize, key: &dyn Fn(Rank) -> &'k [(Level, u64)]) -> Group {
@@ -195,9 +281,9 @@ fn number(of: &Group, path: &mut Vec<(Level, usize)>, paths: &mut [Vec<(Level, u
     }
 }
 
-fn collect<'g>(of: &'g Group, level: Level, found: &mut Vec<&'g [Rank]>) {
+fn collect<'g>(of: &'g Group, level: Level, found: &mut Vec<&'g Group>) {
     if of.level == level {
-        found.push(&of.ranks);
+        found.push(of);
         return;
     }
     of.groups.iter().for_each(|group| collect(group, level, found));
@@ -274,7 +360,7 @@ mod tests {
 
     #[test]
     fn todays_hosts_are_a_tree_of_one_level() {
-        let layout = Layout::of_hosts(&[ranks(&[0, 2]), ranks(&[1, 3])]);
+        let layout = Layout::of_hosts(&[ranks(&[0, 2]), ranks(&[1, 3])]).unwrap();
         assert_eq!(shown(layout.root()), "System[Host(0 2) Host(1 3)]");
         assert_eq!(layout.hosts(), [ranks(&[0, 2]), ranks(&[1, 3])]);
         assert_eq!((layout.even(), layout.size()), (Some(2), 4));
@@ -337,6 +423,34 @@ mod tests {
         assert_eq!(shown(unbound.root()), "System[Host(0 1 2)]");
     }
 
+    #[test]
+    fn hosts_are_cut_into_teams_between_their_domains() {
+        let sizes = |layout: &Layout| layout.teams().iter().map(Vec::len).collect::<Vec<_>>();
+        let host = |size: u32| Layout::of_hosts(&[(0..size).map(Rank::new).collect()]).unwrap();
+        assert_eq!(sizes(&host(64)), [64]);
+        assert_eq!(sizes(&host(64).with_teams_of(64)), [64]);
+        assert_eq!(sizes(&host(65).with_teams_of(64)), [32, 33]);
+        assert_eq!(sizes(&host(96).with_teams_of(32)), [32; 3]);
+        // Two sockets of three caches: of four ranks, four and one, and three each.
+        let caches = [4, 4, 1, 3, 3, 3];
+        let at = |cache: u64| RankPlace { socket: Some(cache / 3), cache: Some(cache), ..on(1) };
+        let places: Vec<RankPlace> = (0..).zip(caches).flat_map(|(cache, ranks)| vec![at(cache); ranks]).collect();
+        let layout = Layout::new(&places);
+        assert_eq!(sizes(&layout.clone().with_teams_of(18)), [18]);
+        assert_eq!(sizes(&layout.clone().with_teams_of(9)), [9, 9]);
+        assert_eq!(sizes(&layout.clone().with_teams_of(5)), [4, 5, 3, 3, 3]);
+        assert_eq!(sizes(&layout.clone().with_teams_of(3)), [2, 2, 2, 3, 3, 3, 3]);
+        assert_eq!(layout.clone().with_teams_of(1).even_teams(), Some(1));
+        assert_eq!(layout.with_teams_of(5).teams().concat().len(), 18);
+    }
+
+    #[test]
+    fn hosts_have_each_rank_once() {
+        for wrong in [vec![ranks(&[0, 1]), ranks(&[1])], vec![ranks(&[1, 2])], vec![ranks(&[0]), ranks(&[])]] {
+            Layout::of_hosts(&wrong).unwrap_err();
+        }
+    }
+
     proptest! {
         /// Whatever the places: every rank is on one host, hosts are those of the places, and domains hold their groups' ranks.
         #[test]
@@ -351,7 +465,7 @@ mod tests {
             let layout = Layout::new(&places);
             let mut seen = vec![0; places.len()];
             for host in layout.hosts() {
-                for rank in &host {
+                for rank in host {
                     seen[rank.index()] += 1;
                     prop_assert_eq!(places[rank.index()].host, places[host[0].index()].host);
                 }

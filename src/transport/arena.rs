@@ -6,17 +6,22 @@
 //! 64                64         lease: who may touch this rank's user buffers (see `lease`)
 //! 128               32 × 64    flags of plans: 8 for each of 4 lanes
 //! 2176              64 × 64    lines of flat slots: flag 16, label 24, up to 24 of data
-//! to the next page  64 × 16 K  data of flat slots, where it is more
-//! 1056768           scratch    scratch of plans
+//! 6272              2 × 64     arrivals: of the ranks of a team, and of teams
+//! 6400              2 × 64     lines of two more slots: of a team's part of a reduction, and of its result
+//! to the next page  66 × 16 K  data of flat slots and of these two, where it is more
+//! 1089536           scratch    scratch of plans
 //! ```
 
 use std::ptr::NonNull;
 
-use crate::device::{HostMemory, HostRegion, Sharing};
+use crate::device::HostRegion;
+#[cfg(test)]
+use crate::device::{HostMemory, Sharing};
+#[cfg(test)]
 use crate::error::Result;
 use crate::plan::{FLAGS, WINDOW_LANES};
-use crate::sync::Flag;
 use crate::sync::ring::Label;
+use crate::sync::{Arrivals, Flag};
 use crate::transport::lease::Lease;
 
 /// One rank's arena, mapped. Clones share the mapping.
@@ -49,19 +54,13 @@ impl Arena {
         Arena { memory }
     }
 
-    /// A new arena, for those that shall map it.
+    /// A new arena of its own.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where there is no memory.
+    #[cfg(test)]
     pub fn create(scratch: usize, sharing: Sharing) -> Result<Arena> {
-        let memory = HostMemory.allocate_host(Arena::memory_bytes(scratch), sharing)?;
-        memory.keep().prefer_huge_pages();
-        Ok(Arena::new(memory))
-    }
-
-    /// The memory itself, to hand it out.
-    pub fn memory(&self) -> &HostRegion {
-        &self.memory
+        HostMemory.allocate_host(Arena::memory_bytes(scratch), sharing).map(Arena::new)
     }
 
     /// Flat operations that the rank has finished.
@@ -86,12 +85,45 @@ impl Arena {
     #[inline]
     pub fn flat(&self, number: u64) -> FlatSlot<'_> {
         let slot = usize::try_from(number % FLAT_SLOTS).expect("below FLAT_SLOTS");
-        let line = LINES_OFFSET + slot * Flag::LINE;
+        self.slot_at(LINES_OFFSET + slot * Flag::LINE, slot)
+    }
+
+    /// Counts the ranks of a team, of which the arena's owner is the first, that have announced an operation.
+    #[inline]
+    pub fn arrivals(&self) -> &Arrivals {
+        self.arrivals_at(ARRIVALS_OFFSET)
+    }
+
+    /// Counts the teams whose ranks have all announced an operation.
+    #[inline]
+    pub fn team_arrivals(&self) -> &Arrivals {
+        self.arrivals_at(ARRIVALS_OFFSET + Flag::LINE)
+    }
+
+    /// What a team's ranks have together.
+    #[inline]
+    pub fn partial(&self) -> FlatSlot<'_> {
+        self.slot_at(PARTIAL_OFFSET, SLOTS)
+    }
+
+    /// What all ranks have together, for the ranks of a team.
+    #[inline]
+    pub fn result(&self) -> FlatSlot<'_> {
+        self.slot_at(PARTIAL_OFFSET + Flag::LINE, SLOTS + 1)
+    }
+
+    fn slot_at(&self, line: usize, body: usize) -> FlatSlot<'_> {
         FlatSlot {
             flag: self.flag_at(line),
             line: self.memory.at(line, Flag::LINE),
-            body: self.memory.at(BODIES_OFFSET + slot * FLAT_BYTES, FLAT_BYTES),
+            body: self.memory.at(BODIES_OFFSET + body * FLAT_BYTES, FLAT_BYTES),
         }
+    }
+
+    fn arrivals_at(&self, offset: usize) -> &Arrivals {
+        // SAFETY: offsets are multiples of 64 in a page-aligned mapping that `self` keeps; the first 8 bytes there are touched through
+        // `Arrivals` only.
+        unsafe { Arrivals::at(self.memory.at(offset, 8)) }
     }
 
     /// Bytes of scratch.
@@ -158,11 +190,13 @@ const FLAGS_OFFSET: usize = 128;
 const LINES_OFFSET: usize = FLAGS_OFFSET + WINDOW_LANES * FLAGS * Flag::LINE;
 #[expect(clippy::cast_possible_truncation, reason = "a few slots")]
 const SLOTS: usize = FLAT_SLOTS as usize;
-const BODIES_OFFSET: usize = (LINES_OFFSET + SLOTS * Flag::LINE).next_multiple_of(4096);
-const SCRATCH_OFFSET: usize = BODIES_OFFSET + SLOTS * FLAT_BYTES;
+const ARRIVALS_OFFSET: usize = LINES_OFFSET + SLOTS * Flag::LINE;
+const PARTIAL_OFFSET: usize = ARRIVALS_OFFSET + 2 * Flag::LINE;
+const BODIES_OFFSET: usize = (PARTIAL_OFFSET + 2 * Flag::LINE).next_multiple_of(4096);
+const SCRATCH_OFFSET: usize = BODIES_OFFSET + (SLOTS + 2) * FLAT_BYTES;
 
 const _: () = assert!(LINES_OFFSET.is_multiple_of(64) && INLINE_BYTES == 24);
-const _: () = assert!(SCRATCH_OFFSET == 1_056_768 || FLAT_SLOTS != 64, "as the table above says");
+const _: () = assert!(SCRATCH_OFFSET == 1_089_536 || FLAT_SLOTS != 64, "as the table above says");
 
 #[cfg(all(test, loom))]
 mod models {
@@ -172,9 +206,14 @@ mod models {
         /// An arena without scratch, whose flags of flat operations loom knows.
         pub(crate) fn laid() -> Result<Arena> {
             let arena = Arena::create(0, Sharing::Threads)?;
-            for offset in (0..SLOTS).map(|slot| LINES_OFFSET + slot * Flag::LINE).chain([DONE_OFFSET]) {
+            let slots = (0..SLOTS).map(|slot| LINES_OFFSET + slot * Flag::LINE);
+            for offset in slots.chain([DONE_OFFSET, PARTIAL_OFFSET, PARTIAL_OFFSET + Flag::LINE]) {
                 // SAFETY: the layout's own offset, and nobody else has the arena yet.
                 unsafe { Flag::lay(arena.memory.at(offset, Flag::BYTES)) };
+            }
+            for offset in [ARRIVALS_OFFSET, ARRIVALS_OFFSET + Flag::LINE] {
+                // SAFETY: as above.
+                unsafe { Arrivals::lay(arena.memory.at(offset, Flag::LINE)) };
             }
             Ok(arena)
         }

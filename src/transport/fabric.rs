@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::Bootstrap;
-use crate::device::{HostRegion, Sharing};
+use crate::device::{HostMemory, HostRegion, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
@@ -19,7 +19,7 @@ use crate::transport::connect::Connecting;
 use crate::transport::links::{Links, Need};
 use crate::transport::net::SocketOptions;
 use crate::transport::table::{self, Imported, MOST_OFFER_BYTES, Offered, TABLE, Transport, refusals};
-use crate::transport::windows::{HostWindows, Neighbour, Registered, UserPointers};
+use crate::transport::windows::{HostWindows, Neighbour, Registered, UserBoard, UserPointers};
 use crate::transport::{PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
 
@@ -240,6 +240,9 @@ impl Fabric {
 
     /// Maps the arenas of all ranks of my host. Collective over the host; the second call does nothing.
     ///
+    /// The arenas of neighbours are one piece of memory, which the first of them makes and hands to all: so a rank takes a piece for each
+    /// [`PIECE_RANKS`] ranks, and not one for each rank.
+    ///
     /// # Errors
     /// Of memory, or of a peer that does not come by the deadline.
     pub fn open_windows(&mut self, setup: &mut Setup<'_>) -> Result<()> {
@@ -249,32 +252,50 @@ impl Fabric {
         let ranks = self.my_host().to_vec();
         let me = ranks.binary_search(&self.world.rank).expect("my host has me");
         let sharing = self.widest_sharing(&ranks);
-        let mine = Arena::create(self.sizes.scratch_bytes, sharing)?;
-        let pointers = (sharing == Sharing::Threads).then(Arc::<UserPointers>::default);
-        let bytes = Arena::memory_bytes(self.sizes.scratch_bytes);
-        let taken = self.exchange_memory(&ranks, (mine.memory(), pointers.as_ref()), TAG_ARENA, Some(bytes), setup)?;
-        let (mut arenas, mut neighbours) = (Vec::with_capacity(ranks.len()), vec![Neighbour::Thread; ranks.len()]);
-        let mut boards: Vec<Arc<UserPointers>> = Vec::with_capacity(ranks.len());
-        for (taken, neighbour) in taken.into_iter().zip(&mut neighbours) {
-            match taken {
-                None => {
-                    arenas.push(mine.clone());
-                    boards.extend(pointers.clone());
-                }
-                Some(imported) => {
-                    arenas.push(Arena::new(imported.memory));
-                    boards.extend(imported.pointers);
-                    *neighbour = imported.neighbour;
-                }
-            }
+        let (arena_bytes, stride) = (Arena::memory_bytes(self.sizes.scratch_bytes), self.arena_stride());
+        let pieces: Vec<&[Rank]> = ranks.chunks(PIECE_RANKS).collect();
+        let owners: Vec<(Rank, Option<usize>)> =
+            pieces.iter().map(|piece| (piece[0], Some(piece.len() * stride))).collect();
+        let makes = me.is_multiple_of(PIECE_RANKS);
+        let mine = makes.then(|| self.new_piece(pieces[me / PIECE_RANKS].len(), sharing)).transpose()?;
+        let offered = mine.as_ref().map(|(memory, pointers)| (memory, pointers.as_ref()));
+        let taken = self.exchange_memory((&owners, &ranks), offered, TAG_ARENA, setup)?;
+        let (mut arenas, mut boards) = (Vec::with_capacity(ranks.len()), Vec::with_capacity(ranks.len()));
+        for (taken, piece) in taken.into_iter().zip(&pieces) {
+            let (memory, pointers) = match (taken, &mine) {
+                (Some(Imported { memory, pointers, .. }), _) => (memory, pointers),
+                (None, Some(mine)) => mine.clone(),
+                (None, None) => return Err(Error::internal("a rank took no memory of a peer")),
+            };
+            arenas.extend((0..piece.len()).map(|place| Arena::new(memory.part(place * stride, arena_bytes))));
+            boards.extend(pointers.into_iter().flat_map(|pointers| UserBoard::all(&pointers)));
         }
         let boards = (boards.len() == ranks.len()).then_some(boards);
+        // Of a process it is known who it is once it has handed over a descriptor of its own, for a registered buffer.
+        let neighbour = |rank: &Rank| match self.transports[self.place(*rank)].sharing() {
+            Some(Sharing::Threads) => Neighbour::Thread,
+            Some(Sharing::Processes) | None => Neighbour::Process(None),
+        };
+        let neighbours = ranks.iter().map(neighbour).collect();
         let (rank, count) = (self.world.rank, ranks.len());
         if let Some(transport) = self.transports.iter().find(|transport| transport.sharing() == Some(sharing)) {
-            transport.log_mapping(rank, &format!("Mapped {bytes} bytes of each of {count} local ranks"));
+            transport.log_mapping(rank, &format!("Mapped {arena_bytes} bytes of each of {count} local ranks"));
         }
         self.windows = Some(Arc::new(HostWindows { ranks, me, arenas, neighbours, boards, registered: Vec::new() }));
         Ok(())
+    }
+
+    /// Bytes from one arena to the next: large pages hold no two.
+    fn arena_stride(&self) -> usize {
+        Arena::memory_bytes(self.sizes.scratch_bytes).next_multiple_of(LARGE_PAGE)
+    }
+
+    /// Memory for the arenas of so many ranks; between threads, also for what they tell of their users' buffers.
+    fn new_piece(&self, ranks: usize, sharing: Sharing) -> Result<(HostRegion, Option<Arc<[UserPointers]>>)> {
+        let memory = HostMemory.allocate_host(ranks * self.arena_stride(), sharing)?;
+        memory.keep().prefer_huge_pages();
+        let pointers = (sharing == Sharing::Threads).then(|| (0..ranks).map(|_| UserPointers::default()).collect());
+        Ok((memory, pointers))
     }
 
     /// How memory is allocated that all of `ranks` can map: for processes as soon as one of them is in another.
@@ -297,9 +318,16 @@ impl Fabric {
         }
         let generation = mine.keep().share_anew()?;
         let peers: Vec<Rank> = windows.ranks.clone();
-        let taken = self.exchange_memory(&peers, (mine, None), TAG_BUFFER, None, setup)?;
-        let memory: Vec<HostRegion> =
-            taken.into_iter().map(|taken| taken.map_or_else(|| mine.clone(), |imported| imported.memory)).collect();
+        let owners: Vec<(Rank, Option<usize>)> = peers.iter().map(|peer| (*peer, None)).collect();
+        let taken = self.exchange_memory((&owners, &peers), Some((mine, None)), TAG_BUFFER, setup)?;
+        let mut neighbours = windows.neighbours.clone();
+        let mut memory: Vec<HostRegion> = Vec::with_capacity(peers.len());
+        for (taken, neighbour) in taken.into_iter().zip(&mut neighbours) {
+            if let Some(imported) = &taken {
+                *neighbour = imported.neighbour;
+            }
+            memory.push(taken.map_or_else(|| mine.clone(), |imported| imported.memory));
+        }
         let (mut registered, rank, length, count) =
             (windows.registered.clone(), self.world.rank, mine.bytes(), peers.len());
         registered.push(Registered { memory, generation });
@@ -308,7 +336,7 @@ impl Fabric {
             ranks: windows.ranks.clone(),
             me: windows.me,
             arenas: windows.arenas.clone(),
-            neighbours: windows.neighbours.clone(),
+            neighbours,
             boards: windows.boards.clone(),
             registered,
         };
@@ -316,19 +344,21 @@ impl Fabric {
         Ok(())
     }
 
-    /// Hands `mine` to all other ranks of `ranks` and maps theirs, of `bytes` where all have as many; `None` at my own place.
+    /// Hands `mine` to all other ranks of `takers`, and maps that of each of `owners`, of so many bytes where that is known; `None` at my
+    /// own place.
     fn exchange_memory(
         &mut self,
-        ranks: &[Rank],
-        mine: Offered<'_>,
+        (owners, takers): (&[(Rank, Option<usize>)], &[Rank]),
+        mine: Option<Offered<'_>>,
         tag: u32,
-        bytes: Option<usize>,
         setup: &mut Setup<'_>,
     ) -> Result<Vec<Option<Imported>>> {
         let (before, me) = (self.outstanding(), self.world.rank);
-        self.offer_memory(ranks, mine, tag, setup)?;
-        let mut importing = Vec::with_capacity(ranks.len());
-        for (place, peer) in ranks.iter().enumerate().filter(|(_, peer)| **peer != me) {
+        if let Some(mine) = mine {
+            self.offer_memory(takers, mine, tag, setup)?;
+        }
+        let mut importing = Vec::with_capacity(owners.len());
+        for (place, (peer, bytes)) in owners.iter().enumerate().filter(|(_, (peer, _))| *peer != me) {
             let written = setup.recv(self, *peer, (tag, "to offer its memory"))?;
             let (length, offer) = read_length(*peer, self.read_offer(*peer, &written)?)?;
             if bytes.is_some_and(|bytes| bytes != length) {
@@ -337,7 +367,7 @@ impl Fabric {
             let import = self.transport(*peer).import((*peer, length), offer, setup.bootstrap)?;
             importing.push((place, *peer, import));
         }
-        let mut imported: Vec<Option<Imported>> = ranks.iter().map(|_| None).collect();
+        let mut imported: Vec<Option<Imported>> = owners.iter().map(|_| None).collect();
         self.serve_until(setup, |fabric| {
             let all = importing.len();
             for (place, peer, import) in &mut importing {
@@ -439,6 +469,10 @@ fn nearest(peers: &[PeerInfo], policy: Policy) -> TransportKind {
 const TAG_ARENA: u32 = 0x5243_0000;
 const TAG_BUFFER: u32 = 0x5246_0000;
 
+/// Ranks whose arenas are one piece of memory.
+const PIECE_RANKS: usize = 32;
+/// A large page of the machines that rsccl knows.
+const LARGE_PAGE: usize = 2 << 20;
 /// Registered buffers of a communicator.
 const MOST_REGISTRATIONS: usize = 1024;
 /// Set-up is rare and its peers may be late: it does not spin for long.

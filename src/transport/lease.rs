@@ -172,7 +172,7 @@ mod models {
     use super::*;
     use crate::sync::primitive::Arc;
     use crate::sys::futex::{Membarrier, model};
-    use crate::transport::UserPointers;
+    use crate::transport::windows::UserPointers;
 
     /// A rank's lease, where it says what its buffer is, and the buffer as loom sees it.
     struct Owner {

@@ -25,7 +25,7 @@ use crate::wire::{Reader, Writer};
 #[derive(Debug, Clone)]
 struct LocalOffer {
     memory: HostRegion,
-    pointers: Option<Arc<UserPointers>>,
+    pointers: Option<Arc<[UserPointers]>>,
 }
 
 /// Offers to threads of this process that have not been taken yet.

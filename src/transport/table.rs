@@ -105,8 +105,8 @@ pub(super) trait Transport: Debug + Send {
     fn log_mapping(&self, me: Rank, what: &str);
 }
 
-/// Memory to offer; between threads, with the place where its owner says where its user's buffers are.
-pub(super) type Offered<'a> = (&'a HostRegion, Option<&'a Arc<UserPointers>>);
+/// Memory to offer; between threads, with the places where ranks say where their users' buffers are.
+pub(super) type Offered<'a> = (&'a HostRegion, Option<&'a Arc<[UserPointers]>>);
 
 /// The most bytes of an offer, whatever the transport.
 pub(super) const MOST_OFFER_BYTES: usize = 256;
@@ -149,7 +149,7 @@ impl<T: Debug + Send> Opening<T> for Here<T> {
 #[derive(Debug)]
 pub(super) struct Imported {
     pub(super) memory: HostRegion,
-    pub(super) pointers: Option<Arc<UserPointers>>,
+    pub(super) pointers: Option<Arc<[UserPointers]>>,
     pub(super) neighbour: Neighbour,
 }
 

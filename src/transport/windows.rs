@@ -22,7 +22,7 @@ pub struct HostWindows {
     /// By what each of them reaches my memory, in the same order.
     pub neighbours: Vec<Neighbour>,
     /// Where threads of one process say where their user buffers are; present where all ranks of the host are one process.
-    pub boards: Option<Vec<Arc<UserPointers>>>,
+    pub boards: Option<Vec<UserBoard>>,
     /// Registered buffers: for each registration, every host rank's memory.
     pub registered: Vec<Registered>,
 }
@@ -41,6 +41,13 @@ pub enum Neighbour {
 pub struct UserPointers {
     input: AtomicUsize,
     output: AtomicUsize,
+}
+
+/// [`UserPointers`] of one rank among those of its neighbours.
+#[derive(Debug, Clone)]
+pub struct UserBoard {
+    all: Arc<[UserPointers]>,
+    place: usize,
 }
 
 /// One registration: the buffers of all ranks of the host.
@@ -95,6 +102,21 @@ impl Drop for Loan<'_> {
     fn drop(&mut self) {
         // The operation has failed, so nobody asks what is missing.
         self.memory.keep().take_back(self.generation);
+    }
+}
+
+impl UserBoard {
+    /// Those of all ranks, in their order.
+    pub(super) fn all(pointers: &Arc<[UserPointers]>) -> Vec<UserBoard> {
+        (0..pointers.len()).map(|place| UserBoard { all: Arc::clone(pointers), place }).collect()
+    }
+}
+
+impl std::ops::Deref for UserBoard {
+    type Target = UserPointers;
+
+    fn deref(&self) -> &UserPointers {
+        &self.all[self.place]
     }
 }
 

@@ -116,6 +116,7 @@ const LINE_US: [f64; 3] = [0.025, 0.1, 0.2];
 mod tests {
     use super::*;
     use crate::plan::{Count, Limits, Plan, Spec, Windows};
+    use crate::sync::primitive::Arc;
     use crate::topo::layout::{Layout, Level};
     use crate::tune::{Folding, plans, simulate};
     use crate::types::{Algorithm, Collective, Elements, Protocol, World};
@@ -135,7 +136,7 @@ mod tests {
             algorithm,
             protocol: Protocol::Simple,
             windows: Windows::User,
-            hosts: groups.clone(),
+            layout: Arc::new(Layout::of_hosts(&groups).unwrap()),
             limits: Limits { slot: Elements(1 << 15), slots: 8, scratch: Elements(1 << 20), channels: 2 },
         };
         let plans = plans(&terrain, Folding::Exact, |rank| Plan::build(&spec(rank)));

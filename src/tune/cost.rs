@@ -184,12 +184,14 @@ fn work((query, slot_bytes): (&Query, f64), pattern: Pattern, algorithm: Algorit
         Algorithm::Direct if mapped && query.hosts <= 1 => through_windows(pattern, stand),
         Algorithm::Direct => through_mesh(pattern, stand),
         Algorithm::Pat => through_pat(stand),
-        Algorithm::Ring | Algorithm::Tree if mapped && query.hosts > 1 && query.even => {
-            // The seats of a host share the work on the rails and the host's network.
-            let inside = Stand { ranks: stand.seats, hosts: 1.0, one_shot: false, ..stand };
+        Algorithm::Ring | Algorithm::Tree if mapped && query.teams > 1 => {
+            // The seats of a team share the work on the rails and the host's network.
+            let teams = f64::from(query.teams);
+            let seats = ranks / teams;
+            let inside = Stand { ranks: seats, hosts: 1.0, seats, one_shot: false, ..stand };
             let inside = through_windows(pattern, inside);
-            let rail = Stand { ranks: hosts, seats: 1.0, whole: stand.whole / stand.seats, ..stand };
-            let inside = if stand.seats > 1.0 { inside } else { Work::default() };
+            let rail = Stand { ranks: teams, seats: teams / hosts, whole: stand.whole / seats, ..stand };
+            let inside = if seats > 1.0 { inside } else { Work::default() };
             let rail = along(pattern, rail, algorithm);
             Work {
                 near: rail.near,
@@ -197,7 +199,7 @@ fn work((query, slot_bytes): (&Query, f64), pattern: Pattern, algorithm: Algorit
                 flags: inside.flags,
                 moved: inside.moved + rail.moved,
                 peers: inside.peers,
-                sent: rail.sent * stand.seats,
+                sent: rail.sent * seats,
                 steps: inside.steps + rail.steps,
                 calls: rail.calls,
             }

@@ -3,7 +3,8 @@
 use super::terrain::Terrain;
 use super::{Choice, Costs, Filters, Folding, Query, Simulated, choose, plans, simulate};
 use crate::Result;
-use crate::plan::{Count, Limits, Plan, Spec, Windows};
+use crate::plan::{Count, Layout, Limits, Plan, Spec, Windows};
+use crate::sync::primitive::Arc;
 use crate::types::{Algorithm, Bytes, Collective, Elements, Protocol, Rank, TransportKind, World};
 
 /// What is asked of a modelled system.
@@ -28,12 +29,14 @@ pub struct Ask {
 pub struct Modelled {
     terrain: Terrain,
     costs: Costs,
+    layout: Arc<Layout>,
 }
 
 impl Modelled {
     /// The system of a terrain.
     pub fn new(terrain: Terrain) -> Modelled {
-        Modelled { costs: terrain.costs(), terrain }
+        let layout = Arc::new(Layout::of_checked(terrain.domains()));
+        Modelled { costs: terrain.costs(), layout, terrain }
     }
 
     /// Where the ranks stand.
@@ -59,7 +62,7 @@ impl Modelled {
             element_bytes: ask.element_bytes,
             ranks: self.terrain.size(),
             hosts: u32::try_from(domains.len()).unwrap_or(u32::MAX),
-            even: self.terrain.is_even(),
+            teams: if self.terrain.is_even() { u32::try_from(domains.len()).unwrap_or(u32::MAX) } else { 1 },
             cores: u32::try_from(least).unwrap_or(u32::MAX),
             near: TransportKind::Shm,
             windows: self.windows(if domains.len() == 1 { Algorithm::Direct } else { Algorithm::Ring }),
@@ -96,7 +99,7 @@ impl Modelled {
             algorithm: choice.algorithm,
             protocol: choice.protocol,
             windows,
-            hosts: self.terrain.domains().to_vec(),
+            layout: Arc::clone(&self.layout),
             limits: Limits {
                 slot: Elements((ask.slot_bytes / u64::from(parts) / bytes).max(1)),
                 slots: SLOTS * parts,

@@ -92,9 +92,14 @@ fn blocked() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Count, Limits, Spec, Windows};
+    use crate::plan::{Count, Layout, Limits, Spec, Windows};
+    use crate::sync::primitive::Arc;
     use crate::tune::Costs;
     use crate::types::{Algorithm, Collective, Elements, Protocol, TransportKind, World};
+
+    fn layout(hosts: Vec<Vec<Rank>>) -> Arc<Layout> {
+        Layout::of_hosts(&hosts).unwrap().into()
+    }
 
     fn time(algorithm: Algorithm, windows: Windows, elements: u64, hosts: u32) -> Duration {
         time_by_channels(algorithm, windows, elements, hosts, 2)
@@ -112,10 +117,10 @@ mod tests {
             algorithm,
             protocol: Protocol::Simple,
             windows,
-            hosts: (0..hosts).map(|host| (edge(host)..edge(host + 1)).map(Rank::new).collect()).collect(),
+            layout: layout((0..hosts).map(|host| (edge(host)..edge(host + 1)).map(Rank::new).collect()).collect()),
             limits: Limits { slot: Elements(1 << 16), slots: 4, scratch: Elements(1 << 20), channels },
         };
-        let terrain = Terrain::of_hosts(&spec(Rank::new(0)).hosts, TransportKind::Shm, &Costs::default());
+        let terrain = Terrain::of_hosts(spec(Rank::new(0)).layout.hosts(), TransportKind::Shm, &Costs::default());
         let plans = plans(&terrain, Folding::Exact, |rank| Plan::build(&spec(rank)));
         simulate(plans, 4, (&terrain, Folding::Exact)).unwrap().time
     }
@@ -159,13 +164,13 @@ mod tests {
             algorithm: Algorithm::Direct,
             protocol: Protocol::Simple,
             windows: Windows::None,
-            hosts: vec![vec![Rank::new(0), Rank::new(1)]],
+            layout: layout(vec![vec![Rank::new(0), Rank::new(1)]]),
             limits: Limits { slot: Elements(1), slots: 2, scratch: Elements(2), channels: 1 },
         };
         let mut silent = Plan::build(&Spec { world: World { rank: Rank::new(1), size: 2 }, ..spec.clone() }).unwrap();
         silent.lanes[0].steps.clear();
         let plans = [Plan::build(&spec).unwrap(), silent];
-        let terrain = Terrain::of_hosts(&spec.hosts, TransportKind::Local, &Costs::default());
+        let terrain = Terrain::of_hosts(spec.layout.hosts(), TransportKind::Local, &Costs::default());
         assert!(simulate(plans.map(Ok), 1, (&terrain, Folding::Exact)).is_err());
     }
 }

@@ -21,7 +21,7 @@ pub fn fits(plan: &Plan) -> Result<(), Flaw> {
     }
     scratch_sets_fit(plan)?;
     let me = spec.world.rank;
-    let host = spec.hosts.iter().find(|ranks| ranks.contains(&me)).map_or(&[][..], Vec::as_slice);
+    let host = spec.layout.hosts().iter().find(|ranks| ranks.contains(&me)).map_or(&[][..], Vec::as_slice);
     let frame = Frame { spec, me, host, sizes: ask::sizes(spec, me) };
     plan.lanes.iter().enumerate().try_for_each(|(number, lane)| {
         frame.lane(lane).map_err(|(step, text)| Flaw::new(format!("rank {me} lane {number} step {step} {text}")))

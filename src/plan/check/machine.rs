@@ -63,7 +63,7 @@ impl<'a> Machine<'a> {
         };
         let workers = spec.world.ranks().flat_map(|rank| (0..lanes).map(move |lane| (rank, lane)));
         let mut hosts = vec![0; plans.len()];
-        for (host, ranks) in spec.hosts.iter().enumerate() {
+        for (host, ranks) in spec.layout.hosts().iter().enumerate() {
             ranks.iter().for_each(|rank| hosts[rank.index()] = host);
         }
         Machine {
