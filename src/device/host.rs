@@ -146,20 +146,17 @@ impl Kernel {
     }
 
     /// The element type.
-    #[cfg(feature = "cuda")]
-    pub(super) fn data_type(&self) -> DataType {
+    pub fn data_type(&self) -> DataType {
         self.data_type
     }
 
     /// The operator; `None` for copies.
-    #[cfg(feature = "cuda")]
-    pub(super) fn op(&self) -> Option<ReduceOp> {
+    pub fn op(&self) -> Option<ReduceOp> {
         self.op
     }
 
     /// What raw sources are multiplied by: the bits of the accumulators' type, which is f32 for narrow floats.
-    #[cfg(feature = "cuda")]
-    pub(super) fn scalar_bits(&self) -> Option<u64> {
+    pub fn scalar_bits(&self) -> Option<u64> {
         use lane::Wide;
         let scalar = self.scalar?;
         Some(match self.data_type {
@@ -177,8 +174,7 @@ impl Kernel {
     }
 
     /// What finished averages are divided by.
-    #[cfg(feature = "cuda")]
-    pub(super) fn divisor(&self) -> Option<u32> {
+    pub fn divisor(&self) -> Option<u32> {
         self.divisor.map(|divisor| divisor.world())
     }
 

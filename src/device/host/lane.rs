@@ -96,7 +96,6 @@ impl Divisor {
     }
 
     /// The number of ranks.
-    #[cfg(feature = "cuda")]
     pub(in crate::device) fn world(&self) -> u32 {
         self.world
     }
