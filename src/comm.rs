@@ -20,6 +20,9 @@ mod lobby;
 pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod lone_world;
+mod monitor;
+mod on_device;
+mod on_stream;
 mod origin;
 mod owned;
 mod panics;
@@ -55,7 +58,9 @@ use crate::sys::fork::Birthplace;
 use crate::sys::thread;
 use crate::types::{Rank, World};
 
-pub use crate::exec::{Buffer, Buffers, Call, CallCount, Message};
+pub use crate::exec::{
+    Buffer, Buffers, Call, CallCount, DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceStream, Message,
+};
 pub use choose::Chosen;
 pub use detached::Detached;
 #[cfg(feature = "cpp")]
@@ -65,6 +70,7 @@ pub(crate) use group::Steps;
 pub use group::{Group, Member, group, try_group};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use lone_world::warn_of_lone_world;
+pub use on_stream::OnStream;
 pub use owned::OwnedRequest;
 pub use placement::{DeviceChoice, Locality, Placement};
 #[cfg(any(feature = "mpi", feature = "cpp"))]

@@ -13,6 +13,7 @@
 //! | [`Device::export`], [`Device::import`] | the transports that hand memory to other processes | a sealed memfd |
 //! | [`Device::locate`] | whoever gets a bare address from a program | every address that no other device claims |
 //! | [`Queue::copy`], [`Queue::fold`] | executors | done before the call returns |
+//! | [`Queue::launch`] | `exec::cohort`: programs of ranks that share the device | none: `exec::interpret` runs the plan itself |
 //! | [`Queue::record`], [`Queue::after`] | executors that order queues among each other | events are done when they are made |
 //!
 //! Threads of one process share a [`Region`] by cloning it: no device call is needed for that.
@@ -24,18 +25,22 @@ mod contract;
 pub mod cuda;
 mod host;
 mod memory;
+pub mod records;
+mod status;
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
 
 use crate::error::{Error, Result};
-use crate::sync::primitive::Arc;
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
 
 pub use crate::sys::memory::Generation;
 pub use crate::sys::region::{DeviceId, Home, HostRegion, Keep, Place, Region};
 pub use host::{Kernel, Pass, Store, StorePolicy, TimedCopy};
 pub use memory::HostMemory;
+pub use status::{LaunchFault, StatusPage};
 
 /// Who shall be able to map memory that is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,11 +106,31 @@ pub trait Queue: fmt::Debug + Send {
     /// As [`Kernel::run`], until an event that is recorded later is done.
     unsafe fn fold(&mut self, kernel: &Kernel, pass: &Pass<'_>) -> Result<()>;
 
+    /// Runs the programs of ranks that share this device, side by side: they may wait for each other, and for programs on
+    /// other devices. A part that finds a fault, or an abort, ends early and says so on its [`StatusPage`]; the queue goes on.
+    /// Everything that a launch needs is in the parts, so that a queue that is captured can keep them and run them again.
+    ///
+    /// # Errors
+    /// Where the device refuses.
+    ///
+    /// # Safety
+    /// Until an event that is recorded later is done: all addresses of the parts are good for what their records do, nobody
+    /// touches the memory but these parts and those of the same call on other devices, and the words of
+    /// [`records::ControlLayout`] and of connections are touched by launches alone.
+    unsafe fn launch(&mut self, parts: Vec<records::LaunchPart>) -> Result<()>;
+
     /// What is put into this queue from now on begins when `event` is done.
     ///
     /// # Errors
     /// Where the queue cannot wait for this event: a queue that works inline takes only events that are done.
     fn after(&mut self, event: &Arc<dyn Event>) -> Result<()>;
+
+    /// Whether what is put into this queue is kept, to be run later as often as the program likes, in place of being run. Events that are
+    /// recorded meanwhile order what is kept, and are never done.
+    ///
+    /// # Errors
+    /// Where the device refuses to say.
+    fn is_capturing(&mut self) -> Result<bool>;
 
     /// An event that is done when all that was put into this queue before is done.
     ///
@@ -126,20 +151,36 @@ pub trait Event: Any + fmt::Debug + Send + Sync {
 /// The device whose memory `home` is.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidArgument`] where this build or this host has no such device;
+/// [`crate::error::Kind::InvalidArgument`] where this process has no such device; with feature `cuda`
 /// [`crate::error::Kind::System`] where there is no driver for it.
 pub fn of(home: Home) -> Result<&'static dyn Device> {
-    match home {
-        Home::Host => Ok(&HostMemory),
+    let Home::Device(id) = home else { return Ok(&HostMemory) };
+    let found = added().get(&id).copied();
+    match found {
+        Some(device) => Ok(device),
         #[cfg(feature = "cuda")]
-        Home::Device(id) => cuda::of(id).map(|gpu| gpu as &dyn Device),
+        None => cuda::of(id).map(|gpu| gpu as &dyn Device),
         #[cfg(not(feature = "cuda"))]
-        Home::Device(_) => Err(unsupported(home)),
+        None => Err(unsupported(home)),
     }
+}
+
+/// Makes `device` known to this process, until it ends; it comes before a GPU of the same number. A number names one device: the first
+/// that is added under it stays.
+pub fn add(device: &'static dyn Device) {
+    if let Home::Device(id) = device.home() {
+        added().entry(id).or_insert(device);
+    }
+}
+
+/// The devices that were added. One table, because communicators share devices, and an address alone has to tell its device.
+fn added() -> MutexGuard<'static, BTreeMap<DeviceId, &'static dyn Device>> {
+    static ADDED: OnceLock<Mutex<BTreeMap<DeviceId, &'static dyn Device>>> = OnceLock::new();
+    ADDED.get_or_init(Mutex::default).lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// The error for arguments that live where no executor of this build can reach them.
 #[cold]
 pub fn unsupported(home: Home) -> Error {
-    Error::invalid_argument(format!("the buffer lies in {home}, and this build works in host memory only"))
+    Error::invalid_argument(format!("the buffer lies in {home}, and this process has no such device"))
 }

@@ -2,12 +2,15 @@
 //!
 //! [`Operation`] is what all ranks must agree on. [`flat`] is the straight path of small collectives inside a host: one hop, no plan.
 //! [`PlanRun`] interprets plans; [`MessageRun`] is one send or recv. [`drive`] runs any number of them side by side and waits when
-//! none can move.
+//! none can move. Programs on the memory of devices are [lowered](lower) to records, which the ranks of one device, a [`Cohort`], launch
+//! together.
 
 pub mod alone;
 mod buffers;
 mod call;
+mod cohort;
 pub mod composed;
+mod device_buffer;
 mod drive;
 pub mod epoch;
 mod evict;
@@ -16,6 +19,7 @@ pub mod flat_call;
 mod fuse;
 mod history;
 mod interpret;
+pub mod lower;
 mod message;
 mod operation;
 mod program;
@@ -23,7 +27,10 @@ mod registered;
 pub mod run;
 
 pub use buffers::Buffers;
-pub use call::{Begun, Call, CallCount, wrong_counts};
+pub use call::{Begun, Call, CallCount, Order, wrong_counts};
+pub use cohort::{Cohort, DeviceStream};
+pub use device_buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+pub(crate) use device_buffer::{Source, Target};
 pub use drive::{Beside, Idle, Nothing, Progress, Task, Until, drive, drive_one};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use history::{History, mismatch};

@@ -40,6 +40,12 @@
 //! Each rank owns [`FLAGS`] flags per lane that its mapped peers can read. `Signal` says "I have come to this step in
 //! this round" to the listeners that it names; `Wait` waits until the peer has signalled the same flag in the same
 //! round. All ranks of a plan have the same rounds.
+//!
+//! # Entering
+//! That all ranks have ended the plan before is what [`Action::Enter`] sees to: a rank that has passed it knows that each of
+//! its mapped peers has begun this plan. The host's executor does that for all lanes at once, before it begins
+//! (`exec::epoch`); a device's does it lane by lane, so that a plan begins with no help of the host. A rank leaves when its
+//! lanes have ended: where peers touch its input or output, its last waits are for them.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -53,6 +59,7 @@ mod pat;
 mod pattern;
 mod print;
 mod ring;
+mod scan;
 mod site;
 mod team;
 mod tree;
@@ -61,6 +68,7 @@ mod walk;
 pub(crate) use build::lanes;
 pub use build::{LEAST_SLOTS, MOST_CHANNELS, algorithms};
 pub(crate) use pattern::Pattern;
+pub(crate) use scan::{copy_lane, scan_lane};
 pub(crate) use site::is_one_shot;
 pub(crate) use team::is_hierarchy;
 
@@ -179,6 +187,12 @@ pub struct Step {
 /// What a step does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
+    /// Says to `peers` that I have begun this plan, where my input and output lie, and waits until all of them have said so.
+    /// Runs once, before the first round. It is the first step of each lane of a plan with windows, and stands nowhere else.
+    Enter {
+        /// The ranks whose memory is mapped, in order, without me.
+        peers: Vec<Rank>,
+    },
     /// Reduces or copies.
     Combine(Combine),
     /// Raises my flag for this round.

@@ -17,6 +17,7 @@ mod seen;
 mod wait;
 
 pub use abort::AbortFlag;
+pub(crate) use abort::Mirror;
 pub use arrivals::Arrivals;
 pub use backoff::{Backoff, Patience, Watch};
 pub use flag::Flag;

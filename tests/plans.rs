@@ -308,22 +308,22 @@ fn plans_beyond_the_executors_limits_are_refused() {
         combine_of(&mut plan.lanes[0].steps, index).expect("a combine")
     }
     let text = whole.to_string();
-    // Step 5 reduces: my input and the others' scratch.
+    // Step 6 reduces: my input and the others' scratch.
     let twice = refused(|plan| {
         let own = Operand::Local(Span { buffer: Buffer::Input, start: Elements(0), walk: Walk::Linear });
-        combine(plan, 5).sources.push(own);
+        combine(plan, 6).sources.push(own);
     });
-    assert_eq!(twice, "rank 0 lane 0 step 5 reads more than 1 raw input of its own", "{text}");
+    assert_eq!(twice, "rank 0 lane 0 step 6 reads more than 1 raw input of its own", "{text}");
     let flag =
-        refused(|plan| plan.lanes[0].steps[2].action = Action::Signal { flag: 8, listeners: vec![Rank::new(1)] });
-    assert_eq!(flag, "rank 0 lane 0 step 2 names flag 8; a lane has 8");
+        refused(|plan| plan.lanes[0].steps[3].action = Action::Signal { flag: 8, listeners: vec![Rank::new(1)] });
+    assert_eq!(flag, "rank 0 lane 0 step 3 names flag 8; a lane has 8");
     let lanes = refused(|plan| plan.lanes = vec![plan.lanes[0].clone(); 5]);
     assert_eq!(lanes, "the plan has 5 lanes; with windows it may have 4");
     let beyond = refused(|plan| {
-        let combine = combine(plan, 0);
+        let combine = combine(plan, 1);
         (combine.block, combine.piece) = (Elements(2600), Elements(2600));
     });
-    assert!(beyond.starts_with("rank 0 lane 0 step 0 names Input[") && beyond.ends_with("which has 2500"), "{beyond}");
+    assert!(beyond.starts_with("rank 0 lane 0 step 1 names Input[") && beyond.ends_with("which has 2500"), "{beyond}");
     let scratch = refused(|plan| plan.lanes[0].scratch.end = Elements(600));
     assert!(scratch.contains("names Scratch[") && scratch.ends_with("and its lane has [0..600]"), "{scratch}");
     let rounds = refused(|plan| plan.lanes[0].rounds = u32::MAX);
@@ -509,7 +509,7 @@ fn unnoticed(spec: &Spec, breaking: Break) -> Vec<Action> {
 fn combine_of(steps: &mut [Step], index: usize) -> Option<&mut Combine> {
     match &mut steps[index].action {
         Action::Combine(combine) => Some(combine),
-        Action::Signal { .. } | Action::Wait { .. } => None,
+        Action::Enter { .. } | Action::Signal { .. } | Action::Wait { .. } => None,
     }
 }
 
@@ -619,13 +619,13 @@ fn signals_name_exactly_those_who_wait_for_them() {
     let staged = base(Collective::AllReduce, Algorithm::Direct, Windows::Scratch);
     let refused = |listeners: Vec<u32>| {
         let mut plan = plans(&staged).remove(0);
-        plan.lanes[0].steps[2].action =
+        plan.lanes[0].steps[3].action =
             Action::Signal { flag: 0, listeners: listeners.into_iter().map(Rank::new).collect() };
         fits(&plan).expect_err("no executor can run it").to_string()
     };
-    assert_eq!(refused(vec![]), "rank 0 lane 0 step 2 signals flag 0 to nobody");
-    assert_eq!(refused(vec![0]), "rank 0 lane 0 step 2 signals flag 0 to rank 0, which is not mapped");
-    assert_eq!(refused(vec![2, 1]), "rank 0 lane 0 step 2 signals flag 0 to ranks that are not in order");
+    assert_eq!(refused(vec![]), "rank 0 lane 0 step 3 signals flag 0 to nobody");
+    assert_eq!(refused(vec![0]), "rank 0 lane 0 step 3 signals flag 0 to rank 0, which is not mapped");
+    assert_eq!(refused(vec![2, 1]), "rank 0 lane 0 step 3 signals flag 0 to ranks that are not in order");
 }
 
 #[test]
@@ -754,6 +754,7 @@ lane 0: channel 0, 4 rounds
         "\
 all_reduce Direct Simple: rank 1 of 3, 2500 elements, scratch windows
 lane 0: channel 0, 12 rounds
+  +0 enter with ranks 0, 2
   +0 836 by 70: input[1664..] -> scratch[210.. cycle 3]
   +0 832 by 70: input[0..] -> scratch[0.. cycle 3]
   +0 signal 0 to ranks 0, 2
@@ -774,6 +775,7 @@ output[832..], scratch[420.. cycle 3]; finish
         "\
 gather Direct Simple: rank 1 of 3, 2500 elements, in place, root 1, user windows
 lane 0: channel 0, 1 rounds
+  +0 enter with ranks 0, 2
   +0 2500: input[0..] -> output[2500..]
   +0 signal 0 to ranks 0, 2
   +0 wait for flag 1 of rank 2
@@ -794,6 +796,7 @@ fn a_tree_between_hosts_prints_as_text() {
         "\
 all_reduce Tree Simple: rank 3 of 4, 2500 elements, user windows, 2 hosts
 lane 0: channel 0, 13 rounds
+  +0 enter with rank 2
   +0 signal 0 to rank 2
   +1 wait for flag 0 of rank 2
   +1 1220 by 100: rank 2 input[1280..] + input[1280..] -> to rank 1

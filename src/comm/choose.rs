@@ -9,7 +9,7 @@ use crate::sync::primitive::Arc;
 use crate::topo::Topology;
 use crate::transport::FLAT_BYTES;
 use crate::tune::{self, Choice, Costs, Filters, Query};
-use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, TransportKind, World};
+use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, ReduceOp, TransportKind, World};
 
 /// How a call is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,6 +219,19 @@ impl Chooser {
         let means = means(choice, windows);
         let Chooser { world, layout, settings, programs, .. } = self;
         programs.of(call, *world, means, || spec(call, means, *world, layout, settings))
+    }
+
+    /// The program of a call on the memory of devices that reach each other's. Unless the user's filters forbid it, ranks work in each
+    /// other's buffers; where each scales its input by a number of its own, in scratch.
+    pub(crate) fn device_program(&mut self, call: &Call<'_>) -> Result<Arc<Program>> {
+        let asked = Question::of(call);
+        let direct = self.settings.algorithms.allows(asked.collective, Algorithm::Direct);
+        let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
+        match self.path_of_plans(asked, direct)? {
+            Path::Windows(choice) => self.program(call, choice, if raw { Windows::User } else { Windows::Scratch }),
+            Path::Flat => Err(Error::internal("a flat call on a device")),
+            Path::Slots(choice) => self.program(call, choice, Windows::None),
+        }
     }
 
     /// Windows of a plan for several teams: users' buffers can be reached on one host and not on the other, scratch always.

@@ -5,12 +5,13 @@
 //! differs by type, and is said by [`Submit`].
 
 use crate::comm::group::Member;
+use crate::comm::on_stream::OnStream;
 use crate::comm::request::Request;
 use crate::comm::scope::Scope;
 use crate::comm::{Communicator, typed};
 use crate::error::Result;
-use crate::exec::{Call, Message};
-use crate::types::{Element, Rank, ReduceOp, World};
+use crate::exec::{Call, DeviceSlice, DeviceSliceMut, Message};
+use crate::types::{Element, ReduceOp, World};
 
 /// Takes described calls. A communicator runs them at once, a scope begins them, and a group keeps them until it runs.
 pub(super) trait Submit<'a>: Sized {
@@ -41,9 +42,21 @@ pub(super) trait Submit<'a>: Sized {
 }
 
 /// Gives a type the methods of the list. `$a` is how long buffers are lent to a call: a lifetime of the type, or one
-/// that each method takes (`$call`).
+/// that each method takes (`$call`). `$memory` is where they lie: `host`, in slices, or `device`.
+/// The type of what a call reads.
+macro_rules! slice {
+    (host $a:lifetime $element:ident) => { &$a [$element] };
+    (device $a:lifetime $element:ident) => { DeviceSlice<$a, $element> };
+}
+
+/// The type of what a call writes.
+macro_rules! slice_mut {
+    (host $a:lifetime $element:ident) => { &$a mut [$element] };
+    (device $a:lifetime $element:ident) => { DeviceSliceMut<$a, $element> };
+}
+
 macro_rules! collectives {
-    ([$($of:lifetime)?] $kind:ty, [$($call:lifetime)?], $a:lifetime, [$($mutable:tt)?] -> $output:ty) => {
+    ($memory:ident [$($of:lifetime)?] $kind:ty, [$($call:lifetime)?], $a:lifetime, [$($mutable:tt)?] -> $output:ty) => {
         impl<$($of)?> $kind {
             /// Every rank passes `send`, all of one count, and gets the reduction of all in `recv`.
             ///
@@ -68,8 +81,8 @@ macro_rules! collectives {
             #[inline]
             pub fn all_reduce<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
                 let call = self.describe("all_reduce", |world| typed::all_reduce(world, send, recv, op))?;
@@ -83,7 +96,7 @@ macro_rules! collectives {
             #[inline]
             pub fn all_reduce_in_place<$($call,)? T: Element>(
                 & $($mutable)? self,
-                buffer: &$a mut [T],
+                buffer: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
                 self.submit(typed::all_reduce_in_place(buffer, op))
@@ -107,7 +120,7 @@ macro_rules! collectives {
             /// ```
             pub fn broadcast<$($call,)? T: Element>(
                 & $($mutable)? self,
-                buffer: &$a mut [T],
+                buffer: slice_mut!($memory $a T),
                 root: u32,
             ) -> Result<$output> {
                 self.submit(typed::broadcast(buffer, root))
@@ -120,8 +133,8 @@ macro_rules! collectives {
             /// As [`Self::broadcast`]; and where the root's `send` and `recv` differ in length.
             pub fn broadcast_into<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 root: u32,
             ) -> Result<$output> {
                 let call = self.describe("broadcast", |world| typed::broadcast_into(world, send, recv, root))?;
@@ -148,8 +161,8 @@ macro_rules! collectives {
             /// ```
             pub fn reduce<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 op: ReduceOp,
                 root: u32,
             ) -> Result<$output> {
@@ -163,7 +176,7 @@ macro_rules! collectives {
             /// As [`Self::reduce`].
             pub fn reduce_in_place<$($call,)? T: Element>(
                 & $($mutable)? self,
-                buffer: &$a mut [T],
+                buffer: slice_mut!($memory $a T),
                 op: ReduceOp,
                 root: u32,
             ) -> Result<$output> {
@@ -187,8 +200,8 @@ macro_rules! collectives {
             /// ```
             pub fn all_gather<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
             ) -> Result<$output> {
                 let call = self.describe("all_gather", |world| typed::all_gather(world, send, recv))?;
                 self.submit(call)
@@ -212,7 +225,7 @@ macro_rules! collectives {
             /// ```
             pub fn all_gather_in_place<$($call,)? T: Element>(
                 & $($mutable)? self,
-                buffer: &$a mut [T],
+                buffer: slice_mut!($memory $a T),
             ) -> Result<$output> {
                 let call = self.describe("all_gather", |world| typed::all_gather_in_place(world, buffer))?;
                 self.submit(call)
@@ -238,8 +251,8 @@ macro_rules! collectives {
             /// ```
             pub fn reduce_scatter<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
                 let call = self.describe("reduce_scatter", |world| typed::reduce_scatter(world, send, recv, op))?;
@@ -266,7 +279,7 @@ macro_rules! collectives {
             /// ```
             pub fn reduce_scatter_in_place<$($call,)? T: Element>(
                 & $($mutable)? self,
-                buffer: &$a mut [T],
+                buffer: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
                 let call = self.describe("reduce_scatter", |world| typed::reduce_scatter_in_place(world, buffer, op))?;
@@ -293,8 +306,8 @@ macro_rules! collectives {
             /// ```
             pub fn all_to_all<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
             ) -> Result<$output> {
                 let call = self.describe("all_to_all", |world| typed::all_to_all(world, send, recv))?;
                 self.submit(call)
@@ -318,8 +331,8 @@ macro_rules! collectives {
             /// ```
             pub fn gather<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 root: u32,
             ) -> Result<$output> {
                 let call = self.describe("gather", |world| typed::gather(world, send, recv, root))?;
@@ -345,8 +358,8 @@ macro_rules! collectives {
             /// ```
             pub fn scatter<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 root: u32,
             ) -> Result<$output> {
                 let call = self.describe("scatter", |world| typed::scatter(world, send, recv, root))?;
@@ -380,8 +393,8 @@ macro_rules! collectives {
             /// ```
             pub fn all_gather_v<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 counts: &[usize],
             ) -> Result<$output> {
                 let call = self.describe("all_gather_v", |world| typed::all_gather_v(world, send, recv, counts))?;
@@ -408,8 +421,8 @@ macro_rules! collectives {
             /// ```
             pub fn reduce_scatter_v<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 counts: &[usize],
                 op: ReduceOp,
             ) -> Result<$output> {
@@ -439,9 +452,9 @@ macro_rules! collectives {
             /// ```
             pub fn all_to_all_v<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
+                send: slice!($memory $a T),
                 send_counts: &[usize],
-                recv: &$a mut [T],
+                recv: slice_mut!($memory $a T),
                 recv_counts: &[usize],
             ) -> Result<$output> {
                 let messages = self.describe("all_to_all_v", |world| {
@@ -475,8 +488,8 @@ macro_rules! collectives {
             /// ```
             pub fn gather_v<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 counts: &[usize],
                 root: u32,
             ) -> Result<$output> {
@@ -503,8 +516,8 @@ macro_rules! collectives {
             /// ```
             pub fn scatter_v<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 counts: &[usize],
                 root: u32,
             ) -> Result<$output> {
@@ -532,8 +545,8 @@ macro_rules! collectives {
             /// ```
             pub fn scan<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
                 let call = self.describe("scan", |world| typed::scan(world, send, recv, op))?;
@@ -546,7 +559,7 @@ macro_rules! collectives {
             /// As [`Self::scan`].
             pub fn scan_in_place<$($call,)? T: Element>(
                 & $($mutable)? self,
-                buffer: &$a mut [T],
+                buffer: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
                 self.submit(typed::scan_in_place(buffer, op))
@@ -574,8 +587,8 @@ macro_rules! collectives {
             /// ```
             pub fn exscan<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
-                recv: &$a mut [T],
+                send: slice!($memory $a T),
+                recv: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
                 let call = self.describe("exscan", |world| typed::exscan(world, send, recv, op))?;
@@ -588,7 +601,7 @@ macro_rules! collectives {
             /// As [`Self::exscan`].
             pub fn exscan_in_place<$($call,)? T: Element>(
                 & $($mutable)? self,
-                buffer: &$a mut [T],
+                buffer: slice_mut!($memory $a T),
                 op: ReduceOp,
             ) -> Result<$output> {
                 self.submit(typed::exscan_in_place(buffer, op))
@@ -619,8 +632,8 @@ macro_rules! collectives {
             /// })?;
             /// # Ok::<(), rsccl::Error>(())
             /// ```
-            pub fn send<$($call,)? T: Element>(& $($mutable)? self, buffer: &$a [T], peer: u32) -> Result<$output> {
-                self.submit_message(Message::send(buffer, Rank::new(peer)))
+            pub fn send<$($call,)? T: Element>(& $($mutable)? self, buffer: slice!($memory $a T), peer: u32) -> Result<$output> {
+                self.submit_message(typed::send(buffer, peer))
             }
 
             /// Receives into `buffer` from rank `peer`, which calls [`Self::send`] with a buffer of the same type and
@@ -628,8 +641,8 @@ macro_rules! collectives {
             ///
             /// # Errors
             /// As [`Self::send`].
-            pub fn recv<$($call,)? T: Element>(& $($mutable)? self, buffer: &$a mut [T], peer: u32) -> Result<$output> {
-                self.submit_message(Message::recv(buffer, Rank::new(peer)))
+            pub fn recv<$($call,)? T: Element>(& $($mutable)? self, buffer: slice_mut!($memory $a T), peer: u32) -> Result<$output> {
+                self.submit_message(typed::recv(buffer, peer))
             }
 
             /// Sends `send` to rank `target` and receives into `recv` from rank `source`, side by side: ranks that all
@@ -651,9 +664,9 @@ macro_rules! collectives {
             /// ```
             pub fn send_recv<$($call,)? T: Element>(
                 & $($mutable)? self,
-                send: &$a [T],
+                send: slice!($memory $a T),
                 target: u32,
-                recv: &$a mut [T],
+                recv: slice_mut!($memory $a T),
                 source: u32,
             ) -> Result<$output> {
                 self.submit_messages(typed::send_recv(send, target, recv, source))
@@ -662,9 +675,10 @@ macro_rules! collectives {
     };
 }
 
-collectives!([] Communicator, ['call], 'call, [] -> ());
-collectives!(['scope] Scope<'scope, '_>, [], 'scope, [] -> Request<'scope>);
-collectives!(['group] Member<'_, 'group>, [], 'group, [mut] -> ());
+collectives!(host [] Communicator, ['call], 'call, [] -> ());
+collectives!(device ['comm] OnStream<'comm>, ['call], 'call, [] -> ());
+collectives!(host ['scope] Scope<'scope, '_>, [], 'scope, [] -> Request<'scope>);
+collectives!(host ['group] Member<'_, 'group>, [], 'group, [mut] -> ());
 
 impl<'a> Submit<'a> for &Communicator {
     type Output = ();

@@ -7,16 +7,17 @@ use crate::comm::Settings;
 use crate::comm::call_log::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
 use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
 use crate::comm::failure_watch::FailureWatch;
+use crate::comm::on_device::DeviceSide;
 use crate::comm::peer_status::{BootstrapCall, WaitingFor};
 use crate::comm::session::Session;
-use crate::device::{HostRegion, Kernel};
+use crate::device::{Home, HostRegion, Kernel};
 use crate::error::{Error, Result};
 use crate::exec::composed;
 use crate::exec::epoch::Epoch;
 use crate::exec::flat::Flat;
 use crate::exec::run::RunContext;
 use crate::exec::{
-    self, Begun, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Program, Task,
+    self, Begun, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Order, Program, Task,
 };
 use crate::log;
 use crate::plan::Windows;
@@ -37,11 +38,13 @@ pub(crate) struct Engine {
     mover: Mover,
     /// The mapped memory of my host, once opened.
     windows: Option<Arc<HostWindows>>,
-    chooser: Chooser,
+    pub(super) chooser: Chooser,
     flat: Flat,
     mapped_runs: MappedRuns,
     /// Scratch of plans that need some without windows: the tokens of a barrier.
     scratch: Box<[u8; SMALL_SCRATCH]>,
+    /// What this rank has on its device, since the first call there.
+    pub(super) device_side: Option<Box<DeviceSide>>,
 }
 
 /// What moves data while a call waits. One thread at a time has it.
@@ -98,6 +101,7 @@ impl Engine {
             flat,
             mapped_runs: MappedRuns::default(),
             scratch: Box::new([0; SMALL_SCRATCH]),
+            device_side: None,
         }
     }
 
@@ -117,7 +121,13 @@ impl Engine {
     }
 
     /// Runs a collective to its end, and what is `beside` whenever it waits.
+    #[inline]
     pub(crate) fn collective(&mut self, call: &Call<'_>, beside: &mut dyn Beside) -> Result<()> {
+        self.collective_in(call, Order::Caller, beside)
+    }
+
+    /// Runs a collective in an order: to its end, or into a stream.
+    pub(crate) fn collective_in(&mut self, call: &Call<'_>, order: Order<'_>, beside: &mut dyn Beside) -> Result<()> {
         let session = &*self.session;
         call.check(session.world)?;
         let kernel = match call.op {
@@ -138,7 +148,7 @@ impl Engine {
         }
         self.session.history.begin(operation.label());
         let begun = Begun { call, operation: &operation, kernel, world: self.session.world };
-        self.route(begun, beside).map_err(|error| error.during(operation.to_string()))
+        self.route(begun, order, beside).map_err(|error| error.during(operation.to_string()))
     }
 
     /// How such a call is run; `None` where there is nobody to run it with, or it is messages.
@@ -149,8 +159,11 @@ impl Engine {
         self.chooser.chosen(asked).map(Some)
     }
 
-    fn route(&mut self, begun: Begun<'_>, beside: &mut dyn Beside) -> Result<()> {
+    fn route(&mut self, begun: Begun<'_>, order: Order<'_>, beside: &mut dyn Beside) -> Result<()> {
         let call = begun.call;
+        if call.buffers.home() != Home::Host || matches!(order, Order::Stream(_)) {
+            return self.run_on_device(begun, order, beside);
+        }
         if call.collective.is_messages() {
             return self.run_messages(begun, beside);
         }
@@ -266,8 +279,16 @@ impl Engine {
 
     /// Sends and receives, all side by side. Messages of one connection keep their order.
     pub(crate) fn messages(&mut self, messages: Vec<Message<'_>>) -> Result<()> {
+        self.messages_in(messages, Order::Caller)
+    }
+
+    /// [`Engine::messages`] in an order.
+    pub(crate) fn messages_in(&mut self, messages: Vec<Message<'_>>, order: Order<'_>) -> Result<()> {
         for message in &messages {
             message.check(self.session.world)?;
+        }
+        if on_a_device(&messages, order) {
+            return self.device_messages(messages, None, order);
         }
         let others = self.copy_to_self(messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
@@ -281,7 +302,7 @@ impl Engine {
 
     /// One send or receive. What `messages` does for several, with nothing allocated on the way.
     pub(crate) fn message(&mut self, message: Message<'_>) -> Result<()> {
-        if message.peer() == self.session.world.rank {
+        if message.peer() == self.session.world.rank || message.home() != Home::Host {
             return self.messages(vec![message]);
         }
         message.check(self.session.world)?;
@@ -315,7 +336,7 @@ impl Engine {
     }
 
     /// The number of a message that begins now; logs its line.
-    fn number_message(&self, message: &Message<'_>) -> u64 {
+    pub(super) fn number_message(&self, message: &Message<'_>) -> u64 {
         let (session, peer) = (&*self.session, message.peer());
         let sequence = if message.sends() { session.next_send(peer) } else { session.next_receive(peer) };
         if log::hears_calls() {
@@ -326,8 +347,18 @@ impl Engine {
 
     /// `all_to_all_v`: every message of it belongs to one collective.
     pub(crate) fn exchange(&mut self, messages: Vec<Message<'_>>) -> Result<()> {
+        self.exchange_in(messages, Order::Caller)
+    }
+
+    /// [`Engine::exchange`] in an order.
+    pub(crate) fn exchange_in(&mut self, messages: Vec<Message<'_>>, order: Order<'_>) -> Result<()> {
         for message in &messages {
             message.check(self.session.world)?;
+        }
+        if on_a_device(&messages, order) {
+            let operation = self.next_exchange(messages.first().map_or(DataType::U8, Message::data_type));
+            let result = self.device_messages(messages, Some(operation), order);
+            return result.map_err(|error| error.during(operation.to_string()));
         }
         let (others, data_type) = self.open_exchange(messages)?;
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
@@ -352,13 +383,20 @@ impl Engine {
         messages: Vec<Message<'a>>,
         data_type: DataType,
     ) -> (Operation, Vec<MessageRun<'a>>) {
+        let operation = self.next_exchange(data_type);
+        let Operation { sequence, past, .. } = operation;
+        let run = |message| MessageRun::new(message, Collective::AllToAllV, sequence).after(past);
+        (operation, messages.into_iter().map(run).collect())
+    }
+
+    /// The `all_to_all_v` that begins now.
+    fn next_exchange(&self, data_type: DataType) -> Operation {
         let session = &*self.session;
         let (sequence, past) = (session.next_collective(), session.history.past());
         let collective = Collective::AllToAllV;
         let operation = Operation { collective, data_type, op: None, root: None, count: 0, sequence, past };
         session.history.begin(operation.label());
-        let run = |message| MessageRun::new(message, Collective::AllToAllV, sequence).after(past);
-        (operation, messages.into_iter().map(run).collect())
+        operation
     }
 
     fn drive_messages(
@@ -649,6 +687,11 @@ impl Engine {
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) type SentTo = (Rank, u8, (u64, u64));
+
+/// Whether messages are a device's to move.
+fn on_a_device(messages: &[Message<'_>], order: Order<'_>) -> bool {
+    matches!(order, Order::Stream(_)) || messages.iter().any(|message| message.home() != Home::Host)
+}
 
 /// What requests wait for, in words.
 #[cold]

@@ -2,98 +2,125 @@
 //! length are refused here; [`Call::check`] refuses the rest.
 
 use crate::error::{Error, Result};
-use crate::exec::{Buffers, Call, CallCount, Message, wrong_counts};
+use crate::exec::{Buffers, Call, CallCount, Message, Source, Target, wrong_counts};
 use crate::types::{Collective, Element, Rank, ReduceOp, World};
 
 #[inline]
-pub(super) fn all_reduce<'a, T: Element>(_: World, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
-    expect("recv", recv.len(), send.len())?;
-    Ok(Call { op: Some(op), ..apart(Collective::AllReduce, recv.len(), (send, recv)) })
+pub(super) fn all_reduce<'a, T: Element>(
+    _: World,
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
+    op: ReduceOp,
+) -> Result<Call<'a>> {
+    expect("recv", recv.count(), send.count())?;
+    Ok(Call { op: Some(op), ..apart(Collective::AllReduce, recv.count(), (send, recv)) })
 }
 
 #[inline]
-pub(super) fn all_reduce_in_place<T: Element>(buffer: &mut [T], op: ReduceOp) -> Call<'_> {
+pub(super) fn all_reduce_in_place<'a, T: Element>(buffer: impl Target<'a, T>, op: ReduceOp) -> Call<'a> {
     Call { op: Some(op), ..in_place(Collective::AllReduce, buffer) }
 }
 
-pub(super) fn broadcast<T: Element>(buffer: &mut [T], root: u32) -> Call<'_> {
+pub(super) fn broadcast<'a, T: Element>(buffer: impl Target<'a, T>, root: u32) -> Call<'a> {
     Call { root: Some(Rank::new(root)), ..in_place(Collective::Broadcast, buffer) }
 }
 
 pub(super) fn broadcast_into<'a, T: Element>(
     world: World,
-    send: &'a [T],
-    recv: &'a mut [T],
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
     root: u32,
 ) -> Result<Call<'a>> {
     if root == world.rank.get() {
-        expect("send", send.len(), recv.len())?;
+        expect("send", send.count(), recv.count())?;
     }
-    Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Broadcast, recv.len(), (send, recv)) })
+    Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Broadcast, recv.count(), (send, recv)) })
 }
 
 pub(super) fn reduce<'a, T: Element>(
     world: World,
-    send: &'a [T],
-    recv: &'a mut [T],
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
     op: ReduceOp,
     root: u32,
 ) -> Result<Call<'a>> {
     if root == world.rank.get() {
-        expect("recv", recv.len(), send.len())?;
+        expect("recv", recv.count(), send.count())?;
     }
-    let basic = apart(Collective::Reduce, send.len(), (send, recv));
+    let basic = apart(Collective::Reduce, send.count(), (send, recv));
     Ok(Call { op: Some(op), root: Some(Rank::new(root)), ..basic })
 }
 
-pub(super) fn reduce_in_place<T: Element>(buffer: &mut [T], op: ReduceOp, root: u32) -> Call<'_> {
+pub(super) fn reduce_in_place<'a, T: Element>(buffer: impl Target<'a, T>, op: ReduceOp, root: u32) -> Call<'a> {
     Call { op: Some(op), root: Some(Rank::new(root)), ..in_place(Collective::Reduce, buffer) }
 }
 
-pub(super) fn all_gather<'a, T: Element>(world: World, send: &'a [T], recv: &'a mut [T]) -> Result<Call<'a>> {
-    expect("recv", recv.len(), times(world, send.len())?)?;
-    Ok(apart(Collective::AllGather, send.len(), (send, recv)))
+pub(super) fn all_gather<'a, T: Element>(
+    world: World,
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
+) -> Result<Call<'a>> {
+    expect("recv", recv.count(), times(world, send.count())?)?;
+    Ok(apart(Collective::AllGather, send.count(), (send, recv)))
 }
 
-pub(super) fn all_gather_in_place<T: Element>(world: World, buffer: &mut [T]) -> Result<Call<'_>> {
-    let count = block(world, buffer.len())?;
+pub(super) fn all_gather_in_place<'a, T: Element>(world: World, buffer: impl Target<'a, T>) -> Result<Call<'a>> {
+    let count = block(world, buffer.count())?;
     let start = count * world.rank.index();
-    Ok(describe::<T>(Collective::AllGather, count, Buffers::input_inside(buffer, start, count)))
+    Ok(describe::<T>(Collective::AllGather, count, Buffers::input_within(buffer, start, count)))
 }
 
 pub(super) fn reduce_scatter<'a, T: Element>(
     world: World,
-    send: &'a [T],
-    recv: &'a mut [T],
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
     op: ReduceOp,
 ) -> Result<Call<'a>> {
-    expect("send", send.len(), times(world, recv.len())?)?;
-    Ok(Call { op: Some(op), ..apart(Collective::ReduceScatter, recv.len(), (send, recv)) })
+    expect("send", send.count(), times(world, recv.count())?)?;
+    Ok(Call { op: Some(op), ..apart(Collective::ReduceScatter, recv.count(), (send, recv)) })
 }
 
-pub(super) fn reduce_scatter_in_place<T: Element>(world: World, buffer: &mut [T], op: ReduceOp) -> Result<Call<'_>> {
-    let count = block(world, buffer.len())?;
-    let buffers = Buffers::output_inside(buffer, count * world.rank.index(), count);
+pub(super) fn reduce_scatter_in_place<'a, T: Element>(
+    world: World,
+    buffer: impl Target<'a, T>,
+    op: ReduceOp,
+) -> Result<Call<'a>> {
+    let count = block(world, buffer.count())?;
+    let buffers = Buffers::output_within(buffer, count * world.rank.index(), count);
     Ok(Call { op: Some(op), ..describe::<T>(Collective::ReduceScatter, count, buffers) })
 }
 
-pub(super) fn all_to_all<'a, T: Element>(world: World, send: &'a [T], recv: &'a mut [T]) -> Result<Call<'a>> {
-    expect("recv", recv.len(), send.len())?;
-    Ok(apart(Collective::AllToAll, block(world, send.len())?, (send, recv)))
+pub(super) fn all_to_all<'a, T: Element>(
+    world: World,
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
+) -> Result<Call<'a>> {
+    expect("recv", recv.count(), send.count())?;
+    Ok(apart(Collective::AllToAll, block(world, send.count())?, (send, recv)))
 }
 
-pub(super) fn gather<'a, T: Element>(world: World, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<Call<'a>> {
+pub(super) fn gather<'a, T: Element>(
+    world: World,
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
+    root: u32,
+) -> Result<Call<'a>> {
     if root == world.rank.get() {
-        expect("recv", recv.len(), times(world, send.len())?)?;
+        expect("recv", recv.count(), times(world, send.count())?)?;
     }
-    Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Gather, send.len(), (send, recv)) })
+    Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Gather, send.count(), (send, recv)) })
 }
 
-pub(super) fn scatter<'a, T: Element>(world: World, send: &'a [T], recv: &'a mut [T], root: u32) -> Result<Call<'a>> {
+pub(super) fn scatter<'a, T: Element>(
+    world: World,
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
+    root: u32,
+) -> Result<Call<'a>> {
     if root == world.rank.get() {
-        expect("send", send.len(), times(world, recv.len())?)?;
+        expect("send", send.count(), times(world, recv.count())?)?;
     }
-    Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Scatter, recv.len(), (send, recv)) })
+    Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Scatter, recv.count(), (send, recv)) })
 }
 
 pub(super) fn barrier() -> Call<'static> {
@@ -102,112 +129,134 @@ pub(super) fn barrier() -> Call<'static> {
 
 pub(super) fn all_gather_v<'a, T: Element>(
     world: World,
-    send: &'a [T],
-    recv: &'a mut [T],
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
     counts: &[usize],
 ) -> Result<Call<'a>> {
     let (mine, total) = sums(world, counts)?;
-    expect("send", send.len(), mine)?;
-    expect("recv", recv.len(), total)?;
+    expect("send", send.count(), mine)?;
+    expect("recv", recv.count(), total)?;
     Ok(Call { count: per_rank::<T>(counts), ..apart(Collective::AllGatherV, 0, (send, recv)) })
 }
 
 pub(super) fn reduce_scatter_v<'a, T: Element>(
     world: World,
-    send: &'a [T],
-    recv: &'a mut [T],
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
     counts: &[usize],
     op: ReduceOp,
 ) -> Result<Call<'a>> {
     let (mine, total) = sums(world, counts)?;
-    expect("recv", recv.len(), mine)?;
-    expect("send", send.len(), total)?;
+    expect("recv", recv.count(), mine)?;
+    expect("send", send.count(), total)?;
     let basic = apart(Collective::ReduceScatterV, 0, (send, recv));
     Ok(Call { op: Some(op), count: per_rank::<T>(counts), ..basic })
 }
 
 pub(super) fn gather_v<'a, T: Element>(
     world: World,
-    send: &'a [T],
-    recv: &'a mut [T],
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
     counts: &[usize],
     root: u32,
 ) -> Result<Call<'a>> {
-    let room = recv.len();
-    let basic = Call { root: Some(Rank::new(root)), ..apart(Collective::GatherV, send.len(), (send, recv)) };
+    let (length, room) = (send.count(), recv.count());
+    let basic = Call { root: Some(Rank::new(root)), ..apart(Collective::GatherV, length, (send, recv)) };
     if root != world.rank.get() {
         return Ok(basic);
     }
     let (mine, total) = sums(world, counts)?;
-    expect("send", send.len(), mine)?;
+    expect("send", length, mine)?;
     expect("recv", room, total)?;
     Ok(Call { count: per_rank::<T>(counts), ..basic })
 }
 
 pub(super) fn scatter_v<'a, T: Element>(
     world: World,
-    send: &'a [T],
-    recv: &'a mut [T],
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
     counts: &[usize],
     root: u32,
 ) -> Result<Call<'a>> {
-    let length = recv.len();
+    let (room, length) = (send.count(), recv.count());
     let basic = Call { root: Some(Rank::new(root)), ..apart(Collective::ScatterV, length, (send, recv)) };
     if root != world.rank.get() {
         return Ok(basic);
     }
     let (mine, total) = sums(world, counts)?;
     expect("recv", length, mine)?;
-    expect("send", send.len(), total)?;
+    expect("send", room, total)?;
     Ok(Call { count: per_rank::<T>(counts), ..basic })
 }
 
-pub(super) fn scan<'a, T: Element>(_: World, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
-    expect("recv", recv.len(), send.len())?;
-    Ok(Call { op: Some(op), ..apart(Collective::Scan, recv.len(), (send, recv)) })
+pub(super) fn scan<'a, T: Element>(
+    _: World,
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
+    op: ReduceOp,
+) -> Result<Call<'a>> {
+    expect("recv", recv.count(), send.count())?;
+    Ok(Call { op: Some(op), ..apart(Collective::Scan, recv.count(), (send, recv)) })
 }
 
-pub(super) fn scan_in_place<T: Element>(buffer: &mut [T], op: ReduceOp) -> Call<'_> {
+pub(super) fn scan_in_place<'a, T: Element>(buffer: impl Target<'a, T>, op: ReduceOp) -> Call<'a> {
     Call { op: Some(op), ..in_place(Collective::Scan, buffer) }
 }
 
-pub(super) fn exscan<'a, T: Element>(_: World, send: &'a [T], recv: &'a mut [T], op: ReduceOp) -> Result<Call<'a>> {
-    expect("recv", recv.len(), send.len())?;
-    Ok(Call { op: Some(op), ..apart(Collective::Exscan, recv.len(), (send, recv)) })
+pub(super) fn exscan<'a, T: Element>(
+    _: World,
+    send: impl Source<'a, T>,
+    recv: impl Target<'a, T>,
+    op: ReduceOp,
+) -> Result<Call<'a>> {
+    expect("recv", recv.count(), send.count())?;
+    Ok(Call { op: Some(op), ..apart(Collective::Exscan, recv.count(), (send, recv)) })
 }
 
-pub(super) fn exscan_in_place<T: Element>(buffer: &mut [T], op: ReduceOp) -> Call<'_> {
+pub(super) fn exscan_in_place<'a, T: Element>(buffer: impl Target<'a, T>, op: ReduceOp) -> Call<'a> {
     Call { op: Some(op), ..in_place(Collective::Exscan, buffer) }
+}
+
+/// The sending end of a message.
+#[inline]
+pub(super) fn send<'a, T: Element>(send: impl Source<'a, T>, peer: u32) -> Message<'a> {
+    Message::sending(send, Rank::new(peer))
+}
+
+/// The receiving end of a message.
+#[inline]
+pub(super) fn recv<'a, T: Element>(recv: impl Target<'a, T>, peer: u32) -> Message<'a> {
+    Message::receiving(recv, Rank::new(peer))
 }
 
 /// The two messages of a `send_recv`.
 pub(super) fn send_recv<'a, T: Element>(
-    send: &'a [T],
+    send: impl Source<'a, T>,
     target: u32,
-    recv: &'a mut [T],
+    recv: impl Target<'a, T>,
     source: u32,
 ) -> Vec<Message<'a>> {
-    vec![Message::send(send, Rank::new(target)), Message::recv(recv, Rank::new(source))]
+    vec![self::send(send, target), self::recv(recv, source)]
 }
 
 /// The messages of an `all_to_all_v`: one to and one from each rank, in rank order.
 pub(super) fn all_to_all_v<'a, T: Element>(
     world: World,
-    send: &'a [T],
+    send: impl Source<'a, T>,
     send_counts: &[usize],
-    recv: &'a mut [T],
+    recv: impl Target<'a, T>,
     recv_counts: &[usize],
 ) -> Result<Vec<Message<'a>>> {
-    expect("send", send.len(), sums(world, send_counts)?.1)?;
-    expect("recv", recv.len(), sums(world, recv_counts)?.1)?;
+    expect("send", send.count(), sums(world, send_counts)?.1)?;
+    expect("recv", recv.count(), sums(world, recv_counts)?.1)?;
     let mut messages = Vec::with_capacity(2 * send_counts.len());
     let (mut send_rest, mut recv_rest) = (send, recv);
     for (rank, (to, from)) in world.ranks().zip(send_counts.iter().zip(recv_counts)) {
-        let (mine, rest) = send_rest.split_at(*to);
-        messages.push(Message::send(mine, rank));
+        let (mine, rest) = send_rest.halves(*to);
+        messages.push(Message::sending(mine, rank));
         send_rest = rest;
-        let (theirs, rest) = std::mem::take(&mut recv_rest).split_at_mut(*from);
-        messages.push(Message::recv(theirs, rank));
+        let (theirs, rest) = recv_rest.halves(*from);
+        messages.push(Message::receiving(theirs, rank));
         recv_rest = rest;
     }
     Ok(messages)
@@ -250,13 +299,17 @@ fn sums(world: World, counts: &[usize]) -> Result<(usize, usize)> {
 }
 
 #[inline]
-fn apart<'a, T: Element>(collective: Collective, count: usize, (send, recv): (&'a [T], &'a mut [T])) -> Call<'a> {
-    describe::<T>(collective, count, Buffers::apart(send, recv))
+fn apart<'a, T: Element>(
+    collective: Collective,
+    count: usize,
+    (send, recv): (impl Source<'a, T>, impl Target<'a, T>),
+) -> Call<'a> {
+    describe::<T>(collective, count, Buffers::of_two(send, recv))
 }
 
 #[inline]
-fn in_place<T: Element>(collective: Collective, buffer: &mut [T]) -> Call<'_> {
-    describe::<T>(collective, buffer.len(), Buffers::shared(buffer))
+fn in_place<'a, T: Element>(collective: Collective, buffer: impl Target<'a, T>) -> Call<'a> {
+    describe::<T>(collective, buffer.count(), Buffers::of_one(buffer))
 }
 
 #[inline]

@@ -1,212 +1,19 @@
-//! The contract of devices as tests, for host memory, for a device whose memory the processor cannot touch, and for the GPUs
-//! that this process has: `device/cuda/tests.rs` runs them on virtual ones.
-//!
-//! [`Far`] is that device. Its addresses are no addresses of this machine: whoever follows one without its queue is killed by
-//! the processor. Its queues do one piece of work each time an event is asked, so nothing is done before somebody looks.
+//! The contract of devices as tests, for host memory, for a device whose memory the processor cannot touch (`tests/far`), and for
+//! the GPUs that this process has: `device/cuda/tests.rs` runs them on virtual ones.
 
-use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
+#[allow(dead_code, unused_imports, clippy::unwrap_used, reason = "other tests use the rest")]
+#[path = "../../tests/far/mod.rs"]
+mod far;
+
 use std::time::Duration;
 
-use crate::device::{Device, DeviceId, Event, Generation, Home, HostMemory, Keep, Kernel, Pass, Place, Queue};
-use crate::device::{Region, Sharing, Store};
-use crate::error::{Error, Kind, Result};
+use far::Far;
+
+use crate::device::{Device, Event, Home, HostMemory, Kernel, Pass, Place, Region, Sharing, Store};
+use crate::error::Kind;
 use crate::sync::Deadline;
-use crate::sync::primitive::{Arc, AtomicU64, Mutex, Ordering};
 use crate::sys::clock;
-use crate::sys::memory::SharedMemory;
 use crate::types::{DataType, ReduceOp};
-
-/// A device whose memory the host cannot touch.
-#[derive(Debug)]
-struct Far {
-    number: u32,
-    memory: Arc<Mutex<Vec<Arc<Block>>>>,
-}
-
-/// One allocation of [`Far`]: what its addresses stand for.
-#[derive(Debug)]
-struct Block {
-    address: u64,
-    behind: SharedMemory,
-}
-
-impl Far {
-    fn new(number: u32) -> Far {
-        Far { number, memory: Arc::default() }
-    }
-
-    fn region(&self, behind: SharedMemory) -> Result<Region> {
-        let (address, bytes) = (NEXT_ADDRESS.fetch_add(1 << 32, Ordering::Relaxed), behind.len());
-        let block = Arc::new(Block { address, behind });
-        self.memory.lock().unwrap().push(Arc::clone(&block));
-        let pointer = std::ptr::without_provenance_mut(usize::try_from(address).unwrap());
-        // SAFETY: it is memory of the device alone, which the block keeps.
-        Ok(unsafe { Region::new(NonNull::new(pointer).unwrap(), bytes, self.home(), block) })
-    }
-
-    /// What `address` stands for.
-    fn behind(memory: &Mutex<Vec<Arc<Block>>>, address: u64, bytes: usize) -> *mut u8 {
-        let memory = memory.lock().unwrap();
-        let block =
-            memory.iter().find(|block| (block.address..block.address + block.behind.len() as u64).contains(&address));
-        let block = block.expect("the address is the device's");
-        block.behind.at(usize::try_from(address - block.address).unwrap(), bytes).as_ptr()
-    }
-}
-
-/// The first address that no processor with 48 to 57 bits of address follows.
-static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(0x5ea1_0000_0000_0000);
-
-impl Keep for Block {
-    fn descriptor(&self) -> Option<Arc<OwnedFd>> {
-        self.behind.descriptor()
-    }
-    fn lend(&self, generation: Generation) -> bool {
-        self.behind.lend(generation)
-    }
-    fn take_back(&self, generation: Generation) -> bool {
-        self.behind.take_back(generation)
-    }
-    fn detach(&self) -> Result<()> {
-        self.behind.detach()
-    }
-    fn is_detached(&self) -> bool {
-        self.behind.is_detached()
-    }
-    fn share_anew(&self) -> Result<Generation> {
-        self.behind.share_anew()
-    }
-    fn prefer_huge_pages(&self) {}
-}
-
-impl Device for Far {
-    fn home(&self) -> Home {
-        Home::Device(DeviceId(self.number))
-    }
-    fn allocate(&self, bytes: usize, sharing: Sharing) -> Result<Region> {
-        self.region(match sharing {
-            Sharing::Threads => SharedMemory::anonymous(bytes)?,
-            Sharing::Processes => SharedMemory::memfd(bytes)?,
-        })
-    }
-    fn export(&self, region: &Region) -> Result<OwnedFd> {
-        let descriptor = region.keep().descriptor().filter(|_| region.home() == self.home());
-        descriptor.ok_or_else(|| Error::internal("not to be shared")).map(|found| found.try_clone().unwrap())
-    }
-    fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
-        self.region(SharedMemory::from_peer(descriptor, bytes)?)
-    }
-    fn locate(&self, address: u64) -> Option<Home> {
-        let memory = self.memory.lock().unwrap();
-        let mut ranges = memory.iter().map(|block| block.address..block.address + block.behind.len() as u64);
-        ranges.any(|range| range.contains(&address)).then(|| self.home())
-    }
-    fn queue(&self) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(Later { home: self.home(), memory: Arc::clone(&self.memory), work: Arc::default(), put: 0 }))
-    }
-}
-
-/// A queue that works only while an event is asked.
-#[derive(Debug)]
-struct Later {
-    home: Home,
-    memory: Arc<Mutex<Vec<Arc<Block>>>>,
-    work: Arc<Mutex<Work>>,
-    put: u64,
-}
-
-#[derive(Debug, Default)]
-struct Work {
-    waiting: VecDeque<Piece>,
-    done: u64,
-}
-
-#[derive(Debug)]
-enum Piece {
-    Copy { from: *const u8, into: *mut u8, bytes: usize },
-    Fold { kernel: Kernel, sources: Vec<*const u8>, targets: Vec<*mut u8>, count: usize },
-    After(Arc<dyn Event>),
-}
-
-// SAFETY: the pointers lead into memory that the tests keep until the work is done.
-unsafe impl Send for Piece {}
-
-impl Later {
-    fn follow(&self, place: Place) -> *mut u8 {
-        match place.home {
-            Home::Host => place.address,
-            Home::Device(_) => Far::behind(&self.memory, place.address.addr() as u64, place.bytes),
-        }
-    }
-
-    fn put(&mut self, piece: Piece) {
-        self.work.lock().unwrap().waiting.push_back(piece);
-        self.put += 1;
-    }
-}
-
-impl Queue for Later {
-    unsafe fn copy(&mut self, from: Place, to: Place) -> Result<()> {
-        let fits = [from.home, to.home].iter().all(|home| [Home::Host, self.home].contains(home));
-        if !fits || from.bytes != to.bytes {
-            return Err(Error::invalid_argument("places of other devices, or of different lengths"));
-        }
-        self.put(Piece::Copy { from: self.follow(from).cast_const(), into: self.follow(to), bytes: to.bytes });
-        Ok(())
-    }
-
-    unsafe fn fold(&mut self, kernel: &Kernel, pass: &Pass<'_>) -> Result<()> {
-        let follow = |address: u64| Far::behind(&self.memory, address, 1);
-        let sources = pass.sources.iter().map(|source| follow(source.addr() as u64).cast_const()).collect();
-        let targets = pass.targets.iter().map(|target| follow(target.addr() as u64)).collect();
-        self.put(Piece::Fold { kernel: *kernel, sources, targets, count: pass.count });
-        Ok(())
-    }
-
-    fn after(&mut self, event: &Arc<dyn Event>) -> Result<()> {
-        self.put(Piece::After(Arc::clone(event)));
-        Ok(())
-    }
-
-    fn record(&mut self) -> Result<Arc<dyn Event>> {
-        Ok(Arc::new(Reached { work: Arc::clone(&self.work), point: self.put }))
-    }
-}
-
-#[derive(Debug)]
-struct Reached {
-    work: Arc<Mutex<Work>>,
-    point: u64,
-}
-
-impl Event for Reached {
-    fn is_done(&self) -> Result<bool> {
-        let mut work = self.work.lock().unwrap();
-        if work.done >= self.point {
-            return Ok(true);
-        }
-        match work.waiting.pop_front() {
-            // SAFETY: whoever put the work vouched for the memory until it is done.
-            Some(Piece::Copy { from, into, bytes }) => unsafe { std::ptr::copy_nonoverlapping(from, into, bytes) },
-            Some(Piece::Fold { kernel, sources, targets, count }) => {
-                let (sources, targets) = (&sources[..], &targets[..]);
-                let pass = Pass { sources, raw: None, targets, count, finish: true, store: Store::Cached };
-                // SAFETY: as above.
-                unsafe { kernel.run(&pass) };
-            }
-            Some(Piece::After(event)) if event.is_done()? => {}
-            Some(after @ Piece::After(_)) => {
-                work.waiting.push_front(after);
-                return Ok(false);
-            }
-            None => return Ok(true),
-        }
-        work.done += 1;
-        Ok(work.done >= self.point)
-    }
-}
 
 /// Asks `event` until it is done.
 fn finish(event: &dyn Event) {
@@ -267,7 +74,7 @@ fn memory_is_zeroed_and_lives_where_it_was_made() {
             assert_eq!(region.on_host().is_some(), device.home() == Home::Host);
         }
     }
-    assert_eq!(Far::new(ABSENT).locate(NEXT_ADDRESS.load(Ordering::Relaxed)), None);
+    assert_eq!(Far::new(ABSENT).locate(1 << 40), None);
 }
 
 #[test]

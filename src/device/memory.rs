@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use crate::device::records::LaunchPart;
 use crate::device::{Device, Event, Home, Kernel, Pass, Place, Queue, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
@@ -88,11 +89,19 @@ impl Queue for Inline {
         Ok(())
     }
 
+    unsafe fn launch(&mut self, _: Vec<LaunchPart>) -> Result<()> {
+        Err(Error::internal("plans on host memory are interpreted by their ranks themselves, not launched"))
+    }
+
     fn after(&mut self, event: &Arc<dyn Event>) -> Result<()> {
         if event.is_done()? {
             return Ok(());
         }
         Err(Error::internal("the host's queue works inline: wait for the event before putting work behind it"))
+    }
+
+    fn is_capturing(&mut self) -> Result<bool> {
+        Ok(false)
     }
 
     fn record(&mut self) -> Result<Arc<dyn Event>> {

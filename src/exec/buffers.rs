@@ -2,8 +2,9 @@
 
 use std::marker::PhantomData;
 
-use crate::device::{self, Home, Place};
+use crate::device::{self, Home, Place, Region};
 use crate::error::{Error, Result};
+use crate::exec::{Source, Target};
 use crate::types::Element;
 
 /// Input and output of one collective on one rank.
@@ -14,6 +15,8 @@ use crate::types::Element;
 pub struct Buffers<'a> {
     pub(super) input: Place,
     pub(super) output: Place,
+    /// What lives until the call has run, where no borrow sees to that.
+    keep: Option<Box<[Option<Region>; 2]>>,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -38,15 +41,26 @@ impl<'a> Buffers<'a> {
         Buffers::of((place.cast_const(), bytes), (place, bytes))
     }
 
+    /// [`Buffers::apart`], in any memory.
+    #[inline]
+    pub(crate) fn of_two<T: Element>(input: impl Source<'a, T>, output: impl Target<'a, T>) -> Buffers<'a> {
+        let ((input, one), (output, other)) = (input.place(), output.place());
+        Buffers::keeping(input, output, [one, other])
+    }
+
+    /// [`Buffers::shared`], in any memory.
+    #[inline]
+    pub(crate) fn of_one<T: Element>(buffer: impl Target<'a, T>) -> Buffers<'a> {
+        let (place, keep) = buffer.place();
+        Buffers::keeping(place, place, [keep, None])
+    }
+
     /// The output is all of `buffer`, the input `count` elements of it from `start` on.
     ///
     /// # Panics
     /// Where they are not inside.
     pub fn input_inside<T: Element>(buffer: &'a mut [T], start: usize, count: usize) -> Buffers<'a> {
-        let bytes = size_of_val(&buffer[start..start + count]);
-        let whole = Buffers::shared(buffer);
-        let address = whole.input.address.wrapping_add(start * size_of::<T>());
-        Buffers { input: Place::on_host(address, bytes), ..whole }
+        Buffers::input_within(buffer, start, count)
     }
 
     /// The input is all of `buffer`, the output `count` elements of it from `start` on.
@@ -54,10 +68,30 @@ impl<'a> Buffers<'a> {
     /// # Panics
     /// Where they are not inside.
     pub fn output_inside<T: Element>(buffer: &'a mut [T], start: usize, count: usize) -> Buffers<'a> {
-        let bytes = size_of_val(&buffer[start..start + count]);
-        let whole = Buffers::shared(buffer);
-        let address = whole.output.address.wrapping_add(start * size_of::<T>());
-        Buffers { output: Place::on_host(address, bytes), ..whole }
+        Buffers::output_within(buffer, start, count)
+    }
+
+    /// [`Buffers::input_inside`], in any memory.
+    pub(crate) fn input_within<T: Element>(buffer: impl Target<'a, T>, start: usize, count: usize) -> Buffers<'a> {
+        let (whole, keep) = buffer.place();
+        Buffers::keeping(inside::<T>(whole, start, count), whole, [keep, None])
+    }
+
+    /// [`Buffers::output_inside`], in any memory.
+    pub(crate) fn output_within<T: Element>(buffer: impl Target<'a, T>, start: usize, count: usize) -> Buffers<'a> {
+        let (whole, keep) = buffer.place();
+        Buffers::keeping(whole, inside::<T>(whole, start, count), [keep, None])
+    }
+
+    #[inline]
+    fn keeping(input: Place, output: Place, keep: [Option<Region>; 2]) -> Buffers<'a> {
+        let keep = if keep.iter().any(Option::is_some) { Some(Box::new(keep)) } else { None };
+        Buffers { input, output, keep, borrow: PhantomData }
+    }
+
+    /// What has to live until the call has run.
+    pub(crate) fn kept(&self) -> Vec<Region> {
+        self.keep.iter().flat_map(|keep| keep.iter()).flatten().cloned().collect()
     }
 
     /// Memory that the type system knows nothing of. Null goes with 0 bytes.
@@ -74,7 +108,7 @@ impl<'a> Buffers<'a> {
 
     fn of(input: (*const u8, usize), output: (*mut u8, usize)) -> Buffers<'a> {
         let input = Place::on_host(input.0.cast_mut(), input.1);
-        Buffers { input, output: Place::on_host(output.0, output.1), borrow: PhantomData }
+        Buffers { input, output: Place::on_host(output.0, output.1), keep: None, borrow: PhantomData }
     }
 
     /// [`Buffers::from_raw`] for memory of any home.
@@ -83,7 +117,7 @@ impl<'a> Buffers<'a> {
     /// As there.
     #[cfg(all(test, not(loom)))]
     pub(crate) unsafe fn from_places(input: Place, output: Place) -> Buffers<'a> {
-        Buffers { input, output, borrow: PhantomData }
+        Buffers { input, output, keep: None, borrow: PhantomData }
     }
 
     /// Where input and output begin.
@@ -105,11 +139,20 @@ impl<'a> Buffers<'a> {
         self.output.address
     }
 
-    /// Whether both buffers live where the host's executor works.
+    /// Where both buffers live, once [`Buffers::check_homes`] has seen that it is one memory. Without bytes: on the host.
+    #[inline]
+    pub(crate) fn home(&self) -> Home {
+        match (self.input, self.output) {
+            (place, _) | (_, place) if place.bytes > 0 && place.home != Home::Host => place.home,
+            _ => Home::Host,
+        }
+    }
+
+    /// Whether both buffers live in one memory that this process reaches.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where they live in two memories, which it names with the buffer that lives there, or in
-    /// one that no executor of this build reaches.
+    /// one of a device that this process does not have.
     #[inline]
     pub(super) fn check_homes(&self) -> Result<()> {
         if self.input.home == Home::Host && self.output.home == Home::Host { Ok(()) } else { self.foreign_homes() }
@@ -126,8 +169,15 @@ impl<'a> Buffers<'a> {
             )));
         }
         let foreign = [input, output].into_iter().find(|place| used(*place) && place.home != Home::Host);
-        foreign.map_or(Ok(()), |place| Err(device::unsupported(place.home)))
+        foreign.map_or(Ok(()), |place| device::of(place.home).map(|_| ()))
     }
+}
+
+/// `count` elements of a place, from `start` on.
+fn inside<T>(whole: Place, start: usize, count: usize) -> Place {
+    let (start, bytes) = (start * size_of::<T>(), count * size_of::<T>());
+    assert!(start + bytes <= whole.bytes, "bytes {start} to {} of a buffer of {}", start + bytes, whole.bytes);
+    Place { address: whole.address.wrapping_add(start), bytes, home: whole.home }
 }
 
 #[cfg(test)]
@@ -174,7 +224,7 @@ mod tests {
             );
         }
         let said = refused([one, one], [1, 1]).unwrap();
-        assert!(said.contains("device 1") && said.contains("host memory only"), "{said}");
+        assert!(said.contains("device 1") && said.contains("no such device"), "{said}");
         // A rank that has no bytes for one of them has it nowhere.
         assert_eq!(refused([host, one], [0, 0]), None);
     }

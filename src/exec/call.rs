@@ -2,7 +2,7 @@
 
 use crate::device::Kernel;
 use crate::error::{Error, Result};
-use crate::exec::{Buffers, Operation};
+use crate::exec::{Buffers, DeviceStream, Operation};
 use crate::types::{Collective, DataType, Elements, Rank, ReduceOp, World};
 
 /// A collective call as every path below takes it.
@@ -20,6 +20,15 @@ pub struct Call<'a> {
     pub count: CallCount,
     /// This rank's memory.
     pub buffers: Buffers<'a>,
+}
+
+/// In which order a call runs with what its rank does besides.
+#[derive(Debug, Clone, Copy)]
+pub enum Order<'a> {
+    /// The caller's: it has run when it returns.
+    Caller,
+    /// A stream's: it runs when what the stream held before is done, and may run still when it returns.
+    Stream(&'a DeviceStream),
 }
 
 /// The count of a [`Call`].

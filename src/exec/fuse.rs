@@ -1,5 +1,6 @@
 //! Small all-reduces of one type and operator that travel as one.
 
+use crate::device::Home;
 use crate::error::Result;
 use crate::exec::{Buffers, Call, CallCount};
 use crate::transport::FLAT_BYTES;
@@ -11,6 +12,8 @@ pub fn fuses(first: &Call<'_>, call: &Call<'_>) -> bool {
         && first.collective == Collective::AllReduce
         && !matches!(first.op, Some(ReduceOp::PreMulSum(_)))
         && (call.data_type, call.op) == (first.data_type, first.op)
+        // Packing is the host's work.
+        && [first, call].iter().all(|call| call.buffers.home() == Home::Host)
 }
 
 /// How many of `calls`, which fuse, fit one flat slot together; at least 1.

@@ -131,6 +131,8 @@ impl<'a> PlanRun<'a> {
     /// True where the step was done, false where it must wait.
     fn run_step(&mut self, lane: usize, action: &Action, round: u32, links: &mut Links) -> Result<bool> {
         match action {
+            // The ranks of the host have met before the run began: `exec::epoch`.
+            Action::Enter { .. } => Ok(true),
             Action::Combine(combine) => self.combine(combine, round, self.plan.lanes[lane].channel, links),
             Action::Signal { flag, .. } => {
                 self.host().mine().flag(lane, *flag).raise(self.flag_target(round));
@@ -368,7 +370,7 @@ impl Task for PlanRun<'_> {
             return None;
         }
         match action {
-            Action::Signal { .. } => None,
+            Action::Enter { .. } | Action::Signal { .. } => None,
             Action::Wait { peer, flag } => {
                 let host = self.host();
                 Some(Blocked { flag: (host.arenas[host.place(*peer)].flag(lane, *flag), self.flag_target(round)) })
@@ -395,7 +397,7 @@ impl Task for PlanRun<'_> {
             format!("{} {} ({what} of round {round}, lane {lane})", plural(peers.len()), peers.join(", "))
         };
         match action {
-            Action::Signal { .. } => "nothing".to_owned(),
+            Action::Enter { .. } | Action::Signal { .. } => "nothing".to_owned(),
             Action::Wait { peer, .. } => of("its flag", vec![peer.to_string()]),
             Action::Combine(combine) => {
                 let slots = |operands: &[Operand]| {

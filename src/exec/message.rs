@@ -5,10 +5,10 @@
 
 use std::marker::PhantomData;
 
-use crate::device::{self, Home, Kernel, Pass, Store, TimedCopy};
+use crate::device::{self, Home, Kernel, Pass, Place, Region, Store, TimedCopy};
 use crate::error::{Error, Result};
 use crate::exec::drive::{Blocked, Progress, Task};
-use crate::exec::{Operation, mismatch};
+use crate::exec::{Operation, Source, Target, mismatch};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, Links, Need, Way};
 use crate::types::{Collective, DataType, Element, Rank, World};
@@ -21,6 +21,8 @@ pub struct Message<'a> {
     count: u64,
     data_type: DataType,
     home: Home,
+    /// What lives until the message has run, where no borrow sees to that.
+    keep: Option<Box<Region>>,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -39,14 +41,32 @@ impl<'a> Message<'a> {
     pub fn send<T: Element>(buffer: &'a [T], peer: Rank) -> Message<'a> {
         let direction = Direction::Send(buffer.as_ptr().cast());
         let count = (buffer.len() * T::VALUES) as u64;
-        Message { peer, direction, count, data_type: T::DATA_TYPE, home: Home::Host, borrow: PhantomData }
+        Message { peer, direction, count, data_type: T::DATA_TYPE, home: Home::Host, keep: None, borrow: PhantomData }
     }
 
     /// The receiving end.
     pub fn recv<T: Element>(buffer: &'a mut [T], peer: Rank) -> Message<'a> {
         let direction = Direction::Recv(buffer.as_mut_ptr().cast());
         let count = (buffer.len() * T::VALUES) as u64;
-        Message { peer, direction, count, data_type: T::DATA_TYPE, home: Home::Host, borrow: PhantomData }
+        Message { peer, direction, count, data_type: T::DATA_TYPE, home: Home::Host, keep: None, borrow: PhantomData }
+    }
+
+    /// [`Message::send`], of any memory.
+    #[inline]
+    pub(crate) fn sending<T: Element>(buffer: impl Source<'a, T>, peer: Rank) -> Message<'a> {
+        let count = (buffer.count() * T::VALUES) as u64;
+        let (Place { address, home, .. }, keep) = buffer.place();
+        let direction = Direction::Send(address.cast_const());
+        Message { peer, direction, count, data_type: T::DATA_TYPE, home, keep: keep.map(Box::new), borrow: PhantomData }
+    }
+
+    /// [`Message::recv`], of any memory.
+    #[inline]
+    pub(crate) fn receiving<T: Element>(buffer: impl Target<'a, T>, peer: Rank) -> Message<'a> {
+        let count = (buffer.count() * T::VALUES) as u64;
+        let (Place { address, home, .. }, keep) = buffer.place();
+        let direction = Direction::Recv(address);
+        Message { peer, direction, count, data_type: T::DATA_TYPE, home, keep: keep.map(Box::new), borrow: PhantomData }
     }
 
     /// The sending end of memory that the type system knows nothing of.
@@ -54,7 +74,15 @@ impl<'a> Message<'a> {
     /// # Safety
     /// For `'a`, `place` is good for reading `count` elements, and nobody writes them.
     pub unsafe fn send_raw(place: *const u8, (count, data_type): (u64, DataType), peer: Rank) -> Message<'a> {
-        Message { peer, direction: Direction::Send(place), count, data_type, home: Home::Host, borrow: PhantomData }
+        Message {
+            peer,
+            direction: Direction::Send(place),
+            count,
+            data_type,
+            home: Home::Host,
+            keep: None,
+            borrow: PhantomData,
+        }
     }
 
     /// The receiving end of memory that the type system knows nothing of.
@@ -62,12 +90,37 @@ impl<'a> Message<'a> {
     /// # Safety
     /// For `'a`, `place` is good for writing `count` elements, and nobody else touches them.
     pub unsafe fn recv_raw(place: *mut u8, (count, data_type): (u64, DataType), peer: Rank) -> Message<'a> {
-        Message { peer, direction: Direction::Recv(place), count, data_type, home: Home::Host, borrow: PhantomData }
+        Message {
+            peer,
+            direction: Direction::Recv(place),
+            count,
+            data_type,
+            home: Home::Host,
+            keep: None,
+            borrow: PhantomData,
+        }
+    }
+
+    /// Where its memory lives; without bytes: on the host.
+    pub fn home(&self) -> Home {
+        if self.count > 0 { self.home } else { Home::Host }
+    }
+
+    /// What has to live until the message has run.
+    pub(crate) fn kept(&self) -> Option<Region> {
+        self.keep.as_deref().cloned()
+    }
+
+    /// The address of its buffer, which its home may follow.
+    pub(crate) fn address(&self) -> u64 {
+        match self.direction {
+            Direction::Send(from) => from.addr() as u64,
+            Direction::Recv(into) => into.addr() as u64,
+        }
     }
 
     /// The same message, of memory of another home.
-    #[cfg(all(test, not(loom)))]
-    fn in_home(mut self, home: Home) -> Message<'a> {
+    pub(crate) fn in_home(mut self, home: Home) -> Message<'a> {
         self.home = home;
         self
     }
@@ -127,7 +180,7 @@ impl<'a> Message<'a> {
             return Err(Error::invalid_argument("the buffer of a message is null, and its count is not 0"));
         }
         if self.home != Home::Host && self.count > 0 {
-            return Err(device::unsupported(self.home));
+            device::of(self.home)?;
         }
         let bytes = self.count.checked_mul(u64::from(self.data_type.size()));
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {

@@ -2,8 +2,9 @@
 
 use std::mem::{size_of, size_of_val};
 
+use crate::exec::lower::{self, Lowered};
 use crate::plan::{Action, Buffer, Combine, Operand, Plan, ScratchSets, Step};
-use crate::sync::primitive::{AtomicBool, Ordering};
+use crate::sync::primitive::{AtomicBool, OnceLock, Ordering};
 use crate::transport::{Channel, Need, Way};
 use crate::types::Rank;
 
@@ -17,6 +18,7 @@ pub struct Program {
     rounds: u32,
     bytes: usize,
     connected: AtomicBool,
+    lowered: OnceLock<Lowered>,
 }
 
 impl Program {
@@ -25,7 +27,16 @@ impl Program {
         let (needs, entered, scratch_sets) = (needs(&plan), entered(&plan), plan.scratch_sets());
         let rounds = plan.lanes.iter().map(|lane| lane.rounds).max().unwrap_or(0);
         let bytes = bytes(&plan) + size_of_val(&needs[..]) + size_of_val(&entered[..]);
-        Program { plan, needs, entered, scratch_sets, rounds, bytes, connected: AtomicBool::new(false) }
+        Program {
+            plan,
+            needs,
+            entered,
+            scratch_sets,
+            rounds,
+            bytes,
+            connected: AtomicBool::new(false),
+            lowered: OnceLock::new(),
+        }
     }
 
     /// The plan.
@@ -58,6 +69,11 @@ impl Program {
         self.bytes
     }
 
+    /// The program as records, made when a device first runs it.
+    pub fn lowered(&self) -> &Lowered {
+        self.lowered.get_or_init(|| lower::plan(&self.plan.lanes, self.plan.spec.windows))
+    }
+
     /// Whether a run has found all [`Program::needs`] connected. Connections stay open while the communicator that keeps the program
     /// lives, so that no later run asks again.
     pub fn is_connected(&self) -> bool {
@@ -75,7 +91,7 @@ fn combines(plan: &Plan) -> impl Iterator<Item = (Channel, &Combine)> {
     plan.lanes.iter().flat_map(|lane| {
         lane.steps.iter().filter_map(|step| match &step.action {
             Action::Combine(combine) => Some((Channel::Collective(lane.channel), combine)),
-            Action::Signal { .. } | Action::Wait { .. } => None,
+            Action::Enter { .. } | Action::Signal { .. } | Action::Wait { .. } => None,
         })
     })
 }
@@ -117,6 +133,7 @@ fn bytes(plan: &Plan) -> usize {
 
 fn listeners(step: &Step) -> usize {
     match &step.action {
+        Action::Enter { peers } => peers.len(),
         Action::Signal { listeners, .. } => listeners.len(),
         Action::Combine(_) | Action::Wait { .. } => 0,
     }

@@ -3,8 +3,10 @@
 use super::pattern::Pattern;
 use super::site::Site;
 use super::team::Team;
-use super::{Count, Lane, Limits, Plan, ScratchSets, Spec, WINDOW_LANES, Windows, check, direct, mesh, pat};
-use crate::types::{Algorithm, Collective, Elements};
+use super::{
+    Action, Count, Lane, Limits, Plan, ScratchSets, Spec, Step, WINDOW_LANES, Windows, check, direct, mesh, pat,
+};
+use crate::types::{Algorithm, Collective, Elements, Rank};
 use crate::{Error, Result};
 
 /// Slots that every connection must have for plans to be free of deadlock.
@@ -55,9 +57,24 @@ impl Plan {
         let lanes = usize::try_from(lanes).expect("a few hundred at most");
         let lanes = (0..lanes).map(|lane| plan_lane(Site { spec, pattern, lane, lanes }));
         let lanes: Vec<Option<Lane>> = lanes.collect::<Result<_>>()?;
-        let plan = Plan { spec: spec.clone(), lanes: lanes.into_iter().flatten().collect() };
+        let mut plan = Plan { spec: spec.clone(), lanes: lanes.into_iter().flatten().collect() };
+        plan.enter();
         check::fits(&plan).map_err(|flaw| Error::internal(format!("a plan that no executor can run: {flaw}")))?;
         Ok(plan)
+    }
+
+    /// Lets each lane begin by entering, where peers' memory is mapped.
+    fn enter(&mut self) {
+        let me = self.spec.world.rank;
+        let host = self.spec.hosts.iter().find(|ranks| ranks.contains(&me)).map_or(&[][..], Vec::as_slice);
+        let mut peers: Vec<Rank> = host.iter().copied().filter(|rank| *rank != me).collect();
+        if self.spec.windows == Windows::None || peers.is_empty() {
+            return;
+        }
+        peers.sort_unstable();
+        for lane in &mut self.lanes {
+            lane.steps.insert(0, Step { lag: 0, action: Action::Enter { peers: peers.clone() } });
+        }
     }
 
     /// How often what the plan uses of the scratch fits into it.

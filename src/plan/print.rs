@@ -58,15 +58,17 @@ impl fmt::Display for Plan {
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Action::Enter { peers } => write!(f, "enter with {}", ranks(peers)),
             Action::Combine(combine) => combine.fmt(f),
-            Action::Signal { flag, listeners } => {
-                let listeners: Vec<String> = listeners.iter().map(|rank| rank.to_string()).collect();
-                let ranks = if listeners.len() == 1 { "rank" } else { "ranks" };
-                write!(f, "signal {flag} to {ranks} {}", listeners.join(", "))
-            }
+            Action::Signal { flag, listeners } => write!(f, "signal {flag} to {}", ranks(listeners)),
             Action::Wait { peer, flag } => write!(f, "wait for flag {flag} of rank {peer}"),
         }
     }
+}
+
+fn ranks(named: &[crate::types::Rank]) -> String {
+    let numbers: Vec<String> = named.iter().map(|rank| rank.to_string()).collect();
+    format!("{} {}", if named.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))
 }
 
 impl fmt::Display for Combine {

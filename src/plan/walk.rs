@@ -1,6 +1,6 @@
 //! How rounds walk a lane: which steps run in which order, over which elements.
 
-use super::{Buffer, Combine, Lane, Operand, Span, Step, Walk};
+use super::{Action, Buffer, Combine, Lane, Operand, Span, Step, Walk};
 use crate::types::{Elements, Rank};
 
 impl Lane {
@@ -22,6 +22,9 @@ impl Lane {
 
     /// The round that `step` runs in `turn`, if it does.
     pub fn round_of(&self, step: &Step, turn: u64) -> Option<u32> {
+        if turn > 0 && matches!(step.action, Action::Enter { .. }) {
+            return None;
+        }
         let round = turn.checked_sub(u64::from(step.lag))?;
         u32::try_from(round).ok().filter(|round| *round < self.rounds)
     }

@@ -72,7 +72,6 @@ impl AbortFlag {
     }
 
     /// Raises `mirror` too when this flag is raised, or has been already. A mirror that is dropped is forgotten.
-    #[cfg_attr(not(test), expect(dead_code, reason = "an executor on a device is the first to need it"))]
     pub(crate) fn mirror(&self, mirror: &Arc<impl Mirror + 'static>) {
         let mine = Arc::clone(mirror);
         let word: Arc<dyn Mirror> = mine;

@@ -17,7 +17,7 @@ pub struct Listener(Socket);
 
 /// A connected, non-blocking stream.
 #[derive(Debug)]
-pub struct Stream(Socket);
+pub struct HandoverStream(Socket);
 
 impl Listener {
     /// Listens on the abstract `name`.
@@ -36,7 +36,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
-    pub fn accept(&self) -> Result<Option<Stream>> {
+    pub fn accept(&self) -> Result<Option<HandoverStream>> {
         loop {
             let socket = match self.0.accept() {
                 Ok((socket, _)) => socket,
@@ -48,7 +48,7 @@ impl Listener {
             socket.set_nonblocking(true).map_err(|error| Error::system("a non-blocking unix socket", error))?;
             let (theirs, mine) = users(&socket)?;
             if is_welcome(theirs, mine) {
-                return Ok(Some(Stream(socket)));
+                return Ok(Some(HandoverStream(socket)));
             }
         }
     }
@@ -60,18 +60,18 @@ impl AsFd for Listener {
     }
 }
 
-impl Stream {
+impl HandoverStream {
     /// Connects to the abstract `name`; `None` if the listener's backlog is full: call again.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`].
-    pub fn connect(name: &str) -> Result<Option<Stream>> {
+    pub fn connect(name: &str) -> Result<Option<HandoverStream>> {
         let socket = socket()?;
         match socket.connect(&address(name)?) {
             Ok(()) => {
                 // The listener would close the connection without an answer.
                 let (theirs, mine) = users(&socket)?;
-                if is_welcome(mine, theirs) { Ok(Some(Stream(socket))) } else { Err(other_user(theirs, mine)) }
+                if is_welcome(mine, theirs) { Ok(Some(HandoverStream(socket))) } else { Err(other_user(theirs, mine)) }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(Error::system(format!("connect to the unix socket @{name}"), error)),
@@ -177,7 +177,7 @@ impl Stream {
     }
 }
 
-impl AsFd for Stream {
+impl AsFd for HandoverStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -292,7 +292,7 @@ mod tests {
         let name = format!("rsccl-test-{}-{:p}", std::process::id(), &BACKLOG);
         let listener = Listener::bind(&name).unwrap();
         assert!(listener.accept().unwrap().is_none());
-        let client = Stream::connect(&name).unwrap().unwrap();
+        let client = HandoverStream::connect(&name).unwrap().unwrap();
         let server = listener.accept().unwrap().unwrap();
         assert!(client.receive_descriptor().unwrap().is_none());
         let memory = crate::sys::memory::SharedMemory::memfd(4096).unwrap();
@@ -306,7 +306,7 @@ mod tests {
     fn a_message_without_a_descriptor_is_the_peers_fault() {
         let name = format!("rsccl-test-none-{}-{:p}", std::process::id(), &BACKLOG);
         let listener = Listener::bind(&name).unwrap();
-        let client = Stream::connect(&name).unwrap().unwrap();
+        let client = HandoverStream::connect(&name).unwrap().unwrap();
         let server = listener.accept().unwrap().unwrap();
         assert_eq!(server.write(b"x").unwrap(), Some(1));
         assert_eq!(client.receive_descriptor().unwrap_err().kind(), crate::error::Kind::Remote);
@@ -329,7 +329,7 @@ mod tests {
             // threads'.
             let status = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
             assert_eq!(status, 0);
-            Stream::connect(&name).unwrap_err()
+            HandoverStream::connect(&name).unwrap_err()
         });
         let error = other.unwrap().join().unwrap();
         assert!(error.message().contains("it runs as user 0 and this rank as user 65534"), "{error}");

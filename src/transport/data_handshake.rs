@@ -24,7 +24,7 @@ pub(super) trait Pipe {
     fn write_some(&self, bytes: &[u8]) -> Result<Option<usize>>;
 }
 
-impl Pipe for descriptor::Stream {
+impl Pipe for descriptor::HandoverStream {
     fn read_some(&self, into: &mut [u8]) -> Result<Option<usize>> {
         self.read(into)
     }

@@ -14,7 +14,7 @@ use crate::device::{self, HostMemory, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::ring::Shape;
-use crate::sys::descriptor::{Listener, Stream};
+use crate::sys::descriptor::{HandoverStream, Listener};
 use crate::sys::random;
 use crate::transport::data_handshake::{Answerer, Caller, Request, SESSION_TIME, crowd_out, terms};
 use crate::transport::links::Way;
@@ -130,7 +130,7 @@ struct Offer {
 
 #[derive(Debug)]
 struct Session {
-    stream: Stream,
+    stream: HandoverStream,
     answerer: Answerer,
     /// What to hand over, once the peer has said.
     grant: Option<(u64, Rank)>,
@@ -143,7 +143,7 @@ struct Fetch {
     owner: Rank,
     bytes: usize,
     name: String,
-    stream: Option<Stream>,
+    stream: Option<HandoverStream>,
     caller: Caller,
     asked: bool,
 }
@@ -210,7 +210,7 @@ impl Session {
 impl Opening<Imported> for Fetch {
     fn progress(&mut self) -> Result<Option<Imported>> {
         if self.stream.is_none() {
-            self.stream = Stream::connect(&self.name)?;
+            self.stream = HandoverStream::connect(&self.name)?;
         }
         let Some(stream) = &self.stream else { return Ok(None) };
         if !self.asked {

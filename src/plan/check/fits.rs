@@ -56,6 +56,7 @@ impl Frame<'_> {
         }
         lane.steps.iter().enumerate().try_for_each(|(number, step)| {
             let checked = match &step.action {
+                Action::Enter { peers } => self.enters(number + usize::from(step.lag), peers),
                 Action::Combine(combine) => self.combine(lane, combine),
                 Action::Signal { flag, listeners } => self.flag(*flag).and_then(|()| self.listeners(*flag, listeners)),
                 Action::Wait { peer, flag } if !self.maps(*peer) => {
@@ -65,6 +66,20 @@ impl Frame<'_> {
             };
             checked.map_err(|text| (number, text))
         })
+    }
+
+    fn enters(&self, step: usize, peers: &[Rank]) -> Result<(), String> {
+        let mapped = self.host.iter().filter(|rank| **rank != self.me);
+        let mut mapped: Vec<Rank> = mapped.copied().collect();
+        mapped.sort_unstable();
+        match self.spec.windows {
+            Windows::None => Err("enters, and the plan has no windows".to_owned()),
+            Windows::Scratch | Windows::User if step > 0 => Err("enters behind another step".to_owned()),
+            Windows::Scratch | Windows::User if mapped != peers => {
+                Err(format!("enters with ranks {peers:?}, and ranks {mapped:?} are mapped"))
+            }
+            Windows::Scratch | Windows::User => Ok(()),
+        }
     }
 
     fn flag(&self, flag: u8) -> Result<(), String> {

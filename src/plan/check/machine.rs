@@ -113,6 +113,11 @@ impl<'a> Machine<'a> {
         let time = u32::try_from(at.log.len() - 1).map_err(|_| Flaw::new("a lane has more than 2^32 steps"))?;
         at.clock[worker] = time;
         match &step.action {
+            // What entering orders between ranks is taken for nothing here: the order inside of a plan must come from its own steps.
+            Action::Enter { .. } if index > 0 || step.lag > 0 => {
+                return Err(self.flaw(worker, "enters when the lane has begun"));
+            }
+            Action::Enter { .. } => {}
             Action::Combine(combine) => self.combine(worker, combine, round)?,
             Action::Signal { flag, .. } => self.signal(worker, *flag, round)?,
             Action::Wait { peer, flag } => {
@@ -165,7 +170,7 @@ impl<'a> Machine<'a> {
                 });
                 Ok(source.or(target))
             }
-            Action::Signal { .. } => Ok(None),
+            Action::Enter { .. } | Action::Signal { .. } => Ok(None),
             Action::Wait { peer, flag } => {
                 let mapped = self.spec().windows != Windows::None && self.neighbours(*me, *peer);
                 if !mapped || peer == me {

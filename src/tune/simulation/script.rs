@@ -141,6 +141,8 @@ impl<'a> Script<'a> {
 
     fn acts(&mut self, at: Place, action: &Action) -> Vec<Act> {
         match action {
+            // The cost of a call counts the entering.
+            Action::Enter { .. } => Vec::new(),
             Action::Signal { flag, .. } => vec![Act::Raise(self.flag(at.rank, at.lane, *flag))],
             Action::Wait { peer, flag } => vec![Act::Await(self.flag(*peer, at.lane, *flag))],
             Action::Combine(combine) => vec![Act::Move(self.transfer(at, combine))],

@@ -1,0 +1,123 @@
+//! The thread that looks after launches for which no call waits: deadlines, deaths, mismatches.
+
+use std::collections::VecDeque;
+use std::sync::PoisonError;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::comm::failure_watch::FailureWatch;
+use crate::comm::on_device;
+use crate::comm::peer_status::WaitingFor;
+use crate::comm::session::Session;
+use crate::device::{Event, StatusPage};
+use crate::error::Result;
+use crate::exec::Operation;
+use crate::sync::Watch;
+use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
+use crate::sys::thread;
+
+/// Watches the launches of one communicator, one after the other, as a call watches that waits. What ends one ends the communicator: the
+/// next call, and `async_error`, say why. Dropping it waits until all launches have ended.
+#[derive(Debug)]
+pub(super) struct Monitor {
+    shared: Arc<Watched>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    session: Arc<Session>,
+    status: Arc<StatusPage>,
+    state: Mutex<State>,
+    /// Something was added, or the end was asked for.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    launches: VecDeque<(Operation, Arc<dyn Event>)>,
+    ends: bool,
+}
+
+impl Monitor {
+    /// A thread that waits for launches.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where no thread is to be had.
+    pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>) -> Result<Monitor> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Watched { session, status, state, changed });
+        let watched = Arc::clone(&shared);
+        let thread = thread::spawn("rsccl monitor", move || watched.run())?;
+        Ok(Monitor { shared, thread: Some(thread) })
+    }
+
+    /// Watches `operation`, whose launch has ended when `event` is done.
+    pub(super) fn add(&self, operation: Operation, event: Arc<dyn Event>) {
+        self.shared.state().launches.push_back((operation, event));
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.shared.state().ends = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A monitor that panicked watches nothing any more; there is nobody to tell here.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl Watched {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A queue of handles is whole after every statement.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The oldest launch; `None` when there will be none any more.
+    fn next(&self) -> Option<(Operation, Arc<dyn Event>)> {
+        let mut state = self.state();
+        loop {
+            if let Some(first) = state.launches.front() {
+                return Some(first.clone());
+            }
+            if state.ends {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn run(&self) {
+        while let Some((operation, event)) = self.next() {
+            if let Err(error) = self.watch(&operation, &*event) {
+                let error = error.during(operation.to_string()).at(self.session.world.rank);
+                self.session.publish_failure(&error);
+                // Shown to the device too, whose launches end then.
+                self.session.abort.raise(error);
+                self.await_end(&*event);
+            }
+            self.state().launches.pop_front();
+        }
+    }
+
+    fn watch(&self, operation: &Operation, event: &dyn Event) -> Result<()> {
+        let mut watch = FailureWatch::new(&self.session, WaitingFor::Collective(operation));
+        while !event.is_done()? {
+            watch.look(&|| "its launch".to_owned())?;
+            crate::sys::futex::nap(LOOK_EVERY);
+        }
+        on_device::fault(&self.status, &self.session)
+    }
+
+    fn await_end(&self, event: &dyn Event) {
+        while event.is_done().is_ok_and(|done| !done) {
+            crate::sys::futex::nap(LOOK_EVERY);
+        }
+    }
+}
+
+/// How often a launch is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(2);

@@ -1,0 +1,81 @@
+//! Collectives on a stream of a device.
+
+use crate::comm::collectives::Submit;
+use crate::comm::{Call, Communicator, Message};
+use crate::error::Result;
+use crate::exec::{DeviceStream, Nothing, Order};
+use crate::types::World;
+
+/// A communicator on a stream of a device ([`Communicator::on`]).
+///
+/// Its methods are those of [`Communicator`], on buffers in the memory of the stream's device. Each puts its call into the stream
+/// and returns: what the stream held before runs before, and the buffers may be used in the stream again at once. On the host they
+/// may be used when the stream is through. Ranks whose streams are of one device wait for each other in the call, not on the device.
+///
+/// # Errors
+/// Of a method: what one rank alone can see, and what had ended the communicator before. What ends it later, while
+/// the stream runs, is an error of the next call and of [`Communicator::async_error`]; the stream goes on.
+#[derive(Debug, Clone, Copy)]
+pub struct OnStream<'comm> {
+    comm: &'comm Communicator,
+    stream: &'comm DeviceStream,
+}
+
+impl Communicator {
+    /// This communicator, for calls on `stream`. All ranks must be threads of one process; all calls of one communicator on
+    /// devices are for one device of each rank.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::comm::DeviceStream;
+    /// use rsccl::error::Kind;
+    ///
+    /// // Where this process has no device 0, there is no stream of it.
+    /// match DeviceStream::new(0) {
+    ///     Err(error) => assert_eq!(error.kind(), Kind::InvalidArgument),
+    ///     Ok(stream) => rsccl::local::run(2, |comm| {
+    ///         let (mine, mut sum) = (stream.alloc::<f32>(100)?, stream.alloc::<f32>(100)?);
+    ///         comm.on(&stream).all_reduce(mine.slice(..), sum.slice_mut(..), rsccl::ReduceOp::Sum)?;
+    ///         stream.synchronize()
+    ///     }).map(|_| ())?,
+    /// }
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn on<'comm>(&'comm self, stream: &'comm DeviceStream) -> OnStream<'comm> {
+        OnStream { comm: self, stream }
+    }
+}
+
+impl OnStream<'_> {
+    /// Puts any collective, described, into the stream.
+    ///
+    /// # Errors
+    /// As the typed call of the same collective.
+    pub fn run(&self, call: &Call<'_>) -> Result<()> {
+        self.comm.with_engine(|engine| engine.collective_in(call, Order::Stream(self.stream), &mut Nothing))
+    }
+}
+
+impl<'a> Submit<'a> for &OnStream<'_> {
+    type Output = ();
+
+    fn world(&self) -> Result<World> {
+        self.comm.world()
+    }
+
+    fn submit(self, call: Call<'a>) -> Result<()> {
+        self.run(&call)
+    }
+
+    fn submit_message(self, message: Message<'a>) -> Result<()> {
+        self.submit_messages(vec![message])
+    }
+
+    fn submit_messages(self, messages: Vec<Message<'a>>) -> Result<()> {
+        self.comm.with_engine(|engine| engine.messages_in(messages, Order::Stream(self.stream)))
+    }
+
+    fn submit_exchange(self, messages: Vec<Message<'a>>) -> Result<()> {
+        self.comm.with_engine(|engine| engine.exchange_in(messages, Order::Stream(self.stream)))
+    }
+}

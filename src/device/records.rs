@@ -1,0 +1,274 @@
+//! A program as devices run it: plain records of fixed sizes, what a launch adds to them, and where the words lie in device
+//! memory by which ranks wait for each other.
+//!
+//! # How a lane runs
+//! As `plan` says, with these words for its terms. A lane begins when the lane that it stands `after` has ended. It walks its
+//! steps `turns` times; a step runs in the turns whose round (turn − lag) is below `rounds`, an [`ENTER`] in the first turn alone.
+//!
+//! | step | what the lane does |
+//! |---|---|
+//! | [`ENTER`] | writes its [`EnterLine`] into the memory of each rank in the list, then waits for theirs; takes their user buffers' addresses from there |
+//! | [`COMBINE`] | waits until its source slots are full and its target slots are free, folds the sources into the targets, gives the slots on |
+//! | [`SIGNAL`] | raises its flag to `base + round + 1` in the memory of each rank in the list |
+//! | [`WAIT`] | waits until the flag of `peer` in its own memory has come to `base + round + 1` |
+//!
+//! All that a rank waits for lies in its own memory. Words only grow: a lane keeps its epoch (how often it has run) and the
+//! base of its flags in [`ControlLayout::state`], takes them when it begins, and leaves them advanced when it ends. So a launch
+//! can be captured and replayed with no host in between.
+
+use std::mem::{align_of, offset_of, size_of};
+
+use crate::device::Region;
+use crate::sync::primitive::Arc;
+use crate::sync::ring::Label;
+use crate::types::{DataType, ReduceOp};
+
+pub use super::status::{LaunchFault, StatusPage};
+
+/// A lane of a program.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LaneRecord {
+    /// The place of its first step in [`Records::steps`].
+    pub first_step: u32,
+    /// How many steps it has.
+    pub steps: u32,
+    /// How many rounds they have.
+    pub rounds: u32,
+    /// How often they are walked: the rounds and the greatest lag.
+    pub turns: u32,
+    /// The number of the lane's flags and of its epoch, or [`NONE`] where it has neither windows nor flags.
+    pub flags: u32,
+    /// The lane that must have ended before this one begins, or [`NONE`].
+    pub after: u32,
+    /// The place of its label in [`LaunchPart::labels`].
+    pub label: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A step of a lane.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepRecord {
+    /// Elements over all rounds.
+    pub block: u64,
+    /// Elements in one round.
+    pub piece: u64,
+    /// The place of its first source in [`Records::operands`]; its targets follow its sources. Of a signal or an entering: of the
+    /// first rank in [`Records::ranks`].
+    pub first: u32,
+    /// How many sources; of a signal or an entering: how many ranks.
+    pub sources: u32,
+    /// How many targets.
+    pub targets: u32,
+    /// Which source the rank's own scalar is applied to, or [`NONE`].
+    pub raw: u32,
+    /// The rank whose flag is waited for.
+    pub peer: u32,
+    /// [`ENTER`], [`COMBINE`], [`SIGNAL`] or [`WAIT`].
+    pub kind: u8,
+    /// Rounds that the step runs behind the first.
+    pub lag: u8,
+    /// Which flag is raised or waited for. Of a combine: [`EVEN_EMPTY`] where a round without elements takes and gives slots too,
+    /// else 0.
+    pub flag: u8,
+    /// 1 where an average is divided now, else 0.
+    pub finish: u8,
+    /// Zero.
+    pub reserved: [u32; 6],
+}
+
+/// A place that a step reads or writes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OperandRecord {
+    /// The element where the first round starts.
+    pub start: u64,
+    /// Later rounds walk through so many pieces again and again; 0: on and on.
+    pub cycle: u32,
+    /// [`OWN`], [`PEER`] or [`SLOT`].
+    pub kind: u32,
+    /// Of [`OWN`]: the place in [`LaunchPart::bases`]. Of [`PEER`]: the rank. Of [`SLOT`]: the place in [`LaunchPart::queues`].
+    pub base: u32,
+    /// Of [`PEER`]: [`INPUT`], [`OUTPUT`] or [`SCRATCH`].
+    pub buffer: u32,
+}
+
+/// [`StepRecord::kind`]: enters.
+pub const ENTER: u8 = 0;
+/// [`StepRecord::kind`]: reduces or copies.
+pub const COMBINE: u8 = 1;
+/// [`StepRecord::kind`]: raises a flag.
+pub const SIGNAL: u8 = 2;
+/// [`StepRecord::kind`]: waits for a flag.
+pub const WAIT: u8 = 3;
+
+/// [`StepRecord::flag`] of a combine: see there.
+pub const EVEN_EMPTY: u8 = 1;
+
+/// [`OperandRecord::kind`]: a buffer of the rank itself.
+pub const OWN: u32 = 0;
+/// [`OperandRecord::kind`]: a buffer of another rank.
+pub const PEER: u32 = 1;
+/// [`OperandRecord::kind`]: the next slot of a connection.
+pub const SLOT: u32 = 2;
+
+/// The place of the input in [`LaunchPart::bases`], and [`OperandRecord::buffer`].
+pub const INPUT: u32 = 0;
+/// The same of the output.
+pub const OUTPUT: u32 = 1;
+/// The same of the scratch.
+pub const SCRATCH: u32 = 2;
+/// The first place in [`LaunchPart::bases`] that is none of the three: the buffers of messages.
+pub const FIRST_MESSAGE: u32 = 3;
+
+/// No number.
+pub const NONE: u32 = u32::MAX;
+
+const _: () = assert!(size_of::<LaneRecord>() == 32 && align_of::<LaneRecord>() == 4);
+const _: () = assert!(size_of::<StepRecord>() == 64 && align_of::<StepRecord>() == 8);
+const _: () = assert!(offset_of!(StepRecord, first) == 16 && offset_of!(StepRecord, kind) == 36);
+const _: () = assert!(size_of::<OperandRecord>() == 24 && offset_of!(OperandRecord, base) == 16);
+
+/// A program of one rank as records.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Records {
+    /// Its lanes, side by side.
+    pub lanes: Vec<LaneRecord>,
+    /// The steps of all lanes.
+    pub steps: Vec<StepRecord>,
+    /// The operands of all steps.
+    pub operands: Vec<OperandRecord>,
+    /// The ranks that signals and enterings name.
+    pub ranks: Vec<u32>,
+}
+
+/// The arithmetic of a launch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Folding {
+    /// The elements' type.
+    pub data_type: DataType,
+    /// The operator, where the collective reduces.
+    pub op: Option<ReduceOp>,
+    /// By how many ranks an average is divided.
+    pub world: u32,
+}
+
+/// What one rank gives to a launch. Addresses are those of the device that runs it.
+#[derive(Debug, Clone)]
+pub struct LaunchPart {
+    /// The program.
+    pub records: Arc<Records>,
+    /// The arithmetic.
+    pub folding: Folding,
+    /// The rank.
+    pub rank: u32,
+    /// What the lanes' partners must have called.
+    pub labels: Vec<Label>,
+    /// The rank's own buffers: input, output, scratch, then those of messages.
+    pub bases: Vec<u64>,
+    /// How control words lie.
+    pub layout: ControlLayout,
+    /// Of each rank: its control words and its scratch.
+    pub peers: Arc<[PeerMemory]>,
+    /// The ends of connections that slots name.
+    pub queues: Vec<SlotQueue>,
+    /// Where the launch hears that it must stop, and says why it did.
+    pub status: Arc<StatusPage>,
+    /// The memory that the launch uses and nobody else keeps.
+    pub keep: Vec<Region>,
+}
+
+/// What a rank shows the ranks that share a launch or a link with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PeerMemory {
+    /// Its control words, laid out by [`ControlLayout`].
+    pub control: u64,
+    /// Its scratch.
+    pub scratch: u64,
+}
+
+/// One end of a connection: a queue of slots in the receiver's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotQueue {
+    /// The rank that sends, which its slots name.
+    pub rank: u32,
+    /// Whether this end sends.
+    pub sends: bool,
+    /// The first slot: [`SLOT_HEADER`] bytes, then the payload.
+    pub slots: u64,
+    /// How many slots there are.
+    pub count: u32,
+    /// Bytes of a payload at most, a multiple of 64.
+    pub payload: u64,
+    /// How many messages were published; a word in the receiver's memory.
+    pub tail: u64,
+    /// How many messages were taken; a word in the sender's memory.
+    pub head: u64,
+    /// How many this end has published or taken; a word in its own memory.
+    pub mine: u64,
+}
+
+/// Bytes before the payload of a slot: the length in bytes, the label's three words, the rank that sent it.
+pub const SLOT_HEADER: u64 = 64;
+
+/// Where a rank's control words lie, from the beginning of its control memory. All ranks lay them out alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ControlLayout {
+    /// How many ranks there are.
+    pub ranks: u32,
+    /// How many lanes have words.
+    pub lanes: u32,
+}
+
+/// What a rank writes to each peer when a lane enters. `ready` is written last, with release.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EnterLine {
+    /// The lane's epoch and one: how many times it has been entered.
+    pub ready: u64,
+    /// The call.
+    pub label: Label,
+    /// Where the rank's input is.
+    pub input: u64,
+    /// Where its output is.
+    pub output: u64,
+    /// Zero.
+    pub reserved: [u64; 2],
+}
+
+/// Flags of a lane.
+pub const FLAGS: u64 = 8;
+
+const LINE: u64 = 64;
+const _: () = assert!(size_of::<EnterLine>() as u64 == LINE);
+
+/// Enter lines have two sets, which epochs take in turn: a peer that has entered epoch n + 1 has read all lines of epoch n − 1.
+pub const PARITIES: u32 = 2;
+
+impl ControlLayout {
+    /// The words that a lane keeps from run to run: its epoch, then the base of its flags.
+    pub fn state(&self, lane: u32) -> u64 {
+        u64::from(lane) * LINE
+    }
+
+    /// The line into which `writer` writes when it enters epoch `epoch` of a lane.
+    pub fn enter_line(&self, lane: u32, epoch: u64, writer: u32) -> u64 {
+        let parity = epoch % u64::from(PARITIES);
+        let before = (u64::from(lane) * u64::from(PARITIES) + parity) * u64::from(self.ranks) + u64::from(writer);
+        (u64::from(self.lanes) + before) * LINE
+    }
+
+    /// The word of a lane's flag that `writer` raises.
+    pub fn flag(&self, lane: u32, flag: u8, writer: u32) -> u64 {
+        let lines = self.enter_line(self.lanes, 0, 0);
+        let place = (u64::from(lane) * FLAGS + u64::from(flag)) * u64::from(self.ranks) + u64::from(writer);
+        lines + place * size_of::<u64>() as u64
+    }
+
+    /// All of it, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.flag(self.lanes, 0, 0)
+    }
+}

@@ -1,0 +1,193 @@
+//! Ranks that share a device: their programs run in one launch.
+//!
+//! Two launches on one device may run one after the other, and a program that waits for another's would wait for ever. So the
+//! ranks of a communicator that share a device, its cohort, meet on the host in each call; the last of them launches the programs
+//! of all. Events put the launch behind what each rank's stream held before, and what comes later behind the launch.
+//! Programs on different devices wait for each other on the devices.
+
+use std::sync::PoisonError;
+
+use crate::device::records::LaunchPart;
+use crate::device::{self, Event, Home, Place, Queue};
+use crate::error::{Error, Result};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+use crate::types::Rank;
+
+/// A stream of a device: what is put into it is done in that order. Clones are the same stream.
+///
+/// A collective that is called on a stream ([`crate::Communicator::on`]) returns when it has been put there, and runs when what the stream
+/// held before is done.
+#[derive(Debug, Clone)]
+pub struct DeviceStream {
+    queue: Arc<Mutex<Box<dyn Queue>>>,
+    home: Home,
+}
+
+impl DeviceStream {
+    /// A new stream of device number `device` of this process.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where there is no such device; those of the device.
+    pub fn new(device: u32) -> Result<DeviceStream> {
+        let home = Home::Device(crate::device::DeviceId(device));
+        Ok(DeviceStream::of(home, device::of(home)?.queue()?))
+    }
+
+    /// The stream that puts work into `queue`.
+    pub(crate) fn of(home: Home, queue: Box<dyn Queue>) -> DeviceStream {
+        DeviceStream { queue: Arc::new(Mutex::new(queue)), home }
+    }
+
+    /// Where it works.
+    pub(crate) fn home(&self) -> Home {
+        self.home
+    }
+
+    /// Its queue, for the length of a look or a put.
+    pub(crate) fn queue(&self) -> MutexGuard<'_, Box<dyn Queue>> {
+        // The data behind the lock is a handle, which a panic leaves as it was.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An event that is done when all that was put into the stream before is done.
+    pub(crate) fn record(&self) -> Result<Arc<dyn Event>> {
+        self.queue().record()
+    }
+
+    /// Puts a copy into the stream.
+    ///
+    /// # Safety
+    /// As [`Queue::copy`].
+    pub(crate) unsafe fn copy(&self, from: Place, to: Place) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.queue().copy(from, to) }
+    }
+
+    fn is(&self, other: &DeviceStream) -> bool {
+        Arc::ptr_eq(&self.queue, &other.queue)
+    }
+}
+
+/// The ranks of a communicator that share a device.
+#[derive(Debug)]
+pub struct Cohort {
+    members: Vec<Rank>,
+    meeting: Mutex<Meeting>,
+}
+
+/// The launch that the next one begins behind.
+#[derive(Debug)]
+struct Last {
+    stream: DeviceStream,
+    done: Arc<dyn Event>,
+    /// Whether it is kept for later: only what is kept too can wait for its event.
+    is_captured: bool,
+}
+
+/// A call for which some members have come.
+#[derive(Debug, Default)]
+struct Meeting {
+    /// Launches so far.
+    launches: u64,
+    /// What each member brought, by its place.
+    arrived: Vec<Option<(LaunchPart, DeviceStream)>>,
+    /// The last launch: launches use the same words, so that they follow each other whatever their streams.
+    last: Option<Last>,
+    /// What came of the last launch, for the members that waited for it: all of them have asked before the next one.
+    refused: Option<Error>,
+}
+
+impl Cohort {
+    /// The cohort of these ranks, in order.
+    pub fn new(members: Vec<Rank>) -> Cohort {
+        let arrived = members.iter().map(|_| None).collect();
+        Cohort { members, meeting: Mutex::new(Meeting { arrived, ..Meeting::default() }) }
+    }
+
+    /// Launches the program of `member` on its stream, together with those of the others. Waits until they have come: `turn` is one turn
+    /// of that wait, and is told who is missing.
+    ///
+    /// # Errors
+    /// Of `turn`: then nothing of this member is launched, unless the last of the others has come meanwhile. Of the device, for all
+    /// members.
+    ///
+    /// # Safety
+    /// As [`Queue::launch`], for the parts of all members.
+    pub unsafe fn launch(
+        &self,
+        member: Rank,
+        (part, stream): (LaunchPart, &DeviceStream),
+        turn: &mut dyn FnMut(&[Rank]) -> Result<()>,
+    ) -> Result<()> {
+        let place = self.members.binary_search(&member).map_err(|_| Error::internal("no member of this cohort"))?;
+        let mut meeting = self.meeting();
+        let launches = meeting.launches;
+        meeting.arrived[place] = Some((part, stream.clone()));
+        if meeting.arrived.iter().all(Option::is_some) {
+            let all = meeting.arrived.iter_mut().filter_map(Option::take).collect();
+            // SAFETY: the callers' contract, of all members.
+            let result = unsafe { launch(all, &mut meeting.last) };
+            meeting.launches += 1;
+            meeting.refused = result.as_ref().err().map(Error::duplicate);
+            return result;
+        }
+        loop {
+            let missing: Vec<Rank> = meeting.missing(&self.members);
+            drop(meeting);
+            let looked = turn(&missing);
+            meeting = self.meeting();
+            if meeting.launches > launches {
+                return meeting.refused.as_ref().map_or(Ok(()), |error| Err(error.duplicate()));
+            }
+            if looked.is_err() {
+                meeting.arrived[place] = None;
+                return looked;
+            }
+        }
+    }
+
+    fn meeting(&self) -> MutexGuard<'_, Meeting> {
+        // A member that panicked has brought its part or has not: both are whole.
+        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Meeting {
+    fn missing(&self, members: &[Rank]) -> Vec<Rank> {
+        let missing = members.iter().zip(&self.arrived).filter(|(_, arrived)| arrived.is_none());
+        missing.map(|(member, _)| *member).collect()
+    }
+}
+
+/// One launch on the stream of the first member, between the work of all streams before and after.
+///
+/// # Safety
+/// As [`Queue::launch`].
+unsafe fn launch(arrived: Vec<(LaunchPart, DeviceStream)>, last: &mut Option<Last>) -> Result<()> {
+    let (parts, mut streams): (Vec<LaunchPart>, Vec<DeviceStream>) = arrived.into_iter().unzip();
+    let leader = streams.remove(0);
+    let mut others: Vec<DeviceStream> = Vec::new();
+    for stream in streams {
+        if !stream.is(&leader) && !others.iter().any(|other| other.is(&stream)) {
+            others.push(stream);
+        }
+    }
+    for stream in &others {
+        let before = stream.record()?;
+        leader.queue().after(&before)?;
+    }
+    let is_captured = leader.queue().is_capturing()?;
+    if let Some(last) = last
+        && !last.stream.is(&leader)
+        && last.is_captured == is_captured
+        && (is_captured || !last.done.is_done()?)
+    {
+        leader.queue().after(&last.done)?;
+    }
+    // SAFETY: the caller's contract.
+    unsafe { leader.queue().launch(parts)? };
+    let done = leader.record()?;
+    others.iter().try_for_each(|stream| stream.queue().after(&done))?;
+    *last = Some(Last { stream: leader, done, is_captured });
+    Ok(())
+}

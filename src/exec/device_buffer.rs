@@ -1,0 +1,263 @@
+//! Buffers in the memory of devices, and what typed calls take: slices of host memory and of device memory alike.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+
+use crate::device::{self, Home, Place, Region, Sharing};
+use crate::error::{Error, Result};
+use crate::exec::DeviceStream;
+use crate::sys::futex;
+use crate::types::Element;
+
+/// A buffer of `T` in the memory of a device, made by [`DeviceStream::alloc`].
+///
+/// It may be dropped while streams still work in it: the memory is given back when they are through.
+pub struct DeviceBuffer<T> {
+    region: Region,
+    count: usize,
+    elements: PhantomData<T>,
+}
+
+impl<T> fmt::Debug for DeviceBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceBuffer of {} elements, {:?}", self.count, self.region)
+    }
+}
+
+/// Elements in the memory of a device, which a call reads.
+#[derive(Debug)]
+pub struct DeviceSlice<'a, T> {
+    place: Place,
+    count: usize,
+    keep: Option<&'a Region>,
+    elements: PhantomData<&'a [T]>,
+}
+
+/// Elements in the memory of a device, which a call writes.
+#[derive(Debug)]
+pub struct DeviceSliceMut<'a, T> {
+    place: Place,
+    count: usize,
+    keep: Option<&'a Region>,
+    elements: PhantomData<&'a mut [T]>,
+}
+
+impl<T> Clone for DeviceSlice<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for DeviceSlice<'_, T> {}
+
+impl<T: Element> DeviceBuffer<T> {
+    /// How many elements it has.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The elements of `range`, to read.
+    ///
+    /// # Panics
+    /// Where the range is not inside, as slices do.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> DeviceSlice<'_, T> {
+        let (place, count) = self.part(range);
+        DeviceSlice { place, count, keep: Some(&self.region), elements: PhantomData }
+    }
+
+    /// The elements of `range`, to write.
+    ///
+    /// # Panics
+    /// Where the range is not inside, as slices do.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> DeviceSliceMut<'_, T> {
+        let (place, count) = self.part(range);
+        DeviceSliceMut { place, count, keep: Some(&self.region), elements: PhantomData }
+    }
+
+    fn part(&self, range: impl RangeBounds<usize>) -> (Place, usize) {
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(before) => before + 1,
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last + 1,
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => self.count,
+        };
+        assert!(start <= end && end <= self.count, "range {start}..{end} outside a buffer of {} elements", self.count);
+        let (size, count) = (size_of::<T>(), end - start);
+        let address = self.region.at(start * size, count * size).as_ptr();
+        (Place { address, bytes: count * size, home: self.region.home() }, count)
+    }
+}
+
+impl<'a, T: Element> DeviceSlice<'a, T> {
+    /// `count` elements at an address of `stream`'s device, which something else has allocated there.
+    ///
+    /// # Safety
+    /// Until the streams of all calls that get the slice are through, the memory is the device's, holds `count` elements, and nobody
+    /// writes it.
+    pub unsafe fn from_raw(stream: &DeviceStream, address: u64, count: usize) -> DeviceSlice<'a, T> {
+        let place = raw_place::<T>(stream.home(), address, count);
+        DeviceSlice { place, count, keep: None, elements: PhantomData }
+    }
+}
+
+impl<'a, T: Element> DeviceSliceMut<'a, T> {
+    /// `count` elements at an address of `stream`'s device, which something else has allocated there.
+    ///
+    /// # Safety
+    /// Until the streams of all calls that get the slice are through, the memory is the device's, has room for `count` elements, and
+    /// nobody else touches it.
+    pub unsafe fn from_raw(stream: &DeviceStream, address: u64, count: usize) -> DeviceSliceMut<'a, T> {
+        let place = raw_place::<T>(stream.home(), address, count);
+        DeviceSliceMut { place, count, keep: None, elements: PhantomData }
+    }
+}
+
+fn raw_place<T>(home: Home, address: u64, count: usize) -> Place {
+    let address = usize::try_from(address).map_or(std::ptr::null_mut(), std::ptr::without_provenance_mut);
+    Place { address, bytes: count.saturating_mul(size_of::<T>()), home }
+}
+
+impl DeviceStream {
+    /// A buffer of `count` elements in the memory of this stream's device, all zero.
+    ///
+    /// # Errors
+    /// Where the device has no such memory, or `count` elements do not fit the address space.
+    pub fn alloc<T: Element>(&self, count: usize) -> Result<DeviceBuffer<T>> {
+        let bytes = count.max(1).checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let bytes =
+            bytes.ok_or_else(|| Error::invalid_argument(format!("a buffer of {count} elements is too large")))?;
+        let region = device::of(self.home())?.allocate(bytes, Sharing::Threads)?;
+        Ok(DeviceBuffer { region, count, elements: PhantomData })
+    }
+
+    /// Copies `from` into the device's memory, behind what the stream holds; returns when it is there.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] for different lengths, or a slice of another device; those of the device.
+    pub fn upload<T: Element>(&self, from: &[T], into: DeviceSliceMut<'_, T>) -> Result<()> {
+        let place = Place::on_host(from.as_ptr().cast_mut().cast(), size_of_val(from));
+        // SAFETY: both are borrowed until the stream is through, which `synchronize` waits for.
+        unsafe { self.copy(place, into.place)? };
+        self.synchronize()
+    }
+
+    /// Copies `from` out of the device's memory, behind what the stream holds; returns when it is here.
+    ///
+    /// # Errors
+    /// As [`DeviceStream::upload`].
+    pub fn download<T: Element>(&self, from: DeviceSlice<'_, T>, into: &mut [T]) -> Result<()> {
+        let place = Place::on_host(into.as_mut_ptr().cast(), size_of_val(into));
+        // SAFETY: both are borrowed until the stream is through, which `synchronize` waits for; every bit pattern is an element.
+        unsafe { self.copy(from.place, place)? };
+        self.synchronize()
+    }
+
+    /// Waits until all that was put into the stream is done. Launches of communicators end at their deadlines at the latest.
+    ///
+    /// # Errors
+    /// Where the device has failed.
+    pub fn synchronize(&self) -> Result<()> {
+        let event = self.record()?;
+        while !event.is_done()? {
+            futex::nap(LOOK_EVERY);
+        }
+        Ok(())
+    }
+}
+
+/// How often [`DeviceStream::synchronize`] looks.
+const LOOK_EVERY: std::time::Duration = std::time::Duration::from_micros(50);
+
+/// What a typed call reads: a slice of some memory.
+pub trait Source<'a, T: Element>: Sized {
+    /// How many elements.
+    fn count(&self) -> usize;
+    /// Where they are, and what has to live until the call has run, where the borrow does not see to that.
+    fn place(self) -> (Place, Option<Region>);
+    /// The first `at` elements, and the others.
+    fn halves(self, at: usize) -> (Self, Self);
+}
+
+/// What a typed call writes: a slice of some memory.
+pub trait Target<'a, T: Element>: Sized {
+    /// How many elements.
+    fn count(&self) -> usize;
+    /// As [`Source::place`].
+    fn place(self) -> (Place, Option<Region>);
+    /// The first `at` elements, and the others.
+    fn halves(self, at: usize) -> (Self, Self);
+}
+
+impl<'a, T: Element> Source<'a, T> for &'a [T] {
+    #[inline]
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn place(self) -> (Place, Option<Region>) {
+        (Place::on_host(self.as_ptr().cast_mut().cast(), size_of_val(self)), None)
+    }
+
+    fn halves(self, at: usize) -> (Self, Self) {
+        self.split_at(at)
+    }
+}
+
+impl<'a, T: Element> Target<'a, T> for &'a mut [T] {
+    #[inline]
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn place(self) -> (Place, Option<Region>) {
+        (Place::on_host(self.as_mut_ptr().cast(), size_of_val(self)), None)
+    }
+
+    fn halves(self, at: usize) -> (Self, Self) {
+        self.split_at_mut(at)
+    }
+}
+
+/// Both kinds of device slices.
+macro_rules! device_operand {
+    ($kind:ident, $role:ident) => {
+        impl<'a, T: Element> $role<'a, T> for $kind<'a, T> {
+            fn count(&self) -> usize {
+                self.count
+            }
+
+            fn place(self) -> (Place, Option<Region>) {
+                (self.place, self.keep.cloned())
+            }
+
+            fn halves(self, at: usize) -> (Self, Self) {
+                let part = |from: usize, count: usize| $kind {
+                    place: Place {
+                        address: self.place.address.wrapping_add(from * size_of::<T>()),
+                        bytes: count * size_of::<T>(),
+                        home: self.place.home,
+                    },
+                    count,
+                    keep: self.keep,
+                    elements: PhantomData,
+                };
+                (part(0, at), part(at, self.count - at))
+            }
+        }
+    };
+}
+
+device_operand!(DeviceSlice, Source);
+device_operand!(DeviceSliceMut, Target);

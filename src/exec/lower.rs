@@ -1,0 +1,201 @@
+//! Programs as the records that devices run.
+
+use std::collections::HashMap;
+
+use crate::device::records::{self, LaneRecord, NONE, OperandRecord, Records, StepRecord};
+use crate::exec::Message;
+use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Span, Walk, Windows};
+use crate::sync::primitive::Arc;
+use crate::transport::{Channel, Need, Way};
+use crate::types::Rank;
+
+const _: () = assert!(FLAGS as u64 == records::FLAGS);
+
+/// A program as records, and the ends of connections that its slots name, in the order of [`records::LaunchPart::queues`].
+#[derive(Debug, Clone)]
+pub struct Lowered {
+    /// The records.
+    pub records: Arc<Records>,
+    /// The ends of connections.
+    pub ends: Arc<[Need]>,
+}
+
+/// Records in the making.
+#[derive(Debug, Default)]
+struct Lowering {
+    records: Records,
+    ends: Vec<Need>,
+}
+
+/// The records of a plan's lanes.
+pub fn plan(lanes: &[Lane], windows: Windows) -> Lowered {
+    let mut lowering = Lowering::default();
+    for (number, lane) in (0..).zip(lanes) {
+        lowering.lane(lane, if windows == Windows::None { NONE } else { number });
+    }
+    lowering.finish()
+}
+
+/// The records of messages on `channel`: side by side, but for those of one connection, which keep their order. What rank `me` sends
+/// itself is copied; both ends are there. Elements are bytes; a message's buffer and label stand in the order of the messages, buffers
+/// from [`records::FIRST_MESSAGE`] on. A slot holds `slot_bytes`.
+pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Channel, u64)) -> Lowered {
+    let mut lowering = Lowering::default();
+    let mut own_recvs = (0u32..).zip(messages).filter(|(_, message)| message.peer() == me && !message.sends());
+    let mut latest: HashMap<Need, u32> = HashMap::new();
+    for (number, message) in (0u32..).zip(messages) {
+        let bytes = message.count() * u64::from(message.data_type().size());
+        let own = own_buffer(number);
+        if message.peer() == me {
+            if let Some((recv, _)) = message.sends().then(|| own_recvs.next()).flatten() {
+                lowering
+                    .copy([own, own_buffer(recv)], StepRecord { block: bytes, piece: bytes, ..StepRecord::default() });
+            }
+            continue;
+        }
+        let end = Need { channel, ..message.need() };
+        let slot = OperandRecord { kind: records::SLOT, base: lowering.end(end), ..OperandRecord::default() };
+        let ends = if message.sends() { [own, slot] } else { [slot, own] };
+        // A message without bytes is one slot without bytes: its label is what both ends compare.
+        let step = StepRecord { block: bytes, piece: slot_bytes, flag: records::EVEN_EMPTY, ..StepRecord::default() };
+        let lane = lowering.copy(ends, step);
+        let record = &mut lowering.records.lanes[lane as usize];
+        record.label = number;
+        record.after = latest.insert(end, lane).unwrap_or(NONE);
+    }
+    lowering.finish()
+}
+
+fn own_buffer(message: u32) -> OperandRecord {
+    OperandRecord { kind: records::OWN, base: records::FIRST_MESSAGE + message, ..OperandRecord::default() }
+}
+
+impl Lowering {
+    fn finish(self) -> Lowered {
+        Lowered { records: Arc::new(self.records), ends: self.ends.into() }
+    }
+
+    fn place_of_steps(&self) -> u32 {
+        place(self.records.steps.len())
+    }
+
+    fn place_of_operands(&self) -> u32 {
+        place(self.records.operands.len())
+    }
+
+    /// A lane that copies, in as many rounds as `step` has pieces; at least one. Its place.
+    fn copy(&mut self, ends: [OperandRecord; 2], step: StepRecord) -> u32 {
+        let rounds = u32::try_from(step.block.div_ceil(step.piece.max(1)).max(1)).unwrap_or(u32::MAX);
+        let (first, first_step) = (self.place_of_operands(), self.place_of_steps());
+        self.records.operands.extend(ends);
+        let step = StepRecord { first, sources: 1, targets: 1, raw: NONE, kind: records::COMBINE, ..step };
+        self.records.steps.push(step);
+        let lane =
+            LaneRecord { first_step, steps: 1, rounds, turns: rounds, flags: NONE, after: NONE, label: 0, reserved: 0 };
+        self.records.lanes.push(lane);
+        place(self.records.lanes.len() - 1)
+    }
+
+    fn lane(&mut self, lane: &Lane, flags: u32) {
+        let first_step = self.place_of_steps();
+        for step in &lane.steps {
+            let record = match &step.action {
+                Action::Enter { peers } => self.listed(records::ENTER, peers),
+                Action::Signal { flag, listeners } => {
+                    StepRecord { flag: *flag, ..self.listed(records::SIGNAL, listeners) }
+                }
+                Action::Wait { peer, flag } => {
+                    StepRecord { kind: records::WAIT, peer: peer.get(), flag: *flag, ..StepRecord::default() }
+                }
+                Action::Combine(combine) => self.combine(combine, lane.channel),
+            };
+            self.records.steps.push(StepRecord { lag: step.lag, ..record });
+        }
+        let turns = if lane.steps.is_empty() { 0 } else { lane.rounds + u32::from(lane.greatest_lag()) };
+        let steps = self.place_of_steps() - first_step;
+        let (rounds, label) = (lane.rounds, 0);
+        self.records.lanes.push(LaneRecord {
+            first_step,
+            steps,
+            rounds,
+            turns,
+            flags,
+            after: NONE,
+            label,
+            reserved: 0,
+        });
+    }
+
+    /// A step that names ranks.
+    fn listed(&mut self, kind: u8, ranks: &[Rank]) -> StepRecord {
+        let first = place(self.records.ranks.len());
+        self.records.ranks.extend(ranks.iter().map(|rank| rank.get()));
+        StepRecord { kind, first, sources: place(ranks.len()), ..StepRecord::default() }
+    }
+
+    fn combine(&mut self, combine: &Combine, channel: u8) -> StepRecord {
+        let first = self.place_of_operands();
+        let channel = Channel::Collective(channel);
+        for (way, operands) in [(Way::Receive, &combine.sources), (Way::Send, &combine.targets)] {
+            for operand in operands {
+                let record = self.operand(operand, (way, channel));
+                self.records.operands.push(record);
+            }
+        }
+        let own = |operand: &Operand| matches!(operand, Operand::Local(span) if span.buffer == Buffer::Input);
+        StepRecord {
+            block: combine.block.0,
+            piece: combine.piece.0,
+            first,
+            sources: place(combine.sources.len()),
+            targets: place(combine.targets.len()),
+            raw: combine.sources.iter().position(own).map_or(NONE, place),
+            kind: records::COMBINE,
+            finish: u8::from(combine.finish),
+            ..StepRecord::default()
+        }
+    }
+
+    fn operand(&mut self, operand: &Operand, (way, channel): (Way, Channel)) -> OperandRecord {
+        let spanned = |span: &Span| OperandRecord {
+            start: span.start.0,
+            cycle: match span.walk {
+                Walk::Linear => 0,
+                Walk::Cycle(depth) => depth,
+            },
+            ..OperandRecord::default()
+        };
+        match operand {
+            Operand::Local(span) => OperandRecord { kind: records::OWN, base: number(span.buffer), ..spanned(span) },
+            Operand::Window(peer, span) => {
+                OperandRecord { kind: records::PEER, base: peer.get(), buffer: number(span.buffer), ..spanned(span) }
+            }
+            Operand::Slot(peer) => {
+                let base = self.end(Need { way, peer: *peer, channel });
+                OperandRecord { kind: records::SLOT, base, ..OperandRecord::default() }
+            }
+        }
+    }
+
+    /// The place of a connection's end.
+    fn end(&mut self, end: Need) -> u32 {
+        let known = self.ends.iter().position(|other| *other == end);
+        place(known.unwrap_or_else(|| {
+            self.ends.push(end);
+            self.ends.len() - 1
+        }))
+    }
+}
+
+fn number(buffer: Buffer) -> u32 {
+    match buffer {
+        Buffer::Input => records::INPUT,
+        Buffer::Output => records::OUTPUT,
+        Buffer::Scratch => records::SCRATCH,
+    }
+}
+
+/// A place in one of the tables, which [`crate::plan::check::fits`] and the number of messages keep below 2^32.
+fn place(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(NONE)
+}

@@ -1,0 +1,66 @@
+//! A device in software, for tests: memory that the processor cannot touch, queues with a thread each, programs run from their
+//! records alone, and capture.
+//!
+//! Addresses of [`Far`] are no addresses of this machine: whoever follows one without a queue is killed by the processor. Each
+//! queue does its work on a thread of its own, behind the caller's back. What a [`FarGraph`] has captured runs with no code of the
+//! host in between. A program that reaches outside of what was allocated, or into what was freed, fails its queue for good.
+
+mod memory;
+mod programs;
+mod queue;
+
+use std::os::fd::OwnedFd;
+
+use memory::Memory;
+pub(crate) use queue::FarGraph;
+use queue::FarQueue;
+use rsccl::Result;
+use rsccl::internals::device::{Device, DeviceId, Home, HostMemory, Queue, Region, Sharing};
+
+/// A device whose memory the host cannot touch. All devices of a process reach each other's memory.
+#[derive(Debug)]
+pub(crate) struct Far {
+    number: u32,
+}
+
+impl Far {
+    /// A device that nobody else knows.
+    pub(crate) fn new(number: u32) -> Far {
+        Far { number }
+    }
+
+    /// Makes devices of these numbers known to the process. Other tests may have done so before: they are the same.
+    pub(crate) fn add(numbers: std::ops::Range<u32>) {
+        numbers.for_each(|number| rsccl::internals::device::add(Box::leak(Box::new(Far::new(number)))));
+    }
+
+    fn region(&self, behind: &Region) -> Region {
+        Memory::map(behind.on_host().expect("host memory stands behind it"), self.home())
+    }
+}
+
+impl Device for Far {
+    fn home(&self) -> Home {
+        Home::Device(DeviceId(self.number))
+    }
+
+    fn allocate(&self, bytes: usize, sharing: Sharing) -> Result<Region> {
+        Ok(self.region(&HostMemory.allocate(bytes, sharing)?))
+    }
+
+    fn export(&self, region: &Region) -> Result<OwnedFd> {
+        HostMemory.export(&Memory::behind(region, self.home())?)
+    }
+
+    fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
+        Ok(self.region(&HostMemory.import(descriptor, bytes)?))
+    }
+
+    fn locate(&self, address: u64) -> Option<Home> {
+        Memory::home(address).filter(|home| *home == self.home())
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(FarQueue::new(self.home())))
+    }
+}
