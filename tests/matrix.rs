@@ -5,6 +5,10 @@
 
 #[path = "matrix/case.rs"]
 mod case;
+#[path = "matrix/devices.rs"]
+mod devices;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod far;
 #[path = "matrix/faults.rs"]
 mod faults;
 #[path = "matrix/mismatches.rs"]
@@ -17,16 +21,16 @@ mod verify;
 
 use std::time::Duration;
 
-use case::Case;
+use case::{Case, Placed};
 use rsccl::types::Algorithm;
 use rsccl::{Communicator, Config, DataType, Result, local, plan};
 use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, with_type};
 
 /// Runs all cases as one rank, and returns what was wrong.
-fn run_rank(comm: Communicator, cases: &[Case], seed: u64) -> Result<Vec<String>> {
+fn run_rank(comm: Communicator, kind: &Placed, cases: &[Case], seed: u64) -> Result<Vec<String>> {
     let mut failures = Vec::new();
     for (number, case) in (0u64..).zip(cases) {
-        match case.run(&comm, seed.wrapping_add(number)) {
+        match case.run(&comm, kind, seed.wrapping_add(number)) {
             Ok(None) => {}
             Ok(Some(wrong)) => failures.push(format!("{case}: {wrong}")),
             Err(error) => {
@@ -49,7 +53,7 @@ fn run(ranks: u32, cases: &[Case]) {
 fn run_with(ranks: u32, config: Config, cases: &[Case]) {
     let (seed, config) = (seed(), config.with_timeout(TIMEOUT));
     let name = format!("{ranks} ranks, {:?}, seed {seed}", config.algo);
-    let failures = local::run_with(ranks, &config, |comm| run_rank(comm, cases, seed));
+    let failures = local::run_with(ranks, &config, |comm| run_rank(comm, &Placed::Slices, cases, seed));
     judge(&name, failures.expect("ranks start and end").concat());
 }
 
@@ -58,7 +62,7 @@ fn run_on_hosts(hosts: &[u32], config: &Config, cases: &[Case]) {
     let seed = seed();
     let name = format!("hosts {hosts:?}, {:?}, seed {seed}", config.algo);
     let config = config.clone().with_socket_interfaces("lo").with_timeout(TIMEOUT);
-    let failures = on_hosts(hosts, &config, |comm| run_rank(comm, cases, seed));
+    let failures = on_hosts(hosts, &config, |comm| run_rank(comm, &Placed::Slices, cases, seed));
     judge(&name, failures.expect("ranks start and end").concat());
 }
 

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use crate::device::{self, Home, Place, Region};
 use crate::error::{Error, Result};
-use crate::exec::{Source, Target};
+use crate::exec::{DeviceSlice, DeviceSliceMut, Source, Target};
 use crate::types::Element;
 
 /// Input and output of one collective on one rank.
@@ -68,6 +68,32 @@ impl<'a> Buffers<'a> {
     /// # Panics
     /// Where they are not inside.
     pub fn output_inside<T: Element>(buffer: &'a mut [T], start: usize, count: usize) -> Buffers<'a> {
+        Buffers::output_within(buffer, start, count)
+    }
+
+    /// [`Buffers::apart`], in the memory of a device.
+    pub fn apart_on_device<T: Element>(input: DeviceSlice<'a, T>, output: DeviceSliceMut<'a, T>) -> Buffers<'a> {
+        Buffers::of_two(input, output)
+    }
+
+    /// [`Buffers::shared`], in the memory of a device.
+    pub fn shared_on_device<T: Element>(buffer: DeviceSliceMut<'a, T>) -> Buffers<'a> {
+        Buffers::of_one(buffer)
+    }
+
+    /// [`Buffers::input_inside`], in the memory of a device.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn input_inside_device<T: Element>(buffer: DeviceSliceMut<'a, T>, start: usize, count: usize) -> Buffers<'a> {
+        Buffers::input_within(buffer, start, count)
+    }
+
+    /// [`Buffers::output_inside`], in the memory of a device.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn output_inside_device<T: Element>(buffer: DeviceSliceMut<'a, T>, start: usize, count: usize) -> Buffers<'a> {
         Buffers::output_within(buffer, start, count)
     }
 

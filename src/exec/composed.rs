@@ -12,6 +12,9 @@ use crate::types::{Collective, Rank, World};
 /// The messages of a `gather_v` or `scatter_v` that has been checked, the root's to itself among them.
 pub fn blocks<'a>(call: &'a Call<'_>, world: World) -> Vec<Message<'a>> {
     let root = call.root.unwrap_or_default();
+    // Of any home: messages carry it, and nothing is followed here.
+    let (source, target) = call.buffers.places();
+    let target = target.cast_mut();
     let gathers = call.collective == Collective::GatherV;
     let size = call.data_type.size() as usize;
     let mut messages = Vec::new();
@@ -22,10 +25,10 @@ pub fn blocks<'a>(call: &'a Call<'_>, world: World) -> Vec<Message<'a>> {
             messages.push(if gathers {
                 // SAFETY: `Call::check` has seen that the output has all counts together; `Buffers` vouches for it. Blocks lie one behind
                 // the other.
-                unsafe { Message::recv_raw(call.buffers.target().wrapping_add(before), sized, rank) }
+                unsafe { Message::recv_raw(target.wrapping_add(before), sized, rank) }
             } else {
                 // SAFETY: as above, of the input.
-                unsafe { Message::send_raw(call.buffers.source().wrapping_add(before), sized, rank) }
+                unsafe { Message::send_raw(source.wrapping_add(before), sized, rank) }
             });
             // Fits: the lengths have been checked.
             before += usize::try_from(*count).unwrap_or(usize::MAX) * size;
@@ -34,10 +37,10 @@ pub fn blocks<'a>(call: &'a Call<'_>, world: World) -> Vec<Message<'a>> {
     let sized = (call.count.of(world.rank), call.data_type);
     messages.push(if gathers {
         // SAFETY: `Call::check` has seen that the input has this rank's count; `Buffers` vouches for it.
-        unsafe { Message::send_raw(call.buffers.source(), sized, root) }
+        unsafe { Message::send_raw(source, sized, root) }
     } else {
         // SAFETY: as above, of the output.
-        unsafe { Message::recv_raw(call.buffers.target(), sized, root) }
+        unsafe { Message::recv_raw(target, sized, root) }
     });
     messages
 }

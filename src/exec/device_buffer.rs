@@ -111,6 +111,11 @@ impl<'a, T: Element> DeviceSlice<'a, T> {
 }
 
 impl<'a, T: Element> DeviceSliceMut<'a, T> {
+    /// The same elements, to read.
+    pub fn into_slice(self) -> DeviceSlice<'a, T> {
+        DeviceSlice { place: self.place, count: self.count, keep: self.keep, elements: PhantomData }
+    }
+
     /// `count` elements at an address of `stream`'s device, which something else has allocated there.
     ///
     /// # Safety

@@ -12,6 +12,7 @@ mod queue;
 use std::os::fd::OwnedFd;
 
 use memory::Memory;
+#[allow(unused_imports, reason = "other tests capture")]
 pub(crate) use queue::FarGraph;
 use queue::FarQueue;
 use rsccl::Result;

@@ -2,9 +2,19 @@
 
 use std::fmt;
 
-use rsccl::{Communicator, DataType, Error, Result};
+use rsccl::comm::{DeviceStream, OnStream};
+use rsccl::{Communicator, DataType, Error, ReduceOp, Result};
 
-use crate::verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Tables, perform, with_type};
+use crate::verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Tables, perform, perform_on, with_type};
+
+/// The kind of memory that buffers are of.
+#[derive(Debug, Clone)]
+pub(crate) enum Placed {
+    /// The host's.
+    Slices,
+    /// A device's; calls are put into this stream.
+    Device(DeviceStream),
+}
 
 /// One call.
 #[derive(Debug, Clone, Copy)]
@@ -30,19 +40,41 @@ impl fmt::Display for Case {
 
 impl Case {
     /// Runs the case as one rank. What is wrong, if anything is.
-    pub(crate) fn run(&self, comm: &Communicator, seed: u64) -> Result<Option<String>> {
-        with_type!(self.data_type, T => self.run_typed::<T>(comm, seed), else {
+    pub(crate) fn run(&self, comm: &Communicator, kind: &Placed, seed: u64) -> Result<Option<String>> {
+        with_type!(self.data_type, T => self.run_typed::<T>(comm, kind, seed), else {
             Err(Error::invalid_argument("a type that this test does not know"))
         })
     }
 
-    fn run_typed<T: Sample>(&self, comm: &Communicator, seed: u64) -> Result<Option<String>> {
+    fn run_typed<T: Sample>(&self, comm: &Communicator, kind: &Placed, seed: u64) -> Result<Option<String>> {
         let shape = Shape::new(self.program, (comm.rank(), comm.size()), self.root, self.elements)?;
         let tables = Tables::<T>::new(seed, comm.size(), self.op, shape.indices());
         let mut buffers = RankBuffers::<T>::new(&shape, self.placement, self.skew)?;
         buffers.fill(&shape, &tables)?;
         let op = self.op.map(|op| op.reduce_op(self.data_type, comm.rank()));
-        perform(comm, &shape, op, &mut buffers)?;
+        match kind {
+            Placed::Slices => perform(comm, &shape, op, &mut buffers)?,
+            Placed::Device(stream) => self.on_device(&comm.on(stream), (&shape, op), stream, &mut buffers)?,
+        }
         Ok(buffers.check(&shape, &tables)?.first)
+    }
+
+    /// The same on copies of the buffers in the memory of the stream's device, `skew` elements off their alignment.
+    fn on_device<T: Sample>(
+        &self,
+        on: &OnStream<'_>,
+        (shape, op): (&Shape, Option<ReduceOp>),
+        stream: &DeviceStream,
+        buffers: &mut RankBuffers<T>,
+    ) -> Result<()> {
+        let (sends, recvs) = (buffers.send.slice().len(), buffers.recv.slice().len());
+        let mut send = stream.alloc::<T>(self.skew + sends)?;
+        let mut recv = stream.alloc::<T>(self.skew + recvs)?;
+        stream.upload(buffers.send.slice(), send.slice_mut(self.skew..))?;
+        stream.upload(buffers.recv.slice(), recv.slice_mut(self.skew..))?;
+        let target = (self.placement == Placement::OutOfPlace).then(|| recv.slice_mut(self.skew..));
+        perform_on(on, shape, op, (send.slice_mut(self.skew..), target))?;
+        stream.download(send.slice(self.skew..), buffers.send.slice_mut())?;
+        stream.download(recv.slice(self.skew..), buffers.recv.slice_mut())
     }
 }

@@ -10,7 +10,7 @@ use rsccl::error::Kind;
 use rsccl::types::{Collective, Rank};
 use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result};
 
-use crate::case::Case;
+use crate::case::{Case, Placed};
 use crate::verify::{Op, Placement, Program, Shape};
 
 /// A program, and how it is judged.
@@ -258,7 +258,7 @@ fn collective(comm: &Communicator, (luck, own): (&mut Luck, &mut Luck)) -> Resul
     let placement = if wants && can { Placement::InPlace } else { Placement::OutOfPlace };
     let op = program.reduces().then_some(op);
     let case = Case { program, data_type, op, root, elements, placement, skew: own.small(4) };
-    Ok(match case.run(comm, luck.next()) {
+    Ok(match case.run(comm, &Placed::Slices, luck.next()) {
         Ok(wrong) => wrong.map(|wrong| format!("{case}: {wrong}")),
         // A wrong step that says more.
         Err(error) => return Err(Error::new(error.kind(), format!("{case}: {error}"))),
@@ -278,7 +278,7 @@ fn burst(comm: &Communicator, (luck, own): (&mut Luck, &mut Luck)) -> Result<Opt
         if own.one_in(8) {
             own.dawdle();
         }
-        if let Some(wrong) = case.run(comm, luck.next())? {
+        if let Some(wrong) = case.run(comm, &Placed::Slices, luck.next())? {
             return Ok(Some(format!("{case}: {wrong}")));
         }
     }
