@@ -30,7 +30,7 @@ pub use buffers::Buffers;
 pub use call::{Begun, Call, CallCount, Order, wrong_counts};
 pub use cohort::{Cohort, DeviceStream};
 pub use device_buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
-pub(crate) use device_buffer::{Source, Target};
+pub(crate) use device_buffer::{ReadBuffer, WriteBuffer};
 pub use drive::{Beside, Idle, Nothing, Progress, Task, Until, drive, drive_one};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use history::{History, mismatch};

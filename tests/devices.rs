@@ -1,22 +1,24 @@
 //! The contract of devices ([`Device`], [`Queue`], [`Event`]) as tests, for host memory and for a device whose memory the processor
 //! cannot touch; and captured collectives, which replay without the host.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which end where something fails")]
 
 #[allow(dead_code, reason = "other tests use the rest")]
 mod far;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use far::{Far, FarGraph};
 use rsccl::comm::DeviceStream;
 use rsccl::error::Kind;
 use rsccl::internals::device::{self, Device, Event, Home, HostMemory, Kernel, Pass, Place, Region, Sharing, Store};
+use rsccl::internals::sys::clock::now;
 use rsccl::{Config, DataType, ReduceOp, local};
 
 /// Waits until `event` is done.
 fn finish(event: &dyn Event) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = now() + Duration::from_secs(20);
     while !event.is_done().unwrap() {
-        assert!(Instant::now() < deadline, "a queue moves without being asked");
+        assert!(now() < deadline, "a queue moves without being asked");
         std::thread::yield_now();
     }
 }
@@ -222,8 +224,8 @@ fn a_mismatch_on_a_stream_names_both_calls_and_leaves_the_stream_usable() {
         let count = if comm.rank() == 0 { 300 } else { 200 };
         on.all_reduce_in_place(values.slice_mut(..count), ReduceOp::Sum)?;
         stream.synchronize()?;
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while comm.async_error().is_none() && Instant::now() < deadline {
+        let deadline = now() + Duration::from_secs(20);
+        while comm.async_error().is_none() && now() < deadline {
             std::thread::yield_now();
         }
         let error = on.barrier().expect_err("the communicator has ended");

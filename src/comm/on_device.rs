@@ -357,9 +357,7 @@ impl Engine {
         let mut watch = FailureWatch::new(&session, wait.waiting_for);
         let mut backoff = Backoff::new(wait.patience);
         let mut turn = |missing: &[Rank]| wait.turn(&mut watch, &mut backoff, &|| on_this_device(missing));
-        // SAFETY: the call was checked against its buffers, and `Buffers` or `Message` vouches for them until the stream is through;
-        // words, scratch and slots are the communicator's own, and launches of one communicator follow each other on each device.
-        unsafe { side.cohort.launch(session.world.rank, (part, &stream), &mut turn)? };
+        side.cohort.launch(session.world.rank, (part, &stream), &mut turn)?;
         let event = stream.record()?;
         match order {
             // What is captured runs later, and as often as the program likes: nothing to wait for.

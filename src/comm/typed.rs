@@ -2,14 +2,14 @@
 //! length are refused here; [`Call::check`] refuses the rest.
 
 use crate::error::{Error, Result};
-use crate::exec::{Buffers, Call, CallCount, Message, Source, Target, wrong_counts};
+use crate::exec::{Buffers, Call, CallCount, Message, ReadBuffer, WriteBuffer, wrong_counts};
 use crate::types::{Collective, Element, Rank, ReduceOp, World};
 
 #[inline]
 pub(super) fn all_reduce<'a, T: Element>(
     _: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     op: ReduceOp,
 ) -> Result<Call<'a>> {
     expect("recv", recv.count(), send.count())?;
@@ -17,18 +17,18 @@ pub(super) fn all_reduce<'a, T: Element>(
 }
 
 #[inline]
-pub(super) fn all_reduce_in_place<'a, T: Element>(buffer: impl Target<'a, T>, op: ReduceOp) -> Call<'a> {
+pub(super) fn all_reduce_in_place<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, op: ReduceOp) -> Call<'a> {
     Call { op: Some(op), ..in_place(Collective::AllReduce, buffer) }
 }
 
-pub(super) fn broadcast<'a, T: Element>(buffer: impl Target<'a, T>, root: u32) -> Call<'a> {
+pub(super) fn broadcast<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, root: u32) -> Call<'a> {
     Call { root: Some(Rank::new(root)), ..in_place(Collective::Broadcast, buffer) }
 }
 
 pub(super) fn broadcast_into<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     root: u32,
 ) -> Result<Call<'a>> {
     if root == world.rank.get() {
@@ -39,8 +39,8 @@ pub(super) fn broadcast_into<'a, T: Element>(
 
 pub(super) fn reduce<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     op: ReduceOp,
     root: u32,
 ) -> Result<Call<'a>> {
@@ -51,20 +51,20 @@ pub(super) fn reduce<'a, T: Element>(
     Ok(Call { op: Some(op), root: Some(Rank::new(root)), ..basic })
 }
 
-pub(super) fn reduce_in_place<'a, T: Element>(buffer: impl Target<'a, T>, op: ReduceOp, root: u32) -> Call<'a> {
+pub(super) fn reduce_in_place<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, op: ReduceOp, root: u32) -> Call<'a> {
     Call { op: Some(op), root: Some(Rank::new(root)), ..in_place(Collective::Reduce, buffer) }
 }
 
 pub(super) fn all_gather<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
 ) -> Result<Call<'a>> {
     expect("recv", recv.count(), times(world, send.count())?)?;
     Ok(apart(Collective::AllGather, send.count(), (send, recv)))
 }
 
-pub(super) fn all_gather_in_place<'a, T: Element>(world: World, buffer: impl Target<'a, T>) -> Result<Call<'a>> {
+pub(super) fn all_gather_in_place<'a, T: Element>(world: World, buffer: impl WriteBuffer<'a, T>) -> Result<Call<'a>> {
     let count = block(world, buffer.count())?;
     let start = count * world.rank.index();
     Ok(describe::<T>(Collective::AllGather, count, Buffers::input_within(buffer, start, count)))
@@ -72,8 +72,8 @@ pub(super) fn all_gather_in_place<'a, T: Element>(world: World, buffer: impl Tar
 
 pub(super) fn reduce_scatter<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     op: ReduceOp,
 ) -> Result<Call<'a>> {
     expect("send", send.count(), times(world, recv.count())?)?;
@@ -82,7 +82,7 @@ pub(super) fn reduce_scatter<'a, T: Element>(
 
 pub(super) fn reduce_scatter_in_place<'a, T: Element>(
     world: World,
-    buffer: impl Target<'a, T>,
+    buffer: impl WriteBuffer<'a, T>,
     op: ReduceOp,
 ) -> Result<Call<'a>> {
     let count = block(world, buffer.count())?;
@@ -92,8 +92,8 @@ pub(super) fn reduce_scatter_in_place<'a, T: Element>(
 
 pub(super) fn all_to_all<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
 ) -> Result<Call<'a>> {
     expect("recv", recv.count(), send.count())?;
     Ok(apart(Collective::AllToAll, block(world, send.count())?, (send, recv)))
@@ -101,8 +101,8 @@ pub(super) fn all_to_all<'a, T: Element>(
 
 pub(super) fn gather<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     root: u32,
 ) -> Result<Call<'a>> {
     if root == world.rank.get() {
@@ -113,8 +113,8 @@ pub(super) fn gather<'a, T: Element>(
 
 pub(super) fn scatter<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     root: u32,
 ) -> Result<Call<'a>> {
     if root == world.rank.get() {
@@ -129,8 +129,8 @@ pub(super) fn barrier() -> Call<'static> {
 
 pub(super) fn all_gather_v<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     counts: &[usize],
 ) -> Result<Call<'a>> {
     let (mine, total) = sums(world, counts)?;
@@ -141,8 +141,8 @@ pub(super) fn all_gather_v<'a, T: Element>(
 
 pub(super) fn reduce_scatter_v<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     counts: &[usize],
     op: ReduceOp,
 ) -> Result<Call<'a>> {
@@ -155,8 +155,8 @@ pub(super) fn reduce_scatter_v<'a, T: Element>(
 
 pub(super) fn gather_v<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     counts: &[usize],
     root: u32,
 ) -> Result<Call<'a>> {
@@ -173,8 +173,8 @@ pub(super) fn gather_v<'a, T: Element>(
 
 pub(super) fn scatter_v<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     counts: &[usize],
     root: u32,
 ) -> Result<Call<'a>> {
@@ -191,49 +191,49 @@ pub(super) fn scatter_v<'a, T: Element>(
 
 pub(super) fn scan<'a, T: Element>(
     _: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     op: ReduceOp,
 ) -> Result<Call<'a>> {
     expect("recv", recv.count(), send.count())?;
     Ok(Call { op: Some(op), ..apart(Collective::Scan, recv.count(), (send, recv)) })
 }
 
-pub(super) fn scan_in_place<'a, T: Element>(buffer: impl Target<'a, T>, op: ReduceOp) -> Call<'a> {
+pub(super) fn scan_in_place<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, op: ReduceOp) -> Call<'a> {
     Call { op: Some(op), ..in_place(Collective::Scan, buffer) }
 }
 
 pub(super) fn exscan<'a, T: Element>(
     _: World,
-    send: impl Source<'a, T>,
-    recv: impl Target<'a, T>,
+    send: impl ReadBuffer<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     op: ReduceOp,
 ) -> Result<Call<'a>> {
     expect("recv", recv.count(), send.count())?;
     Ok(Call { op: Some(op), ..apart(Collective::Exscan, recv.count(), (send, recv)) })
 }
 
-pub(super) fn exscan_in_place<'a, T: Element>(buffer: impl Target<'a, T>, op: ReduceOp) -> Call<'a> {
+pub(super) fn exscan_in_place<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, op: ReduceOp) -> Call<'a> {
     Call { op: Some(op), ..in_place(Collective::Exscan, buffer) }
 }
 
 /// The sending end of a message.
 #[inline]
-pub(super) fn send<'a, T: Element>(send: impl Source<'a, T>, peer: u32) -> Message<'a> {
+pub(super) fn send<'a, T: Element>(send: impl ReadBuffer<'a, T>, peer: u32) -> Message<'a> {
     Message::sending(send, Rank::new(peer))
 }
 
 /// The receiving end of a message.
 #[inline]
-pub(super) fn recv<'a, T: Element>(recv: impl Target<'a, T>, peer: u32) -> Message<'a> {
+pub(super) fn recv<'a, T: Element>(recv: impl WriteBuffer<'a, T>, peer: u32) -> Message<'a> {
     Message::receiving(recv, Rank::new(peer))
 }
 
 /// The two messages of a `send_recv`.
 pub(super) fn send_recv<'a, T: Element>(
-    send: impl Source<'a, T>,
+    send: impl ReadBuffer<'a, T>,
     target: u32,
-    recv: impl Target<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     source: u32,
 ) -> Vec<Message<'a>> {
     vec![self::send(send, target), self::recv(recv, source)]
@@ -242,9 +242,9 @@ pub(super) fn send_recv<'a, T: Element>(
 /// The messages of an `all_to_all_v`: one to and one from each rank, in rank order.
 pub(super) fn all_to_all_v<'a, T: Element>(
     world: World,
-    send: impl Source<'a, T>,
+    send: impl ReadBuffer<'a, T>,
     send_counts: &[usize],
-    recv: impl Target<'a, T>,
+    recv: impl WriteBuffer<'a, T>,
     recv_counts: &[usize],
 ) -> Result<Vec<Message<'a>>> {
     expect("send", send.count(), sums(world, send_counts)?.1)?;
@@ -302,13 +302,13 @@ fn sums(world: World, counts: &[usize]) -> Result<(usize, usize)> {
 fn apart<'a, T: Element>(
     collective: Collective,
     count: usize,
-    (send, recv): (impl Source<'a, T>, impl Target<'a, T>),
+    (send, recv): (impl ReadBuffer<'a, T>, impl WriteBuffer<'a, T>),
 ) -> Call<'a> {
     describe::<T>(collective, count, Buffers::of_two(send, recv))
 }
 
 #[inline]
-fn in_place<'a, T: Element>(collective: Collective, buffer: impl Target<'a, T>) -> Call<'a> {
+fn in_place<'a, T: Element>(collective: Collective, buffer: impl WriteBuffer<'a, T>) -> Call<'a> {
     describe::<T>(collective, buffer.count(), Buffers::of_one(buffer))
 }
 

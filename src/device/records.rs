@@ -1,20 +1,21 @@
-//! A program as devices run it: plain records of fixed sizes, what a launch adds to them, and where the words lie in device
-//! memory by which ranks wait for each other.
+//! A program as devices run it: plain records of fixed sizes, what a launch adds to them, and where the words lie in
+//! device memory by which ranks wait for each other.
 //!
 //! # How a lane runs
-//! As `plan` says, with these words for its terms. A lane begins when the lane that it stands `after` has ended. It walks its
-//! steps `turns` times; a step runs in the turns whose round (turn − lag) is below `rounds`, an [`ENTER`] in the first turn alone.
+//! As `plan` says, with these words for its terms. A lane begins when the lane that it stands `after` has ended. It
+//! walks its steps `turns` times; a step runs in the turns whose round (turn − lag) is below `rounds`, an [`ENTER`]
+//! in the first turn alone.
 //!
 //! | step | what the lane does |
 //! |---|---|
-//! | [`ENTER`] | writes its [`EnterLine`] into the memory of each rank in the list, then waits for theirs; takes their user buffers' addresses from there |
-//! | [`COMBINE`] | waits until its source slots are full and its target slots are free, folds the sources into the targets, gives the slots on |
+//! | [`ENTER`] | writes an [`EnterLine`] to each rank in the list, waits for theirs, and has their buffers from them |
+//! | [`COMBINE`] | waits for full source and free target slots, folds sources into targets, gives the slots on |
 //! | [`SIGNAL`] | raises its flag to `base + round + 1` in the memory of each rank in the list |
 //! | [`WAIT`] | waits until the flag of `peer` in its own memory has come to `base + round + 1` |
 //!
-//! All that a rank waits for lies in its own memory. Words only grow: a lane keeps its epoch (how often it has run) and the
-//! base of its flags in [`ControlLayout::state`], takes them when it begins, and leaves them advanced when it ends. So a launch
-//! can be captured and replayed with no host in between.
+//! All that a rank waits for lies in its own memory. Words only grow: a lane keeps its epoch (how often it has run)
+//! and the base of its flags in [`ControlLayout::state`], takes them when it begins, and leaves them advanced when it
+//! ends. So a launch can be captured and replayed with no host in between.
 
 use std::mem::{align_of, offset_of, size_of};
 
@@ -55,8 +56,8 @@ pub struct StepRecord {
     pub block: u64,
     /// Elements in one round.
     pub piece: u64,
-    /// The place of its first source in [`Records::operands`]; its targets follow its sources. Of a signal or an entering: of the
-    /// first rank in [`Records::ranks`].
+    /// The place of its first source in [`Records::operands`]; its targets follow its sources. Of a signal or an
+    /// entering: of the first rank in [`Records::ranks`].
     pub first: u32,
     /// How many sources; of a signal or an entering: how many ranks.
     pub sources: u32,
@@ -70,8 +71,8 @@ pub struct StepRecord {
     pub kind: u8,
     /// Rounds that the step runs behind the first.
     pub lag: u8,
-    /// Which flag is raised or waited for. Of a combine: [`EVEN_EMPTY`] where a round without elements takes and gives slots too,
-    /// else 0.
+    /// Which flag is raised or waited for. Of a combine: [`EVEN_EMPTY`] where a round without elements takes and
+    /// gives slots too, else 0.
     pub flag: u8,
     /// 1 where an average is divided now, else 0.
     pub finish: u8,
@@ -89,7 +90,8 @@ pub struct OperandRecord {
     pub cycle: u32,
     /// [`OWN`], [`PEER`] or [`SLOT`].
     pub kind: u32,
-    /// Of [`OWN`]: the place in [`LaunchPart::bases`]. Of [`PEER`]: the rank. Of [`SLOT`]: the place in [`LaunchPart::queues`].
+    /// Of [`OWN`]: the place in [`LaunchPart::bases`]. Of [`PEER`]: the rank. Of [`SLOT`]: the place in
+    /// [`LaunchPart::queues`].
     pub base: u32,
     /// Of [`PEER`]: [`INPUT`], [`OUTPUT`] or [`SCRATCH`].
     pub buffer: u32,
@@ -244,7 +246,8 @@ pub const FLAGS: u64 = 8;
 const LINE: u64 = 64;
 const _: () = assert!(size_of::<EnterLine>() as u64 == LINE);
 
-/// Enter lines have two sets, which epochs take in turn: a peer that has entered epoch n + 1 has read all lines of epoch n − 1.
+/// Enter lines have two sets, which epochs take in turn: a peer that has entered epoch n + 1 has read all lines of
+/// epoch n − 1.
 pub const PARITIES: u32 = 2;
 
 impl ControlLayout {

@@ -1,4 +1,5 @@
-//! The page by which a launch and its host hear from each other while it runs: host memory that the device reads and writes.
+//! The page by which a launch and its host hear from each other while it runs: host memory that the device reads and
+//! writes.
 
 use crate::device::{HostMemory, HostRegion, Sharing};
 use crate::error::Result;

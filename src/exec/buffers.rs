@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use crate::device::{self, Home, Place, Region};
 use crate::error::{Error, Result};
-use crate::exec::{DeviceSlice, DeviceSliceMut, Source, Target};
+use crate::exec::{DeviceSlice, DeviceSliceMut, ReadBuffer, WriteBuffer};
 use crate::types::Element;
 
 /// Input and output of one collective on one rank.
@@ -43,14 +43,14 @@ impl<'a> Buffers<'a> {
 
     /// [`Buffers::apart`], in any memory.
     #[inline]
-    pub(crate) fn of_two<T: Element>(input: impl Source<'a, T>, output: impl Target<'a, T>) -> Buffers<'a> {
+    pub(crate) fn of_two<T: Element>(input: impl ReadBuffer<'a, T>, output: impl WriteBuffer<'a, T>) -> Buffers<'a> {
         let ((input, one), (output, other)) = (input.place(), output.place());
         Buffers::keeping(input, output, [one, other])
     }
 
     /// [`Buffers::shared`], in any memory.
     #[inline]
-    pub(crate) fn of_one<T: Element>(buffer: impl Target<'a, T>) -> Buffers<'a> {
+    pub(crate) fn of_one<T: Element>(buffer: impl WriteBuffer<'a, T>) -> Buffers<'a> {
         let (place, keep) = buffer.place();
         Buffers::keeping(place, place, [keep, None])
     }
@@ -98,13 +98,17 @@ impl<'a> Buffers<'a> {
     }
 
     /// [`Buffers::input_inside`], in any memory.
-    pub(crate) fn input_within<T: Element>(buffer: impl Target<'a, T>, start: usize, count: usize) -> Buffers<'a> {
+    pub(crate) fn input_within<T: Element>(buffer: impl WriteBuffer<'a, T>, start: usize, count: usize) -> Buffers<'a> {
         let (whole, keep) = buffer.place();
         Buffers::keeping(inside::<T>(whole, start, count), whole, [keep, None])
     }
 
     /// [`Buffers::output_inside`], in any memory.
-    pub(crate) fn output_within<T: Element>(buffer: impl Target<'a, T>, start: usize, count: usize) -> Buffers<'a> {
+    pub(crate) fn output_within<T: Element>(
+        buffer: impl WriteBuffer<'a, T>,
+        start: usize,
+        count: usize,
+    ) -> Buffers<'a> {
         let (whole, keep) = buffer.place();
         Buffers::keeping(whole, inside::<T>(whole, start, count), [keep, None])
     }

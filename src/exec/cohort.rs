@@ -105,15 +105,12 @@ impl Cohort {
     }
 
     /// Launches the program of `member` on its stream, together with those of the others. Waits until they have come: `turn` is one turn
-    /// of that wait, and is told who is missing.
+    /// of that wait, and is told who is missing. The parts are of programs that were lowered from calls.
     ///
     /// # Errors
     /// Of `turn`: then nothing of this member is launched, unless the last of the others has come meanwhile. Of the device, for all
     /// members.
-    ///
-    /// # Safety
-    /// As [`Queue::launch`], for the parts of all members.
-    pub unsafe fn launch(
+    pub fn launch(
         &self,
         member: Rank,
         (part, stream): (LaunchPart, &DeviceStream),
@@ -125,7 +122,8 @@ impl Cohort {
         meeting.arrived[place] = Some((part, stream.clone()));
         if meeting.arrived.iter().all(Option::is_some) {
             let all = meeting.arrived.iter_mut().filter_map(Option::take).collect();
-            // SAFETY: the callers' contract, of all members.
+            // SAFETY: `Buffers` and `Message` vouch for users' memory until the streams are through, and a launch keeps what it can; words,
+            // scratch and slots are the communicator's own, and its launches follow each other on each device.
             let result = unsafe { launch(all, &mut meeting.last) };
             meeting.launches += 1;
             meeting.refused = result.as_ref().err().map(Error::duplicate);

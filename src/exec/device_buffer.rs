@@ -184,7 +184,7 @@ impl DeviceStream {
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_micros(50);
 
 /// What a typed call reads: a slice of some memory.
-pub trait Source<'a, T: Element>: Sized {
+pub trait ReadBuffer<'a, T: Element>: Sized {
     /// How many elements.
     fn count(&self) -> usize;
     /// Where they are, and what has to live until the call has run, where the borrow does not see to that.
@@ -194,16 +194,16 @@ pub trait Source<'a, T: Element>: Sized {
 }
 
 /// What a typed call writes: a slice of some memory.
-pub trait Target<'a, T: Element>: Sized {
+pub trait WriteBuffer<'a, T: Element>: Sized {
     /// How many elements.
     fn count(&self) -> usize;
-    /// As [`Source::place`].
+    /// As [`ReadBuffer::place`].
     fn place(self) -> (Place, Option<Region>);
     /// The first `at` elements, and the others.
     fn halves(self, at: usize) -> (Self, Self);
 }
 
-impl<'a, T: Element> Source<'a, T> for &'a [T] {
+impl<'a, T: Element> ReadBuffer<'a, T> for &'a [T] {
     #[inline]
     fn count(&self) -> usize {
         self.len()
@@ -219,7 +219,7 @@ impl<'a, T: Element> Source<'a, T> for &'a [T] {
     }
 }
 
-impl<'a, T: Element> Target<'a, T> for &'a mut [T] {
+impl<'a, T: Element> WriteBuffer<'a, T> for &'a mut [T] {
     #[inline]
     fn count(&self) -> usize {
         self.len()
@@ -264,5 +264,5 @@ macro_rules! device_operand {
     };
 }
 
-device_operand!(DeviceSlice, Source);
-device_operand!(DeviceSliceMut, Target);
+device_operand!(DeviceSlice, ReadBuffer);
+device_operand!(DeviceSliceMut, WriteBuffer);

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use crate::device::{self, Home, Kernel, Pass, Place, Region, Store, TimedCopy};
 use crate::error::{Error, Result};
 use crate::exec::drive::{Blocked, Progress, Task};
-use crate::exec::{Operation, Source, Target, mismatch};
+use crate::exec::{Operation, ReadBuffer, WriteBuffer, mismatch};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, Links, Need, Way};
 use crate::types::{Collective, DataType, Element, Rank, World};
@@ -53,7 +53,7 @@ impl<'a> Message<'a> {
 
     /// [`Message::send`], of any memory.
     #[inline]
-    pub(crate) fn sending<T: Element>(buffer: impl Source<'a, T>, peer: Rank) -> Message<'a> {
+    pub(crate) fn sending<T: Element>(buffer: impl ReadBuffer<'a, T>, peer: Rank) -> Message<'a> {
         let count = (buffer.count() * T::VALUES) as u64;
         let (Place { address, home, .. }, keep) = buffer.place();
         let direction = Direction::Send(address.cast_const());
@@ -62,7 +62,7 @@ impl<'a> Message<'a> {
 
     /// [`Message::recv`], of any memory.
     #[inline]
-    pub(crate) fn receiving<T: Element>(buffer: impl Target<'a, T>, peer: Rank) -> Message<'a> {
+    pub(crate) fn receiving<T: Element>(buffer: impl WriteBuffer<'a, T>, peer: Rank) -> Message<'a> {
         let count = (buffer.count() * T::VALUES) as u64;
         let (Place { address, home, .. }, keep) = buffer.place();
         let direction = Direction::Recv(address);

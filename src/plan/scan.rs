@@ -40,5 +40,5 @@ pub(crate) fn copy_lane(count: Elements) -> Option<Lane> {
     let (sources, targets) = (vec![Operand::input(Elements::ZERO)], vec![Operand::output(Elements::ZERO)]);
     let combine = Combine { block: count, piece: count, sources, targets, finish: true };
     let steps = vec![Step { lag: 0, action: Action::Combine(combine) }];
-    (count.0 > 0).then(|| Lane { channel: 0, rounds: 1, scratch: Elements::ZERO..Elements::ZERO, steps })
+    (count.0 > 0).then_some(Lane { channel: 0, rounds: 1, scratch: Elements::ZERO..Elements::ZERO, steps })
 }

@@ -13,6 +13,7 @@ pub(crate) enum Placed {
     /// The host's.
     Slices,
     /// A device's; calls are put into this stream.
+    #[allow(dead_code, reason = "tests of processes have no device")]
     Device(DeviceStream),
 }
 
