@@ -11,7 +11,7 @@ use crate::comm::failure_watch::FailureWatch;
 use crate::comm::monitor::Monitor;
 use crate::comm::peer_status::WaitingFor;
 use crate::comm::session::Session;
-use crate::device::records::{self, ControlLayout, Folding, LaunchPart, PeerMemory, SlotQueue};
+use crate::device::records::{self, ControlLayout, LaunchPart, PeerMemory, Reduction, SlotQueue};
 use crate::device::{self, Device, Event, Home, Region, Sharing, StatusPage};
 use crate::error::{Error, Kind, Result};
 use crate::exec::lower::{self, Lowered};
@@ -118,7 +118,7 @@ impl DeviceSide {
         Ok(queues)
     }
 
-    fn part(&self, me: Rank, lowered: &Lowered, (folding, labels): (Folding, Vec<Label>)) -> LaunchPart {
+    fn part(&self, me: Rank, lowered: &Lowered, (folding, labels): (Reduction, Vec<Label>)) -> LaunchPart {
         LaunchPart {
             records: Arc::clone(&lowered.records),
             folding,
@@ -254,7 +254,7 @@ impl Engine {
         let (input, output) = call.buffers.places();
         let bases = [input, output].map(|place| place.addr() as u64);
         let Some(lowered) = self.device_program(call)? else { return Ok(()) };
-        let folding = Folding { data_type: call.data_type, op: call.op, world: world.size };
+        let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
         let shape = self.session.settings.sizes.shape;
         let side = self.side_mut()?;
         let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
@@ -338,7 +338,7 @@ impl Engine {
         let labels = messages.iter().map(|message| label(message).label()).collect();
         let shape = self.session.settings.sizes.shape;
         let lowered = lower::messages(&messages, me, (channel, u64::from(shape.slot_bytes)));
-        let folding = Folding { data_type: DataType::U8, op: None, world: self.session.world.size };
+        let folding = Reduction { data_type: DataType::U8, op: None, world: self.session.world.size };
         let side = self.side_mut()?;
         let mut part = side.part(me, &lowered, (folding, labels));
         part.bases =

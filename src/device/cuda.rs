@@ -39,7 +39,7 @@ use active::Active;
 use memory::Allocation;
 use result::{Driver, call};
 
-pub use cohort::{Arrival, Cohort, Departure};
+pub use cohort::{Arrival, Departure, SharedGpu};
 pub use stream::StreamHandle;
 
 /// What names a GPU, or a part of one (MIG), on all hosts.
@@ -196,8 +196,8 @@ impl Cuda {
     ///
     /// # Errors
     /// Where the GPU cannot be used.
-    pub fn cohort(&self) -> Result<Cohort> {
-        Cohort::new(self.active()?)
+    pub fn cohort(&self) -> Result<SharedGpu> {
+        SharedGpu::new(self.active()?)
     }
 
     /// The memory as a region.

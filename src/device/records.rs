@@ -148,7 +148,7 @@ pub struct Records {
 
 /// The arithmetic of a launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Folding {
+pub struct Reduction {
     /// The elements' type.
     pub data_type: DataType,
     /// The operator, where the collective reduces.
@@ -163,7 +163,7 @@ pub struct LaunchPart {
     /// The program.
     pub records: Arc<Records>,
     /// The arithmetic.
-    pub folding: Folding,
+    pub folding: Reduction,
     /// The rank.
     pub rank: u32,
     /// What the lanes' partners must have called.

@@ -7,7 +7,7 @@
 
 use super::context::Primary;
 use super::kernels::{EntryPoint, Kernels};
-use super::launch::{Arguments, GridShape, OperandRecord, StepRecord};
+use super::launch::{Arguments, FoldOperand, FoldStep, GridShape};
 use super::memory::Allocation;
 use super::result::{Driver, call};
 use super::stream::{OwnEvent, OwnStream, StreamHandle};
@@ -150,7 +150,7 @@ impl Active {
         self: &Arc<Active>,
         stream: StreamHandle,
         entry: EntryPoint,
-        (steps, operands): (&[StepRecord], &[OperandRecord]),
+        (steps, operands): (&[FoldStep], &[FoldOperand]),
         bytes: u64,
     ) -> Result<()> {
         let function = self.kernels.function(entry);

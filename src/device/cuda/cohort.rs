@@ -5,15 +5,15 @@
 //! rank 1's stream   ──┴─ recorded, awaited   └─ recorded, awaited
 //! ```
 //!
-//! The host lets the ranks meet; whoever comes last calls [`Cohort::run`] with what each of them has put down at its
-//! [`Cohort::arrive`]. The launch goes into the stream of the lowest rank. The others' streams are joined to it by
+//! The host lets the ranks meet; whoever comes last calls [`SharedGpu::run`] with what each of them has put down at its
+//! [`SharedGpu::arrive`]. The launch goes into the stream of the lowest rank. The others' streams are joined to it by
 //! events, before and behind; if all ranks use one stream, none is needed. Nothing on the GPU waits for another rank's
 //! kernel.
 //!
 //! Captured calls work alike: the events become edges of the graph, if all streams are in the same capture.
 
 use super::active::{Active, Mark};
-use super::launch::{self, OperandRecord, PassKind, StepRecord};
+use super::launch::{self, FoldOperand, FoldStep, PassKind};
 use super::stream::{Capture, OwnEvent, OwnStream, StreamHandle};
 use crate::device::{Kernel, Pass};
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ use crate::sync::primitive::Arc;
 
 /// The ranks of this process on one GPU.
 #[derive(Debug)]
-pub struct Cohort {
+pub struct SharedGpu {
     /// Where the launch goes if no rank's stream can be named by another thread.
     own: OwnStream,
     active: Arc<Active>,
@@ -70,9 +70,9 @@ impl Point {
     }
 }
 
-impl Cohort {
-    pub(super) fn new(active: Arc<Active>) -> Result<Cohort> {
-        Ok(Cohort { own: OwnStream::new(active.primary())?, active })
+impl SharedGpu {
+    pub(super) fn new(active: Arc<Active>) -> Result<SharedGpu> {
+        Ok(SharedGpu { own: OwnStream::new(active.primary())?, active })
     }
 
     /// A rank comes with its stream. Called on the rank's own thread, for the stream of a thread has no name on others.
@@ -161,12 +161,12 @@ impl Cohort {
     /// One launch for passes that use the same kernel one after the other.
     ///
     /// # Safety
-    /// As [`Cohort::run`].
+    /// As [`SharedGpu::run`].
     unsafe fn launch(&self, stream: StreamHandle, kernel: &Kernel, passes: &[Pass<'_>]) -> Result<()> {
         let work = |pass: &Pass<'_>| PassKind::new(kernel, pass.sources.len(), pass.raw, pass.finish);
         let passes: Vec<&Pass<'_>> = passes.iter().filter(|pass| pass.count > 0 && !pass.sources.is_empty()).collect();
         for alike in passes.chunk_by(|one, next| work(one).entry == work(next).entry) {
-            let (mut steps, mut operands) = (Vec::<StepRecord>::new(), Vec::<OperandRecord>::new());
+            let (mut steps, mut operands) = (Vec::<FoldStep>::new(), Vec::<FoldOperand>::new());
             let mut bytes = 0;
             for pass in alike {
                 let work = work(pass);

@@ -11,18 +11,18 @@ const WARP: u32 = 32;
 /// Bytes that a thread moves at once.
 const PACK_BYTES: u64 = 16;
 
-/// `OperandRecord`: where an operand's bytes begin.
+/// `FoldOperand`: where an operand's bytes begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct OperandRecord {
+pub(super) struct FoldOperand {
     /// Device address.
     pub(super) base: u64,
     /// Bytes from there.
     pub(super) offset: u64,
 }
 
-/// `StepRecord`: a fold or copy. The operands are numbered from the first source on, and the targets follow.
+/// `FoldStep`: a fold or copy. The operands are numbered from the first source on, and the targets follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct StepRecord {
+pub(super) struct FoldStep {
     /// Elements; of copies and folds of bits, bytes.
     pub(super) count: u64,
     /// Bytes, added to each operand's place.
@@ -52,7 +52,7 @@ const HEAD_WORDS: usize = 3;
 /// `PARAMETER_BYTES`, in words.
 const PARAMETER_WORDS: usize = 4096 / 8;
 
-impl StepRecord {
+impl FoldStep {
     /// As the kernels read it.
     fn words(&self) -> [u64; STEP_WORDS] {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -77,7 +77,7 @@ pub(super) struct Arguments {
 
 impl Arguments {
     /// The tables themselves; `None` if they do not fit.
-    pub(super) fn inline(steps: &[StepRecord], operands: &[OperandRecord]) -> Option<Arguments> {
+    pub(super) fn inline(steps: &[FoldStep], operands: &[FoldOperand]) -> Option<Arguments> {
         let used = HEAD_WORDS + table_words(steps, operands);
         if used > PARAMETER_WORDS {
             return None;
@@ -109,12 +109,12 @@ impl Arguments {
 }
 
 /// Words that both tables take.
-pub(super) fn table_words(steps: &[StepRecord], operands: &[OperandRecord]) -> usize {
+pub(super) fn table_words(steps: &[FoldStep], operands: &[FoldOperand]) -> usize {
     steps.len() * STEP_WORDS + operands.len() * OPERAND_WORDS
 }
 
 /// Writes the steps, then the operands. The place has [`table_words`] words.
-pub(super) fn write_tables(steps: &[StepRecord], operands: &[OperandRecord], into: &mut [u64]) {
+pub(super) fn write_tables(steps: &[FoldStep], operands: &[FoldOperand], into: &mut [u64]) {
     let (first, second) = into.split_at_mut(steps.len() * STEP_WORDS);
     for (place, step) in first.chunks_exact_mut(STEP_WORDS).zip(steps) {
         place.copy_from_slice(&step.words());
@@ -174,8 +174,8 @@ impl PassKind {
     }
 
     /// The step for `count` elements, with the targets behind the sources in the table of operands.
-    pub(super) fn step(&self, count: u64, (first_source, sources): (u32, u32), targets: u32) -> StepRecord {
-        StepRecord {
+    pub(super) fn step(&self, count: u64, (first_source, sources): (u32, u32), targets: u32) -> FoldStep {
+        FoldStep {
             count: count * (self.element / self.unit),
             offset: 0,
             scalar: self.scalar,
@@ -210,8 +210,8 @@ fn entry_of(data_type: DataType, op: ReduceOp) -> EntryPoint {
 }
 
 /// The operands of a pass, the sources first.
-pub(super) fn operands_of(pass: &Pass<'_>) -> Vec<OperandRecord> {
-    let place = |address: usize| OperandRecord { base: address as u64, offset: 0 };
+pub(super) fn operands_of(pass: &Pass<'_>) -> Vec<FoldOperand> {
+    let place = |address: usize| FoldOperand { base: address as u64, offset: 0 };
     let sources = pass.sources.iter().map(|source| place(source.addr()));
     sources.chain(pass.targets.iter().map(|target| place(target.addr()))).collect()
 }
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn small_tables_travel_with_the_launch_and_large_ones_lie_apart() {
-        let step = StepRecord {
+        let step = FoldStep {
             count: 5,
             offset: 0,
             scalar: 9,
@@ -234,7 +234,7 @@ mod tests {
             raw: None,
             divisor: 3,
         };
-        let operands = [OperandRecord { base: 4096, offset: 8 }; 3];
+        let operands = [FoldOperand { base: 4096, offset: 8 }; 3];
         let arguments = Arguments::inline(&[step], &operands).unwrap();
         assert_eq!(arguments.bytes(), 24 + 64 + 3 * 16);
         assert_eq!(arguments.words[..6], [0, 0, 1, 5, 0, 9]);

@@ -8,6 +8,7 @@ use super::active::{Active, Mark};
 use super::launch::{self, PassKind};
 use super::result::call;
 use super::stream::OwnStream;
+use crate::device::records::LaunchPart;
 use crate::device::{Event, Home, Kernel, Pass, Place, Queue};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
@@ -59,6 +60,15 @@ impl Queue for StreamQueue {
         let tables = (&[step][..], &launch::operands_of(pass)[..]);
         // SAFETY: the caller vouches for sources and targets until an event is done that is recorded later.
         unsafe { self.active.launch(self.stream.handle(), work.entry, tables, work.bytes(pass.count as u64)) }
+    }
+
+    unsafe fn launch(&mut self, _: Vec<LaunchPart>) -> Result<()> {
+        Err(Error::invalid_usage("no communicator works in GPU memory yet: copy to host memory"))
+    }
+
+    fn is_capturing(&mut self) -> Result<bool> {
+        // It is a stream of our own, which no program captures.
+        Ok(false)
     }
 
     fn after(&mut self, event: &Arc<dyn Event>) -> Result<()> {

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUgraph, CUuserObject};
 
 use super::active::{Active, Mark};
 use super::context::Primary;
-use super::launch::{self, Arguments, OperandRecord, StepRecord};
+use super::launch::{self, Arguments, FoldOperand, FoldStep};
 use super::result::call;
 use super::stream::{Capture, StreamHandle};
 use crate::device::Event;
@@ -63,7 +63,7 @@ impl Tables {
         &self,
         active: &Arc<Active>,
         stream: StreamHandle,
-        (steps, operands): (&[StepRecord], &[OperandRecord]),
+        (steps, operands): (&[FoldStep], &[FoldOperand]),
         start: impl FnOnce(Arguments) -> Result<()>,
     ) -> Result<()> {
         let words = launch::table_words(steps, operands);

@@ -294,7 +294,7 @@ fn a_capture_of_another_thread_stays_valid() {
 /// Ranks of one GPU, each with its stream, an input of `COUNT` words and a result.
 pub(super) struct Members {
     pub(super) active: Arc<Active>,
-    cohort: super::super::Cohort,
+    cohort: super::super::SharedGpu,
     pub(super) streams: Vec<OwnStream>,
     inputs: Region,
     results: Region,
