@@ -66,7 +66,7 @@ impl Plan {
     /// Lets each lane begin by entering, where peers' memory is mapped.
     fn enter(&mut self) {
         let me = self.spec.world.rank;
-        let host = self.spec.hosts.iter().find(|ranks| ranks.contains(&me)).map_or(&[][..], Vec::as_slice);
+        let host = self.spec.layout.hosts().iter().find(|ranks| ranks.contains(&me)).map_or(&[][..], Vec::as_slice);
         let mut peers: Vec<Rank> = host.iter().copied().filter(|rank| *rank != me).collect();
         if self.spec.windows == Windows::None || peers.is_empty() {
             return;
