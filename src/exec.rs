@@ -28,7 +28,7 @@ pub mod run;
 
 pub use buffers::Buffers;
 pub use call::{Begun, Call, CallCount, Order, wrong_counts};
-pub use cohort::{Cohort, DeviceStream};
+pub use cohort::{Cohort, DeviceStream, Last, launch_alone};
 pub use device_buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub(crate) use device_buffer::{ReadBuffer, WriteBuffer};
 pub use drive::{Beside, Idle, Nothing, Progress, Task, Until, drive, drive_one};

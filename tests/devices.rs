@@ -267,3 +267,26 @@ fn a_rank_that_never_calls_is_found_at_the_deadline() {
         assert!(told.contains("rank 1"), "{devices} devices: {told}");
     }
 }
+
+/// Messages are between their two ranks: others on the same device need not call.
+#[test]
+fn two_ranks_of_a_device_exchange_messages_while_the_others_do_something_else() {
+    Far::add(40..41);
+    local::run(4, |comm| {
+        let stream = DeviceStream::new(40)?;
+        let on = comm.on(&stream);
+        on.barrier()?;
+        let (mut mine, mut theirs) = (stream.alloc::<u64>(300_000)?, stream.alloc::<u64>(300_000)?);
+        if comm.rank() < 2 {
+            let other = 1 - comm.rank();
+            stream.upload(&vec![u64::from(comm.rank()); 300_000], mine.slice_mut(..))?;
+            on.send_recv(mine.slice(..), other, theirs.slice_mut(..), other)?;
+            let mut got = vec![9; 300_000];
+            stream.download(theirs.slice(..), &mut got)?;
+            assert_eq!(got, vec![u64::from(other); 300_000]);
+        }
+        on.barrier()?;
+        stream.synchronize()
+    })
+    .unwrap();
+}

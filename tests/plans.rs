@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use rsccl::plan::check::{Flaw, Proof, fits, prove};
+use rsccl::plan::check::{Flaw, Proof, fits, prove, prove_repeated};
 use rsccl::plan::{
     Action, Buffer, Combine, Count, Layout, Limits, Operand, Plan, ScratchSets, Span, Spec, Step, Walk, Windows,
     algorithms,
@@ -553,6 +553,29 @@ fn all_bases() -> Vec<Spec> {
         }
     }
     specs
+}
+
+/// With no host between two runs, only entering keeps a rank from working in the memory of one that is not there yet.
+#[test]
+fn plans_run_behind_each_other_because_they_enter() {
+    let mut needed = 0;
+    for spec in mapped_bases() {
+        let whole = plans(&spec);
+        prove_repeated(&whole, 3).unwrap_or_else(|flaw| panic!("{} {:?}: {flaw}", spec.collective, spec.windows));
+        let mut broken = whole;
+        for lane in broken.iter_mut().flat_map(|plan| &mut plan.lanes) {
+            lane.steps.retain(|step| !matches!(step.action, Action::Enter { .. }));
+        }
+        needed += u32::from(prove_repeated(&broken, 3).is_err());
+    }
+    assert!(needed > 0, "no plan needs to enter");
+    let slots = base(Collective::AllReduce, Algorithm::Ring, Windows::None);
+    prove_repeated(&plans(&slots), 3).expect("slots need no entering");
+    let mut dice = Dice(9);
+    for _ in 0..200 {
+        let spec = thrown(&mut dice);
+        prove_repeated(&plans(&spec), 2).unwrap_or_else(|flaw| panic!("{flaw} for {spec:?}"));
+    }
 }
 
 #[test]

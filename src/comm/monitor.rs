@@ -6,12 +6,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::comm::failure_watch::FailureWatch;
-use crate::comm::on_device;
-use crate::comm::peer_status::WaitingFor;
+use crate::comm::on_device::{self, Launched};
 use crate::comm::session::Session;
 use crate::device::{Event, StatusPage};
 use crate::error::Result;
-use crate::exec::Operation;
 use crate::sync::Watch;
 use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
 use crate::sys::thread;
@@ -35,7 +33,7 @@ struct Watched {
 
 #[derive(Debug, Default)]
 struct State {
-    launches: VecDeque<(Operation, Arc<dyn Event>)>,
+    launches: VecDeque<(Launched, Arc<dyn Event>)>,
     ends: bool,
 }
 
@@ -52,9 +50,9 @@ impl Monitor {
         Ok(Monitor { shared, thread: Some(thread) })
     }
 
-    /// Watches `operation`, whose launch has ended when `event` is done.
-    pub(super) fn add(&self, operation: Operation, event: Arc<dyn Event>) {
-        self.shared.state().launches.push_back((operation, event));
+    /// Watches a launch, which has ended when `event` is done.
+    pub(super) fn add(&self, launched: Launched, event: Arc<dyn Event>) {
+        self.shared.state().launches.push_back((launched, event));
         self.shared.changed.notify_one();
     }
 }
@@ -77,7 +75,7 @@ impl Watched {
     }
 
     /// The oldest launch; `None` when there will be none any more.
-    fn next(&self) -> Option<(Operation, Arc<dyn Event>)> {
+    fn next(&self) -> Option<(Launched, Arc<dyn Event>)> {
         let mut state = self.state();
         loop {
             if let Some(first) = state.launches.front() {
@@ -91,9 +89,9 @@ impl Watched {
     }
 
     fn run(&self) {
-        while let Some((operation, event)) = self.next() {
-            if let Err(error) = self.watch(&operation, &*event) {
-                let error = error.during(operation.to_string()).at(self.session.world.rank);
+        while let Some((launched, event)) = self.next() {
+            if let Err(error) = self.watch(&launched, &*event) {
+                let error = error.during(launched.name()).at(self.session.world.rank);
                 self.session.publish_failure(&error);
                 // Shown to the device too, whose launches end then.
                 self.session.abort.raise(error);
@@ -103,8 +101,9 @@ impl Watched {
         }
     }
 
-    fn watch(&self, operation: &Operation, event: &dyn Event) -> Result<()> {
-        let mut watch = FailureWatch::new(&self.session, WaitingFor::Collective(operation));
+    fn watch(&self, launched: &Launched, event: &dyn Event) -> Result<()> {
+        let peers = || launched.peers();
+        let mut watch = FailureWatch::new(&self.session, launched.waiting_for(&peers));
         while !event.is_done()? {
             watch.look(&|| "its launch".to_owned())?;
             crate::sys::futex::nap(LOOK_EVERY);

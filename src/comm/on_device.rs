@@ -15,7 +15,7 @@ use crate::device::records::{self, ControlLayout, LaunchPart, PeerMemory, Reduct
 use crate::device::{self, Device, Event, Home, Region, Sharing, StatusPage};
 use crate::error::{Error, Kind, Result};
 use crate::exec::lower::{self, Lowered};
-use crate::exec::{self, Begun, Beside, Call, Cohort, DeviceStream, Message, Operation, Order, composed};
+use crate::exec::{self, Begun, Beside, Call, Cohort, DeviceStream, Last, Message, Operation, Order, composed};
 use crate::plan::{self, WINDOW_LANES, Windows};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sync::ring::{Label, Shape};
@@ -39,6 +39,17 @@ pub(crate) struct DeviceSide {
     status: Arc<StatusPage>,
     /// The ends of connections that are open.
     queues: HashMap<Need, SlotQueue>,
+    /// The last launch of messages: they use the same connections, so that they follow each other.
+    messages: Option<Last>,
+}
+
+/// What a launch is of, and so for whom it waits.
+#[derive(Debug, Clone)]
+pub(super) enum Launched {
+    /// A collective, of all ranks.
+    Collective(Operation),
+    /// Messages with these ranks.
+    Messages(Vec<Rank>),
 }
 
 /// What the ranks of a communicator, threads of one process, show each other.
@@ -98,6 +109,7 @@ impl DeviceSide {
             peers,
             status,
             queues: HashMap::new(),
+            messages: None,
         })
     }
 
@@ -261,7 +273,7 @@ impl Engine {
         part.bases = vec![bases[0], bases[1], side.scratch];
         part.keep = call.buffers.kept();
         part.queues = side.open(world.rank, &lowered.ends, shape)?;
-        self.launch(part, operation, order)
+        self.launch(part, &Launched::Collective(*operation), order)
     }
 
     /// The records of a call; `None` where there is nothing to do.
@@ -345,24 +357,32 @@ impl Engine {
             [0; records::FIRST_MESSAGE as usize].into_iter().chain(messages.iter().map(Message::address)).collect();
         part.queues = side.open(me, &lowered.ends, shape)?;
         part.keep = messages.iter().filter_map(Message::kept).collect();
-        self.launch(part, operation, order)
+        let peers = || messages.iter().map(Message::peer).filter(|peer| *peer != me).collect();
+        let launched = single.map_or(Launched::Collective(*operation), |()| Launched::Messages(peers()));
+        self.launch(part, &launched, order)
     }
 
-    /// Launches this rank's part with its cohort. In the caller's order: waits until it has run.
-    fn launch(&mut self, part: LaunchPart, operation: &Operation, order: Order<'_>) -> Result<()> {
+    /// Launches this rank's part: a collective's with its cohort, messages alone. In the caller's order: waits until it has run.
+    fn launch(&mut self, part: LaunchPart, launched: &Launched, order: Order<'_>) -> Result<()> {
         let session = Arc::clone(&self.session);
-        let wait = DeviceWait { waiting_for: WaitingFor::Collective(operation), patience: self.patience() };
+        let peers = || launched.peers();
+        let wait = DeviceWait { waiting_for: launched.waiting_for(&peers), patience: self.patience() };
         let side = self.side_mut()?;
         let stream = side.stream(order).clone();
         let mut watch = FailureWatch::new(&session, wait.waiting_for);
         let mut backoff = Backoff::new(wait.patience);
-        let mut turn = |missing: &[Rank]| wait.turn(&mut watch, &mut backoff, &|| on_this_device(missing));
-        side.cohort.launch(session.world.rank, (part, &stream), &mut turn)?;
+        match launched {
+            Launched::Messages(_) => exec::launch_alone(part, &stream, &mut side.messages)?,
+            Launched::Collective(_) => {
+                let mut turn = |missing: &[Rank]| wait.turn(&mut watch, &mut backoff, &|| on_this_device(missing));
+                side.cohort.launch(session.world.rank, (part, &stream), &mut turn)?;
+            }
+        }
         let event = stream.record()?;
         match order {
             // What is captured runs later, and as often as the program likes: nothing to wait for.
             Order::Stream(_) if stream.queue().is_capturing()? => Ok(()),
-            Order::Stream(_) => side.watch_over(&session, *operation, event),
+            Order::Stream(_) => side.watch_over(&session, launched.clone(), event),
             Order::Caller => {
                 let mut backoff = Backoff::new(wait.patience);
                 let ended = wait.until(&*event, &mut watch, &mut backoff);
@@ -430,12 +450,12 @@ impl DeviceSide {
     }
 
     /// Lets a thread look after a launch for which no call waits.
-    fn watch_over(&mut self, session: &Arc<Session>, operation: Operation, event: Arc<dyn Event>) -> Result<()> {
+    fn watch_over(&mut self, session: &Arc<Session>, launched: Launched, event: Arc<dyn Event>) -> Result<()> {
         let monitor = match &mut self.monitor {
             Some(monitor) => monitor,
             none => none.insert(Monitor::start(Arc::clone(session), Arc::clone(&self.status))?),
         };
-        monitor.add(operation, event);
+        monitor.add(launched, event);
         Ok(())
     }
 }
@@ -450,6 +470,32 @@ pub(super) fn fault(status: &StatusPage, session: &Session) -> Result<()> {
         }
         Some(device::LaunchFault::Mismatch { peer, mine, theirs }) => {
             Err(session.history.mismatch(mine, Rank::new(peer), theirs))
+        }
+    }
+}
+
+impl Launched {
+    /// The ranks of the messages; none of a collective.
+    pub(super) fn peers(&self) -> Vec<Rank> {
+        match self {
+            Launched::Collective(_) => Vec::new(),
+            Launched::Messages(peers) => peers.clone(),
+        }
+    }
+
+    /// For whom a wait is; `peers` are [`Launched::peers`].
+    pub(super) fn waiting_for<'a>(&'a self, peers: &'a dyn Fn() -> Vec<Rank>) -> WaitingFor<'a> {
+        match self {
+            Launched::Collective(operation) => WaitingFor::Collective(operation),
+            Launched::Messages(_) => WaitingFor::Messages(peers),
+        }
+    }
+
+    /// What it is called in errors.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Launched::Collective(operation) => operation.to_string(),
+            Launched::Messages(_) => "messages on a stream".to_owned(),
         }
     }
 }

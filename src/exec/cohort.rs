@@ -77,7 +77,7 @@ pub struct Cohort {
 
 /// The launch that the next one begins behind.
 #[derive(Debug)]
-struct Last {
+pub struct Last {
     stream: DeviceStream,
     done: Arc<dyn Event>,
     /// Whether it is kept for later: only what is kept too can wait for its event.
@@ -148,6 +148,16 @@ impl Cohort {
         // A member that panicked has brought its part or has not: both are whole.
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Launches a program of one rank alone, behind the `last` one that was: messages, which other ranks of the device need not have called.
+/// The part is of a program that was lowered from calls.
+///
+/// # Errors
+/// Of the device.
+pub fn launch_alone(part: LaunchPart, stream: &DeviceStream, last: &mut Option<Last>) -> Result<()> {
+    // SAFETY: as in `Cohort::launch`.
+    unsafe { launch(vec![(part, stream.clone())], last) }
 }
 
 impl Meeting {

@@ -20,6 +20,7 @@
 //! # What is taken for granted
 //! All ranks have finished the plan before when any begins this one (so all scratch is free), but a rank touches a
 //! peer's input and output only after hearing from it, and hears from all who touch its own before it is done.
+//! [`prove_repeated`] does not take this for granted, for executors that run plans behind each other with no host in between.
 
 mod ask;
 mod fits;
@@ -71,9 +72,23 @@ impl std::error::Error for Flaw {}
 /// # Errors
 /// The first flaw found.
 pub fn prove(plans: &[Plan]) -> Result<Proof, Flaw> {
+    prove_runs(plans, 1)
+}
+
+/// Proves the plans of all ranks for `runs` of them behind each other, with nothing of the host in between: a rank begins
+/// the next run when its lanes have ended, whatever the others do. Of what [`prove`] takes for granted, that all ranks
+/// have ended the run before, only [`Action::Enter`] is left to see to it.
+///
+/// # Errors
+/// The first flaw found.
+pub fn prove_repeated(plans: &[Plan], runs: u32) -> Result<Proof, Flaw> {
+    prove_runs(plans, runs.max(2))
+}
+
+fn prove_runs(plans: &[Plan], runs: u32) -> Result<Proof, Flaw> {
     agree(plans)?;
     plans.iter().try_for_each(fits)?;
-    let mut machine = machine::Machine::new(plans);
+    let mut machine = machine::Machine::new(plans, runs);
     machine.run()?;
     let proof = machine.settle()?;
     listeners_wait(plans)?;

@@ -34,6 +34,7 @@ pub(super) enum Need {
     Message(Rank),
     Slot(Rank),
     Flag(Rank, u8),
+    Enter(Rank),
 }
 
 pub(super) type Connection = (Rank, Rank, u8);
@@ -44,13 +45,19 @@ pub(super) struct Machine<'a> {
     pub(super) stores: Vec<Store>,
     pub(super) connections: HashMap<Connection, VecDeque<Message>>,
     flags: HashMap<(Rank, usize, u8), Vec<Rc<Clock>>>,
+    /// How often each rank runs its plan, one run behind the other.
+    pub(super) runs: u32,
+    /// The run that each rank is in.
+    pub(super) run: Vec<u32>,
+    /// What each lane knew when it entered a run, where there are several.
+    entered: HashMap<(Rank, usize, u32), Rc<Clock>>,
     /// The host of each rank.
     hosts: Vec<usize>,
     pub(super) proof: Proof,
 }
 
 impl<'a> Machine<'a> {
-    pub(super) fn new(plans: &'a [Plan]) -> Machine<'a> {
+    pub(super) fn new(plans: &'a [Plan], runs: u32) -> Machine<'a> {
         let spec = &plans[0].spec;
         let lanes = plans[0].lanes.len();
         // Threads: the lanes of all ranks, rank by rank, then the callers of all ranks.
@@ -72,6 +79,9 @@ impl<'a> Machine<'a> {
             stores: spec.world.ranks().map(|rank| Store::new(spec, rank, caller(rank))).collect(),
             connections: HashMap::new(),
             flags: HashMap::new(),
+            runs,
+            run: vec![0; plans.len()],
+            entered: HashMap::new(),
             hosts,
             proof: Proof::default(),
         }
@@ -93,11 +103,57 @@ impl<'a> Machine<'a> {
             for worker in 0..self.workers.len() {
                 while self.advance(worker)? {}
             }
-            if self.proof.steps == before {
+            let again = self.begin_again()?;
+            if self.proof.steps == before && !again {
                 break;
             }
         }
         self.all_done()
+    }
+
+    /// Lets ranks that have ended a run, but for the last, begin the next. True where one did.
+    fn begin_again(&mut self) -> Result<bool, Flaw> {
+        let mut any = false;
+        for rank in self.spec().world.ranks() {
+            let workers: Vec<usize> =
+                (0..self.workers.len()).filter(|worker| self.workers[*worker].rank == rank).collect();
+            let ended = workers.iter().all(|worker| self.next(*worker).is_none());
+            if !ended || self.run[rank.index()] + 1 >= self.runs {
+                continue;
+            }
+            // The caller looks at what the run has left, and fills its buffers anew.
+            let clock = self.settle_rank(rank)?;
+            self.run[rank.index()] += 1;
+            let caller = self.workers.len() + rank.index();
+            let now = Stamp { thread: caller, time: self.run[rank.index()] + 1 };
+            let spec = self.spec();
+            self.stores[rank.index()].refill(spec, rank, now);
+            for worker in workers {
+                let worker = &mut self.workers[worker];
+                join(&mut worker.clock, &clock);
+                worker.clock[caller] = now.time;
+                (worker.turn, worker.step) = (0, 0);
+            }
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// The rounds of all runs before the one that a lane's rank is in.
+    fn base(&self, worker: usize) -> usize {
+        let rounds = usize::try_from(self.lane(worker).rounds).unwrap_or(usize::MAX);
+        rounds * self.run[self.workers[worker].rank.index()] as usize
+    }
+
+    /// Where a lane stands, for those that it enters with.
+    fn enter(&mut self, worker: usize, peers: &[Rank]) {
+        let (rank, lane) = (self.workers[worker].rank, self.workers[worker].lane);
+        let run = self.run[rank.index()];
+        for peer in peers {
+            if let Some(clock) = self.entered.get(&(*peer, lane, run)) {
+                join(&mut self.workers[worker].clock, clock);
+            }
+        }
     }
 
     /// Runs the next step of a lane, if there is one that can run.
@@ -105,6 +161,11 @@ impl<'a> Machine<'a> {
         let lane = self.lane(worker);
         let Some((index, round)) = self.next(worker) else { return Ok(false) };
         let step = &lane.steps[index];
+        if matches!(step.action, Action::Enter { .. }) {
+            let Worker { rank, lane, clock, .. } = &self.workers[worker];
+            let place = (*rank, *lane, self.run[rank.index()]);
+            self.entered.entry(place).or_insert_with(|| Rc::new(clock.clone()));
+        }
         if self.need(worker, round)?.is_some() {
             return Ok(false);
         }
@@ -113,16 +174,18 @@ impl<'a> Machine<'a> {
         let time = u32::try_from(at.log.len() - 1).map_err(|_| Flaw::new("a lane has more than 2^32 steps"))?;
         at.clock[worker] = time;
         match &step.action {
-            // What entering orders between ranks is taken for nothing here: the order inside of a plan must come from its own steps.
             Action::Enter { .. } if index > 0 || step.lag > 0 => {
                 return Err(self.flaw(worker, "enters when the lane has begun"));
             }
-            Action::Enter { .. } => {}
+            // In one run, what entering orders is taken for nothing: the order inside of a plan must come from its own steps.
+            Action::Enter { .. } if self.runs == 1 => {}
+            Action::Enter { peers } => self.enter(worker, peers),
             Action::Combine(combine) => self.combine(worker, combine, round)?,
             Action::Signal { flag, .. } => self.signal(worker, *flag, round)?,
             Action::Wait { peer, flag } => {
                 let raised = &self.flags[&(*peer, self.workers[worker].lane, *flag)];
-                let clock = Rc::clone(&raised[usize::try_from(round).expect("a round fits a usize")]);
+                let round = self.base(worker) + usize::try_from(round).expect("a round fits a usize");
+                let clock = Rc::clone(&raised[round]);
                 join(&mut self.workers[worker].clock, &clock);
             }
         }
@@ -170,14 +233,21 @@ impl<'a> Machine<'a> {
                 });
                 Ok(source.or(target))
             }
-            Action::Enter { .. } | Action::Signal { .. } => Ok(None),
+            Action::Enter { peers } => {
+                let run = self.run[me.index()];
+                let entered = |peer: &&Rank| self.entered.contains_key(&(**peer, *number, run));
+                let missing = peers.iter().find(|peer| !entered(peer));
+                Ok(missing.filter(|_| self.runs > 1).map(|peer| Need::Enter(*peer)))
+            }
+            Action::Signal { .. } => Ok(None),
             Action::Wait { peer, flag } => {
                 let mapped = self.spec().windows != Windows::None && self.neighbours(*me, *peer);
                 if !mapped || peer == me {
                     return Err(self.flaw(worker, format!("waits for a flag of rank {peer}, which is not mapped")));
                 }
                 let raised = self.flags.get(&(*peer, *number, *flag)).map_or(0, Vec::len);
-                Ok((raised <= usize::try_from(round).unwrap_or(usize::MAX)).then_some(Need::Flag(*peer, *flag)))
+                let round = self.base(worker).saturating_add(usize::try_from(round).unwrap_or(usize::MAX));
+                Ok((raised <= round).then_some(Need::Flag(*peer, *flag)))
             }
         }
     }
@@ -188,13 +258,14 @@ impl<'a> Machine<'a> {
     }
 
     fn signal(&mut self, worker: usize, flag: u8, round: u32) -> Result<(), Flaw> {
+        let due = self.base(worker) + round as usize + 1;
         let Worker { rank, lane, clock, .. } = &self.workers[worker];
         if usize::from(flag) >= FLAGS {
             return Err(self.flaw(worker, format!("raises flag {flag}; a lane has {FLAGS}")));
         }
         let raised = self.flags.entry((*rank, *lane, flag)).or_default();
         raised.push(Rc::new(clock.clone()));
-        if u32::try_from(raised.len()) != Ok(round + 1) {
+        if raised.len() != due {
             return Err(self.flaw(worker, format!("raises flag {flag} twice in a round")));
         }
         Ok(())

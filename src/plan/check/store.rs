@@ -20,8 +20,20 @@ pub(super) struct Store {
 impl Store {
     /// The memory as its caller, the thread `caller`, hands it over.
     pub(super) fn new(spec: &Spec, rank: Rank, caller: usize) -> Store {
-        let sizes = ask::sizes(spec, rank);
         let by = Stamp { thread: caller, time: 1 };
+        let mut scratch = Memory::default();
+        scratch.append(spec.limits.scratch.0, None, by);
+        Store::handed_over(spec, rank, (by, scratch))
+    }
+
+    /// The caller hands over its buffers for another run.
+    pub(super) fn refill(&mut self, spec: &Spec, rank: Rank, now: Stamp) {
+        let scratch = std::mem::take(&mut self.scratch);
+        *self = Store::handed_over(spec, rank, (now, scratch));
+    }
+
+    fn handed_over(spec: &Spec, rank: Rank, (by, scratch): (Stamp, Memory)) -> Store {
+        let sizes = ask::sizes(spec, rank);
         let mut users = [Memory::default(), Memory::default()];
         let input = || Some(Value::input(rank.get(), 0));
         let (input, output) = match ask::overlap(spec, rank) {
@@ -38,8 +50,6 @@ impl Store {
                 ((0, inside), (0, start))
             }
         };
-        let mut scratch = Memory::default();
-        scratch.append(spec.limits.scratch.0, None, by);
         Store { users, scratch, input, output, sizes }
     }
 

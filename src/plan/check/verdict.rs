@@ -1,7 +1,7 @@
 //! What is found when no lane can go on.
 
 use super::machine::{Machine, Need, join};
-use super::memory::Conflict;
+use super::memory::{Clock, Conflict};
 use super::{Flaw, Proof, ask};
 use crate::types::{Algorithm, Collective, Rank};
 
@@ -17,6 +17,7 @@ impl Machine<'_> {
             let for_what = match self.need(worker, round)? {
                 Some(Need::Message(from)) => format!("for a message of rank {from}"),
                 Some(Need::Slot(to)) => format!("for rank {to} to free a slot"),
+                Some(Need::Enter(peer)) => format!("for rank {peer} to enter"),
                 Some(Need::Flag(peer, flag)) => format!("for flag {flag} of rank {peer}"),
                 None => "for nothing".to_owned(),
             };
@@ -38,21 +39,22 @@ impl Machine<'_> {
             return Err(Flaw::new(format!("rank {to} leaves a message of rank {from} on channel {channel}")));
         }
         for rank in self.spec().world.ranks() {
-            self.settle_rank(rank)?;
+            self.settle_rank(rank).map(|_| ())?;
         }
         Ok(self.proof)
     }
 
-    fn settle_rank(&mut self, rank: Rank) -> Result<(), Flaw> {
+    /// Looks at what a rank's run has left. What the rank knows then.
+    pub(super) fn settle_rank(&mut self, rank: Rank) -> Result<Clock, Flaw> {
         let spec = self.spec();
         let mut clock = vec![0; self.plans.len() * (self.plans[0].lanes.len() + 1)];
         let callers = self.workers.len()..clock.len();
         clock[self.workers.len() + rank.index()] = 1;
         self.workers.iter().filter(|worker| worker.rank == rank).for_each(|worker| join(&mut clock, &worker.clock));
         if spec.collective == Collective::Barrier {
-            let missed = callers.clone().find(|caller| clock[*caller] == 0);
+            let missed = callers.clone().find(|caller| clock[*caller] <= self.run[rank.index()]);
             let text = |caller: usize| format!("rank {rank} leaves before rank {} has come", caller - callers.start);
-            return missed.map_or(Ok(()), |caller| Err(Flaw::new(text(caller))));
+            return missed.map_or(Ok(clock.clone()), |caller| Err(Flaw::new(text(caller))));
         }
         for area in 0..2 {
             let memory = &mut self.stores[rank.index()].users[area];
@@ -63,7 +65,8 @@ impl Machine<'_> {
                 return Err(Flaw::new(format!("{text} element {element} of its memory")));
             }
         }
-        ask::output(spec, rank).into_iter().try_for_each(|asked| self.holds(rank, &asked))
+        ask::output(spec, rank).into_iter().try_for_each(|asked| self.holds(rank, &asked))?;
+        Ok(clock)
     }
 
     fn holds(&mut self, rank: Rank, asked: &ask::Asked) -> Result<(), Flaw> {
