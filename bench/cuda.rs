@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream};
-use rsccl::internals::device::cuda::{Cohort, StreamHandle, gpus};
+use rsccl::internals::device::cuda::{SharedGpu, StreamHandle, gpus};
 use rsccl::internals::device::{Device as _, Kernel, Pass, Region, Sharing, Store};
 use rsccl::internals::sys::clock;
 use rsccl::{DataType, ReduceOp};
@@ -40,7 +40,7 @@ fn main() {
 }
 
 /// One call of all ranks.
-fn call(cohort: &Cohort, streams: &[Arc<CudaStream>], memory: &Region) {
+fn call(cohort: &SharedGpu, streams: &[Arc<CudaStream>], memory: &Region) {
     let kernel = Kernel::reduce(DataType::F32, ReduceOp::Sum, 8).expect("sums of f32");
     let place = |index: usize| memory.at(index * 256, ELEMENTS * 4).as_ptr();
     let sources: Vec<*const u8> = (0..streams.len()).map(|rank| place(rank).cast_const()).collect();
