@@ -127,6 +127,7 @@ impl Layout {
 
     /// The layout of ranks that have these GPUs, in rank order: hosts and cliques as the graph shows them. NUMA nodes part only GPUs
     /// without NVLink or xGMI, whose way to each other leads past the processors.
+    #[doc(hidden)]
     pub fn of_gpus(system: &System, gpus: &[NodeId]) -> Layout {
         let place = |gpu: &NodeId| {
             let node = system.node(*gpu);
