@@ -47,7 +47,8 @@ impl<'a> FailureWatch<'a> {
         let named = named.collect::<Vec<_>>().join(", ");
         let more = if silent.len() > NAMED_RANKS { ", ..." } else { "" };
         match silent[..] {
-            // Too soon for anybody to have said anything.
+            // Too soon for anybody to have said anything. Of two ranks it is the other that is waited for.
+            [other] if self.timeout < 2 * STALL && self.session.world.size == 2 => Error::timeout(message).about(other),
             _ if self.timeout < 2 * STALL => Error::timeout(message),
             [] => Error::timeout(format!("{message}; all other ranks wait in it too")),
             [culprit] => {
