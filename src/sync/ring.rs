@@ -153,7 +153,6 @@ pub struct Sender {
     next: u64,
     credit_until: u64,
     /// Bytes that were published: tests compare them with what a simulation sends.
-    #[cfg(all(test, not(loom)))]
     bytes: u64,
 }
 
@@ -185,13 +184,7 @@ impl Sender {
 
     /// The sending end of the ring in `parts`, whose control words are zeroed.
     pub fn of(parts: Parts, shape: Shape) -> Sender {
-        Sender {
-            view: View::new(parts, shape),
-            next: 0,
-            credit_until: u64::from(shape.slots),
-            #[cfg(all(test, not(loom)))]
-            bytes: 0,
-        }
+        Sender { view: View::new(parts, shape), next: 0, credit_until: u64::from(shape.slots), bytes: 0 }
     }
 
     /// The place for `bytes` of payload in the next free slot; `None` while the receiver holds them all. The same place until
@@ -226,10 +219,7 @@ impl Sender {
             unsafe { at.write(word) };
         }
         self.next += 1;
-        #[cfg(all(test, not(loom)))]
-        {
-            self.bytes += bytes as u64;
-        }
+        self.bytes += bytes as u64;
         self.view.arrival(self.next - 1).raise(self.next);
     }
 
