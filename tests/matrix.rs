@@ -11,6 +11,9 @@ mod devices;
 mod far;
 #[path = "matrix/faults.rs"]
 mod faults;
+#[cfg(feature = "cuda")]
+#[path = "matrix/gpu.rs"]
+mod gpu;
 #[path = "matrix/mismatches.rs"]
 mod mismatches;
 #[path = "matrix/random.rs"]

@@ -4,6 +4,7 @@
 //! raw       the driver's functions, by name and version
 //! result    calls that name what failed; the driver of this process
 //! safe      context ── kernels, stream, memory, tables ── active: a GPU in use ── queue, and Cuda below
+//! programs  what ranks of one GPU do, walked on the host ── levels: in which launches it goes to the GPU
 //! ```
 //!
 //! A GPU's primary context is retained while a region, queue or event of it lives. Nothing here resets it, and every
@@ -14,7 +15,9 @@ mod cohort;
 mod context;
 mod kernels;
 mod launch;
+mod levels;
 mod memory;
+mod programs;
 mod queue;
 mod raw;
 mod result;

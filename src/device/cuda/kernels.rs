@@ -51,7 +51,7 @@ const BITS: [&CStr; 3] = [c"fold_and", c"fold_or", c"fold_xor"];
 
 impl EntryPoint {
     /// Its place in the table.
-    fn index(self) -> usize {
+    pub(super) fn index(self) -> usize {
         match self {
             EntryPoint::Copy => 0,
             EntryPoint::Bits(op) => 1 + op as usize,

@@ -78,14 +78,19 @@ pub(super) struct Arguments {
 impl Arguments {
     /// The tables themselves; `None` if they do not fit.
     pub(super) fn inline(steps: &[FoldStep], operands: &[FoldOperand]) -> Option<Arguments> {
-        let used = HEAD_WORDS + table_words(steps, operands);
-        if used > PARAMETER_WORDS {
+        if !Arguments::fit(steps.len(), operands.len()) {
             return None;
         }
+        let used = HEAD_WORDS + table_words(steps, operands);
         let mut words = [0; PARAMETER_WORDS];
         words[2] = steps.len() as u64;
         write_tables(steps, operands, &mut words[HEAD_WORDS..used]);
         Some(Arguments { words, used })
+    }
+
+    /// Whether the parameter holds tables of so many steps and operands.
+    pub(super) fn fit(steps: usize, operands: usize) -> bool {
+        HEAD_WORDS + steps * STEP_WORDS + operands * OPERAND_WORDS <= PARAMETER_WORDS
     }
 
     /// Tables that lie in memory, written there by [`write_tables`].

@@ -6,6 +6,8 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::active::{Active, Mark};
 use super::launch::{self, PassKind};
+use super::levels::LevelLaunch;
+use super::programs;
 use super::result::call;
 use super::stream::OwnStream;
 use crate::device::records::LaunchPart;
@@ -62,8 +64,15 @@ impl Queue for StreamQueue {
         unsafe { self.active.launch(self.stream.handle(), work.entry, tables, work.bytes(pass.count as u64)) }
     }
 
-    unsafe fn launch(&mut self, _: Vec<LaunchPart>) -> Result<()> {
-        Err(Error::invalid_usage("no communicator works in GPU memory yet: copy to host memory"))
+    unsafe fn launch(&mut self, parts: Vec<LaunchPart>) -> Result<()> {
+        let Some(launches) = programs::launches(&parts)? else { return Ok(()) };
+        let _entered = self.active.primary().enter()?;
+        for LevelLaunch { entry, steps, operands, bytes } in &launches {
+            // SAFETY: the caller vouches for all memory of the parts until an event is done that is recorded later.
+            // What the parts keep goes when this call returns: `Active::retire` keeps it while this stream has work.
+            unsafe { self.active.launch(self.stream.handle(), *entry, (steps, operands), *bytes) }?;
+        }
+        Ok(())
     }
 
     fn is_capturing(&mut self) -> Result<bool> {

@@ -1,0 +1,182 @@
+//! The same cases in the memory of a GPU, for ranks that share it: this program's tests of the module `alone`, started again on a
+//! virtual machine (`tests/vcuda`).
+
+use std::process::{Command, Stdio};
+
+/// Runs the tests of `alone` whose names have `filter` in them on a virtual machine, and expects that some ran, that all passed, and
+/// that nothing was left on the GPU.
+fn must_pass(machine: &str, filter: &str) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", LONGEST_S, script, "--strict", machine, "--"]);
+    command.arg(std::env::current_exe().expect("a program")).args([filter, "--test-threads=2", "--nocapture"]);
+    for name in ["CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "VCUDA_FAIL", "VCUDA_SEED"] {
+        command.env_remove(name);
+    }
+    let finished = command.stdin(Stdio::null()).output().expect("the machine starts");
+    let output = String::from_utf8_lossy(&[finished.stdout, finished.stderr].concat()).into_owned();
+    let passed = output.contains("test result: ok") && !output.contains(" 0 passed");
+    assert!(finished.status.success() && passed, "{machine}, {filter}:\n{output}");
+}
+
+/// No run takes longer, also on a busy computer; the machine reports a deadlock long before.
+const LONGEST_S: &str = "300";
+
+#[test]
+fn ranks_of_one_gpu() {
+    must_pass("1", "gpu::alone::");
+}
+
+#[test]
+fn ranks_of_two_gpus() {
+    must_pass("2-nvswitch", "gpu::apart::");
+}
+
+mod alone {
+    use rsccl::comm::DeviceStream;
+    use rsccl::error::Kind;
+    use rsccl::internals::device::cuda;
+    use rsccl::internals::sys::clock::now;
+    use rsccl::types::Algorithm;
+    use rsccl::{Config, ReduceOp, Result, local};
+
+    use crate::case::{Case, Placed};
+    use crate::verify::Program;
+    use crate::{
+        KINDS, SIZES, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed,
+    };
+
+    /// What each rank returns that works on GPU 0; nothing where there is none.
+    fn on_gpu<T: Send>(
+        ranks: u32,
+        config: &Config,
+        body: impl Fn(rsccl::Communicator, DeviceStream) -> Result<T> + Sync,
+    ) -> Vec<T> {
+        if cuda::gpus().is_err() {
+            return Vec::new();
+        }
+        let config = config.clone().with_timeout(TIMEOUT);
+        let results = local::run_with(ranks, &config, |comm| body(comm, DeviceStream::new(0)?));
+        results.expect("ranks start and end")
+    }
+
+    fn run(ranks: u32, config: &Config, cases: &[Case]) {
+        let seed = seed();
+        // Messages are refused: see `messages_are_refused`.
+        let sends = |case: &Case| ranks > 1 && case.program == Program::SendRecv;
+        let cases: Vec<Case> = cases.iter().copied().filter(|case| !sends(case)).collect();
+        let failures = on_gpu(ranks, config, |comm, stream| run_rank(comm, &Placed::Device(stream), &cases, seed));
+        judge(&format!("{ranks} ranks on a GPU, {:?}, seed {seed}", config.algo), failures.concat());
+    }
+
+    #[test]
+    fn every_program_runs() {
+        for (ranks, kinds) in [(1, KINDS), (2, KINDS), (4, &KINDS[..3])] {
+            run(ranks, &Config::default(), &every_program(ranks, SIZES, kinds));
+        }
+        run(2, &Config::default(), &every_program(2, &[400_009], &KINDS[..1]));
+    }
+
+    #[test]
+    fn every_operator_runs() {
+        run(2, &Config::default(), &every_operator(&[131, 9_000]));
+    }
+
+    #[test]
+    fn every_algorithm_runs() {
+        for algorithm in Algorithm::ALL.iter().copied() {
+            let (forced, mut cases) = every_program_by(algorithm, 3, &[0, 1, 1_003, 20_011]);
+            cases.retain(|case| SLOT_KINDS.iter().any(|(data_type, _)| *data_type == case.data_type));
+            run(3, &Config::default().with_algo(forced).with_proto("Simple"), &cases);
+        }
+    }
+
+    /// Calls behind each other, with nothing that waits for them between.
+    #[test]
+    fn calls_follow_each_other() {
+        on_gpu(2, &Config::default(), |comm, stream| {
+            let mut values = [0_u64; 1_003];
+            let (mut input, mut sum) = (stream.alloc::<u64>(1_003)?, stream.alloc::<u64>(1_003)?);
+            stream.upload(&[1; 1_003], input.slice_mut(..))?;
+            for _ in 0..50 {
+                comm.on(&stream).all_reduce(input.slice(..), sum.slice_mut(..), ReduceOp::Sum)?;
+                comm.on(&stream).all_reduce(sum.slice(..), input.slice_mut(..), ReduceOp::Max)?;
+            }
+            stream.download(input.slice(..), &mut values)?;
+            // Each sum doubles.
+            assert_eq!(values, [1 << 50; 1_003]);
+            comm.finalize()
+        });
+    }
+
+    /// All ranks hear of it, the memory is as it was, and the stream goes on.
+    #[test]
+    fn calls_that_differ_are_told() {
+        let told = on_gpu(3, &Config::default(), |comm, stream| {
+            let mut buffer = stream.alloc::<u32>(64)?;
+            stream.upload(&[7; 64], buffer.slice_mut(..))?;
+            let (on, count) = (comm.on(&stream), if comm.rank() == 1 { 17 } else { 64 });
+            on.all_reduce_in_place(buffer.slice_mut(..count), ReduceOp::Sum)?;
+            let deadline = now() + TIMEOUT;
+            while comm.async_error().is_none() && now() < deadline {
+                std::thread::yield_now();
+            }
+            let error = on.barrier().expect_err("the communicator has ended");
+            let mut values = [0; 64];
+            stream.download(buffer.slice(..), &mut values)?;
+            assert_eq!(values, [7; 64]);
+            Ok((error.kind(), error.to_string()))
+        });
+        for (kind, text) in told {
+            assert_eq!(kind, Kind::Mismatch, "{text}");
+            assert!(text.contains("count 17") && text.contains("count 64"), "{text}");
+        }
+    }
+}
+
+/// What is not there yet is an error that says so.
+mod apart {
+    use rsccl::comm::DeviceStream;
+    use rsccl::error::Kind;
+    use rsccl::internals::device::cuda;
+    use rsccl::{Config, Error, ReduceOp, local};
+
+    use crate::TIMEOUT;
+
+    #[test]
+    fn ranks_on_different_gpus_are_refused() {
+        if cuda::gpus().is_err() {
+            return;
+        }
+        let errors = local::run_with(2, &Config::default().with_timeout(TIMEOUT), |comm| {
+            let stream = DeviceStream::new(comm.rank())?;
+            let mut buffer = stream.alloc::<f32>(64)?;
+            let called = comm.on(&stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum);
+            called.map_or_else(Ok, |()| Err(Error::internal("it went through")))
+        });
+        for error in errors.expect("ranks start and end") {
+            let told = error.message().contains("ranks on different GPUs are not supported yet");
+            assert!(error.kind() == Kind::InvalidUsage && told, "{error}");
+        }
+    }
+
+    #[test]
+    fn messages_are_refused() {
+        if cuda::gpus().is_err() {
+            return;
+        }
+        let errors = local::run_with(2, &Config::default().with_timeout(TIMEOUT), |comm| {
+            let stream = DeviceStream::new(0)?;
+            let (mine, mut theirs) = (stream.alloc::<f32>(64)?, stream.alloc::<f32>(64)?);
+            let other = 1 - comm.rank();
+            let called = comm.on(&stream).send_recv(mine.slice(..), other, theirs.slice_mut(..), other);
+            called.map_or_else(Ok, |()| Err(Error::internal("it went through")))
+        });
+        for error in errors.expect("ranks start and end") {
+            assert!(
+                error.kind() == Kind::InvalidUsage && error.message().contains("a message of GPU memory"),
+                "{error}"
+            );
+        }
+    }
+}
