@@ -1,5 +1,5 @@
-//! The contract of devices ([`Device`], [`Queue`], [`Event`]) as tests, for host memory and for a device whose memory the processor
-//! cannot touch; and captured collectives, which replay without the host.
+//! Collectives on streams of devices whose memory the processor cannot touch: several devices, capture, mismatches, ranks that never
+//! come. The contract of devices is tested in `src/device/contract.rs`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which end where something fails")]
 
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -10,134 +10,8 @@ use std::time::Duration;
 use far::{Far, FarGraph};
 use rsccl::comm::DeviceStream;
 use rsccl::error::Kind;
-use rsccl::internals::device::{self, Device, Event, Home, HostMemory, Kernel, Pass, Place, Region, Sharing, Store};
 use rsccl::internals::sys::clock::now;
-use rsccl::{Config, DataType, ReduceOp, local};
-
-/// Waits until `event` is done.
-fn finish(event: &dyn Event) {
-    let deadline = now() + Duration::from_secs(20);
-    while !event.is_done().unwrap() {
-        assert!(now() < deadline, "a queue moves without being asked");
-        std::thread::yield_now();
-    }
-}
-
-fn whole(region: &Region) -> Place {
-    Place { address: region.base().as_ptr(), bytes: region.bytes(), home: region.home() }
-}
-
-fn host(values: &mut [u32]) -> Place {
-    Place::on_host(values.as_mut_ptr().cast(), size_of_val(values))
-}
-
-fn write(device: &dyn Device, region: &Region, value: u32) {
-    let mut values = vec![value; region.bytes() / 4];
-    let mut queue = device.queue().unwrap();
-    // SAFETY: both have as many bytes, and live until the event is done.
-    unsafe { queue.copy(host(&mut values), whole(region)).unwrap() };
-    finish(&*queue.record().unwrap());
-}
-
-fn read(device: &dyn Device, region: &Region) -> Vec<u32> {
-    let mut values = vec![u32::MAX; region.bytes() / 4];
-    let mut queue = device.queue().unwrap();
-    // SAFETY: both have as many bytes, and live until the event is done.
-    unsafe { queue.copy(whole(region), host(&mut values)).unwrap() };
-    finish(&*queue.record().unwrap());
-    values
-}
-
-fn devices() -> [Box<dyn Device>; 2] {
-    [Box::new(HostMemory), Box::new(Far::new(7))]
-}
-
-#[test]
-fn memory_is_zeroed_and_lives_where_it_was_made() {
-    for device in devices() {
-        for sharing in [Sharing::Threads, Sharing::Processes] {
-            let region = device.allocate(4096, sharing).unwrap();
-            assert_eq!((region.bytes(), region.home()), (4096, device.home()));
-            assert_eq!(read(&*device, &region), [0; 1024]);
-            assert_eq!(device.locate(region.base().addr().get() as u64), Some(device.home()));
-            assert_eq!(region.on_host().is_some(), device.home() == Home::Host);
-        }
-    }
-    assert_eq!(Far::new(7).locate(1 << 40), None);
-}
-
-#[test]
-fn what_is_exported_is_the_same_memory_where_it_is_imported() {
-    for device in devices() {
-        let mine = device.allocate(8192, Sharing::Processes).unwrap();
-        let theirs = device.import(device.export(&mine).unwrap(), 8192).unwrap();
-        assert_ne!(mine.base(), theirs.base());
-        write(&*device, &mine, 17);
-        assert_eq!(read(&*device, &theirs), [17; 2048]);
-        drop(mine);
-        assert_eq!(read(&*device, &theirs), [17; 2048], "an import keeps the memory");
-        let other = device.allocate(8192, Sharing::Processes).unwrap();
-        let wrong = device.import(device.export(&other).unwrap(), 4096).unwrap_err();
-        assert_eq!(wrong.kind(), Kind::Remote);
-        assert!(device.export(&device.allocate(4096, Sharing::Threads).unwrap()).is_err());
-    }
-}
-
-#[test]
-fn an_owner_takes_its_memory_back_with_its_content() {
-    for device in devices() {
-        let mine = device.allocate(4096, Sharing::Processes).unwrap();
-        let generation = mine.keep().share_anew().unwrap();
-        let theirs = device.import(device.export(&mine).unwrap(), 4096).unwrap();
-        write(&*device, &mine, 5);
-        assert!(mine.keep().lend(generation));
-        mine.keep().detach().unwrap();
-        write(&*device, &theirs, 6);
-        assert_eq!(read(&*device, &mine), [5; 1024]);
-        assert!(!mine.keep().take_back(generation) && mine.keep().is_detached());
-        assert!(mine.keep().share_anew().unwrap() != generation && !mine.keep().is_detached());
-    }
-}
-
-#[test]
-fn a_queue_folds_and_keeps_its_order_and_that_of_events() {
-    let kernel = Kernel::reduce(DataType::U32, ReduceOp::Sum, 2).unwrap();
-    for device in devices() {
-        let regions: Vec<Region> = (0..3).map(|_| device.allocate(4096, Sharing::Threads).unwrap()).collect();
-        let (mut first, mut second) = (vec![30; 1024], vec![12; 1024]);
-        let (mut one, mut two) = (device.queue().unwrap(), device.queue().unwrap());
-        // SAFETY: both have as many bytes, and live until the event is done.
-        unsafe { one.copy(host(&mut first), whole(&regions[0])).unwrap() };
-        // SAFETY: as above.
-        unsafe { one.copy(host(&mut second), whole(&regions[1])).unwrap() };
-        two.after(&one.record().unwrap()).unwrap();
-        let sources = [0, 1].map(|at: usize| regions[at].base().as_ptr().cast_const());
-        let targets = [regions[2].base().as_ptr()];
-        let pass =
-            Pass { sources: &sources, raw: None, targets: &targets, count: 1024, finish: true, store: Store::Cached };
-        // SAFETY: each region has 1024 elements, and lives until the event is done.
-        unsafe { two.fold(&kernel, &pass).unwrap() };
-        finish(&*two.record().unwrap());
-        assert_eq!(read(&*device, &regions[2]), [42; 1024]);
-    }
-}
-
-#[test]
-fn places_that_a_queue_cannot_reach_are_refused() {
-    let far = Far::new(1).allocate(4096, Sharing::Threads).unwrap();
-    let mut values = [0; 1024];
-    for device in devices() {
-        let mut queue = device.queue().unwrap();
-        // SAFETY: it is refused.
-        let error = unsafe { queue.copy(whole(&far), host(&mut values)) }.unwrap_err();
-        assert_eq!(error.kind(), Kind::InvalidArgument);
-        // SAFETY: it is refused.
-        let error = unsafe { queue.copy(host(&mut [0; 5]), host(&mut values)) }.unwrap_err();
-        assert_eq!(error.kind(), Kind::InvalidArgument);
-    }
-    let error = device::of(far.home()).unwrap_err();
-    assert!(error.to_string().contains("the memory of device 1"), "{error}");
-}
+use rsccl::{Config, ReduceOp, local};
 
 /// Ranks 0 and 1 on device 0, ranks 2 and 3 on device 1.
 #[test]
@@ -187,6 +61,7 @@ fn captured_collectives_replay_a_hundred_times() {
         on.all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
         on.all_gather(sum.slice(..), gathered.slice_mut(..))?;
         on.send_recv(gathered.slice(3000..), right, passed.slice_mut(..), left)?;
+        let waited = [stream.synchronize(), stream.upload(&[1; 1000], passed.slice_mut(..))];
         meeting.wait();
         if comm.rank() == 0 {
             let mut captured = FarGraph::end(DEVICES);
@@ -194,6 +69,9 @@ fn captured_collectives_replay_a_hundred_times() {
             *graph.lock().unwrap() = Some(captured);
         }
         meeting.wait();
+        for waited in waited {
+            assert_eq!(waited.expect_err("it is captured").kind(), Kind::InvalidUsage);
+        }
         stream.synchronize()?;
         let expected = (1..100).fold(10u32, |sum, _| sum.wrapping_mul(4));
         let (mut sums, mut all) = (vec![0; 1000], vec![0; 4000]);

@@ -369,6 +369,9 @@ impl Engine {
         let wait = DeviceWait { waiting_for: launched.waiting_for(&peers), patience: self.patience() };
         let side = self.side_mut()?;
         let stream = side.stream(order).clone();
+        if matches!(order, Order::Caller) {
+            stream.check_runs()?;
+        }
         let mut watch = FailureWatch::new(&session, wait.waiting_for);
         let mut backoff = Backoff::new(wait.patience);
         match launched {

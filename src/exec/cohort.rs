@@ -63,6 +63,20 @@ impl DeviceStream {
         unsafe { self.queue().copy(from, to) }
     }
 
+    /// Refuses to wait for a stream whose work is kept for later: that wait would never end, and what is kept outlives a caller's
+    /// borrowed memory.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] while the stream is captured; those of the device.
+    pub(crate) fn check_runs(&self) -> Result<()> {
+        if self.queue().is_capturing()? {
+            return Err(Error::invalid_usage(
+                "the stream is being captured: nothing can wait for it, or copy host memory, until the capture ends",
+            ));
+        }
+        Ok(())
+    }
+
     fn is(&self, other: &DeviceStream) -> bool {
         Arc::ptr_eq(&self.queue, &other.queue)
     }

@@ -150,6 +150,7 @@ impl DeviceStream {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] for different lengths, or a slice of another device; those of the device.
     pub fn upload<T: Element>(&self, from: &[T], into: DeviceSliceMut<'_, T>) -> Result<()> {
+        self.check_runs()?;
         let place = Place::on_host(from.as_ptr().cast_mut().cast(), size_of_val(from));
         // SAFETY: both are borrowed until the stream is through, which `synchronize` waits for.
         unsafe { self.copy(place, into.place)? };
@@ -161,6 +162,7 @@ impl DeviceStream {
     /// # Errors
     /// As [`DeviceStream::upload`].
     pub fn download<T: Element>(&self, from: DeviceSlice<'_, T>, into: &mut [T]) -> Result<()> {
+        self.check_runs()?;
         let place = Place::on_host(into.as_mut_ptr().cast(), size_of_val(into));
         // SAFETY: both are borrowed until the stream is through, which `synchronize` waits for; every bit pattern is an element.
         unsafe { self.copy(from.place, place)? };
@@ -170,8 +172,9 @@ impl DeviceStream {
     /// Waits until all that was put into the stream is done. Launches of communicators end at their deadlines at the latest.
     ///
     /// # Errors
-    /// Where the device has failed.
+    /// Where the device has failed; [`crate::error::Kind::InvalidUsage`] while the stream is captured.
     pub fn synchronize(&self) -> Result<()> {
+        self.check_runs()?;
         let event = self.record()?;
         while !event.is_done()? {
             futex::nap(LOOK_EVERY);
