@@ -102,8 +102,18 @@ pub struct Config {
     /// Whether a channel may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where
     /// it is better. `rsccl topo` obeys it. `NCCL_CROSS_NIC`; 2.
     pub cross_nic: u32,
-    /// A topology file in place of what this machine's system tells. `rsccl topo` reads it. `NCCL_TOPO_FILE`.
+    /// A topology file in place of what this machine's system tells: communicators take NUMA nodes from it,
+    /// `rsccl topo` all. `NCCL_TOPO_FILE`.
     pub topo_file: Option<PathBuf>,
+    /// Whether the processors on which a rank may run say nothing about where it stands: then the ranks of a host are
+    /// equals. `NCCL_IGNORE_CPU_AFFINITY`; false.
+    pub ignore_cpu_affinity: bool,
+    /// The processors by which the rank's place on its host (socket, NUMA node, cache) is found, as `0-3,8`; each rank
+    /// has its own. `RSCCL_PROCESSORS`; those on which it may run.
+    pub processors: Option<String>,
+    /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
+    /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.
+    pub team_ranks: Option<u32>,
     /// Where `rsccl topo` writes the topology as a file. `NCCL_TOPO_DUMP_FILE`.
     pub topo_dump_file: Option<PathBuf>,
     /// A graph file in place of a search for channels. `rsccl topo` reads it. `NCCL_GRAPH_FILE`.
@@ -179,6 +189,9 @@ impl Default for Config {
             net_gdr_level: None,
             cross_nic: 2,
             topo_file: None,
+            ignore_cpu_affinity: false,
+            processors: None,
+            team_ranks: None,
             topo_dump_file: None,
             graph_file: None,
             graph_dump_file: None,
@@ -416,6 +429,12 @@ setters! {
     with_cross_nic => cross_nic: u32;
     /// Sets [`Config::topo_file`].
     with_topo_file => topo_file: impl Into<PathBuf>, some;
+    /// Sets [`Config::ignore_cpu_affinity`].
+    with_ignore_cpu_affinity => ignore_cpu_affinity: bool;
+    /// Sets [`Config::processors`].
+    with_processors => processors: impl Into<String>, some;
+    /// Sets [`Config::team_ranks`].
+    with_team_ranks => team_ranks: u32, some;
     /// Sets [`Config::topo_dump_file`].
     with_topo_dump_file => topo_dump_file: impl Into<PathBuf>, some;
     /// Sets [`Config::graph_file`].

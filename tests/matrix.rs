@@ -14,6 +14,8 @@ mod faults;
 #[cfg(feature = "cuda")]
 #[path = "matrix/gpu.rs"]
 mod gpu;
+#[path = "matrix/layouts.rs"]
+mod layouts;
 #[path = "matrix/mismatches.rs"]
 mod mismatches;
 #[path = "matrix/random.rs"]
@@ -75,15 +77,18 @@ fn on_hosts<T: Send>(
     config: &Config,
     body: impl Fn(Communicator) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    let id = &Communicator::unique_id(config)?;
-    let world = u32::try_from(hosts.len()).expect("a few");
-    let (config, body) = (&config, &body);
+    let own = hosts.iter().map(|host| config.clone().with_host_id(format!("host {host}")));
+    each_with(&own.collect::<Vec<_>>(), body)
+}
+
+/// What `body` returns on each of the ranks, which have these configurations.
+fn each_with<T: Send>(configs: &[Config], body: impl Fn(Communicator) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let id = &Communicator::unique_id(&configs[0])?;
+    let world = u32::try_from(configs.len()).expect("a few");
+    let body = &body;
     std::thread::scope(|scope| {
-        let join = |(rank, host): (u32, &u32)| {
-            let config = Config::clone(config).with_host_id(format!("host {host}"));
-            scope.spawn(move || body(Communicator::init(id, rank, world, &config)?))
-        };
-        let threads: Vec<_> = (0..world).zip(hosts).map(join).collect();
+        let join = |(rank, config)| scope.spawn(move || body(Communicator::init(id, rank, world, config)?));
+        let threads: Vec<_> = (0..world).zip(configs).map(join).collect();
         threads.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
     })
 }

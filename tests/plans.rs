@@ -3,6 +3,9 @@
 //!
 //! The default run proves a sample; `RSCCL_EXHAUSTIVE=1` proves all.
 
+#[path = "plans/layouts.rs"]
+mod layouts;
+
 use std::sync::Arc;
 
 use rsccl::plan::check::{Flaw, Proof, fits, prove, prove_repeated};
@@ -241,58 +244,6 @@ fn direct_reductions_of_66_ranks_are_proved() {
             proof(&spec).unwrap_or_else(|flaw| panic!("{flaw}\nin {collective} of {count}"));
         }
     }
-}
-
-/// A hierarchy of hosts of uneven size, and of hosts that are cut into teams: what is too small for the other ranks, a rank that is alone,
-/// a root that has no seat.
-#[test]
-fn hierarchies_of_uneven_teams_are_proved() {
-    let hosts = |sizes: &[u32]| layout(hosts_of(sizes));
-    let teams = |sizes: &[u32], most: usize| Arc::new(Layout::of_hosts(&hosts_of(sizes)).unwrap().with_teams_of(most));
-    let layouts = [hosts(&[3, 1]), hosts(&[1, 4]), hosts(&[3, 2, 3]), hosts(&[2, 5, 1, 3]), hosts(&[4, 4, 3])];
-    let cut = [teams(&[7], 3), teams(&[8], 4), teams(&[9, 4], 4), teams(&[12], 2), teams(&[5, 1], 3)];
-    let mut proved = 0;
-    for layout in layouts.into_iter().chain(cut) {
-        let size = u32::try_from(layout.size()).unwrap();
-        for (collective, algorithm, windows) in hierarchies() {
-            for (place, count) in counts(collective, size).into_iter().enumerate() {
-                for (turn, limits) in limits(size).into_iter().enumerate() {
-                    // Small scratch, which fewer regions fit.
-                    let limits = Limits { scratch: Elements(limits.scratch.0 * 2), ..limits };
-                    let spec = Spec {
-                        collective,
-                        algorithm,
-                        windows,
-                        count: count.clone(),
-                        layout: Arc::clone(&layout),
-                        world: World { rank: Rank::new(0), size },
-                        root: Rank::new(u32::try_from(place * 2 + turn).unwrap() % size),
-                        in_place: (place + turn) % 2 == 1,
-                        limits,
-                        ..base(collective, algorithm, windows)
-                    };
-                    if bearable(&spec) {
-                        proof(&spec).unwrap_or_else(|flaw| panic!("{flaw}\nfor {spec:?}"));
-                        proved += 1;
-                    }
-                }
-            }
-        }
-    }
-    assert_eq!(proved, 8404);
-}
-
-fn hierarchies() -> impl Iterator<Item = (Collective, Algorithm, Windows)> {
-    use Collective::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
-    let all = [AllReduce, Broadcast, Reduce, AllGather, ReduceScatter].into_iter().flat_map(|collective| {
-        algorithms(collective)
-            .iter()
-            .filter(|algorithm| **algorithm != Algorithm::Pat)
-            .map(move |all| (collective, *all))
-    });
-    all.flat_map(|(collective, algorithm)| {
-        [Windows::Scratch, Windows::User].map(|windows| (collective, algorithm, windows))
-    })
 }
 
 #[test]

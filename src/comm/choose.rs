@@ -6,7 +6,6 @@ use crate::error::{Error, Result};
 use crate::exec::{Call, CallCount, Program};
 use crate::plan::{self, Count, Layout, Limits, Spec, WINDOW_LANES, Windows};
 use crate::sync::primitive::Arc;
-use crate::topo::Topology;
 use crate::transport::FLAT_BYTES;
 use crate::tune::{self, Choice, Costs, Filters, Query};
 use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, ReduceOp, TransportKind, World};
@@ -62,16 +61,16 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    /// The `topology`, what is `near` inside hosts, and the least `cores` of a rank are the same on all ranks.
+    /// The `layout`, what is `near` inside hosts, and the least `cores` of a rank are the same on all ranks.
     pub(crate) fn new(
         world: World,
-        (topology, near, cores): (&Topology, TransportKind, u32),
+        (layout, near, cores): (Layout, TransportKind, u32),
         settings: &Settings,
     ) -> Chooser {
         let settings = settings.clone();
-        let layout = Layout::of_topology(topology);
-        let crowded = layout.hosts().iter().any(|ranks| ranks.len() > MOST_DIRECT);
-        let layout = Arc::new(if crowded { layout.with_teams_of(TEAM_RANKS) } else { layout });
+        let (direct, team) = settings.team_ranks.map_or((MOST_DIRECT, TEAM_RANKS), |ranks| (ranks, ranks));
+        let crowded = layout.hosts().iter().any(|ranks| ranks.len() > direct);
+        let layout = Arc::new(if crowded { layout.with_teams_of(team) } else { layout });
         let filters = Filters { algorithms: settings.algorithms.clone(), protocols: settings.protocols.clone() };
         Chooser {
             world,
@@ -83,6 +82,12 @@ impl Chooser {
             costs: Costs::default(),
             programs: Programs::default(),
         }
+    }
+
+    /// The layout on which all calls are planned.
+    #[cfg(test)]
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// Whether all ranks are on one host and map each other's memory.

@@ -20,7 +20,7 @@ use crate::exec::{
     self, Begun, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Order, Program, Task,
 };
 use crate::log;
-use crate::plan::Windows;
+use crate::plan::{Layout, Windows};
 use crate::sync::primitive::{Arc, Ordering, fence};
 use crate::sync::ring::Label;
 use crate::sync::{AbortFlag, Backoff, Patience, Progress, Wait, progress};
@@ -87,10 +87,11 @@ impl Mover {
 }
 
 impl Engine {
-    /// The engine of a rank that knows its peers. `cores` is the least number of processors that a rank of the world may use.
-    pub(crate) fn new(session: Session, fabric: Fabric, patience: Patience, cores: u32) -> Engine {
+    /// The engine of a rank that knows its peers and the `layout` of all. `cores` is the least number of processors that a rank of the world
+    /// may use.
+    pub(crate) fn new(session: Session, fabric: Fabric, (layout, patience, cores): (Layout, Patience, u32)) -> Engine {
         let settings = &session.settings;
-        let chooser = Chooser::new(session.world, (fabric.topology(), fabric.near(), cores), settings);
+        let chooser = Chooser::new(session.world, (layout, fabric.near(), cores), settings);
         let progress = settings.progress.clone();
         let flat = Flat::new(fabric.my_host().len(), cores as usize, settings.reproducible);
         Engine {
@@ -655,6 +656,13 @@ impl Engine {
     #[cfg(not(loom))]
     pub(crate) fn take_peers_for_far(&mut self) {
         self.mover.fabric.links().staging = crate::device::StorePolicy::far();
+    }
+
+    /// The layout on which all calls are planned.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(crate) fn layout(&self) -> &Layout {
+        self.chooser.layout()
     }
 
     /// The plan of a call over slots, and how many messages and bytes this rank has sent to whom on which channel.

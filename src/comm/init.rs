@@ -1,6 +1,7 @@
 //! Init: from a unique id, or as threads of this process; and what every way into a communicator does once its ranks have met.
 
 use std::fmt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::cause::failure_reader;
@@ -9,9 +10,11 @@ use crate::comm::engine::Engine;
 use crate::comm::origin::{Made, Origin};
 use crate::comm::session::Session;
 use crate::comm::settings::bootstrap_options;
+use crate::comm::settings::standing;
 use crate::comm::{Communicator, Settings};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::plan::Layout;
 use crate::sync::{AbortFlag, Patience, Wait};
 use crate::sys::{clock, cpu, futex};
 use crate::transport::{Fabric, PeerInfo, host_id, process_token};
@@ -229,6 +232,7 @@ fn assemble(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: &AbortFlag
     times.allgathers = times.lap();
     futex::register_barrier();
     let fabric = Fabric::new(world, &peers, settings.policy, settings.sizes);
+    let layout = Layout::of_topology(fabric.topology(), peers.iter().map(standing::place).collect());
     // Ranks that share processors with this one, whether or not they may share memory.
     let beside = peers.iter().filter(|peer| peer.host == mine.host).count();
     let patience = Patience::new(beside, settings.awake);
@@ -236,7 +240,7 @@ fn assemble(bootstrap: Box<dyn Bootstrap>, settings: Settings, abort: &AbortFlag
     // The smallest number of any rank, so that all ranks choose alike.
     let cores = peers.iter().map(|peer| peer.cores).min().unwrap_or(1);
     let session = Session::new(bootstrap, settings, abort.clone());
-    let mut engine = Engine::new(session, fabric, patience, cores);
+    let mut engine = Engine::new(session, fabric, (layout, patience, cores));
     times.topology = times.lap();
     if early && let Err(error) = engine.connect_early() {
         // Ranks that wait for this one learn the cause, and not only that it has gone.
@@ -263,6 +267,7 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Re
         pid: std::process::id(),
         cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
         settings: settings.fingerprint(),
+        home: settings.standing.home(Path::new("/"))?,
     };
     let reading = wait.clone().with_notes(Some(failure_reader()));
     let gathered = bootstrap.all_gather(&mine.encode(), &reading)?;

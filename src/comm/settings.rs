@@ -1,5 +1,7 @@
 //! What the engine needs of the configuration, read and checked once.
 
+pub(super) mod standing;
+
 use std::time::Duration;
 
 use crate::bootstrap::interface::{Family, Rules};
@@ -13,6 +15,7 @@ use crate::sync::Progress;
 use crate::sync::ring::Shape;
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::types::{Algorithm, Filter, Protocol};
+use standing::Standing;
 
 /// What the engine needs of the configuration, read and checked once.
 #[derive(Debug, Clone)]
@@ -43,6 +46,10 @@ pub(crate) struct Settings {
     pub(crate) algorithms: Filter<Algorithm>,
     /// Which protocols may be chosen.
     pub(crate) protocols: Filter<Protocol>,
+    /// How many ranks of a host work in each other's memory at once, where the user says so.
+    pub(crate) team_ranks: Option<usize>,
+    /// By what the rank's place on its host is found.
+    pub(crate) standing: Standing,
     /// Whether windows wait for their first use.
     pub(crate) connect_late: bool,
     /// What the program wants moved while a call waits, when the communicator begins.
@@ -81,6 +88,8 @@ impl Settings {
             channels: (least.clamp(1, most), most),
             algorithms,
             protocols,
+            team_ranks: config.team_ranks.map(|ranks| ranks as usize),
+            standing: Standing::read(config)?,
             connect_late: config.runtime_connect,
             progress: None,
         })
@@ -89,8 +98,8 @@ impl Settings {
     /// A number that is equal on two ranks whose settings fit together.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?}",
-            self.policy, self.sizes, self.reproducible, self.channels, self.algorithms, self.protocols
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            self.policy, self.sizes, self.reproducible, self.channels, self.algorithms, self.protocols, self.team_ranks
         );
         let hash = blake3::hash(text.as_bytes());
         u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))

@@ -5,5 +5,6 @@ mod disagreements;
 mod errors;
 mod forks;
 mod hooks;
+mod layouts;
 mod traffic;
 mod transports;

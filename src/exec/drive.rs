@@ -312,6 +312,7 @@ mod tests {
     use crate::sync::ring::Shape;
     use crate::sync::{AbortFlag, Deadline, Wait};
     use crate::sys::clock;
+    use crate::sys::numa::ThreadHome;
     use crate::sys::thread;
     use crate::transport::{Channel, Need, PeerInfo, Policy, Receivers, Setup, Sizes, SocketOptions, Way};
     use crate::types::World;
@@ -334,7 +335,10 @@ mod tests {
     /// Two ranks that reach each other's memory by descriptors only, though they are threads.
     fn fabric(rank: Rank) -> Fabric {
         let peers: Vec<PeerInfo> = (0..2)
-            .map(|rank| PeerInfo { rank: Rank::new(rank), host: 1, process: 1, pid: 1, cores: 2, settings: 0 })
+            .map(|rank| {
+                let (rank, home) = (Rank::new(rank), ThreadHome::default());
+                PeerInfo { rank, host: 1, process: 1, pid: 1, cores: 2, settings: 0, home }
+            })
             .collect();
         let sockets = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };
         let sizes = Sizes { shape: Shape { slots: 2, slot_bytes: 64 }, scratch_bytes: 4096, sockets };

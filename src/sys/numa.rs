@@ -7,7 +7,10 @@ use super::gpus::read;
 /// The node that contains all processors of this thread; `None` if they belong to several nodes, or the system does not
 /// tell. `root` is `/`, or a folder that replaces it in tests.
 pub fn node_of_thread(root: &Path) -> Option<u32> {
-    let allowed = allowed_ranges(root)?;
+    node_of(root, &allowed_ranges(root)?)
+}
+
+fn node_of(root: &Path, allowed: &[(u32, u32)]) -> Option<u32> {
     if allowed.is_empty() {
         return None;
     }
@@ -38,14 +41,19 @@ pub struct ThreadHome {
 /// What this thread's processors share: a rank that is bound to them stands there. `root` is `/`, or a folder that
 /// replaces it in tests.
 pub fn home_of_thread(root: &Path) -> ThreadHome {
-    let allowed = allowed_processors(root);
+    home_of(root, &allowed_processors(root))
+}
+
+/// What these processors share.
+pub fn home_of(root: &Path, allowed: &[u32]) -> ThreadHome {
+    let single: Vec<(u32, u32)> = allowed.iter().map(|processor| (*processor, *processor)).collect();
     let all = |of: &dyn Fn(u32) -> Option<u32>| {
         let first = of(*allowed.first()?)?;
         allowed.iter().all(|processor| of(*processor) == Some(first)).then_some(first)
     };
     ThreadHome {
         socket: all(&|processor| socket(root, processor)),
-        node: node_of_thread(root),
+        node: node_of(root, &single),
         cache: all(&|processor| last_cache(root, processor)),
     }
 }
@@ -98,7 +106,14 @@ pub fn nodes(root: &Path) -> Vec<Vec<u32>> {
     (0..MAX_NODES).filter_map(own).collect()
 }
 
-fn allowed_processors(root: &Path) -> Vec<u32> {
+/// The numbers of a list such as `0-3,8,10-11`, at most as many as a machine has processors; `None` if it is not such a
+/// list.
+pub fn list(text: &str) -> Option<Vec<u32>> {
+    ranges(text).map(|ranges| numbers(&ranges))
+}
+
+/// The processors on which this thread may run; empty where the system does not tell.
+pub fn allowed_processors(root: &Path) -> Vec<u32> {
     numbers(&allowed_ranges(root).unwrap_or_default())
 }
 

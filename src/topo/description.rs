@@ -147,6 +147,14 @@ impl Machine {
         hosts
     }
 
+    /// The NUMA node of the first host to which all of these processors belong; `None` where there is none, or no processor.
+    pub fn node_of(&self, processors: &[u32]) -> Option<u32> {
+        let first = self.cpus.first()?.host;
+        let mut nodes = self.cpus.iter().filter(|cpu| cpu.host == first);
+        let has_all = |cpu: &Cpu| !processors.is_empty() && processors.iter().all(|processor| cpu.has(*processor));
+        nodes.find(|cpu| has_all(cpu)).map(|cpu| cpu.numa)
+    }
+
     /// So many hosts, each as this one.
     pub fn repeated(&self, hosts: u32) -> Machine {
         let of_one = self.hosts();
@@ -167,6 +175,15 @@ impl Machine {
             }
         }
         Machine { cpus }
+    }
+}
+
+impl Cpu {
+    /// Whether a processor is in the mask of its own: hexadecimal digits, highest first, with commas between groups.
+    fn has(&self, processor: u32) -> bool {
+        let mut digits = self.affinity.chars().rev().filter(char::is_ascii_hexdigit);
+        let digit = usize::try_from(processor / 4).ok().and_then(|place| digits.nth(place)?.to_digit(16));
+        digit.is_some_and(|digit| digit >> (processor % 4) & 1 == 1)
     }
 }
 

@@ -110,9 +110,12 @@ impl Layout {
         Ok(Layout::of_checked(hosts))
     }
 
-    /// The layout of a topology's hosts.
-    pub(crate) fn of_topology(topology: &Topology) -> Layout {
-        Layout::of_checked(topology.hosts())
+    /// The layout of a topology's hosts, whose ranks stand at these places, in rank order: the hosts that places name do not count.
+    pub(crate) fn of_topology(topology: &Topology, mut places: Vec<RankPlace>) -> Layout {
+        for (host, ranks) in (0..).zip(topology.hosts()) {
+            ranks.iter().for_each(|rank| places[rank.index()].host = host);
+        }
+        Layout::new(&places)
     }
 
     /// The layout of hosts that have each rank once.
@@ -231,14 +234,33 @@ fn cut(domain: &Group, most: usize) -> Vec<Vec<Rank>> {
         let edge = |part: usize| ranks * part / parts;
         return (0..parts).map(|part| domain.ranks[edge(part)..edge(part + 1)].to_vec()).collect();
     }
-    let mut teams: Vec<Vec<Rank>> = Vec::new();
+    // As few teams as can be, and the largest of them as small as can be: where domains allow it, all have one size.
+    let largest = domain.groups.iter().map(|group| group.ranks.len()).max().unwrap_or(most);
+    let fewest = packed(domain, most).len();
+    let least = (largest..most).find(|size| packed(domain, *size).len() == fewest).unwrap_or(most);
+    let team = |pack: Vec<&Group>| match pack[..] {
+        [one] => cut(one, most),
+        _ => vec![pack.iter().flat_map(|group| group.ranks.iter().copied()).collect()],
+    };
+    packed(domain, least).into_iter().flat_map(team).collect()
+}
+
+/// The domains in a domain, neighbours together up to `most` ranks; one that has more stands alone.
+fn packed(domain: &Group, most: usize) -> Vec<Vec<&Group>> {
+    let mut packs: Vec<Vec<&Group>> = Vec::new();
+    let mut held = 0;
     for group in &domain.groups {
-        match teams.last_mut() {
-            Some(last) if last.len() + group.ranks.len() <= most => last.extend(&group.ranks),
-            _ => teams.extend(cut(group, most)),
+        let ranks = group.ranks.len();
+        match packs.last_mut() {
+            Some(pack) if held + ranks <= most => pack.push(group),
+            _ => {
+                packs.push(vec![group]);
+                held = 0;
+            }
         }
+        held += ranks;
     }
-    teams
+    packs
 }
 
 fn group<'k>(level: Level, ranks: Vec<Rank>, depth: usize, key: &dyn Fn(Rank) -> &'k [(Level, u64)]) -> Group {
@@ -440,7 +462,11 @@ mod tests {
         assert_eq!(sizes(&layout.clone().with_teams_of(18)), [18]);
         assert_eq!(sizes(&layout.clone().with_teams_of(9)), [9, 9]);
         assert_eq!(sizes(&layout.clone().with_teams_of(5)), [4, 5, 3, 3, 3]);
-        assert_eq!(sizes(&layout.clone().with_teams_of(3)), [2, 2, 2, 3, 3, 3, 3]);
+        assert_eq!(sizes(&layout.clone().with_teams_of(3)), [2, 2, 2, 2, 1, 3, 3, 3]);
+        // Where domains allow it, teams are of one size, and none spans sockets.
+        let at = |rank: u64| RankPlace { socket: Some(rank / 48), cache: Some(rank / 8), ..on(1) };
+        let even = Layout::new(&(0..96).map(at).collect::<Vec<_>>()).with_teams_of(32);
+        assert_eq!(sizes(&even), [24; 4]);
         assert_eq!(layout.clone().with_teams_of(1).even_teams(), Some(1));
         assert_eq!(layout.with_teams_of(5).teams().concat().len(), 18);
     }

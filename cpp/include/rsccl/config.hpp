@@ -59,8 +59,16 @@ struct Config {
     /// Whether a channel may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where it is better.
     /// The command `rsccl topo` obeys it. `NCCL_CROSS_NIC`; 2.
     std::optional<std::uint32_t> cross_nic = {};
-    /// A topology file in place of what this machine's system tells. The command `rsccl topo` reads it. `NCCL_TOPO_FILE`.
+    /// A topology file in place of what this machine's system tells: communicators take NUMA nodes from it, the command `rsccl topo`
+    /// all. `NCCL_TOPO_FILE`.
     std::optional<std::string> topo_file = {};
+    /// Whether the processors on which a rank may run say nothing about where it stands. `NCCL_IGNORE_CPU_AFFINITY`; false.
+    std::optional<bool> ignore_cpu_affinity = {};
+    /// The processors by which the rank's place on its host is found, as "0-3,8". `RSCCL_PROCESSORS`; those on which it may run.
+    std::optional<std::string> processors = {};
+    /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on
+    /// hosts of more.
+    std::optional<std::uint32_t> team_ranks = {};
     /// Where the command `rsccl topo` writes the topology as a file. `NCCL_TOPO_DUMP_FILE`.
     std::optional<std::string> topo_dump_file = {};
     /// A graph file in place of a search for channels. The command `rsccl topo` reads it. `NCCL_GRAPH_FILE`.

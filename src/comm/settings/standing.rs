@@ -1,0 +1,136 @@
+//! Where a rank stands on its host: which socket, NUMA node and cache the processors share that it may run on.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::sys::numa::{self, ThreadHome};
+use crate::topo::layout::RankPlace;
+use crate::topo::xml;
+use crate::transport::PeerInfo;
+
+/// By what a rank's place on its host is found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// The processors that count as the rank's; those on which it may run where nobody has said.
+    processors: Option<Vec<u32>>,
+    /// What tells the NUMA nodes, in place of the system.
+    topo_file: Option<PathBuf>,
+    /// Whether processors say nothing.
+    ignored: bool,
+}
+
+impl Standing {
+    /// Reads `config`, which has been resolved.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] that names the variable.
+    pub(crate) fn read(config: &Config) -> Result<Standing> {
+        let list = |text: &String| {
+            let refused = || {
+                Error::invalid_argument(format!(
+                    "the rank's processors (RSCCL_PROCESSORS, Config::with_processors) must be a list of numbers and ranges \
+                     such as 0-3,8, got {text:?}"
+                ))
+            };
+            numa::list(text).filter(|all| !all.is_empty()).ok_or_else(refused)
+        };
+        Ok(Standing {
+            processors: config.processors.as_ref().map(list).transpose()?,
+            topo_file: config.topo_file.clone(),
+            ignored: config.ignore_cpu_affinity,
+        })
+    }
+
+    /// What the rank's processors share. `root` is `/`, or a folder that replaces it in tests.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where the topology file cannot be read, [`crate::error::Kind::InvalidArgument`] with its line and
+    /// column where it is malformed.
+    pub(crate) fn home(&self, root: &Path) -> Result<ThreadHome> {
+        if self.ignored {
+            return Ok(ThreadHome::default());
+        }
+        let processors = self.processors.clone().unwrap_or_else(|| numa::allowed_processors(root));
+        let Some(path) = &self.topo_file else { return Ok(numa::home_of(root, &processors)) };
+        let (machine, _) = xml::parse(&path.display().to_string(), &read(path)?)?;
+        // Such files know neither sockets nor caches.
+        Ok(ThreadHome { node: machine.node_of(&processors), ..ThreadHome::default() })
+    }
+}
+
+/// The place that a rank has told; its host is numbered elsewhere.
+pub(crate) fn place(peer: &PeerInfo) -> RankPlace {
+    let ThreadHome { socket, node, cache } = peer.home;
+    RankPlace {
+        socket: socket.map(u64::from),
+        numa: node.map(u64::from),
+        cache: cache.map(u64::from),
+        ..RankPlace::default()
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    let shown = path.display();
+    let failed = |error| Error::system(format!("reading the topology file {shown} (NCCL_TOPO_FILE)"), error);
+    let mut text = String::new();
+    let file = File::open(path).map_err(failed)?;
+    let length = file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+    if length as u64 > MAX_FILE_BYTES {
+        let message = format!("the topology file {shown} (NCCL_TOPO_FILE) must be at most {MAX_FILE_BYTES} bytes long");
+        return Err(Error::invalid_argument(message));
+    }
+    Ok(text)
+}
+
+/// A host of 72 GPUs takes some 64 KiB.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    const TWO_NODES: &str = r#"<system version="1">
+  <cpu numaid="0" affinity="00000000,0000ff0f" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"/>
+  <cpu numaid="1" affinity="00000001,000000f0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"/>
+</system>
+"#;
+
+    fn standing(processors: &str, file: Option<&Path>) -> Standing {
+        let mut config = Config::default().with_processors(processors);
+        config.topo_file = file.map(Path::to_owned);
+        Standing::read(&config).unwrap()
+    }
+
+    #[test]
+    fn a_topology_file_tells_the_node() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("two.xml");
+        std::fs::write(&file, TWO_NODES).unwrap();
+        let node = |processors| standing(processors, Some(&file)).home(folder.path()).unwrap();
+        assert_eq!(node("0-3,8"), ThreadHome { node: Some(0), ..ThreadHome::default() });
+        assert_eq!(node("4,32").node, Some(1));
+        assert_eq!([node("3-4"), node("16"), node("8191")], [ThreadHome::default(); 3]);
+        let ignored = Standing { ignored: true, ..standing("0", Some(&file)) };
+        assert_eq!(ignored.home(folder.path()).unwrap(), ThreadHome::default());
+    }
+
+    #[test]
+    fn files_and_lists_that_are_wrong_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("bad.xml");
+        let missing = standing("0", Some(&file)).home(folder.path()).unwrap_err();
+        assert!(missing.to_string().contains("bad.xml (NCCL_TOPO_FILE)"), "{missing}");
+        std::fs::write(&file, "<system version=\"1\">\n<cpu numaid=\"x\"/></system>").unwrap();
+        let malformed = standing("0", Some(&file)).home(folder.path()).unwrap_err();
+        assert_eq!(malformed.kind(), Kind::InvalidArgument);
+        assert!(malformed.to_string().contains("bad.xml:2:"), "{malformed}");
+        for text in ["", "3-1", "a", "0-3;8"] {
+            let error = Standing::read(&Config::default().with_processors(text)).unwrap_err();
+            assert!(error.to_string().contains("RSCCL_PROCESSORS"), "{error}");
+        }
+    }
+}
