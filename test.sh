@@ -11,6 +11,7 @@ cd "$(dirname "$0")"
 EXAMPLE_LIMIT_S=120
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+built=${CARGO_TARGET_DIR:-target}/debug
 log=$scratch/log output=$scratch/output verdict=$scratch/verdict
 : >"$log"
 export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0} CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
@@ -81,20 +82,22 @@ run_vcuda() {
     cargo test --locked "${vcuda[@]}" --no-fail-fast 2>&1 | tee -a "$log"
 }
 
-# `rsccl topo` sees the virtual machine's GPUs by NVML: capability, links, and the rings that these allow.
+# `rsccl topo` sees the virtual machine's GPUs by NVML: capability, links, and the rings that these allow. `cargo test` has built the
+# command and the examples. `cargo build` would build the library a second time: tests need crates with more features than it asks for.
 show_virtual_gpus() {
     local shown
-    cargo build --locked --quiet --features "$features" --bin rsccl
-    shown=$(tests/vcuda/run 8-cube-mesh -- "${CARGO_TARGET_DIR:-target}/debug/rsccl" topo)
+    shown=$(tests/vcuda/run 8-cube-mesh -- "$built/rsccl" topo)
     for words in "GPU 7 .*(sm_80, 6 links)" "rings: 6 x 20 GB/s = 120 GB/s"; do
         grep -q "$words" <<<"$shown" || { echo "rsccl topo on virtual GPUs lacks \"$words\":"; echo "$shown"; return 1; }
     done
 }
 
-# What threads share, in every order that matters: tests/README.md.
+# What threads share, in every order that matters: tests/README.md. The time goes into loom, which is optimised, and into the build of
+# this crate, which is not optimised here; no model uses the virtual GPU machine.
 run_models() {
-    RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 \
-        cargo test --locked --quiet --lib models:: 2>&1 | tee -a "$log"
+    RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_TEST_OPT_LEVEL=0 \
+        cargo test --locked --quiet --lib --config 'profile.test.package."*".opt-level=2' \
+        --config 'profile.test.package.vcuda.opt-level=0' models:: 2>&1 | tee -a "$log"
 }
 
 build_documentation() {
@@ -103,14 +106,13 @@ build_documentation() {
 
 run_examples() {
     local path name
-    cargo build --locked --quiet --examples --features "$features"
     for path in examples/*.rs examples/*/main.rs; do
         [[ -f $path ]] || continue
         name=${path#examples/}
         name=${name%/main.rs}
         name=${name%.rs}
         echo "-- $name"
-        timeout "$EXAMPLE_LIMIT_S" cargo run --locked --quiet --features "$features" --example "$name" </dev/null
+        timeout "$EXAMPLE_LIMIT_S" "$built/examples/$name" </dev/null
         examples=$((examples + 1))
     done
 }

@@ -110,6 +110,11 @@ root=${cpp%/*}
 cargo=${CARGO:-cargo} objcopy=${OBJCOPY:-objcopy}
 # As make has it: a compiler may come with words of its own, "ccache g++".
 read -ra cxx <<<"${CXX:-c++}"
+# One compiler has one name for cargo, the whole path, as CMake writes it: cargo builds the library anew where CXX has changed.
+if ((${#cxx[@]} == 1)); then
+    cxx[0]=$(command -v "${cxx[0]}") || { echo "${0##*/}: there is no C++ compiler \"${CXX:-c++}\": set CXX" >&2; exit 1; }
+fi
+export CXX=${cxx[*]}
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/Cargo.toml" | head -n 1)
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || { echo "no version in $root/Cargo.toml" >&2; exit 1; }
 # The soname changes with what breaks programs: a major version, before 1.0 a minor one too.

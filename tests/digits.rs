@@ -11,10 +11,8 @@ fn program() -> &'static Path {
         let profile = test.ancestors().nth(2).expect("tests lie in a folder of the profile's");
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--quiet", "--offline", "--example", "digits", "--target-dir"]).arg(profile.join(".."));
-        // The features of this very build: with any others, cargo would build the library and what it needs once more.
-        for (feature, is_on) in
-            [("cli", cfg!(feature = "cli")), ("cpp", cfg!(feature = "cpp")), ("mpi", cfg!(feature = "mpi"))]
-        {
+        // The features of this very build: with any others, cargo would build the library a second time.
+        for (feature, is_on) in FEATURES {
             if is_on {
                 cargo.args(["--features", feature]);
             }
@@ -26,6 +24,23 @@ fn program() -> &'static Path {
         profile.join("examples/digits")
     });
     &PROGRAM
+}
+
+/// Every feature of the library, and whether this build has it.
+const FEATURES: [(&str, bool); 4] = [
+    ("cli", cfg!(feature = "cli")),
+    ("mpi", cfg!(feature = "mpi")),
+    ("cpp", cfg!(feature = "cpp")),
+    ("cuda", cfg!(feature = "cuda")),
+];
+
+#[test]
+fn the_list_of_features_is_complete() {
+    let manifest = include_str!("../Cargo.toml");
+    let (_, section) = manifest.split_once("[features]\n").expect("the manifest has features");
+    let lines = section.lines().take_while(|line| !line.is_empty());
+    let names = lines.filter_map(|line| line.split_once(" = [")).map(|(name, _)| name).filter(|name| *name != "default");
+    assert_eq!(names.collect::<Vec<_>>(), FEATURES.map(|(name, _)| name));
 }
 
 /// What the job prints behind `label`, having run with `arguments`.
