@@ -39,7 +39,8 @@ fn the_list_of_features_is_complete() {
     let manifest = include_str!("../Cargo.toml");
     let (_, section) = manifest.split_once("[features]\n").expect("the manifest has features");
     let lines = section.lines().take_while(|line| !line.is_empty());
-    let names = lines.filter_map(|line| line.split_once(" = [")).map(|(name, _)| name).filter(|name| *name != "default");
+    let names =
+        lines.filter_map(|line| line.split_once(" = [")).map(|(name, _)| name).filter(|name| *name != "default");
     assert_eq!(names.collect::<Vec<_>>(), FEATURES.map(|(name, _)| name));
 }
 
