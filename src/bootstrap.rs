@@ -88,7 +88,7 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
 
     /// A [`Bootstrap::barrier`] before the user's collective `call`. Ranks that pass different calls get an error that
     /// names both. Some ranks may pass work `beside` and others none.
-    fn meet(&self, call: &str, wait: &Wait, beside: Option<Beside<'_>>) -> Result<()>;
+    fn meet(&self, call: &str, wait: &Wait, beside: Option<BackgroundWork<'_>>) -> Result<()>;
 
     /// How many all-gathers, broadcasts, barriers, meetings and splits this rank has begun.
     fn exchanges(&self) -> u64;
@@ -146,16 +146,16 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
 }
 
 /// Work that progresses while a rank waits in [`Bootstrap::meet`].
-pub struct Beside<'a> {
+pub struct BackgroundWork<'a> {
     /// Called repeatedly. It may send and receive messages over the bootstrap.
     pub turn: &'a mut dyn FnMut() -> Result<()>,
     /// How long the bootstrap waits for a message of its own between two turns. Zero where the turns themselves rest.
     pub pause: Duration,
 }
 
-impl std::fmt::Debug for Beside<'_> {
+impl std::fmt::Debug for BackgroundWork<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Beside").field("pause", &self.pause).finish_non_exhaustive()
+        f.debug_struct("BackgroundWork").field("pause", &self.pause).finish_non_exhaustive()
     }
 }
 

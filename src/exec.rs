@@ -31,7 +31,7 @@ pub use call::{Begun, Call, CallCount, Order, wrong_counts};
 pub use cohort::{Cohort, DeviceStream, Last, launch_alone};
 pub use device_buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub(crate) use device_buffer::{ReadBuffer, WriteBuffer};
-pub use drive::{Beside, Idle, Nothing, Progress, Task, Until, drive, drive_one};
+pub use drive::{Background, FlagWait, NoBackground, Progress, Task, WaitContext, drive, drive_one};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use history::{History, mismatch};
 pub use message::{Message, MessageQueue, MessageRun, check_to_self, copy_to_self};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rsccl::Result;
 use rsccl::error::{Error, Kind};
 use rsccl::internals::bootstrap::{
-    Beside, Bootstrap, Event, LocalBootstrap, MAX_GATHER_BYTES, NetBootstrap, Options, Root,
+    BackgroundWork, Bootstrap, Event, LocalBootstrap, MAX_GATHER_BYTES, NetBootstrap, Options, Root,
 };
 use rsccl::store::{AbortFlag, Wait};
 use rsccl::types::Rank;
@@ -21,8 +21,8 @@ fn shortly() -> Wait {
 }
 
 /// Work beside a meeting, which rests by itself.
-fn beside_of(turn: &mut dyn FnMut() -> Result<()>) -> Beside<'_> {
-    Beside { turn, pause: Duration::ZERO }
+fn beside_of(turn: &mut dyn FnMut() -> Result<()>) -> BackgroundWork<'_> {
+    BackgroundWork { turn, pause: Duration::ZERO }
 }
 
 /// Runs `body` on each rank's thread and yields what each returned, by rank.
@@ -95,7 +95,7 @@ fn collectives(bootstrap: &dyn Bootstrap) -> Result<()> {
         }
         None => Ok(()),
     };
-    bootstrap.meet("asked", &soon(), Some(Beside { turn: &mut turn, pause: Duration::from_millis(1) }))?;
+    bootstrap.meet("asked", &soon(), Some(BackgroundWork { turn: &mut turn, pause: Duration::from_millis(1) }))?;
     assert!(bootstrap.take_from_any(77).is_none());
     Ok(())
 }

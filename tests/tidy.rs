@@ -148,7 +148,6 @@ const HOMONYMS: &[(&str, &str)] = &[
     ("Port", "a NIC's, in topology; where a rank takes data connections"),
     ("Device", "a kind of memory; a GPU in topology, twice"),
     // To be renamed by whoever works on these files next.
-    ("Beside", "of a bootstrap's meeting; of an executor's wait"),
     ("Buffer", "of a plan; a registered one"),
     ("Choice", "of the tuner; of a GPU for a rank"),
     ("Event", "of the bootstrap: a peer died, left, or published; of a device's queue"),

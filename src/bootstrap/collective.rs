@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::bootstrap::checkin::ranges;
 use crate::bootstrap::inbox::Channel;
 use crate::bootstrap::local::waited_for;
-use crate::bootstrap::{Beside, Child, MAX_GATHER_BYTES};
+use crate::bootstrap::{BackgroundWork, Child, MAX_GATHER_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Deadline, Wait};
 use crate::sys::clock;
@@ -298,7 +298,12 @@ pub(super) fn barrier(mesh: &impl Mesh, group: &Participants, wait: &Wait) -> Re
 }
 
 /// A barrier during which `beside` keeps running.
-pub(super) fn barrier_beside(mesh: &impl Mesh, group: &Participants, wait: &Wait, beside: Beside<'_>) -> Result<()> {
+pub(super) fn barrier_beside(
+    mesh: &impl Mesh,
+    group: &Participants,
+    wait: &Wait,
+    beside: BackgroundWork<'_>,
+) -> Result<()> {
     let mut beside = beside;
     let take = |peer| take_beside(mesh, group, (peer, wait), &mut beside);
     barrier_of(mesh, group, (&[BARRIER], wait), take, |peer, bytes| {
@@ -311,7 +316,7 @@ pub(super) fn meet(
     mesh: &impl Mesh,
     group: &Participants,
     call: &str,
-    (wait, beside): (&Wait, Option<Beside<'_>>),
+    (wait, beside): (&Wait, Option<BackgroundWork<'_>>),
 ) -> Result<()> {
     let mut message = Writer::new();
     message.u8(MEETING).text(call);
@@ -334,7 +339,7 @@ fn take_beside(
     mesh: &impl Mesh,
     group: &Participants,
     (peer, wait): (Rank, &Wait),
-    beside: &mut Beside<'_>,
+    beside: &mut BackgroundWork<'_>,
 ) -> Result<Vec<u8>> {
     loop {
         let taken = if beside.pause.is_zero() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
 use crate::bootstrap::inbox::{Channel, Gone, Inbox};
-use crate::bootstrap::{Beside, Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES};
+use crate::bootstrap::{BackgroundWork, Bootstrap, Child, Event, MAX_GATHER_BYTES, MAX_NOTE_BYTES};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::sync::primitive::{Arc, AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, Ordering};
@@ -277,7 +277,7 @@ impl Bootstrap for LocalBootstrap {
         collective::barrier(self, &self.next_group(), wait).map_err(|error| error.at(self.world.rank))
     }
 
-    fn meet(&self, call: &str, wait: &Wait, beside: Option<Beside<'_>>) -> Result<()> {
+    fn meet(&self, call: &str, wait: &Wait, beside: Option<BackgroundWork<'_>>) -> Result<()> {
         let met = collective::meet(self, &self.next_group(), call, (wait, beside));
         met.map_err(|error| error.at(self.world.rank))
     }

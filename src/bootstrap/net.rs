@@ -26,7 +26,7 @@ use crate::bootstrap::collective::{self, ChildKind, Mesh, Participants};
 use crate::bootstrap::id::{self, UniqueId};
 use crate::bootstrap::inbox::{Channel, Inbox};
 use crate::bootstrap::local::{check_message, waited_for};
-use crate::bootstrap::{Beside, Bootstrap, Child, Event, MAX_NOTE_BYTES, Options, cause, socket};
+use crate::bootstrap::{BackgroundWork, Bootstrap, Child, Event, MAX_NOTE_BYTES, Options, cause, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::primitive::{AtomicU32, Mutex, Ordering};
@@ -284,7 +284,7 @@ impl NetBootstrap {
         };
         let words = || "waited for what was sent to the child's ranks to leave".to_owned();
         let mut turn = || look();
-        let beside = Beside { turn: &mut turn, pause: Duration::ZERO };
+        let beside = BackgroundWork { turn: &mut turn, pause: Duration::ZERO };
         let met = collective::barrier_beside(child, &child.next_group(), &quiet, beside).and_then(|()| {
             while child.control.lock().busy().is_some() {
                 quiet.check(words)?;
@@ -417,7 +417,7 @@ impl Bootstrap for NetBootstrap {
         self.collective(wait, |group| collective::barrier(self, group, wait))
     }
 
-    fn meet(&self, call: &str, wait: &Wait, beside: Option<Beside<'_>>) -> Result<()> {
+    fn meet(&self, call: &str, wait: &Wait, beside: Option<BackgroundWork<'_>>) -> Result<()> {
         self.collective(wait, |group| collective::meet(self, group, call, (wait, beside)))
     }
 

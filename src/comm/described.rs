@@ -3,7 +3,7 @@
 use crate::comm::choose::Question;
 use crate::comm::{Chosen, Communicator};
 use crate::error::Result;
-use crate::exec::{Buffer, Call, CallCount, Message, Nothing, wrong_counts};
+use crate::exec::{Buffer, Call, CallCount, Message, NoBackground, wrong_counts};
 use crate::types::{Collective, DataType, Element};
 
 impl Communicator {
@@ -34,7 +34,7 @@ impl Communicator {
     /// ```
     #[inline]
     pub fn run(&self, call: &Call<'_>) -> Result<()> {
-        self.with_engine(|engine| engine.collective(call, &mut Nothing))
+        self.with_engine(|engine| engine.collective(call, &mut NoBackground))
     }
 
     /// How [`Communicator::run`] does a call of this kind, in the words of `NCCL_ALGO` and `NCCL_PROTO`: the same on
@@ -79,7 +79,7 @@ impl Communicator {
     /// [`crate::error::Kind::InvalidUsage`] for more than 1,024 registrations.
     pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
         self.with_engine(|engine| {
-            engine.register(buffer.memory(), &mut Nothing).map_err(|error| error.during("register"))
+            engine.register(buffer.memory(), &mut NoBackground).map_err(|error| error.during("register"))
         })
     }
 

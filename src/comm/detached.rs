@@ -21,7 +21,7 @@ use crate::comm::{Buffer, Communicator, Placement, forked, placement};
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::{Call, Message};
 use crate::error::{Error, Result};
-use crate::exec::{Beside, Nothing};
+use crate::exec::{Background, NoBackground};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
 use crate::sys::fork::Birthplace;
 use crate::sys::thread;
@@ -94,14 +94,14 @@ impl Detached {
     /// Runs `body` on the engine, beside the requests that are under way, to its end.
     fn beside<T: Send + 'static>(
         &self,
-        body: impl FnOnce(&mut Engine, &mut dyn Beside) -> Result<T> + Send + 'static,
+        body: impl FnOnce(&mut Engine, &mut dyn Background) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         self.communicator.check_process()?;
         if self.is_home() {
-            return self.communicator.with_engine(|engine| body(engine, &mut Nothing));
+            return self.communicator.with_engine(|engine| body(engine, &mut NoBackground));
         }
         let (value, made) = channel();
-        let setup = move |engine: &mut Engine, beside: &mut dyn Beside| {
+        let setup = move |engine: &mut Engine, beside: &mut dyn Background| {
             // The receiver is read below, after the job has ended.
             body(engine, beside).map(|made| drop(value.send(made)))
         };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::bootstrap::Beside as Meanwhile;
+use crate::bootstrap::BackgroundWork;
 use crate::comm::Settings;
 use crate::comm::call_log::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
 use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
@@ -17,7 +17,8 @@ use crate::exec::epoch::Epoch;
 use crate::exec::flat::Flat;
 use crate::exec::run::RunContext;
 use crate::exec::{
-    self, Begun, Beside, Call, Idle, Message, MessageQueue, MessageRun, Nothing, Operation, Order, Program, Task,
+    self, Background, Begun, Call, Message, MessageQueue, MessageRun, NoBackground, Operation, Order, Program, Task,
+    WaitContext,
 };
 use crate::log;
 use crate::plan::{Layout, Windows};
@@ -73,9 +74,9 @@ impl Mover {
         &'a mut self,
         session: &'a Session,
         watch: &'a mut FailureWatch<'_>,
-        beside: &'a mut dyn Beside,
-    ) -> Idle<'a> {
-        Idle {
+        beside: &'a mut dyn Background,
+    ) -> WaitContext<'a> {
+        WaitContext {
             patience: &mut self.patience,
             watch,
             fabric: &mut self.fabric,
@@ -123,12 +124,17 @@ impl Engine {
 
     /// Runs a collective to its end, and what is `beside` whenever it waits.
     #[inline]
-    pub(crate) fn collective(&mut self, call: &Call<'_>, beside: &mut dyn Beside) -> Result<()> {
+    pub(crate) fn collective(&mut self, call: &Call<'_>, beside: &mut dyn Background) -> Result<()> {
         self.collective_in(call, Order::Caller, beside)
     }
 
     /// Runs a collective in an order: to its end, or into a stream.
-    pub(crate) fn collective_in(&mut self, call: &Call<'_>, order: Order<'_>, beside: &mut dyn Beside) -> Result<()> {
+    pub(crate) fn collective_in(
+        &mut self,
+        call: &Call<'_>,
+        order: Order<'_>,
+        beside: &mut dyn Background,
+    ) -> Result<()> {
         let session = &*self.session;
         call.check(session.world)?;
         let kernel = match call.op {
@@ -160,7 +166,7 @@ impl Engine {
         self.chooser.chosen(asked).map(Some)
     }
 
-    fn route(&mut self, begun: Begun<'_>, order: Order<'_>, beside: &mut dyn Beside) -> Result<()> {
+    fn route(&mut self, begun: Begun<'_>, order: Order<'_>, beside: &mut dyn Background) -> Result<()> {
         let call = begun.call;
         if call.buffers.home() != Home::Host || matches!(order, Order::Stream(_)) {
             return self.run_on_device(begun, order, beside);
@@ -182,7 +188,7 @@ impl Engine {
     }
 
     /// A collective that is made of messages.
-    fn run_messages(&mut self, begun: Begun<'_>, beside: &mut dyn Beside) -> Result<()> {
+    fn run_messages(&mut self, begun: Begun<'_>, beside: &mut dyn Background) -> Result<()> {
         let (call, world) = (begun.call, self.session.world);
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
             return self.deliver(composed::blocks(call, world), begun.operation, beside);
@@ -196,7 +202,12 @@ impl Engine {
     }
 
     /// Runs messages of one collective on the connections of collectives.
-    fn deliver(&mut self, messages: Vec<Message<'_>>, operation: &Operation, beside: &mut dyn Beside) -> Result<()> {
+    fn deliver(
+        &mut self,
+        messages: Vec<Message<'_>>,
+        operation: &Operation,
+        beside: &mut dyn Background,
+    ) -> Result<()> {
         let others = exec::copy_to_self(self.session.world.rank, messages)?;
         let run = |message| MessageRun::new(message, operation.collective, operation.sequence);
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
@@ -205,7 +216,7 @@ impl Engine {
     }
 
     #[inline]
-    fn run_flat(&mut self, begun: Begun<'_>, beside: &mut dyn Beside) -> Result<()> {
+    fn run_flat(&mut self, begun: Begun<'_>, beside: &mut dyn Background) -> Result<()> {
         let operation = begun.operation;
         if self.windows.is_none() {
             self.open_windows(WaitingFor::Collective(operation), beside)?;
@@ -217,7 +228,7 @@ impl Engine {
         exec::flat_call::run(&begun, windows, &mut self.flat, &mut idle)
     }
 
-    fn run_windows(&mut self, begun: Begun<'_>, choice: Choice, beside: &mut dyn Beside) -> Result<()> {
+    fn run_windows(&mut self, begun: Begun<'_>, choice: Choice, beside: &mut dyn Background) -> Result<()> {
         let Begun { call, operation, .. } = begun;
         if self.windows.is_none() {
             self.open_windows(WaitingFor::Collective(operation), beside)?;
@@ -250,7 +261,7 @@ impl Engine {
         begun: Begun<'_>,
         program: &Program,
         epoch: Option<&mut Epoch<'_>>,
-        beside: &mut dyn Beside,
+        beside: &mut dyn Background,
     ) -> Result<()> {
         let operation = begun.operation;
         if !program.is_connected() {
@@ -297,7 +308,7 @@ impl Engine {
         let single = if let [run] = &runs[..] { Some(run.name()) } else { None };
         let name = single.unwrap_or_else(|| "group of messages".to_owned());
         let peers = || needs.iter().map(|need| need.peer).collect();
-        self.drive_messages((&needs, Receivers::AreAsked), &mut runs, WaitingFor::Messages(&peers), &mut Nothing)
+        self.drive_messages((&needs, Receivers::AreAsked), &mut runs, WaitingFor::Messages(&peers), &mut NoBackground)
             .map_err(|error| error.during(name))
     }
 
@@ -311,10 +322,10 @@ impl Engine {
         let mut run = self.begin_message(message);
         let peers = || vec![need.peer];
         let needs = (&[need][..], Receivers::AreAsked);
-        let result = self.connect(needs, WaitingFor::Messages(&peers), &mut Nothing).and_then(|()| {
+        let result = self.connect(needs, WaitingFor::Messages(&peers), &mut NoBackground).and_then(|()| {
             let session = &*self.session;
             let mut watch = FailureWatch::new(session, WaitingFor::Messages(&peers));
-            let mut nothing = Nothing;
+            let mut nothing = NoBackground;
             let mut idle = self.mover.idle(session, &mut watch, &mut nothing);
             exec::drive_one(&mut run, &mut idle)
         });
@@ -365,7 +376,7 @@ impl Engine {
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         let (operation, mut runs) = self.begin_exchange(others, data_type);
         let needs = (&needs[..], Receivers::Come);
-        let result = self.drive_messages(needs, &mut runs, WaitingFor::Collective(&operation), &mut Nothing);
+        let result = self.drive_messages(needs, &mut runs, WaitingFor::Collective(&operation), &mut NoBackground);
         result.map_err(|error| error.during(operation.to_string()))
     }
 
@@ -405,7 +416,7 @@ impl Engine {
         needs: (&[Need], Receivers),
         runs: &mut [MessageRun<'_>],
         waiting_for: WaitingFor<'_>,
-        beside: &mut dyn Beside,
+        beside: &mut dyn Background,
     ) -> Result<()> {
         self.connect(needs, waiting_for, beside)?;
         let session = &*self.session;
@@ -420,7 +431,7 @@ impl Engine {
     ///
     /// # Errors
     /// Of what is beside, or of the watch.
-    pub(crate) fn turn(&mut self, beside: &mut dyn Beside, backoff: &mut Backoff) -> Result<bool> {
+    pub(crate) fn turn(&mut self, beside: &mut dyn Background, backoff: &mut Backoff) -> Result<bool> {
         let (session, mover) = (&*self.session, &mut self.mover);
         let attended = mover.fabric.attend(&*session.bootstrap)?;
         if beside.turn(&mut mover.fabric, &*session.bootstrap)? || attended {
@@ -453,7 +464,7 @@ impl Engine {
     pub(crate) fn drain(&mut self) -> Result<()> {
         let session = &*self.session;
         let mut watch = FailureWatch::new(session, WaitingFor::Anything);
-        let mut nothing = Nothing;
+        let mut nothing = NoBackground;
         let mut idle = self.mover.idle(session, &mut watch, &mut nothing);
         exec::drive(&mut [], &mut idle)
     }
@@ -468,7 +479,7 @@ impl Engine {
         &mut self,
         (needs, receivers): (&[Need], Receivers),
         waiting_for: WaitingFor<'_>,
-        beside: &mut dyn Beside,
+        beside: &mut dyn Background,
     ) -> Result<()> {
         if self.mover.fabric.has(needs) {
             return Ok(());
@@ -477,7 +488,7 @@ impl Engine {
     }
 
     #[cold]
-    fn open_windows(&mut self, waiting_for: WaitingFor<'_>, beside: &mut dyn Beside) -> Result<()> {
+    fn open_windows(&mut self, waiting_for: WaitingFor<'_>, beside: &mut dyn Background) -> Result<()> {
         self.set_up(waiting_for, beside, Fabric::open_windows)?;
         self.windows = self.mover.fabric.windows();
         Ok(())
@@ -488,7 +499,7 @@ impl Engine {
     fn set_up(
         &mut self,
         waiting_for: WaitingFor<'_>,
-        beside: &mut dyn Beside,
+        beside: &mut dyn Background,
         body: impl FnOnce(&mut Fabric, &mut Setup<'_>) -> Result<()>,
     ) -> Result<()> {
         let wait = self.wait();
@@ -502,7 +513,7 @@ impl Engine {
 
     /// Maps the memory of the ranks of my host now and not at the first call.
     pub(crate) fn connect_early(&mut self) -> Result<()> {
-        if self.chooser.maps_peers() { self.open_windows(WaitingFor::Anything, &mut Nothing) } else { Ok(()) }
+        if self.chooser.maps_peers() { self.open_windows(WaitingFor::Anything, &mut NoBackground) } else { Ok(()) }
     }
 
     /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call makes no progress on
@@ -511,7 +522,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Kind::Mismatch`](crate::error::Kind::Mismatch) where a peer is known to be stuck in another call.
-    pub(crate) fn meet(&mut self, call: &'static str, beside: &mut dyn Beside) -> Result<Wait> {
+    pub(crate) fn meet(&mut self, call: &'static str, beside: &mut dyn Background) -> Result<Wait> {
         let wait = self.init_wait();
         let (session, mover) = (&*self.session, &mut self.mover);
         let bootstrap = &*session.bootstrap;
@@ -519,7 +530,7 @@ impl Engine {
         let wait = wait.with_notes(Some(session.note_reader(waited)?));
         if beside.is_empty() && mover.fabric.links().drained() {
             let mut turn = || mover.fabric.attend(bootstrap).map(drop);
-            let senders = Meanwhile { turn: &mut turn, pause: MEETING_PAUSE };
+            let senders = BackgroundWork { turn: &mut turn, pause: MEETING_PAUSE };
             return bootstrap.meet(call, &wait, Some(senders)).map(|()| wait);
         }
         let mut backoff = Backoff::new(mover.patience);
@@ -535,12 +546,12 @@ impl Engine {
             }
             Ok(())
         };
-        let meanwhile = Meanwhile { turn: &mut turn, pause: Duration::ZERO };
+        let meanwhile = BackgroundWork { turn: &mut turn, pause: Duration::ZERO };
         bootstrap.meet(call, &wait, Some(meanwhile)).map(|()| wait)
     }
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else it does nothing.
-    pub(crate) fn register(&mut self, memory: &HostRegion, beside: &mut dyn Beside) -> Result<()> {
+    pub(crate) fn register(&mut self, memory: &HostRegion, beside: &mut dyn Background) -> Result<()> {
         if !self.chooser.reaches_buffers() {
             return Ok(());
         }

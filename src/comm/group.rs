@@ -10,7 +10,7 @@ use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::worker::check_messages;
 use crate::comm::{Call, Communicator, Message};
 use crate::error::{Error, Result};
-use crate::exec::{Beside, Nothing};
+use crate::exec::{Background, NoBackground};
 use crate::types::World;
 
 /// Collects calls on one or several communicators; [`group()`] makes it, and runs them as one.
@@ -254,13 +254,13 @@ fn run_part(engine: &mut Engine, calls: Calls<'_>) -> Result<()> {
         engine.messages(calls.messages)?;
     }
     calls.steps.into_iter().try_for_each(|step| match step {
-        Step::Calls(calls) => run_calls(engine, &calls, &mut Nothing),
+        Step::Calls(calls) => run_calls(engine, &calls, &mut NoBackground),
         Step::Exchange(messages) => engine.exchange(messages),
     })
 }
 
 /// Runs collectives one after the other; small ones that can be fused travel as one.
-pub(super) fn run_calls(engine: &mut Engine, calls: &[Call<'_>], beside: &mut dyn Beside) -> Result<()> {
+pub(super) fn run_calls(engine: &mut Engine, calls: &[Call<'_>], beside: &mut dyn Background) -> Result<()> {
     let mut rest = calls;
     while let Some(first) = rest.first() {
         let same = rest.iter().take_while(|call| crate::exec::fuses(first, call)).count();

@@ -15,7 +15,7 @@ use crate::device::records::{self, ControlLayout, LaunchPart, PeerMemory, Reduct
 use crate::device::{self, Device, Event, Home, Region, Sharing, StatusPage};
 use crate::error::{Error, Kind, Result};
 use crate::exec::lower::{self, Lowered};
-use crate::exec::{self, Begun, Beside, Call, Cohort, DeviceStream, Last, Message, Operation, Order, composed};
+use crate::exec::{self, Background, Begun, Call, Cohort, DeviceStream, Last, Message, Operation, Order, composed};
 use crate::plan::{self, WINDOW_LANES, Windows};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sync::ring::{Label, Shape};
@@ -256,7 +256,12 @@ const QUEUE_LINE: u64 = 64;
 impl Engine {
     /// Runs a collective whose buffers live on a device, in its order.
     #[cold]
-    pub(super) fn run_on_device(&mut self, begun: Begun<'_>, order: Order<'_>, beside: &mut dyn Beside) -> Result<()> {
+    pub(super) fn run_on_device(
+        &mut self,
+        begun: Begun<'_>,
+        order: Order<'_>,
+        beside: &mut dyn Background,
+    ) -> Result<()> {
         let Begun { call, operation, world, .. } = begun;
         let home = self.enter_device(call.buffers.home(), order, beside)?;
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
@@ -314,7 +319,7 @@ impl Engine {
                 other.home()
             )));
         }
-        let home = self.enter_device(home, order, &mut exec::Nothing)?;
+        let home = self.enter_device(home, order, &mut exec::NoBackground)?;
         let messages = messages.into_iter().map(|message| message.in_home(home)).collect();
         let unnamed = self.unnamed_operation();
         self.launch_messages(
@@ -400,7 +405,7 @@ impl Engine {
     }
 
     /// Sees to it that this rank has a side on the device of a call, and that no launch has failed. Where the call runs.
-    fn enter_device(&mut self, home: Home, order: Order<'_>, beside: &mut dyn Beside) -> Result<Home> {
+    fn enter_device(&mut self, home: Home, order: Order<'_>, beside: &mut dyn Background) -> Result<Home> {
         let home = match order {
             Order::Stream(stream) if home != Home::Host && home != stream.home() => {
                 return Err(Error::invalid_argument(format!(

@@ -3,7 +3,7 @@
 use crate::comm::collectives::Submit;
 use crate::comm::{Call, Communicator, Message};
 use crate::error::Result;
-use crate::exec::{DeviceStream, Nothing, Order};
+use crate::exec::{DeviceStream, NoBackground, Order};
 use crate::types::World;
 
 /// A communicator on a stream of a device ([`Communicator::on`]).
@@ -51,7 +51,7 @@ impl OnStream<'_> {
     /// # Errors
     /// As the typed call of the same collective.
     pub fn run(&self, call: &Call<'_>) -> Result<()> {
-        self.comm.with_engine(|engine| engine.collective_in(call, Order::Stream(self.stream), &mut Nothing))
+        self.comm.with_engine(|engine| engine.collective_in(call, Order::Stream(self.stream), &mut NoBackground))
     }
 }
 

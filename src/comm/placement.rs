@@ -8,7 +8,7 @@ use crate::comm::engine::Engine;
 use crate::comm::visible::{SplitGpus, visible};
 use crate::config::{Environment, VisibleDevices};
 use crate::error::{Error, Result};
-use crate::exec::{Beside, Nothing};
+use crate::exec::{Background, NoBackground};
 use crate::sys::gpus;
 use crate::sys::{host, numa};
 use crate::topo::Topology;
@@ -129,7 +129,7 @@ impl Communicator {
         if let Some(known) = self.placement.get() {
             return Ok(known.clone());
         }
-        let found = self.with_engine(|engine| find(engine, &mut Nothing))?;
+        let found = self.with_engine(|engine| find(engine, &mut NoBackground))?;
         Ok(self.placement.get_or_init(|| found).clone())
     }
 }
@@ -167,7 +167,7 @@ impl Communicator {
 }
 
 /// Asks all ranks where they are.
-pub(super) fn find(engine: &mut Engine, beside: &mut dyn Beside) -> Result<Placement> {
+pub(super) fn find(engine: &mut Engine, beside: &mut dyn Background) -> Result<Placement> {
     let wait = engine.meet("placement", beside).map_err(|error| error.during("placement"))?;
     let mine = Facts::learn(engine.session.settings.host_id.as_deref());
     // A rank that cannot tell where it is sends nothing, and all ranks get the same error.

@@ -6,7 +6,7 @@ use crate::comm::engine::Engine;
 use crate::comm::origin::Origin;
 use crate::comm::{Communicator, Home, Settings, init, unusable};
 use crate::error::{Error, Result};
-use crate::exec::{Beside, Nothing};
+use crate::exec::{Background, NoBackground};
 use crate::log;
 use crate::sync::{AbortFlag, Wait};
 use crate::types::{Rank, World};
@@ -40,7 +40,7 @@ impl Communicator {
         }
         let engine = self.lend()?;
         self.make_aside(engine, (None, color.is_some()), move |engine| {
-            let unfinished = begin_split(engine, (color, key), &mut Nothing);
+            let unfinished = begin_split(engine, (color, key), &mut NoBackground);
             let unfinished = unfinished.map_err(|error| if error.kind().ends() { engine.fail(error) } else { error });
             let end = unfinished.as_ref().err().filter(|error| error.kind().ends()).map(Error::duplicate);
             (unfinished, end)
@@ -49,7 +49,7 @@ impl Communicator {
 
     /// [`Communicator::split`] that returns when done, whatever the settings say.
     pub(crate) fn split_now(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        let unfinished = self.with_engine(|engine| begin_split(engine, (color, key), &mut Nothing))?;
+        let unfinished = self.with_engine(|engine| begin_split(engine, (color, key), &mut NoBackground))?;
         unfinished.map(UnfinishedChild::finish).transpose()
     }
 
@@ -200,7 +200,7 @@ pub(super) struct UnfinishedChild {
 pub(super) fn begin_split(
     engine: &mut Engine,
     (color, key): (Option<u32>, i64),
-    beside: &mut dyn Beside,
+    beside: &mut dyn Background,
 ) -> Result<Option<UnfinishedChild>> {
     let split = engine.meet("split", beside).and_then(|wait| engine.session.bootstrap.split(color, key, &wait));
     let child = split.map_err(|error| error.during("split"))?;

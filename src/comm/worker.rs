@@ -13,7 +13,7 @@ use crate::comm::group::{Step, Steps, run_calls};
 use crate::comm::panics::as_error;
 use crate::comm::request::{Outcome, Promise, is_own};
 use crate::error::{Error, Result};
-use crate::exec::{Beside, MessageRun, Progress, Task, check_to_self};
+use crate::exec::{Background, MessageRun, Progress, Task, check_to_self};
 use crate::sync::Backoff;
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
 use crate::transport::{Fabric, Need, Receivers};
@@ -21,7 +21,7 @@ use crate::types::{Rank, World};
 
 /// A job that needs the engine and all ranks, such as a split; what is under way goes on meanwhile. Its result returns
 /// through a channel of its own.
-pub(super) type Setup<'scope> = Box<dyn FnOnce(&mut Engine, &mut dyn Beside) -> Result<()> + Send + 'scope>;
+pub(super) type Setup<'scope> = Box<dyn FnOnce(&mut Engine, &mut dyn Background) -> Result<()> + Send + 'scope>;
 
 /// What a thread of requests is asked to do.
 pub(super) enum Job<'scope> {
@@ -55,7 +55,7 @@ struct UnderWay<'scope> {
     messages: Vec<(MessageRun<'scope>, Need, Arc<Promise>)>,
 }
 
-impl Beside for UnderWay<'_> {
+impl Background for UnderWay<'_> {
     fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }

@@ -41,8 +41,8 @@ pub trait Task {
     fn waiting_for(&self) -> String;
 }
 
-/// What runs beside an operation, whenever that waits: messages begun before it, a hook of the user.
-pub trait Beside {
+/// Work that progresses whenever an operation waits: messages that were begun before it, a hook of the user.
+pub trait Background {
     /// Whether there is nothing to run.
     fn is_empty(&self) -> bool;
 
@@ -56,11 +56,11 @@ pub trait Beside {
     fn peers(&self) -> Vec<Rank>;
 }
 
-/// Nothing runs beside.
+/// No background work.
 #[derive(Debug)]
-pub struct Nothing;
+pub struct NoBackground;
 
-impl Beside for Nothing {
+impl Background for NoBackground {
     fn is_empty(&self) -> bool {
         true
     }
@@ -74,8 +74,8 @@ impl Beside for Nothing {
     }
 }
 
-/// How to wait: patience, what to look at, and what to run meanwhile.
-pub struct Idle<'a> {
+/// What a wait of this rank needs: patience, what to look at, and what to run meanwhile.
+pub struct WaitContext<'a> {
     /// How long to stay awake.
     pub patience: &'a mut Patience,
     /// Looked at on every slow turn.
@@ -85,19 +85,19 @@ pub struct Idle<'a> {
     /// Carries what connections under way need.
     pub bootstrap: &'a dyn Bootstrap,
     /// What runs beside.
-    pub beside: &'a mut dyn Beside,
+    pub beside: &'a mut dyn Background,
     /// What the program wants moved meanwhile.
     pub progress: Option<&'a crate::sync::Progress>,
 }
 
-impl std::fmt::Debug for Idle<'_> {
+impl std::fmt::Debug for WaitContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Idle").field("patience", &self.patience).finish_non_exhaustive()
+        f.debug_struct("WaitContext").field("patience", &self.patience).finish_non_exhaustive()
     }
 }
 
 /// A way to wait for a flag.
-pub trait Until {
+pub trait FlagWait {
     /// Waits until `flag` has come to `target`. `waiting_for` is what an error says of it.
     ///
     /// # Errors
@@ -105,16 +105,16 @@ pub trait Until {
     fn until(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()>;
 }
 
-impl Until for Idle<'_> {
+impl FlagWait for WaitContext<'_> {
     #[inline]
     fn until(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
         if flag.reached(target) { Ok(()) } else { self.until_slow(flag, target, waiting_for) }
     }
 }
 
-impl Idle<'_> {
+impl WaitContext<'_> {
     fn until_slow(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
-        let Idle { patience, watch, fabric, bootstrap, beside, progress } = self;
+        let WaitContext { patience, watch, fabric, bootstrap, beside, progress } = self;
         loop {
             let alone = beside.is_empty() && !fabric.owes();
             let mut turn = || Ok(beside.turn(fabric, *bootstrap)? | pay(fabric, *bootstrap)?);
@@ -177,7 +177,7 @@ fn wait_on(
 ///
 /// # Errors
 /// As [`drive`].
-pub fn drive_one(task: &mut impl Task, idle: &mut Idle<'_>) -> Result<()> {
+pub fn drive_one(task: &mut impl Task, idle: &mut WaitContext<'_>) -> Result<()> {
     if idle.fabric.links().has_pumps() || idle.fabric.owes() || !idle.beside.is_empty() {
         return drive(&mut [task], idle);
     }
@@ -203,7 +203,7 @@ pub fn drive_one(task: &mut impl Task, idle: &mut Idle<'_>) -> Result<()> {
 ///
 /// # Errors
 /// The first error of a task or of the watch; the other tasks are left where they are.
-pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut Idle<'_>) -> Result<()> {
+pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut WaitContext<'_>) -> Result<()> {
     let (mut few, mut many) = ([false; FEW_TASKS], Vec::new());
     let done = if tasks.len() <= FEW_TASKS {
         &mut few[..tasks.len()]
@@ -363,12 +363,12 @@ mod tests {
             }
             fabric.begin_connect(&[need(Way::Receive, 1)], Receivers::Come, (&bootstrap, &wait)).unwrap();
             assert!(fabric.owes());
-            let mut idle = Idle {
+            let mut idle = WaitContext {
                 patience: &mut Patience::fixed(1, Duration::ZERO),
                 watch: &mut watch,
                 fabric: &mut fabric,
                 bootstrap: &bootstrap,
-                beside: &mut Nothing,
+                beside: &mut NoBackground,
                 progress: None,
             };
             idle.until(flag, 1, &|| "rank 1, which takes this rank's memory".to_owned()).unwrap();

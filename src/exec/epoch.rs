@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
 use crate::exec::call::{Begun, Call};
-use crate::exec::drive::Idle;
+use crate::exec::drive::WaitContext;
 use crate::exec::evict::await_peers_out;
 use crate::exec::flat::Flat;
 use crate::exec::interpret::Memory;
@@ -45,7 +45,7 @@ impl<'a> Epoch<'a> {
     ///
     /// # Errors
     /// Of the wait, and of peers that run another operation.
-    pub fn meet(&mut self, begun: &Begun<'_>, flat: &mut Flat, idle: &mut Idle<'_>) -> Result<Windows> {
+    pub fn meet(&mut self, begun: &Begun<'_>, flat: &mut Flat, idle: &mut WaitContext<'_>) -> Result<Windows> {
         let Begun { call, operation, world, .. } = *begun;
         self.loans = lend_buffers(self.windows, call, world)?;
         let mine = encode_ranges(&announce_ranges(self.windows, call, world, &self.loans)?);

@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 
 use crate::device::{Kernel, Pass, Store};
 use crate::error::Result;
-use crate::exec::{Operation, Until, mismatch, same_call, sequence};
+use crate::exec::{FlagWait, Operation, mismatch, same_call, sequence};
 use crate::sync::ring::Label;
 use crate::transport::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, HostWindows};
 
@@ -71,7 +71,7 @@ impl Flat {
         &mut self,
         windows: &'a HostWindows,
         operation: &'a Operation,
-        idle: &mut impl Until,
+        idle: &mut impl FlagWait,
         (bytes, fill): (usize, impl FnOnce(NonNull<u8>)),
     ) -> Result<Exchange<'a>> {
         assert!(bytes <= FLAT_BYTES, "flat operations fit their slot");
@@ -111,7 +111,7 @@ impl Flat {
     }
 
     #[cold]
-    fn make_room(&mut self, windows: &HostWindows, idle: &mut impl Until) -> Result<()> {
+    fn make_room(&mut self, windows: &HostWindows, idle: &mut impl FlagWait) -> Result<()> {
         // Half of the slots at once: a root whose readers share its processor gives it away once for so many operations.
         let needed = self.next - FLAT_SLOTS / 2;
         let mut least = u64::MAX;
@@ -144,7 +144,7 @@ impl<'a> Exchange<'a> {
     /// # Errors
     /// Of the wait; [`crate::error::Kind::Mismatch`] where the rank runs another operation.
     #[inline]
-    pub fn read(&self, place: usize, idle: &mut impl Until) -> Result<FlatSlot<'a>> {
+    pub fn read(&self, place: usize, idle: &mut impl FlagWait) -> Result<FlatSlot<'a>> {
         let slot = self.windows.arenas[place].flat(self.number);
         let rank = self.windows.ranks[place];
         idle.until(slot.flag, self.number + 1, &|| format!("rank {rank} (to call {})", self.operation))?;
@@ -160,7 +160,7 @@ impl<'a> Exchange<'a> {
     #[inline]
     pub fn meet(
         &self,
-        idle: &mut impl Until,
+        idle: &mut impl FlagWait,
         (bytes, fold): (usize, Option<&mut SlotFold<'_>>),
     ) -> Result<Option<FlatSlot<'a>>> {
         match self.teams {
@@ -184,7 +184,7 @@ impl<'a> Exchange<'a> {
     fn meet_in_teams(
         &self,
         teams: Teams,
-        idle: &mut impl Until,
+        idle: &mut impl FlagWait,
         (bytes, mut fold): (usize, Option<&mut SlotFold<'_>>),
     ) -> Result<FlatSlot<'a>> {
         let arenas = &self.windows.arenas;
@@ -276,7 +276,7 @@ impl<'a> Exchange<'a> {
     /// # Errors
     /// As [`Exchange::read`].
     #[inline]
-    pub fn read_all(&self, idle: &mut impl Until) -> Result<()> {
+    pub fn read_all(&self, idle: &mut impl FlagWait) -> Result<()> {
         for place in 0..self.windows.ranks.len() {
             self.read(place, idle)?;
         }
@@ -294,7 +294,7 @@ impl<'a> Exchange<'a> {
     pub unsafe fn reduce(
         &self,
         kernel: &Kernel,
-        idle: &mut impl Until,
+        idle: &mut impl FlagWait,
         (bytes, offset): (usize, usize),
         (target, count): (*mut u8, usize),
     ) -> Result<()> {
@@ -390,7 +390,7 @@ mod models {
     /// Waits with nothing but the flag's wake to end a sleep.
     struct Sleep;
 
-    impl Until for Sleep {
+    impl FlagWait for Sleep {
         fn until(&mut self, flag: &Flag, target: u64, _: &dyn Fn() -> String) -> Result<()> {
             while !flag.reached(target) {
                 flag.park(target, EVER);

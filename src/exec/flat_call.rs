@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use crate::device::{Pass, Store};
 use crate::error::{Error, Result};
 use crate::exec::call::Begun;
-use crate::exec::drive::Idle;
+use crate::exec::drive::WaitContext;
 use crate::exec::flat::{Exchange, Flat};
 use crate::transport::HostWindows;
 use crate::types::{Collective, Rank};
@@ -14,7 +14,7 @@ use crate::types::{Collective, Rank};
 ///
 /// # Errors
 /// Of waiting for peers, and of peers that run another operation.
-pub fn run(begun: &Begun<'_>, windows: &HostWindows, flat: &mut Flat, idle: &mut Idle<'_>) -> Result<()> {
+pub fn run(begun: &Begun<'_>, windows: &HostWindows, flat: &mut Flat, idle: &mut WaitContext<'_>) -> Result<()> {
     let Begun { call, operation, kernel, world } = begun;
     let size = call.data_type.size() as usize;
     let (input, _) = call.lengths(*world)?;
@@ -69,7 +69,7 @@ impl Extract {
 fn meet_all(
     begun: &Begun<'_>,
     exchange: &Exchange<'_>,
-    idle: &mut Idle<'_>,
+    idle: &mut WaitContext<'_>,
     (mine, before): (usize, &dyn Fn(Rank) -> usize),
 ) -> Result<bool> {
     if !exchange.has_teams() {
@@ -118,7 +118,7 @@ fn meet_all(
 }
 
 /// Reads the others' slots as the collective asks.
-fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut Idle<'_>) -> Result<()> {
+fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut WaitContext<'_>) -> Result<()> {
     let Begun { call, kernel, world, .. } = begun;
     let world = *world;
     let (input_place, output_place) = (call.buffers.source(), call.buffers.target());

@@ -3,7 +3,7 @@
 use crate::device::Store;
 use crate::error::Result;
 use crate::exec::call::Begun;
-use crate::exec::drive::{Idle, drive};
+use crate::exec::drive::{WaitContext, drive};
 use crate::exec::epoch::Epoch;
 use crate::exec::history::History;
 use crate::exec::interpret::{Memory, PlanRun, Setting};
@@ -37,7 +37,7 @@ pub(crate) fn run(
     begun: &Begun<'_>,
     epoch: Option<&mut Epoch<'_>>,
     context: RunContext<'_>,
-    idle: &mut Idle<'_>,
+    idle: &mut WaitContext<'_>,
 ) -> Result<()> {
     let Begun { call, operation, kernel, world } = *begun;
     let plan = program.plan();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::comm::{local, split};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::exec::Nothing;
+use crate::exec::NoBackground;
 use crate::sys::thread;
 use crate::types::ReduceOp;
 
@@ -95,7 +95,7 @@ fn an_abort_of_the_parent_ends_the_birth_of_a_child() {
     let late = std::sync::Barrier::new(2);
     local::run_with(2, &config, |comm| {
         let child =
-            comm.with_engine(|engine| split::begin_split(engine, (Some(0), 0), &mut Nothing))?.expect("a color");
+            comm.with_engine(|engine| split::begin_split(engine, (Some(0), 0), &mut NoBackground))?.expect("a color");
         if comm.rank() == 1 {
             // It comes when rank 0 has given up.
             late.wait();
