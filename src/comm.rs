@@ -67,7 +67,7 @@ pub use detached::Detached;
 pub(crate) use detached::Pending;
 #[cfg(feature = "cpp")]
 pub(crate) use group::Steps;
-pub use group::{Group, Member, group, try_group};
+pub use group::{Group, Member, StreamMember, group, try_group};
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) use lone_world::warn_of_lone_world;
 pub use on_stream::OnStream;

@@ -125,12 +125,12 @@ pub trait Queue: fmt::Debug + Send {
     /// Where the queue cannot wait for this event: a queue that works inline takes only events that are done.
     fn after(&mut self, event: &Arc<dyn Event>) -> Result<()>;
 
-    /// Whether what is put into this queue is kept, to be run later as often as the program likes, in place of being run. Events that are
-    /// recorded meanwhile order what is kept, and are never done.
+    /// The capture that this queue is in: what is put into the queue is kept, to be run later as often as the program likes, in place of
+    /// being run. Events that are recorded meanwhile order what is kept, and are never done.
     ///
     /// # Errors
-    /// Where the device refuses to say.
-    fn is_capturing(&mut self) -> Result<bool>;
+    /// Where the device refuses to say; [`crate::error::Kind::InvalidUsage`] where the capture has failed.
+    fn capture(&mut self) -> Result<Option<CaptureId>>;
 
     /// An event that is done when all that was put into this queue before is done.
     ///
@@ -138,6 +138,10 @@ pub trait Queue: fmt::Debug + Send {
     /// Where the device has no event left.
     fn record(&mut self) -> Result<Arc<dyn Event>>;
 }
+
+/// Names a capture among those of a device: what is captured under one name becomes one graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CaptureId(pub u64);
 
 /// A point in a queue.
 pub trait Event: Any + fmt::Debug + Send + Sync {

@@ -24,6 +24,7 @@ mod message;
 mod operation;
 mod program;
 mod registered;
+mod rendezvous;
 pub mod run;
 
 pub use buffers::Buffers;
@@ -38,3 +39,4 @@ pub use message::{Message, MessageQueue, MessageRun, check_to_self, copy_to_self
 pub use operation::{Operation, describe, same_call, sequence};
 pub use program::Program;
 pub use registered::Buffer;
+pub use rendezvous::{MessageEnd, Rendezvous};

@@ -1,10 +1,10 @@
-//! The collectives and messages of a communicator, typed: the one list from which [`Communicator`], [`Scope`] and
-//! [`Member`] have their methods.
+//! The collectives and messages of a communicator, typed: the one list from which [`Communicator`], [`Scope`],
+//! [`Member`] and those on streams have their methods.
 //!
 //! The list is a macro and no public trait, so that programs call the methods without an import. What becomes of a call
 //! differs by type, and is said by [`Submit`].
 
-use crate::comm::group::Member;
+use crate::comm::group::{Member, StreamMember};
 use crate::comm::on_stream::OnStream;
 use crate::comm::request::Request;
 use crate::comm::scope::Scope;
@@ -679,6 +679,7 @@ collectives!(host [] Communicator, ['call], 'call, [] -> ());
 collectives!(device ['comm] OnStream<'comm>, ['call], 'call, [] -> ());
 collectives!(host ['scope] Scope<'scope, '_>, [], 'scope, [] -> Request<'scope>);
 collectives!(host ['group] Member<'_, 'group>, [], 'group, [mut] -> ());
+collectives!(device ['group] StreamMember<'_, 'group>, [], 'group, [mut] -> ());
 
 impl<'a> Submit<'a> for &Communicator {
     type Output = ();

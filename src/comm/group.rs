@@ -10,7 +10,7 @@ use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::worker::check_messages;
 use crate::comm::{Call, Communicator, Message};
 use crate::error::{Error, Result};
-use crate::exec::{Background, NoBackground};
+use crate::exec::{Background, DeviceStream, NoBackground, Order};
 use crate::types::World;
 
 /// Collects calls on one or several communicators; [`group()`] makes it, and runs them as one.
@@ -28,6 +28,7 @@ pub struct Group<'a> {
 #[derive(Debug)]
 struct Part<'a> {
     comm: &'a Communicator,
+    order: Order<'a>,
     calls: Calls<'a>,
 }
 
@@ -87,6 +88,12 @@ pub struct Member<'g, 'a> {
     calls: &'g mut Calls<'a>,
 }
 
+/// A communicator on a stream inside a group ([`Group::on_stream`]).
+///
+/// Its methods are those of [`OnStream`](crate::comm::OnStream), and each adds the call to the group as a [`Member`] does.
+#[derive(Debug)]
+pub struct StreamMember<'g, 'a>(Member<'g, 'a>);
+
 /// Runs the calls that `body` adds as one. Nothing runs before `body` returns, and nothing runs where it returns an
 /// error.
 ///
@@ -125,19 +132,49 @@ pub fn try_group<'a, E: From<Error>>(body: impl FnOnce(&mut Group<'a>) -> Result
 impl<'a> Group<'a> {
     /// The group's calls on `comm`.
     pub fn on(&mut self, comm: &'a Communicator) -> Member<'_, 'a> {
+        self.in_order(comm, Order::Caller)
+    }
+
+    /// The group's calls on `comm` that go into `stream`, as those of [`Communicator::on`]. All calls of one communicator in a group have
+    /// one stream, or none.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::comm::DeviceStream;
+    ///
+    /// // Where this process has no device 0, there is no stream of it.
+    /// if let Ok(stream) = DeviceStream::new(0) {
+    ///     rsccl::local::run(2, |comm| {
+    ///         let (mine, mut theirs) = (stream.alloc::<f32>(100)?, stream.alloc::<f32>(100)?);
+    ///         let other = 1 - comm.rank();
+    ///         rsccl::group(|group| {
+    ///             let mut on = group.on_stream(&comm, &stream);
+    ///             on.send(mine.slice(..), other)?;
+    ///             on.recv(theirs.slice_mut(..), other)
+    ///         })?;
+    ///         stream.synchronize()
+    ///     })?;
+    /// }
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn on_stream(&mut self, comm: &'a Communicator, stream: &'a DeviceStream) -> StreamMember<'_, 'a> {
+        StreamMember(self.in_order(comm, Order::Stream(stream)))
+    }
+
+    fn in_order(&mut self, comm: &'a Communicator, order: Order<'a>) -> Member<'_, 'a> {
         let place = self.parts.iter().position(|part| std::ptr::eq(part.comm, comm)).unwrap_or_else(|| {
-            self.parts.push(Part { comm, calls: Calls::default() });
+            self.parts.push(Part { comm, order, calls: Calls::default() });
             self.parts.len() - 1
         });
-        Member::new(comm.world(), &mut self.parts[place].calls)
+        let part = &mut self.parts[place];
+        let world = if part.order.is(order) { comm.world() } else { Err(two_orders()) };
+        Member::new(world, &mut part.calls)
     }
 
     fn run(mut self) -> Result<()> {
         if self.parts.len() <= 1 {
-            return self
-                .parts
-                .pop()
-                .map_or(Ok(()), |part| part.comm.with_engine(|engine| run_part(engine, part.calls)));
+            let Some(part) = self.parts.pop() else { return Ok(()) };
+            return part.comm.with_engine(|engine| run_part(engine, part.calls, part.order));
         }
         // A communicator is used by one thread at a time, so each engine goes to a thread of its own for the length of
         // the group.
@@ -147,11 +184,11 @@ impl<'a> Group<'a> {
         for (engine, part) in engines.into_iter().zip(self.parts) {
             let (promise, outcome) = Promise::new();
             loans.push(part.comm);
-            work.push((engine, part.calls, promise));
+            work.push((engine, (part.calls, part.order), promise));
             outcomes.push(outcome);
         }
-        let run = |(mut engine, calls, promise): (Box<Engine>, Calls<'_>, Promise)| {
-            let result = as_error("a call of a group", || run_part(&mut engine, calls));
+        let run = |(mut engine, (calls, order), promise): (Box<Engine>, (Calls<'_>, Order<'_>), Promise)| {
+            let result = as_error("a call of a group", || run_part(&mut engine, calls, order));
             promise.set(Ok(()));
             (engine, result)
         };
@@ -176,7 +213,7 @@ impl<'a> Submit<'a> for &mut Member<'_, 'a> {
     type Output = ();
 
     fn world(&self) -> Result<World> {
-        self.world.as_ref().copied().map_err(Error::duplicate)
+        self.known_world()
     }
 
     fn submit(self, call: Call<'a>) -> Result<()> {
@@ -198,10 +235,38 @@ impl<'a> Submit<'a> for &mut Member<'_, 'a> {
     }
 }
 
+impl<'a> Submit<'a> for &mut StreamMember<'_, 'a> {
+    type Output = ();
+
+    fn world(&self) -> Result<World> {
+        self.0.known_world()
+    }
+
+    fn submit(self, call: Call<'a>) -> Result<()> {
+        self.0.submit(call)
+    }
+
+    fn submit_message(self, message: Message<'a>) -> Result<()> {
+        self.0.submit_message(message)
+    }
+
+    fn submit_messages(self, messages: Vec<Message<'a>>) -> Result<()> {
+        self.0.submit_messages(messages)
+    }
+
+    fn submit_exchange(self, messages: Vec<Message<'a>>) -> Result<()> {
+        self.0.submit_exchange(messages)
+    }
+}
+
 impl<'g, 'a> Member<'g, 'a> {
     /// A member that adds to `calls`. Where `world` is not known, the first call says why.
     pub(super) fn new(world: Result<World>, calls: &'g mut Calls<'a>) -> Member<'g, 'a> {
         Member { world, calls }
+    }
+
+    fn known_world(&self) -> Result<World> {
+        self.world.as_ref().copied().map_err(Error::duplicate)
     }
 
     /// Adds any collective, described.
@@ -249,14 +314,25 @@ fn lend_all(parts: &[Part<'_>]) -> Result<Vec<Box<Engine>>> {
     Ok(engines)
 }
 
-fn run_part(engine: &mut Engine, calls: Calls<'_>) -> Result<()> {
+fn run_part(engine: &mut Engine, calls: Calls<'_>, order: Order<'_>) -> Result<()> {
     if !calls.messages.is_empty() {
-        engine.messages(calls.messages)?;
+        engine.messages_in(calls.messages, order)?;
     }
-    calls.steps.into_iter().try_for_each(|step| match step {
-        Step::Calls(calls) => run_calls(engine, &calls, &mut NoBackground),
-        Step::Exchange(messages) => engine.exchange(messages),
+    calls.steps.into_iter().try_for_each(|step| match (step, order) {
+        (Step::Calls(calls), Order::Caller) => run_calls(engine, &calls, &mut NoBackground),
+        (Step::Calls(calls), Order::Stream(_)) => {
+            calls.iter().try_for_each(|call| engine.collective_in(call, order, &mut NoBackground))
+        }
+        (Step::Exchange(messages), _) => engine.exchange_in(messages, order),
     })
+}
+
+/// The error of calls of one communicator that do not all go into one stream.
+#[cold]
+fn two_orders() -> Error {
+    Error::invalid_usage(
+        "a group has calls of one communicator on two streams, or on one and on none: give all of them the same stream",
+    )
 }
 
 /// Runs collectives one after the other; small ones that can be fused travel as one.

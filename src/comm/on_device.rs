@@ -15,7 +15,9 @@ use crate::device::records::{self, ControlLayout, LaunchPart, PeerMemory, Reduct
 use crate::device::{self, Device, Event, Home, Region, Sharing, StatusPage};
 use crate::error::{Error, Kind, Result};
 use crate::exec::lower::{self, Lowered};
-use crate::exec::{self, Background, Begun, Call, Cohort, DeviceStream, Last, Message, Operation, Order, composed};
+use crate::exec::{
+    self, Background, Begun, Call, Cohort, DeviceStream, Last, Message, Operation, Order, Rendezvous, composed,
+};
 use crate::plan::{self, WINDOW_LANES, Windows};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sync::ring::{Label, Shape};
@@ -58,6 +60,8 @@ struct Shared {
     sides: Mutex<Vec<Option<ShownSide>>>,
     cohorts: Mutex<HashMap<Home, Arc<Cohort>>>,
     links: Mutex<HashMap<(Rank, Rank, Channel), LinkMemory>>,
+    /// Where messages between ranks of one device meet.
+    rendezvous: Rendezvous,
 }
 
 /// One rank's memory that programs of other ranks reach.
@@ -152,6 +156,7 @@ impl Shared {
             sides: Mutex::new(world.ranks().map(|_| None).collect()),
             cohorts: Mutex::default(),
             links: Mutex::default(),
+            rendezvous: Rendezvous::default(),
         }
     }
 
@@ -266,7 +271,7 @@ impl Engine {
         let home = self.enter_device(call.buffers.home(), order, beside)?;
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
             let messages = composed::blocks(call, world).into_iter().map(|message| message.in_home(home)).collect();
-            return self.launch_messages(messages, (operation, None), order);
+            return self.launch_messages(messages, operation, order);
         }
         let (input, output) = call.buffers.places();
         let bases = [input, output].map(|place| place.addr() as u64);
@@ -278,7 +283,7 @@ impl Engine {
         part.bases = vec![bases[0], bases[1], side.scratch];
         part.keep = call.buffers.kept();
         part.queues = side.open(world.rank, &lowered.ends, shape)?;
-        self.launch(part, &Launched::Collective(*operation), order)
+        self.launch_collective(part, operation, order)
     }
 
     /// The records of a call; `None` where there is nothing to do.
@@ -321,54 +326,98 @@ impl Engine {
         }
         let home = self.enter_device(home, order, &mut exec::NoBackground)?;
         let messages = messages.into_iter().map(|message| message.in_home(home)).collect();
-        let unnamed = self.unnamed_operation();
-        self.launch_messages(
-            messages,
-            (collective.as_ref().unwrap_or(&unnamed), collective.is_none().then_some(())),
-            order,
-        )
+        match collective {
+            Some(operation) => self.launch_messages(messages, &operation, order),
+            None => self.launch_singles(messages, order),
+        }
     }
 
-    /// Launches messages: those of a collective, or, where they are `single`, numbered one by one.
-    fn launch_messages(
-        &mut self,
-        messages: Vec<Message<'_>>,
-        (operation, single): (&Operation, Option<()>),
-        order: Order<'_>,
-    ) -> Result<()> {
-        let me = self.session.world.rank;
-        exec::check_to_self(me, &messages)?;
+    /// Launches the messages of a collective, which all ranks call, together with those of the other ranks.
+    fn launch_messages(&mut self, messages: Vec<Message<'_>>, operation: &Operation, order: Order<'_>) -> Result<()> {
+        exec::check_to_self(self.session.world.rank, &messages)?;
         let channel = match operation.collective {
             Collective::GatherV | Collective::ScatterV => Channel::Collective(0),
             _ => Channel::PointToPoint,
         };
-        let label = |message: &Message<'_>| match single {
-            None => {
-                Operation { data_type: message.data_type(), op: None, root: None, count: message.count(), ..*operation }
-            }
-            Some(()) => {
-                let sequence = self.number_message(message);
-                let (data_type, count) = (message.data_type(), message.count());
-                Operation { collective: Collective::Send, data_type, op: None, root: None, count, sequence, past: 0 }
-            }
+        let of_message = |message: &Message<'_>| Operation {
+            data_type: message.data_type(),
+            op: None,
+            root: None,
+            count: message.count(),
+            ..*operation
         };
-        let labels = messages.iter().map(|message| label(message).label()).collect();
-        let shape = self.session.settings.sizes.shape;
-        let lowered = lower::messages(&messages, me, (channel, u64::from(shape.slot_bytes)));
+        let labels = messages.iter().map(|message| of_message(message).label()).collect();
+        let part = self.message_part((&messages, labels), channel)?;
+        self.launch_collective(part, operation, order)
+    }
+
+    /// Launches sends and recvs: those between ranks of this device meet on the host, the others go through slots.
+    fn launch_singles(&mut self, messages: Vec<Message<'_>>, order: Order<'_>) -> Result<()> {
+        let me = self.session.world.rank;
+        exec::check_to_self(me, &messages)?;
+        let peers: Vec<Rank> = messages.iter().map(Message::peer).filter(|peer| *peer != me).collect();
+        let label = |message: &Message<'_>| {
+            let sequence = self.number_message(message);
+            let (data_type, count) = (message.data_type(), message.count());
+            Operation { collective: Collective::Send, data_type, op: None, root: None, count, sequence, past: 0 }
+                .label()
+        };
+        let labels: Vec<Label> = messages.iter().map(label).collect();
+        let (mut ends, mut others, mut others_labels) = (Vec::new(), Vec::new(), Vec::new());
+        for (message, label) in messages.into_iter().zip(labels) {
+            if self.side_mut()?.shares_device(message.peer()) {
+                ends.push(message.end(label));
+            } else {
+                others.push(message);
+                others_labels.push(label);
+            }
+        }
+        // What goes to other devices is put first: it waits there, and not on the host, so that all ranks come to their meetings.
+        let through_slots = match others.is_empty() {
+            true => None,
+            false => Some(self.message_part((&others, others_labels), Channel::PointToPoint)?),
+        };
+        let blank = self.message_part((&[], Vec::new()), Channel::PointToPoint)?;
+        self.launch(&Launched::Messages(peers), order, |side, stream, turn| {
+            through_slots.map_or(Ok(()), |part| exec::launch_alone(part, stream, &mut side.messages))?;
+            side.shared.rendezvous.meet((me, blank), ends, stream, turn)
+        })
+    }
+
+    /// This rank's part of a launch of messages through slots.
+    fn message_part(
+        &mut self,
+        (messages, labels): (&[Message<'_>], Vec<Label>),
+        channel: Channel,
+    ) -> Result<LaunchPart> {
+        let (me, shape) = (self.session.world.rank, self.session.settings.sizes.shape);
         let folding = Reduction { data_type: DataType::U8, op: None, world: self.session.world.size };
+        let lowered = lower::messages(messages, me, (channel, u64::from(shape.slot_bytes)));
         let side = self.side_mut()?;
         let mut part = side.part(me, &lowered, (folding, labels));
         part.bases =
             [0; records::FIRST_MESSAGE as usize].into_iter().chain(messages.iter().map(Message::address)).collect();
         part.queues = side.open(me, &lowered.ends, shape)?;
         part.keep = messages.iter().filter_map(Message::kept).collect();
-        let peers = || messages.iter().map(Message::peer).filter(|peer| *peer != me).collect();
-        let launched = single.map_or(Launched::Collective(*operation), |()| Launched::Messages(peers()));
-        self.launch(part, &launched, order)
+        Ok(part)
     }
 
-    /// Launches this rank's part: a collective's with its cohort, messages alone. In the caller's order: waits until it has run.
-    fn launch(&mut self, part: LaunchPart, launched: &Launched, order: Order<'_>) -> Result<()> {
+    /// Launches this rank's part of a collective together with those of its cohort.
+    fn launch_collective(&mut self, part: LaunchPart, operation: &Operation, order: Order<'_>) -> Result<()> {
+        let me = self.session.world.rank;
+        self.launch(&Launched::Collective(*operation), order, |side, stream, turn| {
+            side.cohort.launch(me, (part, stream), turn)
+        })
+    }
+
+    /// Has `put` put work into the stream, which may wait on the host for other ranks: it is given one turn of that wait. In the caller's
+    /// order: waits until the work has run.
+    fn launch(
+        &mut self,
+        launched: &Launched,
+        order: Order<'_>,
+        put: impl FnOnce(&mut DeviceSide, &DeviceStream, &mut dyn FnMut(&[Rank]) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
         let session = Arc::clone(&self.session);
         let peers = || launched.peers();
         let wait = DeviceWait { waiting_for: launched.waiting_for(&peers), patience: self.patience() };
@@ -379,17 +428,18 @@ impl Engine {
         }
         let mut watch = FailureWatch::new(&session, wait.waiting_for);
         let mut backoff = Backoff::new(wait.patience);
-        match launched {
-            Launched::Messages(_) => exec::launch_alone(part, &stream, &mut side.messages)?,
-            Launched::Collective(_) => {
-                let mut turn = |missing: &[Rank]| wait.turn(&mut watch, &mut backoff, &|| on_this_device(missing));
-                side.cohort.launch(session.world.rank, (part, &stream), &mut turn)?;
-            }
+        let mut turn = |missing: &[Rank]| wait.turn(&mut watch, &mut backoff, &|| on_this_device(missing));
+        let is_put = put(side, &stream, &mut turn);
+        if let (Err(error), Order::Caller) = (&is_put, order) {
+            // Messages that other ranks have moved must not touch the caller's memory when this call has returned.
+            let error = error.duplicate();
+            return stream.record().and_then(|event| wait.out(&*event)).and(Err(error));
         }
+        is_put?;
         let event = stream.record()?;
         match order {
             // What is captured runs later, and as often as the program likes: nothing to wait for.
-            Order::Stream(_) if stream.queue().is_capturing()? => Ok(()),
+            Order::Stream(_) if stream.capture()?.is_some() => Ok(()),
             Order::Stream(_) => side.watch_over(&session, launched.clone(), event),
             Order::Caller => {
                 let mut backoff = Backoff::new(wait.patience);
@@ -436,15 +486,14 @@ impl Engine {
     fn side_mut(&mut self) -> Result<&mut DeviceSide> {
         self.device_side.as_deref_mut().ok_or_else(|| Error::internal("no side on a device"))
     }
-
-    fn unnamed_operation(&self) -> Operation {
-        let (collective, data_type) = (Collective::Send, DataType::U8);
-        let sequence = self.session.collectives();
-        Operation { collective, data_type, op: None, root: None, count: 0, sequence, past: 0 }
-    }
 }
 
 impl DeviceSide {
+    /// Whether a rank works on this rank's device.
+    fn shares_device(&self, rank: Rank) -> bool {
+        self.cohort.has(rank)
+    }
+
     fn stream<'s>(&'s self, order: Order<'s>) -> &'s DeviceStream {
         match order {
             Order::Caller => &self.own_stream,

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use crate::device::records::LaunchPart;
-use crate::device::{Device, Event, Home, Kernel, Pass, Place, Queue, Region, Sharing};
+use crate::device::{CaptureId, Device, Event, Home, Kernel, Pass, Place, Queue, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sys::memory::SharedMemory;
@@ -100,8 +100,8 @@ impl Queue for Inline {
         Err(Error::internal("the host's queue works inline: wait for the event before putting work behind it"))
     }
 
-    fn is_capturing(&mut self) -> Result<bool> {
-        Ok(false)
+    fn capture(&mut self) -> Result<Option<CaptureId>> {
+        Ok(None)
     }
 
     fn record(&mut self) -> Result<Arc<dyn Event>> {

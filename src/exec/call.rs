@@ -31,6 +31,17 @@ pub enum Order<'a> {
     Stream(&'a DeviceStream),
 }
 
+impl Order<'_> {
+    /// Whether both are the caller's, or of one stream.
+    pub(crate) fn is(self, other: Order<'_>) -> bool {
+        match (self, other) {
+            (Order::Caller, Order::Caller) => true,
+            (Order::Stream(one), Order::Stream(other)) => one.is(other),
+            (Order::Caller, Order::Stream(_)) | (Order::Stream(_), Order::Caller) => false,
+        }
+    }
+}
+
 /// The count of a [`Call`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallCount {

@@ -8,8 +8,9 @@
 use std::sync::PoisonError;
 
 use crate::device::records::LaunchPart;
-use crate::device::{self, Event, Home, Place, Queue};
+use crate::device::{self, CaptureId, Event, Home, Place, Queue};
 use crate::error::{Error, Result};
+use crate::exec::rendezvous::captured_apart;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 use crate::types::Rank;
 
@@ -54,6 +55,11 @@ impl DeviceStream {
         self.queue().record()
     }
 
+    /// The capture that it is in.
+    pub(crate) fn capture(&self) -> Result<Option<CaptureId>> {
+        self.queue().capture()
+    }
+
     /// Puts a copy into the stream.
     ///
     /// # Safety
@@ -69,7 +75,7 @@ impl DeviceStream {
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] while the stream is captured; those of the device.
     pub(crate) fn check_runs(&self) -> Result<()> {
-        if self.queue().is_capturing()? {
+        if self.capture()?.is_some() {
             return Err(Error::invalid_usage(
                 "the stream is being captured: nothing can wait for it, or copy host memory, until the capture ends",
             ));
@@ -77,7 +83,8 @@ impl DeviceStream {
         Ok(())
     }
 
-    fn is(&self, other: &DeviceStream) -> bool {
+    /// Whether both are the same stream.
+    pub(crate) fn is(&self, other: &DeviceStream) -> bool {
         Arc::ptr_eq(&self.queue, &other.queue)
     }
 }
@@ -94,8 +101,8 @@ pub struct Cohort {
 pub struct Last {
     stream: DeviceStream,
     done: Arc<dyn Event>,
-    /// Whether it is kept for later: only what is kept too can wait for its event.
-    is_captured: bool,
+    /// The capture that keeps it for later: only what is of the same capture can wait for its event.
+    capture: Option<CaptureId>,
 }
 
 /// A call for which some members have come.
@@ -158,6 +165,11 @@ impl Cohort {
         }
     }
 
+    /// Whether a rank is a member.
+    pub fn has(&self, rank: Rank) -> bool {
+        self.members.binary_search(&rank).is_ok()
+    }
+
     fn meeting(&self) -> MutexGuard<'_, Meeting> {
         // A member that panicked has brought its part or has not: both are whole.
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
@@ -194,15 +206,20 @@ unsafe fn launch(arrived: Vec<(LaunchPart, DeviceStream)>, last: &mut Option<Las
             others.push(stream);
         }
     }
+    let capture = leader.capture()?;
+    for stream in &others {
+        if stream.capture()? != capture {
+            return Err(captured_apart());
+        }
+    }
     for stream in &others {
         let before = stream.record()?;
         leader.queue().after(&before)?;
     }
-    let is_captured = leader.queue().is_capturing()?;
     if let Some(last) = last
         && !last.stream.is(&leader)
-        && last.is_captured == is_captured
-        && (is_captured || !last.done.is_done()?)
+        && last.capture == capture
+        && (capture.is_some() || !last.done.is_done()?)
     {
         leader.queue().after(&last.done)?;
     }
@@ -210,6 +227,6 @@ unsafe fn launch(arrived: Vec<(LaunchPart, DeviceStream)>, last: &mut Option<Las
     unsafe { leader.queue().launch(parts)? };
     let done = leader.record()?;
     others.iter().try_for_each(|stream| stream.queue().after(&done))?;
-    *last = Some(Last { stream: leader, done, is_captured });
+    *last = Some(Last { stream: leader, done, capture });
     Ok(())
 }

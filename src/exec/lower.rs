@@ -66,6 +66,16 @@ pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Chan
     lowering.finish()
 }
 
+/// The records of copies of so many bytes, side by side: from and to buffers that follow each other from [`records::FIRST_MESSAGE`] on.
+pub fn copies(bytes: impl Iterator<Item = u64>) -> Arc<Records> {
+    let mut lowering = Lowering::default();
+    for (number, bytes) in (0u32..).zip(bytes) {
+        let ends = [own_buffer(2 * number), own_buffer(2 * number + 1)];
+        lowering.copy(ends, StepRecord { block: bytes, piece: bytes, ..StepRecord::default() });
+    }
+    lowering.finish().records
+}
+
 fn own_buffer(message: u32) -> OperandRecord {
     OperandRecord { kind: records::OWN, base: records::FIRST_MESSAGE + message, ..OperandRecord::default() }
 }

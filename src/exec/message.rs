@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use crate::device::{self, Home, Kernel, Pass, Place, Region, Store, TimedCopy};
 use crate::error::{Error, Result};
 use crate::exec::drive::{Blocked, Progress, Task};
-use crate::exec::{Operation, ReadBuffer, WriteBuffer, mismatch};
+use crate::exec::{MessageEnd, Operation, ReadBuffer, WriteBuffer, mismatch};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, Links, Need, Way};
 use crate::types::{Collective, DataType, Element, Rank, World};
@@ -116,6 +116,18 @@ impl<'a> Message<'a> {
         match self.direction {
             Direction::Send(from) => from.addr() as u64,
             Direction::Recv(into) => into.addr() as u64,
+        }
+    }
+
+    /// This end of the message, which its rank calls by `label`, for a rendezvous.
+    pub(crate) fn end(&self, label: Label) -> MessageEnd {
+        MessageEnd {
+            peer: self.peer,
+            sends: self.sends(),
+            label,
+            address: self.address(),
+            bytes: self.bytes() as u64,
+            keep: self.kept(),
         }
     }
 

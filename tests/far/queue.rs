@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use rsccl::internals::device::records::LaunchPart;
-use rsccl::internals::device::{DeviceId, Event, Home, Kernel, Pass, Place, Queue, Store};
+use rsccl::internals::device::{CaptureId, DeviceId, Event, Home, Kernel, Pass, Place, Queue, Store};
 use rsccl::{Error, Result};
 
 use super::memory::Memory;
@@ -148,8 +148,9 @@ impl Queue for FarQueue {
         self.put(Work::After(known))
     }
 
-    fn is_capturing(&mut self) -> Result<bool> {
-        Ok(lock(&CAPTURES).contains_key(&key(self.home)))
+    /// All devices that capture at one time do so for one graph.
+    fn capture(&mut self) -> Result<Option<CaptureId>> {
+        Ok(lock(&CAPTURES).contains_key(&key(self.home)).then_some(CaptureId(0)))
     }
 
     fn record(&mut self) -> Result<Arc<dyn Event>> {

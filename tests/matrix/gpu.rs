@@ -38,10 +38,9 @@ mod alone {
     use rsccl::internals::device::cuda;
     use rsccl::internals::sys::clock::now;
     use rsccl::types::Algorithm;
-    use rsccl::{Config, ReduceOp, Result, local};
+    use rsccl::{Config, ReduceOp, Result, group, local};
 
     use crate::case::{Case, Placed};
-    use crate::verify::Program;
     use crate::{
         KINDS, SIZES, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed,
     };
@@ -62,10 +61,7 @@ mod alone {
 
     fn run(ranks: u32, config: &Config, cases: &[Case]) {
         let seed = seed();
-        // Messages are refused: see `messages_are_refused`.
-        let sends = |case: &Case| ranks > 1 && case.program == Program::SendRecv;
-        let cases: Vec<Case> = cases.iter().copied().filter(|case| !sends(case)).collect();
-        let failures = on_gpu(ranks, config, |comm, stream| run_rank(comm, &Placed::Device(stream), &cases, seed));
+        let failures = on_gpu(ranks, config, |comm, stream| run_rank(comm, &Placed::Device(stream), cases, seed));
         judge(&format!("{ranks} ranks on a GPU, {:?}, seed {seed}", config.algo), failures.concat());
     }
 
@@ -132,6 +128,91 @@ mod alone {
             assert!(text.contains("count 17") && text.contains("count 64"), "{text}");
         }
     }
+
+    /// Round after round: each rank sends to the right what it got from the left, a message to itself beside, in one group; then two
+    /// messages of one pair, which keep their order.
+    #[test]
+    fn a_ring_of_messages_in_one_group_goes_round() {
+        on_gpu(3, &Config::default(), |comm, stream| {
+            let (left, right) = ((comm.rank() + 2) % 3, (comm.rank() + 1) % 3);
+            let (mut mine, mut got) = (stream.alloc::<u32>(700)?, stream.alloc::<u32>(700)?);
+            let mut own = stream.alloc::<u32>(700)?;
+            stream.upload(&[comm.rank(); 700], mine.slice_mut(..))?;
+            for round in 1..5 {
+                group(|group| {
+                    let mut on = group.on_stream(&comm, &stream);
+                    on.recv(got.slice_mut(..), left)?;
+                    on.send(mine.slice(..), right)?;
+                    on.send(mine.slice(..), comm.rank())?;
+                    on.recv(own.slice_mut(..), comm.rank())
+                })?;
+                let mut values = [[9; 700]; 2];
+                stream.download(got.slice(..), &mut values[0])?;
+                stream.download(own.slice(..), &mut values[1])?;
+                let origin = |rounds: u32| [(comm.rank() + 2 * rounds) % 3; 700];
+                assert_eq!(values, [origin(round), origin(round - 1)], "round {round} of rank {}", comm.rank());
+                std::mem::swap(&mut mine, &mut got);
+            }
+            let on = comm.on(&stream);
+            match comm.rank() {
+                0 => {
+                    on.send(mine.slice(..300), 2)?;
+                    on.send(mine.slice(300..), 2)?;
+                }
+                2 => {
+                    on.recv(got.slice_mut(..300), 0)?;
+                    on.recv(got.slice_mut(300..), 0)?;
+                    let mut values = [9; 700];
+                    stream.download(got.slice(..), &mut values)?;
+                    // Rank 0's after four rounds.
+                    assert_eq!(values, [2; 700]);
+                }
+                _ => {}
+            }
+            comm.finalize()
+        });
+    }
+
+    /// Both ranks hear of it.
+    #[test]
+    fn messages_that_differ_are_told() {
+        let told = on_gpu(2, &Config::default(), |comm, stream| {
+            let buffer = stream.alloc::<u32>(64)?;
+            let mut other = stream.alloc::<f32>(64)?;
+            let called = match comm.rank() {
+                0 => comm.on(&stream).send(buffer.slice(..), 1),
+                _ => comm.on(&stream).recv(other.slice_mut(..17), 0),
+            };
+            let error = called.expect_err("they differ");
+            Ok((error.kind(), error.to_string()))
+        });
+        for (kind, text) in told {
+            assert_eq!(kind, Kind::Mismatch, "{text}");
+            let named = ["count 64, uint32", "count 17, float"].iter().all(|words| text.contains(words));
+            assert!(named, "{text}");
+        }
+    }
+
+    /// The rank that does not come is named at the deadline.
+    #[test]
+    fn a_message_without_its_other_end_ends_at_the_deadline() {
+        let over = std::sync::Barrier::new(2);
+        let short = Config::default().with_timeout(std::time::Duration::from_secs(2));
+        if cuda::gpus().is_err() {
+            return;
+        }
+        let told = local::run_with(2, &short, |comm| {
+            let stream = DeviceStream::new(0)?;
+            let buffer = stream.alloc::<u32>(64)?;
+            comm.on(&stream).barrier()?;
+            let called = if comm.rank() == 0 { comm.on(&stream).send(buffer.slice(..), 1) } else { Ok(()) };
+            over.wait();
+            Ok(called.err().map(|error| (error.kind(), error.to_string())))
+        });
+        let told = told.expect("ranks start and end");
+        let (kind, text) = told[0].as_ref().expect("nobody receives");
+        assert!(*kind == Kind::Timeout && text.contains("rank 1 to call it too"), "{text}");
+    }
 }
 
 /// What is not there yet is an error that says so.
@@ -157,26 +238,6 @@ mod apart {
         for error in errors.expect("ranks start and end") {
             let told = error.message().contains("ranks on different GPUs are not supported yet");
             assert!(error.kind() == Kind::InvalidUsage && told, "{error}");
-        }
-    }
-
-    #[test]
-    fn messages_are_refused() {
-        if cuda::gpus().is_err() {
-            return;
-        }
-        let errors = local::run_with(2, &Config::default().with_timeout(TIMEOUT), |comm| {
-            let stream = DeviceStream::new(0)?;
-            let (mine, mut theirs) = (stream.alloc::<f32>(64)?, stream.alloc::<f32>(64)?);
-            let other = 1 - comm.rank();
-            let called = comm.on(&stream).send_recv(mine.slice(..), other, theirs.slice_mut(..), other);
-            called.map_or_else(Ok, |()| Err(Error::internal("it went through")))
-        });
-        for error in errors.expect("ranks start and end") {
-            assert!(
-                error.kind() == Kind::InvalidUsage && error.message().contains("a message of GPU memory"),
-                "{error}"
-            );
         }
     }
 }

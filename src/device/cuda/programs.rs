@@ -76,17 +76,11 @@ fn is_message(part: &LaunchPart) -> bool {
 #[cold]
 fn elsewhere(part: &LaunchPart) -> Error {
     let rank = part.rank;
-    Error::invalid_usage(if is_message(part) {
-        format!(
-            "rank {rank} has a message of GPU memory, which is not supported yet: use a collective of all ranks, or \
-             copy to host memory"
-        )
-    } else {
-        format!(
-            "ranks on different GPUs are not supported yet: rank {rank} works with ranks that are not on its GPU; \
-             place all ranks on one, or copy to host memory"
-        )
-    })
+    let what = if is_message(part) { "has a message for a rank that is" } else { "works with ranks that are" };
+    Error::invalid_usage(format!(
+        "ranks on different GPUs are not supported yet: rank {rank} {what} not on its GPU; place all ranks on one, or \
+         copy to host memory"
+    ))
 }
 
 /// The programs do not fit each other: lanes have seen that, or wait for ever, or leave what nobody takes. Tells every

@@ -11,7 +11,7 @@ use super::programs;
 use super::result::call;
 use super::stream::OwnStream;
 use crate::device::records::LaunchPart;
-use crate::device::{Event, Home, Kernel, Pass, Place, Queue};
+use crate::device::{CaptureId, Event, Home, Kernel, Pass, Place, Queue};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 
@@ -75,9 +75,9 @@ impl Queue for StreamQueue {
         Ok(())
     }
 
-    fn is_capturing(&mut self) -> Result<bool> {
+    fn capture(&mut self) -> Result<Option<CaptureId>> {
         // It is a stream of our own, which no program captures.
-        Ok(false)
+        Ok(None)
     }
 
     fn after(&mut self, event: &Arc<dyn Event>) -> Result<()> {
