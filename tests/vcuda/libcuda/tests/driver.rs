@@ -1,11 +1,17 @@
-//! The driver through its C entry points: codes, memory, streams, kernels, capture, and machines that cannot move.
+//! The driver through its C entry points: codes, memory, streams, kernels, capture; by file, machines that cannot move, several
+//! processes, and faults.
 
+#[path = "driver/deadlocks.rs"]
+mod deadlocks;
+#[path = "driver/faults.rs"]
+mod faults;
+#[path = "driver/processes.rs"]
+mod processes;
 mod support;
 
 use std::os::fd::FromRawFd;
-use std::os::unix::process::CommandExt;
 
-use support::{Parts, call, finish, get, kernels, launch, ok, place, play, run, slice, start, symbol, text, word};
+use support::{Parts, call, get, kernels, launch, ok, place, play, run, slice, start, symbol, text, word};
 
 /// Plays the part that another test of this file has started this process for.
 #[test]
@@ -24,30 +30,30 @@ const PARTS: Parts = &[
     ("capture", capture),
     ("graphs", graphs),
     ("pools", pools),
-    ("aliased queues", aliased_queues),
-    ("legacy stream", legacy_stream),
-    ("free under a kernel", free_under_a_kernel),
-    ("lazy loading", lazy_loading),
-    ("half-resident grids", half_resident_grids),
-    ("exporter", exporter),
-    ("importer", importer),
-    ("turns", turns),
-    ("polling host", polling_host),
+    ("aliased queues", deadlocks::aliased_queues),
+    ("legacy stream", deadlocks::legacy_stream),
+    ("free under a kernel", deadlocks::free_under_a_kernel),
+    ("lazy loading", deadlocks::lazy_loading),
+    ("half-resident grids", deadlocks::half_resident_grids),
+    ("exporter", processes::exporter),
+    ("importer", processes::importer),
+    ("turns", processes::turns),
+    ("polling host", deadlocks::polling_host),
     ("lost", lost),
-    ("cycle of two processes", cycle_of_two_processes),
+    ("cycle of two processes", processes::cycle_of_two_processes),
     ("missing entry points", missing_entry_points),
-    ("fabric lies", fabric_lies),
-    ("fabric", fabric),
-    ("fabric importer", fabric_importer),
-    ("doomed exporter", doomed_exporter),
-    ("bereaved importer", bereaved_importer),
+    ("fabric lies", processes::fabric_lies),
+    ("fabric", processes::fabric),
+    ("fabric importer", processes::fabric_importer),
+    ("doomed exporter", processes::doomed_exporter),
+    ("bereaved importer", processes::bereaved_importer),
     ("priorities", priorities),
     ("priorities swapped", priorities_swapped),
     ("graph update", graph_update),
-    ("faults", faults),
-    ("memory ends", memory_ends),
-    ("hangs", hangs),
-    ("lost by count", lost_by_count),
+    ("faults", faults::faults),
+    ("memory ends", faults::memory_ends),
+    ("hangs", faults::hangs),
+    ("lost by count", faults::lost_by_count),
 ];
 
 const NOT_READY: i32 = 600;
@@ -433,128 +439,6 @@ fn pools() {
     assert_eq!(call("cuMemFreeAsync", &[legacy, 0]), 1);
 }
 
-/// Runs a part that must be reported as a deadlock.
-#[track_caller]
-fn deadlock(name: &str, parts: &[&str]) {
-    let errors = run(name, &[("VCUDA_STUCK_MS", "300"), ("VCUDA_MACHINE", "1")]);
-    assert!(errors.contains("vcuda: deadlock: ") && errors.contains("as a cycle:"), "{errors}");
-    for part in parts {
-        assert!(errors.contains(part), "lacks {part:?}: {errors}");
-    }
-}
-
-#[test]
-fn aliased_queues_are_reported() {
-    deadlock("aliased queues", &["hardware queue", "a memory operation", "word"]);
-}
-
-fn aliased_queues() {
-    start(0);
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
-    ok("cuCtxSynchronize", &[]);
-    // Nine streams share eight queues: two of them share one.
-    let streams: Vec<u64> = (0..9).map(|_| get("cuStreamCreate", &[1])).collect();
-    ok("cuStreamWaitValue32_v2", &[streams[0], memory, 1, 1]);
-    ok("cuStreamWriteValue32_v2", &[streams[8], memory, 1, 0]);
-    assert_eq!(call("cuStreamSynchronize", &[streams[0]]), LAUNCH_TIMEOUT);
-    assert_eq!(call("cuStreamSynchronize", &[streams[8]]), LAUNCH_TIMEOUT, "the error stays");
-}
-
-#[test]
-fn the_legacy_streams_barrier_is_reported() {
-    deadlock("legacy stream", &["the legacy stream", "kernel wait_for"]);
-}
-
-fn legacy_stream() {
-    start(0);
-    let [wait_for, set_to, _] = kernels();
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
-    for function in [wait_for, set_to] {
-        ok("cuFuncLoad", &[function]);
-    }
-    ok("cuCtxSynchronize", &[]);
-    let blocking = get("cuStreamCreate", &[0]);
-    assert_eq!(launch(wait_for, 1, 0, memory, 1), 0);
-    assert_eq!(launch(set_to, 1, blocking, memory, 1), 0);
-    assert_eq!(call("cuCtxSynchronize", &[]), LAUNCH_TIMEOUT);
-}
-
-#[test]
-fn a_free_under_a_kernel_is_reported() {
-    deadlock("free under a kernel", &["cuMemFree_v2", "kernel wait_for", "synchronises"]);
-}
-
-fn free_under_a_kernel() {
-    start(0);
-    let [wait_for, ..] = kernels();
-    let [memory, other] = [(); 2].map(|()| get("cuMemAlloc_v2", &[64]));
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
-    let stream = get("cuStreamCreate", &[1]);
-    ok("cuCtxSynchronize", &[]);
-    assert_eq!(launch(wait_for, 1, stream, memory, 1), 0);
-    assert_eq!(call("cuMemFree_v2", &[other]), LAUNCH_TIMEOUT);
-}
-
-#[test]
-fn lazy_loading_under_a_kernel_is_reported() {
-    deadlock("lazy loading", &["cuLaunchKernel", "kernel wait_for"]);
-}
-
-fn lazy_loading() {
-    start(0);
-    let [wait_for, set_to, _] = kernels();
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
-    let [a, b] = [(); 2].map(|()| get("cuStreamCreate", &[1]));
-    ok("cuCtxSynchronize", &[]);
-    assert_eq!(launch(wait_for, 1, a, memory, 1), 0);
-    assert_eq!(launch(set_to, 1, b, memory, 1), LAUNCH_TIMEOUT, "its first launch waits for the kernel");
-}
-
-#[test]
-fn half_resident_grids_are_reported() {
-    deadlock("half-resident grids", &["find no room", "kernel set_to"]);
-}
-
-fn half_resident_grids() {
-    start(0);
-    let [wait_for, set_to, _] = kernels();
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
-    for function in [wait_for, set_to] {
-        ok("cuFuncLoad", &[function]);
-    }
-    let [a, b] = [(); 2].map(|()| get("cuStreamCreate", &[1]));
-    ok("cuCtxSynchronize", &[]);
-    let (mut sms, mut per_sm) = (0_u32, 0_u32);
-    ok("cuDeviceGetAttribute", &[place(&mut sms), 16, 0]);
-    ok("cuOccupancyMaxActiveBlocksPerMultiprocessor", &[place(&mut per_sm), wait_for, 32, 0]);
-    let too_many = u64::from(sms * per_sm + 1);
-    assert_eq!(launch(wait_for, too_many, a, memory, 1), 0);
-    assert_eq!(launch(set_to, 1, b, memory, 1), 0);
-    assert_eq!(call("cuStreamSynchronize", &[b]), LAUNCH_TIMEOUT);
-}
-
-#[test]
-fn a_host_that_only_looks_is_told_too() {
-    let errors = run("polling host", &[("VCUDA_STUCK_MS", "300")]);
-    assert!(errors.contains("vcuda: deadlock: "), "{errors}");
-}
-
-fn polling_host() {
-    start(0);
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
-    ok("cuStreamWaitValue32_v2", &[0, memory, 1, 1]);
-    let mut code = NOT_READY;
-    while code == NOT_READY {
-        code = call("cuStreamQuery", &[0]);
-    }
-    assert_eq!(code, LAUNCH_TIMEOUT);
-}
-
 #[test]
 fn a_gpu_that_falls_off_the_bus_ends_waits() {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
@@ -579,195 +463,6 @@ fn lost() {
 }
 
 #[test]
-fn a_cycle_through_two_processes_is_found() {
-    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-    let path = folder.path().to_str().expect("a path");
-    let settings = [("VCUDA_STATE", path), ("VCUDA_MACHINE", "1"), ("VCUDA_STUCK_MS", "4000")];
-    let errors = run("cycle of two processes", &settings);
-    // Whichever process notices first reports both; the other may find its peer gone by then.
-    let names_both = |report: &str| {
-        let cycle = report.split("all waits:").next().unwrap_or_default();
-        let pids: std::collections::BTreeSet<&str> =
-            cycle.split("process ").skip(1).filter_map(|rest| rest.split(')').next()).collect();
-        cycle.contains("as a cycle:") && pids.len() == 2
-    };
-    assert!(errors.split("vcuda: deadlock:").any(names_both), "{errors}");
-}
-
-/// Each process waits for a word that the other writes only after its own wait.
-fn cycle_of_two_processes() {
-    start(0);
-    let other = std::env::var("VCUDA_TEST_HANDLE").ok();
-    let mut memory = 0_u64;
-    let (mut own, mut its) = (0, 4);
-    let child = match other {
-        None => {
-            memory = get("cuMemAlloc_v2", &[64]);
-            ok("cuMemsetD32_v2", &[memory, 0, 16]);
-            ok("cuCtxSynchronize", &[]);
-            let mut handle = [0_u8; 64];
-            ok("cuIpcGetMemHandle", &[place(&mut handle), memory]);
-            let text: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
-            let child = support::part("cycle of two processes", &[("VCUDA_TEST_HANDLE", &text)]).spawn();
-            Some(child.expect("a process"))
-        }
-        Some(hex) => {
-            let mut handle = [0_u8; 64];
-            for (index, byte) in handle.iter_mut().enumerate() {
-                *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).expect("a byte");
-            }
-            assert_eq!(open(handle, place(&mut memory), 1), 0);
-            (own, its) = (its, own);
-            None
-        }
-    };
-    // The second process says by a word of its own that it is there: a slow start is no deadlock.
-    if child.is_none() {
-        ok("cuMemsetD32_v2", &[memory + 8, 1, 1]);
-    }
-    while word(memory + 8) == 0 {
-        std::thread::yield_now();
-    }
-    let stream = get("cuStreamCreate", &[1]);
-    ok("cuStreamWaitValue32_v2", &[stream, memory + own, 1, 1]);
-    ok("cuStreamWriteValue32_v2", &[stream, memory + its, 1, 0]);
-    let code = call("cuStreamSynchronize", &[stream]);
-    if let Some(child) = child {
-        let output = child.wait_with_output().expect("its output");
-        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
-    }
-    assert_eq!(code, LAUNCH_TIMEOUT);
-}
-
-#[test]
-fn two_processes_share_memory_by_handle_and_descriptor() {
-    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-    let path = folder.path().to_str().expect("a path");
-    run("exporter", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", "2-nvswitch")]);
-}
-
-fn exporter() {
-    start(0);
-    let [first, memory] = [(); 2].map(|()| get("cuMemAlloc_v2", &[4096]));
-    ok("cuMemsetD32_v2", &[memory, 21, 1024]);
-    let mut handle = [0_u8; 64];
-    ok("cuIpcGetMemHandle", &[place(&mut handle), memory + 100]);
-    let unit = 2 << 20;
-    let physical = get("cuMemCreate", &[unit, slice(&properties(0)), 0]);
-    let at = get("cuMemAddressReserve", &[unit, 0, 0, 0]);
-    ok("cuMemMap", &[at, unit, 0, physical, 0]);
-    ok("cuMemSetAccess", &[at, unit, slice(&[1_u32, 0, 3]), 1]);
-    ok("cuMemsetD32_v2", &[at, 22, 16]);
-    ok("cuCtxSynchronize", &[]);
-    let mut fd = 0_i32;
-    ok("cuMemExportToShareableHandle", &[place(&mut fd), physical, 1, 0]);
-    let text: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut command = support::part("importer", &[("VCUDA_TEST_HANDLE", &text), ("VCUDA_TEST_FD", &fd.to_string())]);
-    let inherit = move || {
-        // SAFETY: fcntl takes no pointers here; the descriptor is the child's copy.
-        unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
-        Ok(())
-    };
-    // SAFETY: the closure makes one call that is safe between fork and exec.
-    unsafe { command.pre_exec(inherit) };
-    finish(command);
-    assert_eq!((word(memory), word(at)), (31, 32), "the importer has written");
-    ok("cuMemFree_v2", &[first]);
-}
-
-/// Opens a legacy handle, which C passes by value.
-fn open(handle: [u8; 64], place: u64, flags: u32) -> i32 {
-    #[repr(C)]
-    struct Handle([u8; 64]);
-    // SAFETY: the signature of `cuIpcOpenMemHandle_v2`.
-    let open = unsafe {
-        std::mem::transmute::<*const (), extern "C" fn(u64, Handle, u32) -> i32>(symbol("cuIpcOpenMemHandle_v2"))
-    };
-    open(place, Handle(handle), flags)
-}
-
-fn importer() {
-    start(1);
-    let hex = std::env::var("VCUDA_TEST_HANDLE").expect("a handle");
-    let mut handle = [0_u8; 64];
-    for (index, byte) in handle.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).expect("a byte");
-    }
-    let mut memory = 0_u64;
-    assert_eq!(open([7; 64], place(&mut memory), 1), 1, "no handle");
-    assert_eq!(open(handle, place(&mut memory), 1), 0);
-    let mut again = 0_u64;
-    assert_eq!(open(handle, place(&mut again), 1), 0);
-    assert_eq!(again, memory, "counted, not mapped twice");
-    assert_eq!(word(memory + 4000), 21);
-    let [_, set_to, _] = kernels();
-    assert_eq!(launch(set_to, 1, 0, memory, 31), 0);
-    ok("cuCtxSynchronize", &[]);
-    assert_eq!(call("cuMemFree_v2", &[memory]), 1, "not ours to free");
-    ok("cuIpcCloseMemHandle", &[memory]);
-    ok("cuIpcCloseMemHandle", &[memory]);
-    assert_eq!(call("cuIpcCloseMemHandle", &[memory]), 1);
-    let fd: u64 = std::env::var("VCUDA_TEST_FD").expect("a descriptor").parse().expect("a number");
-    let physical = get("cuMemImportFromShareableHandle", &[fd, 1]);
-    let unit = 2 << 20;
-    let at = get("cuMemAddressReserve", &[unit, 0, 0, 0]);
-    ok("cuMemMap", &[at, unit, 0, physical, 0]);
-    ok("cuMemSetAccess", &[at, unit, slice(&[1_u32, 1, 3]), 1]);
-    assert_eq!(word(at), 22);
-    assert_eq!(launch(set_to, 1, 0, at, 32), 0);
-    ok("cuCtxSynchronize", &[]);
-    let mut fabric = 0_u64;
-    assert_eq!(call("cuMemImportFromShareableHandle", &[place(&mut fabric), slice(&[0_u64; 8]), 8]), 1);
-}
-
-#[test]
-fn processes_on_one_gpu_take_turns() {
-    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-    let path = folder.path().to_str().expect("a path");
-    run("turns", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", "1"), ("VCUDA_STUCK_MS", "60000")]);
-}
-
-/// Rounds of ping-pong between kernels of two processes on one GPU.
-const ROUNDS: u32 = 20;
-
-fn turns() {
-    start(0);
-    let hex = std::env::var("VCUDA_TEST_HANDLE").ok();
-    let [wait_for, set_to, _] = kernels();
-    let mut memory = 0_u64;
-    let child = match &hex {
-        None => {
-            memory = get("cuMemAlloc_v2", &[64]);
-            ok("cuMemsetD32_v2", &[memory, 0, 16]);
-            ok("cuCtxSynchronize", &[]);
-            let mut handle = [0_u8; 64];
-            ok("cuIpcGetMemHandle", &[place(&mut handle), memory]);
-            let text: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
-            let command = support::part("turns", &[("VCUDA_TEST_HANDLE", &text)]);
-            Some(std::thread::spawn(move || finish(command)))
-        }
-        Some(hex) => {
-            let mut handle = [0_u8; 64];
-            for (index, byte) in handle.iter_mut().enumerate() {
-                *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).expect("a byte");
-            }
-            assert_eq!(open(handle, place(&mut memory), 1), 0);
-            None
-        }
-    };
-    let first = u32::from(child.is_none());
-    for round in 0..ROUNDS {
-        assert_eq!(launch(wait_for, 2, 0, memory, 2 * round + first), 0);
-        assert_eq!(launch(set_to, 1, 0, memory, 2 * round + first + 1), 0);
-    }
-    ok("cuCtxSynchronize", &[]);
-    if let Some(child) = child {
-        child.join().expect("the other process");
-        assert_eq!(word(memory), 2 * ROUNDS);
-    }
-}
-
-#[test]
 fn entry_points_that_are_missing_are_told_in_one_line() {
     let errors = run("missing entry points", &[]);
     assert_eq!(errors.matches("vcuda: cuGetProcAddress").count(), 1, "{errors}");
@@ -784,144 +479,6 @@ fn missing_entry_points() {
         assert_eq!(call("cuGetProcAddress_v2", &[text(name), place(&mut code), 12000, 0, 0]), 0);
         assert_eq!(code, 0, "{name}");
     }
-}
-
-/// The bytes of a handle as text.
-fn hex(handle: &[u8]) -> String {
-    handle.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The handle that this part was told.
-fn told_handle() -> [u8; 64] {
-    let text = std::env::var("VCUDA_TEST_HANDLE").expect("a handle");
-    from_hex(&text)
-}
-
-fn from_hex(text: &str) -> [u8; 64] {
-    let mut handle = [0_u8; 64];
-    for (index, byte) in handle.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).expect("a byte");
-    }
-    handle
-}
-
-/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED`.
-const FABRIC_SUPPORTED: u64 = 128;
-/// `CUmemAllocationProp` for memory of a device that may be exported by a fabric handle.
-const FABRIC_MEMORY: [u32; 8] = [1, 8, 1, 0, 0, 0, 0, 0];
-
-#[test]
-fn the_fabric_attribute_lies_as_in_life() {
-    run("fabric lies", &[("VCUDA_MACHINE", "2-nvswitch")]);
-}
-
-fn fabric_lies() {
-    start(0);
-    let (mut supported, mut handle) = (0_u32, 0_u64);
-    ok("cuDeviceGetAttribute", &[place(&mut supported), FABRIC_SUPPORTED, 0]);
-    assert_eq!(supported, 1, "it says yes");
-    assert_eq!(
-        call("cuMemCreate", &[place(&mut handle), 2 << 20, slice(&FABRIC_MEMORY), 0]),
-        800,
-        "and is not permitted"
-    );
-    let both = [1_u32, 9, 1, 0, 0, 0, 0, 0];
-    assert_eq!(call("cuMemCreate", &[place(&mut handle), 2 << 20, slice(&both), 0]), 800, "nor beside a descriptor");
-    ok("cuMemRelease", &[get("cuMemCreate", &[2 << 20, slice(&properties(0)), 0])]);
-}
-
-#[test]
-fn fabric_handles_that_work_open_in_another_process() {
-    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-    let machine = folder.path().join("fabric.toml");
-    std::fs::write(&machine, "fabric = \"works\"\n[[gpu]]\nkind = \"h100\"\ncount = 2\nmemory_mib = 256\n")
-        .expect("a file");
-    let (path, machine) = (folder.path().to_str().expect("a path"), machine.to_str().expect("a path"));
-    run("fabric", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", machine)]);
-}
-
-/// Maps physical memory with full rights for a device.
-fn mapped(physical: u64, device: u32) -> u64 {
-    let unit = 2 << 20;
-    let at = get("cuMemAddressReserve", &[unit, 0, 0, 0]);
-    ok("cuMemMap", &[at, unit, 0, physical, 0]);
-    ok("cuMemSetAccess", &[at, unit, slice(&[1_u32, device, 3]), 1]);
-    at
-}
-
-fn fabric() {
-    start(0);
-    let physical = get("cuMemCreate", &[2 << 20, slice(&FABRIC_MEMORY), 0]);
-    let at = mapped(physical, 0);
-    ok("cuMemsetD32_v2", &[at, 51, 16]);
-    ok("cuCtxSynchronize", &[]);
-    let mut handle = [0_u8; 64];
-    ok("cuMemExportToShareableHandle", &[place(&mut handle), physical, 8, 0]);
-    let mut fd = 0_i32;
-    assert_eq!(call("cuMemExportToShareableHandle", &[place(&mut fd), physical, 1, 0]), 1, "not asked for");
-    run("fabric importer", &[("VCUDA_TEST_HANDLE", &hex(&handle))]);
-    assert_eq!(word(at), 52, "the importer has written");
-}
-
-fn fabric_importer() {
-    start(0);
-    let mut handle = told_handle();
-    let physical = get("cuMemImportFromShareableHandle", &[place(&mut handle), 8]);
-    let at = mapped(physical, 0);
-    assert_eq!(word(at + 60), 51);
-    ok("cuMemsetD32_v2", &[at, 52, 1]);
-    ok("cuCtxSynchronize", &[]);
-}
-
-#[test]
-fn memory_outlives_an_exporter_that_is_killed() {
-    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-    let path = folder.path().to_str().expect("a path");
-    run("bereaved importer", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", "1")]);
-}
-
-/// Exports, says the handle, and waits to be killed.
-fn doomed_exporter() {
-    start(0);
-    let memory = get("cuMemAlloc_v2", &[4096]);
-    ok("cuMemsetD32_v2", &[memory, 61, 1024]);
-    ok("cuCtxSynchronize", &[]);
-    let mut handle = [0_u8; 64];
-    ok("cuIpcGetMemHandle", &[place(&mut handle), memory]);
-    eprintln!("handle {}", hex(&handle));
-    // The importer holds the other end of its input: it ends with the importer at the latest.
-    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).expect("a pipe");
-}
-
-fn bereaved_importer() {
-    use std::io::BufRead as _;
-    start(0);
-    let mut command = support::part("doomed exporter", &[]);
-    let mut exporter = command.stdin(std::process::Stdio::piped()).spawn().expect("a process");
-    let errors = std::io::BufReader::new(exporter.stderr.take().expect("a pipe"));
-    let handle =
-        errors.lines().find_map(|line| line.expect("text").strip_prefix("handle ").map(from_hex)).expect("a handle");
-    let mut memory = 0_u64;
-    assert_eq!(open(handle, place(&mut memory), 1), 0);
-    let stream = get("cuStreamCreate", &[1]);
-    let [wait_for, set_to, _] = kernels();
-    for function in [wait_for, set_to] {
-        ok("cuFuncLoad", &[function]);
-    }
-    // A kernel polls the memory while its owner dies.
-    assert_eq!(launch(wait_for, 1, stream, memory, 62), 0);
-    exporter.kill().expect("our child");
-    exporter.wait().expect("our child");
-    assert_eq!(call("cuStreamQuery", &[stream]), NOT_READY);
-    assert_eq!(word(memory + 4), 61, "undefined in CUDA; here the memory stays until the last has closed it");
-    let other = get("cuStreamCreate", &[1]);
-    assert_eq!(launch(set_to, 1, other, memory, 62), 0);
-    ok("cuStreamSynchronize", &[stream]);
-    let mut again = 0_u64;
-    assert_eq!(open(handle, place(&mut again), 1), 1, "the exporter is gone: no further reference");
-    ok("cuIpcCloseMemHandle", &[memory]);
-    assert_eq!(open(handle, place(&mut again), 1), 1, "the memory is gone too");
-    ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[4096])]);
 }
 
 #[test]
@@ -1024,99 +581,4 @@ fn graph_update() {
     assert_eq!(update(turned), (910, 3), "other types");
     assert_eq!(found(), (2, 2), "what was refused has changed nothing");
     assert_eq!(call("cuGraphExecUpdate_v2", &[0x5555, captured(&|| fill(1)), place(&mut [0_u64; 3])]), 1);
-}
-
-#[test]
-fn calls_fail_on_their_nth_time() {
-    run("faults", &[("VCUDA_FAIL", "cuMemAlloc_v2:2:2,cuStreamCreate:1+:304,any:12:46,cuEventQuery:1:700")]);
-}
-
-fn faults() {
-    let mut value = 0_u64;
-    let at = place(&mut value);
-    // Calls 1 to 3.
-    start(0);
-    let codes: Vec<i32> = [
-        ("cuMemAlloc_v2", 64),
-        ("cuMemAlloc_v2", 64),
-        ("cuMemAlloc_v2", 64),
-        ("cuStreamCreate", 1),
-        ("cuStreamCreate", 1),
-    ]
-    .map(|(name, argument)| call(name, &[at, argument]))
-    .to_vec();
-    assert_eq!(codes, [0, 2, 0, 304, 304]);
-    // Calls 9 to 13.
-    let codes: Vec<i32> = (9..=13).map(|_| call("cuDeviceGetCount", &[at])).collect();
-    assert_eq!(codes, [0, 0, 0, 46, 0]);
-    // A sticky code that was ordered is this call's alone: the context is well.
-    let event = get("cuEventCreate", &[2]);
-    assert_eq!((call("cuEventQuery", &[event]), call("cuEventQuery", &[event])), (700, 0));
-    ok("cuCtxSynchronize", &[]);
-}
-
-#[test]
-fn memory_runs_out_where_it_is_told_to() {
-    run("memory ends", &[("VCUDA_FAIL", "memory:1:8M"), ("VCUDA_MACHINE", "2-nvswitch")]);
-}
-
-fn memory_ends() {
-    start(1);
-    let (mut free, mut total) = (0_u64, 0_u64);
-    ok("cuMemGetInfo_v2", &[place(&mut free), place(&mut total)]);
-    assert_eq!(total, 8 << 20);
-    let first = get("cuMemAlloc_v2", &[6 << 20]);
-    let mut other = 0_u64;
-    assert_eq!(call("cuMemAlloc_v2", &[place(&mut other), 6 << 20]), 2);
-    ok("cuMemFree_v2", &[first]);
-    ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[6 << 20])]);
-    ok("cuCtxSetCurrent", &[get("cuDevicePrimaryCtxRetain", &[0])]);
-    ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[64 << 20])]);
-}
-
-#[test]
-fn a_kernel_hangs_where_it_is_told_to() {
-    let errors =
-        run("hangs", &[("VCUDA_FAIL", "hang:set_to:2"), ("VCUDA_STUCK_MS", "300"), ("VCUDA_MACHINE", "2-nvswitch")]);
-    assert!(errors.contains("it hangs, because VCUDA_FAIL says so"), "{errors}");
-}
-
-fn hangs() {
-    let first = start(0);
-    let second = get("cuDevicePrimaryCtxRetain", &[1]);
-    let memory = get("cuMemAlloc_v2", &[64]);
-    let [_, set_to, set_too] = kernels();
-    assert_eq!(launch(set_to, 1, 0, memory, 1), 0);
-    ok("cuCtxSynchronize", &[]);
-    assert_eq!(launch(set_too, 1, 0, memory, 2), 0);
-    ok("cuCtxSynchronize", &[]);
-    assert_eq!(launch(set_to, 1, 0, memory, 3), 0);
-    assert_eq!(call("cuCtxSynchronize", &[]), LAUNCH_TIMEOUT);
-    // The other GPU is well.
-    ok("cuCtxSetCurrent", &[second]);
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 4, 16]);
-    assert_eq!(word(memory), 4);
-    ok("cuCtxSetCurrent", &[first]);
-    assert_eq!(call("cuCtxSynchronize", &[]), LAUNCH_TIMEOUT);
-}
-
-#[test]
-fn a_gpu_falls_off_the_bus_at_a_call() {
-    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-    let path = folder.path().to_str().expect("a path");
-    let settings = [("VCUDA_FAIL", "lost:0:6"), ("VCUDA_STATE", path), ("VCUDA_MACHINE", "2-nvswitch")];
-    run("lost by count", &settings);
-}
-
-fn lost_by_count() {
-    // Calls 1 to 3.
-    start(0);
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 1, 16]);
-    let mut value = 0_u32;
-    assert_eq!(call("cuMemcpyDtoH_v2", &[place(&mut value), memory, 4]), 999, "the sixth call");
-    assert_eq!(call("cuCtxSynchronize", &[]), 999);
-    ok("cuCtxSetCurrent", &[get("cuDevicePrimaryCtxRetain", &[1])]);
-    ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[64])]);
 }
