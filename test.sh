@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up what the tests need and runs them all: format, lints, tests, models, documentation, examples, C++, programs under
-# four MPIs.
+# four MPIs, and a short contest with two of them.
 #   ./test.sh
 # On Debian it installs what is missing by apt, as root or by sudo. Where it may not, tests that need it skip and say so.
 set -euo pipefail
@@ -145,6 +145,8 @@ main() {
     step run_examples
     if [[ $features == *cpp* ]]; then step cpp/test.sh; fi
     if [[ $features == *mpi* ]]; then step mpi-examples/run-all.sh; fi
+    # It judges no time, so the programs that run_examples has built will do, and the MPIs that run-all.sh has installed.
+    step bench/contest/contest --check --rsccl "${CARGO_TARGET_DIR:-target}/debug"
     echo "all of it in $SECONDS s, $examples examples"
     echo "test result: ok. $passed passed; $failed failed; $ignored ignored" >"$verdict"
 }
@@ -165,7 +167,7 @@ judge_skips() {
 }
 
 # Beginnings of reasons that no installation can remove; and Intel MPI, which is installed on request only (mpi-examples/README.md).
-MACHINE_LACKS="impi-pypi: not installed|no GPU|no network|no reference files|this toolchain has no|this kernel has no"
+MACHINE_LACKS="impi-pypi: not installed|no peers for the contest|no GPU|no network|no reference files|this toolchain has no|this kernel has no"
 
 examples=0 features=
 main 2>&1 | tee "$output"

@@ -174,6 +174,15 @@ class OneCcl(IntelMpi):
         return "oneCCL 2022.2.0 over " + super().version()
 
 
+def is_installed(peer):
+    """Whether the compiler wrapper of a peer, or of what it stands on, can be used."""
+    wrapper = LOCAL / ("impi" if peer == "oneccl" else peer) / "bin" / "mpicc"
+    try:
+        return subprocess.run([wrapper, "-show"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def is_all_reduce(collective, ranks):
     return collective == "all_reduce"
 

@@ -8,8 +8,13 @@ import statistics
 import subprocess
 import sys
 
-from contestants import LOCAL
+from contestants import BENCH, LOCAL
 
+README = BENCH.parent / "README.md"
+# The README's table stands between these lines.
+BEGINS, ENDS = "<!-- contest begins -->", "<!-- contest ends -->"
+# The README is short: so many sizes at most.
+README_SIZES = 6
 OURS = ("rsccl", "rsccl registered", "rsccl, a session each")
 PLOTS = LOCAL / "plots"
 PLOTS_PACKAGE = "matplotlib==3.10.0"
@@ -195,7 +200,7 @@ def others(result):
 def write(result, folder, name):
     folder = pathlib.Path(folder)
     data = folder / f"{name}.json"
-    data.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    data.write_text(to_json(result), encoding="utf-8")
     about = result["machine"]
     tables, ratios = collectives(result)
     lines = [
@@ -215,6 +220,47 @@ def write(result, folder, name):
                                                   for failure in result["failures"])]
     (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     plot(data, folder / name)
+
+
+def to_json(result):
+    """A line for each sample, so that two contests can be compared by their lines."""
+    about = {key: value for key, value in result.items() if key != "samples"}
+    samples = ",\n".join("  " + json.dumps(sample) for sample in result["samples"])
+    return json.dumps(about, indent=1)[:-2] + ',\n "samples": [\n' + samples + "\n ]\n}\n"
+
+
+def readme_block(result, name):
+    """What the README shows: time of rsccl / time of the best peer, of two ranks on shared memory, a row for each collective."""
+    cells = Cells(result["samples"], "collective")
+    ratios = {case[2]: comparison(cells.of(case), {})[1] for case in cells.cases() if case[:2] == ("shm", 2)}
+    sizes = sorted({size for found in ratios.values() for size in found})
+    if not sizes:
+        return None
+    wanted = min(README_SIZES, len(sizes))
+    sizes = [sizes[round(place * (len(sizes) - 1) / max(wanted - 1, 1))] for place in range(wanted)]
+    rows = [[collective, *(f"{found[size]:.2f}" if size in found else "" for size in sizes)] for collective, found in ratios.items()]
+    about, results = result["machine"], "bench/results"
+    peers = [version for library, version in result["versions"].items() if library != "rsccl"]
+    lines = [
+        f"Time of rsccl / time of the best of {', '.join(peers)}: `{result['command']}`, two ranks on shared memory, {about['processors']} x",
+        f"{about['processor']}, {result['date']} ([all tables]({results}/{name}.md), [samples]({results}/{name}.json)):",
+        "",
+        table(["ordinary buffers", *map(size_of, sizes)], rows),
+    ]
+    if "all_reduce" in ratios:
+        lines += ["", f"![all_reduce of two ranks]({results}/{name}-all_reduce-2-shm.svg)"]
+    return "\n".join(lines)
+
+
+def fill_readme(result, name, readme=README):
+    """Puts the table where the README has its place."""
+    text = readme.read_text(encoding="utf-8")
+    block = readme_block(result, name)
+    if text.count(BEGINS) != 1 or text.count(ENDS) != 1 or text.index(BEGINS) > text.index(ENDS):
+        raise SystemExit(f"contest: {readme} must have the lines {BEGINS} and {ENDS} once each, in this order")
+    if block:
+        before, after = text.split(BEGINS)[0], text.split(ENDS)[1]
+        readme.write_text(f"{before}{BEGINS}\n{block}\n{ENDS}{after}", encoding="utf-8")
 
 
 def plot(data, prefix):
