@@ -193,6 +193,59 @@ proved! {
     barrier_is_proved: Barrier, [229, 6270],
 }
 
+/// Elements that a rank writes, not counting those that lie there already.
+fn written(plan: &Plan) -> u64 {
+    let in_place = plan.spec.in_place;
+    let one = |combine: &Combine| {
+        let stays = |target: &&Operand| match (&combine.sources[..], target) {
+            ([Operand::Local(from)], Operand::Local(to)) => {
+                in_place && from.buffer == Buffer::Input && to.buffer == Buffer::Output && from.start == to.start
+            }
+            _ => false,
+        };
+        let written = combine.targets.iter().filter(|target| !stays(target)).count();
+        combine.block.0 * u64::try_from(written).expect("few targets")
+    };
+    let steps = plan.lanes.iter().flat_map(|lane| &lane.steps);
+    steps.map(|step| if let Action::Combine(combine) = &step.action { one(combine) } else { 0 }).sum()
+}
+
+/// The root stages each element once and takes nothing back. Another rank writes its output, and its share for the others. The root
+/// once took half of two ranks' data back from rank 1's scratch.
+#[test]
+fn a_broadcast_moves_each_element_once_through_scratch() {
+    const COUNT: u64 = 1 << 18;
+    for (size, in_place) in [2_u32, 3, 4, 8].into_iter().flat_map(|size| [(size, false), (size, true)]) {
+        for windows in [Windows::Scratch, Windows::User] {
+            let spec = Spec {
+                world: World { rank: Rank::new(0), size },
+                root: Rank::new(1),
+                count: Count::Each(Elements(COUNT)),
+                in_place,
+                layout: layout(hosts_of(&[size])),
+                limits: Limits { slot: Elements(1 << 15), slots: 8, scratch: Elements(1 << 22), channels: 1 },
+                ..base(Collective::Broadcast, Algorithm::Direct, windows)
+            };
+            let share = COUNT / u64::from(size);
+            for plan in plans(&spec) {
+                let is_root = plan.spec.world.rank == spec.root;
+                let own = if is_root && in_place { 0 } else { COUNT };
+                let most = match windows {
+                    // Everybody writes a share of everybody's output, but for the root's.
+                    Windows::User if is_root => share * u64::from(size - 1) + own,
+                    Windows::User => share * u64::from(size - 1),
+                    Windows::None | Windows::Scratch if is_root => COUNT + own,
+                    Windows::None | Windows::Scratch => COUNT + if size > 2 { share } else { 0 },
+                };
+                let (rank, written) = (plan.spec.world.rank, written(&plan));
+                // Shares begin at multiples of 64 elements.
+                let most = most + 64 * u64::from(size);
+                assert!(written <= most, "rank {rank} of {size} writes {written}, not {most}\n{plan}");
+            }
+        }
+    }
+}
+
 /// Beyond the worlds that are proved: as many ranks as a word has bits and more, on hosts of equal and of uneven size.
 #[test]
 fn plans_of_many_ranks_fit_their_buffers() {

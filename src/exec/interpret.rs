@@ -231,11 +231,14 @@ impl<'a> PlanRun<'a> {
 
     /// Output may pass the caches by; slots and scratch are read soon and stay in them.
     fn store_result(&mut self, combine: &Combine, raw: Option<usize>, count: usize, links: &mut Links) {
-        let identical = self.sources.len() == 1
-            && self.cached.is_empty()
-            && self.targets.iter().all(|target| target.cast_const() == self.sources[0]);
-        if identical && self.kernel.is_copy(raw, combine.finish) {
-            return;
+        // In place, a copy onto itself is left out, also beside other targets.
+        if let [source] = self.sources[..]
+            && self.kernel.is_copy(raw, combine.finish)
+        {
+            self.targets.retain(|target| target.cast_const() != source);
+            if self.targets.is_empty() && self.cached.is_empty() {
+                return;
+            }
         }
         let pass =
             Pass { sources: &self.sources, raw, targets: &[], count, finish: combine.finish, store: Store::Cached };
@@ -258,8 +261,8 @@ impl<'a> PlanRun<'a> {
             }
         }
         if self.store == Store::Cached || self.cached.is_empty() {
+            let store = if self.cached.is_empty() { self.store } else { Store::Cached };
             self.cached.extend_from_slice(&self.targets);
-            let store = if combine.targets.len() == self.targets.len() { self.store } else { Store::Cached };
             let pass = Pass { targets: &self.cached, store, ..pass };
             // SAFETY: the constructor's contract for user memory; the plan's proof for spans inside buffers and for order between
             // ranks; slots are ours between peek and release, reserve and publish.

@@ -150,6 +150,11 @@ impl<'a> Team<'a> {
         self.rooted() && self.site.me() == self.site.spec.root
     }
 
+    /// Whether `rank` has the whole result before anybody sends: the root of a broadcast.
+    fn owns_result(&self, rank: Rank) -> bool {
+        self.pattern() == Pattern::Broadcast && rank == self.site.spec.root
+    }
+
     /// Whether I am on a rail.
     fn seated(&self) -> bool {
         self.seat < self.seats
@@ -263,15 +268,24 @@ impl<'a> Team<'a> {
         self.region(shape, shape.contributions + index)
     }
 
-    /// Copies what I contribute to others' blocks where they can read it.
+    /// Copies what I contribute to others' blocks where they can read it. The root of a broadcast copies these blocks to its own
+    /// output, too, unless they are there: nobody sends them back to it.
     fn stage(&self, shape: &Shape, draft: &mut Draft) {
         let contributes = self.reduces() || self.is_root();
-        if self.staged() && contributes {
-            for (reader, _) in self.neighbours().filter(|(reader, _)| *reader < self.seats) {
-                for index in 0..self.blocks() {
-                    let block = self.block(reader, index);
-                    let target = Operand::Local(self.contribution(shape, (self.seat, reader), index));
-                    draft.copy(0, block.length, shape.piece, (Operand::input(block.input), target));
+        let owns = self.owns_result(self.site.me()) && !self.site.spec.in_place;
+        for (reader, _) in self.neighbours().filter(|(reader, _)| *reader < self.seats) {
+            for index in 0..self.blocks() {
+                let block = self.block(reader, index);
+                let staged = || Operand::Local(self.contribution(shape, (self.seat, reader), index));
+                let staged = (self.staged() && contributes).then(staged);
+                let targets: Vec<Operand> =
+                    staged.into_iter().chain(owns.then(|| Operand::output(block.output))).collect();
+                if !targets.is_empty() {
+                    let sources = vec![Operand::input(block.input)];
+                    draft.combine(
+                        0,
+                        Combine { block: block.length, piece: shape.piece, sources, targets, finish: false },
+                    );
                 }
             }
         }
@@ -341,10 +355,13 @@ impl<'a> Team<'a> {
             return vec![target];
         }
         match self.windows {
-            Windows::User => std::iter::once(mine).chain(self.neighbours().map(|(_, peer)| window(peer))).collect(),
+            Windows::User => {
+                let without = self.neighbours().filter(|(_, peer)| !self.owns_result(*peer));
+                std::iter::once(mine).chain(without.map(|(_, peer)| window(peer))).collect()
+            }
             Windows::None | Windows::Scratch => {
-                let takers = self.groups[self.group].len() > 1;
-                std::iter::once(mine).chain(result.filter(|_| takers)).collect()
+                let taken = self.neighbours().any(|(_, peer)| self.takes(peer, self.seat));
+                std::iter::once(mine).chain(result.filter(|_| taken)).collect()
             }
         }
     }
@@ -398,7 +415,7 @@ impl<'a> Team<'a> {
 
     /// Whether `reader`, of my group, takes what `seat` made from its scratch.
     fn takes(&self, reader: Rank, seat: usize) -> bool {
-        let wants = self.pattern() != Pattern::Reduce || reader == self.site.spec.root;
+        let wants = !self.owns_result(reader) && (self.pattern() != Pattern::Reduce || reader == self.site.spec.root);
         self.staged() && wants && self.holds_blocks(seat)
     }
 

@@ -88,7 +88,9 @@ impl Machine<'_> {
                 let asked = &asked.ranks;
                 return wrong(format!("holds element {} of ranks {ranks:?}, not {index} of {asked:?}", value.index));
             }
-            if value.finished != spec.collective.reduces() || value.raw {
+            // What no operator changes may lie there from the beginning, in place.
+            let reduces = spec.collective.reduces();
+            if value.finished != reduces || (reduces && value.raw) {
                 return wrong("is not final".to_owned());
             }
             if spec.algorithm == Algorithm::Direct && value.reductions > 1 {
