@@ -217,7 +217,8 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut WaitContext<'_>) -> Result<
     let beside = !idle.beside.is_empty();
     loop {
         let links = idle.fabric.links();
-        let mut moved = links.pump()?;
+        let mut moved = false;
+        // Tasks first: what has come may be all that they need, and what they publish leaves in this turn.
         for (task, done) in tasks.iter_mut().zip(&mut *done).filter(|(_, done)| !**done) {
             match task.progress(links)? {
                 Progress::Idle => {}
@@ -228,7 +229,12 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut WaitContext<'_>) -> Result<
                 }
             }
         }
-        if done.iter().all(|done| *done) && links.drained() {
+        let all_done = done.iter().all(|done| *done);
+        if all_done && links.drained() {
+            return Ok(());
+        }
+        moved |= links.pump()?;
+        if all_done && links.drained() {
             return Ok(());
         }
         if beside {

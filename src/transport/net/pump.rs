@@ -7,35 +7,60 @@
 //! ```
 //! Parts are cut by length alone, so both ends cut alike. A receiver that has no free slot leaves the bytes in the socket.
 
-use std::io::IoSlice;
+use std::fmt::Debug;
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::ring::{Label, Receiver, Sender};
 use crate::sys::descriptor;
 use crate::sys::poller::Interest;
-use crate::transport::data_handshake::{Pipe, settle};
+use crate::transport::data_handshake::settle;
 use crate::transport::pump::{Pump, Waits};
 use crate::types::Rank;
 
+/// A non-blocking socket as pumps use it: each call is one system call.
+pub(super) trait DataSocket: AsFd + Debug + Send {
+    /// Reads what is there; `None` where nothing is, `Some(0)` at the end.
+    fn read_into(&self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>>;
+    /// Writes what fits; `None` where nothing does.
+    fn write_from(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>>;
+}
+
+impl DataSocket for TcpStream {
+    fn read_into(&self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
+        let mut stream = self;
+        settle("read from a data socket", || stream.read_vectored(parts))
+    }
+    fn write_from(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>> {
+        settle("write to a data socket", || descriptor::write_parts(self, parts))
+    }
+}
+
 /// Moves what lies in a ring to sockets.
 #[derive(Debug)]
-pub(in crate::transport) struct SendPump {
+pub(in crate::transport) struct SendPump<S = TcpStream> {
     peer: Rank,
     ring: Receiver,
-    sockets: Vec<TcpStream>,
+    sockets: Vec<S>,
+    /// For each socket its part of the message under way.
+    parts: Vec<Part>,
     current: Option<Outgoing>,
 }
 
 /// Moves what comes from sockets to a ring.
 #[derive(Debug)]
-pub(in crate::transport) struct ReceivePump {
+pub(in crate::transport) struct ReceivePump<S = TcpStream> {
     peer: Rank,
     ring: Sender,
-    sockets: Vec<TcpStream>,
-    header: Vec<u8>,
-    current: Option<Incoming>,
+    sockets: Vec<S>,
+    /// For each socket its part of the message under way.
+    parts: Vec<Part>,
+    ahead: Ahead,
+    /// Length and label of the message under way.
+    current: Option<(usize, Label)>,
     ended: bool,
 }
 
@@ -43,30 +68,30 @@ pub(in crate::transport) struct ReceivePump {
 struct Outgoing {
     header: [u8; HEADER_BYTES],
     header_sent: usize,
-    /// For each socket: where its part begins, and what is left of it.
-    parts: Vec<Part>,
-    payload: std::ptr::NonNull<u8>,
+    payload: NonNull<u8>,
 }
 
-#[derive(Debug)]
-struct Incoming {
-    bytes: usize,
-    label: Label,
-    parts: Vec<Part>,
-}
-
+/// Where a socket's part begins, and where it ends: what is left of it.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     at: usize,
     end: usize,
 }
 
-// SAFETY: `payload` leads into the ring's memory, which `ring` keeps and which has no thread affinity.
-unsafe impl Send for SendPump {}
+/// What was read from the first socket beyond the message under way: the next header, and as much behind it. So one system call
+/// reads a small message whole, and the call that ends a large message brings the next header.
+#[derive(Debug)]
+struct Ahead {
+    bytes: Box<[u8; AHEAD_BYTES]>,
+    unread: std::ops::Range<usize>,
+}
 
-impl SendPump {
-    pub(in crate::transport) fn new(peer: Rank, ring: Receiver, sockets: Vec<TcpStream>) -> SendPump {
-        SendPump { peer, ring, sockets, current: None }
+// SAFETY: `payload` leads into the ring's memory, which `ring` keeps and which has no thread affinity.
+unsafe impl<S: Send> Send for SendPump<S> {}
+
+impl<S: DataSocket> SendPump<S> {
+    pub(in crate::transport) fn new(peer: Rank, ring: Receiver, sockets: Vec<S>) -> SendPump<S> {
+        SendPump { peer, ring, sockets, parts: Vec::new(), current: None }
     }
 
     fn has_more(&self) -> bool {
@@ -75,21 +100,21 @@ impl SendPump {
     }
 }
 
-impl Pump for SendPump {
+impl<S: DataSocket> Pump for SendPump<S> {
     fn progress(&mut self) -> Result<bool> {
         let mut moved = false;
         loop {
             if self.current.is_none() {
                 let Some(message) = self.ring.peek()? else { return Ok(moved) };
-                let parts = cut(message.bytes, self.sockets.len());
+                cut(message.bytes, self.sockets.len(), &mut self.parts);
                 let header = encode(message.bytes, message.label);
-                self.current = Some(Outgoing { header, header_sent: 0, parts, payload: message.payload });
+                self.current = Some(Outgoing { header, header_sent: 0, payload: message.payload });
             }
             let Some(current) = &mut self.current else { return Ok(moved) };
             let mut open = false;
-            for (index, socket) in self.sockets.iter().enumerate() {
-                moved |= current.write(index, socket).map_err(|error| broken(error, self.peer))?;
-                open |= !current.done(index);
+            for (index, (socket, part)) in self.sockets.iter().zip(&mut self.parts).enumerate() {
+                moved |= current.write((index, part), socket).map_err(|error| broken(error, self.peer))?;
+                open |= !current.done(index, *part);
             }
             if open {
                 return Ok(moved);
@@ -117,98 +142,129 @@ impl Pump for SendPump {
 }
 
 impl Outgoing {
-    fn write(&mut self, index: usize, socket: &TcpStream) -> Result<bool> {
+    fn write(&mut self, (index, part): (usize, &mut Part), socket: &impl DataSocket) -> Result<bool> {
         let mut moved = false;
-        while !self.done(index) {
-            let part = self.parts[index];
+        while !self.done(index, *part) {
             // SAFETY: the part lies inside the message's payload, which is ours until the ring's `release`.
             let payload = unsafe {
                 std::slice::from_raw_parts(self.payload.as_ptr().wrapping_add(part.at).cast_const(), part.end - part.at)
             };
             let head: &[u8] = if index == 0 { &self.header[self.header_sent..] } else { &[] };
-            let write = || descriptor::write_parts(socket, &[IoSlice::new(head), IoSlice::new(payload)]);
-            let Some(written) = settle("write to a data socket", write)? else { return Ok(moved) };
+            let Some(written) = socket.write_from(&[IoSlice::new(head), IoSlice::new(payload)])? else {
+                return Ok(moved);
+            };
             let of_head = written.min(head.len());
             self.header_sent += of_head;
-            self.parts[index].at += written - of_head;
+            part.at += written - of_head;
             moved = true;
         }
         Ok(moved)
     }
 
-    fn done(&self, index: usize) -> bool {
-        self.parts[index].at == self.parts[index].end && (index != 0 || self.header_sent == HEADER_BYTES)
+    fn done(&self, index: usize, part: Part) -> bool {
+        part.at == part.end && (index != 0 || self.header_sent == HEADER_BYTES)
     }
 }
 
-impl ReceivePump {
-    pub(in crate::transport) fn new(peer: Rank, ring: Sender, sockets: Vec<TcpStream>) -> ReceivePump {
-        let header = Vec::with_capacity(HEADER_BYTES);
-        ReceivePump { peer, ring, sockets, header, current: None, ended: false }
+impl<S: DataSocket> ReceivePump<S> {
+    pub(in crate::transport) fn new(peer: Rank, ring: Sender, sockets: Vec<S>) -> ReceivePump<S> {
+        ReceivePump { peer, ring, sockets, parts: Vec::new(), ahead: Ahead::new(), current: None, ended: false }
     }
 
-    /// Reads the next header, once there is a slot for its message. False where it must wait.
-    fn begin(&mut self, moved: &mut bool) -> Result<bool> {
+    /// Takes the next header, once there is a slot for its message; `is_dry` says that the first socket has nothing for now. False
+    /// where it must wait.
+    fn begin(&mut self, moved: &mut bool, is_dry: &mut bool) -> Result<bool> {
         if !self.ring.has_credit() {
             return Ok(false);
         }
-        while self.header.len() < HEADER_BYTES {
-            let mut bytes = [0; HEADER_BYTES];
-            let wanted = HEADER_BYTES - self.header.len();
-            match self.sockets[0].read_some(&mut bytes[..wanted]).map_err(|error| broken(error, self.peer))? {
+        while self.ahead.unread().len() < HEADER_BYTES {
+            // The call that has read less than it could has seen the end of what was there; what comes now is a new edge.
+            if *is_dry && self.ahead.unread().is_empty() {
+                return Ok(false);
+            }
+            let room = self.ahead.room();
+            let wanted = room.len();
+            let read = self.sockets[0].read_into(&mut [IoSliceMut::new(room)]);
+            match read.map_err(|error| broken(error, self.peer))? {
                 None => return Ok(false),
-                Some(0) if self.header.is_empty() => {
+                Some(0) if self.ahead.unread().is_empty() => {
                     // Between messages: the peer has left. Whether anybody still needs it is for the watch to say.
                     self.ended = true;
                     return Ok(false);
                 }
                 Some(0) => return Err(cut_off(self.peer)),
-                Some(got) => self.header.extend_from_slice(&bytes[..got]),
+                Some(got) => {
+                    self.ahead.filled(got);
+                    *is_dry = got < wanted;
+                }
             }
             *moved = true;
         }
-        let (bytes, label) = decode(&self.header);
-        self.header.clear();
+        let (bytes, label) = decode(self.ahead.take());
         let slot = self.ring.shape().slot_bytes as usize;
         if bytes > slot as u64 {
             let message = format!("rank {} sent a message of {bytes} bytes where {slot} fit", self.peer);
             return Err(Error::remote(self.peer, message));
         }
         let bytes = usize::try_from(bytes).expect("at most a slot");
-        self.current = Some(Incoming { bytes, label, parts: cut(bytes, self.sockets.len()) });
+        cut(bytes, self.sockets.len(), &mut self.parts);
+        self.current = Some((bytes, label));
         Ok(true)
+    }
+
+    /// Reads the message under way into `slot`. True once it is whole.
+    fn fill(&mut self, slot: NonNull<u8>, moved: &mut bool, is_dry: &mut bool) -> Result<bool> {
+        let mut whole = true;
+        for (index, (part, socket)) in self.parts.iter_mut().zip(&self.sockets).enumerate() {
+            // SAFETY: the part lies inside the reserved slot, whose size bounds the message; nobody reads it before `publish`.
+            let mut into =
+                unsafe { std::slice::from_raw_parts_mut(slot.as_ptr().wrapping_add(part.at), part.end - part.at) };
+            if index == 0 {
+                let got = self.ahead.move_to(into);
+                part.at += got;
+                into = &mut into[got..];
+            }
+            while !into.is_empty() {
+                let wanted = into.len();
+                let (read, could) = if index == 0 {
+                    let room = self.ahead.room();
+                    let could = wanted + room.len();
+                    (socket.read_into(&mut [IoSliceMut::new(into), IoSliceMut::new(room)]), could)
+                } else {
+                    (socket.read_into(&mut [IoSliceMut::new(into)]), wanted)
+                };
+                let got = match read.map_err(|error| broken(error, self.peer))? {
+                    None => break,
+                    Some(0) => return Err(cut_off(self.peer)),
+                    Some(got) => got,
+                };
+                let of_part = got.min(wanted);
+                part.at += of_part;
+                into = &mut into[of_part..];
+                if index == 0 {
+                    self.ahead.filled(got - of_part);
+                    *is_dry = got < could;
+                }
+                *moved = true;
+            }
+            whole &= part.at == part.end;
+        }
+        Ok(whole)
     }
 }
 
-impl Pump for ReceivePump {
+impl<S: DataSocket> Pump for ReceivePump<S> {
     fn progress(&mut self) -> Result<bool> {
-        let mut moved = false;
+        let (mut moved, mut is_dry) = (false, false);
         while !self.ended {
-            if self.current.is_none() && !self.begin(&mut moved)? {
+            if self.current.is_none() && !self.begin(&mut moved, &mut is_dry)? {
                 return Ok(moved);
             }
-            let Some(current) = &mut self.current else { return Ok(moved) };
-            let Some(slot) = self.ring.reserve(current.bytes) else { return Ok(moved) };
-            let mut open = false;
-            for (part, socket) in current.parts.iter_mut().zip(&self.sockets) {
-                while part.at < part.end {
-                    // SAFETY: the part lies inside the reserved slot, whose size bounds the message; nobody reads it before `publish`.
-                    let into = unsafe {
-                        std::slice::from_raw_parts_mut(slot.as_ptr().wrapping_add(part.at), part.end - part.at)
-                    };
-                    match socket.read_some(into).map_err(|error| broken(error, self.peer))? {
-                        None => break,
-                        Some(0) => return Err(cut_off(self.peer)),
-                        Some(got) => part.at += got,
-                    }
-                    moved = true;
-                }
-                open |= part.at < part.end;
-            }
-            if open {
+            let Some((bytes, label)) = self.current else { return Ok(moved) };
+            let Some(slot) = self.ring.reserve(bytes) else { return Ok(moved) };
+            if !self.fill(slot, &mut moved, &mut is_dry)? {
                 return Ok(moved);
             }
-            let (bytes, label) = (current.bytes, current.label);
             self.current = None;
             self.ring.publish(bytes, label);
             moved = true;
@@ -218,7 +274,14 @@ impl Pump for ReceivePump {
 
     fn waits(&self) -> Waits {
         let (flag, target) = self.ring.credit();
-        if !self.ended && flag.reached(target) { Waits::Descriptor } else { Waits::Ring }
+        if self.ended || !flag.reached(target) {
+            Waits::Ring
+        } else if self.current.is_none() && self.ahead.unread().len() >= HEADER_BYTES {
+            // It was read before there was a slot for it; no descriptor will tell of it again.
+            Waits::Nothing
+        } else {
+            Waits::Descriptor
+        }
     }
 
     fn descriptors(&self) -> Vec<(BorrowedFd<'_>, Interest)> {
@@ -230,8 +293,45 @@ impl Pump for ReceivePump {
     }
 }
 
+impl Ahead {
+    fn new() -> Ahead {
+        Ahead { bytes: Box::new([0; AHEAD_BYTES]), unread: 0..0 }
+    }
+
+    fn unread(&self) -> &[u8] {
+        &self.bytes[self.unread.clone()]
+    }
+
+    /// Where the next bytes go, behind the unread ones: never empty while these are less than a header.
+    fn room(&mut self) -> &mut [u8] {
+        self.bytes.copy_within(self.unread.clone(), 0);
+        self.unread = 0..self.unread.len();
+        &mut self.bytes[self.unread.end..]
+    }
+
+    /// So many bytes have come into the room.
+    fn filled(&mut self, bytes: usize) {
+        self.unread.end += bytes;
+    }
+
+    /// A header, which has come whole.
+    fn take(&mut self) -> &[u8] {
+        let header = self.unread.start..self.unread.start + HEADER_BYTES;
+        self.unread.start = header.end;
+        &self.bytes[header]
+    }
+
+    /// Moves to `into` what it holds of the unread bytes, and returns how many.
+    fn move_to(&mut self, into: &mut [u8]) -> usize {
+        let moved = self.unread().len().min(into.len());
+        into[..moved].copy_from_slice(&self.unread()[..moved]);
+        self.unread.start += moved;
+        moved
+    }
+}
+
 /// Cuts a message for so many sockets: whole on the first where it is small.
-fn cut(bytes: usize, sockets: usize) -> Vec<Part> {
+fn cut(bytes: usize, sockets: usize, parts: &mut Vec<Part>) {
     let used = (bytes / LEAST_PART).clamp(1, sockets);
     let share = bytes.div_ceil(used).next_multiple_of(64);
     let part = |index: usize| {
@@ -241,7 +341,8 @@ fn cut(bytes: usize, sockets: usize) -> Vec<Part> {
             Part { at: (index * share).min(bytes), end: ((index + 1) * share).min(bytes) }
         }
     };
-    (0..sockets).map(part).collect()
+    parts.clear();
+    parts.extend((0..sockets).map(part));
 }
 
 fn encode(bytes: usize, label: Label) -> [u8; HEADER_BYTES] {
@@ -268,16 +369,210 @@ fn cut_off(peer: Rank) -> Error {
 const HEADER_BYTES: usize = 32;
 /// Parts of less are not worth a socket of their own.
 const LEAST_PART: usize = 64 << 10;
+/// Bytes that are read ahead of need: a small message and its header, in one call. They are copied once more.
+const AHEAD_BYTES: usize = 4096;
+
+const _: () = assert!(AHEAD_BYTES > HEADER_BYTES);
 
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
     use super::*;
+    use crate::sync::primitive::{Arc, AtomicU64, Ordering};
+    use crate::sync::ring::Shape;
+    use crate::sys::memory::SharedMemory;
+
+    /// A socket that counts its system calls.
+    #[derive(Debug, Clone)]
+    struct Counting {
+        stream: Arc<UnixStream>,
+        calls: Arc<AtomicU64>,
+    }
+
+    impl AsFd for Counting {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.stream.as_fd()
+        }
+    }
+
+    impl DataSocket for Counting {
+        fn read_into(&self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            settle("read", || (&*self.stream).read_vectored(parts))
+        }
+        fn write_from(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>> {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            settle("write", || (&*self.stream).write_vectored(parts))
+        }
+    }
+
+    impl Counting {
+        fn pair() -> [Counting; 2] {
+            let (one, other) = UnixStream::pair().unwrap();
+            [one, other].map(|stream| {
+                stream.set_nonblocking(true).unwrap();
+                Counting { stream: Arc::new(stream), calls: Arc::default() }
+            })
+        }
+
+        fn calls(&self) -> u64 {
+            self.calls.load(Ordering::Relaxed)
+        }
+    }
+
+    const SHAPE: Shape = Shape { slots: 4, slot_bytes: 64 << 10 };
+
+    fn ring() -> (Sender, Receiver) {
+        let memory = SharedMemory::anonymous(SHAPE.memory_bytes()).unwrap().into_region();
+        (Sender::new(memory.clone(), SHAPE), Receiver::new(memory, SHAPE))
+    }
+
+    /// A connection over one socket: the ring that a sender fills with its pump, the pump of the receiver with its ring, both sockets.
+    type Connection = ((Sender, SendPump<Counting>), (ReceivePump<Counting>, Receiver), [Counting; 2]);
+
+    fn connection() -> Connection {
+        let [to, from] = Counting::pair();
+        let ((outbox, outgoing), (incoming, inbox)) = (ring(), ring());
+        let send = SendPump::new(Rank::new(1), outgoing, vec![to.clone()]);
+        let receive = ReceivePump::new(Rank::new(0), incoming, vec![from.clone()]);
+        ((outbox, send), (receive, inbox), [to, from])
+    }
+
+    fn publish(outbox: &mut Sender, content: &[u8]) {
+        let slot = outbox.reserve(content.len()).expect("a free slot");
+        // SAFETY: the reserved slot has room for `content`, and nobody reads it before `publish`.
+        unsafe { slot.as_ptr().copy_from_nonoverlapping(content.as_ptr(), content.len()) };
+        outbox.publish(content.len(), [7, 8, content.len() as u64]);
+    }
+
+    /// The next message, which must have come.
+    fn take(inbox: &mut Receiver) -> Vec<u8> {
+        let message = inbox.peek().unwrap().expect("a message");
+        assert_eq!(message.label, [7, 8, message.bytes as u64]);
+        // SAFETY: the message lies in its slot until it is released.
+        let content = unsafe { std::slice::from_raw_parts(message.payload.as_ptr().cast_const(), message.bytes) };
+        let content = content.to_vec();
+        inbox.release();
+        content
+    }
+
+    /// Content whose bytes differ from place to place and from message to message.
+    fn content(bytes: usize, salt: usize) -> Vec<u8> {
+        (0..bytes).map(|byte| u8::try_from((byte * 7 + byte / 251 + salt) % 251).unwrap()).collect()
+    }
+
+    /// It once took five calls: the header, the payload, and three looks for more.
+    #[test]
+    fn a_small_message_costs_one_call_at_each_end() {
+        let ((mut outbox, mut send), (mut receive, mut inbox), [to, from]) = connection();
+        for number in 1..=100 {
+            let content = content([8, 0, 1000][number % 3], number);
+            publish(&mut outbox, &content);
+            assert!(send.progress().unwrap() && send.drained());
+            assert!(receive.progress().unwrap());
+            assert_eq!(take(&mut inbox), content);
+            assert_eq!((to.calls(), from.calls()), (number as u64, number as u64));
+            assert_eq!(receive.waits(), Waits::Descriptor);
+        }
+    }
+
+    #[test]
+    fn messages_that_came_together_are_read_by_one_call() {
+        let ((mut outbox, mut send), (mut receive, mut inbox), [_, from]) = connection();
+        for number in 0..4 {
+            publish(&mut outbox, &content(16, number));
+        }
+        send.progress().unwrap();
+        receive.progress().unwrap();
+        assert_eq!(from.calls(), 1);
+        (0..4).for_each(|number| assert_eq!(take(&mut inbox), content(16, number)));
+    }
+
+    #[test]
+    fn the_call_that_ends_a_large_message_brings_the_next_header() {
+        let ((mut outbox, mut send), (mut receive, mut inbox), [_, from]) = connection();
+        for turn in 0..10 {
+            for number in 0..2 {
+                publish(&mut outbox, &content((40 << 10) + turn, number));
+            }
+            let before = from.calls();
+            send.progress().unwrap();
+            receive.progress().unwrap();
+            (0..2).for_each(|number| assert_eq!(take(&mut inbox), content((40 << 10) + turn, number)));
+            // One that fills the room for what is ahead, one for each payload.
+            assert_eq!(from.calls() - before, 3, "turn {turn}");
+        }
+    }
+
+    #[test]
+    fn what_was_read_before_there_was_a_slot_arrives_without_a_descriptor() {
+        let ((mut outbox, mut send), (mut receive, mut inbox), [_, from]) = connection();
+        for number in 0..6 {
+            publish(&mut outbox, &content(8, number));
+            send.progress().unwrap();
+        }
+        receive.progress().unwrap();
+        assert_eq!((receive.waits(), from.calls()), (Waits::Ring, 1));
+        assert_eq!(take(&mut inbox), content(8, 0));
+        assert_eq!(receive.waits(), Waits::Nothing);
+        receive.progress().unwrap();
+        for number in 1..5 {
+            assert_eq!(take(&mut inbox), content(8, number));
+        }
+        receive.progress().unwrap();
+        assert_eq!(take(&mut inbox), content(8, 5));
+        // The third look had room, and asked for more.
+        assert_eq!((receive.waits(), from.calls()), (Waits::Descriptor, 2));
+    }
+
+    #[test]
+    fn a_stream_that_comes_byte_by_byte_is_put_together() {
+        let (_, (mut receive, mut inbox), [to, _]) = connection();
+        let whole = content(50, 3);
+        let mut bytes = encode(50, [7, 8, 50]).to_vec();
+        bytes.extend_from_slice(&whole);
+        for (place, byte) in bytes.iter().enumerate() {
+            assert!(inbox.peek().unwrap().is_none(), "byte {place}");
+            (&*to.stream).write_all(&[*byte]).unwrap();
+            assert!(receive.progress().unwrap());
+        }
+        assert_eq!(take(&mut inbox), whole);
+    }
+
+    #[test]
+    fn a_stream_ends_between_messages_and_not_in_one() {
+        let (sender, (mut receive, mut inbox), [to, _]) = connection();
+        (&*to.stream).write_all(&encode(0, [7, 8, 0])).unwrap();
+        drop((sender, to));
+        assert!(receive.progress().unwrap() && take(&mut inbox).is_empty());
+        assert!(!receive.progress().unwrap());
+        assert_eq!(receive.waits(), Waits::Ring);
+        for bytes in [1, HEADER_BYTES, HEADER_BYTES + 9] {
+            let (sender, (mut receive, _inbox), [to, _]) = connection();
+            (&*to.stream).write_all(&[&encode(10, [7, 8, 10])[..], &[1; 9]].concat()[..bytes]).unwrap();
+            drop((sender, to));
+            let error = receive.progress().unwrap_err();
+            assert!(error.message().contains("in the middle of a message"), "{bytes}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_a_slot_is_the_peers_fault() {
+        let (_, (mut receive, _inbox), [to, _]) = connection();
+        (&*to.stream).write_all(&encode(SHAPE.slot_bytes as usize + 1, [7, 8, 9])).unwrap();
+        let error = receive.progress().unwrap_err();
+        assert!(error.kind() == Kind::Remote && error.message().contains("65537 bytes where 65536 fit"), "{error}");
+    }
 
     #[test]
     fn parts_cover_a_message_once() {
         for bytes in [0, 1, 63, 64 << 10, (128 << 10) + 1, 1 << 20] {
             for sockets in 1..6 {
-                let parts = cut(bytes, sockets);
+                let mut parts = Vec::new();
+                cut(bytes, sockets, &mut parts);
                 assert_eq!(parts.len(), sockets);
                 let mut at = 0;
                 for part in parts {
