@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::exec::composed;
 use crate::exec::epoch::Epoch;
 use crate::exec::flat::Flat;
-use crate::exec::run::RunContext;
+use crate::exec::run::{RunContext, ScratchTurns};
 use crate::exec::{
     self, Background, Begun, Call, Message, MessageQueue, MessageRun, NoBackground, Operation, Order, Program, Task,
     WaitContext,
@@ -61,8 +61,8 @@ struct Mover {
 /// What plans with windows have used, counted alike by all ranks.
 #[derive(Debug, Clone, Copy, Default)]
 struct MappedRuns {
-    /// Plans that ran.
-    runs: u64,
+    /// Their sets of scratch.
+    turns: ScratchTurns,
     /// Their rounds, which are the values of my host's flags.
     flag_base: u64,
 }
@@ -269,18 +269,17 @@ impl Engine {
             self.connect(needs, WaitingFor::Collective(operation), beside)?;
             program.set_connected();
         }
-        let MappedRuns { runs, flag_base } = self.mapped_runs;
+        let flag_base = self.mapped_runs.flag_base;
         let mapped = program.plan().spec.windows != Windows::None;
         if mapped {
             self.mapped_runs.flag_base += u64::from(program.rounds());
-            self.mapped_runs.runs += 1;
         }
         let session = &*self.session;
         let context = RunContext {
             windows: self.windows.as_deref().filter(|_| mapped),
             scratch: &mut self.scratch[..],
             history: &session.history,
-            runs,
+            turns: &mut self.mapped_runs.turns,
             flag_base,
             streaming_bytes: session.settings.streaming_bytes,
         };

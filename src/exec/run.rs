@@ -20,8 +20,8 @@ pub struct RunContext<'a> {
     pub scratch: &'a mut [u8],
     /// What this rank has called before.
     pub history: &'a History,
-    /// Plans with windows that ran before, the same on all ranks of the host.
-    pub runs: u64,
+    /// Which set of its scratch each plan with windows takes.
+    pub turns: &'a mut ScratchTurns,
     /// What the flags of my host stood at when the plan began.
     pub flag_base: u64,
     /// Output of at least so many bytes passes the caches by.
@@ -56,7 +56,7 @@ pub(crate) fn run(
         windows: context.windows,
         user,
         scratch,
-        scratch_shift: scratch_shift(program, context.runs, call.data_type.size() as usize),
+        scratch_shift: scratch_shift(program, context.turns, call.data_type.size() as usize),
         flag_base: context.flag_base,
         store: if streams { Store::Streaming } else { Store::Cached },
     };
@@ -66,18 +66,84 @@ pub(crate) fn run(
     drive(&mut [&mut run], idle)
 }
 
-/// The runs of a communicator rotate through several sets of scratch: rewriting lines that a peer has just cached costs a coherence miss
-/// per line; lines that its cache has dropped since do not.
-fn scratch_shift(program: &Program, runs: u64, element_bytes: usize) -> usize {
+/// Which of the sets of its scratch a plan with windows takes: runs take turns, because rewriting lines that a peer has just cached costs a
+/// coherence miss per line; lines that its cache has dropped since do not. A communicator begins with a few sets and goes over to more
+/// slowly, because each set's first run takes a page fault for every page, here and at the readers. All ranks of a host count alike.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ScratchTurns {
+    /// Plans with windows that ran before.
+    runs: u64,
+    /// Bytes of scratch that sets may take turns in so far.
+    reach_bytes: usize,
+}
+
+impl ScratchTurns {
+    /// The set of the next run, of `sets` sets that have `set_bytes` each.
+    fn next(&mut self, sets: u64, set_bytes: usize) -> u64 {
+        if self.runs.is_multiple_of(RUNS_PER_NEW_SET) {
+            self.reach_bytes = self.reach_bytes.saturating_add(set_bytes).min(TURNED_BYTES);
+        }
+        let fit = |bytes: usize| u64::try_from(bytes / set_bytes.max(1)).unwrap_or(u64::MAX);
+        let turned = fit(self.reach_bytes).max(FIRST_SETS).min(fit(TURNED_BYTES));
+        let set = self.runs % sets.min(turned).max(1);
+        self.runs += 1;
+        set
+    }
+}
+
+/// Where in the scratch the next run of `program` works: bytes from where its plan says.
+fn scratch_shift(program: &Program, turns: &mut ScratchTurns, element_bytes: usize) -> usize {
     let plan = program.plan();
     if plan.spec.windows != Windows::Scratch {
         return 0;
     }
     let ScratchSets { count, stride } = program.scratch_sets();
-    let enough = TURNED_BYTES / (stride.index() * element_bytes * plan.lanes.len().max(1));
-    let turn = runs % count.min(u64::try_from(enough).unwrap_or(u64::MAX)).max(1);
+    let turn = turns.next(count, stride.index() * element_bytes * plan.lanes.len().max(1));
     (stride * turn).index() * element_bytes
 }
 
 /// Scratch that sets take turns in: more than second-level caches hold, so little that it stays in the third (measured from 1 to 4 MiB).
 const TURNED_BYTES: usize = 2 << 20;
+/// Sets that a communicator takes turns in from its first run on.
+const FIRST_SETS: u64 = 2;
+/// One of so many runs may be the first in a set.
+const RUNS_PER_NEW_SET: u64 = 16;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// A set of 96 KiB, as of 64 KiB of two ranks: each of the first 21 runs once took pages that nobody had touched.
+    #[test]
+    fn few_runs_are_the_first_in_their_set() {
+        const SET: usize = 96 << 10;
+        let mut turns = ScratchTurns::default();
+        let mut touched = [false; 21];
+        let mut fresh = |runs: u64| {
+            let first = |_: &u64| {
+                let set = usize::try_from(turns.next(40, SET)).unwrap();
+                !std::mem::replace(&mut touched[set], true)
+            };
+            (0..runs).filter(first).count()
+        };
+        assert_eq!([fresh(1), fresh(19), fresh(80)], [1, 1, 5]);
+        assert_eq!(fresh(1000), 14, "in the end all sets of {TURNED_BYTES} bytes take turns");
+        assert_eq!(fresh(1000), 0);
+    }
+
+    #[test]
+    fn a_larger_size_begins_with_the_scratch_that_smaller_ones_have_used() {
+        let mut turns = ScratchTurns::default();
+        for _ in 0..320 {
+            turns.next(40, 64 << 10);
+        }
+        let reach = turns.reach_bytes;
+        assert_eq!(reach, 20 * (64 << 10));
+        let set = 256 << 10;
+        let furthest = (1..16).map(|_| (usize::try_from(turns.next(40, set)).unwrap() + 1) * set).max();
+        assert!(furthest.is_some_and(|furthest| furthest <= reach + set), "{furthest:?} of {reach}");
+        // A set that is larger than all that sets take turns in, and a scratch with room for one.
+        assert_eq!([turns.next(40, 8 << 20), turns.next(1, 64)], [0, 0]);
+    }
+}
