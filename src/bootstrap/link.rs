@@ -186,7 +186,6 @@ impl Link {
                 Ok(count) => {
                     self.take_in(&scratch[..count], sink)?;
                     if count < scratch.len() {
-                        socket::acknowledge_now(&self.stream);
                         return Ok(());
                     }
                 }
@@ -209,6 +208,12 @@ impl Link {
             sink.extend(self.reader.next(&mut input).map_err(|error| End::Closed(error.message().to_owned()))?);
         }
         Ok(())
+    }
+
+    /// Tells the other side's kernel now that all that was read has come: for a peer that waits for
+    /// [`Link::is_delivered`].
+    pub(super) fn acknowledge(&self) {
+        socket::acknowledge_now(&self.stream);
     }
 
     /// Whether the other side's kernel has acknowledged everything that was sent, or never will.

@@ -90,8 +90,8 @@ pub(crate) fn explain(error: &io::Error) -> String {
     error.to_string()
 }
 
-/// Sends the acknowledgement of what was just read now. The kernel would delay it by 40 ms, to send it with an answer;
-/// but a rank that leaves waits for it.
+/// Sends the acknowledgement of what was just read now, by a packet of its own. The kernel would delay it by 40 ms, to
+/// send it with an answer.
 pub(super) fn acknowledge_now(stream: &TcpStream) {
     // Where the option is unknown, or the peer has gone, the cost is a wait of 40 ms.
     let _unknown = SockRef::from(stream).set_tcp_quickack(true);

@@ -465,6 +465,8 @@ impl ControlPlane {
             NEWS => return self.news(token, peer, &frame.payload),
             GOODBYE => {
                 let word = <[u8; 8]>::try_from(&frame.payload[..]).map_or(0, u64::from_le_bytes);
+                // Its sender closes once this has been acknowledged, and sends nothing behind it.
+                self.links.get(&token).iter().for_each(|entry| entry.link.acknowledge());
                 return self.left(peer, word, token);
             }
             other => return self.end(token, &End::Closed(format!("it sent a frame of unknown kind {other}"))),
