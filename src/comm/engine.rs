@@ -343,7 +343,7 @@ impl Engine {
     /// A message, checked and to another rank, with its number.
     pub(crate) fn begin_message<'a>(&self, message: Message<'a>) -> MessageRun<'a> {
         let sequence = self.number_message(&message);
-        MessageRun::new(message, Collective::Send, sequence)
+        MessageRun::new(message, Collective::Send, sequence).streaming_from(self.session.settings.streaming_bytes)
     }
 
     /// The number of a message that begins now; logs its line.

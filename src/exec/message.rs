@@ -257,6 +257,8 @@ pub struct MessageRun<'a> {
     label: Label,
     /// Of bytes.
     copy: Kernel,
+    /// How a receiver writes the caller's memory.
+    store: Store,
     bytes: usize,
     moved: usize,
     begun: bool,
@@ -282,7 +284,16 @@ impl<'a> MessageRun<'a> {
         };
         let bytes = message.bytes();
         let (label, copy) = (operation.label(), Kernel::copy(DataType::U8));
-        MessageRun { message, channel, operation, label, copy, bytes, moved: 0, begun: false }
+        MessageRun { message, channel, operation, label, copy, store: Store::Cached, bytes, moved: 0, begun: false }
+    }
+
+    /// The same, which writes past the caches where it receives at least `bytes`: more than the caches keep, and a line that is written
+    /// whole need not be read from memory first.
+    pub fn streaming_from(mut self, bytes: u64) -> MessageRun<'a> {
+        if self.bytes as u64 >= bytes {
+            self.store = Store::Streaming;
+        }
+        self
     }
 
     /// The connection's end that the message needs.
@@ -351,9 +362,17 @@ impl<'a> MessageRun<'a> {
             return Err(mismatch(self.called().label(), self.peer(), message.label));
         }
         let target = into.wrapping_add(self.moved);
-        // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due` bytes, ours until
-        // released.
-        unsafe { std::ptr::copy_nonoverlapping(message.payload.as_ptr().cast_const(), target, due) };
+        let source = message.payload.as_ptr().cast_const();
+        if self.store == Store::Cached {
+            // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due` bytes, ours until
+            // released; a slot never overlaps user memory.
+            unsafe { std::ptr::copy_nonoverlapping(source, target, due) };
+        } else {
+            let (sources, targets) = (&[source], &[target]);
+            let pass = Pass { sources, raw: None, targets, count: due, finish: false, store: self.store };
+            // SAFETY: as above.
+            unsafe { self.copy.run(&pass) };
+        }
         receiver.release();
         self.moved += due;
         self.begun = true;
