@@ -8,8 +8,9 @@
 //! 2176              64 × 64    lines of flat slots: flag 16, label 24, up to 24 of data
 //! 6272              2 × 64     arrivals: of the ranks of a team, and of teams
 //! 6400              2 × 64     lines of two more slots: of a team's part of a reduction, and of its result
-//! to the next page  66 × 16 K  data of flat slots and of these two, where it is more
-//! 1089536           scratch    scratch of plans
+//! to the next page  66 × 1 K   data of flat slots and of these two, where it is more than fits a line
+//! to the next page  66 × 16 K  the same, where it is more than 1 KiB
+//! 1159168           scratch    scratch of plans
 //! ```
 
 use std::ptr::NonNull;
@@ -35,8 +36,9 @@ pub struct Arena {
 pub struct FlatSlot<'a> {
     /// Raised to the operation's number plus one.
     pub flag: &'a Flag,
+    arena: &'a Arena,
     line: NonNull<u8>,
-    body: NonNull<u8>,
+    slot: usize,
 }
 
 impl Arena {
@@ -112,12 +114,8 @@ impl Arena {
         self.slot_at(PARTIAL_OFFSET + Flag::LINE, SLOTS + 1)
     }
 
-    fn slot_at(&self, line: usize, body: usize) -> FlatSlot<'_> {
-        FlatSlot {
-            flag: self.flag_at(line),
-            line: self.memory.at(line, Flag::LINE),
-            body: self.memory.at(BODIES_OFFSET + body * FLAT_BYTES, FLAT_BYTES),
-        }
+    fn slot_at(&self, line: usize, slot: usize) -> FlatSlot<'_> {
+        FlatSlot { flag: self.flag_at(line), arena: self, line: self.memory.at(line, Flag::LINE), slot }
     }
 
     fn arrivals_at(&self, offset: usize) -> &Arrivals {
@@ -144,11 +142,16 @@ impl Arena {
 }
 
 impl FlatSlot<'_> {
-    /// Where `bytes` of data lie: beside the label if they fit, so that flag, label and data are one cache line.
+    /// Where `bytes` of data lie: beside the label if they fit, so that flag, label and data are one cache line. Small data of all slots lie
+    /// together: the first operations that go round the slots take a page fault for each page.
     #[inline]
     pub fn data(&self, bytes: usize) -> NonNull<u8> {
+        let memory = &self.arena.memory;
+        if bytes > SMALL_BYTES {
+            return memory.at(BODIES_OFFSET + self.slot * FLAT_BYTES, FLAT_BYTES);
+        }
         if bytes > INLINE_BYTES {
-            return self.body;
+            return memory.at(SMALL_OFFSET + self.slot * SMALL_BYTES, SMALL_BYTES);
         }
         // SAFETY: inside the slot's line.
         unsafe { self.line.add(INLINE_OFFSET) }
@@ -192,11 +195,52 @@ const LINES_OFFSET: usize = FLAGS_OFFSET + WINDOW_LANES * FLAGS * Flag::LINE;
 const SLOTS: usize = FLAT_SLOTS as usize;
 const ARRIVALS_OFFSET: usize = LINES_OFFSET + SLOTS * Flag::LINE;
 const PARTIAL_OFFSET: usize = ARRIVALS_OFFSET + 2 * Flag::LINE;
-const BODIES_OFFSET: usize = (PARTIAL_OFFSET + 2 * Flag::LINE).next_multiple_of(4096);
+/// Bytes of a slot's place for small data.
+const SMALL_BYTES: usize = 1 << 10;
+const SMALL_OFFSET: usize = (PARTIAL_OFFSET + 2 * Flag::LINE).next_multiple_of(4096);
+const BODIES_OFFSET: usize = (SMALL_OFFSET + (SLOTS + 2) * SMALL_BYTES).next_multiple_of(4096);
 const SCRATCH_OFFSET: usize = BODIES_OFFSET + (SLOTS + 2) * FLAT_BYTES;
 
 const _: () = assert!(LINES_OFFSET.is_multiple_of(64) && INLINE_BYTES == 24);
-const _: () = assert!(SCRATCH_OFFSET == 1_089_536 || FLAT_SLOTS != 64, "as the table above says");
+const _: () = assert!(SCRATCH_OFFSET == 1_159_168 || FLAT_SLOTS != 64, "as the table above says");
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Where the data of every slot lie, for messages of so many bytes.
+    fn places(arena: &Arena, bytes: usize) -> Vec<usize> {
+        let base = std::ptr::from_ref(arena.done()).addr();
+        let slots = (0..FLAT_SLOTS).map(|number| arena.flat(number)).chain([arena.partial(), arena.result()]);
+        slots.map(|slot| slot.data(bytes).addr().get() - base).collect()
+    }
+
+    #[test]
+    fn data_of_slots_never_overlap() {
+        let arena = Arena::create(4096, Sharing::Threads).unwrap();
+        let of_class = |bytes| places(&arena, bytes).into_iter().map(move |start| (start, start + bytes));
+        let mut ranges: Vec<_> = [INLINE_BYTES, SMALL_BYTES, FLAT_BYTES].into_iter().flat_map(of_class).collect();
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranges:?}");
+        assert!(ranges.iter().all(|(_, end)| *end <= SCRATCH_OFFSET));
+        let sizes = [1, INLINE_BYTES, INLINE_BYTES + 1, SMALL_BYTES, SMALL_BYTES + 1, FLAT_BYTES];
+        let classes: BTreeSet<_> = sizes.map(|bytes| places(&arena, bytes)).into_iter().collect();
+        assert_eq!(classes.len(), 3, "two sizes in each class");
+    }
+
+    /// One slot for each of 64 operations of 1 KiB once lay in a page of its own.
+    #[test]
+    fn going_round_all_slots_with_small_data_touches_few_pages() {
+        let arena = Arena::create(4096, Sharing::Threads).unwrap();
+        let pages = |bytes| places(&arena, bytes).into_iter().map(|place| place / 4096).collect::<BTreeSet<_>>().len();
+        let slots = usize::try_from(FLAT_SLOTS).unwrap() + 2;
+        assert!(pages(INLINE_BYTES + 1) <= slots.div_ceil(4) + 1);
+        assert!(pages(SMALL_BYTES) <= slots.div_ceil(4) + 1);
+        assert_eq!(pages(SMALL_BYTES + 1), slots);
+    }
+}
 
 #[cfg(all(test, loom))]
 mod models {
