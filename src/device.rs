@@ -1,11 +1,12 @@
 //! What a kind of memory must offer, and the arithmetic done in it.
 //!
-//! Host memory, of this process and of shared windows, is the first kind: [`HostMemory`] allocates it and [`Kernel`] copies and
-//! reduces there. Executors describe a step as a [`Pass`] and know nothing of types, operators or vector widths.
+//! Host memory, of this process and of shared windows, is the first kind: [`HostMemory`] allocates it and [`Kernel`]
+//! copies and reduces there. Executors describe a step as a [`Pass`] and know nothing of types, operators or vector
+//! widths.
 //!
 //! # Adding a device
-//! A device is one file that implements [`Device`], [`Queue`] and [`Event`], and one arm in [`of`]. `device/contract.rs` holds the
-//! tests that every device must pass. The contract:
+//! A device is one file that implements [`Device`], [`Queue`] and [`Event`], and one arm in [`of`].
+//! `device/contract.rs` holds the tests that every device must pass. The contract:
 //!
 //! | what | who calls it | the host's way |
 //! |---|---|---|
@@ -62,7 +63,8 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Where the device has no such memory.
     fn allocate(&self, bytes: usize, sharing: Sharing) -> Result<Region>;
 
-    /// A descriptor by which another process [imports](Device::import) `region`, which was allocated with [`Sharing::Processes`].
+    /// A descriptor by which another process [imports](Device::import) `region`, which was allocated with
+    /// [`Sharing::Processes`].
     ///
     /// # Errors
     /// Where the region cannot be shared: it is of another device, or was allocated for threads.
@@ -86,15 +88,15 @@ pub trait Device: fmt::Debug + Send + Sync {
 
 /// Work for a device, done in order. It may be done at once, or only while an [`Event`] is asked.
 pub trait Queue: fmt::Debug + Send {
-    /// Copies `from` to `to`, which have the same length. At least one of them lives on the queue's device, the other there or on the
-    /// host.
+    /// Copies `from` to `to`, which have the same length. At least one of them lives on the queue's device, the other
+    /// there or on the host.
     ///
     /// # Errors
     /// Where the device refuses; [`crate::error::Kind::InvalidArgument`] for homes or lengths that do not fit.
     ///
     /// # Safety
-    /// Until an event that is recorded later is done, `from` is good for reading and `to` for writing, nobody else writes `from` or
-    /// touches `to`, and they do not overlap.
+    /// Until an event that is recorded later is done, `from` is good for reading and `to` for writing, nobody else
+    /// writes `from` or touches `to`, and they do not overlap.
     unsafe fn copy(&mut self, from: Place, to: Place) -> Result<()>;
 
     /// Does one pass of `kernel`. The pass names addresses of the queue's device.
@@ -106,16 +108,17 @@ pub trait Queue: fmt::Debug + Send {
     /// As [`Kernel::run`], until an event that is recorded later is done.
     unsafe fn fold(&mut self, kernel: &Kernel, pass: &Pass<'_>) -> Result<()>;
 
-    /// Runs the programs of ranks that share this device, side by side: they may wait for each other, and for programs on
-    /// other devices. A part that finds a fault, or an abort, ends early and says so on its [`StatusPage`]; the queue goes on.
-    /// Everything that a launch needs is in the parts, so that a queue that is captured can keep them and run them again.
+    /// Runs the programs of ranks that share this device, side by side: they may wait for each other, and for programs
+    /// on other devices. A part that finds a fault, or an abort, ends early and says so on its [`StatusPage`]; the
+    /// queue goes on. Everything that a launch needs is in the parts, so that a queue that is captured can keep them
+    /// and run them again.
     ///
     /// # Errors
     /// Where the device refuses.
     ///
     /// # Safety
-    /// Until an event that is recorded later is done: all addresses of the parts are good for what their records do, nobody
-    /// touches the memory but these parts and those of the same call on other devices, and the words of
+    /// Until an event that is recorded later is done: all addresses of the parts are good for what their records do,
+    /// nobody touches the memory but these parts and those of the same call on other devices, and the words of
     /// [`records::ControlLayout`] and of connections are touched by launches alone.
     unsafe fn launch(&mut self, parts: Vec<records::LaunchPart>) -> Result<()>;
 
@@ -125,8 +128,8 @@ pub trait Queue: fmt::Debug + Send {
     /// Where the queue cannot wait for this event: a queue that works inline takes only events that are done.
     fn after(&mut self, event: &Arc<dyn Event>) -> Result<()>;
 
-    /// The capture that this queue is in: what is put into the queue is kept, to be run later as often as the program likes, in place of
-    /// being run. Events that are recorded meanwhile order what is kept, and are never done.
+    /// The capture that this queue is in: what is put into the queue is kept, to be run later as often as the program
+    /// likes, in place of being run. Events that are recorded meanwhile order what is kept, and are never done.
     ///
     /// # Errors
     /// Where the device refuses to say; [`crate::error::Kind::InvalidUsage`] where the capture has failed.
@@ -169,15 +172,16 @@ pub fn of(home: Home) -> Result<&'static dyn Device> {
     }
 }
 
-/// Makes `device` known to this process, until it ends; it comes before a GPU of the same number. A number names one device: the first
-/// that is added under it stays.
+/// Makes `device` known to this process, until it ends; it comes before a GPU of the same number. A number names one
+/// device: the first that is added under it stays.
 pub fn add(device: &'static dyn Device) {
     if let Home::Device(id) = device.home() {
         added().entry(id).or_insert(device);
     }
 }
 
-/// The devices that were added. One table, because communicators share devices, and an address alone has to tell its device.
+/// The devices that were added. One table, because communicators share devices, and an address alone has to tell its
+/// device.
 fn added() -> MutexGuard<'static, BTreeMap<DeviceId, &'static dyn Device>> {
     static ADDED: OnceLock<Mutex<BTreeMap<DeviceId, &'static dyn Device>>> = OnceLock::new();
     ADDED.get_or_init(Mutex::default).lock().unwrap_or_else(std::sync::PoisonError::into_inner)

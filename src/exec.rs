@@ -1,9 +1,9 @@
 //! Running operations on host memory.
 //!
-//! [`Operation`] is what all ranks must agree on. [`flat`] is the straight path of small collectives inside a host: one hop, no plan.
-//! [`PlanRun`] interprets plans; [`MessageRun`] is one send or recv. [`drive`] runs any number of them side by side and waits when
-//! none can move. Programs on the memory of devices are [lowered](lower) to records, which the ranks of one device, a [`Cohort`], launch
-//! together.
+//! [`Operation`] is what all ranks must agree on. [`flat`] is the straight path of small collectives inside a host: one
+//! hop, no plan. [`PlanRun`] interprets plans; [`MessageRun`] is one send or recv. [`drive`] runs any number of them
+//! side by side and waits when none can move. Programs on the memory of devices are [lowered](lower) to records, which
+//! the ranks of one device, a [`Cohort`], launch together.
 
 pub mod alone;
 mod buffers;

@@ -16,24 +16,24 @@
 //! It covers `length = min(piece, block - round * piece)` elements; where that is not positive, the step is skipped
 //! whole, its slots included. It waits until each source slot holds its message and each target slot is free, then
 //! stores the reduction of all sources, in their order (one source: a copy), into every target, then releases the
-//! source slots and publishes the target slots. Each slot operand is one message of `length` elements on its connection.
-//! A span's elements in a round start at `start + round * piece` (`Walk::Linear`) or
+//! source slots and publishes the target slots. Each slot operand is one message of `length` elements on its
+//! connection. A span's elements in a round start at `start + round * piece` (`Walk::Linear`) or
 //! `start + (round % depth) * piece` (`Walk::Cycle`).
 //!
 //! # What executors may rely on
 //! [`check::prove`] holds plans to this, so that executors need not ask:
 //! - Several sources, and `finish`, stand only in plans of collectives that reduce.
-//! - A span named `Input`, mine or a peer's, holds what its user put there: the owner's scalar has not been applied yet,
-//!   and is applied at every such read. What is named otherwise has been scaled. So that all ranks compute the same
-//!   bits, a scaled value is rounded to the element type before anything is added to it.
+//! - A span named `Input`, mine or a peer's, holds what its user put there: the owner's scalar has not been applied
+//!   yet, and is applied at every such read. What is named otherwise has been scaled. So that all ranks compute the
+//!   same bits, a scaled value is rounded to the element type before anything is added to it.
 //! - A target may be the very elements of a source; otherwise no target overlaps another operand.
 //! - A connection is named at most once among the sources and once among the targets of a combine.
 //! - Two lanes of a plan have two channels; a lane of one number has the same channel and rounds on all ranks, and may
 //!   have no steps on some.
 //! - Accesses that need an order get it from messages and flags alone, never from slots being given back: publishing a
 //!   slot and raising a flag release what the lane has read and written, taking and waiting acquire it.
-//! - When a rank begins a plan, all ranks have ended the plan before; a rank may end while peers still read its scratch,
-//!   but not while they touch its input or output.
+//! - When a rank begins a plan, all ranks have ended the plan before; a rank may end while peers still read its
+//!   scratch, but not while they touch its input or output.
 //! - A barrier over slots sends elements of scratch that nobody has written.
 //!
 //! # Flags
@@ -42,10 +42,10 @@
 //! round. All ranks of a plan have the same rounds.
 //!
 //! # Entering
-//! That all ranks have ended the plan before is what [`Action::Enter`] sees to: a rank that has passed it knows that each of
-//! its mapped peers has begun this plan. The host's executor does that for all lanes at once, before it begins
-//! (`exec::epoch`); a device's does it lane by lane, so that a plan begins with no help of the host. A rank leaves when its
-//! lanes have ended: where peers touch its input or output, its last waits are for them.
+//! That all ranks have ended the plan before is what [`Action::Enter`] sees to: a rank that has passed it knows that
+//! each of its mapped peers has begun this plan. The host's executor does that for all lanes at once, before it begins
+//! (`exec::epoch`); a device's does it lane by lane, so that a plan begins with no help of the host. A rank leaves when
+//! its lanes have ended: where peers touch its input or output, its last waits are for them.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -93,7 +93,8 @@ pub struct Plan {
     pub lanes: Vec<Lane>,
 }
 
-/// How often what a plan uses of the scratch fits into it: a run may add a multiple of `stride` to every place in scratch.
+/// How often what a plan uses of the scratch fits into it: a run may add a multiple of `stride` to every place in
+/// scratch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScratchSets {
     /// How many sets there are; at least one.
@@ -113,8 +114,9 @@ pub struct Spec {
     pub root: Rank,
     /// How many elements.
     pub count: Count,
-    /// Whether input and output are one buffer (all_reduce, broadcast, reduce: the same start; all_gather, gather: input is my
-    /// block of the output; reduce_scatter, scatter: output is my block of the input; all_to_all: not in place).
+    /// Whether input and output are one buffer (all_reduce, broadcast, reduce: the same start; all_gather, gather:
+    /// input is my block of the output; reduce_scatter, scatter: output is my block of the input; all_to_all: not in
+    /// place).
     pub in_place: bool,
     /// How the data travels.
     pub algorithm: Algorithm,
@@ -131,8 +133,8 @@ pub struct Spec {
 /// The count of a collective.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Count {
-    /// all_reduce, broadcast, reduce: of the whole buffer. all_gather, gather: of each rank's input. reduce_scatter, scatter: of each
-    /// rank's output. all_to_all: of each pair.
+    /// all_reduce, broadcast, reduce: of the whole buffer. all_gather, gather: of each rank's input. reduce_scatter,
+    /// scatter: of each rank's output. all_to_all: of each pair.
     Each(Elements),
     /// all_gather_v: of rank r's input. reduce_scatter_v: of rank r's output.
     PerRank(Vec<Elements>),
@@ -187,8 +189,9 @@ pub struct Step {
 /// What a step does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Says to `peers` that I have begun this plan, where my input and output lie, and waits until all of them have said so.
-    /// Runs once, before the first round. It is the first step of each lane of a plan with windows, and stands nowhere else.
+    /// Says to `peers` that I have begun this plan, where my input and output lie, and waits until all of them have
+    /// said so. Runs once, before the first round. It is the first step of each lane of a plan with windows, and stands
+    /// nowhere else.
     Enter {
         /// The ranks whose memory is mapped, in order, without me.
         peers: Vec<Rank>,

@@ -1,7 +1,8 @@
 //! Which algorithm, which protocol, how many channels: a model of what each would cost. Pure.
 //!
-//! [`choose`] computes the time of each algorithm that the user's filters leave and takes the least. [`simulate`] runs the plans
-//! themselves on a model of the machines, step by step: on hosts of which only costs are known, or on the links of a topology.
+//! [`choose`] computes the time of each algorithm that the user's filters leave and takes the least. [`simulate`] runs
+//! the plans themselves on a model of the machines, step by step: on hosts of which only costs are known, or on the
+//! links of a topology.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -22,10 +23,11 @@ use crate::plan::{Windows, algorithms};
 use crate::types::{Algorithm, Bytes, Collective, Filter, Protocol, TransportKind};
 use crate::{Error, Result};
 
-/// Channels of a call, unless the user says otherwise; a plan has no lane that would not fill a slot, so small calls use one. Between hosts
-/// one lane works while the other's message is on its way, and two lanes are the two trees of a double tree. In the simulation (the test
-/// `a_second_lane_hides_the_messages_of_a_ring_of_hosts_and_a_third_gains_nothing` prints it) a ring of 8 hosts takes 72 ms for
-/// 64 MiB with one lane and 39 ms with two or four.
+/// Channels of a call, unless the user says otherwise; a plan has no lane that would not fill a slot, so small calls
+/// use one. Between hosts one lane works while the other's message is on its way, and two lanes are the two trees of a
+/// double tree. In the simulation (the test
+/// `a_second_lane_hides_the_messages_of_a_ring_of_hosts_and_a_third_gains_nothing` prints it) a ring of 8 hosts takes
+/// 72 ms for 64 MiB with one lane and 39 ms with two or four.
 const CHANNELS: u32 = 2;
 
 /// Direct plans are chosen unless another is more than a quarter faster: their results have the same bits everywhere.

@@ -109,32 +109,35 @@ const EXPLAINED_WITHIN_LINES: usize = 12;
 
 /// The most columns of a line, for code, comments and texts alike; `rustfmt` does not wrap the last two.
 const LINE_COLUMNS: usize = 120;
-/// Files and directories whose lines have not been wrapped yet. The list only shrinks.
+/// Folders that have comments to wrap yet, and files with texts that are wider. The list only shrinks.
 const WIDE: &[&str] = &[
-    "src/bin",
+    "src/bin/rsccl/perf.rs",
+    "src/bin/rsccl/perf/plot/scene.rs",
+    "src/bin/rsccl/perf/table.rs",
+    "src/bin/rsccl/perf/verify/sample.rs",
+    "src/bin/rsccl/run.rs",
+    "src/bin/rsccl/run/bind.rs",
+    "src/bin/rsccl/topo/found.rs",
+    "src/bin/rsccl/topo/picture.rs",
+    "src/bin/rsccl/topo/show.rs",
     "src/comm",
     "src/comm.rs",
-    "src/device.rs",
-    "src/device/contract.rs",
-    "src/device/host.rs",
-    "src/device/memory.rs",
-    "src/exec",
-    "src/exec.rs",
-    "src/ffi",
-    "src/ffi.rs",
-    "src/lib.rs",
-    "src/plan",
-    "src/plan.rs",
+    "src/exec/call.rs",
+    "src/exec/epoch.rs",
+    "src/exec/history.rs",
+    "src/exec/operation.rs",
+    "src/exec/rendezvous.rs",
+    "src/ffi/call.rs",
+    "src/plan/site.rs",
     "src/sync/ring.rs",
-    "src/sys/devices.rs",
-    "src/sys/memory.rs",
-    "src/sys/region.rs",
-    "src/topo",
-    "src/topo.rs",
+    "src/topo/affinity.rs",
+    "src/topo/graphs.rs",
+    "src/topo/layout.rs",
+    "src/topo/overlay.rs",
+    "src/topo/reach.rs",
+    "src/topo/xml.rs",
     "src/transport",
     "src/transport.rs",
-    "src/tune",
-    "src/tune.rs",
     "src/types/element.rs",
 ];
 
@@ -422,7 +425,9 @@ fn check_width(source: &Source, findings: &mut Vec<String>) {
     }
     for (index, line) in source.raw.iter().enumerate() {
         let columns = line.chars().count();
-        if columns > LINE_COLUMNS {
+        // A row of a table in a document cannot be wrapped.
+        let is_row = line.trim_start().starts_with("/// |") || line.trim_start().starts_with("//! |");
+        if columns > LINE_COLUMNS && !is_row {
             findings.push(format!("{}:{}: {columns} columns, the limit is {LINE_COLUMNS}", source.path, index + 1));
         }
     }

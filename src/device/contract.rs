@@ -1,5 +1,5 @@
-//! The contract of devices as tests, for host memory, for a device whose memory the processor cannot touch (`tests/far`), and for
-//! the GPUs that this process has: `device/cuda/tests.rs` runs them on virtual ones.
+//! The contract of devices as tests, for host memory, for a device whose memory the processor cannot touch
+//! (`tests/far`), and for the GPUs that this process has: `device/cuda/tests.rs` runs them on virtual ones.
 
 #[allow(dead_code, unused_imports, clippy::unwrap_used, reason = "other tests use the rest")]
 #[path = "../../tests/far/mod.rs"]

@@ -15,8 +15,8 @@
 //!
 //! # Results
 //! The fold is element by element, so every vector width, alignment and block border gives the same bits. Nothing is
-//! contracted to fused multiply-add. A NaN that arithmetic yields is always the type's canonical quiet NaN; a pass with one
-//! source and nothing to multiply or divide is a copy and keeps all bits.
+//! contracted to fused multiply-add. A NaN that arithmetic yields is always the type's canonical quiet NaN; a pass with
+//! one source and nothing to multiply or divide is a copy and keeps all bits.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -75,8 +75,8 @@ pub struct Kernel {
 pub struct Pass<'a> {
     /// Where to read, in the order of the fold. At least one.
     pub sources: &'a [*const u8],
-    /// The index of the source that is this rank's raw input, to be multiplied by the scalar of [`ReduceOp::PreMulSum`] first.
-    /// Without effect for other operators.
+    /// The index of the source that is this rank's raw input, to be multiplied by the scalar of [`ReduceOp::PreMulSum`]
+    /// first. Without effect for other operators.
     pub raw: Option<usize>,
     /// Where to write.
     pub targets: &'a [*mut u8],
@@ -93,8 +93,8 @@ pub struct Pass<'a> {
 pub enum Store {
     /// It does: somebody reads it soon.
     Cached,
-    /// It passes them by, as far as the target's alignment and the machine allow. The pass ends with a store fence, so that
-    /// a release store after it publishes the data as usual.
+    /// It passes them by, as far as the target's alignment and the machine allow. The pass ends with a store fence, so
+    /// that a release store after it publishes the data as usual.
     Streaming,
 }
 
@@ -110,10 +110,11 @@ impl Kernel {
     /// Reduces elements of `data_type` with `op` among `world` ranks.
     ///
     /// - Integers wrap. An average of integers is the wrapped sum divided by `world`, rounded towards zero.
-    /// - Floats of 16 and 8 bits are widened to f32, folded and divided there, and rounded once to nearest, ties to even.
-    ///   8-bit floats saturate: what is too large for them, an infinity included, becomes their greatest number.
+    /// - Floats of 16 and 8 bits are widened to f32, folded and divided there, and rounded once to nearest, ties to
+    ///   even. 8-bit floats saturate: what is too large for them, an infinity included, becomes their greatest number.
     /// - `Min` and `Max` give NaN where any source is NaN, and take −0 to be less than +0.
-    /// - `PreMulSum` multiplies in the element type; for the narrow floats in f32, rounded to the type before the product is added.
+    /// - `PreMulSum` multiplies in the element type; for the narrow floats in f32, rounded to the type before the
+    ///   product is added.
     ///
     /// # Errors
     /// `InvalidArgument` for a bitwise operator on floats.
@@ -124,8 +125,10 @@ impl Kernel {
     /// Does one pass.
     ///
     /// # Safety
-    /// - Each source is readable and each target writable for `count` elements for the length of the call; any alignment will do.
-    /// - A target starts where a source starts, or shares no byte with any source; targets share no byte with each other.
+    /// - Each source is readable and each target writable for `count` elements for the length of the call; any
+    ///   alignment will do.
+    /// - A target starts where a source starts, or shares no byte with any source; targets share no byte with each
+    ///   other.
     /// - Nobody else writes sources, reads targets or writes targets meanwhile.
     #[inline]
     pub unsafe fn run(&self, pass: &Pass<'_>) {

@@ -9,8 +9,8 @@ use crate::types::Element;
 
 /// Input and output of one collective on one rank.
 ///
-/// Holds, for `'a`: the input is good for reading, the output for writing, and nobody but the operation touches them. Everything that
-/// follows pointers of an operation rests on this.
+/// Holds, for `'a`: the input is good for reading, the output for writing, and nobody but the operation touches them.
+/// Everything that follows pointers of an operation rests on this.
 #[derive(Debug)]
 pub struct Buffers<'a> {
     pub(super) input: Place,
@@ -127,8 +127,8 @@ impl<'a> Buffers<'a> {
     /// Memory that the type system knows nothing of. Null goes with 0 bytes.
     ///
     /// # Safety
-    /// For `'a`, `input` is good for reading `input_bytes`, `output` for writing `output_bytes`, and nobody else touches either. They may
-    /// be one buffer, or the one the rank's block of the other; else they are apart.
+    /// For `'a`, `input` is good for reading `input_bytes`, `output` for writing `output_bytes`, and nobody else
+    /// touches either. They may be one buffer, or the one the rank's block of the other; else they are apart.
     pub unsafe fn from_raw(
         (input, input_bytes): (*const u8, usize),
         (output, output_bytes): (*mut u8, usize),
@@ -169,7 +169,8 @@ impl<'a> Buffers<'a> {
         self.output.address
     }
 
-    /// Where both buffers live, once [`Buffers::check_homes`] has seen that it is one memory. Without bytes: on the host.
+    /// Where both buffers live, once [`Buffers::check_homes`] has seen that it is one memory. Without bytes: on the
+    /// host.
     #[inline]
     pub(crate) fn home(&self) -> Home {
         match (self.input, self.output) {
@@ -181,8 +182,8 @@ impl<'a> Buffers<'a> {
     /// Whether both buffers live in one memory that this process reaches.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] where they live in two memories, which it names with the buffer that lives there, or in
-    /// one of a device that this process does not have.
+    /// [`crate::error::Kind::InvalidArgument`] where they live in two memories, which it names with the buffer that
+    /// lives there, or in one of a device that this process does not have.
     #[inline]
     pub(super) fn check_homes(&self) -> Result<()> {
         if self.input.home == Home::Host && self.output.home == Home::Host { Ok(()) } else { self.foreign_homes() }

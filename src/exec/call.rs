@@ -127,8 +127,8 @@ impl Call<'_> {
         if fits(input) && fits(output) { Ok((Elements(input), Elements(output))) } else { Err(too_large()) }
     }
 
-    /// Checks what one rank alone can see, before anything is sent: what the collective takes, root, operator, null and overlapping
-    /// buffers.
+    /// Checks what one rank alone can see, before anything is sent: what the collective takes, root, operator, null and
+    /// overlapping buffers.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`], saying what to correct.
@@ -175,8 +175,8 @@ impl Call<'_> {
         self.check_overlap(world, (input, output))
     }
 
-    /// Refuses a call that lacks what its collective takes, or has what it does not take: lengths, paths and plans would each make
-    /// something else of it.
+    /// Refuses a call that lacks what its collective takes, or has what it does not take: lengths, paths and plans
+    /// would each make something else of it.
     fn check_kind(&self, world: World) -> Result<()> {
         let collective = self.collective;
         let rooted = matches!(collective, Collective::GatherV | Collective::ScatterV);

@@ -1,9 +1,9 @@
 //! Ranks that share a device: their programs run in one launch.
 //!
-//! Two launches on one device may run one after the other, and a program that waits for another's would wait for ever. So the
-//! ranks of a communicator that share a device, its cohort, meet on the host in each call; the last of them launches the programs
-//! of all. Events put the launch behind what each rank's stream held before, and what comes later behind the launch.
-//! Programs on different devices wait for each other on the devices.
+//! Two launches on one device may run one after the other, and a program that waits for another's would wait for ever.
+//! So the ranks of a communicator that share a device, its cohort, meet on the host in each call; the last of them
+//! launches the programs of all. Events put the launch behind what each rank's stream held before, and what comes later
+//! behind the launch. Programs on different devices wait for each other on the devices.
 
 use std::sync::PoisonError;
 
@@ -16,8 +16,8 @@ use crate::types::Rank;
 
 /// A stream of a device: what is put into it is done in that order. Clones are the same stream.
 ///
-/// A collective that is called on a stream ([`crate::Communicator::on`]) returns when it has been put there, and runs when what the stream
-/// held before is done.
+/// A collective that is called on a stream ([`crate::Communicator::on`]) returns when it has been put there, and runs
+/// when what the stream held before is done.
 #[derive(Debug, Clone)]
 pub struct DeviceStream {
     queue: Arc<Mutex<Box<dyn Queue>>>,
@@ -69,8 +69,8 @@ impl DeviceStream {
         unsafe { self.queue().copy(from, to) }
     }
 
-    /// Refuses to wait for a stream whose work is kept for later: that wait would never end, and what is kept outlives a caller's
-    /// borrowed memory.
+    /// Refuses to wait for a stream whose work is kept for later: that wait would never end, and what is kept outlives
+    /// a caller's borrowed memory.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] while the stream is captured; those of the device.
@@ -125,12 +125,13 @@ impl Cohort {
         Cohort { members, meeting: Mutex::new(Meeting { arrived, ..Meeting::default() }) }
     }
 
-    /// Launches the program of `member` on its stream, together with those of the others. Waits until they have come: `turn` is one turn
-    /// of that wait, and is told who is missing. The parts are of programs that were lowered from calls.
+    /// Launches the program of `member` on its stream, together with those of the others. Waits until they have come:
+    /// `turn` is one turn of that wait, and is told who is missing. The parts are of programs that were lowered from
+    /// calls.
     ///
     /// # Errors
-    /// Of `turn`: then nothing of this member is launched, unless the last of the others has come meanwhile. Of the device, for all
-    /// members.
+    /// Of `turn`: then nothing of this member is launched, unless the last of the others has come meanwhile. Of the
+    /// device, for all members.
     pub fn launch(
         &self,
         member: Rank,
@@ -143,8 +144,9 @@ impl Cohort {
         meeting.arrived[place] = Some((part, stream.clone()));
         if meeting.arrived.iter().all(Option::is_some) {
             let all = meeting.arrived.iter_mut().filter_map(Option::take).collect();
-            // SAFETY: `Buffers` and `Message` vouch for users' memory until the streams are through, and a launch keeps what it can; words,
-            // scratch and slots are the communicator's own, and its launches follow each other on each device.
+            // SAFETY: `Buffers` and `Message` vouch for users' memory until the streams are through, and a launch keeps
+            // what it can; words, scratch and slots are the communicator's own, and its launches follow each other on
+            // each device.
             let result = unsafe { launch(all, &mut meeting.last) };
             meeting.launches += 1;
             meeting.refused = result.as_ref().err().map(Error::duplicate);
@@ -176,8 +178,8 @@ impl Cohort {
     }
 }
 
-/// Launches a program of one rank alone, behind the `last` one that was: messages, which other ranks of the device need not have called.
-/// The part is of a program that was lowered from calls.
+/// Launches a program of one rank alone, behind the `last` one that was: messages, which other ranks of the device need
+/// not have called. The part is of a program that was lowered from calls.
 ///
 /// # Errors
 /// Of the device.

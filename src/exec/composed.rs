@@ -1,8 +1,8 @@
-//! Collectives that are made of messages on the connections of collectives: `gather_v` and `scatter_v`, and the rounds of `scan` and
-//! `exscan`.
+//! Collectives that are made of messages on the connections of collectives: `gather_v` and `scatter_v`, and the rounds
+//! of `scan` and `exscan`.
 //!
-//! A scan doubles the reach of what each rank knows in every round: in the round of distance d, rank r sends the reduction of its last
-//! d inputs to rank r + d, and folds what comes from rank r − d before its own.
+//! A scan doubles the reach of what each rank knows in every round: in the round of distance d, rank r sends the
+//! reduction of its last d inputs to rank r + d, and folds what comes from rank r − d before its own.
 
 use crate::device::{Kernel, Pass, Store};
 use crate::error::Result;
@@ -23,8 +23,8 @@ pub fn blocks<'a>(call: &'a Call<'_>, world: World) -> Vec<Message<'a>> {
         for (rank, count) in world.ranks().zip(counts) {
             let sized = (*count, call.data_type);
             messages.push(if gathers {
-                // SAFETY: `Call::check` has seen that the output has all counts together; `Buffers` vouches for it. Blocks lie one behind
-                // the other.
+                // SAFETY: `Call::check` has seen that the output has all counts together; `Buffers` vouches for it.
+                // Blocks lie one behind the other.
                 unsafe { Message::recv_raw(target.wrapping_add(before), sized, rank) }
             } else {
                 // SAFETY: as above, of the input.
@@ -116,8 +116,8 @@ impl<'a> Scan<'a> {
     fn fold(&self, sources: &[*const u8], target: *mut u8) {
         let pass =
             Pass { sources, raw: None, targets: &[target], count: self.count, finish: false, store: Store::Cached };
-        // SAFETY: `known` and `arriving` have `count` elements and are this scan's own, and so has the output, as `Call::check` has seen;
-        // a target that is a source too starts where that does.
+        // SAFETY: `known` and `arriving` have `count` elements and are this scan's own, and so has the output, as
+        // `Call::check` has seen; a target that is a source too starts where that does.
         unsafe { self.kernel.run(&pass) };
     }
 }

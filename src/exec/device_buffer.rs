@@ -102,8 +102,8 @@ impl<'a, T: Element> DeviceSlice<'a, T> {
     /// `count` elements at an address of `stream`'s device, which something else has allocated there.
     ///
     /// # Safety
-    /// Until the streams of all calls that get the slice are through, the memory is the device's, holds `count` elements, and nobody
-    /// writes it.
+    /// Until the streams of all calls that get the slice are through, the memory is the device's, holds `count`
+    /// elements, and nobody writes it.
     pub unsafe fn from_raw(stream: &DeviceStream, address: u64, count: usize) -> DeviceSlice<'a, T> {
         let place = raw_place::<T>(stream.home(), address, count);
         DeviceSlice { place, count, keep: None, elements: PhantomData }
@@ -119,8 +119,8 @@ impl<'a, T: Element> DeviceSliceMut<'a, T> {
     /// `count` elements at an address of `stream`'s device, which something else has allocated there.
     ///
     /// # Safety
-    /// Until the streams of all calls that get the slice are through, the memory is the device's, has room for `count` elements, and
-    /// nobody else touches it.
+    /// Until the streams of all calls that get the slice are through, the memory is the device's, has room for `count`
+    /// elements, and nobody else touches it.
     pub unsafe fn from_raw(stream: &DeviceStream, address: u64, count: usize) -> DeviceSliceMut<'a, T> {
         let place = raw_place::<T>(stream.home(), address, count);
         DeviceSliceMut { place, count, keep: None, elements: PhantomData }
@@ -148,7 +148,8 @@ impl DeviceStream {
     /// Copies `from` into the device's memory, behind what the stream holds; returns when it is there.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] for different lengths, or a slice of another device; those of the device.
+    /// [`crate::error::Kind::InvalidArgument`] for different lengths, or a slice of another device; those of the
+    /// device.
     pub fn upload<T: Element>(&self, from: &[T], into: DeviceSliceMut<'_, T>) -> Result<()> {
         self.check_runs()?;
         let place = Place::on_host(from.as_ptr().cast_mut().cast(), size_of_val(from));
@@ -164,12 +165,14 @@ impl DeviceStream {
     pub fn download<T: Element>(&self, from: DeviceSlice<'_, T>, into: &mut [T]) -> Result<()> {
         self.check_runs()?;
         let place = Place::on_host(into.as_mut_ptr().cast(), size_of_val(into));
-        // SAFETY: both are borrowed until the stream is through, which `synchronize` waits for; every bit pattern is an element.
+        // SAFETY: both are borrowed until the stream is through, which `synchronize` waits for; every bit pattern is an
+        // element.
         unsafe { self.copy(from.place, place)? };
         self.synchronize()
     }
 
-    /// Waits until all that was put into the stream is done. Launches of communicators end at their deadlines at the latest.
+    /// Waits until all that was put into the stream is done. Launches of communicators end at their deadlines at the
+    /// latest.
     ///
     /// # Errors
     /// Where the device has failed; [`crate::error::Kind::InvalidUsage`] while the stream is captured.

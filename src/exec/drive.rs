@@ -173,7 +173,8 @@ fn wait_on(
     Ok(Woken::Reached)
 }
 
-/// [`drive`] for one task that often waits for one flag only: it looks at nothing else while it spins, which is what short messages feel.
+/// [`drive`] for one task that often waits for one flag only: it looks at nothing else while it spins, which is what
+/// short messages feel.
 ///
 /// # Errors
 /// As [`drive`].
@@ -274,8 +275,8 @@ fn describe(tasks: &[&mut dyn Task], done: &[bool]) -> String {
     if named.is_empty() { "peers that take what was sent".to_owned() } else { named.join("; ") }
 }
 
-/// Sleeps until something may have changed: on the one flag that is waited for or on the sockets, for `slice` at most; where there is
-/// no such thing that wakes, for `nap`.
+/// Sleeps until something may have changed: on the one flag that is waited for or on the sockets, for `slice` at most;
+/// where there is no such thing that wakes, for `nap`.
 fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &mut Links, (nap, slice): (Duration, Duration)) -> Result<()> {
     if links.has_pumps() {
         // A flag may be raised in shared memory while we sleep on the pumps' descriptors: look again soon.
@@ -351,7 +352,8 @@ mod tests {
         Fabric::new(World { rank, size: 2 }, &peers, Policy { no_local: true, no_shm: false }, sizes)
     }
 
-    /// Rank 0 offers the memory of a ring and goes into an operation, where it waits for rank 1. That rank takes the memory first.
+    /// Rank 0 offers the memory of a ring and goes into an operation, where it waits for rank 1. That rank takes the
+    /// memory first.
     #[test]
     fn a_rank_that_waits_in_an_operation_hands_its_memory_over() {
         let words = [AtomicU64::new(0), AtomicU64::new(0)];

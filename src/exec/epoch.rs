@@ -1,7 +1,8 @@
 //! The epoch in which the ranks of a host work in each other's buffers.
 //!
-//! It begins with a flat exchange, in which all ranks say where their input and output lie in registered buffers. Ranks that are threads
-//! of one process know addresses. Where a rank's buffers cannot be reached, all ranks of the host go through scratch.
+//! It begins with a flat exchange, in which all ranks say where their input and output lie in registered buffers. Ranks
+//! that are threads of one process know addresses. Where a rank's buffers cannot be reached, all ranks of the host go
+//! through scratch.
 
 use std::ptr::NonNull;
 
@@ -16,11 +17,12 @@ use crate::plan::Windows;
 use crate::transport::{HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserBoard, UserRange};
 use crate::types::{ReduceOp, World};
 
-/// The epoch of one large operation inside a host, in the sense of MPI's one-sided communication: an exposure epoch of this rank's
-/// buffers, in which peers may work, and an access epoch of the peers' buffers, once this rank has [entered](Epoch::enter) them.
+/// The epoch of one large operation inside a host, in the sense of MPI's one-sided communication: an exposure epoch of
+/// this rank's buffers, in which peers may work, and an access epoch of the peers' buffers, once this rank has
+/// [entered](Epoch::enter) them.
 ///
-/// An operation that ended well [ends](Epoch::end) it. Dropping it otherwise lets no further peer in and waits until all are out; the
-/// peers must have been told of the failure before, or they might stay in until their own deadline.
+/// An operation that ended well [ends](Epoch::end) it. Dropping it otherwise lets no further peer in and waits until
+/// all are out; the peers must have been told of the failure before, or they might stay in until their own deadline.
 #[derive(Debug)]
 pub struct Epoch<'a> {
     windows: &'a HostWindows,
@@ -67,8 +69,8 @@ impl<'a> Epoch<'a> {
         Ok(if reachable && raw { Windows::User } else { Windows::Scratch })
     }
 
-    /// Enters the buffers that `program` works in. Their owners wait for this rank in the plan, so one that is closed was given up; other
-    /// ranks may have finished the operation by now.
+    /// Enters the buffers that `program` works in. Their owners wait for this rank in the plan, so one that is closed
+    /// was given up; other ranks may have finished the operation by now.
     ///
     /// # Errors
     /// Of a peer that has given up the operation, or announced what it has not registered.
@@ -93,7 +95,8 @@ impl Epoch<'_> {
     /// The operation ended well: the plan's proof says that no peer touches this rank's buffers any more.
     ///
     /// # Errors
-    /// Where another operation on one of the buffers, of another communicator, has failed meanwhile and taken it from the peers.
+    /// Where another operation on one of the buffers, of another communicator, has failed meanwhile and taken it from
+    /// the peers.
     pub fn end(mut self) -> Result<()> {
         self.over = true;
         let entered = !self.guards.is_empty();

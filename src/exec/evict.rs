@@ -1,13 +1,13 @@
 //! Getting a rank's buffers back from its peers after an operation that failed.
 //!
-//! A peer may still be in the middle of a copy, and whoever called the operation has its buffers for itself when the call returns. So
-//! the rank waits. Peers that run come out at their next look at the news, in milliseconds. A peer that is a process may
-//! also have ended, or be stopped for as long as somebody likes: the first cannot touch memory any more, and from the second
-//! the registered buffers are taken away ([`crate::device::Keep::detach`]).
+//! A peer may still be in the middle of a copy, and whoever called the operation has its buffers for itself when the
+//! call returns. So the rank waits. Peers that run come out at their next look at the news, in milliseconds. A peer
+//! that is a process may also have ended, or be stopped for as long as somebody likes: the first cannot touch memory
+//! any more, and from the second the registered buffers are taken away ([`crate::device::Keep::detach`]).
 //!
-//! A peer that is a thread of this process reaches the buffers by the same addresses as their owner. Nothing takes them away from it, so
-//! it is waited for without bound. It cannot be stopped apart from the owner, and comes out unless a progress hook of the program's
-//! never returns to it.
+//! A peer that is a thread of this process reaches the buffers by the same addresses as their owner. Nothing takes them
+//! away from it, so it is waited for without bound. It cannot be stopped apart from the owner, and comes out unless a
+//! progress hook of the program's never returns to it.
 
 use std::time::Duration;
 
@@ -17,8 +17,9 @@ use crate::sync::Deadline;
 use crate::sys::{clock, cpu, futex};
 use crate::transport::{HostWindows, Loan, Neighbour};
 
-/// Waits until no peer can reach the buffers of this rank any more, whose lease is closed; `loans` are those that processes reach. Where
-/// they cannot be taken away from a stopped process, for want of memory, the wait goes on until they can be, or until it comes out.
+/// Waits until no peer can reach the buffers of this rank any more, whose lease is closed; `loans` are those that
+/// processes reach. Where they cannot be taken away from a stopped process, for want of memory, the wait goes on until
+/// they can be, or until it comes out.
 pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
     let (mut turns, mut are_taken_away) = (0u32, false);
     let mut deadline = Deadline::after(PATIENCE);

@@ -1,18 +1,21 @@
 //! Small collectives inside a host: one hop, no plan.
 //!
-//! Each rank writes its bytes with a label into its own flat slot; who needs them reads them there. Everyone reduces in rank order,
-//! so that all ranks get the same bits. The slot's flag, the label and up to 24 bytes of data are one cache line.
+//! Each rank writes its bytes with a label into its own flat slot; who needs them reads them there. Everyone reduces in
+//! rank order, so that all ranks get the same bits. The slot's flag, the label and up to 24 bytes of data are one cache
+//! line.
 //!
 //! # Where ranks are many
-//! Where everyone reads everyone's slot, and ranks share processors, each waits as often as there are ranks. So there ranks stand in
-//! teams: whoever comes last in its team, by [`Arrivals`](crate::sync::Arrivals), reduces the team's slots into a partial result;
-//! whoever comes last of these reduces the partial results, and hands the result to each team. All others wait once.
-//! A slot for a result is enough: the next is written when everyone has announced the next operation, and so has read this one.
+//! Where everyone reads everyone's slot, and ranks share processors, each waits as often as there are ranks. So there
+//! ranks stand in teams: whoever comes last in its team, by [`Arrivals`](crate::sync::Arrivals), reduces the team's
+//! slots into a partial result; whoever comes last of these reduces the partial results, and hands the result to each
+//! team. All others wait once. A slot for a result is enough: the next is written when everyone has announced the next
+//! operation, and so has read this one.
 //!
 //! # When a slot may be used again
-//! Slots go round; the writer of operation n needs everyone to have finished operation n - [`FLAT_SLOTS`]. In a symmetric operation
-//! each rank waits for all others, so having finished it proves that all have finished the one before. Rooted operations
-//! prove nothing, so each rank raises its `done` flag after them, and a writer looks at these flags when it runs out of slots.
+//! Slots go round; the writer of operation n needs everyone to have finished operation n - [`FLAT_SLOTS`]. In a
+//! symmetric operation each rank waits for all others, so having finished it proves that all have finished the one
+//! before. Rooted operations prove nothing, so each rank raises its `done` flag after them, and a writer looks at these
+//! flags when it runs out of slots.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -51,8 +54,8 @@ pub struct Exchange<'a> {
 pub type SlotFold<'f> = dyn FnMut(&[*const u8], *mut u8, bool) + 'f;
 
 impl Flat {
-    /// Of a host of so many ranks, which share as many `cores`; the same on all of them. `reproducible` reductions are one pass over all
-    /// slots, in rank order.
+    /// Of a host of so many ranks, which share as many `cores`; the same on all of them. `reproducible` reductions are
+    /// one pass over all slots, in rank order.
     pub fn new(ranks: usize, cores: usize, reproducible: bool) -> Flat {
         let crowded = ranks > cores && ranks >= LEAST_CROWD;
         let teams = (crowded || ranks > TEAM_RANKS).then(|| Teams::new(ranks, TEAM_RANKS));
@@ -100,8 +103,8 @@ impl Flat {
         exchange.windows.mine().done().raise(exchange.number + 1);
     }
 
-    /// The first of the latest flat operations that this rank and the one at `place` called differently, as both announced it. Labels
-    /// stay in their slots until the slots are used again.
+    /// The first of the latest flat operations that this rank and the one at `place` called differently, as both
+    /// announced it. Labels stay in their slots until the slots are used again.
     #[cold]
     pub fn first_difference(&self, windows: &HostWindows, place: usize) -> Option<(Label, Label)> {
         (self.next.saturating_sub(FLAT_SLOTS)..self.next).find_map(|number| {
@@ -112,7 +115,8 @@ impl Flat {
 
     #[cold]
     fn make_room(&mut self, windows: &HostWindows, idle: &mut impl FlagWait) -> Result<()> {
-        // Half of the slots at once: a root whose readers share its processor gives it away once for so many operations.
+        // Half of the slots at once: a root whose readers share its processor gives it away once for so many
+        // operations.
         let needed = self.next - FLAT_SLOTS / 2;
         let mut least = u64::MAX;
         for (arena, rank) in windows.arenas.iter().zip(&windows.ranks) {
@@ -133,8 +137,8 @@ fn announced(arena: &Arena, number: u64) -> Option<Label> {
     let slot = arena.flat(number);
     let is_its = || slot.flag.value() == number + 1;
     let label = is_its().then(|| slot.read_label())?;
-    // The owner may have written the next label meanwhile; it raises the flag only after that, but it is a rank that runs ahead of
-    // this one by as many operations as there are slots, and the comparison of numbers sees it.
+    // The owner may have written the next label meanwhile; it raises the flag only after that, but it is a rank that
+    // runs ahead of this one by as many operations as there are slots, and the comparison of numbers sees it.
     is_its().then_some(label)
 }
 
@@ -152,8 +156,8 @@ impl<'a> Exchange<'a> {
         if theirs != self.label { Err(mismatch(self.label, rank, theirs)) } else { Ok(slot) }
     }
 
-    /// Waits for everyone, where ranks stand in teams; the result of `fold` over all slots' `bytes`. `None` where ranks do not: each
-    /// waits for the slots that it reads.
+    /// Waits for everyone, where ranks stand in teams; the result of `fold` over all slots' `bytes`. `None` where ranks
+    /// do not: each waits for the slots that it reads.
     ///
     /// # Errors
     /// As [`Exchange::read`].
@@ -223,8 +227,8 @@ impl<'a> Exchange<'a> {
         for home in (0..teams.count).map(|team| teams.members(team).start) {
             let result = arenas[home].result();
             if home > 0 && copies {
-                // SAFETY: slots of two arenas, both of at least `bytes`; the teams have all announced this operation, so nobody reads a
-                // result of the one before.
+                // SAFETY: slots of two arenas, both of at least `bytes`; the teams have all announced this operation,
+                // so nobody reads a result of the one before.
                 unsafe { result.data(bytes).copy_from_nonoverlapping(first.data(bytes), bytes) };
             }
             result.write_label(self.label);
@@ -289,7 +293,8 @@ impl<'a> Exchange<'a> {
     /// As [`Exchange::read`].
     ///
     /// # Safety
-    /// `target` is good for writing `count` elements of the kernel's type, and `offset` plus their size is at most `bytes`.
+    /// `target` is good for writing `count` elements of the kernel's type, and `offset` plus their size is at most
+    /// `bytes`.
     #[inline]
     pub unsafe fn reduce(
         &self,
@@ -312,8 +317,8 @@ impl<'a> Exchange<'a> {
             *source = data.as_ptr().wrapping_add(offset);
         }
         let pass = Pass { sources, raw: None, targets: &[target], count, finish: true, store: Store::Cached };
-        // SAFETY: each source is a slot of at least `offset` + count elements that its owner does not touch before everyone is done;
-        // the target is the caller's.
+        // SAFETY: each source is a slot of at least `offset` + count elements that its owner does not touch before
+        // everyone is done; the target is the caller's.
         unsafe { kernel.run(&pass) };
         Ok(())
     }
@@ -399,7 +404,8 @@ mod models {
         }
     }
 
-    /// Data of each rank's slots as loom sees it: it cannot watch the mapping, so whoever touches a slot there touches its cell here.
+    /// Data of each rank's slots as loom sees it: it cannot watch the mapping, so whoever touches a slot there touches
+    /// its cell here.
     type Cells = Vec<[UnsafeCell<()>; SLOTS]>;
 
     #[expect(clippy::cast_possible_truncation, reason = "two slots")]
@@ -408,7 +414,8 @@ mod models {
     struct Host {
         arenas: Vec<Arena>,
         cells: Cells,
-        /// Of each rank's partial result, and of the result. Those that teams have of it are written together with the first.
+        /// Of each rank's partial result, and of the result. Those that teams have of it are written together with the
+        /// first.
         partials: Vec<UnsafeCell<()>>,
         result: UnsafeCell<()>,
         /// Ranks of a team.
@@ -451,7 +458,8 @@ mod models {
             &self.cells[rank][usize::try_from(number % FLAT_SLOTS).expect("two slots")]
         }
 
-        /// Rank `me` runs as many operations as there are `readers`: those read everyone's slots; all do where there are none.
+        /// Rank `me` runs as many operations as there are `readers`: those read everyone's slots; all do where there
+        /// are none.
         fn run(&self, me: usize, readers: &[Readers]) {
             let ranks = self.arenas.len();
             let windows = HostWindows {

@@ -1,4 +1,5 @@
-//! Small collectives inside a host as calls: what goes into the flat slot, and what each collective takes out of the others'.
+//! Small collectives inside a host as calls: what goes into the flat slot, and what each collective takes out of the
+//! others'.
 
 use std::ptr::NonNull;
 
@@ -25,7 +26,8 @@ pub fn run(begun: &Begun<'_>, windows: &HostWindows, flat: &mut Flat, idle: &mut
         let pass = Pass { sources, raw: Some(0), targets, count: input.index(), finish: false, store: turn.store };
         turn.begin();
         if !kernel.is_copy(Some(0), false) || turn.store == Store::Streaming {
-            // SAFETY: the engine has checked the input's length, `Buffers` vouches for it; the slot is mine and large enough.
+            // SAFETY: the engine has checked the input's length, `Buffers` vouches for it; the slot is mine and large
+            // enough.
             unsafe { kernel.run(&pass) };
         } else if bytes > 0 {
             // SAFETY: as above; user memory and arena do not overlap.
@@ -64,7 +66,8 @@ impl Extract {
     }
 }
 
-/// Waits for everyone where ranks stand in teams. True where that was all: a result that a team's last rank has reduced is in the output.
+/// Waits for everyone where ranks stand in teams. True where that was all: a result that a team's last rank has reduced
+/// is in the output.
 #[inline]
 fn meet_all(
     begun: &Begun<'_>,
@@ -100,8 +103,8 @@ fn meet_all(
     let folds = call.collective.reduces() && exchange.may_fold();
     let mut fold = |sources: &[*const u8], target: *mut u8, finish: bool| {
         let pass = Pass { sources, raw: None, targets: &[target], count, finish, store: Store::Cached };
-        // SAFETY: slots of `count` elements, of ranks that have all announced this operation, so that their owners leave them alone; the
-        // target is another slot, which this rank alone writes now, since it came last.
+        // SAFETY: slots of `count` elements, of ranks that have all announced this operation, so that their owners
+        // leave them alone; the target is another slot, which this rank alone writes now, since it came last.
         unsafe { kernel.run(&pass) };
     };
     let Some(result) = exchange.meet(idle, (count * size, if folds { Some(&mut fold) } else { None }))? else {
@@ -111,8 +114,8 @@ fn meet_all(
         return Ok(call.collective == Collective::Barrier);
     }
     let source = result.data(count * size).as_ptr().wrapping_add(from * size);
-    // SAFETY: the slot has `count` elements, `mine` of them from there on, and is written anew when everyone has come to the next
-    // operation; the output is the caller's.
+    // SAFETY: the slot has `count` elements, `mine` of them from there on, and is written anew when everyone has come
+    // to the next operation; the output is the caller's.
     unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), call.buffers.target(), mine * size) };
     Ok(true)
 }
@@ -136,7 +139,8 @@ fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut WaitContext
     let mut copy = |rank: Rank, Extract { of, from, to, elements }: Extract| {
         let slot = exchange.read(rank.index(), idle)?.data(of * size);
         let (source, target) = (slot.as_ptr().wrapping_add(from * size), output_place.wrapping_add(to * size));
-        // SAFETY: the slot has `of` elements, which its owner leaves alone until everyone is done; the output is the caller's.
+        // SAFETY: the slot has `of` elements, which its owner leaves alone until everyone is done; the output is the
+        // caller's.
         unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), target, elements * size) };
         Ok::<_, Error>(())
     };

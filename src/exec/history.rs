@@ -1,7 +1,8 @@
 //! What a rank has called: the labels of its latest collectives, and a number that stands for all of them.
 //!
-//! Each label carries that number. The root of a broadcast waits for nobody, so two ranks may each believe to be the root and go on; from
-//! then on their labels differ, and the next call in which one of them reads the other's label finds it.
+//! Each label carries that number. The root of a broadcast waits for nobody, so two ranks may each believe to be the
+//! root and go on; from then on their labels differ, and the next call in which one of them reads the other's label
+//! finds it.
 
 use crate::error::Error;
 use crate::exec::operation::{SEQUENCE, describe, same_call, sequence};
@@ -19,8 +20,8 @@ pub struct History {
     is_unnamed: AtomicBool,
 }
 
-/// A label that one thread replaces while others read it. The number comes last and goes first, so that a reader which finds the same
-/// number before and after has read one label and not parts of two.
+/// A label that one thread replaces while others read it. The number comes last and goes first, so that a reader which
+/// finds the same number before and after has read one label and not parts of two.
 #[derive(Debug)]
 struct Remembered {
     call: AtomicU64,
@@ -66,8 +67,8 @@ impl Default for History {
 }
 
 impl History {
-    /// Stands for all collectives so far, in the label of the next one. Two ranks that called something else get the same number with
-    /// one chance in 65,536, and again so at each call that follows.
+    /// Stands for all collectives so far, in the label of the next one. Two ranks that called something else get the
+    /// same number with one chance in 65,536, and again so at each call that follows.
     #[inline]
     pub fn past(&self) -> u64 {
         // Relaxed, as in `begin`: only the thread that begins collectives uses it.
@@ -88,8 +89,8 @@ impl History {
         self.labels[place(number)].get().filter(|label| sequence(*label) == number)
     }
 
-    /// The error for a peer whose label is not `mine`. Where it is of an earlier collective, that is the one that the two ranks called
-    /// differently: the peer's message of it has been left over.
+    /// The error for a peer whose label is not `mine`. Where it is of an earlier collective, that is the one that the
+    /// two ranks called differently: the peer's message of it has been left over.
     #[cold]
     pub fn mismatch(&self, mine: Label, peer: Rank, theirs: Label) -> Error {
         let then = self.at(sequence(theirs)).filter(|mine| !same_call(*mine, theirs)).unwrap_or(mine);
@@ -98,7 +99,8 @@ impl History {
         mismatch(then, peer, theirs)
     }
 
-    /// Whether [`History::mismatch`] could not name the calls that differ: a peer can, when it is told of [`History::latest`].
+    /// Whether [`History::mismatch`] could not name the calls that differ: a peer can, when it is told of
+    /// [`History::latest`].
     pub fn is_unnamed(&self) -> bool {
         self.is_unnamed.load(Ordering::Relaxed)
     }

@@ -80,8 +80,9 @@ impl<'a> PlanRun<'a> {
     /// A run of `plan` that has not begun. What its [`Program`](crate::exec::Program) needs is connected.
     ///
     /// # Safety
-    /// Until the run is dropped, `setting.scratch` is good for what the plan's limits say, `setting.memory` is good for what the plan's spec says of input and output, nobody else touches it
-    /// but peers through the plan, and each entry of `setting.user` is good for the same while its lease is held.
+    /// Until the run is dropped, `setting.scratch` is good for what the plan's limits say, `setting.memory` is good for
+    /// what the plan's spec says of input and output, nobody else touches it but peers through the plan, and each entry
+    /// of `setting.user` is good for the same while its lease is held.
     pub unsafe fn new(plan: &'a Plan, setting: Setting<'a>) -> PlanRun<'a> {
         let lanes = plan.lanes.iter().map(|lane| LaneState { turn: 0, turns: turns(lane), step: 0 }).collect();
         PlanRun {
@@ -189,8 +190,8 @@ impl<'a> PlanRun<'a> {
                     let receiver = links.receiver(*peer, channel);
                     let Some(message) = receiver.peek().map_err(|error| error.about(*peer))? else { return Ok(false) };
                     if message.label != self.label || message.bytes != length * self.element_bytes {
-                        // The peer is through with this operation and sent nothing for it: it called something else, and says so
-                        // when it hears where this rank is stuck.
+                        // The peer is through with this operation and sent nothing for it: it called something else,
+                        // and says so when it hears where this rank is stuck.
                         if sequence(message.label) > sequence(self.label) {
                             return Ok(false);
                         }
@@ -264,8 +265,8 @@ impl<'a> PlanRun<'a> {
             let store = if self.cached.is_empty() { self.store } else { Store::Cached };
             self.cached.extend_from_slice(&self.targets);
             let pass = Pass { targets: &self.cached, store, ..pass };
-            // SAFETY: the constructor's contract for user memory; the plan's proof for spans inside buffers and for order between
-            // ranks; slots are ours between peek and release, reserve and publish.
+            // SAFETY: the constructor's contract for user memory; the plan's proof for spans inside buffers and for
+            // order between ranks; slots are ours between peek and release, reserve and publish.
             unsafe { self.kernel.run(&pass) };
             return;
         }

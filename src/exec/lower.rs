@@ -11,7 +11,8 @@ use crate::types::Rank;
 
 const _: () = assert!(FLAGS as u64 == records::FLAGS);
 
-/// A program as records, and the ends of connections that its slots name, in the order of [`records::LaunchPart::queues`].
+/// A program as records, and the ends of connections that its slots name, in the order of
+/// [`records::LaunchPart::queues`].
 #[derive(Debug, Clone)]
 pub struct Lowered {
     /// The records.
@@ -36,9 +37,9 @@ pub fn plan(lanes: &[Lane], windows: Windows) -> Lowered {
     lowering.finish()
 }
 
-/// The records of messages on `channel`: side by side, but for those of one connection, which keep their order. What rank `me` sends
-/// itself is copied; both ends are there. Elements are bytes; a message's buffer and label stand in the order of the messages, buffers
-/// from [`records::FIRST_MESSAGE`] on. A slot holds `slot_bytes`.
+/// The records of messages on `channel`: side by side, but for those of one connection, which keep their order. What
+/// rank `me` sends itself is copied; both ends are there. Elements are bytes; a message's buffer and label stand in the
+/// order of the messages, buffers from [`records::FIRST_MESSAGE`] on. A slot holds `slot_bytes`.
 pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Channel, u64)) -> Lowered {
     let mut lowering = Lowering::default();
     let mut own_recvs = (0u32..).zip(messages).filter(|(_, message)| message.peer() == me && !message.sends());
@@ -66,7 +67,8 @@ pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Chan
     lowering.finish()
 }
 
-/// The records of copies of so many bytes, side by side: from and to buffers that follow each other from [`records::FIRST_MESSAGE`] on.
+/// The records of copies of so many bytes, side by side: from and to buffers that follow each other from
+/// [`records::FIRST_MESSAGE`] on.
 pub fn copies(bytes: impl Iterator<Item = u64>) -> Arc<Records> {
     let mut lowering = Lowering::default();
     for (number, bytes) in (0u32..).zip(bytes) {

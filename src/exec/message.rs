@@ -1,7 +1,7 @@
 //! One send or recv: a message of any length in the slots of a pair's connection.
 //!
-//! The first slot carries the label, which has type and count of the whole message, so that the receiver knows before it takes
-//! a byte whether both ends mean the same. A message of no elements takes one empty slot.
+//! The first slot carries the label, which has type and count of the whole message, so that the receiver knows before
+//! it takes a byte whether both ends mean the same. A message of no elements takes one empty slot.
 
 use std::marker::PhantomData;
 
@@ -174,7 +174,8 @@ impl<'a> Message<'a> {
     /// Checks what one rank alone can see.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] for a peer that is no rank, a null buffer, a count beyond the address space.
+    /// [`crate::error::Kind::InvalidArgument`] for a peer that is no rank, a null buffer, a count beyond the address
+    /// space.
     pub fn check(&self, world: World) -> Result<()> {
         self.check_all(world).map_err(|error| error.during(if self.sends() { "send" } else { "recv" }))
     }
@@ -211,7 +212,8 @@ impl<'a> Message<'a> {
 /// Whether sends to `me` and recvs from `me` match, in order.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidUsage`] where one has no partner, [`crate::error::Kind::InvalidArgument`] where partners differ.
+/// [`crate::error::Kind::InvalidUsage`] where one has no partner, [`crate::error::Kind::InvalidArgument`] where
+/// partners differ.
 pub fn check_to_self(me: Rank, messages: &[Message<'_>]) -> Result<()> {
     let own = || messages.iter().filter(|message| message.peer == me);
     let (mut sends, mut recvs) = (own().filter(|message| message.sends()), own().filter(|message| !message.sends()));
@@ -265,8 +267,8 @@ pub struct MessageRun<'a> {
 }
 
 impl<'a> MessageRun<'a> {
-    /// A message that has been checked and has not begun; its connection is open when it runs. It has number `sequence` among the
-    /// messages from its sender to its receiver; `collective` is what it is a part of.
+    /// A message that has been checked and has not begun; its connection is open when it runs. It has number `sequence`
+    /// among the messages from its sender to its receiver; `collective` is what it is a part of.
     pub fn new(message: Message<'a>, collective: Collective, sequence: u64) -> MessageRun<'a> {
         let operation = Operation {
             collective,
@@ -277,7 +279,8 @@ impl<'a> MessageRun<'a> {
             sequence,
             past: 0,
         };
-        // Messages that collectives are made of wait for no message that was begun before them, and have no other collective beside them.
+        // Messages that collectives are made of wait for no message that was begun before them, and have no other
+        // collective beside them.
         let channel = match collective {
             Collective::Send | Collective::Recv | Collective::AllToAllV => Channel::PointToPoint,
             _ => Channel::Collective(0),
@@ -287,8 +290,8 @@ impl<'a> MessageRun<'a> {
         MessageRun { message, channel, operation, label, copy, store: Store::Cached, bytes, moved: 0, begun: false }
     }
 
-    /// The same, which writes past the caches where it receives at least `bytes`: more than the caches keep, and a line that is written
-    /// whole need not be read from memory first.
+    /// The same, which writes past the caches where it receives at least `bytes`: more than the caches keep, and a line
+    /// that is written whole need not be read from memory first.
     pub fn streaming_from(mut self, bytes: u64) -> MessageRun<'a> {
         if self.bytes as u64 >= bytes {
             self.store = Store::Streaming;
@@ -343,8 +346,8 @@ impl<'a> MessageRun<'a> {
         turn.begin();
         let (sources, targets) = (&[from.wrapping_add(self.moved)], &[slot.as_ptr()]);
         let pass = Pass { sources, raw: None, targets, count: length, finish: false, store: turn.store };
-        // SAFETY: the source is inside the message's memory, since moved + length <= bytes; the slot is reserved and as large as
-        // its shape says; a slot never overlaps user memory.
+        // SAFETY: the source is inside the message's memory, since moved + length <= bytes; the slot is reserved and as
+        // large as its shape says; a slot never overlaps user memory.
         unsafe { self.copy.run(&pass) };
         turn.end();
         links.staging.learn(&turn, length);
@@ -364,8 +367,8 @@ impl<'a> MessageRun<'a> {
         let target = into.wrapping_add(self.moved);
         let source = message.payload.as_ptr().cast_const();
         if self.store == Store::Cached {
-            // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due` bytes, ours until
-            // released; a slot never overlaps user memory.
+            // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due`
+            // bytes, ours until released; a slot never overlaps user memory.
             unsafe { std::ptr::copy_nonoverlapping(source, target, due) };
         } else {
             let (sources, targets) = (&[source], &[target]);

@@ -20,8 +20,8 @@ pub struct Operation {
     pub count: u64,
     /// Its number: among the communicator's collectives, or among the messages of a pair.
     pub sequence: u64,
-    /// Stands for all collectives before it, where it is one: ranks whose earlier calls differed differ here. In the upper 16 bits, as a
-    /// label has it.
+    /// Stands for all collectives before it, where it is one: ranks whose earlier calls differed differ here. In the
+    /// upper 16 bits, as a label has it.
     pub past: u64,
 }
 

@@ -74,10 +74,11 @@ impl Program {
         self.lowered.get_or_init(|| lower::plan(&self.plan.lanes, self.plan.spec.windows))
     }
 
-    /// Whether a run has found all [`Program::needs`] connected. Connections stay open while the communicator that keeps the program
-    /// lives, so that no later run asks again.
+    /// Whether a run has found all [`Program::needs`] connected. Connections stay open while the communicator that
+    /// keeps the program lives, so that no later run asks again.
     pub fn is_connected(&self) -> bool {
-        // Relaxed: only the thread that runs the communicator's calls looks at it, and a communicator changes threads by a lock.
+        // Relaxed: only the thread that runs the communicator's calls looks at it, and a communicator changes threads
+        // by a lock.
         self.connected.load(Ordering::Relaxed)
     }
 

@@ -9,12 +9,13 @@ use crate::types::Element;
 
 /// A zeroed buffer of `T` in memory that processes of this host can share.
 ///
-/// Registered with a communicator ([`crate::Communicator::register`]), large collectives of one host work in it in place: nothing is
-/// copied on the way. Otherwise it is a slice like any other.
+/// Registered with a communicator ([`crate::Communicator::register`]), large collectives of one host work in it in
+/// place: nothing is copied on the way. Otherwise it is a slice like any other.
 ///
-/// When a call that fails has returned, no rank touches its buffers any more. Where another process stands still in the middle of the call,
-/// stopped by a signal or a debugger, this takes half a second and a copy of the buffer, which is then registered nowhere: later
-/// calls treat it as ordinary memory until it is registered anew. Threads of this process are waited for, however long they take.
+/// When a call that fails has returned, no rank touches its buffers any more. Where another process stands still in the
+/// middle of the call, stopped by a signal or a debugger, this takes half a second and a copy of the buffer, which is
+/// then registered nowhere: later calls treat it as ordinary memory until it is registered anew. Threads of this
+/// process are waited for, however long they take.
 ///
 /// # Examples
 /// ```
@@ -66,8 +67,9 @@ impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds `count` elements, page-aligned, zeroed at first, and any bit pattern is a value of an `Element`. Peers
-        // write into it only during collectives that have borrowed the buffer exclusively, under its rank's lease.
+        // SAFETY: the mapping holds `count` elements, page-aligned, zeroed at first, and any bit pattern is a value of
+        // an `Element`. Peers write into it only during collectives that have borrowed the buffer exclusively, under
+        // its rank's lease.
         unsafe { std::slice::from_raw_parts(self.memory.base().as_ptr().cast::<T>().cast_const(), self.count) }
     }
 }

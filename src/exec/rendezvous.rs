@@ -1,9 +1,10 @@
 //! Messages between ranks that share a device: their two ends meet on the host, and one copy on the device moves them.
 //!
-//! Two launches on one device may run one after the other, so a launch that waits for another's message could wait for ever
-//! ([`Cohort`](crate::exec::Cohort)). Here nothing waits on the device: a rank leaves its ends of messages here, and whoever brings the second
-//! end of a message puts the copy into its own stream. Events put the copy behind what the other rank's stream held, and what that stream
-//! gets later behind the copy. A call returns when all its ends have met theirs.
+//! Two launches on one device may run one after the other, so a launch that waits for another's message could wait for
+//! ever ([`Cohort`](crate::exec::Cohort)). Here nothing waits on the device: a rank leaves its ends of messages here,
+//! and whoever brings the second end of a message puts the copy into its own stream. Events put the copy behind what
+//! the other rank's stream held, and what that stream gets later behind the copy. A call returns when all its ends have
+//! met theirs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::PoisonError;
@@ -78,12 +79,14 @@ struct Pair {
 }
 
 impl Rendezvous {
-    /// Leaves the ends of one call of rank `me` on `stream`, and returns when each has met its other end. `turn` is one turn of the wait,
-    /// and is told which ranks are missing. `part` is this rank's part of a launch, without a program.
+    /// Leaves the ends of one call of rank `me` on `stream`, and returns when each has met its other end. `turn` is one
+    /// turn of the wait, and is told which ranks are missing. `part` is this rank's part of a launch, without a
+    /// program.
     ///
     /// # Errors
-    /// [`crate::error::Kind::Mismatch`] where ends differ, for both ranks; [`crate::error::Kind::InvalidUsage`] where one stream is captured
-    /// and the other not, or into another graph; those of `turn` and of the device. Some of the messages may have been moved then.
+    /// [`crate::error::Kind::Mismatch`] where ends differ, for both ranks; [`crate::error::Kind::InvalidUsage`] where
+    /// one stream is captured and the other not, or into another graph; those of `turn` and of the device. Some of the
+    /// messages may have been moved then.
     pub fn meet(
         &self,
         (me, part): (Rank, LaunchPart),
@@ -161,7 +164,8 @@ impl State {
         self.waiting.remove(&call).and_then(|waiting| waiting.failed).map_or(Ok(()), Err)
     }
 
-    /// Moves what ends agree on, and tells the ranks of those that do not. The other call of each pair hears what came of it.
+    /// Moves what ends agree on, and tells the ranks of those that do not. The other call of each pair hears what came
+    /// of it.
     fn move_messages(
         &mut self,
         (me, part): (Rank, LaunchPart),
@@ -199,7 +203,8 @@ impl State {
         result.and(moved)
     }
 
-    /// One launch that copies all messages, on `stream`, between what the other calls' streams hold now and what they get later.
+    /// One launch that copies all messages, on `stream`, between what the other calls' streams hold now and what they
+    /// get later.
     fn copy(&self, mut part: LaunchPart, pairs: &[Pair], stream: &DeviceStream) -> Result<()> {
         let mut others: Vec<&WaitingCall> = Vec::new();
         for other in pairs.iter().filter_map(|pair| self.waiting.get(&pair.first.call)) {
@@ -221,8 +226,8 @@ impl State {
         part.labels = vec![moving[0].second.label];
         let kept = moving.iter().flat_map(|pair| [&pair.first.end.keep, &pair.second.keep]);
         part.keep = kept.flatten().cloned().collect();
-        // SAFETY: both messages' makers vouch for their memory until the streams are through, whose length is the same, as their labels
-        // are; the other rank stays in its call until its stream has been told to wait for the copy.
+        // SAFETY: both messages' makers vouch for their memory until the streams are through, whose length is the same,
+        // as their labels are; the other rank stays in its call until its stream has been told to wait for the copy.
         unsafe { stream.queue().launch(vec![part]) }?;
         if others.is_empty() {
             return Ok(());

@@ -28,7 +28,8 @@ pub struct RunContext<'a> {
     pub streaming_bytes: u64,
 }
 
-/// Runs `program`, whose plan was built for the call, to its end; in `epoch` where it works in users' buffers. Its needs are connected.
+/// Runs `program`, whose plan was built for the call, to its end; in `epoch` where it works in users' buffers. Its
+/// needs are connected.
 ///
 /// # Errors
 /// Of waiting, of sockets, and of peers that run another operation.
@@ -60,15 +61,17 @@ pub(crate) fn run(
         flag_base: context.flag_base,
         store: if streams { Store::Streaming } else { Store::Cached },
     };
-    // SAFETY: the engine has checked the buffers against the call that the plan is for, and `Buffers` vouches for them; peers'
-    // buffers are entered, and the epoch holds the leases until after this run; scratch is as large as the plan's limits say.
+    // SAFETY: the engine has checked the buffers against the call that the plan is for, and `Buffers` vouches for them;
+    // peers' buffers are entered, and the epoch holds the leases until after this run; scratch is as large as the
+    // plan's limits say.
     let mut run = unsafe { PlanRun::new(plan, setting) };
     drive(&mut [&mut run], idle)
 }
 
-/// Which of the sets of its scratch a plan with windows takes: runs take turns, because rewriting lines that a peer has just cached costs a
-/// coherence miss per line; lines that its cache has dropped since do not. A communicator begins with a few sets and goes over to more
-/// slowly, because each set's first run takes a page fault for every page, here and at the readers. All ranks of a host count alike.
+/// Which of the sets of its scratch a plan with windows takes: runs take turns, because rewriting lines that a peer has
+/// just cached costs a coherence miss per line; lines that its cache has dropped since do not. A communicator begins
+/// with a few sets and goes over to more slowly, because each set's first run takes a page fault for every page, here
+/// and at the readers. All ranks of a host count alike.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScratchTurns {
     /// Plans with windows that ran before.
@@ -102,7 +105,8 @@ fn scratch_shift(program: &Program, turns: &mut ScratchTurns, element_bytes: usi
     (stride * turn).index() * element_bytes
 }
 
-/// Scratch that sets take turns in: more than second-level caches hold, so little that it stays in the third (measured from 1 to 4 MiB).
+/// Scratch that sets take turns in: more than second-level caches hold, so little that it stays in the third (measured
+/// from 1 to 4 MiB).
 const TURNED_BYTES: usize = 2 << 20;
 /// Sets that a communicator takes turns in from its first run on.
 const FIRST_SETS: u64 = 2;

@@ -87,7 +87,8 @@ impl Plan {
     }
 }
 
-/// The lanes of a plan for `longest` elements of a rank: as many as there are channels, but none that would not fill a slot.
+/// The lanes of a plan for `longest` elements of a rank: as many as there are channels, but none that would not fill a
+/// slot.
 pub(crate) fn lanes(collective: Collective, longest: Elements, limits: Limits) -> u32 {
     let filled = longest.0.div_ceil(limits.slot.0.max(1)).max(1);
     let filled = u32::try_from(filled).unwrap_or(u32::MAX);

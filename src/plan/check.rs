@@ -2,11 +2,12 @@
 //!
 //! [`prove`] runs the plans of all ranks on symbols instead of data. An element's value is the list of ranks whose
 //! contributions it holds; a message, a buffer, a window carry such values. It finds
-//! - output elements that do not hold exactly what the collective's definition asks, or, for direct plans of reductions,
-//!   that are not reduced in one combine in rank order;
+//! - output elements that do not hold exactly what the collective's definition asks, or, for direct plans of
+//!   reductions, that are not reduced in one combine in rank order;
 //! - deadlocks, with the limits' slots for each connection, naming who waits for whom;
 //! - messages of different length at both ends, larger than a slot, or never taken;
-//! - spans outside their buffer, or outside their lane's part of the scratch; writes to inputs, windows and flags of ranks that are not mapped;
+//! - spans outside their buffer, or outside their lane's part of the scratch; writes to inputs, windows and flags of
+//!   ranks that are not mapped;
 //! - signals that name other listeners than those that wait for them;
 //! - accesses to one element, one of them a write, that nothing orders, for every schedule and not only the one run.
 //!
@@ -20,7 +21,8 @@
 //! # What is taken for granted
 //! All ranks have finished the plan before when any begins this one (so all scratch is free), but a rank touches a
 //! peer's input and output only after hearing from it, and hears from all who touch its own before it is done.
-//! [`prove_repeated`] does not take this for granted, for executors that run plans behind each other with no host in between.
+//! [`prove_repeated`] does not take this for granted, for executors that run plans behind each other with no host in
+//! between.
 
 mod ask;
 mod fits;
@@ -75,9 +77,9 @@ pub fn prove(plans: &[Plan]) -> Result<Proof, Flaw> {
     prove_runs(plans, 1)
 }
 
-/// Proves the plans of all ranks for `runs` of them behind each other, with nothing of the host in between: a rank begins
-/// the next run when its lanes have ended, whatever the others do. Of what [`prove`] takes for granted, that all ranks
-/// have ended the run before, only [`Action::Enter`] is left to see to it.
+/// Proves the plans of all ranks for `runs` of them behind each other, with nothing of the host in between: a rank
+/// begins the next run when its lanes have ended, whatever the others do. Of what [`prove`] takes for granted, that all
+/// ranks have ended the run before, only [`Action::Enter`] is left to see to it.
 ///
 /// # Errors
 /// The first flaw found.

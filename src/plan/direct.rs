@@ -1,7 +1,7 @@
 //! Gather, scatter and all-to-all through windows.
 //!
-//! With all buffers mapped, a rank moves its data once: to the root's output, or from a peer's input. With scratch only,
-//! the sender copies each piece to its scratch and the reader takes it from there.
+//! With all buffers mapped, a rank moves its data once: to the root's output, or from a peer's input. With scratch
+//! only, the sender copies each piece to its scratch and the reader takes it from there.
 
 use super::pattern::Pattern;
 use super::site::{Block, CACHED_PIECE, Draft, Site, rounds};

@@ -1,7 +1,8 @@
-//! Scans along a chain, for executors whose arithmetic is steps alone: rank after rank adds its input to what comes from below.
+//! Scans along a chain, for executors whose arithmetic is steps alone: rank after rank adds its input to what comes
+//! from below.
 //!
-//! The host's executor doubles the reach in each round instead (`exec::composed`): fewer messages behind each other, but folds
-//! between them that are no steps of a plan.
+//! The host's executor doubles the reach in each round instead (`exec::composed`): fewer messages behind each other,
+//! but folds between them that are no steps of a plan.
 
 use super::{Action, Buffer, Combine, Lane, Operand, Span, Step, Walk};
 use crate::types::{Elements, World};

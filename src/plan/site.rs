@@ -58,8 +58,8 @@ impl<'a> Site<'a> {
         self.part(self.spec.count.of(Rank::new(0)))
     }
 
-    /// The longest of the lane's parts of all ranks' blocks. Not the part of the longest block: where parts are aligned, that
-    /// of a shorter block may be longer.
+    /// The longest of the lane's parts of all ranks' blocks. Not the part of the longest block: where parts are
+    /// aligned, that of a shorter block may be longer.
     pub(super) fn longest_part(&self) -> Elements {
         match &self.spec.count {
             Count::Each(count) => self.part(*count).length,
@@ -112,8 +112,8 @@ impl<'a> Site<'a> {
     }
 }
 
-/// Whether every rank that wants the result reduces all buffers by itself, so that data takes one hop in place of two: worth it for
-/// few elements of all ranks together. The cost model of `tune` asks the same.
+/// Whether every rank that wants the result reduces all buffers by itself, so that data takes one hop in place of two:
+/// worth it for few elements of all ranks together. The cost model of `tune` asks the same.
 pub(crate) fn is_one_shot(whole: Elements, ranks: u32) -> bool {
     whole.0.saturating_mul(u64::from(ranks)) <= ONE_SHOT
 }

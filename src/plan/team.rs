@@ -1,10 +1,10 @@
 //! Groups that share memory, joined by rails.
 //!
-//! What a group does is split among its seats, as many as the smallest group has ranks; the ranks that have one seat in all
-//! groups form a rail, along which a ring, chain or tree carries that seat's blocks through slots. Inside a group, a
-//! seat reads what its neighbours contribute and writes what they get through windows, in the same combines that talk
-//! to the rail. The ranks of a larger group that have no seat are its guests: they contribute and get, and are on no rail. So one
-//! scheme makes four:
+//! What a group does is split among its seats, as many as the smallest group has ranks; the ranks that have one seat in
+//! all groups form a rail, along which a ring, chain or tree carries that seat's blocks through slots. Inside a group,
+//! a seat reads what its neighbours contribute and writes what they get through windows, in the same combines that talk
+//! to the rail. The ranks of a larger group that have no seat are its guests: they contribute and get, and are on no
+//! rail. So one scheme makes four:
 //! ```text
 //! flat ring or tree      every rank is a group of its own
 //! hierarchy              groups are the layout's teams: hosts, or parts of them
@@ -446,7 +446,8 @@ impl<'a> Team<'a> {
     }
 }
 
-/// Whether teams work as groups. Where every rank has a block of its own, that block needs a seat, so all teams must be of one size.
+/// Whether teams work as groups. Where every rank has a block of its own, that block needs a seat, so all teams must be
+/// of one size.
 pub(crate) fn is_hierarchy(collective: Collective, layout: &Layout) -> bool {
     let teams = layout.teams();
     let fit = match Pattern::of(collective) {
@@ -461,9 +462,9 @@ fn hierarchical(spec: &Spec) -> bool {
     spec.windows != Windows::None && is_hierarchy(spec.collective, &spec.layout)
 }
 
-/// The groups of a hierarchy, the root's first where there is one, and the root on a seat; else the hosts in turn, each with its
-/// ranks in turn: the root first where there is one; else every lane begins each host at another rank, so that the lanes cross
-/// between hosts at different ranks.
+/// The groups of a hierarchy, the root's first where there is one, and the root on a seat; else the hosts in turn, each
+/// with its ranks in turn: the root first where there is one; else every lane begins each host at another rank, so that
+/// the lanes cross between hosts at different ranks.
 fn in_turn(spec: &Spec, lane: usize) -> Vec<Vec<Rank>> {
     let hierarchical = hierarchical(spec);
     let mut groups = if hierarchical { spec.layout.teams() } else { spec.layout.hosts() }.to_vec();

@@ -1,23 +1,24 @@
 //! A ring of slots between two ranks: what every transport yields and every executor uses.
 //!
-//! A ring is control words apart from payload ([`Parts`]). The control words are host memory, which whoever waits can poll; the payload
-//! may live on any device:
+//! A ring is control words apart from payload ([`Parts`]). The control words are host memory, which whoever waits can
+//! poll; the payload may live on any device:
 //! ```text
 //! part      width             who waits for it   meaning
 //! head      64                the sender         messages released; raised by the receiver
 //! lines     64 for each slot  the receiver       flag 16, bytes u64, label 3 × u64, 16 of payload where a message has no more
 //! payload   slot bytes each   nobody             payload of the slot; only its home follows its addresses
 //! ```
-//! Each part may lie where its waiter polls it best. Host transports put all of them into the receiver's one mapping ([`Parts::in_one`]):
+//! Each part may lie where its waiter polls it best. Host transports put all of them into the receiver's one mapping
+//! ([`Parts::in_one`]):
 //! ```text
 //! offset           width        meaning
 //! 0                64           head
 //! 64 + i*stride    64           line of slot i
 //! 128 + i*stride   slot bytes   payload of slot i; stride = 64 + slot bytes
 //! ```
-//! Message m lies in slot m mod slots. The sender may fill it once head > m - slots (credit); the receiver may read it once the slot's
-//! flag is above m, which the sender raises it to. So a message of a few bytes travels in one cache line, where the payload is host
-//! memory.
+//! Message m lies in slot m mod slots. The sender may fill it once head > m - slots (credit); the receiver may read it
+//! once the slot's flag is above m, which the sender raises it to. So a message of a few bytes travels in one cache
+//! line, where the payload is host memory.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -77,7 +78,8 @@ impl Parts {
         }
     }
 
-    /// Each part in memory of its own: 64 zeroed bytes for the head, as many for each slot's line, and the payload of all slots.
+    /// Each part in memory of its own: 64 zeroed bytes for the head, as many for each slot's line, and the payload of
+    /// all slots.
     #[cfg(test)]
     pub fn apart(head: HostRegion, lines: HostRegion, payload: Region, shape: Shape) -> Parts {
         let (slots, slot_bytes) = (shape.slots as usize, shape.slot_bytes as usize);
@@ -108,8 +110,8 @@ impl View {
     }
 
     fn head(&self) -> &Flag {
-        // SAFETY: the first line of memory of ours that `parts` keeps, aligned to 64; it starts zeroed, and both ends touch these bytes
-        // through `Flag` only.
+        // SAFETY: the first line of memory of ours that `parts` keeps, aligned to 64; it starts zeroed, and both ends
+        // touch these bytes through `Flag` only.
         unsafe { Flag::at(self.parts.head.at(0, Flag::BYTES)) }
     }
 
@@ -187,8 +189,8 @@ impl Sender {
         Sender { view: View::new(parts, shape), next: 0, credit_until: u64::from(shape.slots), bytes: 0 }
     }
 
-    /// The place for `bytes` of payload in the next free slot; `None` while the receiver holds them all. The same place until
-    /// `publish`.
+    /// The place for `bytes` of payload in the next free slot; `None` while the receiver holds them all. The same place
+    /// until `publish`.
     #[inline]
     pub fn reserve(&mut self, bytes: usize) -> Option<NonNull<u8>> {
         self.has_credit().then(|| self.view.payload(self.next, bytes))
@@ -352,7 +354,8 @@ mod tests {
         }
     }
 
-    /// The payload's addresses are those of a device that this program does not have: an end that followed one would be killed.
+    /// The payload's addresses are those of a device that this program does not have: an end that followed one would be
+    /// killed.
     #[test]
     fn control_words_travel_without_a_touch_of_the_payload() {
         let shape = Shape { slots: 2, slot_bytes: 64 };
@@ -416,7 +419,8 @@ mod models {
         (sender, receiver)
     }
 
-    /// The bytes of slots as loom sees them: it cannot watch the mapping, so whoever touches a slot there touches its cell here.
+    /// The bytes of slots as loom sees them: it cannot watch the mapping, so whoever touches a slot there touches its
+    /// cell here.
     struct Slots(Vec<UnsafeCell<()>>);
 
     // SAFETY: that only one end touches a cell at a time is what the model proves; loom fails where it is not so.

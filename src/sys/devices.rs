@@ -1,4 +1,5 @@
-//! The PCI devices, network interfaces and NUMA nodes of this host, as sysfs shows them. What they mean is not for this module.
+//! The PCI devices, network interfaces and NUMA nodes of this host, as sysfs shows them. What they mean is not for this
+//! module.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +12,8 @@ use super::gpus::read;
 pub struct PciDevice {
     /// The bus ids from the root port down to the device itself.
     pub path: Vec<String>,
-    /// The class code, `0x030200`, and the ids of vendor, device, subsystem's vendor and subsystem, as sysfs writes them.
+    /// The class code, `0x030200`, and the ids of vendor, device, subsystem's vendor and subsystem, as sysfs writes
+    /// them.
     pub texts: [String; 5],
     /// `max_link_speed` and `max_link_width`; empty where there is none.
     pub link: [String; 2],
@@ -62,7 +64,8 @@ pub fn scan(root: &Path) -> HostDevices {
     HostDevices { devices: found.into_values().collect(), nodes: nodes(root), processor: processor(root) }
 }
 
-/// Interfaces of the device or of what its driver made below it (virtio, for instance), and ports of its InfiniBand devices.
+/// Interfaces of the device or of what its driver made below it (virtio, for instance), and ports of its InfiniBand
+/// devices.
 fn networks(place: &Path) -> Vec<(String, Option<u64>)> {
     let mut found = Vec::new();
     let mut folders = vec![(place.to_owned(), 0)];

@@ -3,8 +3,9 @@
 //! A memfd is sealed against shrinking before its descriptor leaves the process, and one that comes in must be sealed
 //! and as large as it was said to be: a peer cannot make a mapping fault by cutting the file.
 //!
-//! Who has mapped a memfd can write it until it unmaps it. An owner that needs its memory for itself again, while a peer may still write,
-//! [takes it out of the peers' reach](Keep::detach): its address stays, with its content; behind it are other pages.
+//! Who has mapped a memfd can write it until it unmaps it. An owner that needs its memory for itself again, while a
+//! peer may still write, [takes it out of the peers' reach](Keep::detach): its address stays, with its content; behind
+//! it are other pages.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -38,8 +39,8 @@ enum Backing {
     Private,
 }
 
-// SAFETY: the mapping is plain memory with no thread affinity; what is in it is reached through raw pointers and atomics by
-// callers that keep their own order.
+// SAFETY: the mapping is plain memory with no thread affinity; what is in it is reached through raw pointers and
+// atomics by callers that keep their own order.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above; `SharedMemory` itself is immutable after construction.
 unsafe impl Sync for SharedMemory {}
@@ -93,7 +94,8 @@ impl SharedMemory {
     /// The memory as a region, which owns it from now on.
     pub fn into_region(self) -> HostRegion {
         let (base, bytes) = (self.base, self.bytes);
-        // SAFETY: the mapping is good for reading and writing, and ends when this value is dropped, which is the region's keep.
+        // SAFETY: the mapping is good for reading and writing, and ends when this value is dropped, which is the
+        // region's keep.
         unsafe { HostRegion::new(base, bytes, Arc::new(self)) }
     }
 
@@ -109,10 +111,12 @@ impl SharedMemory {
         self.bytes
     }
 
-    /// Moves the mapping `fresh`, of as many bytes, over this one: a thread that touches the memory meanwhile waits for the kernel.
+    /// Moves the mapping `fresh`, of as many bytes, over this one: a thread that touches the memory meanwhile waits for
+    /// the kernel.
     fn replace(&self, fresh: NonNull<u8>) -> Result<()> {
         let (flags, base) = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, self.base.as_ptr());
-        // SAFETY: both ranges are whole mappings of ours of `bytes`; whoever has pointers into the old one finds the same content.
+        // SAFETY: both ranges are whole mappings of ours of `bytes`; whoever has pointers into the old one finds the
+        // same content.
         let moved = unsafe { libc::mremap(fresh.as_ptr().cast(), self.bytes, self.bytes, flags, base) };
         if moved == libc::MAP_FAILED {
             let error = Error::last_os(format!("mremap of {} bytes", self.bytes));
@@ -136,7 +140,8 @@ impl SharedMemory {
             return Err(Error::system(format!("a copy of {} bytes of shared memory", self.bytes), error));
         }
         for offset in (0..self.bytes).step_by(LEAST_PAGE_BYTES) {
-            // SAFETY: `at` looks that it is inside the mapping; an atomic store of what is there loses no store of another thread.
+            // SAFETY: `at` looks that it is inside the mapping; an atomic store of what is there loses no store of
+            // another thread.
             let byte = unsafe { AtomicU8::from_ptr(self.at(offset, 1).as_ptr()) };
             byte.fetch_or(0, Ordering::Relaxed);
         }
@@ -169,24 +174,26 @@ impl Keep for SharedMemory {
         }
     }
 
-    /// An operation lets peers work in the memory, of which they have mapped `generation`. False where that is no more what is behind
-    /// it: they must not.
+    /// An operation lets peers work in the memory, of which they have mapped `generation`. False where that is no more
+    /// what is behind it: they must not.
     fn lend(&self, generation: Generation) -> bool {
         self.lending.lend(generation)
     }
 
-    /// The operation is over. False where the memory went out of the peers' reach meanwhile: what they wrote may be missing.
+    /// The operation is over. False where the memory went out of the peers' reach meanwhile: what they wrote may be
+    /// missing.
     fn take_back(&self, generation: Generation) -> bool {
         self.lending.take_back(generation)
     }
 
-    /// Takes the memory out of the reach of whoever has mapped it: they keep the pages as they are now, and the owner goes on with a copy
-    /// at the same address. No thread of this process notices: it may read and write the memory all the time, and no store is lost. The
-    /// memory is an owner's that [`SharedMemory::memfd`] made; the second call does nothing.
+    /// Takes the memory out of the reach of whoever has mapped it: they keep the pages as they are now, and the owner
+    /// goes on with a copy at the same address. No thread of this process notices: it may read and write the memory all
+    /// the time, and no store is lost. The memory is an owner's that [`SharedMemory::memfd`] made; the second call does
+    /// nothing.
     ///
     /// # Errors
-    /// [`Kind::System`] where the system has no memory for the copy. Peers may still reach some of the pages then; a later call may
-    /// succeed.
+    /// [`Kind::System`] where the system has no memory for the copy. Peers may still reach some of the pages then; a
+    /// later call may succeed.
     fn detach(&self) -> Result<()> {
         let mut backing = self.lock();
         if let Backing::Shared(shared) = &*backing {
@@ -208,8 +215,8 @@ impl Keep for SharedMemory {
         self.lending.is_parted()
     }
 
-    /// Puts a file behind the memory again that peers can map, where [`SharedMemory::detach`] took it away; what is behind it now. Nobody
-    /// writes the memory meanwhile.
+    /// Puts a file behind the memory again that peers can map, where [`SharedMemory::detach`] took it away; what is
+    /// behind it now. Nobody writes the memory meanwhile.
     ///
     /// # Errors
     /// [`Kind::System`] where there is no memory.
@@ -237,8 +244,8 @@ impl Keep for SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mapping made in the constructor; holders of raw pointers into it hold an
-        // `Arc` of this owner.
+        // SAFETY: base and length are those of the mapping made in the constructor; holders of raw pointers into it
+        // hold an `Arc` of this owner.
         let result = unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert_eq!(result, 0, "munmap of our own mapping");
     }

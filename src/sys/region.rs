@@ -1,8 +1,8 @@
 //! A piece of memory with the device that it lives on, and with what keeps it alive.
 //!
-//! A [`Region`] may lie on any device: its addresses are numbers that only an executor or a queue of that device may follow. A
-//! [`HostRegion`] is a region that the processor can read and write; only that type gives out pointers. So code that touches
-//! memory says in its signature that the memory is the host's.
+//! A [`Region`] may lie on any device: its addresses are numbers that only an executor or a queue of that device may
+//! follow. A [`HostRegion`] is a region that the processor can read and write; only that type gives out pointers. So
+//! code that touches memory says in its signature that the memory is the host's.
 
 use std::fmt;
 use std::ops::Deref;
@@ -35,14 +35,14 @@ impl fmt::Display for Home {
     }
 }
 
-/// What keeps the memory of a [`Region`]: dropping the last handle gives the memory back. It also lets the owner share its memory
-/// with other processes, and take it back from them.
+/// What keeps the memory of a [`Region`]: dropping the last handle gives the memory back. It also lets the owner share
+/// its memory with other processes, and take it back from them.
 pub trait Keep: fmt::Debug + Send + Sync {
     /// The descriptor that another process imports the memory from; `None` where the memory cannot leave this process.
     fn descriptor(&self) -> Option<Arc<OwnedFd>>;
 
-    /// An operation lets peers work in the memory, of which they have mapped `generation`. False where other pages are behind the
-    /// region by now: the peers must not work in it.
+    /// An operation lets peers work in the memory, of which they have mapped `generation`. False where other pages are
+    /// behind the region by now: the peers must not work in it.
     fn lend(&self, generation: Generation) -> bool;
 
     /// The operation is over. False where the memory was detached meanwhile: what peers wrote may be missing.
@@ -76,7 +76,8 @@ pub struct Region {
     keep: Arc<dyn Keep>,
 }
 
-// SAFETY: a region is an address with an owner, and `Keep` has no thread affinity; users of the address keep their own order.
+// SAFETY: a region is an address with an owner, and `Keep` has no thread affinity; users of the address keep their own
+// order.
 unsafe impl Send for Region {}
 // SAFETY: as above; a region does not change.
 unsafe impl Sync for Region {}

@@ -1,9 +1,9 @@
 //! Which GPU each rank of a host should use.
 //!
-//! Ranks and GPUs are paired in rounds; in a round a GPU takes one rank at most, and as many ranks are served as can be. So no GPU has
-//! two ranks while one stands idle that a rank could use, also where ranks see different GPUs. Within a round those go first
-//! who get a GPU of their own NUMA node; among equals the lower rank takes the lower ordinal, so that ranks of equal
-//! standing go round robin.
+//! Ranks and GPUs are paired in rounds; in a round a GPU takes one rank at most, and as many ranks are served as can
+//! be. So no GPU has two ranks while one stands idle that a rank could use, also where ranks see different GPUs. Within
+//! a round those go first who get a GPU of their own NUMA node; among equals the lower rank takes the lower ordinal, so
+//! that ranks of equal standing go round robin.
 
 use std::collections::HashMap;
 

@@ -54,8 +54,8 @@ impl fmt::Display for Bandwidth {
 
 /// One NVLink or xGMI link of a GPU, by what the GPU is.
 ///
-/// Source: NVIDIA's figures per link and generation less the protocol's share, as NCCL books them (18 for Pascal, 20 for Volta and
-/// Ampere, 12 for Ampere's small chips, 20.6 for Hopper, 40.1 for Blackwell); RCCL's for xGMI.
+/// Source: NVIDIA's figures per link and generation less the protocol's share, as NCCL books them (18 for Pascal, 20
+/// for Volta and Ampere, 12 for Ampere's small chips, 20.6 for Hopper, 40.1 for Blackwell); RCCL's for xGMI.
 pub const fn gpu_link(model: GpuGeneration) -> Bandwidth {
     match model {
         GpuGeneration::Nvidia { capability: 100.. } => Bandwidth(40_100),
@@ -84,8 +84,8 @@ pub enum GpuGeneration {
     },
 }
 
-/// A PCI Express link: transfers per second and lanes. 128b/130b coding and packet headers leave about 0.75 GB/s of a lane at
-/// 8 GT/s, as measured between GPUs; other generations scale with the transfer rate.
+/// A PCI Express link: transfers per second and lanes. 128b/130b coding and packet headers leave about 0.75 GB/s of a
+/// lane at 8 GT/s, as measured between GPUs; other generations scale with the transfer rate.
 pub const fn pci(gigatransfers: PciSpeed, lanes: u32) -> Bandwidth {
     let per_lane = match gigatransfers {
         PciSpeed::Gen1 => 188,
@@ -144,7 +144,8 @@ impl PciSpeed {
     }
 }
 
-/// The link between two sockets (or two NUMA nodes) of a host, by the processor. Source: NCCL's figures for each generation.
+/// The link between two sockets (or two NUMA nodes) of a host, by the processor. Source: NCCL's figures for each
+/// generation.
 pub fn between_sockets(processor: &Processor) -> Bandwidth {
     match processor {
         Processor::Intel { model: 0xcf.. } => Bandwidth(40_000), // Emerald Rapids and newer
@@ -180,8 +181,8 @@ pub enum Processor {
 }
 
 impl Processor {
-    /// Peer-to-peer traffic through this processor's PCI root counts 6/5 on every link that it takes: Intel's roots forward it in
-    /// smaller packets.
+    /// Peer-to-peer traffic through this processor's PCI root counts 6/5 on every link that it takes: Intel's roots
+    /// forward it in smaller packets.
     pub const fn taxes_peers(self) -> bool {
         matches!(self, Processor::Intel { .. })
     }

@@ -1,7 +1,8 @@
 //! What is known of a machine before it is a graph: the tree of its PCI devices, with GPUs, their links, and NICs.
 //!
-//! NCCL's topology files say the same, so that [`super::xml`] reads and writes one for the other. Fields hold what was said, not what
-//! follows from it: an unknown speed stays unknown here, and [`super::system::System`] assumes the usual one and says so.
+//! NCCL's topology files say the same, so that [`super::xml`] reads and writes one for the other. Fields hold what was
+//! said, not what follows from it: an unknown speed stays unknown here, and [`super::system::System`] assumes the usual
+//! one and says so.
 
 use crate::topo::bandwidth::{GpuGeneration, PciSpeed, Processor};
 
@@ -147,7 +148,8 @@ impl Machine {
         hosts
     }
 
-    /// The NUMA node of the first host to which all of these processors belong; `None` where there is none, or no processor.
+    /// The NUMA node of the first host to which all of these processors belong; `None` where there is none, or no
+    /// processor.
     pub fn node_of(&self, processors: &[u32]) -> Option<u32> {
         let first = self.cpus.first()?.host;
         let mut nodes = self.cpus.iter().filter(|cpu| cpu.host == first);

@@ -1,4 +1,5 @@
-//! From what sysfs shows of a host to the description of a machine. NVML's share (links of GPUs, their capability) comes apart.
+//! From what sysfs shows of a host to the description of a machine. NVML's share (links of GPUs, their capability)
+//! comes apart.
 
 use crate::topo::bandwidth::{GpuGeneration, PciSpeed};
 use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, walk_mut};
@@ -20,8 +21,8 @@ pub struct Device<'a> {
     pub networks: &'a [(String, Option<u64>)],
 }
 
-/// The host with these NUMA nodes (number and mask of processors) and devices. Devices that are neither GPU nor NIC, and bridges with
-/// neither below them, are left out. The notes say what sysfs cannot tell.
+/// The host with these NUMA nodes (number and mask of processors) and devices. Devices that are neither GPU nor NIC,
+/// and bridges with neither below them, are left out. The notes say what sysfs cannot tell.
 pub fn host(
     architecture: &str,
     processor: [&str; 3],
@@ -67,8 +68,8 @@ pub struct NvidiaGpu<'a> {
     pub links: &'a [String],
 }
 
-/// Adds what NVML tells to what sysfs shows: capability and links. A GPU that sysfs does not show (on a virtual machine of GPUs, or in a
-/// container) comes below the first NUMA node. A link that leads to no GPU leads to an NVLink switch.
+/// Adds what NVML tells to what sysfs shows: capability and links. A GPU that sysfs does not show (on a virtual machine
+/// of GPUs, or in a container) comes below the first NUMA node. A link that leads to no GPU leads to an NVLink switch.
 pub fn add_nvidia(machine: &mut Machine, gpus: &[NvidiaGpu<'_>]) {
     for told in gpus {
         let mut links: Vec<GpuLink> = Vec::new();

@@ -1,7 +1,8 @@
 //! NCCL's graph files (`NCCL_GRAPH_FILE`, `NCCL_GRAPH_DUMP_FILE`): the channels of one domain, read and written.
 //!
-//! A ring's channel is `net, gpu, …, gpu, net`, a tree's `net, gpu, …`; inside one domain there is no `net`. Devices are numbers on the
-//! host; where a domain spans hosts that use the same numbers, places in the domain. A file's widths are what its writer believed: [`Graph::carries`] weighs the channels on a system.
+//! A ring's channel is `net, gpu, …, gpu, net`, a tree's `net, gpu, …`; inside one domain there is no `net`. Devices
+//! are numbers on the host; where a domain spans hosts that use the same numbers, places in the domain. A file's widths
+//! are what its writer believed: [`Graph::carries`] weighs the channels on a system.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -221,8 +222,8 @@ pub fn write(graphs: &[Graph]) -> String {
 /// Reads a graph file; `name` stands in errors.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidArgument`] with line and column: no XML, no `<graphs>`, an attribute that is missing or wrong, a channel
-/// without GPUs or with a GPU twice.
+/// [`crate::error::Kind::InvalidArgument`] with line and column: no XML, no `<graphs>`, an attribute that is missing or
+/// wrong, a channel without GPUs or with a GPU twice.
 pub fn parse(name: &str, text: &str) -> Result<Vec<Graph>> {
     let document = XmlSource::document(name, text)?;
     let source = XmlSource { name, document: &document };

@@ -4,11 +4,12 @@
 //!   system ─ switch group ─ NVLink clique ─ host ─ socket ─ NUMA node ─ cache ─ ranks
 //! ```
 //!
-//! A level that joins nothing and parts nothing is left out. A clique stands above the hosts that it spans, and below the host that is
-//! split into several. Where a clique spans hosts of which one is split, no tree can show it whole: it is cut at the hosts.
+//! A level that joins nothing and parts nothing is left out. A clique stands above the hosts that it spans, and below
+//! the host that is split into several. Where a clique spans hosts of which one is split, no tree can show it whole: it
+//! is cut at the hosts.
 //!
-//! Domains stand in the order of their first ranks, inside their parents: so hosts of one switch group follow each other, and a ring over
-//! the hosts in this order enters and leaves each group once.
+//! Domains stand in the order of their first ranks, inside their parents: so hosts of one switch group follow each
+//! other, and a ring over the hosts in this order enters and leaves each group once.
 
 use std::collections::HashMap;
 
@@ -110,7 +111,8 @@ impl Layout {
         Ok(Layout::of_checked(hosts))
     }
 
-    /// The layout of a topology's hosts, whose ranks stand at these places, in rank order: the hosts that places name do not count.
+    /// The layout of a topology's hosts, whose ranks stand at these places, in rank order: the hosts that places name
+    /// do not count.
     pub(crate) fn of_topology(topology: &Topology, mut places: Vec<RankPlace>) -> Layout {
         for (host, ranks) in (0..).zip(topology.hosts()) {
             ranks.iter().for_each(|rank| places[rank.index()].host = host);
@@ -128,8 +130,8 @@ impl Layout {
         Layout::of(Level::System, hosts.concat(), &|rank| &keys[rank.index()])
     }
 
-    /// The layout of ranks that have these GPUs, in rank order: hosts and cliques as the graph shows them. NUMA nodes part only GPUs
-    /// without NVLink or xGMI, whose way to each other leads past the processors.
+    /// The layout of ranks that have these GPUs, in rank order: hosts and cliques as the graph shows them. NUMA nodes
+    /// part only GPUs without NVLink or xGMI, whose way to each other leads past the processors.
     #[doc(hidden)]
     pub fn of_gpus(system: &System, gpus: &[NodeId]) -> Layout {
         let place = |gpu: &NodeId| {
@@ -158,8 +160,8 @@ impl Layout {
         Layout { root, paths, teams: hosts.clone(), hosts }
     }
 
-    /// The same layout, whose teams have at most `most` ranks. A host that has more is cut between the domains in it, and where a domain
-    /// has more and nothing parts it, into parts of nearly one size.
+    /// The same layout, whose teams have at most `most` ranks. A host that has more is cut between the domains in it,
+    /// and where a domain has more and nothing parts it, into parts of nearly one size.
     #[must_use]
     pub fn with_teams_of(self, most: usize) -> Layout {
         let mut hosts = Vec::new();
@@ -192,7 +194,8 @@ impl Layout {
         &self.hosts
     }
 
-    /// The ranks of each team: those of a host, or of a part of one. A hierarchy works inside teams, and then between them.
+    /// The ranks of each team: those of a host, or of a part of one. A hierarchy works inside teams, and then between
+    /// them.
     pub fn teams(&self) -> &[Vec<Rank>] {
         &self.teams
     }
@@ -479,7 +482,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the places: every rank is on one host, hosts are those of the places, and domains hold their groups' ranks.
+        /// Whatever the places: every rank is on one host, hosts are those of the places, and domains hold their
+        /// groups' ranks.
         #[test]
         fn every_rank_is_on_its_host(places in proptest::collection::vec(
             (0u64..3, proptest::option::of(0u64..4), 0u64..6, proptest::option::of(0u64..2)), 1..24))

@@ -1,7 +1,7 @@
 //! What a topology file leaves out: GPUs, their links and NICs, from a second file.
 //!
-//! Files of clouds describe PCI trees only; on a real machine NVML and the NICs' drivers tell the rest. An overlay says it in a test or on
-//! another machine:
+//! Files of clouds describe PCI trees only; on a real machine NVML and the NICs' drivers tell the rest. An overlay says
+//! it in a test or on another machine:
 //!
 //! ```xml
 //! <overlay>
@@ -26,8 +26,8 @@ use crate::topo::xml::{ElementReader, XmlSource};
 /// Adds what the overlay says to `machine`; `name` stands in errors. The notes say what was assumed.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidArgument`] with line and column: no XML, no `<overlay>`, an attribute that is missing or wrong, a device
-/// that the machine does not have, a matrix that does not fit the GPUs.
+/// [`crate::error::Kind::InvalidArgument`] with line and column: no XML, no `<overlay>`, an attribute that is missing
+/// or wrong, a device that the machine does not have, a matrix that does not fit the GPUs.
 pub fn apply(name: &str, text: &str, machine: &mut Machine) -> Result<Vec<String>> {
     let document = XmlSource::document(name, text)?;
     let source = XmlSource { name, document: &document };

@@ -108,9 +108,9 @@ enum Relay {
 impl Paths {
     /// The ways from `from` to everything else.
     ///
-    /// Each bandwidth that a link has is tried, the widest first: what links of at least that width reach, they reach by the
-    /// fewest of them. Ties go to the link that the description names first. A GPU passes data on only where no NVLink leads
-    /// there without it: what it passes on, it has less of for itself.
+    /// Each bandwidth that a link has is tried, the widest first: what links of at least that width reach, they reach
+    /// by the fewest of them. Ties go to the link that the description names first. A GPU passes data on only where no
+    /// NVLink leads there without it: what it passes on, it has less of for itself.
     pub fn from(system: &System, from: NodeId) -> Paths {
         let direct = Paths::over(system, from, Relay::No);
         let mut paths = Paths::over(system, from, Relay::OneGpu);
@@ -202,8 +202,8 @@ struct Stop {
     gpus: u32,
 }
 
-/// Data passes through bridges, switches and processors as it is. A GPU passes on only what comes by NVLink and leaves by NVLink, and
-/// only one on a way does. Nothing passes through a NIC's port.
+/// Data passes through bridges, switches and processors as it is. A GPU passes on only what comes by NVLink and leaves
+/// by NVLink, and only one on a way does. Nothing passes through a NIC's port.
 fn may_pass(system: &System, stop: Stop, leaves_by: LinkKind, relay: Relay) -> bool {
     match system.node(stop.node).kind {
         NodeKind::Gpu { .. } => match stop.by {
@@ -268,7 +268,8 @@ impl Share {
     }
 }
 
-/// The links of a way, with what it takes of each: between two GPUs through an Intel root, 6 bytes take the place of 5 on PCI.
+/// The links of a way, with what it takes of each: between two GPUs through an Intel root, 6 bytes take the place of 5
+/// on PCI.
 pub fn share_of_links(system: &System, nodes: &[NodeId]) -> Vec<Share> {
     let is_gpu = |id: NodeId| matches!(system.node(id).kind, NodeKind::Gpu { .. });
     let taxes = |id: &NodeId| matches!(system.node(*id).kind, NodeKind::Cpu(processor) if processor.taxes_peers());

@@ -1,6 +1,8 @@
-//! Which devices reach each other's memory, and by which transport two GPUs should talk: each "no" comes with its reason.
+//! Which devices reach each other's memory, and by which transport two GPUs should talk: each "no" comes with its
+//! reason.
 //!
-//! What drivers and containers forbid is a fact that the caller brings ([`Pair::denied`]); everything else is in the graph.
+//! What drivers and containers forbid is a fact that the caller brings ([`Pair::denied`]); everything else is in the
+//! graph.
 
 use crate::error::{Error, Result};
 use crate::topo::bandwidth::{Bandwidth, GpuGeneration, Processor};
@@ -27,8 +29,8 @@ impl Verdict {
 /// How far apart two devices may be for each way to reach memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Levels {
-    /// Between GPUs (`NCCL_P2P_LEVEL`; `NCCL_P2P_DISABLE=1` is LOC); `None`: several PCI bridges, and with two GPUs on AMD processors any
-    /// way.
+    /// Between GPUs (`NCCL_P2P_LEVEL`; `NCCL_P2P_DISABLE=1` is LOC); `None`: several PCI bridges, and with two GPUs on
+    /// AMD processors any way.
     pub peer: Option<PathKind>,
     /// Between a GPU and a NIC (`NCCL_NET_GDR_LEVEL`); `None`: several PCI bridges, or a coherent link and then PCI.
     pub direct: Option<PathKind>,
@@ -66,13 +68,15 @@ pub struct Pair<'a> {
 pub struct Peers {
     /// Whether one reaches the other's memory without the host.
     pub access: Verdict,
-    /// Whether the receiver should read from the sender, in place of being written to: NVLink between GPUs of capability 8.0.
+    /// Whether the receiver should read from the sender, in place of being written to: NVLink between GPUs of
+    /// capability 8.0.
     pub read: bool,
     /// The GPU between them, which has to hold a buffer.
     pub relay: Option<NodeId>,
 }
 
-/// Whether two GPUs reach each other's memory: on one host or in one NVLink clique, near enough, and allowed by the driver.
+/// Whether two GPUs reach each other's memory: on one host or in one NVLink clique, near enough, and allowed by the
+/// driver.
 pub fn check_p2p(system: &System, pair: Pair<'_>, levels: Levels) -> Peers {
     let way = Paths::from(system, pair.from).to(system, pair.to);
     let mut access = peers(system, &way, levels);
@@ -155,8 +159,9 @@ pub fn direct(system: &System, way: &Path, levels: Levels) -> Verdict {
     }
 }
 
-/// Whether the receiver must have what a NIC wrote into the GPU's memory flushed before a kernel may read it: on GPUs before capability
-/// 9.0, and where a coherent link lies between, since data and the word that announces them can come by different ways there.
+/// Whether the receiver must have what a NIC wrote into the GPU's memory flushed before a kernel may read it: on GPUs
+/// before capability 9.0, and where a coherent link lies between, since data and the word that announces them can come
+/// by different ways there.
 pub fn flush(system: &System, gpu: NodeId) -> Verdict {
     let coherent = system.links(gpu).iter().any(|link| link.kind == LinkKind::Coherent);
     match system.node(gpu).kind {

@@ -1,8 +1,9 @@
 //! Channels inside a host: rings through all of its GPUs, so that together they use what the links have.
 //!
-//! Three kinds of hosts, three ways. GPUs on NVLink switches: every order is as good, so the rings are as many as a GPU has links.
-//! GPUs linked to each other: the links are split into rings, by a search that is bounded by steps and not by time. GPUs on PCI
-//! Express alone: the order of the PCI tree, there and back, measured against every link that it passes.
+//! Three kinds of hosts, three ways. GPUs on NVLink switches: every order is as good, so the rings are as many as a GPU
+//! has links. GPUs linked to each other: the links are split into rings, by a search that is bounded by steps and not
+//! by time. GPUs on PCI Express alone: the order of the PCI tree, there and back, measured against every link that it
+//! passes.
 //!
 //! All of it is a function of the graph: equal graphs give equal channels on every rank.
 
@@ -52,8 +53,9 @@ pub fn rings(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     by_switch(system, gpus).or_else(|| by_links(system, gpus)).or_else(|| by_paths(system, gpus))
 }
 
-/// The chains of `gpus`, which are of one host: trees inside it. Data are reduced towards the first GPU of each, and results go back, so
-/// that each direction of a link carries half of what the chain does. They are the rings, each cut open.
+/// The chains of `gpus`, which are of one host: trees inside it. Data are reduced towards the first GPU of each, and
+/// results go back, so that each direction of a link carries half of what the chain does. They are the rings, each cut
+/// open.
 pub fn chains_inside(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     let rings = rings(system, gpus)?;
     let paths: HashMap<NodeId, Paths> = gpus.iter().map(|gpu| (*gpu, Paths::from(system, *gpu))).collect();
@@ -101,8 +103,8 @@ fn unit(system: &System, gpu: NodeId) -> Option<Bandwidth> {
     }
 }
 
-/// GPUs linked to each other: arcs as many as there are links, split into rings. Where whole links leave some over, halves may not:
-/// four GPUs with a link between each two have two rings of whole links, and six of halves.
+/// GPUs linked to each other: arcs as many as there are links, split into rings. Where whole links leave some over,
+/// halves may not: four GPUs with a link between each two have two rings of whole links, and six of halves.
 fn by_links(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     let unit = gpus.iter().filter_map(|gpu| unit(system, *gpu)).min()?;
     let mut best: Option<Inside> = None;

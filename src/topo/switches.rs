@@ -27,8 +27,8 @@ impl Switches {
     /// Reads a file; `name` stands in errors.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] with the line: no group, a list of names that is wrong, a host or a switch below two
-    /// switches, more than 65,536 names.
+    /// [`crate::error::Kind::InvalidArgument`] with the line: no group, a list of names that is wrong, a host or a
+    /// switch below two switches, more than 65,536 names.
     pub fn parse(name: &str, text: &str) -> Result<Switches> {
         let wrong = |line: usize, what: &str| Error::invalid_argument(format!("{name}:{line}: {what}"));
         // Of each host and each switch, the switch above it.

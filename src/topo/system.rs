@@ -190,7 +190,8 @@ impl System {
         }
     }
 
-    /// Links between GPUs are told by both ends, so each end adds its own direction; those to a switch or a processor by the GPU alone.
+    /// Links between GPUs are told by both ends, so each end adds its own direction; those to a switch or a processor
+    /// by the GPU alone.
     fn add_gpu_links(&mut self, machine: &Machine, hosts: &[u64]) -> Result<()> {
         let mut gpus: HashMap<(u32, &str), NodeId> = HashMap::new();
         for (id, node) in (0..).map(NodeId).zip(&self.nodes) {
@@ -267,8 +268,8 @@ impl System {
         self.hosts
     }
 
-    /// The devices that are joined by links, without the network: each host's, or those of hosts that share NVLink switches. In the
-    /// order of their first devices.
+    /// The devices that are joined by links, without the network: each host's, or those of hosts that share NVLink
+    /// switches. In the order of their first devices.
     pub fn components(&self) -> Vec<Vec<NodeId>> {
         let mut seen = vec![false; self.nodes.len()];
         let mut components = Vec::new();
@@ -289,8 +290,8 @@ impl System {
         components
     }
 
-    /// The graph of these nodes alone, the n-th of them as node n. It has no names, ranks and bus ids, and its hosts count from 0: equal
-    /// hosts have equal parts.
+    /// The graph of these nodes alone, the n-th of them as node n. It has no names, ranks and bus ids, and its hosts
+    /// count from 0: equal hosts have equal parts.
     pub fn part(&self, nodes: &[NodeId]) -> System {
         let places: HashMap<NodeId, NodeId> = nodes.iter().copied().zip((0..).map(NodeId)).collect();
         let mut hosts: Vec<u32> = nodes.iter().map(|id| self.nodes[id.index()].host).collect();

@@ -1,8 +1,8 @@
 //! NCCL's topology files: read into a [`Machine`], and written.
 //!
-//! RCCL's differ in the names of links (`xgmi`) and of architectures (`gcn`). What a file leaves open is assumed, and told in notes:
-//! an empty speed is PCIe 3, a width of 0 is 16 lanes, a link of a GPU to itself is left out. What it says wrongly is an error with
-//! line and column.
+//! RCCL's differ in the names of links (`xgmi`) and of architectures (`gcn`). What a file leaves open is assumed, and
+//! told in notes: an empty speed is PCIe 3, a width of 0 is 16 lanes, a link of a GPU to itself is left out. What it
+//! says wrongly is an error with line and column.
 
 use std::fmt::Write as _;
 
@@ -21,8 +21,8 @@ const MAX_FILE_BYTES: usize = 64 << 20;
 /// Reads a topology file; `name` stands in errors. The notes say what was assumed.
 ///
 /// # Errors
-/// [`crate::error::Kind::InvalidArgument`] with line and column: no XML, no `<system>`, an attribute that is missing or no number,
-/// a device twice, more than [`MAX_DEVICES`].
+/// [`crate::error::Kind::InvalidArgument`] with line and column: no XML, no `<system>`, an attribute that is missing or
+/// no number, a device twice, more than [`MAX_DEVICES`].
 pub fn parse(name: &str, text: &str) -> Result<(Machine, Vec<String>)> {
     let document = XmlSource::document(name, text)?;
     let mut reader = ElementReader::new(XmlSource { name, document: &document });

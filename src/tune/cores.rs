@@ -19,7 +19,8 @@ pub struct CoreMachine {
 }
 
 impl CoreMachine {
-    /// So many sockets of so many NUMA nodes of so many last-level caches, with so many cores each, and a rank on every core.
+    /// So many sockets of so many NUMA nodes of so many last-level caches, with so many cores each, and a rank on every
+    /// core.
     pub fn new([sockets, nodes, caches, cores]: [u64; 4]) -> CoreMachine {
         let count = sockets * nodes * caches * cores;
         let place = |core: u64| {
@@ -36,8 +37,8 @@ impl CoreMachine {
         }
     }
 
-    /// The terrain on which `groups` of ranks map each other's memory, and talk to other groups through slots. Every rank is in one group,
-    /// and a group is the whole machine or one socket.
+    /// The terrain on which `groups` of ranks map each other's memory, and talk to other groups through slots. Every
+    /// rank is in one group, and a group is the whole machine or one socket.
     pub fn terrain(&self, groups: &[Vec<Rank>], costs: &Costs) -> Terrain {
         let domains = (0..groups.len()).collect();
         let mover = Mover::Core {
@@ -104,12 +105,13 @@ impl CoreMachine {
     }
 }
 
-/// Eight channels of DDR5-4800 are 307 GB/s; a byte that is read and written again passes twice, and eight tenths are reached.
+/// Eight channels of DDR5-4800 are 307 GB/s; a byte that is read and written again passes twice, and eight tenths are
+/// reached.
 const MEMORY_BYTES_PER_US: f64 = 120_000.0;
 /// Three xGMI or UPI links between two sockets carry some 100 GB/s in each direction.
 const SOCKET_BYTES_PER_US: f64 = 100_000.0;
-/// A line of a core's cache takes some 25 ns inside one last-level cache, 100 ns across a socket's fabric, 200 ns to the other socket: as
-/// core-to-core measurements of present servers show.
+/// A line of a core's cache takes some 25 ns inside one last-level cache, 100 ns across a socket's fabric, 200 ns to
+/// the other socket: as core-to-core measurements of present servers show.
 const LINE_US: [f64; 3] = [0.025, 0.1, 0.2];
 
 #[cfg(test)]

@@ -51,10 +51,10 @@ pub struct Costs {
 }
 
 impl Default for Costs {
-    /// Figures of the order of a present server's; to be calibrated by `bench/`. Latencies: a cache line's way between two
-    /// cores is 0.05 to 0.1 µs, and a hand-over takes two or three; TCP over a data-centre network takes some 15 µs, and a system call with its copy 3.
-    /// Copying: one core of a server moves 8 to 12 GB/s, some four times that in its second-level cache of which a
-    /// quarter of a megabyte is safely ours. Network: 25 Gbit/s.
+    /// Figures of the order of a present server's; to be calibrated by `bench/`. Latencies: a cache line's way between
+    /// two cores is 0.05 to 0.1 µs, and a hand-over takes two or three; TCP over a data-centre network takes some 15
+    /// µs, and a system call with its copy 3. Copying: one core of a server moves 8 to 12 GB/s, some four times that in
+    /// its second-level cache of which a quarter of a megabyte is safely ours. Network: 25 Gbit/s.
     fn default() -> Costs {
         Costs {
             local: Link { latency_us: 0.2, bytes_per_us: 8_000.0 },
@@ -140,7 +140,8 @@ impl Costs {
     }
 }
 
-/// Until a piece has come one hop further in a tree, so many are sent: it goes on two turns later, as the lags of plans say.
+/// Until a piece has come one hop further in a tree, so many are sent: it goes on two turns later, as the lags of plans
+/// say.
 const TURNS_PER_HOP: f64 = 2.0;
 
 /// How the ranks stand.

@@ -73,7 +73,8 @@ impl Modelled {
         choose(&query, &ask.filters, &self.costs)
     }
 
-    /// Ranks of a domain that reach each other's memory work in it: alone in any way, among several domains as groups on rails.
+    /// Ranks of a domain that reach each other's memory work in it: alone in any way, among several domains as groups
+    /// on rails.
     fn windows(&self, algorithm: Algorithm) -> Windows {
         let domains = self.terrain.domains();
         let rails =
@@ -109,7 +110,8 @@ impl Modelled {
         }
     }
 
-    /// The domains that are simulated: all for up to [`MOST_EXACT`] ranks, beyond that one that stands for all where they are alike.
+    /// The domains that are simulated: all for up to [`MOST_EXACT`] ranks, beyond that one that stands for all where
+    /// they are alike.
     pub fn fold(&self, ask: &Ask, choice: Choice) -> Folding {
         if self.terrain.size() <= MOST_EXACT { Folding::Exact } else { self.alike(ask, choice) }
     }
@@ -128,8 +130,8 @@ impl Modelled {
         simulate(plans, ask.element_bytes, (&self.terrain, fold))
     }
 
-    /// The most that an all-reduce's bus bandwidth can be, in bytes in a microsecond: what leaves each domain by its ports and what each
-    /// rank sends inside must both have gone.
+    /// The most that an all-reduce's bus bandwidth can be, in bytes in a microsecond: what leaves each domain by its
+    /// ports and what each rank sends inside must both have gone.
     pub fn all_reduce_bound(&self) -> f64 {
         let domains = self.terrain.domains();
         let seats = domains.iter().map(Vec::len).min().unwrap_or(1);
@@ -147,8 +149,8 @@ fn float(count: usize) -> f64 {
 
 /// Up to so many ranks each is simulated for itself.
 pub const MOST_EXACT: u32 = 512;
-/// Bytes of a message between domains, unless the user says otherwise: a port of 50 GB/s takes 20 µs for it, and with four lanes that is
-/// more than the message's latency.
+/// Bytes of a message between domains, unless the user says otherwise: a port of 50 GB/s takes 20 µs for it, and with
+/// four lanes that is more than the message's latency.
 pub const SLOT_BYTES: u64 = 1 << 20;
 /// Into so many messages trees cut what others send as one.
 pub(super) const TREE_PARTS: u32 = 4;
@@ -184,8 +186,8 @@ mod tests {
         2.0 * (ranks - 1.0) / ranks * bytes / (simulated.time.as_secs_f64() * 1e6)
     }
 
-    /// The bounds are arithmetic: the ports of a domain together, and what leaves a GPU by its links, times G/(G-1), since a GPU does not
-    /// send its own part.
+    /// The bounds are arithmetic: the ports of a domain together, and what leaves a GPU by its links, times G/(G-1),
+    /// since a GPU does not send its own part.
     #[test]
     fn what_tune_chooses_for_a_gibibyte_fills_the_network_or_the_links() {
         let between =

@@ -1,11 +1,11 @@
 //! The time of plans without running them: every step of every rank, on the links of a [`Terrain`].
 //!
-//! Each link, and each GPU's memory, serves what comes in the order in which it comes. A step that moves bytes over several links, say
-//! because it reads from seven peers, takes its part of each and ends when the last has served it. Messages between domains go on while
-//! their lane does; all else is over when its step is.
+//! Each link, and each GPU's memory, serves what comes in the order in which it comes. A step that moves bytes over
+//! several links, say because it reads from seven peers, takes its part of each and ends when the last has served it.
+//! Messages between domains go on while their lane does; all else is over when its step is.
 //!
-//! Ranks of equal domains may do the same things at the same times. Then [`Folding`] says so, and the plans of one of these domains stand
-//! for all.
+//! Ranks of equal domains may do the same things at the same times. Then [`Folding`] says so, and the plans of one of
+//! these domains stand for all.
 
 mod events;
 mod fold;
@@ -25,7 +25,8 @@ pub use fold::Folding;
 pub struct Simulated {
     /// Until the last rank is done.
     pub time: Duration,
-    /// What went over each connection, by sender, receiver and channel. Of folded domains, what the first of them receives.
+    /// What went over each connection, by sender, receiver and channel. Of folded domains, what the first of them
+    /// receives.
     pub traffic: Vec<Traffic>,
     /// What went over each link that was simulated.
     pub loads: Vec<LinkLoad>,
@@ -57,10 +58,12 @@ pub struct LinkLoad {
     pub busy: f64,
 }
 
-/// Runs plans on a terrain: those of all ranks, or of the ranks of the domains that `fold` keeps. An element has `element_bytes`.
+/// Runs plans on a terrain: those of all ranks, or of the ranks of the domains that `fold` keeps. An element has
+/// `element_bytes`.
 ///
 /// # Errors
-/// Those of the plans; `Internal` where the plans block one another, which [`prove`](crate::plan::check::prove) explains.
+/// Those of the plans; `Internal` where the plans block one another, which [`prove`](crate::plan::check::prove)
+/// explains.
 pub fn simulate(
     plans: impl IntoIterator<Item = Result<Plan>>,
     element_bytes: u32,

@@ -1,7 +1,7 @@
 //! Where the ranks of a simulation stand: their domains, the links that join them, and what each rank can do by itself.
 //!
-//! A domain is a set of ranks that reach each other without the network, so a host or the hosts of an NVLink clique. Equal domains share
-//! one [`DomainLinks`]. A link of a domain is one direction of a link of its graph.
+//! A domain is a set of ranks that reach each other without the network, so a host or the hosts of an NVLink clique.
+//! Equal domains share one [`DomainLinks`]. A link of a domain is one direction of a link of its graph.
 
 use super::Costs;
 use super::cost::Link;
@@ -70,7 +70,8 @@ pub(super) enum Mover {
 pub(super) struct DomainLinks {
     /// What each link carries: bytes in a microsecond.
     pub(super) bytes_per_us: Vec<f64>,
-    /// Both ends of each link, in the whole system's words for the first domain of the class; none where no graph is known.
+    /// Both ends of each link, in the whole system's words for the first domain of the class; none where no graph is
+    /// known.
     pub(super) ends: Vec<(NodeId, NodeId)>,
     pub(super) seats: usize,
     /// Whether ranks reach each other's memory.
@@ -133,11 +134,12 @@ impl Terrain {
         }
     }
 
-    /// A rank on each GPU of `system`, domain by domain. Every domain has `times` copies, which follow each other: so that many equal
-    /// hosts need one graph.
+    /// A rank on each GPU of `system`, domain by domain. Every domain has `times` copies, which follow each other: so
+    /// that many equal hosts need one graph.
     ///
     /// # Errors
-    /// `InvalidArgument` where there is no GPU, or where GPUs have no way to each other or to the network that they need.
+    /// `InvalidArgument` where there is no GPU, or where GPUs have no way to each other or to the network that they
+    /// need.
     pub fn of_gpus(system: &System, times: u32, levels: Levels) -> Result<Terrain> {
         let domains = Domain::all(system);
         if domains.is_empty() {
@@ -202,7 +204,8 @@ impl Terrain {
         self.classes.iter().all(|class| class.maps)
     }
 
-    /// What each rank can send to all others of its domain while they do the same, in the narrowest domain: bytes in a microsecond.
+    /// What each rank can send to all others of its domain while they do the same, in the narrowest domain: bytes in a
+    /// microsecond.
     pub fn egress(&self) -> f64 {
         self.classes.iter().map(DomainLinks::egress).fold(f64::INFINITY, f64::min)
     }
@@ -270,8 +273,8 @@ impl Terrain {
         &class.near[from * class.seats + to]
     }
 
-    /// The way between two domains on a lane: out of the one, into the other, and the latency of both and the network. Both ports are on
-    /// one rail, where rails are known.
+    /// The way between two domains on a lane: out of the one, into the other, and the latency of both and the network.
+    /// Both ports are on one rail, where rails are known.
     pub(super) fn far(&self, from: Rank, to: Rank, lane: usize) -> (&Course, &Course, f64) {
         let ((domain, seat), (other, other_seat)) = (self.place(from), self.place(to));
         let (source, target) = (&self.classes[self.domains[domain]], &self.classes[self.domains[other]]);
@@ -395,8 +398,8 @@ fn latency_us(part: &System, nodes: &[NodeId]) -> f64 {
     if through_processor || through_pci { PCI_LATENCY_US } else { LINK_LATENCY_US }
 }
 
-/// What a GPU's memory reads and writes again in a microsecond: half of the bandwidth in the data sheet of its generation's largest
-/// model, of which nine tenths are reached.
+/// What a GPU's memory reads and writes again in a microsecond: half of the bandwidth in the data sheet of its
+/// generation's largest model, of which nine tenths are reached.
 fn memory_bytes_per_us(system: &System, gpu: NodeId) -> f64 {
     let sheet = match system.node(gpu).kind {
         NodeKind::Gpu { generation, .. } => match generation {
@@ -414,19 +417,21 @@ fn memory_bytes_per_us(system: &System, gpu: NodeId) -> f64 {
     sheet * 0.45
 }
 
-/// Microseconds of a message by NVLink or xGMI, by PCI, and by the network: what NCCL's tuner books for a hop of a ring with its protocol
-/// Simple, less the 1 µs that a step takes here.
+/// Microseconds of a message by NVLink or xGMI, by PCI, and by the network: what NCCL's tuner books for a hop of a ring
+/// with its protocol Simple, less the 1 µs that a step takes here.
 const LINK_LATENCY_US: f64 = 2.4;
 const PCI_LATENCY_US: f64 = 4.7;
 const NETWORK_LATENCY_US: f64 = 13.0;
 /// A step of a GPU's lane: its threads meet twice, at some half a microsecond.
 const GPU_STEP_US: f64 = 1.0;
-/// Lanes of a GPU run side by side, so that links inside and between domains work at once but for the beginning and the end.
+/// Lanes of a GPU run side by side, so that links inside and between domains work at once but for the beginning and the
+/// end.
 const SIDE_BY_SIDE: f64 = 16.0;
 /// As many lanes as a plan with windows may have.
 #[expect(clippy::cast_possible_truncation, reason = "a few")]
 const GPU_CHANNELS: u32 = crate::plan::WINDOW_LANES as u32;
 /// Stands for a network that nobody uses: one domain.
 const MOST_BYTES_PER_US: f64 = 1e9;
-/// A flag is one word: NCCL's tuner books 0.6 µs for a hop by NVLink and 1.0 µs by PCI with its protocol LL, which is little more.
+/// A flag is one word: NCCL's tuner books 0.6 µs for a hop by NVLink and 1.0 µs by PCI with its protocol LL, which is
+/// little more.
 const FLAG_MOST_US: f64 = 1.0;

@@ -114,12 +114,14 @@ impl fmt::Display for DataType {
 
 /// A Rust type that buffers may hold. Sealed: plain data made of values of a known [`DataType`], any bit pattern valid.
 ///
-/// Numbers are elements, and arrays of elements: `[f32; 3]` travels as 3 floats and is reduced as 3 floats, and the other ranks may as
-/// well pass three times as many `f32`. [`crate::types::bytes_of`] makes bytes of a buffer of plain structs.
+/// Numbers are elements, and arrays of elements: `[f32; 3]` travels as 3 floats and is reduced as 3 floats, and the
+/// other ranks may as well pass three times as many `f32`. [`crate::types::bytes_of`] makes bytes of a buffer of plain
+/// structs.
 ///
-/// `bool` and `char` are not elements. What arrives in a buffer is whatever the peer sent, and in a registered [`crate::Buffer`] the
-/// peers write themselves, so no check by this rank could keep other values out, and a `bool` that is neither 0 nor 1 is undefined
-/// behaviour. Pass the bytes, and check what arrived with [`crate::types::values_of`], which has an example.
+/// `bool` and `char` are not elements. What arrives in a buffer is whatever the peer sent, and in a registered
+/// [`crate::Buffer`] the peers write themselves, so no check by this rank could keep other values out, and a `bool`
+/// that is neither 0 nor 1 is undefined behaviour. Pass the bytes, and check what arrived with
+/// [`crate::types::values_of`], which has an example.
 ///
 /// ```compile_fail,E0277
 /// fn broadcast(comm: &rsccl::Communicator, flags: &mut [bool]) -> rsccl::Result<()> {
@@ -174,8 +176,8 @@ impl F8E4M3 {
     /// The NaN that conversions and reductions give.
     pub const NAN: F8E4M3 = F8E4M3(0x7f);
 
-    /// The nearest to `value`, ties to even. What is too large, an infinity included, becomes ±[`F8E4M3::MAX`], as CUDA's
-    /// `__NV_SATFINITE` conversions have it; every NaN becomes [`F8E4M3::NAN`].
+    /// The nearest to `value`, ties to even. What is too large, an infinity included, becomes ±[`F8E4M3::MAX`], as
+    /// CUDA's `__NV_SATFINITE` conversions have it; every NaN becomes [`F8E4M3::NAN`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the format has 8 bits")]
     pub fn from_f32(value: f32) -> F8E4M3 {
@@ -209,8 +211,8 @@ impl F8E5M2 {
     /// The NaN that conversions and reductions give.
     pub const NAN: F8E5M2 = F8E5M2(0x7e);
 
-    /// The nearest to `value`, ties to even. What is too large, an infinity included, becomes ±[`F8E5M2::MAX`], as CUDA's
-    /// `__NV_SATFINITE` conversions have it; every NaN becomes [`F8E5M2::NAN`].
+    /// The nearest to `value`, ties to even. What is too large, an infinity included, becomes ±[`F8E5M2::MAX`], as
+    /// CUDA's `__NV_SATFINITE` conversions have it; every NaN becomes [`F8E5M2::NAN`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the format has 8 bits")]
     pub fn from_f32(value: f32) -> F8E5M2 {

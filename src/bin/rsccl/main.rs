@@ -27,7 +27,8 @@ enum Command {
     Perf(Box<perf::Arguments>),
     /// Starts processes of this host as the ranks of one world
     Run(run::Arguments),
-    /// Runs a collective's plans on the links of a modelled system: time, bandwidth, busiest links, traffic of each connection
+    /// Runs a collective's plans on the links of a modelled system: time, bandwidth, busiest links, traffic of each
+    /// connection
     Sim(sim::Arguments),
     /// Shows a machine: PCI tree, GPUs, NICs, the ways between them, rings; this machine, or that of a topology file
     Topo(topo::Arguments),

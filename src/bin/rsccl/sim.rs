@@ -17,12 +17,14 @@ use crate::topo;
 
 /// Runs a collective's plans on the links of a modelled system, with a rank on each GPU.
 ///
-/// What runs are the plans that communicators run, step by step; only time is modelled: links and GPU memory by their bandwidth, messages
-/// and flags by the latencies of NCCL's tuner. No executor for GPUs exists yet, so the times are what such plans would take. The choice
-/// is the tuner's, with costs from the system's links; NCCL_ALGO and --algo filter it.
+/// What runs are the plans that communicators run, step by step; only time is modelled: links and GPU memory by their
+/// bandwidth, messages and flags by the latencies of NCCL's tuner. No executor for GPUs exists yet, so the times are
+/// what such plans would take. The choice is the tuner's, with costs from the system's links; NCCL_ALGO and --algo
+/// filter it.
 ///
-/// Up to 512 ranks, each is simulated. Of more, one host stands for all where hosts are equal and the plan is a ring or an exchange of
-/// all with all without a root; else each rank is simulated, which takes minutes for 10,000 ranks and a gigabyte.
+/// Up to 512 ranks, each is simulated. Of more, one host stands for all where hosts are equal and the plan is a ring or
+/// an exchange of all with all without a root; else each rank is simulated, which takes minutes for 10,000 ranks and a
+/// gigabyte.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier
@@ -37,7 +39,8 @@ pub(crate) struct Arguments {
     /// So many hosts, each as the file says; of a file of several hosts, so many times all of them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16_384))]
     hosts: u32,
-    /// Sizes in bytes, as `rsccl perf` counts them: of the whole buffer, or of all blocks together; K, M and G mean 2¹⁰, 2²⁰ and 2³⁰
+    /// Sizes in bytes, as `rsccl perf` counts them: of the whole buffer, or of all blocks together; K, M and G mean
+    /// 2¹⁰, 2²⁰ and 2³⁰
     #[arg(short, long, value_name = "SIZE", value_delimiter = ',', default_value = "1G", value_parser = parse_bytes)]
     bytes: Vec<u64>,
     /// The algorithms to choose from, as NCCL_ALGO

@@ -51,7 +51,8 @@ pub(crate) struct Arguments {
     /// Write the channels of the first host as a graph file of NCCL's
     #[arg(long, value_name = "FILE")]
     dump_graph: Option<PathBuf>,
-    /// NCCL_CROSS_NIC: channels leave a host by another NIC than they enter by: 0 never, 1 where that is no worse, 2 where it is better
+    /// NCCL_CROSS_NIC: channels leave a host by another NIC than they enter by: 0 never, 1 where that is no worse, 2
+    /// where it is better
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=2))]
     cross_nic: Option<u32>,
 }
@@ -97,7 +98,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The machine of the file, or this one, with the overlay, as often as was asked for. The notes say what was assumed and what is missing.
+/// The machine of the file, or this one, with the overlay, as often as was asked for. The notes say what was assumed
+/// and what is missing.
 fn describe(arguments: &Arguments, config: &Config) -> Result<(Machine, Vec<String>)> {
     let (machine, notes) = described(arguments.file.as_ref(), arguments.overlay.as_ref(), config)?;
     Ok((if arguments.hosts > 1 { machine.repeated(arguments.hosts) } else { machine }, notes))

@@ -1,7 +1,7 @@
 //! Whether executors can run a plan: what one rank's plan shows by itself.
 //!
-//! [`fits`] looks at each operand once, so [`Plan::build`] holds every plan to it, whatever its world's size, in every build. Executors
-//! follow pointers on the strength of it; the order between ranks is for [`super::prove`] to show.
+//! [`fits`] looks at each operand once, so [`Plan::build`] holds every plan to it, whatever its world's size, in every
+//! build. Executors follow pointers on the strength of it; the order between ranks is for [`super::prove`] to show.
 
 use super::{Flaw, ask, scratch_sets_fit};
 use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Span, Spec, WINDOW_LANES, Walk, Windows};
@@ -10,9 +10,9 @@ use crate::types::Rank;
 /// Holds a plan to the limits of executors and to the ends of its buffers.
 ///
 /// # Errors
-/// The first flaw found: a span that passes the end of its buffer or of its lane's part of the scratch, a message longer than a slot, two
-/// raw inputs in one combine, operands that overlap, memory or flags of a rank that is not mapped, more than [`WINDOW_LANES`] lanes with
-/// windows, a flag beyond [`FLAGS`], more rounds than can be counted.
+/// The first flaw found: a span that passes the end of its buffer or of its lane's part of the scratch, a message
+/// longer than a slot, two raw inputs in one combine, operands that overlap, memory or flags of a rank that is not
+/// mapped, more than [`WINDOW_LANES`] lanes with windows, a flag beyond [`FLAGS`], more rounds than can be counted.
 pub fn fits(plan: &Plan) -> Result<(), Flaw> {
     let spec = &plan.spec;
     if spec.windows != Windows::None && plan.lanes.len() > WINDOW_LANES {

@@ -177,7 +177,8 @@ impl<'a> Machine<'a> {
             Action::Enter { .. } if index > 0 || step.lag > 0 => {
                 return Err(self.flaw(worker, "enters when the lane has begun"));
             }
-            // In one run, what entering orders is taken for nothing: the order inside of a plan must come from its own steps.
+            // In one run, what entering orders is taken for nothing: the order inside of a plan must come from its own
+            // steps.
             Action::Enter { .. } if self.runs == 1 => {}
             Action::Enter { peers } => self.enter(worker, peers),
             Action::Combine(combine) => self.combine(worker, combine, round)?,

@@ -1,9 +1,10 @@
 //! Channels through several domains: rings, and two complementary trees.
 //!
-//! Each channel has a lane, and each lane a port in each domain. A domain's chains enter on one lane each and leave on the same one, or
-//! on another where `NCCL_CROSS_NIC` allows that. Chains that change lanes are walked forwards in one domain and backwards in the next,
-//! so that data leave a domain on the lane where the next one takes them. Where all ports name their rails, a lane is a rail: ports of
-//! different rails may not reach each other. Where some do not, the network is taken as one in which every port reaches every other.
+//! Each channel has a lane, and each lane a port in each domain. A domain's chains enter on one lane each and leave on
+//! the same one, or on another where `NCCL_CROSS_NIC` allows that. Chains that change lanes are walked forwards in one
+//! domain and backwards in the next, so that data leave a domain on the lane where the next one takes them. Where all
+//! ports name their rails, a lane is a rail: ports of different rails may not reach each other. Where some do not, the
+//! network is taken as one in which every port reaches every other.
 //!
 //! Equal domains are searched once. The narrowest domain sets the width of all.
 
@@ -174,8 +175,8 @@ impl Found {
         self.sets.iter().flatten().flat_map(|set| &set.chains).any(|chain| chain.enter != chain.exit)
     }
 
-    /// The chains of a channel, domain by domain. An odd number of domains begins with three turns that undo each other, where there are
-    /// three; all others go there and back.
+    /// The chains of a channel, domain by domain. An odd number of domains begins with three turns that undo each
+    /// other, where there are three; all others go there and back.
     fn walk(&self, classes: &[usize], start: usize) -> Vec<(usize, Chain)> {
         let opening = if self.turns.len() == 3 { 3 } else { 0 };
         let mut lane = start;
@@ -327,8 +328,8 @@ fn by_width(ways: &Ways<'_>) -> Vec<usize> {
     ports
 }
 
-/// The ends of chains where every port reaches every other one: lanes are spread over the widest ports. Of few lanes and ports, every
-/// choice.
+/// The ends of chains where every port reaches every other one: lanes are spread over the widest ports. Of few lanes
+/// and ports, every choice.
 fn free_ends(ways: &Ways<'_>, turn: &[usize], cross: bool) -> Vec<Vec<Ends>> {
     let count = turn.len();
     let ports = by_width(ways);

@@ -1,11 +1,12 @@
-//! Chains: the piece of each channel that lies in one domain, from the port where data enter through all GPUs to the port where they leave.
+//! Chains: the piece of each channel that lies in one domain, from the port where data enter through all GPUs to the
+//! port where they leave.
 //!
 //! ```text
 //!   network ── port ── GPU ── GPU ── … ── GPU ── port ── network
 //! ```
 //!
-//! Several generators propose sets of chains, each for one kind of machine. All proposals are weighed alike, by the loads they put on
-//! links, so a generator need not know what the others are good at. All of them are bounded by steps.
+//! Several generators propose sets of chains, each for one kind of machine. All proposals are weighed alike, by the
+//! loads they put on links, so a generator need not know what the others are good at. All of them are bounded by steps.
 
 use std::cmp::Reverse;
 
@@ -102,8 +103,8 @@ impl EndGpus {
         EndGpus { starts: vec![0; ways.gpus.len()], stops: vec![0; ways.gpus.len()] }
     }
 
-    /// First and last GPU. Where the only GPU near the exit is the first, the last one is its neighbour, which passes its data on over
-    /// that GPU.
+    /// First and last GPU. Where the only GPU near the exit is the first, the last one is its neighbour, which passes
+    /// its data on over that GPU.
     fn choose(&mut self, ways: &Ways<'_>, (enter, exit): Ends) -> (usize, usize) {
         let size = ways.gpus.len();
         let first = *ways.near(enter).iter().min_by_key(|gpu| (self.starts[**gpu], **gpu)).unwrap_or(&0);
@@ -138,8 +139,9 @@ fn over_switches(ways: &Ways<'_>, ends: &[Ends]) -> Vec<Vec<Chain>> {
     vec![ends.iter().map(chain).collect()]
 }
 
-/// A full mesh of an even number of GPUs, each with a lane of its own, where lanes leave in pairs: `i` leaves where `j` enters, and `j`
-/// where `i` enters. The zigzags `i, i+1, i-1, i+2, …, i+n/2` (Walecki's) use each directed link exactly once.
+/// A full mesh of an even number of GPUs, each with a lane of its own, where lanes leave in pairs: `i` leaves where `j`
+/// enters, and `j` where `i` enters. The zigzags `i, i+1, i-1, i+2, …, i+n/2` (Walecki's) use each directed link
+/// exactly once.
 fn zigzags(ways: &Ways<'_>, ends: &[Ends]) -> Vec<Vec<Chain>> {
     let size = ways.gpus.len();
     if size % 2 == 1 || ends.len() != size || !is_full_mesh(ways) {
@@ -179,8 +181,8 @@ fn is_full_mesh(ways: &Ways<'_>) -> bool {
     (0..size).all(|from| (0..size).all(|to| from == to || linked(from, to)))
 }
 
-/// The rings inside the domain, cut before the GPU that is near the lane's port: the last GPU reaches the port over that GPU, by the link
-/// that closed the ring.
+/// The rings inside the domain, cut before the GPU that is near the lane's port: the last GPU reaches the port over
+/// that GPU, by the link that closed the ring.
 fn cut_rings(ways: &Ways<'_>, ends: &[Ends]) -> Vec<Vec<Chain>> {
     if ends.iter().any(|(enter, exit)| enter != exit) || ways.gpus.len() < 2 {
         return Vec::new();
@@ -198,7 +200,8 @@ fn cut_rings(ways: &Ways<'_>, ends: &[Ends]) -> Vec<Vec<Chain>> {
     vec![ends.iter().enumerate().map(chain).collect()]
 }
 
-/// GPUs with links to each other: paths through all of them that share the links, by a bounded search, for widths from the ports' down.
+/// GPUs with links to each other: paths through all of them that share the links, by a bounded search, for widths from
+/// the ports' down.
 fn over_links(ways: &Ways<'_>, ends: &[Ends]) -> Vec<Vec<Chain>> {
     let size = ways.gpus.len();
     let uses = |port: usize| ends.iter().filter(|(enter, _)| *enter == port).count().max(1) as u64;
@@ -293,8 +296,8 @@ impl PathSearch<'_, '_> {
     }
 }
 
-/// GPUs on PCI Express: from each on to the nearest, with the last one kept for the end; of few GPUs every order. A lane whose ends are
-/// those of an earlier one turned round walks that one's way back, for links have two directions.
+/// GPUs on PCI Express: from each on to the nearest, with the last one kept for the end; of few GPUs every order. A
+/// lane whose ends are those of an earlier one turned round walks that one's way back, for links have two directions.
 fn over_paths(ways: &Ways<'_>, ends: &[Ends]) -> Vec<Vec<Chain>> {
     let size = ways.gpus.len();
     if (0..size).any(|gpu| ways.peer(0, gpu).kind == PathKind::Nvl) && ends.len() > 2 {

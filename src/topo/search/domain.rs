@@ -1,7 +1,8 @@
-//! A domain: the devices that reach each other without the network. That is a host, or hosts that share NVLink switches.
+//! A domain: the devices that reach each other without the network. That is a host, or hosts that share NVLink
+//! switches.
 //!
-//! A domain is searched in a copy of its own part of the graph. The copy has no names, so that equal hosts have equal copies and the
-//! search runs once for all of them.
+//! A domain is searched in a copy of its own part of the graph. The copy has no names, so that equal hosts have equal
+//! copies and the search runs once for all of them.
 
 use crate::topo::bandwidth::Bandwidth;
 use crate::topo::paths::{Path, PathKind, Paths};
@@ -104,7 +105,8 @@ impl<'a> Ways<'a> {
         self.near = (0..ports).map(nearest).collect();
     }
 
-    /// The way of a GPU to a port, and whether the NIC reaches the GPU's memory on it. If not, data go through host memory.
+    /// The way of a GPU to a port, and whether the NIC reaches the GPU's memory on it. If not, data go through host
+    /// memory.
     fn direct_or_through_host(&self, gpu: &Paths, host: &Paths, port: NodeId) -> (Path, bool) {
         let way = gpu.to(self.system, port);
         let refuses = |id: &NodeId| {

@@ -39,7 +39,8 @@ impl<'a> Loads<'a> {
         }
     }
 
-    /// The width that each channel can have while all run at once: the least of bandwidth over load. `None` without any load.
+    /// The width that each channel can have while all run at once: the least of bandwidth over load. `None` without any
+    /// load.
     pub fn width(&self) -> Option<Bandwidth> {
         self.of.values().map(|(bandwidth, tenths)| Bandwidth(bandwidth.0 * 10 / tenths)).min()
     }

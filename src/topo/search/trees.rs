@@ -1,4 +1,5 @@
-//! Two binary trees over the same domains, so that no domain passes data on in both: together they use all NICs in both directions.
+//! Two binary trees over the same domains, so that no domain passes data on in both: together they use all NICs in both
+//! directions.
 //!
 //! In the first tree the domains with odd places pass data on and those with even places are leaves:
 //!
@@ -10,7 +11,8 @@
 //!     0 2 4 6
 //! ```
 //!
-//! The second one is the mirror image where the number of domains is even, and else the first one moved on by one place.
+//! The second one is the mirror image where the number of domains is even, and else the first one moved on by one
+//! place.
 
 /// For each place its parent; the root has none.
 pub type Parents = Vec<Option<usize>>;

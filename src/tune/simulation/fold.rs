@@ -9,15 +9,15 @@ use crate::types::{Algorithm, Rank};
 pub enum Folding {
     /// Every domain for itself.
     Exact,
-    /// Domain 0 for all: domains are equal, and each does what the one before it does, one place further on. What goes from domain 0 to
-    /// another comes to domain 0 from one that is as far behind.
+    /// Domain 0 for all: domains are equal, and each does what the one before it does, one place further on. What goes
+    /// from domain 0 to another comes to domain 0 from one that is as far behind.
     Rotation,
 }
 
 impl Folding {
-    /// The fold of a collective on a terrain. It takes equal domains, no root, and an algorithm without an end: rings, and exchanges of all
-    /// with all, turn into themselves. Every place in the two trees of a double tree is unlike every other; PAT parts its messages where
-    /// rank 0 follows the last rank.
+    /// The fold of a collective on a terrain. It takes equal domains, no root, and an algorithm without an end: rings,
+    /// and exchanges of all with all, turn into themselves. Every place in the two trees of a double tree is unlike
+    /// every other; PAT parts its messages where rank 0 follows the last rank.
     pub fn of(terrain: &Terrain, spec: &Spec) -> Folding {
         let turns = match spec.algorithm {
             Algorithm::Ring | Algorithm::Direct => !spec.collective.rooted(),

@@ -124,7 +124,8 @@ impl<'a> Table<'a> {
         self.line("#")
     }
 
-    /// Prints a line on standard output, past the progress bar; on standard error where standard output is for a report.
+    /// Prints a line on standard output, past the progress bar; on standard error where standard output is for a
+    /// report.
     fn line(&self, line: &str) -> Result<()> {
         if self.job.reports_to_standard_output() {
             self.bar.suspend(|| complain(line));

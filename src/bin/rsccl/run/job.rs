@@ -43,8 +43,8 @@ struct RankProcess {
 enum Phase {
     /// Ranks are running.
     Running,
-    /// A rank has failed. Until this time the others may end by themselves, so that each can write the error that it got and the likeliest
-    /// cause is found among all failures.
+    /// A rank has failed. Until this time the others may end by themselves, so that each can write the error that it
+    /// got and the likeliest cause is found among all failures.
     Settling(Instant),
     /// Ranks were asked to end; they are killed at this time.
     Ending(Instant),
@@ -238,8 +238,8 @@ impl Job {
         Ok(())
     }
 
-    /// Says which rank failed, and takes its exit code for the job's. Of several, a death by signal is the likelier cause of the others;
-    /// else it is the first that was seen.
+    /// Says which rank failed, and takes its exit code for the job's. Of several, a death by signal is the likelier
+    /// cause of the others; else it is the first that was seen.
     fn name_failure(&mut self) {
         let failures = std::mem::take(&mut self.failures);
         let by_signal = failures.iter().find(|(_, exit)| matches!(exit, Exit::Signal(_)));
@@ -354,8 +354,8 @@ pub(crate) const TAKEN_SIGNALS: &[Signal] = &[
     Signal::USER_1,
     Signal::USER_2,
 ];
-/// How long ranks go on after the first has failed. rsccl's errors reach the other ranks within milliseconds; the rest of the time is theirs to
-/// write them.
+/// How long ranks go on after the first has failed. rsccl's errors reach the other ranks within milliseconds; the rest
+/// of the time is theirs to write them.
 const SETTLE: Duration = Duration::from_secs(2);
 /// How long ranks may clean up after another one has failed.
 const GRACE: Duration = Duration::from_secs(3);

@@ -56,8 +56,8 @@ impl Found {
         Found { names: names(system, &found), domains: found, between }
     }
 
-    /// Puts the channels of a graph file in place of those that were found inside each domain; the notes say where the file promises
-    /// more than the links carry.
+    /// Puts the channels of a graph file in place of those that were found inside each domain; the notes say where the
+    /// file promises more than the links carry.
     pub(crate) fn replace(&mut self, system: &System, graphs: &[Graph]) -> Result<Vec<String>> {
         let mut notes = Vec::new();
         for domain in &mut self.domains {

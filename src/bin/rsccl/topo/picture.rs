@@ -1,8 +1,9 @@
-//! The machine as a picture: hosts below each other, in each its NUMA nodes, bridges, GPUs and NICs as a tree with GB/s at the links, the
-//! NVLinks below the GPUs, and the channels below those.
+//! The machine as a picture: hosts below each other, in each its NUMA nodes, bridges, GPUs and NICs as a tree with GB/s
+//! at the links, the NVLinks below the GPUs, and the channels below those.
 //!
-//! A channel's line starts at the top and goes down one step with each device that it visits, so that its order can be read. Where there
-//! are several hosts, NICs of one column stand below each other and coloured lines between hosts join them.
+//! A channel's line starts at the top and goes down one step with each device that it visits, so that its order can be
+//! read. Where there are several hosts, NICs of one column stand below each other and coloured lines between hosts join
+//! them.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

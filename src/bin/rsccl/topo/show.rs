@@ -55,8 +55,8 @@ pub(crate) fn tree(machine: &Machine, system: &System, found: &Found) -> String 
     text
 }
 
-/// The processors of a mask as sysfs and topology files write it, hexadecimal words with the last processors first: `00ff,000000ff` is
-/// `processors 0-7,32-39`.
+/// The processors of a mask as sysfs and topology files write it, hexadecimal words with the last processors first:
+/// `00ff,000000ff` is `processors 0-7,32-39`.
 fn processors(mask: &str) -> String {
     if mask.trim().is_empty() {
         return "processors unknown".to_owned();
@@ -186,9 +186,9 @@ pub(crate) fn json(system: &System, found: &Found, notes: &[String]) -> Value {
     json!({ "nodes": nodes, "paths": paths, "graphs": graphs, "notes": notes })
 }
 
-/// One object for each pattern in each domain (scope `host`), then for each pattern between domains (scope `system`). Channels inside a
-/// host list device numbers; channels of the system list GPUs by their places among all GPUs, and `nics` says by which NIC each host is
-/// entered and left.
+/// One object for each pattern in each domain (scope `host`), then for each pattern between domains (scope `system`).
+/// Channels inside a host list device numbers; channels of the system list GPUs by their places among all GPUs, and
+/// `nics` says by which NIC each host is entered and left.
 fn graphs(system: &System, found: &Found) -> Vec<Value> {
     let mut graphs = Vec::new();
     for (place, domain) in found.domains.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Channels between hosts, against bounds that are arithmetic of the machine, and against what NCCL 2.30.7 finds on the same files.
+//! Channels between hosts, against bounds that are arithmetic of the machine, and against what NCCL 2.30.7 finds on the
+//! same files.
 
 use std::collections::HashMap;
 
@@ -39,8 +40,8 @@ fn each_port(machine: &mut Machine, mut each: impl FnMut(&mut crate::topo::descr
     });
 }
 
-/// Every hop visits each GPU of its domain once; hops leave where the next one enters, where rails are told; and no link carries
-/// more than it can. The ways are found anew here, on the whole system.
+/// Every hop visits each GPU of its domain once; hops leave where the next one enters, where rails are told; and no
+/// link carries more than it can. The ways are found anew here, on the whole system.
 fn hold(system: &System, found: &Between) {
     let domains = Domain::all(system);
     let rail = |port: NodeId| match &system.node(port).kind {
@@ -184,7 +185,8 @@ fn channels_between_hosts_reach_the_bound_and_are_never_below_nccl() {
 fn crossing_nics_is_a_choice() {
     let system = hosts(&machine("h100x8"), 2);
     let total = |system: &System, cross| found(system, cross).ring.total().gigabytes();
-    // Every GPU sends to the next one and, as the last of its chain, over the one near the NIC: 8 channels of 18 links of 20.6.
+    // Every GPU sends to the next one and, as the last of its chain, over the one near the NIC: 8 channels of 18 links
+    // of 20.6.
     assert!((total(&system, CrossNic::Never) - 18.0 * 20.6).abs() < 0.05);
     assert_eq!(total(&system, CrossNic::IfBetter), 8.0 * 48.0);
     assert_eq!(total(&system, CrossNic::Allowed), 8.0 * 48.0);
@@ -211,7 +213,8 @@ fn zigzags_use_every_link_of_a_full_mesh_once() {
     assert_eq!(found(&system, CrossNic::Never).ring.total().gigabytes(), 7.0 * 48.0);
 }
 
-/// On rails that do not meet, an odd number of hosts still closes its rings: the first three hosts' exchanges undo each other.
+/// On rails that do not meet, an odd number of hosts still closes its rings: the first three hosts' exchanges undo each
+/// other.
 #[test]
 fn rings_close_on_rails_with_any_number_of_hosts() {
     for mut machine in [mesh(), machine("h100x8")] {

@@ -2,8 +2,9 @@
 //!
 //! Every partial result of any subset of ranks must be a number of the type, for a ring rounds what it passes on:
 //!
-//! - `sum`, `avg`, `mulsum`: all ranks share a random exponent for an index; their mantissas are integers whose sum fits the
-//!   type's mantissa. Where there are more ranks than that leaves room for, the ranks beyond it have 0, others at each index.
+//! - `sum`, `avg`, `mulsum`: all ranks share a random exponent for an index; their mantissas are integers whose sum
+//!   fits the type's mantissa. Where there are more ranks than that leaves room for, the ranks beyond it have 0, others
+//!   at each index.
 //! - `prod`: powers of two whose exponents together stay in range, and at each index one rank with a full mantissa.
 //! - `min`, `max`: any numbers; integers: any bits, for they wrap.
 //! - no operator: any bits, NaN included.
