@@ -268,8 +268,8 @@ impl<'a> Team<'a> {
         self.region(shape, shape.contributions + index)
     }
 
-    /// Copies what I contribute to others' blocks where they can read it. The root of a broadcast copies these blocks to its own
-    /// output, too, unless they are there: nobody sends them back to it.
+    /// Copies what I contribute to others' blocks where they can read it. The root of a broadcast copies these blocks
+    /// to its own output, too, unless they are there: nobody sends them back to it.
     fn stage(&self, shape: &Shape, draft: &mut Draft) {
         let contributes = self.reduces() || self.is_root();
         let owns = self.owns_result(self.site.me()) && !self.site.spec.in_place;
