@@ -1,12 +1,11 @@
 //! rsccl: collective communication for host and GPU memory.
 //!
-//! It is NCCL's stack built anew as a Rust engine: unique id, bootstrap, topology, plans, transports, executor. One API
-//! for ranks that are threads, processes of one host, or processes of many hosts; the same collectives as NCCL, with
-//! the vector forms of MPI beside them, and errors with names in them in place of hangs.
+//! It is NCCL's stack built anew as a Rust engine: unique id, bootstrap, topology, plans, transports, executor. One API for
+//! ranks that are threads, processes of one host, or processes of many hosts; the same collectives as NCCL, with the vector
+//! forms of MPI beside them, and errors with names in them in place of hangs.
 //!
-//! It does not replace MPI: no derived types, no files, no one-sided windows. It does not start jobs over hosts: a
-//! launcher (`srun`, `mpirun`, `torchrun`) does. It works on host memory on Linux; GPUs begin (`cuda`: ranks of a
-//! process on one GPU).
+//! It does not replace MPI: no derived types, no files, no one-sided windows. It does not start jobs over hosts: a launcher
+//! (`srun`, `mpirun`, `torchrun`) does. It works on host memory on Linux; GPUs begin (`cuda`: ranks of a process on one GPU).
 //!
 //! ## A program
 //!
@@ -28,8 +27,8 @@
 //! }
 //! ```
 //!
-//! It prints `[[6, 4], [6, 4], [6, 4], [6, 4]]`. As processes, the closure's body follows `Communicator::from_env()?`,
-//! which learns rank, world and meeting place from whatever launched it:
+//! It prints `[[6, 4], [6, 4], [6, 4], [6, 4]]`. As processes, the closure's body follows `Communicator::from_env()?`, which
+//! learns rank, world and meeting place from whatever launched it:
 //!
 //! ```sh
 //! rsccl run -n 4 -- ./program                                              # this host
@@ -38,9 +37,9 @@
 //! torchrun --nproc-per-node 8 --no-python ./program                        # as training jobs are started
 //! ```
 //!
-//! With no launcher at all, set `RSCCL_RANK`, `RSCCL_WORLD_SIZE` and `RSCCL_STORE`, or call `Communicator::init`, which
-//! takes a unique id, a rank and the world's size. Programs that have MPI make their communicator from MPI's (feature
-//! `mpi`); C++ has the same as classes (feature `cpp`).
+//! With no launcher at all, set `RSCCL_RANK`, `RSCCL_WORLD_SIZE` and `RSCCL_STORE`, or call `Communicator::init`, which takes a
+//! unique id, a rank and the world's size. Programs that have MPI make their communicator from MPI's (feature `mpi`); C++ has
+//! the same as classes (feature `cpp`).
 //!
 //! ## What needs what
 //!
@@ -103,8 +102,8 @@ pub mod store {
     pub use crate::sync::{AbortFlag, Wait};
 }
 
-/// What this package's own command line, benches and tests reach beyond the interface. It makes no promise: anything
-/// here changes without notice. No function of it takes a call that nobody has checked.
+/// What this package's own command line, benches and tests reach beyond the interface. It makes no promise: anything here changes
+/// without notice. No function of it takes a call that nobody has checked.
 #[doc(hidden)]
 pub mod internals {
     pub mod bootstrap {

@@ -128,6 +128,7 @@ const WIDE: &[&str] = &[
     "src/exec/operation.rs",
     "src/exec/rendezvous.rs",
     "src/ffi/call.rs",
+    "src/lib.rs",
     "src/plan/site.rs",
     "src/sync/ring.rs",
     "src/topo/affinity.rs",
