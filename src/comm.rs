@@ -10,6 +10,7 @@ mod choose;
 mod collectives;
 mod described;
 mod detached;
+mod device_sharing;
 mod engine;
 mod failure_watch;
 mod filters;

@@ -52,6 +52,10 @@ pub enum Sharing {
     Processes,
 }
 
+/// What [`Device::identity`] says; a GPU's is its UUID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DeviceIdentity(pub [u8; 16]);
+
 /// A kind of memory: makes it, hands it over, and gives queues that work in it.
 pub trait Device: fmt::Debug + Send + Sync {
     /// Where the memory of this device lives.
@@ -70,11 +74,19 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Where the region cannot be shared: it is of another device, or was allocated for threads.
     fn export(&self, region: &Region) -> Result<OwnedFd>;
 
-    /// Maps the memory behind a descriptor that a peer exported, which must have exactly `bytes`.
+    /// Maps the memory behind a descriptor that a peer exported, which must have exactly `bytes`, for the work of this device: the memory
+    /// may lie on another.
     ///
     /// # Errors
     /// [`crate::error::Kind::Remote`] where the descriptor is anything else.
     fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region>;
+
+    /// What names the device on its host: two processes that see equal identities work on one device.
+    fn identity(&self) -> DeviceIdentity;
+
+    /// Whether launches of several processes on this device run side by side, so that they may wait for each other; false where processes
+    /// take turns.
+    fn runs_processes_together(&self) -> bool;
 
     /// Where the memory at `address` lives, if this device knows it.
     fn locate(&self, address: u64) -> Option<Home>;

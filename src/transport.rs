@@ -9,6 +9,7 @@
 mod arena;
 mod connect;
 mod data_handshake;
+mod device_queues;
 mod fabric;
 mod identity;
 mod lease;
@@ -22,7 +23,7 @@ mod table;
 mod windows;
 
 pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES};
-pub use connect::Receivers;
+pub use connect::{Ask, Receivers};
 pub use fabric::{Fabric, Setup, Sizes};
 pub use identity::{host_id, process_token};
 pub use lease::{Lease, LeaseGuard};

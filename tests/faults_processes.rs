@@ -6,6 +6,7 @@ mod faults {
     mod abort;
     mod causes;
     mod deaths;
+    mod devices;
     mod floods;
     mod kills;
     mod leavers;
@@ -19,6 +20,8 @@ mod faults {
 }
 #[path = "matrix/case.rs"]
 mod case;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod far;
 #[path = "matrix/random.rs"]
 mod random;
 #[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]

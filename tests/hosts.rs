@@ -9,6 +9,8 @@ mod hosts {
 #[allow(dead_code, reason = "the matrix uses the rest")]
 #[path = "matrix/case.rs"]
 mod case;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod far;
 #[allow(dead_code, reason = "the matrix uses the rest")]
 #[path = "matrix/random.rs"]
 mod random;

@@ -26,7 +26,7 @@ mod verify;
 
 use std::time::Duration;
 
-use case::{Case, Placed};
+use case::{Case, Placed, every_program};
 use rsccl::types::Algorithm;
 use rsccl::{Communicator, Config, DataType, Result, local, plan};
 use verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Source, Tables, with_type};
@@ -101,25 +101,6 @@ fn judge(name: &str, failures: Vec<String>) {
 fn seed() -> u64 {
     #![expect(clippy::disallowed_methods, reason = "the seed of a test is no configuration of the library")]
     std::env::var("RSCCL_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(USUAL_SEED)
-}
-
-/// Every program on its types and operators, at each size, in each placement, with the first and the last rank as root.
-fn every_program(ranks: u32, sizes: &[usize], kinds: &[(DataType, Op)]) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for program in Program::ALL.iter().copied() {
-        let roots = if program.rooted() && ranks > 1 { vec![0, ranks - 1] } else { vec![0] };
-        for (data_type, op) in kinds.iter().copied().filter(|(_, op)| !program.reduces() || program.takes(*op)) {
-            let op = program.reduces().then_some(op);
-            for (elements, root) in sizes.iter().flat_map(|size| roots.iter().map(|root| (*size, *root))) {
-                let case = Case { program, data_type, op, root, elements, placement: Placement::OutOfPlace, skew: 0 };
-                cases.push(case);
-                if Shape::new(program, (0, ranks), root, 0).is_ok_and(|shape| shape.in_place().is_some()) {
-                    cases.push(Case { placement: Placement::InPlace, skew: elements % 3, ..case });
-                }
-            }
-        }
-    }
-    cases
 }
 
 /// Every operator on every type that it fits, by the collectives that reduce.

@@ -14,6 +14,8 @@ mod topics {
 #[allow(dead_code, reason = "the tests of faults use it")]
 #[path = "matrix/case.rs"]
 mod case;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod far;
 #[allow(dead_code, reason = "the tests of faults use it")]
 #[path = "matrix/random.rs"]
 mod random;

@@ -237,6 +237,7 @@ mod tests {
             count: 2,
             sequence: 26,
             past: 0,
+            on_device: false,
         };
         let line = CallLine { call: &call, operation: &operation, world, id: 0xab }.to_string();
         assert_eq!(

@@ -226,14 +226,14 @@ impl Chooser {
         programs.of(call, *world, means, || spec(call, means, *world, layout, settings))
     }
 
-    /// The program of a call on the memory of devices that reach each other's. Unless the user's filters forbid it, ranks work in each
-    /// other's buffers; where each scales its input by a number of its own, in scratch.
-    pub(crate) fn device_program(&mut self, call: &Call<'_>) -> Result<Arc<Program>> {
+    /// The program of a call on the memory of devices that reach each other's. Unless the user's filters forbid it, ranks work in `windows`:
+    /// each other's buffers or scratch; where each scales its input by a number of its own, in scratch.
+    pub(crate) fn device_program(&mut self, call: &Call<'_>, windows: Windows) -> Result<Arc<Program>> {
         let asked = Question::of(call);
         let direct = self.settings.algorithms.allows(asked.collective, Algorithm::Direct);
         let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
         match self.path_of_plans(asked, direct)? {
-            Path::Windows(choice) => self.program(call, choice, if raw { Windows::User } else { Windows::Scratch }),
+            Path::Windows(choice) => self.program(call, choice, if raw { windows } else { Windows::Scratch }),
             Path::Flat => Err(Error::internal("a flat call on a device")),
             Path::Slots(choice) => self.program(call, choice, Windows::None),
         }

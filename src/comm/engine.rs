@@ -149,6 +149,7 @@ impl Engine {
             count: call.count_label(),
             sequence: session.next_collective(),
             past: session.history.past(),
+            on_device: call.buffers.home() != Home::Host || matches!(order, Order::Stream(_)),
         };
         if log::hears_calls() {
             self.log_call(call, &operation);
@@ -168,7 +169,7 @@ impl Engine {
 
     fn route(&mut self, begun: Begun<'_>, order: Order<'_>, beside: &mut dyn Background) -> Result<()> {
         let call = begun.call;
-        if call.buffers.home() != Home::Host || matches!(order, Order::Stream(_)) {
+        if begun.operation.on_device {
             return self.run_on_device(begun, order, beside);
         }
         if call.collective.is_messages() {
@@ -367,7 +368,7 @@ impl Engine {
             message.check(self.session.world)?;
         }
         if on_a_device(&messages, order) {
-            let operation = self.next_exchange(messages.first().map_or(DataType::U8, Message::data_type));
+            let operation = self.next_exchange(messages.first().map_or(DataType::U8, Message::data_type), true);
             let result = self.device_messages(messages, Some(operation), order);
             return result.map_err(|error| error.during(operation.to_string()));
         }
@@ -394,18 +395,18 @@ impl Engine {
         messages: Vec<Message<'a>>,
         data_type: DataType,
     ) -> (Operation, Vec<MessageRun<'a>>) {
-        let operation = self.next_exchange(data_type);
+        let operation = self.next_exchange(data_type, false);
         let Operation { sequence, past, .. } = operation;
         let run = |message| MessageRun::new(message, Collective::AllToAllV, sequence).after(past);
         (operation, messages.into_iter().map(run).collect())
     }
 
     /// The `all_to_all_v` that begins now.
-    fn next_exchange(&self, data_type: DataType) -> Operation {
+    fn next_exchange(&self, data_type: DataType, on_device: bool) -> Operation {
         let session = &*self.session;
         let (sequence, past) = (session.next_collective(), session.history.past());
         let collective = Collective::AllToAllV;
-        let operation = Operation { collective, data_type, op: None, root: None, count: 0, sequence, past };
+        let operation = Operation { collective, data_type, op: None, root: None, count: 0, sequence, past, on_device };
         session.history.begin(operation.label());
         operation
     }
@@ -474,6 +475,12 @@ impl Engine {
         self.mover.fabric.begin_connect(needs, receivers, (&*self.session.bootstrap, &wait))
     }
 
+    /// What this rank has on its device, and the fabric, which waits move on.
+    pub(super) fn device_and_fabric(&mut self) -> Result<(&mut DeviceSide, &mut Fabric)> {
+        let side = self.device_side.as_deref_mut().ok_or_else(|| Error::internal("no side on a device"))?;
+        Ok((side, &mut self.mover.fabric))
+    }
+
     fn connect(
         &mut self,
         (needs, receivers): (&[Need], Receivers),
@@ -495,7 +502,7 @@ impl Engine {
 
     /// Opens connections or memory together with peers. What is `beside`, and what was sent before, goes on meanwhile: a peer may wait for
     /// that before it comes to the set-up.
-    fn set_up(
+    pub(super) fn set_up(
         &mut self,
         waiting_for: WaitingFor<'_>,
         beside: &mut dyn Background,
@@ -522,10 +529,19 @@ impl Engine {
     /// # Errors
     /// [`Kind::Mismatch`](crate::error::Kind::Mismatch) where a peer is known to be stuck in another call.
     pub(crate) fn meet(&mut self, call: &'static str, beside: &mut dyn Background) -> Result<Wait> {
+        self.meet_before((call, self.session.collectives()), beside)
+    }
+
+    /// [`Engine::meet`] for a call that comes before the collective of the number `collectives`, or is the first thing in it.
+    pub(super) fn meet_before(
+        &mut self,
+        (call, collectives): (&'static str, u64),
+        beside: &mut dyn Background,
+    ) -> Result<Wait> {
         let wait = self.init_wait();
         let (session, mover) = (&*self.session, &mut self.mover);
         let bootstrap = &*session.bootstrap;
-        let waited = BootstrapCall { name: call, collectives: session.collectives(), exchanges: bootstrap.exchanges() };
+        let waited = BootstrapCall { name: call, collectives, exchanges: bootstrap.exchanges() };
         let wait = wait.with_notes(Some(session.note_reader(waited)?));
         if beside.is_empty() && mover.fabric.links().drained() {
             let mut turn = || mover.fabric.attend(bootstrap).map(drop);

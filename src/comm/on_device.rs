@@ -1,30 +1,29 @@
-//! A communicator on the memory of devices: what its ranks share for that, and how a call becomes a launch.
+//! A communicator on the memory of devices: how a call becomes a launch.
 //!
 //! The first call makes the rank's [`DeviceSide`]: words and scratch in the memory of its device, which the other ranks' programs
-//! reach. Every call after that is a [`LaunchPart`], which the cohort launches.
+//! reach, be they threads of this process or other processes of the host (`device_sharing`). Every call after that is a [`LaunchPart`],
+//! which the cohort launches. Between processes plans work in scratch: addresses of users' buffers mean nothing there.
 
 use std::collections::HashMap;
-use std::sync::PoisonError;
 
+use crate::comm::device_sharing::{self, Meeting};
 use crate::comm::engine::Engine;
 use crate::comm::failure_watch::FailureWatch;
 use crate::comm::monitor::Monitor;
 use crate::comm::peer_status::WaitingFor;
 use crate::comm::session::Session;
-use crate::device::records::{self, ControlLayout, LaunchPart, PeerMemory, Reduction, SlotQueue};
-use crate::device::{self, Device, Event, Home, Region, Sharing, StatusPage};
+use crate::device::records::{self, LaunchPart, PeerMemory, Reduction, SlotQueue};
+use crate::device::{self, Event, Home, Region, StatusPage};
 use crate::error::{Error, Kind, Result};
 use crate::exec::lower::{self, Lowered};
-use crate::exec::{
-    self, Background, Begun, Call, Cohort, DeviceStream, Last, Message, Operation, Order, Rendezvous, composed,
-};
-use crate::plan::{self, WINDOW_LANES, Windows};
-use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use crate::sync::ring::{Label, Shape};
-use crate::sync::{Backoff, Patience, Wait};
-use crate::sys::{futex, random};
-use crate::transport::{Channel, Need, Way};
-use crate::types::{Collective, DataType, Elements, Rank, World};
+use crate::exec::{self, Background, Begun, Call, Cohort, DeviceStream, Last, Message, Operation, Order, composed};
+use crate::plan::{self, Windows};
+use crate::sync::primitive::Arc;
+use crate::sync::ring::Label;
+use crate::sync::{Backoff, Patience};
+use crate::sys::futex;
+use crate::transport::{Channel, Fabric, Need};
+use crate::types::{Collective, DataType, Elements, Rank};
 
 /// What one rank has on its device for one communicator.
 #[derive(Debug)]
@@ -34,13 +33,14 @@ pub(crate) struct DeviceSide {
     monitor: Option<Monitor>,
     /// For calls in the caller's order.
     own_stream: DeviceStream,
-    shared: Arc<Shared>,
+    meeting: Meeting,
     cohort: Arc<Cohort>,
     peers: Arc<[PeerMemory]>,
-    scratch: u64,
+    /// What is behind `peers`: this rank's memory, and that of other processes.
+    kept: Vec<Region>,
     status: Arc<StatusPage>,
-    /// The ends of connections that are open.
-    queues: HashMap<Need, SlotQueue>,
+    /// The ends of connections that are open, and the memory behind each.
+    queues: HashMap<Need, (SlotQueue, Region)>,
     /// The last launch of messages: they use the same connections, so that they follow each other.
     messages: Option<Last>,
 }
@@ -54,84 +54,40 @@ pub(super) enum Launched {
     Messages(Vec<Rank>),
 }
 
-/// What the ranks of a communicator, threads of one process, show each other.
-#[derive(Debug)]
-struct Shared {
-    sides: Mutex<Vec<Option<ShownSide>>>,
-    cohorts: Mutex<HashMap<Home, Arc<Cohort>>>,
-    links: Mutex<HashMap<(Rank, Rank, Channel), LinkMemory>>,
-    /// Where messages between ranks of one device meet.
-    rendezvous: Rendezvous,
-}
-
-/// One rank's memory that programs of other ranks reach.
-#[derive(Debug, Clone)]
-struct ShownSide {
-    home: Home,
-    control: Region,
-    scratch: Region,
-}
-
-/// The memory of a connection: its head is the sender's, its slots are the receiver's.
-#[derive(Debug, Clone)]
-struct LinkMemory {
-    at_sender: Region,
-    at_receiver: Region,
-}
-
 /// How a call on a device waits for its cohort and, in the caller's order, for its end.
 struct DeviceWait<'a> {
-    waiting_for: WaitingFor<'a>,
+    session: &'a Session,
+    fabric: &'a mut Fabric,
     patience: Patience,
+    watch: FailureWatch<'a>,
+    backoff: Backoff,
 }
 
 impl DeviceSide {
-    /// Makes this rank's side, together with all other ranks. `wait` bounds it.
-    fn new(session: &Session, home: Home, scratch_bytes: usize, wait: &Wait) -> Result<DeviceSide> {
-        let device = device::of(home)?;
-        let world = session.world;
-        let shared = Shared::meet(session, wait)?;
-        let control = device.allocate(fits(layout(world.ranks().len()).bytes())?, Sharing::Threads)?;
-        let scratch = device.allocate(scratch_bytes, Sharing::Threads)?;
-        shared.sides()[world.rank.index()] = Some(ShownSide { home, control, scratch });
-        session.bootstrap.barrier(wait)?;
-        let sides: Vec<ShownSide> = shared.sides().iter().flatten().cloned().collect();
-        let address = |region: &Region| region.base().addr().get() as u64;
-        let shown = |side: &ShownSide| PeerMemory { control: address(&side.control), scratch: address(&side.scratch) };
-        let peers: Arc<[PeerMemory]> = sides.iter().map(shown).collect();
-        let members = world.ranks().filter(|rank| sides[rank.index()].home == home).collect();
-        let cohort = Arc::clone(lock(&shared.cohorts).entry(home).or_insert_with(|| Arc::new(Cohort::new(members))));
+    /// This rank's side. All ranks of the process have allocated their memory; `kept` is this rank's, behind those of other processes.
+    fn new(session: &Session, meeting: Meeting, kept: Vec<Region>) -> Result<DeviceSide> {
+        let (mine, taken) = kept.split_last().ok_or_else(|| Error::internal("a side without memory"))?;
+        let home = mine.home();
         let status = Arc::new(StatusPage::new()?);
         session.abort.mirror(&status);
         Ok(DeviceSide {
             home,
             monitor: None,
-            own_stream: DeviceStream::of(home, device.queue()?),
-            scratch: peers[world.rank.index()].scratch,
-            shared,
-            cohort,
-            peers,
+            own_stream: DeviceStream::of(home, device::of(home)?.queue()?),
+            cohort: meeting.cohort(home),
+            peers: meeting.peers(taken)?,
+            meeting,
+            kept,
             status,
             queues: HashMap::new(),
             messages: None,
         })
     }
 
-    /// The ends of connections that a program names, opened where they are not open yet.
-    fn open(&mut self, me: Rank, ends: &[Need], shape: Shape) -> Result<Vec<SlotQueue>> {
-        let mut queues = Vec::with_capacity(ends.len());
-        for end in ends {
-            let queue = match self.queues.get(end) {
-                Some(open) => *open,
-                None => {
-                    let opened = self.shared.link(me, *end, shape)?;
-                    self.queues.insert(*end, opened);
-                    opened
-                }
-            };
-            queues.push(queue);
-        }
-        Ok(queues)
+    /// The ends that have no queue yet and whose other end is in another process.
+    fn missing_elsewhere(&self, ends: &[Need]) -> Vec<Need> {
+        let is_missing = |end: &&Need| !self.queues.contains_key(end) && !self.meeting.is_here(end.peer);
+        ends.iter().filter(is_missing).copied().collect()
     }
 
     fn part(&self, me: Rank, lowered: &Lowered, (folding, labels): (Reduction, Vec<Label>)) -> LaunchPart {
@@ -141,122 +97,14 @@ impl DeviceSide {
             rank: me.get(),
             labels,
             bases: Vec::new(),
-            layout: layout(self.peers.len()),
+            layout: self.meeting.layout().control(),
             peers: Arc::clone(&self.peers),
             queues: Vec::new(),
             status: Arc::clone(&self.status),
-            keep: Vec::new(),
+            keep: self.kept.clone(),
         }
     }
 }
-
-impl Shared {
-    fn new(world: World) -> Shared {
-        Shared {
-            sides: Mutex::new(world.ranks().map(|_| None).collect()),
-            cohorts: Mutex::default(),
-            links: Mutex::default(),
-            rendezvous: Rendezvous::default(),
-        }
-    }
-
-    /// What the ranks share: rank 0 makes it, and the others find it in the process by a random number.
-    fn meet(session: &Session, wait: &Wait) -> Result<Arc<Shared>> {
-        let (world, bootstrap) = (session.world, &session.bootstrap);
-        let root = Rank::new(0);
-        if world.rank == root {
-            let (shared, ticket) = (Arc::new(Shared::new(world)), random::bytes::<8>()?);
-            meetings().insert(u64::from_le_bytes(ticket), Arc::downgrade(&shared));
-            bootstrap.broadcast(root, &ticket, wait)?;
-            // Everyone has looked.
-            let found = bootstrap.all_gather(&[1], wait);
-            meetings().remove(&u64::from_le_bytes(ticket));
-            all_found(&found?)?;
-            return Ok(shared);
-        }
-        let ticket = bootstrap.broadcast(root, &[], wait)?;
-        let ticket: Option<[u8; 8]> = ticket.try_into().ok();
-        let found = ticket.and_then(|ticket| meetings().get(&u64::from_le_bytes(ticket)).and_then(Weak::upgrade));
-        all_found(&bootstrap.all_gather(&[u8::from(found.is_some())], wait)?)?;
-        found.ok_or_else(|| Error::internal("the ranks' common memory is gone"))
-    }
-
-    fn sides(&self) -> MutexGuard<'_, Vec<Option<ShownSide>>> {
-        lock(&self.sides)
-    }
-
-    /// This rank's end of a connection. Whoever of the two comes first allocates its memory.
-    fn link(&self, me: Rank, end: Need, shape: Shape) -> Result<SlotQueue> {
-        let (from, to) = if end.way == Way::Send { (me, end.peer) } else { (end.peer, me) };
-        let mut links = lock(&self.links);
-        let memory = match links.get(&(from, to, end.channel)) {
-            Some(memory) => memory.clone(),
-            None => {
-                let made = self.allocate_link((from, to), shape)?;
-                links.insert((from, to, end.channel), made.clone());
-                made
-            }
-        };
-        let address = |region: &Region, offset: u64| region.base().addr().get() as u64 + offset;
-        let sends = end.way == Way::Send;
-        Ok(SlotQueue {
-            rank: from.get(),
-            sends,
-            slots: address(&memory.at_receiver, QUEUE_WORDS),
-            count: shape.slots,
-            payload: u64::from(shape.slot_bytes),
-            tail: address(&memory.at_receiver, 0),
-            head: address(&memory.at_sender, 0),
-            mine: address(if sends { &memory.at_sender } else { &memory.at_receiver }, QUEUE_LINE),
-        })
-    }
-
-    fn allocate_link(&self, (from, to): (Rank, Rank), shape: Shape) -> Result<LinkMemory> {
-        let device = |rank: Rank| -> Result<&'static dyn Device> {
-            let home = self.sides()[rank.index()].as_ref().map(|side| side.home);
-            device::of(home.ok_or_else(|| Error::internal("a rank has no side"))?)
-        };
-        let slots = u64::from(shape.slots) * (records::SLOT_HEADER + u64::from(shape.slot_bytes));
-        Ok(LinkMemory {
-            at_sender: device(from)?.allocate(fits(QUEUE_WORDS)?, Sharing::Threads)?,
-            at_receiver: device(to)?.allocate(fits(QUEUE_WORDS + slots)?, Sharing::Threads)?,
-        })
-    }
-}
-
-/// What ranks that make a [`Shared`] look it up in: threads of one process have nothing else in common. Its keys are random, and an
-/// entry is there for the length of one set-up.
-fn meetings() -> MutexGuard<'static, HashMap<u64, Weak<Shared>>> {
-    static MEETINGS: OnceLock<Mutex<HashMap<u64, Weak<Shared>>>> = OnceLock::new();
-    lock(MEETINGS.get_or_init(Mutex::default))
-}
-
-/// The data behind these locks is whole after every statement.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn all_found(found: &[Vec<u8>]) -> Result<()> {
-    let other = found.iter().position(|found| found != &[1]);
-    other.map_or(Ok(()), |rank| {
-        Err(Error::invalid_usage(format!(
-            "rank {rank} is in another process than rank 0: the ranks of a call on the memory of devices must be threads of one process"
-        )))
-    })
-}
-
-fn layout(ranks: usize) -> ControlLayout {
-    let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    ControlLayout { ranks: number(ranks), lanes: number(WINDOW_LANES) }
-}
-
-fn fits(bytes: u64) -> Result<usize> {
-    usize::try_from(bytes).map_err(|_| Error::invalid_argument(format!("{bytes} bytes do not fit the address space")))
-}
-
-/// Words of a connection at each end: what the other end raises, and how far this end is, each in a line of its own.
-const QUEUE_WORDS: u64 = 2 * QUEUE_LINE;
-const QUEUE_LINE: u64 = 64;
 
 impl Engine {
     /// Runs a collective whose buffers live on a device, in its order.
@@ -268,7 +116,7 @@ impl Engine {
         beside: &mut dyn Background,
     ) -> Result<()> {
         let Begun { call, operation, world, .. } = begun;
-        let home = self.enter_device(call.buffers.home(), order, beside)?;
+        let home = self.enter_device((call.buffers.home(), operation.sequence), order, beside)?;
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
             let messages = composed::blocks(call, world).into_iter().map(|message| message.in_home(home)).collect();
             return self.launch_messages(messages, operation, order);
@@ -277,12 +125,12 @@ impl Engine {
         let bases = [input, output].map(|place| place.addr() as u64);
         let Some(lowered) = self.device_program(call)? else { return Ok(()) };
         let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
-        let shape = self.session.settings.sizes.shape;
+        let queues = self.open_queues(&lowered.ends, &Launched::Collective(*operation), beside)?;
         let side = self.side_mut()?;
         let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
-        part.bases = vec![bases[0], bases[1], side.scratch];
-        part.keep = call.buffers.kept();
-        part.queues = side.open(world.rank, &lowered.ends, shape)?;
+        part.bases = vec![bases[0], bases[1], side.peers[world.rank.index()].scratch];
+        part.keep.extend(call.buffers.kept());
+        part.queues = queues;
         self.launch_collective(part, operation, order)
     }
 
@@ -305,8 +153,39 @@ impl Engine {
             let lane = plan::scan_lane(world, exclusive, count, Elements(room));
             return Ok((count.0 > 0).then(|| lower::plan(&[lane], Windows::None)));
         }
-        let program = self.chooser.device_program(call)?;
+        // Addresses of users' buffers mean nothing in another process.
+        let windows = if self.side_mut()?.meeting.elsewhere().is_empty() { Windows::User } else { Windows::Scratch };
+        let program = self.chooser.device_program(call, windows)?;
         Ok(Some(program.lowered().clone()))
+    }
+
+    /// The ends of connections that a program names, opened where they are not open yet.
+    fn open_queues(
+        &mut self,
+        ends: &[Need],
+        launched: &Launched,
+        beside: &mut dyn Background,
+    ) -> Result<Vec<SlotQueue>> {
+        let missing = self.side_mut()?.missing_elsewhere(ends);
+        if !missing.is_empty() {
+            let peers = || launched.peers();
+            self.set_up(launched.waiting_for(&peers), beside, |fabric, setup| fabric.open_queues(&missing, setup))?;
+        }
+        let (shape, me) = (self.session.settings.sizes.shape, self.session.world.rank);
+        let (side, fabric) = self.device_and_fabric()?;
+        let mut queues = Vec::with_capacity(ends.len());
+        for end in ends {
+            if !side.queues.contains_key(end) {
+                let memory = match fabric.queue(end) {
+                    Some(memory) => memory.clone(),
+                    None => side.meeting.queue(*end, shape)?,
+                };
+                let opened = side.meeting.layout().end((me, *end), &memory, &side.peers, shape);
+                side.queues.insert(*end, (opened, memory));
+            }
+            queues.push(side.queues[end].0);
+        }
+        Ok(queues)
     }
 
     /// Messages of device memory, in their order. What this rank has for itself is copied.
@@ -324,7 +203,8 @@ impl Engine {
                 other.home()
             )));
         }
-        let home = self.enter_device(home, order, &mut exec::NoBackground)?;
+        let next = collective.map_or_else(|| self.session.collectives(), |operation| operation.sequence);
+        let home = self.enter_device((home, next), order, &mut exec::NoBackground)?;
         let messages = messages.into_iter().map(|message| message.in_home(home)).collect();
         match collective {
             Some(operation) => self.launch_messages(messages, &operation, order),
@@ -347,7 +227,7 @@ impl Engine {
             ..*operation
         };
         let labels = messages.iter().map(|message| of_message(message).label()).collect();
-        let part = self.message_part((&messages, labels), channel)?;
+        let part = self.message_part((&messages, labels), channel, &Launched::Collective(*operation))?;
         self.launch_collective(part, operation, order)
     }
 
@@ -355,12 +235,13 @@ impl Engine {
     fn launch_singles(&mut self, messages: Vec<Message<'_>>, order: Order<'_>) -> Result<()> {
         let me = self.session.world.rank;
         exec::check_to_self(me, &messages)?;
-        let peers: Vec<Rank> = messages.iter().map(Message::peer).filter(|peer| *peer != me).collect();
+        let peers = messages.iter().map(Message::peer).filter(|peer| *peer != me).collect();
+        let launched = Launched::Messages(peers);
         let label = |message: &Message<'_>| {
             let sequence = self.number_message(message);
             let (data_type, count) = (message.data_type(), message.count());
-            Operation { collective: Collective::Send, data_type, op: None, root: None, count, sequence, past: 0 }
-                .label()
+            let (collective, op, root) = (Collective::Send, None, None);
+            Operation { collective, data_type, op, root, count, sequence, past: 0, on_device: true }.label()
         };
         let labels: Vec<Label> = messages.iter().map(label).collect();
         let (mut ends, mut others, mut others_labels) = (Vec::new(), Vec::new(), Vec::new());
@@ -375,12 +256,12 @@ impl Engine {
         // What goes to other devices is put first: it waits there, and not on the host, so that all ranks come to their meetings.
         let through_slots = match others.is_empty() {
             true => None,
-            false => Some(self.message_part((&others, others_labels), Channel::PointToPoint)?),
+            false => Some(self.message_part((&others, others_labels), Channel::PointToPoint, &launched)?),
         };
-        let blank = self.message_part((&[], Vec::new()), Channel::PointToPoint)?;
-        self.launch(&Launched::Messages(peers), order, |side, stream, turn| {
+        let blank = self.message_part((&[], Vec::new()), Channel::PointToPoint, &launched)?;
+        self.launch(&launched, order, |side, stream, turn| {
             through_slots.map_or(Ok(()), |part| exec::launch_alone(part, stream, &mut side.messages))?;
-            side.shared.rendezvous.meet((me, blank), ends, stream, turn)
+            side.meeting.rendezvous().meet((me, blank), ends, stream, turn)
         })
     }
 
@@ -389,16 +270,18 @@ impl Engine {
         &mut self,
         (messages, labels): (&[Message<'_>], Vec<Label>),
         channel: Channel,
+        launched: &Launched,
     ) -> Result<LaunchPart> {
         let (me, shape) = (self.session.world.rank, self.session.settings.sizes.shape);
         let folding = Reduction { data_type: DataType::U8, op: None, world: self.session.world.size };
         let lowered = lower::messages(messages, me, (channel, u64::from(shape.slot_bytes)));
+        let queues = self.open_queues(&lowered.ends, launched, &mut exec::NoBackground)?;
         let side = self.side_mut()?;
         let mut part = side.part(me, &lowered, (folding, labels));
         part.bases =
             [0; records::FIRST_MESSAGE as usize].into_iter().chain(messages.iter().map(Message::address)).collect();
-        part.queues = side.open(me, &lowered.ends, shape)?;
-        part.keep = messages.iter().filter_map(Message::kept).collect();
+        part.queues = queues;
+        part.keep.extend(messages.iter().filter_map(Message::kept));
         Ok(part)
     }
 
@@ -420,16 +303,14 @@ impl Engine {
     ) -> Result<()> {
         let session = Arc::clone(&self.session);
         let peers = || launched.peers();
-        let wait = DeviceWait { waiting_for: launched.waiting_for(&peers), patience: self.patience() };
-        let side = self.side_mut()?;
+        let (patience, watch) = (self.patience(), FailureWatch::new(&session, launched.waiting_for(&peers)));
+        let (side, fabric) = self.device_and_fabric()?;
+        let mut wait = DeviceWait { session: &session, fabric, patience, watch, backoff: Backoff::new(patience) };
         let stream = side.stream(order).clone();
         if matches!(order, Order::Caller) {
             stream.check_runs()?;
         }
-        let mut watch = FailureWatch::new(&session, wait.waiting_for);
-        let mut backoff = Backoff::new(wait.patience);
-        let mut turn = |missing: &[Rank]| wait.turn(&mut watch, &mut backoff, &|| on_this_device(missing));
-        let is_put = put(side, &stream, &mut turn);
+        let is_put = put(side, &stream, &mut |missing: &[Rank]| wait.turn(&|| on_this_device(missing)));
         if let (Err(error), Order::Caller) = (&is_put, order) {
             // Messages that other ranks have moved must not touch the caller's memory when this call has returned.
             let error = error.duplicate();
@@ -442,8 +323,7 @@ impl Engine {
             Order::Stream(_) if stream.capture()?.is_some() => Ok(()),
             Order::Stream(_) => side.watch_over(&session, launched.clone(), event),
             Order::Caller => {
-                let mut backoff = Backoff::new(wait.patience);
-                let ended = wait.until(&*event, &mut watch, &mut backoff);
+                let ended = wait.until(&*event);
                 if ended.is_err() {
                     // The launch must not touch the caller's memory when this call has returned.
                     crate::sync::Mirror::raise(&*side.status);
@@ -454,8 +334,14 @@ impl Engine {
         }
     }
 
-    /// Sees to it that this rank has a side on the device of a call, and that no launch has failed. Where the call runs.
-    fn enter_device(&mut self, home: Home, order: Order<'_>, beside: &mut dyn Background) -> Result<Home> {
+    /// Sees to it that this rank has a side on the device of a call, and that no launch has failed. Where the call runs. The call is the
+    /// collective of the number `next`, or a message before that.
+    fn enter_device(
+        &mut self,
+        (home, next): (Home, u64),
+        order: Order<'_>,
+        beside: &mut dyn Background,
+    ) -> Result<Home> {
         let home = match order {
             Order::Stream(stream) if home != Home::Host && home != stream.home() => {
                 return Err(Error::invalid_argument(format!(
@@ -477,9 +363,21 @@ impl Engine {
             return side.fault(&self.session).map(|()| home);
         }
         device::of(home)?;
-        let wait = self.meet("the first call on the memory of a device", beside)?;
-        let scratch_bytes = self.session.settings.sizes.scratch_bytes;
-        self.device_side = Some(Box::new(DeviceSide::new(&self.session, home, scratch_bytes, &wait)?));
+        let wait = self.meet_before(("the first call on the memory of a device", next), beside)?;
+        let sizes = self.session.settings.sizes;
+        let meeting = Meeting::new(&self.session, home, &wait)?;
+        let mine = meeting.allocate(home, sizes.scratch_bytes)?;
+        self.session.bootstrap.barrier(&wait)?;
+        let (elsewhere, queue_bytes) = (meeting.elsewhere(), device_sharing::queue_bytes(sizes.shape)?);
+        let mut kept = Vec::new();
+        if !elsewhere.is_empty() {
+            self.set_up(WaitingFor::Anything, beside, |fabric, setup| {
+                kept = fabric.share_with_processes(&mine, (&elsewhere, queue_bytes), setup)?;
+                Ok(())
+            })?;
+        }
+        kept.push(mine);
+        self.device_side = Some(Box::new(DeviceSide::new(&self.session, meeting, kept)?));
         Ok(home)
     }
 
@@ -558,16 +456,21 @@ impl Launched {
 }
 
 impl DeviceWait<'_> {
-    fn turn(&self, watch: &mut FailureWatch<'_>, backoff: &mut Backoff, what: &dyn Fn() -> String) -> Result<()> {
-        if let Some(slice) = backoff.turn(watch, what)? {
+    /// One turn. Peers in other processes may ask for this rank's ends of connections meanwhile.
+    fn turn(&mut self, what: &dyn Fn() -> String) -> Result<()> {
+        let slice = self.backoff.turn(&mut self.watch, what)?;
+        if !self.fabric.attend(&*self.session.bootstrap)?
+            && let Some(slice) = slice
+        {
             futex::nap(slice.min(LAUNCH_NAP));
         }
         Ok(())
     }
 
-    fn until(&self, event: &dyn Event, watch: &mut FailureWatch<'_>, backoff: &mut Backoff) -> Result<()> {
+    fn until(&mut self, event: &dyn Event) -> Result<()> {
+        self.backoff = Backoff::new(self.patience);
         while !event.is_done()? {
-            self.turn(watch, backoff, &|| "its launch".to_owned())?;
+            self.turn(&|| "its launch".to_owned())?;
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ pub struct OnStream<'comm> {
 }
 
 impl Communicator {
-    /// This communicator, for calls on `stream`. All ranks must be threads of one process; all calls of one communicator on
+    /// This communicator, for calls on `stream`. All ranks must be on one host; all calls of one communicator on
     /// devices are for one device of each rank.
     ///
     /// # Examples

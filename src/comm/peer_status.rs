@@ -281,7 +281,7 @@ mod tests {
 
     fn operation(count: u64, sequence: u64) -> Operation {
         let (collective, data_type) = (Collective::AllGather, DataType::I32);
-        Operation { collective, data_type, op: None, root: None, count, sequence, past: 0 }
+        Operation { collective, data_type, op: None, root: None, count, sequence, past: 0, on_device: false }
     }
 
     fn stall_note(label: Label) -> Vec<u8> {

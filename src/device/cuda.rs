@@ -33,7 +33,7 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
-use crate::device::{Device, DeviceId, Generation, Home, Keep, Queue, Region, Sharing};
+use crate::device::{Device, DeviceId, DeviceIdentity, Generation, Home, Keep, Queue, Region, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sys::lending::Lending;
@@ -269,6 +269,15 @@ impl Device for Cuda {
         let active = self.active()?;
         let memory = Allocation::import(active.primary(), &descriptor, bytes, active.service())?;
         self.region(active, memory, bytes, Some(descriptor))
+    }
+
+    fn identity(&self) -> DeviceIdentity {
+        DeviceIdentity(self.uuid.0)
+    }
+
+    /// Processes take turns on a GPU: one that polls for another's work may use up its turn each time.
+    fn runs_processes_together(&self) -> bool {
+        false
     }
 
     fn locate(&self, address: u64) -> Option<Home> {

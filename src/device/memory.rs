@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use crate::device::records::LaunchPart;
-use crate::device::{CaptureId, Device, Event, Home, Kernel, Pass, Place, Queue, Region, Sharing};
+use crate::device::{CaptureId, Device, DeviceIdentity, Event, Home, Kernel, Pass, Place, Queue, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sys::memory::SharedMemory;
@@ -54,6 +54,14 @@ impl Device for HostMemory {
 
     fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
         self.import_host(descriptor, bytes).map(|region| region.as_region().clone())
+    }
+
+    fn identity(&self) -> DeviceIdentity {
+        DeviceIdentity([0; 16])
+    }
+
+    fn runs_processes_together(&self) -> bool {
+        true
     }
 
     /// The host's is every address that no other device claims.

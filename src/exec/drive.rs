@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::sync::{Backoff, Flag, Patience, Watch, progress};
-use crate::transport::{Fabric, Links};
+use crate::transport::{Ask, Fabric, Links};
 use crate::types::Rank;
 
 /// What a look at a task or a pump found.
@@ -121,7 +121,7 @@ impl WaitContext<'_> {
             let beside: Option<Turn<'_>> = if alone { None } else { Some(&mut turn) };
             match wait_on((flag, target), (patience, *watch, *progress), (beside, *bootstrap), waiting_for)? {
                 Woken::Reached => return Ok(()),
-                Woken::Asked(sender) => fabric.open_for(sender, *bootstrap)?,
+                Woken::Asked(ask) => fabric.open_for(ask, *bootstrap)?,
             }
         }
     }
@@ -141,7 +141,7 @@ enum Woken {
     /// The flag has come to its value.
     Reached,
     /// A rank asks for this rank's end of a connection; the flag is still to come.
-    Asked(Rank),
+    Asked(Ask),
 }
 
 /// Waits until `flag` has come to `target`, or a sender asks for a connection.
@@ -164,8 +164,8 @@ fn wait_on(
         }
         if backoff.started().is_some() {
             progress::turn(hook)?;
-            if let Some(sender) = Fabric::asking(bootstrap) {
-                return Ok(Woken::Asked(sender));
+            if let Some(ask) = Fabric::asking(bootstrap) {
+                return Ok(Woken::Asked(ask));
             }
         }
     }
@@ -191,8 +191,8 @@ pub fn drive_one(task: &mut impl Task, idle: &mut WaitContext<'_>) -> Result<()>
                 let Some(Blocked { flag }) = task.blocked(links) else { return drive(&mut [task], idle) };
                 let quiet = (None, idle.bootstrap);
                 let woken = wait_on(flag, (idle.patience, idle.watch, idle.progress), quiet, &|| task.waiting_for())?;
-                if let Woken::Asked(sender) = woken {
-                    idle.fabric.open_for(sender, idle.bootstrap)?;
+                if let Woken::Asked(ask) = woken {
+                    idle.fabric.open_for(ask, idle.bootstrap)?;
                     return drive(&mut [task], idle);
                 }
             }
@@ -252,9 +252,9 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut WaitContext<'_>) -> Result<
         let waiting = || describe(tasks, done);
         let tired = backoff.turn(idle.watch, &waiting)?;
         if backoff.started().is_some()
-            && let Some(sender) = Fabric::asking(idle.bootstrap)
+            && let Some(ask) = Fabric::asking(idle.bootstrap)
         {
-            idle.fabric.open_for(sender, idle.bootstrap)?;
+            idle.fabric.open_for(ask, idle.bootstrap)?;
             continue;
         }
         if let Some(slice) = tired {

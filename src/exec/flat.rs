@@ -481,6 +481,7 @@ mod models {
                     count: 1,
                     sequence: number,
                     past: 0,
+                    on_device: false,
                 };
                 let fill = |slot: NonNull<u8>| {
                     // SAFETY: the place of the one byte that is announced.

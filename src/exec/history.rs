@@ -151,6 +151,7 @@ mod tests {
             count: 4,
             sequence: number,
             past: history.past(),
+            on_device: false,
         };
         history.begin(operation.label());
         operation.label()

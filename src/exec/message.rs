@@ -278,6 +278,7 @@ impl<'a> MessageRun<'a> {
             count: message.count,
             sequence,
             past: 0,
+            on_device: false,
         };
         // Messages that collectives are made of wait for no message that was begun before them, and have no other
         // collective beside them.

@@ -23,6 +23,8 @@ pub struct Operation {
     /// Stands for all collectives before it, where it is one: ranks whose earlier calls differed differ here. In the
     /// upper 16 bits, as a label has it.
     pub past: u64,
+    /// Whether it works in the memory of devices: such ranks and ranks on the host never meet.
+    pub on_device: bool,
 }
 
 impl Operation {
@@ -32,7 +34,8 @@ impl Operation {
         let root = self.root.map_or(0, |root| u64::from(root.get()) + 1);
         let kind = u64::from(self.collective.code());
         let number = self.sequence | self.past;
-        [kind | u64::from(self.data_type.code()) << 8 | op << 16 | root << 24, self.count, number]
+        let memory = u64::from(self.on_device) << DEVICE_BIT;
+        [kind | u64::from(self.data_type.code()) << 8 | op << 16 | root << 24 | memory, self.count, number]
     }
 }
 
@@ -69,7 +72,10 @@ pub fn describe(label: Label) -> String {
         text.push_str(", ");
         text.push_str(op);
     }
-    let root = label[0] >> 24;
+    if label[0] >> DEVICE_BIT != 0 {
+        text.push_str(", on a device");
+    }
+    let root = label[0] >> 24 & ROOT;
     if root != 0 {
         text.push_str(&format!(", root {}", root - 1));
     }
@@ -78,6 +84,9 @@ pub fn describe(label: Label) -> String {
 }
 
 const NONE: u64 = 0xff;
+/// The bit of a label's first word that says where the call works; the root ends below it.
+const DEVICE_BIT: u32 = 63;
+const ROOT: u64 = (1 << (DEVICE_BIT - 24)) - 1;
 /// The bits of a label's third word that have the number.
 pub(super) const SEQUENCE: u64 = (1 << 48) - 1;
 
@@ -96,6 +105,7 @@ mod tests {
             count: 4,
             sequence: 17,
             past: 0,
+            on_device: false,
         };
         let theirs =
             Operation { collective: Collective::Broadcast, op: None, root: Some(Rank::new(2)), count: 8, ..mine };
@@ -104,6 +114,8 @@ mod tests {
             error.message(),
             "this rank called all_reduce #17 (count 4, float, sum), rank 1 called broadcast #17 (count 8, float, root 2)"
         );
+        let apart = Operation { on_device: true, ..theirs };
+        assert_eq!(describe(apart.label()), "broadcast #17 (count 8, float, on a device, root 2)");
         assert!(describe([u64::MAX; 3]).contains("unknown"));
         let vector = Operation { collective: Collective::AllGatherV, op: None, count: 0xab, ..mine };
         assert_eq!(describe(vector.label()), "all_gather_v #17 (counts with check sum 00000000000000ab, float)");

@@ -30,6 +30,14 @@ pub enum Receivers {
     AreAsked,
 }
 
+/// What a peer asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ask {
+    peer: Rank,
+    /// The kind of a connection on devices; `None` for one on the host, which the peer sends on.
+    device: Option<u8>,
+}
+
 /// Connections under way.
 #[derive(Debug, Default)]
 pub(super) struct Connecting {
@@ -119,17 +127,21 @@ impl Fabric {
         self.connecting.waiting().is_some() || !self.connecting.expected.is_empty() || !self.outstanding().is_empty()
     }
 
-    /// The sender of a plain send that waits for this rank's end of a connection.
-    pub fn asking(bootstrap: &dyn Bootstrap) -> Option<Rank> {
-        bootstrap.take_from_any(TAG_ASK).map(|(sender, _)| sender)
+    /// A rank that waits for this rank's end of a connection.
+    pub fn asking(bootstrap: &dyn Bootstrap) -> Option<Ask> {
+        bootstrap.take_from_any(TAG_ASK).map(|(peer, words)| Ask { peer, device: words.first().copied() })
     }
 
-    /// Begins to open this rank's receiving end of the connection for which `sender` asks, unless it has begun before. From then on the
-    /// rank [owes](Fabric::owes).
+    /// Begins to open this rank's end of the connection for which a peer asks, unless it has begun before. From then on the rank
+    /// [owes](Fabric::owes).
     ///
     /// # Errors
     /// As [`Fabric::begin_connect`].
-    pub fn open_for(&mut self, sender: Rank, bootstrap: &dyn Bootstrap) -> Result<()> {
+    pub fn open_for(&mut self, ask: Ask, bootstrap: &dyn Bootstrap) -> Result<()> {
+        let sender = ask.peer;
+        if let Some(word) = ask.device {
+            return self.open_queue_for(sender, word, bootstrap);
+        }
         let need = Need { way: Way::Receive, peer: sender, channel: Channel::PointToPoint };
         if sender == self.world.rank || self.links.has(&need) || self.connecting.has(&need) {
             return Ok(());
@@ -145,8 +157,8 @@ impl Fabric {
     /// As [`Fabric::pay`] and [`Fabric::open_for`].
     pub fn attend(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
         let mut moved = false;
-        while let Some(sender) = Fabric::asking(bootstrap) {
-            self.open_for(sender, bootstrap)?;
+        while let Some(ask) = Fabric::asking(bootstrap) {
+            self.open_for(ask, bootstrap)?;
             moved = true;
         }
         Ok(moved | (self.owes() && self.pay(bootstrap)?))
@@ -154,10 +166,11 @@ impl Fabric {
 
     /// Moves the connections on for which senders have asked. True where one moved.
     pub(super) fn progress_asked_for(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
+        let moved = self.progress_queues(bootstrap)?;
         if self.connecting.asked_for.is_empty() {
-            return Ok(false);
+            return Ok(moved);
         }
-        let moved = self.progress_connect(bootstrap)?;
+        let moved = self.progress_connect(bootstrap)? | moved;
         let asked_for = std::mem::take(&mut self.connecting.asked_for);
         self.connecting.asked_for = asked_for.into_iter().filter(|need| !self.is_connected(need)).collect();
         Ok(moved)
@@ -165,7 +178,7 @@ impl Fabric {
 
     /// Whether a connection for which a sender has asked is under way.
     pub(super) fn is_asked_for_any(&self) -> bool {
-        !self.connecting.asked_for.is_empty()
+        !self.connecting.asked_for.is_empty() || self.is_opening_queues()
     }
 
     /// Moves the connections under way on. True where one moved.
@@ -259,11 +272,11 @@ impl Fabric {
 }
 
 /// For a message of few bytes to a rank from which one has come: it never waits. The deadline is that of whoever drives the set-up.
-fn unbounded() -> Wait {
+pub(super) fn unbounded() -> Wait {
     Wait::new(std::time::Duration::MAX, &crate::sync::AbortFlag::new())
 }
 
-fn tag(purpose: u32, channel: Channel) -> u32 {
+pub(super) fn tag(purpose: u32, channel: Channel) -> u32 {
     purpose
         | match channel {
             Channel::Collective(number) => u32::from(number),
@@ -276,7 +289,7 @@ const ROUND_PEERS: usize = 128;
 const TAG_RING: u32 = 0x5244_0000;
 const TAG_DONE: u32 = 0x5245_0000;
 /// Asks for the receiving end of a connection for messages.
-const TAG_ASK: u32 = 0x5247_0000;
+pub(super) const TAG_ASK: u32 = 0x5247_0000;
 
 #[cfg(test)]
 mod tests {

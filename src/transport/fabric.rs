@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::Bootstrap;
-use crate::device::{HostMemory, HostRegion, Sharing};
+use crate::device::{Home, HostMemory, HostRegion, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::plan::FLAGS;
 use crate::sync::primitive::Arc;
@@ -16,9 +16,10 @@ use crate::sys::{clock, futex};
 use crate::topo::Topology;
 use crate::transport::arena::Arena;
 use crate::transport::connect::Connecting;
+use crate::transport::device_queues::DeviceQueues;
 use crate::transport::links::{Links, Need};
 use crate::transport::net::SocketOptions;
-use crate::transport::table::{self, Imported, MOST_OFFER_BYTES, Offered, TABLE, Transport, refusals};
+use crate::transport::table::{self, Imported, MOST_OFFER_BYTES, Offered, TABLE, Transport, Wanted, refusals};
 use crate::transport::windows::{HostWindows, Neighbour, Registered, UserBoard, UserPointers};
 use crate::transport::{PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
@@ -84,6 +85,7 @@ pub struct Fabric {
     windows: Option<Arc<HostWindows>>,
     pub(super) links: Links,
     pub(super) connecting: Connecting,
+    pub(super) queues: DeviceQueues,
     /// See [`Fabric::owes`].
     owes: bool,
 }
@@ -116,6 +118,7 @@ impl Fabric {
             windows: None,
             links: Links::default(),
             connecting: Connecting::default(),
+            queues: DeviceQueues::default(),
             owes: false,
         }
     }
@@ -258,12 +261,12 @@ impl Fabric {
             pieces.iter().map(|piece| (piece[0], Some(piece.len() * stride))).collect();
         let makes = me.is_multiple_of(PIECE_RANKS);
         let mine = makes.then(|| self.new_piece(pieces[me / PIECE_RANKS].len(), sharing)).transpose()?;
-        let offered = mine.as_ref().map(|(memory, pointers)| (memory, pointers.as_ref()));
-        let taken = self.exchange_memory((&owners, &ranks), offered, TAG_ARENA, setup)?;
+        let offered = mine.as_ref().map(|(memory, pointers)| (memory.as_region(), pointers.as_ref()));
+        let taken = self.exchange_memory((&owners, &ranks), offered, (TAG_ARENA, Home::Host), setup)?;
         let (mut arenas, mut boards) = (Vec::with_capacity(ranks.len()), Vec::with_capacity(ranks.len()));
         for (taken, piece) in taken.into_iter().zip(&pieces) {
             let (memory, pointers) = match (taken, &mine) {
-                (Some(Imported { memory, pointers, .. }), _) => (memory, pointers),
+                (Some(taken), _) => (taken.on_host(piece[0])?, taken.pointers),
                 (None, Some(mine)) => mine.clone(),
                 (None, None) => return Err(Error::internal("a rank took no memory of a peer")),
             };
@@ -319,14 +322,18 @@ impl Fabric {
         let generation = mine.keep().share_anew()?;
         let peers: Vec<Rank> = windows.ranks.clone();
         let owners: Vec<(Rank, Option<usize>)> = peers.iter().map(|peer| (*peer, None)).collect();
-        let taken = self.exchange_memory((&owners, &peers), Some((mine, None)), TAG_BUFFER, setup)?;
+        let offered = Some((mine.as_region(), None));
+        let taken = self.exchange_memory((&owners, &peers), offered, (TAG_BUFFER, Home::Host), setup)?;
         let mut neighbours = windows.neighbours.clone();
         let mut memory: Vec<HostRegion> = Vec::with_capacity(peers.len());
-        for (taken, neighbour) in taken.into_iter().zip(&mut neighbours) {
-            if let Some(imported) = &taken {
-                *neighbour = imported.neighbour;
-            }
-            memory.push(taken.map_or_else(|| mine.clone(), |imported| imported.memory));
+        for ((taken, neighbour), peer) in taken.into_iter().zip(&mut neighbours).zip(&peers) {
+            memory.push(match taken {
+                Some(imported) => {
+                    *neighbour = imported.neighbour;
+                    imported.on_host(*peer)?
+                }
+                None => mine.clone(),
+            });
         }
         let (mut registered, rank, length, count) =
             (windows.registered.clone(), self.world.rank, mine.bytes(), peers.len());
@@ -344,13 +351,13 @@ impl Fabric {
         Ok(())
     }
 
-    /// Hands `mine` to all other ranks of `takers`, and maps that of each of `owners`, of so many bytes where that is known; `None` at my
-    /// own place.
-    fn exchange_memory(
+    /// Hands `mine` to all other ranks of `takers`, and maps that of each of `owners` for the work of `home`, of so many bytes where that
+    /// is known; `None` at my own place.
+    pub(super) fn exchange_memory(
         &mut self,
         (owners, takers): (&[(Rank, Option<usize>)], &[Rank]),
         mine: Option<Offered<'_>>,
-        tag: u32,
+        (tag, home): (u32, Home),
         setup: &mut Setup<'_>,
     ) -> Result<Vec<Option<Imported>>> {
         let (before, me) = (self.outstanding(), self.world.rank);
@@ -364,7 +371,8 @@ impl Fabric {
             if bytes.is_some_and(|bytes| bytes != length) {
                 return Err(Error::remote(*peer, format!("rank {peer} offered memory of another size")));
             }
-            let import = self.transport(*peer).import((*peer, length), offer, setup.bootstrap)?;
+            let wanted = Wanted { owner: *peer, home, bytes: length };
+            let import = self.transport(*peer).import(wanted, offer, setup.bootstrap)?;
             importing.push((place, *peer, import));
         }
         let mut imported: Vec<Option<Imported>> = owners.iter().map(|_| None).collect();

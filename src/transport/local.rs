@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
-use crate::device::{HostRegion, Sharing};
+use crate::device::{Region, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
@@ -15,7 +15,7 @@ use crate::sync::ring::Shape;
 use crate::sys::random;
 use crate::transport::links::Way;
 use crate::transport::pump::ReceiveEnd;
-use crate::transport::table::{Entry, Here, Imported, MappingKey, Offered, Opening, Policy, Transport};
+use crate::transport::table::{Entry, Here, Imported, MappingKey, Offered, Opening, Policy, Transport, Wanted};
 use crate::transport::windows::{Neighbour, UserPointers};
 use crate::transport::{PeerInfo, SocketOptions};
 use crate::types::{Rank, TransportKind};
@@ -24,7 +24,7 @@ use crate::wire::{Reader, Writer};
 /// What one rank hands to others of its process.
 #[derive(Debug, Clone)]
 struct LocalOffer {
-    memory: HostRegion,
+    memory: Region,
     pointers: Option<Arc<[UserPointers]>>,
 }
 
@@ -84,7 +84,7 @@ impl Transport for Local {
 
     fn import(
         &mut self,
-        (owner, bytes): (Rank, usize),
+        Wanted { owner, bytes, .. }: Wanted,
         offer: &[u8],
         _: &dyn Bootstrap,
     ) -> Result<Box<dyn Opening<Imported>>> {

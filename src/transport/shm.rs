@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
 use crate::bootstrap::auth::{Purpose, Terms};
-use crate::device::{self, HostMemory, Region, Sharing};
+use crate::device::{self, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::ring::Shape;
@@ -19,7 +19,9 @@ use crate::sys::random;
 use crate::transport::data_handshake::{Answerer, Caller, Request, SESSION_TIME, crowd_out, terms};
 use crate::transport::links::Way;
 use crate::transport::pump::ReceiveEnd;
-use crate::transport::table::{Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, Policy, Transport};
+use crate::transport::table::{
+    Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, Policy, Transport, Wanted,
+};
 use crate::transport::windows::Neighbour;
 use crate::transport::{PeerInfo, SocketOptions};
 use crate::types::{Rank, TransportKind};
@@ -64,7 +66,7 @@ impl Transport for Shm {
             Some(exporter) => exporter,
             none => none.insert(Exporter::new(terms(bootstrap, Purpose::Descriptor), self.me)?),
         };
-        let ticket = exporter.offer(memory.as_region().clone(), takers.to_vec())?;
+        let ticket = exporter.offer(memory.clone(), takers.to_vec())?;
         let mut written = Writer::new();
         written.u64(ticket).text(&exporter.name);
         Ok(written.finish())
@@ -72,7 +74,7 @@ impl Transport for Shm {
 
     fn import(
         &mut self,
-        (owner, bytes): (Rank, usize),
+        wanted: Wanted,
         offer: &[u8],
         bootstrap: &dyn Bootstrap,
     ) -> Result<Box<dyn Opening<Imported>>> {
@@ -82,10 +84,10 @@ impl Transport for Shm {
             reader.finish()?;
             Ok((ticket, name))
         };
-        let (ticket, name) = read().map_err(|error| error.about(owner))?;
+        let (ticket, name) = read().map_err(|error| error.about(wanted.owner))?;
         let terms = terms(bootstrap, Purpose::Descriptor);
-        let caller = Caller::new(terms, (self.me, owner), Request { ticket, index: 0 })?;
-        Ok(Box::new(Fetch { owner, bytes, name, stream: None, caller, asked: false }))
+        let caller = Caller::new(terms, (self.me, wanted.owner), Request { ticket, index: 0 })?;
+        Ok(Box::new(Fetch { wanted, name, stream: None, caller, asked: false }))
     }
 
     fn serve(&mut self, now: Instant) -> Result<()> {
@@ -140,8 +142,7 @@ struct Session {
 /// One rank's side that takes: one descriptor.
 #[derive(Debug)]
 struct Fetch {
-    owner: Rank,
-    bytes: usize,
+    wanted: Wanted,
     name: String,
     stream: Option<HandoverStream>,
     caller: Caller,
@@ -218,7 +219,8 @@ impl Opening<Imported> for Fetch {
         }
         let received = if self.asked { stream.receive_descriptor()? } else { None };
         let Some(descriptor) = received else { return Ok(None) };
-        let memory = HostMemory.import_host(descriptor, self.bytes).map_err(|error| error.about(self.owner))?;
+        let Wanted { owner, home, bytes } = self.wanted;
+        let memory = device::of(home)?.import(descriptor, bytes).map_err(|error| error.about(owner))?;
         memory.keep().prefer_huge_pages();
         Ok(Some(Imported { memory, pointers: None, neighbour: Neighbour::Process(stream.process()) }))
     }

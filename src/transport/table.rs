@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
-use crate::device::{HostMemory, HostRegion, Sharing};
+use crate::device::{Home, HostMemory, HostRegion, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::{Receiver, Sender, Shape};
@@ -46,7 +46,7 @@ pub(super) trait Transport: Debug + Send {
     fn listen(&mut self, peer: Rank, shape: Shape, bootstrap: &dyn Bootstrap) -> Result<Listening> {
         let sharing = self.sharing().ok_or_else(|| Error::internal("a transport without memory listens by itself"))?;
         let memory = HostMemory.allocate_host(shape.memory_bytes(), sharing)?;
-        let offer = self.offer((&memory, None), &[peer], bootstrap)?;
+        let offer = self.offer((memory.as_region(), None), &[peer], bootstrap)?;
         let end = ReceiveEnd { ring: Receiver::new(memory, shape), pump: None };
         Ok(Listening { offer, end: Expected::Open(end) })
     }
@@ -62,8 +62,9 @@ pub(super) trait Transport: Debug + Send {
         shape: Shape,
         bootstrap: &dyn Bootstrap,
     ) -> Result<Box<dyn Opening<SendEnd>>> {
-        let import = self.import((peer, shape.memory_bytes()), offer, bootstrap)?;
-        Ok(Box::new(Mapping { import, shape }))
+        let wanted = Wanted { owner: peer, home: Home::Host, bytes: shape.memory_bytes() };
+        let import = self.import(wanted, offer, bootstrap)?;
+        Ok(Box::new(Mapping { import, owner: peer, shape }))
     }
 
     /// Offers `memory` to `takers`; what they need to import it.
@@ -72,16 +73,12 @@ pub(super) trait Transport: Debug + Send {
     /// Where the memory cannot be handed over.
     fn offer(&mut self, memory: Offered<'_>, takers: &[Rank], bootstrap: &dyn Bootstrap) -> Result<Vec<u8>>;
 
-    /// Begins to map the memory of so many bytes that `owner` offered.
+    /// Begins to map the `wanted` memory that its owner offered.
     ///
     /// # Errors
     /// Of a broken offer, or of an owner that has gone.
-    fn import(
-        &mut self,
-        owner: (Rank, usize),
-        offer: &[u8],
-        bootstrap: &dyn Bootstrap,
-    ) -> Result<Box<dyn Opening<Imported>>>;
+    fn import(&mut self, wanted: Wanted, offer: &[u8], bootstrap: &dyn Bootstrap)
+    -> Result<Box<dyn Opening<Imported>>>;
 
     /// Answers the peers that connect or import.
     ///
@@ -106,7 +103,18 @@ pub(super) trait Transport: Debug + Send {
 }
 
 /// Memory to offer; between threads, with the places where ranks say where their users' buffers are.
-pub(super) type Offered<'a> = (&'a HostRegion, Option<&'a Arc<[UserPointers]>>);
+pub(super) type Offered<'a> = (&'a Region, Option<&'a Arc<[UserPointers]>>);
+
+/// Memory that a peer has offered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// The peer.
+    pub(super) owner: Rank,
+    /// Whose work reaches the mapping: the host's, or that of a device of this process.
+    pub(super) home: Home,
+    /// The length that the peer announced, or that is known.
+    pub(super) bytes: usize,
+}
 
 /// The most bytes of an offer, whatever the transport.
 pub(super) const MOST_OFFER_BYTES: usize = 256;
@@ -148,22 +156,35 @@ impl<T: Debug + Send> Opening<T> for Here<T> {
 /// A peer's memory, mapped.
 #[derive(Debug)]
 pub(super) struct Imported {
-    pub(super) memory: HostRegion,
+    pub(super) memory: Region,
     pub(super) pointers: Option<Arc<[UserPointers]>>,
     pub(super) neighbour: Neighbour,
+}
+
+impl Imported {
+    /// The memory, where it must be the host's.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Remote`] where `owner` gave another.
+    pub(super) fn on_host(&self, owner: Rank) -> Result<HostRegion> {
+        let memory = self.memory.on_host();
+        memory.ok_or_else(|| Error::remote(owner, format!("rank {owner} offered memory of a device, not of the host")))
+    }
 }
 
 /// A sending end whose ring is being mapped.
 #[derive(Debug)]
 struct Mapping {
     import: Box<dyn Opening<Imported>>,
+    owner: Rank,
     shape: Shape,
 }
 
 impl Opening<SendEnd> for Mapping {
     fn progress(&mut self) -> Result<Option<SendEnd>> {
-        let imported = self.import.progress()?;
-        Ok(imported.map(|imported| SendEnd { ring: Sender::new(imported.memory, self.shape), pump: None }))
+        let Some(imported) = self.import.progress()? else { return Ok(None) };
+        let memory = imported.on_host(self.owner)?;
+        Ok(Some(SendEnd { ring: Sender::new(memory, self.shape), pump: None }))
     }
 }
 

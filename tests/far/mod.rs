@@ -16,7 +16,7 @@ use memory::Memory;
 pub(crate) use queue::FarGraph;
 use queue::FarQueue;
 use rsccl::Result;
-use rsccl::internals::device::{Device, DeviceId, Home, HostMemory, Queue, Region, Sharing};
+use rsccl::internals::device::{Device, DeviceId, DeviceIdentity, Home, HostMemory, Queue, Region, Sharing};
 
 /// A device whose memory the host cannot touch. All devices of a process reach each other's memory.
 #[derive(Debug)]
@@ -55,6 +55,16 @@ impl Device for Far {
 
     fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
         Ok(self.region(&HostMemory.import(descriptor, bytes)?))
+    }
+
+    /// A number is one device in all processes.
+    fn identity(&self) -> DeviceIdentity {
+        DeviceIdentity(u128::from(self.number).to_ne_bytes())
+    }
+
+    /// Queues are threads.
+    fn runs_processes_together(&self) -> bool {
+        true
     }
 
     fn locate(&self, address: u64) -> Option<Home> {

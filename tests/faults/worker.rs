@@ -5,6 +5,11 @@
 //! id                     makes a unique id and serves its root            → its bytes in hex
 //! init ID RANK WORLD     joins                                            → rank and size
 //! from_env               joins as the launcher's variables say            → rank and size
+//! device NUMBER          `call` and `repeat` work in the memory of this device from now on, by a stream
+//! host                   they work on the host again
+//! cases SEED             a sample of the matrix in the memory of the device
+//! device_crowd ID FIRST RANKS WORLD DEVICES SEED
+//!                        joins as so many ranks from FIRST on, each a thread with a stream of one of the devices, and runs the sample
 //! call NAME COUNT        a collective of f32 sums, checked bit by bit
 //! repeat NAME COUNT      the same until it fails; says `turn` after each of the first turns
 //! send COUNT PEER        a message
@@ -38,10 +43,12 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
-use rsccl::comm::AbortHandle;
+use rsccl::comm::{AbortHandle, DeviceStream};
 use rsccl::internals::sys::thread;
 use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result, UniqueId};
 
+use crate::case::{Case, Placed, every_program};
+use crate::far::Far;
 use crate::random;
 use crate::verify::{Memory, Op, Placement, Program, RankBuffers, Shape, Tables, perform};
 
@@ -97,6 +104,8 @@ struct Worker {
     calls: u64,
     /// The buffers of the last `registered`.
     registered: Option<(Buffer<f32>, Buffer<f32>)>,
+    /// Where `call` works, if not on the host.
+    stream: Option<DeviceStream>,
 }
 
 impl Worker {
@@ -110,6 +119,28 @@ impl Worker {
                 Ok(self.adopt(comm))
             }
             ["from_env"] => Communicator::from_env().map(|comm| self.adopt(comm)),
+            ["device", device] => {
+                self.stream = Some(stream_of(number(device))?);
+                Ok(String::new())
+            }
+            ["host"] => {
+                self.stream = None;
+                Ok(String::new())
+            }
+            ["cases", seed] => {
+                sample(self.comm(), self.stream.as_ref().expect("`device` comes first"), number(seed))?;
+                Ok(String::new())
+            }
+            ["device_crowd", id, first, ranks, world, devices, seed] => {
+                let id = UniqueId::from_bytes(&unhex(id))?;
+                let (first, ranks): (u32, u32) = (number(first), number(ranks));
+                let rank = |rank: u32| {
+                    let comm = Communicator::init(&id, rank, number(world), &Config::default())?;
+                    sample(&comm, &stream_of(rank % number::<u32>(devices))?, number(seed))
+                };
+                let ended = thread::side_by_side("rank", (first..first + ranks).collect(), rank, || ())?;
+                ended.into_iter().collect::<Result<()>>().map(|()| String::new())
+            }
             ["call", name, count] => self.call(name, number(count)).map(|()| String::new()),
             ["repeat", name, count] => {
                 for turn in 0u32.. {
@@ -246,7 +277,7 @@ impl Worker {
 
     fn clear(&mut self) {
         *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.registered = None;
+        (self.registered, self.stream) = (None, None);
         // Children before parents.
         while self.comms.pop().is_some() {}
     }
@@ -270,8 +301,36 @@ impl Worker {
 
     fn call(&mut self, name: &str, elements: usize) -> Result<()> {
         self.calls += 1;
-        checked_call(self.comm(), program(name), elements, self.calls)
+        let Some(stream) = &self.stream else {
+            return checked_call(self.comm(), program(name), elements, self.calls);
+        };
+        let (program, comm) = (program(name), self.comm());
+        let op = program.reduces().then_some(Op::Sum);
+        let (root, placement) = (comm.size() - 1, Placement::OutOfPlace);
+        let case = Case { program, data_type: DataType::F32, op, root, elements, placement, skew: 0 };
+        checked_case(comm, &case, stream, self.calls)
     }
+}
+
+/// A stream of a device that the processor cannot reach.
+fn stream_of(device: u32) -> Result<DeviceStream> {
+    Far::add(device..device + 1);
+    DeviceStream::new(device)
+}
+
+fn checked_case(comm: &Communicator, case: &Case, stream: &DeviceStream, seed: u64) -> Result<()> {
+    match case.run(comm, &Placed::Device(stream.clone()), seed)? {
+        None => Ok(()),
+        Some(wrong) => Err(Error::internal(format!("wrong: {case}: {wrong}"))),
+    }
+}
+
+/// Every program on a few types and sizes, in and out of place.
+fn sample(comm: &Communicator, stream: &DeviceStream, seed: u64) -> Result<()> {
+    let cases =
+        every_program(comm.size(), &[0, 1, 1_003, 20_011], &[(DataType::F32, Op::Sum), (DataType::U8, Op::Max)]);
+    let mut numbered = (seed..).zip(&cases);
+    numbered.try_for_each(|(seed, case)| checked_case(comm, case, stream, seed))
 }
 
 /// A collective of f32 sums, checked bit by bit; `seed` chooses the inputs.

@@ -55,7 +55,12 @@ impl Case {
         let op = self.op.map(|op| op.reduce_op(self.data_type, comm.rank()));
         match kind {
             Placed::Slices => perform(comm, &shape, op, &mut buffers)?,
-            Placed::Device(stream) => self.on_device(&comm.on(stream), (&shape, op), stream, &mut buffers)?,
+            Placed::Device(stream) => {
+                self.on_device(&comm.on(stream), (&shape, op), stream, &mut buffers)?;
+                if let Some(error) = comm.async_error() {
+                    return Err(error);
+                }
+            }
         }
         Ok(buffers.check(&shape, &tables)?.first)
     }
@@ -78,4 +83,24 @@ impl Case {
         stream.download(send.slice(self.skew..), buffers.send.slice_mut())?;
         stream.download(recv.slice(self.skew..), buffers.recv.slice_mut())
     }
+}
+
+/// Every program on its types and operators, at each size, in each placement, with the first and the last rank as root.
+#[allow(dead_code, reason = "other tests have cases of their own")]
+pub(crate) fn every_program(ranks: u32, sizes: &[usize], kinds: &[(DataType, Op)]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for program in Program::ALL.iter().copied() {
+        let roots = if program.rooted() && ranks > 1 { vec![0, ranks - 1] } else { vec![0] };
+        for (data_type, op) in kinds.iter().copied().filter(|(_, op)| !program.reduces() || program.takes(*op)) {
+            let op = program.reduces().then_some(op);
+            for (elements, root) in sizes.iter().flat_map(|size| roots.iter().map(|root| (*size, *root))) {
+                let case = Case { program, data_type, op, root, elements, placement: Placement::OutOfPlace, skew: 0 };
+                cases.push(case);
+                if Shape::new(program, (0, ranks), root, 0).is_ok_and(|shape| shape.in_place().is_some()) {
+                    cases.push(Case { placement: Placement::InPlace, skew: elements % 3, ..case });
+                }
+            }
+        }
+    }
+    cases
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::{Cuda, gpus};
-use crate::device::{Device, DeviceId, Home, Queue, Region, Sharing};
+use crate::device::{Device, DeviceId, DeviceIdentity, Home, Queue, Region, Sharing};
 use crate::error::{Kind, Result};
 use crate::sync::primitive::OnceLock;
 
@@ -36,6 +36,12 @@ impl Device for Lent {
     }
     fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
         self.0.import(descriptor, bytes)
+    }
+    fn identity(&self) -> DeviceIdentity {
+        self.0.identity()
+    }
+    fn runs_processes_together(&self) -> bool {
+        self.0.runs_processes_together()
     }
     fn locate(&self, address: u64) -> Option<Home> {
         self.0.locate(address)

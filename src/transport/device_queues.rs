@@ -1,0 +1,202 @@
+//! Memory of devices between processes: what ranks hand to each other for good, and the queues of connections.
+//!
+//! A connection on devices is a queue of slots in the receiver's memory, which launches of both ends use; no host moves it. The receiver
+//! allocates it and sends an offer over the bootstrap; the sender maps it for the work of its own device, and confirms. As between hosts,
+//! either end of a message may come first: it asks the other one, which opens its end in whatever wait it is.
+
+use std::collections::HashMap;
+
+use crate::bootstrap::Bootstrap;
+use crate::device::{self, Home, Region, Sharing};
+use crate::error::{Error, Result};
+use crate::sync::Wait;
+use crate::sys::clock;
+use crate::transport::connect::{TAG_ASK, tag, unbounded};
+use crate::transport::fabric::{Fabric, Served, Setup, unreachable};
+use crate::transport::links::{Channel, Need, Way};
+use crate::transport::table::{Imported, Opening, Wanted};
+use crate::types::Rank;
+
+/// The queues of this rank's connections on its device.
+#[derive(Debug, Default)]
+pub(super) struct DeviceQueues {
+    /// Where this rank works, and the bytes of a queue; `None` until it shares memory of a device.
+    here: Option<(Home, usize)>,
+    open: HashMap<Need, Region>,
+    /// I send: the offer has not come.
+    awaited: Vec<Need>,
+    /// I send: the offer has come, and the memory is being mapped.
+    opening: Vec<(Need, Box<dyn Opening<Imported>>)>,
+    /// I receive: the sender has not confirmed.
+    unconfirmed: Vec<Need>,
+}
+
+impl DeviceQueues {
+    fn has(&self, need: &Need) -> bool {
+        self.open.contains_key(need)
+            || self.awaited.contains(need)
+            || self.opening.iter().any(|(opening, _)| opening == need)
+    }
+
+    fn is_connected(&self, need: &Need) -> bool {
+        self.open.contains_key(need) && !self.unconfirmed.contains(need)
+    }
+
+    /// A rank that is waited for.
+    fn waiting(&self) -> Option<Rank> {
+        let opening = self.opening.first().map(|(need, _)| need);
+        opening.or(self.awaited.first()).or(self.unconfirmed.first()).map(|need| need.peer)
+    }
+}
+
+impl Fabric {
+    /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of as many bytes, for that device. All
+    /// peers make the same call. Queues of connections have `queue_bytes` from now on.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] where a peer cannot map memory of this rank; of memory, or of a peer that does not come by the
+    /// deadline.
+    pub fn share_with_processes(
+        &mut self,
+        mine: &Region,
+        (peers, queue_bytes): (&[Rank], usize),
+        setup: &mut Setup<'_>,
+    ) -> Result<Vec<Region>> {
+        if let Some(peer) = peers.iter().find(|peer| self.transports[self.place(**peer)].sharing().is_none()) {
+            return Err(Error::invalid_usage(format!(
+                "rank {peer} cannot map memory of this rank's device: it is on another host, or NCCL_SHM_DISABLE is set; run all ranks of a \
+                 communicator that works in the memory of devices on one host, with shared memory"
+            ))
+            .about(*peer));
+        }
+        let home = mine.home();
+        self.queues.here = Some((home, queue_bytes));
+        let owners: Vec<(Rank, Option<usize>)> = peers.iter().map(|peer| (*peer, Some(mine.bytes()))).collect();
+        let taken = self.exchange_memory((&owners, peers), Some((mine, None)), (TAG_SIDE, home), setup)?;
+        let memory = |imported: Option<Imported>| imported.map(|imported| imported.memory);
+        let taken: Option<Vec<Region>> = taken.into_iter().map(memory).collect();
+        taken.ok_or_else(|| Error::internal("a rank shares no memory with itself"))
+    }
+
+    /// The queue of a connection that is open.
+    pub fn queue(&self, need: &Need) -> Option<&Region> {
+        self.queues.open.get(need)
+    }
+
+    /// Opens the queues of `needs` that are not open yet. The peers of each come to the matching need in a call of theirs, or in a wait:
+    /// those of messages are asked to.
+    ///
+    /// # Errors
+    /// Of memory, or of a peer that does not come by the deadline.
+    pub fn open_queues(&mut self, needs: &[Need], setup: &mut Setup<'_>) -> Result<()> {
+        let (before, bootstrap) = (self.outstanding(), setup.bootstrap);
+        for need in needs.iter().filter(|need| !self.queues.has(need)).copied().collect::<Vec<_>>() {
+            self.begin_queue(need, (bootstrap, setup.wait))?;
+            if need.channel == Channel::PointToPoint {
+                let theirs = if need.way == Way::Send { ASKS_TO_RECEIVE } else { ASKS_TO_SEND };
+                bootstrap.post(need.peer, TAG_ASK, &[theirs], setup.wait)?;
+            }
+        }
+        self.serve_until(setup, |fabric| {
+            let moved = fabric.progress_queues(bootstrap)?;
+            let done = needs.iter().all(|need| fabric.queues.is_connected(need)) && fabric.settled_since(&before);
+            Ok(Served { done, moved, waiting: fabric.queues.waiting() })
+        })
+    }
+
+    /// Begins to open this rank's end of the messages with `peer` that it asks for by a `word`, unless that has begun before.
+    pub(super) fn open_queue_for(&mut self, peer: Rank, word: u8, bootstrap: &dyn Bootstrap) -> Result<()> {
+        let way = match word {
+            ASKS_TO_RECEIVE => Way::Receive,
+            ASKS_TO_SEND => Way::Send,
+            _ => {
+                return Err(Error::remote(
+                    peer,
+                    format!("rank {peer} asked for an unknown kind of connection ({word})"),
+                ));
+            }
+        };
+        let need = Need { way, peer, channel: Channel::PointToPoint };
+        let can_map = peer != self.world.rank && self.transports[self.place(peer)].sharing().is_some();
+        if !can_map || self.queues.here.is_none() || self.queues.has(&need) {
+            return Ok(());
+        }
+        self.begin_queue(need, (bootstrap, &unbounded()))?;
+        self.note_debt();
+        Ok(())
+    }
+
+    fn begin_queue(&mut self, need: Need, (bootstrap, wait): (&dyn Bootstrap, &Wait)) -> Result<()> {
+        if need.way == Way::Send {
+            self.queues.awaited.push(need);
+            return Ok(());
+        }
+        let (home, bytes) = self.place_of_queues()?;
+        let memory = device::of(home)?.allocate(bytes, Sharing::Processes)?;
+        let place = self.place(need.peer);
+        let offer = self.transports[place].offer((&memory, None), &[need.peer], bootstrap)?;
+        let offer = self.write_offer(need.peer, &offer);
+        bootstrap.send(need.peer, tag(TAG_QUEUE, need.channel), &offer, wait)?;
+        self.queues.open.insert(need, memory);
+        self.queues.unconfirmed.push(need);
+        Ok(())
+    }
+
+    fn place_of_queues(&self) -> Result<(Home, usize)> {
+        self.queues.here.ok_or_else(|| Error::internal("a queue before this rank has shared memory of its device"))
+    }
+
+    /// Whether a queue is under way.
+    pub(super) fn is_opening_queues(&self) -> bool {
+        self.queues.waiting().is_some()
+    }
+
+    /// Moves the queues under way on. True where one moved.
+    ///
+    /// # Errors
+    /// Of a peer's offer, or of a peer that has gone.
+    pub(super) fn progress_queues(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
+        if !self.is_opening_queues() {
+            return Ok(false);
+        }
+        self.serve(clock::now())?;
+        let mut moved = false;
+        for need in std::mem::take(&mut self.queues.awaited) {
+            let Some(blob) = bootstrap.try_recv(need.peer, tag(TAG_QUEUE, need.channel))? else {
+                self.queues.awaited.push(need);
+                continue;
+            };
+            let (home, bytes) = self.place_of_queues()?;
+            let offer = self.read_offer(need.peer, &blob)?;
+            let wanted = Wanted { owner: need.peer, home, bytes };
+            let opening = self.transport(need.peer).import(wanted, offer, bootstrap)?;
+            self.queues.opening.push((need, opening));
+            moved = true;
+        }
+        for (need, mut opening) in std::mem::take(&mut self.queues.opening) {
+            match opening.progress().map_err(|error| unreachable(need.peer, &error))? {
+                None => self.queues.opening.push((need, opening)),
+                Some(imported) => {
+                    self.queues.open.insert(need, imported.memory);
+                    bootstrap.send(need.peer, tag(TAG_MAPPED, need.channel), &[], &unbounded())?;
+                    moved = true;
+                }
+            }
+        }
+        for need in std::mem::take(&mut self.queues.unconfirmed) {
+            match bootstrap.try_recv(need.peer, tag(TAG_MAPPED, need.channel))? {
+                Some(_) => moved = true,
+                None => self.queues.unconfirmed.push(need),
+            }
+        }
+        Ok(moved)
+    }
+}
+
+/// What a rank asks its peer to do for a message on devices.
+const ASKS_TO_RECEIVE: u8 = 1;
+const ASKS_TO_SEND: u8 = 2;
+
+const TAG_SIDE: u32 = 0x5248_0000;
+const TAG_QUEUE: u32 = 0x5249_0000;
+const TAG_MAPPED: u32 = 0x524a_0000;
