@@ -23,7 +23,7 @@ mod table;
 mod windows;
 
 pub use arena::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, INLINE_BYTES};
-pub use connect::{Ask, Receivers};
+pub use connect::{EndRequest, Receivers};
 pub use fabric::{Fabric, Setup, Sizes};
 pub use identity::{host_id, process_token};
 pub use lease::{Lease, LeaseGuard};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::sync::{Backoff, Flag, Patience, Watch, progress};
-use crate::transport::{Ask, Fabric, Links};
+use crate::transport::{EndRequest, Fabric, Links};
 use crate::types::Rank;
 
 /// What a look at a task or a pump found.
@@ -141,7 +141,7 @@ enum Woken {
     /// The flag has come to its value.
     Reached,
     /// A rank asks for this rank's end of a connection; the flag is still to come.
-    Asked(Ask),
+    Asked(EndRequest),
 }
 
 /// Waits until `flag` has come to `target`, or a sender asks for a connection.

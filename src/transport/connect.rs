@@ -32,7 +32,7 @@ pub enum Receivers {
 
 /// What a peer asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ask {
+pub struct EndRequest {
     peer: Rank,
     /// The kind of a connection on devices; `None` for one on the host, which the peer sends on.
     device: Option<u8>,
@@ -128,8 +128,8 @@ impl Fabric {
     }
 
     /// A rank that waits for this rank's end of a connection.
-    pub fn asking(bootstrap: &dyn Bootstrap) -> Option<Ask> {
-        bootstrap.take_from_any(TAG_ASK).map(|(peer, words)| Ask { peer, device: words.first().copied() })
+    pub fn asking(bootstrap: &dyn Bootstrap) -> Option<EndRequest> {
+        bootstrap.take_from_any(TAG_ASK).map(|(peer, words)| EndRequest { peer, device: words.first().copied() })
     }
 
     /// Begins to open this rank's end of the connection for which a peer asks, unless it has begun before. From then on the rank
@@ -137,7 +137,7 @@ impl Fabric {
     ///
     /// # Errors
     /// As [`Fabric::begin_connect`].
-    pub fn open_for(&mut self, ask: Ask, bootstrap: &dyn Bootstrap) -> Result<()> {
+    pub fn open_for(&mut self, ask: EndRequest, bootstrap: &dyn Bootstrap) -> Result<()> {
         let sender = ask.peer;
         if let Some(word) = ask.device {
             return self.open_queue_for(sender, word, bootstrap);

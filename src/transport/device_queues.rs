@@ -14,7 +14,7 @@ use crate::sys::clock;
 use crate::transport::connect::{TAG_ASK, tag, unbounded};
 use crate::transport::fabric::{Fabric, Served, Setup, unreachable};
 use crate::transport::links::{Channel, Need, Way};
-use crate::transport::table::{Imported, Opening, Wanted};
+use crate::transport::table::{Imported, Opening, PeerOffer};
 use crate::types::Rank;
 
 /// The queues of this rank's connections on its device.
@@ -168,7 +168,7 @@ impl Fabric {
             };
             let (home, bytes) = self.place_of_queues()?;
             let offer = self.read_offer(need.peer, &blob)?;
-            let wanted = Wanted { owner: need.peer, home, bytes };
+            let wanted = PeerOffer { owner: need.peer, home, bytes };
             let opening = self.transport(need.peer).import(wanted, offer, bootstrap)?;
             self.queues.opening.push((need, opening));
             moved = true;

@@ -19,7 +19,7 @@ use crate::transport::connect::Connecting;
 use crate::transport::device_queues::DeviceQueues;
 use crate::transport::links::{Links, Need};
 use crate::transport::net::SocketOptions;
-use crate::transport::table::{self, Imported, MOST_OFFER_BYTES, Offered, TABLE, Transport, Wanted, refusals};
+use crate::transport::table::{self, Imported, MOST_OFFER_BYTES, Offered, PeerOffer, TABLE, Transport, refusals};
 use crate::transport::windows::{HostWindows, Neighbour, Registered, UserBoard, UserPointers};
 use crate::transport::{PeerInfo, Policy, neighbourhood, select};
 use crate::types::{Rank, TransportKind, World};
@@ -371,7 +371,7 @@ impl Fabric {
             if bytes.is_some_and(|bytes| bytes != length) {
                 return Err(Error::remote(*peer, format!("rank {peer} offered memory of another size")));
             }
-            let wanted = Wanted { owner: *peer, home, bytes: length };
+            let wanted = PeerOffer { owner: *peer, home, bytes: length };
             let import = self.transport(*peer).import(wanted, offer, setup.bootstrap)?;
             importing.push((place, *peer, import));
         }

@@ -15,7 +15,7 @@ use crate::sync::ring::Shape;
 use crate::sys::random;
 use crate::transport::links::Way;
 use crate::transport::pump::ReceiveEnd;
-use crate::transport::table::{Entry, Here, Imported, MappingKey, Offered, Opening, Policy, Transport, Wanted};
+use crate::transport::table::{Entry, Here, Imported, MappingKey, Offered, Opening, PeerOffer, Policy, Transport};
 use crate::transport::windows::{Neighbour, UserPointers};
 use crate::transport::{PeerInfo, SocketOptions};
 use crate::types::{Rank, TransportKind};
@@ -84,7 +84,7 @@ impl Transport for Local {
 
     fn import(
         &mut self,
-        Wanted { owner, bytes, .. }: Wanted,
+        PeerOffer { owner, bytes, .. }: PeerOffer,
         offer: &[u8],
         _: &dyn Bootstrap,
     ) -> Result<Box<dyn Opening<Imported>>> {

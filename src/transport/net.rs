@@ -23,7 +23,7 @@ use crate::transport::net::listener::DataListener;
 use crate::transport::net::pump::{ReceivePump, SendPump};
 use crate::transport::pump::{ReceiveEnd, SendEnd};
 use crate::transport::table::{
-    Entry, Expected, Imported, Listening, MappingKey, Offered, Opening, Policy, Transport, Wanted,
+    Entry, Expected, Imported, Listening, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
 };
 use crate::types::{Rank, TransportKind};
 use crate::wire::{Reader, Writer};
@@ -107,7 +107,7 @@ impl Transport for Net {
         Err(Error::internal("memory cannot be offered over the network"))
     }
 
-    fn import(&mut self, _: Wanted, _: &[u8], _: &dyn Bootstrap) -> Result<Box<dyn Opening<Imported>>> {
+    fn import(&mut self, _: PeerOffer, _: &[u8], _: &dyn Bootstrap) -> Result<Box<dyn Opening<Imported>>> {
         Err(Error::internal("memory cannot be mapped over the network"))
     }
 

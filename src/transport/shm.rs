@@ -20,7 +20,7 @@ use crate::transport::data_handshake::{Answerer, Caller, Request, SESSION_TIME, 
 use crate::transport::links::Way;
 use crate::transport::pump::ReceiveEnd;
 use crate::transport::table::{
-    Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, Policy, Transport, Wanted,
+    Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
 };
 use crate::transport::windows::Neighbour;
 use crate::transport::{PeerInfo, SocketOptions};
@@ -74,7 +74,7 @@ impl Transport for Shm {
 
     fn import(
         &mut self,
-        wanted: Wanted,
+        wanted: PeerOffer,
         offer: &[u8],
         bootstrap: &dyn Bootstrap,
     ) -> Result<Box<dyn Opening<Imported>>> {
@@ -142,7 +142,7 @@ struct Session {
 /// One rank's side that takes: one descriptor.
 #[derive(Debug)]
 struct Fetch {
-    wanted: Wanted,
+    wanted: PeerOffer,
     name: String,
     stream: Option<HandoverStream>,
     caller: Caller,
@@ -219,7 +219,7 @@ impl Opening<Imported> for Fetch {
         }
         let received = if self.asked { stream.receive_descriptor()? } else { None };
         let Some(descriptor) = received else { return Ok(None) };
-        let Wanted { owner, home, bytes } = self.wanted;
+        let PeerOffer { owner, home, bytes } = self.wanted;
         let memory = device::of(home)?.import(descriptor, bytes).map_err(|error| error.about(owner))?;
         memory.keep().prefer_huge_pages();
         Ok(Some(Imported { memory, pointers: None, neighbour: Neighbour::Process(stream.process()) }))

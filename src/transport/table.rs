@@ -62,7 +62,7 @@ pub(super) trait Transport: Debug + Send {
         shape: Shape,
         bootstrap: &dyn Bootstrap,
     ) -> Result<Box<dyn Opening<SendEnd>>> {
-        let wanted = Wanted { owner: peer, home: Home::Host, bytes: shape.memory_bytes() };
+        let wanted = PeerOffer { owner: peer, home: Home::Host, bytes: shape.memory_bytes() };
         let import = self.import(wanted, offer, bootstrap)?;
         Ok(Box::new(Mapping { import, owner: peer, shape }))
     }
@@ -77,8 +77,12 @@ pub(super) trait Transport: Debug + Send {
     ///
     /// # Errors
     /// Of a broken offer, or of an owner that has gone.
-    fn import(&mut self, wanted: Wanted, offer: &[u8], bootstrap: &dyn Bootstrap)
-    -> Result<Box<dyn Opening<Imported>>>;
+    fn import(
+        &mut self,
+        wanted: PeerOffer,
+        offer: &[u8],
+        bootstrap: &dyn Bootstrap,
+    ) -> Result<Box<dyn Opening<Imported>>>;
 
     /// Answers the peers that connect or import.
     ///
@@ -107,7 +111,7 @@ pub(super) type Offered<'a> = (&'a Region, Option<&'a Arc<[UserPointers]>>);
 
 /// Memory that a peer has offered.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct PeerOffer {
     /// The peer.
     pub(super) owner: Rank,
     /// Whose work reaches the mapping: the host's, or that of a device of this process.
