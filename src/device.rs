@@ -74,8 +74,8 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Where the region cannot be shared: it is of another device, or was allocated for threads.
     fn export(&self, region: &Region) -> Result<OwnedFd>;
 
-    /// Maps the memory behind a descriptor that a peer exported, which must have exactly `bytes`, for the work of this device: the memory
-    /// may lie on another.
+    /// Maps the memory behind a descriptor that a peer exported, which must have exactly `bytes`, for the work of this
+    /// device: the memory may lie on another.
     ///
     /// # Errors
     /// [`crate::error::Kind::Remote`] where the descriptor is anything else.
@@ -84,8 +84,8 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// What names the device on its host: two processes that see equal identities work on one device.
     fn identity(&self) -> DeviceIdentity;
 
-    /// Whether launches of several processes on this device run side by side, so that they may wait for each other; false where processes
-    /// take turns.
+    /// Whether launches of several processes on this device run side by side, so that they may wait for each other;
+    /// false where processes take turns.
     fn runs_processes_together(&self) -> bool;
 
     /// Where the memory at `address` lives, if this device knows it.
