@@ -42,10 +42,11 @@
 //! round. All ranks of a plan have the same rounds.
 //!
 //! # Entering
-//! That all ranks have ended the plan before is what [`Action::Enter`] sees to: a rank that has passed it knows that
-//! each of its mapped peers has begun this plan. The host's executor does that for all lanes at once, before it begins
-//! (`exec::epoch`); a device's does it lane by lane, so that a plan begins with no help of the host. A rank leaves when
-//! its lanes have ended: where peers touch its input or output, its last waits are for them.
+//! [`Action::Enter`] makes sure that all ranks have ended the plan before: a rank that has passed this step knows that
+//! each of its mapped peers has begun this plan. The host's executor enters once for all lanes, before they begin
+//! (`exec::epoch`). A device's executor enters lane by lane, so that a plan begins without help of the host. A rank
+//! leaves when its lanes have ended: if peers touch its input or output, the last steps of its lanes wait for those
+//! peers.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -81,7 +82,7 @@ use crate::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
 /// Flags of a lane.
 pub const FLAGS: usize = 8;
 
-/// Lanes that a plan with windows may have: the flags that each rank shows its host have room for so many.
+/// The most lanes of a plan with windows: each rank shows its host the flags of this many lanes.
 pub const WINDOW_LANES: usize = 4;
 
 /// What one rank does for one collective.
@@ -93,13 +94,13 @@ pub struct Plan {
     pub lanes: Vec<Lane>,
 }
 
-/// How often what a plan uses of the scratch fits into it: a run may add a multiple of `stride` to every place in
-/// scratch.
+/// The sets of scratch of a plan: copies, one behind the other, of what the plan uses. A run in set `i` adds `i *
+/// stride` to every place in scratch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScratchSets {
     /// How many sets there are; at least one.
     pub count: u64,
-    /// From a place in one set to that in the next.
+    /// Elements from a place in one set to the same place in the next set.
     pub stride: Elements,
 }
 
@@ -124,7 +125,7 @@ pub struct Spec {
     pub protocol: Protocol,
     /// Which memory of peers is mapped.
     pub windows: Windows,
-    /// Who is near whom; one for all plans of a communicator.
+    /// Which ranks share a host and a team; one layout for all plans of a communicator.
     pub layout: Arc<Layout>,
     /// Sizes the plan must keep within.
     pub limits: Limits,
@@ -171,7 +172,7 @@ pub struct Lane {
     pub channel: u8,
     /// How often the steps are walked.
     pub rounds: u32,
-    /// The part of the scratch that the steps of all ranks keep to; the same on all ranks.
+    /// The part of the scratch that the steps of this lane may use; the same on all ranks.
     pub scratch: Range<Elements>,
     /// The steps.
     pub steps: Vec<Step>,
@@ -180,7 +181,7 @@ pub struct Lane {
 /// One step of a lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Rounds that this step runs behind the first.
+    /// How many rounds this step runs behind the steps without lag.
     pub lag: u8,
     /// What it does.
     pub action: Action,
@@ -267,6 +268,6 @@ pub enum Buffer {
 pub enum Walk {
     /// By one piece each round.
     Linear,
-    /// Through so many pieces, again and again.
+    /// By one piece each round, and back to the start after this many pieces.
     Cycle(u32),
 }

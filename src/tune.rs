@@ -30,10 +30,11 @@ use crate::{Error, Result};
 /// 72 ms for 64 MiB with one lane and 39 ms with two or four.
 const CHANNELS: u32 = 2;
 
-/// Direct plans are chosen unless another is more than a quarter faster: their results have the same bits everywhere.
+/// A direct plan is chosen unless another is more than a quarter faster, because its results have the same bits on
+/// every layout.
 const IN_FAVOUR_OF_DIRECT: f64 = 0.8;
 
-/// What a collective is to do, and where.
+/// What a collective does, and on which ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Query {
     /// Which collective.
@@ -62,7 +63,7 @@ pub struct Query {
     pub channels: (u32, u32),
 }
 
-/// How a collective is to be planned.
+/// How to plan a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Choice {
     /// With which algorithm.

@@ -1,4 +1,4 @@
-//! The user's memory of one operation: where the borrow checker's knowledge ends, and what stands in for it.
+//! The user's memory of one operation, as raw pointers, with the contract that replaces the borrow checker.
 
 use std::marker::PhantomData;
 
@@ -15,7 +15,7 @@ use crate::types::Element;
 pub struct Buffers<'a> {
     pub(super) input: Place,
     pub(super) output: Place,
-    /// What lives until the call has run, where no borrow sees to that.
+    /// Keeps the memory alive until the call has run, if no borrow does.
     keep: Option<Box<[Option<Region>; 2]>>,
     borrow: PhantomData<&'a mut [u8]>,
 }
@@ -119,7 +119,7 @@ impl<'a> Buffers<'a> {
         Buffers { input, output, keep, borrow: PhantomData }
     }
 
-    /// What has to live until the call has run.
+    /// What must stay alive until the call has run.
     pub(crate) fn kept(&self) -> Vec<Region> {
         self.keep.iter().flat_map(|keep| keep.iter()).flatten().cloned().collect()
     }
@@ -259,7 +259,7 @@ mod tests {
         }
         let said = refused([one, one], [1, 1]).unwrap();
         assert!(said.contains("device 1"), "{said}");
-        // A rank that has no bytes for one of them has it nowhere.
+        // A buffer without bytes has no home.
         assert_eq!(refused([host, one], [0, 0]), None);
     }
 }

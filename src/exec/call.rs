@@ -92,7 +92,7 @@ pub fn wrong_counts(given: usize, ranks: u32) -> Error {
 }
 
 impl Call<'_> {
-    /// What all ranks have alike of the count, for labels: nothing where the root alone has all counts.
+    /// The part of the count that is the same on all ranks, for labels; 0 if only the root has the counts.
     pub fn count_label(&self) -> u64 {
         if matches!(self.collective, Collective::GatherV | Collective::ScatterV) { 0 } else { self.count.label() }
     }

@@ -1,13 +1,13 @@
 //! Getting a rank's buffers back from its peers after an operation that failed.
 //!
-//! A peer may still be in the middle of a copy, and whoever called the operation has its buffers for itself when the
-//! call returns. So the rank waits. Peers that run come out at their next look at the news, in milliseconds. A peer
-//! that is a process may also have ended, or be stopped for as long as somebody likes: the first cannot touch memory
-//! any more, and from the second the registered buffers are taken away ([`crate::device::Keep::detach`]).
+//! A peer may still be in the middle of a copy, and the caller may use or free its buffers as soon as the call returns.
+//! So the rank waits. A peer that runs leaves the buffers within milliseconds, when it next looks for failures. A peer
+//! that is a process may also have ended, or be stopped by a debugger or a signal. An ended process cannot touch memory
+//! any more; from a stopped process the registered buffers are taken away ([`crate::device::Keep::detach`]).
 //!
-//! A peer that is a thread of this process reaches the buffers by the same addresses as their owner. Nothing takes them
-//! away from it, so it is waited for without bound. It cannot be stopped apart from the owner, and comes out unless a
-//! progress hook of the program's never returns to it.
+//! A peer that is a thread of this process reaches the buffers by the same addresses as their owner. Nothing can take
+//! the buffers away from that thread, so the wait for it has no bound. The thread cannot be stopped without its owner,
+//! and leaves unless a progress hook of the program never returns.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use crate::sync::Deadline;
 use crate::sys::{clock, cpu, futex};
 use crate::transport::{HostWindows, Loan, Neighbour};
 
-/// Waits until no peer can reach the buffers of this rank any more, whose lease is closed; `loans` are those that
-/// processes reach. Where they cannot be taken away from a stopped process, for want of memory, the wait goes on until
-/// they can be, or until it comes out.
+/// Waits until no peer can reach the buffers of this rank any more. The lease is closed already; `loans` are the
+/// buffers that other processes reach. If memory is too short to take them away from a stopped process, the wait goes
+/// on until that is possible or the process leaves.
 pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
     let (mut turns, mut are_taken_away) = (0u32, false);
     let mut deadline = Deadline::after(PATIENCE);
@@ -72,7 +72,7 @@ fn are_out(windows: &HostWindows, are_taken_away: bool) -> bool {
 const YIELDS: u32 = 32;
 /// How long the wait sleeps between two looks.
 const NAP: Duration = Duration::from_micros(200);
-/// How long a peer that runs may take to come out: many times what it needs on a busy machine.
+/// How long a running peer may take to leave: many times what it needs on a busy machine.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ pub struct Exchange<'a> {
 pub type SlotFold<'f> = dyn FnMut(&[*const u8], *mut u8, bool) + 'f;
 
 impl Flat {
-    /// Of a host of so many ranks, which share as many `cores`; the same on all of them. `reproducible` reductions are
+    /// For a host of `ranks` ranks that share `cores` cores; all of them pass the same. `reproducible` reductions are
     /// one pass over all slots, in rank order.
     pub fn new(ranks: usize, cores: usize, reproducible: bool) -> Flat {
         let crowded = ranks > cores && ranks >= LEAST_CROWD;

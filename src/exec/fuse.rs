@@ -6,7 +6,8 @@ use crate::exec::{Buffers, Call, CallCount};
 use crate::transport::FLAT_BYTES;
 use crate::types::{Collective, ReduceOp};
 
-/// Whether `call` may travel together with `first`, by what all ranks see alike: a scalar is each rank's own.
+/// Whether `call` may travel together with `first`. All ranks must decide this alike, so the decision uses nothing that
+/// may differ between ranks, such as a scalar.
 pub fn fuses(first: &Call<'_>, call: &Call<'_>) -> bool {
     call.collective == Collective::AllReduce
         && first.collective == Collective::AllReduce

@@ -16,7 +16,7 @@ pub struct History {
     /// The latest ones; number n at n mod [`REMEMBERED`].
     labels: Box<[Remembered; REMEMBERED]>,
     hash: AtomicU64,
-    /// Whether a mismatch was found that goes back to a call whose label of the peer is not at hand.
+    /// Whether a mismatch was found whose cause is an earlier call, of which this rank does not have the peer's label.
     is_unnamed: AtomicBool,
 }
 

@@ -67,7 +67,7 @@ pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Chan
     lowering.finish()
 }
 
-/// The records of copies of so many bytes, side by side: from and to buffers that follow each other from
+/// The records of copies of these numbers of bytes, side by side: from and to buffers that follow each other from
 /// [`records::FIRST_MESSAGE`] on.
 pub fn copies(bytes: impl Iterator<Item = u64>) -> Arc<Records> {
     let mut lowering = Lowering::default();

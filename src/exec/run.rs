@@ -24,7 +24,7 @@ pub struct RunContext<'a> {
     pub turns: &'a mut ScratchTurns,
     /// What the flags of my host stood at when the plan began.
     pub flag_base: u64,
-    /// Output of at least so many bytes passes the caches by.
+    /// An output of at least this many bytes is written past the caches.
     pub streaming_bytes: u64,
 }
 
@@ -110,7 +110,7 @@ fn scratch_shift(program: &Program, turns: &mut ScratchTurns, element_bytes: usi
 const TURNED_BYTES: usize = 2 << 20;
 /// Sets that a communicator takes turns in from its first run on.
 const FIRST_SETS: u64 = 2;
-/// One of so many runs may be the first in a set.
+/// At most one in this many runs may be the first run in a new set.
 const RUNS_PER_NEW_SET: u64 = 16;
 
 #[cfg(test)]

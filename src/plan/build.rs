@@ -15,17 +15,17 @@ pub const LEAST_SLOTS: u32 = 2;
 /// Channels that a plan can name.
 pub const MOST_CHANNELS: u32 = 256;
 
-/// The same, of a plan with windows.
+/// Channels that a plan with windows can name.
 #[expect(clippy::cast_possible_truncation, reason = "a few lanes")]
 const WINDOW_CHANNELS: u32 = WINDOW_LANES as u32;
 
-/// Sets of scratch begin at multiples of so many elements, so that no two share a cache line.
+/// Each set of scratch begins at a multiple of this many elements, so that no two sets share a cache line.
 const STRIDE_UNIT: u64 = 64;
 
 /// Scratch that a barrier over slots needs: the token sent and the token taken.
 pub(super) const BARRIER_SCRATCH: u64 = 2;
 
-/// The algorithms that plan a collective; none where it is not done by plans.
+/// The algorithms that plan a collective; empty for a collective that is made of messages.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     use Algorithm::{Direct, Pat, Ring, Tree};
     match collective {
@@ -63,7 +63,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Lets each lane begin by entering, where peers' memory is mapped.
+    /// Puts [`Action::Enter`] at the beginning of each lane if peers' memory is mapped.
     fn enter(&mut self) {
         let me = self.spec.world.rank;
         let host = self.spec.layout.hosts().iter().find(|ranks| ranks.contains(&me)).map_or(&[][..], Vec::as_slice);
@@ -77,7 +77,7 @@ impl Plan {
         }
     }
 
-    /// How often what the plan uses of the scratch fits into it.
+    /// The sets of what the plan uses of the scratch that fit into the scratch.
     pub fn scratch_sets(&self) -> ScratchSets {
         let used = self.lanes.iter().map(|lane| lane.scratch.end - lane.scratch.start).max().unwrap_or(Elements::ZERO);
         let stride = Elements(used.0.next_multiple_of(STRIDE_UNIT).max(STRIDE_UNIT));
@@ -87,8 +87,8 @@ impl Plan {
     }
 }
 
-/// The lanes of a plan for `longest` elements of a rank: as many as there are channels, but none that would not fill a
-/// slot.
+/// The number of lanes of a plan for `longest` elements of a rank: one for each channel, but fewer if a lane would not
+/// fill a slot.
 pub(crate) fn lanes(collective: Collective, longest: Elements, limits: Limits) -> u32 {
     let filled = longest.0.div_ceil(limits.slot.0.max(1)).max(1);
     let filled = u32::try_from(filled).unwrap_or(u32::MAX);
@@ -118,7 +118,7 @@ fn plan_lane(site: Site<'_>) -> Result<Option<Lane>> {
 }
 
 impl Spec {
-    /// Whether the spec is one that can be planned.
+    /// Checks that the spec can be planned.
     ///
     /// # Errors
     /// `InvalidArgument` naming what is wrong and what is allowed.

@@ -2,8 +2,7 @@
 
 use crate::types::Elements;
 
-/// Parts start at multiples of so many elements where that costs little: no two ranks share a cache line, and vectors
-/// start aligned.
+/// Long parts start at multiples of this many elements: so no two ranks share a cache line, and vectors start aligned.
 const UNIT: u64 = 64;
 
 /// Parts of fewer units than this are cut to the element, so that they stay even.

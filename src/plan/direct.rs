@@ -9,7 +9,7 @@ use super::{Buffer, Lane, Operand, Span, Walk, Windows};
 use crate::types::{Elements, Rank};
 use crate::{Error, Result};
 
-/// Turns until scratch may be written again; `check` proves it.
+/// Rounds until a piece of scratch may be written again; `check` proves it.
 const DEPTH: u32 = 4;
 /// Lag at which a writer waits for its readers' `DONE`: the last turn before it reuses the scratch piece (`DEPTH` - 1).
 const FREE: u8 = 3;

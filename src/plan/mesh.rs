@@ -10,7 +10,7 @@ use super::{Action, Buffer, Combine, Lane, Operand, Span, Walk};
 use crate::Result;
 use crate::types::{Elements, Rank};
 
-/// With so many slots a rank may send the next round before it has taken this one, in both hops.
+/// With this many slots a rank may send the next round before it has taken the messages of this one, in both hops.
 const SLOTS_OF_TWO_HOPS: u32 = 4;
 
 /// The lane of a collective over slots between all ranks.
@@ -139,7 +139,7 @@ impl<'a> Mesh<'a> {
         self.take(1, draft);
     }
 
-    /// Takes everyone's block.
+    /// Takes the block of every other rank.
     fn take(&self, lag: u8, draft: &mut Draft) {
         for peer in self.site.peers() {
             let block = self.site.block_of(peer);
@@ -147,7 +147,7 @@ impl<'a> Mesh<'a> {
         }
     }
 
-    /// Sends everyone their block.
+    /// Sends every other rank its block.
     fn give(&self, draft: &mut Draft) {
         for peer in self.site.peers() {
             let block = self.site.block_of(peer);
@@ -194,7 +194,8 @@ impl<'a> Mesh<'a> {
     }
 }
 
-/// Nobody leaves before everyone has come: tokens go to everyone at once, or, `halving`, to the ranks 1, 2, 4, … ahead.
+/// The lane of a barrier over slots. Each rank sends a token to every other rank at once, or, with `halving`, to the
+/// ranks 1, 2, 4, … ahead.
 pub(super) fn barrier(site: Site<'_>, halving: bool) -> Option<Lane> {
     let token = |start| Operand::Local(Span { buffer: Buffer::Scratch, start, walk: Walk::Cycle(1) });
     let (sent, taken) = (token(Elements(0)), token(Elements(1)));
@@ -217,7 +218,7 @@ pub(super) fn barrier(site: Site<'_>, halving: bool) -> Option<Lane> {
     site.finish(1, draft)
 }
 
-/// Nobody leaves before everyone has come, by flags.
+/// The lane of a barrier by flags: each rank signals, and waits for all others.
 pub(super) fn barrier_by_flags(site: Site<'_>) -> Option<Lane> {
     let mut draft = Draft::default();
     if site.spec.world.size > 1 {

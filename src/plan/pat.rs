@@ -94,7 +94,8 @@ impl Pat<'_> {
         self.site.block_of(self.at(position))
     }
 
-    /// A combine over so many blocks: one round where several go together, else as many as the block needs.
+    /// A combine over `blocks` blocks: one round if several blocks move together, else as many rounds as the block
+    /// needs.
     fn combine(&self, blocks: usize, sources: Vec<Operand>, targets: Vec<Operand>) -> Combine {
         let many = u64::try_from(blocks).expect("a count of ranks fits 64 bits");
         let length = self.block(self.position).length;
@@ -127,7 +128,7 @@ impl Pat<'_> {
             let combine = self.combine(1, vec![Operand::input(input)], vec![Operand::output(output)]);
             return draft.combine(0, Combine { finish: true, ..combine });
         }
-        // The first step adds to these; the second to all that are needed from then on.
+        // The first step adds to these blocks; the second step adds to all blocks that are still needed.
         let touched = self.moved(top);
         for distance in distances.into_iter().rev() {
             let (target, source) = ((self.position + distance) % self.size(), self.back(distance));
@@ -156,7 +157,7 @@ impl Pat<'_> {
         }
     }
 
-    /// Where partial sums of the block so many places ahead of mine are kept.
+    /// Where this rank keeps the partial sum of the block that is `offset` places ahead of its own.
     fn kept(&self, offset: usize) -> Span {
         let places = u64::try_from(offset).expect("a count of ranks fits 64 bits");
         let start = self.site.scratch().start + self.piece * places;

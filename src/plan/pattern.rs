@@ -13,17 +13,17 @@ pub(crate) enum Pattern {
     Broadcast,
     /// The root gets the reduction of all.
     Reduce,
-    /// Every rank gets everyone's block.
+    /// Every rank gets the blocks of all ranks.
     AllGather,
     /// Every rank gets its block of the reduction of all.
     ReduceScatter,
-    /// Every rank gets its block of everyone's buffer.
+    /// Every rank gets its block of every rank's buffer.
     AllToAll,
-    /// The root gets everyone's block.
+    /// The root gets the blocks of all ranks.
     Gather,
     /// Every rank gets its block of the root's buffer.
     Scatter,
-    /// Nothing moves; nobody leaves before everyone has come.
+    /// Nothing moves; no rank leaves before every rank has come.
     Barrier,
 }
 

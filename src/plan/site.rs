@@ -36,14 +36,14 @@ impl<'a> Site<'a> {
         self.spec.world.rank
     }
 
-    /// The ranks after mine in turn, ending with the one before mine: peers are visited from different starts, so that
-    /// not all ranks go for the same peer at once.
+    /// All other ranks, from the one after mine to the one before mine. Each rank thus starts with another peer, so
+    /// that not all ranks work with the same peer at once.
     pub(super) fn peers(&self) -> impl Iterator<Item = Rank> + use<'a> {
         let world = self.spec.world;
         (1..world.size).map(move |distance| world.rank.after(distance, world.size))
     }
 
-    /// The lane's part of so many elements.
+    /// The lane's part of `length` elements.
     pub(super) fn part(&self, length: Elements) -> Range {
         Range::first(length).cut(self.lanes, self.lane)
     }
@@ -58,8 +58,8 @@ impl<'a> Site<'a> {
         self.part(self.spec.count.of(Rank::new(0)))
     }
 
-    /// The longest of the lane's parts of all ranks' blocks. Not the part of the longest block: where parts are
-    /// aligned, that of a shorter block may be longer.
+    /// The longest of the lane's parts of all ranks' blocks. This need not be a part of the longest block: since parts
+    /// are aligned, a shorter block may have a longer part.
     pub(super) fn longest_part(&self) -> Elements {
         match &self.spec.count {
             Count::Each(count) => self.part(*count).length,
@@ -112,8 +112,8 @@ impl<'a> Site<'a> {
     }
 }
 
-/// Whether every rank that wants the result reduces all buffers by itself, so that data takes one hop in place of two:
-/// worth it for few elements of all ranks together. The cost model of `tune` asks the same.
+/// Whether every rank that wants the result reduces all buffers by itself. Then data takes one hop instead of two,
+/// which is faster if all ranks together have few elements. The cost model of `tune` calls this too.
 pub(crate) fn is_one_shot(whole: Elements, ranks: u32) -> bool {
     whole.0.saturating_mul(u64::from(ranks)) <= ONE_SHOT
 }
@@ -121,7 +121,7 @@ pub(crate) fn is_one_shot(whole: Elements, ranks: u32) -> bool {
 /// Elements of all ranks together up to which data takes one hop.
 const ONE_SHOT: u64 = 8192;
 
-/// The most elements of a staged piece: its reader finds it in a cache.
+/// The most elements of a staged piece: a piece of this size is still in a cache when its reader comes.
 pub(super) const CACHED_PIECE: u64 = 1 << 15;
 
 /// How many rounds walk blocks of at most `longest` elements.

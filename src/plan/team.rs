@@ -4,7 +4,7 @@
 //! all groups form a rail, along which a ring, chain or tree carries that seat's blocks through slots. Inside a group,
 //! a seat reads what its neighbours contribute and writes what they get through windows, in the same combines that talk
 //! to the rail. The ranks of a larger group that have no seat are its guests: they contribute and get, and are on no
-//! rail. So one scheme makes four:
+//! rail. This one scheme covers four cases:
 //! ```text
 //! flat ring or tree      every rank is a group of its own
 //! hierarchy              groups are the layout's teams: hosts, or parts of them
@@ -24,16 +24,16 @@ use super::{Action, Buffer, Combine, Lane, Layout, Operand, Span, Spec, Step, Wa
 use crate::Result;
 use crate::types::{Algorithm, Collective, Elements, Rank};
 
-/// Up to so many elements of a rooted collective go through the root's seat alone: one hop less.
+/// A rooted collective of at most this many elements goes through the root's seat alone, which saves a hop.
 const SMALL: u64 = 2048;
 
-/// A piece that is pipelined over several hops has at least so many elements, where the block has.
+/// The fewest elements of a piece that is pipelined over several hops, unless the block itself is shorter.
 const LEAST_PIECE: u64 = 1024;
 
 /// Pieces under way for each hop of a pipeline.
 const PIECES_PER_HOP: usize = 2;
 
-/// Turns until scratch may be written again; `check` proves them.
+/// Rounds until a piece of scratch may be written again; `check` proves these numbers.
 const DEPTH: u32 = 3;
 const DEPTH_OF_ONE_FLAG: u32 = 4;
 
@@ -97,7 +97,7 @@ impl<'a> Team<'a> {
         let (group, seat) = place.expect("a checked spec has every rank on a host");
         let seats = groups.iter().map(Vec::len).min().unwrap_or(1);
         let most = groups.iter().map(Vec::len).max().unwrap_or(1);
-        // A guest's results come as late as those of its group's seats.
+        // A guest gets its results in the same round as the seats of its group.
         let rail = seat.min(seats - 1);
         let tree = if flat { hosts } else { groups.iter().map(|ranks| vec![ranks[rail]]).collect() };
         let node = Node::new(&tree, site.lane % 2 == 1, groups[group][rail]);
@@ -105,7 +105,7 @@ impl<'a> Team<'a> {
         Team { site, groups, group, seat, seats, shared: most > 1, guests: most > seats, windows, node }
     }
 
-    /// The lane of a collective; `None` where there is nothing to do.
+    /// The lane of a collective; `None` if no rank has anything to do.
     pub(super) fn lane(&self) -> Result<Option<Lane>> {
         if self.one_shot() {
             return Ok(self.reduce_everywhere());
@@ -220,7 +220,7 @@ impl<'a> Team<'a> {
         Ok(Shape { piece, rounds, depth: rounds.clamp(1, depth), contributions, regions })
     }
 
-    /// Pieces that a pipeline over the rail wants; 1 where the blocks themselves are the pipeline.
+    /// The number of pieces for a pipeline over the rail; 1 if the blocks themselves are the pipeline.
     fn pieces_under_way(&self) -> u64 {
         let hops = match self.site.spec.algorithm {
             _ if self.blocks() != 1 => 0,
@@ -268,8 +268,8 @@ impl<'a> Team<'a> {
         self.region(shape, shape.contributions + index)
     }
 
-    /// Copies what I contribute to others' blocks where they can read it. The root of a broadcast copies these blocks
-    /// to its own output, too, unless they are there: nobody sends them back to it.
+    /// Copies what I contribute to others' blocks where they can read it. The root of a broadcast also copies these
+    /// blocks to its own output unless they are there, because no rank sends them back.
     fn stage(&self, shape: &Shape, draft: &mut Draft) {
         let contributes = self.reduces() || self.is_root();
         let owns = self.owns_result(self.site.me()) && !self.site.spec.in_place;
@@ -294,8 +294,8 @@ impl<'a> Team<'a> {
         draft.signal(0, READY, listeners.map(|(_, peer)| peer));
     }
 
-    /// Whether the rank at `seat` of my group waits until `peer` is ready: it reads what `peer` contributes, writes
-    /// `peer`'s output, or takes `peer`'s progress as a sign that scratch is free.
+    /// Whether the rank at `seat` of my group waits until `peer` is ready. It does if it reads what `peer` contributes,
+    /// writes `peer`'s output, or needs to know that `peer` no longer reads its scratch.
     fn awaits_ready(&self, shape: &Shape, seat: usize, peer: Rank) -> bool {
         let all = match self.windows {
             Windows::None => false,
@@ -385,12 +385,12 @@ impl<'a> Team<'a> {
             Pattern::Reduce => ring.reduce(&parcels[0]),
             Pattern::AllGather => ring.all_gather(&parcels),
             Pattern::ReduceScatter => ring.reduce_scatter(&parcels),
-            // Every rank with every rank, or nothing to move: no rails, which `build` has seen to.
+            // These patterns have no rails; `build` never comes here with them.
             Pattern::AllToAll | Pattern::Gather | Pattern::Scatter | Pattern::Barrier => Vec::new(),
         }
     }
 
-    /// Says that my results are there, and takes those of my neighbours.
+    /// Signals that my results are ready, and takes the results of my neighbours.
     fn share(&self, shape: &Shape, draft: &mut Draft) {
         if !self.shared || (self.staged() && self.scatters()) {
             return;
@@ -419,7 +419,7 @@ impl<'a> Team<'a> {
         self.staged() && wants && self.holds_blocks(seat)
     }
 
-    /// Whether everyone had better reduce everything.
+    /// Whether it is faster if every rank reduces everything by itself.
     fn one_shot(&self) -> bool {
         let whole = self.site.whole().length;
         let direct = self.site.spec.algorithm == Algorithm::Direct && self.pattern() == Pattern::AllReduce;
@@ -427,7 +427,7 @@ impl<'a> Team<'a> {
         direct && self.staged() && is_one_shot(whole, ranks) && whole <= self.site.scratch().length
     }
 
-    /// Everyone's contribution is staged whole, and everyone reduces them all in rank order.
+    /// Each rank copies its whole contribution to its scratch; then each rank reduces all of them in rank order.
     fn reduce_everywhere(&self) -> Option<Lane> {
         let me = self.site.me();
         let whole = self.site.whole();
@@ -486,7 +486,7 @@ fn in_turn(spec: &Spec, lane: usize) -> Vec<Vec<Rank>> {
     groups
 }
 
-/// Copying a little is cheaper than waiting twice.
+/// For few bytes, a copy is cheaper than a second wait.
 fn staged_if_small(spec: &Spec) -> Windows {
     let needed = spec.count.longest().0.saturating_mul(u64::from(spec.world.size));
     let fits = needed.saturating_mul(u64::from(DEPTH_OF_ONE_FLAG)) <= spec.limits.scratch.0;

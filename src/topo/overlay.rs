@@ -63,7 +63,7 @@ pub fn apply(name: &str, text: &str, machine: &mut Machine) -> Result<Vec<String
     Ok(reader.notes)
 }
 
-/// What a description lacks for a search, each with what to do. Nothing for a whole machine.
+/// What the description lacks for a search, each with what to do about it; empty for a complete machine.
 pub fn missing(machine: &Machine) -> Vec<String> {
     let (mut gpus, mut nics, mut ports) = (Vec::new(), Vec::new(), 0);
     for cpu in &machine.cpus {

@@ -92,7 +92,7 @@ pub struct Path {
 #[derive(Debug, Clone)]
 pub struct Paths {
     from: NodeId,
-    /// For each node the way to it; empty where there is none.
+    /// For each node the way to it; empty if the node cannot be reached.
     ways: Vec<Vec<NodeId>>,
     /// The narrowest link of each.
     bandwidth: Vec<Bandwidth>,

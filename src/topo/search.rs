@@ -40,12 +40,12 @@ impl Inside {
 
 /// The most channels: as many as any library runs.
 pub const MAX_CHANNELS: usize = 64;
-/// Up to so many GPUs, a ring is cut open at each of them in turn.
+/// With at most this many GPUs, a ring is cut open at each of them in turn.
 const FEW_CUTS: usize = 8;
-/// Up to so many GPUs, every order is tried where there is only PCI Express.
+/// With at most this many GPUs and only PCI Express, every order is tried.
 const FEW_GPUS: usize = 5;
 
-/// The rings of `gpus`, which are of one host. Without two GPUs there is none.
+/// The rings of `gpus`, which are all in one host. Fewer than two GPUs have no ring.
 pub fn rings(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     if gpus.len() < 2 {
         return None;

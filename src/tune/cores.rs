@@ -10,17 +10,17 @@ use crate::types::{Rank, TransportKind};
 pub struct CoreMachine {
     /// The core of each rank: its socket, NUMA node and last-level cache.
     pub places: Vec<RankPlace>,
-    /// What a NUMA node's memory reads and writes again in a microsecond.
+    /// Bytes that a NUMA node's memory reads and writes again in a microsecond.
     pub memory_bytes_per_us: f64,
-    /// What goes from one socket to another in a microsecond, in one direction.
+    /// Bytes that go from one socket to another in a microsecond, in one direction.
     pub socket_bytes_per_us: f64,
     /// Microseconds that a cache line takes: inside a last-level cache, inside a socket, between sockets.
     pub line_us: [f64; 3],
 }
 
 impl CoreMachine {
-    /// So many sockets of so many NUMA nodes of so many last-level caches, with so many cores each, and a rank on every
-    /// core.
+    /// A machine of `sockets` sockets, each of NUMA nodes, each of last-level caches, each of cores, with a rank on
+    /// every core.
     pub fn new([sockets, nodes, caches, cores]: [u64; 4]) -> CoreMachine {
         let count = sockets * nodes * caches * cores;
         let place = |core: u64| {
@@ -123,7 +123,7 @@ mod tests {
     use crate::tune::{Folding, plans, simulate};
     use crate::types::{Algorithm, Collective, Elements, Protocol, World};
 
-    /// Microseconds of an all-reduce of so many elements by groups of a level.
+    /// Microseconds of an all-reduce of `elements` elements by groups of a level.
     fn time_us(machine: &CoreMachine, level: Level, (algorithm, elements): (Algorithm, u64)) -> f64 {
         let layout = Layout::new(&machine.places);
         let groups: Vec<Vec<Rank>> = layout.domains(level).into_iter().map(<[Rank]>::to_vec).collect();
@@ -145,7 +145,7 @@ mod tests {
         simulate(plans, 4, (&terrain, Folding::Exact)).unwrap().time.as_secs_f64() * 1e6
     }
 
-    /// Sockets as groups send across once what all ranks would otherwise fetch each for itself.
+    /// If each socket is a group, data crosses between sockets once. Otherwise every rank fetches it across for itself.
     #[test]
     fn groups_by_socket_spare_the_link_between_sockets() {
         for (name, machine) in

@@ -36,15 +36,15 @@ pub struct Costs {
     pub cached_bytes_per_us: f64,
     /// How many bytes stay in the core's cache.
     pub cache_bytes: f64,
-    /// Microseconds until a waiting rank has a core, where ranks are more than cores.
+    /// Microseconds until a waiting rank gets a core, if there are more ranks than cores.
     pub switch_us: f64,
-    /// How much dearer a byte of a peer's memory is than one of a rank's own.
+    /// The cost of a byte in a peer's memory, as a multiple of a byte in the rank's own.
     pub peer_factor: f64,
-    /// Moving and sending overlap but for one part in so many of the shorter one.
+    /// Moving and sending overlap, except for this fraction (1/n) of the shorter of the two.
     pub overlap: f64,
-    /// How many lanes work at once: while one waits, the others move and send. One, where a core does all.
+    /// How many lanes work at once: while one waits, the others move and send. One if a single core runs all lanes.
     pub side_by_side: f64,
-    /// Bytes of a message at most, where a pipeline of long messages has to be filled; 0 where messages are short.
+    /// The most bytes of a message, if a pipeline of long messages has to be filled; 0 if messages are short.
     pub slot_bytes: f64,
     /// Channels of a call, unless the user says otherwise.
     pub channels: u32,
@@ -107,7 +107,7 @@ impl Costs {
         }
     }
 
-    /// Microseconds in which a core reads and writes again so many bytes.
+    /// Microseconds in which a core reads and writes `bytes` bytes.
     fn moving_us(&self, bytes: f64) -> f64 {
         bytes.min(self.cache_bytes) / self.cached_bytes_per_us
             + (bytes - self.cache_bytes).max(0.0) / self.copy_bytes_per_us
@@ -118,7 +118,7 @@ impl Costs {
         // Collectives that are messages have no plan, and so no cost here; `choose` refuses them.
         let of = |pattern| work((query, self.slot_bytes), pattern, algorithm);
         let work = Pattern::of(query.collective).map(of).unwrap_or_default();
-        // Half the bytes of an LL slot are flags; its news travel with the data.
+        // Half the bytes of an LL slot are flags, so no separate flag has to be seen.
         let (lines, news) = match protocol {
             Protocol::Simple => (1.0, 1.0),
             Protocol::LowLatency => (2.0, 0.5),
@@ -140,11 +140,11 @@ impl Costs {
     }
 }
 
-/// Until a piece has come one hop further in a tree, so many are sent: it goes on two turns later, as the lags of plans
-/// say.
+/// Pieces that are sent until a piece has moved one hop further in a tree: the lags of plans send it on two rounds
+/// later.
 const TURNS_PER_HOP: f64 = 2.0;
 
-/// How the ranks stand.
+/// The ranks, hosts and sizes of the collective whose cost is computed.
 #[derive(Debug, Clone, Copy)]
 struct Stand {
     ranks: f64,
@@ -328,7 +328,7 @@ fn along(pattern: Pattern, stand: Stand, algorithm: Algorithm) -> Work {
     let crosses = if hosts > 1.0 { 1.0 } else { 0.0 };
     let others = whole * (ranks - 1.0) / ranks;
     let share = whole / ranks;
-    // What is sent to a rank of the host takes its link once.
+    // A message to a rank of the same host takes the link of that host once.
     let inside = if stand.seats > 1.0 { 0.5 } else { 0.0 };
     let depth = |nodes: f64| nodes.log2().ceil();
     match (algorithm, pattern) {

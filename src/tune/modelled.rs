@@ -7,7 +7,7 @@ use crate::plan::{Count, Layout, Limits, Plan, Spec, Windows};
 use crate::sync::primitive::Arc;
 use crate::types::{Algorithm, Bytes, Collective, Elements, Protocol, Rank, TransportKind, World};
 
-/// What is asked of a modelled system.
+/// A collective to run on a modelled system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
     /// Which collective.
@@ -49,7 +49,7 @@ impl Modelled {
         &self.costs
     }
 
-    /// How a collective is to be run.
+    /// Chooses how to run a collective.
     ///
     /// # Errors
     /// Those of [`choose`].
@@ -73,8 +73,8 @@ impl Modelled {
         choose(&query, &ask.filters, &self.costs)
     }
 
-    /// Ranks of a domain that reach each other's memory work in it: alone in any way, among several domains as groups
-    /// on rails.
+    /// If the ranks of a domain reach each other's memory, they work in it: a single domain with any algorithm, several
+    /// domains as groups that rails join.
     fn windows(&self, algorithm: Algorithm) -> Windows {
         let domains = self.terrain.domains();
         let rails =
@@ -110,8 +110,8 @@ impl Modelled {
         }
     }
 
-    /// The domains that are simulated: all for up to [`MOST_EXACT`] ranks, beyond that one that stands for all where
-    /// they are alike.
+    /// The domains that are simulated: all of them for at most [`MOST_EXACT`] ranks. Beyond that, one domain stands for
+    /// all if all domains are equal.
     pub fn fold(&self, ask: &Ask, choice: Choice) -> Folding {
         if self.terrain.size() <= MOST_EXACT { Folding::Exact } else { self.alike(ask, choice) }
     }
@@ -147,12 +147,12 @@ fn float(count: usize) -> f64 {
     f64::from(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
-/// Up to so many ranks each is simulated for itself.
+/// Up to this many ranks, each rank is simulated by itself.
 pub const MOST_EXACT: u32 = 512;
 /// Bytes of a message between domains, unless the user says otherwise: a port of 50 GB/s takes 20 µs for it, and with
 /// four lanes that is more than the message's latency.
 pub const SLOT_BYTES: u64 = 1 << 20;
-/// Into so many messages trees cut what others send as one.
+/// A tree cuts a message of other algorithms into this many messages.
 pub(super) const TREE_PARTS: u32 = 4;
 /// Slots of a connection.
 const SLOTS: u32 = 4;

@@ -23,7 +23,7 @@ pub use fold::Folding;
 /// What a simulation found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Simulated {
-    /// Until the last rank is done.
+    /// Microseconds until the last rank has finished.
     pub time: Duration,
     /// What went over each connection, by sender, receiver and channel. Of folded domains, what the first of them
     /// receives.

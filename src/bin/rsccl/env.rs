@@ -53,7 +53,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
 
 /// The launchers' variables with their values here.
 fn launchers(environment: &Environment) -> Vec<(&'static str, Option<String>)> {
-    // A value that is no text is shown as one that is not set: whoever needs it says what is wrong.
+    // A value that is not UTF-8 is shown as not set; the setting that uses it reports the error.
     let value = |name| environment.get(name).ok().flatten().map(str::to_owned);
     Launch::names().into_iter().map(|name| (name, value(name))).collect()
 }

@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
     /// What the file leaves out: GPUs, links, NICs
     #[arg(long, value_name = "FILE")]
     overlay: Option<PathBuf>,
-    /// So many hosts, each as the file says; of a file of several hosts, so many times all of them
+    /// The number of hosts, each as the file says; if the file has several hosts, how many times all of them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16_384))]
     hosts: u32,
     /// Sizes in bytes, as `rsccl perf` counts them: of the whole buffer, or of all blocks together; K, M and G mean
@@ -95,7 +95,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         as_text(&system, &modelled, &runs, arguments)
     };
     match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever reads has read enough (`rsccl sim … | head`).
+        // The reader of the output has read enough (`rsccl sim … | head`).
         Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
         written => written.map_err(|error| Error::system("writing what the simulation found", error))?,
     }

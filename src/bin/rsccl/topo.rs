@@ -88,7 +88,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         (None, false, false) => show::tree(&machine, &system, &found),
     };
     match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever reads has read enough (`rsccl topo | head`).
+        // The reader of the output has read enough (`rsccl topo | head`).
         Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
         written => written.map_err(|error| Error::system("writing the topology", error))?,
     }

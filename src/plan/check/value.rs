@@ -23,7 +23,7 @@ impl Value {
         Value { index, ranks: Rc::from([rank]), reductions: 0, finished: false, raw: true }
     }
 
-    /// The value so many elements further on.
+    /// The value that is `by` elements further on.
     pub(super) fn ahead(&self, by: u64) -> Value {
         Value { index: self.index + by, ..self.clone() }
     }

@@ -9,7 +9,7 @@ use crate::types::{Algorithm, Collective, Rank};
 const NAMED_WAITS: usize = 8;
 
 impl Machine<'_> {
-    /// Whether every lane has come to its end; names those that wait.
+    /// Checks that every lane has ended; names the lanes that still wait.
     pub(super) fn all_done(&mut self) -> Result<(), Flaw> {
         let mut waits = Vec::new();
         for worker in 0..self.workers.len() {

@@ -66,13 +66,14 @@ pub struct Between {
     pub parents: [Parents; 2],
 }
 
-/// Up to so many ports, each pair of them is tried for one or two channels.
+/// With at most this many ports, each pair of them is tried for one or two channels.
 const FEW_PORTS: usize = 16;
 
 /// The channels through the domains of `system`, which follow each other as `order` says: places in [`Domain::all`].
 ///
 /// # Errors
-/// A sentence that says why there is none: a single domain, a domain without a NIC that works, no rail that all have.
+/// The reason why there are no channels between domains: there is one domain only, a domain has no working NIC, or no
+/// rail reaches all domains.
 pub fn search(system: &System, order: &[usize], cross: CrossNic) -> Result<Between, String> {
     let domains = Domain::all(system);
     let order: Vec<usize> = order.iter().copied().filter(|place| *place < domains.len()).collect();

@@ -5,8 +5,9 @@
 //!   network ── port ── GPU ── GPU ── … ── GPU ── port ── network
 //! ```
 //!
-//! Several generators propose sets of chains, each for one kind of machine. All proposals are weighed alike, by the
-//! loads they put on links, so a generator need not know what the others are good at. All of them are bounded by steps.
+//! Several generators propose sets of chains, each for one kind of machine. All proposals are weighed in the same way,
+//! by the loads they put on links, so a generator need not know what the others are good at. All of them are bounded by
+//! steps.
 
 use std::cmp::Reverse;
 
@@ -54,7 +55,7 @@ type Generator = fn(&Ways<'_>, &[Ends]) -> Vec<Vec<Chain>>;
 
 /// Steps of one search for paths over links: about a millisecond.
 const STEPS: u32 = 20_000;
-/// Up to so many GPUs, every order between two ends is tried where there is only PCI Express.
+/// With at most this many GPUs and only PCI Express, every order between two ends is tried.
 const FEW_GPUS: usize = 6;
 
 /// All sets of chains that the generators find for `ends`, each with its widths.

@@ -62,7 +62,7 @@ impl<T: Sample> RankBuffers<T> {
         RankBuffers::within(shape, placement, skew, &heap)
     }
 
-    /// [`RankBuffers::new`] in memory that `allocate` gives for so many elements; every rank calls it twice.
+    /// [`RankBuffers::new`] in memory of `allocate`, which is called twice on every rank, with the number of elements.
     ///
     /// # Errors
     /// As [`RankBuffers::new`], and those of `allocate`.

@@ -170,7 +170,7 @@ pub(crate) enum Source {
     Of(u32),
     /// The reduction of all inputs.
     Reduced,
-    /// The reduction of the inputs of so many first ranks.
+    /// The reduction of the inputs of this many ranks, from rank 0 on.
     First(u32),
 }
 
