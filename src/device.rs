@@ -5,8 +5,9 @@
 //! widths.
 //!
 //! # Adding a device
-//! A device is one file that implements [`Device`], [`Queue`] and [`Event`], and one line where a rank of this process
-//! adds it by [`add`]. `device/contract.rs` holds the tests that every device must pass. The contract:
+//! A device is one file that implements [`Device`], [`Queue`] and [`Event`]. [`add`] makes it known to the process; the
+//! GPUs of feature `cuda` are known without it. `device/contract.rs` holds the tests that every device must pass. The
+//! contract:
 //!
 //! | what | who calls it | the host's way |
 //! |---|---|---|

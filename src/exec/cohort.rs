@@ -96,7 +96,7 @@ pub struct Cohort {
     meeting: Mutex<Meeting>,
 }
 
-/// The launch that the next one begins behind.
+/// The last launch, which the next one follows.
 #[derive(Debug)]
 pub struct Last {
     stream: DeviceStream,
@@ -105,7 +105,7 @@ pub struct Last {
     capture: Option<CaptureId>,
 }
 
-/// A call for which some members have come.
+/// A call that some members have made and others have not.
 #[derive(Debug, Default)]
 struct Meeting {
     /// Launches so far.
@@ -114,7 +114,8 @@ struct Meeting {
     arrived: Vec<Option<(LaunchPart, DeviceStream)>>,
     /// The last launch: launches use the same words, so that they follow each other whatever their streams.
     last: Option<Last>,
-    /// What came of the last launch, for the members that waited for it: all of them have asked before the next one.
+    /// The result of the last launch, for the members that waited for it: all of them have read it before the next
+    /// launch.
     refused: Option<Error>,
 }
 

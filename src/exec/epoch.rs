@@ -1,8 +1,8 @@
 //! The epoch in which the ranks of a host work in each other's buffers.
 //!
 //! It begins with a flat exchange, in which all ranks say where their input and output lie in registered buffers. Ranks
-//! that are threads of one process know addresses. Where a rank's buffers cannot be reached, all ranks of the host go
-//! through scratch.
+//! that are threads of one process exchange addresses instead. If one rank's buffers cannot be reached, all ranks of
+//! the host go through scratch.
 
 use std::ptr::NonNull;
 
@@ -21,8 +21,9 @@ use crate::types::{ReduceOp, World};
 /// this rank's buffers, in which peers may work, and an access epoch of the peers' buffers, once this rank has
 /// [entered](Epoch::enter) them.
 ///
-/// An operation that ended well [ends](Epoch::end) it. Dropping it otherwise lets no further peer in and waits until
-/// all are out; the peers must have been told of the failure before, or they might stay in until their own deadline.
+/// An operation that ended well calls [`Epoch::end`]. Dropping the epoch instead lets no further peer in and waits
+/// until all peers are out. Peers must have been told of the failure before that; otherwise they may stay in until
+/// their own deadline.
 #[derive(Debug)]
 pub struct Epoch<'a> {
     windows: &'a HostWindows,
@@ -43,7 +44,7 @@ impl<'a> Epoch<'a> {
         Epoch { windows, over: false, met: Vec::new(), loans: Loans::default(), guards: Vec::new() }
     }
 
-    /// Meets all ranks of the host in the operation. The kind of windows that all of them can use.
+    /// Meets all ranks of the host in the operation; returns the kind of windows that all of them can use.
     ///
     /// # Errors
     /// Of the wait, and of peers that run another operation.
@@ -64,23 +65,24 @@ impl<'a> Epoch<'a> {
         }
         flat.finish_symmetric(&exchange);
         let reachable = self.windows.boards.is_some() || self.met.iter().all(Option::is_some);
-        // Where each rank scales its input by a scalar of its own, no other rank can read it raw.
+        // If each rank scales its input by a scalar of its own, no other rank can read the input unscaled.
         let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
         Ok(if reachable && raw { Windows::User } else { Windows::Scratch })
     }
 
-    /// Enters the buffers that `program` works in. Their owners wait for this rank in the plan, so one that is closed
-    /// was given up; other ranks may have finished the operation by now.
+    /// Enters the buffers that `program` works in. Their owners wait for this rank in the plan, so a lease that is
+    /// closed means that its owner gave up the operation. Other ranks may have finished the operation by now.
     ///
     /// # Errors
-    /// Of a peer that has given up the operation, or announced what it has not registered.
+    /// Those of a peer that has given up the operation, or has announced a buffer that it has not registered.
     pub(super) fn enter(&mut self, program: &Program, begun: &Begun<'_>) -> Result<Vec<Memory>> {
         let Begun { call, operation, world, .. } = *begun;
         let windows = self.windows;
         for rank in program.entered().iter().copied() {
             let gone = || Error::remote(rank, format!("rank {rank} has given up this operation"));
             let lease = windows.arenas[windows.place(rank)].lease();
-            // Threads of one process wait for each other, however long that takes; nobody asks which of them is inside.
+            // Threads of one process wait for each other without bound, so nobody needs to know which of them is
+            // inside.
             let guard = match windows.boards {
                 Some(_) => lease.enter(operation.sequence),
                 None => lease.enter_as(windows.me, operation.sequence),
@@ -95,8 +97,8 @@ impl Epoch<'_> {
     /// The operation ended well: the plan's proof says that no peer touches this rank's buffers any more.
     ///
     /// # Errors
-    /// Where another operation on one of the buffers, of another communicator, has failed meanwhile and taken it from
-    /// the peers.
+    /// If an operation of another communicator on one of the buffers has failed meanwhile, and has taken the buffer
+    /// from the peers.
     pub fn end(mut self) -> Result<()> {
         self.over = true;
         let entered = !self.guards.is_empty();
@@ -255,7 +257,7 @@ mod tests {
         let range = |window: u16, offset: u64| Some(UserRange { window, offset });
         let found = |input: Option<UserRange>, output: Option<UserRange>| {
             let mine = Some(Ranges { input: range(0, 0), output: range(0, 800), reachable: true });
-            // As it travels.
+            // Encoded and decoded again.
             let theirs = decode_ranges(encode_ranges(&Ranges { input, output, reachable: true }));
             user_memory(&windows, &call, world, &[mine, theirs]).map_err(|error| (error.kind(), error.peer()))
         };

@@ -1,19 +1,19 @@
 //! Small collectives inside a host: one hop, no plan.
 //!
-//! Each rank writes its bytes with a label into its own flat slot; who needs them reads them there. Everyone reduces in
-//! rank order, so that all ranks get the same bits. The slot's flag, the label and up to 24 bytes of data are one cache
-//! line.
+//! Each rank writes its bytes with a label into its own flat slot, where the other ranks read them. Every rank reduces
+//! in rank order, so that all ranks get the same bits. The slot's flag, the label and up to 24 bytes of data are one
+//! cache line.
 //!
-//! # Where ranks are many
-//! Where everyone reads everyone's slot, and ranks share processors, each waits as often as there are ranks. So there
-//! ranks stand in teams: whoever comes last in its team, by [`Arrivals`](crate::sync::Arrivals), reduces the team's
-//! slots into a partial result; whoever comes last of these reduces the partial results, and hands the result to each
-//! team. All others wait once. A slot for a result is enough: the next is written when everyone has announced the next
-//! operation, and so has read this one.
+//! # Many ranks
+//! If every rank read every slot, and ranks share processors, each rank would wait once for each other rank. So many
+//! ranks form teams. The rank that comes last in its team, by [`Arrivals`](crate::sync::Arrivals), reduces the team's
+//! slots into a partial result. The last of these ranks reduces the partial results, and hands the result to each team.
+//! All others wait once. One slot for the result is enough: the next result is written when every rank has announced
+//! the next operation, and so has read this result.
 //!
 //! # When a slot may be used again
-//! Slots go round; the writer of operation n needs everyone to have finished operation n - [`FLAT_SLOTS`]. In a
-//! symmetric operation each rank waits for all others, so having finished it proves that all have finished the one
+//! Slots are used in turn: the writer of operation n waits until every rank has finished operation n - [`FLAT_SLOTS`].
+//! In a symmetric operation each rank waits for all others, so having finished it proves that all have finished the one
 //! before. Rooted operations prove nothing, so each rank raises its `done` flag after them, and a writer looks at these
 //! flags when it runs out of slots.
 
@@ -29,7 +29,7 @@ use crate::transport::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, HostWindows};
 /// The state of one rank's flat operations.
 #[derive(Debug, Default)]
 pub struct Flat {
-    /// The teams that ranks stand in, where they do.
+    /// The teams of the host's ranks, if they form teams.
     teams: Option<Teams>,
     /// Whether a reduction must be one pass over all slots, in rank order.
     reproducible: bool,
@@ -91,13 +91,13 @@ impl Flat {
         Ok(Exchange { windows, operation, label, number, teams: self.teams, reproducible: self.reproducible })
     }
 
-    /// Ends an operation in which I have waited for everyone.
+    /// Ends an operation in which this rank has waited for all others.
     #[inline]
     pub fn finish_symmetric(&mut self, exchange: &Exchange<'_>) {
         self.finished = self.finished.max(exchange.number);
     }
 
-    /// Ends an operation in which I have not.
+    /// Ends an operation in which this rank has not waited for all others.
     #[inline]
     pub fn finish_rooted(&mut self, exchange: &Exchange<'_>) {
         exchange.windows.mine().done().raise(exchange.number + 1);
@@ -115,8 +115,8 @@ impl Flat {
 
     #[cold]
     fn make_room(&mut self, windows: &HostWindows, idle: &mut impl FlagWait) -> Result<()> {
-        // Half of the slots at once: a root whose readers share its processor gives it away once for so many
-        // operations.
+        // This waits for half of the slots at once, so that a root whose readers share its processor yields the
+        // processor once for that many operations.
         let needed = self.next - FLAT_SLOTS / 2;
         let mut least = u64::MAX;
         for (arena, rank) in windows.arenas.iter().zip(&windows.ranks) {
@@ -132,7 +132,7 @@ impl Flat {
     }
 }
 
-/// The label that operation `number` was announced with, where its slot still has it.
+/// The label of operation `number`, if its slot still holds it.
 fn announced(arena: &Arena, number: u64) -> Option<Label> {
     let slot = arena.flat(number);
     let is_its = || slot.flag.value() == number + 1;
@@ -143,7 +143,7 @@ fn announced(arena: &Arena, number: u64) -> Option<Label> {
 }
 
 impl<'a> Exchange<'a> {
-    /// Waits for the slot of the host's rank at `place`, and sees that it runs the same operation.
+    /// Waits for the slot of the host's rank at `place`, and checks that this rank runs the same operation.
     ///
     /// # Errors
     /// Of the wait; [`crate::error::Kind::Mismatch`] where the rank runs another operation.
@@ -156,8 +156,8 @@ impl<'a> Exchange<'a> {
         if theirs != self.label { Err(mismatch(self.label, rank, theirs)) } else { Ok(slot) }
     }
 
-    /// Waits for everyone, where ranks stand in teams; the result of `fold` over all slots' `bytes`. `None` where ranks
-    /// do not: each waits for the slots that it reads.
+    /// If ranks form teams, waits for all of them and returns the result of `fold` over all slots' `bytes`. Otherwise
+    /// `None`: each rank waits for the slots that it reads.
     ///
     /// # Errors
     /// As [`Exchange::read`].
@@ -173,13 +173,13 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Whether ranks stand in teams.
+    /// Whether ranks form teams.
     #[inline]
     pub fn has_teams(&self) -> bool {
         self.teams.is_some()
     }
 
-    /// Whether reductions may be made of partial ones.
+    /// Whether a reduction may be computed from partial results.
     #[inline]
     pub fn may_fold(&self) -> bool {
         !self.reproducible || self.teams.is_some_and(|teams| teams.count == 1)
@@ -213,7 +213,7 @@ impl<'a> Exchange<'a> {
         Ok(result)
     }
 
-    /// Reduces `slots` for good, and gives the result to each team.
+    /// Reduces `slots` to the final result, and gives it to each team.
     fn hand_out<'s>(
         &self,
         teams: Teams,
@@ -237,7 +237,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Reduces slots, whose owners have all come, into `target`.
+    /// Reduces slots into `target`. All their owners have announced the operation.
     fn fold_into<'s>(
         &self,
         target: FlatSlot<'_>,
@@ -257,14 +257,14 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Sees that the rank at `place` runs the same operation.
+    /// Checks that the rank at `place` runs the same operation.
     #[inline]
     fn agrees(&self, slot: FlatSlot<'_>, place: usize) -> Result<()> {
         let theirs = slot.read_label();
         if theirs == self.label { Ok(()) } else { Err(mismatch(self.label, self.windows.ranks[place], theirs)) }
     }
 
-    /// Who has not announced the operation, in words.
+    /// The ranks that have not announced the operation, in words.
     #[cold]
     fn missing(&self) -> String {
         let HostWindows { arenas, ranks, .. } = self.windows;
@@ -275,7 +275,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Waits for everyone.
+    /// Waits for all ranks.
     ///
     /// # Errors
     /// As [`Exchange::read`].
@@ -287,7 +287,8 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Waits for everyone, and reduces `count` elements that lie `offset` bytes into each slot's `bytes` into `target`.
+    /// Waits for all ranks, and reduces `count` elements that lie `offset` bytes into each slot's `bytes` into
+    /// `target`.
     ///
     /// # Errors
     /// As [`Exchange::read`].
@@ -351,11 +352,11 @@ impl Teams {
     }
 }
 
-/// Ranks whose sources stand on the stack.
+/// Up to this many ranks, the list of sources is on the stack.
 const FEW_RANKS: usize = 8;
-/// Ranks of a team: what the last of them reads, one line after the other.
+/// Ranks of a team: the last of them reads this many slots, one after the other.
 const TEAM_RANKS: usize = 16;
-/// Ranks from which on it is worth it to stand in teams, where they share processors.
+/// The fewest ranks that form teams because they share processors.
 const LEAST_CROWD: usize = 4;
 /// Slots that one rank reduces at once: those of a team, or the partial results of all teams.
 const MOST_SOURCES: usize = 64;

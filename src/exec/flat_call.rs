@@ -1,5 +1,5 @@
-//! Small collectives inside a host as calls: what goes into the flat slot, and what each collective takes out of the
-//! others'.
+//! Small collectives inside a host as calls: what a rank writes into its flat slot, and what each collective takes out
+//! of the other ranks' slots.
 
 use std::ptr::NonNull;
 
@@ -11,7 +11,7 @@ use crate::exec::flat::{Exchange, Flat};
 use crate::transport::HostWindows;
 use crate::types::{Collective, Rank};
 
-/// Runs a call by flat slots. What any rank writes fits one; the windows are open.
+/// Runs a call by flat slots. The bytes of each rank fit one slot, and the windows are open.
 ///
 /// # Errors
 /// Of waiting for peers, and of peers that run another operation.
@@ -49,25 +49,25 @@ pub fn run(begun: &Begun<'_>, windows: &HostWindows, flat: &mut Flat, idle: &mut
 /// What a rank takes out of a slot, in elements.
 #[derive(Debug, Clone, Copy)]
 struct Extract {
-    /// How many the slot has.
+    /// How many elements the slot has.
     of: usize,
-    /// The first one taken.
+    /// The first element that is taken.
     from: usize,
-    /// Where it goes in the output.
+    /// Where that element goes in the output.
     to: usize,
-    /// How many are taken.
+    /// How many elements are taken.
     elements: usize,
 }
 
 impl Extract {
-    /// All that a slot has.
+    /// All elements of a slot.
     fn whole(elements: usize, to: usize) -> Extract {
         Extract { of: elements, from: 0, to, elements }
     }
 }
 
-/// Waits for everyone where ranks stand in teams. True where that was all: a result that a team's last rank has reduced
-/// is in the output.
+/// If ranks form teams, waits for all of them. Returns whether the call is done: the last rank of a team has reduced
+/// the result, which is in the output.
 #[inline]
 fn meet_all(
     begun: &Begun<'_>,
@@ -120,7 +120,7 @@ fn meet_all(
     Ok(true)
 }
 
-/// Reads the others' slots as the collective asks.
+/// Reads the slots of other ranks that the collective needs.
 fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut WaitContext<'_>) -> Result<()> {
     let Begun { call, kernel, world, .. } = begun;
     let world = *world;

@@ -1,4 +1,4 @@
-//! Small all-reduces of one type and operator that travel as one.
+//! Small all-reduces of one type and operator that run as one call.
 
 use crate::device::Home;
 use crate::error::Result;
@@ -13,11 +13,11 @@ pub fn fuses(first: &Call<'_>, call: &Call<'_>) -> bool {
         && first.collective == Collective::AllReduce
         && !matches!(first.op, Some(ReduceOp::PreMulSum(_)))
         && (call.data_type, call.op) == (first.data_type, first.op)
-        // Packing is the host's work.
+        // The host packs the inputs, so they must be in host memory.
         && [first, call].iter().all(|call| call.buffers.home() == Home::Host)
 }
 
-/// How many of `calls`, which fuse, fit one flat slot together; at least 1.
+/// How many of `calls`, which may be fused, fit into one flat slot together; at least 1.
 pub fn fused_prefix(calls: &[Call<'_>]) -> usize {
     let mut bytes = 0u64;
     let fits = calls.iter().take_while(|call| {
@@ -28,7 +28,8 @@ pub fn fused_prefix(calls: &[Call<'_>]) -> usize {
     fits.count().max(1)
 }
 
-/// Packs the inputs of `calls`, which fuse and have been checked, runs one call on them, and unpacks the outputs.
+/// Packs the inputs of `calls`, runs one call on them, and unpacks the outputs. The calls have been checked, and may be
+/// fused.
 ///
 /// # Errors
 /// Those of `run`.

@@ -1,8 +1,8 @@
 //! What a rank has called: the labels of its latest collectives, and a number that stands for all of them.
 //!
-//! Each label carries that number. The root of a broadcast waits for nobody, so two ranks may each believe to be the
-//! root and go on; from then on their labels differ, and the next call in which one of them reads the other's label
-//! finds it.
+//! Each label carries that number. The root of a broadcast waits for nobody, so two ranks that both believe to be the
+//! root go on. From then on their labels differ, and the next call in which one of them reads the other's label reports
+//! the mismatch.
 
 use crate::error::Error;
 use crate::exec::operation::{SEQUENCE, describe, same_call, sequence};
@@ -13,15 +13,15 @@ use crate::types::Rank;
 /// The collectives that a rank has begun. One thread begins them, and any thread may compare.
 #[derive(Debug)]
 pub struct History {
-    /// The latest ones; number n at n mod [`REMEMBERED`].
+    /// The latest collectives; number n is at index n mod [`REMEMBERED`].
     labels: Box<[Remembered; REMEMBERED]>,
     hash: AtomicU64,
     /// Whether a mismatch was found whose cause is an earlier call, of which this rank does not have the peer's label.
     is_unnamed: AtomicBool,
 }
 
-/// A label that one thread replaces while others read it. The number comes last and goes first, so that a reader which
-/// finds the same number before and after has read one label and not parts of two.
+/// A label that one thread replaces while others read it. The writer clears the number first and writes it last. So a
+/// reader that finds the same number before and after has read one label, and not parts of two.
 #[derive(Debug)]
 struct Remembered {
     call: AtomicU64,
@@ -46,7 +46,7 @@ impl Remembered {
         self.number.store(number, Ordering::Release);
     }
 
-    /// `None` where there is no label yet, or another one was set meanwhile.
+    /// The label; `None` if there is none yet, or if another one was set meanwhile.
     fn get(&self) -> Option<Label> {
         let number = self.number.load(Ordering::Acquire);
         let (call, count) = (self.call.load(Ordering::Relaxed), self.count.load(Ordering::Relaxed));
@@ -67,8 +67,8 @@ impl Default for History {
 }
 
 impl History {
-    /// Stands for all collectives so far, in the label of the next one. Two ranks that called something else get the
-    /// same number with one chance in 65,536, and again so at each call that follows.
+    /// A hash of all collectives so far, for the label of the next one. Two ranks whose calls differ have the same hash
+    /// with probability 1/65,536, at each call that follows.
     #[inline]
     pub fn past(&self) -> u64 {
         // Relaxed, as in `begin`: only the thread that begins collectives uses it.
@@ -89,8 +89,8 @@ impl History {
         self.labels[place(number)].get().filter(|label| sequence(*label) == number)
     }
 
-    /// The error for a peer whose label is not `mine`. Where it is of an earlier collective, that is the one that the
-    /// two ranks called differently: the peer's message of it has been left over.
+    /// The error for a peer whose label is not `mine`. If the label is of an earlier collective, that is the call in
+    /// which the two ranks differ: the peer's message of that call was never taken.
     #[cold]
     pub fn mismatch(&self, mine: Label, peer: Rank, theirs: Label) -> Error {
         let then = self.at(sequence(theirs)).filter(|mine| !same_call(*mine, theirs)).unwrap_or(mine);
@@ -113,7 +113,7 @@ impl History {
     }
 }
 
-/// The error for a peer that called something else.
+/// The error for a peer that called another operation.
 #[cold]
 pub fn mismatch(mine: Label, peer: Rank, theirs: Label) -> Error {
     let (this, that) = (describe(mine), describe(theirs));

@@ -13,13 +13,13 @@ use crate::types::Rank;
 /// The user's buffers of one operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
-    /// Where input is read; null where the rank has none.
+    /// Address of the input; null if the rank has none.
     pub input: *const u8,
-    /// Where output is written; null where the rank has none.
+    /// Address of the output; null if the rank has none.
     pub output: *mut u8,
 }
 
-/// The user buffers of each rank of the host, by place, where a plan names them.
+/// The user buffers of each rank of the host, by place, for plans that name them.
 pub type UserMemory = Vec<Memory>;
 
 /// A plan under way.
@@ -70,9 +70,9 @@ pub struct Setting<'a> {
     pub scratch: *mut u8,
     /// Bytes from the beginning of each rank's scratch to the set that this run uses.
     pub scratch_shift: usize,
-    /// What the flags of my host stood at when the plan began.
+    /// The values of the flags of my host when the plan began.
     pub flag_base: u64,
-    /// How to write output.
+    /// How to write output: through the caches or past them.
     pub store: Store,
 }
 
@@ -129,7 +129,7 @@ impl<'a> PlanRun<'a> {
         Ok(Progress::Done)
     }
 
-    /// True where the step was done, false where it must wait.
+    /// Runs the step; returns false if it must wait.
     fn run_step(&mut self, lane: usize, action: &Action, round: u32, links: &mut Links) -> Result<bool> {
         match action {
             // The ranks of the host have met before the run began: `exec::epoch`.
@@ -190,8 +190,8 @@ impl<'a> PlanRun<'a> {
                     let receiver = links.receiver(*peer, channel);
                     let Some(message) = receiver.peek().map_err(|error| error.about(*peer))? else { return Ok(false) };
                     if message.label != self.label || message.bytes != length * self.element_bytes {
-                        // The peer is through with this operation and sent nothing for it: it called something else,
-                        // and says so when it hears where this rank is stuck.
+                        // The peer has finished this operation without sending for it, so it called another operation.
+                        // It reports that when it learns where this rank is stuck.
                         if sequence(message.label) > sequence(self.label) {
                             return Ok(false);
                         }
@@ -232,7 +232,7 @@ impl<'a> PlanRun<'a> {
 
     /// Output may pass the caches by; slots and scratch are read soon and stay in them.
     fn store_result(&mut self, combine: &Combine, raw: Option<usize>, count: usize, links: &mut Links) {
-        // In place, a copy onto itself is left out, also beside other targets.
+        // In place, a copy of a buffer onto itself is left out, even if there are other targets.
         if let [source] = self.sources[..]
             && self.kernel.is_copy(raw, combine.finish)
         {
@@ -243,13 +243,13 @@ impl<'a> PlanRun<'a> {
         }
         let pass =
             Pass { sources: &self.sources, raw, targets: &[], count, finish: combine.finish, store: Store::Cached };
-        // What a pump sends to a socket is read here.
+        // With pumps, slots are written through the caches: a pump reads them on this processor to send them.
         if !self.cached.is_empty() && !links.has_pumps() {
             let bytes = count * self.element_bytes;
             let copies = self.sources.len() == 1 && self.kernel.is_copy(raw, combine.finish);
             let mut turn =
                 if copies { links.staging.turn(bytes) } else { TimedCopy::untimed(links.staging.preferred(bytes)) };
-            // A copy that teaches something is timed apart from the output.
+            // A timed copy must not write the output in the same pass: the store policy learns from its time.
             if turn.store == Store::Streaming && self.store == Store::Streaming && !turn.is_timed() {
                 self.cached.extend_from_slice(&self.targets);
                 // SAFETY: as below.
@@ -340,7 +340,7 @@ impl<'a> PlanRun<'a> {
         self.flag_base + u64::from(round) + 1
     }
 
-    /// The action that a lane stands at, with its round.
+    /// The next action of a lane, with its round.
     fn current(&self, lane: usize) -> Option<(&'a Action, u32)> {
         let (state, plan_lane) = (self.lanes[lane], &self.plan.lanes[lane]);
         if state.turn >= state.turns {

@@ -21,7 +21,7 @@ pub struct Lowered {
     pub ends: Arc<[Need]>,
 }
 
-/// Records in the making.
+/// Records that are being built.
 #[derive(Debug, Default)]
 struct Lowering {
     records: Records,
@@ -37,9 +37,9 @@ pub fn plan(lanes: &[Lane], windows: Windows) -> Lowered {
     lowering.finish()
 }
 
-/// The records of messages on `channel`: side by side, but for those of one connection, which keep their order. What
-/// rank `me` sends itself is copied; both ends are there. Elements are bytes; a message's buffer and label stand in the
-/// order of the messages, buffers from [`records::FIRST_MESSAGE`] on. A slot holds `slot_bytes`.
+/// The records of messages on `channel`: side by side, except those of one connection, which keep their order. A
+/// message of rank `me` to itself is a copy; both its ends are in the list. Elements are bytes; a message's buffer and
+/// label stand in the order of the messages, buffers from [`records::FIRST_MESSAGE`] on. A slot holds `slot_bytes`.
 pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Channel, u64)) -> Lowered {
     let mut lowering = Lowering::default();
     let mut own_recvs = (0u32..).zip(messages).filter(|(_, message)| message.peer() == me && !message.sends());
@@ -95,7 +95,7 @@ impl Lowering {
         place(self.records.operands.len())
     }
 
-    /// A lane that copies, in as many rounds as `step` has pieces; at least one. Its place.
+    /// Adds a lane that copies, in as many rounds as `step` has pieces (at least one); returns its place.
     fn copy(&mut self, ends: [OperandRecord; 2], step: StepRecord) -> u32 {
         let rounds = u32::try_from(step.block.div_ceil(step.piece.max(1)).max(1)).unwrap_or(u32::MAX);
         let (first, first_step) = (self.place_of_operands(), self.place_of_steps());

@@ -1,7 +1,7 @@
 //! One send or recv: a message of any length in the slots of a pair's connection.
 //!
-//! The first slot carries the label, which has type and count of the whole message, so that the receiver knows before
-//! it takes a byte whether both ends mean the same. A message of no elements takes one empty slot.
+//! The first slot carries the label, which has type and count of the whole message, so that the receiver can compare it
+//! with its own before it takes a byte. A message of no elements takes one empty slot.
 
 use std::marker::PhantomData;
 
@@ -21,7 +21,7 @@ pub struct Message<'a> {
     count: u64,
     data_type: DataType,
     home: Home,
-    /// What lives until the message has run, where no borrow sees to that.
+    /// Keeps the memory alive until the message has run, if no borrow does.
     keep: Option<Box<Region>>,
     borrow: PhantomData<&'a mut [u8]>,
 }
@@ -101,12 +101,12 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Where its memory lives; without bytes: on the host.
+    /// The home of its memory; the host if the message has no bytes.
     pub fn home(&self) -> Home {
         if self.count > 0 { self.home } else { Home::Host }
     }
 
-    /// What has to live until the message has run.
+    /// What must stay alive until the message has run.
     pub(crate) fn kept(&self) -> Option<Region> {
         self.keep.as_deref().cloned()
     }
@@ -174,7 +174,7 @@ impl<'a> Message<'a> {
     /// Checks what one rank alone can see.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] for a peer that is no rank, a null buffer, a count beyond the address
+    /// [`crate::error::Kind::InvalidArgument`] for a peer that is not a rank, a null buffer, a count beyond the address
     /// space.
     pub fn check(&self, world: World) -> Result<()> {
         self.check_all(world).map_err(|error| error.during(if self.sends() { "send" } else { "recv" }))
@@ -209,7 +209,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Whether sends to `me` and recvs from `me` match, in order.
+/// Checks that sends to `me` and recvs from `me` match, in order.
 ///
 /// # Errors
 /// [`crate::error::Kind::InvalidUsage`] where one has no partner, [`crate::error::Kind::InvalidArgument`] where
@@ -234,7 +234,7 @@ pub fn check_to_self(me: Rank, messages: &[Message<'_>]) -> Result<()> {
     }
 }
 
-/// Matches sends to `me` with recvs from `me`, in order, and copies. The messages to others.
+/// Matches sends to `me` with recvs from `me`, in order, and copies them; returns the messages to other ranks.
 ///
 /// # Errors
 /// As [`check_to_self`]; nothing is copied then.

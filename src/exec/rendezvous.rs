@@ -2,9 +2,9 @@
 //!
 //! Two launches on one device may run one after the other, so a launch that waits for another's message could wait for
 //! ever ([`Cohort`](crate::exec::Cohort)). Here nothing waits on the device: a rank leaves its ends of messages here,
-//! and whoever brings the second end of a message puts the copy into its own stream. Events put the copy behind what
-//! the other rank's stream held, and what that stream gets later behind the copy. A call returns when all its ends have
-//! met theirs.
+//! and the rank that brings the second end of a message puts the copy into its own stream. Events put the copy behind
+//! what the other rank's stream held, and what that stream gets later behind the copy. A call returns when all its ends
+//! have met theirs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::PoisonError;
@@ -155,7 +155,7 @@ impl State {
         missing
     }
 
-    /// Takes a call and its ends away. What has gone wrong with them.
+    /// Removes a call and its ends; returns what went wrong with them.
     fn leave(&mut self, call: u64) -> Result<()> {
         self.left.retain(|_, left| {
             left.retain(|left| left.call != call);
@@ -164,8 +164,8 @@ impl State {
         self.waiting.remove(&call).and_then(|waiting| waiting.failed).map_or(Ok(()), Err)
     }
 
-    /// Moves what ends agree on, and tells the ranks of those that do not. The other call of each pair hears what came
-    /// of it.
+    /// Moves what ends agree on, and tells the ranks of those that do not. The other call of each pair is told the
+    /// result.
     fn move_messages(
         &mut self,
         (me, part): (Rank, LaunchPart),

@@ -22,7 +22,7 @@ pub struct RunContext<'a> {
     pub history: &'a History,
     /// Which set of its scratch each plan with windows takes.
     pub turns: &'a mut ScratchTurns,
-    /// What the flags of my host stood at when the plan began.
+    /// The values of the flags of my host when the plan began.
     pub flag_base: u64,
     /// An output of at least this many bytes is written past the caches.
     pub streaming_bytes: u64,
@@ -70,8 +70,8 @@ pub(crate) fn run(
 
 /// Which of the sets of its scratch a plan with windows takes: runs take turns, because rewriting lines that a peer has
 /// just cached costs a coherence miss per line; lines that its cache has dropped since do not. A communicator begins
-/// with a few sets and goes over to more slowly, because each set's first run takes a page fault for every page, here
-/// and at the readers. All ranks of a host count alike.
+/// with a few sets and adds sets slowly, because each set's first run takes a page fault for every page, here and at
+/// the readers. All ranks of a host count in the same way.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScratchTurns {
     /// Plans with windows that ran before.
