@@ -11,18 +11,18 @@ use crate::types::Rank;
 /// What a look at a task or a pump found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// Nothing could be done.
+    /// The task could do nothing.
     Idle,
-    /// Something was done; there is more.
+    /// The task did something, and has more to do.
     Moved,
-    /// All is done.
+    /// The task has finished.
     Done,
 }
 
 /// What a task that cannot move waits for.
 #[derive(Debug)]
 pub struct Blocked<'a> {
-    /// The flag, and the value it must come to.
+    /// The flag, and the value that it must reach.
     pub flag: (&'a Flag, u64),
 }
 
@@ -46,13 +46,13 @@ pub trait Background {
     /// Whether there is nothing to run.
     fn is_empty(&self) -> bool;
 
-    /// Does what can be done now. True where something moved.
+    /// Does what can be done now; returns whether something moved.
     ///
     /// # Errors
     /// What ends the communicator.
     fn turn(&mut self, fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool>;
 
-    /// The ranks that it needs.
+    /// The ranks that this work waits for.
     fn peers(&self) -> Vec<Rank>;
 }
 
@@ -84,9 +84,9 @@ pub struct WaitContext<'a> {
     pub fabric: &'a mut Fabric,
     /// Carries what connections under way need.
     pub bootstrap: &'a dyn Bootstrap,
-    /// What runs beside.
+    /// Work that progresses while the wait lasts.
     pub beside: &'a mut dyn Background,
-    /// What the program wants moved meanwhile.
+    /// The program's own progress hook, which slow turns of the wait call.
     pub progress: Option<&'a crate::sync::Progress>,
 }
 
@@ -98,10 +98,10 @@ impl std::fmt::Debug for WaitContext<'_> {
 
 /// A way to wait for a flag.
 pub trait FlagWait {
-    /// Waits until `flag` has come to `target`. `waiting_for` is what an error says of it.
+    /// Waits until `flag` has reached `target`. `waiting_for` yields the words for an error.
     ///
     /// # Errors
-    /// Why the wait has no sense any more.
+    /// Why the wait was given up: a deadline, an abort, a dead peer.
     fn until(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()>;
 }
 
@@ -127,24 +127,24 @@ impl WaitContext<'_> {
     }
 }
 
-/// Hands out memory that this rank has offered and a peer asks for by now. True where one took it.
+/// Hands over memory that this rank has offered to peers that ask for it by now; returns whether one took it.
 #[inline]
 fn pay(fabric: &mut Fabric, bootstrap: &dyn Bootstrap) -> Result<bool> {
     if fabric.owes() { fabric.pay(bootstrap) } else { Ok(false) }
 }
 
-/// Does what is beside a wait; true where something moved.
+/// Runs the background work of a wait once; returns whether something moved.
 type Turn<'a> = &'a mut dyn FnMut() -> Result<bool>;
 
 /// What has ended a wait for a flag.
 enum Woken {
-    /// The flag has come to its value.
+    /// The flag has reached its value.
     Reached,
-    /// A rank asks for this rank's end of a connection; the flag is still to come.
+    /// A rank asks for this rank's end of a connection; the flag has not reached its value.
     Asked(EndRequest),
 }
 
-/// Waits until `flag` has come to `target`, or a sender asks for a connection.
+/// Waits until `flag` has reached `target`, or a sender asks for a connection.
 fn wait_on(
     (flag, target): (&Flag, u64),
     (patience, watch, hook): (&mut Patience, &mut dyn Watch, Option<&crate::sync::Progress>),
