@@ -139,7 +139,8 @@ impl State {
         for end in ends {
             let key = if end.sends { (rank, end.peer) } else { (end.peer, rank) };
             let left = self.left.entry(key).or_default();
-            match left.pop_front_if(|first| first.end.sends != end.sends) {
+            let meets = left.front().is_some_and(|first| first.end.sends != end.sends);
+            match meets.then(|| left.pop_front()).flatten() {
                 Some(first) => met.push(Pair { first, second: end }),
                 None => left.push_back(LeftEnd { rank, call, end }),
             }
