@@ -50,7 +50,7 @@ fn hierarchies_along_sockets_and_caches_are_proved() {
 /// Proves every hierarchy on a layout, in several sizes and with several limits; how many there were.
 fn prove_hierarchies(layout: Arc<Layout>) -> u32 {
     let mut proved = 0;
-    let size = u32::try_from(layout.size()).unwrap();
+    let size = u32::try_from(layout.size()).expect("a few ranks");
     for (collective, algorithm, windows) in hierarchies() {
         for (place, count) in counts(collective, size).into_iter().enumerate() {
             for (turn, limits) in limits(size).into_iter().enumerate() {
@@ -63,7 +63,7 @@ fn prove_hierarchies(layout: Arc<Layout>) -> u32 {
                     count: count.clone(),
                     layout: Arc::clone(&layout),
                     world: World { rank: Rank::new(0), size },
-                    root: Rank::new(u32::try_from(place * 2 + turn).unwrap() % size),
+                    root: Rank::new(u32::try_from(place * 2 + turn).expect("a few cases") % size),
                     in_place: (place + turn) % 2 == 1,
                     limits,
                     ..base(collective, algorithm, windows)
