@@ -15,6 +15,7 @@ README = BENCH.parent / "README.md"
 BEGINS, ENDS = "<!-- contest begins -->", "<!-- contest ends -->"
 # The README is short: so many sizes at most.
 README_SIZES = 6
+NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI", "oneccl": "oneCCL"}
 OURS = ("rsccl", "rsccl registered", "rsccl, a session each")
 PLOTS = LOCAL / "plots"
 PLOTS_PACKAGE = "matplotlib==3.10.0"
@@ -240,10 +241,10 @@ def readme_block(result, name):
     sizes = [sizes[round(place * (len(sizes) - 1) / max(wanted - 1, 1))] for place in range(wanted)]
     rows = [[collective, *(f"{found[size]:.2f}" if size in found else "" for size in sizes)] for collective, found in ratios.items()]
     about, results = result["machine"], "bench/results"
-    peers = [version for library, version in result["versions"].items() if library != "rsccl"]
+    peers = [NAMES[library] for library in result["versions"] if library != "rsccl"]
     lines = [
-        f"Time of rsccl / time of the best of {', '.join(peers)}: `{result['command']}`, two ranks on shared memory, {about['processors']} x",
-        f"{about['processor']}, {result['date']} ([all tables]({results}/{name}.md), [samples]({results}/{name}.json)):",
+        f"Time of rsccl / time of the best of {', '.join(peers)}: `{result['command']}`, two ranks on shared memory,",
+        f"{about['processors']} × {about['processor']}, {result['date']} ([all tables]({results}/{name}.md), [samples]({results}/{name}.json)):",
         "",
         table(["ordinary buffers", *map(size_of, sizes)], rows),
     ]
