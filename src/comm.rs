@@ -38,7 +38,7 @@ mod session;
 pub(crate) mod settings;
 mod split;
 mod status;
-mod visible;
+mod visible_gpus;
 mod waiting_hooks;
 // They fork, and loom's threads cannot.
 #[cfg(not(loom))]

@@ -79,7 +79,8 @@ fn collectives(bootstrap: &dyn Bootstrap) -> Result<()> {
             _ => bootstrap.meet("test", &soon(), Some(beside_of(&mut || Ok(()))))?,
         }
     }
-    // A request that is posted reaches a rank that waits for all, whoever posted it, and ends the wait of who needs an answer.
+    // A posted request of any rank reaches a rank that waits for all others, and the answer ends the wait of the rank
+    // that asked.
     let (me, last) = (world.rank.get(), world.size - 1);
     if me == last {
         world.ranks().take(last as usize).try_for_each(|peer| bootstrap.post(peer, 77, b"asks", &soon()))?;
@@ -339,8 +340,8 @@ fn a_goodbye_is_no_death_and_a_note_reaches_everyone_once() {
     }
 }
 
-/// While rank 0 waits for a message, another thread of it publishes the word that makes rank 1 send it. Rank 1 sends only after 3 such
-/// words, so that the second thread gets its turn again and again.
+/// While rank 0 waits for a message, another thread of it publishes the word that makes rank 1 send it. Rank 1 sends
+/// only after 3 such words, so that the second thread gets its turn again and again.
 #[test]
 fn another_thread_publishes_and_looks_while_one_waits() {
     const WORDS: u8 = 3;

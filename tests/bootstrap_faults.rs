@@ -1,4 +1,5 @@
-//! What goes wrong while ranks find each other: each case ends within its deadline, with an error that names what and who.
+//! What goes wrong while ranks find each other: each case ends within its deadline, with an error that names what and
+//! who.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
-//! Ranks as processes that share their id through a folder. One is killed; the others learn its number and go on without it.
+//! Ranks as processes that share their id through a folder. One is killed; the others learn its number and go on
+//! without it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! Collectives on streams of devices whose memory the processor cannot touch: several devices, capture, mismatches, ranks that never
-//! come. The contract of devices is tested in `src/device/contract.rs`.
+//! Collectives on streams of devices whose memory the processor cannot touch: several devices, capture, mismatches,
+//! ranks that never come. The contract of devices is tested in `src/device/contract.rs`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which end where something fails")]
 
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -36,7 +36,8 @@ fn ranks_on_two_devices_work_in_each_others_memory_by_streams() {
     .unwrap();
 }
 
-/// What is captured runs a hundred times with no code of the host in between: epochs and flags go on in the device's memory.
+/// What is captured runs a hundred times with no code of the host in between: epochs and flags go on in the device's
+/// memory.
 #[test]
 fn captured_collectives_replay_a_hundred_times() {
     const DEVICES: std::ops::Range<u32> = 10..12;

@@ -1,5 +1,5 @@
-//! Faults among ranks that are processes: killed, stopped, gone, at odds, flooded, aborted. Every rank gets an error that names who and
-//! what, in seconds and not at the deadline; the survivors go on; nothing is left behind.
+//! Faults among ranks that are processes: killed, stopped, gone, at odds, flooded, aborted. Every rank gets an error
+//! that names who and what, in seconds and not at the deadline; the survivors go on; nothing is left behind.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod faults {

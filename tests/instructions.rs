@@ -52,7 +52,7 @@ fn call(calls: u64) {
     assert_eq!(sums.expect("both ranks call alike"), [2 * (calls - 1) + 1; 2]);
 }
 
-/// The instructions of a run of so many calls; `None` where nothing can count them.
+/// The instructions of a run of `calls` calls; `None` if no tool here can count them.
 fn count(calls: u64) -> Option<u64> {
     let program = std::env::current_exe().expect("a test has a path");
     let mut valgrind = Command::new("taskset");

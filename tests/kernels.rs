@@ -1,8 +1,8 @@
-//! The kernels of `kernels/`: the PTX that ships, run by the virtual GPU, and the same headers compiled for the host by g++,
-//! give the bits of the host's own reductions.
+//! The kernels of `kernels/`: the PTX that ships, run by the virtual GPU, and the same headers compiled for the host by
+//! g++, give the bits of the host's own reductions.
 //!
-//! Values: all pairs for types of 8 bits; all values beside some for those of 16; the special ones and seeded samples for the
-//! rest. Layouts: numbers of sources and targets, counts, alignments, targets that are sources.
+//! Values: all pairs for types of 8 bits; all values beside some for those of 16; the special ones and seeded samples
+//! for the rest. Layouts: numbers of sources and targets, counts, alignments, targets that are sources.
 
 #[path = "vcuda/tests/flat/mod.rs"]
 mod flat;
@@ -267,7 +267,7 @@ impl Case {
         targets.iter().map(|target| memory.read(*target, self.bytes())).collect()
     }
 
-    /// Runs the headers as the host's compiler has compiled them, as a team of so many.
+    /// Runs the headers as the host's compiler has compiled them, as a team of `team` threads.
     fn on_host(&self, host: &Host, team: u64) -> Vec<Vec<u8>> {
         // Words of 64 bytes, so that places in them are places in memory.
         let room = |place: usize| vec![[0_u64; 8]; (place + self.bytes()).div_ceil(64) + 1];

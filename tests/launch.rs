@@ -1,4 +1,5 @@
-//! Programs that know no MPI, started by the launchers of MPIs: who a rank is stands in what they set, and nowhere else.
+//! Programs that know no MPI, started by the launchers of MPIs: who a rank is stands in what they set, and nowhere
+//! else.
 //!
 //! Takes every launcher that this machine has; says `skipped` where there is none.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]

@@ -1,5 +1,5 @@
-//! `NCCL_DEBUG=TRACE NCCL_DEBUG_SUBSYS=CALL`: the lines are enough to repeat a program's calls. The log is the process's, so this file
-//! has one test.
+//! `NCCL_DEBUG=TRACE NCCL_DEBUG_SUBSYS=CALL`: the lines are enough to repeat a program's calls. The log is the
+//! process's, so this file has one test.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -159,7 +159,8 @@ fn repeat<T: Element + Default>(comm: &Communicator, line: &Line) -> Result<()> 
     }
 }
 
-/// Lines of each rank without what differs from run to run: communicators by the order in which they come, addresses left out.
+/// Lines of each rank without what differs from run to run: communicators by the order in which they come, addresses
+/// left out.
 fn plain(lines: &[Vec<Line>]) -> Vec<Vec<Line>> {
     let plain_line = |line: &Line, seen: &mut Vec<String>| {
         let mut line = line.clone();
@@ -184,8 +185,8 @@ fn plain(lines: &[Vec<Line>]) -> Vec<Vec<Line>> {
     lines.iter().map(of_rank).collect()
 }
 
-/// Runs `body` on three ranks; the lines of each, in rank order. Each rank is a thread: a line's thread says whose it is, also where
-/// it is about a child, in which the rank has another number.
+/// Runs `body` on three ranks; the lines of each, in rank order. Each rank is a thread: a line's thread says whose it
+/// is, also where it is about a child, in which the rank has another number.
 fn lines_of(body: impl Fn(Communicator) -> Result<()> + Sync) -> Vec<Vec<Line>> {
     let config = Config::default()
         .with_debug(DebugLevel::Trace)
@@ -209,8 +210,8 @@ fn lines_of(body: impl Fn(Communicator) -> Result<()> + Sync) -> Vec<Vec<Line>> 
 fn the_lines_of_calls_are_enough_to_repeat_them() {
     let first = lines_of(|comm| program(&comm).and_then(|()| comm.finalize()));
     let counts: Vec<usize> = first.iter().map(Vec::len).collect();
-    // The beginning, the collectives, a message to the rank itself, perhaps one to another, the split, perhaps a call and the end of
-    // the half, the end.
+    // The beginning, the collectives, a message to the rank itself, perhaps one to another, the split, perhaps a call
+    // and the end of the half, the end.
     assert_eq!(counts, [1 + 13 + 2 + 1 + 1 + 2 + 1, 1 + 13 + 2 + 1 + 1 + 1, 1 + 13 + 2 + 1 + 2 + 1], "{first:#?}");
     let again = lines_of(|comm| {
         let rank = comm.rank() as usize;

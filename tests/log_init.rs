@@ -1,4 +1,5 @@
-//! What the log says of the way to a communicator, in NCCL's words. The log is the process's, so this file has one test.
+//! What the log says of the way to a communicator, in NCCL's words. The log is the process's, so this file has one
+//! test.
 
 mod waiting;
 

@@ -1,7 +1,8 @@
-//! The correctness matrix: every collective × type × operator × size × ranks, in place and out of place, compared bit by bit.
+//! The correctness matrix: every collective × type × operator × size × ranks, in place and out of place, compared bit
+//! by bit.
 //!
-//! Ranks are threads. Inputs, expected results and guards are those of `rsccl perf -c`. A failure prints the seed, which
-//! `RSCCL_TEST_SEED` sets.
+//! Ranks are threads. Inputs, expected results and guards are those of `rsccl perf -c`. A failure prints the seed,
+//! which `RSCCL_TEST_SEED` sets.
 
 #[path = "matrix/case.rs"]
 mod case;
@@ -200,8 +201,8 @@ fn shared_memory_between_threads() {
     }
 }
 
-/// Each algorithm forced, at every number of ranks. Inside a host Direct goes through windows, small calls too, and the others through
-/// slots; over sockets all go through slots.
+/// Each algorithm forced, at every number of ranks. Inside a host Direct goes through windows, small calls too, and the
+/// others through slots; over sockets all go through slots.
 fn every_algorithm(config: &Config) {
     for ranks in [1, 2, 3, 4, 7, 8] {
         for algorithm in Algorithm::ALL.iter().copied() {

@@ -1,5 +1,5 @@
-//! The MPI glue, under the `mpirun` of the MPI that it was built with: communicators of every shape, bad input, ranks that fail or
-//! never come, progress, several hosts. Says `skipped` where there is no `mpirun`.
+//! The MPI glue, under the `mpirun` of the MPI that it was built with: communicators of every shape, bad input, ranks
+//! that fail or never come, progress, several hosts. Says `skipped` where there is no `mpirun`.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "mpi"]
@@ -67,12 +67,13 @@ fn acts() -> impl Iterator<Item = &'static Act> {
     .flatten()
 }
 
-/// Runs `act` on so many ranks; `None` where there is no MPI to run it.
+/// Runs `act` on `ranks` ranks; `None` if there is no MPI to run it.
 fn run(act: &str, ranks: usize) -> Option<Outcome> {
     Some(Plan::new(&Launcher::matching()?, act, ranks).run())
 }
 
-/// Brings MPI up, and sees that this is the job that the launcher meant: the `mpirun` of another MPI starts worlds of one.
+/// Brings MPI up, and sees that this is the job that the launcher meant: the `mpirun` of another MPI starts worlds of
+/// one.
 fn begin(rank: &Rank, level: Threading) -> Universe {
     let (universe, provided) = ::mpi::initialize_with_threading(level).expect("MPI is initialised once");
     rsccl::mpi::abort_on_panic();

@@ -42,7 +42,8 @@ fn every_collective_by_every_transport() {
     }
 }
 
-/// The matrix runs all of it between threads; here each algorithm and transport meets two of the numbers of ranks, as processes.
+/// The matrix runs all of it between threads; here each algorithm and transport meets two of the numbers of ranks, as
+/// processes.
 #[test]
 fn every_algorithm_by_every_transport() {
     let mut ranks = ["1", "2", "3", "4", "7", "8"].into_iter().cycle();

@@ -1,5 +1,5 @@
-//! Plans are proved, not tried: every collective, algorithm, kind of windows, world, placement and size. `broken` breaks plans on
-//! purpose to see that the proof notices.
+//! Plans are proved, not tried: every collective, algorithm, kind of windows, world, placement and size. `broken`
+//! breaks plans on purpose to see that the proof notices.
 //!
 //! The default run proves a sample; `RSCCL_EXHAUSTIVE=1` proves all.
 
@@ -19,7 +19,7 @@ use rsccl::plan::{
 };
 use rsccl::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
 
-/// One in so many cases is proved by default; odd, so that no property of the cases keeps step with it.
+/// By default one case of this many is proved. The number is odd, so that the sample has cases with every property.
 const SAMPLE: u64 = 13;
 
 /// Worlds of the default run; the exhaustive one takes all up to the last.
@@ -58,7 +58,7 @@ fn layout(hosts: Vec<Vec<Rank>>) -> Arc<Layout> {
     Layout::of_hosts(&hosts).expect("each rank once").into()
 }
 
-/// Hosts of so many ranks each, in rank order.
+/// Hosts with these numbers of ranks, in rank order.
 fn hosts_of(sizes: &[u32]) -> Vec<Vec<Rank>> {
     let mut ranks = (0..).map(Rank::new);
     sizes.iter().map(|size| ranks.by_ref().take(*size as usize).collect()).collect()
@@ -160,8 +160,8 @@ fn chosen(collective: Collective) -> impl Iterator<Item = Spec> {
     cases(collective).into_iter().filter(is_chosen).map(|case| case.spec)
 }
 
-/// Proves the cases of this run, of which there are `[sample, all]`: fewer would be a proof that shrank unseen. A change to the
-/// cases changes the numbers; look at both before you do.
+/// Proves the cases of this run, of which there are `[sample, all]`: fewer would be a proof that shrank unseen. A
+/// change to the cases changes the numbers; look at both before you do.
 fn prove_all(collective: Collective, [sample, all]: [u32; 2]) {
     let mut proved = 0_u32;
     for spec in chosen(collective) {
@@ -210,8 +210,8 @@ fn written(plan: &Plan) -> u64 {
     steps.map(|step| if let Action::Combine(combine) = &step.action { one(combine) } else { 0 }).sum()
 }
 
-/// The root stages each element once and takes nothing back. Another rank writes its output, and its share for the others. The root
-/// once took half of two ranks' data back from rank 1's scratch.
+/// The root stages each element once and takes nothing back. Another rank writes its output, and its share for the
+/// others. The root once took half of two ranks' data back from rank 1's scratch.
 #[test]
 fn a_broadcast_moves_each_element_once_through_scratch() {
     const COUNT: u64 = 1 << 18;

@@ -1,4 +1,5 @@
-//! NCCL's own example of a configuration file: every collective runs under it, and the log says once what runs in place of what it names.
+//! NCCL's own example of a configuration file: every collective runs under it, and the log says once what runs in place
+//! of what it names.
 //!
 //! A program of its own: the log is installed once in a process.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]

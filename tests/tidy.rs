@@ -498,7 +498,8 @@ fn length_of_test(name: &str, text: &str) -> Option<String> {
         .then(|| format!("{name}:1: {lines} lines, the limit is {FILE_LINES}; split by concept"))
 }
 
-/// Whether the absolute `path` stands in `line`, and not as the end of a longer one such as the root link of a process under proc.
+/// Whether the absolute `path` stands in `line`, and not as the end of a longer one such as the root link of a process
+/// under proc.
 fn begins_in(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(offset, _)| !line[..offset].ends_with(|c: char| c.is_alphanumeric() || c == '}'))
 }

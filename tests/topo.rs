@@ -146,7 +146,8 @@ fn json_has_graphs_with_channels() {
     assert_eq!(shown["paths"].as_array().expect("a list").len(), 16 * (15 + 8));
 }
 
-/// A dump of the channels that were found, read back, gives the same channels; another file's are weighed on this machine's links.
+/// A dump of the channels that were found, read back, gives the same channels; another file's are weighed on this
+/// machine's links.
 #[test]
 fn graph_files_go_out_and_in() {
     let folder = tempfile::tempdir().expect("a folder");

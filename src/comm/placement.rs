@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::comm::Communicator;
 use crate::comm::engine::Engine;
-use crate::comm::visible::{SplitGpus, visible};
+use crate::comm::visible_gpus::{SplitGpus, visible};
 use crate::config::{Environment, VisibleDevices};
 use crate::error::{Error, Result};
 use crate::exec::{Background, NoBackground};

@@ -1,5 +1,5 @@
-//! From what sysfs shows of a host to the description of a machine. NVML's share (links of GPUs, their capability)
-//! comes apart.
+//! Describes a machine from what sysfs shows of its host. Links and capability of GPUs, which NVML knows, are added
+//! afterwards.
 
 use crate::topo::bandwidth::{GpuGeneration, PciSpeed};
 use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, walk_mut};
@@ -191,7 +191,7 @@ fn number(text: &str) -> u32 {
     u32::from_str_radix(text.trim_start_matches("0x"), 16).unwrap_or(0)
 }
 
-/// What a network port whose speed nobody tells is taken for: a virtual one of 10 Gbit/s.
+/// The speed that is assumed for a network port of unknown speed: that of a virtual port, 10 Gbit/s.
 const USUAL_MEGABITS: u64 = 10_000;
 
 #[cfg(test)]

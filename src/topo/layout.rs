@@ -4,9 +4,9 @@
 //!   system ─ switch group ─ NVLink clique ─ host ─ socket ─ NUMA node ─ cache ─ ranks
 //! ```
 //!
-//! A level that joins nothing and parts nothing is left out. A clique stands above the hosts that it spans, and below
-//! the host that is split into several. Where a clique spans hosts of which one is split, no tree can show it whole: it
-//! is cut at the hosts.
+//! A level is left out if it neither joins nor divides anything. A clique stands above the hosts that it spans, and
+//! below the host that is split into several. Where a clique spans hosts of which one is split, no tree can show it
+//! whole: it is cut at the hosts.
 //!
 //! Domains stand in the order of their first ranks, inside their parents: so hosts of one switch group follow each
 //! other, and a ring over the hosts in this order enters and leaves each group once.
@@ -97,7 +97,7 @@ impl Layout {
         Layout::of(Level::System, ranks, &|rank| &keys[rank.index()])
     }
 
-    /// The layout of hosts that nothing else is known of.
+    /// The layout of hosts, if nothing but the hosts is known.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where the hosts do not have each rank once, from 0 on, or one has none.
@@ -111,8 +111,8 @@ impl Layout {
         Ok(Layout::of_checked(hosts))
     }
 
-    /// The layout of a topology's hosts, whose ranks stand at these places, in rank order: the hosts that places name
-    /// do not count.
+    /// The layout of a topology's hosts. `places` says, in rank order, where the ranks are inside their hosts; the
+    /// hosts in `places` are ignored.
     pub(crate) fn of_topology(topology: &Topology, mut places: Vec<RankPlace>) -> Layout {
         for (host, ranks) in (0..).zip(topology.hosts()) {
             ranks.iter().for_each(|rank| places[rank.index()].host = host);
@@ -237,7 +237,7 @@ fn cut(domain: &Group, most: usize) -> Vec<Vec<Rank>> {
         let edge = |part: usize| ranks * part / parts;
         return (0..parts).map(|part| domain.ranks[edge(part)..edge(part + 1)].to_vec()).collect();
     }
-    // As few teams as can be, and the largest of them as small as can be: where domains allow it, all have one size.
+    // The fewest teams, with the smallest largest team: all have one size if the domains allow that.
     let largest = domain.groups.iter().map(|group| group.ranks.len()).max().unwrap_or(most);
     let fewest = packed(domain, most).len();
     let least = (largest..most).find(|size| packed(domain, *size).len() == fewest).unwrap_or(most);
@@ -285,7 +285,8 @@ fn group<'k>(level: Level, ranks: Vec<Rank>, depth: usize, key: &dyn Fn(Rank) ->
     if !whole || parts.is_empty() {
         return Group { level, ranks, groups: Vec::new() };
     }
-    // Hosts are always told, so that every rank has one; of other levels, one that parts nothing says nothing.
+    // The level of hosts is always kept, so that every rank has one. Another level is left out if it does not divide
+    // anything.
     if let [((of, _), _)] = &parts[..]
         && *of != Level::Host
     {

@@ -173,7 +173,7 @@ pub fn flush(system: &System, gpu: NodeId) -> Verdict {
     }
 }
 
-/// What there is to say of two devices, each with its name; the transport first.
+/// What is known of two devices, each fact with its name; the transport comes first.
 pub fn verdicts(system: &System, from: NodeId, to: NodeId, levels: Levels) -> Vec<(&'static str, Verdict)> {
     let is_gpu = |id: NodeId| matches!(system.node(id).kind, NodeKind::Gpu { .. });
     let not_built = |what: &str| Verdict::No(format!("{what}: not built"));

@@ -1,9 +1,9 @@
 //! Channels inside a host: rings through all of its GPUs, so that together they use what the links have.
 //!
-//! Three kinds of hosts, three ways. GPUs on NVLink switches: every order is as good, so the rings are as many as a GPU
-//! has links. GPUs linked to each other: the links are split into rings, by a search that is bounded by steps and not
-//! by time. GPUs on PCI Express alone: the order of the PCI tree, there and back, measured against every link that it
-//! passes.
+//! There are three kinds of hosts. GPUs on NVLink switches: every order is equally good, so there are as many rings as
+//! a GPU has links. GPUs linked to each other: the links are split into rings, by a search that is bounded by steps and
+//! not by time. GPUs on PCI Express alone: the order of the PCI tree, there and back, measured against every link that
+//! it passes.
 //!
 //! All of it is a function of the graph: equal graphs give equal channels on every rank.
 
@@ -38,7 +38,7 @@ impl Inside {
     }
 }
 
-/// The most channels: as many as any library runs.
+/// The most channels that a search returns.
 pub const MAX_CHANNELS: usize = 64;
 /// With at most this many GPUs, a ring is cut open at each of them in turn.
 const FEW_CUTS: usize = 8;

@@ -1,9 +1,10 @@
-//! A device in software, for tests: memory that the processor cannot touch, queues with a thread each, programs run from their
-//! records alone, and capture.
+//! A device in software, for tests: memory that the processor cannot touch, queues with a thread each, programs run
+//! from their records alone, and capture.
 //!
-//! Addresses of [`Far`] are no addresses of this machine: whoever follows one without a queue is killed by the processor. Each
-//! queue does its work on a thread of its own, behind the caller's back. What a [`FarGraph`] has captured runs with no code of the
-//! host in between. A program that reaches outside of what was allocated, or into what was freed, fails its queue for good.
+//! Addresses of [`Far`] are not mapped in this process: code that follows one without a queue faults. Each
+//! queue does its work on a thread of its own, behind the caller's back. What a [`FarGraph`] has captured runs with no
+//! code of the host in between. A program that reaches outside of what was allocated, or into what was freed, fails its
+//! queue for good.
 
 mod memory;
 mod programs;

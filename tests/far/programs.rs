@@ -1,4 +1,5 @@
-//! Runs the programs of a launch from their records, as a kernel would: lanes side by side, words in memory, nothing of the host.
+//! Runs the programs of a launch from their records, as a kernel would: lanes side by side, words in memory, nothing of
+//! the host.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

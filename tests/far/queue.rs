@@ -13,7 +13,8 @@ use rsccl::{Error, Result};
 use super::memory::Memory;
 use super::programs;
 
-/// What the queues of devices capture: for each device that does, for each of its queues, by their numbers, the work in order.
+/// What the queues of devices capture: for each device that does, for each of its queues, by their numbers, the work in
+/// order.
 static CAPTURES: Mutex<BTreeMap<u32, HashMap<u64, Captured>>> = Mutex::new(BTreeMap::new());
 
 /// The captured work of one queue.

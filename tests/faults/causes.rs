@@ -1,5 +1,5 @@
-//! Killed at any moment of a split, `local`, a placement or a shrink: every survivor that is told of an error is told who died, by the
-//! number that it knows that rank by, and long before any deadline.
+//! Killed at any moment of a split, `local`, a placement or a shrink: every survivor that is told of an error is told
+//! who died, by the number that it knows that rank by, and long before any deadline.
 
 use super::ranks::{Answer, Job};
 use crate::{NET, SHM, random, with};

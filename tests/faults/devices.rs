@@ -1,4 +1,5 @@
-//! Ranks that are processes, in the memory of devices that their processors cannot reach: calls of all kinds, deaths, mistakes.
+//! Ranks that are processes, in the memory of devices that their processors cannot reach: calls of all kinds, deaths,
+//! mistakes.
 
 use super::deaths::{must_go_on, must_name};
 use super::ranks::Job;

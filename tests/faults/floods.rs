@@ -23,8 +23,8 @@ fn strangers_at_the_shared_memory_sockets_do_no_harm() {
     flooded(SHM, "", 1);
 }
 
-/// Floods all listeners of the ranks while they set connections up: before the last rank comes, when `opened` of the others listen, and
-/// while it comes.
+/// Floods all listeners of the ranks while they set connections up: before the last rank comes, when `opened` of the
+/// others listen, and while it comes.
 fn flooded(transport: &[(&str, &str)], algorithm: &str, opened: usize) {
     let path: &[(&str, &str)] = if algorithm.is_empty() { &[] } else { &[("NCCL_ALGO", algorithm)] };
     let mut job = Job::start(4, &with(transport, path));

@@ -162,7 +162,7 @@ fn stopped(transport: &[(&str, &str)]) {
                 continue;
             }
             let Failure { kind, text, .. } = rank.failure();
-            // Whoever comes to its deadline first tells the others.
+            // The rank that reaches its deadline first tells the others.
             assert!(matches!(&*kind, "Timeout" | "Remote"), "{command} {path}: {kind}: {text}");
             // In a ring most ranks wait for one that waits itself; the one that does not is named.
             assert!(text.contains("timed out") && text.contains("rank 3"), "{command} {path}: {text}");

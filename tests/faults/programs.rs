@@ -1,4 +1,5 @@
-//! Random programs of ranks that are processes, or several to a process; and beside one that writes into everything they share.
+//! Random programs of ranks that are processes, or several to a process; and beside one that writes into everything
+//! they share.
 
 use super::ranks::Job;
 use crate::{NET, SHM, random, with};

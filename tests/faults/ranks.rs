@@ -1,5 +1,5 @@
-//! Starts ranks as processes (`worker.rs`), tells them what to do and reads what they answer. Every wait is bounded; whatever
-//! happens, no process outlives its [`Rank`].
+//! Starts ranks as processes (`worker.rs`), tells them what to do and reads what they answer. Every wait is bounded;
+//! whatever happens, no process outlives its [`Rank`].
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, PipeWriter, Write};

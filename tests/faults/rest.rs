@@ -8,7 +8,8 @@ use rsccl::internals::sys::poller;
 use super::ranks::{Job, Rank};
 use crate::{NET, SHM, with};
 
-/// Regression: a ring of plain sends waited until the deadline. A rank that is asked for a connection while it waits opens it.
+/// Regression: a ring of plain sends waited until the deadline. A rank that is asked for a connection while it waits
+/// opens it.
 #[test]
 fn a_ring_of_small_sends_between_processes() {
     for transport in [SHM, NET] {
@@ -108,8 +109,8 @@ fn most_used(job: &Job, before: &[Duration], which: impl Fn(usize) -> bool) -> D
 
 /// By how much a rank is late, so long that spinning would show.
 const LATE: Duration = Duration::from_secs(1);
-/// Of that. A wait spins for 1 ms at most; the rest is room for what a set-up costs, and for some 200 looks round in a second, each
-/// a system call or two, on a machine that does other work: 2 to 16 ms were seen there.
+/// Of that. A wait spins for 1 ms at most; the rest is room for what a set-up costs, and for some 200 looks round in a
+/// second, each a system call or two, on a machine that does other work: 2 to 16 ms were seen there.
 const MOST_USED: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_secs(1);
 /// Nothing runs; 0.02 ms were seen.

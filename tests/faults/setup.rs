@@ -61,7 +61,8 @@ fn killed_with_the_root_in_its_process() {
     }
 }
 
-/// Killed at any moment of init: the parent kills after a number of steps that others have made, which differs from turn to turn.
+/// Killed at any moment of init: the parent kills after a number of steps that others have made, which differs from
+/// turn to turn.
 #[test]
 fn killed_at_odd_moments_of_init() {
     for turn in 0..12 {

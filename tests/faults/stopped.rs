@@ -5,7 +5,8 @@ use rsccl::internals::sys::process::Signal;
 use super::ranks::Job;
 use crate::{SHM, with};
 
-/// Regression: the others waited 5 s for it, then had their buffers back, and it wrote millions of elements into them when it went on.
+/// Regression: the others waited 5 s for it, then had their buffers back, and it wrote millions of elements into them
+/// when it went on.
 #[test]
 fn a_rank_that_is_stopped_inside_registered_buffers_changes_nothing_when_it_goes_on() {
     let mut caught = 0;

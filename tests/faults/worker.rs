@@ -1,5 +1,5 @@
-//! A rank in a process of its own: it does what is written to its standard input, one command a line, and answers on its standard
-//! output. The starter's side is `ranks.rs`.
+//! A rank in a process of its own: it does what is written to its standard input, one command a line, and answers on
+//! its standard output. The starter's side is `ranks.rs`.
 //!
 //! ```text
 //! id                     makes a unique id and serves its root            → its bytes in hex
@@ -35,8 +35,8 @@
 //! drop                   drops all communicators and buffers
 //! panic                  drops all communicators while it unwinds
 //! ```
-//! When it has started it says `ready`. Before a command it says `begin`, after it `ok TEXT` or `error KIND PEER TEXT`; each such line follows a mark, since the test
-//! runner writes to the same stream.
+//! When it has started it says `ready`. Before a command it says `begin`, after it `ok TEXT` or `error KIND PEER TEXT`;
+//! each such line follows a mark, since the test runner writes to the same stream.
 
 use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
@@ -248,7 +248,8 @@ impl Worker {
         let sum = 0.5 * self.comm().size() as f32;
         for turn in 0u32.. {
             self.comm().all_reduce(send, recv, ReduceOp::Sum)?;
-            // Looked at in the first turns only: whoever is stopped or killed later is inside the buffers of others, most likely.
+            // Checked in the first turns only: a rank that is stopped or killed later is most likely inside the buffers
+            // of other ranks.
             if turn < SHOWN_TURNS {
                 assert!(recv.iter().all(|value| *value == sum));
                 say("turn");
@@ -361,7 +362,7 @@ fn program(name: &str) -> Program {
     Program::from_name(name).unwrap_or_else(|| panic!("no such collective: {name}"))
 }
 
-/// A world that fails, inside this process: rank 1 leaves, the others wait for it in vain.
+/// A world that fails, inside this process: rank 1 leaves while the others wait for it.
 fn threads(ranks: u32, count: usize) -> Result<String> {
     let ends = rsccl::local::run(ranks, |comm| {
         let (mut buffer, mut byte) = (vec![1f32; count], [0u8]);
@@ -396,8 +397,8 @@ fn script(seed: &str, steps: &str, strict: bool) -> random::Script {
     random::Script { seed: number(seed), steps: number(steps), strict, tell: || say("turn") }
 }
 
-/// Writes where no rank in its senses writes: into the flags, labels, leases and data of this rank and of its peers; or into the data
-/// beside the labels alone, so that calls are not refused at once.
+/// Writes where no rank in its senses writes: into the flags, labels, leases and data of this rank and of its peers; or
+/// into the data beside the labels alone, so that calls are not refused at once.
 fn scribble(seed: u64, anywhere: bool) {
     let mut luck = random::Luck::new(&[seed]);
     let memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").expect("a process's own memory");

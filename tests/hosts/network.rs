@@ -1,4 +1,5 @@
-//! Hosts out of network namespaces: each has its own name, interfaces and `/dev/shm`; a bridge in one more namespace joins them.
+//! Hosts out of network namespaces: each has its own name, interfaces and `/dev/shm`; a bridge in one more namespace
+//! joins them.
 
 use std::io::Write;
 use std::process::Command;
@@ -12,7 +13,7 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// A network of so many hosts; `None`, and a word why, where this machine does not let us make it.
+    /// A network of `hosts` hosts; `None`, with the reason printed, if this machine does not let us make it.
     pub(crate) fn make(hosts: usize) -> Option<Network> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         if let Err(why) = run("unshare", &["--uts", "--mount", "--ipc", "--net", "true"]).and_then(|()| ip("-V")) {
@@ -84,7 +85,8 @@ impl Drop for Network {
     fn drop(&mut self) {
         let hosts = (0..self.hosts).map(|host| self.host(host));
         for name in hosts.chain([self.switch()]) {
-            // A namespace lives on while a process is in it: the tests end theirs before. One that was not made cannot be taken away.
+            // A namespace lives on while a process is in it: the tests end theirs before. One that was not made cannot
+            // be taken away.
             if let Err(why) = ip(&format!("netns del {name}")) {
                 drop(writeln!(std::io::stderr(), "taking a host away: {why}"));
             }

@@ -1,4 +1,5 @@
-//! The same cases in the memory of devices that the processor cannot touch, put into streams: one rank on each device, and several.
+//! The same cases in the memory of devices that the processor cannot touch, put into streams: one rank on each device,
+//! and several.
 
 use rsccl::comm::DeviceStream;
 use rsccl::types::Algorithm;

@@ -20,8 +20,8 @@ fn ends(ranks: u32, body: impl Fn(&Communicator) -> Result<()> + Sync) -> Vec<Op
     ends
 }
 
-/// Each rank calls what `call` says; all must get a mismatch that says all of `words`: in that call, or in the next one where a
-/// root has sent its part and gone on.
+/// Each rank calls what `call` says; all must get a mismatch that says all of `words`: in that call, or in the next one
+/// where a root has sent its part and gone on.
 fn disagree(ranks: u32, words: &[&str], call: impl Fn(&Communicator) -> Result<()> + Sync) {
     let both = |comm: &Communicator| call(comm).and_then(|()| comm.barrier());
     for (rank, end) in ends(ranks, both).into_iter().enumerate() {
@@ -162,8 +162,8 @@ fn what_was_begun_ends_though_a_rank_leaves() {
     }
 }
 
-/// Regression: a rank that was told of another's failure said of a rank that had left that it took no part in the own call, which did
-/// not need it.
+/// Regression: a rank that was told of another's failure said of a rank that had left that it took no part in the own
+/// call, which did not need it.
 #[test]
 fn who_is_told_that_a_rank_was_missed_says_by_whom() {
     let ends = ends(3, |comm| {
@@ -262,7 +262,8 @@ fn null_and_overlapping_buffers() {
             ("elements where", ((start.cast_const(), 28), (start, 28))),
         ];
         for (word, (input, output)) in pairs {
-            // SAFETY: both lie in `memory`, which nothing else touches; that they overlap is refused before anyone follows them.
+            // SAFETY: both lie in `memory`, which nothing else touches; that they overlap is refused before anyone
+            // follows them.
             let buffers = unsafe { Buffers::from_raw(input, output) };
             let call = Call {
                 collective: Collective::AllReduce,

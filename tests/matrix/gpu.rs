@@ -1,10 +1,10 @@
-//! The same cases in the memory of a GPU, for ranks that share it: this program's tests of the module `alone`, started again on a
-//! virtual machine (`tests/vcuda`).
+//! The same cases in the memory of a GPU, for ranks that share it: this program's tests of the module `alone`, started
+//! again on a virtual machine (`tests/vcuda`).
 
 use std::process::{Command, Stdio};
 
-/// Runs the tests of `alone` whose names have `filter` in them on a virtual machine, and expects that some ran, that all passed, and
-/// that nothing was left on the GPU.
+/// Runs the tests of `alone` whose names have `filter` in them on a virtual machine, and expects that some ran, that
+/// all passed, and that nothing was left on the GPU.
 fn must_pass(machine: &str, filter: &str) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
     let mut command = Command::new("timeout");
@@ -129,8 +129,8 @@ mod alone {
         }
     }
 
-    /// Round after round: each rank sends to the right what it got from the left, a message to itself beside, in one group; then two
-    /// messages of one pair, which keep their order.
+    /// Round after round: each rank sends to the right what it got from the left, a message to itself beside, in one
+    /// group; then two messages of one pair, which keep their order.
     #[test]
     fn a_ring_of_messages_in_one_group_goes_round() {
         on_gpu(3, &Config::default(), |comm, stream| {

@@ -1,7 +1,8 @@
-//! One rank calls something else than the others: every rank gets an error that names both calls, in that call or in the next one.
+//! One rank calls something else than the others: every rank gets an error that names both calls, in that call or in
+//! the next one.
 //!
-//! All ordered pairs of calls, at sizes that take each path, over each transport, by 2 and 3 ranks. A run takes a sample by the seed;
-//! `RSCCL_EXHAUSTIVE=1` takes all.
+//! All ordered pairs of calls, at sizes that take each path, over each transport, by 2 and 3 ranks. A run takes a
+//! sample by the seed; `RSCCL_EXHAUSTIVE=1` takes all.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -161,7 +162,7 @@ fn all() -> Vec<Case> {
     cases
 }
 
-/// The first so many of `cases`, in an order that the seed says.
+/// The first `count` of `cases`, in an order that the seed determines.
 fn sample(mut cases: Vec<Case>, count: usize) -> Vec<Case> {
     let mut state = seed();
     for place in 0..count.min(cases.len()) {
@@ -200,8 +201,8 @@ fn every_pair_of_calls() {
     run(&if exhaustive { cases } else { sample(cases, SAMPLE) });
 }
 
-/// Regression: all ranks got Ok and different data, and no later call noticed, where nobody waits for the rank that is wrong: two roots
-/// of a broadcast or scatter, or a rank in a gather or reduce while the others broadcast or scatter.
+/// Regression: all ranks got Ok and different data, and no later call noticed, where nobody waits for the rank that is
+/// wrong: two roots of a broadcast or scatter, or a rank in a gather or reduce while the others broadcast or scatter.
 #[test]
 fn roots_that_wait_for_nobody() {
     let is_rooted = |called: &Called| called.root.is_some() && called.more == 0;

@@ -1,9 +1,9 @@
-//! Random programs: collectives of every kind, messages, groups, requests, splits and registered buffers in random order on several
-//! communicators at once, each result compared bit by bit; at the end a rank leaves, disagrees or aborts, and the others go on
-//! without it.
+//! Random programs: collectives of every kind, messages, groups, requests, splits and registered buffers in random
+//! order on several communicators at once, each result compared bit by bit; at the end a rank leaves, disagrees or
+//! aborts, and the others go on without it.
 //!
-//! What all ranks must do alike follows from (seed, step); what each does by itself, such as to be late, from its rank too. So a
-//! program is its seed. Where a rank is late it spins: nothing here sleeps.
+//! What all ranks must do alike follows from (seed, step); what each does by itself, such as to be late, from its rank
+//! too. So a program is its seed. Where a rank is late it spins: nothing here sleeps.
 
 use rsccl::comm::{Buffers, Call, CallCount};
 use rsccl::error::Kind;
@@ -76,7 +76,7 @@ pub(crate) fn run(comm: Communicator, script: Script) -> std::result::Result<(),
     if comm.size() == 1 {
         return comm.finalize().map_err(|error| error.to_string());
     }
-    // Whoever fails ends the communicator on all ranks, also on one that is in a call before.
+    // A rank that fails ends the communicator on all ranks, also on one that is still in an earlier call.
     let come = comm.barrier();
     if comm.rank() == victim && fall == 0 {
         return come.and_then(|()| comm.finalize()).map_err(|error| error.to_string());
@@ -96,7 +96,8 @@ pub(crate) fn run(comm: Communicator, script: Script) -> std::result::Result<(),
     player.take_world().finalize().map_err(|error| error.to_string())
 }
 
-/// The error that ends the communicator, after what `victim` does once all have come: it leaves, it calls something else, or it aborts.
+/// The error that ends the communicator, after what `victim` does once all have come: it leaves, it calls something
+/// else, or it aborts.
 fn fall_out(comm: &Communicator, come: Result<()>, (victim, fall): (u32, u64)) -> Error {
     let mut sum = [1u32; 3];
     let result = come.and_then(|()| match (comm.rank() == victim, fall) {
@@ -116,7 +117,8 @@ struct Player {
     script: Script,
     /// My rank in the world.
     me: u32,
-    /// The world, and communicators split from others; each place has one communicator for each of the ranks that are in it.
+    /// The world, and communicators split from others; each place has one communicator for each of the ranks that are
+    /// in it.
     seats: Vec<Option<Seat>>,
 }
 
@@ -524,7 +526,8 @@ fn noise(of: &[u64], bytes: usize) -> Vec<u8> {
 
 /// Places for communicators.
 const SEATS: usize = 4;
-/// About where paths part: inline data, one-shot plans, flat slots of threads and of processes, slots of rings, cached pieces.
+/// About where paths part: inline data, one-shot plans, flat slots of threads and of processes, slots of rings, cached
+/// pieces.
 const SIZES: &[usize] = &[0, 4, 16, 24, 200, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 262_144];
 /// More than a ring's slots, or a rank's scratch, or what stays in the caches.
 const LARGE: &[usize] = &[524_288, 1_048_576, 3_000_000, 8_400_000];

@@ -1,4 +1,5 @@
-//! Again and again, and side by side: what a join takes from MPI and from the system it gives back, and joins that overlap do not meet.
+//! Again and again, and side by side: what a join takes from MPI and from the system it gives back, and joins that
+//! overlap do not meet.
 
 use ::mpi::Threading;
 use ::mpi::ffi;
@@ -17,8 +18,8 @@ use crate::{Act, begin, run};
 
 pub(crate) const ACTS: &[Act] = &[("again", again), ("overlap", overlap), ("errors return", errors_return)];
 
-/// Made, placed, checked, split like MPI's, refused and dropped, many times, with hardly a communicator of MPI's left to take: MPICH
-/// has 2048 in all.
+/// Made, placed, checked, split like MPI's, refused and dropped, many times, with hardly a communicator of MPI's left
+/// to take: MPICH has 2048 in all.
 fn again(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
@@ -56,7 +57,8 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// The ranks 0 to n-2 and the ranks 1 to n-1 join at the same time, each communicator from a thread of its own, while all join too.
+/// The ranks 0 to n-2 and the ranks 1 to n-1 join at the same time, each communicator from a thread of its own, while
+/// all join too.
 fn overlap(rank: &Rank) {
     let universe = begin(rank, Threading::Multiple);
     let world = universe.world();

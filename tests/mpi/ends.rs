@@ -66,7 +66,8 @@ fn impatient(rank: &Rank) {
     universe.world().barrier();
 }
 
-/// Rank 2 never comes to a placement: on a communicator that is new, and on one whose ranks have told their places before.
+/// Rank 2 never comes to a placement: on a communicator that is new, and on one whose ranks have told their places
+/// before.
 fn unplaced(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
@@ -101,7 +102,8 @@ fn at_odds(rank: &Rank) {
     }
 }
 
-/// Rank 1 passes a duplicate where the others pass the world: the same ranks in the same order, and yet not the same communicator.
+/// Rank 1 passes a duplicate where the others pass the world: the same ranks in the same order, and yet not the same
+/// communicator.
 fn astray(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();
@@ -269,7 +271,8 @@ fn a_rank_that_dies_in_init() {
     }
 }
 
-/// Launchers kill a job of which a rank has died, unless they are told to go on: then the survivors learn it from rsccl alone.
+/// Launchers kill a job of which a rank has died, unless they are told to go on: then the survivors learn it from rsccl
+/// alone.
 #[test]
 fn a_rank_that_dies_in_init_where_the_launcher_lets_the_others_live() {
     let Some(launcher) = Launcher::matching() else { return };

@@ -1,4 +1,5 @@
-//! What must work: communicators of every shape at every thread level, beside a program's own messages, alike, split, late.
+//! What must work: communicators of every shape at every thread level, beside a program's own messages, alike, split,
+//! late.
 
 use ::mpi::Threading;
 use ::mpi::collective::SystemOperation;
@@ -92,7 +93,8 @@ fn shapes(world: &SimpleCommunicator) {
     must_be(&make(&alone), &alone);
 }
 
-/// Messages and a collective of the program are on their way, with receives that take anything, while we meet on its communicator.
+/// Messages and a collective of the program are on their way, with receives that take anything, while we meet on its
+/// communicator.
 fn beside_messages(world: &SimpleCommunicator) {
     let (rank, size) = (world.rank(), world.size());
     let to = world.process_at_rank((rank + 1) % size);

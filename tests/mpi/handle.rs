@@ -7,7 +7,8 @@ use ::mpi::raw::AsRaw;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handle(MPI_Comm);
 
-// SAFETY: a handle is a number, or a pointer that MPI alone follows; the tests call MPI from other threads where its level allows it.
+// SAFETY: a handle is a number, or a pointer that MPI alone follows; the tests call MPI from other threads where its
+// level allows it.
 unsafe impl Send for Handle {}
 
 // SAFETY: it yields the handle that it holds.
@@ -54,7 +55,8 @@ impl Handle {
         status == 0 && handler == unsafe { ffi::RSMPI_ERRORS_RETURN }
     }
 
-    /// An intercommunicator between `mine`, which rank 0 of `bridge` or rank `other` of it leads, and the other half. It is left to MPI.
+    /// An intercommunicator between `mine`, which rank 0 of `bridge` or rank `other` of it leads, and the other half.
+    /// It is left to MPI.
     pub(crate) fn between(
         mine: &impl AsRaw<Raw = MPI_Comm>,
         bridge: &impl AsRaw<Raw = MPI_Comm>,

@@ -1,5 +1,5 @@
-//! Several hosts, out of network namespaces: `mpirun` starts ranks on each by an agent in place of ssh. Needs root and `ip`; says `skipped`
-//! where it has not got them.
+//! Several hosts, out of network namespaces: `mpirun` starts ranks on each by an agent in place of ssh. Needs root and
+//! `ip`; says `skipped` where it has not got them.
 
 use std::fs::File;
 use std::io::Write;
@@ -62,7 +62,8 @@ fn hosts(rank: &Rank) {
     rank.say("done");
 }
 
-/// Shared memory inside a host, sockets between hosts. New communicators, since they open what they need at their first call.
+/// Shared memory inside a host, sockets between hosts. New communicators, since they open what they need at their first
+/// call.
 fn what_carries(comm: &Communicator) {
     let (local, cross) = (comm.local().unwrap(), comm.cross().unwrap());
     let (memory, open) = (shared_memory(), connections());

@@ -1,8 +1,8 @@
-//! Starts this test program as the ranks of an MPI job, under a time limit, and reads what each rank has said. Whatever happens,
-//! nothing of a job outlives its [`Job`]: no process, no file.
+//! Starts this test program as the ranks of an MPI job, under a time limit, and reads what each rank has said. Whatever
+//! happens, nothing of a job outlives its [`Job`]: no process, no file.
 //!
-//! A rank is this same program, told by [`TOLD`] what to do. What it says (`rank.rs`) stands in a file of its own, since launchers
-//! cut the streams of ranks into pieces and mix them.
+//! A rank is this same program, told by [`TOLD`] what to do. What it says (`rank.rs`) stands in a file of its own,
+//! since launchers cut the streams of ranks into pieces and mix them.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -235,8 +235,8 @@ impl Plan {
     }
 }
 
-/// Words before a program that give it a `/dev/shm` of its own, where this machine lets us: MPICH leaves its files there when a job is
-/// killed.
+/// Words before a program that give it a `/dev/shm` of its own, where this machine lets us: MPICH leaves its files
+/// there when a job is killed.
 fn own_shared_memory() -> Vec<String> {
     let script = "mount -t tmpfs tmpfs /dev/shm && exec \"$@\"";
     let words = ["unshare", "--mount", "sh", "-c", script, "sh"];

@@ -1,4 +1,5 @@
-//! Plans are broken on purpose, to see that the proof notices: steps left out, moved, given other operands, listeners or turns.
+//! Plans are broken on purpose, to see that the proof notices: steps left out, moved, given other operands, listeners
+//! or turns.
 
 use std::sync::Arc;
 

@@ -8,8 +8,8 @@ use rsccl::types::{Algorithm, Collective, Elements, Rank, World};
 
 use super::{base, bearable, counts, hosts_of, layout, limits, proof};
 
-/// A hierarchy of hosts of uneven size, and of hosts that are cut into teams: what is too small for the other ranks, a rank that is alone,
-/// a root that has no seat.
+/// A hierarchy of hosts of uneven size, and of hosts that are cut into teams: what is too small for the other ranks, a
+/// rank that is alone, a root that has no seat.
 #[test]
 fn hierarchies_of_uneven_teams_are_proved() {
     let hosts = |sizes: &[u32]| layout(hosts_of(sizes));
@@ -19,7 +19,8 @@ fn hierarchies_of_uneven_teams_are_proved() {
     assert_eq!(layouts.into_iter().chain(cut).map(prove_hierarchies).sum::<u32>(), 8404);
 }
 
-/// Ranks that stand on sockets and caches in another order than that of their numbers: rings and teams follow the domains.
+/// Ranks that stand on sockets and caches in another order than that of their numbers: rings and teams follow the
+/// domains.
 #[test]
 fn hierarchies_along_sockets_and_caches_are_proved() {
     let at = |host: u64, socket: u64, cache: u64| RankPlace {

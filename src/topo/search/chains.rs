@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Several generators propose sets of chains, each for one kind of machine. All proposals are weighed in the same way,
-//! by the loads they put on links, so a generator need not know what the others are good at. All of them are bounded by
+//! by the loads they put on links, so a generator needs no knowledge of the others. All of them are bounded by
 //! steps.
 
 use std::cmp::Reverse;
