@@ -48,6 +48,16 @@ fn every_algorithm_on_devices_of_processes() {
     }
 }
 
+/// The first message of two ranks opens their connection in whatever call the other one is.
+#[test]
+fn a_ring_of_plain_messages_between_processes_ends() {
+    for devices in [1, 3] {
+        let (mut job, before) = on_devices(3, devices, BOUNDED);
+        job.must("device_ring 1000");
+        job.must_leave_nothing(&before);
+    }
+}
+
 #[test]
 fn threads_in_processes_on_devices() {
     for (crowds, devices) in [(&[2, 2][..], 1), (&[2, 2], 2), (&[1, 3], 3)] {

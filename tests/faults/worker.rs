@@ -7,6 +7,8 @@
 //! from_env               joins as the launcher's variables say            → rank and size
 //! device NUMBER          `call` and `repeat` work in the memory of this device from now on, by a stream
 //! host                   they work on the host again
+//! device_ring COUNT      in the memory of the device: a plain send to the right neighbour, then a recv from the left one; a send whose
+//!                        receiver waits in another call
 //! cases SEED             a sample of the matrix in the memory of the device
 //! device_crowd ID FIRST RANKS WORLD DEVICES SEED
 //!                        joins as so many ranks from FIRST on, each a thread with a stream of one of the devices, and runs the sample
@@ -126,6 +128,10 @@ impl Worker {
             ["host"] => {
                 self.stream = None;
                 Ok(String::new())
+            }
+            ["device_ring", count] => {
+                let stream = self.stream.as_ref().expect("`device` comes first");
+                device_ring(self.comm(), stream, number(count)).map(|()| String::new())
             }
             ["cases", seed] => {
                 sample(self.comm(), self.stream.as_ref().expect("`device` comes first"), number(seed))?;
@@ -324,6 +330,31 @@ fn checked_case(comm: &Communicator, case: &Case, stream: &DeviceStream, seed: u
         None => Ok(()),
         Some(wrong) => Err(Error::internal(format!("wrong: {case}: {wrong}"))),
     }
+}
+
+/// A ring of messages on devices in which every rank sends first; then rank 0 sends while the others wait in a barrier on the host.
+fn device_ring(comm: &Communicator, stream: &DeviceStream, count: usize) -> Result<()> {
+    let (rank, size) = (comm.rank(), comm.size());
+    let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
+    let (mut mine, mut theirs) = (stream.alloc::<u32>(count)?, stream.alloc::<u32>(count)?);
+    stream.upload(&vec![rank; count], mine.slice_mut(..))?;
+    let mut received = vec![u32::MAX; count];
+    comm.on(stream).send(mine.slice(..), right)?;
+    comm.on(stream).recv(theirs.slice_mut(..), left)?;
+    stream.download(theirs.slice(..), &mut received)?;
+    checked(received.iter().all(|value| *value == left), "a ring")?;
+    // Rank 0 has sent nothing to the last rank so far, where there are three ranks or more.
+    let last = size - 1;
+    if rank == 0 {
+        comm.on(stream).send(mine.slice(..), last)?;
+    }
+    comm.barrier()?;
+    if rank == last {
+        comm.on(stream).recv(theirs.slice_mut(..), 0)?;
+        stream.download(theirs.slice(..), &mut received)?;
+        checked(received.iter().all(|value| *value == 0), "a message that was sent early")?;
+    }
+    stream.synchronize()
 }
 
 /// Every program on a few types and sizes, in and out of place.
