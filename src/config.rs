@@ -111,6 +111,9 @@ pub struct Config {
     /// The processors by which the rank's place on its host (socket, NUMA node, cache) is found, as `0-3,8`; each rank
     /// has its own. `RSCCL_PROCESSORS`; those on which it may run.
     pub processors: Option<String>,
+    /// A file of measured costs, by which algorithms are chosen; `rsccl tune` writes it. Its constants are equal on all
+    /// ranks. `RSCCL_TUNE_FILE`; usual costs of present servers.
+    pub tune_file: Option<PathBuf>,
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.
     pub team_ranks: Option<u32>,
@@ -191,6 +194,7 @@ impl Default for Config {
             topo_file: None,
             ignore_cpu_affinity: false,
             processors: None,
+            tune_file: None,
             team_ranks: None,
             topo_dump_file: None,
             graph_file: None,
@@ -433,6 +437,8 @@ setters! {
     with_ignore_cpu_affinity => ignore_cpu_affinity: bool;
     /// Sets [`Config::processors`].
     with_processors => processors: impl Into<String>, some;
+    /// Sets [`Config::tune_file`].
+    with_tune_file => tune_file: impl Into<PathBuf>, some;
     /// Sets [`Config::team_ranks`].
     with_team_ranks => team_ranks: u32, some;
     /// Sets [`Config::topo_dump_file`].

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod calibration;
 #[cfg(test)]
 mod cores;
 mod cost;
@@ -14,6 +15,7 @@ mod modelled;
 mod simulation;
 mod terrain;
 
+pub use calibration::Calibration;
 pub use cost::Costs;
 pub use modelled::{Ask, MOST_EXACT, Modelled, SLOT_BYTES};
 pub use simulation::{Folding, LinkLoad, Simulated, Traffic, plans, simulate};

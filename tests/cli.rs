@@ -373,3 +373,22 @@ fn ranks_are_bound_to_cores_or_nodes() {
 
 /// Far beyond what any step takes on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `rsccl tune` writes what ranks read; a file that somebody changed is refused with its line.
+#[test]
+fn what_tune_measures_is_a_file_for_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tuned");
+    let (outcome, _) = Job::start(&["tune", "--quick", "-o", file.to_str().unwrap()], &[]).finish();
+    assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.stderr);
+    assert!(outcome.stdout.contains("a message over TCP"), "{}", outcome.stdout);
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(text.lines().next(), Some("rsccl-tune 1"), "{text}");
+    let perf = ["perf", "all_reduce", "-n", "2", "-b", "1K", "-e", "1K", "--check-only"];
+    let (outcome, _) = Job::start(&perf, &[("RSCCL_TUNE_FILE", file.to_str().unwrap())]).finish();
+    assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.stderr);
+    std::fs::write(&file, text.replace("flag_us = ", "flag_us = 1")).unwrap();
+    let (outcome, _) = Job::start(&perf, &[("RSCCL_TUNE_FILE", file.to_str().unwrap())]).finish();
+    assert_ne!(outcome.exit, Exit::Code(0));
+    assert!(outcome.stderr.contains("tuned:10: the constants have the hash "), "{}", outcome.stderr);
+}

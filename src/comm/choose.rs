@@ -2,6 +2,7 @@
 
 use crate::comm::Settings;
 use crate::comm::programs::{Means, Programs};
+use crate::comm::settings::tuning::Tuning;
 use crate::error::{Error, Result};
 use crate::exec::{Call, CallCount, Program};
 use crate::plan::{self, Count, Layout, Limits, Spec, WINDOW_LANES, Windows};
@@ -68,20 +69,12 @@ impl Chooser {
         settings: &Settings,
     ) -> Chooser {
         let settings = settings.clone();
+        let costs = Tuning::costs(settings.tuning.as_ref());
         let (direct, team) = settings.team_ranks.map_or((MOST_DIRECT, TEAM_RANKS), |ranks| (ranks, ranks));
         let crowded = layout.hosts().iter().any(|ranks| ranks.len() > direct);
         let layout = Arc::new(if crowded { layout.with_teams_of(team) } else { layout });
         let filters = Filters { algorithms: settings.algorithms.clone(), protocols: settings.protocols.clone() };
-        Chooser {
-            world,
-            layout,
-            near,
-            cores,
-            settings,
-            filters,
-            costs: Costs::default(),
-            programs: Programs::default(),
-        }
+        Chooser { world, layout, near, cores, settings, filters, costs, programs: Programs::default() }
     }
 
     /// The layout on which all calls are planned.

@@ -11,6 +11,7 @@ use crate::comm::origin::{Made, Origin};
 use crate::comm::session::Session;
 use crate::comm::settings::bootstrap_options;
 use crate::comm::settings::standing;
+use crate::comm::settings::tuning::Tuning;
 use crate::comm::{Communicator, Settings};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -267,13 +268,17 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Re
         pid: std::process::id(),
         cores: u32::try_from(cpu::allowed()).unwrap_or(u32::MAX),
         settings: settings.fingerprint(),
+        tuning: Tuning::hash(settings.tuning.as_ref()),
         home: settings.standing.home(Path::new("/"))?,
     };
     let reading = wait.clone().with_notes(Some(failure_reader()));
     let gathered = bootstrap.all_gather(&mine.encode(), &reading)?;
     let peers = world.ranks().zip(&gathered).map(|(rank, bytes)| PeerInfo::decode(rank, bytes));
     let peers: Vec<PeerInfo> = peers.collect::<Result<_>>()?;
-    let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) else { return Ok(peers) };
+    let Some(other) = peers.iter().find(|peer| peer.settings != mine.settings) else {
+        Tuning::agree(settings.tuning.as_ref(), &peers, (bootstrap, &wait))?;
+        return Ok(peers);
+    };
     // Every rank finds a rank that differs from it and reports it. No rank leaves before all have, or some would report a death instead.
     bootstrap.barrier(&wait)?;
     let message = format!(

@@ -1,6 +1,8 @@
 //! What the engine needs of the configuration, read and checked once.
 
+mod input;
 pub(super) mod standing;
+pub(super) mod tuning;
 
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ use crate::sync::ring::Shape;
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::types::{Algorithm, Filter, Protocol};
 use standing::Standing;
+use tuning::Tuning;
 
 /// What the engine needs of the configuration, read and checked once.
 #[derive(Debug, Clone)]
@@ -50,6 +53,8 @@ pub(crate) struct Settings {
     pub(crate) team_ranks: Option<usize>,
     /// By what the rank's place on its host is found.
     pub(crate) standing: Standing,
+    /// What things cost, where it was measured.
+    pub(crate) tuning: Option<Tuning>,
     /// Whether windows wait for their first use.
     pub(crate) connect_late: bool,
     /// What the program wants moved while a call waits, when the communicator begins.
@@ -90,6 +95,7 @@ impl Settings {
             protocols,
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
+            tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
             progress: None,
         })

@@ -151,6 +151,8 @@ pub static VARIABLES: &[Variable] = &[
         "1: a rank's processors say nothing about where it stands on its host"),
     variable!(Own "PROCESSORS" => processors: Kind::Text,
         "where the rank stands, as 0-3,8; unset: the processors it may run on"),
+    variable!(Own "TUNE_FILE" => tune_file: Kind::Path,
+        "measured costs of these machines, written by rsccl tune"),
     variable!(Own "TEAM_RANKS" => team_ranks: count(1, 1024),
         "ranks of a host that work as one team; unset: 64, and 32 on larger hosts"),
     variable!(Nccl "TOPO_DUMP_FILE" => topo_dump_file: Kind::Path,

@@ -1,5 +1,7 @@
 //! Processors: how many this process may use, and how to yield them.
 
+use crate::error::{Error, Result};
+
 /// How many processors this thread may run on, at least 1.
 pub fn allowed() -> usize {
     let mut set = std::mem::MaybeUninit::<libc::cpu_set_t>::zeroed();
@@ -13,6 +15,27 @@ pub fn allowed() -> usize {
     // SAFETY: CPU_COUNT only reads the set.
     let count = unsafe { libc::CPU_COUNT(&set) };
     usize::try_from(count).unwrap_or(1).max(1)
+}
+
+/// Lets this thread run on one processor only.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where the processor is not one of those that this thread may have.
+pub fn bind_to(processor: u32) -> Result<()> {
+    // SAFETY: a set is made of integers, for which zero is a value.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    let number = processor as usize;
+    if number < 8 * size_of::<libc::cpu_set_t>() {
+        // SAFETY: `set` is initialised, and the number is below its bits.
+        unsafe { libc::CPU_SET(number, &mut set) };
+    }
+    // SAFETY: the kernel reads the size given from the set, which is as large.
+    let result = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
+    if result != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Error::system(format!("binding a thread to processor {processor}"), error));
+    }
+    Ok(())
 }
 
 /// Lets another thread on this processor run.

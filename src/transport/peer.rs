@@ -19,6 +19,8 @@ pub struct PeerInfo {
     pub cores: u32,
     /// A hash of the settings that must be equal on all ranks.
     pub settings: u64,
+    /// A hash of the measured costs that it has read; 0 where it has read none.
+    pub tuning: u64,
     /// What those processors share.
     pub home: ThreadHome,
 }
@@ -33,6 +35,7 @@ impl PeerInfo {
         bytes[16..24].copy_from_slice(&self.process.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.settings.to_le_bytes());
         bytes[32..36].copy_from_slice(&self.cores.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.tuning.to_le_bytes());
         let ThreadHome { socket, node, cache } = self.home;
         for (place, id) in [socket, node, cache].into_iter().enumerate() {
             bytes[36 + 4 * place..40 + 4 * place].copy_from_slice(&id.unwrap_or(NO_HOME).to_le_bytes());
@@ -55,11 +58,12 @@ impl PeerInfo {
         let (pid, cores) = (word32(4), word32(32));
         let home = |at: usize| Some(word32(at)).filter(|id| *id != NO_HOME);
         let home = ThreadHome { socket: home(36), node: home(40), cache: home(44) };
-        Ok(PeerInfo { rank, pid, cores, host: word64(8), process: word64(16), settings: word64(24), home })
+        let (host, process, settings, tuning) = (word64(8), word64(16), word64(24), word64(48));
+        Ok(PeerInfo { rank, pid, cores, host, process, settings, tuning, home })
     }
 
     /// Bytes of [`PeerInfo::encode`].
-    pub const BYTES: usize = 48;
+    pub const BYTES: usize = 56;
 }
 
 /// What stands for a socket, node or cache that a rank does not have; no system counts so far.
@@ -73,7 +77,7 @@ mod tests {
     fn what_is_encoded_comes_back() {
         let home = ThreadHome { socket: Some(1), node: None, cache: Some(48) };
         let (rank, host) = (Rank::new(3), u64::MAX - 5);
-        let info = PeerInfo { rank, host, process: 1 << 40, pid: 77, cores: 2, settings: 9, home };
+        let info = PeerInfo { rank, host, process: 1 << 40, pid: 77, cores: 2, settings: 9, tuning: 7 << 40, home };
         assert_eq!(PeerInfo::decode(Rank::new(3), &info.encode()).unwrap(), info);
         assert_eq!(PeerInfo::decode(Rank::new(2), &info.encode()).unwrap_err().kind(), Kind::Remote);
         assert!(PeerInfo::decode(Rank::new(3), &info.encode()[1..]).is_err());

@@ -66,6 +66,8 @@ struct Config {
     std::optional<bool> ignore_cpu_affinity = {};
     /// The processors by which the rank's place on its host is found, as "0-3,8". `RSCCL_PROCESSORS`; those on which it may run.
     std::optional<std::string> processors = {};
+    /// A file of measured costs, by which algorithms are chosen; the command `rsccl tune` writes it. `RSCCL_TUNE_FILE`; usual costs.
+    std::optional<std::string> tune_file = {};
     /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on
     /// hosts of more.
     std::optional<std::uint32_t> team_ranks = {};

@@ -5,6 +5,7 @@ mod perf;
 mod run;
 mod sim;
 mod topo;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -32,6 +33,8 @@ enum Command {
     Sim(sim::Arguments),
     /// Shows a machine: PCI tree, GPUs, NICs, the ways between them, rings; this machine, or that of a topology file
     Topo(topo::Arguments),
+    /// Measures what copies, flags and messages cost here, and writes the file for RSCCL_TUNE_FILE
+    Tune(tune::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::execute(&arguments),
         Command::Sim(arguments) => sim::execute(&arguments),
         Command::Topo(arguments) => topo::execute(&arguments),
+        Command::Tune(arguments) => tune::execute(&arguments),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("rsccl: {error}");

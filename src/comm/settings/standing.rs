@@ -1,9 +1,8 @@
 //! Where a rank stands on its host: which socket, NUMA node and cache the processors share that it may run on.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::input;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sys::numa::{self, ThreadHome};
@@ -55,7 +54,8 @@ impl Standing {
         }
         let processors = self.processors.clone().unwrap_or_else(|| numa::allowed_processors(root));
         let Some(path) = &self.topo_file else { return Ok(numa::home_of(root, &processors)) };
-        let (machine, _) = xml::parse(&path.display().to_string(), &read(path)?)?;
+        let (machine, _) =
+            xml::parse(&path.display().to_string(), &input::read(path, "the topology file", "NCCL_TOPO_FILE")?)?;
         // Such files know neither sockets nor caches.
         Ok(ThreadHome { node: machine.node_of(&processors), ..ThreadHome::default() })
     }
@@ -71,22 +71,6 @@ pub(crate) fn place(peer: &PeerInfo) -> RankPlace {
         ..RankPlace::default()
     }
 }
-
-fn read(path: &Path) -> Result<String> {
-    let shown = path.display();
-    let failed = |error| Error::system(format!("reading the topology file {shown} (NCCL_TOPO_FILE)"), error);
-    let mut text = String::new();
-    let file = File::open(path).map_err(failed)?;
-    let length = file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-    if length as u64 > MAX_FILE_BYTES {
-        let message = format!("the topology file {shown} (NCCL_TOPO_FILE) must be at most {MAX_FILE_BYTES} bytes long");
-        return Err(Error::invalid_argument(message));
-    }
-    Ok(text)
-}
-
-/// A host of 72 GPUs takes some 64 KiB.
-const MAX_FILE_BYTES: u64 = 16 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use crate::Communicator;
+use crate::comm::CallCount;
 use crate::config::Config;
 use crate::error::{Kind, Result};
 use crate::plan::Layout;
+use crate::types::Algorithm;
 
 const TWO_NODES: &str = r#"<system version="1">
   <cpu numaid="0" affinity="0000000f" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"/>
@@ -13,20 +15,26 @@ const TWO_NODES: &str = r#"<system version="1">
 </system>
 "#;
 
-/// The layout of ranks with these configurations, which must be the same on all of them.
-fn layout(configs: &[Config]) -> Result<Layout> {
+/// What `body` returns on ranks with these configurations.
+fn each<T: Send>(configs: &[Config], body: impl Fn(&Communicator) -> Result<T> + Sync) -> Result<Vec<T>> {
     let id = &Communicator::unique_id(&configs[0])?;
     let world = u32::try_from(configs.len()).unwrap();
+    let body = &body;
     let join = |(rank, config)| {
         let comm = Communicator::init(id, rank, world, config)?;
-        let layout = comm.with_engine(|engine| Ok(engine.layout().clone()))?;
-        comm.finalize().map(|_| layout)
+        let found = body(&comm)?;
+        comm.finalize().map(|_| found)
     };
-    let all: Vec<Result<Layout>> = std::thread::scope(|scope| {
+    let all: Vec<Result<T>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..world).zip(configs).map(|rank| scope.spawn(move || join(rank))).collect();
         threads.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    let all: Vec<Layout> = all.into_iter().collect::<Result<_>>()?;
+    all.into_iter().collect()
+}
+
+/// The layout of ranks with these configurations, which must be the same on all of them.
+fn layout(configs: &[Config]) -> Result<Layout> {
+    let all = each(configs, |comm| comm.with_engine(|engine| Ok(engine.layout().clone())))?;
     assert!(all.iter().all(|other| *other == all[0]), "ranks differ: {all:?}");
     Ok(all[0].clone())
 }
@@ -63,6 +71,52 @@ fn a_rank_whose_topology_file_is_malformed_tells_all() {
     let error = layout(&[base(), base().with_topo_file(&file)]).unwrap_err();
     assert!(matches!(error.kind(), Kind::InvalidArgument | Kind::Remote), "{error}");
     assert!(error.to_string().contains("bad.xml:2:"), "{error}");
+}
+
+/// Costs that are measured decide: where messages between hosts take for ever, a tree's fewer hops win at any size.
+#[test]
+fn ranks_choose_by_the_costs_of_a_tuning_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let slow = file("slow", "rsccl-tune 1\nnet_latency_us = 900000\n");
+    let algorithm = |tune_file: Option<&std::path::PathBuf>| {
+        let on = |host: u32| {
+            let config = base().with_host_id(format!("host {host}")).with_algo("Ring,Tree");
+            tune_file.map_or(config.clone(), |path| config.clone().with_tune_file(path))
+        };
+        let chosen = each(&(0..4).map(on).collect::<Vec<_>>(), |comm| {
+            comm.chosen(crate::types::Collective::AllReduce, crate::DataType::F32, &CallCount::Each(4 << 20))
+        });
+        chosen.unwrap()[0].unwrap().algorithm
+    };
+    assert_eq!([algorithm(None), algorithm(Some(&slow))], [Algorithm::Ring, Algorithm::Tree]);
+}
+
+#[test]
+fn ranks_with_other_constants_are_named_with_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        base().with_tune_file(&path)
+    };
+    let one = || file("one", "rsccl-tune 1\nflag_us = 0.5\n");
+    let same = file("same", "rsccl-tune 1\n# equal\nflag_us = 0.50\n");
+    layout(&[one(), same]).unwrap();
+    let error = layout(&[one(), one(), file("two", "rsccl-tune 1\n")]).unwrap_err();
+    assert_eq!((error.kind(), error.peer()), (Kind::Mismatch, Some(2)), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("rank 0 has the tuning file") && text.contains("/one\" with the hash "), "{text}");
+    assert!(text.contains("and rank 2 has the tuning file") && text.contains("/two\" with the hash "), "{text}");
+    let error = layout(&[base(), one()]).unwrap_err().to_string();
+    assert!(error.contains("rank 0 has no tuning file, and rank 1 has the tuning file"), "{error}");
+    let error = layout(&[file("bad", "rsccl-tune 1\nflag_us = much\n")]).unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidArgument);
+    assert!(error.to_string().contains("/bad:2: flag_us must be a number"), "{error}");
 }
 
 #[test]
