@@ -7,9 +7,9 @@
 //! net_bytes_per_us = 2800
 //! hash = 5f1d0c0e6b7a8d21
 //! ```
-//! The first line is the format's name and version. Each further line is a constant: its name in [`Costs`] and a decimal number; what is
-//! not named keeps its usual value. The hash is of all constants, named or not; a file without that line is taken as it is. All ranks must
-//! read equal constants: they compare the hash.
+//! The first line is the format's name and version. Each further line is a constant: its name in [`Costs`] and a
+//! decimal number; what is not named keeps its usual value. The hash is of all constants, named or not; a file without
+//! that line is taken as it is. All ranks must read equal constants: they compare the hash.
 
 use crate::error::{Error, Result};
 use crate::tune::Costs;
@@ -70,8 +70,9 @@ impl Calibration {
     /// Reads a file that is called `name`.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] with file and line: another format or version, a line that is no constant, a name that is
-    /// unknown or stands twice, a number that is none or out of its range, a hash that is not that of the constants.
+    /// [`crate::error::Kind::InvalidArgument`] with file and line: another format or version, a line that is no
+    /// constant, a name that is unknown or stands twice, a number that is none or out of its range, a hash that is not
+    /// that of the constants.
     pub fn parse(name: &str, text: &str) -> Result<Calibration> {
         let wrong = |line: usize, what: &str| Error::invalid_argument(format!("{name}:{line}: {what}"));
         let mut lines = (1..).zip(text.lines());
@@ -116,7 +117,8 @@ impl Calibration {
             Some((line, told)) if told != read.hash => Err(wrong(
                 line,
                 &format!(
-                    "the constants have the hash {:016x}, so the file was changed or cut short: run `rsccl tune` again, or leave this line out",
+                    "the constants have the hash {:016x}, so the file was changed or cut short: run `rsccl tune` \
+                     again, or leave this line out",
                     read.hash
                 ),
             )),

@@ -12,9 +12,10 @@ use rsccl::{Communicator, Config, Error, Result, local};
 
 /// Measures what copies, flags and messages cost on this machine, and writes a file for RSCCL_TUNE_FILE.
 ///
-/// Messages are those of communicators: between two threads, through shared memory, and over TCP. TCP goes to this machine itself; where
-/// the network is slower, set net_latency_us and net_bytes_per_us in the file to what it does, and take the hash out.
-/// All ranks need equal constants: copy one file to all hosts. The machine should do nothing else meanwhile.
+/// Messages are those of communicators: between two threads, through shared memory, and over TCP. TCP goes to this
+/// machine itself; where the network is slower, set net_latency_us and net_bytes_per_us in the file to what it does,
+/// and take the hash out. All ranks need equal constants: copy one file to all hosts. The machine should do nothing
+/// else meanwhile.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Where the constants are written
@@ -109,8 +110,8 @@ fn copying(bytes: usize, rounds: usize) -> Result<f64> {
     Ok((bytes * rounds) as f64 / took)
 }
 
-/// Two pairs of processors, each on cores of its own: near each other, and as far from each other as those that this process may use are;
-/// `None` where it may use one core.
+/// Two pairs of processors, each on cores of its own: near each other, and as far from each other as those that this
+/// process may use are; `None` where it may use one core.
 fn pairs(root: &Path) -> Option<[(u32, u32); 2]> {
     let firsts: Vec<u32> = numa::cores(root).iter().filter_map(|core| core.first().copied()).collect();
     let (first, others) = firsts.split_first()?;

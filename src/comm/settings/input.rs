@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 /// The text of a file: `what` it is, and the `variable` that names it.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where it cannot be read as text; [`crate::error::Kind::InvalidArgument`] where it is too long, or no
-/// regular file.
+/// [`crate::error::Kind::System`] where it cannot be read as text; [`crate::error::Kind::InvalidArgument`] where it is
+/// too long, or no regular file.
 pub(super) fn read(path: &Path, what: &str, variable: &str) -> Result<String> {
     let shown = path.display();
     let failed = |error| Error::system(format!("reading {what} {shown} ({variable})"), error);

@@ -30,8 +30,8 @@ impl Standing {
         let list = |text: &String| {
             let refused = || {
                 Error::invalid_argument(format!(
-                    "the rank's processors (RSCCL_PROCESSORS, Config::with_processors) must be a list of numbers and ranges \
-                     such as 0-3,8, got {text:?}"
+                    "the rank's processors (RSCCL_PROCESSORS, Config::with_processors) must be a list of numbers and \
+                     ranges such as 0-3,8, got {text:?}"
                 ))
             };
             numa::list(text).filter(|all| !all.is_empty()).ok_or_else(refused)
@@ -46,8 +46,8 @@ impl Standing {
     /// What the rank's processors share. `root` is `/`, or a folder that replaces it in tests.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where the topology file cannot be read, [`crate::error::Kind::InvalidArgument`] with its line and
-    /// column where it is malformed.
+    /// [`crate::error::Kind::System`] where the topology file cannot be read, [`crate::error::Kind::InvalidArgument`]
+    /// with its line and column where it is malformed.
     pub(crate) fn home(&self, root: &Path) -> Result<ThreadHome> {
         if self.ignored {
             return Ok(ThreadHome::default());

@@ -42,8 +42,8 @@ impl Tuning {
         of.map_or(0, |tuning| tuning.calibration.hash)
     }
 
-    /// Holds all ranks to the same constants. All ranks call it, with what all have told: either all get `Ok`, or all exchange their files'
-    /// names and fail.
+    /// Holds all ranks to the same constants. All ranks call it, with what all have told: either all get `Ok`, or all
+    /// exchange their files' names and fail.
     ///
     /// # Errors
     /// [`crate::error::Kind::Mismatch`] that names this rank, one that differs, and both files.
