@@ -61,7 +61,7 @@ fn why_obeys_the_levels_of_the_environment() {
     let peers = ["gpu:0", "gpu:1"];
     assert!(said("NCCL_P2P_LEVEL", "LOC", peers).contains("peer access: no, NVL is beyond NCCL_P2P_LEVEL=LOC"));
     assert!(said("NCCL_P2P_DISABLE", "1", peers).contains("transport: yes, SHM"));
-    assert!(said("NCCL_P2P_LEVEL", "near", peers).contains("NCCL_P2P_LEVEL=\"near\" is no distance; allowed: LOC"));
+    assert!(said("NCCL_P2P_LEVEL", "near", peers).contains("NCCL_P2P_LEVEL=\"near\" is not a distance; allowed: LOC"));
     assert!(said("NCCL_NET_GDR_LEVEL", "SYS", ["gpu:0", "nic:m7"]).contains("GPUDirect RDMA: yes"));
 }
 
@@ -223,7 +223,7 @@ fn what_is_wrong_is_told_with_its_place() {
         assert_eq!(output.status.code(), Some(if missing { 1 } else { 2 }));
         String::from_utf8(output.stderr).expect("text")
     };
-    assert!(said(&["--file", &path]).contains(&format!("{path}:2:3: numaid=\"zero\" is no number")));
+    assert!(said(&["--file", &path]).contains(&format!("{path}:2:3: numaid=\"zero\" is not a number")));
     assert!(said(&["--file", "/nowhere/at/all.xml"]).contains("reading /nowhere/at/all.xml"));
     let unknown = said(&["--file", &machine("h100x8"), "--why", "gpu:8", "nic:m0"]);
     assert!(unknown.contains("no device \"gpu:8\"") && unknown.contains("GPU 7, NIC m0"), "{unknown}");

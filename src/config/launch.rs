@@ -82,7 +82,7 @@ impl Launch {
         let hint = match half {
             // Batch scripts have the size too.
             _ if environment.has(SLURM_RANK) => format!(
-                " ({SLURM_RANK} is set, but this is no step of srun's: {SLURM_STEP} is not set, or that of a shell)"
+                " ({SLURM_RANK} is set, but this is not a step of srun: {SLURM_STEP} is not set, or that of a shell)"
             ),
             Some(name) => format!(" ({name} is set, but no rank)"),
             None => String::new(),
@@ -472,7 +472,7 @@ mod tests {
         // No step; the step of a batch script; of an interactive shell; a meaningless value.
         for step in [None, Some("4294967291"), Some("4294967290"), Some(""), Some("batch")] {
             let text = refused(&with(step, &[]));
-            assert!(text.contains("SLURM_PROCID is set, but this is no step of srun's"), "{step:?}: {text}");
+            assert!(text.contains("SLURM_PROCID is set, but this is not a step of srun"), "{step:?}: {text}");
             assert!(!is_rank(&with(step, &[])), "{step:?}");
             // A program that mpirun or a script starts there is a rank.
             let inside = with(step, &[("PMI_RANK", "3"), ("PMI_SIZE", "4")]);

@@ -142,7 +142,7 @@ impl<'a> Layers<'a> {
             Some(_) if is_known(name) => {}
             Some(stem) => match misspelt(stem) {
                 Some(near) => notes.push(Note::Warning(format!(
-                    "{name} ({source}) is no variable of NCCL; did you mean {NCCL_PREFIX}{near}?"
+                    "{name} ({source}) is not a variable of NCCL; did you mean {NCCL_PREFIX}{near}?"
                 ))),
                 None => idle.push(name.to_owned()),
             },

@@ -240,7 +240,7 @@ fn graph(source: &XmlSource<'_>, element: Node<'_, '_>) -> Result<Graph> {
         number @ 1..=3 => GraphPattern::Tree(source.fit(element, "pattern", number)?),
         4 => GraphPattern::Ring,
         number @ 5..=6 => GraphPattern::Other(source.fit(element, "pattern", number)?),
-        other => return Err(source.wrong(element, &format!("pattern=\"{other}\" is none of 1 to 6"))),
+        other => return Err(source.wrong(element, &format!("pattern=\"{other}\" is not one of 1 to 6"))),
     };
     let channels = element.children().filter(|child| child.has_tag_name("channel"));
     let channels: Vec<Channel> = channels.map(|child| channel(source, child)).collect::<Result<_>>()?;
@@ -292,7 +292,7 @@ fn width(source: &XmlSource<'_>, element: Node<'_, '_>, name: &str) -> Result<Ba
     let text = source.text(element, name)?;
     let number: f64 = text.parse().unwrap_or(f64::NAN);
     if !(0.0..=1e6).contains(&number) {
-        return Err(source.wrong(element, &format!("{name}=\"{text}\" is no number of GB/s from 0 to 1000000")));
+        return Err(source.wrong(element, &format!("{name}=\"{text}\" is not a number of GB/s from 0 to 1000000")));
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1e9 by the line above")]
     let megabytes = (number * 1e3).round() as u64;
@@ -302,7 +302,7 @@ fn width(source: &XmlSource<'_>, element: Node<'_, '_>, name: &str) -> Result<Ba
 fn kind(source: &XmlSource<'_>, element: Node<'_, '_>, name: &str) -> Result<PathKind> {
     let text = source.text(element, name)?;
     let known = PathKind::ALL.into_iter().find(|kind| kind.name() == text);
-    known.ok_or_else(|| source.wrong(element, &format!("{name}=\"{text}\" is no kind of path, such as NVL or PHB")))
+    known.ok_or_else(|| source.wrong(element, &format!("{name}=\"{text}\" is not a kind of path, such as NVL or PHB")))
 }
 
 #[cfg(test)]
@@ -362,8 +362,8 @@ mod tests {
         let ring = "pattern=\"4\" speedintra=\"20\"";
         let cases = [
             ("<system/>".to_owned(), "f:1:1: <system> where a graph file has <graphs>"),
-            (graph("pattern=\"9\" speedintra=\"20\"", ""), "f:2:1: pattern=\"9\" is none of 1 to 6"),
-            (graph("pattern=\"4\" speedintra=\"fast\"", ""), "f:2:1: speedintra=\"fast\" is no number of GB/s"),
+            (graph("pattern=\"9\" speedintra=\"20\"", ""), "f:2:1: pattern=\"9\" is not one of 1 to 6"),
+            (graph("pattern=\"4\" speedintra=\"fast\"", ""), "f:2:1: speedintra=\"fast\" is not a number of GB/s"),
             (graph(ring, "\n<channel/>"), "f:3:1: a channel without a GPU"),
             (
                 graph(ring, "<channel>\n<gpu dev=\"1\"/><gpu dev=\"1\"/></channel>"),

@@ -132,7 +132,7 @@ fn complete(source: &XmlSource<'_>, element: Node<'_, '_>, machine: &mut Machine
     let speed = match element.attribute("link_speed") {
         None => None,
         Some(text) => Some(PciSpeed::parse(text).ok_or_else(|| {
-            source.wrong(element, &format!("link_speed=\"{text}\" is no speed of PCI Express, such as 16 GT/s"))
+            source.wrong(element, &format!("link_speed=\"{text}\" is not a speed of PCI Express, such as 16 GT/s"))
         })?),
     };
     let device = find(source, element, machine)?;
@@ -199,13 +199,13 @@ fn links(source: &XmlSource<'_>, element: Node<'_, '_>, machine: &mut Machine) -
     let text = element.text().unwrap_or_default();
     let rows: Vec<Vec<&str>> = text.split('/').map(|row| row.split_ascii_whitespace().collect()).collect();
     if rows.len() != bus_ids.len() || rows.iter().any(|row| row.len() != bus_ids.len()) {
-        let what = format!("<links> is no matrix of {0} rows of {0} numbers, one for each GPU", bus_ids.len());
+        let what = format!("<links> is not a matrix of {0} rows of {0} numbers, one for each GPU", bus_ids.len());
         return Err(source.wrong(element, &what));
     }
     let mut counts = Vec::with_capacity(rows.len());
     for row in rows {
         let numbers: std::result::Result<Vec<u32>, _> = row.iter().map(|text| text.parse()).collect();
-        counts.push(numbers.map_err(|_| source.wrong(element, "<links> has a word that is no number"))?);
+        counts.push(numbers.map_err(|_| source.wrong(element, "<links> has a word that is not a number"))?);
     }
     let mut from = 0;
     each_device(machine, &mut |device| {
@@ -292,11 +292,11 @@ mod tests {
         let cases = [
             ("<gpu busid=\"0009:00:00.0\" dev=\"0\" sm=\"80\"/>", "over:2:1: the machine has no device 0009:00:00.0"),
             ("<gpus/>", "over:2:1: <gpus> has no attribute sm"),
-            ("<gpus sm=\"80\"/><links>0 1</links>", "over:2:16: <links> is no matrix of 2 rows of 2 numbers"),
-            ("<gpus sm=\"80\"/><links>0 x / 1 0</links>", "over:2:16: <links> has a word that is no number"),
+            ("<gpus sm=\"80\"/><links>0 1</links>", "over:2:16: <links> is not a matrix of 2 rows of 2 numbers"),
+            ("<gpus sm=\"80\"/><links>0 x / 1 0</links>", "over:2:16: <links> has a word that is not a number"),
             ("<nics/>", "over:2:1: <nics> has no attribute speed"),
             ("<nic cpu=\"7\"/>", "over:2:1: the machine has no CPU 7"),
-            ("<pci busid=\"0001:00:00.0\" link_speed=\"fast\"/>", "over:2:1: link_speed=\"fast\" is no speed"),
+            ("<pci busid=\"0001:00:00.0\" link_speed=\"fast\"/>", "over:2:1: link_speed=\"fast\" is not a speed"),
         ];
         for (text, expected) in cases {
             let error = with(text).unwrap_err();

@@ -48,7 +48,7 @@ pub fn level(variable: &str, text: &str) -> Result<PathKind> {
     let by_number = || word.parse().ok().and_then(|number: usize| NUMBERS.get(number).copied());
     by_name.or_else(by_number).ok_or_else(|| {
         let names = PathKind::ALL.map(PathKind::name).join(", ");
-        Error::invalid_argument(format!("{variable}={text:?} is no distance; allowed: {names}, or 0 to 5"))
+        Error::invalid_argument(format!("{variable}={text:?} is not a distance; allowed: {names}, or 0 to 5"))
     })
 }
 
@@ -319,7 +319,9 @@ mod tests {
         }
         for text in ["far", "6", "", "-1"] {
             let error = level("NCCL_P2P_LEVEL", text).unwrap_err();
-            assert!(error.message().starts_with(&format!("NCCL_P2P_LEVEL={text:?} is no distance; allowed: LOC, NVL")));
+            assert!(
+                error.message().starts_with(&format!("NCCL_P2P_LEVEL={text:?} is not a distance; allowed: LOC, NVL"))
+            );
         }
     }
 

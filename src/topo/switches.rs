@@ -120,10 +120,10 @@ fn expand(list: &str) -> std::result::Result<Vec<String>, String> {
             for range in ranges.split(',') {
                 let (first, last) = range.split_once('-').unwrap_or((range, range));
                 let number =
-                    |text: &str| text.parse::<usize>().map_err(|_| format!("{range:?} is no range of numbers"));
+                    |text: &str| text.parse::<usize>().map_err(|_| format!("{range:?} is not a range of numbers"));
                 let (from, to) = (number(first)?, number(last)?);
                 if from > to || to - from >= MAX_NAMES {
-                    return Err(format!("{range:?} is no range of at most {MAX_NAMES} numbers"));
+                    return Err(format!("{range:?} is not a range of at most {MAX_NAMES} numbers"));
                 }
                 names.extend((from..=to).map(|number| format!("{prefix}{number:0width$}", width = first.len())));
             }
@@ -165,9 +165,9 @@ mod tests {
         let cases = [
             ("\nrack a b", "f:2: neither \"group: hosts\" nor"),
             ("a: n[1-", "f:1: \"n[1-\" has a [ without a ]"),
-            ("a: n[1-x]", "f:1: \"1-x\" is no range of numbers"),
-            ("a: n[9-1]", "f:1: \"9-1\" is no range of at most"),
-            ("a: n[1-99999999]", "is no range of at most 65536 numbers"),
+            ("a: n[1-x]", "f:1: \"1-x\" is not a range of numbers"),
+            ("a: n[9-1]", "f:1: \"9-1\" is not a range of at most"),
+            ("a: n[1-99999999]", "is not a range of at most 65536 numbers"),
             ("a: n[1]b", "f:1: \"n[1]b\" has text behind a ]"),
             ("a: x\nb: x", "f:2: x is below a already"),
             ("SwitchName=a Switches=b Nodes=x\nSwitchName=b Switches=a", "f: the switches above a lead back to it"),

@@ -227,7 +227,7 @@ impl System {
                         self.join(from, to, LinkKind::NvLink, width);
                     } else {
                         return Err(Error::invalid_argument(format!(
-                            "GPU {bus_id} has links to {}, which is no GPU of its host, no NVLink switch and no bridge",
+                            "GPU {bus_id} has links to {}, which is not a GPU of its host, a switch or a bridge",
                             link.target
                         )));
                     }

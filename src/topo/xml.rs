@@ -183,7 +183,7 @@ impl<'a> ElementReader<'a> {
             let digits = gcn.trim().trim_start_matches("gfx");
             let digits = digits.split(':').next().unwrap_or_default();
             let gfx = u32::from_str_radix(digits, 16).map_err(|_| {
-                self.source.wrong(element, &format!("gcn=\"{gcn}\" is no architecture such as 908 or gfx942"))
+                self.source.wrong(element, &format!("gcn=\"{gcn}\" is not an architecture such as 908 or gfx942"))
             })?;
             return Ok(GpuGeneration::Amd { gfx });
         }
@@ -280,7 +280,7 @@ impl<'a> XmlSource<'a> {
             Some(digits) => u64::from_str_radix(digits, 16),
             None => text.parse(),
         };
-        number.map_err(|_| self.wrong(element, &format!("{name}=\"{text}\" is no number")))
+        number.map_err(|_| self.wrong(element, &format!("{name}=\"{text}\" is not a number")))
     }
 
     pub(super) fn fit(&self, element: Node<'_, '_>, name: &str, number: u64) -> Result<u32> {
@@ -491,9 +491,9 @@ mod tests {
             ("<system/>".to_owned(), "f:1:1: <system> has no <cpu>"),
             ("<system".to_owned(), "f: "),
             (within("<pci/>"), "f:3:1: <pci> has no attribute busid"),
-            (gpu(r#"<gpu dev="x" sm="80"/>"#), "f:3:27: dev=\"x\" is no number"),
+            (gpu(r#"<gpu dev="x" sm="80"/>"#), "f:3:27: dev=\"x\" is not a number"),
             (gpu(r#"<gpu dev="0"/>"#), "f:3:27: <gpu> has no attribute sm"),
-            (gpu(r#"<gpu dev="0" gcn="fast"/>"#), "f:3:27: gcn=\"fast\" is no architecture"),
+            (gpu(r#"<gpu dev="0" gcn="fast"/>"#), "f:3:27: gcn=\"fast\" is not an architecture"),
             (gpu(r#"<gpu dev="5000000000" sm="80"/>"#), "f:3:27: dev=\"5000000000\" is above"),
             (within(r#"<pci busid="a"/><pci busid="a"/>"#), "f:3:17: a second device a on one host"),
             (within(&(r#"<pci busid="ffff:a">"#.repeat(65) + &"</pci>".repeat(65))), "bridges stand in each other"),

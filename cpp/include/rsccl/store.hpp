@@ -36,7 +36,7 @@ class RSCCL_PUBLIC Store {
     /// The value under `key`; waits until there is one.
     std::string get(const std::string& key, Milliseconds timeout = default_timeout) { return do_get(key, timeout); }
     /// Adds to the number under `key`, which begins at 0, and yields the sum. get() yields it as decimal digits.
-    /// @throws InvalidUsage where the value is no number or the sum overflows
+    /// @throws InvalidUsage where the value is not a number or the sum overflows
     std::int64_t add(const std::string& key, std::int64_t amount, Milliseconds timeout = default_timeout) {
         return do_add(key, amount, timeout);
     }
@@ -95,7 +95,7 @@ class RSCCL_PUBLIC FileStore : public detail::BuiltInStore {
 class RSCCL_PUBLIC TcpStore : public detail::BuiltInStore {
   public:
     /// Serves a store at `address`, "ip:port" or "[ipv6]:port" (port 0 takes a free one), as long as it lives. Clients prove that
-    /// they hold the configuration's secret; without one whoever reaches the port can read and write.
+    /// they hold the configuration's secret; without one any process that reaches the port can read and write.
     /// @throws InvalidArgument where the address is none
     /// @throws SystemError where it is taken or not ours
     static TcpStore serve(const std::string& address, const Config& config = {});

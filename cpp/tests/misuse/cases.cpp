@@ -143,7 +143,7 @@ void use(rsccl::Communicator& comm, rsccl::Communicator& other, rsccl::Group& gr
         (void)op;
     }
 #endif
-#if ON(22) // a scalar that is no number; refused: the scalar must be a number
+#if ON(22) // a scalar that is not a number; refused: the scalar must be a number
     {
         rsccl::ReduceOp op = rsccl::ReduceOp::premul_sum(MISTAKE("2", 2));
         (void)op;

@@ -44,7 +44,8 @@ pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Option
     if !id.is_authenticated() && rank.get() == 0 {
         log::warn!(
             Bootstrap @ rank,
-            "the id has no secret: whoever reaches {} can join; set RSCCL_SECRET or RSCCL_SECRET_FILE", id.address()
+            "the id has no secret: any process that reaches {} can join; set RSCCL_SECRET or RSCCL_SECRET_FILE",
+            id.address()
         );
     }
     let left = wait.deadline.remaining(started).map_or(u128::MAX, |left| left.as_millis());

@@ -59,7 +59,8 @@ const MAX_REASON_BYTES: usize = 4096;
 impl TcpStore {
     /// Serves a store at `place` (port 0 means any free port, see [`TcpStore::address`]) and opens it.
     ///
-    /// Clients prove that they hold `options.secret`; without a secret whoever reaches the port can read and write.
+    /// Clients prove that they hold `options.secret`; without a secret any process that reaches the port can read and
+    /// write.
     ///
     /// # Errors
     /// [`Kind::System`] if the address is taken or does not belong to this machine.
@@ -69,7 +70,7 @@ impl TcpStore {
         if options.secret.is_none() {
             log::warn!(
                 Bootstrap,
-                "the store at {address} has no secret: whoever reaches it can use it; set RSCCL_SECRET on all ranks"
+                "the store at {address} has no secret: any process can use it; set RSCCL_SECRET on all ranks"
             );
         }
         let rules = Requirements {

@@ -173,7 +173,7 @@ impl Frame<'_> {
     fn slot(&self, combine: &Combine, peer: Rank) -> Result<(), String> {
         let (length, slot) = (combine.block.min(combine.piece), self.spec.limits.slot);
         if peer == self.me || peer.get() >= self.spec.world.size {
-            return Err(format!("names the slot of rank {peer}, which is no peer"));
+            return Err(format!("names the slot of rank {peer}, which is not a peer"));
         }
         if length > slot {
             return Err(format!("sends {length} elements at once, and a slot holds {slot}"));
