@@ -1,8 +1,8 @@
 //! Communicators: ranks that call collectives together.
 //!
-//! A [`Communicator`] is one rank's handle. One thread at a time makes calls on it; any thread may watch and abort it meanwhile. Ways in:
-//! [`local::run`] and [`Communicator::init_all`] (threads), [`Communicator::init`] (a unique id), [`Communicator::from_env`]
-//! (launchers), and with feature `mpi` an MPI communicator.
+//! A [`Communicator`] is one rank's handle. One thread at a time makes calls on it; any thread may watch and abort it
+//! meanwhile. Ways in: [`local::run`] and [`Communicator::init_all`] (threads), [`Communicator::init`] (a unique id),
+//! [`Communicator::from_env`] (launchers), and with feature `mpi` an MPI communicator.
 
 mod background_split;
 mod call_log;
@@ -87,29 +87,31 @@ use status::{Making, Status};
 
 /// One rank's handle of a group of ranks that call collectives together.
 ///
-/// Every rank calls the same collectives in the same order with the same counts, types, operators and roots; a rank that does
-/// not is named in an error on all of them. Dropping the handle says goodbye to the others; [`Communicator::finalize`] does so and
-/// reports errors.
+/// Every rank calls the same collectives in the same order with the same counts, types, operators and roots; a rank
+/// that does not is named in an error on all of them. Dropping the handle says goodbye to the others;
+/// [`Communicator::finalize`] does so and reports errors.
 ///
 /// # Errors
-/// All calls: after [`Kind::InvalidArgument`], [`Kind::InvalidUsage`] and [`Kind::InProgress`] the communicator is as before.
-/// Every other kind ends it on all ranks: [`Kind::Mismatch`], [`Kind::Remote`] (a rank died or left), [`Kind::Timeout`] (the
-/// deadline of [`crate::Config::timeout`]), [`Kind::System`], [`Kind::Aborted`], [`Kind::Internal`]. From then on calls give
-/// that error again; [`Communicator::shrink`] makes a new communicator of the ranks that are left. The docs of each call name
-/// only what is its own.
+/// All calls: after [`Kind::InvalidArgument`], [`Kind::InvalidUsage`] and [`Kind::InProgress`] the communicator is as
+/// before. Every other kind ends it on all ranks: [`Kind::Mismatch`], [`Kind::Remote`] (a rank died or left),
+/// [`Kind::Timeout`] (the deadline of [`crate::Config::timeout`]), [`Kind::System`], [`Kind::Aborted`],
+/// [`Kind::Internal`]. From then on calls give that error again; [`Communicator::shrink`] makes a new communicator of
+/// the ranks that are left. The docs of each call name only what is its own.
 ///
 /// # Panics in calls
-/// A panic that leaves a call, which is one of the program's own code in it (a progress hook, the body of a [`Communicator::scope`]), ends the
-/// communicator with [`Kind::Aborted`] on all ranks before it goes on.
+/// A panic that leaves a call, which is one of the program's own code in it (a progress hook, the body of a
+/// [`Communicator::scope`]), ends the communicator with [`Kind::Aborted`] on all ranks before it goes on.
 ///
 /// # Threads
-/// One thread at a time makes calls. A call of a second thread meanwhile, or of the program's own code inside of a call, is
-/// [`Kind::InvalidUsage`] at once and does no harm. [`Communicator::rank`], [`Communicator::size`], [`Communicator::abort`],
-/// [`Communicator::abort_handle`] and [`Communicator::async_error`] never wait for a call, so that a watchdog can use them while one hangs.
+/// One thread at a time makes calls. A call of a second thread meanwhile, or of the program's own code inside of a
+/// call, is [`Kind::InvalidUsage`] at once and does no harm. [`Communicator::rank`], [`Communicator::size`],
+/// [`Communicator::abort`], [`Communicator::abort_handle`] and [`Communicator::async_error`] never wait for a call, so
+/// that a watchdog can use them while one hangs.
 ///
 /// # Forked children
-/// A communicator belongs to the process that made it. In a child that `fork` has made, calls are [`Kind::InvalidUsage`], and dropping
-/// the handle does nothing. The child holds the parent's sockets open until it ends or runs another program.
+/// A communicator belongs to the process that made it. In a child that `fork` has made, calls are
+/// [`Kind::InvalidUsage`], and dropping the handle does nothing. The child holds the parent's sockets open until it
+/// ends or runs another program.
 pub struct Communicator {
     status: Arc<Status>,
     birthplace: Birthplace,
@@ -141,8 +143,8 @@ enum Home {
 pub struct AbortHandle(AbortFlag, Birthplace);
 
 impl AbortHandle {
-    /// Makes the call that waits on the communicator now, and every later one, end with [`Kind::Aborted`]. The first that ends so tells
-    /// the other ranks, whose calls then end likewise, with `reason` in their errors.
+    /// Makes the call that waits on the communicator now, and every later one, end with [`Kind::Aborted`]. The first
+    /// that ends so tells the other ranks, whose calls then end likewise, with `reason` in their errors.
     ///
     /// # Examples
     /// ```
@@ -180,7 +182,8 @@ impl Communicator {
         Communicator::with_status(Arc::new(status), Home::Ready(Box::new(engine)))
     }
 
-    /// A communicator that `make` makes on a thread of its own. `world` is `None` where only `make` finds out which ranks it has.
+    /// A communicator that `make` makes on a thread of its own. `world` is `None` where only `make` finds out which
+    /// ranks it has.
     fn start_thread(
         name: &str,
         world: Option<World>,
@@ -203,8 +206,8 @@ impl Communicator {
         Communicator { status, birthplace: Birthplace::here(), home: Mutex::new(home), placement: OnceLock::new() }
     }
 
-    /// My rank, below [`Communicator::size`]. Of a child that a non-blocking split is making: waits until it is made; where that fails,
-    /// rank and size are 0.
+    /// My rank, below [`Communicator::size`]. Of a child that a non-blocking split is making: waits until it is made;
+    /// where that fails, rank and size are 0.
     pub fn rank(&self) -> u32 {
         self.settled_world().rank.get()
     }
@@ -256,8 +259,8 @@ impl Communicator {
         }
     }
 
-    /// Makes the call that waits on the communicator now, and every later one, end with [`Kind::Aborted`], as [`AbortHandle::abort`] does.
-    /// Never waits; any thread may call it.
+    /// Makes the call that waits on the communicator now, and every later one, end with [`Kind::Aborted`], as
+    /// [`AbortHandle::abort`] does. Never waits; any thread may call it.
     ///
     /// # Examples
     /// ```
@@ -285,8 +288,8 @@ impl Communicator {
         AbortHandle(self.status.abort.clone(), self.birthplace)
     }
 
-    /// Sets what is called while a call on this communicator waits, or with `None` nothing. Every rank for itself; communicators that are
-    /// split or shrunk from this one begin with the same hook.
+    /// Sets what is called while a call on this communicator waits, or with `None` nothing. Every rank for itself;
+    /// communicators that are split or shrunk from this one begin with the same hook.
     ///
     /// # Errors
     /// [`Kind::InProgress`] while a non-blocking init is under way; the error that has ended the communicator.
@@ -297,8 +300,8 @@ impl Communicator {
         })
     }
 
-    /// What ended this communicator, if anything did; [`Kind::InProgress`] while a non-blocking init, split or shrink is under way. Never
-    /// waits; any thread may call it, also while another is in a call.
+    /// What ended this communicator, if anything did; [`Kind::InProgress`] while a non-blocking init, split or shrink
+    /// is under way. Never waits; any thread may call it, also while another is in a call.
     ///
     /// # Examples
     /// ```
@@ -325,13 +328,13 @@ impl Communicator {
         self.status.error().map(|error| self.at(error))
     }
 
-    /// Says goodbye to the other ranks and frees everything. The others go on with what they have begun; a collective that needs this
-    /// rank is an error there.
+    /// Says goodbye to the other ranks and frees everything. The others go on with what they have begun; a collective
+    /// that needs this rank is an error there.
     ///
     /// # Errors
-    /// The error that had ended the communicator before. [`Kind::Mismatch`] where a peer made another call than this rank and neither
-    /// waited for the other, such as two roots of a small broadcast, as far as the peer's call has arrived here: of the two, at least the
-    /// rank that finalizes last gets the error.
+    /// The error that had ended the communicator before. [`Kind::Mismatch`] where a peer made another call than this
+    /// rank and neither waited for the other, such as two roots of a small broadcast, as far as the peer's call has
+    /// arrived here: of the two, at least the rank that finalizes last gets the error.
     pub fn finalize(self) -> Result<()> {
         self.check_process()?;
         let home = match std::mem::replace(&mut *self.home(), Home::Closed) {
@@ -416,13 +419,14 @@ impl Communicator {
         }
     }
 
-    /// The engine's home, for whoever has the engine or ends the communicator: another thread has the lock at most for as long as it
-    /// takes to be refused.
+    /// The engine's home, for whoever has the engine or ends the communicator: another thread has the lock at most for
+    /// as long as it takes to be refused.
     fn home(&self) -> MutexGuard<'_, Home> {
         self.home.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the engine, or the error, from a thread that has made it or is done with it. Never waits for the thread's work.
+    /// Takes the engine, or the error, from a thread that has made it or is done with it. Never waits for the thread's
+    /// work.
     #[cold]
     fn settle_start(&self, home: &mut Home) {
         *home = match std::mem::replace(home, Home::Closed) {
@@ -515,7 +519,8 @@ impl Drop for Communicator {
         let home = self.home.get_mut().unwrap_or_else(PoisonError::into_inner);
         let home = std::mem::replace(home, Home::Closed);
         if !self.birthplace.is_here() {
-            // Nothing of it is this process's: not even to free it, since threads that do not exist here may hold what it waits for.
+            // Nothing of it is this process's: not even to free it, since threads that do not exist here may hold what
+            // it waits for.
             std::mem::forget(home);
             return;
         }
@@ -525,7 +530,8 @@ impl Drop for Communicator {
             home => home,
         };
         match home {
-            // A rank that unwinds has not finished what the others wait for: dropping the bootstrap without goodbye says so.
+            // A rank that unwinds has not finished what the others wait for: dropping the bootstrap without goodbye
+            // says so.
             Home::Ready(engine) | Home::Failed(Some(engine), _) if !std::thread::panicking() => engine.session.leave(),
             Home::Starting(start) => {
                 self.status.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
@@ -536,8 +542,8 @@ impl Drop for Communicator {
     }
 }
 
-/// Ends a communicator that a thread is making and that nobody wants: its abort flag is raised, and the thread sees that at its next look.
-/// Where it has made an engine before that, the others are told why this rank leaves.
+/// Ends a communicator that a thread is making and that nobody wants: its abort flag is raised, and the thread sees
+/// that at its next look. Where it has made an engine before that, the others are told why this rank leaves.
 fn give_up_start(start: JoinHandle<Result<Engine>>) {
     if let Home::Ready(engine) = started(start) {
         if let Err(reason) = engine.session.abort.check() {

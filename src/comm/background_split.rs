@@ -1,7 +1,8 @@
 //! Splits and shrinks of a communicator that does not block: a thread makes the child.
 //!
-//! The thread has the parent's engine while the parent's ranks agree on the child, and gives it back before the child's ranks meet. Calls
-//! on the parent are `InProgress` until the engine is back, and calls on the child until its ranks have met.
+//! The thread has the parent's engine while the parent's ranks agree on the child, and gives it back before the child's
+//! ranks meet. Calls on the parent are `InProgress` until the engine is back, and calls on the child until its ranks
+//! have met.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::JoinHandle;
@@ -26,8 +27,8 @@ pub(super) struct Away {
 /// The engine, and what has ended its communicator.
 type Back = (Box<Engine>, Option<Error>);
 
-/// What the half of a split that needs the parent's engine yields: the unfinished child, none for a rank without a color, and the error
-/// that has ended the parent, if one has.
+/// What the half of a split that needs the parent's engine yields: the unfinished child, none for a rank without a
+/// color, and the error that has ended the parent, if one has.
 pub(super) type BegunSplit = (Result<Option<UnfinishedChild>>, Option<Error>);
 
 impl Away {
@@ -65,8 +66,8 @@ fn lost() -> Home {
 }
 
 impl Communicator {
-    /// Gives the engine to a thread that makes a child: by `begin`, then without the engine. `world` is the child's where it is known;
-    /// `goes_somewhere` says whether this rank will be in one.
+    /// Gives the engine to a thread that makes a child: by `begin`, then without the engine. `world` is the child's
+    /// where it is known; `goes_somewhere` says whether this rank will be in one.
     pub(super) fn make_aside(
         &self,
         engine: Box<Engine>,

@@ -6,10 +6,11 @@
 //! AllToAllV: opCount 4 sendbuff 0x7f10 recvbuff 0x7f90 sendcounts [1,2] recvcounts [1,0] datatype float op none root 0 comm ..
 //! AllReduce: 4096 Bytes -> Algo Direct proto LL channel{Lo..Hi}={0..0}
 //! ```
-//! As in NCCL, opCount is hexadecimal, and the bytes are those of the longer one of a rank's input and output. Calls that a group has
-//! fused are one line. A send has no output and a receive no input: the line shows null.
+//! As in NCCL, opCount is hexadecimal, and the bytes are those of the longer one of a rank's input and output. Calls
+//! that a group has fused are one line. A send has no output and a receive no input: the line shows null.
 //!
-//! With `NCCL_DEBUG=TRACE` and `NCCL_DEBUG_SUBSYS=CALL` each call is a line from which a program can repeat it, as NCCL's `TRACE_CALL`:
+//! With `NCCL_DEBUG=TRACE` and `NCCL_DEBUG_SUBSYS=CALL` each call is a line from which a program can repeat it, as
+//! NCCL's `TRACE_CALL`:
 //!
 //! ```text
 //! node0:4711:4712 [0] RSCCL CALL AllReduce(7f10,7f90,1024,float,sum,0,8b0c77e1d2f3a415)
@@ -17,7 +18,8 @@
 //! node0:4711:4712 [0] RSCCL CALL AllToAllV(7f10,7f90,[1,2]/[1,0],float,none,0,8b0c77e1d2f3a415)
 //! node0:4711:4712 [0] RSCCL CALL Send(7f10,0,16,float,none,1,8b0c77e1d2f3a415)
 //! ```
-//! that is name(input, output, count, type, operator, root or peer, communicator); an operator `mulsum(2.5)` has this rank's scalar.
+//! that is name(input, output, count, type, operator, root or peer, communicator); an operator `mulsum(2.5)` has this
+//! rank's scalar.
 
 use std::fmt;
 

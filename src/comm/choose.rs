@@ -103,7 +103,8 @@ impl Chooser {
         mapped && plan::is_hierarchy(collective, &self.layout)
     }
 
-    /// Whether the seats of a hierarchy, which do its work, are enough of the ranks, or the work is little: see `plan::team`.
+    /// Whether the seats of a hierarchy, which do its work, are enough of the ranks, or the work is little: see
+    /// `plan::team`.
     fn has_seats(&self, asked: Question<'_>) -> bool {
         let sizes = || self.layout.teams().iter().map(Vec::len);
         let (seats, most) = (sizes().min().unwrap_or(1), sizes().max().unwrap_or(1));
@@ -219,8 +220,9 @@ impl Chooser {
         programs.of(call, *world, means, || spec(call, means, *world, layout, settings))
     }
 
-    /// The program of a call on the memory of devices that reach each other's. Unless the user's filters forbid it, ranks work in `windows`:
-    /// each other's buffers or scratch; where each scales its input by a number of its own, in scratch.
+    /// The program of a call on the memory of devices that reach each other's. Unless the user's filters forbid it,
+    /// ranks work in `windows`: each other's buffers or scratch; where each scales its input by a number of its own, in
+    /// scratch.
     pub(crate) fn device_program(&mut self, call: &Call<'_>, windows: Windows) -> Result<Arc<Program>> {
         let asked = Question::of(call);
         let direct = self.settings.algorithms.allows(asked.collective, Algorithm::Direct);
@@ -232,7 +234,8 @@ impl Chooser {
         }
     }
 
-    /// Windows of a plan for several teams: users' buffers can be reached on one host and not on the other, scratch always.
+    /// Windows of a plan for several teams: users' buffers can be reached on one host and not on the other, scratch
+    /// always.
     pub(crate) fn windows_across_teams(&self, met: Windows) -> Windows {
         if self.layout.teams().len() == 1 { met } else { Windows::Scratch }
     }

@@ -88,8 +88,8 @@ impl Mover {
 }
 
 impl Engine {
-    /// The engine of a rank that knows its peers and the `layout` of all. `cores` is the least number of processors that a rank of the world
-    /// may use.
+    /// The engine of a rank that knows its peers and the `layout` of all. `cores` is the least number of processors
+    /// that a rank of the world may use.
     pub(crate) fn new(session: Session, fabric: Fabric, (layout, patience, cores): (Layout, Patience, u32)) -> Engine {
         let settings = &session.settings;
         let chooser = Chooser::new(session.world, (layout, fabric.near(), cores), settings);
@@ -242,7 +242,8 @@ impl Engine {
         let met = epoch.meet(&begun, &mut self.flat, &mut idle);
         let result = match met {
             Ok(kind) => {
-                // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is nothing to publish.
+                // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is
+                // nothing to publish.
                 let windows = self.chooser.windows_across_teams(kind);
                 let program = self.chooser.program(call, choice, windows)?;
                 self.run_plan(begun, &program, Some(&mut epoch), beside)
@@ -332,7 +333,8 @@ impl Engine {
         result.map_err(|error| error.during(run.name()))
     }
 
-    /// Copies what sends to this rank itself have for its own recvs, and logs their lines; returns the messages to other ranks.
+    /// Copies what sends to this rank itself have for its own recvs, and logs their lines; returns the messages to
+    /// other ranks.
     pub(crate) fn copy_to_self<'a>(&self, messages: Vec<Message<'a>>) -> Result<Vec<Message<'a>>> {
         if log::hears_calls() {
             let me = self.session.world.rank;
@@ -453,8 +455,8 @@ impl Engine {
         self.mover.fabric.links().drained()
     }
 
-    /// Hands what was sent to the system, as far as it takes it; rests a little where it takes nothing. No operation waits for that, so
-    /// no deadline bounds it.
+    /// Hands what was sent to the system, as far as it takes it; rests a little where it takes nothing. No operation
+    /// waits for that, so no deadline bounds it.
     pub(crate) fn push(&mut self) -> Result<()> {
         let links = self.mover.fabric.links();
         if links.pump()? || links.drained() { Ok(()) } else { links.rest_on_pumps(LONG_REQUEST_NAP) }
@@ -500,8 +502,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Opens connections or memory together with peers. What is `beside`, and what was sent before, goes on meanwhile: a peer may wait for
-    /// that before it comes to the set-up.
+    /// Opens connections or memory together with peers. What is `beside`, and what was sent before, goes on meanwhile:
+    /// a peer may wait for that before it comes to the set-up.
     pub(super) fn set_up(
         &mut self,
         waiting_for: WaitingFor<'_>,
@@ -522,9 +524,10 @@ impl Engine {
         if self.chooser.maps_peers() { self.open_windows(WaitingFor::Anything, &mut NoBackground) } else { Ok(()) }
     }
 
-    /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call makes no progress on
-    /// messages, and a peer may reach it only after it has received one: so what is `beside` is driven here until every rank has
-    /// arrived. Returns the wait for the call itself, which ends early where a peer is stuck in another call or has failed.
+    /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call
+    /// makes no progress on messages, and a peer may reach it only after it has received one: so what is `beside` is
+    /// driven here until every rank has arrived. Returns the wait for the call itself, which ends early where a peer is
+    /// stuck in another call or has failed.
     ///
     /// # Errors
     /// [`Kind::Mismatch`](crate::error::Kind::Mismatch) where a peer is known to be stuck in another call.
@@ -532,7 +535,8 @@ impl Engine {
         self.meet_before((call, self.session.collectives()), beside)
     }
 
-    /// [`Engine::meet`] for a call that comes before the collective of the number `collectives`, or is the first thing in it.
+    /// [`Engine::meet`] for a call that comes before the collective of the number `collectives`, or is the first thing
+    /// in it.
     pub(super) fn meet_before(
         &mut self,
         (call, collectives): (&'static str, u64),
@@ -565,7 +569,8 @@ impl Engine {
         bootstrap.meet(call, &wait, Some(meanwhile)).map(|()| wait)
     }
 
-    /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else it does nothing.
+    /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else
+    /// it does nothing.
     pub(crate) fn register(&mut self, memory: &HostRegion, beside: &mut dyn Background) -> Result<()> {
         if !self.chooser.reaches_buffers() {
             return Ok(());
@@ -642,14 +647,16 @@ impl Engine {
         self.session.cause(error, &|peer| self.first_difference(peer))
     }
 
-    /// Looks for a collective that a peer called differently and in which neither waited for the other, such as a small broadcast of two
-    /// roots: in the flat slots of this host, and among the messages that nobody has taken. It never waits.
+    /// Looks for a collective that a peer called differently and in which neither waited for the other, such as a small
+    /// broadcast of two roots: in the flat slots of this host, and among the messages that nobody has taken. It never
+    /// waits.
     ///
     /// # Errors
     /// [`Kind::Mismatch`](crate::error::Kind::Mismatch).
     pub(crate) fn last_look(&mut self) -> Result<()> {
-        // Pairs with the same fence of a peer that ends meanwhile. Each rank announces its calls before its fence and looks after it, so of
-        // two ranks at least one sees the other's call; without the fences each may look before its own call is seen.
+        // Pairs with the same fence of a peer that ends meanwhile. Each rank announces its calls before its fence and
+        // looks after it, so of two ranks at least one sees the other's call; without the fences each may look before
+        // its own call is seen.
         fence(Ordering::SeqCst);
         let World { rank, .. } = self.session.world;
         let near: Vec<Rank> = self.windows.iter().flat_map(|windows| windows.ranks.iter().copied()).collect();
@@ -745,7 +752,8 @@ fn no_windows() -> Error {
 const REQUEST_NAP: Duration = Duration::from_micros(200);
 /// The same, where nothing has moved for long: a new request may wait so long before it is looked at.
 const LONG_REQUEST_NAP: Duration = Duration::from_millis(1);
-/// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a connection.
+/// How long a rank that waits for the others in a split or the like sleeps between two looks for senders that ask for a
+/// connection.
 const MEETING_PAUSE: Duration = Duration::from_millis(5);
 /// Peers that the error of a request names.
 const NAMED_PEERS: usize = 8;

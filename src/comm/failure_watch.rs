@@ -8,9 +8,11 @@ use crate::error::{Error, Result};
 use crate::sync::Watch;
 use crate::sys::clock;
 
-/// Ends the wait for one operation at the deadline, after an abort, and where a rank that it needs has failed, died or left.
+/// Ends the wait for one operation at the deadline, after an abort, and where a rank that it needs has failed, died or
+/// left.
 ///
-/// A call that waits looks in each of its slow turns. For work that no thread waits for, a monitor calls [`Watch::look`] now and then.
+/// A call that waits looks in each of its slow turns. For work that no thread waits for, a monitor calls
+/// [`Watch::look`] now and then.
 pub(crate) struct FailureWatch<'a> {
     session: &'a Session,
     waiting_for: WaitingFor<'a>,
@@ -38,7 +40,8 @@ impl<'a> FailureWatch<'a> {
         FailureWatch { since, ..self }
     }
 
-    /// The error at the deadline. The rank that is waited for may wait itself, so the error blames a rank that has not said so.
+    /// The error at the deadline. The rank that is waited for may wait itself, so the error blames a rank that has not
+    /// said so.
     fn overdue(&self, waiting_for: String) -> Error {
         let message = format!("timed out after {:.1} s waiting for {waiting_for}", self.timeout.as_secs_f64());
         let WaitingFor::Collective(operation) = self.waiting_for else { return Error::timeout(message) };
@@ -103,8 +106,9 @@ mod tests {
         world.map(session).collect::<Vec<_>>().try_into().unwrap()
     }
 
-    /// What a monitor thread finds that looks at the session of rank 0, on which a collective is submitted and no thread waits.
-    /// `happens` runs after its first look, which finds nothing; it returns the peer where that is to live on.
+    /// What a monitor thread finds that looks at the session of rank 0, on which a collective is submitted and no
+    /// thread waits. `happens` runs after its first look, which finds nothing; it returns the peer where that is to
+    /// live on.
     fn monitored(timeout: Duration, happens: impl FnOnce(&Session, Session) -> Option<Session>) -> Error {
         let [mine, theirs] = sessions(timeout);
         let (collective, data_type) = (Collective::AllGather, DataType::I32);

@@ -1,7 +1,8 @@
 //! What runs where `NCCL_ALGO` or `NCCL_PROTO` leaves a collective nothing that host memory has.
 //!
-//! The variables are written for GPUs: NCCL's own example of a configuration file asks for LL128. Such a wish must not make every call
-//! an error, so the library runs what it has and says so once; `RSCCL_STRICT_FILTERS=1` keeps the error.
+//! The variables are written for GPUs: NCCL's own example of a configuration file asks for LL128. Such a wish must not
+//! make every call an error, so the library runs what it has and says so once; `RSCCL_STRICT_FILTERS=1` keeps the
+//! error.
 
 use crate::plan::algorithms;
 use crate::types::{Algorithm, Collective, Filter, Protocol};

@@ -1,4 +1,5 @@
-//! Init: from a unique id, or as threads of this process; and what every way into a communicator does once its ranks have met.
+//! Init: from a unique id, or as threads of this process; and what every way into a communicator does once its ranks
+//! have met.
 
 use std::fmt;
 use std::path::Path;
@@ -22,14 +23,14 @@ use crate::transport::{Fabric, PeerInfo, host_id, process_token};
 use crate::types::{Rank, World};
 
 impl Communicator {
-    /// Makes a unique id. One rank calls this and sends the bytes to the others over a channel that the user trusts, because anyone who has
-    /// them can join. A thread of this process serves the ranks that join and ends when all have come: it waits half an hour for
-    /// the first, then as long as init may take. With `NCCL_COMM_ID` the id only names that address, and rank 0 serves it when
-    /// it joins.
+    /// Makes a unique id. One rank calls this and sends the bytes to the others over a channel that the user trusts,
+    /// because anyone who has them can join. A thread of this process serves the ranks that join and ends when all have
+    /// come: it waits half an hour for the first, then as long as init may take. With `NCCL_COMM_ID` the id only names
+    /// that address, and rank 0 serves it when it joins.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable; [`crate::error::Kind::InvalidArgument`] for a
-    /// variable with a bad value.
+    /// [`crate::error::Kind::InvalidUsage`] where no network interface is usable;
+    /// [`crate::error::Kind::InvalidArgument`] for a variable with a bad value.
     pub fn unique_id(config: &Config) -> Result<UniqueId> {
         let config = config.clone().resolve()?;
         crate::log::install(&config)?;
@@ -38,8 +39,8 @@ impl Communicator {
 
     /// Joins the communicator of `id` as `rank` of `world`. Collective: all ranks call it, with the same id and world.
     ///
-    /// The environment is laid over `config` ([`Config::resolve`]). Where that says non-blocking, the call returns at once:
-    /// [`Communicator::async_error`] tells when the communicator can be used.
+    /// The environment is laid over `config` ([`Config::resolve`]). Where that says non-blocking, the call returns at
+    /// once: [`Communicator::async_error`] tells when the communicator can be used.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where `rank` is not below `world` or a variable has a bad value;
@@ -66,8 +67,8 @@ impl Communicator {
         Communicator::init_scalable(std::slice::from_ref(id), rank, world, config)
     }
 
-    /// [`Communicator::init`] with several ids, so that several processes share the work of serving a large world: the ranks are
-    /// cut into as many contiguous blocks. All ranks pass the same ids in the same order.
+    /// [`Communicator::init`] with several ids, so that several processes share the work of serving a large world: the
+    /// ranks are cut into as many contiguous blocks. All ranks pass the same ids in the same order.
     ///
     /// # Errors
     /// As [`Communicator::init`]; and where there are no ids, or more than ranks.
@@ -84,8 +85,8 @@ impl Communicator {
         })
     }
 
-    /// Communicators of `ranks` ranks in this process, in rank order: each goes to a thread of its own. Returns when all are ready,
-    /// also where the configuration says non-blocking.
+    /// Communicators of `ranks` ranks in this process, in rank order: each goes to a thread of its own. Returns when
+    /// all are ready, also where the configuration says non-blocking.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] for 0 ranks or a variable with a bad value.
@@ -279,7 +280,8 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Re
         Tuning::agree(settings.tuning.as_ref(), &peers, (bootstrap, &wait))?;
         return Ok(peers);
     };
-    // Every rank finds a rank that differs from it and reports it. No rank leaves before all have, or some would report a death instead.
+    // Every rank finds a rank that differs from it and reports it. No rank leaves before all have, or some would report
+    // a death instead.
     bootstrap.barrier(&wait)?;
     let message = format!(
         "rank {} has other settings than this rank: RSCCL_ and NCCL_ variables and the Config must be equal on all ranks \

@@ -19,12 +19,14 @@ use crate::sys::interfaces;
 use crate::types::{Rank, World};
 
 impl Communicator {
-    /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun` (the table stands in
-    /// [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, or at `MASTER_ADDR` and `MASTER_PORT`; ranks that
-    /// `mpirun` or `srun` has started on one host need none of these. May be called again: each call makes one more communicator of the same processes.
+    /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun` (the table
+    /// stands in [`crate::config::launch`]). They meet at `NCCL_COMM_ID`, at `RSCCL_STORE`, or at `MASTER_ADDR` and
+    /// `MASTER_PORT`; ranks that `mpirun` or `srun` has started on one host need none of these. May be called again:
+    /// each call makes one more communicator of the same processes.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] that names the variable which is missing or wrong; else as [`Communicator::init`].
+    /// [`crate::error::Kind::InvalidArgument`] that names the variable which is missing or wrong; else as
+    /// [`Communicator::init`].
     ///
     /// # Examples
     /// ```no_run
@@ -102,7 +104,8 @@ fn meet(
         let store = open(place, world, options, wait)?;
         match share_id(&*store, &key, world, || UniqueId::generate_within(options, wait), wait) {
             Ok(id) => return Ok((id, Some(store))),
-            // The store of the communicator before this one may have just ended: the next one opens at the same address.
+            // The store of the communicator before this one may have just ended: the next one opens at the same
+            // address.
             Err(error) if world.rank.get() != 0 && is_of_store(&error) && number > 0 => {
                 wait.check(|| format!("waited for the store at {place}"))?;
                 crate::sys::poller::pause(RETRY_PAUSE);

@@ -1,8 +1,9 @@
 //! The folder in which the ranks of a launcher meet on one host, if the user has named no other place.
 //!
-//! `/tmp/rsccl-UID/SPACE-PROCESS-STARTED-NUMBER`, with the launcher's process and its start time, so that no other job ever has the
-//! same one, and the number of the communicator among those that the job makes. The outer folder must belong to this user alone. Rank 0
-//! removes the inner one when all have joined; what a job that died has left is removed by the next job.
+//! `/tmp/rsccl-UID/SPACE-PROCESS-STARTED-NUMBER`, with the launcher's process and its start time, so that no other job
+//! ever has the same one, and the number of the communicator among those that the job makes. The outer folder must
+//! belong to this user alone. Rank 0 removes the inner one when all have joined; what a job that died has left is
+//! removed by the next job.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -20,8 +21,8 @@ pub(super) struct Lobby {
 }
 
 impl Lobby {
-    /// The folder for communicator `number` of the job whose launcher has a process named like one of `daemons`. `None` where the system
-    /// does not list processes.
+    /// The folder for communicator `number` of the job whose launcher has a process named like one of `daemons`. `None`
+    /// where the system does not list processes.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] where the outer folder is not this user's alone.

@@ -10,8 +10,8 @@ use crate::sys::thread;
 /// Runs `body` on `ranks` threads, each with its rank's communicator, and returns what they return in rank order.
 ///
 /// # Errors
-/// [`Kind::InvalidArgument`] for 0 ranks. Where ranks fail, the error that most likely caused the others': one that is not about
-/// a peer's end.
+/// [`Kind::InvalidArgument`] for 0 ranks. Where ranks fail, the error that most likely caused the others': one that is
+/// not about a peer's end.
 ///
 /// # Panics
 /// Where `body` panics on a rank; the other ranks' calls end with errors, not hangs.
@@ -44,11 +44,13 @@ pub fn run_with<T: Send>(
     each_rank(ranks, config, body, |error, _| is_consequence(error))
 }
 
-/// [`run_with`] for a body with an error type of its own, which errors of rsccl become by `From`. The type has to be named, as in the
-/// example or in the closure's return type: nothing else tells the compiler what `?` makes of an error.
+/// [`run_with`] for a body with an error type of its own, which errors of rsccl become by `From`. The type has to be
+/// named, as in the example or in the closure's return type: nothing else tells the compiler what `?` makes of an
+/// error.
 ///
 /// # Errors
-/// Where ranks fail, the error that most likely caused the others': one of a rank whose communicator had not been ended by another rank.
+/// Where ranks fail, the error that most likely caused the others': one of a rank whose communicator had not been ended
+/// by another rank.
 ///
 /// # Panics
 /// As [`run`].
@@ -77,8 +79,8 @@ pub fn try_run<T: Send, E: From<Error> + Send>(
     each_rank(ranks, config, body, |_, ended| ended.as_ref().is_some_and(is_consequence))
 }
 
-/// Runs `body` on each rank. `follows` says whether a rank's error is the consequence of another's; it is also given what had ended the
-/// rank's communicator by then.
+/// Runs `body` on each rank. `follows` says whether a rank's error is the consequence of another's; it is also given
+/// what had ended the rank's communicator by then.
 fn each_rank<T: Send, E: From<Error> + Send>(
     ranks: u32,
     config: &Config,

@@ -7,7 +7,8 @@
 //! split comm 1d2f3a4158b0c77e rank 0 nranks 2 localRanks 2 nNodes 1 parent 8b0c77e1d2f3a415 color 1 key 0 - Init COMPLETE
 //! ```
 //!
-//! `comm` is the number by which all lines of the communicator name it, the same on all ranks; `commId` is the number of the unique id.
+//! `comm` is the number by which all lines of the communicator name it, the same on all ranks; `commId` is the number
+//! of the unique id.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! A panic inside of a call ends the communicator with an error on all ranks, after which it can be shrunk as after any failure.
+//! A panic inside of a call ends the communicator with an error on all ranks, after which it can be shrunk as after any
+//! failure.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::comm::{Communicator, Home};
 use crate::error::{Error, Result};
 
-/// Ends the communicator when it is dropped. Only unwinding drops it: after a panic nobody knows how much of the call was done.
+/// Ends the communicator when it is dropped. Only unwinding drops it: after a panic nobody knows how much of the call
+/// was done.
 pub(super) struct Unwinding<'a>(pub(super) &'a Communicator);
 
 impl Drop for Unwinding<'_> {
@@ -49,7 +51,8 @@ mod tests {
         Config::default().with_timeout(Duration::from_secs(60))
     }
 
-    /// Rank 0 runs `call`, which panics and is caught, while the others wait in a collective; what is left of the communicator.
+    /// Rank 0 runs `call`, which panics and is caught, while the others wait in a collective; what is left of the
+    /// communicator.
     fn a_panic_leaves_what_can_be_shrunk(call: impl Fn(&Communicator) + Sync, words: &str) {
         local::run_with(3, &patient(), |comm| {
             comm.barrier()?;
@@ -75,7 +78,8 @@ mod tests {
         .unwrap();
     }
 
-    /// Regression: the communicator was "in use by an outer call" for ever, `async_error` knew of nothing, `shrink` was refused.
+    /// Regression: the communicator was "in use by an outer call" for ever, `async_error` knew of nothing, `shrink` was
+    /// refused.
     #[test]
     fn a_panic_in_a_scope_ends_the_communicator_and_says_so() {
         let body = |comm: &Communicator| {

@@ -1,4 +1,5 @@
-//! What a communicator knows of its peers: who failed, died, left or is stuck; and the notes in which ranks tell each other.
+//! What a communicator knows of its peers: who failed, died, left or is stuck; and the notes in which ranks tell each
+//! other.
 //!
 //! # Notes
 //! Ranks publish them through the bootstrap. One byte of kind, then:
@@ -27,8 +28,8 @@ pub(crate) struct PeerStatus {
     left: Vec<Left>,
     /// Ranks that have said where they are stuck.
     stalled: HashMap<Rank, Stall>,
-    /// The first failure that a peer told of, or a difference that its note showed. The bootstrap delivers each note once, and every
-    /// thread that looks must learn of it.
+    /// The first failure that a peer told of, or a difference that its note showed. The bootstrap delivers each note
+    /// once, and every thread that looks must learn of it.
     failure: Option<Error>,
     /// The first failure of the control plane.
     control_failure: Option<Error>,
@@ -93,7 +94,8 @@ impl PeerStatus {
         world.ranks().filter(|rank| *rank != world.rank && !is_stuck(rank)).collect()
     }
 
-    /// What `events`, and what was heard before, say of the end of `peer`: at best in the words of the rank that failed first.
+    /// What `events`, and what was heard before, say of the end of `peer`: at best in the words of the rank that failed
+    /// first.
     pub(crate) fn explain(&mut self, peer: Option<u32>, events: Vec<Event>, history: &History) -> Option<Error> {
         // Where an earlier failure has ended a wait already, only a new one can say more.
         let mut told = self.failure.as_ref().filter(|_| !self.is_cause).map(Error::duplicate);
@@ -218,7 +220,8 @@ fn label_of(bytes: &[u8]) -> Label {
     std::array::from_fn(|word| u64::from_le_bytes(std::array::from_fn(|byte| bytes[word * size_of::<u64>() + byte])))
 }
 
-/// A call of the user's that is a collective call of the bootstrap (split, placement), and its place in this rank's program.
+/// A call of the user's that is a collective call of the bootstrap (split, placement), and its place in this rank's
+/// program.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BootstrapCall {
     /// What the user called.
@@ -230,8 +233,9 @@ pub(crate) struct BootstrapCall {
 }
 
 impl BootstrapCall {
-    /// Says whether a peer that is stuck somewhere can still come to this call. It cannot if it waits in a collective that this rank
-    /// begins later and has not begun this call: then the two programs have the calls in different orders.
+    /// Says whether a peer that is stuck somewhere can still come to this call. It cannot if it waits in a collective
+    /// that this rank begins later and has not begun this call: then the two programs have the calls in different
+    /// orders.
     fn compare(&self, from: Rank, stall: &Stall) -> Result<()> {
         if sequence(stall.label) < self.collectives || stall.exchanges > self.exchanges {
             return Ok(());

@@ -55,9 +55,10 @@ pub struct Locality {
 
 /// A GPU, chosen for a rank.
 ///
-/// The ranks of a host share its GPUs evenly, each with one of its NUMA node where there is one; what `CUDA_VISIBLE_DEVICES` or a
-/// container hides is not chosen. The GPUs are numbered by their place on the PCI bus. CUDA numbers them so on hosts whose GPUs
-/// are all of one kind; on others `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes sure that it does.
+/// The ranks of a host share its GPUs evenly, each with one of its NUMA node where there is one; what
+/// `CUDA_VISIBLE_DEVICES` or a container hides is not chosen. The GPUs are numbered by their place on the PCI bus. CUDA
+/// numbers them so on hosts whose GPUs are all of one kind; on others `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes sure that it
+/// does.
 ///
 /// Of a GPU that MIG has split, a process uses parts, and CUDA shows fewer of them than there are:
 ///
@@ -66,17 +67,19 @@ pub struct Locality {
 /// | before 570 | the first part of the first GPU that is split, and no other | the first part of the list | the first part of the first GPU of the list that is split |
 /// | 570 and later | a part of each GPU instance, and the GPUs that are not split | the parts of the list | the GPUs of the list up to the first that is split, and its first part |
 ///
-/// So before 570 all ranks of a host share one part unless their launcher gives each a list of its own, as Slurm does. NVIDIA does not say
-/// what a number of the list counts on such hosts; here it counts GPUs, and what might be counted in another way is left out.
-/// Where a GPU instance is split further, into several compute instances, a list of parts counts up to its first: names do not tell
-/// which belong together. A GPU in MIG mode that is not split yet looks like any other here, and CUDA cannot use it.
+/// So before 570 all ranks of a host share one part unless their launcher gives each a list of its own, as Slurm does.
+/// NVIDIA does not say what a number of the list counts on such hosts; here it counts GPUs, and what might be counted
+/// in another way is left out. Where a GPU instance is split further, into several compute instances, a list of parts
+/// counts up to its first: names do not tell which belong together. A GPU in MIG mode that is not split yet looks like
+/// any other here, and CUDA cannot use it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceChoice {
     /// What `cudaSetDevice` takes.
     pub ordinal: u32,
     /// Its place on the PCI bus, `0000:3b:00.0`. For a part of a GPU, and where the driver hides the bus, its name in
-    /// `CUDA_VISIBLE_DEVICES`: as that variable has it, or `MIG-GPU-…/1/0` with the numbers of GPU instance and compute instance.
+    /// `CUDA_VISIBLE_DEVICES`: as that variable has it, or `MIG-GPU-…/1/0` with the numbers of GPU instance and compute
+    /// instance.
     pub bus_id: String,
     /// How many ranks of the host use it.
     pub shared_by: u32,
@@ -104,8 +107,8 @@ impl fmt::Display for DeviceChoice {
 }
 
 impl Communicator {
-    /// Where this rank is: its host, its number there, the GPU to use. The first call is collective, because all ranks tell each other what
-    /// they see. Later calls return the same answer at once.
+    /// Where this rank is: its host, its number there, the GPU to use. The first call is collective, because all ranks
+    /// tell each other what they see. Later calls return the same answer at once.
     ///
     /// # Errors
     /// Of the exchange, as init's; [`crate::error::Kind::Mismatch`] where other ranks are in another call;
@@ -138,7 +141,8 @@ impl Communicator {
     /// Which ranks share a host with this one, as init found it. Not collective: any rank may ask at any time.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InProgress`] while a non-blocking init is under way; the error that has ended the communicator.
+    /// [`crate::error::Kind::InProgress`] while a non-blocking init is under way; the error that has ended the
+    /// communicator.
     ///
     /// # Examples
     /// ```

@@ -8,8 +8,8 @@ use crate::plan::{Count, Plan, Spec, Windows};
 use crate::sync::primitive::Arc;
 use crate::types::{Algorithm, Collective, Protocol, Rank, World};
 
-/// What tells the programs of one communicator from each other: all else of a spec is the same for all of its calls. Vector forms have a
-/// check sum in the place of the count, so that a hit still compares the counts.
+/// What tells the programs of one communicator from each other: all else of a spec is the same for all of its calls.
+/// Vector forms have a check sum in the place of the count, so that a hit still compares the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     collective: Collective,
@@ -30,7 +30,8 @@ pub(super) struct Means {
     pub(super) channels: u32,
 }
 
-/// The latest programs, as many as [`MOST_BYTES`] hold; where there is no more room, the one that was not used for longest goes.
+/// The latest programs, as many as [`MOST_BYTES`] hold; where there is no more room, the one that was not used for
+/// longest goes.
 #[derive(Debug, Default)]
 pub(super) struct Programs {
     /// The one that ran last: most loops call one thing again and again.
@@ -121,8 +122,8 @@ fn counts_match(planned: &Count, called: &CallCount) -> bool {
     }
 }
 
-/// Bytes of the programs that a communicator keeps. A program of a host of 8 ranks takes some 5 KB, so that over a thousand different
-/// calls are kept; one of 1,024 ranks that all send to each other some 400 KB.
+/// Bytes of the programs that a communicator keeps. A program of a host of 8 ranks takes some 5 KB, so that over a
+/// thousand different calls are kept; one of 1,024 ranks that all send to each other some 400 KB.
 const MOST_BYTES: usize = 8 << 20;
 
 /// An odd number whose bits are spread: 2⁶⁴ divided by the golden ratio.
@@ -174,8 +175,8 @@ mod tests {
         programs.of(&call, world, means, spec).unwrap()
     }
 
-    /// Regression: the cache held 32 plans, first in, first out, so that a loop over 33 gradient buckets planned each of them in each
-    /// iteration, for ever.
+    /// Regression: the cache held 32 plans, first in, first out, so that a loop over 33 gradient buckets planned each
+    /// of them in each iteration, for ever.
     #[test]
     fn two_hundred_counts_in_turn_are_planned_once_each() {
         let mut programs = Programs::default();

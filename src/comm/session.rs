@@ -1,8 +1,9 @@
-//! What a rank knows of its communicator, apart from what moves data: its world, its settings, its peers, its counters, its deadlines
-//! and its abort flag.
+//! What a rank knows of its communicator, apart from what moves data: its world, its settings, its peers, its counters,
+//! its deadlines and its abort flag.
 //!
-//! Any thread may look at a [`Session`]: a call that waits looks at it in each slow turn, and where nobody waits, because a device or a
-//! thread of its own does the work, a monitor can. One thread at a time begins operations: it alone counts up the counters.
+//! Any thread may look at a [`Session`]: a call that waits looks at it in each slow turn, and where nobody waits,
+//! because a device or a thread of its own does the work, a monitor can. One thread at a time begins operations: it
+//! alone counts up the counters.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -119,7 +120,8 @@ impl Session {
         peers.check(waiting_for, now)
     }
 
-    /// Tells the others that this rank waits in `operation`, so that one which waits in another call finds the difference.
+    /// Tells the others that this rank waits in `operation`, so that one which waits in another call finds the
+    /// difference.
     pub(crate) fn publish_stall(&self, operation: &Operation) {
         self.bootstrap.publish(&peer_status::stall_note(operation.label(), self.bootstrap.exchanges()));
     }
@@ -137,8 +139,8 @@ impl Session {
         self.peers().reader(call)
     }
 
-    /// Ends the communicator: the cause of `error`, of which all ranks have been told. `first_difference` reads what a peer's flat slots
-    /// say of the first call that differs.
+    /// Ends the communicator: the cause of `error`, of which all ranks have been told. `first_difference` reads what a
+    /// peer's flat slots say of the first call that differs.
     pub(crate) fn fail(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
         let error = self.cause(error, first_difference).at(self.world.rank);
         self.publish_failure(&error);
@@ -151,7 +153,8 @@ impl Session {
         self.bootstrap.publish(&failure_note(error));
     }
 
-    /// The error behind `error`. A data connection that breaks says nothing of why; the bootstrap's news do, which may come a moment later.
+    /// The error behind `error`. A data connection that breaks says nothing of why; the bootstrap's news do, which may
+    /// come a moment later.
     pub(crate) fn cause(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
         match error.kind() {
             Kind::Mismatch => self.first_mismatch(error, first_difference),
@@ -183,8 +186,8 @@ impl Session {
         }
     }
 
-    /// The first call that differs, for a mismatch that this rank has found: a rank in whose call nobody waits, such as a root, goes on,
-    /// and the difference shows in a later call.
+    /// The first call that differs, for a mismatch that this rank has found: a rank in whose call nobody waits, such as
+    /// a root, goes on, and the difference shows in a later call.
     fn first_mismatch(&self, error: Error, first_difference: &dyn Fn(Rank) -> Option<Error>) -> Error {
         if std::mem::replace(&mut self.peers().is_cause, true) {
             return error;

@@ -12,11 +12,11 @@ use crate::sync::{AbortFlag, Wait};
 use crate::types::{Rank, World};
 
 impl Communicator {
-    /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those that pass `None`
-    /// get `None`. Collective over all ranks. The child lives on without its parent.
+    /// Splits the ranks: those that pass the same `color` form a new communicator, ranked by (`key`, old rank); those
+    /// that pass `None` get `None`. Collective over all ranks. The child lives on without its parent.
     ///
-    /// Where the configuration says non-blocking, the call returns at once: [`Communicator::async_error`] of the child tells when it can
-    /// be used, and that of this communicator when it can be used again, which is before that.
+    /// Where the configuration says non-blocking, the call returns at once: [`Communicator::async_error`] of the child
+    /// tells when it can be used, and that of this communicator when it can be used again, which is before that.
     ///
     /// # Errors
     /// Of the exchange, as init's; [`crate::error::Kind::Mismatch`] where other ranks are in another call.
@@ -53,8 +53,8 @@ impl Communicator {
         unfinished.map(UnfinishedChild::finish).transpose()
     }
 
-    /// The ranks that pass the same `color`, ranked by (`key`, old rank): [`Communicator::split`] where every rank goes somewhere.
-    /// Collective over all ranks.
+    /// The ranks that pass the same `color`, ranked by (`key`, old rank): [`Communicator::split`] where every rank goes
+    /// somewhere. Collective over all ranks.
     ///
     /// # Errors
     /// As [`Communicator::split`].
@@ -95,8 +95,8 @@ impl Communicator {
         self.by_color(placement.host, i64::from(placement.local_rank))
     }
 
-    /// The ranks of my local rank, one of each host that has so many, in the order of the hosts. Collective over all ranks. That of
-    /// local rank 0 are the leaders.
+    /// The ranks of my local rank, one of each host that has so many, in the order of the hosts. Collective over all
+    /// ranks. That of local rank 0 are the leaders.
     ///
     /// # Errors
     /// As [`Communicator::placement`] and [`Communicator::split`].
@@ -124,9 +124,9 @@ impl Communicator {
         self.by_color(placement.local_rank, i64::from(placement.host))
     }
 
-    /// A new communicator of all ranks but `excluded`, which may be dead; the parent may have failed. Called by the survivors,
-    /// with the same list. Ranks keep their order. Where the configuration says non-blocking, the call returns at once, as
-    /// [`Communicator::split`] does.
+    /// A new communicator of all ranks but `excluded`, which may be dead; the parent may have failed. Called by the
+    /// survivors, with the same list. Ranks keep their order. Where the configuration says non-blocking, the call
+    /// returns at once, as [`Communicator::split`] does.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where this rank or no rank is excluded.
@@ -243,7 +243,8 @@ impl UnfinishedChild {
         init::make(world, settings, (&origin, abort), move |_, _| Ok(child.bootstrap))
     }
 
-    /// The other half, of the child's ranks alone: the child, which is still being made where its settings say non-blocking.
+    /// The other half, of the child's ranks alone: the child, which is still being made where its settings say
+    /// non-blocking.
     pub(super) fn finish(self) -> Result<Communicator> {
         let UnfinishedChild { child, settings, origin, parent, rank } = self;
         let call = origin.call();

@@ -101,7 +101,8 @@ impl Drop for Making {
         if std::thread::panicking() {
             status.abort.raise(Error::internal("the thread of an init panicked"));
         }
-        // Pairs with the acquire in `is_starting`. Before the world: a program that has asked for its rank finds the communicator made.
+        // Pairs with the acquire in `is_starting`. Before the world: a program that has asked for its rank finds the
+        // communicator made.
         status.is_starting.store(false, Ordering::Release);
         // Fails where it was known before.
         let _known = status.world.set(*world);

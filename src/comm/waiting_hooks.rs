@@ -1,5 +1,5 @@
-//! Runs the program's progress hooks on the calling thread while threads of ours have the engines: some hooks (MPI below
-//! `MPI_THREAD_MULTIPLE`) work on that thread only.
+//! Runs the program's progress hooks on the calling thread while threads of ours have the engines: some hooks (MPI
+//! below `MPI_THREAD_MULTIPLE`) work on that thread only.
 
 use crate::comm::engine::Engine;
 use crate::sync::{AbortFlag, Progress};
@@ -24,8 +24,8 @@ impl WaitingHooks {
         self.0.is_empty()
     }
 
-    /// Calls each hook once. A hook that fails ends its communicator: the thread that has the engine sees the abort flag, and the
-    /// operation ends with the hook's error.
+    /// Calls each hook once. A hook that fails ends its communicator: the thread that has the engine sees the abort
+    /// flag, and the operation ends with the hook's error.
     pub(super) fn turn(&self) {
         for (hook, abort) in &self.0 {
             if !abort.is_raised()

@@ -79,7 +79,8 @@ impl Arena {
 
     /// Who may touch the rank's user buffers.
     pub fn lease(&self) -> &Lease {
-        // SAFETY: a 64-byte line of a page-aligned mapping that `self` keeps, zeroed at first and used through `Lease` only.
+        // SAFETY: a 64-byte line of a page-aligned mapping that `self` keeps, zeroed at first and used through `Lease`
+        // only.
         unsafe { Lease::at(self.memory.at(LEASE_OFFSET, Flag::LINE)) }
     }
 
@@ -119,8 +120,8 @@ impl Arena {
     }
 
     fn arrivals_at(&self, offset: usize) -> &Arrivals {
-        // SAFETY: offsets are multiples of 64 in a page-aligned mapping that `self` keeps; the first 8 bytes there are touched through
-        // `Arrivals` only.
+        // SAFETY: offsets are multiples of 64 in a page-aligned mapping that `self` keeps; the first 8 bytes there are
+        // touched through `Arrivals` only.
         unsafe { Arrivals::at(self.memory.at(offset, 8)) }
     }
 
@@ -135,15 +136,15 @@ impl Arena {
     }
 
     fn flag_at(&self, offset: usize) -> &Flag {
-        // SAFETY: offsets are multiples of 64 in a page-aligned mapping that `self` keeps; the first 16 bytes there are touched
-        // through `Flag` only.
+        // SAFETY: offsets are multiples of 64 in a page-aligned mapping that `self` keeps; the first 16 bytes there are
+        // touched through `Flag` only.
         unsafe { Flag::at(self.memory.at(offset, Flag::BYTES)) }
     }
 }
 
 impl FlatSlot<'_> {
-    /// Where `bytes` of data lie: beside the label if they fit, so that flag, label and data are one cache line. Small data of all slots lie
-    /// together: the first operations that go round the slots take a page fault for each page.
+    /// Where `bytes` of data lie: beside the label if they fit, so that flag, label and data are one cache line. Small
+    /// data of all slots lie together: the first operations that go round the slots take a page fault for each page.
     #[inline]
     pub fn data(&self, bytes: usize) -> NonNull<u8> {
         let memory = &self.arena.memory;
@@ -169,7 +170,8 @@ impl FlatSlot<'_> {
     #[inline]
     pub fn read_label(&self) -> Label {
         let place = self.label_place();
-        // SAFETY: inside the line and aligned to 8; once, volatile, so that a later change by the peer changes nothing here.
+        // SAFETY: inside the line and aligned to 8; once, volatile, so that a later change by the peer changes nothing
+        // here.
         unsafe { place.read_volatile() }
     }
 

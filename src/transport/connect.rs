@@ -1,13 +1,13 @@
 //! Making rings, a state machine that never blocks.
 //!
-//! The receiver listens by the pair's transport, and sends the offer that this gives to the sender over the bootstrap. The
-//! sender connects by it and confirms over the bootstrap, which ends the set-up on both sides: a rank whose
-//! [`Fabric::connect`] returned knows that its peers can reach it. At most [`ROUND_PEERS`] connections are opened from this
-//! side at once.
+//! The receiver listens by the pair's transport, and sends the offer that this gives to the sender over the bootstrap.
+//! The sender connects by it and confirms over the bootstrap, which ends the set-up on both sides: a rank whose
+//! [`Fabric::connect`] returned knows that its peers can reach it. At most [`ROUND_PEERS`] connections are opened from
+//! this side at once.
 //!
-//! In a collective both ends come by themselves. The receiver of a plain send may be in any other call, and may itself wait in a
-//! send: the sender asks it over the bootstrap to open its end ([`Receivers::AreAsked`]), and the receiver does that in whatever
-//! wait it is ([`Fabric::attend`]).
+//! In a collective both ends come by themselves. The receiver of a plain send may be in any other call, and may itself
+//! wait in a send: the sender asks it over the bootstrap to open its end ([`Receivers::AreAsked`]), and the receiver
+//! does that in whatever wait it is ([`Fabric::attend`]).
 
 use std::collections::HashMap;
 
@@ -132,8 +132,8 @@ impl Fabric {
         bootstrap.take_from_any(TAG_ASK).map(|(peer, words)| EndRequest { peer, device: words.first().copied() })
     }
 
-    /// Begins to open this rank's end of the connection for which a peer asks, unless it has begun before. From then on the rank
-    /// [owes](Fabric::owes).
+    /// Begins to open this rank's end of the connection for which a peer asks, unless it has begun before. From then on
+    /// the rank [owes](Fabric::owes).
     ///
     /// # Errors
     /// As [`Fabric::begin_connect`].
@@ -150,8 +150,8 @@ impl Fabric {
         self.begin_connect(&[need], Receivers::Come, (bootstrap, &unbounded()))
     }
 
-    /// Opens this rank's ends of the connections for which senders ask, and hands out what is owed: every wait does it now and then.
-    /// True where anything moved.
+    /// Opens this rank's ends of the connections for which senders ask, and hands out what is owed: every wait does it
+    /// now and then. True where anything moved.
     ///
     /// # Errors
     /// As [`Fabric::pay`] and [`Fabric::open_for`].
@@ -271,7 +271,8 @@ impl Fabric {
     }
 }
 
-/// For a message of few bytes to a rank from which one has come: it never waits. The deadline is that of whoever drives the set-up.
+/// For a message of few bytes to a rank from which one has come: it never waits. The deadline is that of whoever drives
+/// the set-up.
 pub(super) fn unbounded() -> Wait {
     Wait::new(std::time::Duration::MAX, &crate::sync::AbortFlag::new())
 }

@@ -164,8 +164,8 @@ fn closed() -> Error {
     Error::new(Kind::Remote, "the other end closed a connection before it began")
 }
 
-/// Makes the call until no signal interrupts it; `None` where it would block. Pumps rely on that: the kernel reports readiness again
-/// only after a call that would have blocked.
+/// Makes the call until no signal interrupts it; `None` where it would block. Pumps rely on that: the kernel reports
+/// readiness again only after a call that would have blocked.
 pub(super) fn settle(name: &str, mut call: impl FnMut() -> std::io::Result<usize>) -> Result<Option<usize>> {
     loop {
         return match call() {
@@ -183,8 +183,8 @@ pub(super) fn terms(bootstrap: &dyn Bootstrap, purpose: Purpose) -> Terms {
     Terms { key: bootstrap.key(), purpose, communicator: bootstrap.id() }
 }
 
-/// Makes room for a newcomer among `sessions`, oldest first. False where all are so young that none may be driven out: the newcomer
-/// waits in the listener's queue.
+/// Makes room for a newcomer among `sessions`, oldest first. False where all are so young that none may be driven out:
+/// the newcomer waits in the listener's queue.
 pub(super) fn crowd_out<S>(sessions: &mut Vec<S>, since: impl Fn(&S) -> Instant, now: Instant) -> bool {
     if sessions.len() < MOST_SESSIONS {
         return true;

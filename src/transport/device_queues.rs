@@ -1,8 +1,9 @@
 //! Memory of devices between processes: what ranks hand to each other for good, and the queues of connections.
 //!
-//! A connection on devices is a queue of slots in the receiver's memory, which launches of both ends use; no host moves it. The receiver
-//! allocates it and sends an offer over the bootstrap; the sender maps it for the work of its own device, and confirms. As between hosts,
-//! either end of a message may come first: it asks the other one, which opens its end in whatever wait it is.
+//! A connection on devices is a queue of slots in the receiver's memory, which launches of both ends use; no host moves
+//! it. The receiver allocates it and sends an offer over the bootstrap; the sender maps it for the work of its own
+//! device, and confirms. As between hosts, either end of a message may come first: it asks the other one, which opens
+//! its end in whatever wait it is.
 
 use std::collections::HashMap;
 
@@ -50,12 +51,12 @@ impl DeviceQueues {
 }
 
 impl Fabric {
-    /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of as many bytes, for that device. All
-    /// peers make the same call. Queues of connections have `queue_bytes` from now on.
+    /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of as many bytes, for
+    /// that device. All peers make the same call. Queues of connections have `queue_bytes` from now on.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] where a peer cannot map memory of this rank; of memory, or of a peer that does not come by the
-    /// deadline.
+    /// [`crate::error::Kind::InvalidUsage`] where a peer cannot map memory of this rank; of memory, or of a peer that
+    /// does not come by the deadline.
     pub fn share_with_processes(
         &mut self,
         mine: &Region,
@@ -83,8 +84,8 @@ impl Fabric {
         self.queues.open.get(need)
     }
 
-    /// Opens the queues of `needs` that are not open yet. The peers of each come to the matching need in a call of theirs, or in a wait:
-    /// those of messages are asked to.
+    /// Opens the queues of `needs` that are not open yet. The peers of each come to the matching need in a call of
+    /// theirs, or in a wait: those of messages are asked to.
     ///
     /// # Errors
     /// Of memory, or of a peer that does not come by the deadline.
@@ -104,7 +105,8 @@ impl Fabric {
         })
     }
 
-    /// Begins to open this rank's end of the messages with `peer` that it asks for by a `word`, unless that has begun before.
+    /// Begins to open this rank's end of the messages with `peer` that it asks for by a `word`, unless that has begun
+    /// before.
     pub(super) fn open_queue_for(&mut self, peer: Rank, word: u8, bootstrap: &dyn Bootstrap) -> Result<()> {
         let way = match word {
             ASKS_TO_RECEIVE => Way::Receive,

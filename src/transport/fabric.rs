@@ -32,7 +32,8 @@ pub struct Setup<'a> {
     pub wait: &'a Wait,
     /// Looked at while waiting.
     pub watch: &'a mut dyn Watch,
-    /// What peers may wait for before they come to the set-up: moves it, true where anything moved. `None` where there is no such thing.
+    /// What peers may wait for before they come to the set-up: moves it, true where anything moved. `None` where there
+    /// is no such thing.
     pub beside: Option<Turn<'a>>,
 }
 
@@ -46,7 +47,8 @@ impl std::fmt::Debug for Setup<'_> {
 }
 
 impl Setup<'_> {
-    /// [`Bootstrap::recv`], looking at the watch meanwhile: what `peer` waits for may never come, and others may say so.
+    /// [`Bootstrap::recv`], looking at the watch meanwhile: what `peer` waits for may never come, and others may say
+    /// so.
     fn recv(&mut self, fabric: &mut Fabric, peer: Rank, (tag, what): (u32, &str)) -> Result<Vec<u8>> {
         loop {
             while self.turn(fabric)? | fabric.attend(self.bootstrap)? {}
@@ -166,8 +168,8 @@ impl Fabric {
         self.transports.iter_mut().try_for_each(|transport| transport.serve(now))
     }
 
-    /// Whether an offer of this rank has not been taken, or a connection for which a sender asked is under way, so that whoever waits must
-    /// [pay](Fabric::pay) meanwhile. It costs nothing to ask.
+    /// Whether an offer of this rank has not been taken, or a connection for which a sender asked is under way, so that
+    /// whoever waits must [pay](Fabric::pay) meanwhile. It costs nothing to ask.
     #[inline]
     pub fn owes(&self) -> bool {
         self.owes
@@ -199,8 +201,8 @@ impl Fabric {
         self.transports.iter_mut().enumerate().flat_map(of).collect()
     }
 
-    /// Whether all was taken but what was `outstanding` before: that is for peers which may come later, and whoever offered it serves
-    /// them.
+    /// Whether all was taken but what was `outstanding` before: that is for peers which may come later, and whoever
+    /// offered it serves them.
     pub(super) fn settled_since(&mut self, before: &[(usize, u64)]) -> bool {
         self.outstanding().iter().all(|offer| before.contains(offer))
     }
@@ -243,8 +245,8 @@ impl Fabric {
 
     /// Maps the arenas of all ranks of my host. Collective over the host; the second call does nothing.
     ///
-    /// The arenas of neighbours are one piece of memory, which the first of them makes and hands to all: so a rank takes a piece for each
-    /// [`PIECE_RANKS`] ranks, and not one for each rank.
+    /// The arenas of neighbours are one piece of memory, which the first of them makes and hands to all: so a rank
+    /// takes a piece for each [`PIECE_RANKS`] ranks, and not one for each rank.
     ///
     /// # Errors
     /// Of memory, or of a peer that does not come by the deadline.
@@ -307,8 +309,8 @@ impl Fabric {
         if ranks.iter().all(threads) { Sharing::Threads } else { Sharing::Processes }
     }
 
-    /// Registers `mine` together with the buffers of the other ranks of my host, so that peers can work in them. Collective over the
-    /// host, whose windows are open.
+    /// Registers `mine` together with the buffers of the other ranks of my host, so that peers can work in them.
+    /// Collective over the host, whose windows are open.
     ///
     /// # Errors
     /// As [`Fabric::open_windows`]; [`crate::error::Kind::InvalidUsage`] beyond 1024 registrations.
@@ -351,8 +353,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Hands `mine` to all other ranks of `takers`, and maps that of each of `owners` for the work of `home`, of so many bytes where that
-    /// is known; `None` at my own place.
+    /// Hands `mine` to all other ranks of `takers`, and maps that of each of `owners` for the work of `home`, of so
+    /// many bytes where that is known; `None` at my own place.
     pub(super) fn exchange_memory(
         &mut self,
         (owners, takers): (&[(Rank, Option<usize>)], &[Rank]),

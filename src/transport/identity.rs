@@ -4,8 +4,8 @@ use crate::error::Result;
 use crate::sync::primitive::OnceLock;
 use crate::sys::{host, random};
 
-/// A number that is equal on two ranks that can share memory: a hash of the host's name and boot, or of `NCCL_HOSTID` in their place,
-/// and of the network namespace, since shared memory is handed over by sockets that end there.
+/// A number that is equal on two ranks that can share memory: a hash of the host's name and boot, or of `NCCL_HOSTID`
+/// in their place, and of the network namespace, since shared memory is handed over by sockets that end there.
 ///
 /// # Errors
 /// [`crate::error::Kind::System`] where the system has no host name.

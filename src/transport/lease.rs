@@ -1,12 +1,13 @@
 //! Who may touch a rank's user buffers while an operation runs.
 //!
 //! Peers that work in a rank's own buffers must be out of them before the rank returns from the operation, also when it
-//! returns with an error while they are in the middle of it. The owner opens the lease for one operation; a peer enters before
-//! its first access and leaves after its last; the owner closes it, which lets nobody in any more, and waits until all have left.
+//! returns with an error while they are in the middle of it. The owner opens the lease for one operation; a peer enters
+//! before its first access and leaves after its last; the owner closes it, which lets nobody in any more, and waits
+//! until all have left.
 //!
-//! The word: operation number + 1 in the upper 48 bits (0: closed), peers inside in the lower 16. Beside it stands a bit for each
-//! rank of the host, which a rank that is a process of its own sets before it enters, and clears when it has left: so the owner knows
-//! whom it waits for, and need not wait for a process that has ended.
+//! The word: operation number + 1 in the upper 48 bits (0: closed), peers inside in the lower 16. Beside it stands a
+//! bit for each rank of the host, which a rank that is a process of its own sets before it enters, and clears when it
+//! has left: so the owner knows whom it waits for, and need not wait for a process that has ended.
 
 use std::ptr::NonNull;
 
@@ -31,7 +32,8 @@ impl Lease {
     /// The lease at `place`.
     ///
     /// # Safety
-    /// `place` is aligned to 8 and leads to 64 bytes, zeroed at first, that stay mapped for `'a` and are touched through `Lease` only.
+    /// `place` is aligned to 8 and leads to 64 bytes, zeroed at first, that stay mapped for `'a` and are touched
+    /// through `Lease` only.
     pub unsafe fn at<'a>(place: NonNull<u8>) -> &'a Lease {
         // SAFETY: the caller keeps alignment, size and life; any bit pattern is valid.
         unsafe { place.cast::<Lease>().as_ref() }
@@ -56,8 +58,8 @@ impl Lease {
     /// # Panics
     /// Where `place` is not below [`Lease::PLACES`].
     pub fn enter_as(&self, place: usize, operation: u64) -> Option<LeaseGuard<'_>> {
-        // Relaxed: the release of the count publishes it. So an owner that has closed the lease, and finds no bit then, knows that this
-        // rank is not inside and cannot come in.
+        // Relaxed: the release of the count publishes it. So an owner that has closed the lease, and finds no bit then,
+        // knows that this rank is not inside and cannot come in.
         self.visitors[place / BITS].fetch_or(bit(place), Ordering::Relaxed);
         if self.count_in(operation) {
             return Some(LeaseGuard { lease: self, place: Some(place) });
@@ -88,8 +90,8 @@ impl Lease {
         self.word.load(Ordering::Acquire) & COUNT_MASK == 0
     }
 
-    /// Whether the rank at `place`, which enters by [`Lease::enter_as`] only, is out of the lease that is closed. Acquires its last
-    /// accesses.
+    /// Whether the rank at `place`, which enters by [`Lease::enter_as`] only, is out of the lease that is closed.
+    /// Acquires its last accesses.
     pub fn is_out(&self, place: usize) -> bool {
         self.visitors[place / BITS].load(Ordering::Acquire) & bit(place) == 0
     }

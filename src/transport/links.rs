@@ -1,11 +1,12 @@
 //! The rings of a communicator, and the pumps behind those whose ends share no memory.
 //!
 //! # Which pumps are called
-//! Each turn calls the pumps that can move. A pump that waits for a descriptor is called when the kernel has reported one of them,
-//! edge-triggered: one `epoll_wait` asks for all such pumps together, and an idle connection costs nothing. The pump that moved last is
-//! called without asking, since its own read costs what asking would, and messages often come from where the last one came. The others
-//! are asked for in each turn in which it finds nothing. A turn in which a pump had something of its own to send asks nobody: what it
-//! sent may be all that the caller waits for. Whatever moves, one of [`LOOK_EVERY`] turns asks for all.
+//! Each turn calls the pumps that can move. A pump that waits for a descriptor is called when the kernel has reported
+//! one of them, edge-triggered: one `epoll_wait` asks for all such pumps together, and an idle connection costs
+//! nothing. The pump that moved last is called without asking, since its own read costs what asking would, and messages
+//! often come from where the last one came. The others are asked for in each turn in which it finds nothing. A turn in
+//! which a pump had something of its own to send asks nobody: what it sent may be all that the caller waits for.
+//! Whatever moves, one of [`LOOK_EVERY`] turns asks for all.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -185,7 +186,8 @@ impl Links {
         self.receivers.get(peer, channel)
     }
 
-    /// The labels of the messages of collectives that have arrived and that nobody has taken, with their senders: one of each connection.
+    /// The labels of the messages of collectives that have arrived and that nobody has taken, with their senders: one
+    /// of each connection.
     #[cold]
     pub fn left_over(&mut self) -> Vec<(Rank, Label)> {
         let Ends { open, places } = &mut self.receivers;
@@ -331,7 +333,8 @@ mod tests {
     use super::*;
     use crate::sync::primitive::{Arc, AtomicU64, Ordering};
 
-    /// A pump that reads one byte at a time from a socket, and counts how often it is called; without descriptors where `asks`.
+    /// A pump that reads one byte at a time from a socket, and counts how often it is called; without descriptors where
+    /// `asks`.
     #[derive(Debug)]
     struct Counting {
         socket: UnixStream,

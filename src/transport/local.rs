@@ -1,7 +1,8 @@
 //! P2P between threads of one process: they share memory by sharing its handle.
 //!
-//! The owner puts an offer into a table of the process and sends the ticket over the bootstrap. A ticket is a random number and nothing
-//! else: it is looked up, never used as an address. Offers end when they are taken as often as said, or with their [`Local`].
+//! The owner puts an offer into a table of the process and sends the ticket over the bootstrap. A ticket is a random
+//! number and nothing else: it is looked up, never used as an address. Offers end when they are taken as often as said,
+//! or with their [`Local`].
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -30,8 +31,8 @@ struct LocalOffer {
 
 /// Offers to threads of this process that have not been taken yet.
 ///
-/// The one table of the process: threads that join one communicator have nothing else in common. Its keys are random, so that
-/// communicators do not meet, and its entries end with the fabric that made them.
+/// The one table of the process: threads that join one communicator have nothing else in common. Its keys are random,
+/// so that communicators do not meet, and its entries end with the fabric that made them.
 fn table() -> MutexGuard<'static, HashMap<u64, (LocalOffer, usize)>> {
     static TABLE: OnceLock<Mutex<HashMap<u64, (LocalOffer, usize)>>> = OnceLock::new();
     TABLE.get_or_init(Mutex::default).lock().unwrap_or_else(std::sync::PoisonError::into_inner)

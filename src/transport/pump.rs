@@ -1,7 +1,7 @@
 //! Pumps: what moves the bytes of a connection whose ends do not share memory.
 //!
-//! A pump stands between a ring and the outside. Whoever waits calls it by way of [`super::Links`], which asks first what the pump
-//! [waits for](Pump::waits), so that an idle connection costs no system call.
+//! A pump stands between a ring and the outside. Whoever waits calls it by way of [`super::Links`], which asks first
+//! what the pump [waits for](Pump::waits), so that an idle connection costs no system call.
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;

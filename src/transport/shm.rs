@@ -1,7 +1,8 @@
 //! SHM between processes of a host: descriptors of memory, handed over on an abstract unix socket.
 //!
-//! There is no file to leave behind and no limit of `/dev/shm`. The socket's name is random; who connects must run under the same user
-//! and prove that it belongs to the communicator before it is given anything; it is given what its ticket names and was offered to it.
+//! There is no file to leave behind and no limit of `/dev/shm`. The socket's name is random; who connects must run
+//! under the same user and prove that it belongs to the communicator before it is given anything; it is given what its
+//! ticket names and was offered to it.
 
 use std::collections::HashMap;
 use std::fmt::Write;

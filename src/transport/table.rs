@@ -1,8 +1,8 @@
 //! The transports as a table, and what each must offer. The first entry that connects two ranks is theirs.
 //!
 //! # Adding a transport
-//! A transport is one file with a type that implements [`Transport`], and one line in [`TABLE`]. Ranks agree on the transport of a
-//! pair because they compute it from the same facts.
+//! A transport is one file with a type that implements [`Transport`], and one line in [`TABLE`]. Ranks agree on the
+//! transport of a pair because they compute it from the same facts.
 
 use std::fmt::Debug;
 use std::time::Instant;
@@ -32,9 +32,9 @@ pub struct Policy {
 
 /// One way to get bytes from rank to rank, as one rank uses it.
 ///
-/// A connection has a receiver, which [listens](Transport::listen), and a sender, which [connects](Transport::connect) by the offer that
-/// the receiver sent it. A transport whose ranks can map each other's memory has a [`Transport::sharing`], and gets `listen` and
-/// `connect` from [`Transport::offer`] and [`Transport::import`].
+/// A connection has a receiver, which [listens](Transport::listen), and a sender, which [connects](Transport::connect)
+/// by the offer that the receiver sent it. A transport whose ranks can map each other's memory has a
+/// [`Transport::sharing`], and gets `listen` and `connect` from [`Transport::offer`] and [`Transport::import`].
 pub(super) trait Transport: Debug + Send {
     /// How memory is allocated that peers of this transport map; `None` where they cannot map any.
     fn sharing(&self) -> Option<Sharing>;
@@ -90,7 +90,8 @@ pub(super) trait Transport: Debug + Send {
     /// Of this rank's listener; what is wrong with one peer's connection ends that connection alone.
     fn serve(&mut self, now: Instant) -> Result<()>;
 
-    /// The receiving ends whose senders have connected since the last call, by the tickets that [`Transport::listen`] gave.
+    /// The receiving ends whose senders have connected since the last call, by the tickets that [`Transport::listen`]
+    /// gave.
     ///
     /// # Errors
     /// Of memory.
@@ -198,14 +199,15 @@ pub(super) struct Entry {
     pub(super) kind: TransportKind,
     /// Whether it connects two ranks; the reason where it does not.
     pub(super) can_connect: fn(&PeerInfo, &PeerInfo, Policy) -> std::result::Result<(), &'static str>,
-    /// Equal for two ranks exactly where it connects them, for transports that map memory. A transport further down the table maps at
-    /// least what those above it map.
+    /// Equal for two ranks exactly where it connects them, for transports that map memory. A transport further down the
+    /// table maps at least what those above it map.
     pub(super) domain: fn(&PeerInfo, Policy) -> Option<MappingKey>,
     /// One rank's side of it.
     pub(super) open: fn(Rank, SocketOptions) -> Box<dyn Transport>,
 }
 
-/// Ranks that can map each other's memory have equal ones: host, then process and rank where the transport is as narrow as that.
+/// Ranks that can map each other's memory have equal ones: host, then process and rank where the transport is as narrow
+/// as that.
 pub type MappingKey = (u64, Option<u64>, Option<Rank>);
 
 /// All transports, the best first.

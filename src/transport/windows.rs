@@ -21,7 +21,8 @@ pub struct HostWindows {
     pub arenas: Vec<Arena>,
     /// By what each of them reaches my memory, in the same order.
     pub neighbours: Vec<Neighbour>,
-    /// Where threads of one process say where their user buffers are; present where all ranks of the host are one process.
+    /// Where threads of one process say where their user buffers are; present where all ranks of the host are one
+    /// process.
     pub boards: Option<Vec<UserBoard>>,
     /// Registered buffers: for each registration, every host rank's memory.
     pub registered: Vec<Registered>,
@@ -36,7 +37,8 @@ pub enum Neighbour {
     Process(Option<Process>),
 }
 
-/// Where a thread's user buffers of the running operation are. Written by the owner before it opens its lease, read by who entered.
+/// Where a thread's user buffers of the running operation are. Written by the owner before it opens its lease, read by
+/// who entered.
 #[derive(Debug, Default)]
 pub struct UserPointers {
     input: AtomicUsize,
@@ -82,7 +84,8 @@ impl Loan<'_> {
         self.range
     }
 
-    /// [`crate::device::Keep::detach`] of the whole buffer: a peer that is still in it goes on in pages that are no longer this rank's.
+    /// [`crate::device::Keep::detach`] of the whole buffer: a peer that is still in it goes on in pages that are no
+    /// longer this rank's.
     ///
     /// # Errors
     /// As [`crate::device::Keep::detach`].
@@ -90,8 +93,8 @@ impl Loan<'_> {
         self.memory.keep().detach()
     }
 
-    /// Ends the loan. False where the buffer was detached meanwhile, by another operation on it that failed: what peers wrote may be
-    /// missing.
+    /// Ends the loan. False where the buffer was detached meanwhile, by another operation on it that failed: what peers
+    /// wrote may be missing.
     pub fn end(self) -> bool {
         let Loan { memory, generation, .. } = *std::mem::ManuallyDrop::new(self);
         memory.keep().take_back(generation)

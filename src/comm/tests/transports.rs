@@ -138,8 +138,8 @@ fn with(policy: Policy, timeout: Duration) -> Config {
     Config::default().with_p2p_disable(policy.no_local).with_shm_disable(policy.no_shm).with_timeout(timeout)
 }
 
-/// Regression: a ring of small sends, as MPI and NCCL programs have them, waited until the deadline: a receiver opened its end of a
-/// connection in its recv only.
+/// Regression: a ring of small sends, as MPI and NCCL programs have them, waited until the deadline: a receiver opened
+/// its end of a connection in its recv only.
 #[test]
 fn a_ring_of_small_sends_goes_through() {
     for (policy, ranks) in policies().into_iter().flat_map(|policy| [2, 3, 7].map(|ranks| (policy, ranks))) {
@@ -205,8 +205,8 @@ fn a_first_send_reaches_a_receiver_that_waits_elsewhere() {
     }
 }
 
-/// A send that nobody receives waits until its deadline, and says for whom: a first one of a rank that makes no call, and a large one of a
-/// rank that waits elsewhere.
+/// A send that nobody receives waits until its deadline, and says for whom: a first one of a rank that makes no call,
+/// and a large one of a rank that waits elsewhere.
 #[test]
 fn a_send_whose_receiver_never_comes_times_out_with_its_name() {
     for policy in policies() {

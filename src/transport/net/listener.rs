@@ -1,4 +1,5 @@
-//! The receiver's side of TCP connections: listens, accepts, and gives each accepted socket to the ring that its ticket names.
+//! The receiver's side of TCP connections: listens, accepts, and gives each accepted socket to the ring that its ticket
+//! names.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -5,7 +5,8 @@
 //! socket 0      header { bytes u64, label 3 × u64 }, then its part
 //! socket 1..    its part, where the message is large enough to be cut
 //! ```
-//! Parts are cut by length alone, so both ends cut alike. A receiver that has no free slot leaves the bytes in the socket.
+//! Parts are cut by length alone, so both ends cut alike. A receiver that has no free slot leaves the bytes in the
+//! socket.
 
 use std::fmt::Debug;
 use std::io::{IoSlice, IoSliceMut, Read};
@@ -78,8 +79,8 @@ struct Part {
     end: usize,
 }
 
-/// What was read from the first socket beyond the message under way: the next header, and as much behind it. So one system call
-/// reads a small message whole, and the call that ends a large message brings the next header.
+/// What was read from the first socket beyond the message under way: the next header, and as much behind it. So one
+/// system call reads a small message whole, and the call that ends a large message brings the next header.
 #[derive(Debug)]
 struct Ahead {
     bytes: Box<[u8; AHEAD_BYTES]>,
@@ -171,14 +172,15 @@ impl<S: DataSocket> ReceivePump<S> {
         ReceivePump { peer, ring, sockets, parts: Vec::new(), ahead: Ahead::new(), current: None, ended: false }
     }
 
-    /// Takes the next header, once there is a slot for its message; `is_dry` says that the first socket has nothing for now. False
-    /// where it must wait.
+    /// Takes the next header, once there is a slot for its message; `is_dry` says that the first socket has nothing for
+    /// now. False where it must wait.
     fn begin(&mut self, moved: &mut bool, is_dry: &mut bool) -> Result<bool> {
         if !self.ring.has_credit() {
             return Ok(false);
         }
         while self.ahead.unread().len() < HEADER_BYTES {
-            // The call that has read less than it could has seen the end of what was there; what comes now is a new edge.
+            // The call that has read less than it could has seen the end of what was there; what comes now is a new
+            // edge.
             if *is_dry && self.ahead.unread().is_empty() {
                 return Ok(false);
             }
@@ -216,7 +218,8 @@ impl<S: DataSocket> ReceivePump<S> {
     fn fill(&mut self, slot: NonNull<u8>, moved: &mut bool, is_dry: &mut bool) -> Result<bool> {
         let mut whole = true;
         for (index, (part, socket)) in self.parts.iter_mut().zip(&self.sockets).enumerate() {
-            // SAFETY: the part lies inside the reserved slot, whose size bounds the message; nobody reads it before `publish`.
+            // SAFETY: the part lies inside the reserved slot, whose size bounds the message; nobody reads it before
+            // `publish`.
             let mut into =
                 unsafe { std::slice::from_raw_parts_mut(slot.as_ptr().wrapping_add(part.at), part.end - part.at) };
             if index == 0 {
@@ -430,7 +433,8 @@ mod tests {
         (Sender::new(memory.clone(), SHAPE), Receiver::new(memory, SHAPE))
     }
 
-    /// A connection over one socket: the ring that a sender fills with its pump, the pump of the receiver with its ring, both sockets.
+    /// A connection over one socket: the ring that a sender fills with its pump, the pump of the receiver with its
+    /// ring, both sockets.
     type Connection = ((Sender, SendPump<Counting>), (ReceivePump<Counting>, Receiver), [Counting; 2]);
 
     fn connection() -> Connection {
