@@ -1,6 +1,7 @@
 //! `rsccl tune`: what things cost on this machine.
 
 use std::hint::black_box;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,17 +34,16 @@ pub(crate) struct Arguments {
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let effort =
         if arguments.quick { Effort { rounds: 20, bytes: 1 << 20 } } else { Effort { rounds: 2_000, bytes: 64 << 20 } };
-    let mut costs = Costs::default();
-    costs.copy_bytes_per_us = copying(effort.bytes, SAMPLES)?;
-    say("copies from memory to memory", costs.copy_bytes_per_us, "MB/s");
+    let mut costs = Costs { copy_bytes_per_us: copying(effort.bytes, SAMPLES)?, ..Costs::default() };
+    say("copies from memory to memory", costs.copy_bytes_per_us, "MB/s")?;
     costs.cached_bytes_per_us = copying(CACHED_BYTES, effort.rounds)?;
-    say("copies inside a core's cache", costs.cached_bytes_per_us, "MB/s");
+    say("copies inside a core's cache", costs.cached_bytes_per_us, "MB/s")?;
     match pairs(Path::new("/")) {
         Some([near, far]) => {
-            say("a flag between near cores", flag(near, effort.rounds)?, "us");
+            say("a flag between near cores", flag(near, effort.rounds)?, "us")?;
             // A collective waits for the farthest of its ranks.
             costs.flag_us = flag(far, effort.rounds)?;
-            say("a flag between far cores", costs.flag_us, "us");
+            say("a flag between far cores", costs.flag_us, "us")?;
         }
         None => eprintln!("rsccl: this process may use one core: the usual cost of a flag between cores is kept"),
     }
@@ -51,20 +51,20 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let shared = config.clone().with_p2p_disable(true);
     let sockets = shared.clone().with_shm_disable(true);
     costs.local.latency_us = messages(&config, effort)?.latency_us;
-    say("a message between threads", costs.local.latency_us, "us");
+    say("a message between threads", costs.local.latency_us, "us")?;
     costs.shm.latency_us = messages(&shared, effort)?.latency_us;
-    say("a message through shared memory", costs.shm.latency_us, "us");
+    say("a message through shared memory", costs.shm.latency_us, "us")?;
     let net = messages(&sockets, effort)?;
     (costs.net.latency_us, costs.net_message_us) = (net.latency_us, net.each_us);
     costs.net.bytes_per_us = net.bytes_per_us;
-    say("a message over TCP", net.latency_us, "us");
-    say("each of many messages over TCP", net.each_us, "us");
-    say("long messages over TCP", net.bytes_per_us, "MB/s");
+    say("a message over TCP", net.latency_us, "us")?;
+    say("each of many messages over TCP", net.each_us, "us")?;
+    say("long messages over TCP", net.bytes_per_us, "MB/s")?;
     let (path, text) = (&arguments.output, Calibration::new(costs).write());
     // What was measured is read as ranks will read it: figures out of range are found here.
     Calibration::parse(&path.display().to_string(), &text)?;
     std::fs::write(path, &text).map_err(|error| Error::system(format!("writing {}", path.display()), error))?;
-    println!("written to {}; use it with RSCCL_TUNE_FILE on all ranks", path.display());
+    print(&format!("written to {}; use it with RSCCL_TUNE_FILE on all ranks\n", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -77,8 +77,16 @@ struct Effort {
     bytes: usize,
 }
 
-fn say(what: &str, value: f64, unit: &str) {
-    println!("{what:<34} {value:>12.3} {unit}");
+fn say(what: &str, value: f64, unit: &str) -> Result<()> {
+    print(&format!("{what:<34} {value:>12.3} {unit}\n"))
+}
+
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        // Whoever reads has read enough; the file is what was asked for.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|error| Error::system("writing the figures", error)),
+    }
 }
 
 /// Microseconds that `body` takes, and no less than a nanosecond.
