@@ -15,6 +15,9 @@ mod faults;
 #[cfg(feature = "cuda")]
 #[path = "matrix/gpu.rs"]
 mod gpu;
+#[cfg(feature = "cuda")]
+#[path = "matrix/gpu_processes.rs"]
+mod gpu_processes;
 #[path = "matrix/layouts.rs"]
 mod layouts;
 #[path = "matrix/mismatches.rs"]

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 /// Runs the tests of `alone` whose names have `filter` in them on a virtual machine, and expects that some ran, that
 /// all passed, and that nothing was left on the GPU.
-fn must_pass(machine: &str, filter: &str) {
+pub(crate) fn must_pass(machine: &str, filter: &str) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
     let mut command = Command::new("timeout");
     command.args(["--kill-after=10", LONGEST_S, script, "--strict", machine, "--"]);
