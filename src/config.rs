@@ -80,6 +80,9 @@ pub struct Config {
     /// Whether a call is an error if `algo` or `proto` allow nothing that can run it; if not, the call ignores them,
     /// and the log says so once. `RSCCL_STRICT_FILTERS`; false.
     pub strict_filters: bool,
+    /// How the ranks of one GPU work: `joint`, as one where they can, or `split`, each for itself, waiting for the others on the GPU. The
+    /// second is slower; it tests with one GPU what several do. `RSCCL_COHORT`; joint.
+    pub cohort: Option<String>,
     /// The least channels of a call that has as many slots to fill. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
     pub min_channels: Option<u32>,
     /// The most channels: parts of a large call that run at the same time. Within these bounds the library chooses.
@@ -182,6 +185,7 @@ impl Default for Config {
             algo: None,
             proto: None,
             strict_filters: false,
+            cohort: None,
             min_channels: None,
             max_channels: None,
             buffer_bytes: None,
@@ -413,6 +417,8 @@ setters! {
     with_proto => proto: impl Into<String>, some;
     /// Sets [`Config::strict_filters`].
     with_strict_filters => strict_filters: bool;
+    /// Sets [`Config::cohort`].
+    with_cohort => cohort: impl Into<String>, some;
     /// Sets [`Config::min_channels`].
     with_min_channels => min_channels: u32, some;
     /// Sets [`Config::max_channels`].

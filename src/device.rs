@@ -14,6 +14,7 @@
 //! | [`Device::allocate`] | arenas, rings, registered buffers | a mapping of zeroed pages |
 //! | [`Device::export`], [`Device::import`] | the transports that hand memory to other processes | a sealed memfd |
 //! | [`Device::locate`] | whoever gets a bare address from a program | every address that no other device claims |
+//! | [`Device::page_for`] | set-up of ranks on several devices | a page of host memory |
 //! | [`Queue::copy`], [`Queue::fold`] | executors | done before the call returns |
 //! | [`Queue::launch`] | `exec::cohort`: programs of ranks that share the device | none: `exec::interpret` runs the plan itself |
 //! | [`Queue::record`], [`Queue::after`] | executors that order queues among each other | events are done when they are made |
@@ -91,6 +92,16 @@ pub trait Device: fmt::Debug + Send + Sync {
 
     /// Where the memory at `address` lives, if this device knows it.
     fn locate(&self, address: u64) -> Option<Home>;
+
+    /// For one rank whose programs wait on this device for those of ranks on `peers`, itself among them: makes the memory of those devices
+    /// reachable from here, takes what such launches need, and gives the page by which they and the host hear from each other. For set-up.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] where the device cannot reach a peer, or has no room for another rank.
+    fn page_for(&self, peers: &[Home]) -> Result<StatusPage> {
+        let _all_reachable = peers;
+        StatusPage::new()
+    }
 
     /// A queue of its own: what is put into one queue is done in that order.
     ///

@@ -44,6 +44,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "NCCL_ALGO", config.algo);
     lay(*made, "NCCL_PROTO", config.proto);
     lay(*made, "RSCCL_STRICT_FILTERS", config.strict_filters);
+    lay(*made, "RSCCL_COHORT", config.cohort);
     lay(*made, "NCCL_MIN_NCHANNELS", config.min_channels);
     lay(*made, "NCCL_MAX_NCHANNELS", config.max_channels);
     lay(*made, "NCCL_BUFFSIZE", config.buffer_bytes);

@@ -458,6 +458,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
     rest.name = "named";
     rest.reproducible = true;
     rest.strict_filters = true;
+    rest.cohort = "split";
     rest.runtime_connect = false;
     rest.host_id = "this host";
     rest.p2p_disable = true;

@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 
 use crate::comm::session::Session;
 use crate::device::records::{self, ControlLayout, PeerMemory, SlotQueue};
-use crate::device::{self, DeviceIdentity, Home, Region, Sharing};
+use crate::device::{self, DeviceIdentity, Home, Region, Sharing, StatusPage};
 use crate::error::{Error, Result};
 use crate::exec::{Cohort, Rendezvous};
 use crate::plan::{MOST_CHANNELS, WINDOW_LANES};
@@ -129,6 +129,28 @@ impl Meeting {
             Ok(PeerMemory { control, scratch: control + layout.scratch() })
         });
         found.collect()
+    }
+
+    /// The page by which this rank's launches and the host hear from each other. Where ranks wait on devices for each other, all of them
+    /// find out together whether they can. All have allocated their memory.
+    ///
+    /// # Errors
+    /// Where a device cannot reach the others, or has no room for more ranks.
+    pub(super) fn status_page(&self, session: &Session, home: Home, wait: &Wait) -> Result<StatusPage> {
+        let homes: Vec<Home> = lock(&self.shared.sides).values().map(Region::home).collect();
+        let is_one_device = homes.iter().all(|other| *other == home) && self.elsewhere().is_empty();
+        if self.world.size == 1 || (is_one_device && !session.settings.split_cohorts) {
+            return StatusPage::new();
+        }
+        let page = device::of(home)?.page_for(&homes);
+        let can = session.bootstrap.all_gather(&[u8::from(page.is_ok())], wait)?;
+        let page = page?;
+        match can.iter().position(|can| can != &[1]) {
+            None => Ok(page),
+            Some(rank) => Err(Error::invalid_usage(format!(
+                "rank {rank} cannot work with ranks on other devices: its error says why"
+            ))),
+        }
     }
 
     /// The ranks of this process that work in `home`, which launch together. All have allocated their memory.

@@ -65,10 +65,10 @@ struct DeviceWait<'a> {
 
 impl DeviceSide {
     /// This rank's side. All ranks of the process have allocated their memory; `kept` is this rank's, behind those of other processes.
-    fn new(session: &Session, meeting: Meeting, kept: Vec<Region>) -> Result<DeviceSide> {
+    fn new(session: &Session, meeting: Meeting, kept: Vec<Region>, status: StatusPage) -> Result<DeviceSide> {
         let (mine, taken) = kept.split_last().ok_or_else(|| Error::internal("a side without memory"))?;
         let home = mine.home();
-        let status = Arc::new(StatusPage::new()?);
+        let status = Arc::new(status);
         session.abort.mirror(&status);
         Ok(DeviceSide {
             home,
@@ -377,7 +377,8 @@ impl Engine {
             })?;
         }
         kept.push(mine);
-        self.device_side = Some(Box::new(DeviceSide::new(&self.session, meeting, kept)?));
+        let status = meeting.status_page(&self.session, home, &wait)?;
+        self.device_side = Some(Box::new(DeviceSide::new(&self.session, meeting, kept, status)?));
         Ok(home)
     }
 

@@ -41,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) sizes: Sizes,
     /// The same bits whatever the size, algorithm or transport.
     pub(crate) reproducible: bool,
+    /// Whether ranks of one device wait for each other on the device, as ranks of several do.
+    pub(crate) split_cohorts: bool,
     /// Output of at least this many bytes is written past the caches.
     pub(crate) streaming_bytes: u64,
     /// The least and the most channels that plans may use.
@@ -89,6 +91,7 @@ impl Settings {
             policy: Policy { no_local: config.p2p_disable, no_shm: config.shm_disable },
             sizes: Sizes { shape: Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }, scratch_bytes, sockets },
             reproducible: config.reproducible,
+            split_cohorts: split_cohorts(config)?,
             streaming_bytes: STREAMING_BYTES,
             channels: (least.clamp(1, most), most),
             algorithms,
@@ -104,12 +107,31 @@ impl Settings {
     /// A number that is equal on two ranks whose settings fit together.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?}",
-            self.policy, self.sizes, self.reproducible, self.channels, self.algorithms, self.protocols, self.team_ranks
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            self.policy,
+            self.sizes,
+            self.reproducible,
+            self.split_cohorts,
+            self.channels,
+            self.algorithms,
+            self.protocols,
+            self.team_ranks
         );
         let hash = blake3::hash(text.as_bytes());
         u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
     }
+}
+
+/// Whether `RSCCL_COHORT` asks for `split`.
+fn split_cohorts(config: &Config) -> Result<bool> {
+    let Some(cohort) = config.cohort.as_deref() else { return Ok(false) };
+    if cohort.eq_ignore_ascii_case("split") {
+        return Ok(true);
+    }
+    if cohort.eq_ignore_ascii_case("joint") {
+        return Ok(false);
+    }
+    Err(Error::invalid_argument(format!("RSCCL_COHORT, Config::with_cohort: {cohort:?} is neither joint nor split")))
 }
 
 /// The algorithms and protocols that `NCCL_ALGO` and `NCCL_PROTO` allow. Unless filters are strict, a collective for which they leave

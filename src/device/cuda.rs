@@ -4,6 +4,7 @@
 //! raw       the driver's functions, by name and version
 //! result    calls that name what failed; the driver of this process
 //! safe      context ── kernels, stream, memory, tables ── active: a GPU in use ── queue, and Cuda below
+//! polling   programs that wait on the GPU, for ranks on other GPUs
 //! programs  what ranks of one GPU do, walked on the host ── levels: in which launches it goes to the GPU
 //! ```
 //!
@@ -17,6 +18,7 @@ mod kernels;
 mod launch;
 mod levels;
 mod memory;
+mod polling;
 mod programs;
 mod queue;
 mod raw;
@@ -33,7 +35,9 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
-use crate::device::{Device, DeviceId, DeviceIdentity, Generation, Home, Keep, Queue, Region, Sharing};
+use crate::device::{
+    Device, DeviceId, DeviceIdentity, Generation, Home, Keep, Queue, Region, Sharing, StatusPage,
+};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sys::lending::Lending;
@@ -283,6 +287,15 @@ impl Device for Cuda {
     fn locate(&self, address: u64) -> Option<Home> {
         // An address that cannot be asked about is nobody's.
         locate(address).unwrap_or(None).filter(|home| *home == self.home())
+    }
+
+    fn page_for(&self, peers: &[Home]) -> Result<StatusPage> {
+        let active = self.active()?;
+        for peer in peers.iter().filter(|peer| **peer != self.home()) {
+            let Home::Device(id) = *peer else { continue };
+            active.reach(&of(id)?.active()?)?;
+        }
+        active.polling()?.seat(&active)
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {

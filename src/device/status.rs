@@ -1,6 +1,8 @@
 //! The page by which a launch and its host hear from each other while it runs: host memory that the device reads and
 //! writes.
 
+use std::any::Any;
+
 use crate::device::{HostMemory, HostRegion, Sharing};
 use crate::error::Result;
 use crate::sync::Mirror;
@@ -16,6 +18,8 @@ use crate::sync::ring::Label;
 /// | 72 | u64 × 7 | the peer, the label of this rank, the peer's | the device |
 #[derive(Debug)]
 pub struct StatusPage {
+    /// What the device has for the rank whose page it is.
+    place: Option<Box<dyn Any + Send + Sync>>,
     page: HostRegion,
 }
 
@@ -50,7 +54,18 @@ impl StatusPage {
     /// # Errors
     /// [`crate::error::Kind::System`] where there is no memory.
     pub fn new() -> Result<StatusPage> {
-        Ok(StatusPage { page: HostMemory.allocate_host(StatusPage::BYTES, Sharing::Threads)? })
+        Ok(StatusPage { place: None, page: HostMemory.allocate_host(StatusPage::BYTES, Sharing::Threads)? })
+    }
+
+    /// A page of [`StatusPage::BYTES`] zeroed bytes that a device reaches, with what else the device has for the rank.
+    pub fn on(page: HostRegion, place: Box<dyn Any + Send + Sync>) -> StatusPage {
+        assert!(page.bytes() == StatusPage::BYTES, "a whole page");
+        StatusPage { place: Some(place), page }
+    }
+
+    /// What the device has for the rank, if it is a `T`.
+    pub fn place<T: Any>(&self) -> Option<&T> {
+        self.place.as_ref()?.downcast_ref()
     }
 
     /// The page itself, for devices that have to be told of memory before they reach it.

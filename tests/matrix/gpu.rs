@@ -29,7 +29,22 @@ fn ranks_of_one_gpu() {
 
 #[test]
 fn ranks_of_two_gpus() {
-    must_pass("2-nvswitch", "gpu::apart::");
+    must_pass("2-nvswitch", "gpu::several::on_two");
+}
+
+#[test]
+fn ranks_of_eight_gpus() {
+    must_pass("8-nvswitch", "gpu::several::on_eight");
+}
+
+#[test]
+fn ranks_of_one_gpu_that_wait_for_each_other() {
+    must_pass("1", "gpu::several::on_one");
+}
+
+#[test]
+fn ranks_of_gpus_that_cannot_reach_each_other() {
+    must_pass("4-pcie", "gpu::several::without_peer_access");
 }
 
 mod alone {
@@ -215,28 +230,179 @@ mod alone {
     }
 }
 
-/// What is not there yet is an error that says so.
-mod apart {
-    use rsccl::comm::DeviceStream;
+/// Ranks on several GPUs, whose programs wait for each other there.
+mod several {
+    use rsccl::comm::{DeviceBuffer, DeviceStream};
     use rsccl::error::Kind;
     use rsccl::internals::device::cuda;
-    use rsccl::{Config, Error, ReduceOp, local};
+    use rsccl::internals::sys::clock::now;
+    use rsccl::types::Algorithm;
+    use rsccl::{Communicator, Config, Error, ReduceOp, Result, local};
 
-    use crate::TIMEOUT;
+    use crate::case::{Case, Placed};
+    use crate::{KINDS, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed};
+
+    /// What each rank returns; `ranks` of them on each of `gpus`. Nothing where there are no GPUs.
+    fn on_gpus<T: Send>(
+        (gpus, ranks): (u32, u32),
+        config: &Config,
+        body: impl Fn(Communicator, DeviceStream) -> Result<T> + Sync,
+    ) -> Vec<T> {
+        if cuda::gpus().is_err() {
+            return Vec::new();
+        }
+        let results = local::run_with(gpus * ranks, config, |comm| {
+            let stream = DeviceStream::new(comm.rank() / ranks)?;
+            body(comm, stream)
+        });
+        results.expect("ranks start and end")
+    }
+
+    fn patient() -> Config {
+        Config::default().with_timeout(TIMEOUT)
+    }
+
+    fn run((gpus, ranks): (u32, u32), config: &Config, cases: &[Case]) {
+        let seed = seed();
+        let failures =
+            on_gpus((gpus, ranks), config, |comm, stream| run_rank(comm, &Placed::Device(stream), cases, seed));
+        let name = format!("{ranks} ranks on each of {gpus} GPUs, {:?}, seed {seed}", config.algo);
+        judge(&name, failures.concat());
+    }
+
+    /// Behind each other, with nothing that waits for them between.
+    fn sums_follow_each_other(gpus: u32, ranks: u32, config: &Config) {
+        on_gpus((gpus, ranks), config, |comm, stream| {
+            let mut values = [0.0_f32; 1_003];
+            let (mut input, mut sum) = (stream.alloc::<f32>(1_003)?, stream.alloc::<f32>(1_003)?);
+            let mine: Vec<f32> = (0..1_003_u16).map(f32::from).collect();
+            stream.upload(&mine, input.slice_mut(..))?;
+            for _ in 0..10 {
+                comm.on(&stream).all_reduce(input.slice(..), sum.slice_mut(..), ReduceOp::Sum)?;
+                comm.on(&stream).all_reduce(sum.slice(..), input.slice_mut(..), ReduceOp::Avg)?;
+            }
+            stream.download(sum.slice(..), &mut values)?;
+            let whole = (0..10).fold(1.0_f32, |whole, _| whole * f32::from(u16::try_from(comm.size()).expect("few")));
+            assert!(values.iter().zip(&mine).all(|(sum, mine)| *sum == whole * mine));
+            comm.finalize()
+        });
+    }
 
     #[test]
-    fn ranks_on_different_gpus_are_refused() {
+    fn on_two_sums_follow_each_other() {
+        sums_follow_each_other(2, 1, &patient());
+        sums_follow_each_other(2, 2, &patient());
+    }
+
+    #[test]
+    fn on_two_every_program_runs() {
+        for (ranks, kinds) in [(1, KINDS), (2, &KINDS[..3])] {
+            run((2, ranks), &patient(), &every_program(2 * ranks, &[0, 1, 5, 1_003, 9_011], kinds));
+        }
+    }
+
+    #[test]
+    fn on_two_every_operator_runs() {
+        run((2, 1), &patient(), &every_operator(&[131]));
+    }
+
+    /// Direct works in peers' memory, the others through slots.
+    #[test]
+    fn on_two_every_algorithm_runs() {
+        for algorithm in Algorithm::ALL.iter().copied() {
+            let (forced, mut cases) = every_program_by(algorithm, 4, &[0, 1, 4_003]);
+            cases.retain(|case| SLOT_KINDS.iter().any(|(data_type, _)| *data_type == case.data_type));
+            run((2, 2), &patient().with_algo(forced).with_proto("Simple"), &cases);
+        }
+    }
+
+    #[test]
+    fn on_eight_a_sample_runs() {
+        run((8, 1), &patient(), &every_program(8, &[1_003], &KINDS[..1]));
+    }
+
+    #[test]
+    fn on_one_split_ranks_wait_for_each_other() {
+        let split = patient().with_cohort("split");
+        run((1, 4), &split, &every_program(4, &[0, 5, 1_003], &KINDS[..2]));
+        sums_follow_each_other(1, 3, &split);
+    }
+
+    /// Runs `body`, which ends in an error, now or when its launch does, on two GPUs; then the memory must be as it was and the stream
+    /// must go on.
+    fn end_in(
+        config: &Config,
+        body: impl Fn(&Communicator, &DeviceStream, &mut DeviceBuffer<u32>) -> Result<()> + Sync,
+    ) -> Vec<Error> {
+        on_gpus((2, 1), config, |comm, stream| {
+            let mut buffer = stream.alloc::<u32>(64)?;
+            stream.upload(&[7; 64], buffer.slice_mut(..))?;
+            // All have a side on their device when one of them does not come.
+            comm.on(&stream).barrier()?;
+            let ended = body(&comm, &stream, &mut buffer);
+            let deadline = now() + TIMEOUT;
+            while ended.is_ok() && comm.async_error().is_none() && now() < deadline {
+                std::thread::yield_now();
+            }
+            let error = ended.and_then(|()| comm.on(&stream).barrier()).expect_err("the communicator has ended");
+            let mut values = [0; 64];
+            stream.download(buffer.slice(..), &mut values)?;
+            assert_eq!(values, [7; 64]);
+            Ok(error)
+        })
+    }
+
+    #[test]
+    fn on_two_calls_that_differ_are_told() {
+        let errors = end_in(&patient(), |comm, stream, buffer| {
+            let count = if comm.rank() == 1 { 17 } else { 64 };
+            comm.on(stream).all_reduce_in_place(buffer.slice_mut(..count), ReduceOp::Sum)
+        });
+        for error in errors {
+            assert_eq!(error.kind(), Kind::Mismatch, "{error}");
+            let text = error.to_string();
+            assert!(text.contains("count 17") && text.contains("count 64"), "{text}");
+        }
+    }
+
+    #[test]
+    fn on_two_an_abort_ends_a_kernel_that_waits() {
+        let errors = end_in(&patient(), |comm, stream, buffer| {
+            if comm.rank() == 1 {
+                return comm.barrier();
+            }
+            comm.on(stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum)?;
+            comm.abort("enough");
+            Ok(())
+        });
+        assert!(errors.iter().all(|error| error.kind() == Kind::Aborted), "{errors:?}");
+    }
+
+    #[test]
+    fn on_two_a_deadline_ends_a_kernel_that_waits() {
+        let config = Config::default().with_timeout(std::time::Duration::from_secs(2));
+        let errors = end_in(&config, |comm, stream, buffer| {
+            if comm.rank() == 1 {
+                return comm.barrier();
+            }
+            comm.on(stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum)
+        });
+        assert!(errors.iter().any(|error| error.kind() == Kind::Timeout), "{errors:?}");
+    }
+
+    #[test]
+    fn without_peer_access_the_error_says_so() {
         if cuda::gpus().is_err() {
             return;
         }
-        let errors = local::run_with(2, &Config::default().with_timeout(TIMEOUT), |comm| {
+        let errors = local::run_with(2, &patient(), |comm| {
             let stream = DeviceStream::new(comm.rank())?;
             let mut buffer = stream.alloc::<f32>(64)?;
             let called = comm.on(&stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum);
             called.map_or_else(Ok, |()| Err(Error::internal("it went through")))
         });
         for error in errors.expect("ranks start and end") {
-            let told = error.message().contains("ranks on different GPUs are not supported yet");
+            let told = error.message().contains("no peer access between them");
             assert!(error.kind() == Kind::InvalidUsage && told, "{error}");
         }
     }

@@ -9,6 +9,7 @@ use super::context::Primary;
 use super::kernels::{EntryPoint, Kernels};
 use super::launch::{Arguments, FoldOperand, FoldStep, GridShape};
 use super::memory::Allocation;
+use super::polling::Polling;
 use super::result::{Driver, call};
 use super::stream::{OwnEvent, OwnStream, StreamHandle};
 use super::tables::Tables;
@@ -21,9 +22,12 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 pub(super) struct Active {
     // Dropped in this order: what waits, then the streams and kernels that could use it, then the context.
     state: Mutex<State>,
+    /// For ranks that wait on the GPU, once there are some.
+    polling: Mutex<Option<Arc<Polling>>>,
     tables: Tables,
     service: OwnStream,
     kernels: Kernels,
+    capability: (i32, i32),
     multiprocessors: u32,
     primary: Arc<Primary>,
 }
@@ -39,6 +43,8 @@ struct State {
     ends: Vec<Arc<Mark>>,
     /// Events that nobody uses now.
     spare: Vec<OwnEvent>,
+    /// GPUs whose kernels may be in our memory.
+    neighbours: Vec<Weak<Active>>,
 }
 
 /// Events that are kept for the next use, at most: as many as a launch for many ranks takes.
@@ -55,7 +61,38 @@ impl Active {
         let kernels = Kernels::load(&primary, capability)?;
         let service = OwnStream::new(&primary)?;
         let tables = Tables::new(&primary)?;
-        Ok(Arc::new(Active { state: Mutex::default(), tables, service, kernels, multiprocessors, primary }))
+        Ok(Arc::new(Active {
+            state: Mutex::default(),
+            polling: Mutex::default(),
+            tables,
+            service,
+            kernels,
+            capability,
+            multiprocessors,
+            primary,
+        }))
+    }
+
+    /// What ranks need that wait on the GPU. For set-up: the first call allocates and loads.
+    pub(super) fn polling(&self) -> Result<Arc<Polling>> {
+        // What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+        let mut polling = self.polling.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(made) = &*polling {
+            return Ok(Arc::clone(made));
+        }
+        let made = Arc::new(Polling::new(&self.primary, self.capability, self.multiprocessors)?);
+        Ok(Arc::clone(polling.insert(made)))
+    }
+
+    /// Lets kernels of this GPU work in the memory of `other`, and keeps memory there until they have ended.
+    pub(super) fn reach(self: &Arc<Active>, other: &Arc<Active>) -> Result<()> {
+        self.primary.reach(&other.primary)?;
+        let mut state = other.lock();
+        state.neighbours.retain(|neighbour| neighbour.strong_count() > 0);
+        if !state.neighbours.iter().any(|neighbour| std::ptr::eq(neighbour.as_ptr(), Arc::as_ptr(self))) {
+            state.neighbours.push(Arc::downgrade(self));
+        }
+        Ok(())
     }
 
     pub(super) fn primary(&self) -> &Arc<Primary> {
@@ -130,8 +167,14 @@ impl Active {
         drop(retired);
     }
 
-    /// Whether all that the library has put on the GPU is done.
+    /// Whether all is done that the library has put on the GPU, and on those that reach its memory.
     fn is_idle(&self) -> bool {
+        let neighbours: Vec<Arc<Active>> = self.lock().neighbours.iter().filter_map(Weak::upgrade).collect();
+        self.has_ended() && neighbours.iter().all(|neighbour| neighbour.has_ended())
+    }
+
+    /// Whether all that the library has put on the GPU is done.
+    fn has_ended(&self) -> bool {
         let (streams, ends) = {
             let state = self.lock();
             let streams: Vec<Arc<OwnStream>> = state.streams.iter().filter_map(Weak::upgrade).collect();

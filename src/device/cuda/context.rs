@@ -121,6 +121,32 @@ impl Primary {
         Ok(entered)
     }
 
+    /// Lets kernels of this context reach the memory of another GPU's, which exists. For set-up.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidUsage`] where the machine has no way from this GPU to the other's memory.
+    pub(super) fn reach(&self, other: &Primary) -> Result<()> {
+        let mut can = 0;
+        // SAFETY: the place is ours and lives through the call.
+        let asked = unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut can, self.device, other.device)) };
+        asked.map_err(|failure| self.error(failure))?;
+        if can == 0 {
+            return Err(Error::invalid_usage(format!(
+                "GPU {} cannot reach the memory of GPU {}: the driver says that there is no peer access between them (no NVLink, and PCIe \
+                 does not allow it), and ranks on GPUs without it are not supported yet; place all ranks on one GPU or on GPUs with peer \
+                 access (nvidia-smi topo -p2p r shows them), or copy to host memory",
+                self.device, other.device
+            )));
+        }
+        let _entered = self.enter()?;
+        // SAFETY: both contexts are retained; this one is current.
+        match unsafe { call!(self, cuCtxEnablePeerAccess(other.context, 0)) } {
+            Ok(()) => Ok(()),
+            Err(failure) if failure.code == PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            Err(failure) => Err(self.error(failure)),
+        }
+    }
+
     /// Gives something back to the driver, in a destructor: a failure can be told to nobody, so the call is made once
     /// more. After the context was lost nothing is touched.
     pub(super) fn give_back(&self, mut call: impl FnMut() -> Result<(), Refusal>) {
@@ -150,6 +176,8 @@ impl Drop for Primary {
     }
 }
 
+/// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`
+const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`
 const RELAXED: c_int = 2;
 

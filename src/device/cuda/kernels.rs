@@ -48,6 +48,8 @@ pub(super) enum FoldOp {
 const FOLDS: [&CStr; 5] = [c"fold_sum", c"fold_scaled_sum", c"fold_prod", c"fold_min", c"fold_max"];
 /// Those of the module of bits, in the order of [`BitOp`].
 const BITS: [&CStr; 3] = [c"fold_and", c"fold_or", c"fold_xor"];
+/// The entry point of an interpreter of programs.
+const INTERPRETER: [&CStr; 1] = [c"program"];
 
 impl EntryPoint {
     /// Its place in the table.
@@ -104,6 +106,26 @@ static IMAGES: [Image; 14] = images! {
     "fold_f8e5m2": &FOLDS;
 };
 
+/// Interpreters of programs: one for each element type, and one for operators on bits.
+pub(super) const INTERPRETERS: usize = 13;
+
+/// Those of the interpreters, element types in the order of their codes.
+static INTERPRETER_IMAGES: [Image; INTERPRETERS] = images! {
+    "program_i8": &INTERPRETER;
+    "program_u8": &INTERPRETER;
+    "program_i32": &INTERPRETER;
+    "program_u32": &INTERPRETER;
+    "program_i64": &INTERPRETER;
+    "program_u64": &INTERPRETER;
+    "program_f16": &INTERPRETER;
+    "program_f32": &INTERPRETER;
+    "program_f64": &INTERPRETER;
+    "program_bf16": &INTERPRETER;
+    "program_f8e4m3": &INTERPRETER;
+    "program_f8e5m2": &INTERPRETER;
+    "program_bits": &INTERPRETER;
+};
+
 /// More than any module has when it is decompressed.
 const MOST_IMAGE_BYTES: usize = 16 << 20;
 
@@ -132,16 +154,8 @@ unsafe impl Sync for LoadedKernel {}
 impl Kernels {
     /// Loads them all for a GPU of this compute capability, (9, 0) for instance.
     pub(super) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Kernels> {
-        let _entered = primary.enter()?;
-        let (mut modules, mut functions) = (Vec::with_capacity(IMAGES.len()), Vec::new());
-        for image in &IMAGES {
-            let module = Module::load(primary, image, capability)?;
-            for entry in image.entries {
-                functions.push(module.function(entry)?);
-            }
-            modules.push(module);
-        }
-        Ok(Kernels { functions, _modules: modules })
+        let (functions, _modules) = load(primary, &IMAGES, capability)?;
+        Ok(Kernels { functions, _modules })
     }
 
     #[cfg(test)]
@@ -152,6 +166,50 @@ impl Kernels {
     pub(super) fn function(&self, entry: EntryPoint) -> LoadedKernel {
         self.functions[entry.index()]
     }
+}
+
+/// The interpreters of programs in one context.
+#[derive(Debug)]
+pub(super) struct Interpreters {
+    functions: Vec<LoadedKernel>,
+    /// What keeps the functions.
+    _modules: Vec<Module>,
+}
+
+impl Interpreters {
+    /// Loads them all for a GPU of this compute capability.
+    pub(super) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Interpreters> {
+        let (functions, _modules) = load(primary, &INTERPRETER_IMAGES, capability)?;
+        Ok(Interpreters { functions, _modules })
+    }
+
+    /// The interpreter of a number: below the last, of the element type with this code.
+    pub(super) fn function(&self, number: usize) -> LoadedKernel {
+        self.functions[number]
+    }
+
+    /// Blocks that a multiprocessor holds at once, of whichever interpreter.
+    pub(super) fn blocks(&self) -> u32 {
+        self.functions.iter().map(|function| function.blocks).min().unwrap_or(1)
+    }
+}
+
+/// Loads images, and all of their functions.
+fn load(
+    primary: &Arc<Primary>,
+    images: &[Image],
+    capability: (c_int, c_int),
+) -> Result<(Vec<LoadedKernel>, Vec<Module>)> {
+    let _entered = primary.enter()?;
+    let (mut modules, mut functions) = (Vec::with_capacity(images.len()), Vec::new());
+    for image in images {
+        let module = Module::load(primary, image, capability)?;
+        for entry in image.entries {
+            functions.push(module.function(entry)?);
+        }
+        modules.push(module);
+    }
+    Ok((functions, modules))
 }
 
 /// A module that is loaded.
@@ -254,12 +312,18 @@ mod tests {
         assert_eq!(names[EntryPoint::Fold(DataType::F8E5M2, FoldOp::Max).index()], ("fold_f8e5m2", c"fold_max"));
         assert_eq!(names[EntryPoint::Fold(DataType::I8, FoldOp::ScaledSum).index()], ("fold_i8", c"fold_scaled_sum"));
         assert_eq!(names[EntryPoint::Fold(DataType::BF16, FoldOp::Min).index()], ("fold_bf16", c"fold_min"));
+        for data_type in DataType::ALL {
+            let fold = names[EntryPoint::Fold(*data_type, FoldOp::Sum).index()].0;
+            let interpreter = INTERPRETER_IMAGES[usize::from(data_type.code())].name;
+            assert_eq!(fold.strip_prefix("fold"), interpreter.strip_prefix("program"));
+        }
+        assert_eq!(INTERPRETER_IMAGES[INTERPRETERS - 1].name, "program_bits");
     }
 
     #[test]
     fn all_images_are_whole_and_small() {
         let mut packed = 0;
-        for image in &IMAGES {
+        for image in IMAGES.iter().chain(&INTERPRETER_IMAGES) {
             let ptx = decompress_to_vec_zlib_with_limit(image.ptx, MOST_IMAGE_BYTES).unwrap();
             assert!(String::from_utf8(ptx).unwrap().contains(".version 8.0"), "{}", image.name);
             for (major, code) in image.code {

@@ -200,7 +200,7 @@ impl PassKind {
 }
 
 /// The kernel of an operator; sums that scale or divide have one of their own.
-fn entry_of(data_type: DataType, op: ReduceOp) -> EntryPoint {
+pub(super) fn entry_of(data_type: DataType, op: ReduceOp) -> EntryPoint {
     let fold = match op {
         ReduceOp::Sum => FoldOp::Sum,
         ReduceOp::Avg | ReduceOp::PreMulSum(_) => FoldOp::ScaledSum,

@@ -7,9 +7,9 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::active::{Active, Mark};
 use super::launch::{self, PassKind};
 use super::levels::LevelLaunch;
-use super::programs;
 use super::result::call;
 use super::stream::OwnStream;
+use super::{polling, programs};
 use crate::device::records::LaunchPart;
 use crate::device::{CaptureId, Event, Home, Kernel, Pass, Place, Queue};
 use crate::error::{Error, Result};
@@ -65,6 +65,11 @@ impl Queue for StreamQueue {
     }
 
     unsafe fn launch(&mut self, parts: Vec<LaunchPart>) -> Result<()> {
+        if polling::polls(&parts) {
+            let _entered = self.active.primary().enter()?;
+            // SAFETY: the caller's contract.
+            return unsafe { polling::launch(&self.active, self.stream.handle(), &parts) };
+        }
         let Some(launches) = programs::launches(&parts)? else { return Ok(()) };
         let _entered = self.active.primary().enter()?;
         for LevelLaunch { entry, steps, operands, bytes } in &launches {

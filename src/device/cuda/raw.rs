@@ -72,6 +72,8 @@ required {
     cuCtxPushCurrent(4000)(CUcontext);
     cuCtxPopCurrent(4000)(*mut CUcontext);
     cuCtxGetCurrent(4000)(*mut CUcontext);
+    cuDeviceCanAccessPeer(4000)(*mut c_int, CUdevice, CUdevice);
+    cuCtxEnablePeerAccess(4000)(CUcontext, c_uint);
     cuThreadExchangeStreamCaptureMode(10010)(*mut c_int);
 
     cuMemAlloc(3020)(*mut CUdeviceptr, usize);
@@ -118,6 +120,9 @@ required {
     cuOccupancyMaxActiveBlocksPerMultiprocessor(6050)(*mut c_int, CUfunction, c_int, usize);
     cuLaunchKernel(4000)(
         CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void
+    );
+    cuLaunchCooperativeKernel(9000)(
+        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void
     );
 
 }

@@ -38,8 +38,8 @@ struct Table {
 }
 
 /// Who needs what is in a table.
-#[derive(Debug)]
-enum User {
+#[derive(Debug, Clone)]
+pub(super) enum User {
     Nobody,
     /// A launch that ends here.
     Launch(Arc<Mark>),
@@ -47,9 +47,38 @@ enum User {
     Graph(Arc<AtomicBool>),
 }
 
+impl User {
+    /// Calls `start`, which puts a launch into `stream`: what the launch reads is in use until it is done or, where it was captured,
+    /// until its graph is destroyed. The context is current.
+    pub(super) fn of(active: &Arc<Active>, stream: StreamHandle, start: impl FnOnce() -> Result<()>) -> Result<User> {
+        match stream.capture(active.primary())? {
+            None => {
+                start()?;
+                Ok(User::Launch(active.mark(stream)?))
+            }
+            Some(capture) => {
+                // Given to the graph first: where that fails nothing was captured.
+                let user = User::Graph(give_to_graph(active.primary(), capture)?);
+                start()?;
+                Ok(user)
+            }
+        }
+    }
+
+    /// Whether it needs nothing any more.
+    pub(super) fn is_done(&self) -> bool {
+        match self {
+            User::Nobody => true,
+            User::Launch(mark) => matches!(mark.is_done(), Ok(true)),
+            // Acquire: with the release in `destroyed`, so that the graph's last reads come before our writes.
+            User::Graph(is_destroyed) => is_destroyed.load(Ordering::Acquire),
+        }
+    }
+}
+
 impl Tables {
     pub(super) fn new(primary: &Arc<Primary>) -> Result<Tables> {
-        let first = Table { memory: Pinned::new(primary)?, user: User::Nobody };
+        let first = Table { memory: Pinned::new(primary, TABLE_BYTES)?, user: User::Nobody };
         Ok(Tables { tables: Mutex::new(vec![first]) })
     }
 
@@ -70,35 +99,19 @@ impl Tables {
         if words > TABLE_WORDS {
             return Err(Error::internal(format!("a launch with a table of {words} words; {TABLE_WORDS} fit")));
         }
-        let capture = stream.capture(active.primary())?;
         let mut tables = self.lock();
         let index = free_table(&mut tables, active.primary())?;
         let table = &mut tables[index];
         launch::write_tables(steps, operands, &mut table.memory.words()[..words]);
         let arguments = Arguments::apart(table.memory.device, steps.len());
-        match capture {
-            None => {
-                start(arguments)?;
-                table.user = User::Launch(active.mark(stream)?);
-            }
-            Some(capture) => {
-                // Given to the graph first: where that fails nothing was captured.
-                table.user = User::Graph(give_to_graph(active.primary(), capture)?);
-                start(arguments)?;
-            }
-        }
+        table.user = User::of(active, stream, || start(arguments))?;
         Ok(())
     }
 }
 
 /// The place of a table that nobody uses.
 fn free_table(tables: &mut Vec<Table>, primary: &Arc<Primary>) -> Result<usize> {
-    let is_free = |table: &Table| match &table.user {
-        User::Nobody => true,
-        User::Launch(mark) => matches!(mark.is_done(), Ok(true)),
-        // Acquire: with the release in `destroyed`, so that the graph's last reads come before our writes.
-        User::Graph(is_destroyed) => is_destroyed.load(Ordering::Acquire),
-    };
+    let is_free = |table: &Table| table.user.is_done();
     if let Some(index) = tables.iter().position(is_free) {
         return Ok(index);
     }
@@ -106,7 +119,7 @@ fn free_table(tables: &mut Vec<Table>, primary: &Arc<Primary>) -> Result<usize> 
         let message = format!("{MOST_TABLES} launches for many ranks are under way or captured: wait for some of them");
         return Err(Error::invalid_usage(message));
     }
-    tables.push(Table { memory: Pinned::new(primary)?, user: User::Nobody });
+    tables.push(Table { memory: Pinned::new(primary, TABLE_BYTES)?, user: User::Nobody });
     Ok(tables.len() - 1)
 }
 
@@ -147,15 +160,16 @@ unsafe extern "C" fn destroyed(flag: *mut c_void) {
     flag.store(true, Ordering::Release);
 }
 
-/// Pinned host memory of [`TABLE_BYTES`], which the GPU can read.
+/// Pinned host memory, which the GPU can read and write; zeroed when new.
 #[derive(Debug)]
-struct Pinned {
+pub(super) struct Pinned {
     primary: Arc<Primary>,
     host: NonNull<u64>,
     device: CUdeviceptr,
+    bytes: usize,
 }
 
-// SAFETY: the memory is ours, and is reached by `&mut` only.
+// SAFETY: the memory is ours; it is reached by `&mut`, or by pointers whose users keep their own order.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -164,26 +178,40 @@ unsafe impl Sync for Pinned {}
 const PORTABLE_MAPPED: u32 = 1 | 2;
 
 impl Pinned {
-    fn new(primary: &Arc<Primary>) -> Result<Pinned> {
+    /// For set-up: to make it waits for kernels that run.
+    pub(super) fn new(primary: &Arc<Primary>, bytes: usize) -> Result<Pinned> {
         let _entered = primary.enter()?;
         let mut host = std::ptr::null_mut();
         // SAFETY: the place is ours, and the context is current.
-        let made = unsafe { call!(primary, cuMemHostAlloc(&raw mut host, TABLE_BYTES, PORTABLE_MAPPED)) };
+        let made = unsafe { call!(primary, cuMemHostAlloc(&raw mut host, bytes, PORTABLE_MAPPED)) };
         made.map_err(|failure| primary.error(failure))?;
         let host = NonNull::new(host.cast()).ok_or_else(|| Error::internal("pinned memory at address 0"))?;
-        let mut memory = Pinned { primary: Arc::clone(primary), host, device: 0 };
+        let mut memory = Pinned { primary: Arc::clone(primary), host, device: 0, bytes };
         // SAFETY: the memory was mapped for the GPU, as its flags say, and the place is ours.
         let asked =
             unsafe { call!(primary, cuMemHostGetDevicePointer(&raw mut memory.device, host.as_ptr().cast(), 0)) };
         asked.map_err(|failure| primary.error(failure))?;
         // SAFETY: as many bytes were allocated, and nobody else has them.
-        unsafe { host.write_bytes(0, TABLE_WORDS) };
+        unsafe { host.cast::<u8>().write_bytes(0, bytes) };
         Ok(memory)
     }
 
     fn words(&mut self) -> &mut [u64] {
+        let words = self.bytes / size_of::<u64>();
         // SAFETY: the memory is ours, was filled when it was made, and no kernel reads it now: see `User`.
-        unsafe { std::slice::from_raw_parts_mut(self.host.as_ptr(), TABLE_WORDS) }
+        unsafe { std::slice::from_raw_parts_mut(self.host.as_ptr(), words) }
+    }
+
+    /// Where it begins, as the GPU addresses it.
+    pub(super) fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// The byte at `offset`.
+    pub(super) fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < self.bytes, "byte {offset} of {} pinned ones", self.bytes);
+        // SAFETY: inside of the allocation, by the assertion.
+        unsafe { self.host.cast::<u8>().add(offset) }
     }
 }
 

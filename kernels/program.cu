@@ -1,0 +1,429 @@
+// The interpreter of programs: the lanes of ranks that wait for ranks on other GPUs, or for each other. Device only.
+//
+// A launch has the lanes of all ranks of one GPU, one or more of them a block, and is cooperative: all blocks run at the
+// same time, because any may wait for any other. Thread 0 of a block walks its lanes, polls and signals; all threads of the
+// block fold. What a lane waits for is always a word in its own GPU's memory that only grows.
+//
+// Who orders what: a fold's stores come before the barrier of the block, and thread 0's release at system scope after it;
+// a waiter's thread 0 acquires at system scope, and its block's loads come after the next barrier.
+//
+// module program_i8: -DLANE=LaneI8
+// module program_u8: -DLANE=LaneU8
+// module program_i32: -DLANE=LaneI32
+// module program_u32: -DLANE=LaneU32
+// module program_i64: -DLANE=LaneI64
+// module program_u64: -DLANE=LaneU64
+// module program_f16: -DLANE=LaneF16
+// module program_f32: -DLANE=LaneF32
+// module program_f64: -DLANE=LaneF64
+// module program_bf16: -DLANE=LaneBF16
+// module program_f8e4m3: -DLANE=LaneF8E4M3
+// module program_f8e5m2: -DLANE=LaneF8E5M2
+// module program_bits: -DBITS
+
+#include "fold.h"
+#include "launch.h"
+#include "program.h"
+
+/// Words of shared memory for copies of images.
+constexpr u32 STAGE_WORDS = 2048;
+/// Looks of a waiting block at its words between two looks at the status page, which lies in host memory.
+constexpr u32 LOOKS = 128;
+/// Whether folds count bytes, as copies do.
+#ifdef BITS
+constexpr bool COUNTS_BYTES = true;
+#else
+constexpr bool COUNTS_BYTES = false;
+#endif
+
+/// A lane at work.
+struct LaneState {
+    const LaneImage *image;
+    u64 epoch;
+    u64 base;
+    // What it waits for: the word at `word` to reach `value`. 0: nothing.
+    u64 word;
+    u64 value;
+    u32 turn;
+    u32 step;
+    u32 after;
+    u32 phase;
+    u32 has_told;
+};
+
+constexpr u32 BEHIND = 0, RUNS = 1, ENDED = 2;
+// What walking a lane came to.
+constexpr u32 BLOCKED = 0, FOLD = 1, END = 2, STOP = 3;
+
+/// What a block shares.
+struct BlockState {
+    const PartImage *part;
+    Step step;
+    u32 at;
+    u32 next;
+    u32 left;
+    u32 op;
+    Operand operands[MOST_OPERANDS];
+    LaneState lanes[MOST_SEATS];
+    u64 stage[STAGE_WORDS];
+};
+
+RSCCL_INLINE u64 load_acquire(u64 address) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+}
+
+RSCCL_INLINE void store_release(u64 address, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(address), "l"(value) : "memory");
+}
+
+/// A word of a status page.
+RSCCL_INLINE u32 look(u64 address) {
+    u32 value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+
+RSCCL_INLINE u64 &word_at(u64 address) {
+    return *reinterpret_cast<u64 *>(address);
+}
+
+/// Says why the launch ends early; the first fault of a page stays. Pairs with the host's acquire of the code.
+RSCCL_INLINE void report(const PartImage *part, u32 code, u32 peer, const u64 *mine, const u64 *theirs) {
+    const u64 page = part->status;
+    if (atomicCAS_system(reinterpret_cast<u32 *>(page + STATUS_FAULT), 0u, STATUS_CLAIMED) != 0) return;
+    word_at(page + STATUS_DETAILS) = peer;
+#pragma unroll 1
+    for (u32 i = 0; mine != nullptr && i < 3; i += 1) {
+        word_at(page + STATUS_DETAILS + 8 * (1 + i)) = mine[i];
+        word_at(page + STATUS_DETAILS + 8 * (4 + i)) = theirs[i];
+    }
+    asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(page + STATUS_FAULT), "r"(code) : "memory");
+}
+
+/// The control memory of the rank itself.
+RSCCL_INLINE u64 own_control(const PartImage *part) {
+    return peers_of(part)[part->rank].control;
+}
+
+RSCCL_INLINE u32 blocked(LaneState &lane, u64 word, u64 value) {
+    lane.word = word;
+    lane.value = value;
+    return BLOCKED;
+}
+
+/// Whether a word has come so far; else the lane waits for it.
+RSCCL_INLINE bool has_come(LaneState &lane, u64 word, u64 value) {
+    if (load_acquire(word) >= value) return true;
+    blocked(lane, word, value);
+    return false;
+}
+
+RSCCL_INLINE bool differs(const u64 *a, const u64 *b) {
+    return a[0] != b[0] || a[1] != b[1] || a[2] != b[2];
+}
+
+/// Tells the peers that the lane has begun, and with which buffers, and waits for theirs.
+RSCCL_INLINE u32 enter(const PartImage *part, LaneState &lane, const StepRecord &step) {
+    const u32 *ranks = ranks_of(lane.image) + step.first;
+    const u64 *label = label_of(part, lane.image->label);
+    if (!lane.has_told) {
+#pragma unroll 1
+        for (u32 i = 0; i < step.sources; i += 1) {
+            const u64 at = peers_of(part)[ranks[i]].control + line_at(*part, lane.image->flags, lane.epoch, part->rank);
+            EnterLine &line = *reinterpret_cast<EnterLine *>(at);
+            line.label[0] = label[0];
+            line.label[1] = label[1];
+            line.label[2] = label[2];
+            line.user[0] = bases_of(part)[INPUT];
+            line.user[1] = bases_of(part)[OUTPUT];
+            store_release(at, lane.epoch + 1);
+        }
+        lane.has_told = 1;
+    }
+#pragma unroll 1
+    for (u32 i = 0; i < step.sources; i += 1) {
+        const u64 at = own_control(part) + line_at(*part, lane.image->flags, lane.epoch, ranks[i]);
+        if (!has_come(lane, at, lane.epoch + 1)) return BLOCKED;
+        const EnterLine &line = *reinterpret_cast<const EnterLine *>(at);
+        if (differs(line.label, label)) {
+            report(part, STATUS_MISMATCH, ranks[i], label, line.label);
+            return STOP;
+        }
+    }
+    return END;
+}
+
+RSCCL_INLINE u64 slot_at(const QueueImage &queue, u64 number) {
+    return queue.slots + number % queue.count * (sizeof(SlotHeader) + queue.payload);
+}
+
+/// Where an operand that is no slot begins in a round.
+RSCCL_INLINE u64 memory_of(const PartImage *part, const LaneState &lane, const OperandRecord &operand, u64 piece, u32 round) {
+    u64 base;
+    if (operand.kind == OWN) {
+        base = bases_of(part)[operand.base];
+    } else if (operand.buffer == SCRATCH) {
+        base = peers_of(part)[operand.base].scratch;
+    } else {
+        // It entered in this epoch, or this step would not be its turn.
+        const u64 at = own_control(part) + line_at(*part, lane.image->flags, lane.epoch, operand.base);
+        base = reinterpret_cast<const EnterLine *>(at)->user[operand.buffer];
+    }
+    const u32 pieces = operand.cycle == 0 ? round : round % operand.cycle;
+    return base + (operand.start + pieces * piece) * part->element;
+}
+
+/// Elements of a combine's round.
+RSCCL_INLINE u64 length_of(const StepRecord &step, u32 round) {
+    const u64 before = step.piece * round, rest = step.block > before ? step.block - before : 0;
+    return rest < step.piece ? rest : step.piece;
+}
+
+/// Gives the slots of a combine on that was done: the sources' are free, the targets' are full.
+RSCCL_INLINE void give_on(const PartImage *part, const LaneState &lane, const StepRecord &step, u64 bytes) {
+    const OperandRecord *operands = operands_of(lane.image) + step.first;
+    const u64 *label = label_of(part, lane.image->label);
+#pragma unroll 1
+    for (u32 i = 0; i < step.sources + step.targets; i += 1) {
+        if (operands[i].kind != SLOT) continue;
+        const QueueImage &queue = queues_of(part)[operands[i].base];
+        const u64 done = word_at(queue.mine);
+        word_at(queue.mine) = done + 1;
+        if (i >= step.sources) {
+            SlotHeader &header = *reinterpret_cast<SlotHeader *>(slot_at(queue, done));
+            header.bytes = bytes;
+            header.label[0] = label[0];
+            header.label[1] = label[1];
+            header.label[2] = label[2];
+            header.rank = queue.rank;
+        }
+        store_release(i < step.sources ? queue.head : queue.tail, done + 1);
+    }
+}
+
+/// Puts a combine into the block's step, once all of its slots are there: FOLD, or END where it has no elements.
+RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &step, u32 round) {
+    const PartImage *part = block.part;
+    const u64 length = length_of(step, round), bytes = length * part->element;
+    if (length == 0 && step.flag != EVEN_EMPTY) return END;
+    const OperandRecord *operands = operands_of(lane.image) + step.first;
+#pragma unroll 1
+    for (u32 i = 0; i < step.sources + step.targets; i += 1) {
+        u64 place;
+        if (operands[i].kind != SLOT) {
+            place = memory_of(part, lane, operands[i], step.piece, round);
+        } else {
+            const QueueImage &queue = queues_of(part)[operands[i].base];
+            const u64 done = word_at(queue.mine);
+            const u64 slot = slot_at(queue, done);
+            place = slot + sizeof(SlotHeader);
+            if (i < step.sources) {
+                if (!has_come(lane, queue.tail, done + 1)) return BLOCKED;
+                const SlotHeader &header = *reinterpret_cast<const SlotHeader *>(slot);
+                const u64 *label = label_of(part, lane.image->label);
+                if (differs(header.label, label) || header.bytes != bytes) {
+                    report(part, STATUS_MISMATCH, u32(header.rank), label, header.label);
+                    return STOP;
+                }
+            } else if (done >= queue.count && !has_come(lane, queue.head, done - queue.count + 1)) {
+                return BLOCKED;
+            }
+        }
+        block.operands[i] = Operand{place, 0};
+    }
+    if (length == 0) {
+        give_on(part, lane, step, 0);
+        return END;
+    }
+    const bool scales = part->scales != 0 && step.raw != NONE, divides = part->divisor != 0 && step.finish != 0;
+    const bool copies = step.sources == 1 && !(scales && step.raw == 0) && !divides;
+    block.step.count = copies || COUNTS_BYTES ? bytes : length;
+    block.step.offset = 0;
+    block.step.scalar = part->scalar;
+    block.step.first_source = 0;
+    block.step.sources = step.sources;
+    block.step.first_target = step.sources;
+    block.step.targets = step.targets;
+    block.step.raw = scales ? step.raw : NOT_RAW;
+    block.step.divisor = divides ? part->divisor : 0;
+    block.step.kind = copies ? 1 : 0;
+    return FOLD;
+}
+
+/// Raises the lane's flag at each listener.
+RSCCL_INLINE void signal(const PartImage *part, const LaneState &lane, const StepRecord &step, u64 value) {
+    const u32 *ranks = ranks_of(lane.image) + step.first;
+#pragma unroll 1
+    for (u32 i = 0; i < step.sources; i += 1) {
+        store_release(peers_of(part)[ranks[i]].control + flag_at(*part, lane.image->flags, step.flag, part->rank), value);
+    }
+}
+
+RSCCL_INLINE void go_on(LaneState &lane) {
+    lane.step += 1;
+    lane.has_told = 0;
+    if (lane.step == lane.image->steps) {
+        lane.step = 0;
+        lane.turn += 1;
+    }
+}
+
+/// Takes the lane's epoch and the base of its flags, which it left behind when it ran last.
+RSCCL_INLINE void begin(const PartImage *part, LaneState &lane) {
+    lane.phase = RUNS;
+    if (lane.image->flags == NONE) return;
+    const u64 state = own_control(part) + state_at(lane.image->flags);
+    lane.epoch = word_at(state);
+    lane.base = word_at(state + 8);
+}
+
+RSCCL_INLINE void end(const PartImage *part, LaneState &lane) {
+    lane.phase = ENDED;
+    if (lane.image->flags == NONE) return;
+    const u64 state = own_control(part) + state_at(lane.image->flags);
+    word_at(state) = lane.epoch + 1;
+    word_at(state + 8) = lane.base + lane.image->rounds;
+}
+
+/// Walks a lane until it must wait, has a fold for the block, has ended, or found that it must stop.
+RSCCL_INLINE u32 walk(BlockState &block, LaneState &lane) {
+    const PartImage *part = block.part;
+    lane.word = 0;
+#pragma unroll 1
+    while (lane.turn < lane.image->turns) {
+        const StepRecord &step = steps_of(lane.image)[lane.step];
+        const u32 round = lane.turn - step.lag;
+        if (lane.turn >= step.lag && round < lane.image->rounds && (step.kind != ENTER || lane.turn == 0)) {
+            const u64 value = lane.base + round + 1;
+            u32 outcome = END;
+            if (step.kind == COMBINE) {
+                outcome = combine(block, lane, step, round);
+            } else if (step.kind == SIGNAL) {
+                signal(part, lane, step, value);
+            } else if (step.kind == WAIT) {
+                const u64 flag = own_control(part) + flag_at(*part, lane.image->flags, step.flag, step.peer);
+                if (!has_come(lane, flag, value)) outcome = BLOCKED;
+            } else {
+                outcome = enter(part, lane, step);
+            }
+            if (outcome != END) return outcome;
+        }
+        go_on(lane);
+    }
+    end(part, lane);
+    return END;
+}
+
+/// Ends the fold that the block has done.
+RSCCL_INLINE void finish(BlockState &block) {
+    LaneState &lane = block.lanes[block.at];
+    const StepRecord &step = steps_of(lane.image)[lane.step];
+    give_on(block.part, lane, step, length_of(step, lane.turn - step.lag) * block.part->element);
+    go_on(lane);
+}
+
+RSCCL_INLINE bool must_stop(const PartImage *part) {
+    return look(part->status + STATUS_ABORT) != 0 || look(part->status + STATUS_FAULT) != 0;
+}
+
+/// Finds what the block does next: FOLD or STOP.
+RSCCL_INLINE u32 choose(BlockState &block, u32 seats) {
+    u32 at = block.at, looks = 0;
+#pragma unroll 1
+    while (block.left != 0) {
+        LaneState &lane = block.lanes[at];
+        if (lane.phase == RUNS && (lane.word == 0 || load_acquire(lane.word) >= lane.value)) {
+            const u32 outcome = walk(block, lane);
+            if (outcome == FOLD) {
+                block.at = at;
+                return FOLD;
+            }
+            if (outcome == STOP) return STOP;
+            if (outcome == END) {
+                block.left -= 1;
+#pragma unroll 1
+                for (u32 i = 0; i < seats; i += 1) {
+                    if (block.lanes[i].after == at) begin(block.part, block.lanes[i]);
+                }
+            }
+        } else {
+            looks += 1;
+            if (looks % LOOKS == 0 && must_stop(block.part)) {
+                report(block.part, STATUS_ABORTED, 0, nullptr, nullptr);
+                return STOP;
+            }
+        }
+        at = at + 1 == seats ? 0 : at + 1;
+    }
+    return STOP;
+}
+
+/// A copy of an image in shared memory, made by all threads; the image itself where there is no room.
+template <class Image>
+RSCCL_INLINE const Image *staged(BlockState &block, u32 &used, u64 address) {
+    const Image *image = reinterpret_cast<const Image *>(address);
+    const u32 words = image->bytes / 8;
+    if (used + words > STAGE_WORDS) return image;
+    u64 *place = block.stage + used;
+    const u64 *from = reinterpret_cast<const u64 *>(address);
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < words; i += blockDim.x) place[i] = from[i];
+    used += words;
+    return reinterpret_cast<const Image *>(place);
+}
+
+#ifdef BITS
+RSCCL_INLINE void fold(u32 op, const Step &step, const Operand *operands, Team team) {
+    if (op == 0) bit_fold_step<BitAnd>(step, operands, team);
+    else if (op == 1) bit_fold_step<BitOr>(step, operands, team);
+    else bit_fold_step<BitXor>(step, operands, team);
+}
+#else
+RSCCL_INLINE void fold(u32 op, const Step &step, const Operand *operands, Team team) {
+    if (op == 0) fold_step<LANE, Sum>(step, operands, team);
+    else if (op == 1) fold_step<LANE, ScaledSum>(step, operands, team);
+    else if (op == 2) fold_step<LANE, Product>(step, operands, team);
+    else if (op == 3) fold_step<LANE, Least>(step, operands, team);
+    else fold_step<LANE, Greatest>(step, operands, team);
+}
+#endif
+
+/// Any number of threads up to THREADS; the block's number picks its image.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) program(const __grid_constant__ ProgramArguments arguments) {
+    __shared__ BlockState block;
+    const BlockImage image = reinterpret_cast<const BlockImage *>(arguments.blocks)[blockIdx.x];
+    const SeatImage *seats = reinterpret_cast<const SeatImage *>(image.seats);
+    u32 used = 0;
+    const PartImage *part = staged<PartImage>(block, used, image.part);
+#pragma unroll 1
+    for (u32 i = 0; i < image.count; i += 1) {
+        const LaneImage *lane = staged<LaneImage>(block, used, seats[i].lane);
+        if (threadIdx.x == 0) block.lanes[i] = LaneState{lane, 0, 0, 0, 0, 0, 0, seats[i].after, BEHIND, 0};
+    }
+    if (threadIdx.x == 0) {
+        block.part = part;
+        block.at = 0;
+        block.left = image.count;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        block.op = part->op;
+#pragma unroll 1
+        for (u32 i = 0; i < image.count; i += 1) {
+            if (block.lanes[i].after == NONE) begin(part, block.lanes[i]);
+        }
+    }
+#pragma unroll 1
+    for (;;) {
+        if (threadIdx.x == 0) block.next = choose(block, image.count);
+        __syncthreads();
+        if (block.next != FOLD) return;
+        const Team team = {threadIdx.x, blockDim.x};
+        if (block.step.kind == 1) copy_step(block.step, block.operands, team);
+        else fold(block.op, block.step, block.operands, team);
+        __syncthreads();
+        if (threadIdx.x == 0) finish(block);
+    }
+}

@@ -1,0 +1,175 @@
+// What a launch of programs hands to their interpreter: plain records, read in place or from a copy in shared memory.
+//
+// The first four records, the lines and the layout of the control words are those of `src/device/records.rs`. The others
+// are images that the host makes of them (`src/device/cuda/polling/image.rs`): everything that a lane or a rank needs lies
+// behind each other, so that a block copies it in one go.
+#pragma once
+
+#include "portable.h"
+
+/// One step of a lane.
+struct StepRecord {
+    u64 block;      // 0   elements over all rounds
+    u64 piece;      // 8   elements in one round
+    u32 first;      // 16  place of the first operand, or of the first rank
+    u32 sources;    // 20  how many sources, or ranks
+    u32 targets;    // 24
+    u32 raw;        // 28  the source that the rank's scalar is applied to
+    u32 peer;       // 32  whose flag is waited for
+    u8 kind;        // 36
+    u8 lag;         // 37
+    u8 flag;        // 38
+    u8 finish;      // 39
+    u32 reserved[6];
+};
+
+/// A place that a step reads or writes.
+struct OperandRecord {
+    u64 start;   // 0
+    u32 cycle;   // 8
+    u32 kind;    // 12
+    u32 base;    // 16
+    u32 buffer;  // 20
+};
+
+constexpr u8 ENTER = 0, COMBINE = 1, SIGNAL = 2, WAIT = 3;
+constexpr u8 EVEN_EMPTY = 1;
+constexpr u32 OWN = 0, PEER = 1, SLOT = 2;
+constexpr u32 INPUT = 0, OUTPUT = 1, SCRATCH = 2;
+constexpr u32 NONE = 0xffffffffu;
+
+/// What a rank shows its peers.
+struct PeerMemory {
+    u64 control;
+    u64 scratch;
+};
+
+/// What a rank writes to each peer when a lane enters; `ready` last.
+struct EnterLine {
+    u64 ready;
+    u64 label[3];
+    u64 user[2];  // input, output
+    u64 reserved[2];
+};
+
+/// What comes before the payload of a slot.
+struct SlotHeader {
+    u64 bytes;
+    u64 label[3];
+    u64 rank;
+    u64 reserved[3];
+};
+
+static_assert(sizeof(StepRecord) == 64 && sizeof(OperandRecord) == 24, "src/device/records.rs");
+static_assert(sizeof(PeerMemory) == 16 && sizeof(EnterLine) == 64 && sizeof(SlotHeader) == 64, "src/device/records.rs");
+
+/// A lane: its image goes on with the steps, their operands, and the ranks that they name, each numbered from 0.
+struct LaneImage {
+    u32 bytes;     // 0   of the whole image, a multiple of 8
+    u32 steps;     // 4
+    u32 operands;  // 8
+    u32 rounds;    // 12
+    u32 turns;     // 16
+    u32 flags;     // 20  number of its flags and of its epoch, or NONE
+    u32 label;     // 24  place in the labels of the part
+    u32 reserved;  // 28
+};
+
+/// A rank: its image goes on with its bases, the labels, a PeerMemory for each rank, and the queues.
+struct PartImage {
+    u64 status;    // 0   its status page
+    u64 scalar;    // 8   what raw sources are multiplied by
+    u32 bytes;     // 16  of the whole image, a multiple of 8
+    u32 rank;      // 20
+    u32 ranks;     // 24  of the control words' layout
+    u32 lanes;     // 28  of the same
+    u32 bases;     // 32  how many
+    u32 labels;    // 36
+    u32 divisor;   // 40  by what a finished average is divided; 0: nothing
+    u32 scales;    // 44  1 where `scalar` counts
+    u32 element;   // 48  bytes of an element
+    u32 op;        // 52  which of the module's operators
+    u64 reserved;  // 56
+};
+
+/// One end of a connection.
+struct QueueImage {
+    u64 slots;
+    u64 payload;
+    u64 tail;
+    u64 head;
+    u64 mine;
+    u32 count;
+    u32 rank;
+};
+
+/// A lane of a block: a block has some, which take turns.
+struct SeatImage {
+    u64 lane;   // where its image lies
+    u32 after;  // the seat whose lane must have ended before, or NONE
+    u32 reserved;
+};
+
+/// What one block does: lanes of one rank.
+struct BlockImage {
+    u64 part;   // where the image of the rank lies
+    u64 seats;  // where the seats lie
+    u32 count;  // how many
+    u32 reserved;
+};
+
+static_assert(sizeof(LaneImage) == 32 && sizeof(PartImage) == 64 && sizeof(QueueImage) == 48, "filled by the host");
+static_assert(sizeof(SeatImage) == 16 && sizeof(BlockImage) == 24, "filled by the host");
+
+/// The parameter of a launch.
+struct ProgramArguments {
+    u64 blocks;  // where the images of the blocks lie
+};
+
+/// Lanes of a block, and operands of a step, at most: the host refuses more.
+constexpr u32 MOST_SEATS = 128;
+constexpr u32 MOST_OPERANDS = 256;
+
+// Where words lie in a rank's control memory, as `ControlLayout` has it.
+constexpr u64 LINE = 64;
+constexpr u64 FLAGS = 8;
+constexpr u64 PARITIES = 2;
+
+RSCCL_INLINE u64 state_at(u32 lane) {
+    return lane * LINE;
+}
+
+RSCCL_INLINE u64 line_at(const PartImage &part, u32 lane, u64 epoch, u32 writer) {
+    return (part.lanes + (lane * PARITIES + epoch % PARITIES) * part.ranks + writer) * LINE;
+}
+
+RSCCL_INLINE u64 flag_at(const PartImage &part, u32 lane, u32 flag, u32 writer) {
+    return line_at(part, part.lanes, 0, 0) + ((lane * FLAGS + flag) * part.ranks + writer) * sizeof(u64);
+}
+
+// Where words lie in a status page, as `StatusPage` has it.
+constexpr u64 STATUS_ABORT = 0, STATUS_FAULT = 64, STATUS_DETAILS = 72;
+constexpr u32 STATUS_CLAIMED = 1, STATUS_ABORTED = 2, STATUS_MISMATCH = 3;
+
+// The parts of images.
+RSCCL_INLINE const StepRecord *steps_of(const LaneImage *lane) {
+    return reinterpret_cast<const StepRecord *>(lane + 1);
+}
+RSCCL_INLINE const OperandRecord *operands_of(const LaneImage *lane) {
+    return reinterpret_cast<const OperandRecord *>(steps_of(lane) + lane->steps);
+}
+RSCCL_INLINE const u32 *ranks_of(const LaneImage *lane) {
+    return reinterpret_cast<const u32 *>(operands_of(lane) + lane->operands);
+}
+RSCCL_INLINE const u64 *bases_of(const PartImage *part) {
+    return reinterpret_cast<const u64 *>(part + 1);
+}
+RSCCL_INLINE const u64 *label_of(const PartImage *part, u32 label) {
+    return bases_of(part) + part->bases + 3 * label;
+}
+RSCCL_INLINE const PeerMemory *peers_of(const PartImage *part) {
+    return reinterpret_cast<const PeerMemory *>(label_of(part, part->labels));
+}
+RSCCL_INLINE const QueueImage *queues_of(const PartImage *part) {
+    return reinterpret_cast<const QueueImage *>(peers_of(part) + part->ranks);
+}

@@ -1,0 +1,194 @@
+//! Launches whose programs wait on the GPU: for ranks on other GPUs, or for each other where every rank acts for itself.
+//!
+//! One kernel (`kernels/program.cu`) interprets the programs of all ranks of a GPU. Its blocks wait for each other and for
+//! blocks on other GPUs, so all of them must be resident at once, those of other communicators too: otherwise one that has
+//! a place may wait for one that has none. So each rank takes [`Seats`] when it first works on a GPU, all seats together
+//! are at most as many blocks as the GPU holds, and the launch is cooperative: the driver refuses what does not fit.
+//!
+//! Nothing here calls the driver to allocate, load or free once a rank has its seats: such calls wait for kernels, and
+//! a kernel may wait for this thread's next launch.
+
+mod arena;
+mod image;
+
+use std::ffi::c_void;
+
+use super::active::Active;
+use super::context::Primary;
+use super::kernels::{EntryPoint, INTERPRETERS, Interpreters};
+use super::launch::{self, GridShape};
+use super::result::call;
+use super::stream::StreamHandle;
+use crate::device::records::{FIRST_MESSAGE, LaunchPart};
+use crate::device::{Kernel, LaunchFault, StatusPage};
+use crate::error::{Error, Result};
+use crate::sync::primitive::{Arc, Mutex};
+use crate::types::DataType;
+
+use arena::Arena;
+use image::{Arithmetic, PartWords};
+
+/// What a GPU has for such launches, made when the first rank needs it.
+#[derive(Debug)]
+pub(super) struct Polling {
+    interpreters: Interpreters,
+    arena: Arc<Arena>,
+    /// Blocks that the GPU holds at once.
+    capacity: u32,
+    /// How many of them are some rank's.
+    taken: Mutex<u32>,
+}
+
+/// The blocks that one rank of one communicator may have on a GPU at a time. Given back when dropped.
+#[derive(Debug)]
+pub(super) struct Seats {
+    /// In a launch of a collective.
+    collective: u32,
+    /// In a launch of messages, which may run beside one of a collective.
+    messages: u32,
+    /// The status page, as the GPU addresses it.
+    page: u64,
+    active: Arc<Active>,
+    polling: Arc<Polling>,
+}
+
+/// Blocks for a collective at most: more do not make four lanes faster, and slots take turns in them.
+const MOST_COLLECTIVE: u32 = 8;
+/// Blocks for messages at most.
+const MOST_MESSAGES: u32 = 4;
+/// The part of the free blocks that one rank takes for a collective at most, and for messages half of that.
+const SHARE: u32 = 8;
+
+impl Polling {
+    /// For set-up: it allocates and loads.
+    pub(super) fn new(primary: &Arc<Primary>, capability: (i32, i32), multiprocessors: u32) -> Result<Polling> {
+        let interpreters = Interpreters::load(primary, capability)?;
+        let capacity = interpreters.blocks().saturating_mul(multiprocessors);
+        Ok(Polling { interpreters, arena: Arc::new(Arena::new(primary)?), capacity, taken: Mutex::new(0) })
+    }
+
+    /// Takes what one rank needs, and makes the page by which its launches and the host hear from each other.
+    pub(super) fn seat(self: &Arc<Polling>, active: &Arc<Active>) -> Result<StatusPage> {
+        let (region, page) = self.arena.page(StatusPage::BYTES)?;
+        // What the lock guards is a number.
+        let mut taken = self.taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let free = self.capacity.saturating_sub(*taken);
+        if free < 2 {
+            return Err(Error::invalid_usage(format!(
+                "GPU {} has no room for another communicator whose ranks wait for other GPUs: it runs {} blocks at a time, and those of \
+                 all such communicators must fit; drop communicators that are not used",
+                active.primary().device(),
+                self.capacity
+            )));
+        }
+        let collective = (free / SHARE).clamp(1, MOST_COLLECTIVE);
+        let messages = (free / SHARE / 2).clamp(1, MOST_MESSAGES);
+        *taken += collective + messages;
+        drop(taken);
+        let (active, polling) = (Arc::clone(active), Arc::clone(self));
+        Ok(StatusPage::on(region, Box::new(Seats { collective, messages, page, active, polling })))
+    }
+}
+
+impl Drop for Seats {
+    fn drop(&mut self) {
+        let mut taken = self.polling.taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        *taken -= self.collective + self.messages;
+    }
+}
+
+/// Whether the parts are of ranks that wait on the GPU. A communicator's ranks all are, or none.
+pub(super) fn polls(parts: &[LaunchPart]) -> bool {
+    parts.iter().any(|part| part.status.place::<Seats>().is_some())
+}
+
+/// Launches the programs of all parts, whose ranks have seats on this GPU. The context is current.
+///
+/// # Safety
+/// As [`crate::device::Queue::launch`].
+pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &[LaunchPart]) -> Result<()> {
+    if differ(parts) {
+        return Ok(());
+    }
+    let mut polling = None;
+    let mut words = Vec::with_capacity(parts.len());
+    let mut entry = None;
+    for part in parts {
+        let seats = part.status.place::<Seats>().filter(|seats| Arc::ptr_eq(&seats.active, active));
+        let seats = seats.ok_or_else(|| Error::internal("a rank has no seats on the GPU of its stream"))?;
+        polling = Some(&seats.polling);
+        let folding = part.folding;
+        let kernel = match folding.op {
+            Some(op) => Kernel::reduce(folding.data_type, op, folding.world)?,
+            None => Kernel::copy(folding.data_type),
+        };
+        let arithmetic = Arithmetic::of(&kernel);
+        entry = Some(arithmetic.interpreter);
+        let blocks = if is_message(part) { seats.messages } else { seats.collective };
+        words.push(PartWords { part, arithmetic, page: seats.page, blocks });
+    }
+    let (Some(polling), Some(entry)) = (polling, entry) else { return Ok(()) };
+    let function = polling.interpreters.function(entry);
+    let primary = active.primary();
+    polling.arena.launch((active, stream), &words, |blocks, most_bytes| {
+        // As many threads as the longest fold of a block has work for.
+        let GridShape { threads, .. } = GridShape::of(most_bytes, 1);
+        let mut argument: u64 = blocks.address;
+        let mut parameters: [*mut c_void; 1] = [(&raw mut argument).cast()];
+        // SAFETY: the function takes one address, that of the images, which stay until the launch is done; the caller vouches for
+        // what the programs name.
+        let launched = unsafe {
+            call!(
+                primary,
+                cuLaunchCooperativeKernel(
+                    function.handle,
+                    blocks.count,
+                    1,
+                    1,
+                    threads,
+                    1,
+                    1,
+                    0,
+                    stream.0,
+                    parameters.as_mut_ptr()
+                )
+            )
+        };
+        launched.map_err(|failure| primary.error(failure))
+    })
+}
+
+fn is_message(part: &LaunchPart) -> bool {
+    part.bases.len() > FIRST_MESSAGE as usize
+}
+
+/// Ranks of one GPU have called different collectives: tells all of them, for one kernel cannot run both.
+fn differ(parts: &[LaunchPart]) -> bool {
+    let label = |part: &LaunchPart| part.labels.first().copied().filter(|_| !is_message(part));
+    let Some((first, mine)) = parts.iter().find_map(|part| Some((part, label(part)?))) else { return false };
+    let Some((other, theirs)) = parts.iter().find_map(|part| Some((part, label(part).filter(|label| *label != mine)?)))
+    else {
+        return false;
+    };
+    for part in parts {
+        let fault = match label(part) {
+            Some(own) if own != mine => LaunchFault::Mismatch { peer: first.rank, mine: own, theirs: mine },
+            Some(own) => LaunchFault::Mismatch { peer: other.rank, mine: own, theirs },
+            None => LaunchFault::Aborted,
+        };
+        part.status.report(fault);
+    }
+    true
+}
+
+/// The interpreter of a kernel, and which of its operators.
+fn interpreter_of(kernel: &Kernel) -> (usize, u32) {
+    const BITS: usize = INTERPRETERS - 1;
+    match kernel.op().map(|op| launch::entry_of(kernel.data_type(), op)) {
+        None | Some(EntryPoint::Copy) => (BITS, 0),
+        Some(EntryPoint::Bits(op)) => (BITS, op as u32),
+        Some(EntryPoint::Fold(data_type, op)) => (usize::from(data_type.code()), op as u32),
+    }
+}
+
+const _: () = assert!(INTERPRETERS == DataType::ALL.len() + 1);

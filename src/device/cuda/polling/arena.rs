@@ -1,0 +1,290 @@
+//! Memory for the images of programs and launches, and for status pages: pinned memory of the host, which the GPU reads
+//! where it is. All of it is allocated at set-up, because allocating waits for kernels that run.
+//!
+//! Images of programs are kept as long as there is room; the images of a launch until it is done, or, where it was
+//! captured, until its graph is destroyed.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+
+use super::image::{self, Blocks, PartWords};
+use crate::device::cuda::active::Active;
+use crate::device::cuda::context::Primary;
+use crate::device::cuda::stream::StreamHandle;
+use crate::device::cuda::tables::{Pinned, User};
+use crate::device::records::Records;
+use crate::device::{Generation, HostRegion, Keep};
+use crate::error::{Error, Result};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+
+/// Bytes of it: hundreds of programs of eight ranks.
+const BYTES: usize = 8 << 20;
+/// What places are multiples of, in bytes: a line of status words.
+const GRAIN: usize = 64;
+/// Users of a program's images that are looked at when there are so many: streams have one launch each under way.
+const MANY_USERS: usize = 16;
+/// Launches whose images are looked at, to forget them, when there are so many.
+const MANY_LAUNCHES: usize = 16;
+
+/// The memory, and what lies where.
+#[derive(Debug)]
+pub(super) struct Arena {
+    memory: Arc<Whole>,
+    primary: Arc<Primary>,
+    state: Mutex<State>,
+}
+
+/// All of the memory; status pages keep it.
+#[derive(Debug)]
+struct Whole(Pinned);
+
+/// A piece of the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    offset: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    /// By their places.
+    free: Vec<Piece>,
+    /// By the address of the records, which each keeps.
+    programs: HashMap<usize, Program>,
+    launches: Vec<(Piece, User)>,
+    /// Counts launches: tells which program was used when.
+    clock: u64,
+}
+
+/// The images of a program's lanes.
+#[derive(Debug)]
+struct Program {
+    _records: Arc<Records>,
+    piece: Piece,
+    /// Where each lane's lies, as the GPU addresses it.
+    places: Vec<u64>,
+    longest: u64,
+    users: Vec<User>,
+    used: u64,
+}
+
+impl Arena {
+    pub(super) fn new(primary: &Arc<Primary>) -> Result<Arena> {
+        let memory = Arc::new(Whole(Pinned::new(primary, BYTES)?));
+        let free = vec![Piece { offset: 0, bytes: BYTES }];
+        let state = State { free, programs: HashMap::new(), launches: Vec::new(), clock: 0 };
+        Ok(Arena { memory, primary: Arc::clone(primary), state: Mutex::new(state) })
+    }
+
+    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn address(&self, piece: Piece) -> u64 {
+        self.memory.0.device() + piece.offset as u64
+    }
+
+    /// A page for host and GPU, zero at first: as the host has it, and as the GPU addresses it. It is used again when its last handle is
+    /// gone: by then all launches that look at it have ended.
+    pub(super) fn page(self: &Arc<Arena>, bytes: usize) -> Result<(HostRegion, u64)> {
+        let _entered = self.primary.enter()?;
+        let piece = self.lock().take(bytes)?;
+        self.write(piece, &vec![0; bytes / size_of::<u64>()]);
+        let keep = Page { piece, arena: Arc::clone(self) };
+        // SAFETY: the piece is the page's alone until `keep` is dropped, which keeps the memory.
+        let region = unsafe { HostRegion::new(self.memory.0.at(piece.offset), bytes, Arc::new(keep)) };
+        Ok((region, self.address(piece)))
+    }
+
+    fn write(&self, piece: Piece, words: &[u64]) {
+        assert!(size_of_val(words) <= piece.bytes, "images fit what was taken for them");
+        let target = self.memory.0.at(piece.offset).cast::<u64>();
+        // SAFETY: the piece lies in the memory, and is whoever's who took it: no kernel reads it now.
+        unsafe { target.copy_from_nonoverlapping(std::ptr::NonNull::from(words).cast(), words.len()) };
+    }
+
+    /// Writes the images of a launch, and calls `start` with where they lie and the bytes of its longest fold. The context is current.
+    pub(super) fn launch(
+        &self,
+        (active, stream): (&Arc<Active>, StreamHandle),
+        parts: &[PartWords<'_>],
+        start: impl FnOnce(Blocks, u64) -> Result<()>,
+    ) -> Result<()> {
+        let mut state = self.lock();
+        state.clock += 1;
+        if state.launches.len() >= MANY_LAUNCHES {
+            state.forget();
+        }
+        let mut lanes = Vec::with_capacity(parts.len());
+        let mut most_bytes = 0;
+        for rank in parts {
+            let program = self.program(&mut state, &rank.part.records)?;
+            lanes.push(program.places.clone());
+            most_bytes = program.longest.saturating_mul(u64::from(rank.part.folding.data_type.size())).max(most_bytes);
+        }
+        // The length does not depend on the address.
+        let length = size_of_val(&image::launch(parts, &lanes, 0)?.0[..]);
+        let piece = state.take(length)?;
+        let written = image::launch(parts, &lanes, self.address(piece));
+        let outcome = written.and_then(|(words, blocks)| {
+            self.write(piece, &words);
+            if blocks.count == 0 {
+                return Ok(None);
+            }
+            User::of(active, stream, || start(blocks, most_bytes)).map(Some)
+        });
+        let user = match outcome {
+            Ok(Some(user)) => user,
+            Ok(None) => {
+                state.give_back(piece);
+                return Ok(());
+            }
+            Err(error) => {
+                // Whether the kernel was put into the stream before the failure is not known: the piece is not used again.
+                return Err(error);
+            }
+        };
+        for rank in parts {
+            if let Some(program) = state.programs.get_mut(&key(&rank.part.records)) {
+                if program.users.len() >= MANY_USERS {
+                    program.users.retain(|user| !user.is_done());
+                }
+                program.users.push(user.clone());
+            }
+        }
+        state.launches.push((piece, user));
+        Ok(())
+    }
+
+    /// The images of a program, made where there are none.
+    fn program<'s>(&self, state: &'s mut State, records: &Arc<Records>) -> Result<&'s Program> {
+        let clock = state.clock;
+        if !state.programs.contains_key(&key(records)) {
+            let images = image::lanes(records)?;
+            let piece = state.take(size_of_val(&images.words[..]))?;
+            self.write(piece, &images.words);
+            let address = self.address(piece);
+            let places = images.places.iter().map(|place| address + place).collect();
+            let program = Program {
+                _records: Arc::clone(records),
+                piece,
+                places,
+                longest: images.longest,
+                users: Vec::new(),
+                used: clock,
+            };
+            state.programs.insert(key(records), program);
+        }
+        let program = state.programs.get_mut(&key(records)).ok_or_else(|| Error::internal("it was put there"))?;
+        program.used = clock;
+        Ok(program)
+    }
+}
+
+fn key(records: &Arc<Records>) -> usize {
+    Arc::as_ptr(records).addr()
+}
+
+impl State {
+    /// A piece of at least `bytes`; where there is none, of what nobody uses any more.
+    fn take(&mut self, bytes: usize) -> Result<Piece> {
+        let bytes = bytes.max(1).next_multiple_of(GRAIN);
+        if let Some(piece) = self.cut(bytes) {
+            return Ok(piece);
+        }
+        self.forget();
+        loop {
+            if let Some(piece) = self.cut(bytes) {
+                return Ok(piece);
+            }
+            // This launch's own programs are the latest.
+            let clock = self.clock;
+            let idle = |program: &Program| program.used != clock && program.users.iter().all(User::is_done);
+            let oldest =
+                self.programs.iter().filter(|(_, program)| idle(program)).min_by_key(|(_, program)| program.used);
+            let oldest = oldest.map(|(key, _)| *key);
+            let Some(gone) = oldest.and_then(|oldest| self.programs.remove(&oldest)) else {
+                return Err(Error::invalid_usage(format!(
+                    "launches that are under way or captured take all {BYTES} bytes that a GPU has for programs: wait for some of them"
+                )));
+            };
+            self.give_back(gone.piece);
+        }
+    }
+
+    fn cut(&mut self, bytes: usize) -> Option<Piece> {
+        let index = self.free.iter().position(|piece| piece.bytes >= bytes)?;
+        let piece = &mut self.free[index];
+        let taken = Piece { offset: piece.offset, bytes };
+        *piece = Piece { offset: piece.offset + bytes, bytes: piece.bytes - bytes };
+        if piece.bytes == 0 {
+            self.free.remove(index);
+        }
+        Some(taken)
+    }
+
+    fn give_back(&mut self, piece: Piece) {
+        let mut index = self.free.partition_point(|other| other.offset < piece.offset);
+        self.free.insert(index, piece);
+        // Joined with the one behind, then with the one before.
+        for _ in 0..2 {
+            if let (Some(one), Some(two)) = (self.free.get(index).copied(), self.free.get(index + 1).copied())
+                && one.offset + one.bytes == two.offset
+            {
+                self.free[index].bytes += two.bytes;
+                self.free.remove(index + 1);
+            }
+            index = index.saturating_sub(1);
+        }
+    }
+
+    /// Gives back what launches had that are done.
+    fn forget(&mut self) {
+        let done: Vec<Piece> =
+            self.launches.extract_if(.., |(_, user)| user.is_done()).map(|(piece, _)| piece).collect();
+        done.into_iter().for_each(|piece| self.give_back(piece));
+    }
+}
+
+/// What keeps a status page.
+#[derive(Debug)]
+struct Page {
+    piece: Piece,
+    arena: Arc<Arena>,
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.arena.lock().give_back(self.piece);
+    }
+}
+
+/// Pinned memory stays in this process.
+impl Keep for Page {
+    fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        None
+    }
+
+    fn lend(&self, _: Generation) -> bool {
+        true
+    }
+
+    fn take_back(&self, _: Generation) -> bool {
+        true
+    }
+
+    fn detach(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_detached(&self) -> bool {
+        false
+    }
+
+    fn share_anew(&self) -> Result<Generation> {
+        Err(Error::internal("a status page cannot be shared"))
+    }
+
+    fn prefer_huge_pages(&self) {}
+}
