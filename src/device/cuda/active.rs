@@ -22,6 +22,8 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 pub(super) struct Active {
     // Dropped in this order: what waits, then the streams and kernels that could use it, then the context.
     state: Mutex<State>,
+    /// Held while memory is freed, which waits for kernels, and while one is launched that may wait for this process.
+    gate: Mutex<()>,
     /// For ranks that wait on the GPU, once there are some.
     polling: Mutex<Option<Arc<Polling>>>,
     tables: Tables,
@@ -63,6 +65,7 @@ impl Active {
         let tables = Tables::new(&primary)?;
         Ok(Arc::new(Active {
             state: Mutex::default(),
+            gate: Mutex::default(),
             polling: Mutex::default(),
             tables,
             service,
@@ -158,9 +161,19 @@ impl Active {
         self.free_retired();
     }
 
+    /// Held while a kernel is launched that may wait for this process: no memory is freed meanwhile.
+    pub(super) fn gate(&self) -> MutexGuard<'_, ()> {
+        // It guards no data.
+        self.gate.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
     /// Frees what was retired, unless work is under way.
     pub(super) fn free_retired(&self) {
-        if self.lock().retired.is_empty() || !self.is_idle() {
+        if self.lock().retired.is_empty() {
+            return;
+        }
+        let _nothing_begins = self.gate();
+        if !self.is_idle() {
             return;
         }
         let retired = std::mem::take(&mut self.lock().retired);

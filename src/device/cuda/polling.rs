@@ -130,6 +130,7 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &
     let (Some(polling), Some(entry)) = (polling, entry) else { return Ok(()) };
     let function = polling.interpreters.function(entry);
     let primary = active.primary();
+    let _nothing_is_freed = active.gate();
     polling.arena.launch((active, stream), &words, |blocks, most_bytes| {
         // As many threads as the longest fold of a block has work for.
         let GridShape { threads, .. } = GridShape::of(most_bytes, 1);
