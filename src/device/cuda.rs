@@ -35,9 +35,7 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
-use crate::device::{
-    Device, DeviceId, DeviceIdentity, Generation, Home, Keep, Queue, Region, Sharing, StatusPage,
-};
+use crate::device::{Device, DeviceId, DeviceIdentity, Generation, Home, Keep, Queue, Region, Sharing, StatusPage};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sys::lending::Lending;
