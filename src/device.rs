@@ -93,8 +93,9 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Where the memory at `address` lives, if this device knows it.
     fn locate(&self, address: u64) -> Option<Home>;
 
-    /// For one rank whose programs wait on this device for those of ranks on `peers`, itself among them: makes the memory of those devices
-    /// reachable from here, takes what such launches need, and gives the page by which they and the host hear from each other. For set-up.
+    /// For one rank whose programs wait on this device for those of ranks on `peers`, itself among them: makes the
+    /// memory of those devices reachable from here, takes what such launches need, and gives the page by which they
+    /// and the host hear from each other. For set-up.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] where the device cannot reach a peer, or has no room for another rank.

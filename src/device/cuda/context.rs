@@ -132,8 +132,10 @@ impl Primary {
         asked.map_err(|failure| self.error(failure))?;
         if can == 0 {
             return Err(Error::invalid_usage(format!(
-                "GPU {} cannot reach the memory of GPU {}: the driver says that there is no peer access between them (no NVLink, and PCIe \
-                 does not allow it), and ranks on GPUs without it are not supported yet; place all ranks on one GPU or on GPUs with peer \
+                "GPU {} cannot reach the memory of GPU {}: the driver says that there is no peer access between \
+                them (no NVLink, and PCIe \
+                 does not allow it), and ranks on GPUs without it are not supported yet; place all ranks on one \
+                 GPU or on GPUs with peer \
                  access (nvidia-smi topo -p2p r shows them), or copy to host memory",
                 self.device, other.device
             )));

@@ -1,9 +1,11 @@
-//! Launches whose programs wait on the GPU: for ranks on other GPUs, or for each other where every rank acts for itself.
+//! Launches whose programs wait on the GPU: for ranks on other GPUs, or for each other where every rank acts for
+//! itself.
 //!
-//! One kernel (`kernels/program.cu`) interprets the programs of all ranks of a GPU. Its blocks wait for each other and for
-//! blocks on other GPUs, so all of them must be resident at once, those of other communicators too: otherwise one that has
-//! a place may wait for one that has none. So each rank takes [`Seats`] when it first works on a GPU, all seats together
-//! are at most as many blocks as the GPU holds, and the launch is cooperative: the driver refuses what does not fit.
+//! One kernel (`kernels/program.cu`) interprets the programs of all ranks of a GPU. Its blocks wait for each other and
+//! for blocks on other GPUs, so all of them must be resident at once, those of other communicators too: otherwise one
+//! that has a place may wait for one that has none. So each rank takes [`Seats`] when it first works on a GPU, all
+//! seats together are at most as many blocks as the GPU holds, and the launch is cooperative: the driver refuses what
+//! does not fit.
 //!
 //! Nothing here calls the driver to allocate, load or free once a rank has its seats: such calls wait for kernels, and
 //! a kernel may wait for this thread's next launch.
@@ -25,14 +27,14 @@ use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex};
 use crate::types::DataType;
 
-use arena::Arena;
+use arena::ImageMemory;
 use image::{Arithmetic, PartWords};
 
 /// What a GPU has for such launches, made when the first rank needs it.
 #[derive(Debug)]
 pub(super) struct Polling {
     interpreters: Interpreters,
-    arena: Arc<Arena>,
+    arena: Arc<ImageMemory>,
     /// Blocks that the GPU holds at once.
     capacity: u32,
     /// How many of them are some rank's.
@@ -64,7 +66,7 @@ impl Polling {
     pub(super) fn new(primary: &Arc<Primary>, capability: (i32, i32), multiprocessors: u32) -> Result<Polling> {
         let interpreters = Interpreters::load(primary, capability)?;
         let capacity = interpreters.blocks().saturating_mul(multiprocessors);
-        Ok(Polling { interpreters, arena: Arc::new(Arena::new(primary)?), capacity, taken: Mutex::new(0) })
+        Ok(Polling { interpreters, arena: Arc::new(ImageMemory::new(primary)?), capacity, taken: Mutex::new(0) })
     }
 
     /// Takes what one rank needs, and makes the page by which its launches and the host hear from each other.
@@ -75,7 +77,8 @@ impl Polling {
         let free = self.capacity.saturating_sub(*taken);
         if free < 2 {
             return Err(Error::invalid_usage(format!(
-                "GPU {} has no room for another communicator whose ranks wait for other GPUs: it runs {} blocks at a time, and those of \
+                "GPU {} has no room for another communicator whose ranks wait for other GPUs: it runs {} blocks at \
+                a time, and those of \
                  all such communicators must fit; drop communicators that are not used",
                 active.primary().device(),
                 self.capacity
@@ -136,7 +139,8 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &
         let GridShape { threads, .. } = GridShape::of(most_bytes, 1);
         let mut argument: u64 = blocks.address;
         let mut parameters: [*mut c_void; 1] = [(&raw mut argument).cast()];
-        // SAFETY: the function takes one address, that of the images, which stay until the launch is done; the caller vouches for
+        // SAFETY: the function takes one address, that of the images, which stay until the launch is done; the caller
+        // vouches for
         // what the programs name.
         let launched = unsafe {
             call!(

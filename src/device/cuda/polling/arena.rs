@@ -28,7 +28,7 @@ const MANY_LAUNCHES: usize = 16;
 
 /// The memory, and what lies where.
 #[derive(Debug)]
-pub(super) struct Arena {
+pub(super) struct ImageMemory {
     memory: Arc<Whole>,
     primary: Arc<Primary>,
     state: Mutex<State>,
@@ -50,7 +50,7 @@ struct State {
     /// By their places.
     free: Vec<Piece>,
     /// By the address of the records, which each keeps.
-    programs: HashMap<usize, Program>,
+    programs: HashMap<usize, ProgramImages>,
     launches: Vec<(Piece, User)>,
     /// Counts launches: tells which program was used when.
     clock: u64,
@@ -58,7 +58,7 @@ struct State {
 
 /// The images of a program's lanes.
 #[derive(Debug)]
-struct Program {
+struct ProgramImages {
     _records: Arc<Records>,
     piece: Piece,
     /// Where each lane's lies, as the GPU addresses it.
@@ -68,12 +68,12 @@ struct Program {
     used: u64,
 }
 
-impl Arena {
-    pub(super) fn new(primary: &Arc<Primary>) -> Result<Arena> {
+impl ImageMemory {
+    pub(super) fn new(primary: &Arc<Primary>) -> Result<ImageMemory> {
         let memory = Arc::new(Whole(Pinned::new(primary, BYTES)?));
         let free = vec![Piece { offset: 0, bytes: BYTES }];
         let state = State { free, programs: HashMap::new(), launches: Vec::new(), clock: 0 };
-        Ok(Arena { memory, primary: Arc::clone(primary), state: Mutex::new(state) })
+        Ok(ImageMemory { memory, primary: Arc::clone(primary), state: Mutex::new(state) })
     }
 
     /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
@@ -85,9 +85,10 @@ impl Arena {
         self.memory.0.device() + piece.offset as u64
     }
 
-    /// A page for host and GPU, zero at first: as the host has it, and as the GPU addresses it. It is used again when its last handle is
+    /// A page for host and GPU, zero at first: as the host has it, and as the GPU addresses it. It is used again when
+    /// its last handle is
     /// gone: by then all launches that look at it have ended.
-    pub(super) fn page(self: &Arc<Arena>, bytes: usize) -> Result<(HostRegion, u64)> {
+    pub(super) fn page(self: &Arc<ImageMemory>, bytes: usize) -> Result<(HostRegion, u64)> {
         let _entered = self.primary.enter()?;
         let piece = self.lock().take(bytes)?;
         self.write(piece, &vec![0; bytes / size_of::<u64>()]);
@@ -104,7 +105,8 @@ impl Arena {
         unsafe { target.copy_from_nonoverlapping(std::ptr::NonNull::from(words).cast(), words.len()) };
     }
 
-    /// Writes the images of a launch, and calls `start` with where they lie and the bytes of its longest fold. The context is current.
+    /// Writes the images of a launch, and calls `start` with where they lie and the bytes of its longest fold. The
+    /// context is current.
     pub(super) fn launch(
         &self,
         (active, stream): (&Arc<Active>, StreamHandle),
@@ -141,7 +143,8 @@ impl Arena {
                 return Ok(());
             }
             Err(error) => {
-                // Whether the kernel was put into the stream before the failure is not known: the piece is not used again.
+                // Whether the kernel was put into the stream before the failure is not known: the piece is not used
+                // again.
                 return Err(error);
             }
         };
@@ -158,7 +161,7 @@ impl Arena {
     }
 
     /// The images of a program, made where there are none.
-    fn program<'s>(&self, state: &'s mut State, records: &Arc<Records>) -> Result<&'s Program> {
+    fn program<'s>(&self, state: &'s mut State, records: &Arc<Records>) -> Result<&'s ProgramImages> {
         let clock = state.clock;
         if !state.programs.contains_key(&key(records)) {
             let images = image::lanes(records)?;
@@ -166,7 +169,7 @@ impl Arena {
             self.write(piece, &images.words);
             let address = self.address(piece);
             let places = images.places.iter().map(|place| address + place).collect();
-            let program = Program {
+            let program = ProgramImages {
                 _records: Arc::clone(records),
                 piece,
                 places,
@@ -200,13 +203,14 @@ impl State {
             }
             // This launch's own programs are the latest.
             let clock = self.clock;
-            let idle = |program: &Program| program.used != clock && program.users.iter().all(User::is_done);
+            let idle = |program: &ProgramImages| program.used != clock && program.users.iter().all(User::is_done);
             let oldest =
                 self.programs.iter().filter(|(_, program)| idle(program)).min_by_key(|(_, program)| program.used);
             let oldest = oldest.map(|(key, _)| *key);
             let Some(gone) = oldest.and_then(|oldest| self.programs.remove(&oldest)) else {
                 return Err(Error::invalid_usage(format!(
-                    "launches that are under way or captured take all {BYTES} bytes that a GPU has for programs: wait for some of them"
+                    "launches that are under way or captured take all {BYTES} bytes that a GPU has for programs: \
+                    wait for some of them"
                 )));
             };
             self.give_back(gone.piece);
@@ -251,7 +255,7 @@ impl State {
 #[derive(Debug)]
 struct Page {
     piece: Piece,
-    arena: Arc<Arena>,
+    arena: Arc<ImageMemory>,
 }
 
 impl Drop for Page {

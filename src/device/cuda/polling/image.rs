@@ -1,6 +1,7 @@
 //! Programs as the interpreter reads them: the records of `kernels/program.h`.
 //!
-//! An image of a lane or of a rank is one piece of memory, so that a block copies it at once. Images of lanes are made once
+//! An image of a lane or of a rank is one piece of memory, so that a block copies it at once. Images of lanes are
+//! made once
 //! for a program; the rest is made for each launch.
 
 use super::interpreter_of;
@@ -94,7 +95,8 @@ pub(super) fn lanes(records: &Records) -> Result<LaneImages> {
             longest = longest.max(step.piece.min(step.block));
             if step.sources.saturating_add(step.targets) > MOST_OPERANDS {
                 return Err(Error::invalid_usage(format!(
-                    "a step of {} sources and {} targets: GPUs take {MOST_OPERANDS} operands; choose another algorithm (NCCL_ALGO)",
+                    "a step of {} sources and {} targets: GPUs take {MOST_OPERANDS} operands; choose another \
+                    algorithm (NCCL_ALGO)",
                     step.sources, step.targets
                 )));
             }
@@ -184,7 +186,8 @@ pub(super) struct Blocks {
     pub(super) count: u32,
 }
 
-/// All that a launch has of its own, for memory that begins at `address`: images of blocks, then of ranks and seats. `lanes` has, for
+/// All that a launch has of its own, for memory that begins at `address`: images of blocks, then of ranks and seats.
+/// `lanes` has, for
 /// each rank, where its lanes' images lie.
 pub(super) fn launch(parts: &[PartWords<'_>], lanes: &[Vec<u64>], address: u64) -> Result<(Vec<u64>, Blocks)> {
     let mut blocks: Vec<(usize, Vec<Seat>)> = Vec::new();
@@ -244,7 +247,8 @@ fn shared_out(rank: &PartWords<'_>, places: &[u64]) -> Result<Vec<Vec<Seat>>> {
     }
     if let Some(full) = blocks.iter().find(|seats| seats.len() > MOST_SEATS) {
         return Err(Error::invalid_usage(format!(
-            "a call of rank {} has {} lanes or messages for one block of the GPU, and {MOST_SEATS} fit: make groups of fewer messages",
+            "a call of rank {} has {} lanes or messages for one block of the GPU, and {MOST_SEATS} fit: make \
+            groups of fewer messages",
             rank.part.rank,
             full.len()
         )));
