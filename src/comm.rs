@@ -48,13 +48,11 @@ mod typed;
 mod worker;
 
 use std::fmt;
-use std::sync::PoisonError;
-use std::sync::TryLockError;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
-use crate::sync::{AbortFlag, Progress};
+use crate::sync::primitive::{Arc, OnceLock};
+use crate::sync::{AbortFlag, Progress, TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
 use crate::sys::thread;
 use crate::types::{Rank, World};
@@ -115,8 +113,8 @@ use status::{Making, Status};
 pub struct Communicator {
     status: Arc<Status>,
     birthplace: Birthplace,
-    /// Locked for the length of a call.
-    home: Mutex<Home>,
+    /// Taken for the length of a call.
+    home: Turns<Home>,
     /// Where the ranks are, once asked.
     placement: OnceLock<Placement>,
 }
@@ -203,7 +201,7 @@ impl Communicator {
     }
 
     fn with_status(status: Arc<Status>, home: Home) -> Communicator {
-        Communicator { status, birthplace: Birthplace::here(), home: Mutex::new(home), placement: OnceLock::new() }
+        Communicator { status, birthplace: Birthplace::here(), home: Turns::new(home), placement: OnceLock::new() }
     }
 
     /// My rank, below [`Communicator::size`]. Of a child that a non-blocking split is making: waits until it is made;
@@ -410,19 +408,15 @@ impl Communicator {
     /// # Errors
     /// [`Kind::InvalidUsage`] while another call has it.
     #[inline]
-    fn take_turn(&self) -> Result<MutexGuard<'_, Home>> {
-        match self.home.try_lock() {
-            Ok(home) => Ok(home),
-            // A panic has ended the communicator, which its home says.
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => Err(self.at(group::lent())),
-        }
+    fn take_turn(&self) -> Result<TurnGuard<'_, Home>> {
+        // After a panic too: it has ended the communicator, which its home says.
+        self.home.try_take().ok_or_else(|| self.at(group::lent()))
     }
 
-    /// The engine's home, for whoever has the engine or ends the communicator: another thread has the lock at most for
+    /// The engine's home, for whoever has the engine or ends the communicator: another thread has a turn at most for
     /// as long as it takes to be refused.
-    fn home(&self) -> MutexGuard<'_, Home> {
-        self.home.lock().unwrap_or_else(PoisonError::into_inner)
+    fn home(&self) -> TurnGuard<'_, Home> {
+        self.home.take()
     }
 
     /// Takes the engine, or the error, from a thread that has made it or is done with it. Never waits for the thread's
@@ -515,9 +509,8 @@ impl fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // Not by the lock, which in a forked child may be held by a thread that does not exist there.
-        let home = self.home.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let home = std::mem::replace(home, Home::Closed);
+        // Not by a turn, which in a forked child a thread may have that does not exist there.
+        let home = std::mem::replace(self.home.get_mut(), Home::Closed);
         if !self.birthplace.is_here() {
             // Nothing of it is this process's: not even to free it, since threads that do not exist here may hold what
             // it waits for.

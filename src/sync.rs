@@ -14,6 +14,7 @@ pub(crate) mod progress;
 pub mod ring;
 #[cfg(sanitize_thread)]
 mod seen;
+mod turns;
 mod wait;
 
 pub use abort::AbortFlag;
@@ -22,4 +23,5 @@ pub use arrivals::Arrivals;
 pub use backoff::{Backoff, Patience, Watch};
 pub use flag::Flag;
 pub use progress::Progress;
+pub use turns::{TurnGuard, Turns};
 pub use wait::{Deadline, NoteReader, Wait};

@@ -11,7 +11,7 @@ use far::{Far, FarGraph};
 use rsccl::comm::DeviceStream;
 use rsccl::error::Kind;
 use rsccl::internals::sys::clock::now;
-use rsccl::{Config, ReduceOp, local};
+use rsccl::{Communicator, Config, ReduceOp, local};
 
 /// Ranks 0 and 1 on device 0, ranks 2 and 3 on device 1.
 #[test]
@@ -168,4 +168,63 @@ fn two_ranks_of_a_device_exchange_messages_while_the_others_do_something_else() 
         stream.synchronize()
     })
     .unwrap();
+}
+
+/// One rank gives device memory, the other host memory, in the first call on devices or in a later one: both learn what the other called.
+#[test]
+fn a_rank_that_calls_on_host_memory_is_told_from_one_on_a_device() {
+    Far::add(50..51);
+    for calls_before in [0, 1] {
+        let config = Config::default().with_timeout(Duration::from_secs(20));
+        let errors = local::run_with(2, &config, |comm| {
+            let stream = DeviceStream::new(50)?;
+            (0..calls_before).try_for_each(|_| comm.on(&stream).barrier())?;
+            let mut there = stream.alloc::<u32>(10)?;
+            let result = if comm.rank() == 0 {
+                comm.all_reduce_in_place(&mut [1u32; 10], ReduceOp::Sum)
+            } else {
+                let mine = comm.on(&stream).all_reduce_in_place(there.slice_mut(..), ReduceOp::Sum);
+                mine.and_then(|()| stream.synchronize())
+            };
+            let error = result.expect_err("the other rank gives other memory");
+            Ok((error.kind(), error.to_string()))
+        });
+        for (kind, text) in errors.unwrap() {
+            assert_eq!(kind, Kind::Mismatch, "{calls_before} calls before: {text}");
+            assert!(text.contains("on a device"), "{calls_before} calls before: {text}");
+        }
+    }
+}
+
+/// One thread has all ranks: the calls of a group wait for each other, those of one stream keep their order, and messages may stand in any.
+#[test]
+fn a_group_puts_the_calls_of_all_ranks_of_a_thread_into_their_streams() {
+    const DEVICES: std::ops::Range<u32> = 60..62;
+    Far::add(DEVICES);
+    let comms = Communicator::init_all(4, &Config::default().with_timeout(Duration::from_secs(20))).unwrap();
+    let streams = [0, 0, 1, 1].map(|device| DeviceStream::new(DEVICES.start + device).unwrap());
+    let mut memory: Vec<_> = (0u32..)
+        .zip(&streams)
+        .map(|(rank, stream)| {
+            let mut buffers = [(); 3].map(|()| stream.alloc::<u32>(500).unwrap());
+            buffers.iter_mut().for_each(|buffer| stream.upload(&[rank + 1; 500], buffer.slice_mut(..)).unwrap());
+            buffers
+        })
+        .collect();
+    rsccl::group(|group| {
+        for ((comm, stream), [reduced, sent, passed]) in comms.iter().zip(&streams).zip(&mut memory) {
+            let (left, right) = ((comm.rank() + 3) % 4, (comm.rank() + 1) % 4);
+            group.on_stream(comm, stream).all_reduce_in_place(reduced.slice_mut(..), ReduceOp::Sum)?;
+            group.on_stream(comm, stream).recv(passed.slice_mut(..), left)?;
+            group.on_stream(comm, stream).send(sent.slice(..), right)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    for ((comm, stream), [reduced, _, passed]) in comms.iter().zip(&streams).zip(&memory) {
+        let (mut sum, mut got) = ([0; 500], [0; 500]);
+        stream.download(reduced.slice(..), &mut sum).unwrap();
+        stream.download(passed.slice(..), &mut got).unwrap();
+        assert_eq!((sum, got), ([10; 500], [(comm.rank() + 3) % 4 + 1; 500]), "rank {}", comm.rank());
+    }
 }

@@ -56,10 +56,11 @@ impl Patience {
         self.most_spins <= LEAST_SPINS
     }
 
-    /// How many yields that let nobody run are tried before a sleep: the more ranks there are on a processor, the less
-    /// likely it is that all others sleep.
+    /// How many yields that let nobody run are tried before a sleep: the more ranks there are on a processor, the
+    /// less likely it is that all others sleep. Of a few ranks the scheduler soon runs the others anyway, and a sleep
+    /// costs more.
     fn vain_yields(self) -> u32 {
-        (CROWDED_YIELDS / self.crowd.max(1)).max(LEAST_VAIN_YIELDS)
+        (CROWDED_YIELDS / self.crowd.div_ceil(FEW_RANKS).max(1)).max(LEAST_VAIN_YIELDS)
     }
 
     /// Learns from a wait that has succeeded.
@@ -190,6 +191,8 @@ const SHARED_WAITS: u32 = 64;
 const CROWDED_YIELDS: u32 = 24;
 /// A yield that takes less than this has switched to no other process and back.
 const VAIN_YIELD: Duration = Duration::from_nanos(900);
+/// Ranks on a processor that make no crowd of it.
+const FEW_RANKS: u32 = 4;
 /// How many such yields a wait tries at least.
 const LEAST_VAIN_YIELDS: u32 = 2;
 /// A sleep that nothing wakes lasts this fraction of the wait so far.

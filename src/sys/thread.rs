@@ -1,8 +1,37 @@
 //! Named threads with an owner that joins them.
 
+use std::cell::Cell;
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Result};
+use crate::sync::primitive::{Ordering, statics};
+
+/// The least number that a thread gets.
+pub const FIRST_NUMBER: u64 = 16;
+
+/// This thread's number, which no other thread of the process has or gets.
+#[inline]
+pub fn number() -> u64 {
+    #[cfg(not(all(loom, test)))]
+    thread_local! {
+        static NUMBER: Cell<u64> = const { Cell::new(0) };
+    }
+    // loom runs all threads of a model on one thread of the system.
+    #[cfg(all(loom, test))]
+    loom::thread_local! {
+        static NUMBER: Cell<u64> = Cell::new(0);
+    }
+    NUMBER.with(|number| match number.get() {
+        0 => {
+            // Relaxed: a number has to be its own, and orders nothing.
+            number.set(NEXT_NUMBER.fetch_add(1, Ordering::Relaxed));
+            number.get()
+        }
+        known => known,
+    })
+}
+
+static NEXT_NUMBER: statics::AtomicU64 = statics::AtomicU64::new(FIRST_NUMBER);
 
 /// Starts a thread called `name` (tools show 15 bytes of it).
 ///

@@ -1,0 +1,263 @@
+//! A value that one thread at a time uses. Nobody queues for it: a thread that comes meanwhile is told so.
+//!
+//! The thread that takes the first turn is the value's home thread. Its turns cost two plain stores: a locked
+//! instruction would wait until the stores of the turn before, into memory that a peer has in its cache, are done,
+//! and a small collective is little more than that. The first other thread pays: it ends the home thread's privilege
+//! by a [`futex::heavy_barrier`], and from then on every turn is a locked instruction.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::panic::{RefUnwindSafe, UnwindSafe};
+
+use crate::sync::primitive::{AtomicBool, AtomicU64, Ordering};
+use crate::sys::{cpu, futex, thread};
+
+/// A value, used by one thread at a time.
+pub struct Turns<T> {
+    /// The number of the home thread, or [`UNCLAIMED`], [`ENDING`] or [`SHARED`].
+    home: AtomicU64,
+    /// Whether the home thread has a turn by its privilege. It alone writes this.
+    at_home: AtomicBool,
+    /// Whether a thread has a turn that anyone could have taken.
+    taken: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: one thread at a time has a turn, and what it did happens before the next turn: see `try_take`.
+unsafe impl<T: Send> Sync for Turns<T> {}
+// Who has a turn while it unwinds leaves the value whole, as the owner of the value has to see to.
+impl<T> UnwindSafe for Turns<T> {}
+impl<T> RefUnwindSafe for Turns<T> {}
+
+/// The right to use the value.
+pub struct TurnGuard<'a, T> {
+    turns: &'a Turns<T>,
+    /// Whether the home thread has it by its privilege.
+    at_home: bool,
+}
+
+/// [`Turns::home`] before the first turn.
+const UNCLAIMED: u64 = 0;
+/// A thread is about to end the privilege: the home thread takes no new turn by it.
+const ENDING: u64 = 1;
+/// No thread has a privilege.
+const SHARED: u64 = 2;
+const _: () = assert!(thread::FIRST_NUMBER > SHARED);
+
+impl<T> Turns<T> {
+    /// Nobody has used `value` yet.
+    pub fn new(value: T) -> Turns<T> {
+        // ThreadSanitizer knows no barrier that one thread makes for another.
+        let is_privileged = !cfg!(sanitize_thread) && futex::register_barrier();
+        Turns {
+            home: AtomicU64::new(if is_privileged { UNCLAIMED } else { SHARED }),
+            at_home: AtomicBool::new(false),
+            taken: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// A turn, or `None` where somebody has one: another thread, or this one.
+    #[inline]
+    pub fn try_take(&self) -> Option<TurnGuard<'_, T>> {
+        let me = thread::number();
+        // Relaxed, all three: the home thread orders nothing with itself, and nobody else had a turn before while it
+        // is privileged.
+        if self.home.load(Ordering::Relaxed) != me {
+            return self.try_take_shared(me);
+        }
+        if self.at_home.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.at_home.store(true, Ordering::Relaxed);
+        // Partner of the heavy barrier in `share`: after it, either the other thread sees `at_home`, or this one sees
+        // that its privilege is ending.
+        futex::light_barrier();
+        if self.home.load(Ordering::Relaxed) == me {
+            return Some(TurnGuard { turns: self, at_home: true });
+        }
+        self.at_home.store(false, Ordering::Relaxed);
+        self.try_take_shared(me)
+    }
+
+    #[cold]
+    fn try_take_shared(&self, me: u64) -> Option<TurnGuard<'_, T>> {
+        // Relaxed: nobody has had a turn yet, and the value was handed over as it was made.
+        if self.home.compare_exchange(UNCLAIMED, me, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            return self.try_take();
+        }
+        // Acquire, here and below: pairs with the release in the drop of the turn before.
+        if !self.share() || self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return None;
+        }
+        if self.at_home.load(Ordering::Acquire) {
+            // Release: as in the drop of a turn.
+            self.taken.store(false, Ordering::Release);
+            return None;
+        }
+        Some(TurnGuard { turns: self, at_home: false })
+    }
+
+    /// Ends the privilege of the home thread. False where the system has refused: then nobody knows whether it has a
+    /// turn.
+    fn share(&self) -> bool {
+        // Acquire: pairs with the release below. Whoever finds the privilege ended comes after the barrier that ended
+        // it.
+        let home = self.home.load(Ordering::Acquire);
+        if home == SHARED {
+            return true;
+        }
+        // Relaxed: the barrier orders it before the load of `at_home`. It fails where another thread ends the
+        // privilege too.
+        let _ended = self.home.compare_exchange(home, ENDING, Ordering::Relaxed, Ordering::Relaxed);
+        if !futex::heavy_barrier() {
+            return false;
+        }
+        self.home.store(SHARED, Ordering::Release);
+        true
+    }
+
+    /// A turn, as soon as whoever has one now is done: a thread that is only about to find that it comes at the wrong
+    /// time.
+    pub fn take(&self) -> TurnGuard<'_, T> {
+        loop {
+            match self.try_take() {
+                Some(turn) => return turn,
+                None => cpu::yield_now(),
+            }
+        }
+    }
+
+    /// The value, of which the caller is the only owner.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+}
+
+impl<T> fmt::Debug for Turns<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turns").finish_non_exhaustive()
+    }
+}
+
+impl<T> Deref for TurnGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: only a turn gives references to the value, and there is one turn at a time.
+        unsafe { &*self.turns.value.get() }
+    }
+}
+
+impl<T> DerefMut for TurnGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above; the turn is borrowed for as long as the reference.
+        unsafe { &mut *self.turns.value.get() }
+    }
+}
+
+impl<T> Drop for TurnGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        let word = if self.at_home { &self.turns.at_home } else { &self.turns.taken };
+        // Pairs with the acquires in `try_take_shared`.
+        word.store(false, Ordering::Release);
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for TurnGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TurnGuard").field(&**self).finish()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_inside_of_a_call_gets_no_turn() {
+        let turns = Turns::new(0);
+        for _before_and_after_sharing in 0..2 {
+            let turn = turns.try_take().expect("nobody has one");
+            assert!(turns.try_take().is_none());
+            drop(turn);
+            assert!(turns.try_take().is_some());
+            std::thread::scope(|threads| threads.spawn(|| drop(turns.try_take().expect("nobody has one"))).join())
+                .expect("it does not panic");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_comes_meanwhile_gets_no_turn() {
+        let turns = Turns::new(0);
+        let turn = turns.try_take().expect("nobody has one");
+        let other = || std::thread::scope(|threads| threads.spawn(|| turns.try_take().is_some()).join());
+        assert!(!other().expect("it does not panic"));
+        assert!(turns.try_take().is_none());
+        drop(turn);
+        assert!(other().expect("it does not panic"));
+    }
+
+    /// A home thread that takes turns without end, and others that come and go.
+    #[test]
+    fn no_addition_is_lost() {
+        const EACH: u64 = 20_000;
+        let turns = Turns::new(0u64);
+        let add = || (0..EACH).for_each(|_| *turns.take() += 1);
+        (0..EACH).for_each(|_| *turns.take() += 1);
+        std::thread::scope(|threads| {
+            let others: Vec<_> = (0..3).map(|_| threads.spawn(add)).collect();
+            add();
+            others.into_iter().for_each(|other| other.join().expect("it does not panic"));
+        });
+        assert_eq!(*turns.take(), 5 * EACH);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use crate::sync::primitive::Arc;
+    use crate::sys::futex::{Membarrier, model};
+
+    /// Adds one in a turn, if it gets one. Relaxed: only turns order the additions.
+    fn add(turns: &Turns<AtomicU64>) -> u64 {
+        let Some(turn) = turns.try_take() else { return 0 };
+        turn.store(turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        1
+    }
+
+    fn turns_exclude_each_other() {
+        let turns = Arc::new(Turns::new(AtomicU64::new(0)));
+        let added = add(&turns);
+        assert_eq!(added, 1);
+        let others = [0, 1].map(|_| {
+            let turns = Arc::clone(&turns);
+            loom::thread::spawn(move || add(&turns))
+        });
+        let added = added + add(&turns) + add(&turns);
+        let added = others.into_iter().fold(added, |added, other| added + other.join().expect("it does not panic"));
+        assert_eq!(turns.take().load(Ordering::Relaxed), added);
+    }
+
+    #[test]
+    fn turns_of_a_home_thread_and_of_others_exclude_each_other() {
+        model(Membarrier::Works, turns_exclude_each_other);
+    }
+
+    #[test]
+    fn turns_exclude_each_other_without_a_barrier() {
+        model(Membarrier::Refused, turns_exclude_each_other);
+    }
+
+    #[test]
+    #[should_panic(expected = "assertion")]
+    fn without_the_barrier_the_model_finds_two_turns_at_once() {
+        model(Membarrier::Lies, turns_exclude_each_other);
+    }
+}
