@@ -323,8 +323,11 @@ fn as_one_process_of_a_launcher() {
 #[test]
 fn what_cannot_be_done_is_refused_with_a_reason() {
     let cases: [(&[&str], &str); 16] = [
-        (&["all_reduce", "-G", "1"], "this build has no GPU"),
-        (&["all_reduce", "-g", "2"], "-g 2: this build has no GPU, ranks work on host memory; use --ranks 2"),
+        (&["all_reduce", "-G", "1"], "this command does not do that on GPUs"),
+        (
+            &["all_reduce", "-g", "2"],
+            "-g 2: ranks are counted by --ranks alone, and --device names GPUs; use --ranks 2 --device cuda",
+        ),
         (&["all_reduce", "-t", "4"], "use --ranks 4"),
         (&["all_reduce", "-C", "1"], "CPU time is the time shown"),
         (&["all_reduce", "--plot", "x.jpg"], "must end in .svg or .png"),
@@ -379,4 +382,18 @@ fn collectives_without_the_algorithm_are_left_out_and_named() {
     let out = succeeds(&["all", "--ranks", "3", "-b", "30K", "--check-only", "--algo", "PAT"]);
     assert_eq!(rows(&out).len(), 2, "all_gather and reduce_scatter");
     assert!(out.contains("left out") && out.contains("all_reduce"), "{out}");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn ranks_share_the_memory_of_a_virtual_gpu() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", "300", script, "--strict", "1", "--", env!("CARGO_BIN_EXE_rsccl"), "perf"]);
+    command.args(["all_reduce,all_gather,sendrecv,barrier", "--ranks", "3", "--device", "cuda:0", "-b", "1K"]);
+    command.args(["-d", "float,half", "-n", "2", "-w", "1", "-m", "2", "-u", "1", "-c", "2"]);
+    let output = command.output().expect("the machine starts");
+    let text = [text(&output.stdout), text(&output.stderr)].concat();
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains(" device 0"), "{text}");
 }

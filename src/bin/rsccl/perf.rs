@@ -1,6 +1,7 @@
 //! `rsccl perf`: times collectives and checks their results, with the options and the table of nccl-tests.
 
 mod absent;
+mod device;
 mod job;
 mod launch;
 mod machine;
@@ -115,6 +116,10 @@ pub(crate) struct Arguments {
     /// over sockets (net), or processes as the library chooses (auto, the default for launched ranks).
     #[arg(long, value_enum)]
     transport: Option<Transport>,
+    /// Runs on the memory of GPUs, in streams: `cuda` takes all GPUs of this process, `cuda:0,2` these. Ranks are threads, and share the
+    /// GPUs evenly: 8 ranks on 4 GPUs are two on each. A time is that of the calls and of the wait for the stream behind a loop.
+    #[arg(long, value_parser = device::parse, value_name = "cuda[:LIST]")]
+    device: Option<device::Devices>,
     /// The algorithms to choose from; NCCL_ALGO overrides this: Ring, Tree, Direct, PAT.
     #[arg(long)]
     algo: Option<String>,

@@ -11,7 +11,7 @@ pub(crate) struct Absent {
     /// Threads of a process; 1, for --ranks counts the ranks.
     #[arg(short = 't', long, default_value_t = 1)]
     nthreads: u32,
-    /// GPUs of a thread; 1 stands for the rank's host memory, for --ranks counts the ranks.
+    /// GPUs of a thread; 1, for --ranks counts the ranks, and --device names the GPUs.
     #[arg(short = 'g', long, default_value_t = 1)]
     ngpus: u32,
     /// Replays of a GPU graph.
@@ -46,7 +46,7 @@ impl Absent {
     /// # Errors
     /// [`rsccl::error::Kind::InvalidArgument`] that names the option and what to use in its place.
     pub(crate) fn check(&self) -> Result<()> {
-        let gpu = "this build has no GPU";
+        let gpu = "this command does not do that on GPUs";
         let (threads, gpus) = (self.nthreads, self.ngpus);
         let asked = [
             (
@@ -55,7 +55,12 @@ impl Absent {
                     "-t {threads}: ranks are counted by --ranks alone; use --ranks {threads} (threads are the default)"
                 ),
             ),
-            (gpus != 1, format!("-g {gpus}: {gpu}, ranks work on host memory; use --ranks {gpus}")),
+            (
+                gpus != 1,
+                format!(
+                    "-g {gpus}: ranks are counted by --ranks alone, and --device names GPUs; use --ranks {gpus} --device cuda"
+                ),
+            ),
             (self.cudagraph != 0, format!("-G: graphs are recorded on a GPU, and {gpu}; leave it out")),
             (self.stream_null != 0, format!("-y: streams belong to a GPU, and {gpu}; leave it out")),
             (

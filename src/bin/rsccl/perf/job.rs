@@ -6,7 +6,7 @@ use std::time::Duration;
 use rsccl::{Config, DataType, Error, Result, plan};
 
 use super::verify::{Op, Program};
-use super::{Arguments, Transport, plot};
+use super::{Arguments, Transport, device, plot};
 
 /// What to run, the same on all ranks.
 #[derive(Debug, Clone)]
@@ -28,6 +28,8 @@ pub(crate) struct Job {
     /// Whether buffers are registered.
     pub(crate) registered: bool,
     pub(crate) transport: Transport,
+    /// The devices that ranks work on; none: the host.
+    pub(crate) devices: Vec<u32>,
     /// The configuration, with the environment applied.
     pub(crate) config: Config,
     /// The algorithms that may be chosen, for tables.
@@ -150,7 +152,16 @@ impl Job {
         let programs = list("collective", &arguments.collective, Program::ALL, Program::name, Program::from_name)?;
         let (programs, left_out) = able(programs, arguments.algo.as_deref())?;
         let config = config(arguments, ranks, &programs)?;
+        let devices = match &arguments.device {
+            None => Vec::new(),
+            Some(devices) => {
+                let is_local = ranks.transport == Transport::Local && !ranks.launched;
+                device::check(is_local, arguments.local_register == 1)?;
+                devices.numbers()?
+            }
+        };
         let job = Job {
+            devices,
             types: list("-d", &arguments.datatype, DataType::ALL, DataType::name, data_type)?,
             ops: list("-o", &arguments.op, Op::ALL, Op::name, Op::from_name)?,
             roots,

@@ -1,8 +1,10 @@
 //! One case on one rank: times and checks.
 
+use rsccl::comm::DeviceStream;
 use rsccl::internals::sys::clock;
 use rsccl::{Buffer, Communicator, DataType, Error, Result};
 
+use super::device::OnDevice;
 use super::job::{Iterations, Job, Meetings, OverRanks, Timing, WarmUp};
 use super::verify::{Memory, Op, Placement, RankBuffers, Sample, Shape, Tables, perform, with_type};
 
@@ -34,18 +36,23 @@ pub(crate) struct Measured {
 ///
 /// # Errors
 /// The collective's error.
-pub(crate) fn measure(comm: &Communicator, job: &Job, case: &Case, complain: &mut dyn FnMut(&str)) -> Result<Measured> {
-    with_type!(case.data_type, T => measure_typed::<T>(comm, job, case, complain), else {
+pub(crate) fn measure(rank: &Rank<'_>, case: &Case, complain: &mut dyn FnMut(&str)) -> Result<Measured> {
+    with_type!(case.data_type, T => measure_typed::<T>(rank, case, complain), else {
         Err(Error::invalid_argument(format!("{} is not known to this command", case.data_type)))
     })
 }
 
-fn measure_typed<T: Sample>(
-    comm: &Communicator,
-    job: &Job,
-    case: &Case,
-    complain: &mut dyn FnMut(&str),
-) -> Result<Measured> {
+/// A rank that runs a job.
+#[derive(Debug)]
+pub(crate) struct Rank<'a> {
+    pub(crate) comm: &'a Communicator,
+    pub(crate) job: &'a Job,
+    /// The stream of its device, where ranks have devices.
+    pub(crate) stream: Option<DeviceStream>,
+}
+
+fn measure_typed<T: Sample>(rank: &Rank<'_>, case: &Case, complain: &mut dyn FnMut(&str)) -> Result<Measured> {
+    let Rank { comm, job, .. } = *rank;
     let mut buffers = if job.registered {
         let register = |room: usize| -> Result<Memory<T>> {
             let memory = Buffer::<T>::new(room)?;
@@ -56,17 +63,29 @@ fn measure_typed<T: Sample>(
     } else {
         RankBuffers::<T>::new(&case.shape, case.placement, job.skew)?
     };
+    let on_device = |stream| OnDevice::new(stream, &buffers, job.skew);
+    let mut device = rank.stream.as_ref().map(on_device).transpose()?;
     let tables = |seed: u64| Tables::<T>::new(seed, case.shape.world(), case.op, case.shape.indices());
     let mut times = Times::default();
     if job.timing.iterations != Iterations::None {
         buffers.fill(&case.shape, &tables(case.seed))?;
-        times = Timed { comm, timing: &job.timing, case, buffers: &mut buffers }.run()?;
+        if let Some(device) = &mut device {
+            device.upload(&buffers)?;
+        }
+        times = Timed { comm, timing: &job.timing, case, buffers: &mut buffers, device: device.as_mut() }.run()?;
     }
     let mut wrong = 0u64;
     for check in 0..job.checks {
         let tables = tables(case.seed.wrapping_add(1 + u64::from(check)));
         buffers.fill(&case.shape, &tables)?;
-        call(comm, case, &mut buffers)?;
+        match &mut device {
+            None => call(comm, case, &mut buffers)?,
+            Some(device) => {
+                device.upload(&buffers)?;
+                device.call(comm, case)?;
+                device.download(&mut buffers)?;
+            }
+        }
         let found = buffers.check(&case.shape, &tables)?;
         if let Some(first) = &found.first {
             complain(first);
@@ -88,14 +107,28 @@ struct Times {
 }
 
 /// A case that is being timed.
-struct Timed<'a, T> {
+struct Timed<'a, 'd, T> {
     comm: &'a Communicator,
     timing: &'a Timing,
     case: &'a Case,
     buffers: &'a mut RankBuffers<T>,
+    device: Option<&'a mut OnDevice<'d, T>>,
 }
 
-impl<T: Sample> Timed<'_, T> {
+impl<T: Sample> Timed<'_, '_, T> {
+    #[inline]
+    fn call(&mut self) -> Result<()> {
+        match &mut self.device {
+            None => call(self.comm, self.case, self.buffers),
+            Some(device) => device.call(self.comm, self.case),
+        }
+    }
+
+    /// Waits for calls that may run still.
+    fn finish(&self) -> Result<()> {
+        self.device.as_ref().map_or(Ok(()), |device| device.finish())
+    }
+
     fn run(mut self) -> Result<Times> {
         let (warm_up, each) = self.warm_up()?;
         let calls_each = u64::from(self.timing.calls_each);
@@ -146,8 +179,9 @@ impl<T: Sample> Timed<'_, T> {
         self.comm.barrier()?;
         let start = clock::now();
         for _ in 0..calls {
-            call(self.comm, self.case, self.buffers)?;
+            self.call()?;
         }
+        self.finish()?;
         let mine = clock::now().duration_since(start).as_secs_f64();
         let mut all = vec![0f64; self.comm.size() as usize];
         self.comm.all_gather(&[mine], &mut all)?;
@@ -161,7 +195,7 @@ impl<T: Sample> Timed<'_, T> {
         let start = clock::now();
         for _ in 0..iterations {
             for _ in 0..calls_each {
-                call(self.comm, self.case, self.buffers)?;
+                self.call()?;
                 if meetings == Meetings::AfterCalls {
                     self.comm.barrier()?;
                 }
@@ -170,6 +204,7 @@ impl<T: Sample> Timed<'_, T> {
                 self.comm.barrier()?;
             }
         }
+        self.finish()?;
         Ok(clock::now().duration_since(start).as_secs_f64())
     }
 }

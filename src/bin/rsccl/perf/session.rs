@@ -1,10 +1,12 @@
 //! All cases of a job, on one rank.
 
+use rsccl::comm::DeviceStream;
 use rsccl::{Communicator, Result};
 
+use super::device;
 use super::job::Job;
 use super::machine;
-use super::measure::{Case, Measured, measure};
+use super::measure::{Case, Measured, Rank, measure};
 use super::plot;
 use super::report::{self, Row};
 use super::table::{self, Table};
@@ -15,7 +17,13 @@ use super::verify::{Op, Placement, Program, Shape};
 /// # Errors
 /// Of the collectives, and of writing the files.
 pub(crate) fn run(comm: &Communicator, job: &Job) -> Result<bool> {
-    let ranks = introduce(comm)?;
+    let stream = if job.devices.is_empty() {
+        None
+    } else {
+        Some(DeviceStream::new(device::of_rank(&job.devices, comm.rank(), comm.size()))?)
+    };
+    let this = Rank { comm, job, stream };
+    let ranks = introduce(&this)?;
     let cases = cases(job);
     let mut table = (comm.rank() == 0).then(|| Table::new(job, &ranks, cases.len() * job.cycles as usize));
     if let Some(table) = &mut table {
@@ -31,7 +39,7 @@ pub(crate) fn run(comm: &Communicator, job: &Job) -> Result<bool> {
             }
             table.progress(number);
         }
-        let row = row(comm, job, plan, number as u64)?;
+        let row = row(&this, plan, number as u64)?;
         if let Some(table) = &mut table {
             table.row(&row)?;
         }
@@ -86,7 +94,8 @@ fn cases(job: &Job) -> Vec<Plan> {
     cases
 }
 
-fn row(comm: &Communicator, job: &Job, plan: &Plan, number: u64) -> Result<Row> {
+fn row(rank: &Rank<'_>, plan: &Plan, number: u64) -> Result<Row> {
+    let Rank { comm, job, .. } = *rank;
     let Plan { program, data_type, op, root, bytes } = *plan;
     let elements = usize::try_from(bytes / u64::from(data_type.size())).map_err(|_| {
         rsccl::Error::invalid_argument(format!(
@@ -103,7 +112,7 @@ fn row(comm: &Communicator, job: &Job, plan: &Plan, number: u64) -> Result<Row> 
             let op = op.map_or("", Op::name);
             table::complain(&format!("rsccl perf: {data_type} {op} {bytes} bytes, {}: {sentence}", placement.name()));
         };
-        measure(comm, job, &case, &mut complain)
+        measure(rank, &case, &mut complain)
     };
     let chosen = match program.collective() {
         Some(collective) => comm.chosen(collective, data_type, &shape.call_count())?,
@@ -118,9 +127,14 @@ fn row(comm: &Communicator, job: &Job, plan: &Plan, number: u64) -> Result<Row> 
 }
 
 /// Who runs where, gathered from all ranks.
-fn introduce(comm: &Communicator) -> Result<Vec<String>> {
+fn introduce(rank: &Rank<'_>) -> Result<Vec<String>> {
+    let Rank { comm, job, .. } = *rank;
     let mut mine = [0u8; INTRODUCTION_BYTES];
-    let text = format!("Pid {:>6} on {}", machine::pid(), machine::hostname());
+    let memory = match rank.stream {
+        None => "host memory".to_owned(),
+        Some(_) => format!("device {}", device::of_rank(&job.devices, comm.rank(), comm.size())),
+    };
+    let text = format!("Pid {:>6} on {} {memory}", machine::pid(), machine::hostname());
     // A character that is cut in two is shown as one that is unknown.
     let length = text.len().min(INTRODUCTION_BYTES);
     mine[..length].copy_from_slice(&text.as_bytes()[..length]);

@@ -70,7 +70,7 @@ impl<'a> Table<'a> {
         self.line("#")?;
         self.line("# Using ranks")?;
         for (rank, place) in self.ranks.iter().enumerate() {
-            self.line(&format!("#  Rank {rank:>3} {place} host memory"))?;
+            self.line(&format!("#  Rank {rank:>3} {place}"))?;
         }
         for line in COLUMNS {
             self.line(line)?;

@@ -27,7 +27,7 @@ pub(crate) use buffers::Memory;
 pub(crate) use buffers::{Placement, RankBuffers};
 pub(crate) use op::Op;
 pub(crate) use perform::perform;
-#[allow(unused_imports, reason = "the command line has no devices")]
+#[allow(unused_imports, reason = "tests of processes have no devices")]
 pub(crate) use perform::perform_on;
 #[allow(unused_imports, reason = "tests look into the tables")]
 pub(crate) use program::Source;

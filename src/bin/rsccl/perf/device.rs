@@ -1,0 +1,126 @@
+//! The devices that ranks work on, and the copies of their buffers there.
+
+use rsccl::comm::DeviceStream;
+use rsccl::{Communicator, Error, Result};
+
+use super::measure::Case;
+use super::verify::{Placement, RankBuffers, Sample, perform_on};
+
+/// What `--device` names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Devices {
+    /// All that this process has.
+    All,
+    /// These.
+    Listed(Vec<u32>),
+}
+
+/// `cuda`, or `cuda:` and numbers with commas between.
+pub(crate) fn parse(text: &str) -> std::result::Result<Devices, String> {
+    if text == "cuda" {
+        return Ok(Devices::All);
+    }
+    let numbers = text.strip_prefix("cuda:").and_then(|list| list.split(',').map(|word| word.parse().ok()).collect());
+    numbers.map(Devices::Listed).ok_or_else(|| format!("`{text}` is no device: write cuda, or cuda:0,1"))
+}
+
+impl Devices {
+    /// The numbers of the devices.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn numbers(&self) -> Result<Vec<u32>> {
+        match self {
+            Devices::Listed(numbers) => Ok(numbers.clone()),
+            Devices::All => {
+                DeviceStream::new(0)?;
+                Ok((0..MOST_DEVICES).take_while(|number| DeviceStream::new(*number).is_ok()).collect())
+            }
+        }
+    }
+}
+
+/// The device of a rank: neighbours share one.
+pub(crate) fn of_rank(devices: &[u32], rank: u32, ranks: u32) -> u32 {
+    let place = u64::from(rank) * devices.len() as u64 / u64::from(ranks.max(1));
+    usize::try_from(place).ok().and_then(|place| devices.get(place)).copied().unwrap_or_default()
+}
+
+/// A rank's buffers on its device.
+#[derive(Debug)]
+pub(crate) struct OnDevice<'a, T> {
+    stream: &'a DeviceStream,
+    send: rsccl::comm::DeviceBuffer<T>,
+    recv: rsccl::comm::DeviceBuffer<T>,
+    skew: usize,
+}
+
+impl<'a, T: Sample> OnDevice<'a, T> {
+    /// Room for `buffers`, `skew` elements off the alignment.
+    pub(crate) fn new(stream: &'a DeviceStream, buffers: &RankBuffers<T>, skew: usize) -> Result<OnDevice<'a, T>> {
+        let (send, recv) = (buffers.send.slice().len(), buffers.recv.slice().len());
+        Ok(OnDevice { stream, send: stream.alloc(skew + send)?, recv: stream.alloc(skew + recv)?, skew })
+    }
+
+    /// Copies the host's buffers to the device.
+    pub(crate) fn upload(&mut self, buffers: &RankBuffers<T>) -> Result<()> {
+        self.stream.upload(buffers.send.slice(), self.send.slice_mut(self.skew..))?;
+        self.stream.upload(buffers.recv.slice(), self.recv.slice_mut(self.skew..))
+    }
+
+    /// Copies the device's buffers to the host.
+    pub(crate) fn download(&self, buffers: &mut RankBuffers<T>) -> Result<()> {
+        self.stream.download(self.send.slice(self.skew..), buffers.send.slice_mut())?;
+        self.stream.download(self.recv.slice(self.skew..), buffers.recv.slice_mut())
+    }
+
+    /// Puts the call into the stream.
+    pub(crate) fn call(&mut self, comm: &Communicator, case: &Case) -> Result<()> {
+        let op = case.op.map(|op| op.reduce_op(case.data_type, case.shape.rank));
+        let recv = match case.placement {
+            Placement::OutOfPlace => Some(self.recv.slice_mut(self.skew..)),
+            Placement::InPlace => None,
+        };
+        perform_on(&comm.on(self.stream), &case.shape, op, (self.send.slice_mut(self.skew..), recv))
+    }
+
+    /// Waits for the calls.
+    pub(crate) fn finish(&self) -> Result<()> {
+        self.stream.synchronize()
+    }
+}
+
+/// Refuses what does not go with devices.
+///
+/// # Errors
+/// [`rsccl::error::Kind::InvalidArgument`] that names the options.
+pub(crate) fn check(is_local: bool, registered: bool) -> Result<()> {
+    if !is_local {
+        return Err(Error::invalid_argument(
+            "--device: ranks on devices are threads of this process: omit --transport and launchers",
+        ));
+    }
+    if registered {
+        return Err(Error::invalid_argument("--device with -R 1: registering is for host memory; omit -R"));
+    }
+    Ok(())
+}
+
+/// More devices than a process has.
+const MOST_DEVICES: u32 = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_and_shared_evenly() {
+        assert_eq!(parse("cuda"), Ok(Devices::All));
+        assert_eq!(parse("cuda:0,2"), Ok(Devices::Listed(vec![0, 2])));
+        for bad in ["", "gpu", "cuda:", "cuda:a", "cuda:1,", "cuda:-1"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+        let placed: Vec<u32> = (0..5).map(|rank| of_rank(&[4, 7], rank, 5)).collect();
+        assert_eq!(placed, [4, 4, 4, 7, 7]);
+    }
+}
