@@ -3,19 +3,19 @@
 //! GPU the figures hold the virtual driver's own work, which is many times a real driver's.
 #![allow(clippy::print_stdout, reason = "a bench prints its table")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream};
-use rsccl::internals::device::cuda::{SharedGpu, StreamHandle, gpus};
-use rsccl::internals::device::{Device as _, Kernel, Pass, Region, Sharing, Store};
+use rsccl::comm::DeviceStream;
+use rsccl::internals::device::cuda::gpus;
 use rsccl::internals::sys::clock;
-use rsccl::{DataType, ReduceOp};
+use rsccl::{ReduceOp, local};
 
 /// Calls that are timed; between batches the GPU catches up, so that no queue is ever full.
 const BATCHES: u32 = 40;
 const BATCH: u32 = 25;
-const RANKS: [usize; 4] = [1, 2, 4, 8];
+const RANKS: [u32; 4] = [1, 2, 4, 8];
 const ELEMENTS: usize = 2;
 
 fn main() {
@@ -24,35 +24,35 @@ fn main() {
         Err(error) => return println!("skipped: no GPU: {error}"),
     };
     let context = CudaContext::new(0).expect("a context beside ours");
-    let cohort = gpu.cohort().expect("a cohort");
     println!("{}: µs of the host for one all-reduce of 8 bytes, median of {BATCHES} batches", gpu.name());
     println!("{:>6} {:>14} {:>14}", "ranks", "own streams", "one stream");
     for ranks in RANKS {
         let streams: Vec<_> = (0..ranks).map(|_| context.new_stream().expect("a stream")).collect();
-        let memory = gpu.allocate(ranks * 2 * 256, Sharing::Threads).expect("memory");
-        let one = vec![streams[0].clone(); ranks];
-        let time = |streams: &[Arc<CudaStream>]| {
-            let settle = || streams.iter().for_each(|stream| stream.synchronize().expect("the GPU goes on"));
-            microseconds(|| call(&cohort, streams, &memory), settle)
-        };
+        let one = vec![streams[0].clone(); streams.len()];
         println!("{ranks:>6} {:>14.2} {:>14.2}", time(&streams), time(&one));
     }
 }
 
-/// One call of all ranks.
-fn call(cohort: &SharedGpu, streams: &[Arc<CudaStream>], memory: &Region) {
-    let kernel = Kernel::reduce(DataType::F32, ReduceOp::Sum, 8).expect("sums of f32");
-    let place = |index: usize| memory.at(index * 256, ELEMENTS * 4).as_ptr();
-    let sources: Vec<*const u8> = (0..streams.len()).map(|rank| place(rank).cast_const()).collect();
-    let targets: Vec<*mut u8> = (0..streams.len()).map(|rank| place(streams.len() + rank)).collect();
-    let (sources, targets) = (&sources[..], &targets[..]);
-    let pass = Pass { sources, raw: None, targets, count: ELEMENTS, finish: true, store: Store::Cached };
-    // SAFETY: the streams live until the bench has waited for them.
-    let handles = streams.iter().map(|stream| unsafe { StreamHandle::new(stream.cu_stream()) });
-    let ranks: Vec<_> = handles.map(|stream| cohort.arrive(stream).expect("an arrival")).collect();
-    // SAFETY: the memory lives until the bench has waited for the streams.
-    let departure = unsafe { cohort.run(&ranks, &kernel, &[pass]) }.expect("a launch");
-    ranks.iter().for_each(|rank| cohort.depart(rank, &departure).expect("a departure"));
+/// The time of a call of as many ranks, threads of this process, as there are streams.
+fn time(streams: &[Arc<CudaStream>]) -> f64 {
+    let meeting = Barrier::new(streams.len());
+    let ranks = u32::try_from(streams.len()).expect("few ranks");
+    let times = local::run(ranks, |comm| {
+        let stream = DeviceStream::from_cudarc(&streams[comm.rank() as usize])?;
+        let mut values = stream.alloc::<f32>(ELEMENTS)?;
+        let mut result = Ok(());
+        let call = || {
+            let called = comm.on(&stream).all_reduce_in_place(values.slice_mut(..), ReduceOp::Sum);
+            result = std::mem::replace(&mut result, Ok(())).and(called);
+        };
+        let settle = || {
+            stream.synchronize().expect("the GPU goes on");
+            meeting.wait();
+        };
+        let taken = microseconds(call, settle);
+        result.map(|()| taken)
+    });
+    times.expect("all ranks end well")[0]
 }
 
 /// The median time of a call, with `settle` after each batch, which is not timed.

@@ -147,6 +147,23 @@ pub trait Queue: fmt::Debug + Send {
     /// [`records::ControlLayout`] and of connections are touched by launches alone.
     unsafe fn launch(&mut self, parts: Vec<records::LaunchPart>) -> Result<()>;
 
+    /// Called on the thread of a program before it puts work here, and [`Queue::leave`] after it: for queues whose
+    /// program's stream only that thread can name.
+    ///
+    /// # Errors
+    /// Where the device refuses.
+    fn enter(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// See [`Queue::enter`].
+    ///
+    /// # Errors
+    /// Where the device refuses.
+    fn leave(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// What is put into this queue from now on begins when `event` is done.
     ///
     /// # Errors

@@ -16,6 +16,8 @@ pub mod epoch;
 mod evict;
 pub mod flat;
 pub mod flat_call;
+#[cfg(feature = "cuda")]
+mod foreign_stream;
 mod fuse;
 mod history;
 mod interpret;

@@ -228,3 +228,22 @@ fn a_group_puts_the_calls_of_all_ranks_of_a_thread_into_their_streams() {
         assert_eq!((sum, got), ([10; 500], [(comm.rank() + 3) % 4 + 1; 500]), "rank {}", comm.rank());
     }
 }
+
+/// More calls than are watched at a time: the caller waits for the oldest.
+#[test]
+fn a_stream_takes_any_number_of_calls() {
+    Far::add(70..71);
+    local::run(2, |comm| {
+        let stream = DeviceStream::new(70)?;
+        let mut values = stream.alloc::<u32>(3)?;
+        stream.upload(&[comm.rank(); 3], values.slice_mut(..))?;
+        for _ in 0..2500 {
+            comm.on(&stream).all_reduce_in_place(values.slice_mut(..), ReduceOp::Max)?;
+        }
+        let mut found = [0; 3];
+        stream.download(values.slice(..), &mut found)?;
+        assert_eq!(found, [1; 3]);
+        comm.finalize()
+    })
+    .unwrap();
+}

@@ -326,7 +326,7 @@ fn what_cannot_be_done_is_refused_with_a_reason() {
         (&["all_reduce", "-G", "1"], "this command does not do that on GPUs"),
         (
             &["all_reduce", "-g", "2"],
-            "-g 2: ranks are counted by --ranks alone, and --device names GPUs; use --ranks 2 --device cuda",
+            "-g 2: --ranks alone counts ranks, and --device names GPUs; use --ranks 2 --device cuda",
         ),
         (&["all_reduce", "-t", "4"], "use --ranks 4"),
         (&["all_reduce", "-C", "1"], "CPU time is the time shown"),

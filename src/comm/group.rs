@@ -171,7 +171,12 @@ impl<'a> Group<'a> {
         Member::new(world, &mut part.calls)
     }
 
-    fn run(mut self) -> Result<()> {
+    fn run(self) -> Result<()> {
+        let streams: Vec<&DeviceStream> = self.parts.iter().filter_map(|part| part.order.stream()).collect();
+        on_threads_of(&streams, || self.run_parts())
+    }
+
+    fn run_parts(mut self) -> Result<()> {
         if self.parts.len() <= 1 {
             let Some(part) = self.parts.pop() else { return Ok(()) };
             return part.comm.with_engine(|engine| run_part(engine, part.calls, part.order));
@@ -312,6 +317,14 @@ fn lend_all(parts: &[Part<'_>]) -> Result<Vec<Box<Engine>>> {
         }
     }
     Ok(engines)
+}
+
+/// [`DeviceStream::on_thread`] for all of them.
+fn on_threads_of(streams: &[&DeviceStream], run: impl FnOnce() -> Result<()>) -> Result<()> {
+    match streams {
+        [] => run(),
+        [first, others @ ..] => first.on_thread(|| on_threads_of(others, Box::new(run) as Box<dyn FnOnce() -> _>)),
+    }
 }
 
 fn run_part(engine: &mut Engine, calls: Calls<'_>, order: Order<'_>) -> Result<()> {

@@ -29,12 +29,16 @@ struct Watched {
     state: Mutex<State>,
     /// Something was added, or the end was asked for.
     changed: Condvar,
+    /// A launch is no longer watched.
+    has_room: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     launches: VecDeque<(Launched, Arc<dyn Event>)>,
     ends: bool,
+    /// A launch did not end when it was told to: no more is expected of the others.
+    has_given_up: bool,
 }
 
 impl Monitor {
@@ -43,17 +47,29 @@ impl Monitor {
     /// # Errors
     /// [`crate::error::Kind::System`] where no thread is to be had.
     pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>) -> Result<Monitor> {
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Watched { session, status, state, changed });
+        let (state, changed, has_room) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let shared = Arc::new(Watched { session, status, state, changed, has_room });
         let watched = Arc::clone(&shared);
         let thread = thread::spawn("rsccl monitor", move || watched.run())?;
         Ok(Monitor { shared, thread: Some(thread) })
     }
 
-    /// Watches a launch, which has ended when `event` is done.
-    pub(super) fn add(&self, launched: Launched, event: Arc<dyn Event>) {
-        self.shared.state().launches.push_back((launched, event));
+    /// Watches a launch, which has ended when `event` is done. Where [`MOST_LAUNCHES`] are watched, it waits for the oldest, which ends
+    /// well or at its deadline.
+    ///
+    /// # Errors
+    /// What has ended the communicator meanwhile.
+    pub(super) fn add(&self, launched: Launched, event: Arc<dyn Event>) -> Result<()> {
+        let mut state = self.shared.state();
+        while state.launches.len() >= MOST_LAUNCHES {
+            self.shared.session.abort.check()?;
+            // Woken now and then to look at the abort flag.
+            let waited = self.shared.has_room.wait_timeout(state, ROOM_LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.launches.push_back((launched, event));
         self.shared.changed.notify_one();
+        Ok(())
     }
 }
 
@@ -98,6 +114,7 @@ impl Watched {
                 self.await_end(&*event);
             }
             self.state().launches.pop_front();
+            self.has_room.notify_one();
         }
     }
 
@@ -111,12 +128,18 @@ impl Watched {
         on_device::fault(&self.status, &self.session)
     }
 
+    /// Waits for a launch that has been told to end, once in vain at most.
     fn await_end(&self, event: &dyn Event) {
-        while event.is_done().is_ok_and(|done| !done) {
-            crate::sys::futex::nap(LOOK_EVERY);
+        let has_given_up = self.state().has_given_up;
+        if !has_given_up && on_device::await_end(event, &self.session).is_err() {
+            // The communicator has its error; a device that does not end its launches, or has failed, ends none of the others.
+            self.state().has_given_up = true;
         }
     }
 }
 
+/// Launches that one communicator may have under way on streams: more than hide the host's work, far fewer than fill a device's queues.
+const MOST_LAUNCHES: usize = 1024;
+const ROOM_LOOK: Duration = Duration::from_millis(100);
 /// How often a launch is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(2);

@@ -20,8 +20,8 @@ use crate::exec::{self, Background, Begun, Call, Cohort, DeviceStream, Last, Mes
 use crate::plan::{self, Windows};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
-use crate::sync::{Backoff, Patience};
-use crate::sys::futex;
+use crate::sync::{Backoff, Deadline, Patience};
+use crate::sys::{clock, futex};
 use crate::transport::{Channel, Fabric, Need};
 use crate::types::{Collective, DataType, Elements, Rank};
 
@@ -131,6 +131,7 @@ impl Engine {
         part.bases = vec![bases[0], bases[1], side.peers[world.rank.index()].scratch];
         part.keep.extend(call.buffers.kept());
         part.queues = queues;
+        part.keep.extend(side.kept_by_graph(order)?);
         self.launch_collective(part, operation, order)
     }
 
@@ -227,7 +228,7 @@ impl Engine {
             ..*operation
         };
         let labels = messages.iter().map(|message| of_message(message).label()).collect();
-        let part = self.message_part((&messages, labels), channel, &Launched::Collective(*operation))?;
+        let part = self.message_part((&messages, labels), (channel, order), &Launched::Collective(*operation))?;
         self.launch_collective(part, operation, order)
     }
 
@@ -254,11 +255,12 @@ impl Engine {
             }
         }
         // What goes to other devices is put first: it waits there, and not on the host, so that all ranks come to their meetings.
-        let through_slots = match others.is_empty() {
-            true => None,
-            false => Some(self.message_part((&others, others_labels), Channel::PointToPoint, &launched)?),
+        let through_slots = if others.is_empty() {
+            None
+        } else {
+            Some(self.message_part((&others, others_labels), (Channel::PointToPoint, order), &launched)?)
         };
-        let blank = self.message_part((&[], Vec::new()), Channel::PointToPoint, &launched)?;
+        let blank = self.message_part((&[], Vec::new()), (Channel::PointToPoint, order), &launched)?;
         self.launch(&launched, order, |side, stream, turn| {
             through_slots.map_or(Ok(()), |part| exec::launch_alone(part, stream, &mut side.messages))?;
             side.meeting.rendezvous().meet((me, blank), ends, stream, turn)
@@ -269,7 +271,7 @@ impl Engine {
     fn message_part(
         &mut self,
         (messages, labels): (&[Message<'_>], Vec<Label>),
-        channel: Channel,
+        (channel, order): (Channel, Order<'_>),
         launched: &Launched,
     ) -> Result<LaunchPart> {
         let (me, shape) = (self.session.world.rank, self.session.settings.sizes.shape);
@@ -282,6 +284,7 @@ impl Engine {
             [0; records::FIRST_MESSAGE as usize].into_iter().chain(messages.iter().map(Message::address)).collect();
         part.queues = queues;
         part.keep.extend(messages.iter().filter_map(Message::kept));
+        part.keep.extend(side.kept_by_graph(order)?);
         Ok(part)
     }
 
@@ -314,7 +317,7 @@ impl Engine {
         if let (Err(error), Order::Caller) = (&is_put, order) {
             // Messages that other ranks have moved must not touch the caller's memory when this call has returned.
             let error = error.duplicate();
-            return stream.record().and_then(|event| wait.out(&*event)).and(Err(error));
+            return stream.record().and_then(|event| await_end(&*event, &session)).and(Err(error));
         }
         is_put?;
         let event = stream.record()?;
@@ -327,7 +330,7 @@ impl Engine {
                 if ended.is_err() {
                     // The launch must not touch the caller's memory when this call has returned.
                     crate::sync::Mirror::raise(&*side.status);
-                    wait.out(&*event)?;
+                    await_end(&*event, &session)?;
                 }
                 side.fault(&session).and(ended)
             }
@@ -388,6 +391,14 @@ impl Engine {
 }
 
 impl DeviceSide {
+    /// The memory of connections, where a call is captured: its graph may outlive the communicator.
+    fn kept_by_graph(&self, order: Order<'_>) -> Result<Vec<Region>> {
+        match order.stream().map(DeviceStream::capture).transpose()?.flatten() {
+            Some(_) => Ok(self.queues.values().map(|(_, memory)| memory.clone()).collect()),
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// Whether a rank works on this rank's device.
     fn shares_device(&self, rank: Rank) -> bool {
         self.cohort.has(rank)
@@ -411,8 +422,7 @@ impl DeviceSide {
             Some(monitor) => monitor,
             none => none.insert(Monitor::start(Arc::clone(session), Arc::clone(&self.status))?),
         };
-        monitor.add(launched, event);
-        Ok(())
+        monitor.add(launched, event)
     }
 }
 
@@ -475,14 +485,26 @@ impl DeviceWait<'_> {
         }
         Ok(())
     }
+}
 
-    /// Waits for a launch that has been told to end.
-    fn out(&self, event: &dyn Event) -> Result<()> {
-        while !event.is_done()? {
-            futex::nap(LAUNCH_NAP);
+/// Waits for a launch that has been told to end, at most as long as an operation may take. Nothing frees memory that the launch uses:
+/// the device's queue keeps it.
+///
+/// # Errors
+/// [`Kind::Timeout`] where the launch does not end; those of the device.
+pub(super) fn await_end(event: &dyn Event, session: &Session) -> Result<()> {
+    let timeout = session.settings.timeout;
+    let deadline = Deadline::after(timeout);
+    while !event.is_done()? {
+        if deadline.passed(clock::now()) {
+            return Err(Error::timeout(format!(
+                "a launch has not ended {:.1} s after it was told to: the device may work in its buffers still",
+                timeout.as_secs_f64()
+            )));
         }
-        Ok(())
+        futex::nap(LAUNCH_NAP);
     }
+    Ok(())
 }
 
 #[cold]

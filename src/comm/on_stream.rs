@@ -1,6 +1,7 @@
 //! Collectives on a stream of a device.
 
 use crate::comm::collectives::Submit;
+use crate::comm::engine::Engine;
 use crate::comm::{Call, Communicator, Message};
 use crate::error::Result;
 use crate::exec::{DeviceStream, NoBackground, Order};
@@ -51,7 +52,11 @@ impl OnStream<'_> {
     /// # Errors
     /// As the typed call of the same collective.
     pub fn run(&self, call: &Call<'_>) -> Result<()> {
-        self.comm.with_engine(|engine| engine.collective_in(call, Order::Stream(self.stream), &mut NoBackground))
+        self.put(|engine, order| engine.collective_in(call, order, &mut NoBackground))
+    }
+
+    fn put(&self, put: impl FnOnce(&mut Engine, Order<'_>) -> Result<()>) -> Result<()> {
+        self.stream.on_thread(|| self.comm.with_engine(|engine| put(engine, Order::Stream(self.stream))))
     }
 }
 
@@ -71,10 +76,10 @@ impl<'a> Submit<'a> for &OnStream<'_> {
     }
 
     fn submit_messages(self, messages: Vec<Message<'a>>) -> Result<()> {
-        self.comm.with_engine(|engine| engine.messages_in(messages, Order::Stream(self.stream)))
+        self.put(|engine, order| engine.messages_in(messages, order))
     }
 
     fn submit_exchange(self, messages: Vec<Message<'a>>) -> Result<()> {
-        self.comm.with_engine(|engine| engine.exchange_in(messages, Order::Stream(self.stream)))
+        self.put(|engine, order| engine.exchange_in(messages, order))
     }
 }

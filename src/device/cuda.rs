@@ -3,17 +3,17 @@
 //! ```text
 //! raw       the driver's functions, by name and version
 //! result    calls that name what failed; the driver of this process
-//! safe      context ── kernels, stream, memory, tables ── active: a GPU in use ── queue, and Cuda below
+//! safe      context ── kernels, stream, memory, tables, graphs ── active: a GPU in use ── queue, and Cuda below
 //! polling   programs that wait on the GPU, for ranks on other GPUs
 //! programs  what ranks of one GPU do, walked on the host ── levels: in which launches it goes to the GPU
 //! ```
 //!
-//! A GPU's primary context is retained while a region, queue or event of it lives. Nothing here resets it, and every
-//! call leaves the program's current context and capture mode as they were.
+//! A GPU's primary context is retained while a region, queue or event of it lives, or a graph with captured launches.
+//! Nothing here resets it, and every call leaves the program's current context and capture mode as they were.
 
 mod active;
-mod cohort;
 mod context;
+mod graphs;
 mod kernels;
 mod launch;
 mod levels;
@@ -28,6 +28,7 @@ mod tables;
 #[cfg(test)]
 pub(in crate::device) mod tests;
 
+use std::any::Any;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -44,7 +45,6 @@ use active::Active;
 use memory::Allocation;
 use result::{Driver, call};
 
-pub use cohort::{Arrival, Departure, SharedGpu};
 pub use stream::StreamHandle;
 
 /// What names a GPU, or a part of one (MIG), on all hosts.
@@ -197,12 +197,19 @@ impl Cuda {
         Ok(active)
     }
 
-    /// The ranks of this process on this GPU.
+    /// A queue that puts work into a program's stream. `keep` keeps the stream while the queue lives, where something
+    /// does.
     ///
     /// # Errors
-    /// Where the GPU cannot be used.
-    pub fn cohort(&self) -> Result<SharedGpu> {
-        SharedGpu::new(self.active()?)
+    /// [`Kind::InvalidArgument`] for a stream that is not of the GPU's primary context; where the GPU cannot be used.
+    pub fn queue_of(&self, stream: StreamHandle, keep: Option<Arc<dyn Any + Send + Sync>>) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(queue::StreamQueue::of(self.active()?, self.home(), stream, keep)?))
+    }
+
+    /// Whether anything of the library uses it: memory, a queue, a graph with captured calls.
+    pub fn is_in_use(&self) -> bool {
+        let place = self.active.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        place.strong_count() > 0
     }
 
     /// The memory as a region.

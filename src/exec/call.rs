@@ -31,7 +31,15 @@ pub enum Order<'a> {
     Stream(&'a DeviceStream),
 }
 
-impl Order<'_> {
+impl<'a> Order<'a> {
+    /// The stream, where it is one's.
+    pub(crate) fn stream(self) -> Option<&'a DeviceStream> {
+        match self {
+            Order::Caller => None,
+            Order::Stream(stream) => Some(stream),
+        }
+    }
+
     /// Whether both are the caller's, or of one stream.
     pub(crate) fn is(self, other: Order<'_>) -> bool {
         match (self, other) {

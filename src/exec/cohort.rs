@@ -60,6 +60,15 @@ impl DeviceStream {
         self.queue().capture()
     }
 
+    /// Runs what puts work into the stream, on the thread of the program: some streams only their own threads can name.
+    pub(crate) fn on_thread<T>(&self, put: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.queue().enter()?;
+        let result = put();
+        // The thread's stream waits for what was put there after a failure too.
+        let left = self.queue().leave();
+        result.and_then(|value| left.map(|()| value))
+    }
+
     /// Puts a copy into the stream.
     ///
     /// # Safety

@@ -4,10 +4,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
+use crate::config::Config;
 use crate::device::{self, Home, Place, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::exec::DeviceStream;
-use crate::sys::futex;
+use crate::sys::{clock, futex};
 use crate::types::Element;
 
 /// A buffer of `T` in the memory of a device, made by [`DeviceStream::alloc`].
@@ -151,11 +152,11 @@ impl DeviceStream {
     /// [`crate::error::Kind::InvalidArgument`] for different lengths, or a slice of another device; those of the
     /// device.
     pub fn upload<T: Element>(&self, from: &[T], into: DeviceSliceMut<'_, T>) -> Result<()> {
-        self.check_runs()?;
+        self.on_thread(|| self.check_runs())?;
         let place = Place::on_host(from.as_ptr().cast_mut().cast(), size_of_val(from));
-        // SAFETY: both are borrowed until the stream is through, which `synchronize` waits for.
-        unsafe { self.copy(place, into.place)? };
-        self.synchronize()
+        // SAFETY: both are borrowed until the stream is through, which `finish_copy` waits for.
+        self.on_thread(|| unsafe { self.copy(place, into.place) })?;
+        self.finish_copy()
     }
 
     /// Copies `from` out of the device's memory, behind what the stream holds; returns when it is here.
@@ -163,29 +164,72 @@ impl DeviceStream {
     /// # Errors
     /// As [`DeviceStream::upload`].
     pub fn download<T: Element>(&self, from: DeviceSlice<'_, T>, into: &mut [T]) -> Result<()> {
-        self.check_runs()?;
+        self.on_thread(|| self.check_runs())?;
         let place = Place::on_host(into.as_mut_ptr().cast(), size_of_val(into));
-        // SAFETY: both are borrowed until the stream is through, which `synchronize` waits for; every bit pattern is an
+        // SAFETY: both are borrowed until the stream is through, which `finish_copy` waits for; every bit pattern is an
         // element.
-        unsafe { self.copy(from.place, place)? };
-        self.synchronize()
+        self.on_thread(|| unsafe { self.copy(from.place, place) })?;
+        self.finish_copy()
     }
 
-    /// Waits until all that was put into the stream is done. Launches of communicators end at their deadlines at the
-    /// latest.
+    /// Waits until all that was put into the stream is done, at most as long as `RSCCL_TIMEOUT_MS` allows for an
+    /// operation ([`Config::timeout`]).
     ///
     /// # Errors
-    /// Where the device has failed; [`crate::error::Kind::InvalidUsage`] while the stream is captured.
+    /// [`crate::error::Kind::Timeout`] where it takes longer: what is in the stream goes on; where the device has
+    /// failed; [`crate::error::Kind::InvalidUsage`] while the stream is captured.
     pub fn synchronize(&self) -> Result<()> {
-        self.check_runs()?;
-        let event = self.record()?;
-        while !event.is_done()? {
+        let since = clock::now();
+        let mut most = None;
+        let look = |is_done: bool| {
+            let waited = clock::now().duration_since(since);
+            // The settings are read once they can matter: most waits are short.
+            if is_done || waited < LONG {
+                return Ok(());
+            }
+            let most = match most {
+                Some(most) => most,
+                None => *most.insert(Config::default().resolve()?.timeout),
+            };
+            if waited < most {
+                return Ok(());
+            }
+            let (home, seconds) = (self.home(), most.as_secs_f64());
+            Err(Error::timeout(format!("timed out after {seconds:.1} s waiting for the work in a stream of {home}")))
+        };
+        self.wait_until_done(look)
+    }
+
+    /// Waits until all that was put into the stream is done; `look` may end the wait.
+    fn wait_until_done(&self, mut look: impl FnMut(bool) -> Result<()>) -> Result<()> {
+        let event = self.on_thread(|| {
+            self.check_runs()?;
+            self.record()
+        })?;
+        loop {
+            let is_done = event.is_done()?;
+            look(is_done)?;
+            if is_done {
+                return Ok(());
+            }
             futex::nap(LOOK_EVERY);
         }
-        Ok(())
+    }
+
+    /// Waits until a copy is done, without bound: the device works in memory of the host that a caller has lent, and
+    /// whose borrow ends when the call returns.
+    fn finish_copy(&self) -> Result<()> {
+        let waited = self.wait_until_done(|_| Ok(()));
+        if waited.is_err() {
+            // The copy may be under way still. A device that fails twice has lost its work with it.
+            let _again = self.wait_until_done(|_| Ok(()));
+        }
+        waited
     }
 }
 
+/// Waits that are longer look at the time-out.
+const LONG: std::time::Duration = std::time::Duration::from_secs(1);
 /// How often [`DeviceStream::synchronize`] looks.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_micros(50);
 

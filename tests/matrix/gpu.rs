@@ -1,11 +1,16 @@
 //! The same cases in the memory of a GPU, for ranks that share it: this program's tests of the module `alone`, started
 //! again on a virtual machine (`tests/vcuda`).
 
+#[path = "gpu_faults.rs"]
+mod faults;
+mod streams;
+
+use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
-/// Runs the tests of `alone` whose names have `filter` in them on a virtual machine, and expects that some ran, that
-/// all passed, and that nothing was left on the GPU.
-pub(crate) fn must_pass(machine: &str, filter: &str) {
+/// Runs the tests of this program whose names have `filter` in them on a virtual machine: whether all is well, what
+/// was printed.
+fn on_machine(machine: &str, filter: &str, environment: &[(&str, &str)]) -> (bool, String) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
     // Memory that one communicator allocates waits for another's kernels, which may wait for the first one's threads.
     let threads = if filter.contains("several") { "--test-threads=1" } else { "--test-threads=2" };
@@ -15,10 +20,16 @@ pub(crate) fn must_pass(machine: &str, filter: &str) {
     for name in ["CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "VCUDA_FAIL", "VCUDA_SEED"] {
         command.env_remove(name);
     }
-    let finished = command.stdin(Stdio::null()).output().expect("the machine starts");
+    let finished = command.envs(environment.iter().copied()).stdin(Stdio::null()).output().expect("the machine starts");
     let output = String::from_utf8_lossy(&[finished.stdout, finished.stderr].concat()).into_owned();
+    (finished.status.success(), output)
+}
+
+/// Expects that some tests ran, that all passed, and that nothing was left on the GPU.
+pub(crate) fn must_pass(machine: &str, filter: &str) {
+    let (succeeded, output) = on_machine(machine, filter, &[]);
     let passed = output.contains("test result: ok") && !output.contains(" 0 passed");
-    assert!(finished.status.success() && passed, "{machine}, {filter}:\n{output}");
+    assert!(succeeded && passed, "{machine}, {filter}:\n{output}");
 }
 
 /// No run takes longer, also on a busy computer; the machine reports a deadlock long before.
@@ -27,6 +38,37 @@ const LONGEST_S: &str = "300";
 #[test]
 fn ranks_of_one_gpu() {
     must_pass("1", "gpu::alone::");
+}
+
+#[test]
+fn streams_of_programs() {
+    for test in ["calls_take", "the_handles", "a_captured", "ranks_in_separate"] {
+        must_pass("1", &format!("gpu::streams::{test}"));
+    }
+}
+
+#[test]
+fn every_call_of_the_driver_that_fails_is_an_error_and_leaves_nothing() {
+    const TEST: &str = "gpu::faults::communicators_work_again";
+    let (succeeded, output) = on_machine("1", TEST, &[("VCUDA_DEBUG", "1")]);
+    assert!(succeeded, "{output}");
+    // How often each function is called.
+    let mut calls = BTreeMap::<&str, usize>::new();
+    for (name, _) in output.lines().filter_map(|line| line.strip_prefix("vcuda: ")?.split_once(": ")) {
+        *calls.entry(name).or_default() += 1;
+    }
+    calls.retain(|name, _| name.starts_with("cu"));
+    assert!(calls.len() > 25, "{calls:?}");
+    // Each fails at its first call; then, in another run, in the midst of an attempt.
+    for part in [usize::MAX, 4] {
+        let faults: Vec<String> = calls.iter().map(|(name, count)| format!("{name}:{}", 1 + count / part)).collect();
+        let faults = faults.join(",");
+        let (succeeded, output) = on_machine("1", TEST, &[("VCUDA_FAIL", &faults)]);
+        assert!(succeeded, "{faults}:\n{output}");
+        let told = output.lines().find_map(|line| line.strip_prefix("calls that failed: ")?.parse::<usize>().ok());
+        // Some are made again, or are calls of destructors; and of two ranks that fail in one attempt one is named.
+        assert!(told.is_some_and(|told| told > 10), "{faults}:\n{output}");
+    }
 }
 
 #[test]

@@ -5,16 +5,19 @@
 //! something else. So memory whose owner has gone is kept until all work that the library put on the GPU is done: see
 //! [`Active::retire`].
 
+use std::any::Any;
+
 use super::context::Primary;
+use super::graphs::{Captures, GraphKeep};
 use super::kernels::{EntryPoint, Kernels};
 use super::launch::{Arguments, FoldOperand, FoldStep, GridShape};
 use super::memory::Allocation;
 use super::polling::Polling;
 use super::result::{Driver, call};
-use super::stream::{OwnEvent, OwnStream, StreamHandle};
+use super::stream::{Capture, OwnEvent, OwnStream, StreamHandle};
 use super::tables::Tables;
-use crate::device::Event;
-use crate::error::Result;
+use crate::device::{Event, Region};
+use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 
 /// A GPU that somebody uses.
@@ -27,6 +30,7 @@ pub(super) struct Active {
     /// For ranks that wait on the GPU, once there are some.
     polling: Mutex<Option<Arc<Polling>>>,
     tables: Tables,
+    captures: Captures,
     service: OwnStream,
     kernels: Kernels,
     capability: (i32, i32),
@@ -68,6 +72,7 @@ impl Active {
             gate: Mutex::default(),
             polling: Mutex::default(),
             tables,
+            captures: Captures::default(),
             service,
             kernels,
             capability,
@@ -140,6 +145,38 @@ impl Active {
         let mark = Mark { event: Some(event), active: Arc::downgrade(self) };
         mark.event().record(stream)?;
         Ok(Arc::new(mark))
+    }
+
+    /// Where `stream` is now: a mark, or, while it is captured, a point that is of use in that capture alone. The
+    /// context is current.
+    pub(super) fn point(self: &Arc<Active>, stream: StreamHandle) -> Result<Arc<dyn Event>> {
+        if stream.capture(&self.primary)?.is_none() {
+            return Ok(self.mark(stream)?);
+        }
+        let event = OwnEvent::new(&self.primary)?;
+        event.record(stream)?;
+        Ok(Arc::new(CapturedPoint { event, active: Arc::downgrade(self) }))
+    }
+
+    /// Lets a stream wait for an event of this GPU's streams, or finds that it is done. The context is current.
+    pub(super) fn hold_up(self: &Arc<Active>, stream: StreamHandle, event: &Arc<dyn Event>) -> Result<()> {
+        let any: &dyn Any = &**event;
+        let is_mine = |active: &Weak<Active>| std::ptr::eq(active.as_ptr(), Arc::as_ptr(self));
+        match (any.downcast_ref::<Mark>(), any.downcast_ref::<CapturedPoint>()) {
+            (Some(mark), _) if is_mine(&mark.active) => mark.event().holds_up(stream),
+            (_, Some(point)) if is_mine(&point.active) => point.event.holds_up(stream),
+            _ if event.is_done()? => Ok(()),
+            _ => Err(Error::internal("a stream cannot wait for another device's event: wait for it before")),
+        }
+    }
+
+    /// Has the graph of a capture keep `regions` and this GPU in use. The context is current.
+    pub(super) fn keep_for_graph(
+        self: &Arc<Active>,
+        capture: Capture,
+        regions: Vec<Region>,
+    ) -> Result<Weak<GraphKeep>> {
+        self.captures.keep(self, capture, regions)
     }
 
     /// Work that ends with `mark` may use memory of ours.
@@ -265,21 +302,25 @@ impl Mark {
     fn event(&self) -> &OwnEvent {
         self.event.as_ref().expect("there until it is dropped")
     }
-
-    /// Lets a stream wait for it. The context is current.
-    pub(super) fn holds_up(&self, stream: StreamHandle) -> Result<()> {
-        self.event().holds_up(stream)
-    }
-
-    /// Whether it is a point in a stream of this context.
-    pub(super) fn is_of(&self, active: &Arc<Active>) -> bool {
-        std::ptr::eq(self.active.as_ptr(), Arc::as_ptr(active))
-    }
 }
 
 impl Event for Mark {
     fn is_done(&self) -> Result<bool> {
         self.event().is_done()
+    }
+}
+
+/// A point in a stream that is captured, with an event that is never used outside the capture.
+#[derive(Debug)]
+struct CapturedPoint {
+    event: OwnEvent,
+    active: Weak<Active>,
+}
+
+impl Event for CapturedPoint {
+    /// What is captured runs later, and any number of times. The driver is not asked, for that would end the capture.
+    fn is_done(&self) -> Result<bool> {
+        Ok(false)
     }
 }
 

@@ -10,6 +10,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice};
 
 use super::raw::Functions;
 use super::result::{Driver, Refusal, call};
+use super::stream::StreamHandle;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{AtomicU32, Ordering};
 
@@ -76,6 +77,30 @@ impl Primary {
     pub(super) fn is_lost(&self) -> bool {
         // Relaxed: see `note`.
         self.lost.load(Ordering::Relaxed) != 0 || self.driver.check_process().is_err()
+    }
+
+    /// Whether a stream is of this context. Streams 0, 1 and 2 are of the context that is current, as this one is in
+    /// all calls of ours.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] where it is of another.
+    pub(super) fn check_owns(&self, stream: StreamHandle) -> Result<()> {
+        if stream.is_of_current_context() {
+            return Ok(());
+        }
+        let _entered = self.enter()?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the stream lives (`StreamHandle::new`), and the place is ours.
+        let asked = unsafe { call!(self, cuStreamGetCtx(stream.0, &raw mut context)) };
+        asked.map_err(|failure| self.error(failure))?;
+        if context == self.context {
+            return Ok(());
+        }
+        Err(Error::invalid_argument(format!(
+            "the stream is not of the primary context of GPU {}: give a stream of that GPU, made in its primary \
+             context as CUDA's runtime and cudarc do",
+            self.device
+        )))
     }
 
     /// Makes the context current in this thread, and its capture mode relaxed, until the guard is dropped.

@@ -1,14 +1,14 @@
-//! A queue of a GPU: a stream of our own.
+//! A queue of a GPU: a stream of our own, or a program's.
 
 use std::any::Any;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::active::{Active, Mark};
+use super::active::Active;
 use super::launch::{self, PassKind};
 use super::levels::LevelLaunch;
 use super::result::call;
-use super::stream::OwnStream;
+use super::stream::{OwnStream, StreamHandle};
 use super::{polling, programs};
 use crate::device::records::LaunchPart;
 use crate::device::{CaptureId, Event, Home, Kernel, Pass, Place, Queue};
@@ -18,14 +18,73 @@ use crate::sync::primitive::Arc;
 /// A stream as a queue.
 #[derive(Debug)]
 pub(super) struct StreamQueue {
-    stream: Arc<OwnStream>,
+    // Before what keeps a program's stream.
+    stream: Stream,
     home: Home,
     active: Arc<Active>,
+    /// What keeps a program's stream while this queue lives, where something does.
+    _keep: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// Whose stream it is.
+#[derive(Debug)]
+enum Stream {
+    Own(Arc<OwnStream>),
+    /// A program's, which any thread can name.
+    Named(StreamHandle),
+    /// The stream of whatever thread calls. Other threads cannot name it, so the work goes to a stream of our own,
+    /// which [`Queue::enter`] puts behind the thread's, and [`Queue::leave`] before it.
+    PerThread(Arc<OwnStream>),
+}
+
+impl Stream {
+    /// Where the work goes.
+    fn handle(&self) -> StreamHandle {
+        match self {
+            Stream::Own(stream) | Stream::PerThread(stream) => stream.handle(),
+            Stream::Named(handle) => *handle,
+        }
+    }
 }
 
 impl StreamQueue {
+    /// A queue on a stream of its own.
     pub(super) fn new(active: Arc<Active>, home: Home) -> Result<StreamQueue> {
-        Ok(StreamQueue { stream: active.stream()?, home, active })
+        Ok(StreamQueue { stream: Stream::Own(active.stream()?), home, active, _keep: None })
+    }
+
+    /// A queue on a program's stream. `keep` keeps it, where something does.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] for a stream of another context than the GPU's primary one.
+    pub(super) fn of(
+        active: Arc<Active>,
+        home: Home,
+        stream: StreamHandle,
+        keep: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<StreamQueue> {
+        active.primary().check_owns(stream)?;
+        let stream = if stream.is_per_thread() { Stream::PerThread(active.stream()?) } else { Stream::Named(stream) };
+        Ok(StreamQueue { stream, home, active, _keep: keep })
+    }
+
+    /// What is captured needs its memory as long as the graph lives.
+    fn keep_captured(&self, parts: &[LaunchPart]) -> Result<()> {
+        if let Some(capture) = self.stream.handle().capture(self.active.primary())? {
+            let regions = parts.iter().flat_map(|part| part.keep.iter().cloned()).collect();
+            self.active.keep_for_graph(capture, regions)?;
+        }
+        Ok(())
+    }
+
+    /// Work on a program's stream is not found by looking at our own streams.
+    fn note_end(&self) -> Result<()> {
+        if let Stream::Named(stream) = self.stream
+            && stream.capture(self.active.primary())?.is_none()
+        {
+            self.active.under_way(self.active.mark(stream)?);
+        }
+        Ok(())
     }
 }
 
@@ -47,7 +106,8 @@ impl Queue for StreamQueue {
         let (from, into) = (address(from), address(to));
         // SAFETY: the caller vouches for both places until an event is done that is recorded later.
         let put = unsafe { call!(primary, cuMemcpyAsync(into, from, to.bytes, self.stream.handle().0)) };
-        put.map_err(|failure| primary.error(failure))
+        put.map_err(|failure| primary.error(failure))?;
+        self.note_end()
     }
 
     unsafe fn fold(&mut self, kernel: &Kernel, pass: &Pass<'_>) -> Result<()> {
@@ -59,60 +119,76 @@ impl Queue for StreamQueue {
         let work = PassKind::new(kernel, pass.sources.len(), pass.raw, pass.finish);
         let step = work.step(pass.count as u64, (0, sources), targets);
         let _entered = self.active.primary().enter()?;
+        self.keep_captured(&[])?;
         let tables = (&[step][..], &launch::operands_of(pass)[..]);
         // SAFETY: the caller vouches for sources and targets until an event is done that is recorded later.
-        unsafe { self.active.launch(self.stream.handle(), work.entry, tables, work.bytes(pass.count as u64)) }
+        unsafe { self.active.launch(self.stream.handle(), work.entry, tables, work.bytes(pass.count as u64)) }?;
+        self.note_end()
     }
 
     unsafe fn launch(&mut self, parts: Vec<LaunchPart>) -> Result<()> {
         if polling::polls(&parts) {
             let _entered = self.active.primary().enter()?;
+            self.keep_captured(&parts)?;
             // SAFETY: the caller's contract.
-            return unsafe { polling::launch(&self.active, self.stream.handle(), &parts) };
+            let launched = unsafe { polling::launch(&self.active, self.stream.handle(), &parts) };
+            return launched.and(self.note_end());
         }
         let Some(launches) = programs::launches(&parts)? else { return Ok(()) };
         let _entered = self.active.primary().enter()?;
-        for LevelLaunch { entry, steps, operands, bytes } in &launches {
+        self.keep_captured(&parts)?;
+        let launched = launches.iter().try_for_each(|LevelLaunch { entry, steps, operands, bytes }| {
             // SAFETY: the caller vouches for all memory of the parts until an event is done that is recorded later.
             // What the parts keep goes when this call returns: `Active::retire` keeps it while this stream has work.
-            unsafe { self.active.launch(self.stream.handle(), *entry, (steps, operands), *bytes) }?;
-        }
-        Ok(())
+            unsafe { self.active.launch(self.stream.handle(), *entry, (steps, operands), *bytes) }
+        });
+        launched.and(self.note_end())
     }
 
     fn capture(&mut self) -> Result<Option<CaptureId>> {
-        // It is a stream of our own, which no program captures.
-        Ok(None)
+        if matches!(self.stream, Stream::Own(_)) {
+            // Only an event of a capture brings a stream of our own into one.
+            return Ok(None);
+        }
+        let primary = self.active.primary();
+        let _entered = primary.enter()?;
+        Ok(self.stream.handle().capture(primary)?.map(|capture| CaptureId(capture.id)))
+    }
+
+    fn enter(&mut self) -> Result<()> {
+        let Stream::PerThread(relay) = &self.stream else { return Ok(()) };
+        let _entered = self.active.primary().enter()?;
+        self.active.hold_up(relay.handle(), &self.active.point(StreamHandle::per_thread())?)
+    }
+
+    fn leave(&mut self) -> Result<()> {
+        let Stream::PerThread(relay) = &self.stream else { return Ok(()) };
+        let _entered = self.active.primary().enter()?;
+        self.active.hold_up(StreamHandle::per_thread(), &self.active.point(relay.handle())?)
     }
 
     fn after(&mut self, event: &Arc<dyn Event>) -> Result<()> {
-        let any: &dyn Any = &**event;
-        match any.downcast_ref::<Mark>() {
-            Some(mark) if mark.is_of(&self.active) => {
-                let _entered = self.active.primary().enter()?;
-                mark.holds_up(self.stream.handle())
-            }
-            _ if event.is_done()? => Ok(()),
-            _ => Err(Error::internal("a stream cannot wait for another device's event: wait for it before")),
-        }
+        let _entered = self.active.primary().enter()?;
+        self.active.hold_up(self.stream.handle(), event)
     }
 
     fn record(&mut self) -> Result<Arc<dyn Event>> {
         let _entered = self.active.primary().enter()?;
-        let mark: Arc<dyn Event> = self.active.mark(self.stream.handle())?;
-        Ok(mark)
+        self.active.point(self.stream.handle())
     }
 }
 
 impl Drop for StreamQueue {
     /// What is in the stream goes on without it, and keeps retired memory until it is done.
     fn drop(&mut self) {
-        if matches!(self.stream.is_idle(), Ok(true)) {
+        // A program's stream may have gone, and its work has been noted.
+        let (Stream::Own(stream) | Stream::PerThread(stream)) = &self.stream else { return };
+        if matches!(stream.is_idle(), Ok(true)) {
             return;
         }
         let Ok(_entered) = self.active.primary().enter() else { return };
         // Without an event the driver itself waits when it frees memory.
-        if let Ok(mark) = self.active.mark(self.stream.handle()) {
+        if let Ok(mark) = self.active.mark(stream.handle()) {
             self.active.under_way(mark);
         }
     }

@@ -100,6 +100,7 @@ required {
     cuStreamDestroy(4000)(CUstream);
     cuStreamSynchronize(2000)(CUstream);
     cuStreamQuery(2000)(CUstream);
+    cuStreamGetCtx(9020)(CUstream, *mut CUcontext);
     cuStreamWaitEvent(3020)(CUstream, CUevent, c_uint);
     cuStreamGetCaptureInfo(11030)(
         CUstream, *mut c_int, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut usize

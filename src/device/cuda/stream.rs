@@ -27,15 +27,19 @@ impl StreamHandle {
         StreamHandle(handle)
     }
 
+    /// The stream of the thread that uses the handle.
+    pub(super) fn per_thread() -> StreamHandle {
+        StreamHandle(std::ptr::without_provenance_mut(PER_THREAD))
+    }
+
+    /// Whether it is one of the handles that mean a stream of whatever context is current: 0, 1 and 2.
+    pub(super) fn is_of_current_context(self) -> bool {
+        self.0.addr() <= PER_THREAD
+    }
+
     /// Whether the handle means another stream in each thread.
     pub(super) fn is_per_thread(self) -> bool {
         self.0.addr() == PER_THREAD
-    }
-
-    /// Whether both handles mean the same stream; the null stream has two.
-    pub(super) fn is_same(self, other: StreamHandle) -> bool {
-        let number = |stream: StreamHandle| if stream.0.addr() == LEGACY { 0 } else { stream.0.addr() };
-        number(self) == number(other)
     }
 
     /// What the stream captures, if anything.
@@ -56,8 +60,7 @@ impl StreamHandle {
     }
 }
 
-/// `CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`
-const LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`
 const PER_THREAD: usize = 2;
 /// `CUstreamCaptureStatus`
 const NOT_CAPTURING: c_int = 0;

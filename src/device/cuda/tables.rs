@@ -4,19 +4,19 @@
 //! A table is free again when its launch is done; that of a captured launch belongs to the graph, which may run it any
 //! number of times, until the graph is destroyed.
 
-use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use cudarc::driver::sys::{CUdeviceptr, CUgraph, CUuserObject};
+use cudarc::driver::sys::CUdeviceptr;
 
 use super::active::{Active, Mark};
 use super::context::Primary;
+use super::graphs::GraphKeep;
 use super::launch::{self, Arguments, FoldOperand, FoldStep};
 use super::result::call;
-use super::stream::{Capture, StreamHandle};
+use super::stream::StreamHandle;
 use crate::device::Event;
 use crate::error::{Error, Result};
-use crate::sync::primitive::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 
 /// Bytes of a table: a step of some 2,000 sources and as many targets.
 const TABLE_BYTES: usize = 64 << 10;
@@ -43,8 +43,8 @@ pub(super) enum User {
     Nobody,
     /// A launch that ends here.
     Launch(Arc<Mark>),
-    /// A graph, until it sets this.
-    Graph(Arc<AtomicBool>),
+    /// A graph, until this has gone.
+    Graph(Weak<GraphKeep>),
 }
 
 impl User {
@@ -59,7 +59,7 @@ impl User {
             }
             Some(capture) => {
                 // Given to the graph first: where that fails nothing was captured.
-                let user = User::Graph(give_to_graph(active.primary(), capture)?);
+                let user = User::Graph(active.keep_for_graph(capture, Vec::new())?);
                 start()?;
                 Ok(user)
             }
@@ -71,8 +71,7 @@ impl User {
         match self {
             User::Nobody => true,
             User::Launch(mark) => matches!(mark.is_done(), Ok(true)),
-            // Acquire: with the release in `destroyed`, so that the graph's last reads come before our writes.
-            User::Graph(is_destroyed) => is_destroyed.load(Ordering::Acquire),
+            User::Graph(keep) => keep.strong_count() == 0,
         }
     }
 }
@@ -122,43 +121,6 @@ fn free_table(tables: &mut Vec<Table>, primary: &Arc<Primary>) -> Result<usize> 
     }
     tables.push(Table { memory: Pinned::new(primary, TABLE_BYTES)?, user: User::Nobody });
     Ok(tables.len() - 1)
-}
-
-/// Has the graph that is captured set the flag when it is destroyed.
-fn give_to_graph(primary: &Primary, capture: Capture) -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let kept = Arc::into_raw(Arc::clone(&flag)).cast_mut().cast::<c_void>();
-    let mut object: CUuserObject = std::ptr::null_mut();
-    let made =
-        // SAFETY: the place is ours; `destroyed` is called once with `kept`, which is an `Arc` that it owns.
-        unsafe { call!(primary, cuUserObjectCreate(&raw mut object, kept, destroyed, 1, NO_DESTRUCTOR_SYNC)) };
-    if let Err(failure) = made {
-        // SAFETY: the driver has not taken it.
-        drop(unsafe { Arc::from_raw(kept.cast::<AtomicBool>()) });
-        return Err(primary.error(failure));
-    }
-    let graph: CUgraph = capture.graph;
-    // SAFETY: the graph is being captured, so it lives; our one reference goes over to it.
-    let moved = unsafe { call!(primary, cuGraphRetainUserObject(graph, object, 1, MOVE)) };
-    if let Err(failure) = moved {
-        // SAFETY: the reference is still ours; this calls `destroyed`.
-        primary.give_back(|| unsafe { call!(primary, cuUserObjectRelease(object, 1)) });
-        return Err(primary.error(failure));
-    }
-    Ok(flag)
-}
-
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`
-const NO_DESTRUCTOR_SYNC: u32 = 1;
-/// `CU_GRAPH_USER_OBJECT_MOVE`
-const MOVE: u32 = 1;
-
-/// What the driver calls when a graph is destroyed. It may not call the driver.
-unsafe extern "C" fn destroyed(flag: *mut c_void) {
-    // SAFETY: the pointer is that of `give_to_graph`, and the driver calls once.
-    let flag = unsafe { Arc::from_raw(flag.cast::<AtomicBool>()) };
-    // Release: see `free_table`.
-    flag.store(true, Ordering::Release);
 }
 
 /// Pinned host memory, which the GPU can read and write; zeroed when new.

@@ -58,7 +58,7 @@ impl Absent {
             (
                 gpus != 1,
                 format!(
-                    "-g {gpus}: ranks are counted by --ranks alone, and --device names GPUs; use --ranks {gpus} --device cuda"
+                    "-g {gpus}: --ranks alone counts ranks, and --device names GPUs; use --ranks {gpus} --device cuda"
                 ),
             ),
             (self.cudagraph != 0, format!("-G: graphs are recorded on a GPU, and {gpu}; leave it out")),

@@ -152,16 +152,8 @@ impl Job {
         let programs = list("collective", &arguments.collective, Program::ALL, Program::name, Program::from_name)?;
         let (programs, left_out) = able(programs, arguments.algo.as_deref())?;
         let config = config(arguments, ranks, &programs)?;
-        let devices = match &arguments.device {
-            None => Vec::new(),
-            Some(devices) => {
-                let is_local = ranks.transport == Transport::Local && !ranks.launched;
-                device::check(is_local, arguments.local_register == 1)?;
-                devices.numbers()?
-            }
-        };
         let job = Job {
-            devices,
+            devices: devices(arguments, ranks)?,
             types: list("-d", &arguments.datatype, DataType::ALL, DataType::name, data_type)?,
             ops: list("-o", &arguments.op, Op::ALL, Op::name, Op::from_name)?,
             roots,
@@ -258,6 +250,14 @@ impl Job {
 /// Whether a report's file is standard output.
 pub(crate) fn is_standard_output(path: &Path) -> bool {
     path == Path::new("-")
+}
+
+/// The devices that ranks work on; none: the host.
+fn devices(arguments: &Arguments, ranks: Ranks) -> Result<Vec<u32>> {
+    let Some(devices) = &arguments.device else { return Ok(Vec::new()) };
+    let is_local = ranks.transport == Transport::Local && !ranks.launched;
+    device::check(is_local, arguments.local_register == 1)?;
+    devices.numbers()
 }
 
 /// The configuration of the communicators.

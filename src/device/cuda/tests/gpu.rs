@@ -2,7 +2,6 @@
 //! one.
 
 use std::ffi::{CStr, c_int, c_uint};
-use std::sync::Barrier;
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUstream};
@@ -12,9 +11,9 @@ use super::super::result::{Driver, call};
 use super::super::stream::{OwnEvent, OwnStream};
 use super::super::{Cuda, StreamHandle, gpus, locate};
 use crate::device::{Device, Event, Home, Kernel, Pass, Place, Region, Sharing, Store};
-use crate::error::Kind;
+use crate::error::{Kind, Result};
 use crate::sync::Deadline;
-use crate::sync::primitive::{Arc, Mutex};
+use crate::sync::primitive::Arc;
 use crate::sys::clock;
 use crate::sys::library::Library;
 use crate::sys::thread;
@@ -180,7 +179,9 @@ fn use_everything(gpu: &Cuda) {
     shared.keep().detach().unwrap();
     check_fold(gpu, DataType::I32, ReduceOp::Sum, 2);
     assert_eq!(read(gpu, at(&theirs, 0, 64)), [0; 64]);
-    drop(gpu.cohort().unwrap());
+    // SAFETY: the null stream always exists.
+    let null = unsafe { StreamHandle::new(std::ptr::null_mut()) };
+    drop(gpu.queue_of(null, None).unwrap());
 }
 
 #[test]
@@ -294,7 +295,7 @@ fn a_capture_of_another_thread_stays_valid() {
 /// Ranks of one GPU, each with its stream, an input of `COUNT` words and a result.
 pub(super) struct Members {
     pub(super) active: Arc<Active>,
-    cohort: super::super::SharedGpu,
+    gpu: &'static Cuda,
     pub(super) streams: Vec<OwnStream>,
     inputs: Region,
     results: Region,
@@ -304,11 +305,11 @@ const COUNT: usize = 300;
 const BYTES: usize = COUNT * 4;
 
 impl Members {
-    pub(super) fn new(gpu: &Cuda, ranks: usize) -> Members {
+    pub(super) fn new(gpu: &'static Cuda, ranks: usize) -> Members {
         let active = gpu.active().unwrap();
         let streams = (0..ranks).map(|_| OwnStream::new(active.primary()).unwrap()).collect();
         let region = || gpu.allocate(ranks * BYTES, Sharing::Threads).unwrap();
-        Members { cohort: gpu.cohort().unwrap(), streams, inputs: region(), results: region(), active }
+        Members { gpu, streams, inputs: region(), results: region(), active }
     }
 
     fn input(&self, rank: usize) -> Place {
@@ -340,17 +341,20 @@ impl Members {
     }
 
     /// The sum of all inputs to all results, on these streams.
-    pub(super) fn sum(&self, streams: &[StreamHandle]) -> crate::error::Result<()> {
+    pub(super) fn sum(&self, streams: &[StreamHandle]) -> Result<()> {
         let ranks = self.streams.len();
         let sources: Vec<*const u8> = (0..ranks).map(|rank| self.input(rank).address.cast_const()).collect();
         let targets: Vec<*mut u8> = (0..ranks).map(|rank| self.result(rank).address).collect();
         let kernel = Kernel::reduce(DataType::U32, ReduceOp::Sum, u32::try_from(ranks).unwrap()).unwrap();
         let (sources, targets) = (&sources[..], &targets[..]);
         let pass = Pass { sources, raw: None, targets, count: COUNT, finish: true, store: Store::Cached };
-        let ranks: Vec<_> = streams.iter().map(|stream| self.cohort.arrive(*stream).unwrap()).collect();
+        let mut queues = streams.iter().map(|stream| self.gpu.queue_of(*stream, None)).collect::<Result<Vec<_>>>()?;
+        let (leader, others) = queues.split_first_mut().unwrap();
+        others.iter_mut().try_for_each(|other| leader.after(&other.record()?))?;
         // SAFETY: inputs and results live until the test has waited for all streams.
-        let departure = unsafe { self.cohort.run(&ranks, &kernel, &[pass]) }?;
-        ranks.iter().try_for_each(|rank| self.cohort.depart(rank, &departure))
+        unsafe { leader.fold(&kernel, &pass) }?;
+        let done = leader.record()?;
+        others.iter_mut().try_for_each(|other| other.after(&done))
     }
 
     pub(super) fn handles(&self) -> Vec<StreamHandle> {
@@ -381,61 +385,6 @@ fn one_launch_serves_all_ranks_after_their_work_and_before_what_they_do_next() {
             }
         }
     }
-}
-
-#[test]
-fn ranks_on_one_stream_and_on_the_null_stream_need_no_second_one() {
-    let Some(gpu) = gpu() else { return };
-    let all = Members::new(gpu, 3);
-    // SAFETY: the null stream always exists.
-    let null = unsafe { StreamHandle::new(std::ptr::null_mut()) };
-    // SAFETY: its other name too.
-    let legacy = unsafe { StreamHandle::new(std::ptr::without_provenance_mut(1)) };
-    for streams in [[all.streams[0].handle(); 3], [null, legacy, null], [null, all.streams[0].handle(), legacy]] {
-        for rank in 0..3 {
-            all.fill(rank, 7);
-            all.streams[rank].drain().unwrap();
-        }
-        all.sum(&streams).unwrap();
-        // What comes later in the first stream comes after the sum.
-        let _entered = all.active.primary().enter().unwrap();
-        wait(&*all.active.mark(streams[0]).unwrap());
-        assert_eq!(read(gpu, all.result(2)), (3 * 0x0707_0707_u32).to_ne_bytes().repeat(COUNT));
-    }
-}
-
-#[test]
-fn streams_that_only_their_own_threads_can_name_are_joined_too() {
-    let Some(gpu) = gpu() else { return };
-    let all = Members::new(gpu, 2);
-    // SAFETY: each thread has one.
-    let own = unsafe { StreamHandle::new(std::ptr::without_provenance_mut(2)) };
-    let (arrived, left) = (Mutex::new(vec![None, None]), Mutex::new(None));
-    let meet = Barrier::new(2);
-    let rank = |rank: usize| {
-        all.fill(rank, 3);
-        all.streams[rank].drain().unwrap();
-        let arrival = all.cohort.arrive(own).unwrap();
-        arrived.lock().unwrap()[rank] = Some(arrival.clone());
-        meet.wait();
-        if rank == 1 {
-            let kernel = Kernel::reduce(DataType::U32, ReduceOp::Sum, 2).unwrap();
-            let sources = [0, 1].map(|rank| all.input(rank).address.cast_const());
-            let targets = [0, 1].map(|rank| all.result(rank).address);
-            let (sources, targets) = (&sources[..], &targets[..]);
-            let pass = Pass { sources, raw: None, targets, count: COUNT, finish: true, store: Store::Cached };
-            let ranks: Vec<_> = arrived.lock().unwrap().iter().flatten().cloned().collect();
-            // SAFETY: inputs and results live until the test has waited.
-            *left.lock().unwrap() = Some(unsafe { all.cohort.run(&ranks, &kernel, &[pass]) }.unwrap());
-        }
-        meet.wait();
-        let departure = left.lock().unwrap().clone().unwrap();
-        all.cohort.depart(&arrival, &departure).unwrap();
-        let _entered = all.active.primary().enter().unwrap();
-        wait(&*all.active.mark(own).unwrap());
-        assert_eq!(read(gpu, all.result(rank)), (2 * 0x0303_0303_u32).to_ne_bytes().repeat(COUNT));
-    };
-    thread::side_by_side("rank", vec![0, 1], rank, || {}).unwrap();
 }
 
 /// Lets all other streams join the capture that the first has begun.
@@ -489,19 +438,26 @@ fn a_captured_call_replays_between_live_ones() {
 }
 
 #[test]
-fn ranks_in_separate_captures_are_one_clear_error() {
+fn a_stream_of_another_context_is_refused() {
     let Some(gpu) = gpu() else { return };
-    let all = Members::new(gpu, 2);
-    let (graphs, _entered) = (Graphs::new(), all.active.primary().enter().unwrap());
-    graphs.begin(all.streams[0].handle());
-    let half = all.sum(&all.handles()).unwrap_err();
-    assert!(half.kind() == Kind::InvalidUsage && half.message().contains("captured together or not at all"), "{half}");
-    graphs.begin(all.streams[1].handle());
-    assert_eq!(all.sum(&all.handles()).unwrap_err().kind(), Kind::InvalidUsage);
-    // Neither capture was touched.
-    for stream in all.handles() {
-        graphs.destroy(graphs.end(stream));
-    }
+    // SAFETY: the types that cuda.h declares.
+    let create: unsafe extern "C" fn(*mut CUcontext, c_uint, c_int) -> c_int = unsafe { symbol(c"cuCtxCreate_v2") };
+    // SAFETY: as above.
+    let destroy: unsafe extern "C" fn(CUcontext) -> c_int = unsafe { symbol(c"cuCtxDestroy_v2") };
+    let functions = Driver::get().unwrap().functions();
+    let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the place is ours; the context becomes current.
+    assert_eq!(unsafe { create(&raw mut context, 0, 0) }, 0);
+    // SAFETY: the place is ours.
+    assert_eq!(unsafe { (functions.cuStreamCreate)(&raw mut stream, 1) }, 0);
+    // SAFETY: the stream lives until its context is destroyed below.
+    let refused = gpu.queue_of(unsafe { StreamHandle::new(stream) }, None).unwrap_err();
+    let told = refused.message().contains("not of the primary context of GPU 0");
+    assert!(refused.kind() == Kind::InvalidArgument && told, "{refused}");
+    // SAFETY: ours.
+    assert_eq!(unsafe { (functions.cuStreamDestroy)(stream) }, 0);
+    // SAFETY: ours, and nothing lives in it.
+    assert_eq!(unsafe { destroy(context) }, 0);
 }
 
 #[test]

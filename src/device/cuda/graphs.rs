@@ -1,0 +1,92 @@
+//! What captured launches need: a graph runs them any number of times, so it keeps their memory, the tables, the
+//! kernels and the context until it is destroyed.
+
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+
+use cudarc::driver::sys::{CUgraph, CUuserObject};
+
+use super::active::Active;
+use super::context::Primary;
+use super::result::call;
+use super::stream::Capture;
+use crate::device::Region;
+use crate::error::Result;
+use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
+use crate::sys::thread;
+
+/// What one graph keeps. The driver has the only lasting reference, which it gives back when the last copy of the graph
+/// is destroyed.
+#[derive(Debug)]
+pub(super) struct GraphKeep {
+    // Before the GPU in use, which frees what has gone.
+    regions: Mutex<Vec<Region>>,
+    /// Kept, not read: the kernels, tables and context of the launches.
+    _active: Arc<Active>,
+}
+
+/// The captures under way, by their numbers, which the driver does not use twice, and the graphs that came of them.
+#[derive(Debug, Default)]
+pub(super) struct Captures {
+    kept: Mutex<Vec<(u64, Weak<GraphKeep>)>>,
+}
+
+impl Captures {
+    /// Has the graph of a capture keep `regions` and the GPU in use. What comes back is gone when the graph is. The
+    /// context is current.
+    pub(super) fn keep(&self, active: &Arc<Active>, capture: Capture, regions: Vec<Region>) -> Result<Weak<GraphKeep>> {
+        let mut kept = lock(&self.kept);
+        kept.retain(|(_, keep)| keep.strong_count() > 0);
+        if let Some((_, known)) = kept.iter().find(|(id, _)| *id == capture.id)
+            && let Some(keep) = known.upgrade()
+        {
+            lock(&keep.regions).extend(regions);
+            return Ok(Arc::downgrade(&keep));
+        }
+        let keep = Arc::new(GraphKeep { regions: Mutex::new(regions), _active: Arc::clone(active) });
+        let known = Arc::downgrade(&keep);
+        give_to_graph(active.primary(), capture.graph, keep)?;
+        kept.push((capture.id, Weak::clone(&known)));
+        Ok(known)
+    }
+}
+
+/// What these locks guard is whole after every statement, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn give_to_graph(primary: &Primary, graph: CUgraph, keep: Arc<GraphKeep>) -> Result<()> {
+    let kept = Arc::into_raw(keep).cast_mut().cast::<c_void>();
+    let mut object: CUuserObject = std::ptr::null_mut();
+    let made =
+        // SAFETY: the place is ours; `destroyed` is called once with `kept`, which is an `Arc` that it owns.
+        unsafe { call!(primary, cuUserObjectCreate(&raw mut object, kept, destroyed, 1, NO_DESTRUCTOR_SYNC)) };
+    if let Err(failure) = made {
+        // SAFETY: the driver has not taken it.
+        drop(unsafe { Arc::from_raw(kept.cast::<GraphKeep>()) });
+        return Err(primary.error(failure));
+    }
+    // SAFETY: the graph is being captured, so it lives; our one reference goes over to it.
+    let moved = unsafe { call!(primary, cuGraphRetainUserObject(graph, object, 1, MOVE)) };
+    if let Err(failure) = moved {
+        // SAFETY: the reference is still ours; this calls `destroyed`.
+        primary.give_back(|| unsafe { call!(primary, cuUserObjectRelease(object, 1)) });
+        return Err(primary.error(failure));
+    }
+    Ok(())
+}
+
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`
+const NO_DESTRUCTOR_SYNC: u32 = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`
+const MOVE: u32 = 1;
+
+/// What the driver calls when a graph is destroyed. It may not call the driver, as giving memory back does: a thread of
+/// its own does that.
+unsafe extern "C" fn destroyed(kept: *mut c_void) {
+    // SAFETY: the pointer is that of `give_to_graph`, and the driver calls once.
+    let kept = ManuallyDrop::new(unsafe { Arc::from_raw(kept.cast::<GraphKeep>()) });
+    // Where no thread starts, the memory stays: to free it here could stop the driver for ever.
+    let _started = thread::spawn("rsccl graph", move || drop(ManuallyDrop::into_inner(kept)));
+}

@@ -1,0 +1,206 @@
+//! Calls on streams that a program has made: cudarc's, and handles of the driver.
+
+use std::sync::{Arc, Barrier};
+
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DevicePtr as _, DevicePtrMut as _};
+use rsccl::comm::{DeviceSlice, DeviceSliceMut, DeviceStream};
+use rsccl::error::Kind;
+use rsccl::internals::device::cuda;
+use rsccl::internals::sys::clock::now;
+use rsccl::{Communicator, Config, ReduceOp, Result, local};
+
+use crate::TIMEOUT;
+
+/// cudarc's context of GPU 0, if there is a GPU.
+fn context() -> Option<Arc<CudaContext>> {
+    cuda::gpus().ok()?;
+    Some(CudaContext::new(0).expect("the primary context"))
+}
+
+fn config() -> Config {
+    Config::default().with_timeout(TIMEOUT)
+}
+
+const COUNT: usize = 300;
+
+/// Sums, ten times, what the program's stream copies into `mine`, with nothing on the host that waits between.
+fn sum_in_turn(comm: &Communicator, own: &Arc<CudaStream>) -> Result<()> {
+    let stream = DeviceStream::from_cudarc(own)?;
+    let mut mine = own.alloc_zeros::<u32>(COUNT).expect("memory");
+    let mut sum = own.alloc_zeros::<u32>(COUNT).expect("memory");
+    for turn in 0..10 {
+        own.memcpy_htod(&[turn + comm.rank(); COUNT], &mut mine).expect("a copy");
+        {
+            let (from, _read) = mine.device_ptr(own);
+            let (into, _written) = sum.device_ptr_mut(own);
+            // SAFETY: the memory has as many elements, and its owners free it in the order of the same stream.
+            let from = unsafe { DeviceSlice::<u32>::from_raw(&stream, from, COUNT) };
+            // SAFETY: as above.
+            let into = unsafe { DeviceSliceMut::<u32>::from_raw(&stream, into, COUNT) };
+            comm.on(&stream).all_reduce(from, into, ReduceOp::Sum)?;
+        }
+        let found = own.clone_dtoh(&sum).expect("a copy");
+        own.synchronize().expect("the work ends");
+        let expected = (0..comm.size()).map(|rank| turn + rank).sum::<u32>();
+        assert_eq!(found, [expected; COUNT], "rank {} of {}, turn {turn}", comm.rank(), comm.size());
+    }
+    Ok(())
+}
+
+#[test]
+fn calls_take_their_turn_in_streams_of_cudarc() {
+    let Some(context) = context() else { return };
+    for ranks in [1, 2, 5] {
+        let each = |comm: Communicator| sum_in_turn(&comm, &context.new_stream().expect("a stream"));
+        local::run_with(ranks, &config(), each).expect("own streams");
+    }
+    let one = context.new_stream().expect("a stream");
+    local::run_with(3, &config(), |comm| sum_in_turn(&comm, &one)).expect("one stream");
+    local::run_with(2, &config(), |comm| sum_in_turn(&comm, &context.default_stream())).expect("the null stream");
+    let per_thread = |comm: Communicator| sum_in_turn(&comm, &context.per_thread_stream());
+    local::run_with(2, &config(), per_thread).expect("the threads' streams");
+}
+
+/// The null stream has two names, and the third handle is each thread's own stream.
+#[test]
+fn the_handles_that_always_exist_are_streams() {
+    if context().is_none() {
+        return;
+    }
+    for handles in [[0, 0], [1, 0], [2, 2], [0, 2], [2, 1]] {
+        let ended = local::run_with(2, &config(), |comm| {
+            let handle = std::ptr::without_provenance_mut(handles[comm.rank() as usize]);
+            // SAFETY: these streams always exist.
+            let stream = unsafe { DeviceStream::from_raw(0, handle) }?;
+            let mut values = stream.alloc::<u32>(COUNT)?;
+            for turn in 1..5 {
+                stream.upload(&[turn + comm.rank(); COUNT], values.slice_mut(..))?;
+                comm.on(&stream).all_reduce_in_place(values.slice_mut(..), ReduceOp::Sum)?;
+                let mut found = [0; COUNT];
+                stream.download(values.slice(..), &mut found)?;
+                assert_eq!(found, [2 * turn + 1; COUNT], "{handles:?}");
+            }
+            comm.finalize()
+        });
+        ended.expect("both ranks end well");
+    }
+}
+
+/// Begins a capture that any call of any thread spoils which is not allowed there, and lets the others join it.
+fn begin(streams: &[Arc<CudaStream>]) {
+    streams[0].begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("a capture");
+    streams[1..].iter().for_each(|stream| stream.join(&streams[0]).expect("a fork"));
+}
+
+/// What the streams have captured, which runs on the first.
+fn end(streams: &[Arc<CudaStream>]) -> CudaGraph {
+    streams[1..].iter().for_each(|stream| streams[0].join(stream).expect("a join"));
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    streams[0].end_capture(flags).expect("the capture is valid").expect("a graph")
+}
+
+/// The graph keeps what it needs, also when nobody else does any more.
+#[test]
+fn a_captured_sequence_replays_a_thousand_times_between_live_calls() {
+    let Some(context) = context() else { return };
+    let streams: Vec<_> = (0..3).map(|_| context.new_stream().expect("a stream")).collect();
+    let meeting = Barrier::new(3);
+    let ended = local::run_with(3, &config(), |comm| {
+        let (rank, own) = (comm.rank(), &streams[comm.rank() as usize]);
+        let stream = DeviceStream::from_cudarc(own)?;
+        let (mut sum, mut passed) = (stream.alloc::<u32>(COUNT)?, stream.alloc::<u32>(COUNT)?);
+        let mut gathered = stream.alloc::<u32>(3 * COUNT)?;
+        // The set-up takes the host: a live call before.
+        comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+        stream.upload(&[rank + 1; COUNT], sum.slice_mut(..))?;
+        meeting.wait();
+        if rank == 0 {
+            begin(&streams);
+        }
+        meeting.wait();
+        let on = comm.on(&stream);
+        on.all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+        on.all_gather(sum.slice(..), gathered.slice_mut(..))?;
+        on.send_recv(gathered.slice(2 * COUNT..), (rank + 1) % 3, passed.slice_mut(..), (rank + 2) % 3)?;
+        let waited = stream.synchronize();
+        meeting.wait();
+        let graph = (rank == 0).then(|| end(&streams));
+        assert_eq!(waited.expect_err("it is captured").kind(), Kind::InvalidUsage);
+        for _ in 0..10 {
+            meeting.wait();
+            if let Some(graph) = &graph {
+                (0..100).for_each(|_| graph.launch().expect("a launch"));
+                own.synchronize().expect("the replays end");
+            }
+            meeting.wait();
+            // All have the same: nothing changes.
+            comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Max)?;
+            stream.synchronize()?;
+        }
+        let expected = (1..1000).fold(6u32, |sum, _| sum.wrapping_mul(3));
+        let mut found = [[0; COUNT]; 2];
+        stream.download(sum.slice(..), &mut found[0])?;
+        stream.download(passed.slice(..), &mut found[1])?;
+        assert_eq!(found, [[expected; COUNT]; 2]);
+        drop((sum, passed, gathered, stream));
+        comm.finalize()?;
+        meeting.wait();
+        if let Some(graph) = &graph {
+            graph.launch().expect("a launch");
+            own.synchronize().expect("its memory is there");
+        }
+        Ok(())
+    });
+    ended.expect("all ranks end well");
+    // Memory of a graph is given back by a thread, behind the graph's end.
+    let (gpu, deadline) = (&cuda::gpus().expect("it was there")[0], now() + TIMEOUT);
+    while gpu.is_in_use() {
+        assert!(now() < deadline, "nothing is left");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn ranks_in_separate_captures_are_one_clear_error() {
+    let Some(context) = context() else { return };
+    let streams: Vec<_> = (0..2).map(|_| context.new_stream().expect("a stream")).collect();
+    let meeting = Barrier::new(2);
+    let ended = local::run_with(2, &config(), |comm| {
+        let own = &streams[comm.rank() as usize];
+        let stream = DeviceStream::from_cudarc(own)?;
+        let mut values = stream.alloc::<u32>(COUNT)?;
+        stream.upload(&[1; COUNT], values.slice_mut(..))?;
+        comm.on(&stream).all_reduce_in_place(values.slice_mut(..), ReduceOp::Sum)?;
+        for capturing in [1, 2] {
+            meeting.wait();
+            if comm.rank() < capturing {
+                begin(&streams[comm.rank() as usize..][..1]);
+            }
+            meeting.wait();
+            let on = comm.on(&stream);
+            let other = 1 - comm.rank();
+            let called = [
+                on.all_reduce_in_place(values.slice_mut(..), ReduceOp::Sum),
+                if other == 1 { on.send(values.slice(..), 1) } else { on.recv(values.slice_mut(..), 0) },
+            ];
+            meeting.wait();
+            // Neither capture was touched.
+            if comm.rank() < capturing {
+                drop(end(&streams[comm.rank() as usize..][..1]));
+            }
+            for called in called {
+                let error = called.expect_err("they are captured apart");
+                let told = error.message().contains("captured together or not at all");
+                assert!(error.kind() == Kind::InvalidUsage && told, "{error}");
+            }
+        }
+        meeting.wait();
+        comm.on(&stream).all_reduce_in_place(values.slice_mut(..), ReduceOp::Sum)?;
+        let mut found = [0; COUNT];
+        stream.download(values.slice(..), &mut found)?;
+        assert_eq!(found, [4; COUNT]);
+        comm.finalize()
+    });
+    ended.expect("all ranks end well");
+}
