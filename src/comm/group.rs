@@ -90,7 +90,8 @@ pub struct Member<'g, 'a> {
 
 /// A communicator on a stream inside a group ([`Group::on_stream`]).
 ///
-/// Its methods are those of [`OnStream`](crate::comm::OnStream), and each adds the call to the group as a [`Member`] does.
+/// Its methods are those of [`OnStream`](crate::comm::OnStream), and each adds the call to the group as a [`Member`]
+/// does.
 #[derive(Debug)]
 pub struct StreamMember<'g, 'a>(Member<'g, 'a>);
 
@@ -135,8 +136,8 @@ impl<'a> Group<'a> {
         self.in_order(comm, Order::Caller)
     }
 
-    /// The group's calls on `comm` that go into `stream`, as those of [`Communicator::on`]. All calls of one communicator in a group have
-    /// one stream, or none.
+    /// The group's calls on `comm` that go into `stream`, as those of [`Communicator::on`]. All calls of one communicator in a
+    /// group have one stream, or none.
     ///
     /// # Examples
     /// ```

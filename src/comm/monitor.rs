@@ -14,8 +14,8 @@ use crate::sync::Watch;
 use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
 use crate::sys::thread;
 
-/// Watches the launches of one communicator, one after the other, as a call watches that waits. What ends one ends the communicator: the
-/// next call, and `async_error`, say why. Dropping it waits until all launches have ended.
+/// Watches the launches of one communicator, one after the other, as a call watches that waits. What ends one ends
+/// the communicator: the next call, and `async_error`, say why. Dropping it waits until all launches have ended.
 #[derive(Debug)]
 pub(super) struct Monitor {
     shared: Arc<Watched>,
@@ -54,11 +54,10 @@ impl Monitor {
         Ok(Monitor { shared, thread: Some(thread) })
     }
 
-    /// Watches a launch, which has ended when `event` is done. Where [`MOST_LAUNCHES`] are watched, it waits for the oldest, which ends
-    /// well or at its deadline.
+    /// Watches a launch, which has ended when `event` is done. Where [`MOST_LAUNCHES`] are watched, it waits for the
+    /// oldest, which ends well or at its deadline.
     ///
-    /// # Errors
-    /// What has ended the communicator meanwhile.
+    /// # Errors What has ended the communicator meanwhile.
     pub(super) fn add(&self, launched: Launched, event: Arc<dyn Event>) -> Result<()> {
         let mut state = self.shared.state();
         while state.launches.len() >= MOST_LAUNCHES {
@@ -132,13 +131,15 @@ impl Watched {
     fn await_end(&self, event: &dyn Event) {
         let has_given_up = self.state().has_given_up;
         if !has_given_up && on_device::await_end(event, &self.session).is_err() {
-            // The communicator has its error; a device that does not end its launches, or has failed, ends none of the others.
+            // The communicator has its error; a device that does not end its launches, or has failed, ends none of
+            // the others.
             self.state().has_given_up = true;
         }
     }
 }
 
-/// Launches that one communicator may have under way on streams: more than hide the host's work, far fewer than fill a device's queues.
+/// Launches that one communicator may have under way on streams: more than hide the host's work, far fewer than fill
+/// a device's queues.
 const MOST_LAUNCHES: usize = 1024;
 const ROOM_LOOK: Duration = Duration::from_millis(100);
 /// How often a launch is looked at.

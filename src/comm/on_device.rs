@@ -1,8 +1,9 @@
 //! A communicator on the memory of devices: how a call becomes a launch.
 //!
-//! The first call makes the rank's [`DeviceSide`]: words and scratch in the memory of its device, which the other ranks' programs
-//! reach, be they threads of this process or other processes of the host (`device_sharing`). Every call after that is a [`LaunchPart`],
-//! which the cohort launches. Between processes plans work in scratch: addresses of users' buffers mean nothing there.
+//! The first call makes the rank's [`DeviceSide`]: words and scratch in the memory of its device, which the other
+//! ranks' programs reach, be they threads of this process or other processes of the host (`device_sharing`). Every
+//! call after that is a [`LaunchPart`], which the cohort launches. Between processes plans work in scratch: addresses
+//! of users' buffers mean nothing there.
 
 use std::collections::HashMap;
 
@@ -64,7 +65,8 @@ struct DeviceWait<'a> {
 }
 
 impl DeviceSide {
-    /// This rank's side. All ranks of the process have allocated their memory; `kept` is this rank's, behind those of other processes.
+    /// This rank's side. All ranks of the process have allocated their memory; `kept` is this rank's, behind those of
+    /// other processes.
     fn new(session: &Session, meeting: Meeting, kept: Vec<Region>, status: StatusPage) -> Result<DeviceSide> {
         let (mine, taken) = kept.split_last().ok_or_else(|| Error::internal("a side without memory"))?;
         let home = mine.home();
@@ -254,7 +256,8 @@ impl Engine {
                 others_labels.push(label);
             }
         }
-        // What goes to other devices is put first: it waits there, and not on the host, so that all ranks come to their meetings.
+        // What goes to other devices is put first: it waits there, and not on the host, so that all ranks come to
+        // their meetings.
         let through_slots = if others.is_empty() {
             None
         } else {
@@ -296,8 +299,8 @@ impl Engine {
         })
     }
 
-    /// Has `put` put work into the stream, which may wait on the host for other ranks: it is given one turn of that wait. In the caller's
-    /// order: waits until the work has run.
+    /// Has `put` put work into the stream, which may wait on the host for other ranks: it is given one turn of that
+    /// wait. In the caller's order: waits until the work has run.
     fn launch(
         &mut self,
         launched: &Launched,
@@ -337,8 +340,8 @@ impl Engine {
         }
     }
 
-    /// Sees to it that this rank has a side on the device of a call, and that no launch has failed. Where the call runs. The call is the
-    /// collective of the number `next`, or a message before that.
+    /// Sees to it that this rank has a side on the device of a call, and that no launch has failed. Where the call
+    /// runs. The call is the collective of the number `next`, or a message before that.
     fn enter_device(
         &mut self,
         (home, next): (Home, u64),
@@ -487,11 +490,10 @@ impl DeviceWait<'_> {
     }
 }
 
-/// Waits for a launch that has been told to end, at most as long as an operation may take. Nothing frees memory that the launch uses:
-/// the device's queue keeps it.
+/// Waits for a launch that has been told to end, at most as long as an operation may take. Nothing frees memory that
+/// the launch uses: the device's queue keeps it.
 ///
-/// # Errors
-/// [`Kind::Timeout`] where the launch does not end; those of the device.
+/// # Errors [`Kind::Timeout`] where the launch does not end; those of the device.
 pub(super) fn await_end(event: &dyn Event, session: &Session) -> Result<()> {
     let timeout = session.settings.timeout;
     let deadline = Deadline::after(timeout);

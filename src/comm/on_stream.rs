@@ -9,13 +9,13 @@ use crate::types::World;
 
 /// A communicator on a stream of a device ([`Communicator::on`]).
 ///
-/// Its methods are those of [`Communicator`], on buffers in the memory of the stream's device. Each puts its call into the stream
-/// and returns: what the stream held before runs before, and the buffers may be used in the stream again at once. On the host they
-/// may be used when the stream is through. Ranks whose streams are of one device wait for each other in the call, not on the device.
+/// Its methods are those of [`Communicator`], on buffers in the memory of the stream's device. Each puts its call
+/// into the stream and returns: what the stream held before runs before, and the buffers may be used in the stream
+/// again at once. On the host they may be used when the stream is through. Ranks whose streams are of one device wait
+/// for each other in the call, not on the device.
 ///
-/// # Errors
-/// Of a method: what one rank alone can see, and what had ended the communicator before. What ends it later, while
-/// the stream runs, is an error of the next call and of [`Communicator::async_error`]; the stream goes on.
+/// # Errors Of a method: what one rank alone can see, and what had ended the communicator before. What ends it later,
+/// while the stream runs, is an error of the next call and of [`Communicator::async_error`]; the stream goes on.
 #[derive(Debug, Clone, Copy)]
 pub struct OnStream<'comm> {
     comm: &'comm Communicator,

@@ -134,8 +134,8 @@ fn split_cohorts(config: &Config) -> Result<bool> {
     Err(Error::invalid_argument(format!("RSCCL_COHORT, Config::with_cohort: {cohort:?} is neither joint nor split")))
 }
 
-/// The algorithms and protocols that `NCCL_ALGO` and `NCCL_PROTO` allow. Unless filters are strict, a collective for which they leave
-/// none runs as if there were no filter, and the log says so once in a process.
+/// The algorithms and protocols that `NCCL_ALGO` and `NCCL_PROTO` allow. Unless filters are strict, a collective for
+/// which they leave none runs as if there were no filter, and the log says so once in a process.
 fn read_filters(config: &Config) -> Result<(Filter<Algorithm>, Filter<Protocol>)> {
     let (algo, proto) = (config.algo.as_deref().unwrap_or(""), config.proto.as_deref().unwrap_or(""));
     let mut algorithms = Filter::parse(algo)

@@ -131,7 +131,7 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Own "STRICT_FILTERS" => strict_filters: Kind::Flag,
         "1: a call that NCCL_ALGO or NCCL_PROTO leaves nothing for is an error"),
     variable!(Own "COHORT" => cohort: Kind::Choice(&["joint", "split"]),
-        "ranks of one GPU work as one, or each for itself, which tests what several GPUs do"),
+        "ranks of one GPU work as one (joint), or each for itself (split: for tests)"),
     variable!(Nccl "MIN_NCHANNELS" or "MIN_CTAS" => min_channels: count(1, MAX_CHANNELS),
         "the least channels of a call that is large enough; unset: 1"),
     variable!(Nccl "MAX_NCHANNELS" or "MAX_CTAS" => max_channels: count(1, MAX_CHANNELS),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rsccl::comm::{DeviceStream, OnStream};
+use rsccl::comm::DeviceStream;
 use rsccl::{Communicator, DataType, Error, ReduceOp, Result};
 
 use crate::verify::{Op, Placement, Program, RankBuffers, Sample, Shape, Tables, perform, perform_on, with_type};
@@ -56,7 +56,7 @@ impl Case {
         match kind {
             Placed::Slices => perform(comm, &shape, op, &mut buffers)?,
             Placed::Device(stream) => {
-                self.on_device(&comm.on(stream), (&shape, op), stream, &mut buffers)?;
+                self.on_device(comm, (&shape, op), stream, &mut buffers)?;
                 if let Some(error) = comm.async_error() {
                     return Err(error);
                 }
@@ -68,7 +68,7 @@ impl Case {
     /// The same on copies of the buffers in the memory of the stream's device, `skew` elements off their alignment.
     fn on_device<T: Sample>(
         &self,
-        on: &OnStream<'_>,
+        comm: &Communicator,
         (shape, op): (&Shape, Option<ReduceOp>),
         stream: &DeviceStream,
         buffers: &mut RankBuffers<T>,
@@ -79,7 +79,9 @@ impl Case {
         stream.upload(buffers.send.slice(), send.slice_mut(self.skew..))?;
         stream.upload(buffers.recv.slice(), recv.slice_mut(self.skew..))?;
         let target = (self.placement == Placement::OutOfPlace).then(|| recv.slice_mut(self.skew..));
-        perform_on(on, shape, op, (send.slice_mut(self.skew..), target))?;
+        // Allocating may wait for a kernel of another rank, which may wait for one that has still to allocate.
+        comm.barrier()?;
+        perform_on(&comm.on(stream), shape, op, (send.slice_mut(self.skew..), target))?;
         stream.download(send.slice(self.skew..), buffers.send.slice_mut())?;
         stream.download(recv.slice(self.skew..), buffers.recv.slice_mut())
     }
