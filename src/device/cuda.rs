@@ -77,6 +77,8 @@ pub struct Cuda {
     exports: bool,
     /// While somebody uses it.
     active: Mutex<Weak<Active>>,
+    /// Copies of it are with whoever has the context.
+    users: Arc<()>,
 }
 
 /// The GPUs of this process, in the driver's order.
@@ -167,6 +169,7 @@ impl Cuda {
             multiprocessors: u32::try_from(attribute(MULTIPROCESSOR_COUNT)?).unwrap_or(1),
             exports: attribute(VIRTUAL_MEMORY)? != 0 && attribute(POSIX_DESCRIPTORS)? != 0,
             active: Mutex::new(Weak::new()),
+            users: Arc::new(()),
         })
     }
 
@@ -192,7 +195,8 @@ impl Cuda {
         if let Some(active) = place.upgrade() {
             return Ok(active);
         }
-        let active = Active::new(self.driver, self.device, self.capability, self.multiprocessors)?;
+        let active =
+            Active::new(self.driver, self.device, self.capability, self.multiprocessors, Arc::clone(&self.users))?;
         *place = Arc::downgrade(&active);
         Ok(active)
     }
@@ -208,8 +212,7 @@ impl Cuda {
 
     /// Whether anything of the library uses it: memory, a queue, a graph with captured calls.
     pub fn is_in_use(&self) -> bool {
-        let place = self.active.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        place.strong_count() > 0
+        Arc::strong_count(&self.users) > 1
     }
 
     /// The memory as a region.

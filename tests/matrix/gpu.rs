@@ -309,7 +309,7 @@ mod several {
     fn run((gpus, ranks): (u32, u32), config: &Config, cases: &[Case]) {
         let seed = seed();
         let failures =
-            on_gpus((gpus, ranks), config, |comm, stream| run_rank(comm, &Placed::Device(stream), cases, seed));
+            on_gpus((gpus, ranks), config, |comm, stream| run_rank(comm, &Placed::SeveralGpus(stream), cases, seed));
         let name = format!("{ranks} ranks on each of {gpus} GPUs, {:?}, seed {seed}", config.algo);
         judge(&name, failures.concat());
     }

@@ -62,8 +62,9 @@ impl Active {
         device: i32,
         capability: (i32, i32),
         multiprocessors: u32,
+        user: Arc<()>,
     ) -> Result<Arc<Active>> {
-        let primary = Arc::new(Primary::retain(driver, device)?);
+        let primary = Arc::new(Primary::retain(driver, device, user)?);
         let kernels = Kernels::load(&primary, capability)?;
         let service = OwnStream::new(&primary)?;
         let tables = Tables::new(&primary)?;

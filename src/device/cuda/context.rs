@@ -12,7 +12,7 @@ use super::raw::Functions;
 use super::result::{Driver, Refusal, call};
 use super::stream::StreamHandle;
 use crate::error::{Error, Kind, Result};
-use crate::sync::primitive::{AtomicU32, Ordering};
+use crate::sync::primitive::{Arc, AtomicU32, Ordering};
 
 /// A reference to a GPU's primary context, given back when it is dropped.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub(super) struct Primary {
     context: CUcontext,
     /// The answer after which the context can never be used again; 0: none.
     lost: AtomicU32,
+    /// Says that somebody uses the device. The last field: it goes when the context has been given back.
+    _user: Arc<()>,
 }
 
 // SAFETY: the context is a handle, which the driver lets any thread use.
@@ -31,13 +33,14 @@ unsafe impl Sync for Primary {}
 
 impl Primary {
     /// Takes a reference, which makes the context if nobody has one.
-    pub(super) fn retain(driver: &'static Driver, device: CUdevice) -> Result<Primary> {
+    /// `user` is kept until it is given back.
+    pub(super) fn retain(driver: &'static Driver, device: CUdevice, user: Arc<()>) -> Result<Primary> {
         driver.check_process()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the place is ours and lives through the call; the driver refuses numbers that are no device.
         let retained = unsafe { call!(driver, cuDevicePrimaryCtxRetain(&raw mut context, device)) };
         retained.map_err(|failure| failure.at(driver))?;
-        Ok(Primary { driver, device, context, lost: AtomicU32::new(0) })
+        Ok(Primary { driver, device, context, lost: AtomicU32::new(0), _user: user })
     }
 
     pub(super) fn functions(&self) -> &Functions {
