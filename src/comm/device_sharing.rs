@@ -64,8 +64,9 @@ struct Entry(u64);
 impl Meeting {
     /// Meets the other ranks of the communicator, of which each has come with its device.
     ///
-    /// # Errors [`crate::error::Kind::InvalidUsage`] on all ranks where several processes use a device that cannot
-    /// run them side by side; of a rank that does not come.
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] on all ranks where several processes use a device that cannot run them
+    /// side by side; of a rank that does not come.
     pub(super) fn new(session: &Session, home: Home, wait: &Wait) -> Result<Meeting> {
         let device = device::of(home)?;
         let (world, bootstrap) = (session.world, &session.bootstrap);
@@ -116,7 +117,8 @@ impl Meeting {
     /// Every rank's memory as this process reaches it. All ranks of this process have allocated theirs; `taken` are
     /// those of the other processes, as [`Meeting::elsewhere`] names them.
     ///
-    /// # Errors Where one is missing.
+    /// # Errors
+    /// Where one is missing.
     pub(super) fn peers(&self, taken: &[Region]) -> Result<Arc<[PeerMemory]>> {
         let (layout, sides) = (self.layout(), lock(&self.shared.sides));
         let elsewhere = self.elsewhere();
@@ -132,7 +134,8 @@ impl Meeting {
     /// The page by which this rank's launches and the host hear from each other. Where ranks wait on devices for each
     /// other, all of them find out together whether they can. All have allocated their memory.
     ///
-    /// # Errors Where a device cannot reach the others, or has no room for more ranks.
+    /// # Errors
+    /// Where a device cannot reach the others, or has no room for more ranks.
     pub(super) fn status_page(&self, session: &Session, home: Home, wait: &Wait) -> Result<StatusPage> {
         let homes: Vec<Home> = lock(&self.shared.sides).values().map(Region::home).collect();
         let is_one_device = homes.iter().all(|other| *other == home) && self.elsewhere().is_empty();

@@ -45,7 +45,7 @@ impl Monitor {
     /// A thread that waits for launches.
     ///
     /// # Errors
-    /// [`crate::error::Kind::System`] where no thread is to be had.
+    /// [`crate::error::Kind::System`] where no thread can be started.
     pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>) -> Result<Monitor> {
         let (state, changed, has_room) = (Mutex::default(), Condvar::new(), Condvar::new());
         let shared = Arc::new(Watched { session, status, state, changed, has_room });
@@ -57,7 +57,8 @@ impl Monitor {
     /// Watches a launch, which has ended when `event` is done. Where [`MOST_LAUNCHES`] are watched, it waits for the
     /// oldest, which ends well or at its deadline.
     ///
-    /// # Errors What has ended the communicator meanwhile.
+    /// # Errors
+    /// What has ended the communicator meanwhile.
     pub(super) fn add(&self, launched: Launched, event: Arc<dyn Event>) -> Result<()> {
         let mut state = self.shared.state();
         while state.launches.len() >= MOST_LAUNCHES {

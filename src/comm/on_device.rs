@@ -493,7 +493,8 @@ impl DeviceWait<'_> {
 /// Waits for a launch that has been told to end, at most as long as an operation may take. Nothing frees memory that
 /// the launch uses: the device's queue keeps it.
 ///
-/// # Errors [`Kind::Timeout`] where the launch does not end; those of the device.
+/// # Errors
+/// [`Kind::Timeout`] where the launch does not end; those of the device.
 pub(super) fn await_end(event: &dyn Event, session: &Session) -> Result<()> {
     let timeout = session.settings.timeout;
     let deadline = Deadline::after(timeout);

@@ -14,8 +14,9 @@ use crate::types::World;
 /// again at once. On the host they may be used when the stream is through. Ranks whose streams are of one device wait
 /// for each other in the call, not on the device.
 ///
-/// # Errors Of a method: what one rank alone can see, and what had ended the communicator before. What ends it later,
-/// while the stream runs, is an error of the next call and of [`Communicator::async_error`]; the stream goes on.
+/// # Errors
+/// Of a method: what one rank alone can see, and what had ended the communicator before. What ends it later, while
+/// the stream runs, is an error of the next call and of [`Communicator::async_error`]; the stream goes on.
 #[derive(Debug, Clone, Copy)]
 pub struct OnStream<'comm> {
     comm: &'comm Communicator,

@@ -139,7 +139,8 @@ impl DeviceStream {
     /// On a GPU this may wait until kernels that run there have ended, those of other ranks too. Ranks that share a
     /// GPU, in a job of several, allocate before their calls: a call waits for a rank that waits for memory.
     ///
-    /// # Errors Where the device has no such memory, or `count` elements do not fit the address space.
+    /// # Errors
+    /// Where the device has no such memory, or `count` elements do not fit the address space.
     pub fn alloc<T: Element>(&self, count: usize) -> Result<DeviceBuffer<T>> {
         let bytes = count.max(1).checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes =
