@@ -87,8 +87,8 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     fn barrier(&self, wait: &Wait) -> Result<()>;
 
     /// A [`Bootstrap::barrier`] before the user's collective `call`. Ranks that pass different calls get an error that
-    /// names both. Some ranks may pass work `beside` and others none.
-    fn meet(&self, call: &str, wait: &Wait, beside: Option<BackgroundWork<'_>>) -> Result<()>;
+    /// names both. Some ranks may pass `background` work and others none.
+    fn meet(&self, call: &str, wait: &Wait, background: Option<BackgroundWork<'_>>) -> Result<()>;
 
     /// How many all-gathers, broadcasts, barriers, meetings and splits this rank has begun.
     fn exchanges(&self) -> u64;

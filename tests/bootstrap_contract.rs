@@ -20,8 +20,8 @@ fn shortly() -> Wait {
     Wait::new(Duration::from_millis(200), &AbortFlag::new())
 }
 
-/// Work beside a meeting, which rests by itself.
-fn beside_of(turn: &mut dyn FnMut() -> Result<()>) -> BackgroundWork<'_> {
+/// Background work of a meeting whose turns do the resting: the bootstrap does not pause between them.
+fn background_of(turn: &mut dyn FnMut() -> Result<()>) -> BackgroundWork<'_> {
     BackgroundWork { turn, pause: Duration::ZERO }
 }
 
@@ -76,7 +76,7 @@ fn collectives(bootstrap: &dyn Bootstrap) -> Result<()> {
         // Some ranks have something to do meanwhile, others have not.
         match (world.rank.get() + turn) % 2 {
             0 => bootstrap.meet("test", &soon(), None)?,
-            _ => bootstrap.meet("test", &soon(), Some(beside_of(&mut || Ok(()))))?,
+            _ => bootstrap.meet("test", &soon(), Some(background_of(&mut || Ok(()))))?,
         }
     }
     // A posted request of any rank reaches a rank that waits for all others, and the answer ends the wait of the rank
@@ -165,36 +165,36 @@ fn collectives_messages_and_splits_at_many_sizes() {
 }
 
 #[test]
-fn what_is_beside_a_barrier_goes_on_until_all_have_come() {
+fn background_work_of_a_barrier_goes_on_until_all_have_come() {
     for world in [local(3), net(3)] {
         run(world, |bootstrap| {
             closing(bootstrap, |bootstrap| {
                 let (zero, one) = (Rank::new(0), Rank::new(1));
                 if bootstrap.world().rank == one {
-                    // It comes once it has had an answer.
+                    // Rank 1 enters the barrier only after rank 0 has answered.
                     bootstrap.send(zero, 1, b"question", &soon())?;
                     assert_eq!(bootstrap.recv(zero, 2, &soon())?, b"answer");
                 }
-                let mut beside = || {
+                let mut turn = || {
                     let asked = bootstrap.world().rank == zero && bootstrap.try_recv(one, 1)?.is_some();
                     if asked { bootstrap.send(one, 2, b"answer", &soon()) } else { Ok(()) }
                 };
-                bootstrap.meet("test", &soon(), Some(beside_of(&mut beside)))
+                bootstrap.meet("test", &soon(), Some(background_of(&mut turn)))
             });
         });
     }
 }
 
 #[test]
-fn a_barrier_with_something_beside_it_ends_with_a_death_or_with_the_error_of_that() {
+fn a_barrier_with_background_work_ends_with_a_death_or_with_the_error_of_that_work() {
     for world in [local(3), net(3)] {
         let errors = run(world, |bootstrap| match bootstrap.world().rank.get() {
             2 => None,
-            1 => bootstrap.meet("test", &soon(), Some(beside_of(&mut || Ok(())))).err(),
-            _ => bootstrap.meet("test", &soon(), Some(beside_of(&mut || Err(Error::internal("beside"))))).err(),
+            1 => bootstrap.meet("test", &soon(), Some(background_of(&mut || Ok(())))).err(),
+            _ => bootstrap.meet("test", &soon(), Some(background_of(&mut || Err(Error::internal("background"))))).err(),
         });
-        let [Some(beside), Some(death), None] = &errors[..] else { panic!("{errors:?}") };
-        assert!(beside.message() == "beside" || beside.peer().is_some(), "{beside}");
+        let [Some(background), Some(death), None] = &errors[..] else { panic!("{errors:?}") };
+        assert!(background.message() == "background" || background.peer().is_some(), "{background}");
         assert_eq!((death.kind(), death.rank()), (Kind::Remote, Some(1)), "{death}");
     }
 }

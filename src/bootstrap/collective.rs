@@ -297,15 +297,15 @@ pub(super) fn barrier(mesh: &impl Mesh, group: &Participants, wait: &Wait) -> Re
     })
 }
 
-/// A barrier during which `beside` keeps running.
-pub(super) fn barrier_beside(
+/// A barrier during which `background` keeps running.
+pub(super) fn barrier_with_background(
     mesh: &impl Mesh,
     group: &Participants,
     wait: &Wait,
-    beside: BackgroundWork<'_>,
+    background: BackgroundWork<'_>,
 ) -> Result<()> {
-    let mut beside = beside;
-    let take = |peer| take_beside(mesh, group, (peer, wait), &mut beside);
+    let mut background = background;
+    let take = |peer| take_with_background(mesh, group, (peer, wait), &mut background);
     barrier_of(mesh, group, (&[BARRIER], wait), take, |peer, bytes| {
         open(bytes, BARRIER, peer)?.finish().map_err(|error| error.about(peer))
     })
@@ -316,13 +316,13 @@ pub(super) fn meet(
     mesh: &impl Mesh,
     group: &Participants,
     call: &str,
-    (wait, beside): (&Wait, Option<BackgroundWork<'_>>),
+    (wait, background): (&Wait, Option<BackgroundWork<'_>>),
 ) -> Result<()> {
     let mut message = Writer::new();
     message.u8(MEETING).text(call);
-    let mut beside = beside;
-    let take = |peer| match &mut beside {
-        Some(beside) => take_beside(mesh, group, (peer, wait), beside),
+    let mut background = background;
+    let take = |peer| match &mut background {
+        Some(background) => take_with_background(mesh, group, (peer, wait), background),
         None => mesh.take(peer, group.channel, group, wait),
     };
     barrier_of(mesh, group, (message.as_slice(), wait), take, |peer, bytes| {
@@ -335,23 +335,23 @@ pub(super) fn meet(
     })
 }
 
-fn take_beside(
+fn take_with_background(
     mesh: &impl Mesh,
     group: &Participants,
     (peer, wait): (Rank, &Wait),
-    beside: &mut BackgroundWork<'_>,
+    background: &mut BackgroundWork<'_>,
 ) -> Result<Vec<u8>> {
     loop {
-        let taken = if beside.pause.is_zero() {
+        let taken = if background.pause.is_zero() {
             mesh.try_take(peer, group.channel, group)?
         } else {
-            take_soon(mesh, group, (peer, wait), beside.pause)?
+            take_soon(mesh, group, (peer, wait), background.pause)?
         };
         if let Some(bytes) = taken {
             return Ok(bytes);
         }
         wait.check(|| waited_for(peer, group.channel)).map_err(|error| error.about(peer))?;
-        (beside.turn)()?;
+        (background.turn)()?;
     }
 }
 

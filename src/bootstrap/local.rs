@@ -277,8 +277,8 @@ impl Bootstrap for LocalBootstrap {
         collective::barrier(self, &self.next_group(), wait).map_err(|error| error.at(self.world.rank))
     }
 
-    fn meet(&self, call: &str, wait: &Wait, beside: Option<BackgroundWork<'_>>) -> Result<()> {
-        let met = collective::meet(self, &self.next_group(), call, (wait, beside));
+    fn meet(&self, call: &str, wait: &Wait, background: Option<BackgroundWork<'_>>) -> Result<()> {
+        let met = collective::meet(self, &self.next_group(), call, (wait, background));
         met.map_err(|error| error.at(self.world.rank))
     }
 

@@ -284,8 +284,8 @@ impl NetBootstrap {
         };
         let words = || "waited for what was sent to the child's ranks to leave".to_owned();
         let mut turn = || look();
-        let beside = BackgroundWork { turn: &mut turn, pause: Duration::ZERO };
-        let met = collective::barrier_beside(child, &child.next_group(), &quiet, beside).and_then(|()| {
+        let background = BackgroundWork { turn: &mut turn, pause: Duration::ZERO };
+        let met = collective::barrier_with_background(child, &child.next_group(), &quiet, background).and_then(|()| {
             while child.control.lock().busy().is_some() {
                 quiet.check(words)?;
                 look()?;
@@ -417,8 +417,8 @@ impl Bootstrap for NetBootstrap {
         self.collective(wait, |group| collective::barrier(self, group, wait))
     }
 
-    fn meet(&self, call: &str, wait: &Wait, beside: Option<BackgroundWork<'_>>) -> Result<()> {
-        self.collective(wait, |group| collective::meet(self, group, call, (wait, beside)))
+    fn meet(&self, call: &str, wait: &Wait, background: Option<BackgroundWork<'_>>) -> Result<()> {
+        self.collective(wait, |group| collective::meet(self, group, call, (wait, background)))
     }
 
     fn exchanges(&self) -> u64 {

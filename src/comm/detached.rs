@@ -92,7 +92,7 @@ impl Detached {
     }
 
     /// Runs `body` on the engine, beside the requests that are under way, to its end.
-    fn beside<T: Send + 'static>(
+    fn on_engine<T: Send + 'static>(
         &self,
         body: impl FnOnce(&mut Engine, &mut dyn Background) -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -101,9 +101,9 @@ impl Detached {
             return self.communicator.with_engine(|engine| body(engine, &mut NoBackground));
         }
         let (value, made) = channel();
-        let setup = move |engine: &mut Engine, beside: &mut dyn Background| {
+        let setup = move |engine: &mut Engine, background: &mut dyn Background| {
             // The receiver is read below, after the job has ended.
-            body(engine, beside).map(|made| drop(value.send(made)))
+            body(engine, background).map(|made| drop(value.send(made)))
         };
         let (promise, outcome) = Promise::new();
         self.queue(Job::Setup(Box::new(setup), promise), outcome)?.wait()?;
@@ -119,7 +119,7 @@ impl Detached {
         if self.is_home() {
             return self.communicator.split(color, key);
         }
-        self.beside(move |engine, beside| begin_split(engine, (color, key), beside))?
+        self.on_engine(move |engine, background| begin_split(engine, (color, key), background))?
             .map(UnfinishedChild::finish)
             .transpose()
     }
@@ -154,7 +154,7 @@ impl Detached {
         if let Some(known) = self.communicator.placement.get() {
             return Ok(known.clone());
         }
-        let found = self.beside(placement::find)?;
+        let found = self.on_engine(placement::find)?;
         Ok(self.communicator.placement.get_or_init(|| found).clone())
     }
 
@@ -164,7 +164,9 @@ impl Detached {
     /// As [`Communicator::register`].
     pub fn register<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
         let memory = buffer.memory().clone();
-        self.beside(move |engine, beside| engine.register(&memory, beside).map_err(|error| error.during("register")))
+        self.on_engine(move |engine, background| {
+            engine.register(&memory, background).map_err(|error| error.during("register"))
+        })
     }
 
     /// What ended this communicator, if anything did. Never waits.

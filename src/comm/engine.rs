@@ -68,20 +68,21 @@ struct MappedRuns {
 }
 
 impl Mover {
-    /// How an operation waits: `watch` says whether it can still end well, and what is `beside` moves meanwhile.
+    /// The context in which an operation waits: `watch` says whether the operation can still end well, and `background`
+    /// work goes on during the wait.
     #[inline]
-    fn idle<'a>(
+    fn wait_context<'a>(
         &'a mut self,
         session: &'a Session,
         watch: &'a mut FailureWatch<'_>,
-        beside: &'a mut dyn Background,
+        background: &'a mut dyn Background,
     ) -> WaitContext<'a> {
         WaitContext {
             patience: &mut self.patience,
             watch,
             fabric: &mut self.fabric,
             bootstrap: &*session.bootstrap,
-            beside,
+            background,
             progress: self.progress.as_ref(),
         }
     }
@@ -122,10 +123,10 @@ impl Engine {
         self.mover.patience
     }
 
-    /// Runs a collective to its end, and what is `beside` whenever it waits.
+    /// Runs a collective to its end, and `background` work whenever the collective waits.
     #[inline]
-    pub(crate) fn collective(&mut self, call: &Call<'_>, beside: &mut dyn Background) -> Result<()> {
-        self.collective_in(call, Order::Caller, beside)
+    pub(crate) fn collective(&mut self, call: &Call<'_>, background: &mut dyn Background) -> Result<()> {
+        self.collective_in(call, Order::Caller, background)
     }
 
     /// Runs a collective in an order: to its end, or into a stream.
@@ -133,7 +134,7 @@ impl Engine {
         &mut self,
         call: &Call<'_>,
         order: Order<'_>,
-        beside: &mut dyn Background,
+        background: &mut dyn Background,
     ) -> Result<()> {
         let session = &*self.session;
         call.check(session.world)?;
@@ -156,7 +157,7 @@ impl Engine {
         }
         self.session.history.begin(operation.label());
         let begun = Begun { call, operation: &operation, kernel, world: self.session.world };
-        self.route(begun, order, beside).map_err(|error| error.during(operation.to_string()))
+        self.route(begun, order, background).map_err(|error| error.during(operation.to_string()))
     }
 
     /// How such a call is run; `None` where there is nobody to run it with, or it is messages.
@@ -167,36 +168,36 @@ impl Engine {
         self.chooser.chosen(asked).map(Some)
     }
 
-    fn route(&mut self, begun: Begun<'_>, order: Order<'_>, beside: &mut dyn Background) -> Result<()> {
+    fn route(&mut self, begun: Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
         let call = begun.call;
         if begun.operation.on_device {
-            return self.run_on_device(begun, order, beside);
+            return self.run_on_device(begun, order, background);
         }
         if call.collective.is_messages() {
-            return self.run_messages(begun, beside);
+            return self.run_messages(begun, background);
         }
         if self.session.world.size == 1 {
             return exec::alone::run(&begun);
         }
         match self.chooser.path(Question::of(call))? {
-            Path::Flat => self.run_flat(begun, beside),
-            Path::Windows(choice) => self.run_windows(begun, choice, beside),
+            Path::Flat => self.run_flat(begun, background),
+            Path::Windows(choice) => self.run_windows(begun, choice, background),
             Path::Slots(choice) => {
                 let program = self.chooser.program(call, choice, Windows::None)?;
-                self.run_plan(begun, &program, None, beside)
+                self.run_plan(begun, &program, None, background)
             }
         }
     }
 
     /// A collective that is made of messages.
-    fn run_messages(&mut self, begun: Begun<'_>, beside: &mut dyn Background) -> Result<()> {
+    fn run_messages(&mut self, begun: Begun<'_>, background: &mut dyn Background) -> Result<()> {
         let (call, world) = (begun.call, self.session.world);
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
-            return self.deliver(composed::blocks(call, world), begun.operation, beside);
+            return self.deliver(composed::blocks(call, world), begun.operation, background);
         }
         let mut scan = composed::Scan::new(call, &begun.kernel, world)?;
         while let Some(messages) = scan.round() {
-            self.deliver(messages, begun.operation, beside)?;
+            self.deliver(messages, begun.operation, background)?;
             scan.end_round();
         }
         Ok(())
@@ -207,46 +208,46 @@ impl Engine {
         &mut self,
         messages: Vec<Message<'_>>,
         operation: &Operation,
-        beside: &mut dyn Background,
+        background: &mut dyn Background,
     ) -> Result<()> {
         let others = exec::copy_to_self(self.session.world.rank, messages)?;
         let run = |message| MessageRun::new(message, operation.collective, operation.sequence);
         let mut runs: Vec<MessageRun<'_>> = others.into_iter().map(run).collect();
         let needs: Vec<Need> = runs.iter().map(MessageRun::need).collect();
-        self.drive_messages((&needs, Receivers::Come), &mut runs, WaitingFor::Collective(operation), beside)
+        self.drive_messages((&needs, Receivers::Come), &mut runs, WaitingFor::Collective(operation), background)
     }
 
     #[inline]
-    fn run_flat(&mut self, begun: Begun<'_>, beside: &mut dyn Background) -> Result<()> {
+    fn run_flat(&mut self, begun: Begun<'_>, background: &mut dyn Background) -> Result<()> {
         let operation = begun.operation;
         if self.windows.is_none() {
-            self.open_windows(WaitingFor::Collective(operation), beside)?;
+            self.open_windows(WaitingFor::Collective(operation), background)?;
         }
         let Some(windows) = &self.windows else { return Err(no_windows()) };
         let session = &*self.session;
         let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
-        let mut idle = self.mover.idle(session, &mut watch, beside);
-        exec::flat_call::run(&begun, windows, &mut self.flat, &mut idle)
+        let mut wait_context = self.mover.wait_context(session, &mut watch, background);
+        exec::flat_call::run(&begun, windows, &mut self.flat, &mut wait_context)
     }
 
-    fn run_windows(&mut self, begun: Begun<'_>, choice: Choice, beside: &mut dyn Background) -> Result<()> {
+    fn run_windows(&mut self, begun: Begun<'_>, choice: Choice, background: &mut dyn Background) -> Result<()> {
         let Begun { call, operation, .. } = begun;
         if self.windows.is_none() {
-            self.open_windows(WaitingFor::Collective(operation), beside)?;
+            self.open_windows(WaitingFor::Collective(operation), background)?;
         }
         let windows = self.windows.clone().ok_or_else(no_windows)?;
         let session = Arc::clone(&self.session);
         let mut epoch = Epoch::open(&windows, &begun);
         let mut watch = FailureWatch::new(&session, WaitingFor::Collective(operation));
-        let mut idle = self.mover.idle(&session, &mut watch, beside);
-        let met = epoch.meet(&begun, &mut self.flat, &mut idle);
+        let mut wait_context = self.mover.wait_context(&session, &mut watch, background);
+        let met = epoch.meet(&begun, &mut self.flat, &mut wait_context);
         let result = match met {
             Ok(kind) => {
                 // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is
                 // nothing to publish.
                 let windows = self.chooser.windows_across_teams(kind);
                 let program = self.chooser.program(call, choice, windows)?;
-                self.run_plan(begun, &program, Some(&mut epoch), beside)
+                self.run_plan(begun, &program, Some(&mut epoch), background)
             }
             Err(error) => Err(error),
         };
@@ -263,12 +264,12 @@ impl Engine {
         begun: Begun<'_>,
         program: &Program,
         epoch: Option<&mut Epoch<'_>>,
-        beside: &mut dyn Background,
+        background: &mut dyn Background,
     ) -> Result<()> {
         let operation = begun.operation;
         if !program.is_connected() {
             let needs = (program.needs(), Receivers::Come);
-            self.connect(needs, WaitingFor::Collective(operation), beside)?;
+            self.connect(needs, WaitingFor::Collective(operation), background)?;
             program.set_connected();
         }
         let flag_base = self.mapped_runs.flag_base;
@@ -286,8 +287,8 @@ impl Engine {
             streaming_bytes: session.settings.streaming_bytes,
         };
         let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
-        let mut idle = self.mover.idle(session, &mut watch, beside);
-        exec::run::run(program, &begun, epoch, context, &mut idle)
+        let mut wait_context = self.mover.wait_context(session, &mut watch, background);
+        exec::run::run(program, &begun, epoch, context, &mut wait_context)
     }
 
     /// Sends and receives, all side by side. Messages of one connection keep their order.
@@ -327,8 +328,8 @@ impl Engine {
             let session = &*self.session;
             let mut watch = FailureWatch::new(session, WaitingFor::Messages(&peers));
             let mut nothing = NoBackground;
-            let mut idle = self.mover.idle(session, &mut watch, &mut nothing);
-            exec::drive_one(&mut run, &mut idle)
+            let mut wait_context = self.mover.wait_context(session, &mut watch, &mut nothing);
+            exec::drive_one(&mut run, &mut wait_context)
         });
         result.map_err(|error| error.during(run.name()))
     }
@@ -418,29 +419,29 @@ impl Engine {
         needs: (&[Need], Receivers),
         runs: &mut [MessageRun<'_>],
         waiting_for: WaitingFor<'_>,
-        beside: &mut dyn Background,
+        background: &mut dyn Background,
     ) -> Result<()> {
-        self.connect(needs, waiting_for, beside)?;
+        self.connect(needs, waiting_for, background)?;
         let session = &*self.session;
         let mut watch = FailureWatch::new(session, waiting_for);
-        let mut idle = self.mover.idle(session, &mut watch, beside);
+        let mut wait_context = self.mover.wait_context(session, &mut watch, background);
         let mut queues = MessageQueue::by_connection(runs);
         let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
-        exec::drive(&mut tasks, &mut idle)
+        exec::drive(&mut tasks, &mut wait_context)
     }
 
-    /// One turn of waiting for what is `beside`, while nothing else runs. False where nothing moved.
+    /// One turn of waiting for `background` work, while nothing else runs. False where nothing moved.
     ///
     /// # Errors
-    /// Of what is beside, or of the watch.
-    pub(crate) fn turn(&mut self, beside: &mut dyn Background, backoff: &mut Backoff) -> Result<bool> {
+    /// Of the background work, or of the watch.
+    pub(crate) fn turn(&mut self, background: &mut dyn Background, backoff: &mut Backoff) -> Result<bool> {
         let (session, mover) = (&*self.session, &mut self.mover);
         let attended = mover.fabric.attend(&*session.bootstrap)?;
-        if beside.turn(&mut mover.fabric, &*session.bootstrap)? || attended {
+        if background.turn(&mut mover.fabric, &*session.bootstrap)? || attended {
             *backoff = Backoff::new(mover.patience);
             return Ok(true);
         }
-        let peers = || beside.peers();
+        let peers = || background.peers();
         let mut watch = FailureWatch::new(session, WaitingFor::Messages(&peers)).since(backoff.started());
         if backoff.turn(&mut watch, &|| messages_of(peers()))?.is_some() {
             progress::turn(mover.progress.as_ref())?;
@@ -467,11 +468,11 @@ impl Engine {
         let session = &*self.session;
         let mut watch = FailureWatch::new(session, WaitingFor::Anything);
         let mut nothing = NoBackground;
-        let mut idle = self.mover.idle(session, &mut watch, &mut nothing);
-        exec::drive(&mut [], &mut idle)
+        let mut wait_context = self.mover.wait_context(session, &mut watch, &mut nothing);
+        exec::drive(&mut [], &mut wait_context)
     }
 
-    /// Begins to open connections; a turn of what is beside moves them on.
+    /// Begins to open connections; turns of the background work move them on.
     pub(crate) fn begin_connect(&mut self, needs: &[Need], receivers: Receivers) -> Result<()> {
         let wait = self.wait();
         self.mover.fabric.begin_connect(needs, receivers, (&*self.session.bootstrap, &wait))
@@ -487,36 +488,36 @@ impl Engine {
         &mut self,
         (needs, receivers): (&[Need], Receivers),
         waiting_for: WaitingFor<'_>,
-        beside: &mut dyn Background,
+        background: &mut dyn Background,
     ) -> Result<()> {
         if self.mover.fabric.has(needs) {
             return Ok(());
         }
-        self.set_up(waiting_for, beside, |fabric, setup| fabric.connect(needs, receivers, setup))
+        self.set_up(waiting_for, background, |fabric, setup| fabric.connect(needs, receivers, setup))
     }
 
     #[cold]
-    fn open_windows(&mut self, waiting_for: WaitingFor<'_>, beside: &mut dyn Background) -> Result<()> {
-        self.set_up(waiting_for, beside, Fabric::open_windows)?;
+    fn open_windows(&mut self, waiting_for: WaitingFor<'_>, background: &mut dyn Background) -> Result<()> {
+        self.set_up(waiting_for, background, Fabric::open_windows)?;
         self.windows = self.mover.fabric.windows();
         Ok(())
     }
 
-    /// Opens connections or memory together with peers. What is `beside`, and what was sent before, goes on meanwhile:
-    /// a peer may wait for that before it comes to the set-up.
+    /// Opens connections or memory together with peers. `background` work and the delivery of earlier messages go on
+    /// meanwhile, because a peer may wait for them before it comes to the set-up.
     pub(super) fn set_up(
         &mut self,
         waiting_for: WaitingFor<'_>,
-        beside: &mut dyn Background,
+        background: &mut dyn Background,
         body: impl FnOnce(&mut Fabric, &mut Setup<'_>) -> Result<()>,
     ) -> Result<()> {
         let wait = self.wait();
         let (session, fabric) = (&*self.session, &mut self.mover.fabric);
-        let busy = !beside.is_empty() || !fabric.links().drained();
+        let busy = !background.is_empty() || !fabric.links().drained();
         let bootstrap = &*session.bootstrap;
         let mut watch = FailureWatch::new(session, waiting_for);
-        let mut turn = |fabric: &mut Fabric| beside.turn(fabric, bootstrap);
-        body(fabric, &mut Setup { bootstrap, wait: &wait, watch: &mut watch, beside: busy.then_some(&mut turn) })
+        let mut turn = |fabric: &mut Fabric| background.turn(fabric, bootstrap);
+        body(fabric, &mut Setup { bootstrap, wait: &wait, watch: &mut watch, background: busy.then_some(&mut turn) })
     }
 
     /// Maps the memory of the ranks of my host now and not at the first call.
@@ -525,14 +526,14 @@ impl Engine {
     }
 
     /// Waits until all ranks have come to `call`, a collective call of the bootstrap (split, placement). Such a call
-    /// makes no progress on messages, and a peer may reach it only after it has received one: so what is `beside` is
+    /// makes no progress on messages, and a peer may reach it only after it has received one: so `background` work is
     /// driven here until every rank has arrived. Returns the wait for the call itself, which ends early where a peer is
     /// stuck in another call or has failed.
     ///
     /// # Errors
     /// [`Kind::Mismatch`](crate::error::Kind::Mismatch) where a peer is known to be stuck in another call.
-    pub(crate) fn meet(&mut self, call: &'static str, beside: &mut dyn Background) -> Result<Wait> {
-        self.meet_before((call, self.session.collectives()), beside)
+    pub(crate) fn meet(&mut self, call: &'static str, background: &mut dyn Background) -> Result<Wait> {
+        self.meet_before((call, self.session.collectives()), background)
     }
 
     /// [`Engine::meet`] for a call that comes before the collective of the number `collectives`, or is the first thing
@@ -540,14 +541,14 @@ impl Engine {
     pub(super) fn meet_before(
         &mut self,
         (call, collectives): (&'static str, u64),
-        beside: &mut dyn Background,
+        background: &mut dyn Background,
     ) -> Result<Wait> {
         let wait = self.init_wait();
         let (session, mover) = (&*self.session, &mut self.mover);
         let bootstrap = &*session.bootstrap;
         let waited = BootstrapCall { name: call, collectives, exchanges: bootstrap.exchanges() };
         let wait = wait.with_notes(Some(session.note_reader(waited)?));
-        if beside.is_empty() && mover.fabric.links().drained() {
+        if background.is_empty() && mover.fabric.links().drained() {
             let mut turn = || mover.fabric.attend(bootstrap).map(drop);
             let senders = BackgroundWork { turn: &mut turn, pause: MEETING_PAUSE };
             return bootstrap.meet(call, &wait, Some(senders)).map(|()| wait);
@@ -557,9 +558,9 @@ impl Engine {
             FailureWatch::new(session, WaitingFor::Bootstrap(waited)).with_timeout(session.settings.init_timeout);
         let mut turn = || {
             let attended = mover.fabric.attend(bootstrap)?;
-            if beside.turn(&mut mover.fabric, bootstrap)? || mover.fabric.links().pump()? || attended {
+            if background.turn(&mut mover.fabric, bootstrap)? || mover.fabric.links().pump()? || attended {
                 backoff = Backoff::new(mover.patience);
-            } else if backoff.turn(&mut watch, &|| messages_of(beside.peers()))?.is_some() {
+            } else if backoff.turn(&mut watch, &|| messages_of(background.peers()))?.is_some() {
                 let nap = backoff.nap(REQUEST_NAP, LONG_REQUEST_NAP);
                 futex::nap(progress::rest(mover.progress.as_ref(), nap));
             }
@@ -571,14 +572,14 @@ impl Engine {
 
     /// Lets the other ranks work in `memory`, where all are on one host and map each other's memory. Collective; else
     /// it does nothing.
-    pub(crate) fn register(&mut self, memory: &HostRegion, beside: &mut dyn Background) -> Result<()> {
+    pub(crate) fn register(&mut self, memory: &HostRegion, background: &mut dyn Background) -> Result<()> {
         if !self.chooser.reaches_buffers() {
             return Ok(());
         }
         // All ranks are in this call: a rank that is in another one learns that, and does not wait for memory.
-        self.meet("register", beside)?;
-        self.open_windows(WaitingFor::Anything, beside)?;
-        self.set_up(WaitingFor::Anything, beside, |fabric, setup| fabric.register(memory, setup))?;
+        self.meet("register", background)?;
+        self.open_windows(WaitingFor::Anything, background)?;
+        self.set_up(WaitingFor::Anything, background, |fabric, setup| fabric.register(memory, setup))?;
         self.windows = self.mover.fabric.windows();
         Ok(())
     }

@@ -350,14 +350,14 @@ fn two_orders() -> Error {
 }
 
 /// Runs collectives one after the other; small ones that can be fused travel as one.
-pub(super) fn run_calls(engine: &mut Engine, calls: &[Call<'_>], beside: &mut dyn Background) -> Result<()> {
+pub(super) fn run_calls(engine: &mut Engine, calls: &[Call<'_>], background: &mut dyn Background) -> Result<()> {
     let mut rest = calls;
     while let Some(first) = rest.first() {
         let same = rest.iter().take_while(|call| crate::exec::fuses(first, call)).count();
         let (run, left) = rest.split_at(crate::exec::fused_prefix(&rest[..same.max(1)]));
         match run {
-            [single] => engine.collective(single, beside)?,
-            several => crate::exec::run_fused(several, |call| engine.collective(call, beside))?,
+            [single] => engine.collective(single, background)?,
+            several => crate::exec::run_fused(several, |call| engine.collective(call, background))?,
         }
         rest = left;
     }

@@ -115,10 +115,10 @@ impl Engine {
         &mut self,
         begun: Begun<'_>,
         order: Order<'_>,
-        beside: &mut dyn Background,
+        background: &mut dyn Background,
     ) -> Result<()> {
         let Begun { call, operation, world, .. } = begun;
-        let home = self.enter_device((call.buffers.home(), operation.sequence), order, beside)?;
+        let home = self.enter_device((call.buffers.home(), operation.sequence), order, background)?;
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
             let messages = composed::blocks(call, world).into_iter().map(|message| message.in_home(home)).collect();
             return self.launch_messages(messages, operation, order);
@@ -127,7 +127,7 @@ impl Engine {
         let bases = [input, output].map(|place| place.addr() as u64);
         let Some(lowered) = self.device_program(call)? else { return Ok(()) };
         let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
-        let queues = self.open_queues(&lowered.ends, &Launched::Collective(*operation), beside)?;
+        let queues = self.open_queues(&lowered.ends, &Launched::Collective(*operation), background)?;
         let side = self.side_mut()?;
         let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
         part.bases = vec![bases[0], bases[1], side.peers[world.rank.index()].scratch];
@@ -167,12 +167,12 @@ impl Engine {
         &mut self,
         ends: &[Need],
         launched: &Launched,
-        beside: &mut dyn Background,
+        background: &mut dyn Background,
     ) -> Result<Vec<SlotQueue>> {
         let missing = self.side_mut()?.missing_elsewhere(ends);
         if !missing.is_empty() {
             let peers = || launched.peers();
-            self.set_up(launched.waiting_for(&peers), beside, |fabric, setup| fabric.open_queues(&missing, setup))?;
+            self.set_up(launched.waiting_for(&peers), background, |fabric, setup| fabric.open_queues(&missing, setup))?;
         }
         let (shape, me) = (self.session.settings.sizes.shape, self.session.world.rank);
         let (side, fabric) = self.device_and_fabric()?;
@@ -346,7 +346,7 @@ impl Engine {
         &mut self,
         (home, next): (Home, u64),
         order: Order<'_>,
-        beside: &mut dyn Background,
+        background: &mut dyn Background,
     ) -> Result<Home> {
         let home = match order {
             Order::Stream(stream) if home != Home::Host && home != stream.home() => {
@@ -369,7 +369,7 @@ impl Engine {
             return side.fault(&self.session).map(|()| home);
         }
         device::of(home)?;
-        let wait = self.meet_before(("the first call on the memory of a device", next), beside)?;
+        let wait = self.meet_before(("the first call on the memory of a device", next), background)?;
         let sizes = self.session.settings.sizes;
         let meeting = Meeting::new(&self.session, home, &wait)?;
         let mine = meeting.allocate(home, sizes.scratch_bytes)?;
@@ -377,7 +377,7 @@ impl Engine {
         let (elsewhere, queue_bytes) = (meeting.elsewhere(), device_sharing::queue_bytes(sizes.shape)?);
         let mut kept = Vec::new();
         if !elsewhere.is_empty() {
-            self.set_up(WaitingFor::Anything, beside, |fabric, setup| {
+            self.set_up(WaitingFor::Anything, background, |fabric, setup| {
                 kept = fabric.share_with_processes(&mine, (&elsewhere, queue_bytes), setup)?;
                 Ok(())
             })?;

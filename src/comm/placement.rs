@@ -171,8 +171,8 @@ impl Communicator {
 }
 
 /// Asks all ranks where they are.
-pub(super) fn find(engine: &mut Engine, beside: &mut dyn Background) -> Result<Placement> {
-    let wait = engine.meet("placement", beside).map_err(|error| error.during("placement"))?;
+pub(super) fn find(engine: &mut Engine, background: &mut dyn Background) -> Result<Placement> {
+    let wait = engine.meet("placement", background).map_err(|error| error.during("placement"))?;
     let mine = Facts::learn(engine.session.settings.host_id.as_deref());
     // A rank that cannot tell where it is sends nothing, and all ranks get the same error.
     let told = mine.as_ref().map_or(Vec::new(), Facts::encode);

@@ -200,9 +200,9 @@ pub(super) struct UnfinishedChild {
 pub(super) fn begin_split(
     engine: &mut Engine,
     (color, key): (Option<u32>, i64),
-    beside: &mut dyn Background,
+    background: &mut dyn Background,
 ) -> Result<Option<UnfinishedChild>> {
-    let split = engine.meet("split", beside).and_then(|wait| engine.session.bootstrap.split(color, key, &wait));
+    let split = engine.meet("split", background).and_then(|wait| engine.session.bootstrap.split(color, key, &wait));
     let child = split.map_err(|error| error.during("split"))?;
     let (rank, parent) = (engine.session.world.rank, engine.session.bootstrap.id());
     let born = child.as_ref().map_or(0, |child| child.bootstrap.id());

@@ -85,7 +85,7 @@ pub struct WaitContext<'a> {
     /// Carries what connections under way need.
     pub bootstrap: &'a dyn Bootstrap,
     /// Work that progresses while the wait lasts.
-    pub beside: &'a mut dyn Background,
+    pub background: &'a mut dyn Background,
     /// The program's own progress hook, which slow turns of the wait call.
     pub progress: Option<&'a crate::sync::Progress>,
 }
@@ -114,12 +114,12 @@ impl FlagWait for WaitContext<'_> {
 
 impl WaitContext<'_> {
     fn until_slow(&mut self, flag: &Flag, target: u64, waiting_for: &dyn Fn() -> String) -> Result<()> {
-        let WaitContext { patience, watch, fabric, bootstrap, beside, progress } = self;
+        let WaitContext { patience, watch, fabric, bootstrap, background, progress } = self;
         loop {
-            let alone = beside.is_empty() && !fabric.owes();
-            let mut turn = || Ok(beside.turn(fabric, *bootstrap)? | pay(fabric, *bootstrap)?);
-            let beside: Option<Turn<'_>> = if alone { None } else { Some(&mut turn) };
-            match wait_on((flag, target), (patience, *watch, *progress), (beside, *bootstrap), waiting_for)? {
+            let alone = background.is_empty() && !fabric.owes();
+            let mut turn = || Ok(background.turn(fabric, *bootstrap)? | pay(fabric, *bootstrap)?);
+            let background: Option<Turn<'_>> = if alone { None } else { Some(&mut turn) };
+            match wait_on((flag, target), (patience, *watch, *progress), (background, *bootstrap), waiting_for)? {
                 Woken::Reached => return Ok(()),
                 Woken::Asked(ask) => fabric.open_for(ask, *bootstrap)?,
             }
@@ -148,18 +148,18 @@ enum Woken {
 fn wait_on(
     (flag, target): (&Flag, u64),
     (patience, watch, hook): (&mut Patience, &mut dyn Watch, Option<&crate::sync::Progress>),
-    (mut beside, bootstrap): (Option<Turn<'_>>, &dyn Bootstrap),
+    (mut background, bootstrap): (Option<Turn<'_>>, &dyn Bootstrap),
     waiting_for: &dyn Fn() -> String,
 ) -> Result<Woken> {
     let mut backoff = Backoff::new(*patience);
     while !flag.reached(target) {
-        if let Some(beside) = &mut beside
-            && beside()?
+        if let Some(background) = &mut background
+            && background()?
         {
             continue;
         }
         if let Some(slice) = backoff.turn(watch, waiting_for)? {
-            let slice = if beside.is_some() { backoff.nap(SHORT_REST, LONG_REST) } else { slice };
+            let slice = if background.is_some() { backoff.nap(SHORT_REST, LONG_REST) } else { slice };
             flag.park(target, progress::rest(hook, slice));
         }
         if backoff.started().is_some() {
@@ -178,22 +178,25 @@ fn wait_on(
 ///
 /// # Errors
 /// As [`drive`].
-pub fn drive_one(task: &mut impl Task, idle: &mut WaitContext<'_>) -> Result<()> {
-    if idle.fabric.links().has_pumps() || idle.fabric.owes() || !idle.beside.is_empty() {
-        return drive(&mut [task], idle);
+pub fn drive_one(task: &mut impl Task, wait_context: &mut WaitContext<'_>) -> Result<()> {
+    if wait_context.fabric.links().has_pumps() || wait_context.fabric.owes() || !wait_context.background.is_empty() {
+        return drive(&mut [task], wait_context);
     }
     loop {
-        let links = idle.fabric.links();
+        let links = wait_context.fabric.links();
         match task.progress(links)? {
             Progress::Done => return Ok(()),
             Progress::Moved => {}
             Progress::Idle => {
-                let Some(Blocked { flag }) = task.blocked(links) else { return drive(&mut [task], idle) };
-                let quiet = (None, idle.bootstrap);
-                let woken = wait_on(flag, (idle.patience, idle.watch, idle.progress), quiet, &|| task.waiting_for())?;
+                let Some(Blocked { flag }) = task.blocked(links) else { return drive(&mut [task], wait_context) };
+                let quiet = (None, wait_context.bootstrap);
+                let woken =
+                    wait_on(flag, (wait_context.patience, wait_context.watch, wait_context.progress), quiet, &|| {
+                        task.waiting_for()
+                    })?;
                 if let Woken::Asked(ask) = woken {
-                    idle.fabric.open_for(ask, idle.bootstrap)?;
-                    return drive(&mut [task], idle);
+                    wait_context.fabric.open_for(ask, wait_context.bootstrap)?;
+                    return drive(&mut [task], wait_context);
                 }
             }
         }
@@ -204,7 +207,7 @@ pub fn drive_one(task: &mut impl Task, idle: &mut WaitContext<'_>) -> Result<()>
 ///
 /// # Errors
 /// The first error of a task or of the watch; the other tasks are left where they are.
-pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut WaitContext<'_>) -> Result<()> {
+pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) -> Result<()> {
     let (mut few, mut many) = ([false; FEW_TASKS], Vec::new());
     let done = if tasks.len() <= FEW_TASKS {
         &mut few[..tasks.len()]
@@ -212,12 +215,12 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut WaitContext<'_>) -> Result<
         many.resize(tasks.len(), false);
         &mut many[..]
     };
-    let sockets = idle.fabric.links().has_pumps();
+    let sockets = wait_context.fabric.links().has_pumps();
     let patience = |learnt: Patience| if sockets { learnt.no_more_than(SOCKET_SPINS, SOCKET_AWAKE) } else { learnt };
-    let mut backoff = Backoff::new(patience(*idle.patience));
-    let beside = !idle.beside.is_empty();
+    let mut backoff = Backoff::new(patience(*wait_context.patience));
+    let background = !wait_context.background.is_empty();
     loop {
-        let links = idle.fabric.links();
+        let links = wait_context.fabric.links();
         let mut moved = false;
         // Tasks first: what has come may be all that they need, and what they publish leaves in this turn.
         for (task, done) in tasks.iter_mut().zip(&mut *done).filter(|(_, done)| !**done) {
@@ -238,33 +241,34 @@ pub fn drive(tasks: &mut [&mut dyn Task], idle: &mut WaitContext<'_>) -> Result<
         if all_done && links.drained() {
             return Ok(());
         }
-        if beside {
-            moved |= idle.beside.turn(idle.fabric, idle.bootstrap)?;
+        if background {
+            moved |= wait_context.background.turn(wait_context.fabric, wait_context.bootstrap)?;
         }
-        moved |= pay(idle.fabric, idle.bootstrap)?;
+        moved |= pay(wait_context.fabric, wait_context.bootstrap)?;
         if moved {
             if !sockets {
-                idle.patience.learn(&backoff);
+                wait_context.patience.learn(&backoff);
             }
-            backoff = Backoff::new(patience(*idle.patience));
+            backoff = Backoff::new(patience(*wait_context.patience));
             continue;
         }
         let waiting = || describe(tasks, done);
-        let tired = backoff.turn(idle.watch, &waiting)?;
+        let tired = backoff.turn(wait_context.watch, &waiting)?;
         if backoff.started().is_some()
-            && let Some(ask) = Fabric::asking(idle.bootstrap)
+            && let Some(ask) = Fabric::asking(wait_context.bootstrap)
         {
-            idle.fabric.open_for(ask, idle.bootstrap)?;
+            wait_context.fabric.open_for(ask, wait_context.bootstrap)?;
             continue;
         }
         if let Some(slice) = tired {
             let nap = backoff.nap(SHORT_REST, LONG_REST);
-            let (nap, slice) = if beside { (nap, nap) } else { (nap, slice) };
-            let (nap, slice) = (progress::rest(idle.progress, nap), progress::rest(idle.progress, slice));
-            rest(tasks, done, idle.fabric.links(), (nap, slice))?;
+            let (nap, slice) = if background { (nap, nap) } else { (nap, slice) };
+            let (nap, slice) =
+                (progress::rest(wait_context.progress, nap), progress::rest(wait_context.progress, slice));
+            rest(tasks, done, wait_context.fabric.links(), (nap, slice))?;
         }
         if backoff.started().is_some() {
-            progress::turn(idle.progress)?;
+            progress::turn(wait_context.progress)?;
         }
     }
 }
@@ -364,22 +368,22 @@ mod tests {
             let (rank, wait) = (bootstrap.world().rank, Wait::new(LIMIT, &AbortFlag::new()));
             let (mut fabric, mut watch) = (fabric(rank), limit());
             if rank.index() == 1 {
-                let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, watch: &mut watch, beside: None };
+                let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, watch: &mut watch, background: None };
                 fabric.connect(&[need(Way::Send, 0)], Receivers::Come, &mut setup).unwrap();
                 flag.raise(1);
                 return;
             }
             fabric.begin_connect(&[need(Way::Receive, 1)], Receivers::Come, (&bootstrap, &wait)).unwrap();
             assert!(fabric.owes());
-            let mut idle = WaitContext {
+            let mut wait_context = WaitContext {
                 patience: &mut Patience::fixed(1, Duration::ZERO),
                 watch: &mut watch,
                 fabric: &mut fabric,
                 bootstrap: &bootstrap,
-                beside: &mut NoBackground,
+                background: &mut NoBackground,
                 progress: None,
             };
-            idle.until(flag, 1, &|| "rank 1, which takes this rank's memory".to_owned()).unwrap();
+            wait_context.until(flag, 1, &|| "rank 1, which takes this rank's memory".to_owned()).unwrap();
             assert!(!fabric.owes());
         };
         thread::side_by_side("rank", LocalBootstrap::world(2).unwrap(), run, || ()).unwrap();

@@ -48,7 +48,7 @@ impl<'a> Epoch<'a> {
     ///
     /// # Errors
     /// Of the wait, and of peers that run another operation.
-    pub fn meet(&mut self, begun: &Begun<'_>, flat: &mut Flat, idle: &mut WaitContext<'_>) -> Result<Windows> {
+    pub fn meet(&mut self, begun: &Begun<'_>, flat: &mut Flat, wait_context: &mut WaitContext<'_>) -> Result<Windows> {
         let Begun { call, operation, world, .. } = *begun;
         self.loans = lend_buffers(self.windows, call, world)?;
         let mine = encode_ranges(&announce_ranges(self.windows, call, world, &self.loans)?);
@@ -56,10 +56,10 @@ impl<'a> Epoch<'a> {
             // SAFETY: my slot has room for as many bytes beside the label.
             unsafe { slot.cast::<[u8; RANGES_BYTES]>().write(mine) };
         };
-        let exchange = flat.announce(self.windows, operation, idle, (RANGES_BYTES, fill))?;
-        exchange.meet(idle, (0, None))?;
+        let exchange = flat.announce(self.windows, operation, wait_context, (RANGES_BYTES, fill))?;
+        exchange.meet(wait_context, (0, None))?;
         for place in 0..self.windows.ranks.len() {
-            let slot = exchange.read(place, idle)?.data(RANGES_BYTES);
+            let slot = exchange.read(place, wait_context)?.data(RANGES_BYTES);
             // SAFETY: the peer wrote them before it raised the flag, which `read` waited for.
             self.met.push(decode_ranges(unsafe { slot.cast::<[u8; RANGES_BYTES]>().read() }));
         }

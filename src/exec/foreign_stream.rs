@@ -47,9 +47,8 @@ impl DeviceStream {
     /// The same stream as a stream of cudarc, which lives as long as this value and its clones.
     ///
     /// A slice of cudarc goes into calls by its address
-    /// ([`DeviceSlice::from_raw`](crate::comm::DeviceSlice::from_raw)): take it by
-    /// `device_ptr` or `device_ptr_mut` for the same stream, and hold what they return beside it until the call has
-    /// returned.
+    /// ([`DeviceSlice::from_raw`](crate::comm::DeviceSlice::from_raw)): take it by `device_ptr` or `device_ptr_mut` for
+    /// the same stream, and hold what they return beside it until the call has returned.
     ///
     /// # Errors
     /// As [`DeviceStream::from_raw`].

@@ -38,7 +38,7 @@ pub(crate) fn run(
     begun: &Begun<'_>,
     epoch: Option<&mut Epoch<'_>>,
     context: RunContext<'_>,
-    idle: &mut WaitContext<'_>,
+    wait_context: &mut WaitContext<'_>,
 ) -> Result<()> {
     let Begun { call, operation, kernel, world } = *begun;
     let plan = program.plan();
@@ -65,7 +65,7 @@ pub(crate) fn run(
     // peers' buffers are entered, and the epoch holds the leases until after this run; scratch is as large as the
     // plan's limits say.
     let mut run = unsafe { PlanRun::new(plan, setting) };
-    drive(&mut [&mut run], idle)
+    drive(&mut [&mut run], wait_context)
 }
 
 /// Which of the sets of its scratch a plan with windows takes: runs take turns, because rewriting lines that a peer has

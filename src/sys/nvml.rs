@@ -82,8 +82,7 @@ impl PciInfo {
 /// library lacks it.
 macro_rules! load {
     ($library:expr, $name:literal) => {{
-        // SAFETY: the fields of `Library` have the types that nvml.h declares
-        // for these names.
+        // SAFETY: the fields of `Library` have the types that nvml.h declares for these names.
         unsafe { $library.function($name) }?
     }};
 }

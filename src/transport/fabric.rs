@@ -32,12 +32,12 @@ pub struct Setup<'a> {
     pub wait: &'a Wait,
     /// Looked at while waiting.
     pub watch: &'a mut dyn Watch,
-    /// What peers may wait for before they come to the set-up: moves it, true where anything moved. `None` where there
-    /// is no such thing.
-    pub beside: Option<Turn<'a>>,
+    /// Work that peers may wait for before they come to the set-up: one turn of it, true where anything moved. `None`
+    /// where there is no such work.
+    pub background: Option<Turn<'a>>,
 }
 
-/// Does what can be done beside a set-up. True where something moved.
+/// One turn of the work that goes on during a set-up. True where something moved.
 pub type Turn<'a> = &'a mut (dyn FnMut(&mut Fabric) -> Result<bool> + 'a);
 
 impl std::fmt::Debug for Setup<'_> {
@@ -52,7 +52,7 @@ impl Setup<'_> {
     fn recv(&mut self, fabric: &mut Fabric, peer: Rank, (tag, what): (u32, &str)) -> Result<Vec<u8>> {
         loop {
             while self.turn(fabric)? | fabric.attend(self.bootstrap)? {}
-            let look = if self.beside.is_some() { SETUP_NAP } else { SETUP_LOOK };
+            let look = if self.background.is_some() { SETUP_NAP } else { SETUP_LOOK };
             let deadline = Deadline::after(look).earlier(self.wait.deadline);
             let wait = self.wait.until(deadline);
             match self.bootstrap.recv(peer, tag, &wait) {
@@ -68,7 +68,7 @@ impl Setup<'_> {
     }
 
     fn turn(&mut self, fabric: &mut Fabric) -> Result<bool> {
-        self.beside.as_mut().map_or(Ok(false), |beside| beside(fabric))
+        self.background.as_mut().map_or(Ok(false), |background| background(fabric))
     }
 }
 

@@ -140,8 +140,7 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &
         let mut argument: u64 = blocks.address;
         let mut parameters: [*mut c_void; 1] = [(&raw mut argument).cast()];
         // SAFETY: the function takes one address, that of the images, which stay until the launch is done; the caller
-        // vouches for
-        // what the programs name.
+        // vouches for what the programs name.
         let launched = unsafe {
             call!(
                 primary,

@@ -48,9 +48,8 @@ pub(super) enum User {
 }
 
 impl User {
-    /// Calls `start`, which puts a launch into `stream`: what the launch reads is in use until it is done or, where
-    /// it was captured,
-    /// until its graph is destroyed. The context is current.
+    /// Calls `start`, which puts a launch into `stream`: what the launch reads is in use until it is done or, where it
+    /// was captured, until its graph is destroyed. The context is current.
     pub(super) fn of(active: &Arc<Active>, stream: StreamHandle, start: impl FnOnce() -> Result<()>) -> Result<User> {
         match stream.capture(active.primary())? {
             None => {

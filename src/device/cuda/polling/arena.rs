@@ -86,8 +86,7 @@ impl ImageMemory {
     }
 
     /// A page for host and GPU, zero at first: as the host has it, and as the GPU addresses it. It is used again when
-    /// its last handle is
-    /// gone: by then all launches that look at it have ended.
+    /// its last handle is gone: by then all launches that look at it have ended.
     pub(super) fn page(self: &Arc<ImageMemory>, bytes: usize) -> Result<(HostRegion, u64)> {
         let _entered = self.primary.enter()?;
         let piece = self.lock().take(bytes)?;

@@ -1,8 +1,7 @@
 //! Programs as the interpreter reads them: the records of `kernels/program.h`.
 //!
-//! An image of a lane or of a rank is one piece of memory, so that a block copies it at once. Images of lanes are
-//! made once
-//! for a program; the rest is made for each launch.
+//! An image of a lane or of a rank is one piece of memory, so that a block copies it at once. Images of lanes are made
+//! once for a program; the rest is made for each launch.
 
 use super::interpreter_of;
 use crate::device::Kernel;
@@ -187,8 +186,7 @@ pub(super) struct Blocks {
 }
 
 /// All that a launch has of its own, for memory that begins at `address`: images of blocks, then of ranks and seats.
-/// `lanes` has, for
-/// each rank, where its lanes' images lie.
+/// `lanes` has, for each rank, where its lanes' images lie.
 pub(super) fn launch(parts: &[PartWords<'_>], lanes: &[Vec<u64>], address: u64) -> Result<(Vec<u64>, Blocks)> {
     let mut blocks: Vec<(usize, Vec<Seat>)> = Vec::new();
     for (number, (rank, lanes)) in parts.iter().zip(lanes).enumerate() {
