@@ -1,4 +1,5 @@
-//! Who is near whom: hosts and their ranks, from what the ranks say about themselves. Pure.
+//! Topology: which ranks are on which host ([`Topology`], [`layout`]), and machines as graphs with the search for
+//! channels through their GPUs ([`system`], [`paths`], [`search`]). Pure.
 
 #![forbid(unsafe_code)]
 

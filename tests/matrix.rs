@@ -24,7 +24,7 @@ mod layouts;
 mod mismatches;
 #[path = "matrix/random.rs"]
 mod random;
-#[allow(dead_code, reason = "the command line uses the rest")]
+#[allow(dead_code, unused_imports, reason = "the command line uses the rest")]
 #[path = "../src/bin/rsccl/perf/verify.rs"]
 mod verify;
 

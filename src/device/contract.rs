@@ -1,7 +1,7 @@
 //! The contract of devices as tests, for host memory, for a device whose memory the processor cannot touch
 //! (`tests/far`), and for the GPUs that this process has: `device/cuda/tests.rs` runs them on virtual ones.
 
-#[allow(dead_code, unused_imports, clippy::unwrap_used, reason = "other tests use the rest")]
+#[allow(dead_code, unused_imports, reason = "`tests/devices.rs` and `tests/faults` use the rest")]
 #[path = "../../tests/far/mod.rs"]
 mod far;
 

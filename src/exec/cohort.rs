@@ -1,9 +1,10 @@
 //! Ranks that share a device: their programs run in one launch.
 //!
-//! Two launches on one device may run one after the other, and a program that waits for another's would wait for ever.
-//! So the ranks of a communicator that share a device, its cohort, meet on the host in each call; the last of them
-//! launches the programs of all. Events put the launch behind what each rank's stream held before, and what comes later
-//! behind the launch. Programs on different devices wait for each other on the devices.
+//! Two launches on one device may run one after the other, so a program that waits for a program of another launch
+//! could wait for ever. Therefore the ranks of a communicator that share a device, its cohort, meet on the host in each
+//! call, and the last of them launches the programs of all. Events order the launch after the work that each rank's
+//! stream held before, and before the work that comes later. Programs on different devices wait for each other on the
+//! devices.
 
 use std::sync::PoisonError;
 
@@ -14,7 +15,7 @@ use crate::exec::rendezvous::captured_apart;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 use crate::types::Rank;
 
-/// A stream of a device: what is put into it is done in that order. Clones are the same stream.
+/// A stream of a device: it does the work that is put into it in that order. Clones are the same stream.
 ///
 /// A collective that is called on a stream ([`crate::Communicator::on`]) returns when it has been put there, and runs
 /// when what the stream held before is done.
@@ -44,9 +45,9 @@ impl DeviceStream {
         self.home
     }
 
-    /// Its queue, for the length of a look or a put.
+    /// Locks its queue, to ask it something or to put work into it. Callers hold the lock for that long only.
     pub(crate) fn queue(&self) -> MutexGuard<'_, Box<dyn Queue>> {
-        // The data behind the lock is a handle, which a panic leaves as it was.
+        // The lock guards a handle, which a panic leaves as it was.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -55,16 +56,17 @@ impl DeviceStream {
         self.queue().record()
     }
 
-    /// The capture that it is in.
+    /// The capture that the stream is part of, if any.
     pub(crate) fn capture(&self) -> Result<Option<CaptureId>> {
         self.queue().capture()
     }
 
-    /// Runs what puts work into the stream, on the thread of the program: some streams only their own threads can name.
+    /// Runs `put`, which puts work into the stream. It must run on the program's thread, because a per-thread stream
+    /// can be named by its own thread only.
     pub(crate) fn on_thread<T>(&self, put: impl FnOnce() -> Result<T>) -> Result<T> {
         self.queue().enter()?;
         let result = put();
-        // The thread's stream waits for what was put there after a failure too.
+        // After a failure too, the thread's stream must wait for what was put there.
         let left = self.queue().leave();
         result.and_then(|value| left.map(|()| value))
     }
@@ -78,8 +80,8 @@ impl DeviceStream {
         unsafe { self.queue().copy(from, to) }
     }
 
-    /// Refuses to wait for a stream whose work is kept for later: that wait would never end, and what is kept outlives
-    /// a caller's borrowed memory.
+    /// Refuses to wait for a stream that is being captured: the wait would never end, and the captured work would
+    /// outlive the caller's borrow of its buffers.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] while the stream is captured; those of the device.
@@ -110,7 +112,7 @@ pub struct Cohort {
 pub struct Last {
     stream: DeviceStream,
     done: Arc<dyn Event>,
-    /// The capture that keeps it for later: only what is of the same capture can wait for its event.
+    /// The capture in which it was recorded, if any: only work of the same capture can wait for its event.
     capture: Option<CaptureId>,
 }
 
@@ -121,9 +123,10 @@ struct Meeting {
     launches: u64,
     /// What each member brought, by its place.
     arrived: Vec<Option<(LaunchPart, DeviceStream)>>,
-    /// The last launch: launches use the same words, so that they follow each other whatever their streams.
+    /// The last launch. All launches use the same words of device memory, so each follows the one before, whatever
+    /// their streams.
     last: Option<Last>,
-    /// The result of the last launch, for the members that waited for it: all of them have read it before the next
+    /// The error of the last launch, for the members that waited for it. All of them have read it before the next
     /// launch.
     refused: Option<Error>,
 }
@@ -135,9 +138,9 @@ impl Cohort {
         Cohort { members, meeting: Mutex::new(Meeting { arrived, ..Meeting::default() }) }
     }
 
-    /// Launches the program of `member` on its stream, together with those of the others. Waits until they have come:
-    /// `turn` is one turn of that wait, and is told who is missing. The parts are of programs that were lowered from
-    /// calls.
+    /// Launches the program of `member` on its stream, together with the programs of the others, when all have come.
+    /// `turn` is one turn of the wait for them; its argument is the list of members that are missing. The parts are of
+    /// programs that were lowered from calls.
     ///
     /// # Errors
     /// Of `turn`: then nothing of this member is launched, unless the last of the others has come meanwhile. Of the
@@ -154,9 +157,9 @@ impl Cohort {
         meeting.arrived[place] = Some((part, stream.clone()));
         if meeting.arrived.iter().all(Option::is_some) {
             let all = meeting.arrived.iter_mut().filter_map(Option::take).collect();
-            // SAFETY: `Buffers` and `Message` vouch for users' memory until the streams are through, and a launch keeps
-            // what it can; words, scratch and slots are the communicator's own, and its launches follow each other on
-            // each device.
+            // SAFETY: `Buffers` and `Message` vouch for users' memory until the streams are done, and a launch keeps
+            // alive what it can. Words, scratch and slots are the communicator's own, and its launches follow each
+            // other on each device.
             let result = unsafe { launch(all, &mut meeting.last) };
             meeting.launches += 1;
             meeting.refused = result.as_ref().err().map(Error::duplicate);
@@ -183,13 +186,13 @@ impl Cohort {
     }
 
     fn meeting(&self) -> MutexGuard<'_, Meeting> {
-        // A member that panicked has brought its part or has not: both are whole.
+        // A panic does not spoil the meeting: a member has brought its part or has not.
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Launches a program of one rank alone, behind the `last` one that was: messages, which other ranks of the device need
-/// not have called. The part is of a program that was lowered from calls.
+/// Launches the program of one rank alone, after the `last` one: for messages, which other ranks of the device need not
+/// have called. The part is of a program that was lowered from calls.
 ///
 /// # Errors
 /// Of the device.
@@ -205,7 +208,8 @@ impl Meeting {
     }
 }
 
-/// One launch on the stream of the first member, between the work of all streams before and after.
+/// One launch on the stream of the first member. It runs after the work that all the streams hold now, and before the
+/// work that they get later.
 ///
 /// # Safety
 /// As [`Queue::launch`].

@@ -37,9 +37,10 @@ pub fn plan(lanes: &[Lane], windows: Windows) -> Lowered {
     lowering.finish()
 }
 
-/// The records of messages on `channel`: side by side, except those of one connection, which keep their order. A
-/// message of rank `me` to itself is a copy; both its ends are in the list. Elements are bytes; a message's buffer and
-/// label stand in the order of the messages, buffers from [`records::FIRST_MESSAGE`] on. A slot holds `slot_bytes`.
+/// The records of messages on `channel`. Messages run side by side, except those of one connection, which keep their
+/// order. A message of rank `me` to itself is a copy; both its ends are in the list. Elements are bytes. Buffers and
+/// labels are numbered in the order of the messages, buffers from [`records::FIRST_MESSAGE`] on. A slot holds
+/// `slot_bytes`.
 pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Channel, u64)) -> Lowered {
     let mut lowering = Lowering::default();
     let mut own_recvs = (0u32..).zip(messages).filter(|(_, message)| message.peer() == me && !message.sends());
@@ -57,7 +58,7 @@ pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Chan
         let end = Need { channel, ..message.need() };
         let slot = OperandRecord { kind: records::SLOT, base: lowering.end(end), ..OperandRecord::default() };
         let ends = if message.sends() { [own, slot] } else { [slot, own] };
-        // A message without bytes is one slot without bytes: its label is what both ends compare.
+        // A message without bytes takes one slot without bytes, so that both ends still compare their labels.
         let step = StepRecord { block: bytes, piece: slot_bytes, flag: records::EVEN_EMPTY, ..StepRecord::default() };
         let lane = lowering.copy(ends, step);
         let record = &mut lowering.records.lanes[lane as usize];
@@ -67,8 +68,8 @@ pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Chan
     lowering.finish()
 }
 
-/// The records of copies of these numbers of bytes, side by side: from and to buffers that follow each other from
-/// [`records::FIRST_MESSAGE`] on.
+/// The records of copies of these numbers of bytes, side by side. The source and the target of each copy are two
+/// consecutive buffers, from [`records::FIRST_MESSAGE`] on.
 pub fn copies(bytes: impl Iterator<Item = u64>) -> Arc<Records> {
     let mut lowering = Lowering::default();
     for (number, bytes) in (0u32..).zip(bytes) {

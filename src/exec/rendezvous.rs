@@ -1,10 +1,10 @@
 //! Messages between ranks that share a device: their two ends meet on the host, and one copy on the device moves them.
 //!
-//! Two launches on one device may run one after the other, so a launch that waits for another's message could wait for
-//! ever ([`Cohort`](crate::exec::Cohort)). Here nothing waits on the device: a rank leaves its ends of messages here,
-//! and the rank that brings the second end of a message puts the copy into its own stream. Events put the copy behind
-//! what the other rank's stream held, and what that stream gets later behind the copy. A call returns when all its ends
-//! have met theirs.
+//! Two launches on one device may run one after the other, so a launch that waits for the message of another launch
+//! could wait for ever ([`Cohort`](crate::exec::Cohort)). Here nothing waits on the device. A rank leaves its ends of
+//! messages in a table, and the rank that brings the second end of a message puts the copy into its own stream. Events
+//! order the copy after the work that the other rank's stream held, and before the work that this stream gets later. A
+//! call returns when each of its ends has met the other end.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::PoisonError;
@@ -26,15 +26,15 @@ pub struct MessageEnd {
     pub sends: bool,
     /// What both ends must agree on.
     pub label: Label,
-    /// Where its buffer begins.
+    /// The device address of its buffer.
     pub address: u64,
     /// Bytes of the buffer.
     pub bytes: u64,
-    /// The buffer's memory, where no borrow keeps it.
+    /// Keeps the buffer's memory alive if no borrow does.
     pub keep: Option<Region>,
 }
 
-/// Where the ranks of one process leave ends of messages between ranks that share a device.
+/// The table in which ranks of one process leave their ends of messages to ranks that share their device.
 #[derive(Debug, Default)]
 pub struct Rendezvous {
     state: Mutex<State>,
@@ -61,13 +61,13 @@ struct LeftEnd {
 /// A call that waits until all its ends have met theirs.
 #[derive(Debug)]
 struct WaitingCall {
-    /// The ranks whose ends are missing, each as often as there are ends.
+    /// The ranks whose ends are missing, once for each missing end.
     missing: Vec<Rank>,
     stream: DeviceStream,
     capture: Option<CaptureId>,
-    /// What the stream held when the call came.
+    /// Done when the work is done that the stream held when the call came.
     ready: Arc<dyn Event>,
-    /// What went wrong with an end that met its other.
+    /// What went wrong when an end of this call met the other end.
     failed: Option<Error>,
 }
 
@@ -79,9 +79,9 @@ struct Pair {
 }
 
 impl Rendezvous {
-    /// Leaves the ends of one call of rank `me` on `stream`, and returns when each has met its other end. `turn` is one
-    /// turn of the wait, and is told which ranks are missing. `part` is this rank's part of a launch, without a
-    /// program.
+    /// Leaves the ends of one call of rank `me` on `stream`, and returns when each end has met the other end of its
+    /// message. `turn` is one turn of the wait; its argument is the list of ranks that are missing. `part` is this
+    /// rank's part of a launch, without a program.
     ///
     /// # Errors
     /// [`crate::error::Kind::Mismatch`] where ends differ, for both ranks; [`crate::error::Kind::InvalidUsage`] where
@@ -120,20 +120,20 @@ impl Rendezvous {
             let looked = turn(&missing);
             state = self.state();
             if looked.is_err() {
-                // What went wrong with an end says more than the wait.
+                // An error of an end says more than an error of the wait.
                 return state.leave(call).and(looked);
             }
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A rank that panicked has left its ends or has not: the tables are whole between calls.
+        // A panic does not spoil the tables: a rank has left all of its ends or none.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Matches the ends of a call with those that are there, in order, and leaves the others.
+    /// Matches the ends of a call, in order, with ends that other calls have left, and leaves those that find none.
     fn pair(&mut self, (rank, call): (Rank, u64), ends: Vec<MessageEnd>) -> Vec<Pair> {
         let mut met = Vec::new();
         for end in ends {
@@ -148,7 +148,7 @@ impl State {
         met
     }
 
-    /// The ranks whose ends a call misses.
+    /// The ranks for whose ends a call still waits.
     fn missing(&self, call: u64) -> Vec<Rank> {
         let mine = self.left.values().flatten().filter(|left| left.call == call);
         let mut missing: Vec<Rank> = mine.map(|left| left.end.peer).collect();
@@ -165,8 +165,8 @@ impl State {
         self.waiting.remove(&call).and_then(|waiting| waiting.failed).map_or(Ok(()), Err)
     }
 
-    /// Moves what ends agree on, and tells the ranks of those that do not. The other call of each pair is told the
-    /// result.
+    /// Moves the messages whose two ends agree. The calls of ends that do not agree get a mismatch; the other call of
+    /// each pair gets the result of the copies.
     fn move_messages(
         &mut self,
         (me, part): (Rank, LaunchPart),
@@ -204,8 +204,8 @@ impl State {
         result.and(moved)
     }
 
-    /// One launch that copies all messages, on `stream`, between what the other calls' streams hold now and what they
-    /// get later.
+    /// One launch on `stream` that copies all messages. It runs after the work that the other calls' streams hold now,
+    /// and before the work that they get later.
     fn copy(&self, mut part: LaunchPart, pairs: &[Pair], stream: &DeviceStream) -> Result<()> {
         let mut others: Vec<&WaitingCall> = Vec::new();
         for other in pairs.iter().filter_map(|pair| self.waiting.get(&pair.first.call)) {
@@ -227,8 +227,8 @@ impl State {
         part.labels = vec![moving[0].second.label];
         let kept = moving.iter().flat_map(|pair| [&pair.first.end.keep, &pair.second.keep]);
         part.keep = kept.flatten().cloned().collect();
-        // SAFETY: both messages' makers vouch for their memory until the streams are through, whose length is the same,
-        // as their labels are; the other rank stays in its call until its stream has been told to wait for the copy.
+        // SAFETY: the callers of both ends vouch for their memory until their streams are done, and both ends have one
+        // length, because their labels are equal. The other rank stays in its call until its stream waits for the copy.
         unsafe { stream.queue().launch(vec![part]) }?;
         if others.is_empty() {
             return Ok(());
@@ -239,7 +239,7 @@ impl State {
 }
 
 impl WaitingCall {
-    /// An end of `rank` has come.
+    /// Notes that an end of `rank` has come.
     fn met(&mut self, rank: Rank) {
         if let Some(place) = self.missing.iter().position(|missing| *missing == rank) {
             self.missing.swap_remove(place);

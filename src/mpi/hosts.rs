@@ -1,4 +1,4 @@
-//! Compares the hosts that MPI sees with the hosts that rsccl sees.
+//! The Rust call that compares MPI's hosts with rsccl's. The comparison itself is in `over_mpi::hosts`.
 
 use ::mpi::ffi::MPI_Comm;
 use ::mpi::raw::AsRaw;

@@ -1,4 +1,4 @@
-//! From an MPI communicator to an rsccl communicator.
+//! The Rust call that makes an rsccl communicator from an MPI communicator. The protocol is in `over_mpi::join`.
 
 use ::mpi::ffi::MPI_Comm;
 use ::mpi::raw::AsRaw;

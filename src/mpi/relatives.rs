@@ -1,5 +1,5 @@
-//! Relations between an rsccl communicator and MPI communicators: checks that the ranks are the same, and splits like
-//! MPI.
+//! The Rust calls that compare a communicator with MPI's, and that split it like MPI. The work is done in
+//! `over_mpi::relatives`.
 
 use ::mpi::ffi::MPI_Comm;
 use ::mpi::raw::AsRaw;

@@ -1,4 +1,4 @@
-//! From an MPI communicator to an rsccl communicator.
+//! The protocol by which the ranks of an MPI communicator join an rsccl communicator.
 //!
 //! 1. Each rank checks its arguments: MPI's state, the communicator, its configuration.
 //! 2. A private duplicate is made. From here on ranks agree: either all continue, or all have the same error.

@@ -2,8 +2,8 @@
 //!
 //! [`prove`] runs the plans of all ranks on symbols instead of data. An element's value is the list of ranks whose
 //! contributions it holds; a message, a buffer, a window carry such values. It finds
-//! - output elements that do not hold exactly what the collective's definition asks, or, for direct plans of
-//!   reductions, that are not reduced in one combine in rank order;
+//! - output elements that do not hold exactly what the collective's definition asks, or that a direct plan of a
+//!   reduction does not reduce in one combine in rank order;
 //! - deadlocks, with the limits' slots for each connection, naming who waits for whom;
 //! - messages of different length at both ends, larger than a slot, or never taken;
 //! - spans outside their buffer, or outside their lane's part of the scratch; writes to inputs, windows and flags of
@@ -12,17 +12,17 @@
 //! - accesses to one element, one of them a write, that nothing orders, for every schedule and not only the one run.
 //!
 //! # Why one schedule stands for all
-//! A connection has one sending and one receiving lane and a flag one raising lane, so a step that can run stays able
-//! to run until it does, and what a step reads from slots and flags does not depend on the schedule: either every
-//! schedule blocks, at the same steps, or none. Which accesses are ordered is told by vector clocks: a lane's steps in
-//! order, a message's sending before its taking, a flag's raising before its waiting. The return of slots orders
-//! nothing here, so a proof also holds with more slots than the limits say.
+//! A connection has one sending and one receiving lane, and a flag has one raising lane. So a step that can run stays
+//! able to run until it does, and what a step reads from slots and flags does not depend on the schedule: either every
+//! schedule blocks, at the same steps, or none does. Vector clocks tell which accesses are ordered: the steps of a lane
+//! follow each other, a message is sent before it is taken, a flag is raised before a wait for it ends. The return of a
+//! slot orders nothing here, so a proof also holds with more slots than the limits say.
 //!
 //! # What is taken for granted
-//! All ranks have finished the plan before when any begins this one (so all scratch is free), but a rank touches a
-//! peer's input and output only after hearing from it, and hears from all who touch its own before it is done.
-//! [`prove_repeated`] does not take this for granted, for executors that run plans behind each other with no host in
-//! between.
+//! When a rank begins this plan, all ranks have finished the plan before it, so all scratch is free. Nothing is taken
+//! for granted about users' buffers: the proof shows that a rank touches a peer's input and output only after hearing
+//! from that peer, and that it hears from all who touch its own before it ends. [`prove_repeated`] takes neither for
+//! granted: it is for executors that run several plans in a row without the host.
 
 mod ask;
 mod fits;
@@ -40,7 +40,7 @@ use std::fmt;
 use super::{Action, Lane, Plan, ScratchSets};
 use crate::types::Rank;
 
-/// What a proof went through.
+/// How much a proof has run: counts over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Proof {
     /// Steps that ran, all ranks and rounds together.
@@ -77,9 +77,9 @@ pub fn prove(plans: &[Plan]) -> Result<Proof, Flaw> {
     prove_runs(plans, 1)
 }
 
-/// Proves the plans of all ranks for `runs` of them behind each other, with nothing of the host in between: a rank
-/// begins the next run when its lanes have ended, whatever the others do. Of what [`prove`] takes for granted, that all
-/// ranks have ended the run before, only [`Action::Enter`] is left to see to it.
+/// Proves the plans of all ranks for `runs` runs in a row without the host: a rank begins the next run when its own
+/// lanes have ended, whatever the others do. That all ranks have ended the run before, which [`prove`] takes for
+/// granted, must then come from [`Action::Enter`].
 ///
 /// # Errors
 /// The first flaw found.
@@ -131,7 +131,7 @@ fn listeners_wait(plans: &[Plan]) -> Result<(), Flaw> {
     Ok(())
 }
 
-/// Whether a run in any set of scratch stays in its lane's part of it.
+/// Whether each lane stays in its own part of the scratch, whichever set of scratch the run uses.
 fn scratch_sets_fit(plan: &Plan) -> Result<(), Flaw> {
     let ScratchSets { count, stride } = plan.scratch_sets();
     let shift = stride * (count - 1);
@@ -142,7 +142,7 @@ fn scratch_sets_fit(plan: &Plan) -> Result<(), Flaw> {
     Ok(())
 }
 
-/// Whether the plans are of one world, and lanes of one number fit together.
+/// Whether the plans are of one world and one spec, and the lanes with equal numbers agree on all ranks.
 fn agree(plans: &[Plan]) -> Result<(), Flaw> {
     let Some(first) = plans.first() else {
         return Err(Flaw::new("there are no plans"));

@@ -1,4 +1,4 @@
-//! How memory that peers have mapped is lent to them, and taken back: a generation, and a count of operations.
+//! Lends memory that peers have mapped to them, and takes it back: a generation and a count of operations.
 
 use crate::sync::primitive::{AtomicU64, Ordering};
 

@@ -1,6 +1,6 @@
 //! Where the ranks of a simulation stand: their domains, the links that join them, and what each rank can do by itself.
 //!
-//! A domain is a set of ranks that reach each other without the network, so a host or the hosts of an NVLink clique.
+//! A domain is a set of ranks that reach each other without the network: a host, or the hosts of an NVLink clique.
 //! Equal domains share one [`DomainLinks`]. A link of a domain is one direction of a link of its graph.
 
 use super::Costs;
@@ -21,26 +21,26 @@ use std::collections::HashMap;
 pub struct Terrain {
     /// Every class of equal domains.
     pub(super) classes: Vec<DomainLinks>,
-    /// For each domain its class.
+    /// The class of each domain.
     pub(super) domains: Vec<usize>,
-    /// For each rank its domain, and its seat there.
+    /// The domain of each rank, and its seat there.
     pub(super) places: Vec<(usize, usize)>,
     /// The ranks of each domain, seat by seat.
     pub(super) ranks: Vec<Vec<Rank>>,
-    /// What a rank does by itself.
+    /// The costs of a rank's steps apart from the links.
     pub(super) labour: Labour,
-    /// Between domains.
+    /// Microseconds of a message in the network between domains.
     pub(super) network_latency_us: f64,
 }
 
-/// What a rank's steps take besides the links.
+/// The costs of a rank's steps apart from the links.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Labour {
-    /// Microseconds of a step besides its bytes.
+    /// Microseconds of a step, apart from its bytes.
     pub(super) step_us: f64,
     /// Microseconds of a message to another domain, or from one.
     pub(super) message_us: f64,
-    /// From a flag's raising to its being seen.
+    /// Microseconds from the raising of a flag until the waiter sees it.
     pub(super) flag_us: f64,
     /// Who moves a step's bytes.
     pub(super) mover: Mover,
@@ -51,7 +51,7 @@ pub(super) struct Labour {
 pub(super) enum Mover {
     /// One core, which runs one step of the rank at a time.
     Core {
-        /// Bytes that it reads and writes again in a microsecond.
+        /// Bytes that it copies in a microsecond.
         bytes_per_us: f64,
         /// The same for bytes that stay in its cache.
         cached_bytes_per_us: f64,
@@ -60,7 +60,7 @@ pub(super) enum Mover {
     },
     /// A GPU, whose lanes run side by side and share its memory.
     Gpu {
-        /// Bytes that its memory reads and writes again in a microsecond.
+        /// Bytes that its memory copies (reads and writes) in a microsecond.
         bytes_per_us: f64,
     },
 }
@@ -70,7 +70,7 @@ pub(super) enum Mover {
 pub(super) struct DomainLinks {
     /// What each link carries: bytes in a microsecond.
     pub(super) bytes_per_us: Vec<f64>,
-    /// Both ends of each link, in the whole system's words for the first domain of the class; none where no graph is
+    /// Both ends of each link, as nodes of the whole system in the first domain of the class; empty if no graph is
     /// known.
     pub(super) ends: Vec<(NodeId, NodeId)>,
     pub(super) seats: usize,
@@ -80,7 +80,7 @@ pub(super) struct DomainLinks {
     pub(super) network_bytes_per_us: f64,
     /// From each seat to each seat.
     pub(super) near: Vec<Course>,
-    /// From each seat to each port, as one direction and the other.
+    /// The ways between each seat and each port: from the seat to the port, and back.
     pub(super) to_ports: Vec<(Course, Course)>,
     /// The rail of each port.
     pub(super) rails: Vec<Option<u32>>,
@@ -93,12 +93,12 @@ pub(super) struct DomainLinks {
 pub(super) struct Course {
     /// Each with the bytes that go over it for one byte of the message.
     pub(super) links: Vec<(usize, f64)>,
-    /// Microseconds besides what the links take.
+    /// Microseconds in addition to the time on the links.
     pub(super) latency_us: f64,
 }
 
 impl Terrain {
-    /// Hosts of which nothing is known but what things cost: copies are done by cores, and each host has one network.
+    /// Hosts of which only the costs are known: cores make the copies, and each host has one link to the network.
     pub fn of_hosts(hosts: &[Vec<Rank>], near: TransportKind, costs: &Costs) -> Terrain {
         let Link { latency_us, .. } = costs.link(near);
         let class = |seats: usize| {
@@ -134,12 +134,12 @@ impl Terrain {
         }
     }
 
-    /// A rank on each GPU of `system`, domain by domain. Every domain has `times` copies, which follow each other: so
-    /// that many equal hosts need one graph.
+    /// A rank on each GPU of `system`, domain by domain. Every domain stands for `times` equal domains, which follow
+    /// each other, so that many equal hosts need one graph.
     ///
     /// # Errors
-    /// `InvalidArgument` where there is no GPU, or where GPUs have no way to each other or to the network that they
-    /// need.
+    /// `InvalidArgument` where there is no GPU, where no way joins two GPUs, or where a GPU needs the network and has
+    /// no way to it.
     pub fn of_gpus(system: &System, times: u32, levels: Levels) -> Result<Terrain> {
         let domains = Domain::all(system);
         if domains.is_empty() {
@@ -204,13 +204,13 @@ impl Terrain {
         self.classes.iter().all(|class| class.maps)
     }
 
-    /// What each rank can send to all others of its domain while they do the same, in the narrowest domain: bytes in a
-    /// microsecond.
+    /// Bytes that each rank can send in a microsecond while all ranks of its domain send to all others, in the
+    /// narrowest domain.
     pub fn egress(&self) -> f64 {
         self.classes.iter().map(DomainLinks::egress).fold(f64::INFINITY, f64::min)
     }
 
-    /// What leaves the domain that sends least to the network: bytes in a microsecond.
+    /// Bytes that all ports of a domain send in a microsecond, in the domain with the least.
     pub fn network(&self) -> f64 {
         self.classes.iter().map(|class| class.network_bytes_per_us).fold(f64::INFINITY, f64::min)
     }
@@ -229,7 +229,8 @@ impl Terrain {
             Mover::Gpu { bytes_per_us } => (bytes_per_us, bytes_per_us, 0.0),
         };
         let near = Link { latency_us, bytes_per_us: egress.min(memory) };
-        // A byte that is read from a peer and one that is written to it count half each, and take the link once.
+        // The tuner counts a byte that is read from a peer, or written to it, as half a copied byte. Such a byte passes
+        // the link once, so that its time is 1 / egress.
         let peer_factor = (2.0 * memory / egress).max(1.0);
         let lanes_side_by_side = matches!(mover, Mover::Gpu { .. });
         Costs {
@@ -252,7 +253,7 @@ impl Terrain {
         }
     }
 
-    /// What two ranks' domains and seats are.
+    /// A rank's domain, and its seat there.
     pub(super) fn place(&self, rank: Rank) -> (usize, usize) {
         self.places[rank.index()]
     }
@@ -301,7 +302,7 @@ impl Terrain {
     }
 }
 
-/// For each rank its domain and its seat there.
+/// The domain of each rank, and its seat there.
 pub(super) fn places(hosts: &[Vec<Rank>]) -> Vec<(usize, usize)> {
     let mut places = vec![(0, 0); hosts.iter().map(Vec::len).sum()];
     for (domain, ranks) in hosts.iter().enumerate() {
@@ -313,7 +314,7 @@ pub(super) fn places(hosts: &[Vec<Rank>]) -> Vec<(usize, usize)> {
 }
 
 impl DomainLinks {
-    /// The links of a domain of GPUs, which needs no port where it is `alone`.
+    /// The links of a domain of GPUs. A domain that is `alone` needs no port.
     fn of(system: &System, domain: &Domain, (alone, levels): (bool, Levels)) -> Result<DomainLinks> {
         let ways = Ways::new(&domain.part);
         let (seats, ports) = (ways.gpus.len(), ways.ports.len());
@@ -354,7 +355,8 @@ impl DomainLinks {
         Ok(found)
     }
 
-    /// What each seat can send to all others at once: the least of what a link carries over what they put on it.
+    /// What each seat can send while all seats send to all others: the least ratio of a link's bandwidth to the load
+    /// that they put on it.
     fn egress(&self) -> f64 {
         let others = f64::from(u32::try_from(self.seats).unwrap_or(u32::MAX)) - 1.0;
         let mut loads = vec![0.0; self.bytes_per_us.len()];
@@ -386,20 +388,21 @@ impl DomainLinks {
     }
 }
 
-/// MB/s are bytes in a microsecond.
+/// Bytes in a microsecond: the same number as MB/s.
 fn bytes_per_us(bandwidth: Bandwidth) -> f64 {
     bandwidth.gigabytes() * 1e3
 }
 
-/// Microseconds from a GPU's writing a message to another's seeing it.
+/// Microseconds from the moment when a GPU writes a message until another GPU sees it.
 fn latency_us(part: &System, nodes: &[NodeId]) -> f64 {
     let through_processor = nodes.iter().any(|id| matches!(part.node(*id).kind, NodeKind::Cpu(_)));
     let through_pci = nodes.iter().any(|id| matches!(part.node(*id).kind, NodeKind::Pci));
     if through_processor || through_pci { PCI_LATENCY_US } else { LINK_LATENCY_US }
 }
 
-/// What a GPU's memory reads and writes again in a microsecond: half of the bandwidth in the data sheet of its
-/// generation's largest model, of which nine tenths are reached.
+/// Bytes that a GPU's memory copies in a microsecond: half of the data sheet's bandwidth, because a copy reads and
+/// writes, and nine tenths of that half, which programs reach. The data sheet is that of the generation's largest
+/// model.
 fn memory_bytes_per_us(system: &System, gpu: NodeId) -> f64 {
     let sheet = match system.node(gpu).kind {
         NodeKind::Gpu { generation, .. } => match generation {
@@ -422,16 +425,16 @@ fn memory_bytes_per_us(system: &System, gpu: NodeId) -> f64 {
 const LINK_LATENCY_US: f64 = 2.4;
 const PCI_LATENCY_US: f64 = 4.7;
 const NETWORK_LATENCY_US: f64 = 13.0;
-/// A step of a GPU's lane: its threads meet twice, at some half a microsecond.
+/// A step of a GPU's lane: its threads synchronise twice, at about half a microsecond each time.
 const GPU_STEP_US: f64 = 1.0;
-/// Lanes of a GPU run side by side, so that links inside and between domains work at once but for the beginning and the
-/// end.
+/// Lanes of a GPU run side by side, so the links inside domains and those between them are busy at the same time,
+/// except at the beginning and the end.
 const SIDE_BY_SIDE: f64 = 16.0;
 /// As many lanes as a plan with windows may have.
 #[expect(clippy::cast_possible_truncation, reason = "a few")]
 const GPU_CHANNELS: u32 = crate::plan::WINDOW_LANES as u32;
 /// Stands for a network that nobody uses: one domain.
 const MOST_BYTES_PER_US: f64 = 1e9;
-/// A flag is one word: NCCL's tuner books 0.6 µs for a hop by NVLink and 1.0 µs by PCI with its protocol LL, which is
-/// little more.
+/// A flag is one word, and a message of NCCL's protocol LL is little more: NCCL's tuner books 0.6 µs for its hop by
+/// NVLink and 1.0 µs by PCI.
 const FLAG_MOST_US: f64 = 1.0;

@@ -1,9 +1,9 @@
 //! A GPU in use: its context with the kernels loaded, a stream for set-up, events to lend, and memory that waits to be
 //! freed.
 //!
-//! Most calls that free memory wait for kernels that run, and a peer's kernel may run until this thread has done
-//! something else. So memory whose owner has gone is kept until all work that the library put on the GPU is done: see
-//! [`Active::retire`].
+//! Most calls that free memory wait for the kernels that run, and a peer's kernel may run until this thread does its
+//! part. To avoid that deadlock, memory whose owner has gone is kept until all work that the library put on the GPU is
+//! done: see [`Active::retire`].
 
 use std::any::Any;
 
@@ -23,7 +23,8 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 /// A GPU that somebody uses.
 #[derive(Debug)]
 pub(super) struct Active {
-    // Dropped in this order: what waits, then the streams and kernels that could use it, then the context.
+    // Fields are dropped in this order: memory that waits to be freed, then the streams and kernels that could use it,
+    // then the context.
     state: Mutex<State>,
     /// Held while memory is freed, which waits for kernels, and while one is launched that may wait for this process.
     gate: Mutex<()>,
@@ -38,18 +39,18 @@ pub(super) struct Active {
     primary: Arc<Primary>,
 }
 
-/// What changes.
+/// The part of [`Active`] that changes, behind its lock.
 #[derive(Debug, Default)]
 struct State {
     /// Memory whose owner has gone.
     retired: Vec<Allocation>,
     /// Streams of queues.
     streams: Vec<Weak<OwnStream>>,
-    /// Ends of work that may be under way: on a program's streams, and on those of queues that have gone.
+    /// Events at the end of work that may be under way on a program's streams, or on streams whose queues have gone.
     ends: Vec<Arc<Mark>>,
-    /// Events that nobody uses now.
+    /// Events for the next use.
     spare: Vec<OwnEvent>,
-    /// GPUs whose kernels may be in our memory.
+    /// GPUs whose kernels may access this GPU's memory.
     neighbours: Vec<Weak<Active>>,
 }
 
@@ -82,7 +83,8 @@ impl Active {
         }))
     }
 
-    /// What ranks need that wait on the GPU. For set-up: the first call allocates and loads.
+    /// The interpreter, images and status pages for ranks that wait on the GPU. Call it during set-up only: the first
+    /// call allocates memory and loads kernels.
     pub(super) fn polling(&self) -> Result<Arc<Polling>> {
         // What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
         let mut polling = self.polling.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -118,7 +120,7 @@ impl Active {
         self.lock().retired.len()
     }
 
-    /// The stream for set-up; whoever uses it drains it.
+    /// The stream for set-up. Each user drains it.
     pub(super) fn service(&self) -> &OwnStream {
         &self.service
     }
@@ -138,8 +140,8 @@ impl Active {
         Ok(stream)
     }
 
-    /// An event that is recorded in `stream` now. Only for streams that do not capture: an event of a capture is of no
-    /// use elsewhere. The context is current.
+    /// An event that is recorded in `stream` now. The stream must not be captured: an event of a capture cannot be used
+    /// outside it. The context must be current.
     pub(super) fn mark(self: &Arc<Active>, stream: StreamHandle) -> Result<Arc<Mark>> {
         let spare = self.lock().spare.pop();
         let event = spare.map_or_else(|| OwnEvent::new(&self.primary), Ok)?;
@@ -148,8 +150,8 @@ impl Active {
         Ok(Arc::new(mark))
     }
 
-    /// Where `stream` is now: a mark, or, while it is captured, a point that is of use in that capture alone. The
-    /// context is current.
+    /// The end of the work that `stream` has now: a mark, or, while the stream is captured, a point for that capture
+    /// only. The context must be current.
     pub(super) fn point(self: &Arc<Active>, stream: StreamHandle) -> Result<Arc<dyn Event>> {
         if stream.capture(&self.primary)?.is_none() {
             return Ok(self.mark(stream)?);
@@ -159,7 +161,8 @@ impl Active {
         Ok(Arc::new(CapturedPoint { event, active: Arc::downgrade(self) }))
     }
 
-    /// Lets a stream wait for an event of this GPU's streams, or finds that it is done. The context is current.
+    /// Makes a stream wait for an event of one of this GPU's streams, unless the event is already done. The context
+    /// must be current.
     pub(super) fn hold_up(self: &Arc<Active>, stream: StreamHandle, event: &Arc<dyn Event>) -> Result<()> {
         let any: &dyn Any = &**event;
         let is_mine = |active: &Weak<Active>| std::ptr::eq(active.as_ptr(), Arc::as_ptr(self));
@@ -171,7 +174,7 @@ impl Active {
         }
     }
 
-    /// Has the graph of a capture keep `regions` and this GPU in use. The context is current.
+    /// Makes the graph of a capture keep `regions`, and keep this GPU in use. The context must be current.
     pub(super) fn keep_for_graph(
         self: &Arc<Active>,
         capture: Capture,
@@ -180,26 +183,25 @@ impl Active {
         self.captures.keep(self, capture, regions)
     }
 
-    /// Work that ends with `mark` may use memory of ours.
+    /// Notes that work may use this GPU's memory until `mark` is done.
     pub(super) fn under_way(&self, mark: Arc<Mark>) {
         let mut state = self.lock();
-        // The oldest ends first: what is done is forgotten, a few at a time.
+        // The oldest work ends first. Forget a few marks that are done.
         let done = state.ends.iter().take(FORGOTTEN).take_while(|end| matches!(end.is_done(), Ok(true))).count();
         let forgotten: Vec<Arc<Mark>> = state.ends.drain(..done).collect();
         state.ends.push(mark);
         drop(state);
-        // They go back to the spare events, which takes the lock.
+        // Dropped after the lock is released, because their events go back to the spare ones, which takes the lock.
         drop(forgotten);
     }
 
-    /// Takes memory whose owner has gone: it is freed at once if nothing of ours is under way, else by a later call
-    /// that waits for the GPU anyhow.
+    /// Takes memory whose owner has gone. It is freed now if no work of the library is under way, else by a later call.
     pub(super) fn retire(&self, memory: Allocation) {
         self.lock().retired.push(memory);
         self.free_retired();
     }
 
-    /// Held while a kernel is launched that may wait for this process: no memory is freed meanwhile.
+    /// The lock that is held while a kernel is launched that may wait for this process. No memory is freed meanwhile.
     pub(super) fn gate(&self) -> MutexGuard<'_, ()> {
         // It guards no data.
         self.gate.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -231,15 +233,15 @@ impl Active {
             let streams: Vec<Arc<OwnStream>> = state.streams.iter().filter_map(Weak::upgrade).collect();
             (streams, state.ends.clone())
         };
-        // Where nothing can be asked, nothing can be freed either.
+        // A stream that cannot be queried counts as busy.
         streams.iter().all(|stream| matches!(stream.is_idle(), Ok(true)))
             && ends.iter().all(|end| matches!(end.is_done(), Ok(true)))
     }
 
-    /// Launches a kernel on all steps, which move `bytes` each at most. The context is current.
+    /// Launches a kernel on all steps, each of which moves at most `bytes`. The context must be current.
     ///
     /// # Safety
-    /// Until the launch is done, the steps' operands are good for what the steps read and write.
+    /// Until the launch is done, the steps' operands must be valid for what the steps read and write.
     pub(super) unsafe fn launch(
         self: &Arc<Active>,
         stream: StreamHandle,
@@ -295,7 +297,7 @@ const END: *mut std::ffi::c_void = std::ptr::null_mut();
 pub(super) struct Mark {
     /// `None` only while it is dropped.
     event: Option<OwnEvent>,
-    /// Not more: what is under way would keep what keeps it.
+    /// Weak, because `Active` keeps the marks of work that is under way.
     active: Weak<Active>,
 }
 
@@ -319,7 +321,8 @@ struct CapturedPoint {
 }
 
 impl Event for CapturedPoint {
-    /// What is captured runs later, and any number of times. The driver is not asked, for that would end the capture.
+    /// Always false: captured work runs later, any number of times. The driver is not asked, because the query would
+    /// end the capture.
     fn is_done(&self) -> Result<bool> {
         Ok(false)
     }

@@ -1,10 +1,11 @@
-//! The programs of ranks that share a GPU, walked on the host: what is left for the GPU are copies and folds in levels.
+//! Walks the programs of ranks that share a GPU on the host, so that only copies and folds in levels are left for the
+//! GPU.
 //!
-//! Enterings, flags and slots order the ranks' accesses. Where all ranks that a launch's programs name are in that
-//! launch, one walk through all programs, each lane as far as the others let it, is such an order, and nothing has
-//! to wait on the GPU. A launch ends when all lanes have: then all that was sent was taken, and each launch may
-//! begin with free slots, no flags and nobody entered, whatever launches came before. So nothing is kept from
-//! launch to launch, and the words that `device::records` gives to these things lie idle.
+//! Enter steps, flags and slots order the accesses of ranks. If all ranks that the programs of a launch name take part
+//! in that launch, one walk through all programs, in which each lane goes as far as the others let it, yields such an
+//! order, and nothing has to wait on the GPU. A launch ends when all of its lanes have ended: all messages have been
+//! taken by then, so each launch begins with free slots, lowered flags and no rank entered, whatever launches came
+//! before. So no state is kept between launches, and the words that `device::records` reserves for it stay unused.
 
 use std::collections::HashMap;
 
@@ -18,8 +19,8 @@ use crate::device::{Kernel, LaunchFault};
 use crate::error::{Error, Result};
 use crate::sync::ring::Label;
 
-/// What the programs of all parts do, in order; `None` where they do not fit each other, or where one shall stop: then
-/// the parts' status pages say so, and nothing is done.
+/// The launches that do the work of all parts, in order. `None` if the programs do not fit each other or one of them
+/// was aborted: then the parts' status pages say so, and nothing must be launched.
 ///
 /// # Errors
 /// Where a program names a rank that has no part here.
@@ -50,7 +51,7 @@ fn is_faulted(parts: &[LaunchPart]) -> bool {
     parts.iter().any(|part| part.status.fault().is_some())
 }
 
-/// Every rank that a program names has a part.
+/// Checks that every rank that a program names has a part in the launch.
 fn check_all_are_here(parts: &[LaunchPart]) -> Result<()> {
     for part in parts.iter().filter(|part| part.peers.len() > parts.len()) {
         let records = &part.records;
@@ -83,13 +84,13 @@ fn elsewhere(part: &LaunchPart) -> Error {
     ))
 }
 
-/// The programs do not fit each other: lanes have seen that, or wait for ever, or leave what nobody takes. Tells every
-/// rank that has not found out itself whose call differs from its own.
+/// Called if the programs do not fit each other: a lane has found a difference, waits for ever, or has left a message
+/// that nobody takes. Tells every rank that has not found it itself which rank's call differs from its own.
 fn tell_who_differs(parts: &[LaunchPart]) -> Result<()> {
     for part in parts {
         let differing = |other: &LaunchPart| {
             let (mine, theirs) = (*part.labels.first()?, *other.labels.first()?);
-            // The messages of two ranks differ without being wrong.
+            // Two ranks may launch different messages in one call: that is no mistake.
             let differs = mine != theirs && !(is_message(part) && is_message(other));
             differs.then_some(LaunchFault::Mismatch { peer: other.rank, mine, theirs })
         };
@@ -108,19 +109,19 @@ fn tell_who_differs(parts: &[LaunchPart]) -> Result<()> {
     Err(Error::internal("the programs of a launch wait for each other for ever"))
 }
 
-/// What lanes have told each other, and what they have done.
+/// The state of a walk: what lanes have told each other, and the copies and folds so far.
 #[derive(Debug, Default)]
 struct Walk {
-    /// By the lane, who has entered, and for whom.
+    /// Keyed by the lane, the rank that has entered, and the rank that it lets in.
     entered: HashMap<(u32, u32, u32), Entered>,
-    /// How far flags are raised, by the lane, the flag, who raises it, and for whom.
+    /// How far flags are raised, keyed by the lane, the flag, the rank that raises it, and the rank that waits for it.
     flags: HashMap<(u32, u8, u32, u32), u32>,
-    /// By where the slots begin.
+    /// Keyed by the address of the first slot.
     links: HashMap<u64, Link>,
     levels: LaunchLevels,
 }
 
-/// Who has entered, with what.
+/// A rank that has entered, with its buffers.
 #[derive(Debug, Clone, Copy)]
 struct Entered {
     label: Label,
@@ -132,7 +133,7 @@ struct Entered {
 #[derive(Debug, Default)]
 struct Link {
     taken: u64,
-    /// What was published: bytes and what they belong to.
+    /// The published messages: their bytes, and the labels of the calls that they belong to.
     published: Vec<(u64, Label)>,
 }
 
@@ -161,7 +162,7 @@ enum Outcome {
 }
 
 impl Walk {
-    /// Each lane goes as far as it can. Whether any has gone on.
+    /// Lets each lane go as far as it can. Returns whether any lane has moved.
     fn round(&mut self, parts: &mut [Vec<Lane<'_>>]) -> Result<bool> {
         let mut moved = false;
         for lanes in parts {

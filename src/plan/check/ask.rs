@@ -1,4 +1,4 @@
-//! What a collective's definition asks: how large the buffers are, how they lie in place, and what outputs hold.
+//! The definition of each collective: how large the buffers are, how they overlap in place, and what outputs hold.
 
 use crate::plan::Spec;
 use crate::types::{Collective, Elements, Rank};
@@ -28,7 +28,7 @@ pub(super) fn sizes(spec: &Spec, rank: Rank) -> (u64, u64) {
     }
 }
 
-/// Where input and output begin in the one buffer that they share in place; `None` where they are two.
+/// Where input and output begin in the one buffer that they share in place; `None` where they are two buffers.
 pub(super) fn overlap(spec: &Spec, rank: Rank) -> Option<(u64, u64)> {
     if !spec.in_place {
         return None;
@@ -52,20 +52,20 @@ pub(super) fn overlap(spec: &Spec, rank: Rank) -> Option<(u64, u64)> {
     }
 }
 
-/// Elements of an output, and what they hold.
+/// A range of an output, and what its elements must hold.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Asked {
-    /// Where in the output.
+    /// The first element in the output.
     pub(super) start: u64,
-    /// How many.
+    /// How many elements.
     pub(super) length: u64,
-    /// The element of the inputs that the first one holds.
+    /// The element of the inputs that belongs to the first element of the range.
     pub(super) index: u64,
-    /// From which ranks.
+    /// The ranks whose inputs are reduced, or the one rank whose input is copied.
     pub(super) ranks: Vec<u32>,
 }
 
-/// What the output of `rank` holds.
+/// What the output of `rank` must hold.
 pub(super) fn output(spec: &Spec, rank: Rank) -> Vec<Asked> {
     let all = || spec.world.ranks().map(Rank::get).collect::<Vec<_>>();
     let (_, size) = sizes(spec, rank);

@@ -1,13 +1,14 @@
-//! Whether executors can run a plan: what one rank's plan shows by itself.
+//! Whether executors can run a plan, as far as the plan of one rank shows it.
 //!
-//! [`fits`] looks at each operand once, so [`Plan::build`] holds every plan to it, whatever its world's size, in every
-//! build. Executors follow pointers on the strength of it; the order between ranks is for [`super::prove`] to show.
+//! [`fits`] looks at each operand once. That is cheap enough for [`Plan::build`] to check every plan, in release builds
+//! and in worlds of any size. Executors follow pointers because this check has passed; [`super::prove`] shows the order
+//! between ranks.
 
 use super::{Flaw, ask, scratch_sets_fit};
 use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Span, Spec, WINDOW_LANES, Walk, Windows};
 use crate::types::Rank;
 
-/// Holds a plan to the limits of executors and to the ends of its buffers.
+/// Checks a plan against the limits of executors and the ends of its buffers.
 ///
 /// # Errors
 /// The first flaw found: a span that passes the end of its buffer or of its lane's part of the scratch, a message
@@ -28,17 +29,17 @@ pub fn fits(plan: &Plan) -> Result<(), Flaw> {
     })
 }
 
-/// What the steps of a plan are held to.
+/// What the steps of one rank's plan are checked against.
 struct Frame<'a> {
     spec: &'a Spec,
     me: Rank,
-    /// The ranks of my host.
+    /// The ranks of this rank's host.
     host: &'a [Rank],
-    /// Elements of my input and output.
+    /// Elements of this rank's input and output.
     sizes: (u64, u64),
 }
 
-/// Where a span lies: whose memory, which area of it, the first element, and how the rounds walk on.
+/// Where a span lies: whose memory, which area of it, the first element, and how it moves from round to round.
 #[derive(Clone, Copy, PartialEq)]
 struct Place {
     owner: Rank,
@@ -49,7 +50,7 @@ struct Place {
 }
 
 impl Frame<'_> {
-    /// The first step that is wrong, and why.
+    /// Checks a lane; the error is the first step that is wrong, and why.
     fn lane(&self, lane: &Lane) -> Result<(), (usize, String)> {
         if lane.rounds.checked_add(u32::from(lane.greatest_lag())).is_none() {
             return Err((0, format!("runs in {} rounds, which are more than can be counted", lane.rounds)));
@@ -193,7 +194,7 @@ impl Frame<'_> {
 }
 
 impl Place {
-    /// Whether both are the very same elements in every round.
+    /// Whether both name exactly the same elements in every round.
     fn is_in_step_with(&self, other: &Place) -> bool {
         self.owner == other.owner && self.area == other.area && self.start == other.start && self.walk == other.walk
     }

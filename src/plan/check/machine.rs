@@ -1,4 +1,4 @@
-//! Runs the plans of all ranks on symbols.
+//! Runs the plans of all ranks, with symbols in place of data.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub(super) struct Worker {
     /// The round of the step under way, or of the next.
     round: u32,
     pub(super) clock: Clock,
-    /// Step and round of each moment.
+    /// Step and round of each moment of the lane's clock, for reports.
     log: Vec<(usize, u32)>,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Message {
     clock: Rc<Clock>,
 }
 
-/// What a step cannot go on without.
+/// What a step waits for.
 pub(super) enum Need {
     Message(Rank),
     Slot(Rank),
@@ -49,7 +49,7 @@ pub(super) struct Machine<'a> {
     pub(super) runs: u32,
     /// The run that each rank is in.
     pub(super) run: Vec<u32>,
-    /// What each lane knew when it entered a run, where there are several.
+    /// The clock of each lane (rank, lane, run) when it entered that run; kept only if there are several runs.
     entered: HashMap<(Rank, usize, u32), Rc<Clock>>,
     /// The host of each rank.
     hosts: Vec<usize>,
@@ -111,7 +111,7 @@ impl<'a> Machine<'a> {
         self.all_done()
     }
 
-    /// Lets ranks that have ended a run, but for the last, begin the next. True where one did.
+    /// Lets each rank that has ended a run begin the next one, unless that run was the last. True if any rank did.
     fn begin_again(&mut self) -> Result<bool, Flaw> {
         let mut any = false;
         for rank in self.spec().world.ranks() {
@@ -121,7 +121,7 @@ impl<'a> Machine<'a> {
             if !ended || self.run[rank.index()] + 1 >= self.runs {
                 continue;
             }
-            // The caller looks at what the run has left, and fills its buffers anew.
+            // Between two runs the caller checks the outputs and fills its buffers again.
             let clock = self.settle_rank(rank)?;
             self.run[rank.index()] += 1;
             let caller = self.workers.len() + rank.index();
@@ -139,13 +139,13 @@ impl<'a> Machine<'a> {
         Ok(any)
     }
 
-    /// The rounds of all runs before the one that a lane's rank is in.
+    /// How many rounds a lane has run in all runs before the current one.
     fn base(&self, worker: usize) -> usize {
         let rounds = usize::try_from(self.lane(worker).rounds).unwrap_or(usize::MAX);
         rounds * self.run[self.workers[worker].rank.index()] as usize
     }
 
-    /// Where a lane stands, for those that it enters with.
+    /// Joins into a lane's clock the clocks with which its peers have entered the same run.
     fn enter(&mut self, worker: usize, peers: &[Rank]) {
         let (rank, lane) = (self.workers[worker].rank, self.workers[worker].lane);
         let run = self.run[rank.index()];
@@ -177,8 +177,7 @@ impl<'a> Machine<'a> {
             Action::Enter { .. } if index > 0 || step.lag > 0 => {
                 return Err(self.flaw(worker, "enters when the lane has begun"));
             }
-            // In one run, what entering orders is taken for nothing: the order inside of a plan must come from its own
-            // steps.
+            // In a single run entering orders nothing: the order inside a plan must come from its other steps.
             Action::Enter { .. } if self.runs == 1 => {}
             Action::Enter { peers } => self.enter(worker, peers),
             Action::Combine(combine) => self.combine(worker, combine, round)?,
@@ -195,7 +194,7 @@ impl<'a> Machine<'a> {
         Ok(true)
     }
 
-    /// The next step of a lane and its round, past those that are not run.
+    /// The next step of a lane and its round; skips steps that do not run in this turn.
     pub(super) fn next(&mut self, worker: usize) -> Option<(usize, u32)> {
         let lane = self.lane(worker);
         let turns = u64::from(lane.rounds) + u64::from(lane.greatest_lag());
@@ -275,7 +274,7 @@ impl<'a> Machine<'a> {
     fn combine(&mut self, worker: usize, combine: &Combine, round: u32) -> Result<(), Flaw> {
         self.operands_fit(worker, combine, round)?;
         let length = combine.length(round).0;
-        // All clocks first: a step is one moment, which comes after all the messages that it takes.
+        // Join all clocks first: a step is one moment, and comes after all the messages that it takes.
         let mut taken = HashMap::new();
         for operand in &combine.sources {
             if let Operand::Slot(from) = operand {
@@ -336,7 +335,7 @@ impl<'a> Machine<'a> {
         Ok(result)
     }
 
-    /// Whether the operands may be named at all, and do not get in each other's way.
+    /// Whether a combine may name these operands, and none of them overlaps another wrongly.
     fn operands_fit(&self, worker: usize, combine: &Combine, round: u32) -> Result<(), Flaw> {
         let me = self.workers[worker].rank;
         let length = combine.length(round).0;
@@ -507,7 +506,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Makes a clock know what another knows.
+/// Raises a clock to the moments that another clock knows of.
 pub(super) fn join(clock: &mut Clock, other: &Clock) {
     clock.iter_mut().zip(other).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
 }

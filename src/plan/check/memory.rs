@@ -7,13 +7,13 @@ use super::value::{Strip, Value};
 /// A moment in the life of a lane or of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
-    /// Whose.
+    /// The thread (a lane or a caller).
     pub(super) thread: usize,
-    /// Its how-manieth step.
+    /// The number of its step, counted from 1.
     pub(super) time: u32,
 }
 
-/// For each thread, up to which moment it is known to have come.
+/// A vector clock: for each thread, the last moment that is known to have passed.
 pub(super) type Clock = Vec<u32>;
 
 impl Stamp {
@@ -29,7 +29,7 @@ pub(super) struct Conflict {
     pub(super) element: u64,
     /// The other access.
     pub(super) other: Stamp,
-    /// Whether it was a write.
+    /// Whether the other access was a write.
     pub(super) wrote: bool,
 }
 
@@ -41,7 +41,7 @@ struct Cell {
     read: Vec<Stamp>,
 }
 
-/// A piece of memory, from element 0 on: cells by their first element, without gaps.
+/// A piece of memory. Its cells are sorted by their first elements, begin at element 0 and leave no gaps.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     cells: BTreeMap<u64, Cell>,
@@ -60,7 +60,7 @@ impl Memory {
         self.cells.last_key_value().map_or(0, |(start, cell)| start + cell.length)
     }
 
-    /// Makes a cell begin at `at`, if there are elements there.
+    /// Splits a cell so that one begins at `at`, if the memory reaches that far.
     fn split(&mut self, at: u64) {
         let Some((start, cell)) = self.cells.range_mut(..at).next_back() else { return };
         let used = at - start;
@@ -80,13 +80,13 @@ impl Memory {
         self.cells.range_mut(start..start + length).map(|(start, cell)| (*start, cell))
     }
 
-    /// What the elements hold, without an access.
+    /// What the elements hold. This does not count as an access.
     pub(super) fn look(&mut self, start: u64, length: u64) -> Vec<Strip> {
         let strip = |(_, cell): (u64, &mut Cell)| Strip { length: cell.length, value: cell.value.clone() };
         self.cells(start, length).map(strip).collect()
     }
 
-    /// Reads elements at `now`, knowing `clock`.
+    /// Records a read of elements at the moment `now` by a thread whose clock is `clock`.
     pub(super) fn read(&mut self, (start, length): (u64, u64), now: Stamp, clock: &Clock) -> Result<(), Conflict> {
         for (element, cell) in self.cells(start, length) {
             if !cell.written.before(clock) {
@@ -98,7 +98,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes elements from `start` on at `now`, knowing `clock`.
+    /// Records a write of elements from `start` on at the moment `now` by a thread whose clock is `clock`.
     pub(super) fn write(&mut self, start: u64, content: &[Strip], now: Stamp, clock: &Clock) -> Result<(), Conflict> {
         let length = content.iter().map(|strip| strip.length).sum();
         self.settled(start, length, clock)?;
@@ -112,7 +112,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether all accesses to the elements come before `clock`.
+    /// Checks that all accesses to the elements come before `clock`.
     pub(super) fn settled(&mut self, start: u64, length: u64, clock: &Clock) -> Result<(), Conflict> {
         for (element, cell) in self.cells(start, length) {
             if !cell.written.before(clock) {

@@ -1,4 +1,4 @@
-//! The memory of a rank: its user's buffers and its scratch.
+//! The memory of one rank in the proof: its user's buffers and its scratch.
 
 use super::ask;
 use super::memory::{Memory, Stamp};
@@ -8,17 +8,17 @@ use crate::types::Rank;
 
 /// The memory of a rank.
 pub(super) struct Store {
-    /// Input and output, or the one buffer that is both.
+    /// Input and output; in place, the one buffer that is both.
     pub(super) users: [Memory; 2],
     scratch: Memory,
-    /// Which buffer, and where in it.
+    /// Which of `users` the input lies in, and its first element there.
     input: (usize, u64),
     pub(super) output: (usize, u64),
     sizes: (u64, u64),
 }
 
 impl Store {
-    /// The memory as its caller, the thread `caller`, hands it over.
+    /// The memory as the thread `caller` hands it over: inputs are written, outputs and scratch are not.
     pub(super) fn new(spec: &Spec, rank: Rank, caller: usize) -> Store {
         let by = Stamp { thread: caller, time: 1 };
         let mut scratch = Memory::default();
@@ -62,7 +62,7 @@ impl Store {
         }
     }
 
-    /// Where a span's elements of a round lie: in which area, and where in it.
+    /// Where a span's elements lie in a round: the area, and the first element there.
     pub(super) fn place(&self, span: Span, round: u32, combine: &Combine) -> (usize, u64) {
         let first = span.at(round, combine.piece).0;
         match span.buffer {

@@ -7,9 +7,9 @@ use std::rc::Rc;
 pub(super) struct Value {
     /// Which element of the inputs.
     pub(super) index: u64,
-    /// Of which ranks, in the order of reduction.
+    /// The ranks whose elements were reduced, in that order.
     pub(super) ranks: Rc<[u32]>,
-    /// How many combines have added something.
+    /// How many combines have reduced into this value.
     pub(super) reductions: u32,
     /// Whether an average has been divided.
     pub(super) finished: bool,
@@ -51,14 +51,15 @@ impl Value {
     }
 }
 
-/// Neighbouring elements whose values go on from the first; `None` where nothing has been written.
+/// Neighbouring elements: the value of the first, from which the indices of the others count on; `None` if nothing has
+/// been written there.
 #[derive(Debug, Clone)]
 pub(super) struct Strip {
     pub(super) length: u64,
     pub(super) value: Option<Value>,
 }
 
-/// Goes through several contents of equal length at once, in strips that are whole in all of them.
+/// Walks several contents of equal length together, cut into strips that no boundary of any content divides.
 pub(super) fn side_by_side(contents: &[Vec<Strip>]) -> Vec<(u64, Vec<Option<Value>>)> {
     let mut places = vec![(0_usize, 0_u64); contents.len()];
     let mut strips = Vec::new();

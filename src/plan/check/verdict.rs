@@ -1,4 +1,4 @@
-//! What is found when no lane can go on.
+//! The verdict when no lane can go on: a deadlock, something left over, a wrong output, or a proof.
 
 use super::machine::{Machine, Need, join};
 use super::memory::{Clock, Conflict};
@@ -32,7 +32,7 @@ impl Machine<'_> {
         Err(Flaw::new(format!("deadlock: {}{tail}", waits.join("; "))))
     }
 
-    /// Looks at what is left when all lanes have ended.
+    /// Checks what is left when all lanes have ended: messages that nobody took, then each rank's memory.
     pub(super) fn settle(mut self) -> Result<Proof, Flaw> {
         let left = self.connections.iter().filter(|(_, queue)| !queue.is_empty()).map(|(connection, _)| *connection);
         if let Some((from, to, channel)) = left.min() {
@@ -44,7 +44,7 @@ impl Machine<'_> {
         Ok(self.proof)
     }
 
-    /// Looks at what a rank's run has left. What the rank knows then.
+    /// Checks the memory that a rank's run has left. Returns the rank's clock at that moment.
     pub(super) fn settle_rank(&mut self, rank: Rank) -> Result<Clock, Flaw> {
         let spec = self.spec();
         let mut clock = vec![0; self.plans.len() * (self.plans[0].lanes.len() + 1)];
@@ -88,7 +88,8 @@ impl Machine<'_> {
                 let asked = &asked.ranks;
                 return wrong(format!("holds element {} of ranks {ranks:?}, not {index} of {asked:?}", value.index));
             }
-            // What no operator changes may lie there from the beginning, in place.
+            // Without a reduction a raw value is right: in place, a rank's own block is in the output from the
+            // beginning.
             let reduces = spec.collective.reduces();
             if value.finished != reduces || (reduces && value.raw) {
                 return wrong("is not final".to_owned());

@@ -22,14 +22,10 @@ mod sample;
 #[path = "verify/tables.rs"]
 mod tables;
 
-#[allow(unused_imports, reason = "tests need no memory of another kind")]
-pub(crate) use buffers::Memory;
-pub(crate) use buffers::{Placement, RankBuffers};
+pub(crate) use buffers::{Memory, Placement, RankBuffers};
 pub(crate) use op::Op;
-pub(crate) use perform::perform;
-#[allow(unused_imports, reason = "tests of processes have no devices")]
-pub(crate) use perform::perform_on;
-#[allow(unused_imports, reason = "tests look into the tables")]
+pub(crate) use perform::{perform, perform_on};
+#[allow(unused_imports, reason = "only `tests/matrix.rs`, which includes this module, names it")]
 pub(crate) use program::Source;
 pub(crate) use program::{Program, Shape};
 pub(crate) use sample::Sample;

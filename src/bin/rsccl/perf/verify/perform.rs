@@ -1,4 +1,4 @@
-//! The calls.
+//! Makes the call that a shape stands for: on a communicator, or on a stream of a device.
 
 use rsccl::comm::{Buffers, Call, DeviceSliceMut, OnStream};
 use rsccl::types::{Collective, Rank};
@@ -89,7 +89,6 @@ pub(crate) fn perform<T: Sample>(
 ///
 /// # Errors
 /// As [`perform`].
-#[allow(dead_code, reason = "the command line has no devices")]
 pub(crate) fn perform_on<T: Sample>(
     on: &OnStream<'_>,
     shape: &Shape,
