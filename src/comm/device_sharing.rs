@@ -1,8 +1,9 @@
-//! What the ranks of a communicator show each other of their devices: in one process by a table, between processes by
-//! memory that they hand over.
+//! How the ranks of a communicator share memory of their devices: in one process by a table, between processes by
+//! handing memory over.
 //!
-//! Every rank has one piece of memory on its device, laid out by [`SideLayout`]: what other ranks' launches write and
-//! read there. An address is good in one process only, so that each process finds its own for every peer's memory.
+//! Every rank has one piece of memory on its device, laid out by [`SideLayout`], in which the launches of other ranks
+//! write and read. An address is valid in one process only, so each process finds its own address for the memory of
+//! each peer.
 
 use std::collections::HashMap;
 use std::sync::PoisonError;
@@ -25,7 +26,7 @@ use crate::wire::{Reader, Writer};
 #[derive(Debug)]
 pub(super) struct Meeting {
     shared: Arc<Shared>,
-    /// By rank: its process.
+    /// The process of each rank.
     processes: Vec<u64>,
     world: World,
 }
@@ -45,24 +46,24 @@ struct Shared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Facts {
     process: u64,
-    /// By which threads of its process find what they share.
+    /// The key under which threads of one process find what they share.
     ticket: u64,
     device: DeviceIdentity,
     /// [`crate::device::Device::runs_processes_together`]
     together: bool,
 }
 
-/// How the memory that a rank shows lies: control words, the words of its sending ends, scratch.
+/// The layout of the memory that a rank shares: control words, the words of its sending ends, scratch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SideLayout {
     ranks: u32,
 }
 
-/// The entry of a rank in the table of its process, there for the length of one meeting.
+/// The entry of a rank in the table of its process. It lives as long as one meeting.
 struct Entry(u64);
 
 impl Meeting {
-    /// Meets the other ranks of the communicator, of which each has come with its device.
+    /// Meets the other ranks of the communicator, each of which brings its device. Collective.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] on all ranks where several processes use a device that cannot run them
@@ -80,7 +81,7 @@ impl Meeting {
         check_together(&facts)?;
         let first = facts.iter().find(|facts| facts.process == process).map_or(entry.0, |facts| facts.ticket);
         let found = meetings().get(&first).and_then(Weak::upgrade);
-        // An entry goes when everyone has looked.
+        // Entries stay in the table until every rank has looked.
         bootstrap.barrier(wait)?;
         let shared = found.ok_or_else(|| Error::internal("what the ranks of this process share is gone"))?;
         let processes = facts.iter().map(|facts| facts.process).collect();
@@ -97,7 +98,7 @@ impl Meeting {
         self.world.ranks().filter(|rank| !self.is_here(*rank)).collect()
     }
 
-    /// This rank's memory on its device, zeroed, which it shows the other ranks of its process.
+    /// Allocates this rank's shared memory on its device, zeroed, and enters it into the table of its process.
     ///
     /// # Errors
     /// Where the device has no such memory.
@@ -109,13 +110,13 @@ impl Meeting {
         Ok(memory)
     }
 
-    /// How every rank's memory lies.
+    /// The layout of every rank's memory.
     pub(super) fn layout(&self) -> SideLayout {
         SideLayout { ranks: self.world.size }
     }
 
-    /// Every rank's memory as this process reaches it. All ranks of this process have allocated theirs; `taken` are
-    /// those of the other processes, as [`Meeting::elsewhere`] names them.
+    /// Every rank's memory as this process addresses it. All ranks of this process must have allocated theirs; `taken`
+    /// is the memory of the ranks of other processes, in the order of [`Meeting::elsewhere`].
     ///
     /// # Errors
     /// Where one is missing.
@@ -131,8 +132,8 @@ impl Meeting {
         found.collect()
     }
 
-    /// The page by which this rank's launches and the host hear from each other. Where ranks wait on devices for each
-    /// other, all of them find out together whether they can. All have allocated their memory.
+    /// The page by which this rank's launches and the host inform each other. If ranks wait for each other on devices,
+    /// all of them find out together whether their devices can do that. All must have allocated their memory.
     ///
     /// # Errors
     /// Where a device cannot reach the others, or has no room for more ranks.
@@ -204,7 +205,7 @@ impl Facts {
     }
 }
 
-/// Launches of several processes on one device run side by side, or there are none. All ranks find the same.
+/// Refuses several processes on one device whose launches cannot run side by side. All ranks get the same answer.
 fn check_together(facts: &[Facts]) -> Result<()> {
     for (rank, one) in facts.iter().enumerate().filter(|(_, facts)| !facts.together) {
         let other = facts.iter().position(|other| other.device == one.device && other.process != one.process);
@@ -219,7 +220,7 @@ fn check_together(facts: &[Facts]) -> Result<()> {
 }
 
 impl SideLayout {
-    /// Of the control words, with which the memory begins.
+    /// The layout of the control words, with which the memory begins.
     pub(super) fn control(self) -> ControlLayout {
         ControlLayout { ranks: self.ranks, lanes: u32::try_from(WINDOW_LANES).unwrap_or(u32::MAX) }
     }
@@ -255,12 +256,12 @@ impl SideLayout {
     }
 }
 
-/// Bytes of the memory behind a connection: the receiver's words, and the slots.
+/// Bytes of a connection's memory, which lies at the receiver: the receiver's words, then the slots.
 pub(super) fn queue_bytes(shape: Shape) -> Result<usize> {
     fits(QUEUE_WORDS + u64::from(shape.slots) * (records::SLOT_HEADER + u64::from(shape.slot_bytes)))
 }
 
-/// Who sends and who receives on the connection of which `me` needs an end.
+/// The sender and the receiver of the connection of which `me` needs an end.
 fn ends(me: Rank, need: Need) -> (Rank, Rank) {
     if need.way == Way::Send { (me, need.peer) } else { (need.peer, me) }
 }
@@ -287,7 +288,8 @@ impl Drop for Entry {
     }
 }
 
-/// What ranks that meet look each other up in: threads of one process have nothing else in common. Its keys are random.
+/// The table in which ranks of one process find each other during a meeting: threads of one process have nothing else
+/// in common. Its keys are random.
 fn meetings() -> MutexGuard<'static, HashMap<u64, Weak<Shared>>> {
     static MEETINGS: OnceLock<Mutex<HashMap<u64, Weak<Shared>>>> = OnceLock::new();
     lock(MEETINGS.get_or_init(Mutex::default))
@@ -298,10 +300,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Words of a connection at each end: what the other end raises, and how far this end is, each in a line of its own.
+/// Bytes of a connection's words at each end: the count that the other end raises, and this end's own count, each in a
+/// cache line of its own.
 const QUEUE_WORDS: u64 = 2 * QUEUE_LINE;
 const QUEUE_LINE: u64 = 64;
-/// Of a pair: those of collectives, and that of messages.
+/// The connections from one rank to another: one for each channel of collectives, and one for messages.
 const CHANNELS: u64 = MOST_CHANNELS as u64 + 1;
 const PAGE: u64 = 4096;
 

@@ -1,9 +1,9 @@
 //! A communicator on the memory of devices: how a call becomes a launch.
 //!
-//! The first call makes the rank's [`DeviceSide`]: words and scratch in the memory of its device, which the other
-//! ranks' programs reach, be they threads of this process or other processes of the host (`device_sharing`). Every
-//! call after that is a [`LaunchPart`], which the cohort launches. Between processes plans work in scratch: addresses
-//! of users' buffers mean nothing there.
+//! The first call makes the rank's [`DeviceSide`]: words and scratch in the memory of its device, which the programs of
+//! the other ranks reach, whether they are threads of this process or other processes of the host (`device_sharing`).
+//! Every call, the first included, becomes a [`LaunchPart`], which the cohort launches. Between processes plans work in
+//! scratch, because the addresses of users' buffers are valid in one process only.
 
 use std::collections::HashMap;
 
@@ -30,32 +30,33 @@ use crate::types::{Collective, DataType, Elements, Rank};
 #[derive(Debug)]
 pub(crate) struct DeviceSide {
     home: Home,
-    /// What waits for the launches of streams, made with the first of them. Before what they use: it is dropped first.
+    /// Watches the launches on streams; made with the first of them. It is the first field to be dropped, before all
+    /// that the launches use.
     monitor: Option<Monitor>,
-    /// For calls in the caller's order.
+    /// The stream for calls that return when they are done (`Order::Caller`).
     own_stream: DeviceStream,
     meeting: Meeting,
     cohort: Arc<Cohort>,
     peers: Arc<[PeerMemory]>,
-    /// What is behind `peers`: this rank's memory, and that of other processes.
+    /// Keeps the memory behind `peers` alive: this rank's, and that of other processes.
     kept: Vec<Region>,
     status: Arc<StatusPage>,
     /// The ends of connections that are open, and the memory behind each.
     queues: HashMap<Need, (SlotQueue, Region)>,
-    /// The last launch of messages: they use the same connections, so that they follow each other.
+    /// The last launch of messages. Launches of messages use the same connections, so each follows the one before.
     messages: Option<Last>,
 }
 
-/// What a launch is of, and so for whom it waits.
+/// What a launch does, and so for which ranks it waits.
 #[derive(Debug, Clone)]
 pub(super) enum Launched {
-    /// A collective, of all ranks.
+    /// A collective: it waits for all ranks.
     Collective(Operation),
     /// Messages with these ranks.
     Messages(Vec<Rank>),
 }
 
-/// How a call on a device waits for its cohort and, in the caller's order, for its end.
+/// The wait of a call on a device: for its cohort and, if the call returns when it is done, for the end of its launch.
 struct DeviceWait<'a> {
     session: &'a Session,
     fabric: &'a mut Fabric,
@@ -65,8 +66,8 @@ struct DeviceWait<'a> {
 }
 
 impl DeviceSide {
-    /// This rank's side. All ranks of the process have allocated their memory; `kept` is this rank's, behind those of
-    /// other processes.
+    /// This rank's side. All ranks of the process must have allocated their memory. `kept` is the memory of ranks in
+    /// other processes, followed by this rank's.
     fn new(session: &Session, meeting: Meeting, kept: Vec<Region>, status: StatusPage) -> Result<DeviceSide> {
         let (mine, taken) = kept.split_last().ok_or_else(|| Error::internal("a side without memory"))?;
         let home = mine.home();
@@ -86,7 +87,7 @@ impl DeviceSide {
         })
     }
 
-    /// The ends that have no queue yet and whose other end is in another process.
+    /// The ends that have no queue yet and whose peer is in another process.
     fn missing_elsewhere(&self, ends: &[Need]) -> Vec<Need> {
         let is_missing = |end: &&Need| !self.queues.contains_key(end) && !self.meeting.is_here(end.peer);
         ends.iter().filter(is_missing).copied().collect()
@@ -256,8 +257,8 @@ impl Engine {
                 others_labels.push(label);
             }
         }
-        // What goes to other devices is put first: it waits there, and not on the host, so that all ranks come to
-        // their meetings.
+        // Messages to other devices are launched first: they wait on the device and not on the host, so that every rank
+        // reaches the rendezvous below.
         let through_slots = if others.is_empty() {
             None
         } else {
@@ -299,8 +300,8 @@ impl Engine {
         })
     }
 
-    /// Has `put` put work into the stream, which may wait on the host for other ranks: it is given one turn of that
-    /// wait. In the caller's order: waits until the work has run.
+    /// Calls `put`, which puts work into the stream. `put` may wait on the host for other ranks; its last argument is
+    /// one turn of that wait. A call that returns when it is done (`Order::Caller`) then waits until the work has run.
     fn launch(
         &mut self,
         launched: &Launched,
@@ -318,20 +319,21 @@ impl Engine {
         }
         let is_put = put(side, &stream, &mut |missing: &[Rank]| wait.turn(&|| on_this_device(missing)));
         if let (Err(error), Order::Caller) = (&is_put, order) {
-            // Messages that other ranks have moved must not touch the caller's memory when this call has returned.
+            // Other ranks may have started copies for this call: they must not touch the caller's memory after it
+            // returns.
             let error = error.duplicate();
             return stream.record().and_then(|event| await_end(&*event, &session)).and(Err(error));
         }
         is_put?;
         let event = stream.record()?;
         match order {
-            // What is captured runs later, and as often as the program likes: nothing to wait for.
+            // Captured work runs later, and as often as the program likes: there is nothing to wait for.
             Order::Stream(_) if stream.capture()?.is_some() => Ok(()),
             Order::Stream(_) => side.watch_over(&session, launched.clone(), event),
             Order::Caller => {
                 let ended = wait.until(&*event);
                 if ended.is_err() {
-                    // The launch must not touch the caller's memory when this call has returned.
+                    // The launch must not touch the caller's memory after this call returns.
                     crate::sync::Mirror::raise(&*side.status);
                     await_end(&*event, &session)?;
                 }
@@ -340,8 +342,9 @@ impl Engine {
         }
     }
 
-    /// Sees to it that this rank has a side on the device of a call, and that no launch has failed. Where the call
-    /// runs. The call is the collective of the number `next`, or a message before that.
+    /// Makes this rank's side on the device of a call if there is none, and fails if an earlier launch has failed.
+    /// Returns the device on which the call runs. The call is the collective of the number `next`, or a message before
+    /// that.
     fn enter_device(
         &mut self,
         (home, next): (Home, u64),
@@ -394,7 +397,7 @@ impl Engine {
 }
 
 impl DeviceSide {
-    /// The memory of connections, where a call is captured: its graph may outlive the communicator.
+    /// The memory of connections if a call is captured, because its graph may outlive the communicator; else nothing.
     fn kept_by_graph(&self, order: Order<'_>) -> Result<Vec<Region>> {
         match order.stream().map(DeviceStream::capture).transpose()?.flatten() {
             Some(_) => Ok(self.queues.values().map(|(_, memory)| memory.clone()).collect()),
@@ -414,12 +417,12 @@ impl DeviceSide {
         }
     }
 
-    /// The error of a launch that has ended before its time.
+    /// The error of a launch that has ended early.
     fn fault(&self, session: &Session) -> Result<()> {
         fault(&self.status, session)
     }
 
-    /// Lets a thread look after a launch for which no call waits.
+    /// Hands a launch for which no call waits to the monitor's thread.
     fn watch_over(&mut self, session: &Arc<Session>, launched: Launched, event: Arc<dyn Event>) -> Result<()> {
         let monitor = match &mut self.monitor {
             Some(monitor) => monitor,
@@ -429,7 +432,7 @@ impl DeviceSide {
     }
 }
 
-/// The error that a status page tells, if it does.
+/// The error that a status page reports, if any.
 pub(super) fn fault(status: &StatusPage, session: &Session) -> Result<()> {
     match status.fault() {
         None => Ok(()),
@@ -452,7 +455,7 @@ impl Launched {
         }
     }
 
-    /// For whom a wait is; `peers` are [`Launched::peers`].
+    /// The ranks that a wait is for; `peers` yields [`Launched::peers`].
     pub(super) fn waiting_for<'a>(&'a self, peers: &'a dyn Fn() -> Vec<Rank>) -> WaitingFor<'a> {
         match self {
             Launched::Collective(operation) => WaitingFor::Collective(operation),
@@ -460,7 +463,7 @@ impl Launched {
         }
     }
 
-    /// What it is called in errors.
+    /// Its name in errors.
     pub(super) fn name(&self) -> String {
         match self {
             Launched::Collective(operation) => operation.to_string(),
@@ -470,7 +473,7 @@ impl Launched {
 }
 
 impl DeviceWait<'_> {
-    /// One turn. Peers in other processes may ask for this rank's ends of connections meanwhile.
+    /// One turn of the wait. It also answers peers in other processes that ask for this rank's ends of connections.
     fn turn(&mut self, what: &dyn Fn() -> String) -> Result<()> {
         let slice = self.backoff.turn(&mut self.watch, what)?;
         if !self.fabric.attend(&*self.session.bootstrap)?
@@ -501,7 +504,7 @@ pub(super) fn await_end(event: &dyn Event, session: &Session) -> Result<()> {
     while !event.is_done()? {
         if deadline.passed(clock::now()) {
             return Err(Error::timeout(format!(
-                "a launch has not ended {:.1} s after it was told to: the device may work in its buffers still",
+                "a launch has not ended {:.1} s after it was told to stop: the device may still use its buffers",
                 timeout.as_secs_f64()
             )));
         }

@@ -9,14 +9,15 @@ use crate::types::World;
 
 /// A communicator on a stream of a device ([`Communicator::on`]).
 ///
-/// Its methods are those of [`Communicator`], on buffers in the memory of the stream's device. Each puts its call
-/// into the stream and returns: what the stream held before runs before, and the buffers may be used in the stream
-/// again at once. On the host they may be used when the stream is through. Ranks whose streams are of one device wait
-/// for each other in the call, not on the device.
+/// Its methods are those of [`Communicator`], on buffers in the memory of the stream's device. Each puts its call into
+/// the stream and returns. The call runs after the work that the stream held before, and work that is put into the
+/// stream later may use the buffers at once. The host may use them when the stream has done the call. Ranks whose
+/// streams are of one device wait for each other inside the method, not on the device.
 ///
 /// # Errors
-/// Of a method: what one rank alone can see, and what had ended the communicator before. What ends it later, while
-/// the stream runs, is an error of the next call and of [`Communicator::async_error`]; the stream goes on.
+/// A method returns errors that this rank can see alone, and the error that has ended the communicator before. An error
+/// that ends it later, while the stream runs, is returned by the next call and by [`Communicator::async_error`]; the
+/// stream goes on.
 #[derive(Debug, Clone, Copy)]
 pub struct OnStream<'comm> {
     comm: &'comm Communicator,
@@ -24,8 +25,8 @@ pub struct OnStream<'comm> {
 }
 
 impl Communicator {
-    /// This communicator, for calls on `stream`. All ranks must be on one host; all calls of one communicator on
-    /// devices are for one device of each rank.
+    /// This communicator, for calls on `stream`. All ranks must be on one host, and each rank must use the same device
+    /// in all calls of one communicator.
     ///
     /// # Examples
     /// ```

@@ -17,14 +17,13 @@ use crate::topo;
 
 /// Runs a collective's plans on the links of a modelled system, with a rank on each GPU.
 ///
-/// What runs are the plans that communicators run, step by step; only time is modelled: links and GPU memory by their
-/// bandwidth, messages and flags by the latencies of NCCL's tuner. No executor for GPUs exists yet, so the times are
-/// what such plans would take. The choice is the tuner's, with costs from the system's links; NCCL_ALGO and --algo
-/// filter it.
+/// The simulation runs the same plans as communicators do, step by step. Only time is modelled: links and GPU memory by
+/// their bandwidth, messages and flags by the latencies of NCCL's tuner. The tuner chooses the algorithm, with costs
+/// from the system's links; NCCL_ALGO and --algo filter its choice.
 ///
-/// Up to 512 ranks, each is simulated. Of more, one host stands for all where hosts are equal and the plan is a ring or
-/// an exchange of all with all without a root; else each rank is simulated, which takes minutes for 10,000 ranks and a
-/// gigabyte.
+/// Up to 512 ranks, each rank is simulated. With more, one host stands for all hosts if the hosts are equal and the
+/// plan is a ring or an all-to-all exchange without a root; otherwise each rank is simulated, which takes minutes for
+/// 10,000 ranks and a gigabyte.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier
@@ -36,7 +35,7 @@ pub(crate) struct Arguments {
     /// What the file leaves out: GPUs, links, NICs
     #[arg(long, value_name = "FILE")]
     overlay: Option<PathBuf>,
-    /// The number of hosts, each as the file says; if the file has several hosts, how many times all of them
+    /// The number of hosts, each as the file says; if the file has several hosts, the number of copies of all of them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16_384))]
     hosts: u32,
     /// Sizes in bytes, as `rsccl perf` counts them: of the whole buffer, or of all blocks together; K, M and G mean
@@ -46,7 +45,7 @@ pub(crate) struct Arguments {
     /// The algorithms to choose from, as NCCL_ALGO
     #[arg(long, value_name = "LIST")]
     algo: Option<String>,
-    /// Bytes of a message between hosts at most; trees send a quarter of it
+    /// The most bytes of a message between hosts; trees send a quarter of it
     #[arg(long, value_name = "SIZE", default_value_t = SLOT_BYTES, value_parser = parse_bytes)]
     slot: u64,
     /// Simulate every rank, however many there are

@@ -1,8 +1,8 @@
-//! The primary context of a GPU: retained while somebody uses it, entered for each call, never reset.
+//! The primary context of a GPU: retained while the library uses it, entered for each call, never reset.
 //!
 //! A program's own context and capture mode are left as they were: [`Primary::enter`] makes the primary context current
-//! and the thread's capture mode relaxed, and its guard undoes both. Relaxed, because a call of ours, a query of an
-//! event for instance, would otherwise spoil the capture of another thread.
+//! and the thread's capture mode relaxed, and its guard undoes both. The mode must be relaxed, because a call of ours,
+//! such as the query of an event, would otherwise spoil the capture of another thread.
 
 use std::ffi::c_int;
 
@@ -20,7 +20,7 @@ pub(super) struct Primary {
     driver: &'static Driver,
     device: CUdevice,
     context: CUcontext,
-    /// The answer after which the context can never be used again; 0: none.
+    /// The driver's answer after which the context can never be used again; 0 if there was none.
     lost: AtomicU32,
     /// Says that somebody uses the device. The last field: it goes when the context has been given back.
     _user: Arc<()>,
@@ -65,7 +65,7 @@ impl Primary {
     #[cold]
     fn note(&self, failure: Refusal) {
         if failure.is_sticky() {
-            // Relaxed: only whether it is zero counts, and the driver answers every other call likewise.
+            // Relaxed: readers ask only whether it is zero, and the driver gives the same answer to every other call.
             self.lost.store(failure.code.unsigned_abs(), Ordering::Relaxed);
         }
     }
@@ -177,8 +177,8 @@ impl Primary {
         }
     }
 
-    /// Gives something back to the driver, in a destructor: a failure can be told to nobody, so the call is made once
-    /// more. After the context was lost nothing is touched.
+    /// Gives something back to the driver, in a destructor. A destructor can report no error, so a call that fails is
+    /// made once more. If the context is lost, no call is made.
     pub(super) fn give_back(&self, mut call: impl FnMut() -> Result<(), Refusal>) {
         if self.is_lost() {
             return;

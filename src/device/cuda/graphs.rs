@@ -1,5 +1,5 @@
-//! What captured launches need: a graph runs them any number of times, so it keeps their memory, the tables, the
-//! kernels and the context until it is destroyed.
+//! Keeps alive what captured launches need. A graph runs them any number of times, so it keeps their memory, tables,
+//! kernels and context until it is destroyed.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -19,21 +19,21 @@ use crate::sys::thread;
 /// is destroyed.
 #[derive(Debug)]
 pub(super) struct GraphKeep {
-    // Before the GPU in use, which frees what has gone.
+    // Dropped before `_active`, which frees the memory of regions that have gone.
     regions: Mutex<Vec<Region>>,
     /// Kept, not read: the kernels, tables and context of the launches.
     _active: Arc<Active>,
 }
 
-/// The captures under way, by their numbers, which the driver does not use twice, and the graphs that came of them.
+/// The captures under way and the graphs made from them, keyed by capture number, which the driver does not use twice.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     kept: Mutex<Vec<(u64, Weak<GraphKeep>)>>,
 }
 
 impl Captures {
-    /// Has the graph of a capture keep `regions` and the GPU in use. What comes back is gone when the graph is. The
-    /// context is current.
+    /// Makes the graph of a capture keep `regions`, and keep the GPU in use. The returned reference dies with the
+    /// graph. The context must be current.
     pub(super) fn keep(&self, active: &Arc<Active>, capture: Capture, regions: Vec<Region>) -> Result<Weak<GraphKeep>> {
         let mut kept = lock(&self.kept);
         kept.retain(|(_, keep)| keep.strong_count() > 0);
@@ -82,11 +82,11 @@ const NO_DESTRUCTOR_SYNC: u32 = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`
 const MOVE: u32 = 1;
 
-/// What the driver calls when a graph is destroyed. It may not call the driver, as giving memory back does: a thread of
-/// its own does that.
+/// The driver calls this when a graph is destroyed. Giving memory back calls the driver, which a callback must not do,
+/// so a thread of its own does it.
 unsafe extern "C" fn destroyed(kept: *mut c_void) {
     // SAFETY: the pointer is that of `give_to_graph`, and the driver calls once.
     let kept = ManuallyDrop::new(unsafe { Arc::from_raw(kept.cast::<GraphKeep>()) });
-    // Where no thread starts, the memory stays: to free it here could stop the driver for ever.
+    // If no thread starts, the memory leaks: freeing it here could block the driver for ever.
     let _started = thread::spawn("rsccl graph", move || drop(ManuallyDrop::into_inner(kept)));
 }

@@ -1,5 +1,6 @@
-//! The copies and folds of a launch in levels: those of a level use nothing that another of the level writes, and each
-//! level comes behind the level before it. So nothing waits on the GPU, where a stream's order stands between levels.
+//! Sorts the copies and folds of a launch into levels. No work of a level uses what other work of that level writes,
+//! and each level runs after the level before it. So no kernel waits on the GPU: the order of the stream separates
+//! levels.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,11 +8,11 @@ use std::ops::Range;
 use super::kernels::EntryPoint;
 use super::launch::{Arguments, FoldOperand, FoldStep, PassKind};
 
-/// Copies and folds, put there in an order that is right.
+/// Copies and folds, added in an order in which they could run one by one.
 #[derive(Debug, Default)]
 pub(super) struct LaunchLevels {
     work: Vec<Work>,
-    /// Of all work; a step names the place of its first.
+    /// The operands of all work. A step names the place of its first operand.
     operands: Vec<FoldOperand>,
     touched: Touched,
 }
@@ -21,7 +22,7 @@ pub(super) struct LaunchLevels {
 struct Work {
     level: u32,
     entry: EntryPoint,
-    /// Of each operand.
+    /// The bytes of each operand.
     bytes: u64,
     step: FoldStep,
 }
@@ -32,12 +33,12 @@ pub(super) struct LevelLaunch {
     pub(super) entry: EntryPoint,
     pub(super) steps: Vec<FoldStep>,
     pub(super) operands: Vec<FoldOperand>,
-    /// What the largest step moves of each operand.
+    /// The bytes of each operand of the largest step.
     pub(super) bytes: u64,
 }
 
 impl LaunchLevels {
-    /// Puts a pass of `count` elements behind what it needs.
+    /// Adds a pass of `count` elements at the first level after all work that it depends on.
     pub(super) fn put(&mut self, kind: PassKind, count: u64, (sources, targets): (&[u64], &[u64])) {
         let bytes = kind.bytes(count);
         let range = |address: &u64| *address..*address + bytes;
@@ -61,7 +62,8 @@ impl LaunchLevels {
             for work in group {
                 let (first, all) = (work.step.first_source as usize, work.step.sources + work.step.targets);
                 let operands = &self.operands[first..][..all as usize];
-                // What does not fit the parameter of a launch needs a table, of which there are not many.
+                // A launch whose steps do not fit its parameter needs a table, and tables are few: so begin another
+                // launch instead.
                 let is_full = |launch: &mut LevelLaunch| {
                     !Arguments::fit(launch.steps.len() + 1, launch.operands.len() + operands.len())
                 };
@@ -84,7 +86,7 @@ impl LevelLaunch {
     }
 }
 
-/// A place in a table: a program has fewer operands than fit its own 32-bit numbers, and they are walked in turns.
+/// A place in the table of operands.
 fn number(place: usize) -> u32 {
     u32::try_from(place).expect("fewer than 2^32 operands of a launch lie in memory")
 }
@@ -96,7 +98,7 @@ struct Use {
     written: u32,
 }
 
-/// Which levels used which addresses: ranges that do not overlap, by where they begin, each with its end.
+/// Which levels used which addresses: ranges that do not overlap, keyed by their beginnings, each with its end.
 #[derive(Debug, Default)]
 struct Touched {
     ranges: BTreeMap<u64, (u64, Use)>,
@@ -117,7 +119,7 @@ impl Touched {
         self.overlapping(range).map(|used| used.written.max(used.read)).max().unwrap_or(0)
     }
 
-    /// Lets a range begin or end at `address`, where one goes across.
+    /// Splits the range that contains `address`, if there is one, at that address.
     fn split(&mut self, address: u64) {
         let Some((start, (end, used))) = self.ranges.range(..address).next_back().map(|(at, range)| (*at, *range))
         else {
@@ -157,7 +159,7 @@ mod tests {
     use crate::device::Kernel;
     use crate::types::{DataType, ReduceOp};
 
-    /// Puts copies of bytes; the levels that they got, in the order of the launches.
+    /// Adds copies (from, to, bytes), and returns the targets of each level in the order of the launches.
     fn levels(copies: &[(u64, u64, u64)]) -> Vec<Vec<u64>> {
         let mut levels = LaunchLevels::default();
         for (from, into, bytes) in copies {
@@ -170,7 +172,7 @@ mod tests {
     #[test]
     fn what_needs_nothing_of_the_others_shares_a_launch() {
         assert_eq!(levels(&[(0, 100, 10), (10, 110, 10), (0, 120, 20)]), [[100, 110, 120]]);
-        // Reads what is written, writes what is read, writes what is written: by one byte.
+        // Two copies that share one byte: a read after a write, a write after a read, a write after a write.
         assert_eq!(levels(&[(0, 100, 10), (109, 200, 10)]), [[100], [200]]);
         assert_eq!(levels(&[(0, 100, 10), (200, 9, 10)]), [[100], [9]]);
         assert_eq!(levels(&[(0, 100, 10), (20, 91, 10)]), [[100], [91]]);
@@ -212,7 +214,7 @@ mod tests {
         assert!(launches.iter().all(|launch| Arguments::inline(&launch.steps, &launch.operands).is_some()));
         let last = launches.last().unwrap();
         assert_eq!((last.bytes, last.steps[1].first_source, last.steps[1].first_target), (20, 3, 5));
-        // 300 sources fit no parameter: one launch with a table.
+        // 300 sources fit no launch's parameter, so the fold is one launch with a table.
         let mut levels = LaunchLevels::default();
         let sources: Vec<u64> = (0..300).map(|at| at * 10).collect();
         levels.put(PassKind::new(&sum, 300, None, true), 1, (&sources, &[1 << 20]));

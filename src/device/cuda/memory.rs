@@ -1,7 +1,8 @@
-//! Memory of a GPU: ordinary for the threads of this process, mapped by parts for other processes too.
+//! Memory of a GPU: ordinary memory for the threads of this process, and mapped memory, which other processes can
+//! import.
 //!
-//! What a descriptor stands for is whole granules (2 MiB). Where a region leaves room in its last one, the last word
-//! there holds the region's length, which [`Allocation::import`] compares with what the peer announced.
+//! A descriptor stands for whole granules (2 MiB). If a region leaves room in its last granule, the last word there
+//! holds the region's length, which [`Allocation::import`] compares with the length that the peer announced.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -50,7 +51,7 @@ impl Allocation {
         Ok(Allocation::Mapped(memory))
     }
 
-    /// Maps what a peer exported, which must have `bytes`.
+    /// Maps memory of `bytes` that a peer exported.
     pub(super) fn import(
         primary: &Arc<Primary>,
         descriptor: &OwnedFd,
@@ -64,7 +65,7 @@ impl Allocation {
         let memory = Mapped::new(reserved, physical, layout).map_err(|failure| foreign(primary, failure, bytes))?;
         let told = memory.read_length(primary, service)?;
         if told.is_some_and(|told| told != bytes as u64) {
-            let message = "a peer sent memory of another length than it announced, or what is no memory of rsccl";
+            let message = "a peer sent memory of another length than it announced, or memory that rsccl did not make";
             return Err(Error::new(Kind::Remote, format!("{message}; {bytes} bytes were announced")));
         }
         Ok(Allocation::Mapped(memory))
@@ -78,8 +79,8 @@ impl Allocation {
         }
     }
 
-    /// Puts other memory with the same content behind the addresses: peers keep what they have mapped, and no longer
-    /// see what is written here. No work of this process uses the memory meanwhile.
+    /// Puts other memory with the same content behind the addresses. Peers keep the old memory mapped, and no longer
+    /// see what is written here. No work of this process may use the memory meanwhile.
     pub(super) fn replace(&self, primary: &Arc<Primary>, service: &OwnStream) -> Result<()> {
         match self {
             Allocation::Ordinary(_) => Ok(()),
@@ -105,7 +106,7 @@ pub(super) struct Ordinary {
 
 impl Drop for Ordinary {
     fn drop(&mut self) {
-        // SAFETY: the memory is ours, and no work of ours uses it any more: whoever frees has seen to that.
+        // SAFETY: the memory is ours. No work of ours uses it any more: `Active::free_retired` waits for that.
         self.primary.give_back(|| unsafe { call!(self.primary, cuMemFree(self.address)) });
     }
 }
@@ -135,7 +136,7 @@ impl Layout {
     }
 }
 
-/// Memory in parts: addresses, and what other processes can map, which lies behind them.
+/// Memory in two parts: reserved addresses, and behind them physical memory, which other processes can map.
 #[derive(Debug)]
 pub(super) struct Mapped {
     layout: Layout,
@@ -339,10 +340,13 @@ fn granule(primary: &Primary) -> Result<usize> {
     if bytes.is_power_of_two() {
         return Ok(bytes);
     }
-    Err(Error::new(Kind::System, format!("GPU {}: memory in granules of {bytes} bytes", primary.device())))
+    Err(Error::new(
+        Kind::System,
+        format!("GPU {}: the driver gives memory in granules of {bytes} bytes", primary.device()),
+    ))
 }
 
-/// On a stream of ours: on the null stream it would wait for the program's work, and spoil captures.
+/// Zeroes memory on a stream of ours: on the null stream it would wait for the program's work, and spoil captures.
 fn fill_with_zero(primary: &Primary, address: CUdeviceptr, bytes: usize, service: &OwnStream) -> Result<()> {
     // SAFETY: the memory is new and ours, and the stream lives.
     let put = unsafe { call!(primary, cuMemsetD8Async(address, 0, bytes, service.handle().0)) };
@@ -350,12 +354,12 @@ fn fill_with_zero(primary: &Primary, address: CUdeviceptr, bytes: usize, service
     service.drain()
 }
 
-/// Copies, and waits until that is done. The places are ours, and good for `bytes`.
+/// Copies, and waits until the copy is done. Both places are ours and have `bytes`.
 fn copy(primary: &Primary, from: CUdeviceptr, into: CUdeviceptr, bytes: usize, service: &OwnStream) -> Result<()> {
     // SAFETY: the callers, all in this file, pass memory of their own, which lives until the stream is drained.
     let put = unsafe { call!(primary, cuMemcpyAsync(into, from, bytes, service.handle().0)) };
     let put = put.map_err(|failure| primary.error(failure));
-    // Also after a failure: what was put there must not outlive the places.
+    // Drain after a failure too: work in the stream must not outlive the places.
     put.and(service.drain())
 }
 

@@ -1,13 +1,12 @@
-//! Launches whose programs wait on the GPU: for ranks on other GPUs, or for each other where every rank acts for
-//! itself.
+//! Launches whose programs wait on the GPU: for ranks on other GPUs, or, with `RSCCL_COHORT=split`, for each other.
 //!
 //! One kernel (`kernels/program.cu`) interprets the programs of all ranks of a GPU. Its blocks wait for each other and
-//! for blocks on other GPUs, so all of them must be resident at once, those of other communicators too: otherwise one
-//! that has a place may wait for one that has none. So each rank takes [`Seats`] when it first works on a GPU, all
-//! seats together are at most as many blocks as the GPU holds, and the launch is cooperative: the driver refuses what
-//! does not fit.
+//! for blocks on other GPUs, so all of them must be resident at once, including those of other communicators: otherwise
+//! a resident block may wait for one that never becomes resident. So each rank takes [`Seats`] when it first works on a
+//! GPU, all seats together are at most as many blocks as the GPU holds, and the launch is cooperative: the driver
+//! refuses a launch that does not fit.
 //!
-//! Nothing here calls the driver to allocate, load or free once a rank has its seats: such calls wait for kernels, and
+//! Once a rank has its seats, nothing here calls the driver to allocate, load or free: such calls wait for kernels, and
 //! a kernel may wait for this thread's next launch.
 
 mod arena;
@@ -30,23 +29,23 @@ use crate::types::DataType;
 use arena::ImageMemory;
 use image::{Arithmetic, PartWords};
 
-/// What a GPU has for such launches, made when the first rank needs it.
+/// What such launches need on one GPU. It is made when the first rank needs it.
 #[derive(Debug)]
 pub(super) struct Polling {
     interpreters: Interpreters,
     arena: Arc<ImageMemory>,
     /// Blocks that the GPU holds at once.
     capacity: u32,
-    /// How many of them are some rank's.
+    /// How many of these blocks belong to ranks' seats.
     taken: Mutex<u32>,
 }
 
-/// The blocks that one rank of one communicator may have on a GPU at a time. Given back when dropped.
+/// The blocks that one rank of one communicator may have on a GPU at a time. Dropping it gives them back.
 #[derive(Debug)]
 pub(super) struct Seats {
-    /// In a launch of a collective.
+    /// Blocks for a launch of a collective.
     collective: u32,
-    /// In a launch of messages, which may run beside one of a collective.
+    /// Blocks for a launch of messages, which may run at the same time as one of a collective.
     messages: u32,
     /// The status page, as the GPU addresses it.
     page: u64,
@@ -54,22 +53,22 @@ pub(super) struct Seats {
     polling: Arc<Polling>,
 }
 
-/// Blocks for a collective at most: more do not make four lanes faster, and slots take turns in them.
+/// The most blocks of a collective: more do not make four lanes faster.
 const MOST_COLLECTIVE: u32 = 8;
-/// Blocks for messages at most.
+/// The most blocks of messages.
 const MOST_MESSAGES: u32 = 4;
-/// The part of the free blocks that one rank takes for a collective at most, and for messages half of that.
+/// One rank takes at most one part in this many of the free blocks for a collective, and half of that for messages.
 const SHARE: u32 = 8;
 
 impl Polling {
-    /// For set-up: it allocates and loads.
+    /// Allocates memory and loads kernels, so it belongs in set-up.
     pub(super) fn new(primary: &Arc<Primary>, capability: (i32, i32), multiprocessors: u32) -> Result<Polling> {
         let interpreters = Interpreters::load(primary, capability)?;
         let capacity = interpreters.blocks().saturating_mul(multiprocessors);
         Ok(Polling { interpreters, arena: Arc::new(ImageMemory::new(primary)?), capacity, taken: Mutex::new(0) })
     }
 
-    /// Takes what one rank needs, and makes the page by which its launches and the host hear from each other.
+    /// Takes the seats of one rank, and makes its status page, by which its launches and the host inform each other.
     pub(super) fn seat(self: &Arc<Polling>, active: &Arc<Active>) -> Result<StatusPage> {
         let (region, page) = self.arena.page(StatusPage::BYTES)?;
         // What the lock guards is a number.
@@ -77,9 +76,8 @@ impl Polling {
         let free = self.capacity.saturating_sub(*taken);
         if free < 2 {
             return Err(Error::invalid_usage(format!(
-                "GPU {} has no room for another communicator whose ranks wait for other GPUs: it runs {} blocks at \
-                a time, and those of \
-                 all such communicators must fit; drop communicators that are not used",
+                "GPU {} has no room for another communicator whose ranks wait on the GPU: it runs {} blocks at a \
+                 time, and all such communicators together need more; drop communicators that are not used",
                 active.primary().device(),
                 self.capacity
             )));
@@ -100,12 +98,12 @@ impl Drop for Seats {
     }
 }
 
-/// Whether the parts are of ranks that wait on the GPU. A communicator's ranks all are, or none.
+/// Whether the parts belong to ranks that wait on the GPU. Either all ranks of a communicator do, or none.
 pub(super) fn polls(parts: &[LaunchPart]) -> bool {
     parts.iter().any(|part| part.status.place::<Seats>().is_some())
 }
 
-/// Launches the programs of all parts, whose ranks have seats on this GPU. The context is current.
+/// Launches the programs of all parts, whose ranks have seats on this GPU. The context must be current.
 ///
 /// # Safety
 /// As [`crate::device::Queue::launch`].
@@ -140,7 +138,7 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &
         let mut argument: u64 = blocks.address;
         let mut parameters: [*mut c_void; 1] = [(&raw mut argument).cast()];
         // SAFETY: the function takes one address, that of the images, which stay until the launch is done; the caller
-        // vouches for what the programs name.
+        // vouches for the memory that the programs name.
         let launched = unsafe {
             call!(
                 primary,
@@ -166,7 +164,7 @@ fn is_message(part: &LaunchPart) -> bool {
     part.bases.len() > FIRST_MESSAGE as usize
 }
 
-/// Ranks of one GPU have called different collectives: tells all of them, for one kernel cannot run both.
+/// Whether ranks of this GPU have called different collectives, which one kernel cannot run. If so, tells all of them.
 fn differ(parts: &[LaunchPart]) -> bool {
     let label = |part: &LaunchPart| part.labels.first().copied().filter(|_| !is_message(part));
     let Some((first, mine)) = parts.iter().find_map(|part| Some((part, label(part)?))) else { return false };

@@ -22,7 +22,7 @@ pub(super) struct StreamQueue {
     stream: Stream,
     home: Home,
     active: Arc<Active>,
-    /// What keeps a program's stream while this queue lives, where something does.
+    /// Keeps a program's stream alive while this queue lives, if the program gave something that does.
     _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -32,8 +32,9 @@ enum Stream {
     Own(Arc<OwnStream>),
     /// A program's, which any thread can name.
     Named(StreamHandle),
-    /// The stream of whatever thread calls. Other threads cannot name it, so the work goes to a stream of our own,
-    /// which [`Queue::enter`] puts behind the thread's, and [`Queue::leave`] before it.
+    /// The per-thread stream of the calling thread. Other threads cannot name it, so the work goes to a stream of our
+    /// own: [`Queue::enter`] makes our stream wait for the thread's, and [`Queue::leave`] makes the thread's wait for
+    /// ours.
     PerThread(Arc<OwnStream>),
 }
 
@@ -53,7 +54,7 @@ impl StreamQueue {
         Ok(StreamQueue { stream: Stream::Own(active.stream()?), home, active, _keep: None })
     }
 
-    /// A queue on a program's stream. `keep` keeps it, where something does.
+    /// A queue on a program's stream, which `keep` keeps alive if it is given.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] for a stream of another context than the GPU's primary one.
@@ -68,7 +69,7 @@ impl StreamQueue {
         Ok(StreamQueue { stream, home, active, _keep: keep })
     }
 
-    /// What is captured needs its memory as long as the graph lives.
+    /// Makes the graph of a captured launch keep the memory of the launch.
     fn keep_captured(&self, parts: &[LaunchPart]) -> Result<()> {
         if let Some(capture) = self.stream.handle().capture(self.active.primary())? {
             let regions = parts.iter().flat_map(|part| part.keep.iter().cloned()).collect();
@@ -77,7 +78,7 @@ impl StreamQueue {
         Ok(())
     }
 
-    /// Work on a program's stream is not found by looking at our own streams.
+    /// Notes the end of work on a program's stream: `Active` knows our own streams only.
     fn note_end(&self) -> Result<()> {
         if let Stream::Named(stream) = self.stream
             && stream.capture(self.active.primary())?.is_none()
@@ -147,7 +148,7 @@ impl Queue for StreamQueue {
 
     fn capture(&mut self) -> Result<Option<CaptureId>> {
         if matches!(self.stream, Stream::Own(_)) {
-            // Only an event of a capture brings a stream of our own into one.
+            // A stream of our own joins a capture only by an event of that capture.
             return Ok(None);
         }
         let primary = self.active.primary();
@@ -179,15 +180,15 @@ impl Queue for StreamQueue {
 }
 
 impl Drop for StreamQueue {
-    /// What is in the stream goes on without it, and keeps retired memory until it is done.
+    /// Work in the stream goes on without the queue. Memory is not freed until that work is done.
     fn drop(&mut self) {
-        // A program's stream may have gone, and its work has been noted.
+        // A program's stream may be gone already; `note_end` has noted its work.
         let (Stream::Own(stream) | Stream::PerThread(stream)) = &self.stream else { return };
         if matches!(stream.is_idle(), Ok(true)) {
             return;
         }
         let Ok(_entered) = self.active.primary().enter() else { return };
-        // Without an event the driver itself waits when it frees memory.
+        // If no event can be made, the driver itself waits for the work when it frees memory.
         if let Ok(mark) = self.active.mark(stream.handle()) {
             self.active.under_way(mark);
         }

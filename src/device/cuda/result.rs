@@ -1,4 +1,4 @@
-//! The driver, once a process, and what its answers mean.
+//! The driver of this process, loaded once, and the meaning of its answers.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -25,7 +25,7 @@ pub(super) struct Refusal {
 }
 
 /// Calls a function of the driver and checks its answer: `call!(owner, cuStreamQuery(stream))`, inside `unsafe`. The
-/// owner is whoever checks: the [`Driver`], or a primary context.
+/// owner checks the answer; it is the [`Driver`] or a primary context.
 macro_rules! call {
     ($owner:expr, $name:ident($($argument:expr),* $(,)?)) => {
         $owner.check(stringify!($name), ($owner.functions().$name)($($argument),*))

@@ -79,7 +79,7 @@ unsafe impl Send for Capture {}
 // SAFETY: as above.
 unsafe impl Sync for Capture {}
 
-/// A stream of ours, which does not wait for the null stream, nor is waited for by it.
+/// A stream of ours. It does not wait for the null stream, and the null stream does not wait for it.
 #[derive(Debug)]
 pub(super) struct OwnStream {
     primary: Arc<Primary>,
@@ -119,7 +119,7 @@ impl OwnStream {
         }
     }
 
-    /// Waits for all that was put into it: for set-up, where nobody else's kernel can wait for us.
+    /// Waits for all work in it. Only for set-up, when no peer's kernel can be waiting for this process.
     pub(super) fn drain(&self) -> Result<()> {
         let _entered = self.primary.enter()?;
         // SAFETY: the stream is ours and lives.
@@ -167,7 +167,7 @@ impl OwnEvent {
         recorded.map_err(|failure| self.primary.error(failure))
     }
 
-    /// Lets the stream wait for what was marked last. The context is current.
+    /// Makes the stream wait for the last mark. The context must be current.
     pub(super) fn holds_up(&self, stream: StreamHandle) -> Result<()> {
         // SAFETY: as in `record`.
         let waits = unsafe { call!(self.primary, cuStreamWaitEvent(stream.0, self.handle, 0)) };

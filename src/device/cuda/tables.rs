@@ -1,8 +1,8 @@
-//! Tables of steps and operands that are too large for the parameter of a launch: they lie in pinned host memory, which
-//! the kernel reads where it is.
+//! Tables of steps and operands that are too large for the parameter of a launch. They lie in pinned host memory, which
+//! the kernel reads in place.
 //!
-//! A table is free again when its launch is done; that of a captured launch belongs to the graph, which may run it any
-//! number of times, until the graph is destroyed.
+//! A table is free again when its launch is done. The table of a captured launch belongs to its graph, which may run
+//! any number of times, until the graph is destroyed.
 
 use std::ptr::NonNull;
 
@@ -21,11 +21,11 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 /// Bytes of a table: a step of some 2,000 sources and as many targets.
 const TABLE_BYTES: usize = 64 << 10;
 const TABLE_WORDS: usize = TABLE_BYTES / size_of::<u64>();
-/// Launches with large tables that may be under way or captured at the same time.
+/// The most launches with tables that may be under way or captured at the same time.
 const MOST_TABLES: usize = 256;
 
-/// The tables of a context. The first is made at set-up; more, when more launches are under way than there are tables:
-/// to make one waits for kernels that run, which are copies and folds.
+/// The tables of a context. The first is made at set-up; another is made when all are in use. That waits for kernels
+/// that run, which is safe here because these are copies and folds, which wait for nobody.
 #[derive(Debug)]
 pub(super) struct Tables {
     tables: Mutex<Vec<Table>>,
@@ -37,19 +37,19 @@ struct Table {
     user: User,
 }
 
-/// Who needs what is in a table.
+/// Who needs the content of a table.
 #[derive(Debug, Clone)]
 pub(super) enum User {
     Nobody,
-    /// A launch that ends here.
+    /// A launch, until the mark is done.
     Launch(Arc<Mark>),
-    /// A graph, until this has gone.
+    /// A graph, until the reference is dead.
     Graph(Weak<GraphKeep>),
 }
 
 impl User {
-    /// Calls `start`, which puts a launch into `stream`: what the launch reads is in use until it is done or, where it
-    /// was captured, until its graph is destroyed. The context is current.
+    /// Calls `start`, which puts a launch into `stream`, and returns the user of what the launch reads: the launch
+    /// until it is done or, if it was captured, its graph until that is destroyed. The context must be current.
     pub(super) fn of(active: &Arc<Active>, stream: StreamHandle, start: impl FnOnce() -> Result<()>) -> Result<User> {
         match stream.capture(active.primary())? {
             None => {
@@ -57,7 +57,7 @@ impl User {
                 Ok(User::Launch(active.mark(stream)?))
             }
             Some(capture) => {
-                // Given to the graph first: where that fails nothing was captured.
+                // The graph takes its share first, so that nothing has been captured if that fails.
                 let user = User::Graph(active.keep_for_graph(capture, Vec::new())?);
                 start()?;
                 Ok(user)
@@ -65,7 +65,7 @@ impl User {
         }
     }
 
-    /// Whether it needs nothing any more.
+    /// Whether the content is needed no more.
     pub(super) fn is_done(&self) -> bool {
         match self {
             User::Nobody => true,
@@ -86,7 +86,7 @@ impl Tables {
         self.tables.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Writes the tables and calls `start` with what names them. The context is current.
+    /// Writes the tables, and calls `start` with the arguments that name them. The context must be current.
     pub(super) fn launch(
         &self,
         active: &Arc<Active>,
@@ -108,7 +108,7 @@ impl Tables {
     }
 }
 
-/// The place of a table that nobody uses.
+/// The place of a table that is not in use; makes one if there is none.
 fn free_table(tables: &mut Vec<Table>, primary: &Arc<Primary>) -> Result<usize> {
     let is_free = |table: &Table| table.user.is_done();
     if let Some(index) = tables.iter().position(is_free) {
@@ -140,7 +140,7 @@ unsafe impl Sync for Pinned {}
 const PORTABLE_MAPPED: u32 = 1 | 2;
 
 impl Pinned {
-    /// For set-up: to make it waits for kernels that run.
+    /// Call it during set-up: the allocation waits for kernels that run.
     pub(super) fn new(primary: &Arc<Primary>, bytes: usize) -> Result<Pinned> {
         let _entered = primary.enter()?;
         let mut host = std::ptr::null_mut();

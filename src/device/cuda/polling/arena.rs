@@ -1,8 +1,8 @@
 //! Memory for the images of programs and launches, and for status pages: pinned memory of the host, which the GPU reads
-//! where it is. All of it is allocated at set-up, because allocating waits for kernels that run.
+//! in place. All of it is allocated at set-up, because an allocation waits for the kernels that run.
 //!
-//! Images of programs are kept as long as there is room; the images of a launch until it is done, or, where it was
-//! captured, until its graph is destroyed.
+//! The images of a program are kept while there is room. The images of a launch are kept until the launch is done, or,
+//! if the launch was captured, until its graph is destroyed.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -17,16 +17,17 @@ use crate::device::{Generation, HostRegion, Keep};
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 
-/// Bytes of it: hundreds of programs of eight ranks.
+/// Bytes of the memory: enough for hundreds of programs of eight ranks.
 const BYTES: usize = 8 << 20;
-/// What places are multiples of, in bytes: a line of status words.
+/// Alignment of pieces in bytes: one line of status words.
 const GRAIN: usize = 64;
-/// Users of a program's images that are looked at when there are so many: streams have one launch each under way.
+/// Once a program's images have this many users, those that are done are removed. Usually each stream has one launch
+/// under way.
 const MANY_USERS: usize = 16;
-/// Launches whose images are looked at, to forget them, when there are so many.
+/// Once there are images of this many launches, those of launches that are done are freed.
 const MANY_LAUNCHES: usize = 16;
 
-/// The memory, and what lies where.
+/// The memory, and which pieces of it are in use.
 #[derive(Debug)]
 pub(super) struct ImageMemory {
     memory: Arc<Whole>,
@@ -47,12 +48,12 @@ struct Piece {
 
 #[derive(Debug)]
 struct State {
-    /// By their places.
+    /// Free pieces, sorted by offset.
     free: Vec<Piece>,
-    /// By the address of the records, which each keeps.
+    /// Keyed by the address of a program's records, which each entry keeps alive.
     programs: HashMap<usize, ProgramImages>,
     launches: Vec<(Piece, User)>,
-    /// Counts launches: tells which program was used when.
+    /// Counts launches, to find the program that was not used for the longest time.
     clock: u64,
 }
 
@@ -85,8 +86,8 @@ impl ImageMemory {
         self.memory.0.device() + piece.offset as u64
     }
 
-    /// A page for host and GPU, zero at first: as the host has it, and as the GPU addresses it. It is used again when
-    /// its last handle is gone: by then all launches that look at it have ended.
+    /// A page that the host and the GPU share, zeroed: as the host's memory, and by the GPU's address. It is reused
+    /// after its last handle is dropped: by then all launches that read it have ended.
     pub(super) fn page(self: &Arc<ImageMemory>, bytes: usize) -> Result<(HostRegion, u64)> {
         let _entered = self.primary.enter()?;
         let piece = self.lock().take(bytes)?;
@@ -100,12 +101,12 @@ impl ImageMemory {
     fn write(&self, piece: Piece, words: &[u64]) {
         assert!(size_of_val(words) <= piece.bytes, "images fit what was taken for them");
         let target = self.memory.0.at(piece.offset).cast::<u64>();
-        // SAFETY: the piece lies in the memory, and is whoever's who took it: no kernel reads it now.
+        // SAFETY: the piece lies in the memory and belongs to the caller, who took it; no kernel reads it now.
         unsafe { target.copy_from_nonoverlapping(std::ptr::NonNull::from(words).cast(), words.len()) };
     }
 
-    /// Writes the images of a launch, and calls `start` with where they lie and the bytes of its longest fold. The
-    /// context is current.
+    /// Writes the images of a launch, and calls `start` with their places and the bytes of the launch's longest fold.
+    /// The context must be current.
     pub(super) fn launch(
         &self,
         (active, stream): (&Arc<Active>, StreamHandle),
@@ -142,8 +143,7 @@ impl ImageMemory {
                 return Ok(());
             }
             Err(error) => {
-                // Whether the kernel was put into the stream before the failure is not known: the piece is not used
-                // again.
+                // The kernel may have been put into the stream before the failure, so the piece is never reused.
                 return Err(error);
             }
         };
@@ -159,7 +159,7 @@ impl ImageMemory {
         Ok(())
     }
 
-    /// The images of a program, made where there are none.
+    /// The images of a program, which are made if there are none yet.
     fn program<'s>(&self, state: &'s mut State, records: &Arc<Records>) -> Result<&'s ProgramImages> {
         let clock = state.clock;
         if !state.programs.contains_key(&key(records)) {
@@ -189,7 +189,8 @@ fn key(records: &Arc<Records>) -> usize {
 }
 
 impl State {
-    /// A piece of at least `bytes`; where there is none, of what nobody uses any more.
+    /// A piece of at least `bytes`. If none is free, frees images of launches that are done, then of programs that no
+    /// launch uses.
     fn take(&mut self, bytes: usize) -> Result<Piece> {
         let bytes = bytes.max(1).next_multiple_of(GRAIN);
         if let Some(piece) = self.cut(bytes) {
@@ -200,7 +201,7 @@ impl State {
             if let Some(piece) = self.cut(bytes) {
                 return Ok(piece);
             }
-            // This launch's own programs are the latest.
+            // Programs of this very launch have the current clock, and must stay.
             let clock = self.clock;
             let idle = |program: &ProgramImages| program.used != clock && program.users.iter().all(User::is_done);
             let oldest =
@@ -242,7 +243,7 @@ impl State {
         }
     }
 
-    /// Gives back what launches had that are done.
+    /// Frees the images of launches that are done.
     fn forget(&mut self) {
         let done: Vec<Piece> =
             self.launches.extract_if(.., |(_, user)| user.is_done()).map(|(piece, _)| piece).collect();

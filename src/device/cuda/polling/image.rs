@@ -20,7 +20,7 @@ const MOST_OPERANDS: u32 = 256;
 const _: () = assert!(size_of::<StepRecord>() == 64 && size_of::<OperandRecord>() == 24);
 const _: () = assert!(size_of::<PeerMemory>() == 16 && size_of::<EnterLine>() == 64 && SLOT_HEADER == 64);
 
-/// Words in the making: fields of 32 bits are put in pairs.
+/// Builds an image of 64-bit words. Fields of 32 bits are added in pairs.
 #[derive(Debug, Default)]
 struct Words {
     words: Vec<u64>,
@@ -40,7 +40,7 @@ impl Words {
     }
 }
 
-/// The arithmetic of a launch, as the interpreter has it.
+/// The arithmetic of a launch, as the interpreter knows it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arithmetic {
     /// The number of the interpreter.
@@ -79,7 +79,7 @@ pub(super) struct PartWords<'a> {
 #[derive(Debug)]
 pub(super) struct LaneImages {
     pub(super) words: Vec<u64>,
-    /// In bytes, where each lane's begins.
+    /// The offset in bytes of each lane's image.
     pub(super) places: Vec<u64>,
     /// Elements of the longest round of a combine.
     pub(super) longest: u64,
@@ -185,8 +185,8 @@ pub(super) struct Blocks {
     pub(super) count: u32,
 }
 
-/// All that a launch has of its own, for memory that begins at `address`: images of blocks, then of ranks and seats.
-/// `lanes` has, for each rank, where its lanes' images lie.
+/// The images that belong to one launch, for memory that begins at `address`: first those of blocks, then those of
+/// ranks and seats. `lanes` holds the places of each rank's lane images.
 pub(super) fn launch(parts: &[PartWords<'_>], lanes: &[Vec<u64>], address: u64) -> Result<(Vec<u64>, Blocks)> {
     let mut blocks: Vec<(usize, Vec<Seat>)> = Vec::new();
     for (number, (rank, lanes)) in parts.iter().zip(lanes).enumerate() {
@@ -223,11 +223,11 @@ const BLOCK_BYTES: u64 = 24;
 struct Seat {
     /// Where its image lies.
     lane: u64,
-    /// The seat of the same block before it.
+    /// The seat of the lane that must end before it, in the same block.
     after: u32,
 }
 
-/// The lanes of a rank, shared out to its blocks: those that follow each other to the same.
+/// Distributes the lanes of a rank over its blocks. Lanes that follow each other go to the same block.
 fn shared_out(rank: &PartWords<'_>, places: &[u64]) -> Result<Vec<Vec<Seat>>> {
     let records = &rank.part.records.lanes;
     let heads = records.iter().filter(|lane| lane.after == NONE).count();
