@@ -1,8 +1,8 @@
-//! All-reduce against what the memory allows, in one run: two ranks on one host, buffers that both can reach.
+//! All-reduce compared with the limit of the memory, in one run: two ranks on one host, buffers that both can reach.
 //!
-//! The limit is two threads that share all four buffers: each adds its half of both inputs and stores it into both outputs, with
-//! non-temporal stores where rsccl uses them. Samples alternate; medians and their ratio are printed. `cargo bench --bench
-//! limits`.
+//! The limit is two threads that share all four buffers: each adds its half of both inputs and stores it into both
+//! outputs, with non-temporal stores where rsccl uses them. Samples alternate; medians and their ratio are printed.
+//! `cargo bench --bench limits`.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 

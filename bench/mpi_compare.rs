@@ -1,5 +1,5 @@
-//! rsccl beside the very MPI that it runs under, in one `mpirun`: the same ranks on the same processors, the same buffers, turn
-//! by turn. Prints a table; `bench/README.md` says how the figures are taken.
+//! Compares rsccl with the MPI that it runs under, in one `mpirun`: the same ranks on the same processors use the same
+//! buffers with both libraries in turn. Prints a table; `bench/README.md` says how the figures are taken.
 //!
 //!     cargo build --release --features mpi --example mpi_compare
 //!     mpirun -n 2 target/release/examples/mpi_compare [--collective NAME]... [--sizes 8,1K,16M] [--rounds N] [--quick]
@@ -26,8 +26,8 @@ use rsccl::{Communicator, Config, ReduceOp, Result};
 use case::{Case, Library};
 use options::Options;
 
-/// A sample is a loop of calls that takes about this long, where the library is the slower one: so short that some samples see no
-/// other process on a machine that has other work.
+/// A sample is a loop of calls that takes the slower library about this long: so short that on a busy machine some
+/// samples are not disturbed by other processes.
 const SAMPLE_S: f64 = 0.003;
 const MOST_CALLS: f64 = 5000.0;
 /// The first calls connect, map and fill caches.
@@ -93,8 +93,8 @@ fn measure(case: &mut Case, comm: &Communicator, world: &SimpleCommunicator, rou
         case.check(library)?;
         sample(case, library, WARM_UPS, world)?;
     }
-    // One sample may be slow by chance, above all the first, before the scheduler has parted the ranks. All ranks make as many calls, for
-    // both libraries.
+    // One sample may be slow by chance, above all the first, before the scheduler has parted the ranks. All ranks make
+    // as many calls, for both libraries.
     let (mut calls, mut least) = (1, f64::INFINITY);
     for _ in 0..CALIBRATIONS {
         let mut slower = [0.0];

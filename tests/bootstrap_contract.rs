@@ -73,7 +73,7 @@ fn collectives(bootstrap: &dyn Bootstrap) -> Result<()> {
             let mine = if root == world.rank { block(root) } else { b"ignored".to_vec() };
             assert_eq!(bootstrap.broadcast(root, &mine, &soon())?, block(root));
         }
-        // Some ranks have something to do meanwhile, others have not.
+        // Some ranks have background work, others have none.
         match (world.rank.get() + turn) % 2 {
             0 => bootstrap.meet("test", &soon(), None)?,
             _ => bootstrap.meet("test", &soon(), Some(background_of(&mut || Ok(()))))?,
@@ -259,7 +259,7 @@ fn different_collectives_are_a_mismatch_that_names_both() {
                 0 => bootstrap.barrier(&soon()),
                 _ => bootstrap.all_gather(b"x", &soon()).map(|_| ()),
             };
-            // Nobody leaves before both have seen it.
+            // Neither rank leaves before both have seen the mismatch.
             let peer = Rank::new(1 - bootstrap.world().rank.get());
             bootstrap.send(peer, 1, &[], &soon()).unwrap();
             bootstrap.recv(peer, 1, &soon()).unwrap();
@@ -332,7 +332,7 @@ fn a_goodbye_is_no_death_and_a_note_reaches_everyone_once() {
                 });
                 let error = bootstrap.recv(Rank::new(0), 1, &soon()).unwrap_err();
                 assert!(error.to_string().contains("rank 0 has left"), "{error}");
-                // Everyone stays until everyone has seen it, so that no other goodbye comes between.
+                // Every rank stays until all have seen the goodbye, so that no other goodbye comes between.
                 closing(bootstrap.shrink(&[Rank::new(0)], &soon()).unwrap().bootstrap, |_| Ok(()));
                 bootstrap.close();
             }

@@ -147,7 +147,7 @@ fn an_unreachable_root_is_named_with_the_number_of_tries() {
         error.to_string().contains(&format!("the root at {} cannot be reached in 4 tries", id.address())),
         "{error}"
     );
-    // With more patience than time, the deadline rules.
+    // With more retries than the deadline has room for, the deadline ends the attempts.
     let start = now();
     let options = Options { retry_count: 1000, ..options };
     let error = NetBootstrap::join(&[id], Rank::new(0), 2, &options, &within(0.3)).unwrap_err();
@@ -207,19 +207,20 @@ fn a_fixed_address_is_served_by_rank_zero_and_another_secret_does_not_pass() {
     }
 }
 
-/// Connects `count` times and is a nuisance each time; keeps the silent connections open.
-fn annoy(address: SocketAddr, count: u64, seed: u64) -> Vec<TcpStream> {
+/// Connects `count` times and misbehaves each time: sends random bytes, closes early, or stays silent. Returns the
+/// silent connections, still open.
+fn misbehave(address: SocketAddr, count: u64, seed: u64) -> Vec<TcpStream> {
     let mut state = seed;
     let mut silent = Vec::new();
     for _ in 0..count {
-        // xorshift64: the same nuisance in every run.
+        // xorshift64: the same misbehaviour in every run.
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         let Ok(mut stream) = TcpStream::connect(address) else { continue };
         let bytes: Vec<u8> =
             state.to_le_bytes().iter().cycle().take(usize::try_from(state % 300).unwrap()).copied().collect();
-        // The other side may have had enough already.
+        // The other side may have closed the connection already.
         let _closed = stream.write_all(&bytes);
         if state.is_multiple_of(16) {
             silent.push(stream);
@@ -233,7 +234,7 @@ fn ten_thousand_random_connections_do_not_keep_ranks_from_joining() {
     let (id, _root) = Root::serve(&options()).unwrap();
     std::thread::scope(|scope| {
         let floods: Vec<_> =
-            (1..=4u64).map(|seed| scope.spawn(move || annoy(id.address(), 2_500, seed * 0x9e37_79b9))).collect();
+            (1..=4u64).map(|seed| scope.spawn(move || misbehave(id.address(), 2_500, seed * 0x9e37_79b9))).collect();
         let ranks: Vec<_> = (0..16).map(|rank| (rank, 16)).collect();
         meet(join(&[id], &ranks, 60.0));
         for flood in floods {

@@ -63,7 +63,7 @@ fn many_ranks_join_through_one_root_and_through_several() {
         let took = joining(size, roots.min(size));
         println!("{size} ranks joined through {roots} roots in {:.3} s", took.as_secs_f64());
     }
-    // The kernel takes a moment to bury a thread that has ended.
+    // The kernel takes a moment to remove a thread that has ended.
     let wait = Wait::new(Duration::from_secs(10), &AbortFlag::new());
     while held() != before {
         wait.check(|| format!("open files and threads are left: {:?}, before {before:?}", held())).unwrap();

@@ -32,7 +32,8 @@ impl Job {
     fn fed(arguments: &[&str], variables: &[(&str, &str)], stdin: Stdio) -> Job {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| File::create(folder.path().join(name)).unwrap();
-        // What the caller of the tests ignores (nohup, a shell's background job) is not ignored by the job.
+        // Signals that the caller of the tests ignores (nohup, a shell's background job) get their defaults back in the
+        // job.
         let mut command = Command::new("/usr/bin/env");
         command.args(["--default-signal", env!("CARGO_BIN_EXE_rsccl")]).args(arguments);
         command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", folder.path());
@@ -81,7 +82,7 @@ fn until_gone(folder: &Path, names: &[&str]) {
         let stat = format!("/proc/{}/stat", number.trim());
         until("an orphan has ended", || {
             let text = std::fs::read_to_string(&stat).unwrap_or_default();
-            // A zombie is dead; a container's first process may never bury it.
+            // A zombie has ended; the first process of a container may never reap it.
             text.is_empty() || text.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z"))
         });
     }
@@ -235,7 +236,9 @@ fn forwarded(signal: Signal, trap: &str, code: i32) {
 fn signals_are_passed_on() {
     forwarded(Signal::TERMINATE, "TERM", 7);
     forwarded(Signal::INTERRUPT, "INT", 7);
-    // No request to end: here a code would be a failure, at which the other rank is ended before it may speak.
+    // USR1 does not ask the job to end. A code other than 0 would count as a failure here, and the launcher would end
+    // the
+    // other rank before it can write its line.
     forwarded(Signal::USER_1, "USR1", 0);
 }
 
@@ -245,7 +248,7 @@ fn a_rank_that_heeds_no_signal_is_killed_at_the_second() {
     let job = Job::of_ranks("2", &[], script);
     until("both ranks are ready", || ["pid0", "pid1"].iter().all(|name| !job.read(name).is_empty()));
     job.group.signal(Signal::INTERRUPT).unwrap();
-    // Another number, so that the two do not become one on their way.
+    // A signal of another number: two pending signals of one number would be merged into one.
     job.group.signal(Signal::TERMINATE).unwrap();
     let (outcome, folder) = job.finish();
     assert_eq!(outcome.exit, Exit::Code(128 + 9), "{}", outcome.stderr);
@@ -336,7 +339,7 @@ fn rank_0_has_the_standard_input_and_the_others_have_none() {
     drop(writer);
     let outcome = job.outcome();
     assert_eq!((outcome.exit, sorted(&outcome.stdout)), (Exit::Code(0), vec!["[0] 300000", "[1] 0"]));
-    // One who does not read it ends all the same.
+    // A program that does not read its input ends too.
     let (reader, writer) = std::io::pipe().unwrap();
     let outcome = Job::fed(&["run", "-n", "1", "true"], &[], reader.into()).outcome();
     assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.stderr);

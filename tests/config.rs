@@ -1,4 +1,4 @@
-//! Configuration from outside: who is stronger, what is refused and in which words.
+//! Configuration from outside: which source overrides which, which values are refused, and in which words.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::io::Write;
@@ -138,7 +138,7 @@ fn errors_in_files_name_file_and_line() {
     let path = write(&folder.path().join("a.conf"), "# ours\n\nNCCL_BUFFSIZE = many # too many\n");
     let with = |path: &str| refused(&[("NCCL_CONF_FILE", path)]);
     assert!(with(&path).starts_with(&format!("NCCL_BUFFSIZE=\"many\" ({path}:3): not a whole number; allowed: bytes")));
-    // An overridden line is nobody's business.
+    // A wrong line in a file does no harm if a stronger source overrides it.
     assert!(resolve(&[("NCCL_CONF_FILE", &path), ("NCCL_BUFFSIZE", "1M")]).is_ok());
     let missing = folder.path().join("none").to_str().unwrap().to_owned();
     assert_eq!(

@@ -11,7 +11,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// A subscriber as most programs have it: all events at INFO and above.
+/// A subscriber like that of most programs: it takes all events at INFO and above.
 struct Usual(Arc<Mutex<Vec<String>>>);
 
 impl Subscriber for Usual {

@@ -36,7 +36,7 @@ fn ranks_on_two_devices_work_in_each_others_memory_by_streams() {
     .unwrap();
 }
 
-/// What is captured runs a hundred times with no code of the host in between: epochs and flags go on in the device's
+/// A captured call is replayed a hundred times without host code in between: epochs and flags go on counting in device
 /// memory.
 #[test]
 fn captured_collectives_replay_a_hundred_times() {
@@ -49,7 +49,7 @@ fn captured_collectives_replay_a_hundred_times() {
         let (mut sum, mut gathered) = (stream.alloc::<u32>(1000)?, stream.alloc::<u32>(4000)?);
         let mut passed = stream.alloc::<u32>(1000)?;
         let (left, right) = ((comm.rank() + 3) % 4, (comm.rank() + 1) % 4);
-        // The set-up takes the host: a live call before.
+        // The set-up runs on the host, so a call outside the capture comes first.
         on.all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
         on.send_recv(sum.slice(..), right, passed.slice_mut(..), left)?;
         stream.upload(&vec![comm.rank() + 1; 1000], sum.slice_mut(..))?;
@@ -81,7 +81,7 @@ fn captured_collectives_replay_a_hundred_times() {
         assert_eq!((&sums, &all), (&vec![expected; 1000], &vec![expected; 4000]));
         stream.download(passed.slice(..), &mut sums)?;
         assert_eq!(sums, vec![expected; 1000]);
-        // Live calls go on where the replays have left the words.
+        // Calls outside the graph go on from the words that the replays have left.
         on.all_reduce_in_place(sum.slice_mut(..), ReduceOp::Max)?;
         stream.download(sum.slice(..), &mut sums)?;
         assert_eq!(sums, vec![expected; 1000]);
@@ -170,7 +170,8 @@ fn two_ranks_of_a_device_exchange_messages_while_the_others_do_something_else() 
     .unwrap();
 }
 
-/// One rank gives device memory, the other host memory, in the first call on devices or in a later one: both learn what the other called.
+/// One rank passes device memory, the other host memory, in the first call on devices or in a later one: each gets an
+/// error that tells the other's call.
 #[test]
 fn a_rank_that_calls_on_host_memory_is_told_from_one_on_a_device() {
     Far::add(50..51);
@@ -196,7 +197,8 @@ fn a_rank_that_calls_on_host_memory_is_told_from_one_on_a_device() {
     }
 }
 
-/// One thread has all ranks: the calls of a group wait for each other, those of one stream keep their order, and messages may stand in any.
+/// One thread has all ranks. The calls of a group wait for each other; calls on one stream keep their order, and
+/// messages may be added in any order.
 #[test]
 fn a_group_puts_the_calls_of_all_ranks_of_a_thread_into_their_streams() {
     const DEVICES: std::ops::Range<u32> = 60..62;
@@ -229,7 +231,7 @@ fn a_group_puts_the_calls_of_all_ranks_of_a_thread_into_their_streams() {
     }
 }
 
-/// More calls than are watched at a time: the caller waits for the oldest.
+/// More calls than the monitor watches at a time: the caller waits for the oldest.
 #[test]
 fn a_stream_takes_any_number_of_calls() {
     Far::add(70..71);

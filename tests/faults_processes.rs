@@ -1,5 +1,6 @@
-//! Faults among ranks that are processes: killed, stopped, gone, at odds, flooded, aborted. Every rank gets an error
-//! that names who and what, in seconds and not at the deadline; the survivors go on; nothing is left behind.
+//! Faults among ranks that are processes: they are killed, stopped, flooded or aborted, they leave, or they call
+//! different things. Every rank gets an error that names the rank and the call, in seconds and not at the deadline; the
+//! survivors go on; nothing is left behind.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod faults {
@@ -39,9 +40,9 @@ fn worker() {
     }
 }
 
-/// Variables of ranks that share memory.
+/// Variables that make ranks share memory.
 const SHM: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo")];
-/// Variables of ranks that do not.
+/// Variables that make ranks use sockets.
 const NET: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_SHM_DISABLE", "1")];
 
 fn with<'a>(variables: &[(&'a str, &'a str)], more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {

@@ -1,6 +1,6 @@
 //! Several hosts, made of network namespaces: hierarchy, uneven hosts, interfaces, IPv6, a host that is cut off.
 //!
-//! Needs root and `ip`; says `skipped` where it has not got them.
+//! Needs root and `ip`; prints `skipped` where they are missing.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod hosts {
@@ -270,7 +270,7 @@ fn a_host_that_is_cut_off() {
         job.begin(command, |_| true);
         for rank in &job.ranks {
             if command.contains("sendrecv") && matches!(rank.number, 1 | 2) {
-                // Both their neighbours are in reach.
+                // Both neighbours of these ranks are reachable.
                 rank.success(command);
                 continue;
             }

@@ -1,8 +1,9 @@
 //! The kernels of `kernels/`: the PTX that ships, run by the virtual GPU, and the same headers compiled for the host by
 //! g++, give the bits of the host's own reductions.
 //!
-//! Values: all pairs for types of 8 bits; all values beside some for those of 16; the special ones and seeded samples
-//! for the rest. Layouts: numbers of sources and targets, counts, alignments, targets that are sources.
+//! Values: types of 8 bits are tested with all pairs, types of 16 bits with all values paired with some, the others
+//! with special values and seeded samples. Layouts: numbers of sources and targets, counts, alignments, targets that
+//! are sources.
 
 #[path = "vcuda/tests/flat/mod.rs"]
 mod flat;

@@ -1,7 +1,7 @@
-//! Programs that know no MPI, started by the launchers of MPIs: who a rank is stands in what they set, and nowhere
-//! else.
+//! Programs without MPI, started by the launchers of MPIs: a rank learns its number from the variables that the
+//! launcher sets, and from nothing else.
 //!
-//! Takes every launcher that this machine has; says `skipped` where there is none.
+//! Uses every launcher that this machine has; prints `skipped` if there is none.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[allow(dead_code, reason = "the tests of the MPI glue use the rest")]

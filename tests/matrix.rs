@@ -43,7 +43,7 @@ fn run_rank(comm: Communicator, kind: &Placed, cases: &[Case], seed: u64) -> Res
             Ok(None) => {}
             Ok(Some(wrong)) => failures.push(format!("{case}: {wrong}")),
             Err(error) => {
-                // The others cannot go on without this rank: they end here too.
+                // The other ranks cannot go on without this rank, so they end too.
                 failures.push(format!("{case}: {error}"));
                 return Ok(failures);
             }
@@ -66,7 +66,7 @@ fn run_with(ranks: u32, config: Config, cases: &[Case]) {
     judge(&name, failures.expect("ranks start and end").concat());
 }
 
-/// Runs all cases on ranks that believe to be on several hosts: `hosts` has the host of each rank.
+/// Runs all cases on ranks that act as if they were on several hosts: `hosts` has the host of each rank.
 fn run_on_hosts(hosts: &[u32], config: &Config, cases: &[Case]) {
     let seed = seed();
     let name = format!("hosts {hosts:?}, {:?}, seed {seed}", config.algo);
@@ -279,7 +279,8 @@ fn several_hosts() {
     }
 }
 
-/// Programs of random steps, on ranks that are threads, in the settings that the seed says; `test` is who asks.
+/// Programs of random steps on ranks that are threads, with settings that follow from the seed. `test` is the name of
+/// the test that runs them.
 fn random_programs(test: &str, worlds: &[u32], config: &Config) {
     random_programs_by(test, worlds, |ranks, seed, play| {
         let config = random::settings(config.clone().with_timeout(TIMEOUT), seed)?;

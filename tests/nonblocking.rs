@@ -1,4 +1,4 @@
-//! Splits and shrinks of communicators that are not to block return at once, whatever the other ranks do.
+//! Splits and shrinks of non-blocking communicators return at once, whatever the other ranks do.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::sync::Barrier;

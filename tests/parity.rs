@@ -1,5 +1,5 @@
-//! C++ has what Rust has: every public method, field and variant is named in the headers, or stands here with the
-//! reason why not. And docs/from-nccl.md names nothing that is not there. Text is compared, no library is built.
+//! C++ has what Rust has: every public method, field and variant is named in the headers, or listed here with the
+//! reason why not. And docs/from-nccl.md names only what exists. The test compares text; it builds no library.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -210,8 +210,8 @@ fn written(plan: &Plan) -> u64 {
     steps.map(|step| if let Action::Combine(combine) = &step.action { one(combine) } else { 0 }).sum()
 }
 
-/// The root stages each element once and takes nothing back. Another rank writes its output, and its share for the
-/// others. The root once took half of two ranks' data back from rank 1's scratch.
+/// The root stages each element once and copies nothing back. Every other rank writes its own output, and its share for
+/// the others. Regression: the root copied half of two ranks' data back from rank 1's scratch.
 #[test]
 fn a_broadcast_moves_each_element_once_through_scratch() {
     const COUNT: u64 = 1 << 18;
@@ -246,7 +246,7 @@ fn a_broadcast_moves_each_element_once_through_scratch() {
     }
 }
 
-/// Beyond the worlds that are proved: as many ranks as a word has bits and more, on hosts of equal and of uneven size.
+/// Worlds of 64 ranks and more, which the samples do not reach, on hosts of equal and of uneven size.
 #[test]
 fn plans_of_many_ranks_fit_their_buffers() {
     let mut built = 0;

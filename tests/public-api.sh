@@ -2,7 +2,7 @@
 # Lists what programs can name of the library, out of its documentation, and compares the list with docs/public-api.txt.
 #   tests/public-api.sh           fails where they differ: a change of the interface is a change of that file
 #   tests/public-api.sh --write   writes the file anew
-# It wants the documentation built with features mpi and cpp, as ./test.sh does.
+# It needs the documentation built with features cpp, mpi, cli and cuda, as ./test.sh does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kept=docs/public-api.txt
@@ -56,7 +56,7 @@ list() {
 }
 
 [[ -f $pages/all.html ]] || {
-    echo "tests/public-api.sh: $pages has no documentation: run cargo doc --no-deps --features mpi,cpp first" >&2
+    echo "tests/public-api.sh: $pages has no documentation: run cargo doc --no-deps --features cpp,mpi,cli,cuda first" >&2
     exit 2
 }
 if [[ ${1:-} == --write ]]; then

@@ -1,7 +1,7 @@
 //! NCCL's own example of a configuration file: every collective runs under it, and the log says once what runs in place
-//! of what it names.
+//! of protocols that rsccl does not have.
 //!
-//! A program of its own: the log is installed once in a process.
+//! This is a test program of its own, because the log is installed once in a process.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use rsccl::config::{DebugLevel, Environment};

@@ -1,4 +1,4 @@
-//! The contract of `Store`, held by all three, and what each promises beyond it.
+//! The contract of `Store`, which all three stores keep, and the further promises of each.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -29,10 +29,10 @@ fn loopback() -> std::net::SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// A store's name, doors to it, and the folder that it lies in.
+/// A store's name, several handles of it, and the folder that it lies in.
 type Doors = (&'static str, Vec<Box<dyn Store>>, Option<tempfile::TempDir>);
 
-/// `count` doors to one store of each kind.
+/// `count` handles of one store of each kind.
 fn stores(count: usize) -> Vec<Doors> {
     let hash = HashStore::new();
     let hash = (0..count).map(|_| Box::new(hash.clone()) as Box<dyn Store>).collect();

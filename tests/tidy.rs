@@ -36,14 +36,14 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("sys", "sync::primitive", "a futex is a word that a model checker may stand in for"),
 ];
 
-/// Modules that only compute, what they may not touch of the standard library, and which of our modules act.
+/// Modules that only compute. The next two lists hold what they may not use of the standard library and of our modules.
 const PURE: &[&str] = &["types", "topo", "plan", "tune"];
 const IMPURE_STD: &[&str] = &["net", "thread", "fs", "env", "process", "os", "time::Instant", "time::SystemTime"];
 const IMPURE_MODULES: &[&str] = &["log", "sys", "sync", "device", "bootstrap"];
-/// Of an impure module, but it only shares a value.
+/// The one item of an impure module that pure modules may use: it only shares a value.
 const PURE_ANYWAY: &str = "sync::primitive::Arc";
 
-/// Files beside them that may have `unsafe`, each for its reason.
+/// Other files that may have `unsafe`, each for its reason.
 const UNSAFE_FILES: &[&str] = &[
     // A request owns the buffers to which its own calls point: no lifetime can say that.
     "src/comm/owned.rs",
@@ -84,7 +84,8 @@ const BANNED: &[(&str, &[&str], &str)] = &[
     ("transmute", &["src/ffi"], "use a cast, from_ne_bytes or a pointer read with its own proof"),
 ];
 
-/// Who may name a kind of transport: its own file, the names, and the tuner and its caller, whose costs are by name.
+/// The files that may name a kind of transport: its own file, the list of names, and the tuner and its caller, which
+/// look up costs by name.
 const KINDS: &[&str] = &[
     "src/types/",
     "src/tune",
@@ -201,7 +202,8 @@ const FUNCTION_LINES: usize = 70;
 /// Documents that a reader should get through in one sitting; the README has first programs in two languages.
 const DOCUMENT_LINES: &[(&str, usize)] = &[("README.md", 165), ("ARCHITECTURE.md", 300)];
 
-/// What would tie the tree to the machine it was written on; split so that this file does not name it.
+/// Paths that exist only on the machine where the code was written. They are split so that this file does not contain
+/// them.
 const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/tmp", "/wt"), concat!("/ro", "ot/")];
 const TEXT_ENDINGS: &[&str] =
     &["rs", "md", "toml", "sh", "py", "c", "cc", "cpp", "h", "cu", "cuh", "txt", "run", "yml"];

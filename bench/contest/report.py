@@ -13,7 +13,7 @@ from contestants import BENCH, LOCAL
 README = BENCH.parent / "README.md"
 # The README's table stands between these lines.
 BEGINS, ENDS = "<!-- contest begins -->", "<!-- contest ends -->"
-# The README is short: so many sizes at most.
+# The most sizes in the README's table, which must be short.
 README_SIZES = 6
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI", "oneccl": "oneCCL"}
 OURS = ("rsccl", "rsccl registered", "rsccl, a session each")

@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
     std::vector<double> cpp;
     std::vector<double> difference;
     for (int round = 0; round < std::atoi(argv[3]); ++round) {
-        // Who goes first changes, so that neither has the quieter half of every pair.
+        // The two take turns in going first, so that neither has the quieter half of every pair.
         const bool first = round % 2 == 0;
         const double one = first ? rust_round(static_cast<std::uint32_t>(ranks), static_cast<std::uint32_t>(calls)) : cpp_round(ranks, calls);
         const double two = first ? cpp_round(ranks, calls) : rust_round(static_cast<std::uint32_t>(ranks), static_cast<std::uint32_t>(calls));

@@ -1,4 +1,4 @@
-//! The memory of all devices of the process: which host memory stands behind which address.
+//! The memory of the software devices of this process: which host memory stands behind which device address.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -21,9 +21,9 @@ struct Block {
     behind: HostRegion,
 }
 
-/// The first address that no processor with 48 to 57 bits of address follows.
+/// The first device address. Processors with 48 to 57 address bits fault on it.
 const FIRST: u64 = 0x5ea1_0000_0000_0000;
-/// Between two allocations, so that none runs into the next.
+/// The gap between two allocations, so that an access beyond one does not reach the next.
 const GAP: u64 = 1 << 20;
 
 impl Memory {

@@ -1,10 +1,9 @@
 //! A device in software, for tests: memory that the processor cannot touch, queues with a thread each, programs run
 //! from their records alone, and capture.
 //!
-//! Addresses of [`Far`] are not mapped in this process: code that follows one without a queue faults. Each
-//! queue does its work on a thread of its own, behind the caller's back. What a [`FarGraph`] has captured runs with no
-//! code of the host in between. A program that reaches outside of what was allocated, or into what was freed, fails its
-//! queue for good.
+//! Addresses of [`Far`] are not mapped in this process: host code that follows one faults. Each queue does its work on
+//! a thread of its own, while the caller goes on. What a [`FarGraph`] has captured runs without host code in between. A
+//! program that accesses memory that is not allocated, or was freed, makes its queue fail for good.
 
 mod memory;
 mod programs;
@@ -26,12 +25,12 @@ pub(crate) struct Far {
 }
 
 impl Far {
-    /// A device that nobody else knows.
+    /// A device that is not added to the process's list: only its caller has it.
     pub(crate) fn new(number: u32) -> Far {
         Far { number }
     }
 
-    /// Makes devices of these numbers known to the process. Other tests may have done so before: they are the same.
+    /// Adds devices of these numbers to the process's list. If another test has added them before, those stay.
     pub(crate) fn add(numbers: std::ops::Range<u32>) {
         numbers.for_each(|number| rsccl::internals::device::add(Box::leak(Box::new(Far::new(number)))));
     }

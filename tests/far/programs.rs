@@ -1,5 +1,5 @@
-//! Runs the programs of a launch from their records, as a kernel would: lanes side by side, words in memory, nothing of
-//! the host.
+//! Runs the programs of a launch from their records, as a kernel would: lanes run side by side and share words in
+//! device memory, and no host code takes part.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use super::memory::Memory;
 
 type Outcome<T> = Result<T, String>;
 
-/// What a look at a lane found.
+/// What the walk of a lane found.
 #[derive(Clone, Copy, PartialEq)]
 enum Look {
     Blocked,
@@ -29,7 +29,7 @@ struct Lane<'p> {
     record: LaneRecord,
     turn: u32,
     step: u32,
-    /// Whether the step under way, an entering, has told the peers.
+    /// Whether the current step, if it enters, has told the peers.
     told: bool,
     epoch: u64,
     base: u64,
@@ -149,7 +149,7 @@ impl<'p> Lane<'p> {
         &self.part.records.ranks[step.first as usize..][..step.sources as usize]
     }
 
-    /// False where the step must wait.
+    /// Performs a step; false if it must wait.
     fn perform(&mut self, step: &StepRecord, round: u32) -> Outcome<bool> {
         let (layout, lane, value) = (self.part.layout, self.record.flags, self.base + u64::from(round) + 1);
         match step.kind {
@@ -201,7 +201,7 @@ impl<'p> Lane<'p> {
         Ok(true)
     }
 
-    /// A peer called something else: this part ends.
+    /// Ends this part, because a peer has called something else.
     fn differs(&mut self, peer: u32, theirs: [u64; 3]) -> Outcome<bool> {
         let mine = self.part.labels[self.record.label as usize];
         self.part.status.report(LaunchFault::Mismatch { peer, mine, theirs });
@@ -330,7 +330,7 @@ fn publish(queue: &SlotQueue, bytes: u64, label: [u64; 3]) -> Outcome<()> {
 
 fn word(address: u64) -> Outcome<&'static AtomicU64> {
     let (pointer, _) = Memory::follow(address, size_of::<u64>())?;
-    // SAFETY: eight bytes of an allocation, which the launch keeps; all that touch them do it by such words.
+    // SAFETY: the eight bytes lie in an allocation that the launch keeps, and every access to them is atomic.
     Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
 }
 

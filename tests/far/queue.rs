@@ -13,8 +13,7 @@ use rsccl::{Error, Result};
 use super::memory::Memory;
 use super::programs;
 
-/// What the queues of devices capture: for each device that does, for each of its queues, by their numbers, the work in
-/// order.
+/// The captures under way: for each device that captures and each of its queues, by number, the captured work in order.
 static CAPTURES: Mutex<BTreeMap<u32, HashMap<u64, Captured>>> = Mutex::new(BTreeMap::new());
 
 /// The captured work of one queue.
@@ -34,10 +33,10 @@ pub(crate) struct FarQueue {
     failure: Failure,
 }
 
-/// Why a queue has failed, once it has.
+/// The reason why a queue has failed, if it has.
 type Failure = Arc<Mutex<Option<String>>>;
 
-/// What a queue's thread is told: the work, and how often it has run before.
+/// A command for a queue's thread: the work, and how often it has run before.
 type Command = (Work, u64);
 
 #[derive(Debug, Clone)]
@@ -50,13 +49,13 @@ enum Work {
     Stop,
 }
 
-// SAFETY: places are addresses; whoever put the work vouched for them until it is done.
+// SAFETY: places are plain addresses; the caller who put the work vouches for them until it is done.
 unsafe impl Send for Work {}
 
 /// A point in a queue.
 #[derive(Debug)]
 pub(crate) struct FarEvent {
-    /// How often its queue has come to this point.
+    /// How often its queue has reached this point.
     reached: Mutex<u64>,
     changed: Condvar,
     failure: Failure,
@@ -111,7 +110,8 @@ impl FarQueue {
 
 impl Drop for FarQueue {
     fn drop(&mut self) {
-        // A graph may keep the channel open. Where the thread is gone there is nothing to stop.
+        // A graph may keep the channel open, so closing it does not stop the thread. An error means that the thread has
+        // gone.
         let _stopped = self.sender.send((Work::Stop, 0));
         if let Some(thread) = self.thread.take() {
             let _ended = thread.join();
@@ -209,7 +209,7 @@ fn run(commands: &Receiver<Command>, failure: &Failure) {
         if matches!(work, Work::Stop) {
             return;
         }
-        // Events are reached after a failure too, so that nobody waits for ever.
+        // A failed queue still reaches its events, so that no other queue waits for ever.
         let failed = lock(failure).is_some();
         if failed && !matches!(work, Work::Record(_)) {
             continue;
@@ -256,5 +256,5 @@ fn perform(work: Work, runs: u64) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// How often a queue that waits for another's event looks whether that queue has failed.
+/// How often a queue that waits for an event of another queue checks whether that queue has failed.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(20);

@@ -23,7 +23,7 @@ fn abort_from_another_thread_ends_all_ranks() {
             if warm {
                 job.must(if command.starts_with("recv") { "call sendrecv 5" } else { command });
             }
-            // Rank 1 does not come; it waits for nobody, and hears of it at its next call.
+            // Rank 1 does not make the call, and learns of the abort in its next call.
             job.begin(command, |rank| rank != 1);
             job.ranks[0].say("abort enough of this");
             for rank in job.others(1) {
@@ -31,7 +31,7 @@ fn abort_from_another_thread_ends_all_ranks() {
                 assert_eq!(failure.kind, "Aborted", "{command}: {}", failure.text);
                 assert!(failure.text.contains("enough of this"), "{}", failure.text);
             }
-            // What the others have sent may be enough for its first call.
+            // The others may have sent all that its first call needs, so it repeats the call until one fails.
             let late = if command.starts_with("recv") { "recv 5 0" } else { &command.replace("call", "repeat") };
             let failure = job.ranks[1].fails(late);
             assert_eq!(failure.kind, "Aborted", "{command}: {}", failure.text);

@@ -1,5 +1,5 @@
-//! Killed at any moment of a split, `local`, a placement or a shrink: every survivor that is told of an error is told
-//! who died, by the number that it knows that rank by, and long before any deadline.
+//! A rank is killed at any moment of a split, `local`, a placement or a shrink. Every survivor that gets an error is
+//! told which rank died, by its number in the survivor's communicator, and long before any deadline.
 
 use super::ranks::{Answer, Job};
 use crate::{NET, SHM, random, with};
@@ -9,7 +9,7 @@ const RANKS: usize = 4;
 /// What the ranks do; `N/2` in a command is half the rank's number.
 const COMMANDS: &[&str] = &["split 1", "split N/2", "local", "placement"];
 
-/// How many kills of each kind; a session by hand takes more.
+/// How many kills of each kind. `RSCCL_TEST_KILLS` sets more for a longer run.
 fn turns() -> u64 {
     #![expect(clippy::disallowed_methods, reason = "how long a test shall take is no configuration of the library")]
     std::env::var("RSCCL_TEST_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(2)

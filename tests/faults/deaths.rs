@@ -1,4 +1,4 @@
-//! A rank is killed: before the others wait for it, while they do, in the middle of the work.
+//! A rank is killed: before the others wait for it, while they wait, or in the middle of the work.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const CASES: &[Case] = &[
     ("call barrier 0", &[]),
 ];
 
-/// Bound of what takes milliseconds on an idle machine, and does not wait for any time-out.
+/// The bound of an error that waits for no time-out, and takes milliseconds on an idle machine.
 const AT_ONCE: Duration = Duration::from_secs(4);
 /// The rank that dies.
 const VICTIM: usize = 2;

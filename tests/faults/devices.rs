@@ -5,7 +5,7 @@ use super::deaths::{must_go_on, must_name};
 use super::ranks::Job;
 use crate::{SHM, random, with};
 
-/// A hang becomes an error before the test gives up.
+/// The deadline of a call: a hang becomes an error before the test gives up.
 const BOUNDED: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_TIMEOUT_MS", "20000")];
 /// The rank that dies.
 const VICTIM: usize = 2;
@@ -77,7 +77,7 @@ fn threads_in_processes_on_devices() {
     }
 }
 
-/// The others wait on their devices for what the dead rank would have done.
+/// A rank dies while the others wait for it on their devices.
 #[test]
 fn a_rank_that_is_killed_is_named_by_launches_that_wait_for_it() {
     for devices in [1, 4] {

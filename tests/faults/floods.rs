@@ -1,4 +1,5 @@
-//! Strangers at every listener of a job: random bytes, silence, quick ends. The ranks do not mind.
+//! Strangers connect to every listener of a job: they send random bytes, stay silent, or close at once. The job runs
+//! on.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -31,8 +32,8 @@ fn flooded(transport: &[(&str, &str)], algorithm: &str, opened: usize) {
     let before = job.holdings();
     job.join();
     job.begin("call all_reduce 100000", |rank| rank != 3);
-    // Ranks open their doors when they first need them.
-    until("the doors are open", || job.others(3).filter(|rank| doors(rank).len() > 1).count() >= opened);
+    // Ranks open their listeners when they first need them.
+    until("the listeners are open", || job.others(3).filter(|rank| doors(rank).len() > 1).count() >= opened);
     let doors: Vec<Door> = job.ranks.iter().flat_map(doors).collect();
     let mut silent = Vec::new();
     for door in &doors {
@@ -80,13 +81,13 @@ enum Door {
     Name(Vec<u8>),
 }
 
-/// What a stranger holds open.
+/// A connection that a stranger holds open.
 enum Held {
     Tcp(#[expect(dead_code, reason = "it is held, not used")] TcpStream),
     Unix(#[expect(dead_code, reason = "it is held, not used")] UnixStream),
 }
 
-/// One stranger: silent, or one who says something of no sense and stays, or goes.
+/// One stranger: it stays silent, or sends random bytes and then stays or closes.
 fn disturb(door: &Door, turn: usize) -> Option<Held> {
     let noise = random::bytes::<100>().unwrap();
     let said = match turn % 3 {
@@ -97,7 +98,7 @@ fn disturb(door: &Door, turn: usize) -> Option<Held> {
     let held = match door {
         Door::Port(port) => {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
-            // A refusal is the listener's right: it may have closed by now.
+            // The listener may refuse, since it may have closed by now.
             let mut stream = TcpStream::connect(address).ok()?;
             stream.write_all(said).ok()?;
             Held::Tcp(stream)
@@ -139,7 +140,7 @@ fn doors(rank: &Rank) -> Vec<Door> {
 const LISTENING: &str = "0A";
 /// The flag in `/proc/net/unix`.
 const ACCEPTS: &str = "00010000";
-/// Strangers that come to each door before the last rank does.
+/// Strangers that connect to each listener before the last rank joins.
 const STRANGERS: usize = 600;
 /// Connections that the later strangers keep open.
 const HELD: usize = 2000;

@@ -12,20 +12,20 @@ struct Kill {
     program: Program,
     elements: usize,
     meeting: Meeting,
-    /// Who dies. The last rank is the root where there is one.
+    /// The rank that dies. The last rank is the root, if the collective has one.
     victim: usize,
 }
 
 /// How the ranks reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meeting {
-    /// By memory that they share.
+    /// Over shared memory.
     Shm,
     /// In each other's registered buffers.
     Registered,
-    /// By sockets.
+    /// Over sockets.
     Net,
-    /// By both: two ranks on each of two hosts.
+    /// Over both: two ranks on each of two hosts.
     Hosts,
 }
 
@@ -37,7 +37,7 @@ fn a_kill_in_each_collective_is_told_to_all_who_are_left() {
         let seed = random::seed();
         eprintln!("RSCCL_TEST_SEED={seed}");
         let mut luck = Luck::new(&[seed, 7]);
-        // As many as the sample has, each from what is left; every way to meet and every collective is as likely.
+        // Draws kills without repetition; every transport and every collective is equally likely.
         kills = (0..SAMPLE).map(|_| kills.swap_remove(luck.small(kills.len()))).collect();
     }
     for kill in kills {

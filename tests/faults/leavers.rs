@@ -26,7 +26,8 @@ fn a_rank_that_says_goodbye_is_named_by_those_who_wait_for_it() {
                 }
                 for rank in job.others(1) {
                     if warm && command.contains("sendrecv") && rank.number == 0 {
-                        // It receives from rank 2; what it sends to rank 1 has room on the way.
+                        // This rank receives from rank 2, and the slots have room for what it sends to rank 1: so it
+                        // succeeds.
                         rank.success(command);
                         continue;
                     }
@@ -65,7 +66,7 @@ fn what_was_begun_ends_though_a_process_leaves() {
     for transport in [SHM, NET] {
         for command in ["call broadcast 3", "call broadcast 300000", "call scatter 900"] {
             let mut job = Job::joined(4, transport);
-            // The root, which is the last rank, may be gone before the others have read.
+            // The last rank is the root, and may leave before the others have read its data.
             job.begin(command, |_| true);
             let root = job.ranks.pop().expect("four ranks");
             root.success(command);
@@ -109,7 +110,7 @@ fn a_request_that_cannot_end_has_a_deadline_and_hears_of_leavers() {
             if warm {
                 job.must("call sendrecv 5");
             }
-            // Rank 2 is there, and sends nothing.
+            // Rank 2 is alive, but sends nothing.
             let failure = job.ranks[1].fails("request 10 2");
             assert_eq!(failure.kind, "Timeout", "{}", failure.text);
             assert!(failure.text.contains("rank 2"), "{}", failure.text);
@@ -157,18 +158,19 @@ fn stopped(transport: &[(&str, &str)]) {
         job.begin(command, |rank| rank != 3);
         for rank in job.others(3) {
             if command.contains("sendrecv") && rank.number != 0 {
-                // Only rank 0 receives from rank 3; what rank 2 sends to it has room on the way.
+                // Only rank 0 receives from rank 3, and the slots have room for what rank 2 sends to rank 3: so rank 2
+                // succeeds.
                 rank.success(command);
                 continue;
             }
             let Failure { kind, text, .. } = rank.failure();
             // The rank that reaches its deadline first tells the others.
             assert!(matches!(&*kind, "Timeout" | "Remote"), "{command} {path}: {kind}: {text}");
-            // In a ring most ranks wait for one that waits itself; the one that does not is named.
+            // In a ring most ranks wait for a rank that waits itself. The error names the rank that does not wait.
             assert!(text.contains("timed out") && text.contains("rank 3"), "{command} {path}: {text}");
         }
         job.ranks[3].signal(Signal::CONTINUE);
-        // What the others have sent may be enough for its call; then it hears from them what they made of its silence.
+        // The others may have sent all that its call needs. So it repeats the call, and gets their error.
         let failure = job.ranks[3].fails(&command.replace("call", "repeat"));
         assert!(failure.text.contains("timed out"), "{command}: {}", failure.text);
     }

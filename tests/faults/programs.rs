@@ -1,5 +1,5 @@
-//! Random programs of ranks that are processes, or several to a process; and beside one that writes into everything
-//! they share.
+//! Random programs of ranks that are processes, of several ranks in a process, and with one rank that writes random
+//! words into all memory that they share.
 
 use super::ranks::Job;
 use crate::{NET, SHM, random, with};

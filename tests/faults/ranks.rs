@@ -28,7 +28,7 @@ pub(crate) struct Rank {
     log: PathBuf,
 }
 
-/// What a command came to.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Ok(String),
@@ -231,7 +231,7 @@ impl Drop for Rank {
 /// The ranks of one world, by number.
 pub(crate) struct Job {
     pub(crate) ranks: Vec<Rank>,
-    /// Of rank 0's id.
+    /// The id that rank 0 made, in hex.
     pub(crate) id: String,
     _folder: TempDir,
 }
@@ -306,7 +306,7 @@ impl Job {
         self.ranks.iter().filter(move |rank| rank.number != number)
     }
 
-    /// Takes one rank out, and ends it where it stands.
+    /// Removes one rank from the job and kills its process.
     pub(crate) fn kill(&mut self, number: usize) {
         let place = self.ranks.iter().position(|rank| rank.number == number).expect("it is there");
         drop(self.ranks.remove(place));

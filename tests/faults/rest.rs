@@ -75,7 +75,7 @@ fn an_idle_communicator_uses_no_processor() {
     }
 }
 
-/// Whether the kernel says what processor time threads have used; says so where it does not.
+/// Whether the kernel reports the processor time of threads; prints that the test is skipped if it does not.
 fn is_told() -> bool {
     let is_told = std::path::Path::new("/proc/self/schedstat").exists();
     if !is_told {
@@ -85,7 +85,7 @@ fn is_told() -> bool {
     is_told
 }
 
-/// Tries `measure` again where other work on the machine has made it dear: what was used at least.
+/// The least processor time of several tries of `measure`: other work on the machine can only add to it.
 fn least_used(enough: Duration, mut measure: impl FnMut() -> Duration) -> Duration {
     let mut least = Duration::MAX;
     for _ in 0..TRIES {
@@ -101,18 +101,19 @@ fn processor_times(job: &Job) -> Vec<Duration> {
     job.ranks.iter().map(Rank::processor_time).collect()
 }
 
-/// What that rank of `which` used that used most.
+/// The most processor time that any rank of `which` used.
 fn most_used(job: &Job, before: &[Duration], which: impl Fn(usize) -> bool) -> Duration {
     let of = |rank: &Rank| rank.processor_time().saturating_sub(before[rank.number]);
     job.ranks.iter().filter(|rank| which(rank.number)).map(of).max().expect("there is a rank")
 }
 
-/// By how much a rank is late, so long that spinning would show.
+/// How late a rank is: so late that spinning would show in the processor time.
 const LATE: Duration = Duration::from_secs(1);
-/// Of that. A wait spins for 1 ms at most; the rest is room for what a set-up costs, and for some 200 looks round in a
-/// second, each a system call or two, on a machine that does other work: 2 to 16 ms were seen there.
+/// The most processor time of a rank that waits for `LATE`. A wait spins for 1 ms at most. The rest is room for the
+/// set-up, and for about 200 wake-ups in a second, each with one or two system calls. On a busy machine 2 to 16 ms were
+/// measured.
 const MOST_USED: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_secs(1);
-/// Nothing runs; 0.02 ms were seen.
+/// The most processor time of an idle rank. 0.02 ms were measured.
 const MOST_USED_IDLE: Duration = Duration::from_micros(500);
 const TRIES: u32 = 3;

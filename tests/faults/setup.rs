@@ -15,7 +15,7 @@ fn killed_after_it_has_joined_while_others_are_still_missing() {
     // The root, in rank 0's process, logs who has come.
     until("rank 2 has checked in", || job.ranks[0].log().contains("rank 2 has checked in"));
     job.kill(2);
-    // Rank 3 comes to a world that cannot be completed.
+    // Rank 3 joins a world that cannot be completed any more.
     let command = format!("init {} 3 4", job.id);
     job.ranks[2].say(&command);
     job.ranks[2].begun();
@@ -61,8 +61,8 @@ fn killed_with_the_root_in_its_process() {
     }
 }
 
-/// Killed at any moment of init: the parent kills after a number of steps that others have made, which differs from
-/// turn to turn.
+/// A rank is killed at any moment of init: the test kills it after the others have made some steps, a different number
+/// in each turn.
 #[test]
 fn killed_at_odd_moments_of_init() {
     for turn in 0..12 {
@@ -88,14 +88,14 @@ fn killed_at_odd_moments_of_init() {
             match rank.answer() {
                 Answer::Ok(_) => joined.push(rank.number),
                 Answer::Error(failure) => {
-                    // The deadline comes for a rank that had not come to the root yet.
+                    // A rank that had not reached the root yet ends by its deadline.
                     let (kind, text) = (failure.kind, failure.text);
                     assert!(kind != "Timeout" || text.contains("3 of 4"), "{text}");
                     texts.push(text);
                 }
             }
         }
-        // Those who got through learn it from their first call.
+        // Ranks that joined learn of the death in their first call.
         job.begin("call all_reduce 5", |rank| joined.contains(&rank));
         for rank in job.ranks.iter().filter(|rank| joined.contains(&rank.number)) {
             let failure = rank.failure();
@@ -136,7 +136,9 @@ fn a_number_that_is_taken_is_an_error() {
         job.ranks[process].begun();
     }
     let failures: Vec<_> = job.ranks.iter().map(|rank| rank.failure()).collect();
-    // Which of the two came first is open; the other is told at once, those who wait for rank 2 at their deadline.
+    // Either of the two may come first. The other gets its error at once; ranks that wait for rank 2 get theirs at
+    // their
+    // deadline.
     assert_eq!(failures.iter().filter(|failure| failure.kind == "Mismatch").count(), 1, "{failures:?}");
     for failure in &failures {
         assert!(failure.text.contains("two ranks have the number 1"), "{failures:?}");
@@ -144,7 +146,7 @@ fn a_number_that_is_taken_is_an_error() {
     }
 }
 
-/// Ranks that the root could not accept were said never to have come.
+/// Regression: the error said of ranks whose connections the root could not accept that they never came.
 #[test]
 fn a_root_with_no_descriptor_left_says_so() {
     // A process with all rights raises its limits itself.
@@ -179,7 +181,7 @@ fn worlds_of_different_sizes_are_an_error() {
         job.ranks[number].begun();
     }
     let failures: Vec<_> = job.ranks.iter().map(|rank| rank.failure()).collect();
-    // Who comes first sets the size; who has another is told at once, the others at their deadline.
+    // The first rank sets the size. A rank with another size gets its error at once, the others at their deadline.
     assert!(failures.iter().any(|failure| failure.kind == "Mismatch"), "{failures:?}");
     for failure in &failures {
         assert!(matches!(&*failure.kind, "Mismatch" | "Timeout"), "{failures:?}");

@@ -1,4 +1,4 @@
-//! Jobs that meet in a folder, one after the other: what a job leaves that dies in init must not spoil the next.
+//! Jobs that meet in one folder, one after the other: files of a job that died in init must not harm the next job.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ fn files(folder: &Path) -> usize {
     folder.read_dir().map_or(0, Iterator::count)
 }
 
-/// A job that is killed, all ranks at once, when the first of them have come so far.
+/// A job that is killed, all ranks at once, when its first ranks have reached this stage of init.
 fn killed_job(store: &str, folder: &Path, stage: usize) {
     let wrong = [("NCCL_SOCKET_IFNAME", "=nosuch0")];
     let mut job = launched(store, if stage == 4 { &wrong } else { &[] });
@@ -39,7 +39,7 @@ fn killed_job(store: &str, folder: &Path, stage: usize) {
             job.begin("from_env", |rank| rank != 0);
             until("the store is there", || files(folder) > 0);
         }
-        // All have come, and are killed somewhere behind the root.
+        // All have checked in, and are killed at some moment after that.
         3 => {
             job.begin("from_env", |_| true);
             until("rank 2 is at the root", || job.ranks[0].log().contains("rank 2 has checked in"));
@@ -70,7 +70,7 @@ fn the_next_jobs_start_in_a_store_that_a_dead_one_left() {
     }
 }
 
-/// It made the id, and serves the root: the others were told of an address.
+/// Rank 0, which serves the root, is killed after the others have got its address.
 #[test]
 fn rank_zero_that_dies_in_init_is_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,7 +97,7 @@ fn two_jobs_with_one_store_at_one_time_are_told_so() {
     for words in ["two jobs use one store", &format!("process {} ", first.ranks[0].process())] {
         assert!(failure.text.contains(words), "`{words}` is not in: {}", failure.text);
     }
-    // The first job goes on as if nothing had been.
+    // The first job goes on undisturbed.
     first.begin("from_env", |rank| rank != 0);
     for rank in &first.ranks {
         rank.success("from_env");

@@ -20,7 +20,7 @@
 //! request COUNT PEER     a message that is begun in a scope and waited for there
 //! registered COUNT       all_reduce in registered buffers until it fails; says `turn` as above
 //! inside NAME COUNT      `repeat` in registered buffers, the same ones each time
-//! unchanged              whether the buffers of the last failure of `registered` are as its caller has left them since
+//! unchanged              checks that the buffers of the last failure of `registered` still hold what their owner wrote after it
 //! threads RANKS COUNT    a world of threads in this process, of which one leaves early
 //! crowd ID FIRST RANKS WORLD SEED STEPS
 //!                        joins as so many ranks from FIRST on, each a thread, and runs a random program
@@ -70,7 +70,7 @@ pub(crate) fn run() {
     let mut worker = Worker::default();
     let (sender, commands) = mpsc::channel();
     let abort = Arc::clone(&worker.abort);
-    // It ends with the process: nothing wakes it from its read.
+    // The thread ends with the process: nothing wakes it from its read.
     let reader = thread::spawn("commands", move || {
         for line in std::io::stdin().lock().lines() {
             let Ok(line) = line else { return };
@@ -84,7 +84,8 @@ pub(crate) fn run() {
         }
     });
     drop(reader.expect("a thread"));
-    // What the first communicator of a process makes once for all is there from now on.
+    // Makes now what the first communicator of a process makes once, so that later counts of files and threads are
+    // equal.
     rsccl::local::run(1, |_| Ok(())).expect("a world of one");
     say("ready");
     for line in commands {
@@ -240,7 +241,7 @@ impl Worker {
             None => (Buffer::<f32>::new(count)?, Buffer::<f32>::new(count)?),
         };
         let result = self.sums((&mut send, &mut recv));
-        // From now on they belong to nobody else.
+        // From now on no other rank may write into them.
         send.fill(OURS);
         recv.fill(OURS);
         self.registered = Some((send, recv));
@@ -332,7 +333,8 @@ fn checked_case(comm: &Communicator, case: &Case, stream: &DeviceStream, seed: u
     }
 }
 
-/// A ring of messages on devices in which every rank sends first; then rank 0 sends while the others wait in a barrier on the host.
+/// A ring of messages on devices in which every rank sends first; then rank 0 sends while the others wait in a barrier
+/// on the host.
 fn device_ring(comm: &Communicator, stream: &DeviceStream, count: usize) -> Result<()> {
     let (rank, size) = (comm.rank(), comm.size());
     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
@@ -428,8 +430,8 @@ fn script(seed: &str, steps: &str, strict: bool) -> random::Script {
     random::Script { seed: number(seed), steps: number(steps), strict, tell: || say("turn") }
 }
 
-/// Writes where no rank in its senses writes: into the flags, labels, leases and data of this rank and of its peers; or
-/// into the data beside the labels alone, so that calls are not refused at once.
+/// Writes random words where no correct rank writes: into the flags, labels, leases and data of this rank and of its
+/// peers; or only into the data next to the labels, so that calls are not refused at once.
 fn scribble(seed: u64, anywhere: bool) {
     let mut luck = random::Luck::new(&[seed]);
     let memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").expect("a process's own memory");
@@ -485,10 +487,10 @@ fn unhex(text: &str) -> Vec<u8> {
     pairs.map(|pair| u8::from_str_radix(pair, 16).expect("hex")).collect()
 }
 
-/// Where flags, labels, leases and small data lie.
+/// The bytes at the start of each mapping that hold flags, labels, leases and small data.
 const CONTROL_BYTES: u64 = 8 << 10;
 const LINE_BYTES: u64 = 64;
-/// Of a line behind its flag and its label.
+/// Where the data of a cache line begins, after its flag and its label.
 const DATA_OFFSET: u64 = 40;
 const SHOWN_TURNS: u32 = 5;
 /// What a caller writes into its buffers when a call has returned.

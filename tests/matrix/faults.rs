@@ -1,4 +1,4 @@
-//! What goes wrong on purpose: every rank gets an error that names who and what, and nobody hangs.
+//! Faults on purpose: every rank gets an error that names the rank and the call, and no rank hangs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -162,8 +162,8 @@ fn what_was_begun_ends_though_a_rank_leaves() {
     }
 }
 
-/// Regression: a rank that was told of another's failure said of a rank that had left that it took no part in the own
-/// call, which did not need it.
+/// Regression: a rank that was told of another rank's failure blamed a third rank, which had left, for not taking part
+/// in a call that did not need it.
 #[test]
 fn who_is_told_that_a_rank_was_missed_says_by_whom() {
     let ends = ends(3, |comm| {
@@ -198,7 +198,7 @@ fn abort_from_another_thread() {
             0 => give.send(comm.abort_handle()).expect("rank 2 takes it"),
             2 => {
                 let handle: rsccl::comm::AbortHandle = take.lock().unwrap().recv().expect("rank 0 gives it");
-                // Rank 0 waits, or will: rank 2 does not come to the barrier until it is told.
+                // Rank 0 waits in the barrier now or soon, because rank 2 enters it only when it is told to.
                 handle.abort("enough");
             }
             _ => {}

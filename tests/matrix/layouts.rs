@@ -51,7 +51,8 @@ fn teams_of_uneven_nodes() {
     run_on(5, &[(0, "8"), (0, "0"), (0, "9-10"), (0, "12"), (0, "1"), (0, "11"), (0, "2,7"), (0, "15")]);
 }
 
-/// Three hosts: two nodes of one and two ranks, one node, and a rank that is bound to nothing beside one that is.
+/// Three hosts: the first has two nodes with one and two ranks, the second has one node, and the third has one bound
+/// and one unbound rank.
 #[test]
 fn several_hosts_of_several_nodes() {
     run_on(2, &[(0, "0"), (1, "3"), (2, "0-15"), (0, "8"), (1, "4"), (2, "1"), (0, "9")]);

@@ -1,4 +1,4 @@
-//! One rank calls something else than the others: every rank gets an error that names both calls, in that call or in
+//! One rank makes a different call than the others: every rank gets an error that names both calls, in that call or in
 //! the next one.
 //!
 //! All ordered pairs of calls, at sizes that take each path, over each transport, by 2 and 3 ranks. A run takes a
@@ -201,8 +201,9 @@ fn every_pair_of_calls() {
     run(&if exhaustive { cases } else { sample(cases, SAMPLE) });
 }
 
-/// Regression: all ranks got Ok and different data, and no later call noticed, where nobody waits for the rank that is
-/// wrong: two roots of a broadcast or scatter, or a rank in a gather or reduce while the others broadcast or scatter.
+/// Regression: when no rank waits for the rank that is wrong, all ranks got Ok and different data, and no later call
+/// noticed. Examples are two roots of a broadcast or scatter, and a rank in a gather or reduce while the others
+/// broadcast or scatter.
 #[test]
 fn roots_that_wait_for_nobody() {
     let is_rooted = |called: &Called| called.root.is_some() && called.more == 0;

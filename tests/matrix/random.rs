@@ -2,8 +2,8 @@
 //! order on several communicators at once, each result compared bit by bit; at the end a rank leaves, disagrees or
 //! aborts, and the others go on without it.
 //!
-//! What all ranks must do alike follows from (seed, step); what each does by itself, such as to be late, from its rank
-//! too. So a program is its seed. Where a rank is late it spins: nothing here sleeps.
+//! Decisions that all ranks must share follow from (seed, step); a rank's own decisions, such as to be late, also from
+//! its rank. So the seed determines the program. A rank that is late spins: nothing here sleeps.
 
 use rsccl::comm::{Buffers, Call, CallCount};
 use rsccl::error::Kind;
@@ -18,7 +18,7 @@ use crate::verify::{Op, Placement, Program, Shape};
 pub(crate) struct Script {
     pub(crate) seed: u64,
     pub(crate) steps: u64,
-    /// Whether a wrong result matters: not where somebody writes into what the ranks share.
+    /// Whether a wrong result is a failure. It is not when another thread writes into memory that the ranks share.
     pub(crate) strict: bool,
     /// Called now and then, to say that the program goes on.
     pub(crate) tell: fn(),
@@ -40,7 +40,8 @@ pub(crate) fn settings(config: Config, seed: u64) -> Result<Config> {
     variables(seed).iter().try_fold(config, |config, (name, value)| config.with_variable(name, value))
 }
 
-/// The seed that was asked for, a new one where `any` was, or the usual one: a run of all tests is the same each time.
+/// The seed of the variable, a new one if the variable is `any`, or the usual one, so that all runs of the tests are
+/// equal.
 pub(crate) fn seed() -> u64 {
     match text("RSCCL_TEST_SEED").as_deref() {
         Some("any") => u64::from_le_bytes(rsccl::internals::sys::random::bytes().expect("the kernel has luck")),
@@ -367,7 +368,7 @@ struct Exchange {
     seed: u64,
     size: u64,
     me: u64,
-    /// Whither each message goes, and its bytes.
+    /// For each message the distance to its receiver, and its bytes.
     messages: Vec<(u64, usize)>,
     sent: Vec<Vec<u8>>,
     received: Vec<Vec<u8>>,
@@ -404,7 +405,7 @@ impl Exchange {
 
     /// All of it as requests, which are waited for in any order, or by the end of the scope.
     fn by_requests(mut self, comm: &Communicator, own: &mut Luck) -> Result<Option<String>> {
-        // To oneself there are no requests.
+        // A request to the own rank is not allowed.
         for (distance, _) in &mut self.messages {
             *distance = if self.size > 1 { 1 + *distance % (self.size - 1) } else { 0 };
         }
@@ -499,7 +500,7 @@ impl Luck {
         (about + 1).saturating_sub(self.small(3))
     }
 
-    /// Is late, more often by little than by much.
+    /// Spins for a random time, more often a short one than a long one.
     fn dawdle(&mut self) {
         let turns = if self.one_in(3) { 1u64 << self.below(18) } else { 0 };
         (0..turns).for_each(|_| std::hint::spin_loop());
@@ -526,8 +527,8 @@ fn noise(of: &[u64], bytes: usize) -> Vec<u8> {
 
 /// Places for communicators.
 const SEATS: usize = 4;
-/// About where paths part: inline data, one-shot plans, flat slots of threads and of processes, slots of rings, cached
-/// pieces.
+/// Sizes near the limits where the path changes: inline data, one-shot plans, flat slots of threads and of processes,
+/// slots of rings, cached pieces.
 const SIZES: &[usize] = &[0, 4, 16, 24, 200, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 262_144];
 /// More than a ring's slots, or a rank's scratch, or what stays in the caches.
 const LARGE: &[usize] = &[524_288, 1_048_576, 3_000_000, 8_400_000];
@@ -536,9 +537,9 @@ const MOST_BYTES: usize = 9_000_000;
 const MESSAGES: &[usize] = &[0, 1, 8, 16, 64, 2_048, 16_384, 131_072, 1_048_576];
 /// Elements of a registered buffer.
 const REGISTERED: usize = 120_000;
-/// One that has found something: a connection that was offered twice.
+/// The usual seed. It has once found a bug: a connection that was offered twice.
 const USUAL_SEED: u64 = 9_447_791_666_585_560_653;
 /// Steps where nobody asks for more: a few seconds for all worlds of a test.
 const USUAL_STEPS: u64 = 40;
-/// Steps from one word to the next.
+/// Steps between two calls of `Script::tell`.
 const TOLD: u64 = 20;

@@ -87,7 +87,7 @@ fn the_handles_that_always_exist_are_streams() {
     }
 }
 
-/// Begins a capture that any call of any thread spoils which is not allowed there, and lets the others join it.
+/// Begins a capture in global mode, which any unsafe call of any thread spoils, and makes the other streams join it.
 fn begin(streams: &[Arc<CudaStream>]) {
     streams[0].begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("a capture");
     streams[1..].iter().for_each(|stream| stream.join(&streams[0]).expect("a fork"));

@@ -1,5 +1,5 @@
-//! Again and again, and side by side: what a join takes from MPI and from the system it gives back, and joins that
-//! overlap do not meet.
+//! Many joins, one after the other and at the same time: each gives back what it takes from MPI and from the system,
+//! and joins that overlap do not mix.
 
 use ::mpi::Threading;
 use ::mpi::ffi;

@@ -1,4 +1,4 @@
-//! Ranks that do not come, die, panic or give up: the others hear of it, and the job ends in seconds.
+//! Ranks that do not join, die, panic or give up: the others get an error, and the job ends in seconds.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(crate) const ACTS: &[Act] = &[
     ("wrong result", wrong_result),
 ];
 
-/// Rank 2 never calls: it waits, in MPI, until the others have failed. Rank 3 has a wrong setting besides.
+/// Rank 2 never calls: it waits in MPI until the others have failed. In addition, rank 3 has a wrong setting.
 fn absent(rank: &Rank) {
     let universe = begin(rank, Threading::Funneled);
     let world = universe.world();

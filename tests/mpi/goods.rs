@@ -1,5 +1,5 @@
-//! What must work: communicators of every shape at every thread level, beside a program's own messages, alike, split,
-//! late.
+//! What must work: communicators of every shape at every thread level, joins while the program's own messages are under
+//! way, splits like MPI's, and communicators that outlive MPI.
 
 use ::mpi::Threading;
 use ::mpi::collective::SystemOperation;
@@ -93,8 +93,8 @@ fn shapes(world: &SimpleCommunicator) {
     must_be(&make(&alone), &alone);
 }
 
-/// Messages and a collective of the program are on their way, with receives that take anything, while we meet on its
-/// communicator.
+/// Joins while messages and a collective of the program are under way on the same MPI communicator, with receives from
+/// any source and tag.
 fn beside_messages(world: &SimpleCommunicator) {
     let (rank, size) = (world.rank(), world.size());
     let to = world.process_at_rank((rank + 1) % size);

@@ -1,5 +1,5 @@
-//! Several hosts, out of network namespaces: `mpirun` starts ranks on each by an agent in place of ssh. Needs root and
-//! `ip`; says `skipped` where it has not got them.
+//! Several hosts, made of network namespaces: `mpirun` starts ranks on each by an agent in place of ssh. Needs root and
+//! `ip`; prints `skipped` where they are missing.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,4 +1,5 @@
-//! Bad input: each an error on every rank that says what and who, and no hang. What can be used afterwards is used.
+//! Bad input: each gives an error on every rank that says what is wrong and on which rank, and no rank hangs. What
+//! still works afterwards is used.
 
 use std::time::Duration;
 

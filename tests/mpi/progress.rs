@@ -1,9 +1,9 @@
 //! The rule of progress: MPI moves only inside its own calls, so a rank that waits in rsccl stops those who wait for it
 //! in MPI, unless it has a hook.
 //!
-//! Rank 0 begins a large `MPI_Isend` to rank 1, waits in rsccl, and only then in MPI; rank 1 receives before it comes
-//! to rsccl. The message is above what MPI sends without asking, and the settings below make MPI ask in each round, so
-//! that rank 0 has to answer.
+//! Rank 0 begins a large `MPI_Isend` to rank 1, waits in rsccl, and only then in MPI; rank 1 receives before it enters
+//! rsccl. The message is too large for MPI's eager protocol, so MPI sends it by rendezvous, and the settings below make
+//! it do so in each round: rank 0 has to answer rank 1's request inside MPI.
 
 use std::time::Duration;
 

@@ -59,7 +59,8 @@ fn all_bases() -> Vec<Spec> {
     specs
 }
 
-/// With no host between two runs, only entering keeps a rank from working in the memory of one that is not there yet.
+/// If plans run in a row without the host, only the enter steps keep a rank from working in the memory of a rank that
+/// has not begun the run yet.
 #[test]
 fn plans_run_behind_each_other_because_they_enter() {
     let mut needed = 0;

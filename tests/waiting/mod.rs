@@ -1,10 +1,10 @@
-//! Waits of tests for what other processes do.
+//! Bounded waits for what other processes do.
 
 use std::time::Duration;
 
 use rsccl::internals::sys::{clock, poller};
 
-/// Waits until `come` says so, for no longer than `patience`; whether it came.
+/// Waits until `come` is true, at most for `patience`; returns whether it was.
 pub(crate) fn until(patience: Duration, mut come: impl FnMut() -> bool) -> bool {
     let began = clock::now();
     while !come() {
@@ -16,5 +16,5 @@ pub(crate) fn until(patience: Duration, mut come: impl FnMut() -> bool) -> bool 
     true
 }
 
-/// Short beside what processes take to start or end.
+/// Short compared with the time that a process takes to start or end.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
