@@ -334,8 +334,19 @@ impl Communicator {
     /// rank and neither waited for the other, such as two roots of a small broadcast, as far as the peer's call has
     /// arrived here: of the two, at least the rank that finalizes last gets the error.
     pub fn finalize(self) -> Result<()> {
+        self.close()
+    }
+
+    /// [`Communicator::finalize`], where other threads may still have the communicator: their calls say that it was
+    /// finalized.
+    fn close(&self) -> Result<()> {
         self.check_process()?;
-        let home = match std::mem::replace(&mut *self.home(), Home::Closed) {
+        let mut turn = self.take_turn()?;
+        if let Home::Lent | Home::Closed = &*turn {
+            return Err(self.at(unusable(&turn)));
+        }
+        self.status.close();
+        let home = match std::mem::replace(&mut *turn, Home::Closed) {
             Home::Away(away) => away.wait(),
             home => home,
         };

@@ -4,8 +4,8 @@
 //! a call that succeeds costs a register; the C++ side turns it into the exception of its kind. What a panic leaves
 //! behind is an error of kind internal, and a communicator that has ended.
 //!
-//! Opaque things are made empty and filled by a call that can fail. C++ sees to it that one thread uses a [`Comm`] at a
-//! time.
+//! Opaque things are made empty and filled by a call that can fail. Any thread may call a function that takes a `&Comm`:
+//! where another thread is in a call, that is an error.
 
 mod call;
 mod failure;
@@ -214,8 +214,8 @@ mod bridge {
         fn placement(comm: &Comm, place: &mut Place) -> *mut Failure;
         fn locality(comm: &Comm, place: &mut Place) -> *mut Failure;
         fn async_error(comm: &Comm) -> *mut Failure;
-        fn finalize(comm: &mut Comm) -> *mut Failure;
-        fn discard(comm: &mut Comm, deserted: bool);
+        fn finalize(comm: &Comm) -> *mut Failure;
+        fn discard(comm: &Comm, deserted: bool);
         fn register_memory(comm: &Comm, memory: &Memory) -> *mut Failure;
         fn set_progress(comm: &Comm, hook: UniquePtr<Hook>) -> *mut Failure;
         fn provoke_panic_in(comm: &Comm) -> *mut Failure;
@@ -325,7 +325,7 @@ use bridge::{Hook, What};
 /// A configuration that is being made.
 struct Settings(Config);
 
-/// A communicator; `None` before it has joined and after it was finalized.
+/// A communicator; `None` before it has joined.
 struct Comm(Option<Detached>);
 
 /// Communicators of one process that nobody has taken yet.
@@ -346,7 +346,7 @@ impl Comm {
     fn on(&self, body: impl FnOnce(&Detached) -> Result<()>) -> *mut Failure {
         let detached = match &self.0 {
             Some(detached) => detached,
-            None => return failure::pass(Error::invalid_usage("the communicator was finalized")),
+            None => return failure::pass(Error::invalid_usage("there is no communicator: it was never made")),
         };
         let end = || self.end("a panic inside rsccl");
         failure::guard_or(Some(Rank::new(detached.communicator().rank())), || body(detached), end)
@@ -443,8 +443,9 @@ fn join_launched(comm: &mut Comm, settings: &Settings) -> *mut Failure {
     })
 }
 
+/// Whether it has joined and was not finalized.
 fn is_open(comm: &Comm) -> bool {
-    comm.0.is_some()
+    comm.0.as_ref().is_some_and(|detached| !detached.is_closed())
 }
 
 fn rank(comm: &Comm) -> i32 {
@@ -527,13 +528,15 @@ fn async_error(comm: &Comm) -> *mut Failure {
     comm.on(|detached| detached.async_error().map_or(Ok(()), Err))
 }
 
-fn finalize(comm: &mut Comm) -> *mut Failure {
-    let detached = comm.0.take();
-    guard(|| detached.map_or(Ok(()), Detached::finalize))
+fn finalize(comm: &Comm) -> *mut Failure {
+    comm.on(Detached::close)
 }
 
 /// Ends a communicator without a word: `deserted` where an exception takes its owner away, which the others must hear.
-fn discard(comm: &mut Comm, deserted: bool) {
+fn discard(comm: &Comm, deserted: bool) {
+    if !is_open(comm) {
+        return;
+    }
     if deserted {
         let known = async_error(comm);
         if known.is_null() {
@@ -657,7 +660,7 @@ fn warn_discarded() {
 }
 
 /// # Safety
-/// The promises of [`add`] hold, and no other thread uses one of the communicators.
+/// The promises of [`add`] hold.
 unsafe fn run_batch(batch: &mut Batch) -> *mut Failure {
     // SAFETY: the caller's promise.
     guard(|| unsafe { std::mem::take(batch).run() })

@@ -71,13 +71,6 @@ class Origin {
     const unsigned made_;
 };
 
-// Who has a communicator's turn.
-enum class Turn : unsigned char {
-    nobody,
-    call,  // a call, which takes as long as it takes
-    asking // async_error(), which does not wait, so that others may wait for it
-};
-
 // What a Communicator points to, with its requests and groups.
 struct State {
     // `thrown` is where its hook's exceptions go: a child begins with its parent's hook, and so has its parent's.
@@ -94,48 +87,21 @@ struct State {
     const int exceptions; // under way when it was made
     const std::shared_ptr<ffi::Thrown> thrown;
     const Origin origin;
-    std::atomic<Turn> turn{Turn::nobody};
-    std::atomic<bool> open{true};
 };
 
-// Takes the turn on a communicator for a call or a question. What it returns is not `nobody` where another has it, whom to wait
-// for makes no sense: a call, or this thread itself.
-Turn take_turn_slowly(State& state, Turn mine, Turn found) noexcept;
-inline Turn take_turn(State& state, Turn mine) noexcept {
-    Turn found = Turn::nobody;
-    // Pairs with the release of give_turn: what the thread before did to the communicator is seen.
-    if (__builtin_expect(state.turn.compare_exchange_strong(found, mine, std::memory_order_acquire, std::memory_order_relaxed), 1)) {
-        return Turn::nobody;
+[[noreturn]] void refuse_empty();
+[[noreturn]] void refuse_forked(const State& state);
+
+// The communicator, for a call. That one thread at a time is in a call is for the engine to see to.
+inline State& use(State* state) {
+    if (__builtin_expect(state == nullptr, 0)) {
+        refuse_empty();
     }
-    return take_turn_slowly(state, mine, found);
+    if (__builtin_expect(!state->origin.is_here(), 0)) {
+        refuse_forked(*state);
+    }
+    return *state;
 }
-inline void give_turn(State& state) noexcept { state.turn.store(Turn::nobody, std::memory_order_release); }
-
-// The right to use a communicator, for the length of a call.
-class Use {
-  public:
-    explicit Use(State* state) : state_(state) {
-        if (__builtin_expect(state == nullptr, 0)) {
-            refuse_empty();
-        }
-        if (__builtin_expect(!state->origin.is_here(), 0)) {
-            refuse_forked(*state);
-        }
-        if (__builtin_expect(take_turn(*state, Turn::call) != Turn::nobody, 0)) {
-            refuse_busy(*state);
-        }
-    }
-    ~Use() { give_turn(*state_); }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-
-    [[noreturn]] static void refuse_empty();
-    [[noreturn]] static void refuse_busy(const State& state);
-    [[noreturn]] static void refuse_forked(const State& state);
-
-  private:
-    State* state_;
-};
 
 // A request under way.
 struct Pending {

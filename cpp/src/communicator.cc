@@ -4,7 +4,6 @@
 #include <exception>
 #include <iterator>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include <pthread.h>
@@ -38,32 +37,9 @@ Origin::Origin() noexcept : made_(forks.load(std::memory_order_relaxed)) {
         pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
 }
 
-namespace {
+void refuse_empty() { throw InvalidUsage("there is no communicator: it was moved from, or never made"); }
 
-// The communicator that this thread is asking after: a log's callback may come back to it.
-thread_local const State* asked = nullptr;
-
-} // namespace
-
-Turn take_turn_slowly(State& state, Turn mine, Turn found) noexcept {
-    while (found == Turn::asking && asked != &state) {
-        std::this_thread::yield();
-        found = Turn::nobody;
-        if (state.turn.compare_exchange_strong(found, mine, std::memory_order_acquire, std::memory_order_relaxed)) {
-            return Turn::nobody;
-        }
-    }
-    return found;
-}
-
-void Use::refuse_empty() { throw InvalidUsage("there is no communicator: it was moved from, or never made"); }
-
-void Use::refuse_busy(const State& state) {
-    throw InvalidUsage("the communicator is in use by another thread or an outer call: one thread uses it at a time", state.rank, {},
-                       {});
-}
-
-void Use::refuse_forked(const State& state) {
+void refuse_forked(const State& state) {
     throw InvalidUsage("the communicator belongs to the process that this one was forked from: make one of its own", state.rank, {}, {});
 }
 
@@ -102,7 +78,7 @@ namespace {
 
 State& there(const std::shared_ptr<State>& state) {
     if (!state) {
-        Use::refuse_empty();
+        refuse_empty();
     }
     return *state;
 }
@@ -171,7 +147,7 @@ Communicator Communicator::from_store(Store& store, int rank, int size, const Co
 
 // ---- what it is
 
-Communicator::operator bool() const noexcept { return state_ && state_->open.load(std::memory_order_acquire); }
+Communicator::operator bool() const noexcept { return state_ && ffi::is_open(*state_->comm); }
 int Communicator::rank() const { return detail::there(state_).rank; }
 int Communicator::size() const { return detail::there(state_).size; }
 
@@ -206,9 +182,8 @@ void Communicator::submit(const detail::Call& call) {
     if (__builtin_expect(bodies > 0, 0)) {
         refuse_beside_group(call.kind, rank());
     }
-    const detail::Use use(state_.get());
+    const ffi::Comm& comm = *detail::use(state_.get()).comm;
     const ffi::What what = detail::what_of(call, state_->rank);
-    const ffi::Comm& comm = *state_->comm;
     if (call.counts.size() == 0) {
         detail::check(ffi::run(comm, what, detail::input(call), detail::output(call)), *state_->thrown);
     } else {
@@ -227,8 +202,7 @@ Request Starter::submit(const detail::Call& call) {
     const ffi::What what = detail::what_of(call, state_->rank);
     // All memory that the request takes, first: what has begun and is held by nobody would go on in the program's buffers.
     std::unique_ptr<detail::Pending> pending(new detail::Pending{ffi::waiting(), state_->thrown, {}});
-    const detail::Use use(state_);
-    detail::check(ffi::begin(*state_->comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, state_->rank),
+    detail::check(ffi::begin(*detail::use(state_).comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, state_->rank),
                              detail::counts(call.recv_counts, state_->rank), *pending->waiting));
     return detail::Access::request(std::move(pending));
 }
@@ -240,10 +214,7 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, std::i
         throw InvalidArgument("color " + std::to_string(*color) + " is negative: pass no color to be left out", rank(), {}, {});
     }
     rust::Box<ffi::Comm> child = ffi::comm();
-    {
-        const detail::Use use(state_.get());
-        detail::check(ffi::split(*state_->comm, color ? *color : -1, key, *child), *state_->thrown);
-    }
+    detail::check(ffi::split(*detail::use(state_.get()).comm, color ? *color : -1, key, *child), *state_->thrown);
     if (!ffi::is_open(*child)) {
         return std::nullopt;
     }
@@ -260,22 +231,19 @@ Communicator Communicator::by_color(int color, std::int64_t key) {
 
 Communicator Communicator::local() {
     rust::Box<ffi::Comm> child = ffi::comm();
-    const detail::Use use(state_.get());
-    detail::check(ffi::local(*state_->comm, *child), *state_->thrown);
+    detail::check(ffi::local(*detail::use(state_.get()).comm, *child), *state_->thrown);
     return detail::Access::child(std::move(child), *state_);
 }
 
 Communicator Communicator::cross() {
     rust::Box<ffi::Comm> child = ffi::comm();
-    const detail::Use use(state_.get());
-    detail::check(ffi::cross(*state_->comm, *child), *state_->thrown);
+    detail::check(ffi::cross(*detail::use(state_.get()).comm, *child), *state_->thrown);
     return detail::Access::child(std::move(child), *state_);
 }
 
 Placement Communicator::placement() {
     ffi::Place place{};
-    const detail::Use use(state_.get());
-    detail::check(ffi::placement(*state_->comm, place), *state_->thrown);
+    detail::check(ffi::placement(*detail::use(state_.get()).comm, place), *state_->thrown);
     return detail::placement_of(place);
 }
 
@@ -298,16 +266,14 @@ Placement detail::placement_of(const ffi::Place& place) {
 
 Locality Communicator::locality() {
     ffi::Place place{};
-    const detail::Use use(state_.get());
-    detail::check(ffi::locality(*state_->comm, place), *state_->thrown);
+    detail::check(ffi::locality(*detail::use(state_.get()).comm, place), *state_->thrown);
     return {std::string(place.host_name), place.host, place.hosts, place.local_rank, place.local_size};
 }
 
 Communicator Communicator::shrink(const std::vector<int>& excluded) {
     static_assert(sizeof(int) == sizeof(std::int32_t));
     rust::Box<ffi::Comm> child = ffi::comm();
-    const detail::Use use(state_.get());
-    detail::check(ffi::shrink(*state_->comm, {excluded.data(), excluded.size()}, *child), *state_->thrown);
+    detail::check(ffi::shrink(*detail::use(state_.get()).comm, {excluded.data(), excluded.size()}, *child), *state_->thrown);
     return detail::Access::child(std::move(child), *state_);
 }
 
@@ -335,43 +301,20 @@ AbortHandle Communicator::abort_handle() const {
 }
 
 std::optional<Error> Communicator::async_error() const {
-    detail::State& state = detail::there(state_);
-    if (!state.origin.is_here()) {
-        detail::Use::refuse_forked(state);
-    }
-    if (detail::take_turn(state, detail::Turn::asking) != detail::Turn::nobody) {
-        return InProgress("a call is under way", state.rank, {}, {});
-    }
-    struct Asking {
-        detail::State& state;
-        const detail::State* const outer;
-        ~Asking() {
-            detail::asked = outer;
-            detail::give_turn(state);
-        }
-    };
-    const Asking asking{state, std::exchange(detail::asked, &state)};
-    ffi::Failure* failure = ffi::async_error(*state.comm);
+    ffi::Failure* failure = ffi::async_error(*detail::use(state_.get()).comm);
     return failure == nullptr ? std::nullopt : std::optional<Error>(detail::take_error(failure));
 }
 
-void Communicator::finalize() {
-    const detail::Use use(state_.get());
-    if (!state_->open.exchange(false, std::memory_order_acq_rel)) {
-        throw InvalidUsage("the communicator was finalized", state_->rank, {}, {});
-    }
-    detail::check(ffi::finalize(*state_->comm));
-}
+void Communicator::finalize() { detail::check(ffi::finalize(*detail::use(state_.get()).comm)); }
 
 void Communicator::set_progress(std::function<void()> hook) {
-    const detail::Use use(state_.get());
+    const ffi::Comm& comm = *detail::use(state_.get()).comm;
     auto held = hook ? std::make_unique<ffi::Hook>(std::move(hook), state_->thrown) : nullptr;
-    detail::check(ffi::set_progress(*state_->comm, std::move(held)));
+    detail::check(ffi::set_progress(comm, std::move(held)));
 }
 
 void Communicator::register_memory(detail::SharedBytes& memory) {
-    const detail::Use use(state_.get());
-    detail::check(ffi::register_memory(*state_->comm, detail::Access::memory(memory)), *state_->thrown);
+    detail::check(ffi::register_memory(*detail::use(state_.get()).comm, detail::Access::memory(memory)), *state_->thrown);
 }
 
 // ---- requests
@@ -454,8 +397,7 @@ void Group::Member::submit(const detail::Call& call) {
     if (!known) {
         batch.states.push_back(state_);
     }
-    const detail::Use use(state_.get());
-    const ffi::Comm* comm = &*state_->comm;
+    const ffi::Comm* comm = &*detail::use(state_.get()).comm;
     detail::check(ffi::add(*batch.batch, comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, rank_),
                            detail::counts(call.recv_counts, rank_)));
     batch.any = true;
@@ -466,10 +408,8 @@ void Group::end() {
         throw InvalidUsage("the group has ended: make a new one");
     }
     const std::unique_ptr<Batch> batch = std::move(batch_);
-    // All or none: where one is in use, those before it are given back as the vector goes.
-    std::vector<std::unique_ptr<detail::Use>> uses;
     for (const auto& state : batch->states) {
-        uses.push_back(std::make_unique<detail::Use>(state.get()));
+        detail::use(state.get());
     }
     ffi::Failure* failure = ffi::run_batch(*batch->batch);
     if (failure != nullptr) {

@@ -10,13 +10,7 @@ namespace {
 // The bridge knows no functions as fields: Rust casts the pointer back.
 const std::uint8_t* table(const MpiCalls& calls) { return reinterpret_cast<const std::uint8_t*>(&calls); }
 
-State& state_of(Communicator& communicator) {
-    const std::shared_ptr<State>& state = Access::state(communicator);
-    if (!state) {
-        Use::refuse_empty();
-    }
-    return *state;
-}
+State& state_of(Communicator& communicator) { return use(Access::state(communicator).get()); }
 
 } // namespace
 
@@ -29,10 +23,7 @@ Communicator OverMpi::join(const MpiCalls& calls, MpiHandle theirs, const Config
 std::optional<Communicator> OverMpi::like(const MpiCalls& calls, Communicator& communicator, MpiHandle sub) {
     rust::Box<ffi::Comm> child = ffi::comm();
     State& state = state_of(communicator);
-    {
-        const Use use(&state);
-        detail::check(ffi::mpi_like(*state.comm, table(calls), sub, *child), *state.thrown);
-    }
+    detail::check(ffi::mpi_like(*state.comm, table(calls), sub, *child), *state.thrown);
     if (!ffi::is_open(*child)) {
         return std::nullopt;
     }
@@ -41,14 +32,12 @@ std::optional<Communicator> OverMpi::like(const MpiCalls& calls, Communicator& c
 
 void OverMpi::check(const MpiCalls& calls, Communicator& communicator, MpiHandle theirs) {
     State& state = state_of(communicator);
-    const Use use(&state);
     detail::check(ffi::mpi_check(*state.comm, table(calls), theirs), *state.thrown);
 }
 
 Placement OverMpi::placement(const MpiCalls& calls, Communicator& communicator, MpiHandle theirs) {
     ffi::Place place{};
     State& state = state_of(communicator);
-    const Use use(&state);
     detail::check(ffi::mpi_placement(*state.comm, table(calls), theirs, place), *state.thrown);
     return placement_of(place);
 }

@@ -4,7 +4,6 @@
 //! The engine moves to a thread with the first request, and comes back with the first other call after the last request
 //! has ended. So calls with no request under way cost what they cost on the communicator itself.
 
-use std::cell::RefCell;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
@@ -17,12 +16,13 @@ use crate::comm::waiting_hooks::WaitingHooks;
 use crate::comm::worker::{Job, work};
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::worker::{check_message, check_messages};
-use crate::comm::{Buffer, Communicator, Placement, forked, placement};
+use crate::comm::{Buffer, Communicator, Placement, forked, group, placement};
 #[cfg(any(feature = "cpp", all(test, not(loom))))]
 use crate::comm::{Call, Message};
 use crate::error::{Error, Result};
 use crate::exec::{Background, NoBackground};
 use crate::sync::primitive::{Arc, AtomicBool, Ordering};
+use crate::sync::{TurnGuard, Turns};
 use crate::sys::fork::Birthplace;
 use crate::sys::thread;
 use crate::types::Element;
@@ -30,12 +30,14 @@ use crate::types::Element;
 /// A communicator whose requests can be stored: each owns its buffers, and no scope bounds it. [`Detached::start`] has
 /// an example.
 ///
-/// Blocking calls go through [`Detached::at_rest`] while no request is under way. Dropping it waits until its requests
-/// have ended.
+/// Blocking calls go through [`Detached::at_rest`] while no request is under way. One thread at a time makes calls, as on
+/// a [`Communicator`]; those of a second thread meanwhile are [`InvalidUsage`](crate::error::Kind::InvalidUsage) and do
+/// no harm. Dropping it waits until its requests have ended.
 #[derive(Debug)]
 pub struct Detached {
     // Declared, and so dropped, before the communicator: requests that are under way end first.
-    worker: RefCell<Option<Worker>>,
+    // Taken for a moment, to look where the engine is; the length of a call is the communicator's own turn.
+    worker: Turns<Option<Worker>>,
     communicator: Communicator,
 }
 
@@ -69,7 +71,7 @@ type Worked = (Box<Engine>, Result<()>);
 impl Detached {
     /// Detaches the requests of `communicator` from scopes.
     pub fn new(communicator: Communicator) -> Detached {
-        Detached { worker: RefCell::new(None), communicator }
+        Detached { worker: Turns::new(None), communicator }
     }
 
     /// The communicator, for its rank, size and abort handle. Its calls are errors while requests are under way;
@@ -83,8 +85,7 @@ impl Detached {
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] while requests are under way.
     pub fn at_rest(&self) -> Result<&Communicator> {
-        self.communicator.check_process()?;
-        if self.settle() {
+        if self.settle(&mut *self.turn()?) {
             return Ok(&self.communicator);
         }
         let message = "requests are under way on this communicator: wait for them, or destroy them, before this call";
@@ -96,8 +97,7 @@ impl Detached {
         &self,
         body: impl FnOnce(&mut Engine, &mut dyn Background) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.communicator.check_process()?;
-        if self.is_home() {
+        if self.is_home()? {
             return self.communicator.with_engine(|engine| body(engine, &mut NoBackground));
         }
         let (value, made) = channel();
@@ -116,7 +116,7 @@ impl Detached {
     /// # Errors
     /// As [`Communicator::split`].
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        if self.is_home() {
+        if self.is_home()? {
             return self.communicator.split(color, key);
         }
         self.on_engine(move |engine, background| begin_split(engine, (color, key), background))?
@@ -169,17 +169,9 @@ impl Detached {
         })
     }
 
-    /// What ended this communicator, if anything did. Never waits.
+    /// What ended this communicator, if anything did: also a request's error, before its wait returns. Never waits; any
+    /// thread may call it, also while another is in a call.
     pub fn async_error(&self) -> Option<Error> {
-        if let Err(error) = self.communicator.check_process() {
-            return Some(error);
-        }
-        // A request that failed has ended all others, and its error comes with the engine, so the engine is taken back.
-        // A worker that has not failed goes on: to end it might mean to wait for peers.
-        let has_failed = self.worker.borrow().as_ref().is_some_and(Worker::has_failed);
-        if has_failed {
-            self.settle();
-        }
         self.communicator.async_error()
     }
 
@@ -188,18 +180,36 @@ impl Detached {
     /// # Errors
     /// As [`Communicator::finalize`].
     pub fn finalize(self) -> Result<()> {
-        self.communicator.check_process()?;
-        let Detached { worker, communicator } = self;
-        if let Some(worker) = worker.into_inner() {
-            close(&communicator, worker);
+        self.close()
+    }
+
+    /// [`Detached::finalize`], where other threads may still have the communicator.
+    pub(crate) fn close(&self) -> Result<()> {
+        if let Some(worker) = self.turn()?.take() {
+            bring_home(&self.communicator, worker);
         }
-        communicator.finalize()
+        self.communicator.close()
+    }
+
+    /// Whether it was finalized.
+    #[cfg(feature = "cpp")]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.communicator.status.is_closed()
+    }
+
+    /// The right to look at the worker.
+    ///
+    /// # Errors
+    /// `InvalidUsage` while another thread has it, and in a forked child.
+    #[inline]
+    fn turn(&self) -> Result<TurnGuard<'_, Option<Worker>>> {
+        self.communicator.check_process()?;
+        self.worker.try_take().ok_or_else(|| self.communicator.at(group::lent()))
     }
 
     /// Hands a job to the thread of requests, which is started for the first.
     pub(super) fn queue(&self, job: Job<'static>, outcome: Arc<Outcome>) -> Result<Pending> {
-        self.communicator.check_process()?;
-        let mut worker = self.worker.borrow_mut();
+        let mut worker = self.turn()?;
         if worker.is_none() {
             *worker = Some(self.open()?);
         }
@@ -251,21 +261,21 @@ impl Detached {
     /// Takes the engine back if the worker has nothing left to do; returns whether the engine is here. If not, the
     /// caller must send its message through the worker: waiting for the worker could deadlock with a peer that waits
     /// for this very message.
-    fn is_home(&self) -> bool {
+    fn is_home(&self) -> Result<bool> {
+        let mut worker = self.turn()?;
         let is_away = |open: &Worker| !is_resting(&open.unfinished, &open.resting) && !open.has_failed();
-        if self.worker.borrow().as_ref().is_some_and(is_away) { false } else { self.settle() }
+        Ok(if worker.as_ref().is_some_and(is_away) { false } else { self.settle(&mut worker) })
     }
 
     /// Takes the engine back if no request is under way, once peers have taken what requests have sent; returns whether
     /// it is here.
-    fn settle(&self) -> bool {
-        let mut worker = self.worker.borrow_mut();
+    fn settle(&self, worker: &mut Option<Worker>) -> bool {
         let busy = |open: &Worker| open.unfinished.iter().any(|outcome| !outcome.is_set());
         if worker.as_ref().is_some_and(busy) {
             return false;
         }
         if let Some(worker) = worker.take() {
-            close(&self.communicator, worker);
+            bring_home(&self.communicator, worker);
         }
         true
     }
@@ -280,11 +290,10 @@ impl Detached {
     /// As [`Communicator::run`].
     #[inline]
     pub(crate) fn run(&self, call: Call<'static>) -> Result<()> {
-        self.communicator.check_process()?;
-        if self.worker.borrow().is_none() || self.settle() {
-            return self.communicator.run(&call);
-        }
-        self.begin(call)?.wait()
+        let mut worker = self.turn()?;
+        let is_here = worker.is_none() || self.settle(&mut worker);
+        drop(worker);
+        if is_here { self.communicator.run(&call) } else { self.begin(call)?.wait() }
     }
 
     /// Runs one send or recv to its end.
@@ -292,8 +301,7 @@ impl Detached {
     /// # Errors
     /// As [`Communicator::send`].
     pub(crate) fn message(&self, message: Message<'static>) -> Result<()> {
-        self.communicator.check_process()?;
-        if self.is_home() { self.communicator.message(message) } else { self.begin_message(message)?.wait() }
+        if self.is_home()? { self.communicator.message(message) } else { self.begin_message(message)?.wait() }
     }
 
     /// Runs messages side by side to their ends; those to and from the own rank go in pairs.
@@ -301,7 +309,7 @@ impl Detached {
     /// # Errors
     /// As [`Communicator::send_recv`].
     pub(crate) fn messages(&self, messages: Vec<Message<'static>>) -> Result<()> {
-        if self.is_home() { self.communicator.messages(messages) } else { self.begin_messages(messages)?.wait() }
+        if self.is_home()? { self.communicator.messages(messages) } else { self.begin_messages(messages)?.wait() }
     }
 
     /// Runs an `all_to_all_v`, described as its messages, to its end. A message between two ranks that was begun before
@@ -310,8 +318,7 @@ impl Detached {
     /// # Errors
     /// As [`Communicator::all_to_all_v`].
     pub(crate) fn exchange(&self, messages: Vec<Message<'static>>) -> Result<()> {
-        self.communicator.check_process()?;
-        if self.is_home() { self.communicator.exchange(messages) } else { self.begin_exchange(messages)?.wait() }
+        if self.is_home()? { self.communicator.exchange(messages) } else { self.begin_exchange(messages)?.wait() }
     }
 
     /// Begins a collective. Collectives run one after the other, in the order in which they were begun, as all ranks
@@ -383,8 +390,8 @@ fn is_resting(unfinished: &[Arc<Outcome>], resting: &AtomicBool) -> bool {
     unfinished.iter().all(|outcome| outcome.is_set()) && resting.load(Ordering::Relaxed)
 }
 
-/// Waits for a worker's requests and gives the engine back to `communicator`.
-fn close(communicator: &Communicator, mut worker: Worker) {
+/// Waits for a worker's requests and gives its engine back to `communicator`.
+fn bring_home(communicator: &Communicator, mut worker: Worker) {
     if let Some((engine, result)) = worker.end() {
         // The requests have reported the error; the communicator keeps it for the next call.
         drop(communicator.take_back(engine, result));
@@ -605,6 +612,78 @@ mod tests {
             Ok(())
         })
         .unwrap();
+    }
+
+    /// Whoever sees that a request has failed, in whatever way, finds the communicator ended, also from another thread
+    /// and while the failed request's engine is not back.
+    #[test]
+    fn a_failed_request_has_ended_the_communicator_before_it_says_so() {
+        for kind in 0..2 {
+            local::run(2, |comm| {
+                let rank = comm.rank();
+                let detached = Detached::new(comm);
+                let pending = match kind {
+                    0 => detached.begin(sum(leaked(1000 + rank as usize, 1)))?,
+                    _ if rank == 0 => detached.begin_message(Message::send(leaked(1, 7), Rank::new(1)))?,
+                    _ => detached.begin_message(Message::recv(leaked(2, 9), Rank::new(0)))?,
+                };
+                if kind == 1 && rank == 0 {
+                    // The message has gone; the error is the receiver's, and comes with a call.
+                    pending.wait()?;
+                    detached.run(sum(leaked(1, 1))).expect_err("the receiver has ended the communicator");
+                    return Ok(());
+                }
+                let seen = std::thread::scope(|threads| {
+                    let watchdog = threads.spawn(|| {
+                        while !pending.is_finished() {
+                            std::thread::yield_now();
+                        }
+                        detached.async_error().map(|error| error.kind())
+                    });
+                    watchdog.join()
+                });
+                assert_eq!(seen.expect("it does not panic"), Some(Kind::Mismatch));
+                assert_eq!(pending.wait().unwrap_err().kind(), Kind::Mismatch);
+                Ok(())
+            })
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn threads_share_a_detached_communicator_and_come_one_at_a_time() {
+        let refused = local::run(2, |comm| {
+            let rank = comm.rank();
+            let detached = Detached::new(comm);
+            let refused = std::thread::scope(|threads| {
+                let calls = || {
+                    let mut refused = 0;
+                    for _ in 0..200 {
+                        // To the rank itself: a call with a peer that was refused on one side would wait for ever.
+                        match detached.begin_all(own_pair(rank), Vec::new()).map(|pending| pending.wait()) {
+                            Ok(waited) => waited?,
+                            Err(error) if error.kind() == Kind::InvalidUsage => refused += 1,
+                            Err(error) => return Err(error),
+                        }
+                    }
+                    Ok(refused)
+                };
+                let other = threads.spawn(calls);
+                let mine = calls()?;
+                Ok(mine + other.join().expect("it does not panic")?)
+            })?;
+            detached.at_rest()?.barrier()?;
+            detached.finalize()?;
+            Ok(refused)
+        });
+        // How many is up to the system; each of them did no harm.
+        assert!(refused.unwrap().iter().all(|refused| *refused < 400));
+    }
+
+    /// A message of this rank to itself.
+    fn own_pair(rank: u32) -> Vec<Message<'static>> {
+        let own = Rank::new(rank);
+        vec![Message::send(leaked(3, rank), own), Message::recv(leaked(3, 9), own)]
     }
 
     #[test]

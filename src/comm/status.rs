@@ -17,6 +17,8 @@ pub(super) struct Status {
     is_starting: AtomicBool,
     /// Whether a thread has the engine to make a child of it.
     makes_child: AtomicBool,
+    /// Whether the communicator was finalized.
+    is_closed: AtomicBool,
 }
 
 impl Status {
@@ -27,6 +29,7 @@ impl Status {
             abort,
             is_starting: AtomicBool::new(false),
             makes_child: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
         }
     }
 
@@ -37,6 +40,7 @@ impl Status {
             abort,
             is_starting: AtomicBool::new(true),
             makes_child: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
         }
     }
 
@@ -58,6 +62,17 @@ impl Status {
 
     pub(super) fn makes_child(&self) -> bool {
         self.makes_child.load(Ordering::Acquire)
+    }
+
+    /// Says that the communicator was finalized.
+    pub(super) fn close(&self) {
+        // Relaxed, here and below: nothing is read because of it.
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+
+    #[cfg(feature = "cpp")]
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Relaxed)
     }
 
     /// What ended the communicator; `InProgress` while a thread makes it, or a child of it.

@@ -67,11 +67,21 @@ impl Background for UnderWay<'_> {
         }
         let mut blocked: Vec<Need> = Vec::new();
         let mut still = Vec::with_capacity(self.messages.len());
-        for (mut run, need, outcome) in std::mem::take(&mut self.messages) {
+        let mut messages = std::mem::take(&mut self.messages).into_iter();
+        while let Some((mut run, need, outcome)) = messages.next() {
             // Messages of one connection keep their order: the first that has not ended blocks those behind it.
             let ready = !blocked.contains(&need) && fabric.is_connected(&need);
             let progress = if ready { run.progress(fabric.links()) } else { Ok(Progress::Idle) };
-            let progress = progress.inspect_err(|error| outcome.set(Err(error.duplicate())))?;
+            let progress = match progress {
+                Ok(progress) => progress,
+                Err(error) => {
+                    // `work` tells the request, once the communicator has ended.
+                    still.push((run, need, outcome));
+                    still.extend(messages);
+                    self.messages = still;
+                    return Err(error);
+                }
+            };
             moved |= progress != Progress::Idle;
             if progress == Progress::Done {
                 Promise::keep(outcome);
@@ -99,12 +109,13 @@ pub(super) fn work(
     let mut under_way = UnderWay::default();
     // A progress hook may panic here. That ends the communicator; its engine remains, to tell the other ranks.
     let mut result = as_error("the thread of requests", || serve(&mut engine, (queue, resting), &mut under_way));
-    if let Err(error) = &result {
+    if let Err(error) = result {
+        // Told at once, and not when the queue is closed: the other ranks wait. And before the requests say so: whoever
+        // has seen one fail finds that the communicator has ended.
+        let error = &engine.fail(error);
         for (_, _, outcome) in under_way.messages {
             outcome.set(Err(error.duplicate()));
         }
-        // Told at once, and not when the queue is closed: the other ranks wait.
-        engine.session.publish_failure(error);
         // Requests that are begun from now on end at once, until the end of the scope or of the detached communicator
         // closes the queue.
         while let Ok(job) = queue.recv() {
@@ -135,9 +146,13 @@ fn serve<'scope>(
             Ok(Job::Messages(messages, outcome)) => begin(engine, messages, outcome, under_way)?,
             Ok(Job::Exchange(messages, outcome)) => begin_exchange(engine, messages, outcome, under_way)?,
             Ok(Job::Group(messages, steps, outcome)) => {
-                tell(run_group(engine, (messages, steps), under_way), &outcome)?;
+                let result = run_group(engine, (messages, steps), under_way);
+                tell(engine, result, &outcome)?;
             }
-            Ok(Job::Setup(body, outcome)) => tell(body(engine, under_way), &outcome)?,
+            Ok(Job::Setup(body, outcome)) => {
+                let result = body(engine, under_way);
+                tell(engine, result, &outcome)?;
+            }
             Err(TryRecvError::Disconnected) => open = false,
             Err(TryRecvError::Empty) => {}
         }
@@ -150,10 +165,16 @@ fn serve<'scope>(
     engine.drain()
 }
 
-/// Says how a job has ended. Returns its error if that error ends the communicator.
-fn tell(result: Result<()>, outcome: &Promise) -> Result<()> {
+/// Says how a job has ended. Returns its error if that error ends the communicator, which it has done by then.
+fn tell(engine: &Engine, result: Result<()>, outcome: &Promise) -> Result<()> {
+    let result = result.map_err(|error| ended(engine, error));
     outcome.set(result.as_ref().copied().map_err(Error::duplicate));
     result.or_else(|error| if is_own(&error) { Ok(()) } else { Err(error) })
+}
+
+/// Ends the communicator if `error` does that; the cause of `error`, for a request.
+fn ended(engine: &Engine, error: Error) -> Error {
+    if is_own(&error) { error } else { engine.fail(error) }
 }
 
 /// Runs the calls of a group; messages of other requests go on meanwhile.
@@ -205,7 +226,8 @@ fn begin<'scope>(
         let needs: Vec<Need> = others.iter().map(Message::need).collect();
         engine.begin_connect(&needs, Receivers::AreAsked).map(|()| (others, needs))
     });
-    let (others, needs) = begun.inspect_err(|error| outcome.set(Err(error.duplicate())))?;
+    let (others, needs) =
+        begun.map_err(|error| ended(engine, error)).inspect_err(|error| outcome.set(Err(error.duplicate())))?;
     let outcome = Arc::new(outcome);
     for (message, need) in others.into_iter().zip(needs) {
         under_way.messages.push((engine.begin_message(message), need, Arc::clone(&outcome)));
@@ -226,7 +248,8 @@ fn begin_exchange<'scope>(
         engine.begin_connect(&needs, Receivers::Come)?;
         Ok((engine.begin_exchange(others, data_type).1, needs))
     });
-    let (runs, needs) = begun.inspect_err(|error| outcome.set(Err(error.duplicate())))?;
+    let (runs, needs) =
+        begun.map_err(|error| ended(engine, error)).inspect_err(|error| outcome.set(Err(error.duplicate())))?;
     let outcome = Arc::new(outcome);
     for (run, need) in runs.into_iter().zip(needs) {
         under_way.messages.push((run, need, Arc::clone(&outcome)));

@@ -253,9 +253,9 @@ impl Batch {
         memory: (*const u8, *mut u8),
         counts: (&[usize], &[usize]),
     ) -> Result<()> {
-        // SAFETY: it lives, by the caller's promise, and only its rank and size are looked at, which never change.
+        // SAFETY: it lives, by the caller's promise.
         let Comm(detached) = unsafe { &*comm };
-        let detached = detached.as_ref().ok_or_else(finalized)?;
+        let detached = detached.as_ref().ok_or_else(no_communicator)?;
         let world = World { rank: Rank::new(detached.communicator().rank()), size: detached.communicator().size() };
         // SAFETY: the caller's promise.
         let work = unsafe { work(detached, what, memory, counts) }?;
@@ -290,13 +290,13 @@ impl Batch {
     /// Runs everything.
     ///
     /// # Safety
-    /// The promises of [`Batch::add`] hold, and no other thread uses one of the communicators.
+    /// The promises of [`Batch::add`] hold.
     pub(super) unsafe fn run(self) -> Result<()> {
         let mut parts = Vec::with_capacity(self.0.len());
         for part in self.0 {
-            // SAFETY: it lives, and nobody else uses it, by the caller's promise.
+            // SAFETY: it lives, by the caller's promise.
             let Comm(detached) = unsafe { &*part.comm };
-            parts.push((detached.as_ref().ok_or_else(finalized)?, part.messages, part.steps));
+            parts.push((detached.as_ref().ok_or_else(no_communicator)?, part.messages, part.steps));
         }
         if parts.iter().all(|(detached, ..)| detached.at_rest().is_ok()) {
             return crate::comm::group(|group| {
@@ -321,8 +321,8 @@ impl Batch {
 }
 
 #[cold]
-fn finalized() -> Error {
-    Error::invalid_usage("the communicator was finalized")
+fn no_communicator() -> Error {
+    Error::invalid_usage("there is no communicator: it was never made")
 }
 
 /// The numbers of C++ are ours: the bridge's, which the C++ side compares with its own, are compared here.

@@ -159,8 +159,8 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// What abort() of this communicator is called through where the communicator itself is out of reach.
     /// @throws InvalidUsage on an empty communicator
     [[nodiscard]] AbortHandle abort_handle() const;
-    /// What ended this communicator, if anything did; InProgress while a non-blocking init, split or shrink or a call of
-    /// another thread is under way. Never waits. Any thread may call it.
+    /// What ended this communicator, if anything did; InProgress while a non-blocking init, split or shrink is under way. Never waits.
+    /// Any thread may call it, also while another is in a call.
     /// @throws InvalidUsage on an empty communicator
     [[nodiscard]] std::optional<Error> async_error() const;
     /// Waits for requests that are under way, says goodbye to the other ranks and frees everything. They go on with what they have
