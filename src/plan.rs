@@ -71,7 +71,7 @@ pub use build::{LEAST_SLOTS, MOST_CHANNELS, algorithms};
 pub(crate) use pattern::Pattern;
 pub(crate) use scan::{copy_lane, scan_lane};
 pub(crate) use site::is_one_shot;
-pub(crate) use team::is_hierarchy;
+pub(crate) use team::{each_has_blocks, is_hierarchy};
 
 use std::ops::Range;
 

@@ -104,8 +104,11 @@ impl Chooser {
     }
 
     /// Whether the seats of a hierarchy, which do its work, are enough of the ranks, or the work is little: see
-    /// `plan::team`.
+    /// `plan::team`. Where every rank has a block of its own, every rank has a seat.
     fn has_seats(&self, asked: Question<'_>) -> bool {
+        if plan::each_has_blocks(asked.collective) {
+            return true;
+        }
         let sizes = || self.layout.teams().iter().map(Vec::len);
         let (seats, most) = (sizes().min().unwrap_or(1), sizes().max().unwrap_or(1));
         seats * 2 >= most || self.longest_block_bytes(asked) <= FEW_SEATS_BYTES

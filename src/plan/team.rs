@@ -1,10 +1,12 @@
 //! Groups that share memory, joined by rails.
 //!
-//! What a group does is split among its seats, as many as the smallest group has ranks; the ranks that have one seat in
-//! all groups form a rail, along which a ring, chain or tree carries that seat's blocks through slots. Inside a group,
-//! a seat reads what its neighbours contribute and writes what they get through windows, in the same combines that talk
-//! to the rail. The ranks of a larger group that have no seat are its guests: they contribute and get, and are on no
-//! rail. This one scheme covers four cases:
+//! What a group does is split among its seats. The ranks that have one seat in all groups form a rail, along which a
+//! ring, chain or tree carries that seat's blocks through slots. Inside a group, a seat reads what its neighbours
+//! contribute and writes what they get through windows, in the same combines that talk to the rail. Groups of uneven
+//! size have as many seats as the smallest has ranks: the ranks of a larger group that have no seat are its guests,
+//! which contribute and get, and are on no rail. Where every rank has a block of its own (all_gather, reduce_scatter)
+//! there is a seat for every rank of the largest group instead, and the ranks of a smaller group have several seats
+//! each. This one scheme covers four cases:
 //! ```text
 //! flat ring or tree      every rank is a group of its own
 //! hierarchy              groups are the layout's teams: hosts, or parts of them
@@ -37,6 +39,9 @@ const PIECES_PER_HOP: usize = 2;
 const DEPTH: u32 = 3;
 const DEPTH_OF_ONE_FLAG: u32 = 4;
 
+/// Seats of a rank at most.
+const MOST_SEATS: usize = 4;
+
 const READY: u8 = 0;
 const DONE: u8 = 1;
 
@@ -47,8 +52,8 @@ pub(super) struct Team<'a> {
     groups: Vec<Vec<Rank>>,
     /// My group.
     group: usize,
-    /// My index in my group: my seat, where it is below `seats`.
-    seat: usize,
+    /// My index in my group, and my first seat where it is below `seats`.
+    place: usize,
     /// How many seats every group has.
     seats: usize,
     /// Whether some group has more than one rank.
@@ -93,16 +98,17 @@ impl<'a> Team<'a> {
         let place = groups
             .iter()
             .enumerate()
-            .find_map(|(group, ranks)| ranks.iter().position(|rank| *rank == site.me()).map(|seat| (group, seat)));
-        let (group, seat) = place.expect("a checked spec has every rank on a host");
-        let seats = groups.iter().map(Vec::len).min().unwrap_or(1);
+            .find_map(|(group, ranks)| ranks.iter().position(|rank| *rank == site.me()).map(|place| (group, place)));
+        let (group, place) = place.expect("a checked spec has every rank on a host");
         let most = groups.iter().map(Vec::len).max().unwrap_or(1);
+        let seats =
+            if each_has_blocks(spec.collective) { most } else { groups.iter().map(Vec::len).min().unwrap_or(1) };
         // A guest gets its results in the same round as the seats of its group.
-        let rail = seat.min(seats - 1);
-        let tree = if flat { hosts } else { groups.iter().map(|ranks| vec![ranks[rail]]).collect() };
-        let node = Node::new(&tree, site.lane % 2 == 1, groups[group][rail]);
+        let rail = place.min(seats - 1);
+        let tree = if flat { hosts } else { groups.iter().map(|ranks| vec![on_seat(ranks, rail)]).collect() };
+        let node = Node::new(&tree, site.lane % 2 == 1, on_seat(&groups[group], rail));
         let windows = if most == 1 { Windows::None } else { staged_if_small(spec) };
-        Team { site, groups, group, seat, seats, shared: most > 1, guests: most > seats, windows, node }
+        Team { site, groups, group, place, seats, shared: most > 1, guests: most > seats, windows, node }
     }
 
     /// The lane of a collective; `None` if no rank has anything to do.
@@ -157,7 +163,17 @@ impl<'a> Team<'a> {
 
     /// Whether I am on a rail.
     fn seated(&self) -> bool {
-        self.seat < self.seats
+        self.place < self.seats
+    }
+
+    /// The seats of the rank at `place` of my group: none of a guest, several in a group that is smaller than others.
+    fn seats_of(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
+        (place..self.seats).step_by(self.groups[self.group].len())
+    }
+
+    /// The most seats of a rank of any group.
+    fn most_seats(&self) -> usize {
+        self.groups.iter().map(|ranks| self.seats.div_ceil(ranks.len())).max().unwrap_or(1)
     }
 
     fn staged(&self) -> bool {
@@ -171,12 +187,13 @@ impl<'a> Team<'a> {
     }
 
     fn block(&self, seat: usize, index: usize) -> Block {
+        let nothing = Block { input: Elements::ZERO, output: Elements::ZERO, length: Elements::ZERO };
         if self.gathers() || self.scatters() {
-            return self.site.block_of(self.groups[index][seat]);
+            return self.groups[index].get(seat).map_or(nothing, |rank| self.site.block_of(*rank));
         }
         let whole = self.site.whole();
         if seat >= self.seats {
-            return Block { input: whole.start, output: whole.start, length: Elements::ZERO };
+            return nothing;
         }
         let small = self.rooted() && whole.length.0 <= SMALL;
         let share = if !small {
@@ -203,7 +220,7 @@ impl<'a> Team<'a> {
         let readers = if self.guests { self.seats } else { self.seats - 1 };
         let (contributions, results) = match (self.staged(), self.blocks()) {
             (false, _) => (0, 0),
-            (true, blocks) if self.gathers() => (0, blocks),
+            (true, blocks) if self.gathers() => (0, blocks * self.most_seats()),
             (true, blocks) if self.scatters() => (readers * blocks, 0),
             (true, blocks) => (readers * blocks, blocks),
         };
@@ -243,11 +260,12 @@ impl<'a> Team<'a> {
         self.spine_lag() + self.way_down(self.node.lag) + 1
     }
 
+    /// The other ranks of my group, with their places.
     fn neighbours(&self) -> impl Iterator<Item = (usize, Rank)> {
         let group = &self.groups[self.group];
         (1..group.len()).map(move |ahead| {
-            let seat = (self.seat + ahead) % group.len();
-            (seat, group[seat])
+            let place = (self.place + ahead) % group.len();
+            (place, group[place])
         })
     }
 
@@ -257,15 +275,16 @@ impl<'a> Team<'a> {
         Span { buffer: Buffer::Scratch, start, walk: Walk::Cycle(shape.depth) }
     }
 
-    /// Where `owner` keeps what it contributes to a block of `reader`.
-    fn contribution(&self, shape: &Shape, (owner, reader): (usize, usize), index: usize) -> Span {
-        let before = if reader < owner { reader } else { reader - 1 };
-        self.region(shape, before * self.blocks() + index)
+    /// Where the rank at place `owner` keeps what it contributes to a block of a seat, which is not its own.
+    fn contribution(&self, shape: &Shape, (owner, seat): (usize, usize), index: usize) -> Span {
+        let own = self.seats_of(owner).filter(|own| *own < seat).count();
+        self.region(shape, (seat - own) * self.blocks() + index)
     }
 
-    /// Where a seat keeps its results for its neighbours.
-    fn result(&self, shape: &Shape, index: usize) -> Span {
-        self.region(shape, shape.contributions + index)
+    /// Where the rank on a seat keeps its results for its neighbours.
+    fn result(&self, shape: &Shape, seat: usize, index: usize) -> Span {
+        let before = seat / self.groups[self.group].len();
+        self.region(shape, shape.contributions + before * self.blocks() + index)
     }
 
     /// Copies what I contribute to others' blocks where they can read it. The root of a broadcast also copies these
@@ -273,10 +292,10 @@ impl<'a> Team<'a> {
     fn stage(&self, shape: &Shape, draft: &mut Draft) {
         let contributes = self.reduces() || self.is_root();
         let owns = self.owns_result(self.site.me()) && !self.site.spec.in_place;
-        for (reader, _) in self.neighbours().filter(|(reader, _)| *reader < self.seats) {
+        for seat in self.neighbours().flat_map(|(reader, _)| self.seats_of(reader)) {
             for index in 0..self.blocks() {
-                let block = self.block(reader, index);
-                let staged = || Operand::Local(self.contribution(shape, (self.seat, reader), index));
+                let block = self.block(seat, index);
+                let staged = || Operand::Local(self.contribution(shape, (self.place, seat), index));
                 let staged = (self.staged() && contributes).then(staged);
                 let targets: Vec<Operand> =
                     staged.into_iter().chain(owns.then(|| Operand::output(block.output))).collect();
@@ -290,45 +309,46 @@ impl<'a> Team<'a> {
             }
         }
         let me = self.site.me();
-        let listeners = self.neighbours().filter(|(seat, _)| self.awaits_ready(shape, *seat, me));
+        let listeners = self.neighbours().filter(|(place, _)| self.awaits_ready(shape, *place, me));
         draft.signal(0, READY, listeners.map(|(_, peer)| peer));
     }
 
-    /// Whether the rank at `seat` of my group waits until `peer` is ready. It does if it reads what `peer` contributes,
+    /// Whether the rank at `place` of my group waits until `peer` is ready. It does if it reads what `peer` contributes,
     /// writes `peer`'s output, or needs to know that `peer` no longer reads its scratch.
-    fn awaits_ready(&self, shape: &Shape, seat: usize, peer: Rank) -> bool {
+    fn awaits_ready(&self, shape: &Shape, place: usize, peer: Rank) -> bool {
+        let holds_blocks = || self.seats_of(place).any(|seat| self.holds_blocks(seat));
         let all = match self.windows {
             Windows::None => false,
-            Windows::User => seat < self.seats,
+            Windows::User => place < self.seats,
             Windows::Scratch if self.gathers() => false,
-            Windows::Scratch => shape.reused() || (self.reduces() && self.holds_blocks(seat)),
+            Windows::Scratch => shape.reused() || (self.reduces() && holds_blocks()),
         };
         let from_root = self.pattern() == Pattern::Broadcast && self.group == 0 && peer == self.site.spec.root;
-        all || (from_root && self.staged() && self.holds_blocks(seat))
+        all || (from_root && self.staged() && holds_blocks())
     }
 
     fn await_ready(&self, shape: &Shape, draft: &mut Draft) {
         let peers = self.neighbours().map(|(_, peer)| peer);
-        draft.wait(self.spine_lag(), READY, peers.filter(|peer| self.awaits_ready(shape, self.seat, *peer)));
+        draft.wait(self.spine_lag(), READY, peers.filter(|peer| self.awaits_ready(shape, self.place, *peer)));
     }
 
-    /// What I give to and take from a block of my seat.
-    fn parcel(&self, shape: &Shape, index: usize) -> Parcel {
-        let block = self.block(self.seat, index);
+    /// What I give to and take from a block of one of my seats.
+    fn parcel(&self, shape: &Shape, seat: usize, index: usize) -> Parcel {
+        let block = self.block(seat, index);
         Parcel {
             length: block.length,
-            sources: self.sources(shape, index, block),
-            targets: self.targets(shape, index, block),
+            sources: self.sources(shape, (seat, index), block),
+            targets: self.targets(shape, (seat, index), block),
         }
     }
 
-    fn sources(&self, shape: &Shape, index: usize, block: Block) -> Vec<Operand> {
+    fn sources(&self, shape: &Shape, (seat, index): (usize, usize), block: Block) -> Vec<Operand> {
         let me = self.site.me();
-        let given = |seat: usize| {
-            let owner = self.groups[self.group][seat];
+        let given = |place: usize| {
+            let owner = self.groups[self.group][place];
             let staged = self.staged() && owner != me;
             let raw = Span::linear(Buffer::Input, block.input);
-            Operand::of(owner, me, if staged { self.contribution(shape, (seat, self.seat), index) } else { raw })
+            Operand::of(owner, me, if staged { self.contribution(shape, (place, seat), index) } else { raw })
         };
         if self.reduces() {
             (0..self.groups[self.group].len()).map(given).collect()
@@ -341,10 +361,10 @@ impl<'a> Team<'a> {
         }
     }
 
-    fn targets(&self, shape: &Shape, index: usize, block: Block) -> Vec<Operand> {
+    fn targets(&self, shape: &Shape, (seat, index): (usize, usize), block: Block) -> Vec<Operand> {
         let me = self.site.me();
         let mine = Operand::output(block.output);
-        let result = self.staged().then(|| Operand::Local(self.result(shape, index)));
+        let result = self.staged().then(|| Operand::Local(self.result(shape, seat, index)));
         let window = |peer: Rank| Operand::Window(peer, Span::linear(Buffer::Output, block.output));
         if self.scatters() {
             return (index == self.group).then_some(mine).into_iter().collect();
@@ -360,20 +380,22 @@ impl<'a> Team<'a> {
                 std::iter::once(mine).chain(without.map(|(_, peer)| window(peer))).collect()
             }
             Windows::None | Windows::Scratch => {
-                let taken = self.neighbours().any(|(_, peer)| self.takes(peer, self.seat));
+                let taken = self.neighbours().any(|(_, peer)| self.takes(peer, seat));
                 std::iter::once(mine).chain(result.filter(|_| taken)).collect()
             }
         }
     }
 
-    /// What goes along my rail.
+    /// What goes along my rails. All ranks take theirs in the order of the seats, so that a rail waits for those before
+    /// it alone, also where two of them share a connection.
     fn spine(&self, shape: &Shape) -> Vec<Step> {
+        self.seats_of(self.place).flat_map(|seat| self.rail(shape, seat)).collect()
+    }
+
+    fn rail(&self, shape: &Shape, seat: usize) -> Vec<Step> {
         let piece = shape.piece;
-        if !self.seated() {
-            return Vec::new();
-        }
-        let parcels: Vec<Parcel> = (0..self.blocks()).map(|index| self.parcel(shape, index)).collect();
-        let order = self.groups.iter().map(|ranks| ranks[self.seat]).collect();
+        let parcels: Vec<Parcel> = (0..self.blocks()).map(|index| self.parcel(shape, seat, index)).collect();
+        let order = self.groups.iter().map(|ranks| on_seat(ranks, seat)).collect();
         let ring = Ring { order, position: self.group, piece };
         let tree = self.site.spec.algorithm == Algorithm::Tree;
         match self.pattern() {
@@ -398,16 +420,17 @@ impl<'a> Team<'a> {
         let lag = self.share_lag();
         let all = shape.reused() || self.windows == Windows::User;
         let me = self.site.me();
-        let listeners = self.neighbours().filter(|(_, peer)| self.seated() && (all || self.takes(*peer, self.seat)));
+        let given = |peer: Rank| self.seats_of(self.place).any(|seat| self.takes(peer, seat));
+        let listeners = self.neighbours().filter(|(_, peer)| self.seated() && (all || given(*peer)));
         draft.signal(lag - 1, DONE, listeners.map(|(_, peer)| peer));
-        for (seat, peer) in self.neighbours() {
-            let takes = self.takes(me, seat);
-            if takes || (all && seat < self.seats) {
+        for (place, peer) in self.neighbours() {
+            let taken = || self.seats_of(place).filter(|seat| self.takes(me, *seat));
+            if taken().next().is_some() || (all && place < self.seats) {
                 draft.wait(lag, DONE, [peer]);
             }
-            for index in (0..self.blocks()).filter(|_| takes) {
+            for (seat, index) in taken().flat_map(|seat| (0..self.blocks()).map(move |index| (seat, index))) {
                 let block = self.block(seat, index);
-                let ends = (Operand::Window(peer, self.result(shape, index)), Operand::output(block.output));
+                let ends = (Operand::Window(peer, self.result(shape, seat, index)), Operand::output(block.output));
                 draft.copy(lag, block.length, shape.piece, ends);
             }
         }
@@ -446,13 +469,26 @@ impl<'a> Team<'a> {
     }
 }
 
-/// Whether teams work as groups. Where every rank has a block of its own, that block needs a seat, so all teams must be
-/// of one size.
+/// Whether every rank has a block of its own, which travels between groups on the rail of that rank's seat.
+pub(crate) fn each_has_blocks(collective: Collective) -> bool {
+    matches!(Pattern::of(collective), Some(Pattern::AllGather | Pattern::ReduceScatter))
+}
+
+/// The rank of a group that has a seat.
+fn on_seat(ranks: &[Rank], seat: usize) -> Rank {
+    ranks[seat % ranks.len()]
+}
+
+/// Whether teams work as groups. Where every rank has a block of its own, each of those blocks needs a seat, and a rank
+/// of a small team has no more than [`MOST_SEATS`]: with more of them, pieces become too short.
 pub(crate) fn is_hierarchy(collective: Collective, layout: &Layout) -> bool {
     let teams = layout.teams();
     let fit = match Pattern::of(collective) {
         Some(Pattern::AllReduce | Pattern::Broadcast | Pattern::Reduce) => true,
-        Some(Pattern::AllGather | Pattern::ReduceScatter) => layout.even_teams().is_some(),
+        Some(Pattern::AllGather | Pattern::ReduceScatter) => {
+            let sizes = || teams.iter().map(Vec::len);
+            sizes().max().unwrap_or(1) <= MOST_SEATS * sizes().min().unwrap_or(1)
+        }
         Some(Pattern::AllToAll | Pattern::Gather | Pattern::Scatter | Pattern::Barrier) | None => false,
     };
     fit && teams.len() > 1 && teams.iter().any(|ranks| ranks.len() > 1)

@@ -214,11 +214,6 @@ impl Layout {
     pub fn even(&self) -> Option<usize> {
         size_of_each(&self.hosts)
     }
-
-    /// How many ranks every team has, if all have as many.
-    pub fn even_teams(&self) -> Option<usize> {
-        size_of_each(&self.teams)
-    }
 }
 
 fn size_of_each(groups: &[Vec<Rank>]) -> Option<usize> {
@@ -471,7 +466,7 @@ mod tests {
         let at = |rank: u64| RankPlace { socket: Some(rank / 48), cache: Some(rank / 8), ..on(1) };
         let even = Layout::new(&(0..96).map(at).collect::<Vec<_>>()).with_teams_of(32);
         assert_eq!(sizes(&even), [24; 4]);
-        assert_eq!(layout.clone().with_teams_of(1).even_teams(), Some(1));
+        assert_eq!(sizes(&layout.clone().with_teams_of(1)), [1; 18]);
         assert_eq!(layout.with_teams_of(5).teams().concat().len(), 18);
     }
 
