@@ -4,8 +4,8 @@
 //! a call that succeeds costs a register; the C++ side turns it into the exception of its kind. What a panic leaves
 //! behind is an error of kind internal, and a communicator that has ended.
 //!
-//! Opaque things are made empty and filled by a call that can fail. Any thread may call a function that takes a `&Comm`:
-//! where another thread is in a call, that is an error.
+//! Opaque things are made empty and filled by a call that can fail. Any thread may call a function that takes a
+//! `&Comm`: where another thread is in a call, that is an error.
 
 mod call;
 mod failure;

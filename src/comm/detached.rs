@@ -30,9 +30,9 @@ use crate::types::Element;
 /// A communicator whose requests can be stored: each owns its buffers, and no scope bounds it. [`Detached::start`] has
 /// an example.
 ///
-/// Blocking calls go through [`Detached::at_rest`] while no request is under way. One thread at a time makes calls, as on
-/// a [`Communicator`]; those of a second thread meanwhile are [`InvalidUsage`](crate::error::Kind::InvalidUsage) and do
-/// no harm. Dropping it waits until its requests have ended.
+/// Blocking calls go through [`Detached::at_rest`] while no request is under way. One thread at a time makes calls, as
+/// on a [`Communicator`]; those of a second thread meanwhile are [`InvalidUsage`](crate::error::Kind::InvalidUsage) and
+/// do no harm. Dropping it waits until its requests have ended.
 #[derive(Debug)]
 pub struct Detached {
     // Declared, and so dropped, before the communicator: requests that are under way end first.

@@ -313,8 +313,8 @@ impl<'a> Team<'a> {
         draft.signal(0, READY, listeners.map(|(_, peer)| peer));
     }
 
-    /// Whether the rank at `place` of my group waits until `peer` is ready. It does if it reads what `peer` contributes,
-    /// writes `peer`'s output, or needs to know that `peer` no longer reads its scratch.
+    /// Whether the rank at `place` of my group waits until `peer` is ready. It does if it reads what `peer`
+    /// contributes, writes `peer`'s output, or needs to know that `peer` no longer reads its scratch.
     fn awaits_ready(&self, shape: &Shape, place: usize, peer: Rank) -> bool {
         let holds_blocks = || self.seats_of(place).any(|seat| self.holds_blocks(seat));
         let all = match self.windows {
