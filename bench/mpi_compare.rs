@@ -10,6 +10,8 @@
 
 #[path = "mpi_compare/case.rs"]
 mod case;
+#[path = "collective.rs"]
+mod collective;
 #[path = "../mpi-examples/job.rs"]
 mod job;
 #[path = "mpi_compare/options.rs"]

@@ -1,5 +1,5 @@
-//! Goal: collectives that run while the program computes. A request borrows its buffers until the scope ends, so the compiler
-//! sees to it that nobody touches them too early. Each rank works out its next block while the one before is on its way.
+//! Goal: collectives that run while the program computes. A request borrows its buffers until the scope ends, so the
+//! compiler rejects any use of them before. Each rank computes its next block while the one before is on its way.
 //!
 //!     cargo run --example 09_requests
 //!

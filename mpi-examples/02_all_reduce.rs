@@ -1,5 +1,5 @@
-//! Goal: the all-reduce of rsccl beside the one of the MPI it runs under. Integers agree bit by bit; sums of floats within
-//! rounding, for the two libraries may add in another order.
+//! Goal: the all-reduce of rsccl compared with that of the MPI it runs under. Integers agree bit by bit, sums of floats
+//! within rounding, because the two libraries may add in different orders.
 //!
 //!     cargo build --features mpi --example mpi_all_reduce
 //!     mpirun -n 4 target/debug/examples/mpi_all_reduce

@@ -80,8 +80,9 @@ pub struct Config {
     /// Whether a call is an error if `algo` or `proto` allow nothing that can run it; if not, the call ignores them,
     /// and the log says so once. `RSCCL_STRICT_FILTERS`; false.
     pub strict_filters: bool,
-    /// How the ranks of one GPU work: `joint`, as one where they can, or `split`, each for itself, waiting for the
-    /// others on the GPU. The second is slower; it tests with one GPU what several do. `RSCCL_COHORT`; joint.
+    /// How ranks that share a GPU run: `joint`, in one launch in which nobody waits, where that is possible, or
+    /// `split`, each rank by itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what
+    /// several do. `RSCCL_COHORT`; joint.
     pub cohort: Option<String>,
     /// The least channels of a call that has as many slots to fill. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
     pub min_channels: Option<u32>,

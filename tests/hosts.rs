@@ -247,15 +247,7 @@ fn a_host_whose_ranks_are_killed() {
     for command in ["call all_reduce 10", "call all_reduce 300000", "call barrier 0"] {
         job.must(command);
     }
-    job.begin("call all_reduce 300000", |rank| rank < 4);
-    job.kill(4);
-    job.kill(5);
-    for rank in &job.ranks {
-        let failure = rank.failure();
-        assert_eq!(failure.kind, "Remote", "{}", failure.text);
-        assert!(matches!(failure.peer, Some(4 | 5)), "{}", failure.text);
-    }
-    job.must("shrink 4,5");
+    job.lose_the_last_two_of_six();
     must_do_everything(&mut job);
 }
 

@@ -8,6 +8,8 @@
 #![expect(clippy::print_stdout, reason = "a program that prints figures")]
 #![expect(clippy::disallowed_methods, reason = "the rules on the clock and on sleeping are the library's")]
 
+#[path = "../collective.rs"]
+mod collective;
 #[path = "rsccl/memory.rs"]
 mod memory;
 #[path = "rsccl/usage.rs"]
@@ -19,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use rsccl::{Communicator, ReduceOp, Result};
 
+use collective::Collective;
 use memory::Memory;
 
 const BLOCK_S: f64 = 0.005;
@@ -59,27 +62,6 @@ fn fail(why: &str) -> ! {
     std::process::exit(2)
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Collective {
-    AllReduce,
-    Broadcast,
-    Reduce,
-    AllGather,
-    ReduceScatter,
-    AllToAll,
-    SendRecv,
-}
-
-const COLLECTIVES: [(&str, Collective); 7] = [
-    ("all_reduce", Collective::AllReduce),
-    ("broadcast", Collective::Broadcast),
-    ("reduce", Collective::Reduce),
-    ("all_gather", Collective::AllGather),
-    ("reduce_scatter", Collective::ReduceScatter),
-    ("all_to_all", Collective::AllToAll),
-    ("send_recv", Collective::SendRecv),
-];
-
 /// What a call gets: a broadcast is in place, in `input`.
 struct Case {
     collective: Collective,
@@ -106,8 +88,7 @@ impl Bench<'_> {
 
     fn wanted(&self) -> Collective {
         let name = self.text("collective", "all_reduce");
-        let found = COLLECTIVES.iter().find(|(known, _)| *known == name);
-        found.unwrap_or_else(|| fail(&format!("unknown collective {name}"))).1
+        Collective::from_name(name).unwrap_or_else(|| fail(&format!("unknown collective {name}")))
     }
 
     fn case(&self, collective: Collective, bytes: usize) -> Result<Case> {

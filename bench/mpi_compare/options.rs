@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 use std::thread::available_parallelism;
 
-use crate::case::Collective;
+use crate::collective::Collective;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
@@ -28,7 +28,7 @@ impl Options {
                 "--collective" => {
                     let name = value()?;
                     let known = || Collective::ALL.map(Collective::name).join(", ");
-                    let collective = Collective::ALL.into_iter().find(|collective| collective.name() == name);
+                    let collective = Collective::from_name(&name);
                     options
                         .collectives
                         .push(collective.ok_or_else(|| format!("--collective {name}: one of {}", known()))?);

@@ -72,8 +72,8 @@ void refuse_negative_count(int rank) { throw InvalidArgument("a count is negativ
 namespace {
 
 [[noreturn]] void refuse_stream(int rank) {
-    throw InvalidUsage("a CUDA stream (null is CUDA's default one) goes with device memory, and there is no CUDA backend yet: pass no Stream, or "
-                       "Stream::host()", rank, {}, {});
+    throw InvalidUsage("a CUDA stream (null is CUDA's default one) goes with device memory, which the C++ classes do not take yet: pass no "
+                       "Stream, or Stream::host()", rank, {}, {});
 }
 
 State& there(const std::shared_ptr<State>& state) {

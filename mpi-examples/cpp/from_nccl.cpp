@@ -1,7 +1,7 @@
 // Goal: an MPI program that used NCCL, ported line by line. What it was stands above each line as a comment; what has no line any
 // more stands alone. It gives each rank an array, adds the arrays up, passes them round a ring in a group, and checks the results.
 //
-// What changes: buffers are on the host for now, so there are no devices and no streams, and a call has ended when it returns;
+// What changes: the C++ classes take host memory only, so there are no devices and no streams, and a call has ended when it returns;
 // errors are exceptions, so nothing is wrapped in a macro; the objects free themselves.
 //
 // Prints:

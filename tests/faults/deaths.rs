@@ -24,7 +24,7 @@ const CASES: &[Case] = &[
 /// The bound of an error that waits for no time-out, and takes milliseconds on an idle machine.
 const AT_ONCE: Duration = Duration::from_secs(4);
 /// The rank that dies.
-const VICTIM: usize = 2;
+pub(super) const VICTIM: usize = 2;
 
 #[test]
 fn killed_before_the_first_collective_over_shm() {
@@ -76,16 +76,21 @@ fn killed_in_the_middle() {
         let mut job = Job::start(4, &with(transport, path));
         let before = job.holdings();
         job.join();
-        job.begin(command, |_| true);
-        for _ in 0..3 {
-            job.ranks[VICTIM].expect_line("turn");
-        }
-        job.kill(VICTIM);
-        for rank in &job.ranks {
-            must_name(VICTIM, rank.number, command, &rank.failure());
-        }
-        must_go_on(&mut job, VICTIM, &command.replace("repeat", "call"), &before);
+        kill_in_the_middle(&mut job, command, &before);
     }
+}
+
+/// Kills a rank after some turns of `command`, which begins with `repeat`; the others must name it and go on.
+pub(super) fn kill_in_the_middle(job: &mut Job, command: &str, before: &[(usize, usize)]) {
+    job.begin(command, |_| true);
+    for _ in 0..3 {
+        job.ranks[VICTIM].expect_line("turn");
+    }
+    job.kill(VICTIM);
+    for rank in &job.ranks {
+        must_name(VICTIM, rank.number, command, &rank.failure());
+    }
+    must_go_on(job, VICTIM, &command.replace("repeat", "call"), before);
 }
 
 #[test]
@@ -140,15 +145,7 @@ fn killed_inside_the_registered_buffers_of_others() {
 fn two_die_at_once_and_then_a_third() {
     for transport in [SHM, NET] {
         let mut job = Job::joined(6, transport);
-        job.begin("call all_reduce 300000", |rank| rank < 4);
-        job.kill(4);
-        job.kill(5);
-        for rank in &job.ranks {
-            let failure = rank.failure();
-            assert_eq!(failure.kind, "Remote", "{}", failure.text);
-            assert!(matches!(failure.peer, Some(4 | 5)), "{}", failure.text);
-        }
-        job.must("shrink 4,5");
+        job.lose_the_last_two_of_six();
         job.begin("call all_reduce 300000", |rank| rank != 0);
         job.kill(0);
         for rank in &job.ranks {

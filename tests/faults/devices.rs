@@ -1,14 +1,12 @@
 //! Ranks that are processes, in the memory of devices that their processors cannot reach: calls of all kinds, deaths,
 //! mistakes.
 
-use super::deaths::{must_go_on, must_name};
+use super::deaths::{VICTIM, kill_in_the_middle, must_go_on, must_name};
 use super::ranks::Job;
 use crate::{SHM, random, with};
 
 /// The deadline of a call: a hang becomes an error before the test gives up.
 const BOUNDED: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_TIMEOUT_MS", "20000")];
-/// The rank that dies.
-const VICTIM: usize = 2;
 
 /// `ranks` processes that have joined, each on one of the `devices`; and what each held before.
 fn on_devices(ranks: usize, devices: usize, variables: &[(&str, &str)]) -> (Job, Vec<(usize, usize)>) {
@@ -101,15 +99,7 @@ fn a_rank_that_is_killed_in_the_middle_of_launches_is_named() {
         ("repeat all_reduce 300000", &[("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")]),
     ] {
         let (mut job, before) = on_devices(4, 2, &with(SHM, path));
-        job.begin(command, |_| true);
-        for _ in 0..3 {
-            job.ranks[VICTIM].expect_line("turn");
-        }
-        job.kill(VICTIM);
-        for rank in &job.ranks {
-            must_name(VICTIM, rank.number, command, &rank.failure());
-        }
-        must_go_on(&mut job, VICTIM, &command.replace("repeat", "call"), &before);
+        kill_in_the_middle(&mut job, command, &before);
     }
 }
 

@@ -306,6 +306,19 @@ impl Job {
         self.ranks.iter().filter(move |rank| rank.number != number)
     }
 
+    /// Kills ranks 4 and 5 of six while the others call; each of these must name one of the two. Then they shrink.
+    pub(crate) fn lose_the_last_two_of_six(&mut self) {
+        self.begin("call all_reduce 300000", |rank| rank < 4);
+        self.kill(4);
+        self.kill(5);
+        for rank in &self.ranks {
+            let failure = rank.failure();
+            assert_eq!(failure.kind, "Remote", "{}", failure.text);
+            assert!(matches!(failure.peer, Some(4 | 5)), "{}", failure.text);
+        }
+        self.must("shrink 4,5");
+    }
+
     /// Removes one rank from the job and kills its process.
     pub(crate) fn kill(&mut self, number: usize) {
         let place = self.ranks.iter().position(|rank| rank.number == number).expect("it is there");

@@ -139,7 +139,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     Communicator by_color(int color, std::int64_t key = 0);
     /// The ranks of my host, in rank order. Collective over all ranks.
     Communicator local();
-    /// The ranks with my local rank, one of each host that has so many, in the order of the hosts. Collective over all ranks.
+    /// The ranks with my local rank, one of each host that has as many ranks, in the order of the hosts. Collective over all ranks.
     Communicator cross();
     /// A new communicator of all ranks but `excluded`, which may be dead; this one may have failed. Called by the survivors, with the
     /// same list. Ranks keep their order. Where the configuration says non-blocking, it returns at once, as split() does.

@@ -40,8 +40,8 @@ struct Config {
     /// A call to which `algo` or `proto` leaves nothing is an error; otherwise it runs with what there is, and the log says so once.
     /// `RSCCL_STRICT_FILTERS`; false.
     std::optional<bool> strict_filters = {};
-    /// How the ranks of one GPU work: `joint`, as one where they can, or `split`, each for itself, waiting for the others on the GPU. The
-    /// second is slower; it tests with one GPU what several do. `RSCCL_COHORT`; joint.
+    /// How ranks that share a GPU run: `joint`, in one launch in which nobody waits, where that is possible, or `split`, each rank by
+    /// itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what several do. `RSCCL_COHORT`; joint.
     std::optional<std::string> cohort = {};
     /// The least that the default of `max_channels` may be. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
     std::optional<std::uint32_t> min_channels = {};

@@ -225,7 +225,8 @@ inline constexpr ReduceOp ReduceOp::bor{6};
 inline constexpr ReduceOp ReduceOp::bxor{7};
 
 /// Where an operation runs. The default is the host: the call returns when the buffers hold the result. CUDA streams are taken
-/// here once there is a CUDA backend; until then a call with one, also with CUDA's default stream (null), throws InvalidUsage.
+/// here once the C++ classes have device memory, as Rust has; until then a call with one, also with CUDA's default stream
+/// (null), throws InvalidUsage.
 class Stream {
   public:
     /// The host.

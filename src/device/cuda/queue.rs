@@ -18,7 +18,7 @@ use crate::sync::primitive::Arc;
 /// A stream as a queue.
 #[derive(Debug)]
 pub(super) struct StreamQueue {
-    // Before what keeps a program's stream.
+    // Dropped before `_keep`.
     stream: Stream,
     home: Home,
     active: Arc<Active>,

@@ -13,6 +13,22 @@ fn deadlock(name: &str, parts: &[&str]) {
     }
 }
 
+/// Sixteen words of device memory, all zero.
+fn zeroed() -> u64 {
+    let memory = get("cuMemAlloc_v2", &[64]);
+    ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    memory
+}
+
+/// The kernels `wait_for` and `set_to`, loaded, so that their first launches wait for nothing.
+fn loaded() -> [u64; 2] {
+    let [wait_for, set_to, _] = kernels();
+    for function in [wait_for, set_to] {
+        ok("cuFuncLoad", &[function]);
+    }
+    [wait_for, set_to]
+}
+
 #[test]
 fn aliased_queues_are_reported() {
     deadlock("aliased queues", &["hardware queue", "a memory operation", "word"]);
@@ -20,8 +36,7 @@ fn aliased_queues_are_reported() {
 
 pub(crate) fn aliased_queues() {
     start(0);
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    let memory = zeroed();
     ok("cuCtxSynchronize", &[]);
     // Nine streams share eight queues: two of them share one.
     let streams: Vec<u64> = (0..9).map(|_| get("cuStreamCreate", &[1])).collect();
@@ -38,12 +53,8 @@ fn the_legacy_streams_barrier_is_reported() {
 
 pub(crate) fn legacy_stream() {
     start(0);
-    let [wait_for, set_to, _] = kernels();
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
-    for function in [wait_for, set_to] {
-        ok("cuFuncLoad", &[function]);
-    }
+    let [wait_for, set_to] = loaded();
+    let memory = zeroed();
     ok("cuCtxSynchronize", &[]);
     let blocking = get("cuStreamCreate", &[0]);
     assert_eq!(launch(wait_for, 1, 0, memory, 1), 0);
@@ -75,8 +86,7 @@ fn lazy_loading_under_a_kernel_is_reported() {
 pub(crate) fn lazy_loading() {
     start(0);
     let [wait_for, set_to, _] = kernels();
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    let memory = zeroed();
     let [a, b] = [(); 2].map(|()| get("cuStreamCreate", &[1]));
     ok("cuCtxSynchronize", &[]);
     assert_eq!(launch(wait_for, 1, a, memory, 1), 0);
@@ -90,12 +100,8 @@ fn half_resident_grids_are_reported() {
 
 pub(crate) fn half_resident_grids() {
     start(0);
-    let [wait_for, set_to, _] = kernels();
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
-    for function in [wait_for, set_to] {
-        ok("cuFuncLoad", &[function]);
-    }
+    let [wait_for, set_to] = loaded();
+    let memory = zeroed();
     let [a, b] = [(); 2].map(|()| get("cuStreamCreate", &[1]));
     ok("cuCtxSynchronize", &[]);
     let (mut sms, mut per_sm) = (0_u32, 0_u32);
@@ -115,8 +121,7 @@ fn a_host_that_only_looks_is_told_too() {
 
 pub(crate) fn polling_host() {
     start(0);
-    let memory = get("cuMemAlloc_v2", &[64]);
-    ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    let memory = zeroed();
     ok("cuStreamWaitValue32_v2", &[0, memory, 1, 1]);
     let mut code = NOT_READY;
     while code == NOT_READY {

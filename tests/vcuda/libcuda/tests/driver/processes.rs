@@ -5,12 +5,16 @@ use std::os::unix::process::CommandExt;
 use crate::support::{self, call, finish, get, kernels, launch, ok, place, run, slice, start, symbol, word};
 use crate::{LAUNCH_TIMEOUT, NOT_READY, properties};
 
+/// Runs a part whose processes share the state of one machine, in a folder of their own. Returns what it printed.
+fn run_together(part: &str, settings: &[(&str, &str)]) -> String {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let state = ("VCUDA_STATE", folder.path().to_str().expect("a path"));
+    run(part, &[&[state], settings].concat())
+}
+
 #[test]
 fn a_cycle_through_two_processes_is_found() {
-    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-    let path = folder.path().to_str().expect("a path");
-    let settings = [("VCUDA_STATE", path), ("VCUDA_MACHINE", "1"), ("VCUDA_STUCK_MS", "4000")];
-    let errors = run("cycle of two processes", &settings);
+    let errors = run_together("cycle of two processes", &[("VCUDA_MACHINE", "1"), ("VCUDA_STUCK_MS", "4000")]);
     // Whichever process notices first reports both; the other may find its peer gone by then.
     let names_both = |report: &str| {
         let cycle = report.split("all waits:").next().unwrap_or_default();
@@ -68,9 +72,7 @@ pub(crate) fn cycle_of_two_processes() {
 
 #[test]
 fn two_processes_share_memory_by_handle_and_descriptor() {
-    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-    let path = folder.path().to_str().expect("a path");
-    run("exporter", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", "2-nvswitch")]);
+    run_together("exporter", &[("VCUDA_MACHINE", "2-nvswitch")]);
 }
 
 pub(crate) fn exporter() {
@@ -149,9 +151,7 @@ pub(crate) fn importer() {
 
 #[test]
 fn processes_on_one_gpu_take_turns() {
-    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-    let path = folder.path().to_str().expect("a path");
-    run("turns", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", "1"), ("VCUDA_STUCK_MS", "60000")]);
+    run_together("turns", &[("VCUDA_MACHINE", "1"), ("VCUDA_STUCK_MS", "60000")]);
 }
 
 /// Rounds of ping-pong between kernels of two processes on one GPU.
@@ -283,9 +283,7 @@ pub(crate) fn fabric_importer() {
 
 #[test]
 fn memory_outlives_an_exporter_that_is_killed() {
-    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-    let path = folder.path().to_str().expect("a path");
-    run("bereaved importer", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", "1")]);
+    run_together("bereaved importer", &[("VCUDA_MACHINE", "1")]);
 }
 
 /// Exports, says the handle, and waits to be killed.
