@@ -4,9 +4,9 @@
 //! one in Rust by the crate of that name, and `rsccl/mpi.hpp` one in C++ by the user's own `<mpi.h>`. So the library
 //! for C++ is built without MPI.
 //!
-//! `calls` is every call of MPI, behind safe functions; `join` makes a communicator from MPI's, `agreement` sees to
-//! it that all ranks have one or all the same error, `alarm` wakes ranks that join in vain; `relatives` follows MPI's
-//! sub-communicators, and `hosts` compares what MPI and rsccl take for a host.
+//! `calls` is every call of MPI, behind safe functions; `join` makes a communicator from MPI's; by `agreement` all
+//! ranks get a communicator or the same error; `alarm` wakes ranks whose peers have failed to join; `relatives` follows
+//! MPI's sub-communicators, and `hosts` compares what MPI and rsccl take for a host.
 
 mod agreement;
 mod alarm;

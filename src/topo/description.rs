@@ -157,7 +157,7 @@ impl Machine {
         nodes.find(|cpu| has_all(cpu)).map(|cpu| cpu.numa)
     }
 
-    /// So many hosts, each as this one.
+    /// As many hosts, each equal to this machine.
     pub fn repeated(&self, hosts: u32) -> Machine {
         let of_one = self.hosts();
         let ranks = u32::try_from(self.gpus().len()).unwrap_or(u32::MAX);

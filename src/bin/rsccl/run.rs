@@ -109,7 +109,7 @@ fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
     // A background process that reads the terminal is stopped, so rank 0 gets a pipe that the launcher fills.
     let stdin = if rank == 0 { Stdio::piped() } else { Stdio::null() };
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Under torchrun's names for other programs, and under ours, which are stronger.
+    // Set torchrun's names, which other programs read, and our own, which override them.
     for name in ["RSCCL_RANK", "RSCCL_LOCAL_RANK", "RANK", "LOCAL_RANK"] {
         command.env(name, rank.to_string());
     }
@@ -120,7 +120,7 @@ fn command(arguments: &Arguments, meeting: &Meeting, rank: u32) -> Command {
     // Set under the stronger name too: a configuration file may name a store for other jobs.
     command.env("RSCCL_STORE", format!("tcp://{}:{}", Ipv4Addr::LOCALHOST, meeting.port));
     command.env("RSCCL_SECRET", &meeting.secret);
-    // An outer launcher's would change our port.
+    // An outer launcher may have set it; then programs would take its store and not our port.
     command.env_remove("TORCHELASTIC_USE_AGENT_STORE");
     command
 }

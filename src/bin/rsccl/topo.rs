@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     /// What the file leaves out: GPUs, links, NICs (topology files of clouds describe PCI devices only)
     #[arg(long, value_name = "FILE")]
     overlay: Option<PathBuf>,
-    /// So many hosts, each as the file or this machine says
+    /// The number of hosts, each as the file or this machine says
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     hosts: u32,
     /// The way between each two GPUs and from each GPU to each NIC: kind and GB/s
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
     cross_nic: Option<u32>,
 }
 
-/// Prints what was asked for; without a wish, the tree and the channels inside hosts and between them.
+/// Prints what the options ask for; without any, the tree and the channels inside hosts and between them.
 pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::default().resolve()?;
     let (machine, mut notes) = describe(arguments, &config)?;
@@ -168,7 +168,7 @@ fn this_machine() -> (Machine, Vec<String>) {
             links: &gpu.links,
         });
         detect::add_nvidia(&mut machine, &told.collect::<Vec<_>>());
-        // What sysfs lacks, NVML has told.
+        // NVML has told what sysfs lacks, so the note about that GPU goes.
         notes.retain(|note| !gpus.iter().any(|gpu| note.starts_with(&gpu.bus_id)));
     }
     (machine, notes)

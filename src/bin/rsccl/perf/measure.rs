@@ -15,7 +15,7 @@ pub(crate) struct Case {
     pub(crate) data_type: DataType,
     pub(crate) op: Option<Op>,
     pub(crate) placement: Placement,
-    /// Of the inputs; others in each check.
+    /// The seed of the inputs; each check has another one.
     pub(crate) seed: u64,
 }
 

@@ -1,8 +1,8 @@
 //! Exact checks of collectives: inputs that make every result exact, and the results, computed with no communication.
 //!
-//! A [`Shape`] says what one rank passes and gets, [`Tables`] what the elements are, [`RankBuffers`] holds them between
-//! guards, and [`perform`] makes the call. Everything follows from (seed, rank, index, type, operator, world), so each
-//! rank knows by itself what it must get, bit for bit, whatever the order in which ranks are reduced.
+//! A [`Shape`] says how many elements one rank passes and gets, [`Tables`] has their values, [`RankBuffers`] holds them
+//! between guards, and [`perform`] makes the call. All values follow from (seed, rank, index, type, operator, world),
+//! so each rank knows by itself the result that it must get, bit for bit, in whatever order ranks are reduced.
 //!
 //! `rsccl perf` and `tests/matrix.rs` share this module; it needs nothing but the public interface of the library.
 

@@ -96,12 +96,12 @@ impl<T: Sample> RankBuffers<T> {
             let target = &mut output.slice_mut(self)[segment.at..][..segment.length];
             tables.fill_with_others(segment.source, segment.index, target);
         }
-        // Last, for in place it is part of the output.
+        // Last, because in place the input is part of the output.
         tables.fill(own, 0, &mut self.send.slice_mut()[input..][..shape.input()]);
         Ok(())
     }
 
-    /// Compares with what must be: the output, an input that is not the output, what nobody may touch.
+    /// Checks the output, an input that must not have changed, and the guards around both.
     ///
     /// # Errors
     /// As [`RankBuffers::new`].

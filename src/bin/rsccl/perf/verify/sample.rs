@@ -1,12 +1,12 @@
 //! Elements whose reductions are exact in every order.
 //!
-//! Every partial result of any subset of ranks must be a number of the type, for a ring rounds what it passes on:
+//! Every partial result of any subset of ranks must be a number of the type, because a ring rounds what it passes on:
 //!
 //! - `sum`, `avg`, `mulsum`: all ranks share a random exponent for an index; their mantissas are integers whose sum
-//!   fits the type's mantissa. Where there are more ranks than that leaves room for, the ranks beyond it have 0, others
-//!   at each index.
+//!   fits the type's mantissa. If the mantissa has no room for all ranks, the others contribute 0; which ranks these are
+//!   differs from index to index.
 //! - `prod`: powers of two whose exponents together stay in range, and at each index one rank with a full mantissa.
-//! - `min`, `max`: any numbers; integers: any bits, for they wrap.
+//! - `min`, `max`: any numbers; integers: any bits, because integers wrap.
 //! - no operator: any bits, NaN included.
 
 use rsccl::Element;
@@ -14,7 +14,7 @@ use rsccl::types::{F8E4M3, F8E5M2, bf16, f16};
 
 use super::op::{Op, factor};
 
-/// An element that can be drawn by lot and reduced without a library.
+/// An element that can be drawn at random and reduced without the library under test.
 pub(crate) trait Sample: Element {
     /// Its bits, in the low end.
     fn bits(self) -> u64;
@@ -99,7 +99,7 @@ macro_rules! integer {
                 $type::of_bits(match op {
                     // Even factors would soon leave nothing but zeros.
                     Some(Op::Prod) => bits | 1,
-                    // Likewise single bits: most are kept alive through many ranks.
+                    // The same holds for single bits: mostly ones, so that many survive the `and` of many ranks.
                     Some(Op::BitAnd) => bits | dice.own(1) | dice.own(2),
                     Some(Op::BitOr) => bits & dice.own(1) & dice.own(2),
                     Some(Op::Sum | Op::Min | Op::Max | Op::Avg | Op::MulSum | Op::BitXor) | None => bits,

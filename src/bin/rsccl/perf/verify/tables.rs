@@ -1,4 +1,4 @@
-//! What the elements are: the inputs of every rank and their reduction.
+//! The values of all elements: the inputs of every rank and their reduction.
 
 use std::cell::OnceCell;
 
@@ -8,8 +8,8 @@ use super::sample::{Dice, Sample};
 
 /// The inputs of all ranks, and their reduction, for one run of one collective.
 ///
-/// Elements repeat after [`PERIOD`], a prime, so that tables are short and to fill or check a large buffer costs little
-/// more than to pass over it. Data that is displaced shows all the same, for no chunk, slot or block is a multiple of a
+/// Elements repeat after [`PERIOD`], a prime, so that tables are short, and filling or checking a large buffer costs
+/// little more than one pass over it. Displaced data is still found, because no chunk, slot or block is a multiple of a
 /// prime of that size.
 #[derive(Debug)]
 pub(crate) struct Tables<T> {
@@ -19,7 +19,7 @@ pub(crate) struct Tables<T> {
     length: usize,
     ranks: Vec<OnceCell<Vec<T>>>,
     reduced: OnceCell<Vec<T>>,
-    /// Of the first 0, 1, 2... ranks.
+    /// The reduction of the inputs of the first 0, 1, 2... ranks.
     first: Vec<OnceCell<Vec<T>>>,
 }
 
@@ -89,7 +89,7 @@ impl<T: Sample> Tables<T> {
         (0..self.length).map(draw).collect()
     }
 
-    /// Of the first `ranks` ranks.
+    /// The reduction of the inputs of the first `ranks` ranks.
     fn reduce(&self, ranks: u32) -> Vec<T> {
         let op = self.op.expect("only what reduces asks for the reduction");
         let ranks: Vec<&[T]> = (0..ranks).map(|rank| self.table(Source::Of(rank))).collect();
