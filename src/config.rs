@@ -20,7 +20,7 @@
 #![forbid(unsafe_code)]
 
 #[cfg(any(feature = "mpi", feature = "cpp"))]
-mod deadline;
+mod init_deadline;
 mod debug;
 mod devices;
 mod environment;

@@ -1,4 +1,4 @@
-//! Requests of a scope, and how the thread that works at them tells how each has ended.
+//! Non-blocking calls: the requests of a scope, and how the worker's thread reports the end of each.
 
 use std::marker::PhantomData;
 

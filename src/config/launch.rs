@@ -1,4 +1,4 @@
-//! Who am I? Rank, world and meeting place, from the variables that a launcher has set.
+//! Rank, world and meeting place of this process, from the variables that a launcher has set.
 //!
 //! The first launcher in this table whose rank variable is set counts. Inner launchers come first, because launchers
 //! are nested: `srun` starts `mpirun`, which starts a script that sets `RANK`. And a batch script of Slurm passes

@@ -1,6 +1,7 @@
-//! What a rank has called: the labels of its latest collectives, and a number that stands for all of them.
+//! The history of a rank's calls, which finds mismatches: the labels of its latest collectives, and a hash of all of
+//! them.
 //!
-//! Each label carries that number. The root of a broadcast waits for nobody, so two ranks that both believe to be the
+//! Each label carries that hash. The root of a broadcast waits for nobody, so two ranks that both believe to be the
 //! root go on. From then on their labels differ, and the next call in which one of them reads the other's label reports
 //! the mismatch.
 

@@ -1,4 +1,4 @@
-//! What all ranks must agree on for one operation, how it travels, and what is said where they do not.
+//! An operation and its label: what all ranks must agree on, how it travels, and the mismatch error where they differ.
 
 use std::fmt;
 

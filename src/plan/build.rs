@@ -1,4 +1,4 @@
-//! From a spec to a plan.
+//! Builds a plan from a spec: checks the spec, and calls the generator of the algorithm.
 
 use super::pattern::Pattern;
 use super::site::Site;

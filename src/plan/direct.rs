@@ -1,4 +1,4 @@
-//! Gather, scatter and all-to-all through windows.
+//! The direct algorithm of gather, scatter and all-to-all, through windows.
 //!
 //! With all buffers mapped, a rank moves its data once: to the root's output, or from a peer's input. With scratch
 //! only, the sender copies each piece to its scratch and the reader takes it from there.

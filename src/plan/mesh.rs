@@ -1,4 +1,4 @@
-//! Every rank with every rank, through slots.
+//! The direct algorithm through slots: every rank exchanges with every rank.
 //!
 //! Each output element is reduced in one combine in rank order, so the bits are those of the other direct plans.
 

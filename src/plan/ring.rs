@@ -1,4 +1,4 @@
-//! Around a ring, and along a chain.
+//! The ring algorithms: plans around a ring, and along a chain.
 //!
 //! Each round moves one piece of every block, so that a rank has at most one message more in flight than it has taken:
 //! two slots for a connection suffice.

@@ -1,4 +1,4 @@
-//! The bounds of a wait (a deadline and an abort flag), and the work that goes on meanwhile.
+//! Deadlines, and the bounds of every wait: a deadline, an abort flag, and the work that goes on meanwhile.
 
 use std::fmt;
 use std::time::{Duration, Instant};
