@@ -258,7 +258,13 @@ impl<'a> XmlSource<'a> {
             )));
         }
         let options = ParsingOptions { allow_dtd: false, nodes_limit: 4 * MAX_DEVICES, ..ParsingOptions::default() };
-        Document::parse_with_options(text, options).map_err(|error| Error::invalid_argument(format!("{name}: {error}")))
+        Document::parse_with_options(text, options).map_err(|error| {
+            let (line, column) = place_of(&error, text);
+            let what = error.to_string();
+            // Most of the parser's errors end in the place; it stands before all of ours.
+            let what = what.strip_suffix(&format!(" at {line}:{column}")).unwrap_or(&what);
+            Error::invalid_argument(format!("{name}:{line}:{column}: {what}"))
+        })
     }
 
     pub(super) fn text<'n>(&self, element: Node<'n, '_>, name: &str) -> Result<&'n str> {
@@ -291,6 +297,24 @@ impl<'a> XmlSource<'a> {
         let place = self.document.text_pos_at(element.range().start);
         Error::invalid_argument(format!("{}:{}:{}: {what}", self.name, place.row, place.col))
     }
+}
+
+/// Line and column, from 1, of what a parser's error is about. Of some errors the parser tells no place: a document that
+/// is not closed is wrong where it ends.
+fn place_of(error: &roxmltree::Error, text: &str) -> (u32, u32) {
+    use roxmltree::Error::{DtdDetected, NoRootNode, UnclosedRootNode, UnexpectedEndOfStream};
+    let offset = match error {
+        NoRootNode | UnclosedRootNode | UnexpectedEndOfStream => text.trim_end().len(),
+        DtdDetected => text.find("<!DOCTYPE").unwrap_or_default(),
+        _ => {
+            let place = error.pos();
+            return (place.row, place.col);
+        }
+    };
+    let before = text.get(..offset).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().map_or(0, |last| last.chars().count()) + 1;
+    (u32::try_from(line).unwrap_or(u32::MAX), u32::try_from(column).unwrap_or(u32::MAX))
 }
 
 /// The processor with these names.
@@ -489,7 +513,13 @@ mod tests {
         let cases = [
             ("<graphs/>".to_owned(), "f:1:1: <graphs> where a topology file has <system>"),
             ("<system/>".to_owned(), "f:1:1: <system> has no <cpu>"),
-            ("<system".to_owned(), "f: "),
+            ("<system".to_owned(), "f:1:8: "),
+            (
+                "<system>\n  <cpu numaid=\"0\">\n  </cpu>\n".to_owned(),
+                "f:3:9: the root node was opened but never closed",
+            ),
+            (String::new(), "f:1:1: "),
+            ("<system>\n <a></b></system>".to_owned(), "f:2:5: expected 'a' tag, not 'b'"),
             (within("<pci/>"), "f:3:1: <pci> has no attribute busid"),
             (gpu(r#"<gpu dev="x" sm="80"/>"#), "f:3:27: dev=\"x\" is not a number"),
             (gpu(r#"<gpu dev="0"/>"#), "f:3:27: <gpu> has no attribute sm"),
@@ -497,7 +527,7 @@ mod tests {
             (gpu(r#"<gpu dev="5000000000" sm="80"/>"#), "f:3:27: dev=\"5000000000\" is above"),
             (within(r#"<pci busid="a"/><pci busid="a"/>"#), "f:3:17: a second device a on one host"),
             (within(&(r#"<pci busid="ffff:a">"#.repeat(65) + &"</pci>".repeat(65))), "bridges stand in each other"),
-            ("<!DOCTYPE x [<!ENTITY a \"aaaa\">]><system>&a;</system>".to_owned(), "f: "),
+            ("\n<!DOCTYPE x [<!ENTITY a \"aaaa\">]><system>&a;</system>".to_owned(), "f:2:1: "),
         ];
         for (text, expected) in cases {
             let error = parse("f", &text).unwrap_err();
