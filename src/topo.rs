@@ -5,6 +5,7 @@
 
 pub mod affinity;
 pub mod bandwidth;
+pub mod channels;
 pub mod description;
 pub mod detect;
 pub mod graphs;

@@ -21,7 +21,7 @@ pub use modelled::{Ask, MOST_EXACT, Modelled, SLOT_BYTES};
 pub use simulation::{Folding, LinkLoad, Simulated, Traffic, plans, simulate};
 pub use terrain::Terrain;
 
-use crate::plan::{Windows, algorithms};
+use crate::plan::{Layout, Windows, algorithms};
 use crate::types::{Algorithm, Bytes, Collective, Filter, Protocol, TransportKind};
 use crate::{Error, Result};
 
@@ -74,6 +74,16 @@ pub struct Choice {
     pub protocol: Protocol,
     /// On how many channels at most.
     pub channels: u32,
+}
+
+impl Choice {
+    /// The same choice for a plan over slots: where channels were searched for, on as many lanes as use them all, within
+    /// what the user allows.
+    #[must_use]
+    pub fn on_searched(self, layout: &Layout, (least, most): (u32, u32)) -> Choice {
+        let channels = layout.lanes_of(self.algorithm).map_or(self.channels, |lanes| lanes.max(least).min(most));
+        Choice { channels, ..self }
+    }
 }
 
 /// The filters that a user has set.

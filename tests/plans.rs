@@ -5,6 +5,8 @@
 
 #[path = "plans/broken.rs"]
 mod broken;
+#[path = "plans/channels.rs"]
+mod channels;
 #[path = "plans/layouts.rs"]
 mod layouts;
 #[path = "plans/printed.rs"]

@@ -233,7 +233,10 @@ impl Chooser {
         match self.path_of_plans(asked, direct)? {
             Path::Windows(choice) => self.program(call, choice, if raw { windows } else { Windows::Scratch }),
             Path::Flat => Err(Error::internal("a flat call on a device")),
-            Path::Slots(choice) => self.program(call, choice, Windows::None),
+            Path::Slots(choice) => {
+                let choice = choice.on_searched(&self.layout, self.settings.channels);
+                self.program(call, choice, Windows::None)
+            }
         }
     }
 

@@ -21,9 +21,10 @@ use super::cut::Range;
 use super::pattern::Pattern;
 use super::ring::{Parcel, Ring};
 use super::site::{Block, CACHED_PIECE, Draft, Site, is_one_shot, rounds};
-use super::tree::Node;
+use super::tree::{Node, WithinHost};
 use super::{Action, Buffer, Combine, Lane, Layout, Operand, Span, Spec, Step, Walk, Windows};
 use crate::Result;
+use crate::topo::layout::SearchedLane;
 use crate::types::{Algorithm, Collective, Elements, Rank};
 
 /// A rooted collective of at most this many elements goes through the root's seat alone, which saves a hop.
@@ -87,7 +88,7 @@ impl<'a> Team<'a> {
     pub(super) fn new(site: Site<'a>) -> Team<'a> {
         let spec = site.spec;
         let flat = !hierarchical(spec);
-        let hosts = in_turn(spec, site.lane);
+        let LaneOrder { groups: hosts, inside, second_tree } = in_turn(spec, site.lane);
         let groups: Vec<Vec<Rank>> = match spec.algorithm {
             Algorithm::Direct => vec![spec.world.ranks().collect()],
             Algorithm::Ring | Algorithm::Tree | Algorithm::Pat if flat => {
@@ -106,7 +107,7 @@ impl<'a> Team<'a> {
         // A guest gets its results in the same round as the seats of its group.
         let rail = place.min(seats - 1);
         let tree = if flat { hosts } else { groups.iter().map(|ranks| vec![on_seat(ranks, rail)]).collect() };
-        let node = Node::new(&tree, site.lane % 2 == 1, on_seat(&groups[group], rail));
+        let node = Node::new((&tree, inside), second_tree, on_seat(&groups[group], rail));
         let windows = if most == 1 { Windows::None } else { staged_if_small(spec) };
         Team { site, groups, group, place, seats, shared: most > 1, guests: most > seats, windows, node }
     }
@@ -498,11 +499,23 @@ fn hierarchical(spec: &Spec) -> bool {
     spec.windows != Windows::None && is_hierarchy(spec.collective, &spec.layout)
 }
 
-/// The groups of a hierarchy, the root's first where there is one, and the root on a seat; else the hosts in turn, each
-/// with its ranks in turn: the root first where there is one; else every lane begins each host at another rank, so that
-/// the lanes cross between hosts at different ranks.
-fn in_turn(spec: &Spec, lane: usize) -> Vec<Vec<Rank>> {
+/// In which order a lane passes the ranks.
+struct LaneOrder {
+    groups: Vec<Vec<Rank>>,
+    /// How trees pass the ranks of a group.
+    inside: WithinHost,
+    second_tree: bool,
+}
+
+/// The groups of a hierarchy, the root's first where there is one, and the root on a seat; else the order of the
+/// lane's channel, where channels were searched for; else the hosts in turn, each with its ranks in turn: the root
+/// first where there is one; else every lane begins each host at another rank, so that the lanes cross between hosts at
+/// different ranks.
+fn in_turn(spec: &Spec, lane: usize) -> LaneOrder {
     let hierarchical = hierarchical(spec);
+    if let (false, Some(searched)) = (hierarchical, spec.layout.searched(spec.algorithm, lane)) {
+        return in_order(spec, searched);
+    }
     let mut groups = if hierarchical { spec.layout.teams() } else { spec.layout.hosts() }.to_vec();
     for ranks in groups.iter_mut().filter(|_| !hierarchical) {
         let by = lane % ranks.len();
@@ -519,7 +532,20 @@ fn in_turn(spec: &Spec, lane: usize) -> Vec<Vec<Rank>> {
             groups[0].swap(seat, 0);
         }
     }
-    groups
+    LaneOrder { groups, inside: WithinHost::Heap, second_tree: lane % 2 == 1 }
+}
+
+/// The order of a channel, turned so that the root is first where there is one: chains are rings that are cut open, so
+/// that the first rank of a chain can follow the last.
+fn in_order(spec: &Spec, SearchedLane { order, second_tree }: SearchedLane<'_>) -> LaneOrder {
+    let mut groups = if spec.algorithm == Algorithm::Ring { vec![order.concat()] } else { order.clone() };
+    if spec.collective.rooted() {
+        let group = groups.iter().position(|ranks| ranks.contains(&spec.root)).unwrap_or(0);
+        groups.rotate_left(group);
+        let place = groups[0].iter().position(|rank| *rank == spec.root).unwrap_or(0);
+        groups[0].rotate_left(place);
+    }
+    LaneOrder { groups, inside: WithinHost::Chain, second_tree }
 }
 
 /// For few bytes, a copy is cheaper than a second wait.

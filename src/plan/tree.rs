@@ -2,7 +2,8 @@
 //!
 //! Both trees have one root, which has one child; every other rank has children in at most one of the two, so that two
 //! lanes with half the data each use all ranks evenly. The trees connect hosts; inside a host that is not planned
-//! through windows, its ranks hang below the one that speaks for it.
+//! through windows, its ranks hang below the one that speaks for it: as a binary tree, or along the links that a search
+//! has found.
 
 use super::ring::Parcel;
 use super::{Action, Combine, Operand, Step};
@@ -25,9 +26,18 @@ pub(super) struct Node {
     pub(super) greatest_lag: u8,
 }
 
+/// How the ranks of a host hang below its first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WithinHost {
+    /// Each has two below it.
+    Heap,
+    /// Each below the one before it.
+    Chain,
+}
+
 impl Node {
     /// The place of `me` in the first or second tree of hosts; the first rank of the first host is the root.
-    pub(super) fn new(hosts: &[Vec<Rank>], second: bool, me: Rank) -> Node {
+    pub(super) fn new((hosts, inside): (&[Vec<Rank>], WithinHost), second: bool, me: Rank) -> Node {
         // Each rank with the place of its parent in this list, which a host's first rank begins.
         let mut parents: Vec<(Rank, Option<usize>)> = Vec::new();
         let firsts: Vec<usize> =
@@ -36,7 +46,13 @@ impl Node {
             let above = parent(host, hosts.len(), second).map(|host| firsts[host]);
             parents.extend(ranks.iter().enumerate().map(|(seat, rank)| match seat.checked_sub(1) {
                 None => (*rank, above),
-                Some(before) => (*rank, Some(firsts[host] + before / 2)),
+                Some(before) => {
+                    let above = match inside {
+                        WithinHost::Heap => before / 2,
+                        WithinHost::Chain => before,
+                    };
+                    (*rank, Some(firsts[host] + above))
+                }
             }));
         }
         let place = parents.iter().position(|(rank, _)| *rank == me);
@@ -148,8 +164,10 @@ mod tests {
     fn ranks_of_a_host_hang_below_its_first() {
         let hosts: Vec<Vec<Rank>> =
             [vec![0, 1, 2], vec![3, 4]].iter().map(|host| host.iter().copied().map(Rank::new).collect()).collect();
-        let node = Node::new(&hosts, false, Rank::new(3));
+        let node = Node::new((&hosts, WithinHost::Heap), false, Rank::new(3));
         assert_eq!((node.parent, node.children.as_slice()), (Some(Rank::new(0)), [Rank::new(4)].as_slice()));
         assert_eq!((node.lag, node.greatest_lag), (2, 4));
+        let last = Node::new((&hosts, WithinHost::Chain), false, Rank::new(2));
+        assert_eq!((last.parent, last.lag), (Some(Rank::new(1)), 4));
     }
 }

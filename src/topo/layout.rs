@@ -11,12 +11,16 @@
 //! Domains stand in the order of their first ranks, inside their parents: so hosts of one switch group follow each
 //! other, and a ring over the hosts in this order enters and leaves each group once.
 
+mod orders;
+
 use std::collections::HashMap;
 
 use crate::error::{Error, Result};
 use crate::topo::Topology;
 use crate::topo::system::{Link, LinkKind, NodeId, NodeKind, System};
 use crate::types::Rank;
+
+pub use orders::{ChannelOrder, ChannelOrders, SearchedLane};
 
 /// What the ranks of a domain share, outermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,7 +69,8 @@ pub struct Group {
     pub groups: Vec<Group>,
 }
 
-/// The tree of domains of a communicator, and what plans take from it: hosts, and the teams that a hierarchy joins.
+/// The tree of domains of a communicator, and what plans take from it: hosts, the teams that a hierarchy joins, and,
+/// where the links between ranks are known, the order in which each channel passes the ranks.
 ///
 /// # Examples
 /// ```
@@ -85,6 +90,7 @@ pub struct Layout {
     paths: Vec<Vec<(Level, usize)>>,
     hosts: Vec<Vec<Rank>>,
     teams: Vec<Vec<Rank>>,
+    channels: ChannelOrders,
 }
 
 impl Layout {
@@ -157,7 +163,7 @@ impl Layout {
         let mut domains = Vec::new();
         collect(&root, Level::Host, &mut domains);
         let hosts: Vec<Vec<Rank>> = domains.into_iter().map(|host| host.ranks.clone()).collect();
-        Layout { root, paths, teams: hosts.clone(), hosts }
+        Layout { root, paths, teams: hosts.clone(), hosts, channels: ChannelOrders::default() }
     }
 
     /// The same layout, whose teams have at most `most` ranks. A host that has more is cut between the domains in it,

@@ -57,10 +57,10 @@ struct Track {
 
 /// The rings inside the domains, or those between them where there are several.
 fn tracks(found: &Found) -> Vec<Track> {
-    if let Some(Ok(between)) = &found.between {
+    if let Some(Ok(between)) = found.between() {
         return hops(&between.ring);
     }
-    let rings = found.domains.iter().filter_map(|domain| domain.rings.as_ref());
+    let rings = found.domains().iter().filter_map(|domain| domain.rings.as_ref());
     rings
         .flat_map(|rings| rings.orders.iter().take(MAX_TRACKS))
         .map(|order| Track { devices: order.clone(), closed: true })
@@ -268,7 +268,7 @@ impl Picture<'_> {
 
     /// From the NIC where a channel leaves a host to that where it enters the next, beside each other by channel.
     fn between_hosts(&mut self, found: &Found) {
-        let Some(Ok(between)) = &found.between else { return };
+        let Some(Ok(between)) = found.between() else { return };
         for (number, channel) in between.ring.channels.iter().take(MAX_TRACKS).enumerate() {
             let colour = COLOURS[number % COLOURS.len()];
             for pair in channel.windows(2) {
@@ -292,7 +292,7 @@ impl Picture<'_> {
 
     fn legend(&mut self, found: &Found) {
         let mut lines = Vec::new();
-        if let Some(domain) = found.domains.first() {
+        if let Some(domain) = found.domains().first() {
             for (what, inside) in [("rings", &domain.rings), ("chains of trees", &domain.chains)] {
                 if let Some(inside) = inside {
                     lines.push(format!(
@@ -304,7 +304,7 @@ impl Picture<'_> {
                 }
             }
         }
-        if let Some(Ok(between)) = &found.between {
+        if let Some(Ok(between)) = found.between() {
             for (what, channels) in [("rings", &between.ring), ("trees", &between.tree)] {
                 let (count, width) = (channels.channels.len(), channels.width);
                 lines.push(format!("between hosts: {what}: {count} x {width} = {}", channels.total()));

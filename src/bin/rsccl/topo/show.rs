@@ -31,7 +31,7 @@ pub(crate) fn tree(machine: &Machine, system: &System, found: &Found) -> String 
             line(&mut text, 1, &format!("NIC {} {} Gbit/s, no PCI device", port.name, port.megabits / 1000));
         }
     }
-    for (graphs, of_domain) in found.domains.iter().zip(&found.names) {
+    for (graphs, of_domain) in found.domains().iter().zip(&found.names) {
         for (what, inside) in [("rings", &graphs.rings), ("chains of trees", &graphs.chains)] {
             let Some(inside) = inside else { continue };
             let (count, width, total) = (inside.orders.len(), inside.width, inside.total());
@@ -39,7 +39,7 @@ pub(crate) fn tree(machine: &Machine, system: &System, found: &Found) -> String 
             inside.orders.iter().for_each(|order| line(&mut text, 1, &numbers(system, order)));
         }
     }
-    match &found.between {
+    match found.between() {
         Some(Ok(between)) => {
             for (what, channels) in [("rings", &between.ring), ("trees", &between.tree)] {
                 let (count, width, total) = (channels.channels.len(), channels.width, channels.total());
@@ -191,7 +191,7 @@ pub(crate) fn json(system: &System, found: &Found, notes: &[String]) -> Value {
 /// `nics` says by which NIC each host is entered and left.
 fn graphs(system: &System, found: &Found) -> Vec<Value> {
     let mut graphs = Vec::new();
-    for (place, domain) in found.domains.iter().enumerate() {
+    for (place, domain) in found.domains().iter().enumerate() {
         for (pattern, inside) in [("ring", &domain.rings), ("tree", &domain.chains)] {
             let Some(inside) = inside else { continue };
             let channels: Vec<Vec<u32>> =
@@ -202,7 +202,7 @@ fn graphs(system: &System, found: &Found) -> Vec<Value> {
             }));
         }
     }
-    let Some(Ok(between)) = &found.between else { return graphs };
+    let Some(Ok(between)) = found.between() else { return graphs };
     let ranks: HashMap<NodeId, usize> = system.gpus().into_iter().zip(0..).collect();
     for (pattern, found) in [("ring", &between.ring), ("tree", &between.tree)] {
         let of = |channel: &Vec<Hop>| -> Vec<usize> {
