@@ -199,6 +199,19 @@ mod tests {
     }
 
     #[test]
+    fn slow_reductions_cost_what_reduces() {
+        let slow = Costs { reduce_bytes_per_us: 4_000.0, ..Costs::default() };
+        let times = |collective| {
+            let query = query(collective, 256 << 20, 8, 1);
+            [Costs::default(), slow].map(|costs| costs.time(&query, Algorithm::Ring, Protocol::Simple).as_secs_f64())
+        };
+        let ratio = |collective| times(collective)[1] / times(collective)[0];
+        assert!((ratio(Collective::AllReduce) - 1.5).abs() < 0.01, "half of the way: {}", ratio(Collective::AllReduce));
+        assert!((ratio(Collective::ReduceScatter) - 2.0).abs() < 0.01, "{}", ratio(Collective::ReduceScatter));
+        assert_eq!(times(Collective::AllGather)[0], times(Collective::AllGather)[1]);
+    }
+
+    #[test]
     fn users_bound_the_channels() {
         let spread = query(Collective::AllReduce, 256 << 20, 16, 4);
         let channels = |allowed| {

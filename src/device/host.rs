@@ -24,6 +24,7 @@ mod block;
 mod copy;
 mod fold;
 mod lane;
+mod measured;
 #[cfg(not(target_arch = "x86_64"))]
 mod portable;
 mod store_policy;
@@ -34,6 +35,7 @@ mod x86;
 #[cfg(test)]
 mod tests;
 
+pub use measured::add;
 pub use store_policy::{StorePolicy, TimedCopy};
 
 use crate::error::{Error, Result};

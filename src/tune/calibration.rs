@@ -51,6 +51,7 @@ const CONSTANTS: &[Constant] = &[
     micros("flag_us", |costs| &mut costs.flag_us),
     rate("copy_bytes_per_us", |costs| &mut costs.copy_bytes_per_us),
     rate("cached_bytes_per_us", |costs| &mut costs.cached_bytes_per_us),
+    rate("reduce_bytes_per_us", |costs| &mut costs.reduce_bytes_per_us),
 ];
 
 impl Calibration {
@@ -161,7 +162,7 @@ mod tests {
             ("rsccl-tune 1\nflag_us = NaN\n", "t:2: flag_us must be a number from 0.001 to 1000000, got \"NaN\""),
             ("rsccl-tune 1\nnet_bytes_per_us = -1\n", "t:2: net_bytes_per_us must be a number from 1 to"),
             ("rsccl-tune 1\nhash = 12\n", "t:2: the hash must be 16 hexadecimal digits"),
-            (&usual.replace("flag_us = 0.15", "flag_us = 0.16"), "t:10: the constants have the hash "),
+            (&usual.replace("flag_us = 0.15", "flag_us = 0.16"), "t:11: the constants have the hash "),
         ];
         for (text, expected) in cases {
             let error = Calibration::parse("t", text).unwrap_err().to_string();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Query;
 use crate::plan::{Pattern, Windows, is_one_shot};
-use crate::types::{Algorithm, Elements, Protocol, TransportKind};
+use crate::types::{Algorithm, Collective, Elements, Protocol, TransportKind};
 
 /// A way between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,6 +34,9 @@ pub struct Costs {
     pub copy_bytes_per_us: f64,
     /// The same for bytes that stay in the core's cache.
     pub cached_bytes_per_us: f64,
+    /// Bytes that a core reduces in a microsecond: those that it reads and those that it writes count half each, as for
+    /// copies.
+    pub reduce_bytes_per_us: f64,
     /// How many bytes stay in the core's cache.
     pub cache_bytes: f64,
     /// Microseconds until a waiting rank gets a core, if there are more ranks than cores.
@@ -65,6 +68,7 @@ impl Default for Costs {
             step_us: 0.05,
             copy_bytes_per_us: 8_000.0,
             cached_bytes_per_us: 32_000.0,
+            reduce_bytes_per_us: 8_000.0,
             cache_bytes: 262_144.0,
             switch_us: 3.0,
             peer_factor: 1.0,
@@ -131,12 +135,24 @@ impl Costs {
         let waiting = work.near * (near.latency_us * news + switch)
             + work.far * (self.net.latency_us * news + switch)
             + work.flags * (self.flag_us * news + switch);
-        let moved = work.moved + work.peers * (self.peer_factor - 1.0);
+        let slower = (self.copy_bytes_per_us / self.reduce_bytes_per_us).max(1.0);
+        let reduced = reduced(query.collective) * (slower - 1.0);
+        let moved = (work.moved + work.peers * (self.peer_factor - 1.0)) * (1.0 + reduced);
         let moving =
             crowd * (self.moving_us(moved * lines) + work.steps * self.step_us + work.calls * self.net_message_us);
         let sending = work.sent * lines / self.net.bytes_per_us;
         let busy = moving.max(sending) + moving.min(sending) / self.overlap;
         Duration::from_secs_f64(busy.max(waiting + busy / self.side_by_side) / 1e6)
+    }
+}
+
+/// The part of what a collective moves that it reduces.
+fn reduced(collective: Collective) -> f64 {
+    match (collective.reduces(), collective) {
+        (false, _) => 0.0,
+        // Half of the way the data is reduced, the other half handed round.
+        (true, Collective::AllReduce) => 0.5,
+        (true, _) => 1.0,
     }
 }
 

@@ -242,6 +242,7 @@ impl Terrain {
             step_us,
             copy_bytes_per_us: memory,
             cached_bytes_per_us: cached,
+            reduce_bytes_per_us: memory,
             cache_bytes,
             peer_factor: if egress.is_finite() { peer_factor } else { 1.0 },
             #[expect(clippy::cast_precision_loss, reason = "a megabyte")]

@@ -7,11 +7,12 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rsccl::internals::device;
 use rsccl::internals::sys::{clock, cpu, numa, thread};
 use rsccl::internals::tune::{Calibration, Costs};
 use rsccl::{Communicator, Config, Error, Result, local};
 
-/// Measures what copies, flags and messages cost on this machine, and writes a file for RSCCL_TUNE_FILE.
+/// Measures what copies, reductions, flags and messages cost on this machine, and writes a file for RSCCL_TUNE_FILE.
 ///
 /// Messages are those of communicators: between two threads, through shared memory, and over TCP. TCP goes to this
 /// machine itself; where the network is slower, set net_latency_us and net_bytes_per_us in the file to what it does,
@@ -38,6 +39,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     say("copies from memory to memory", costs.copy_bytes_per_us, "MB/s")?;
     costs.cached_bytes_per_us = copying(CACHED_BYTES, effort.rounds)?;
     say("copies inside a core's cache", costs.cached_bytes_per_us, "MB/s")?;
+    costs.reduce_bytes_per_us = reducing(effort.bytes, SAMPLES)?;
+    say("sums of float32", costs.reduce_bytes_per_us, "MB/s")?;
     match pairs(Path::new("/")) {
         Some([near, far]) => {
             say("a flag between near cores", flag(near, effort.rounds)?, "us")?;
@@ -116,6 +119,20 @@ fn copying(bytes: usize, rounds: usize) -> Result<f64> {
         })
     })?;
     Ok((bytes * rounds) as f64 / took)
+}
+
+/// Bytes that a core reduces in a microsecond, from two buffers of so many bytes into a third: reads and writes count
+/// half each.
+#[expect(clippy::cast_precision_loss, reason = "bytes of a buffer need no more than 53 bits")]
+fn reducing(bytes: usize, rounds: usize) -> Result<f64> {
+    let count = bytes / size_of::<f32>();
+    let (one, other, mut sums) = (vec![1.0f32; count], vec![2.0f32; count], vec![0.0f32; count]);
+    let took = median(|| {
+        microseconds(|| {
+            (0..rounds).try_for_each(|_| device::add_floats(black_box(&one), black_box(&other), black_box(&mut sums)))
+        })
+    })?;
+    Ok(1.5 * (bytes * rounds) as f64 / took)
 }
 
 /// Two pairs of processors, each on cores of its own: near each other, and as far from each other as those that this
