@@ -3,13 +3,16 @@
 //! the last rows of each table. Beside the figures stand their bounds; nothing is asserted, since a loaded machine takes longer.
 //!
 //! Inside, one host is searched, as one rank of a host does. Between, all hosts are, as every rank does once the hosts are known.
-//! The memory is that of the whole process, with every sample's graph and the description's text: more than a rank has.
+//! Layout is all that a rank of a communicator does once it has the descriptions: the graph, the channels inside each host and
+//! between them, the order of its ranks. The memory is that of the whole process, with every sample's graph and the description's
+//! text: more than a rank has.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
 use std::path::Path;
 
 use rsccl::internals::sys::clock;
+use rsccl::internals::topo::channels::{self, SystemChannels};
 use rsccl::internals::topo::description::Machine;
 use rsccl::internals::topo::reach::Levels;
 use rsccl::internals::topo::search::between::{self, CrossNic};
@@ -18,6 +21,7 @@ use rsccl::internals::topo::search::{chains_inside, rings};
 use rsccl::internals::topo::system::System;
 use rsccl::internals::topo::xml;
 use rsccl::internals::tune::{Ask, Filters, Folding, Modelled, SLOT_BYTES, Terrain};
+use rsccl::plan::Layout;
 use rsccl::types::{Collective, Filter};
 use rsccl::{Error, Result};
 
@@ -34,8 +38,10 @@ fn main() -> Result<()> {
         .filter(|path| path.extension().is_some_and(|ending| ending == "xml"))
         .collect();
     files.sort();
-    println!("| machine | hosts | inside, ms (median of {SAMPLES}) | bound | between, ms | bound | rings between |");
-    println!("|---|---|---|---|---|---|---|");
+    println!(
+        "| machine | hosts | inside, ms (median of {SAMPLES}) | bound | between, ms | layout, ms | bound | rings between |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
     for file in &files {
         row(file, 2)?;
     }
@@ -50,7 +56,7 @@ fn main() -> Result<()> {
     for hosts in [2, 16, 64, 1250] {
         simulation(&folder.join("h100x8.xml"), (hosts, "Ring"))?;
     }
-    for hosts in [16, 64] {
+    for hosts in [16, 64, 256, 1250] {
         simulation(&folder.join("h100x8.xml"), (hosts, "Tree"))?;
     }
     Ok(())
@@ -90,7 +96,7 @@ fn machine(file: &Path) -> Result<Machine> {
 fn row(file: &Path, hosts: u32) -> Result<()> {
     let name = file.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
     let machine = machine(file)?.repeated(hosts);
-    let (mut inside, mut between, mut found) = (Vec::new(), Vec::new(), String::new());
+    let (mut inside, mut between, mut whole, mut found) = (Vec::new(), Vec::new(), Vec::new(), String::new());
     let mut gpus_of_a_domain = 0;
     for _ in 0..SAMPLES {
         // Cold: a graph of its own for each sample.
@@ -108,16 +114,34 @@ fn row(file: &Path, hosts: u32) -> Result<()> {
         let result = between::search(&system, &order, CrossNic::IfBetter);
         between.push(begun.elapsed().as_secs_f64() * 1e3);
         found = result.map_or_else(|reason| reason, |found| found.ring.total().to_string());
+        drop((system, domains));
+        let begun = clock::now();
+        std::hint::black_box(layout(&machine)?);
+        whole.push(begun.elapsed().as_secs_f64() * 1e3);
     }
-    inside.sort_by(f64::total_cmp);
-    between.sort_by(f64::total_cmp);
-    let [inside, between] = [&inside, &between].map(|all| all[SAMPLES / 2]);
+    let [inside, between, whole] = [inside, between, whole].map(|mut all| {
+        all.sort_by(f64::total_cmp);
+        all[SAMPLES / 2]
+    });
     let inside_bound = match gpus_of_a_domain {
         0..=8 => "20",
         9..=72 => "200",
         _ => "none",
     };
     let between_bound = if hosts == MOST_HOSTS { "300" } else { "none" };
-    println!("| {name} | {hosts} | {inside:.1} | {inside_bound} | {between:.1} | {between_bound} | {found} |");
+    println!(
+        "| {name} | {hosts} | {inside:.1} | {inside_bound} | {between:.1} | {whole:.1} | {between_bound} | {found} |"
+    );
     Ok(())
+}
+
+/// The layout of a rank on each GPU.
+fn layout(machine: &Machine) -> Result<Layout> {
+    let system = System::new(machine)?;
+    let gpus = system.gpus();
+    let layout = Layout::of_gpus(&system, &gpus).with_rails(&channels::rails(&system, &gpus));
+    match SystemChannels::search(&system, CrossNic::IfBetter).orders(&gpus)? {
+        Some(orders) => layout.with_channels(orders),
+        None => Ok(layout),
+    }
 }

@@ -6,6 +6,7 @@
 
 mod background_split;
 mod call_log;
+mod channel_search;
 mod choose;
 mod collectives;
 mod described;
@@ -38,6 +39,7 @@ mod session;
 pub(crate) mod settings;
 mod split;
 mod status;
+pub(crate) mod this_host;
 mod visible_gpus;
 mod waiting_hooks;
 // They fork, and loom's threads cannot.

@@ -103,11 +103,11 @@ pub struct Config {
     /// How far a NIC may be from the GPU whose memory it reaches, likewise. `rsccl topo` obeys it.
     /// `NCCL_NET_GDR_LEVEL`.
     pub net_gdr_level: Option<String>,
-    /// Whether a channel may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where
-    /// it is better. `rsccl topo` obeys it. `NCCL_CROSS_NIC`; 2.
+    /// Whether a channel between GPUs may leave a host by another NIC than it enters by: 0 never, 1 where that is no
+    /// worse, 2 where it is better. Equal on all ranks. `NCCL_CROSS_NIC`; 2.
     pub cross_nic: u32,
-    /// A topology file in place of what this machine's system tells: communicators take NUMA nodes from it,
-    /// `rsccl topo` all. `NCCL_TOPO_FILE`.
+    /// A topology file in place of what this machine's system tells, for `rsccl topo` and for communicators: they take
+    /// NUMA nodes from it, and on GPUs the links between them; what it leaves out of GPUs NVML tells. `NCCL_TOPO_FILE`.
     pub topo_file: Option<PathBuf>,
     /// Whether the processors on which a rank may run say nothing about where it stands: then the ranks of a host are
     /// equals. `NCCL_IGNORE_CPU_AFFINITY`; false.
@@ -121,11 +121,14 @@ pub struct Config {
     /// How many ranks of a host work in each other's memory at once. A host of more is cut into teams, between its
     /// sockets and caches. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on hosts of more.
     pub team_ranks: Option<u32>,
-    /// Where `rsccl topo` writes the topology as a file. `NCCL_TOPO_DUMP_FILE`.
+    /// Where `rsccl topo` writes the topology as a file, and rank 0 that of a communicator's GPUs when they first meet.
+    /// `NCCL_TOPO_DUMP_FILE`.
     pub topo_dump_file: Option<PathBuf>,
-    /// A graph file in place of a search for channels. `rsccl topo` reads it. `NCCL_GRAPH_FILE`.
+    /// A graph file in place of a search for channels between the GPUs of a host, for `rsccl topo` and for
+    /// communicators. `NCCL_GRAPH_FILE`.
     pub graph_file: Option<PathBuf>,
-    /// Where `rsccl topo` writes the channels as a graph file. `NCCL_GRAPH_DUMP_FILE`.
+    /// Where `rsccl topo` writes the channels as a graph file, and rank 0 those between a communicator's GPUs when they
+    /// first meet. `NCCL_GRAPH_DUMP_FILE`.
     pub graph_dump_file: Option<PathBuf>,
     /// The network to use; `Socket` is the only one. `NCCL_NET`.
     pub net: Option<String>,

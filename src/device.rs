@@ -41,7 +41,7 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
 
 pub use crate::sys::memory::Generation;
 pub use crate::sys::region::{DeviceId, Home, HostRegion, Keep, Place, Region};
-pub use host::{Kernel, Pass, Store, StorePolicy, TimedCopy};
+pub use host::{Kernel, Pass, Store, StorePolicy, TimedCopy, add as add_floats};
 pub use memory::HostMemory;
 pub use status::{LaunchFault, StatusPage};
 

@@ -109,6 +109,11 @@ pub mod internals {
     pub mod bootstrap {
         pub use crate::bootstrap::*;
     }
+    pub mod comm {
+        pub mod this_host {
+            pub use crate::comm::this_host::*;
+        }
+    }
     pub mod device {
         pub use crate::device::*;
     }

@@ -1,6 +1,7 @@
 //! Which path a call takes, and its plan.
 
 use crate::comm::Settings;
+use crate::comm::channel_search::Joined;
 use crate::comm::programs::{Means, Programs};
 use crate::comm::settings::tuning::Tuning;
 use crate::error::{Error, Result};
@@ -59,6 +60,8 @@ pub(crate) struct Chooser {
     filters: Filters,
     costs: Costs,
     programs: Programs,
+    /// Of calls on devices whose channels were searched for.
+    searched: Option<(Arc<Layout>, Programs)>,
 }
 
 impl Chooser {
@@ -74,7 +77,7 @@ impl Chooser {
         let crowded = layout.hosts().iter().any(|ranks| ranks.len() > direct);
         let layout = Arc::new(if crowded { layout.with_teams_of(team) } else { layout });
         let filters = Filters { algorithms: settings.algorithms.clone(), protocols: settings.protocols.clone() };
-        Chooser { world, layout, near, cores, settings, filters, costs, programs: Programs::default() }
+        Chooser { world, layout, near, cores, settings, filters, costs, programs: Programs::default(), searched: None }
     }
 
     /// The layout on which all calls are planned.
@@ -230,14 +233,28 @@ impl Chooser {
         let asked = Question::of(call);
         let direct = self.settings.algorithms.allows(asked.collective, Algorithm::Direct);
         let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
-        match self.path_of_plans(asked, direct)? {
-            Path::Windows(choice) => self.program(call, choice, if raw { windows } else { Windows::Scratch }),
-            Path::Flat => Err(Error::internal("a flat call on a device")),
-            Path::Slots(choice) => {
-                let choice = choice.on_searched(&self.layout, self.settings.channels);
-                self.program(call, choice, Windows::None)
-            }
-        }
+        let (choice, windows) = match self.path_of_plans(asked, direct)? {
+            Path::Windows(choice) => (choice, if raw { windows } else { Windows::Scratch }),
+            Path::Flat => return Err(Error::internal("a flat call on a device")),
+            Path::Slots(choice) => (choice, Windows::None),
+        };
+        let Chooser { world, settings, searched, .. } = self;
+        let Some((layout, programs)) = searched else { return self.program(call, choice, windows) };
+        let over_slots = windows == Windows::None;
+        let choice = if over_slots { choice.on_searched(layout, settings.channels) } else { choice };
+        let means = means(choice, windows);
+        programs.of(call, *world, means, || spec(call, means, *world, layout, settings))
+    }
+
+    /// From now on rings and trees of calls on devices follow these channels. All ranks do the same between the same
+    /// calls.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for channels of other ranks.
+    pub(crate) fn set_channels(&mut self, found: Joined) -> Result<()> {
+        let layout = Layout::clone(&self.layout).with_rails(&found.rails).with_channels(found.orders)?;
+        self.searched = Some((Arc::new(layout), Programs::default()));
+        Ok(())
     }
 
     /// Windows of a plan for several teams: users' buffers can be reached on one host and not on the other, scratch

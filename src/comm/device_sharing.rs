@@ -28,6 +28,8 @@ pub(super) struct Meeting {
     shared: Arc<Shared>,
     /// The process of each rank.
     processes: Vec<u64>,
+    /// By rank: its device.
+    devices: Vec<DeviceIdentity>,
     world: World,
 }
 
@@ -85,7 +87,13 @@ impl Meeting {
         bootstrap.barrier(wait)?;
         let shared = found.ok_or_else(|| Error::internal("what the ranks of this process share is gone"))?;
         let processes = facts.iter().map(|facts| facts.process).collect();
-        Ok(Meeting { shared, processes, world })
+        let devices = facts.iter().map(|facts| facts.device).collect();
+        Ok(Meeting { shared, processes, devices, world })
+    }
+
+    /// The devices of all ranks, in rank order.
+    pub(super) fn devices(&self) -> &[DeviceIdentity] {
+        &self.devices
     }
 
     /// Whether `rank` is a thread of this process.

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use crate::comm::channel_search;
 use crate::comm::device_sharing::{self, Meeting};
 use crate::comm::engine::Engine;
 use crate::comm::failure_watch::FailureWatch;
@@ -387,6 +388,9 @@ impl Engine {
         }
         kept.push(mine);
         let status = meeting.status_page(&self.session, home, &wait)?;
+        if let Some(found) = channel_search::find(&self.session, self.hosts(), meeting.devices(), &wait)? {
+            self.chooser.set_channels(found)?;
+        }
         self.device_side = Some(Box::new(DeviceSide::new(&self.session, meeting, kept, status)?));
         Ok(home)
     }

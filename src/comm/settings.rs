@@ -1,6 +1,7 @@
 //! What the engine needs of the configuration, read and checked once.
 
 mod input;
+pub(super) mod searching;
 pub(super) mod standing;
 pub(super) mod tuning;
 
@@ -17,6 +18,7 @@ use crate::sync::Progress;
 use crate::sync::ring::Shape;
 use crate::transport::{Policy, Sizes, SocketOptions};
 use crate::types::{Algorithm, Filter, Protocol};
+use searching::Searching;
 use standing::Standing;
 use tuning::Tuning;
 
@@ -55,6 +57,8 @@ pub(crate) struct Settings {
     pub(crate) team_ranks: Option<usize>,
     /// By what the rank's place on its host is found.
     pub(crate) standing: Standing,
+    /// By what the channels between GPUs are searched for.
+    pub(crate) searching: Searching,
     /// What things cost, where it was measured.
     pub(crate) tuning: Option<Tuning>,
     /// Whether windows wait for their first use.
@@ -98,6 +102,7 @@ impl Settings {
             protocols,
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
+            searching: Searching::read(config),
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
             progress: None,
@@ -107,7 +112,7 @@ impl Settings {
     /// A number that is equal on two ranks whose settings fit together.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             self.policy,
             self.sizes,
             self.reproducible,
@@ -115,7 +120,8 @@ impl Settings {
             self.channels,
             self.algorithms,
             self.protocols,
-            self.team_ranks
+            self.team_ranks,
+            self.searching.cross
         );
         let hash = blake3::hash(text.as_bytes());
         u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use super::gpus::read;
+use super::interfaces::Interface;
 
 /// A PCI device and the bridges above it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -19,8 +21,41 @@ pub struct PciDevice {
     pub link: [String; 2],
     /// The NUMA node; `None` where the system does not tell.
     pub numa: Option<u32>,
-    /// Network interfaces and InfiniBand ports that belong to it: name, and speed in Mbit/s where that is known.
-    pub networks: Vec<(String, Option<u64>)>,
+    /// Network interfaces and InfiniBand ports that belong to it.
+    pub networks: Vec<NetworkPort>,
+}
+
+/// A network interface, or the first port of an InfiniBand device.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct NetworkPort {
+    /// Its name.
+    pub name: String,
+    /// Mbit/s, where that is known.
+    pub megabits: Option<u64>,
+    /// The subnet prefix of an InfiniBand network; empty on others.
+    pub prefix: String,
+    /// The interfaces that belong to it: its own name, or those of the InfiniBand device.
+    pub interfaces: Vec<String>,
+}
+
+impl NetworkPort {
+    /// The subnet that it is in: the InfiniBand network's, or the IP network of the first of its interfaces that has
+    /// one; IPv4 before IPv6, and no link-local address. Empty where there is none.
+    pub fn subnet(&self, addresses: &[Interface]) -> String {
+        if !self.prefix.is_empty() {
+            return self.prefix.clone();
+        }
+        let network = |address: &Interface| match (address.address, address.netmask) {
+            (IpAddr::V4(ip), IpAddr::V4(mask)) if !ip.is_link_local() => Some(format!("{}/{mask}", ip & mask)),
+            (IpAddr::V6(ip), IpAddr::V6(mask)) if !ip.is_unicast_link_local() => Some(format!("{}/{mask}", ip & mask)),
+            _ => None,
+        };
+        let own = |is_v4: bool| {
+            let mine = addresses.iter().filter(move |address| self.interfaces.contains(&address.name));
+            mine.filter(move |address| address.address.is_ipv4() == is_v4).find_map(network)
+        };
+        own(true).or_else(|| own(false)).unwrap_or_default()
+    }
 }
 
 /// A NUMA node.
@@ -64,35 +99,44 @@ pub fn scan(root: &Path) -> HostDevices {
     HostDevices { devices: found.into_values().collect(), nodes: nodes(root), processor: processor(root) }
 }
 
-/// Interfaces of the device or of what its driver made below it (virtio, for instance), and ports of its InfiniBand
-/// devices.
-fn networks(place: &Path) -> Vec<(String, Option<u64>)> {
-    let mut found = Vec::new();
+/// Interfaces of the device or of what its driver made below it (virtio, for instance), or its InfiniBand devices: where
+/// it has both, the InfiniBand device is what carries our data.
+fn networks(place: &Path) -> Vec<NetworkPort> {
+    let (mut interfaces, mut ports) = (Vec::new(), Vec::new());
     let mut folders = vec![(place.to_owned(), 0)];
     while let Some((folder, depth)) = folders.pop() {
         for entry in fs::read_dir(&folder).into_iter().flatten().take(MAX_ENTRIES).flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             let Some(name) = name.to_str() else { continue };
             match name {
-                "infiniband" => found.extend(names(&path).into_iter().map(|name| {
-                    let speed = infiniband_speed(&path.join(&name));
-                    (name, speed)
+                "infiniband" => ports.extend(names(&path).into_iter().map(|name| {
+                    let device = path.join(&name);
+                    let (megabits, prefix) = (infiniband_speed(&device), infiniband_prefix(&device));
+                    NetworkPort { name, megabits, prefix, interfaces: Vec::new() }
                 })),
-                "net" => found.extend(names(&path).into_iter().map(|name| {
-                    let speed = read(&path.join(&name).join("speed")).and_then(|text| text.trim().parse().ok());
-                    (name, speed)
+                "net" => interfaces.extend(names(&path).into_iter().map(|name| {
+                    let megabits = read(&path.join(&name).join("speed")).and_then(|text| text.trim().parse().ok());
+                    NetworkPort { interfaces: vec![name.clone()], name, megabits, prefix: String::new() }
                 })),
                 _ if depth == 0 && name.starts_with("virtio") => folders.push((path, 1)),
                 _ => {}
             }
         }
     }
-    // An InfiniBand device has interfaces too: the device is what carries our data.
-    let infiniband: Vec<_> =
-        found.iter().filter(|(name, _)| place.join("infiniband").join(name).exists()).cloned().collect();
-    let mut kept = if infiniband.is_empty() { found } else { infiniband };
+    interfaces.sort();
+    let names: Vec<String> = interfaces.iter().map(|interface| interface.name.clone()).collect();
+    ports.iter_mut().for_each(|port| port.interfaces.clone_from(&names));
+    let mut kept = if ports.is_empty() { interfaces } else { ports };
     kept.sort();
     kept
+}
+
+/// The subnet prefix of the first port, the upper half of its first address, unless the link is Ethernet.
+fn infiniband_prefix(device: &Path) -> String {
+    let layer = read(&device.join("ports/1/link_layer")).unwrap_or_default();
+    let gid = read(&device.join("ports/1/gids/0")).unwrap_or_default();
+    let prefix: Vec<&str> = gid.trim().split(':').take(4).collect();
+    if layer.trim() == "InfiniBand" && prefix.len() == 4 { prefix.join(":") } else { String::new() }
 }
 
 /// `100 Gb/sec (4X EDR)` of the first port.
@@ -175,6 +219,9 @@ mod tests {
             write(root.path(), &format!("{place}/{name}"), text);
         }
         write(root.path(), &format!("{place}/infiniband/mlx5_0/ports/1/rate"), "400 Gb/sec (4X NDR)\n");
+        write(root.path(), &format!("{place}/infiniband/mlx5_0/ports/1/link_layer"), "InfiniBand\n");
+        let gid = "fe80:0000:0000:0001:ec0d:9a03:0078:6453\n";
+        write(root.path(), &format!("{place}/infiniband/mlx5_0/ports/1/gids/0"), gid);
         write(root.path(), &format!("{place}/net/ib0/speed"), "-1\n");
         write(root.path(), "sys/devices/system/node/node1/cpumap", "ff00\n");
         write(root.path(), "sys/devices/system/node/node0/cpumap", "00ff\n");
@@ -194,9 +241,33 @@ mod tests {
             (nic.numa, &*nic.texts[0], &*nic.link[0], &*nic.link[1]),
             (Some(1), "0x020700", "32.0 GT/s PCIe", "")
         );
-        assert_eq!(nic.networks, [("mlx5_0".to_owned(), Some(400_000))]);
+        let port = &nic.networks[0];
+        assert_eq!((nic.networks.len(), &*port.name, port.megabits), (1, "mlx5_0", Some(400_000)));
+        assert_eq!((&*port.prefix, &port.interfaces[..]), ("fe80:0000:0000:0001", &["ib0".to_owned()][..]));
+        assert_eq!(port.subnet(&[]), "fe80:0000:0000:0001");
         assert_eq!(host.nodes.iter().map(|node| &*node.cpus).collect::<Vec<_>>(), ["00ff", "ff00"]);
         assert_eq!(host.processor, ["AuthenticAMD", "25", "1"]);
+    }
+
+    #[test]
+    fn a_port_of_ethernet_is_in_its_interfaces_subnet() {
+        let port = |name: &str| NetworkPort { interfaces: vec![name.to_owned()], ..NetworkPort::default() };
+        let at = |name: &str, address: &str, netmask: &str| Interface {
+            name: name.to_owned(),
+            address: address.parse().unwrap(),
+            netmask: netmask.parse().unwrap(),
+            scope: 0,
+            running: true,
+        };
+        let all = [
+            at("eth0", "fe80::1", "ffff:ffff:ffff:ffff::"),
+            at("eth0", "2001:db8:0:7::5", "ffff:ffff:ffff:ffff::"),
+            at("eth1", "2001:db8::5", "ffff:ffff:ffff:ffff::"),
+            at("eth1", "10.2.3.4", "255.255.0.0"),
+            at("eth2", "169.254.3.4", "255.255.0.0"),
+        ];
+        let subnets = ["eth0", "eth1", "eth2", "eth3"].map(|name| port(name).subnet(&all));
+        assert_eq!(subnets, ["2001:db8:0:7::/ffff:ffff:ffff:ffff::", "10.2.0.0/255.255.0.0", "", ""]);
     }
 
     #[test]

@@ -156,7 +156,7 @@ fn scan<T>(parent: &Path, make: impl Fn(String, &Path) -> Option<T>) -> Vec<T> {
 }
 
 /// Whether this process may open `file`: its mode and the limits of a batch system (cgroups) allow it.
-fn may_open(file: &Path, mode: libc::c_int) -> bool {
+pub(super) fn may_open(file: &Path, mode: libc::c_int) -> bool {
     let Ok(path) = CString::new(file.as_os_str().as_bytes()) else { return false };
     // SAFETY: `path` ends in a zero byte and lives until the call returns.
     unsafe { libc::access(path.as_ptr(), mode) == 0 }

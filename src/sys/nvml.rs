@@ -4,9 +4,10 @@
 //! Three layers: the table of functions (`Library`), their results as `Option` (`Device`), and what others see
 //! ([`Gpu`]).
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::Path;
 
-use crate::sys::library;
+use crate::sys::{gpus, library};
 
 /// A GPU as NVML describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +20,19 @@ pub struct Gpu {
     pub pcie: Option<(u32, u32)>,
     /// For each of its NVLinks that is up, the bus id of what it leads to.
     pub links: Vec<String>,
+    /// Its UUID, as the driver gives it to programs; `None` where NVML writes none.
+    pub uuid: Option<[u8; 16]>,
+    /// Its place in an NVLink fabric that spans hosts, where it has joined one.
+    pub clique: Option<FabricClique>,
+}
+
+/// GPUs with equal cluster and clique reach each other over NVLink, whichever hosts they are in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FabricClique {
+    /// The cluster's UUID.
+    pub cluster: [u8; 16],
+    /// The number of the clique in it.
+    pub number: u32,
 }
 
 /// The GPUs in NVML's order; `None` where the library cannot be loaded or refuses.
@@ -44,6 +58,9 @@ struct Library {
     link_remote: unsafe extern "C" fn(Handle, c_uint, *mut PciInfo) -> c_int,
     pcie_generation: unsafe extern "C" fn(Handle, *mut c_uint) -> c_int,
     pcie_width: unsafe extern "C" fn(Handle, *mut c_uint) -> c_int,
+    uuid: unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> c_int,
+    /// Drivers before 545 have none.
+    fabric: Option<unsafe extern "C" fn(Handle, *mut FabricInfo) -> c_int>,
 }
 
 type Handle = *mut c_void;
@@ -68,6 +85,27 @@ struct PciInfo {
 }
 
 const _: () = assert!(size_of::<PciInfo>() == 68);
+
+/// `nvmlGpuFabricInfo_v2_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FabricInfo {
+    version: c_uint,
+    cluster: [u8; 16],
+    status: c_int,
+    clique: c_uint,
+    state: u8,
+    health: c_uint,
+}
+
+const _: () = assert!(size_of::<FabricInfo>() == 36);
+
+/// `nvmlGpuFabricInfo_v2`: the structure's bytes, and 2 in the highest byte.
+const FABRIC_VERSION: c_uint = 36 | 2 << 24;
+/// `NVML_GPU_FABRIC_STATE_COMPLETED`
+const FABRIC_COMPLETED: u8 = 3;
+/// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`
+const UUID_BYTES: usize = 96;
 
 impl PciInfo {
     const EMPTY: PciInfo =
@@ -102,6 +140,9 @@ impl Library {
             link_remote: load!(library, c"nvmlDeviceGetNvLinkRemotePciInfo_v2"),
             pcie_generation: load!(library, c"nvmlDeviceGetCurrPcieLinkGeneration"),
             pcie_width: load!(library, c"nvmlDeviceGetCurrPcieLinkWidth"),
+            uuid: load!(library, c"nvmlDeviceGetUUID"),
+            // SAFETY: as in `load!`.
+            fabric: unsafe { library.function(c"nvmlDeviceGetGpuFabricInfoV") },
         })
     }
 
@@ -124,7 +165,27 @@ impl Library {
         let capability = u32::try_from(major * 10 + minor).ok()?;
         let links = (0..MOST_LINKS).filter_map(|link| self.remote(handle, link)).collect();
         let pcie = self.number(handle, self.pcie_generation).zip(self.number(handle, self.pcie_width));
-        Some(Gpu { bus_id: pci.text(), capability, pcie, links })
+        let (uuid, clique) = (self.uuid(handle), self.clique(handle));
+        Some(Gpu { bus_id: pci.text(), capability, pcie, links, uuid, clique })
+    }
+
+    /// The 16 bytes of `GPU-00112233-4455-6677-8899-aabbccddeeff`.
+    fn uuid(&self, handle: Handle) -> Option<[u8; 16]> {
+        let mut text: [c_char; UUID_BYTES] = [0; UUID_BYTES];
+        let room = c_uint::try_from(UUID_BYTES).ok()?;
+        // SAFETY: the handle is NVML's of this session, and the place is ours and has the length that is told.
+        (unsafe { (self.uuid)(handle, text.as_mut_ptr(), room) } == SUCCESS).then_some(())?;
+        let bytes = text.map(|letter| letter.to_ne_bytes()[0]);
+        uuid_of(CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?)
+    }
+
+    fn clique(&self, handle: Handle) -> Option<FabricClique> {
+        let mut info =
+            FabricInfo { version: FABRIC_VERSION, cluster: [0; 16], status: 0, clique: 0, state: 0, health: 0 };
+        // SAFETY: the handle is NVML's of this session, and the place is ours and begins with its version.
+        (unsafe { (self.fabric?)(handle, &raw mut info) } == SUCCESS).then_some(())?;
+        let has_joined = info.state == FABRIC_COMPLETED && info.status == SUCCESS && info.cluster != [0; 16];
+        has_joined.then_some(FabricClique { cluster: info.cluster, number: info.clique })
     }
 
     /// What a link leads to, if the GPU has it and it is up.
@@ -142,5 +203,54 @@ impl Library {
         // SAFETY: `ask` is a function of NVML that writes one number; the handle is of this session, and the place is
         // ours.
         (unsafe { ask(handle, &raw mut number) } == SUCCESS).then_some(number)
+    }
+}
+
+fn uuid_of(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text.strip_prefix("GPU-")?.bytes().filter(|byte| *byte != b'-').collect();
+    let mut uuid = [0; 16];
+    if digits.len() != 2 * uuid.len() {
+        return None;
+    }
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(uuid)
+}
+
+/// Whether this process may use memory of GPUs of other hosts: an IMEX channel was given to it. `root` is `/`, or what
+/// stands for it in tests.
+pub fn has_imex_channel(root: &Path) -> bool {
+    let channels = std::fs::read_dir(root.join("dev/nvidia-caps-imex-channels")).into_iter().flatten().flatten();
+    channels.take(MOST_CHANNELS).any(|channel| gpus::may_open(&channel.path(), libc::R_OK | libc::W_OK))
+}
+
+/// The driver makes at most this many channels.
+const MOST_CHANNELS: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_are_sixteen_bytes() {
+        let uuid = uuid_of("GPU-00112233-4455-6677-8899-aabbccddeeff").unwrap();
+        assert_eq!((uuid[0], uuid[1], uuid[15]), (0, 0x11, 0xff));
+        for wrong in
+            ["", "GPU-", "00112233-4455-6677-8899-aabbccddeeff", "GPU-0011", "GPU-zz112233-4455-6677-8899-aabbccddeeff"]
+        {
+            assert_eq!(uuid_of(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_channel_that_can_be_opened_counts() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(!has_imex_channel(root.path()));
+        let folder = root.path().join("dev/nvidia-caps-imex-channels");
+        std::fs::create_dir_all(&folder).unwrap();
+        assert!(!has_imex_channel(root.path()));
+        std::fs::write(folder.join("channel0"), "").unwrap();
+        assert!(has_imex_channel(root.path()));
     }
 }

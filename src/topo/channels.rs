@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::topo::graphs::{Graph, GraphPattern};
 use crate::topo::layout::ChannelOrders;
 use crate::topo::search::between::{self, Between, CrossNic, Hop};
-use crate::topo::search::domain::Domain;
+use crate::topo::search::domain::{Domain, Ways};
 use crate::topo::search::{self, Inside};
 use crate::topo::system::{NodeId, System};
 use crate::types::Rank;
@@ -60,6 +60,20 @@ impl SystemChannels {
         let order: Vec<usize> = (0..domains.len()).collect();
         let between = (domains.len() > 1).then(|| between::search(system, &order, cross));
         SystemChannels { domains: found, between }
+    }
+
+    /// The channels that graphs name inside each domain, without a search and with none between domains.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] for a GPU that a domain does not have.
+    pub fn of_graphs(system: &System, graphs: &[Graph]) -> Result<SystemChannels> {
+        let bare = |domain: Domain| {
+            let gpus = domain.part.gpus().into_iter().map(|gpu| domain.nodes[gpu.index()]).collect();
+            DomainChannels { gpus, rings: None, chains: None }
+        };
+        let mut found = SystemChannels { domains: Domain::all(system).into_iter().map(bare).collect(), between: None };
+        found.replace(system, graphs)?;
+        Ok(found)
     }
 
     /// Puts the channels of a graph file in place of those that were found inside each domain; the notes say where the
@@ -144,17 +158,27 @@ impl SystemChannels {
 
 /// For each of these GPUs the rail of the port that is nearest to it, where that port names one.
 pub fn rails(system: &System, gpus: &[NodeId]) -> Vec<Option<u32>> {
-    let mut rails = vec![None; gpus.len()];
-    for domain in Domain::all(system) {
-        let ways = search::domain::Ways::new(&domain.part);
-        for (place, gpu) in ways.gpus.iter().enumerate() {
-            let near = |port: &usize| ways.near(*port).contains(&place);
-            let rail = (0..ways.ports.len()).filter(near).find_map(|port| ways.rails[port]);
-            let global = domain.nodes[gpu.index()];
-            for (rank, _) in gpus.iter().enumerate().filter(|(_, gpu)| **gpu == global) {
-                rails[rank] = rail;
-            }
-        }
+    let domains = Domain::all(system);
+    // Of equal domains the first is looked at: for each of its GPUs, the rail.
+    let mut firsts: Vec<(usize, Vec<Option<u32>>)> = Vec::new();
+    let mut of_gpu: HashMap<NodeId, Option<u32>> = HashMap::new();
+    for (place, domain) in domains.iter().enumerate() {
+        let known = firsts.iter().position(|(first, _)| domains[*first].part == domain.part);
+        let known = known.unwrap_or_else(|| {
+            firsts.push((place, rails_of(domain)));
+            firsts.len() - 1
+        });
+        let global = domain.part.gpus().into_iter().map(|gpu| domain.nodes[gpu.index()]);
+        of_gpu.extend(global.zip(firsts[known].1.iter().copied()));
     }
-    rails
+    gpus.iter().map(|gpu| of_gpu.get(gpu).copied().flatten()).collect()
+}
+
+fn rails_of(domain: &Domain) -> Vec<Option<u32>> {
+    let ways = Ways::new(&domain.part);
+    let rail = |gpu: usize| {
+        let mut near = (0..ways.ports.len()).filter(|port| ways.near(*port).contains(&gpu));
+        near.find_map(|port| ways.rails[port])
+    };
+    (0..ways.gpus.len()).map(rail).collect()
 }

@@ -80,6 +80,9 @@ pub struct Gpu {
     pub links: Vec<GpuLink>,
     /// Its coherent link to the processor, where it has one: links and MB/s of each.
     pub c2c: Option<(u32, u64)>,
+    /// The NVLink clique that it says it is in, made of the cluster's UUID and the clique's number: equal for GPUs whose
+    /// switches are joined, in one host or several. In its place counts [`Cpu::clique`] where it says none.
+    pub clique: Option<u64>,
 }
 
 /// Links of a GPU to one other device.
@@ -157,6 +160,43 @@ impl Machine {
         nodes.find(|cpu| has_all(cpu)).map(|cpu| cpu.numa)
     }
 
+    /// These machines as one, with their hosts in this order. NVLink switches of two machines are joined where GPUs of
+    /// both say that they are in one clique, and nowhere else.
+    pub fn joined(machines: Vec<Machine>) -> Machine {
+        let mut cpus = Vec::new();
+        let mut hosts = 0;
+        for (machine, place) in machines.into_iter().zip(0..) {
+            let of_one = machine.hosts();
+            for mut cpu in machine.cpus {
+                cpu.clique = place;
+                cpu.host = hosts + of_one.iter().position(|host| *host == cpu.host).map_or(0, |place| place as u64) + 1;
+                cpus.push(cpu);
+            }
+            hosts += of_one.len() as u64;
+        }
+        Machine { cpus }
+    }
+
+    /// Takes away the GPUs for which `keeps` is false, and the links to them: nobody passes data on there.
+    pub fn keep_gpus(&mut self, mut keeps: impl FnMut(&str) -> bool) {
+        let mut gone: Vec<String> = Vec::new();
+        for cpu in &mut self.cpus {
+            walk_mut(&mut cpu.devices, &mut |device| {
+                if matches!(device.function, Function::Gpu(_)) && !keeps(&device.bus_id) {
+                    device.function = Function::Bridge;
+                    gone.push(device.bus_id.clone());
+                }
+            });
+        }
+        for cpu in &mut self.cpus {
+            walk_mut(&mut cpu.devices, &mut |device| {
+                if let Function::Gpu(gpu) = &mut device.function {
+                    gpu.links.retain(|link| !gone.contains(&link.target));
+                }
+            });
+        }
+    }
+
     /// As many hosts, each equal to this machine.
     pub fn repeated(&self, hosts: u32) -> Machine {
         let of_one = self.hosts();
@@ -169,9 +209,9 @@ impl Machine {
                 cpu.clique = u64::from(copy);
                 cpu.host = u64::from(copy) * of_one.len() as u64 + place as u64 + 1;
                 walk_mut(&mut cpu.devices, &mut |device| {
-                    if let Function::Gpu(Gpu { rank: Some(rank), .. }) = &mut device.function {
-                        *rank += copy * ranks;
-                    }
+                    let Function::Gpu(gpu) = &mut device.function else { return };
+                    gpu.rank = gpu.rank.map(|rank| rank + copy * ranks);
+                    gpu.clique = gpu.clique.map(|clique| clique.wrapping_add(u64::from(copy)));
                 });
                 cpus.push(cpu);
             }

@@ -17,12 +17,26 @@ pub struct Device<'a> {
     pub link: [&'a str; 2],
     /// Its NUMA node.
     pub numa: Option<u32>,
-    /// Names and Mbit/s of its network ports.
-    pub networks: &'a [(String, Option<u64>)],
+    /// Its network ports.
+    pub networks: Vec<NetworkPort<'a>>,
+}
+
+/// A network port as sysfs shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NetworkPort<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Mbit/s.
+    pub megabits: Option<u64>,
+    /// The subnet that it is in; empty where nobody knows.
+    pub subnet: &'a str,
 }
 
 /// The host with these NUMA nodes (number and mask of processors) and devices. Devices that are neither GPU nor NIC,
 /// and bridges with neither below them, are left out. The notes say what sysfs cannot tell.
+///
+/// Where all ports that work have a subnet, and not all the same one, each subnet is a rail: on such networks a port
+/// may reach no port of another subnet. Where all are in one subnet, every port reaches every other.
 pub fn host(
     architecture: &str,
     processor: [&str; 3],
@@ -45,14 +59,27 @@ pub fn host(
         });
     }
     let (mut gpus, mut ports) = (0, 0);
+    let mut subnets = devices.iter().flat_map(|device| &device.networks).map(|port| port.subnet);
+    let first = subnets.next().unwrap_or_default();
+    let has_rails =
+        !first.is_empty() && subnets.clone().all(|subnet| !subnet.is_empty()) && subnets.any(|subnet| subnet != first);
     for device in devices {
-        let Some(function) = function(device, &mut gpus, &mut ports, &mut notes) else { continue };
+        let Some(mut function) = function(device, &mut gpus, &mut ports, &mut notes) else { continue };
+        if let (Function::Nic(nic), true) = (&mut function, has_rails) {
+            nic.ports.iter_mut().zip(&device.networks).for_each(|(port, told)| port.rail = Some(rail_of(told.subnet)));
+        }
         let node = device.numa.and_then(|numa| machine.cpus.iter().position(|cpu| cpu.numa == numa)).unwrap_or(0);
         if let Some(cpu) = machine.cpus.get_mut(node) {
             place(&mut cpu.devices, device.path, devices, function);
         }
     }
     (machine, notes)
+}
+
+/// A number that ports of one subnet share on all hosts: FNV-1a of its text. Two of the few subnets of a network have
+/// the same with a probability of 1 in 10⁸.
+fn rail_of(subnet: &str) -> u32 {
+    subnet.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 /// A GPU as NVML describes it: see `sys::nvml`.
@@ -66,10 +93,21 @@ pub struct NvidiaGpu<'a> {
     pub pcie: Option<(u32, u32)>,
     /// For each NVLink that is up, the bus id of what it leads to.
     pub links: &'a [String],
+    /// Equal for GPUs, also of other hosts, whose switches are joined: see [`clique_of`].
+    pub clique: Option<u64>,
 }
 
-/// Adds what NVML tells to what sysfs shows: capability and links. A GPU that sysfs does not show (on a virtual machine
-/// of GPUs, or in a container) comes below the first NUMA node. A link that leads to no GPU leads to an NVLink switch.
+/// The number of a clique of an NVLink fabric that spans hosts: made of the UUID of its cluster and its number there.
+pub fn clique_of(cluster: [u8; 16], number: u32) -> u64 {
+    cluster
+        .iter()
+        .chain(&number.to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// Adds what NVML tells to what sysfs or a file shows: capability and links, where no links are known yet. A PCI device
+/// of which a file does not say that it is a GPU becomes one; a GPU that is not shown at all (on a virtual machine of
+/// GPUs, or in a container) comes below the first NUMA node. A link that leads to no GPU leads to an NVLink switch.
 pub fn add_nvidia(machine: &mut Machine, gpus: &[NvidiaGpu<'_>]) {
     for told in gpus {
         let mut links: Vec<GpuLink> = Vec::new();
@@ -85,26 +123,33 @@ pub fn add_nvidia(machine: &mut Machine, gpus: &[NvidiaGpu<'_>]) {
             }
         }
         let generation = GpuGeneration::Nvidia { capability: told.capability };
-        let mut known = false;
+        let device = u32::try_from(machine.gpus().len()).unwrap_or(u32::MAX);
+        let mut made = Some(Gpu { device, rank: None, generation, gdr: false, links, c2c: None, clique: told.clique });
         for cpu in &mut machine.cpus {
-            walk_mut(&mut cpu.devices, &mut |device| {
-                if let Function::Gpu(gpu) = &mut device.function
-                    && device.bus_id == told.bus_id
-                {
-                    (gpu.generation, gpu.links) = (generation, std::mem::take(&mut links));
-                    known = true;
+            walk_mut(&mut cpu.devices, &mut |shown| {
+                if shown.bus_id != told.bus_id {
+                    return;
+                }
+                let Some(new) = made.take() else { return };
+                match &mut shown.function {
+                    Function::Gpu(gpu) if gpu.links.is_empty() => {
+                        (gpu.generation, gpu.links, gpu.clique) = (generation, new.links, new.clique);
+                    }
+                    Function::Gpu(gpu) => gpu.clique = gpu.clique.or(new.clique),
+                    Function::Bridge if shown.devices.is_empty() => shown.function = Function::Gpu(new),
+                    // A device that is something else to the file stays that.
+                    Function::Bridge | Function::Nic(_) => {}
                 }
             });
         }
-        let device = u32::try_from(machine.gpus().len()).unwrap_or(u32::MAX);
-        if let (false, Some(cpu)) = (known, machine.cpus.first_mut()) {
+        if let (Some(gpu), Some(cpu)) = (made, machine.cpus.first_mut()) {
             cpu.devices.push(Pci {
                 bus_id: told.bus_id.to_owned(),
                 class: GPU_CLASS,
                 ids: std::array::from_fn(|_| String::new()),
                 speed: told.pcie.and_then(|(generation, _)| PciSpeed::of_generation(generation)),
                 lanes: told.pcie.map_or(0, |(_, lanes)| lanes),
-                function: Function::Gpu(Gpu { device, rank: None, generation, gdr: false, links, c2c: None }),
+                function: Function::Gpu(gpu),
                 devices: Vec::new(),
             });
         }
@@ -133,16 +178,17 @@ fn function(device: &Device<'_>, gpus: &mut u32, ports: &mut u32, notes: &mut Ve
                 gdr: false,
                 links: Vec::new(),
                 c2c: None,
+                clique: None,
             }))
         }
         _ if !device.networks.is_empty() => {
-            let port = |(name, megabits): &(String, Option<u64>)| {
+            let port = |NetworkPort { name, megabits, .. }: &NetworkPort<'_>| {
                 if megabits.is_none() {
                     notes.push(format!("{name}: its speed is not known: {USUAL_MEGABITS} Mbit/s are assumed"));
                 }
                 *ports += 1;
                 Port {
-                    name: name.clone(),
+                    name: (*name).to_owned(),
                     device: *ports - 1,
                     megabits: megabits.unwrap_or(USUAL_MEGABITS),
                     port: 1,
@@ -197,8 +243,11 @@ const USUAL_MEGABITS: u64 = 10_000;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topo::layout::{Layout, Level};
     use crate::topo::paths::{PathKind, Paths};
+    use crate::topo::search::{self, domain::Domain};
     use crate::topo::system::System;
+    use crate::types::Rank;
 
     #[test]
     fn a_gpu_and_a_nic_below_one_switch_are_near() {
@@ -209,16 +258,16 @@ mod tests {
             path(&["0000:00:01.0", "0000:01:00.0", "0000:03:00.0"]),
             path(&["0000:80:01.0", "0000:81:00.0"]),
         ];
-        let networks = [("mlx5_0".to_owned(), Some(400_000)), ("eth0".to_owned(), None)];
+        let port = |name, megabits, subnet| vec![NetworkPort { name, megabits, subnet }];
         let gpu = ["0x030200", "0x10de", "0x2330", "", ""];
         let nic = ["0x020700", "0x15b3", "0x1021", "", ""];
         let link = ["32.0 GT/s PCIe", "16"];
-        let device = |path, texts, numa| Device { path, texts, link, numa: Some(numa), networks: &[] };
+        let device = |path, texts, numa| Device { path, texts, link, numa: Some(numa), networks: Vec::new() };
         let devices = [
             device(&paths[0], ["0x060400", "", "", "", ""], 0),
             device(&paths[1], gpu, 0),
-            Device { networks: &networks[..1], ..device(&paths[2], nic, 0) },
-            Device { networks: &networks[1..], ..device(&paths[3], nic, 1) },
+            Device { networks: port("mlx5_0", Some(400_000), ""), ..device(&paths[2], nic, 0) },
+            Device { networks: port("eth0", None, ""), ..device(&paths[3], nic, 1) },
         ];
         let (machine, notes) = host("x86_64", ["GenuineIntel", "6", "143"], &[(0, "ff"), (1, "ff00")], &devices);
         assert_eq!(notes.len(), 2, "{notes:?}");
@@ -238,11 +287,18 @@ mod tests {
             texts: ["0x030200", "0x10de", "", "", ""],
             link: ["16.0 GT/s PCIe", "16"],
             numa: Some(0),
-            networks: &[],
+            networks: Vec::new(),
         };
-        let (mut machine, _) = host("x86_64", ["AuthenticAMD", "23", "49"], &[(0, "ff")], &[shown]);
+        let fresh = || host("x86_64", ["AuthenticAMD", "23", "49"], &[(0, "ff")], std::slice::from_ref(&shown)).0;
+        let mut machine = fresh();
         let ids = ["0000:01:00.0", "0000:02:00.0", "0000:e0:00.0"].map(str::to_owned);
-        let gpu = |own: usize, links| NvidiaGpu { bus_id: &ids[own], capability: 90, pcie: Some((5, 16)), links };
+        let gpu = |own: usize, links| NvidiaGpu {
+            bus_id: &ids[own],
+            capability: 90,
+            pcie: Some((5, 16)),
+            links,
+            clique: None,
+        };
         // Two links: one alone is narrower than the way through the processor.
         let (to_second, to_first) = ([ids[1].clone(), ids[1].clone()], [ids[0].clone(), ids[0].clone()]);
         add_nvidia(&mut machine, &[gpu(0, &to_second), gpu(1, &to_first)]);
@@ -252,8 +308,94 @@ mod tests {
         assert_eq!(machine.cpus[0].devices[1].speed, Some(PciSpeed::Gen5));
         // Links to what is no GPU lead to switches, and are counted together.
         let to_switches = [ids[2].clone(), ids[2].clone()];
-        add_nvidia(&mut machine, &[gpu(0, &to_switches), gpu(1, &to_switches)]);
-        let links = &machine.gpus()[0].links;
+        let told = [gpu(0, &to_switches), gpu(1, &to_switches)];
+        let mut switched = fresh();
+        add_nvidia(&mut switched, &told);
+        let links = &switched.gpus()[0].links;
         assert_eq!((links.len(), links[0].count, links[0].target_class), (1, 2, SWITCH_CLASS));
+        // Links that are known already, from a file, stay.
+        let before = machine.clone();
+        add_nvidia(&mut machine, &told);
+        assert_eq!(machine, before);
+        // A file of a cloud shows PCI devices, and does not say which are GPUs.
+        let mut bare = before;
+        let cloud = |device: &mut Pci| device.function = Function::Bridge;
+        walk_mut(&mut bare.cpus[0].devices, &mut { cloud });
+        add_nvidia(&mut bare, &told);
+        assert_eq!(bare.gpus().iter().map(|gpu| (gpu.device, gpu.links.len())).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
+        assert_eq!(bare.cpus[0].devices.len(), 2);
+    }
+
+    /// Two hosts of four NICs, whose cables lead to four subnets, on the second host in another order.
+    #[test]
+    fn rails_are_subnets() {
+        let rails = |subnets: [&str; 4]| -> Vec<Option<u32>> {
+            let paths: Vec<Vec<String>> = (1..5).map(|bus| vec![format!("0000:{bus:02x}:00.0")]).collect();
+            let device = |(path, subnet)| Device {
+                path,
+                texts: ["0x020700", "0x15b3", "", "", ""],
+                networks: vec![NetworkPort { name: "mlx5", megabits: Some(400_000), subnet }],
+                ..Device::default()
+            };
+            let devices: Vec<Device<'_>> = paths.iter().map(Vec::as_slice).zip(subnets).map(device).collect();
+            let (machine, _) = host("x86_64", ["", "", ""], &[(0, "ff")], &devices);
+            let system = System::new(&machine).unwrap();
+            let rail = |port| match system.node(port).kind {
+                crate::topo::system::NodeKind::Port { rail, .. } => rail,
+                _ => None,
+            };
+            system.ports().into_iter().map(rail).collect()
+        };
+        let one = rails(["10.0.1.0/24", "10.0.2.0/24", "10.0.3.0/24", "10.0.4.0/24"]);
+        let two = rails(["10.0.2.0/24", "10.0.1.0/24", "10.0.4.0/24", "10.0.3.0/24"]);
+        assert_eq!([one[0], one[1], one[2], one[3]], [two[1], two[0], two[3], two[2]]);
+        assert!(one[0].is_some() && one[0] != one[1] && one[2] != one[3]);
+        assert_eq!(rails(["10.0.0.0/16"; 4]), [None; 4], "every port reaches every other");
+        assert_eq!(rails(["10.0.1.0/24", "", "10.0.3.0/24", "10.0.4.0/24"]), [None; 4], "one may be anywhere");
+    }
+
+    fn rack(cliques: [[Option<u64>; 4]; 2]) -> System {
+        let ids: Vec<String> = (1..5).map(|bus| format!("0000:{bus:02x}:00.0")).collect();
+        let links = vec![SWITCHES.to_owned(); 18];
+        let of = |cliques: [Option<u64>; 4]| {
+            let nic = ["0000:81:00.0".to_owned()];
+            let card = Device {
+                path: &nic,
+                texts: ["0x020700", "0x15b3", "", "", ""],
+                networks: vec![NetworkPort { name: "mlx5_0", megabits: Some(400_000), subnet: "" }],
+                ..Device::default()
+            };
+            let (mut machine, _) = host("aarch64", ["", "", ""], &[(0, "ff")], &[card]);
+            let gpu =
+                |(bus_id, clique)| NvidiaGpu { bus_id, capability: 100, pcie: Some((5, 16)), links: &links, clique };
+            let gpus: Vec<NvidiaGpu<'_>> = ids.iter().map(String::as_str).zip(cliques).map(gpu).collect();
+            add_nvidia(&mut machine, &gpus);
+            machine
+        };
+        System::new(&Machine::joined(cliques.map(of).to_vec())).unwrap()
+    }
+
+    /// Cluster UUID and clique join hosts and split them; without them each host has its own switches.
+    #[test]
+    fn cliques_join_hosts_and_split_them() {
+        let [one, two] = [1, 2].map(|number| Some(clique_of([7; 16], number)));
+        assert_ne!(one, Some(clique_of([8; 16], 1)), "another cluster");
+        let domains = |cliques| -> Vec<usize> {
+            Domain::all(&rack(cliques)).iter().map(|domain| domain.part.gpus().len()).collect()
+        };
+        assert_eq!(domains([[one; 4], [one; 4]]), [8]);
+        assert_eq!(domains([[one; 4], [two; 4]]), [4, 4]);
+        assert_eq!(domains([[None; 4], [None; 4]]), [4, 4]);
+        // A host in two cliques: the way between its halves is PCI Express.
+        let split = rack([[one, one, two, two], [None; 4]]);
+        let gpus = split.gpus();
+        let ways = Paths::from(&split, gpus[0]);
+        assert_eq!([1, 2].map(|to| ways.to(&split, gpus[to]).kind), [PathKind::Nvl, PathKind::Phb]);
+        let half = search::rings(&split, &gpus[..2]).unwrap().total();
+        let whole = search::rings(&split, &gpus[..4]).unwrap().total();
+        // One ring and its way back, each as wide as PCIe 5.
+        assert_eq!((half.gigabytes(), whole.gigabytes()), (721.8, 2.0 * 48.0));
+        let shown = format!("{:?}", Layout::of_gpus(&split, &gpus).domains(Level::Clique));
+        assert_eq!(shown, format!("{:?}", [[0, 1], [2, 3]].map(|pair| pair.map(Rank::new))));
     }
 }

@@ -158,7 +158,8 @@ fn all_gpus(reader: &mut ElementReader<'_>, element: Node<'_, '_>, machine: &mut
             let to_switches = GpuLink { target: SWITCHES.to_owned(), target_class: SWITCH_CLASS, count: switch };
             let links = if switch > 0 { vec![to_switches] } else { Vec::new() };
             let rank = Some(device_number);
-            device.function = Function::Gpu(Gpu { device: device_number, rank, generation, gdr, links, c2c: None });
+            device.function =
+                Function::Gpu(Gpu { device: device_number, rank, generation, gdr, links, c2c: None, clique: None });
         }
         device_number += u32::from(matches!(device.function, Function::Gpu(_)));
     });

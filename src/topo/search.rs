@@ -75,14 +75,13 @@ pub fn chains_inside(system: &System, gpus: &[NodeId]) -> Option<Inside> {
     (0..cuts).filter_map(cut).reduce(|best, next| if next.width > best.width { next } else { best })
 }
 
-/// All GPUs hang on NVLink switches: as many rings as the weakest GPU has links, each as wide as one.
+/// All GPUs hang on the same NVLink switches: as many rings as the weakest GPU has links, each as wide as one.
 fn by_switch(system: &System, gpus: &[NodeId]) -> Option<Inside> {
+    // GPUs of one host may be in two cliques, whose switches are not joined.
+    let switch = switch_of(system, *gpus.first()?)?;
     let switched = |gpu: &NodeId| {
         let links = system.links(*gpu).iter();
-        links
-            .filter(|link| system.node(link.to).kind == crate::topo::system::NodeKind::Switch)
-            .map(|link| link.bandwidth)
-            .max()
+        links.filter(|link| link.to == switch).map(|link| link.bandwidth).max()
     };
     let widths: Vec<Bandwidth> = gpus.iter().map(switched).collect::<Option<_>>()?;
     let least = widths.into_iter().min()?;
@@ -94,6 +93,11 @@ fn by_switch(system: &System, gpus: &[NodeId]) -> Option<Inside> {
         order
     };
     Some(Inside { orders: (0..count).map(rotated).collect(), width: Bandwidth(least.0 / count as u64) })
+}
+
+/// The NVLink switches on which a GPU hangs.
+fn switch_of(system: &System, gpu: NodeId) -> Option<NodeId> {
+    system.links(gpu).iter().map(|link| link.to).find(|to| system.node(*to).kind == NodeKind::Switch)
 }
 
 fn unit(system: &System, gpu: NodeId) -> Option<Bandwidth> {

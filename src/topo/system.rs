@@ -201,7 +201,8 @@ impl System {
         }
         let gpus: HashMap<(u32, String), NodeId> =
             gpus.into_iter().map(|((host, bus_id), id)| ((host, bus_id.to_owned()), id)).collect();
-        let mut switches: HashMap<u64, NodeId> = HashMap::new();
+        // What GPUs say of themselves, and what is known of their host, are numbers of two kinds.
+        let mut switches: HashMap<(bool, u64), NodeId> = HashMap::new();
         for cpu in &machine.cpus {
             let host = hosts.iter().position(|host| *host == cpu.host).unwrap_or_default();
             let host = u32::try_from(host).unwrap_or(u32::MAX);
@@ -217,8 +218,8 @@ impl System {
                     let width = bandwidth::gpu_link(gpu.generation) * u64::from(link.count);
                     if link.target_class == SWITCH_CLASS {
                         let place = Place { host, numa: 0 };
-                        let switch =
-                            *switches.entry(cpu.clique).or_insert_with(|| self.add(place, None, NodeKind::Switch));
+                        let clique = gpu.clique.map_or((false, cpu.clique), |clique| (true, clique));
+                        let switch = *switches.entry(clique).or_insert_with(|| self.add(place, None, NodeKind::Switch));
                         self.join(from, switch, LinkKind::NvLink, width);
                     } else if let Some(to) = gpus.get(&(host, link.target.clone())) {
                         self.widen(from, *to, LinkKind::NvLink, width);

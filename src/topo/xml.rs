@@ -151,6 +151,7 @@ impl<'a> ElementReader<'a> {
             gdr: self.source.number_or(element, "gdr", 0)? != 0,
             links: Vec::new(),
             c2c: None,
+            clique: element.attribute("clique").map(|_| self.source.number(element, "clique")).transpose()?,
         };
         for child in element.children().filter(Node::is_element) {
             match child.tag_name().name() {
@@ -397,6 +398,7 @@ fn write_gpu(text: &mut String, depth: usize, gpu: &Gpu) {
     let mut attributes = vec![("dev", gpu.device.to_string()), (kind, links)];
     attributes.extend(gpu.rank.map(|rank| ("rank", rank.to_string())));
     attributes.push(("gdr", u8::from(gpu.gdr).to_string()));
+    attributes.extend(gpu.clique.map(|clique| ("clique", format!("{clique:#x}"))));
     open(text, depth, "gpu", &attributes);
     if gpu.links.is_empty() && gpu.c2c.is_none() {
         text.push_str("/>\n");

@@ -81,6 +81,12 @@ fn ranks_of_eight_gpus() {
     must_pass("8-nvswitch", "gpu::several::on_eight");
 }
 
+/// Four GPUs of a mesh, all with links to each other, but not as many between each two.
+#[test]
+fn ranks_of_a_mesh() {
+    must_pass("8-cube-mesh", "gpu::several::on_a_mesh");
+}
+
 #[test]
 fn ranks_of_one_gpu_that_wait_for_each_other() {
     must_pass("1", "gpu::several::on_one");
@@ -280,6 +286,8 @@ mod several {
     use rsccl::error::Kind;
     use rsccl::internals::device::cuda;
     use rsccl::internals::sys::clock::now;
+    use rsccl::internals::topo::graphs::{self, Graph};
+    use rsccl::internals::topo::xml;
     use rsccl::types::Algorithm;
     use rsccl::{Communicator, Config, Error, ReduceOp, Result, local};
 
@@ -363,6 +371,83 @@ mod several {
     #[test]
     fn on_eight_a_sample_runs() {
         run((8, 1), &patient(), &every_program(8, &[1_003], &KINDS[..1]));
+    }
+
+    /// Slots of 512 bytes, so that small calls fill all channels.
+    fn many_channels() -> Config {
+        patient().with_buffer_bytes(8 * 512_u64).with_proto("Simple")
+    }
+
+    #[test]
+    fn on_eight_rings_and_trees_follow_channels() {
+        for algorithm in [Algorithm::Ring, Algorithm::Tree] {
+            let (forced, mut cases) = every_program_by(algorithm, 8, &[4_003]);
+            cases.retain(|case| SLOT_KINDS[..1].iter().any(|(data_type, _)| *data_type == case.data_type));
+            run((8, 1), &many_channels().with_algo(forced), &cases);
+        }
+    }
+
+    #[test]
+    fn on_a_mesh_rings_and_trees_follow_channels() {
+        for algorithm in [Algorithm::Ring, Algorithm::Tree] {
+            let (forced, mut cases) = every_program_by(algorithm, 4, &[0, 1, 4_003]);
+            cases.retain(|case| SLOT_KINDS.iter().any(|(data_type, _)| *data_type == case.data_type));
+            run((4, 1), &many_channels().with_algo(forced), &cases);
+        }
+    }
+
+    /// The channels that a communicator of four ranks works on, as it writes them: an all-reduce on `config`.
+    fn channels_of(config: &Config) -> Result<Vec<Graph>> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (graphs, topology) = (folder.path().join("graphs.xml"), folder.path().join("topology.xml"));
+        let config = config.clone().with_graph_dump_file(&graphs).with_topo_dump_file(&topology);
+        local::run_with(4, &config, |comm| {
+            let stream = DeviceStream::new(comm.rank())?;
+            let mut buffer = stream.alloc::<f32>(4_003)?;
+            stream.upload(&[1.0; 4_003], buffer.slice_mut(..))?;
+            comm.on(&stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum)?;
+            let mut values = [0.0; 4_003];
+            stream.download(buffer.slice(..), &mut values)?;
+            assert_eq!(values, [4.0; 4_003]);
+            comm.finalize()
+        })?;
+        let [text, machine] = [graphs, topology].map(|path| std::fs::read_to_string(path).expect("rank 0 writes both"));
+        assert_eq!(xml::parse("dump", &machine)?.0.gpus().len(), 4, "the GPUs of ranks alone");
+        graphs::parse("dump", &text)
+    }
+
+    /// Each GPU has four links to the other three: four rings use all of them. A file's ring is used in their place.
+    #[test]
+    fn on_a_mesh_channels_are_searched_for_or_read() {
+        if cuda::gpus().is_err() {
+            return;
+        }
+        let config = many_channels().with_algo("Ring");
+        let found = channels_of(&config).expect("ranks start and end");
+        assert_eq!(found.iter().map(|graph| graph.channels.len()).collect::<Vec<_>>(), [4, 4]);
+        // Links of each two GPUs, from the machine's file.
+        let links = [[0, 1, 1, 2], [1, 0, 2, 1], [1, 2, 0, 2], [2, 1, 2, 0]];
+        let mut used = [[0; 4]; 4];
+        for channel in &found[0].channels {
+            let gpus: Vec<usize> = channel.gpus.iter().map(|gpu| *gpu as usize).collect();
+            (0..4).for_each(|place| used[gpus[place]][gpus[(place + 1) % 4]] += 1);
+        }
+        assert!((0..4).all(|from| (0..4).all(|to| used[from][to] <= links[from][to])), "{used:?}");
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("one.xml");
+        let mut one = found.clone();
+        one[0].channels.truncate(1);
+        one[0].channels[0].gpus = vec![0, 2, 1, 3];
+        std::fs::write(&path, graphs::write(&one)).expect("written");
+        let read = channels_of(&config.clone().with_graph_file(&path)).expect("ranks start and end");
+        assert_eq!((&read[0].channels, &read[1].channels), (&one[0].channels, &one[1].channels));
+
+        one[0].channels[0].gpus.pop();
+        std::fs::write(&path, graphs::write(&one)).expect("written");
+        let error = channels_of(&config.with_graph_file(&path)).expect_err("a ring of three");
+        assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+        assert!(error.message().contains("passes rank 3 0 times"), "{error}");
     }
 
     #[test]

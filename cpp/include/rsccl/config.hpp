@@ -59,11 +59,11 @@ struct Config {
     std::optional<std::string> p2p_level = {};
     /// How far a NIC may be from the GPU whose memory it reaches. The command `rsccl topo` obeys it. `NCCL_NET_GDR_LEVEL`.
     std::optional<std::string> net_gdr_level = {};
-    /// Whether a channel may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where it is better.
-    /// The command `rsccl topo` obeys it. `NCCL_CROSS_NIC`; 2.
+    /// Whether a channel between GPUs may leave a host by another NIC than it enters by: 0 never, 1 where that is no worse, 2 where it
+    /// is better. Equal on all ranks. `NCCL_CROSS_NIC`; 2.
     std::optional<std::uint32_t> cross_nic = {};
-    /// A topology file in place of what this machine's system tells: communicators take NUMA nodes from it, the command `rsccl topo`
-    /// all. `NCCL_TOPO_FILE`.
+    /// A topology file in place of what this machine's system tells: communicators take NUMA nodes and links between GPUs from it, the
+    /// command `rsccl topo` all. `NCCL_TOPO_FILE`.
     std::optional<std::string> topo_file = {};
     /// Whether the processors on which a rank may run say nothing about where it stands. `NCCL_IGNORE_CPU_AFFINITY`; false.
     std::optional<bool> ignore_cpu_affinity = {};
@@ -74,11 +74,11 @@ struct Config {
     /// How many ranks of a host work in each other's memory at once. Equal on all ranks. `RSCCL_TEAM_RANKS`; 64, and teams of 32 on
     /// hosts of more.
     std::optional<std::uint32_t> team_ranks = {};
-    /// Where the command `rsccl topo` writes the topology as a file. `NCCL_TOPO_DUMP_FILE`.
+    /// Where the command `rsccl topo` writes the topology as a file, and rank 0 that of a communicator's GPUs. `NCCL_TOPO_DUMP_FILE`.
     std::optional<std::string> topo_dump_file = {};
-    /// A graph file in place of a search for channels. The command `rsccl topo` reads it. `NCCL_GRAPH_FILE`.
+    /// A graph file in place of a search for channels between the GPUs of a host. `NCCL_GRAPH_FILE`.
     std::optional<std::string> graph_file = {};
-    /// Where the command `rsccl topo` writes the channels as a graph file. `NCCL_GRAPH_DUMP_FILE`.
+    /// Where the command `rsccl topo` writes the channels as a graph file, and rank 0 those of a communicator. `NCCL_GRAPH_DUMP_FILE`.
     std::optional<std::string> graph_dump_file = {};
     /// The network to use; "Socket" is the only one. `NCCL_NET`.
     std::optional<std::string> net = {};

@@ -8,13 +8,13 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use rsccl::internals::sys::{devices, nvml};
+use rsccl::internals::comm::this_host;
 use rsccl::internals::topo::description::Machine;
 use rsccl::internals::topo::paths::PathKind;
 use rsccl::internals::topo::reach::{self, Levels};
 use rsccl::internals::topo::search::between::CrossNic;
 use rsccl::internals::topo::system::{NodeId, NodeKind, System};
-use rsccl::internals::topo::{detect, graphs, overlay, xml};
+use rsccl::internals::topo::{graphs, overlay, xml};
 use rsccl::{Config, Error, Result};
 
 use found::Found;
@@ -65,11 +65,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(path) = arguments.dump.as_ref().or(config.topo_dump_file.as_ref()) {
         write(path, &xml::write(&machine))?;
     }
-    let cross = match arguments.cross_nic.unwrap_or(config.cross_nic) {
-        0 => CrossNic::Never,
-        1 => CrossNic::Allowed,
-        _ => CrossNic::IfBetter,
-    };
+    let cross = CrossNic::of_number(arguments.cross_nic.unwrap_or(config.cross_nic));
     let mut found = Found::search(&system, cross);
     if let Some(path) = arguments.graph.as_ref().or(config.graph_file.as_ref()) {
         let (name, text) = read(path)?;
@@ -112,7 +108,10 @@ pub(crate) fn described(
     config: &Config,
 ) -> Result<(Machine, Vec<String>)> {
     let (mut machine, mut notes) = match file.or(config.topo_file.as_ref()) {
-        None => this_machine(),
+        None => {
+            let host = this_host::look(Path::new("/"), None);
+            (host.machine, host.notes)
+        }
         Some(path) => {
             let (name, text) = read(path)?;
             xml::parse(&name, &text)?
@@ -142,36 +141,6 @@ fn read(path: &Path) -> Result<(String, String)> {
 
 fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).map_err(|error| Error::system(format!("writing {}", path.display()), error))
-}
-
-fn this_machine() -> (Machine, Vec<String>) {
-    let host = devices::scan(Path::new("/"));
-    let nodes: Vec<(u32, &str)> = host.nodes.iter().map(|node| (node.number, &*node.cpus)).collect();
-    let found: Vec<detect::Device<'_>> = host
-        .devices
-        .iter()
-        .map(|device| detect::Device {
-            path: &device.path,
-            texts: device.texts.each_ref().map(|text| &**text),
-            link: device.link.each_ref().map(|text| &**text),
-            numa: device.numa,
-            networks: &device.networks,
-        })
-        .collect();
-    let processor = host.processor.each_ref().map(|text| &**text);
-    let (mut machine, mut notes) = detect::host(std::env::consts::ARCH, processor, &nodes, &found);
-    if let Some(gpus) = nvml::gpus() {
-        let told = gpus.iter().map(|gpu| detect::NvidiaGpu {
-            bus_id: &gpu.bus_id,
-            capability: gpu.capability,
-            pcie: gpu.pcie,
-            links: &gpu.links,
-        });
-        detect::add_nvidia(&mut machine, &told.collect::<Vec<_>>());
-        // NVML has told what sysfs lacks, so the note about that GPU goes.
-        notes.retain(|note| !gpus.iter().any(|gpu| note.starts_with(&gpu.bus_id)));
-    }
-    (machine, notes)
 }
 
 /// `gpu:3`, `nic:mlx5_0`, `nic:2`, each with `host/` before it where there are several: `1/gpu:3`.

@@ -26,6 +26,17 @@ pub enum CrossNic {
     IfBetter,
 }
 
+impl CrossNic {
+    /// What `NCCL_CROSS_NIC` means by a number: 0, 1 or 2.
+    pub const fn of_number(number: u32) -> CrossNic {
+        match number {
+            0 => CrossNic::Never,
+            1 => CrossNic::Allowed,
+            _ => CrossNic::IfBetter,
+        }
+    }
+}
+
 /// A channel's piece of one domain, in devices of the whole system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hop {

@@ -15,8 +15,8 @@ use crate::topo::bandwidth::Bandwidth;
 use crate::topo::paths::PathKind;
 use crate::topo::search::domain::Ways;
 use crate::topo::search::loads::{Loads, Weight};
-use crate::topo::search::rings_of_links;
-use crate::topo::system::{LinkKind, NodeKind};
+use crate::topo::search::{self, rings_of_links};
+use crate::topo::system::LinkKind;
 
 /// A channel's piece of a domain. GPUs and ports are places in [`Ways`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,13 +117,12 @@ impl EndGpus {
     }
 }
 
-/// Every GPU hangs on NVLink switches: any order will do, and only the ends matter.
+/// Every GPU hangs on the same NVLink switches: any order will do, and only the ends matter.
 fn over_switches(ways: &Ways<'_>, ends: &[Ends]) -> Vec<Vec<Chain>> {
     let size = ways.gpus.len();
-    let on_switch = |gpu: usize| {
-        ways.system.links(ways.gpus[gpu]).iter().any(|link| ways.system.node(link.to).kind == NodeKind::Switch)
-    };
-    if !(0..size).all(on_switch) && size > 1 {
+    let switch_of = |gpu: usize| search::switch_of(ways.system, ways.gpus[gpu]);
+    let is_one = switch_of(0).is_some() && (0..size).all(|gpu| switch_of(gpu) == switch_of(0));
+    if !is_one && size > 1 {
         return Vec::new();
     }
     let mut choice = EndGpus::new(ways);

@@ -1,0 +1,336 @@
+//! Which channels join the GPUs of a communicator.
+//!
+//! The first rank of each host describes its host, searches it, and tells all others both: looking at a host takes
+//! time, and only its own ranks can. Everyone then has all descriptions. If there is one host, the channels are those
+//! that its first rank has found. If there are several, every rank searches for the channels between them, from the
+//! same descriptions and so with the same result: that takes 10 ms for 1,024 hosts of eight GPUs (`bench/topo.rs`),
+//! less than to hand round what one rank has found.
+//!
+//! What cannot be described, because NVML is missing or does not know a GPU, has no channels; plans then follow the
+//! order of ranks. What a file says wrongly is an error on all ranks.
+
+use std::path::Path;
+
+use crate::bootstrap::MAX_GATHER_BYTES;
+use crate::comm::session::Session;
+use crate::comm::settings::searching::Searching;
+use crate::comm::this_host;
+use crate::device::DeviceIdentity;
+use crate::error::{Error, Result};
+use crate::log;
+use crate::sync::Wait;
+use crate::topo::Topology;
+use crate::topo::channels::{self, SystemChannels};
+use crate::topo::description::Machine;
+use crate::topo::graphs;
+use crate::topo::layout::ChannelOrders;
+use crate::topo::search::between::CrossNic;
+use crate::topo::system::{NodeId, System};
+use crate::topo::xml;
+use crate::types::{Rank, World};
+use crate::wire::{self, Reader, Writer};
+
+/// The channels between the GPUs of a communicator's ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Joined {
+    /// In which order each channel passes the ranks.
+    pub(super) orders: ChannelOrders,
+    /// The rail of each rank's nearest NIC.
+    pub(super) rails: Vec<Option<u32>>,
+    /// The topology and the channels of its first host, as files have them.
+    files: [String; 2],
+}
+
+/// What the first rank of a host tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum HostNews {
+    /// Where its ranks' GPUs are plugged in, the host with these GPUs, and the channels inside it.
+    Found { bus_ids: Vec<String>, machine: String, graphs: String },
+    /// There are no channels, for this reason.
+    Unknown(String),
+    /// A file that settings name is wrong.
+    Wrong(String),
+}
+
+/// Searches for the channels between the GPUs of `devices`, one for each rank. All ranks call it; `None` on all of
+/// them where there is no channel to find.
+///
+/// # Errors
+/// Of the exchange; on all ranks where a file that a host's settings name cannot be read or is wrong.
+pub(super) fn find(
+    session: &Session,
+    topology: &Topology,
+    devices: &[DeviceIdentity],
+    wait: &Wait,
+) -> Result<Option<Joined>> {
+    let (me, settings) = (session.world.rank, &session.settings.searching);
+    if devices.iter().all(|device| *device == devices[0]) {
+        return Ok(None);
+    }
+    let local = topology.local_ranks(me);
+    let is_first = local.first() == Some(&me);
+    let news = is_first.then(|| {
+        let uuids: Vec<[u8; 16]> = local.iter().map(|rank| devices[rank.index()].0).collect();
+        describe(settings, &uuids).unwrap_or_else(|error| HostNews::Wrong(error.message().to_owned())).encode()
+    });
+    let told = session.bootstrap.all_gather(&news.unwrap_or_default(), wait)?;
+    let joined = join(session.world, (topology, &told), settings.cross)?;
+    if me == Rank::new(0) {
+        report(session, joined.as_ref());
+    }
+    // Rank 0 has logged the reason.
+    Ok(joined.ok())
+}
+
+/// This host, for its ranks, whose GPUs have these UUIDs.
+///
+/// # Errors
+/// Where a file cannot be read, or is wrong.
+fn describe(settings: &Searching, uuids: &[[u8; 16]]) -> Result<HostNews> {
+    let this_host::ThisHost { mut machine, gpus, .. } = this_host::look(Path::new("/"), settings.machine()?);
+    let bus_id = |uuid: &[u8; 16]| gpus.iter().find(|(own, _)| own == uuid).map(|(_, bus_id)| bus_id.clone());
+    let Some(bus_ids) = uuids.iter().map(bus_id).collect::<Option<Vec<String>>>() else {
+        return Ok(HostNews::Unknown("NVML does not show the GPUs of its ranks".to_owned()));
+    };
+    if machine.hosts().len() > 1 {
+        return Err(Error::invalid_argument(
+            "the topology file (NCCL_TOPO_FILE) describes several hosts: name one of a host",
+        ));
+    }
+    machine.keep_gpus(|bus_id| bus_ids.iter().any(|own| own == bus_id));
+    let system = System::new(&machine)?;
+    let mut found = SystemChannels::search(&system, settings.cross);
+    if let Some(graphs) = settings.graphs()? {
+        found.replace(&system, &graphs)?;
+        found.orders(&places(&system, 0, &bus_ids).unwrap_or_default())?;
+    }
+    let graphs = found.graphs(&system).map_or_else(String::new, |graphs| graphs::write(&graphs));
+    Ok(HostNews::Found { bus_ids, machine: xml::write(&machine), graphs })
+}
+
+/// The GPUs of a host at these places.
+fn places(system: &System, host: u32, bus_ids: &[String]) -> Option<Vec<NodeId>> {
+    let of_host = |id: &NodeId| system.node(*id).host == host;
+    let gpus: Vec<NodeId> = system.gpus().into_iter().filter(of_host).collect();
+    let at = |bus_id: &String| gpus.iter().copied().find(|id| system.node(*id).bus_id.as_ref() == Some(bus_id));
+    bus_ids.iter().map(at).collect()
+}
+
+/// The channels, from what the first rank of each host has told; or the reason why there are none.
+///
+/// # Errors
+/// Where a rank has told nothing that can be read, or of a file that is wrong.
+fn join(
+    world: World,
+    (topology, told): (&Topology, &[Vec<u8>]),
+    cross: CrossNic,
+) -> Result<std::result::Result<Joined, String>> {
+    let (mut machines, mut all_bus_ids, mut of_first) = (Vec::new(), Vec::new(), String::new());
+    for ranks in topology.hosts() {
+        let first = ranks[0];
+        let broken = |what: String| Error::remote(first, format!("what rank {first} tells of its host: {what}"));
+        match HostNews::decode(&told[first.index()]).map_err(|error| broken(error.message().to_owned()))? {
+            HostNews::Wrong(text) => return Err(Error::invalid_argument(format!("rank {first}: {text}")).about(first)),
+            HostNews::Unknown(reason) => return Ok(Err(format!("the host of rank {first}: {reason}"))),
+            HostNews::Found { bus_ids, .. } if bus_ids.len() != ranks.len() => {
+                return Err(broken(format!("{} GPUs for {} ranks", bus_ids.len(), ranks.len())));
+            }
+            HostNews::Found { bus_ids, machine, graphs } => {
+                let machine = xml::parse("topology", &machine).map_err(|error| broken(error.message().to_owned()))?.0;
+                machines.push(machine);
+                all_bus_ids.push(bus_ids);
+                if machines.len() == 1 {
+                    of_first = graphs;
+                }
+            }
+        }
+    }
+    let hosts = machines.len();
+    let machine = Machine::joined(machines);
+    let channels = |system: &System| -> Result<(SystemChannels, Vec<NodeId>)> {
+        let mut gpus = vec![NodeId(u32::MAX); world.ranks().len()];
+        for ((ranks, bus_ids), host) in topology.hosts().iter().zip(&all_bus_ids).zip(0..) {
+            let found =
+                places(system, host, bus_ids).ok_or_else(|| Error::internal("a description without its GPUs"))?;
+            ranks.iter().zip(found).for_each(|(rank, gpu)| gpus[rank.index()] = gpu);
+        }
+        let found = match hosts {
+            1 => SystemChannels::of_graphs(system, &graphs::parse("graphs", &of_first)?)?,
+            _ => SystemChannels::search(system, cross),
+        };
+        Ok((found, gpus))
+    };
+    // What fails here fails alike on all ranks, and leaves plans the order of ranks.
+    let joined = System::new(&machine).and_then(|system| {
+        let (found, gpus) = channels(&system)?;
+        let Some(orders) = found.orders(&gpus)? else {
+            let reason = found.between.and_then(std::result::Result::err);
+            return Ok(Err(reason.unwrap_or_else(|| "no channel joins the GPUs".to_owned())));
+        };
+        let graphs = found.graphs(&system).map_or_else(String::new, |graphs| graphs::write(&graphs));
+        let rails = channels::rails(&system, &gpus);
+        Ok(Ok(Joined { orders, rails, files: [xml::write(&machine), graphs] }))
+    });
+    Ok(joined.unwrap_or_else(|error| Err(error.message().to_owned())))
+}
+
+/// Logs the channels and writes the files that settings name.
+fn report(session: &Session, joined: std::result::Result<&Joined, &String>) {
+    let (me, settings) = (session.world.rank, &session.settings.searching);
+    let joined = match joined {
+        Ok(joined) => joined,
+        Err(reason) => return log::info!(Graph @ me, "no channels between GPUs: {reason}"),
+    };
+    for (name, orders) in [("Channel", joined.orders.rings()), ("Chain", joined.orders.chains())] {
+        for (number, order) in orders.iter().enumerate() {
+            let ranks: Vec<String> = order.iter().flatten().map(|rank| rank.get().to_string()).collect();
+            log::info!(Graph @ me, "{name} {number:02}/{:02} : {}", orders.len(), ranks.join(" "));
+        }
+    }
+    let files =
+        [(&settings.topo_dump_file, "NCCL_TOPO_DUMP_FILE"), (&settings.graph_dump_file, "NCCL_GRAPH_DUMP_FILE")];
+    for ((path, variable), text) in files.into_iter().zip(&joined.files) {
+        if let Some(Err(error)) = path.as_ref().map(|path| std::fs::write(path, text)) {
+            log::warn!(Graph @ me, "{variable} is not written: {error}");
+        }
+    }
+}
+
+impl HostNews {
+    fn encode(self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        match self {
+            HostNews::Found { bus_ids, machine, graphs } => {
+                writer.u8(FOUND).text(&machine).text(&graphs);
+                bus_ids.iter().for_each(|bus_id| _ = writer.text(bus_id));
+            }
+            HostNews::Unknown(text) => _ = writer.u8(UNKNOWN).text(&text),
+            HostNews::Wrong(text) => _ = writer.u8(WRONG).text(wire::cut(&text, MAX_REASON_BYTES)),
+        }
+        let told = writer.finish();
+        if told.len() <= MAX_GATHER_BYTES {
+            return told;
+        }
+        let length = told.len();
+        HostNews::Unknown(format!("its description of {length} bytes is longer than {MAX_GATHER_BYTES}")).encode()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<HostNews> {
+        let mut reader = Reader::new(bytes, "a description of a host");
+        match reader.u8()? {
+            FOUND => {
+                let (machine, graphs) = (reader.text(MAX_GATHER_BYTES)?, reader.text(MAX_GATHER_BYTES)?);
+                let mut bus_ids = Vec::new();
+                while !reader.rest().is_empty() {
+                    bus_ids.push(reader.text(MAX_BUS_ID_BYTES)?);
+                }
+                Ok(HostNews::Found { bus_ids, machine, graphs })
+            }
+            UNKNOWN => Ok(HostNews::Unknown(reader.text(MAX_REASON_BYTES)?)),
+            WRONG => Ok(HostNews::Wrong(reader.text(MAX_REASON_BYTES)?)),
+            other => Err(reader.malformed(&format!("kind {other}"))),
+        }
+    }
+}
+
+const FOUND: u8 = 1;
+const UNKNOWN: u8 = 2;
+const WRONG: u8 = 3;
+/// `00000000:00:00.0`
+const MAX_BUS_ID_BYTES: usize = 32;
+/// An error with the name of a file.
+const MAX_REASON_BYTES: usize = 4 << 10;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+    use crate::topo::machines;
+    use crate::types::Algorithm;
+
+    /// What the first rank of a host of this machine tells, where its ranks have these GPUs of it.
+    fn told(name: &str, gpus: &[usize]) -> Vec<u8> {
+        let (mut machine, _) = xml::parse(name, machines::text(name)).unwrap();
+        let system = System::new(&machine).unwrap();
+        let all: Vec<String> = system.gpus().iter().map(|gpu| system.node(*gpu).bus_id.clone().unwrap()).collect();
+        let bus_ids: Vec<String> = gpus.iter().map(|gpu| all[*gpu].clone()).collect();
+        machine.keep_gpus(|bus_id| bus_ids.iter().any(|own| own == bus_id));
+        let system = System::new(&machine).unwrap();
+        let graphs = SystemChannels::search(&system, CrossNic::IfBetter).graphs(&system);
+        let graphs = graphs.map_or_else(String::new, |graphs| graphs::write(&graphs));
+        HostNews::Found { bus_ids, machine: xml::write(&machine), graphs }.encode()
+    }
+
+    fn joined(hosts: &[u64], told: &[Vec<u8>]) -> Result<std::result::Result<Joined, String>> {
+        let size = u32::try_from(hosts.len()).unwrap();
+        join(World { rank: Rank::new(0), size }, (&Topology::new(hosts.iter().copied()), told), CrossNic::IfBetter)
+    }
+
+    /// Ranks on the GPUs of a cube mesh, in another order than that of the GPUs: each two that follow each other in a
+    /// ring have a link.
+    #[test]
+    fn rings_pass_ranks_along_the_links_of_their_gpus() {
+        let gpus = [5, 2, 7, 0, 3, 6, 1, 4];
+        let mut all = vec![Vec::new(); 8];
+        all[0] = told("dgx1v", &gpus);
+        let found = joined(&[4; 8], &all).unwrap().unwrap();
+        assert_eq!((found.orders.rings().len(), found.orders.chains().len()), (6, 6));
+        let system = machines::system("dgx1v");
+        let nodes = system.gpus();
+        for ring in found.orders.rings() {
+            let ring = &ring[0];
+            for (place, rank) in ring.iter().enumerate() {
+                let next = ring[(place + 1) % ring.len()];
+                let [from, to] = [*rank, next].map(|rank| nodes[gpus[rank.index()]]);
+                assert!(system.links(from).iter().any(|link| link.to == to), "{rank} to {next} in {ring:?}");
+            }
+        }
+        // A rank for half of the GPUs each: the rings pass those alone.
+        let mut half = vec![Vec::new(); 4];
+        half[0] = told("dgx1v", &gpus[..4]);
+        assert!(joined(&[4; 4], &half).unwrap().unwrap().orders.rings().iter().all(|ring| ring[0].len() == 4));
+        // Two ranks on each GPU follow each other.
+        let mut twice = vec![Vec::new(); 4];
+        twice[0] = told("h100x8", &[1, 1, 6, 6]);
+        let rings = joined(&[4; 4], &twice).unwrap().unwrap().orders;
+        let passed = |ring: &Vec<Vec<Rank>>| ring[0].iter().map(|rank| rank.get()).collect::<Vec<u32>>();
+        assert!(
+            rings.rings().iter().all(|ring| [[0, 1, 2, 3], [2, 3, 0, 1]].iter().any(|pairs| passed(ring) == pairs))
+        );
+    }
+
+    /// Two hosts whose ranks are dealt out in turn, of which the first ranks tell: four rings, one for each NIC.
+    #[test]
+    fn hosts_are_joined_by_their_nics() {
+        let mut all = vec![Vec::new(); 16];
+        for first in 0..2 {
+            all[first] = told("p4d", &[0, 1, 2, 3, 4, 5, 6, 7]);
+        }
+        let hosts: Vec<u64> = (0..16).map(|rank| rank % 2).collect();
+        let found = joined(&hosts, &all).unwrap().unwrap();
+        assert_eq!((found.orders.rings().len(), found.orders.chains().len()), (4, 4));
+        for ring in found.orders.rings() {
+            assert!(
+                ring.iter().all(|host| host.len() == 8 && host.iter().all(|rank| rank.get() % 2 == host[0].get() % 2))
+            );
+        }
+        let layout = crate::plan::Layout::of_hosts(Topology::new(hosts).hosts()).unwrap();
+        assert_eq!(layout.with_channels(found.orders).unwrap().lanes_of(Algorithm::Tree), Some(8));
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_told() {
+        let unknown = HostNews::Unknown("no NVML".to_owned()).encode();
+        assert_eq!(joined(&[1, 1], &[unknown, Vec::new()]).unwrap(), Err("the host of rank 0: no NVML".to_owned()));
+        let wrong = HostNews::Wrong("f.xml:3:1: <pci> has no attribute busid".to_owned()).encode();
+        let error = joined(&[1, 2], &[told("h100x8", &[0]), wrong]).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (Kind::InvalidArgument, Some(1)));
+        assert!(error.message().contains("f.xml:3:1"), "{error}");
+        for broken in [Vec::new(), vec![9], told("h100x8", &[0])] {
+            assert_eq!(joined(&[1, 1], &[broken, Vec::new()]).unwrap_err().kind(), Kind::Remote);
+        }
+        let long = HostNews::Found { bus_ids: Vec::new(), machine: "x".repeat(1 << 17), graphs: String::new() };
+        assert!(matches!(HostNews::decode(&long.encode()).unwrap(), HostNews::Unknown(_)));
+    }
+}
