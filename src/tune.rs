@@ -77,8 +77,8 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The same choice for a plan over slots: where channels were searched for, on as many lanes as use them all, within
-    /// what the user allows.
+    /// The same choice for a plan over slots: where channels were searched for, on as many lanes as use them all,
+    /// within what the user allows.
     #[must_use]
     pub fn on_searched(self, layout: &Layout, (least, most): (u32, u32)) -> Choice {
         let channels = layout.lanes_of(self.algorithm).map_or(self.channels, |lanes| lanes.max(least).min(most));

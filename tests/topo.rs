@@ -210,6 +210,25 @@ fn this_machine_has_a_processor() {
     assert!(json(&[])["nodes"].as_array().is_some_and(|nodes| !nodes.is_empty()));
 }
 
+/// GPUs and links of a virtual machine, which NVML tells: the rings take each link once.
+#[test]
+fn a_virtual_machine_shows_its_links_and_rings() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
+    let shown = |machine: &str| {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=10", "300", script, machine, "--", env!("CARGO_BIN_EXE_rsccl"), "topo"]);
+        let output = command.output().expect("the virtual machine starts");
+        assert!(output.status.success(), "{machine}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let mesh = shown("8-cube-mesh");
+    assert!(mesh.contains("rings: 6 x 20 GB/s = 120 GB/s"), "{mesh}");
+    for (machine, total) in [("2-nvswitch", "370.8 GB/s"), ("8-nvswitch", "370.8 GB/s")] {
+        let switched = shown(machine);
+        assert!(switched.contains(&format!("= {total}\n")), "{machine}: {switched}");
+    }
+}
+
 #[test]
 fn what_is_wrong_is_told_with_its_place() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -312,6 +331,16 @@ fn a_simulation_shows_time_links_and_connections() {
     let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((shown["ranks"].as_u64(), shown["domains"].as_u64()), (Some(10_000), Some(1250)));
     assert!(shown["runs"][0]["time_us"].as_f64().is_some_and(|time| time > 0.0), "{shown}");
+}
+
+/// Rings of GPUs that are linked in part go where the links are: 120 GB/s is what the six links of a GPU carry.
+#[test]
+fn a_simulation_follows_the_channels_that_were_found() {
+    let output = sim(&["all_reduce", "--topo", &machine("dgx1v"), "--algo", "Ring", "--json"]);
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let run = &shown["runs"][0];
+    assert_eq!(run["channels"].as_u64(), Some(6), "{run}");
+    assert!(run["busbw_gbps"].as_f64().is_some_and(|reached| (114.0..=120.1).contains(&reached)), "{run}");
 }
 
 #[test]

@@ -32,7 +32,7 @@ use crate::wire::{self, Reader, Writer};
 
 /// The channels between the GPUs of a communicator's ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Joined {
+pub(super) struct JoinedGpus {
     /// In which order each channel passes the ranks.
     pub(super) orders: ChannelOrders,
     /// The rail of each rank's nearest NIC.
@@ -62,7 +62,7 @@ pub(super) fn find(
     topology: &Topology,
     devices: &[DeviceIdentity],
     wait: &Wait,
-) -> Result<Option<Joined>> {
+) -> Result<Option<JoinedGpus>> {
     let (me, settings) = (session.world.rank, &session.settings.searching);
     if devices.iter().all(|device| *device == devices[0]) {
         return Ok(None);
@@ -124,7 +124,7 @@ fn join(
     world: World,
     (topology, told): (&Topology, &[Vec<u8>]),
     cross: CrossNic,
-) -> Result<std::result::Result<Joined, String>> {
+) -> Result<std::result::Result<JoinedGpus, String>> {
     let (mut machines, mut all_bus_ids, mut of_first) = (Vec::new(), Vec::new(), String::new());
     for ranks in topology.hosts() {
         let first = ranks[0];
@@ -169,13 +169,13 @@ fn join(
         };
         let graphs = found.graphs(&system).map_or_else(String::new, |graphs| graphs::write(&graphs));
         let rails = channels::rails(&system, &gpus);
-        Ok(Ok(Joined { orders, rails, files: [xml::write(&machine), graphs] }))
+        Ok(Ok(JoinedGpus { orders, rails, files: [xml::write(&machine), graphs] }))
     });
     Ok(joined.unwrap_or_else(|error| Err(error.message().to_owned())))
 }
 
 /// Logs the channels and writes the files that settings name.
-fn report(session: &Session, joined: std::result::Result<&Joined, &String>) {
+fn report(session: &Session, joined: std::result::Result<&JoinedGpus, &String>) {
     let (me, settings) = (session.world.rank, &session.settings.searching);
     let joined = match joined {
         Ok(joined) => joined,
@@ -262,7 +262,7 @@ mod tests {
         HostNews::Found { bus_ids, machine: xml::write(&machine), graphs }.encode()
     }
 
-    fn joined(hosts: &[u64], told: &[Vec<u8>]) -> Result<std::result::Result<Joined, String>> {
+    fn joined(hosts: &[u64], told: &[Vec<u8>]) -> Result<std::result::Result<JoinedGpus, String>> {
         let size = u32::try_from(hosts.len()).unwrap();
         join(World { rank: Rank::new(0), size }, (&Topology::new(hosts.iter().copied()), told), CrossNic::IfBetter)
     }

@@ -1,7 +1,7 @@
 //! Which path a call takes, and its plan.
 
 use crate::comm::Settings;
-use crate::comm::channel_search::Joined;
+use crate::comm::channel_search::JoinedGpus;
 use crate::comm::programs::{Means, Programs};
 use crate::comm::settings::tuning::Tuning;
 use crate::error::{Error, Result};
@@ -251,7 +251,7 @@ impl Chooser {
     ///
     /// # Errors
     /// `InvalidArgument` for channels of other ranks.
-    pub(crate) fn set_channels(&mut self, found: Joined) -> Result<()> {
+    pub(crate) fn set_channels(&mut self, found: JoinedGpus) -> Result<()> {
         let layout = Layout::clone(&self.layout).with_rails(&found.rails).with_channels(found.orders)?;
         self.searched = Some((Arc::new(layout), Programs::default()));
         Ok(())

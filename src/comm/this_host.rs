@@ -59,7 +59,7 @@ fn shown(root: &Path) -> (Machine, Vec<String>) {
             .networks
             .iter()
             .zip(subnets)
-            .map(|(port, subnet)| detect::NetworkPort { name: &port.name, megabits: port.megabits, subnet })
+            .map(|(port, subnet)| detect::PortShown { name: &port.name, megabits: port.megabits, subnet })
             .collect(),
     });
     let found: Vec<detect::Device<'_>> = found.collect();

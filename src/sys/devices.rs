@@ -99,8 +99,8 @@ pub fn scan(root: &Path) -> HostDevices {
     HostDevices { devices: found.into_values().collect(), nodes: nodes(root), processor: processor(root) }
 }
 
-/// Interfaces of the device or of what its driver made below it (virtio, for instance), or its InfiniBand devices: where
-/// it has both, the InfiniBand device is what carries our data.
+/// Interfaces of the device or of what its driver made below it (virtio, for instance), or its InfiniBand devices:
+/// where it has both, the InfiniBand device is what carries our data.
 fn networks(place: &Path) -> Vec<NetworkPort> {
     let (mut interfaces, mut ports) = (Vec::new(), Vec::new());
     let mut folders = vec![(place.to_owned(), 0)];

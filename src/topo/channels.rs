@@ -88,7 +88,8 @@ impl SystemChannels {
                 let carries = graph.carries(system, &domain.gpus)?;
                 if let Some(carries) = carries.filter(|carries| *carries < graph.inside) {
                     notes.push(format!(
-                        "graph {}: its channels are said to carry {} each; the links of this machine give them {carries}",
+                        "graph {}: its channels are said to carry {} each; the links of this machine give them \
+                         {carries}",
                         graph.id, graph.inside
                     ));
                 }

@@ -80,8 +80,8 @@ pub struct Gpu {
     pub links: Vec<GpuLink>,
     /// Its coherent link to the processor, where it has one: links and MB/s of each.
     pub c2c: Option<(u32, u64)>,
-    /// The NVLink clique that it says it is in, made of the cluster's UUID and the clique's number: equal for GPUs whose
-    /// switches are joined, in one host or several. In its place counts [`Cpu::clique`] where it says none.
+    /// The NVLink clique that it says it is in, made of the cluster's UUID and the clique's number: equal for GPUs
+    /// whose switches are joined, in one host or several. In its place counts [`Cpu::clique`] where it says none.
     pub clique: Option<u64>,
 }
 

@@ -18,12 +18,12 @@ pub struct Device<'a> {
     /// Its NUMA node.
     pub numa: Option<u32>,
     /// Its network ports.
-    pub networks: Vec<NetworkPort<'a>>,
+    pub networks: Vec<PortShown<'a>>,
 }
 
 /// A network port as sysfs shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct NetworkPort<'a> {
+pub struct PortShown<'a> {
     /// Its name.
     pub name: &'a str,
     /// Mbit/s.
@@ -182,7 +182,7 @@ fn function(device: &Device<'_>, gpus: &mut u32, ports: &mut u32, notes: &mut Ve
             }))
         }
         _ if !device.networks.is_empty() => {
-            let port = |NetworkPort { name, megabits, .. }: &NetworkPort<'_>| {
+            let port = |PortShown { name, megabits, .. }: &PortShown<'_>| {
                 if megabits.is_none() {
                     notes.push(format!("{name}: its speed is not known: {USUAL_MEGABITS} Mbit/s are assumed"));
                 }
@@ -258,7 +258,7 @@ mod tests {
             path(&["0000:00:01.0", "0000:01:00.0", "0000:03:00.0"]),
             path(&["0000:80:01.0", "0000:81:00.0"]),
         ];
-        let port = |name, megabits, subnet| vec![NetworkPort { name, megabits, subnet }];
+        let port = |name, megabits, subnet| vec![PortShown { name, megabits, subnet }];
         let gpu = ["0x030200", "0x10de", "0x2330", "", ""];
         let nic = ["0x020700", "0x15b3", "0x1021", "", ""];
         let link = ["32.0 GT/s PCIe", "16"];
@@ -334,7 +334,7 @@ mod tests {
             let device = |(path, subnet)| Device {
                 path,
                 texts: ["0x020700", "0x15b3", "", "", ""],
-                networks: vec![NetworkPort { name: "mlx5", megabits: Some(400_000), subnet }],
+                networks: vec![PortShown { name: "mlx5", megabits: Some(400_000), subnet }],
                 ..Device::default()
             };
             let devices: Vec<Device<'_>> = paths.iter().map(Vec::as_slice).zip(subnets).map(device).collect();
@@ -362,7 +362,7 @@ mod tests {
             let card = Device {
                 path: &nic,
                 texts: ["0x020700", "0x15b3", "", "", ""],
-                networks: vec![NetworkPort { name: "mlx5_0", megabits: Some(400_000), subnet: "" }],
+                networks: vec![PortShown { name: "mlx5_0", megabits: Some(400_000), subnet: "" }],
                 ..Device::default()
             };
             let (mut machine, _) = host("aarch64", ["", "", ""], &[(0, "ff")], &[card]);

@@ -373,9 +373,9 @@ mod several {
         run((8, 1), &patient(), &every_program(8, &[1_003], &KINDS[..1]));
     }
 
-    /// Slots of 512 bytes, so that small calls fill all channels.
+    /// Slots of 2 KiB, so that small calls fill several channels.
     fn many_channels() -> Config {
-        patient().with_buffer_bytes(8 * 512_u64).with_proto("Simple")
+        patient().with_buffer_bytes(16_384_u64).with_proto("Simple")
     }
 
     #[test]

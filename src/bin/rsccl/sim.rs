@@ -5,7 +5,10 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use rsccl::internals::topo::system::System;
+use rsccl::internals::topo::channels::SystemChannels;
+use rsccl::internals::topo::description::Machine;
+use rsccl::internals::topo::search::between::CrossNic;
+use rsccl::internals::topo::system::{NodeId, System};
 use rsccl::internals::tune::{Ask, Choice, Filters, Folding, LinkLoad, Modelled, SLOT_BYTES, Simulated, Terrain};
 use rsccl::plan::Windows;
 use rsccl::types::{Collective, Filter, Rank};
@@ -68,7 +71,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let (machine, notes) = topo::described(arguments.topo.as_ref(), arguments.overlay.as_ref(), &config)?;
     let system = System::new(&machine)?;
     let terrain = Terrain::of_gpus(&system, arguments.hosts, topo::levels(&config)?)?;
-    let modelled = Modelled::new(terrain);
+    let modelled = on_channels(Modelled::new(terrain), &machine, arguments.hosts, config.cross_nic)?;
     let algorithms = arguments.algo.as_deref().or(config.algo.as_deref()).unwrap_or_default();
     let filters = Filters {
         algorithms: Filter::parse(algorithms)?,
@@ -102,6 +105,21 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
         eprintln!("rsccl: {note}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The system with the channels that were searched for, where rings and trees go over slots: inside a single domain,
+/// and where GPUs of a domain do not reach each other's memory. Else plans work inside domains and then between them.
+fn on_channels(modelled: Modelled, machine: &Machine, hosts: u32, cross: u32) -> Result<Modelled> {
+    if modelled.terrain().domains().len() > 1 && modelled.terrain().maps() {
+        return Ok(modelled);
+    }
+    let system = System::new(&if hosts > 1 { machine.repeated(hosts) } else { machine.clone() })?;
+    let found = SystemChannels::search(&system, CrossNic::of_number(cross));
+    let gpus: Vec<NodeId> = found.domains.iter().flat_map(|domain| domain.gpus.iter().copied()).collect();
+    match found.orders(&gpus)? {
+        Some(orders) => modelled.with_channels(orders),
+        None => Ok(modelled),
+    }
 }
 
 /// One size, run.

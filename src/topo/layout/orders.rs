@@ -42,9 +42,8 @@ impl ChannelOrders {
                 let of_others = order.iter().map(Vec::len).sum::<usize>() != ranks || order.iter().any(Vec::is_empty);
                 if let Some(rank) = seen.iter().position(|times| *times != 1).or_else(|| of_others.then_some(ranks)) {
                     let times = seen.get(rank).copied().unwrap_or_default();
-                    return Err(Error::invalid_argument(format!(
-                        "the {name} of channel {channel} passes rank {rank} {times} times: each of {ranks} ranks must be passed once"
-                    )));
+                    let what = format!("the {name} of channel {channel} passes rank {rank} {times} times");
+                    return Err(Error::invalid_argument(format!("{what}: each of {ranks} ranks must be passed once")));
                 }
             }
         }
