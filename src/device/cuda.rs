@@ -12,12 +12,14 @@
 //! Nothing here resets it, and every call leaves the program's current context and capture mode as they were.
 
 mod active;
+mod chunks;
 mod context;
 mod graphs;
 mod kernels;
 mod launch;
 mod levels;
 mod memory;
+mod pieces;
 mod polling;
 mod programs;
 mod queue;
@@ -42,6 +44,7 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sys::lending::Lending;
 
 use active::Active;
+use context::{MemoryWays, Primary};
 use memory::Allocation;
 use result::{Driver, call};
 
@@ -73,6 +76,8 @@ pub struct Cuda {
     /// Compute capability: (9, 0) for 9.0.
     capability: (c_int, c_int),
     multiprocessors: u32,
+    /// Whether the driver maps memory of it.
+    maps: bool,
     /// Whether its memory can leave the process as a descriptor.
     exports: bool,
     /// While somebody uses it.
@@ -167,6 +172,7 @@ impl Cuda {
             name: text(&name),
             capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
             multiprocessors: u32::try_from(attribute(MULTIPROCESSOR_COUNT)?).unwrap_or(1),
+            maps: attribute(VIRTUAL_MEMORY)? != 0,
             exports: attribute(VIRTUAL_MEMORY)? != 0 && attribute(POSIX_DESCRIPTORS)? != 0,
             active: Mutex::new(Weak::new()),
             users: Arc::new(()),
@@ -195,10 +201,24 @@ impl Cuda {
         if let Some(active) = place.upgrade() {
             return Ok(active);
         }
-        let active =
-            Active::new(self.driver, self.device, self.capability, self.multiprocessors, Arc::clone(&self.users))?;
+        let ways = MemoryWays { maps: self.maps, exports: self.exports, visitors: self.visitors()? };
+        let primary = Primary::retain(self.driver, self.device, ways, Arc::clone(&self.users))?;
+        let active = Active::new(primary, self.capability, self.multiprocessors)?;
         *place = Arc::downgrade(&active);
         Ok(active)
+    }
+
+    /// This GPU, and the others of this process whose kernels can reach its memory.
+    fn visitors(&self) -> Result<Vec<CUdevice>> {
+        let mut visitors = vec![self.device];
+        for other in gpus()?.iter().filter(|other| other.device != self.device) {
+            let mut can = 0;
+            // SAFETY: the place is ours and lives through the call.
+            let asked = unsafe { call!(self.driver, cuDeviceCanAccessPeer(&raw mut can, other.device, self.device)) };
+            asked.map_err(|failure| failure.at(self.driver))?;
+            visitors.extend((can != 0).then_some(other.device));
+        }
+        Ok(visitors)
     }
 
     /// A queue that puts work into a program's stream. `keep` keeps the stream while the queue lives, where something
@@ -248,7 +268,7 @@ impl Device for Cuda {
         Home::Device(self.id)
     }
 
-    /// Waits for kernels that run: for set-up only.
+    /// Waits for no kernel that runs, unless the driver maps no memory of this GPU.
     fn allocate(&self, bytes: usize, sharing: Sharing) -> Result<Region> {
         if bytes == 0 {
             return Err(Error::invalid_argument("0 bytes of GPU memory"));
@@ -257,7 +277,7 @@ impl Device for Cuda {
         active.free_retired();
         match sharing {
             Sharing::Threads => {
-                let memory = Allocation::ordinary(active.primary(), bytes, active.service())?;
+                let memory = Allocation::for_threads(active.chunks(), active.primary(), active.service(), bytes)?;
                 self.region(active, memory, bytes, None)
             }
             Sharing::Processes => {
@@ -275,7 +295,6 @@ impl Device for Cuda {
         descriptor.try_clone().map_err(|error| Error::system("dup of a GPU memory's descriptor", error))
     }
 
-    /// Waits for kernels that run: for set-up only.
     fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
         self.check_exports()?;
         let active = self.active()?;

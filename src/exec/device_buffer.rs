@@ -136,8 +136,8 @@ fn raw_place<T>(home: Home, address: u64, count: usize) -> Place {
 impl DeviceStream {
     /// A buffer of `count` elements in the memory of this stream's device, all zero.
     ///
-    /// On a GPU this may wait until kernels that run there have ended, those of other ranks too. Ranks that share a
-    /// GPU, in a job of several, allocate before their calls: a call waits for a rank that waits for memory.
+    /// It may be called at any time, also while calls of this rank or of others run on the device. When the buffer is
+    /// dropped, its memory is used again once the work is done that the library had put on the device by then.
     ///
     /// # Errors
     /// Where the device has no such memory, or `count` elements do not fit the address space.

@@ -15,10 +15,6 @@ pub(crate) enum Placed {
     /// A device's; calls are put into this stream.
     #[allow(dead_code, reason = "tests of processes have no device")]
     Device(DeviceStream),
-    /// That of one of several GPUs. Allocating there may wait for a kernel of another rank, which may wait for a rank
-    /// that has still to allocate: so all ranks allocate before any of them calls.
-    #[allow(dead_code, reason = "as above")]
-    SeveralGpus(DeviceStream),
 }
 
 /// One call.
@@ -59,9 +55,8 @@ impl Case {
         let op = self.op.map(|op| op.reduce_op(self.data_type, comm.rank()));
         match kind {
             Placed::Slices => perform(comm, &shape, op, &mut buffers)?,
-            Placed::Device(stream) | Placed::SeveralGpus(stream) => {
-                let waits = matches!(kind, Placed::SeveralGpus(_));
-                self.on_device((comm, waits), (&shape, op), stream, &mut buffers)?;
+            Placed::Device(stream) => {
+                self.on_device(comm, (&shape, op), stream, &mut buffers)?;
                 if let Some(error) = comm.async_error() {
                     return Err(error);
                 }
@@ -73,7 +68,7 @@ impl Case {
     /// The same on copies of the buffers in the memory of the stream's device, `skew` elements off their alignment.
     fn on_device<T: Sample>(
         &self,
-        (comm, waits): (&Communicator, bool),
+        comm: &Communicator,
         (shape, op): (&Shape, Option<ReduceOp>),
         stream: &DeviceStream,
         buffers: &mut RankBuffers<T>,
@@ -84,9 +79,6 @@ impl Case {
         stream.upload(buffers.send.slice(), send.slice_mut(self.skew..))?;
         stream.upload(buffers.recv.slice(), recv.slice_mut(self.skew..))?;
         let target = (self.placement == Placement::OutOfPlace).then(|| recv.slice_mut(self.skew..));
-        if waits {
-            comm.barrier()?;
-        }
         perform_on(&comm.on(stream), shape, op, (send.slice_mut(self.skew..), target))?;
         stream.download(send.slice(self.skew..), buffers.send.slice_mut())?;
         stream.download(recv.slice(self.skew..), buffers.recv.slice_mut())

@@ -12,7 +12,8 @@ use std::process::{Command, Stdio};
 /// was printed.
 fn on_machine(machine: &str, filter: &str, environment: &[(&str, &str)]) -> (bool, String) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
-    // Memory that one communicator allocates waits for another's kernels, which may wait for the first one's threads.
+    // The streams of a GPU share eight hardware queues: the kernels of two tests, each on several GPUs, could stand in
+    // one order in a queue of one GPU, in the other order on another GPU, and wait for each other.
     let threads = if filter.contains("several") { "--test-threads=1" } else { "--test-threads=2" };
     let mut command = Command::new("timeout");
     command.args(["--kill-after=10", LONGEST_S, script, "--strict", machine, "--"]);
@@ -74,6 +75,16 @@ fn every_call_of_the_driver_that_fails_is_an_error_and_leaves_nothing() {
 #[test]
 fn ranks_of_two_gpus() {
     must_pass("2-nvswitch", "gpu::several::on_two");
+}
+
+/// The driver maps no memory, so that `cuMemAlloc` has to do, which waits for kernels.
+#[test]
+fn ranks_of_a_gpu_whose_driver_maps_no_memory() {
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/no-virtual-memory.toml");
+    let test = "gpu::alone::calls_follow_each_other";
+    let (succeeded, output) = on_machine(machine, test, &[("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "ALLOC")]);
+    assert!(succeeded && output.contains("1 passed"), "{output}");
+    assert!(output.contains("GPU 0: the driver maps no memory (virtual memory management)"), "{output}");
 }
 
 #[test]
@@ -317,7 +328,7 @@ mod several {
     fn run((gpus, ranks): (u32, u32), config: &Config, cases: &[Case]) {
         let seed = seed();
         let failures =
-            on_gpus((gpus, ranks), config, |comm, stream| run_rank(comm, &Placed::SeveralGpus(stream), cases, seed));
+            on_gpus((gpus, ranks), config, |comm, stream| run_rank(comm, &Placed::Device(stream), cases, seed));
         let name = format!("{ranks} ranks on each of {gpus} GPUs, {:?}, seed {seed}", config.algo);
         judge(&name, failures.concat());
     }
@@ -366,6 +377,68 @@ mod several {
             cases.retain(|case| SLOT_KINDS.iter().any(|(data_type, _)| *data_type == case.data_type));
             run((2, 2), &patient().with_algo(forced).with_proto("Simple"), &cases);
         }
+    }
+
+    /// Rank 1 makes the first communicator's call last: until then, rank 0's kernel of that call waits on its GPU. Both
+    /// allocate meanwhile, set up a second communicator on their GPUs, and open its connections.
+    #[test]
+    fn on_two_memory_is_allocated_while_a_kernel_waits() {
+        on_gpus((2, 1), &patient(), |comm, stream| {
+            let (me, other) = (comm.rank(), 1 - comm.rank());
+            let second = comm.split(Some(0), i64::from(me))?.expect("all ranks are in it");
+            let beside = DeviceStream::new(me)?;
+            let mut sum = stream.alloc::<u32>(COUNT)?;
+            stream.upload(&[me + 1; COUNT], sum.slice_mut(..))?;
+            comm.on(&stream).barrier()?;
+            stream.synchronize()?;
+            if me == 0 {
+                comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+            }
+            // Small, in a chunk that is there; and longer than a chunk.
+            for count in [COUNT, 3 << 20] {
+                let (mut mine, mut theirs) = (beside.alloc::<u32>(count)?, beside.alloc::<u32>(count)?);
+                beside.upload(&[me + 5; COUNT], mine.slice_mut(..COUNT))?;
+                let on = second.on(&beside);
+                on.send_recv(mine.slice(..COUNT), other, theirs.slice_mut(..COUNT), other)?;
+                let mut values = [9; COUNT];
+                beside.download(theirs.slice(..COUNT), &mut values)?;
+                assert_eq!(values, [other + 5; COUNT]);
+                beside.download(theirs.slice(count - 1..), &mut values[..1])?;
+                assert_eq!(values[0], if count == COUNT { other + 5 } else { 0 }, "memory is zero when it is new");
+            }
+            if me == 1 {
+                comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+            }
+            let mut values = [9; COUNT];
+            stream.download(sum.slice(..), &mut values)?;
+            assert_eq!(values, [3; COUNT]);
+            second.finalize()?;
+            comm.finalize()
+        });
+    }
+
+    const COUNT: usize = 64;
+
+    /// No rank waits for its stream: memory is retired while calls use it, and used again when they are done.
+    #[test]
+    fn on_two_ranks_allocate_between_calls() {
+        on_gpus((2, 2), &patient(), |comm, stream| {
+            let mut sums = Vec::new();
+            for turn in 0..24_u32 {
+                let count = COUNT << (turn % 5);
+                let (mut mine, mut sum) = (stream.alloc::<u32>(count)?, stream.alloc::<u32>(count)?);
+                stream.upload(&vec![turn + comm.rank(); count], mine.slice_mut(..))?;
+                comm.on(&stream).all_reduce(mine.slice(..), sum.slice_mut(..), ReduceOp::Sum)?;
+                sums.push((turn, sum));
+                if sums.len() > 3 {
+                    let (turn, sum) = sums.remove(0);
+                    let mut first = [0];
+                    stream.download(sum.slice(..1), &mut first)?;
+                    assert_eq!(first, [4 * turn + 6]);
+                }
+            }
+            comm.finalize()
+        });
     }
 
     #[test]

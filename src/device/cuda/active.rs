@@ -1,23 +1,26 @@
 //! A GPU in use: its context with the kernels loaded, a stream for set-up, events to lend, and memory that waits to be
 //! freed.
 //!
-//! Most calls that free memory wait for the kernels that run, and a peer's kernel may run until this thread does its
-//! part. To avoid that deadlock, memory whose owner has gone is kept until all work that the library put on the GPU is
-//! done: see [`Active::retire`].
+//! Memory whose owner has gone is kept until the work is done that the library had put on the GPU by then: see
+//! [`Active::retire`]. Most calls that give memory back to the driver wait for the kernels that run, and a peer's kernel
+//! may run until this thread does its part. To avoid that deadlock, they are made only while nothing of the library is
+//! under way; pieces of chunks are used again without a call.
 
 use std::any::Any;
 
+use super::chunks::Chunks;
 use super::context::Primary;
 use super::graphs::{Captures, GraphKeep};
 use super::kernels::{EntryPoint, Kernels};
 use super::launch::{Arguments, FoldOperand, FoldStep, GridShape};
 use super::memory::Allocation;
 use super::polling::Polling;
-use super::result::{Driver, call};
+use super::result::call;
 use super::stream::{Capture, OwnEvent, OwnStream, StreamHandle};
 use super::tables::Tables;
 use crate::device::{Event, Region};
 use crate::error::{Error, Result};
+use crate::log;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 
 /// A GPU that somebody uses.
@@ -33,6 +36,7 @@ pub(super) struct Active {
     tables: Tables,
     captures: Captures,
     service: OwnStream,
+    chunks: Arc<Chunks>,
     kernels: Kernels,
     capability: (i32, i32),
     multiprocessors: u32,
@@ -42,8 +46,7 @@ pub(super) struct Active {
 /// The part of [`Active`] that changes, behind its lock.
 #[derive(Debug, Default)]
 struct State {
-    /// Memory whose owner has gone.
-    retired: Vec<Allocation>,
+    retired: Vec<Retired>,
     /// Streams of queues.
     streams: Vec<Weak<OwnStream>>,
     /// Events at the end of work that may be under way on a program's streams, or on streams whose queues have gone.
@@ -54,18 +57,35 @@ struct State {
     neighbours: Vec<Weak<Active>>,
 }
 
+/// Memory whose owner has gone.
+#[derive(Debug)]
+struct Retired {
+    _memory: Allocation,
+    /// Events at the end of the work that may use it. `None`: it has to wait until nothing is under way.
+    until: Option<Vec<Arc<Mark>>>,
+}
+
+impl Retired {
+    /// Whether no work uses it any more, and no call of the driver is needed to give it back.
+    fn is_free(&self) -> bool {
+        self.until.as_ref().is_some_and(|until| until.iter().all(|end| matches!(end.is_done(), Ok(true))))
+    }
+}
+
 /// Events that are kept for the next use, at most: as many as a launch for many ranks takes.
 const MOST_SPARE: usize = 256;
 
 impl Active {
-    pub(super) fn new(
-        driver: &'static Driver,
-        device: i32,
-        capability: (i32, i32),
-        multiprocessors: u32,
-        user: Arc<()>,
-    ) -> Result<Arc<Active>> {
-        let primary = Arc::new(Primary::retain(driver, device, user)?);
+    pub(super) fn new(primary: Primary, capability: (i32, i32), multiprocessors: u32) -> Result<Arc<Active>> {
+        let primary = Arc::new(primary);
+        if !primary.memory_ways().maps {
+            log::info!(
+                Alloc,
+                "GPU {}: the driver maps no memory (virtual memory management), so that an allocation waits for kernels \
+                that run: ranks must allocate before any of them calls",
+                primary.device()
+            );
+        }
         let kernels = Kernels::load(&primary, capability)?;
         let service = OwnStream::new(&primary)?;
         let tables = Tables::new(&primary)?;
@@ -76,6 +96,7 @@ impl Active {
             tables,
             captures: Captures::default(),
             service,
+            chunks: Chunks::new(&primary),
             kernels,
             capability,
             multiprocessors,
@@ -118,6 +139,11 @@ impl Active {
     #[cfg(test)]
     pub(super) fn count_retired(&self) -> usize {
         self.lock().retired.len()
+    }
+
+    /// Memory for threads of this process.
+    pub(super) fn chunks(&self) -> &Arc<Chunks> {
+        &self.chunks
     }
 
     /// The stream for set-up. Each user drains it.
@@ -195,10 +221,38 @@ impl Active {
         drop(forgotten);
     }
 
-    /// Takes memory whose owner has gone. It is freed now if no work of the library is under way, else by a later call.
-    pub(super) fn retire(&self, memory: Allocation) {
-        self.lock().retired.push(memory);
+    /// Takes memory whose owner has gone. It is given back now if no work of the library is under way, else by a later
+    /// call.
+    pub(super) fn retire(self: &Arc<Active>, memory: Allocation) {
+        let until = matches!(memory, Allocation::Piece(_)).then(|| self.ends_of_all()).flatten();
+        self.lock().retired.push(Retired { _memory: memory, until });
         self.free_retired();
+    }
+
+    /// Events at the end of all work that is under way and may use this GPU's memory; `None` where they cannot be had.
+    fn ends_of_all(self: &Arc<Active>) -> Option<Vec<Arc<Mark>>> {
+        let mut ends = self.ends()?;
+        for neighbour in self.neighbours() {
+            ends.extend(neighbour.ends()?);
+        }
+        Some(ends)
+    }
+
+    /// Events at the end of what the library has put on this GPU.
+    fn ends(self: &Arc<Active>) -> Option<Vec<Arc<Mark>>> {
+        let (streams, mut ends) = self.under_way_now();
+        ends.retain(|end| !matches!(end.is_done(), Ok(true)));
+        let _entered = self.primary.enter().ok()?;
+        for stream in streams {
+            // In a capture there is no event to wait for.
+            if stream.handle().capture(&self.primary).ok()?.is_some() {
+                return None;
+            }
+            if !stream.is_idle().ok()? {
+                ends.push(self.mark(stream.handle()).ok()?);
+            }
+        }
+        Some(ends)
     }
 
     /// The lock that is held while a kernel is launched that may wait for this process. No memory is freed meanwhile.
@@ -207,9 +261,15 @@ impl Active {
         self.gate.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Frees what was retired, unless work is under way.
+    /// Gives back retired memory that no work uses any more.
     pub(super) fn free_retired(&self) {
-        if self.lock().retired.is_empty() {
+        let mut state = self.lock();
+        let free: Vec<Retired> = state.retired.extract_if(.., |retired| retired.is_free()).collect();
+        let has_more = !state.retired.is_empty();
+        drop(state);
+        // Dropped after the lock is released, because their events go back to the spare ones, which takes the lock.
+        drop(free);
+        if !has_more && !self.chunks.has_spare() {
             return;
         }
         let _nothing_begins = self.gate();
@@ -218,21 +278,27 @@ impl Active {
         }
         let retired = std::mem::take(&mut self.lock().retired);
         drop(retired);
+        self.chunks.trim();
+    }
+
+    fn neighbours(&self) -> Vec<Arc<Active>> {
+        self.lock().neighbours.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Whether all is done that the library has put on the GPU, and on those that reach its memory.
     fn is_idle(&self) -> bool {
-        let neighbours: Vec<Arc<Active>> = self.lock().neighbours.iter().filter_map(Weak::upgrade).collect();
-        self.has_ended() && neighbours.iter().all(|neighbour| neighbour.has_ended())
+        self.has_ended() && self.neighbours().iter().all(|neighbour| neighbour.has_ended())
+    }
+
+    /// The streams that may have work, and the ends of other work.
+    fn under_way_now(&self) -> (Vec<Arc<OwnStream>>, Vec<Arc<Mark>>) {
+        let state = self.lock();
+        (state.streams.iter().filter_map(Weak::upgrade).collect(), state.ends.clone())
     }
 
     /// Whether all that the library has put on the GPU is done.
     fn has_ended(&self) -> bool {
-        let (streams, ends) = {
-            let state = self.lock();
-            let streams: Vec<Arc<OwnStream>> = state.streams.iter().filter_map(Weak::upgrade).collect();
-            (streams, state.ends.clone())
-        };
+        let (streams, ends) = self.under_way_now();
         // A stream that cannot be queried counts as busy.
         streams.iter().all(|stream| matches!(stream.is_idle(), Ok(true)))
             && ends.iter().all(|end| matches!(end.is_done(), Ok(true)))

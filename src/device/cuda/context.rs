@@ -14,12 +14,24 @@ use super::stream::StreamHandle;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicU32, Ordering};
 
+/// How memory of a GPU can be made, and who reaches it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct MemoryWays {
+    /// Whether the driver maps memory, which it does beside kernels that run.
+    pub(super) maps: bool,
+    /// Whether mapped memory can leave the process as a descriptor.
+    pub(super) exports: bool,
+    /// The devices whose kernels reach mapped memory: this one, then those with peer access to it.
+    pub(super) visitors: Vec<CUdevice>,
+}
+
 /// A reference to a GPU's primary context, given back when it is dropped.
 #[derive(Debug)]
 pub(super) struct Primary {
     driver: &'static Driver,
     device: CUdevice,
     context: CUcontext,
+    memory_ways: MemoryWays,
     /// The driver's answer after which the context can never be used again; 0 if there was none.
     lost: AtomicU32,
     /// Says that somebody uses the device. The last field: it goes when the context has been given back.
@@ -34,13 +46,18 @@ unsafe impl Sync for Primary {}
 impl Primary {
     /// Takes a reference, which makes the context if nobody has one.
     /// `user` is kept until it is given back.
-    pub(super) fn retain(driver: &'static Driver, device: CUdevice, user: Arc<()>) -> Result<Primary> {
+    pub(super) fn retain(
+        driver: &'static Driver,
+        device: CUdevice,
+        memory_ways: MemoryWays,
+        user: Arc<()>,
+    ) -> Result<Primary> {
         driver.check_process()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the place is ours and lives through the call; the driver refuses numbers that are no device.
         let retained = unsafe { call!(driver, cuDevicePrimaryCtxRetain(&raw mut context, device)) };
         retained.map_err(|failure| failure.at(driver))?;
-        Ok(Primary { driver, device, context, lost: AtomicU32::new(0), _user: user })
+        Ok(Primary { driver, device, context, memory_ways, lost: AtomicU32::new(0), _user: user })
     }
 
     pub(super) fn functions(&self) -> &Functions {
@@ -50,6 +67,10 @@ impl Primary {
     /// The device's number to the driver.
     pub(super) fn device(&self) -> CUdevice {
         self.device
+    }
+
+    pub(super) fn memory_ways(&self) -> &MemoryWays {
+        &self.memory_ways
     }
 
     /// What an answer means; remembers one after which the context is lost.

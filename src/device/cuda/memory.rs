@@ -1,5 +1,5 @@
-//! Memory of a GPU: ordinary memory for the threads of this process, and mapped memory, which other processes can
-//! import.
+//! Memory of a GPU: for the threads of this process, pieces of [`Chunks`]; and mapped memory of its own length, which
+//! other processes can import.
 //!
 //! A descriptor stands for whole granules (2 MiB). If a region leaves room in its last granule, the last word there
 //! holds the region's length, which [`Allocation::import`] compares with the length that the peer announced.
@@ -8,11 +8,12 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use cudarc::driver::sys::{
-    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
     CUmemLocationType,
 };
 
+use super::chunks::{ChunkPiece, Chunks};
 use super::context::Primary;
 use super::result::{Refusal, call};
 use super::stream::OwnStream;
@@ -23,22 +24,29 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 #[derive(Debug)]
 pub(super) enum Allocation {
     /// Of this process alone.
+    Piece(ChunkPiece),
+    /// Of this process alone, from a driver that maps no memory.
     Ordinary(Ordinary),
     /// Other processes can map it.
     Mapped(Mapped),
 }
 
 impl Allocation {
-    /// `bytes` for threads of this process.
-    pub(super) fn ordinary(primary: &Arc<Primary>, bytes: usize, service: &OwnStream) -> Result<Allocation> {
+    /// `bytes` for threads of this process, which all GPUs reach that have a way to this one. It waits for no kernel,
+    /// unless the driver maps no memory.
+    pub(super) fn for_threads(
+        chunks: &Arc<Chunks>,
+        primary: &Arc<Primary>,
+        service: &OwnStream,
+        bytes: usize,
+    ) -> Result<Allocation> {
         let _entered = primary.enter()?;
-        let mut address = 0;
-        // SAFETY: the place is ours, and the context is current.
-        let made = unsafe { call!(primary, cuMemAlloc(&raw mut address, bytes)) };
-        made.map_err(|failure| refused(primary, failure, bytes))?;
-        let memory = Ordinary { primary: Arc::clone(primary), address };
-        fill_with_zero(primary, address, bytes, service)?;
-        Ok(Allocation::Ordinary(memory))
+        let memory = match primary.memory_ways().maps {
+            true => Allocation::Piece(chunks.take(bytes)?),
+            false => Allocation::Ordinary(Ordinary::new(primary, bytes)?),
+        };
+        fill_with_zero(primary, memory.address(), bytes, service)?;
+        Ok(memory)
     }
 
     /// `bytes` that other processes can map by a descriptor.
@@ -62,7 +70,9 @@ impl Allocation {
         let layout = Layout::new(bytes, granule(primary)?)?;
         let physical = Physical::import(primary, descriptor)?;
         let reserved = Reserved::new(primary, layout)?;
-        let memory = Mapped::new(reserved, physical, layout).map_err(|failure| foreign(primary, failure, bytes))?;
+        let visitors = [primary.device()];
+        let memory = Mapped::new(reserved, physical, layout, &visitors);
+        let memory = memory.map_err(|failure| foreign(primary, failure, bytes))?;
         let told = memory.read_length(primary, service)?;
         if told.is_some_and(|told| told != bytes as u64) {
             let message = "a peer sent memory of another length than it announced, or memory that rsccl did not make";
@@ -74,7 +84,9 @@ impl Allocation {
     /// A descriptor that other processes can import.
     pub(super) fn export(&self) -> Result<OwnedFd> {
         match self {
-            Allocation::Ordinary(_) => Err(Error::internal("this GPU memory was allocated for threads")),
+            Allocation::Piece(_) | Allocation::Ordinary(_) => {
+                Err(Error::internal("this GPU memory was allocated for threads"))
+            }
             Allocation::Mapped(memory) => memory.export(),
         }
     }
@@ -83,7 +95,7 @@ impl Allocation {
     /// see what is written here. No work of this process may use the memory meanwhile.
     pub(super) fn replace(&self, primary: &Arc<Primary>, service: &OwnStream) -> Result<()> {
         match self {
-            Allocation::Ordinary(_) => Ok(()),
+            Allocation::Piece(_) | Allocation::Ordinary(_) => Ok(()),
             Allocation::Mapped(memory) => memory.replace(primary, service),
         }
     }
@@ -91,8 +103,9 @@ impl Allocation {
     /// Where it begins.
     pub(super) fn address(&self) -> CUdeviceptr {
         match self {
+            Allocation::Piece(memory) => memory.address(),
             Allocation::Ordinary(memory) => memory.address,
-            Allocation::Mapped(memory) => memory.reserved.address,
+            Allocation::Mapped(memory) => memory.address(),
         }
     }
 }
@@ -102,6 +115,17 @@ impl Allocation {
 pub(super) struct Ordinary {
     primary: Arc<Primary>,
     address: CUdeviceptr,
+}
+
+impl Ordinary {
+    /// Waits for kernels that run.
+    fn new(primary: &Arc<Primary>, bytes: usize) -> Result<Ordinary> {
+        let mut address = 0;
+        // SAFETY: the place is ours, and the context is current.
+        let made = unsafe { call!(primary, cuMemAlloc(&raw mut address, bytes)) };
+        made.map_err(|failure| refused(primary, failure, bytes))?;
+        Ok(Ordinary { primary: Arc::clone(primary), address })
+    }
 }
 
 impl Drop for Ordinary {
@@ -150,11 +174,30 @@ impl Mapped {
     fn own(primary: &Arc<Primary>, layout: Layout) -> Result<Mapped> {
         let physical = Physical::new(primary, layout.whole)?;
         let reserved = Reserved::new(primary, layout)?;
-        Mapped::new(reserved, physical, layout).map_err(|failure| primary.error(failure))
+        let visitors = &primary.memory_ways().visitors;
+        Mapped::new(reserved, physical, layout, visitors).map_err(|failure| primary.error(failure))
     }
 
-    fn new(reserved: Reserved, physical: Physical, layout: Layout) -> Result<Mapped, Refusal> {
-        reserved.map(&physical)?;
+    /// New memory of at least `bytes`, with any content. The context must be current.
+    pub(super) fn for_threads(primary: &Arc<Primary>, bytes: usize) -> Result<Mapped> {
+        let granule = granule(primary)?;
+        let whole = Layout::new(bytes, granule)?.whole;
+        Mapped::own(primary, Layout::new(whole, granule)?)
+    }
+
+    /// Where it begins.
+    pub(super) fn address(&self) -> CUdeviceptr {
+        self.reserved.address
+    }
+
+    /// Bytes that may be used.
+    pub(super) fn bytes(&self) -> usize {
+        self.layout.bytes
+    }
+
+    /// Memory that the kernels of these devices may use.
+    fn new(reserved: Reserved, physical: Physical, layout: Layout, visitors: &[CUdevice]) -> Result<Mapped, Refusal> {
+        reserved.map(&physical, visitors)?;
         Ok(Mapped { layout, physical: Mutex::new(Some(physical)), reserved })
     }
 
@@ -185,9 +228,10 @@ impl Mapped {
         let mine = place.as_ref().ok_or_else(nothing_mapped)?;
         let other = fresh.into_physical().map_err(|failure| primary.error(failure))?;
         self.reserved.unmap().map_err(|failure| primary.error(failure))?;
-        if let Err(failure) = self.reserved.map(&other) {
+        let visitors = &primary.memory_ways().visitors;
+        if let Err(failure) = self.reserved.map(&other, visitors) {
             // The old memory goes back; without even that nothing is mapped.
-            if self.reserved.map(mine).is_err() {
+            if self.reserved.map(mine, visitors).is_err() {
                 *place = None;
             }
             return Err(primary.error(failure));
@@ -282,17 +326,17 @@ impl Reserved {
         Ok(Reserved { primary: Arc::clone(primary), address, bytes })
     }
 
-    /// Maps memory of as many bytes for this GPU.
-    fn map(&self, physical: &Physical) -> Result<(), Refusal> {
+    /// Maps memory of as many bytes, for kernels of `visitors`.
+    fn map(&self, physical: &Physical, visitors: &[CUdevice]) -> Result<(), Refusal> {
         let primary = &self.primary;
         // SAFETY: nothing is mapped at these addresses of ours, and the handle is ours.
         unsafe { call!(primary, cuMemMap(self.address, self.bytes, 0, physical.handle, 0)) }?;
-        let access = CUmemAccessDesc {
-            location: location(primary),
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: the addresses were mapped above, and the one description is ours.
-        let allowed = unsafe { call!(primary, cuMemSetAccess(self.address, self.bytes, &raw const access, 1)) };
+        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access: Vec<CUmemAccessDesc> =
+            visitors.iter().map(|visitor| CUmemAccessDesc { location: location(*visitor), flags }).collect();
+        // SAFETY: the addresses were mapped above, and the descriptions are ours, as many as are told.
+        let allowed =
+            unsafe { call!(primary, cuMemSetAccess(self.address, self.bytes, access.as_ptr(), access.len())) };
         if allowed.is_err() {
             primary.give_back(|| self.unmap());
         }
@@ -312,15 +356,19 @@ impl Drop for Reserved {
     }
 }
 
-fn location(primary: &Primary) -> CUmemLocation {
-    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: primary.device() }
+fn location(device: CUdevice) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 
 fn properties(primary: &Primary) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-        location: location(primary),
+        requestedHandleTypes: if primary.memory_ways().exports {
+            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        } else {
+            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
+        },
+        location: location(primary.device()),
         win32HandleMetaData: std::ptr::null_mut(),
         allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,

@@ -47,6 +47,8 @@ pub struct Machine {
     pub connections: u32,
     /// Whether kernels of several processes run at the same time on a GPU.
     pub mps: bool,
+    /// Whether `cuMemCreate` and its kin work.
+    pub virtual_memory: bool,
     /// Whether `cuIpcGetMemHandle` works.
     pub legacy_ipc: bool,
     /// Whether memory may be exported as a POSIX file descriptor.

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use super::image::{self, Blocks, PartWords};
 use crate::device::cuda::active::Active;
 use crate::device::cuda::context::Primary;
+use crate::device::cuda::pieces::{FreePieces, Piece};
 use crate::device::cuda::stream::StreamHandle;
 use crate::device::cuda::tables::{Pinned, User};
 use crate::device::records::Records;
@@ -39,17 +40,9 @@ pub(super) struct ImageMemory {
 #[derive(Debug)]
 struct Whole(Pinned);
 
-/// A piece of the memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Piece {
-    offset: usize,
-    bytes: usize,
-}
-
 #[derive(Debug)]
 struct State {
-    /// Free pieces, sorted by offset.
-    free: Vec<Piece>,
+    free: FreePieces,
     /// Keyed by the address of a program's records, which each entry keeps alive.
     programs: HashMap<usize, ProgramImages>,
     launches: Vec<(Piece, User)>,
@@ -72,8 +65,7 @@ struct ProgramImages {
 impl ImageMemory {
     pub(super) fn new(primary: &Arc<Primary>) -> Result<ImageMemory> {
         let memory = Arc::new(Whole(Pinned::new(primary, BYTES)?));
-        let free = vec![Piece { offset: 0, bytes: BYTES }];
-        let state = State { free, programs: HashMap::new(), launches: Vec::new(), clock: 0 };
+        let state = State { free: FreePieces::new(BYTES), programs: HashMap::new(), launches: Vec::new(), clock: 0 };
         Ok(ImageMemory { memory, primary: Arc::clone(primary), state: Mutex::new(state) })
     }
 
@@ -139,7 +131,7 @@ impl ImageMemory {
         let user = match outcome {
             Ok(Some(user)) => user,
             Ok(None) => {
-                state.give_back(piece);
+                state.free.give_back(piece);
                 return Ok(());
             }
             Err(error) => {
@@ -193,12 +185,12 @@ impl State {
     /// launch uses.
     fn take(&mut self, bytes: usize) -> Result<Piece> {
         let bytes = bytes.max(1).next_multiple_of(GRAIN);
-        if let Some(piece) = self.cut(bytes) {
+        if let Some(piece) = self.free.take(bytes) {
             return Ok(piece);
         }
         self.forget();
         loop {
-            if let Some(piece) = self.cut(bytes) {
+            if let Some(piece) = self.free.take(bytes) {
                 return Ok(piece);
             }
             // Programs of this very launch have the current clock, and must stay.
@@ -213,33 +205,7 @@ impl State {
                     wait for some of them"
                 )));
             };
-            self.give_back(gone.piece);
-        }
-    }
-
-    fn cut(&mut self, bytes: usize) -> Option<Piece> {
-        let index = self.free.iter().position(|piece| piece.bytes >= bytes)?;
-        let piece = &mut self.free[index];
-        let taken = Piece { offset: piece.offset, bytes };
-        *piece = Piece { offset: piece.offset + bytes, bytes: piece.bytes - bytes };
-        if piece.bytes == 0 {
-            self.free.remove(index);
-        }
-        Some(taken)
-    }
-
-    fn give_back(&mut self, piece: Piece) {
-        let mut index = self.free.partition_point(|other| other.offset < piece.offset);
-        self.free.insert(index, piece);
-        // Joined with the one behind, then with the one before.
-        for _ in 0..2 {
-            if let (Some(one), Some(two)) = (self.free.get(index).copied(), self.free.get(index + 1).copied())
-                && one.offset + one.bytes == two.offset
-            {
-                self.free[index].bytes += two.bytes;
-                self.free.remove(index + 1);
-            }
-            index = index.saturating_sub(1);
+            self.free.give_back(gone.piece);
         }
     }
 
@@ -247,7 +213,7 @@ impl State {
     fn forget(&mut self) {
         let done: Vec<Piece> =
             self.launches.extract_if(.., |(_, user)| user.is_done()).map(|(piece, _)| piece).collect();
-        done.into_iter().for_each(|piece| self.give_back(piece));
+        done.into_iter().for_each(|piece| self.free.give_back(piece));
     }
 }
 
@@ -260,7 +226,7 @@ struct Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        self.arena.lock().give_back(self.piece);
+        self.arena.lock().free.give_back(self.piece);
     }
 }
 

@@ -209,7 +209,7 @@ fn the_callers_context_and_capture_mode_are_as_they_were() {
     use_everything(gpu);
     assert_eq!(state(), (own, 1));
     let refused = gpu.allocate(1 << 50, Sharing::Threads).unwrap_err();
-    assert!(refused.message().contains("cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{refused}");
+    assert!(refused.message().contains("cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{refused}");
     assert_eq!(state(), (own, 1), "after a failure too");
     // SAFETY: ours, and nothing lives in it.
     assert_eq!(unsafe { destroy(own) }, 0);

@@ -66,7 +66,8 @@ impl Driver {
         let gpu = self.device_model(ordinal)?;
         let limits = &gpu.limits;
         let (domain, bus, device) = gpu.bus_numbers();
-        let handle_types = u32::from(self.machine.posix_fd);
+        let maps = u32::from(self.machine.virtual_memory);
+        let handle_types = u32::from(self.machine.posix_fd && self.machine.virtual_memory);
         let value = match attribute.0 {
             1..=3 => 1024,
             4 => 64,
@@ -93,7 +94,8 @@ impl Driver {
             81 => limits.shared_bytes_per_sm,
             87 => 2,
             97 => limits.shared_bytes_per_block_optin,
-            102 | 115 => 1,
+            102 => maps,
+            115 => 1,
             103 => handle_types,
             106 => limits.blocks_per_sm,
             111 => limits.shared_bytes_reserved,

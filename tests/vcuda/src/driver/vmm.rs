@@ -1,4 +1,6 @@
 //! `cuMemCreate` and its kin: the checks of their arguments. The memory itself is [`crate::space`]'s.
+//!
+//! Nothing here waits for kernels but what takes a mapping away: programs of others map memory beside kernels that run.
 
 use std::os::fd::OwnedFd;
 
@@ -40,6 +42,9 @@ impl Driver {
         let types = HandleTypes(u32::try_from(request.handle_types).map_err(|_| CUresult::INVALID_VALUE)?);
         if request.kind != 1 {
             return Err(CUresult::INVALID_VALUE);
+        }
+        if !self.machine.virtual_memory {
+            return Err(CUresult::NOT_SUPPORTED);
         }
         let known = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
         let fd_refused = types.has(HandleTypes::POSIX_FD) && !self.machine.posix_fd;

@@ -41,6 +41,7 @@ struct MachineText {
     pcie_peer: bool,
     connections: Spanned<u32>,
     mps: bool,
+    virtual_memory: bool,
     legacy_ipc: bool,
     posix_fd: bool,
     fabric: FabricText,
@@ -62,6 +63,7 @@ impl Default for MachineText {
             pcie_peer: true,
             connections: Spanned::new(0..0, 8),
             mps: false,
+            virtual_memory: true,
             legacy_ipc: true,
             posix_fd: true,
             fabric: FabricText::None,
@@ -150,6 +152,7 @@ pub(super) fn parse(name: &str, text: &str) -> Result<Machine, String> {
         pcie_peer: file.pcie_peer,
         connections: *file.connections.get_ref(),
         mps: file.mps,
+        virtual_memory: file.virtual_memory,
         legacy_ipc: file.legacy_ipc,
         posix_fd: file.posix_fd,
         fabric: match file.fabric {
