@@ -41,9 +41,10 @@ impl Allocation {
         bytes: usize,
     ) -> Result<Allocation> {
         let _entered = primary.enter()?;
-        let memory = match primary.memory_ways().maps {
-            true => Allocation::Piece(chunks.take(bytes)?),
-            false => Allocation::Ordinary(Ordinary::new(primary, bytes)?),
+        let memory = if primary.memory_ways().maps {
+            Allocation::Piece(chunks.take(bytes)?)
+        } else {
+            Allocation::Ordinary(Ordinary::new(primary, bytes)?)
         };
         fill_with_zero(primary, memory.address(), bytes, service)?;
         Ok(memory)
