@@ -2,9 +2,9 @@
 //! freed.
 //!
 //! Memory whose owner has gone is kept until the work is done that the library had put on the GPU by then: see
-//! [`Active::retire`]. Most calls that give memory back to the driver wait for the kernels that run, and a peer's kernel
-//! may run until this thread does its part. To avoid that deadlock, they are made only while nothing of the library is
-//! under way; pieces of chunks are used again without a call.
+//! [`Active::retire`]. Most calls that give memory back to the driver wait for the kernels that run, and a peer's
+//! kernel may run until this thread does its part. To avoid that deadlock, they are made only while nothing of the
+//! library is under way; pieces of chunks are used again without a call.
 
 use std::any::Any;
 
@@ -81,8 +81,8 @@ impl Active {
         if !primary.memory_ways().maps {
             log::info!(
                 Alloc,
-                "GPU {}: the driver maps no memory (virtual memory management), so that an allocation waits for kernels \
-                that run: ranks must allocate before any of them calls",
+                "GPU {}: the driver maps no memory (virtual memory management), so that an allocation waits for \
+                kernels that run: ranks must allocate before any of them calls",
                 primary.device()
             );
         }
