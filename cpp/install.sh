@@ -123,7 +123,7 @@ abi=${version%%.*}
 soname=librsccl.so.$abi
 
 # v0 names of Rust symbols: the older ones look like C++ names of namespace rsccl, and the version script would export them.
-(cd "$root" && "$cargo" rustc --locked --quiet --lib --profile "$profile" --features cpp \
+(cd "$root" && "$cargo" rustc --locked --quiet --lib --profile "$profile" --features cpp,cuda \
     --crate-type staticlib -- -Csymbol-mangling-version=v0)
 target=$(cd "$root" && "$cargo" metadata --locked --format-version 1 --no-deps |
     sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')

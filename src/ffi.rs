@@ -13,6 +13,7 @@ mod foreign;
 mod over_mpi;
 mod places;
 mod stores;
+mod stream;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -148,6 +149,10 @@ mod bridge {
         /// Of a `send_recv`: whom it receives from.
         source: i32,
         kind: u8,
+        /// Whether the call goes into a CUDA stream.
+        on_stream: bool,
+        /// The stream's handle.
+        stream: usize,
     }
 
     /// A line of the log.
@@ -458,12 +463,18 @@ fn size(comm: &Comm) -> i32 {
 
 /// # Safety
 /// The memory that `what` and the rank and size of `comm` call for lies at `send` and `recv`, is good for reading and
-/// writing, and nobody else touches it until the call returns.
+/// writing, and nobody else touches it until the call returns. On a stream: it is GPU memory, nobody else touches it
+/// until the stream has done the call, and the stream lives until then.
 unsafe fn run(comm: &Comm, what: &What, send: *const u8, recv: *mut u8) -> *mut Failure {
     comm.on(|detached| {
         let memory = (send, recv);
         // SAFETY: the caller's promise, for as long as the call runs; nothing keeps the memory after that.
-        match unsafe { call::work(detached, what, memory, (&[], &[])) }? {
+        let work = unsafe { call::work(detached, what, memory, (&[], &[])) }?;
+        if what.on_stream {
+            // SAFETY: the caller's promise.
+            return unsafe { stream::run(detached, what.stream, work) };
+        }
+        match work {
             Work::Collective(call) => detached.run(call),
             Work::Message(message) => detached.message(message),
             Work::Messages(messages) => detached.messages(messages),
@@ -484,7 +495,12 @@ unsafe fn run_v(
 ) -> *mut Failure {
     comm.on(|detached| {
         // SAFETY: the caller's promise, for as long as the call runs; nothing keeps the memory after that.
-        match unsafe { call::work(detached, what, (send, recv), (send_counts, recv_counts)) }? {
+        let work = unsafe { call::work(detached, what, (send, recv), (send_counts, recv_counts)) }?;
+        if what.on_stream {
+            // SAFETY: the caller's promise.
+            return unsafe { stream::run(detached, what.stream, work) };
+        }
+        match work {
             Work::Collective(call) => detached.run(call),
             Work::Message(message) => detached.message(message),
             Work::Messages(messages) => detached.messages(messages),
@@ -615,6 +631,10 @@ unsafe fn begin(
     request: &mut Waiting,
 ) -> *mut Failure {
     comm.on(|detached| {
+        if what.on_stream {
+            let message = "a call on a stream returns at once: call it on the communicator itself, not by start()";
+            return Err(Error::invalid_usage(message).at(Rank::new(detached.communicator().rank())));
+        }
         // SAFETY: the caller's promise, until the request has ended, which is when nobody uses the memory any more.
         let pending = match unsafe { call::work(detached, what, (send, recv), (send_counts, recv_counts)) }? {
             Work::Collective(call) => detached.begin(call),

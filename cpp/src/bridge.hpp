@@ -54,8 +54,8 @@ inline rust::Slice<const std::size_t> counts(View<const std::size_t> all, int ra
 // The configuration as the bridge has it.
 rust::Box<ffi::Settings> settings(const Config& config);
 
-// What the engine takes of a call of `rank`.
-ffi::What what_of(const Call& call, int rank);
+// What the engine takes of a call.
+ffi::What what_of(const Call& call);
 
 // The process that something was made in. A child that fork() has made has its parent's memory and none of its threads, and shares its
 // sockets: what it did with its parent's things the parent's peers would take for the parent's doing.

@@ -71,11 +71,6 @@ void refuse_negative_count(int rank) { throw InvalidArgument("a count is negativ
 
 namespace {
 
-[[noreturn]] void refuse_stream(int rank) {
-    throw InvalidUsage("a CUDA stream (null is CUDA's default one) goes with device memory, which the C++ classes do not take yet: pass no "
-                       "Stream, or Stream::host()", rank, {}, {});
-}
-
 State& there(const std::shared_ptr<State>& state) {
     if (!state) {
         refuse_empty();
@@ -88,10 +83,7 @@ std::uint8_t* output(const Call& call) { return static_cast<std::uint8_t*>(call.
 
 } // namespace
 
-ffi::What what_of(const Call& call, int rank) {
-    if (__builtin_expect(!call.stream.is_host(), 0)) {
-        refuse_stream(rank);
-    }
+ffi::What what_of(const Call& call) {
     return {call.count,
             call.op.integer(),
             call.op.real(),
@@ -100,7 +92,9 @@ ffi::What what_of(const Call& call, int rank) {
             static_cast<std::int32_t>(call.op.scalar()),
             call.other,
             call.source,
-            static_cast<std::uint8_t>(call.kind)};
+            static_cast<std::uint8_t>(call.kind),
+            !call.stream.is_host(),
+            reinterpret_cast<std::uintptr_t>(call.stream.handle())};
 }
 
 } // namespace detail
@@ -183,7 +177,7 @@ void Communicator::submit(const detail::Call& call) {
         refuse_beside_group(call.kind, rank());
     }
     const ffi::Comm& comm = *detail::use(state_.get()).comm;
-    const ffi::What what = detail::what_of(call, state_->rank);
+    const ffi::What what = detail::what_of(call);
     if (call.counts.size() == 0) {
         detail::check(ffi::run(comm, what, detail::input(call), detail::output(call)), *state_->thrown);
     } else {
@@ -199,7 +193,7 @@ int Starter::rank() const { return state_->rank; }
 int Starter::size() const { return state_->size; }
 
 Request Starter::submit(const detail::Call& call) {
-    const ffi::What what = detail::what_of(call, state_->rank);
+    const ffi::What what = detail::what_of(call);
     // All memory that the request takes, first: what has begun and is held by nobody would go on in the program's buffers.
     std::unique_ptr<detail::Pending> pending(new detail::Pending{ffi::waiting(), state_->thrown, {}});
     detail::check(ffi::begin(*detail::use(state_).comm, what, detail::input(call), detail::output(call), detail::counts(call.counts, state_->rank),
@@ -385,7 +379,7 @@ Group::Member::Member(Group& group, Communicator& communicator)
 }
 
 void Group::Member::submit(const detail::Call& call) {
-    const ffi::What what = detail::what_of(call, rank_);
+    const ffi::What what = detail::what_of(call);
     if (!group_->batch_) {
         throw InvalidUsage("the group has ended: make a new one", rank_, {}, {});
     }

@@ -123,13 +123,6 @@ TEST_CASE("what one rank can see to be wrong is refused, and the communicator go
             comm.all_reduce(reinterpret_cast<const char*>(four.data()) + 1, other.data(), 2, DataType::int32);
         });
         refused<rsccl::InvalidUsage>(comm, "a message to myself", [&] { comm.send(four, comm.rank()); });
-        // No CUDA here: any address stands for a stream, and nobody looks at it.
-        auto* stream = reinterpret_cast<CUstream_st*>(four.data());
-        refused<rsccl::InvalidUsage>(comm, "a stream", [&] { comm.all_reduce_in_place(four, ReduceOp::sum, stream); });
-        // CUDA's default stream, the commonest one there is, and no word for the host.
-        refused<rsccl::InvalidUsage>(comm, "CUDA's default stream", [&] {
-            comm.all_reduce(four.data(), four.data(), four.size(), DataType::int32, ReduceOp::sum, nullptr);
-        });
         comm.barrier(rsccl::Stream::host());
         comm.all_reduce(nullptr, nullptr, 0, DataType::int32);
         comm.barrier();

@@ -162,6 +162,12 @@ impl<'a> Group<'a> {
         StreamMember(self.in_order(comm, Order::Stream(stream)))
     }
 
+    /// The group's calls on `comm`, on the host or in a stream.
+    #[cfg(feature = "cpp")]
+    pub(crate) fn calls_on(&mut self, comm: &'a Communicator, stream: Option<&'a DeviceStream>) -> Member<'_, 'a> {
+        self.in_order(comm, stream.map_or(Order::Caller, Order::Stream))
+    }
+
     fn in_order(&mut self, comm: &'a Communicator, order: Order<'a>) -> Member<'_, 'a> {
         let place = self.parts.iter().position(|part| std::ptr::eq(part.comm, comm)).unwrap_or_else(|| {
             self.parts.push(Part { comm, order, calls: Calls::default() });

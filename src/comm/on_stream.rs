@@ -57,6 +57,16 @@ impl OnStream<'_> {
         self.put(|engine, order| engine.collective_in(call, order, &mut NoBackground))
     }
 
+    /// Puts messages that run side by side into the stream.
+    pub(crate) fn run_messages(&self, messages: Vec<Message<'_>>) -> Result<()> {
+        self.put(|engine, order| engine.messages_in(messages, order))
+    }
+
+    /// Puts an `all_to_all_v`, described as one message to and one from each rank, into the stream.
+    pub(crate) fn run_exchange(&self, messages: Vec<Message<'_>>) -> Result<()> {
+        self.put(|engine, order| engine.exchange_in(messages, order))
+    }
+
     fn put(&self, put: impl FnOnce(&mut Engine, Order<'_>) -> Result<()>) -> Result<()> {
         self.stream.on_thread(|| self.comm.with_engine(|engine| put(engine, Order::Stream(self.stream))))
     }
@@ -74,14 +84,14 @@ impl<'a> Submit<'a> for &OnStream<'_> {
     }
 
     fn submit_message(self, message: Message<'a>) -> Result<()> {
-        self.submit_messages(vec![message])
+        self.run_messages(vec![message])
     }
 
     fn submit_messages(self, messages: Vec<Message<'a>>) -> Result<()> {
-        self.put(|engine, order| engine.messages_in(messages, order))
+        self.run_messages(messages)
     }
 
     fn submit_exchange(self, messages: Vec<Message<'a>>) -> Result<()> {
-        self.put(|engine, order| engine.exchange_in(messages, order))
+        self.run_exchange(messages)
     }
 }

@@ -48,7 +48,7 @@ use context::{MemoryWays, Primary};
 use memory::Allocation;
 use result::{Driver, call};
 
-pub use stream::StreamHandle;
+pub use stream::{StreamHandle, device_of};
 
 /// What names a GPU, or a part of one (MIG), on all hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

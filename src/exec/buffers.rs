@@ -150,6 +150,17 @@ impl<'a> Buffers<'a> {
         Buffers { input, output, keep: None, borrow: PhantomData }
     }
 
+    /// The same buffers, in the homes that `locate` finds by name and address; it is not asked where there are no bytes.
+    #[cfg(all(feature = "cpp", feature = "cuda"))]
+    pub(crate) fn located(mut self, locate: &dyn Fn(&str, u64) -> Result<Home>) -> Result<Buffers<'a>> {
+        for (name, place) in [("send", &mut self.input), ("recv", &mut self.output)] {
+            if place.bytes > 0 {
+                place.home = locate(name, place.address.addr() as u64)?;
+            }
+        }
+        Ok(self)
+    }
+
     /// Where input and output begin.
     pub fn places(&self) -> (*const u8, *const u8) {
         (self.input.address.cast_const(), self.output.address.cast_const())

@@ -137,6 +137,17 @@ impl<'a> Message<'a> {
         self
     }
 
+    /// The same message, in the home that `locate` finds by its buffer's name and address; it is not asked where there
+    /// are no bytes.
+    #[cfg(all(feature = "cpp", feature = "cuda"))]
+    pub(crate) fn located(self, locate: &dyn Fn(&str, u64) -> Result<Home>) -> Result<Message<'a>> {
+        if self.count == 0 {
+            return Ok(self);
+        }
+        let home = locate(if self.sends() { "send" } else { "recv" }, self.address())?;
+        Ok(self.in_home(home))
+    }
+
     /// The other end.
     pub fn peer(&self) -> Rank {
         self.peer

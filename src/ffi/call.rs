@@ -1,8 +1,8 @@
 //! Calls on their way from C++: from numbers and pointers to what the engine takes.
 
-use super::Comm;
 use super::bridge::{CallCode, OpCode, ScalarCode, TypeCode, What};
-use crate::comm::{Buffers, Call, CallCount, Detached, Message, Pending, Steps};
+use super::{Comm, stream};
+use crate::comm::{Buffers, Call, CallCount, Detached, DeviceStream, Message, Pending, Steps};
 use crate::error::{Error, Result};
 use crate::exec::{check_to_self, wrong_counts};
 use crate::types::{Collective, DataType, Rank, ReduceOp, Scalar, World};
@@ -237,6 +237,8 @@ pub(super) struct Batch(Vec<Part>);
 /// What a group has for one communicator.
 struct Part {
     comm: *const Comm,
+    /// The handle that the program gave, and the stream.
+    stream: Option<(usize, DeviceStream)>,
     messages: Vec<Message<'static>>,
     steps: Steps<'static>,
 }
@@ -245,7 +247,7 @@ impl Batch {
     /// Adds a call, once what one rank can see of it was checked.
     ///
     /// # Safety
-    /// As [`work`]; and `comm` lives until the batch has run or is gone.
+    /// As [`work`]; and `comm`, and the stream if there is one, live until the batch has run or is gone.
     pub(super) unsafe fn add(
         &mut self,
         comm: *const Comm,
@@ -259,11 +261,28 @@ impl Batch {
         let world = World { rank: Rank::new(detached.communicator().rank()), size: detached.communicator().size() };
         // SAFETY: the caller's promise.
         let work = unsafe { work(detached, what, memory, counts) }?;
-        let place = self.0.iter().position(|part| part.comm == comm).unwrap_or_else(|| {
-            self.0.push(Part { comm, messages: Vec::new(), steps: Steps::default() });
-            self.0.len() - 1
-        });
+        let at = |error: Error| error.at(world.rank);
+        let place = match self.0.iter().position(|part| part.comm == comm) {
+            Some(place) => place,
+            None => {
+                // SAFETY: the caller's promise.
+                let stream = what.on_stream.then(|| unsafe { stream::of(what.stream) }).transpose().map_err(at)?;
+                let stream = stream.map(|stream| (what.stream, stream));
+                self.0.push(Part { comm, stream, messages: Vec::new(), steps: Steps::default() });
+                self.0.len() - 1
+            }
+        };
         let part = &mut self.0[place];
+        let work = match &part.stream {
+            None if !what.on_stream => work,
+            Some((handle, stream)) if what.on_stream && *handle == what.stream => {
+                stream::on_gpu(work, stream).map_err(at)?
+            }
+            None | Some(_) => {
+                let message = "all calls of one communicator in a group are on one stream, or all on the host";
+                return Err(at(Error::invalid_usage(message)));
+            }
+        };
         match work {
             Work::Collective(call) => {
                 call.check(world).map_err(|error| error.at(world.rank))?;
@@ -296,12 +315,14 @@ impl Batch {
         for part in self.0 {
             // SAFETY: it lives, by the caller's promise.
             let Comm(detached) = unsafe { &*part.comm };
-            parts.push((detached.as_ref().ok_or_else(no_communicator)?, part.messages, part.steps));
+            parts.push((detached.as_ref().ok_or_else(no_communicator)?, part.stream, (part.messages, part.steps)));
         }
-        if parts.iter().all(|(detached, ..)| detached.at_rest().is_ok()) {
+        let streams: Vec<Option<DeviceStream>> =
+            parts.iter_mut().map(|(_, stream, _)| stream.take().map(|(_, stream)| stream)).collect();
+        if streams.iter().any(Option::is_some) || parts.iter().all(|(detached, ..)| detached.at_rest().is_ok()) {
             return crate::comm::group(|group| {
-                for (detached, messages, steps) in parts {
-                    let mut member = group.on(detached.at_rest()?);
+                for ((detached, _, (messages, steps)), stream) in parts.into_iter().zip(&streams) {
+                    let mut member = group.calls_on(detached.at_rest()?, stream.as_ref());
                     messages.into_iter().try_for_each(|message| member.add_message(message))?;
                     member.add_steps(steps);
                 }
@@ -309,7 +330,7 @@ impl Batch {
             });
         }
         // Beside the requests that are under way.
-        let begun = parts.into_iter().map(|(detached, messages, steps)| detached.begin_steps(messages, steps));
+        let begun = parts.into_iter().map(|(detached, _, (messages, steps))| detached.begin_steps(messages, steps));
         let begun: Vec<Result<Pending>> = begun.collect();
         let mut first = Ok(());
         for pending in begun {

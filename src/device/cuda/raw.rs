@@ -72,6 +72,7 @@ required {
     cuCtxPushCurrent(4000)(CUcontext);
     cuCtxPopCurrent(4000)(*mut CUcontext);
     cuCtxGetCurrent(4000)(*mut CUcontext);
+    cuCtxGetDevice(2000)(*mut CUdevice);
     cuDeviceCanAccessPeer(4000)(*mut c_int, CUdevice, CUdevice);
     cuCtxEnablePeerAccess(4000)(CUcontext, c_uint);
     cuThreadExchangeStreamCaptureMode(10010)(*mut c_int);

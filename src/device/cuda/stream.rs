@@ -2,10 +2,12 @@
 
 use std::ffi::c_int;
 
-use cudarc::driver::sys::{CUevent, CUgraph, CUstream};
+use cudarc::driver::sys::{CUdevice, CUevent, CUgraph, CUstream};
 
 use super::context::Primary;
-use super::result::{NOT_READY, call};
+use super::gpus;
+use super::result::{Driver, NOT_READY, Refusal, call};
+use crate::device::DeviceId;
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 
@@ -58,6 +60,42 @@ impl StreamHandle {
             _ => Err(Error::invalid_usage("the stream's capture has failed before: end it, and begin another")),
         }
     }
+}
+
+/// The GPU of a stream. The handles 0, 1 and 2 mean a stream of the context that is current in this thread; where none
+/// is, of GPU 0, as in CUDA's runtime.
+///
+/// # Errors
+/// As [`gpus`], and where the driver refuses the question.
+pub fn device_of(stream: StreamHandle) -> Result<DeviceId> {
+    let (gpus, driver) = (gpus()?, Driver::get()?);
+    driver.check_process()?;
+    let ordinal = ordinal_of(driver, stream).map_err(|failure| failure.at(driver))?;
+    let found = gpus.iter().find(|gpu| gpu.device == ordinal).map(|gpu| gpu.id);
+    found.ok_or_else(|| {
+        Error::invalid_argument(format!("the stream is of GPU {ordinal}, which is none of this process's"))
+    })
+}
+
+fn ordinal_of(driver: &Driver, stream: StreamHandle) -> Result<CUdevice, Refusal> {
+    let (mut context, mut device) = (std::ptr::null_mut(), 0);
+    if stream.is_of_current_context() {
+        // SAFETY: the place is ours.
+        unsafe { call!(driver, cuCtxGetCurrent(&raw mut context)) }?;
+        if !context.is_null() {
+            // SAFETY: the place is ours.
+            unsafe { call!(driver, cuCtxGetDevice(&raw mut device)) }?;
+        }
+        return Ok(device);
+    }
+    // SAFETY: the stream lives (`new`), so its context does, and the places are ours.
+    unsafe {
+        call!(driver, cuStreamGetCtx(stream.0, &raw mut context))?;
+        call!(driver, cuCtxPushCurrent(context))?;
+        let asked = call!(driver, cuCtxGetDevice(&raw mut device));
+        call!(driver, cuCtxPopCurrent(&raw mut context)).and(asked)?;
+    }
+    Ok(device)
 }
 
 /// `CU_STREAM_PER_THREAD`
