@@ -150,7 +150,7 @@ impl<'a> Buffers<'a> {
         Buffers { input, output, keep: None, borrow: PhantomData }
     }
 
-    /// The same buffers, in the homes that `locate` finds by name and address; it is not asked where there are no bytes.
+    /// The same buffers, in the homes that `locate` finds by name and address; a buffer without bytes is not asked for.
     #[cfg(all(feature = "cpp", feature = "cuda"))]
     pub(crate) fn located(mut self, locate: &dyn Fn(&str, u64) -> Result<Home>) -> Result<Buffers<'a>> {
         for (name, place) in [("send", &mut self.input), ("recv", &mut self.output)] {
