@@ -144,7 +144,7 @@ pub struct AbortHandle(AbortFlag, Birthplace);
 
 impl AbortHandle {
     /// Makes the call that waits on the communicator now, and every later one, end with [`Kind::Aborted`]. The first
-    /// that ends so tells the other ranks, whose calls then end likewise, with `reason` in their errors.
+    /// that ends so tells the other ranks, whose calls then end in the same way; `reason` is in all errors.
     ///
     /// # Examples
     /// ```

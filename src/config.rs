@@ -100,7 +100,7 @@ pub struct Config {
     /// How far apart GPUs may be that reach each other's memory: LOC, NVL, PIX, PXB, PHB, SYS. `rsccl topo` obeys it.
     /// `NCCL_P2P_LEVEL`.
     pub p2p_level: Option<String>,
-    /// How far a NIC may be from the GPU whose memory it reaches, likewise. `rsccl topo` obeys it.
+    /// How far a NIC may be from the GPU whose memory it reaches. `rsccl topo` obeys it.
     /// `NCCL_NET_GDR_LEVEL`.
     pub net_gdr_level: Option<String>,
     /// Whether a channel between GPUs may leave a host by another NIC than it enters by: 0 never, 1 where that is no

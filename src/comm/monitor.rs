@@ -128,7 +128,7 @@ impl Watched {
         on_device::fault(&self.status, &self.session)
     }
 
-    /// Waits for a launch that has been told to end, once in vain at most.
+    /// Waits for a launch that has been told to end, and gives up after the first wait that fails.
     fn await_end(&self, event: &dyn Event) {
         let has_given_up = self.state().has_given_up;
         if !has_given_up && on_device::await_end(event, &self.session).is_err() {

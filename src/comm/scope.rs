@@ -1,7 +1,7 @@
 //! Scopes: operations that run on a thread of their own while the program goes on.
 //!
 //! The scope's thread has the engine, and gives it back when the scope ends, after every request has ended. So the
-//! buffers of requests outlive the requests: the compiler sees to it that they outlive the scope. The thread and its
+//! buffers of requests outlive the requests: the compiler checks that they outlive the scope. The thread and its
 //! order of work are in [`worker`](super::worker).
 
 use std::marker::PhantomData;
