@@ -97,6 +97,10 @@ pub struct Config {
     pub p2p_disable: bool,
     /// Forbids shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     pub shm_disable: bool,
+    /// Forbids that ranks of one host read each other's memory in place, by `process_vm_readv`: all that is in no
+    /// registered buffer is copied through shared memory then. Where the kernel forbids it, that happens by itself.
+    /// `RSCCL_CMA_DISABLE`; false.
+    pub cma_disable: bool,
     /// How far apart GPUs may be that reach each other's memory: LOC, NVL, PIX, PXB, PHB, SYS. `rsccl topo` obeys it.
     /// `NCCL_P2P_LEVEL`.
     pub p2p_level: Option<String>,
@@ -196,6 +200,7 @@ impl Default for Config {
             scratch_bytes: 4 << 20,
             p2p_disable: false,
             shm_disable: false,
+            cma_disable: false,
             p2p_level: None,
             net_gdr_level: None,
             cross_nic: 2,
@@ -435,6 +440,8 @@ setters! {
     with_p2p_disable => p2p_disable: bool;
     /// Sets [`Config::shm_disable`].
     with_shm_disable => shm_disable: bool;
+    /// Sets [`Config::cma_disable`].
+    with_cma_disable => cma_disable: bool;
     /// Sets [`Config::p2p_level`].
     with_p2p_level => p2p_level: impl Into<String>, some;
     /// Sets [`Config::net_gdr_level`].

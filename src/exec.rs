@@ -25,6 +25,7 @@ pub mod lower;
 mod message;
 mod operation;
 mod program;
+pub mod pull;
 mod registered;
 mod rendezvous;
 pub mod run;

@@ -48,7 +48,7 @@
 //! | ranks as threads | nothing | |
 //! | ranks as processes of one host | memfd and futex of Linux | `NCCL_SHM_DISABLE=1`: TCP on loopback |
 //! | waits that wake by themselves | membarrier of Linux 4.16 | parked waits look again each millisecond |
-//! | large calls between processes of one host that copy nothing | a registered `Buffer` | the parts go through shared scratch |
+//! | large calls between processes that copy nothing | a registered `Buffer` | one copy by the kernel, or two by scratch |
 //! | several hosts | TCP between them | |
 //! | only your own processes at the meeting place | the unique id, or `RSCCL_SECRET` beside an address | a warning in the log |
 //! | the same bits on every transport and size | `RSCCL_REPRODUCIBLE=1` | the fastest algorithm |

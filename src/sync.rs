@@ -9,6 +9,7 @@ mod abort;
 pub(crate) mod arrivals;
 mod backoff;
 pub(crate) mod flag;
+pub(crate) mod offer;
 pub mod primitive;
 pub(crate) mod progress;
 pub mod ring;

@@ -21,6 +21,7 @@ pub mod limits;
 pub mod memory;
 pub mod numa;
 pub mod nvml;
+pub mod peer_memory;
 pub mod poller;
 pub mod process;
 pub mod random;

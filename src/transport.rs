@@ -18,6 +18,7 @@ mod links;
 mod local;
 mod net;
 mod peer;
+mod peer_reads;
 mod pump;
 mod shm;
 mod table;
@@ -31,6 +32,7 @@ pub use lease::{Lease, LeaseGuard};
 pub use links::{Channel, Links, Need, Way};
 pub use net::SocketOptions;
 pub use peer::PeerInfo;
+pub use peer_reads::Announced;
 pub use table::{Policy, neighbourhood, select};
 #[cfg(test)]
 pub use windows::Registered;

@@ -200,7 +200,9 @@ fn shared_memory_between_threads() {
     for ranks in [2, 3, 8] {
         let config = Config::default().with_p2p_disable(true);
         run_with(ranks, config.clone(), &every_program(ranks, SIZES, SLOT_KINDS));
-        run_with(ranks, config, &every_program(ranks, &[700_001], &SLOT_KINDS[..1]));
+        run_with(ranks, config.clone(), &every_program(ranks, &[700_001], &SLOT_KINDS[..1]));
+        // Once without reading in place, which the lines above do.
+        run_with(ranks, config.with_cma_disable(true), &every_program(ranks, &[20_011], &SLOT_KINDS[..1]));
     }
 }
 

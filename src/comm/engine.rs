@@ -13,7 +13,7 @@ use crate::comm::session::Session;
 use crate::device::{Home, HostRegion, Kernel};
 use crate::error::{Error, Result};
 use crate::exec::composed;
-use crate::exec::epoch::Epoch;
+use crate::exec::epoch::{Epoch, Met};
 use crate::exec::flat::Flat;
 use crate::exec::run::{RunContext, ScratchTurns};
 use crate::exec::{
@@ -240,9 +240,17 @@ impl Engine {
         let mut epoch = Epoch::open(&windows, &begun);
         let mut watch = FailureWatch::new(&session, WaitingFor::Collective(operation));
         let mut wait_context = self.mover.wait_context(&session, &mut watch, background);
-        let met = epoch.meet(&begun, &mut self.flat, &mut wait_context);
+        let met = epoch.meet(&begun, &mut self.flat, &mut wait_context).and_then(|met| match met {
+            Met::In(windows) => Ok(Some(windows)),
+            Met::Reading => {
+                let streams = exec::run::streams(&begun, session.settings.streaming_bytes)?;
+                let done = exec::pull::run(&begun, &mut epoch, &mut self.flat, (streams, &mut wait_context))?;
+                Ok((!done).then_some(Windows::Scratch))
+            }
+        });
         let result = match met {
-            Ok(kind) => {
+            Ok(None) => Ok(()),
+            Ok(Some(kind)) => {
                 // If planning fails, it fails alike on all ranks and before any touches a peer's buffer: there is
                 // nothing to publish.
                 let windows = self.chooser.windows_across_teams(kind);

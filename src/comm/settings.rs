@@ -92,7 +92,11 @@ impl Settings {
             init_timeout: config.init_timeout,
             host_id: config.host_id.clone(),
             awake: config.spin,
-            policy: Policy { no_local: config.p2p_disable, no_shm: config.shm_disable },
+            policy: Policy {
+                no_local: config.p2p_disable,
+                no_shm: config.shm_disable,
+                no_peer_reads: config.cma_disable,
+            },
             sizes: Sizes { shape: Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }, scratch_bytes, sockets },
             reproducible: config.reproducible,
             split_cohorts: split_cohorts(config)?,

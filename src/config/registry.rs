@@ -141,6 +141,7 @@ pub static VARIABLES: &[Variable] = &[
         "a rank's scratch window that its host's ranks see"),
     variable!(Nccl "P2P_DISABLE" => p2p_disable: Kind::Flag, "no direct pointers between ranks of one process"),
     variable!(Nccl "SHM_DISABLE" => shm_disable: Kind::Flag, "no shared memory between ranks of one host"),
+    variable!(Own "CMA_DISABLE" => cma_disable: Kind::Flag, "no reading of another rank's memory by the kernel"),
     variable!(Nccl "P2P_LEVEL" => p2p_level: Kind::Text,
         "rsccl topo: how far apart GPUs may be that reach each other's memory"),
     variable!(Nccl "NET_GDR_LEVEL" => net_gdr_level: Kind::Text,

@@ -353,7 +353,7 @@ mod tests {
             .collect();
         let sockets = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };
         let sizes = Sizes { shape: Shape { slots: 2, slot_bytes: 64 }, scratch_bytes: 4096, sockets };
-        Fabric::new(World { rank, size: 2 }, &peers, Policy { no_local: true, no_shm: false }, sizes)
+        Fabric::new(World { rank, size: 2 }, &peers, Policy { no_local: true, ..Policy::default() }, sizes)
     }
 
     /// Rank 0 offers the memory of a ring and goes into an operation, where it waits for rank 1. That rank takes the

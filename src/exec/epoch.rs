@@ -1,8 +1,9 @@
 //! The epoch in which the ranks of a host work in each other's buffers.
 //!
 //! It begins with a flat exchange, in which all ranks say where their input and output lie in registered buffers. Ranks
-//! that are threads of one process exchange addresses instead. If one rank's buffers cannot be reached, all ranks of
-//! the host go through scratch.
+//! that are threads of one process exchange addresses instead. If one rank's buffers cannot be reached, all ranks read
+//! each other's input by the kernel, where the collective only moves data and all of them can. Otherwise they go through
+//! scratch.
 
 use std::ptr::NonNull;
 
@@ -13,9 +14,10 @@ use crate::exec::evict::await_peers_out;
 use crate::exec::flat::Flat;
 use crate::exec::interpret::Memory;
 use crate::exec::program::Program;
+use crate::exec::pull;
 use crate::plan::Windows;
-use crate::transport::{HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserBoard, UserRange};
-use crate::types::{ReduceOp, World};
+use crate::transport::{Announced, HostWindows, INLINE_BYTES, Lease, LeaseGuard, Loan, UserBoard, UserRange};
+use crate::types::{Rank, ReduceOp, World};
 
 /// The epoch of one large operation inside a host, in the sense of MPI's one-sided communication: an exposure epoch of
 /// this rank's buffers, in which peers may work, and an access epoch of the peers' buffers, once this rank has
@@ -28,9 +30,18 @@ use crate::types::{ReduceOp, World};
 pub struct Epoch<'a> {
     windows: &'a HostWindows,
     over: bool,
-    met: Vec<Option<Ranges>>,
+    met: Vec<Ranges>,
     loans: Loans<'a>,
     guards: Vec<LeaseGuard<'a>>,
+}
+
+/// How the ranks of a host reach each other's data in one operation; the same on all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Met {
+    /// By a plan with such windows.
+    In(Windows),
+    /// By reading each other's input ([`pull`]).
+    Reading,
 }
 
 impl<'a> Epoch<'a> {
@@ -44,14 +55,20 @@ impl<'a> Epoch<'a> {
         Epoch { windows, over: false, met: Vec::new(), loans: Loans::default(), guards: Vec::new() }
     }
 
-    /// Meets all ranks of the host in the operation; returns the kind of windows that all of them can use.
+    /// Meets all ranks of the host in the operation; returns what all of them can do.
     ///
     /// # Errors
     /// Of the wait, and of peers that run another operation.
-    pub fn meet(&mut self, begun: &Begun<'_>, flat: &mut Flat, wait_context: &mut WaitContext<'_>) -> Result<Windows> {
+    pub fn meet(&mut self, begun: &Begun<'_>, flat: &mut Flat, wait_context: &mut WaitContext<'_>) -> Result<Met> {
         let Begun { call, operation, world, .. } = *begun;
         self.loans = lend_buffers(self.windows, call, world)?;
-        let mine = encode_ranges(&announce_ranges(self.windows, call, world, &self.loans)?);
+        let may_read = self.windows.boards.is_none() && pull::serves(call, world);
+        let reads = may_read && wait_context.fabric.links().reads.reads_all();
+        let ranges = announce_ranges(self.windows, call, world, &self.loans)?;
+        let mine = encode_ranges(&Ranges {
+            address: reads.then(|| call.buffers.source().expose_provenance() as u64),
+            ..ranges
+        });
         let fill = |slot: NonNull<u8>| {
             // SAFETY: my slot has room for as many bytes beside the label.
             unsafe { slot.cast::<[u8; RANGES_BYTES]>().write(mine) };
@@ -64,10 +81,87 @@ impl<'a> Epoch<'a> {
             self.met.push(decode_ranges(unsafe { slot.cast::<[u8; RANGES_BYTES]>().read() }));
         }
         flat.finish_symmetric(&exchange);
-        let reachable = self.windows.boards.is_some() || self.met.iter().all(Option::is_some);
+        let reachable = self.windows.boards.is_some() || self.met.iter().all(|ranges| ranges.reachable);
         // If each rank scales its input by a scalar of its own, no other rank can read the input unscaled.
         let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
-        Ok(if reachable && raw { Windows::User } else { Windows::Scratch })
+        if reachable && raw {
+            return Ok(Met::In(Windows::User));
+        }
+        if may_read && self.met.iter().all(|ranges| ranges.address.is_some()) {
+            return Ok(Met::Reading);
+        }
+        if may_read {
+            // All ranks have come, so each has said by now how it is read.
+            self.windows.probe(&mut wait_context.fabric.links().reads);
+        }
+        Ok(Met::In(Windows::Scratch))
+    }
+
+    /// Reads `bytes` of the input of `owner`, from `offset` on, into `place`. False where they cannot be read.
+    ///
+    /// # Errors
+    /// Where the owner has given up the operation.
+    ///
+    /// # Safety
+    /// `place` is good for writing `bytes`, and nobody else touches them.
+    pub(super) unsafe fn read(
+        &mut self,
+        begun: &Begun<'_>,
+        (owner, offset): (Rank, usize),
+        (into, bytes): (NonNull<u8>, usize),
+        wait_context: &mut WaitContext<'_>,
+    ) -> Result<bool> {
+        let windows = self.windows;
+        let place = windows.place(owner);
+        let arena = &windows.arenas[place];
+        let start = self.met[place].address.expect("only where all ranks have said where their input is");
+        let mut read = 0;
+        while read < bytes {
+            // The owner that has closed its lease waits for those that are inside, so they leave soon.
+            let inside = arena.lease().enter_as(windows.me, begun.operation.sequence);
+            let _inside = inside.ok_or_else(|| has_given_up(owner))?;
+            let length = (bytes - read).min(READ_BYTES);
+            let address = start.wrapping_add((offset + read) as u64);
+            let announced = Announced { witness: arena.witness(), address };
+            // SAFETY: inside what the caller gives.
+            let target = unsafe { into.add(read) };
+            // SAFETY: as above.
+            let got = unsafe { wait_context.fabric.links().reads.read(owner, announced, (target, length)) };
+            if got < length {
+                wait_context.fabric.links().reads.give_up();
+                return Ok(false);
+            }
+            read += length;
+        }
+        Ok(true)
+    }
+
+    /// Meets all ranks again, once this rank reads nobody's input any more. Returns whether all ranks have read all that
+    /// they need.
+    ///
+    /// # Errors
+    /// Of the wait.
+    pub(super) fn part(
+        &mut self,
+        begun: &Begun<'_>,
+        is_whole: bool,
+        flat: &mut Flat,
+        wait_context: &mut WaitContext<'_>,
+    ) -> Result<bool> {
+        let fill = |slot: NonNull<u8>| {
+            // SAFETY: my slot has room for a word beside the label.
+            unsafe { slot.cast::<u64>().write(u64::from(is_whole)) };
+        };
+        let exchange = flat.announce(self.windows, begun.operation, wait_context, (size_of::<u64>(), fill))?;
+        exchange.meet(wait_context, (0, None))?;
+        let mut all = true;
+        for place in 0..self.windows.ranks.len() {
+            let slot = exchange.read(place, wait_context)?.data(size_of::<u64>());
+            // SAFETY: the peer wrote it before it raised the flag, which `read` waited for.
+            all &= unsafe { slot.cast::<u64>().read() } == 1;
+        }
+        flat.finish_symmetric(&exchange);
+        Ok(all)
     }
 
     /// Enters the buffers that `program` works in. Their owners wait for this rank in the plan, so a lease that is
@@ -79,7 +173,6 @@ impl<'a> Epoch<'a> {
         let Begun { call, operation, world, .. } = *begun;
         let windows = self.windows;
         for rank in program.entered().iter().copied() {
-            let gone = || Error::remote(rank, format!("rank {rank} has given up this operation"));
             let lease = windows.arenas[windows.place(rank)].lease();
             // Threads of one process wait for each other without bound, so nobody needs to know which of them is
             // inside.
@@ -87,7 +180,7 @@ impl<'a> Epoch<'a> {
                 Some(_) => lease.enter(operation.sequence),
                 None => lease.enter_as(windows.me, operation.sequence),
             };
-            self.guards.push(guard.ok_or_else(gone)?);
+            self.guards.push(guard.ok_or_else(|| has_given_up(rank))?);
         }
         user_memory(windows, call, world, &self.met)
     }
@@ -120,12 +213,14 @@ impl Drop for Epoch<'_> {
 /// The call's input and output, where they lie in registered buffers.
 pub(super) type Loans<'a> = [Option<Loan<'a>>; 2];
 
-/// Where a rank's input and output lie in registered buffers.
+/// Where a rank's input and output lie in registered buffers, and where its input begins in its own process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ranges {
     input: Option<UserRange>,
     output: Option<UserRange>,
     reachable: bool,
+    /// `None` where the rank cannot read the others' memory.
+    address: Option<u64>,
 }
 
 /// Lends the call's buffers to peers that are processes, where they are registered; threads know addresses.
@@ -148,11 +243,11 @@ fn announce_ranges(windows: &HostWindows, call: &Call<'_>, world: World, loans: 
     let reaches = (input.0 == 0 || lent_input.is_some()) && (output.0 == 0 || lent_output.is_some());
     let reachable = reaches && windows.ranks.len() <= Lease::PLACES;
     let [input, output] = loans.each_ref().map(|loan| loan.as_ref().map(Loan::range));
-    Ok(Ranges { input, output, reachable })
+    Ok(Ranges { input, output, reachable, address: None })
 }
 
 /// The users' buffers of all ranks of the host, whose leases are held.
-fn user_memory(windows: &HostWindows, call: &Call<'_>, world: World, met: &[Option<Ranges>]) -> Result<Vec<Memory>> {
+fn user_memory(windows: &HostWindows, call: &Call<'_>, world: World, met: &[Ranges]) -> Result<Vec<Memory>> {
     if let Some(boards) = &windows.boards {
         let read = |board: &UserBoard| {
             let (input, output) = board.read();
@@ -174,13 +269,17 @@ fn user_memory(windows: &HostWindows, call: &Call<'_>, world: World, met: &[Opti
                 Error::remote(*rank, format!("rank {rank} announced a buffer outside what it registered"))
             })
         };
-        let ranges = ranges.expect("only where all ranks are reachable");
         memory.push(Memory {
             input: resolve(ranges.input, input.index() * size)?.cast_const(),
             output: resolve(ranges.output, output.index() * size)?,
         });
     }
     Ok(memory)
+}
+
+#[cold]
+fn has_given_up(rank: Rank) -> Error {
+    Error::remote(rank, format!("rank {rank} has given up this operation"))
 }
 
 #[cold]
@@ -192,29 +291,36 @@ fn taken_away() -> Error {
     )
 }
 
-/// Input and output as two words: registration in the upper 16 bits, offset in the lower 48; all ones: none.
+/// Input and output as two words: registration in the upper 16 bits, offset in the lower 48; all ones: none. A third word
+/// has the address in the upper 62 bits, and below it whether there is one and whether the buffers are reachable.
 fn encode_ranges(ranges: &Ranges) -> [u8; RANGES_BYTES] {
     let word = |range: Option<UserRange>| {
         let fits = range.filter(|range| range.offset <= OFFSET_MASK);
         fits.map_or(u64::MAX, |range| u64::from(range.window) << 48 | range.offset)
     };
-    let reachable = u64::from(ranges.reachable);
+    // No user address has bits above the 57th.
+    let address = ranges.address.filter(|address| *address < 1 << 62);
+    let last = address.map_or(0, |address| address << 2 | 2) | u64::from(ranges.reachable);
     let mut bytes = [0; RANGES_BYTES];
     bytes[..8].copy_from_slice(&word(ranges.input).to_le_bytes());
     bytes[8..16].copy_from_slice(&word(ranges.output).to_le_bytes());
-    bytes[16..].copy_from_slice(&reachable.to_le_bytes());
+    bytes[16..].copy_from_slice(&last.to_le_bytes());
     bytes
 }
 
-/// `None` where the rank's buffers cannot be reached.
-fn decode_ranges(bytes: [u8; RANGES_BYTES]) -> Option<Ranges> {
+fn decode_ranges(bytes: [u8; RANGES_BYTES]) -> Ranges {
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|place| bytes[at + place]));
     let range = |word: u64| {
         let window = u16::try_from(word >> 48).expect("16 bits are left");
         (word != u64::MAX).then_some(UserRange { window, offset: word & OFFSET_MASK })
     };
-    (word(16) == 1).then(|| Ranges { input: range(word(0)), output: range(word(8)), reachable: true })
+    let last = word(16);
+    let address = (last & 2 != 0).then_some(last >> 2);
+    Ranges { input: range(word(0)), output: range(word(8)), reachable: last & 1 != 0, address }
 }
+
+/// Bytes that are read at once: a peer that gives up the operation waits so long.
+const READ_BYTES: usize = 1 << 20;
 
 const RANGES_BYTES: usize = 24;
 const OFFSET_MASK: u64 = (1 << 48) - 1;
@@ -256,9 +362,11 @@ mod tests {
         };
         let range = |window: u16, offset: u64| Some(UserRange { window, offset });
         let found = |input: Option<UserRange>, output: Option<UserRange>| {
-            let mine = Some(Ranges { input: range(0, 0), output: range(0, 800), reachable: true });
+            let mine = Ranges { input: range(0, 0), output: range(0, 800), reachable: true, address: None };
             // Encoded and decoded again.
-            let theirs = decode_ranges(encode_ranges(&Ranges { input, output, reachable: true }));
+            let theirs = Ranges { input, output, reachable: true, address: Some(u64::MAX >> 7) };
+            assert_eq!(decode_ranges(encode_ranges(&theirs)), theirs);
+            let theirs = decode_ranges(encode_ranges(&theirs));
             user_memory(&windows, &call, world, &[mine, theirs]).map_err(|error| (error.kind(), error.peer()))
         };
         let fine = found(range(0, 8), range(0, 4096 - 800)).unwrap();

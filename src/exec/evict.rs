@@ -14,6 +14,8 @@ use std::time::Duration;
 use crate::exec::epoch::Loans;
 use crate::log;
 use crate::sync::Deadline;
+use crate::sync::offer::Offer;
+use crate::sys::alive::Process;
 use crate::sys::{clock, cpu, futex};
 use crate::transport::{HostWindows, Loan, Neighbour};
 
@@ -35,6 +37,18 @@ pub(super) fn await_peers_out(windows: &HostWindows, loans: &Loans<'_>) {
             deadline = Deadline::after(PATIENCE);
             continue;
         }
+        futex::nap(NAP);
+    }
+}
+
+/// Waits until the rank in `process`, which has taken the offer of `word`, reads this rank's memory no more. It leaves
+/// within milliseconds, unless its process has ended or stands still. If that one goes on later, it reads what lies
+/// there by then, in a call that fails: nothing of this rank is harmed.
+#[cold]
+pub(super) fn await_reader_out(word: Offer<'_>, process: Option<Process>) {
+    word.stop();
+    let deadline = Deadline::after(PATIENCE);
+    while word.left().is_none() && !process.is_some_and(Process::has_ended) && !deadline.passed(clock::now()) {
         futex::nap(NAP);
     }
 }
@@ -83,7 +97,6 @@ mod tests {
     use super::*;
     use crate::device::{Device, HostMemory, HostRegion, Sharing};
     use crate::sync::primitive::{Arc, AtomicBool, Ordering};
-    use crate::sys::alive::Process;
     use crate::sys::process::{Group, Signal};
     use crate::sys::thread;
     use crate::transport::{Arena, Registered};

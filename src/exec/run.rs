@@ -40,14 +40,13 @@ pub(crate) fn run(
     context: RunContext<'_>,
     wait_context: &mut WaitContext<'_>,
 ) -> Result<()> {
-    let Begun { call, operation, kernel, world } = *begun;
+    let Begun { call, operation, kernel, .. } = *begun;
     let plan = program.plan();
     let user = match epoch {
         Some(epoch) if plan.spec.windows == Windows::User => epoch.enter(program, begun)?,
         Some(_) | None => Vec::new(),
     };
-    let (_, output) = call.lengths(world)?;
-    let streams = output.0 * u64::from(call.data_type.size()) >= context.streaming_bytes;
+    let streams = streams(begun, context.streaming_bytes)?;
     let scratch = context.windows.map_or(context.scratch.as_mut_ptr(), |windows| windows.mine().scratch().as_ptr());
     let setting = Setting {
         kernel,
@@ -66,6 +65,15 @@ pub(crate) fn run(
     // plan's limits say.
     let mut run = unsafe { PlanRun::new(plan, setting) };
     drive(&mut [&mut run], wait_context)
+}
+
+/// Whether the call's output is so large that it is written past the caches.
+///
+/// # Errors
+/// Where a size does not fit the address space.
+pub(crate) fn streams(begun: &Begun<'_>, streaming_bytes: u64) -> Result<bool> {
+    let (_, output) = begun.call.lengths(begun.world)?;
+    Ok(output.0 * u64::from(begun.call.data_type.size()) >= streaming_bytes)
 }
 
 /// Which of the sets of its scratch a plan with windows takes: runs take turns, because rewriting lines that a peer has

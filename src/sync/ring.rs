@@ -17,14 +17,23 @@
 //! 128 + i*stride   slot bytes   payload of slot i; stride = 64 + slot bytes
 //! ```
 //! Message m lies in slot m mod slots. The sender may fill it once head > m - slots (credit); the receiver may read it
-//! once the slot's flag is above m, which the sender raises it to. So a message of a few bytes travels in one cache
+//! once the slot's flag is at 2 m + 2, which the sender raises it to. So a message of a few bytes travels in one cache
 //! line, where the payload is host memory.
+//!
+//! # Offers
+//! In place of filling a slot, the sender may offer its own memory there ([`Sender::offer`]): the flag is at 2 m + 1
+//! then, and the line has two numbers by which the memory is found, in the places of the length and of the payload's last
+//! 8 bytes, the label, and the word of an [`Offer`] in the place of the payload's first 8 bytes. A receiver that takes
+//! the offer reads the sender's memory by means of its own, says in the word how many bytes it has, and releases the
+//! slot. If the sender withdraws the offer first, it fills the slot as usual.
 
 use std::fmt;
 use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::Flag;
+use crate::sync::offer::Offer;
+use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sys::region::{Home, HostRegion, Region};
 
 /// What a message says of itself besides its bytes; the executor compares it with what it expects.
@@ -115,10 +124,21 @@ impl View {
         unsafe { Flag::at(self.parts.head.at(0, Flag::BYTES)) }
     }
 
-    /// Raised to the number of the slot's message plus one.
+    /// Raised by [`offered`] and [`filled`].
     fn arrival(&self, message: u64) -> &Flag {
         // SAFETY: as for the head; lines begin at multiples of 64.
         unsafe { Flag::at(self.line(message, 0, Flag::BYTES)) }
+    }
+
+    /// The word of an offer, and where the offered memory begins.
+    fn offer(&self, message: u64) -> (Offer<'_>, &AtomicU64) {
+        let word = |offset: usize| {
+            let place = self.line(message, offset, size_of::<u64>()).cast::<AtomicU64>();
+            // SAFETY: aligned to 8 inside the line of a slot; any bits are valid. An end that reads or writes payload
+            // there has the slot alone.
+            unsafe { place.as_ref() }
+        };
+        (Offer(word(INLINE_OFFSET)), word(INLINE_OFFSET + size_of::<u64>()))
     }
 
     /// Length and label.
@@ -165,17 +185,38 @@ pub struct Receiver {
     next: u64,
     /// Messages that are known to have come.
     known: u64,
+    /// The next message was offered, and the offer is void.
+    withdrawn: bool,
 }
 
-/// A message that lies in a slot.
+/// A message that lies in a slot, or is offered there.
 #[derive(Debug, Clone, Copy)]
 pub struct Message {
     /// Its payload, good until the receiver releases it: an address that only the payload's home follows.
     pub payload: NonNull<u8>,
-    /// Its length, at most the slot's.
+    /// Its length, at most the slot's; 0 of an offer.
     pub bytes: usize,
     /// What it says of itself.
     pub label: Label,
+    /// Whether the sender offers its own memory, and has nothing in the slot.
+    pub is_offer: bool,
+}
+
+/// Two numbers by which memory is found that a sender has offered. They mean something in the sender's process alone.
+pub type Whereabouts = [u64; 2];
+
+/// An offer that the sender has made and that is not settled. It keeps the ring's memory.
+#[derive(Debug)]
+pub struct PostedOffer {
+    view: View,
+    message: u64,
+}
+
+impl PostedOffer {
+    /// The offer's word.
+    pub fn word(&self) -> Offer<'_> {
+        self.view.offer(self.message).0
+    }
 }
 
 impl Sender {
@@ -213,16 +254,45 @@ impl Sender {
     pub fn publish(&mut self, bytes: usize, label: Label) {
         assert!(self.next < self.credit_until, "publish follows a successful reserve");
         assert!(bytes <= self.view.shape.slot_bytes as usize, "a message fits its slot");
+        self.describe(bytes as u64, label);
+        self.next += 1;
+        self.bytes += bytes as u64;
+        self.view.arrival(self.next - 1).raise(filled(self.next - 1));
+    }
+
+    /// Offers memory of this process in the next slot; `None` while the receiver holds them all. The memory stays as it
+    /// is, and the ring is used for nothing else, until the offer is [withdrawn](Offer::withdraw) or
+    /// [settled](Sender::settled).
+    pub fn offer(&mut self, [first, second]: Whereabouts, label: Label) -> Option<PostedOffer> {
+        if !self.has_credit() {
+            return None;
+        }
+        self.describe(first, label);
+        let (offer, place) = self.view.offer(self.next);
+        // Relaxed: the flag publishes it.
+        place.store(second, Ordering::Relaxed);
+        offer.post();
+        self.view.arrival(self.next).raise(offered(self.next));
+        Some(PostedOffer { view: self.view.clone(), message: self.next })
+    }
+
+    /// The bytes that the receiver has copied, once it has answered the offer: the slot has come back then.
+    pub fn settled(&mut self, offer: &PostedOffer) -> Option<u64> {
+        // The answer was written before the head was raised.
+        let answered = self.view.head().reached(self.next + 1);
+        let bytes = if answered { offer.word().left() } else { None }?;
+        self.next += 1;
+        Some(bytes)
+    }
+
+    fn describe(&mut self, first: u64, label: Label) {
         let words = self.view.words(self.next);
-        for (place, word) in [bytes as u64, label[0], label[1], label[2]].into_iter().enumerate() {
+        for (place, word) in [first, label[0], label[1], label[2]].into_iter().enumerate() {
             // SAFETY: inside the line of a slot that is ours until its flag is raised.
             let at = unsafe { words.add(place) };
             // SAFETY: as above; aligned, because slots are multiples of 64 bytes in page-aligned memory.
             unsafe { at.write(word) };
         }
-        self.next += 1;
-        self.bytes += bytes as u64;
-        self.view.arrival(self.next - 1).raise(self.next);
     }
 
     /// How many messages were published, and their bytes.
@@ -241,6 +311,11 @@ impl Sender {
         self.view.shape
     }
 
+    /// The flag and value that an offer's answer comes with.
+    pub fn answer(&self) -> (&Flag, u64) {
+        (self.view.head(), self.next + 1)
+    }
+
     /// The flag and value that say that the receiver has released all that was published.
     #[cfg(test)]
     fn drain(&self) -> (&Flag, u64) {
@@ -256,7 +331,7 @@ impl Receiver {
 
     /// The receiving end of the ring in `parts`, whose control words are zeroed.
     pub fn of(parts: Parts, shape: Shape) -> Receiver {
-        Receiver { view: View::new(parts, shape), next: 0, known: 0 }
+        Receiver { view: View::new(parts, shape), next: 0, known: 0, withdrawn: false }
     }
 
     /// The next message, where one has come. The same one until `release`.
@@ -265,12 +340,17 @@ impl Receiver {
     /// [`Kind::Remote`] where the sender claims more bytes than a slot has.
     #[inline]
     pub fn peek(&mut self) -> Result<Option<Message>> {
+        let mut is_offer = false;
         if self.next >= self.known {
             // Acquires the sender's publish: line and payload are read after it.
-            if !self.view.arrival(self.next).reached(self.next + 1) {
+            let raised = self.view.arrival(self.next).value();
+            is_offer = raised == offered(self.next);
+            if raised < offered(self.next) || (is_offer && self.withdrawn) {
                 return Ok(None);
             }
-            self.known = self.next + 1;
+            if !is_offer {
+                self.known = self.next + 1;
+            }
         }
         let line = self.view.words(self.next);
         let mut words = [0u64; WORDS];
@@ -280,12 +360,35 @@ impl Receiver {
             // SAFETY: as above; read once, so that a sender that changes it later changes nothing here.
             *word = unsafe { at.read_volatile() };
         }
-        let bytes = usize::try_from(words[0]).unwrap_or(usize::MAX);
+        let bytes = if is_offer { 0 } else { usize::try_from(words[0]).unwrap_or(usize::MAX) };
         if bytes > self.view.shape.slot_bytes as usize {
             let message = format!("a message of {} bytes in a slot of {}", words[0], self.view.shape.slot_bytes);
             return Err(Error::new(Kind::Remote, message));
         }
-        Ok(Some(Message { payload: self.view.payload(self.next, bytes), bytes, label: [words[1], words[2], words[3]] }))
+        let (payload, label) = (self.view.payload(self.next, bytes), [words[1], words[2], words[3]]);
+        Ok(Some(Message { payload, bytes, label, is_offer }))
+    }
+
+    /// Takes the offer that was peeked: where the sender's memory is, and the word that says whether to go on reading
+    /// it, until this end [leaves](Receiver::leave). `None` where the sender has withdrawn it: a message comes in its
+    /// place.
+    pub fn take_offer(&mut self) -> Option<(Whereabouts, Offer<'_>)> {
+        let (offer, second) = self.view.offer(self.next);
+        if !offer.take() {
+            self.withdrawn = true;
+            return None;
+        }
+        // SAFETY: aligned and inside the line, as in `peek`; the sender writes it again only after this end has left.
+        let first = unsafe { self.view.words(self.next).read_volatile() };
+        // Relaxed: the flag has published it.
+        Some(([first, second.load(Ordering::Relaxed)], offer))
+    }
+
+    /// Answers the offer that was taken: this end has copied `bytes`, and reads no more.
+    pub fn leave(&mut self, bytes: u64) {
+        self.view.offer(self.next).0.leave(bytes);
+        self.known = self.next + 1;
+        self.release();
     }
 
     /// Gives the slot of the last peeked message back.
@@ -294,19 +397,30 @@ impl Receiver {
     /// Where no message has come.
     pub fn release(&mut self) {
         assert!(self.next < self.known, "release follows a successful peek");
-        self.next += 1;
+        (self.next, self.withdrawn) = (self.next + 1, false);
         self.view.head().raise(self.next);
     }
 
     /// The flag and value that the next message waits for.
     pub fn arrival(&self) -> (&Flag, u64) {
-        (self.view.arrival(self.next), self.next + 1)
+        let value = if self.withdrawn { filled(self.next) } else { offered(self.next) };
+        (self.view.arrival(self.next), value)
     }
 
     /// The ring's shape.
     pub fn shape(&self) -> Shape {
         self.view.shape
     }
+}
+
+/// The value of a slot's flag once its message is offered there.
+fn offered(message: u64) -> u64 {
+    2 * message + 1
+}
+
+/// The value of a slot's flag once its message lies there.
+fn filled(message: u64) -> u64 {
+    2 * message + 2
 }
 
 const HEAD_BYTES: usize = Flag::LINE;
@@ -376,6 +490,36 @@ mod tests {
             let found = receiver.peek().unwrap().unwrap();
             assert_eq!((found.payload, found.bytes, found.label), (place, bytes, [message; 3]));
             receiver.release();
+        }
+    }
+
+    #[test]
+    fn an_offer_takes_one_slot_whether_it_is_taken_or_withdrawn() {
+        let (mut sender, mut receiver) = pair(2);
+        for turn in 0..5u64 {
+            let posted = sender.offer([turn, 9], [turn; 3]).unwrap();
+            let message = receiver.peek().unwrap().unwrap();
+            assert!(message.is_offer && message.label == [turn; 3] && sender.settled(&posted).is_none());
+            let (whereabouts, word) = receiver.take_offer().unwrap();
+            assert!(whereabouts == [turn, 9] && !word.is_stopped() && !posted.word().withdraw());
+            receiver.leave(77);
+            assert!(sender.answer().0.reached(sender.answer().1));
+            assert_eq!(sender.settled(&posted), Some(77));
+            // Withdrawn before and after the receiver has seen it, and filled.
+            for seen in [true, false] {
+                let posted = sender.offer([turn, 9], [turn; 3]).unwrap();
+                assert!(receiver.peek().unwrap().is_some_and(|message| message.is_offer));
+                assert!(posted.word().withdraw());
+                if seen {
+                    assert!(receiver.take_offer().is_none() && receiver.peek().unwrap().is_none());
+                    assert!(!receiver.arrival().0.reached(receiver.arrival().1));
+                }
+                sender.reserve(64).unwrap();
+                sender.publish(64, [turn; 3]);
+                let message = receiver.peek().unwrap().unwrap();
+                assert!(!message.is_offer && message.bytes == 64);
+                receiver.release();
+            }
         }
     }
 

@@ -16,6 +16,11 @@ impl Process {
         (number > 0).then_some(Process(number))
     }
 
+    /// Its number.
+    pub(super) fn number(self) -> libc::pid_t {
+        self.0
+    }
+
     /// Whether the process has certainly ended and can access no memory any more: the kernel releases a process's
     /// memory before it reports its end. False if that cannot be determined, or if the number belongs to a new process
     /// now.

@@ -3,6 +3,7 @@
 //! ```text
 //! offset            width      meaning
 //! 0                 16         done: flat operations this rank has finished, raised after rooted ones
+//! 16                8          witness: where the rank's process keeps its token (see `peer_reads`)
 //! 64                64         lease: who may touch this rank's user buffers (see `lease`)
 //! 128               32 × 64    flags of plans: 8 for each of 4 lanes
 //! 2176              64 × 64    lines of flat slots: flag 16, label 24, up to 24 of data
@@ -21,6 +22,7 @@ use crate::device::{HostMemory, Sharing};
 #[cfg(test)]
 use crate::error::Result;
 use crate::plan::{FLAGS, WINDOW_LANES};
+use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sync::ring::Label;
 use crate::sync::{Arrivals, Flag};
 use crate::transport::lease::Lease;
@@ -68,6 +70,23 @@ impl Arena {
     /// Flat operations that the rank has finished.
     pub fn done(&self) -> &Flag {
         self.flag_at(DONE_OFFSET)
+    }
+
+    /// The owner says where its process keeps its token, before it announces its first operation.
+    pub fn show_witness(&self, address: u64) {
+        // Relaxed: the flags of operations publish it.
+        self.witness_word().store(address, Ordering::Relaxed);
+    }
+
+    /// Where the owner's process keeps its token, once the owner has announced an operation: a number, which only the
+    /// kernel is given.
+    pub fn witness(&self) -> u64 {
+        self.witness_word().load(Ordering::Relaxed)
+    }
+
+    fn witness_word(&self) -> &AtomicU64 {
+        // SAFETY: aligned to 8 in a page-aligned mapping that `self` keeps, touched here only.
+        unsafe { self.memory.at(WITNESS_OFFSET, 8).cast::<AtomicU64>().as_ref() }
     }
 
     /// Flag `index` of lane `lane` of plans.
@@ -190,6 +209,7 @@ pub const INLINE_BYTES: usize = Flag::LINE - INLINE_OFFSET;
 
 const INLINE_OFFSET: usize = Flag::BYTES + size_of::<Label>();
 const DONE_OFFSET: usize = 0;
+const WITNESS_OFFSET: usize = Flag::BYTES;
 const LEASE_OFFSET: usize = 64;
 const FLAGS_OFFSET: usize = 128;
 const LINES_OFFSET: usize = FLAGS_OFFSET + WINDOW_LANES * FLAGS * Flag::LINE;

@@ -19,6 +19,7 @@ use crate::transport::connect::Connecting;
 use crate::transport::device_queues::DeviceQueues;
 use crate::transport::links::{Links, Need};
 use crate::transport::net::SocketOptions;
+use crate::transport::peer_reads::PeerReads;
 use crate::transport::table::{self, Imported, MOST_OFFER_BYTES, Offered, PeerOffer, TABLE, Transport, refusals};
 use crate::transport::windows::{HostWindows, Neighbour, Registered, UserBoard, UserPointers};
 use crate::transport::{PeerInfo, Policy, neighbourhood, select};
@@ -118,7 +119,7 @@ impl Fabric {
             hosts: Topology::new(peers.iter().map(|peer| peer.host)),
             sizes,
             windows: None,
-            links: Links::default(),
+            links: Links::new(PeerReads::new(mine, peers, policy)),
             connecting: Connecting::default(),
             queues: DeviceQueues::default(),
             owes: false,
@@ -274,6 +275,9 @@ impl Fabric {
             };
             arenas.extend((0..piece.len()).map(|place| Arena::new(memory.part(place * stride, arena_bytes))));
             boards.extend(pointers.into_iter().flat_map(|pointers| UserBoard::all(&pointers)));
+        }
+        if let Some(witness) = self.links.reads.witness() {
+            arenas[me].show_witness(witness);
         }
         let boards = (boards.len() == ranks.len()).then_some(boards);
         // Of a process it is known who it is once it has handed over a descriptor of its own, for a registered buffer.

@@ -29,12 +29,20 @@ pub fn host_id(chosen: Option<&str>) -> Result<u64> {
 /// # Errors
 /// [`crate::error::Kind::System`] where the kernel has no randomness.
 pub fn process_token() -> Result<u64> {
+    token().copied()
+}
+
+/// The number, at the address where other processes read it to know this one again.
+///
+/// # Errors
+/// As [`process_token`].
+pub(super) fn token() -> Result<&'static u64> {
     static TOKEN: OnceLock<u64> = OnceLock::new();
     if let Some(token) = TOKEN.get() {
-        return Ok(*token);
+        return Ok(token);
     }
     let fresh = u64::from_le_bytes(random::bytes()?);
-    Ok(*TOKEN.get_or_init(|| fresh))
+    Ok(TOKEN.get_or_init(|| fresh))
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::sync::ring::{Label, Receiver, Sender};
 use crate::sys::futex;
 use crate::sys::poller::{self, Interest, Poller, Ready};
+use crate::transport::peer_reads::PeerReads;
 use crate::transport::pump::{Pump, ReceiveEnd, SendEnd, Waits};
 use crate::types::Rank;
 
@@ -61,6 +62,8 @@ pub struct Links {
     watch: Option<Watched>,
     /// What was learnt of copies into memory that peers read.
     pub staging: StorePolicy,
+    /// Whose memory this rank may read in place.
+    pub reads: PeerReads,
 }
 
 /// The ends of one way, in the order in which they were opened, found by rank and channel.
@@ -135,6 +138,11 @@ impl Channel {
 }
 
 impl Links {
+    /// No ring yet, of a rank that may read its peers' memory by `reads`.
+    pub(super) fn new(reads: PeerReads) -> Links {
+        Links { reads, ..Links::default() }
+    }
+
     pub(super) fn add_sender(&mut self, (peer, channel): (Rank, Channel), end: SendEnd) -> Result<()> {
         self.senders.insert((peer, channel), end.ring);
         end.pump.map_or(Ok(()), |pump| self.add_pump(pump))
@@ -174,6 +182,15 @@ impl Links {
     #[inline]
     pub fn receiver(&mut self, peer: Rank, channel: Channel) -> &mut Receiver {
         self.receivers.get_mut(peer, channel).expect("connected before the plan runs")
+    }
+
+    /// The receiving end from `peer`, and how to read its memory.
+    ///
+    /// # Panics
+    /// As [`Links::receiver`].
+    pub fn receiver_and_reads(&mut self, peer: Rank, channel: Channel) -> (&mut Receiver, &mut PeerReads) {
+        let receiver = self.receivers.get_mut(peer, channel).expect("connected before the plan runs");
+        (receiver, &mut self.reads)
     }
 
     /// The sending end, for looking at flags.

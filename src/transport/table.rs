@@ -28,6 +28,8 @@ pub struct Policy {
     pub no_local: bool,
     /// `NCCL_SHM_DISABLE`: no shared memory.
     pub no_shm: bool,
+    /// `RSCCL_CMA_DISABLE`: no rank reads another's memory in place.
+    pub no_peer_reads: bool,
 }
 
 /// One way to get bytes from rank to rank, as one rank uses it.
@@ -260,7 +262,7 @@ mod tests {
             (true, true, [net, net, net, net]),
         ];
         for (no_local, no_shm, expected) in table {
-            let policy = Policy { no_local, no_shm };
+            let policy = Policy { no_local, no_shm, ..Policy::default() };
             let found = [sibling, neighbour, stranger, lookalike].map(|peer| select(&me, &peer, policy));
             assert_eq!(found, expected, "{policy:?}");
             for (peer, kind) in [sibling, neighbour, stranger, lookalike].iter().zip(found) {
@@ -272,7 +274,7 @@ mod tests {
                 assert_eq!(reasons.is_empty(), kind == local, "{reasons}");
             }
         }
-        let policy = Policy { no_local: true, no_shm: false };
+        let policy = Policy { no_local: true, ..Policy::default() };
         assert!(refusals(&me, &stranger, policy).contains("another host"));
         assert!(refusals(&me, &sibling, policy).contains("NCCL_P2P_DISABLE"));
     }

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::sync::primitive::{Arc, AtomicUsize, Ordering};
 use crate::sys::alive::Process;
 use crate::transport::Arena;
+use crate::transport::peer_reads::PeerReads;
 use crate::types::Rank;
 
 /// The arenas, and what else is mapped, of the ranks of my host.
@@ -152,6 +153,12 @@ impl HostWindows {
     #[inline]
     pub fn mine(&self) -> &Arena {
         &self.arenas[self.me]
+    }
+
+    /// Finds whether this rank can read the memory of all others, each of which has said how it is read.
+    pub fn probe(&self, reads: &mut PeerReads) {
+        let others = self.ranks.iter().zip(&self.arenas).enumerate().filter(|(place, _)| *place != self.me);
+        reads.probe(others.map(|(_, (rank, arena))| (*rank, arena.witness())));
     }
 
     /// Lets peers work in `range`, where it lies in one of my registered buffers that they still reach.

@@ -55,6 +55,8 @@ struct Config {
     std::optional<bool> p2p_disable = {};
     /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     std::optional<bool> shm_disable = {};
+    /// Ranks of one host do not read each other's memory by the kernel. `RSCCL_CMA_DISABLE`; false.
+    std::optional<bool> cma_disable = {};
     /// How far apart GPUs may be that reach each other's memory. The command `rsccl topo` obeys it. `NCCL_P2P_LEVEL`.
     std::optional<std::string> p2p_level = {};
     /// How far a NIC may be from the GPU whose memory it reaches. The command `rsccl topo` obeys it. `NCCL_NET_GDR_LEVEL`.

@@ -40,7 +40,7 @@ fn local() {
 #[test]
 fn shm() {
     for ranks in [2, 3, 8] {
-        sums(Policy { no_local: true, no_shm: false }, ranks);
+        sums(Policy { no_local: true, ..Policy::default() }, ranks);
     }
 }
 
@@ -97,7 +97,7 @@ fn shm_between_processors_that_are_far() {
 /// so that a rank whose copies all write output learnt nothing, however far its peers.
 #[test]
 fn large_all_gathers_teach_how_far_peers_are() {
-    let config = Config::default().with_p2p_disable(true).with_timeout(Duration::from_secs(20));
+    let config = Config::default().with_p2p_disable(true).with_cma_disable(true).with_timeout(Duration::from_secs(20));
     local::run_with(2, &config, |comm| {
         let (mine, mut all) = (vec![7u8; 5 << 20], vec![0u8; 10 << 20]);
         for _ in 0..8 {
@@ -125,13 +125,17 @@ fn locality_does_not_depend_on_the_transport() {
 #[test]
 fn net() {
     for ranks in [2, 3, 8] {
-        sums(Policy { no_local: true, no_shm: true }, ranks);
+        sums(Policy { no_local: true, no_shm: true, ..Policy::default() }, ranks);
     }
 }
 
 /// Every way two ranks can be connected: as threads, as processes of a host, and as hosts.
 fn policies() -> [Policy; 3] {
-    [(false, false), (true, false), (true, true)].map(|(no_local, no_shm)| Policy { no_local, no_shm })
+    [(false, false), (true, false), (true, true)].map(|(no_local, no_shm)| Policy {
+        no_local,
+        no_shm,
+        ..Policy::default()
+    })
 }
 
 fn with(policy: Policy, timeout: Duration) -> Config {

@@ -1,0 +1,158 @@
+//! The word by which the two ends of a message agree who copies it: the sender into slots, or the receiver straight from
+//! the sender's memory.
+//!
+//! ```text
+//! POSTED ── take ──► TAKEN ── leave ──► LEFT, with the bytes that the receiver has copied
+//!    │                 └──── stop ───► STOPPED ── leave ──► LEFT
+//!    └── withdraw ──► WITHDRAWN
+//! ```
+//! The sender posts the word with its address beside it, and withdraws it where the receiver does not come soon. A
+//! receiver that has taken it reads the sender's memory until it leaves, so the sender keeps its memory until then. A
+//! sender whose call has failed asks the receiver to stop.
+
+use crate::sync::primitive::{AtomicU64, Ordering};
+
+/// The word of one offer, where both ends see it.
+#[derive(Debug, Clone, Copy)]
+pub struct Offer<'a>(pub &'a AtomicU64);
+
+impl Offer<'_> {
+    /// The sender begins. The flag of the slot publishes the word.
+    pub fn post(self) {
+        self.0.store(POSTED, Ordering::Relaxed);
+    }
+
+    /// The sender takes its offer back. False where the receiver has taken it: then it reads until it [leaves].
+    ///
+    /// [leaves]: Offer::left
+    pub fn withdraw(self) -> bool {
+        // Relaxed: nothing has been read that this end would have to acquire, and the flag of the slot publishes what
+        // the sender writes next.
+        self.0.compare_exchange(POSTED, WITHDRAWN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether the receiver may be reading.
+    pub fn is_taken(self) -> bool {
+        matches!(self.0.load(Ordering::Relaxed) & STATE_MASK, TAKEN | STOPPED)
+    }
+
+    /// The receiver begins to read. False where the sender has withdrawn the offer.
+    pub fn take(self) -> bool {
+        // Relaxed: the flag of the slot, which the receiver has acquired, has published address and data.
+        self.0.compare_exchange(POSTED, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether the sender asks the receiver to leave.
+    pub fn is_stopped(self) -> bool {
+        self.0.load(Ordering::Relaxed) == STOPPED
+    }
+
+    /// The receiver has copied `bytes` and reads no more.
+    pub fn leave(self, bytes: u64) {
+        // Release: the reads are over for the sender, which acquires the word before its memory changes.
+        self.0.store(LEFT | bytes << STATE_BITS, Ordering::Release);
+    }
+
+    /// The sender asks a receiver that has taken the offer to leave early.
+    pub fn stop(self) {
+        // Relaxed: it asks only. Where the exchange fails, the receiver has left already.
+        let _left_already = self.0.compare_exchange(TAKEN, STOPPED, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The bytes that the receiver has copied, once it reads no more.
+    pub fn left(self) -> Option<u64> {
+        // Acquire pairs with `leave`.
+        let word = self.0.load(Ordering::Acquire);
+        (word & STATE_MASK == LEFT).then_some(word >> STATE_BITS)
+    }
+}
+
+const STATE_BITS: u32 = 3;
+const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
+const POSTED: u64 = 1;
+const TAKEN: u64 = 2;
+const WITHDRAWN: u64 = 3;
+const STOPPED: u64 = 4;
+const LEFT: u64 = 5;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn either_the_sender_withdraws_or_the_receiver_takes() {
+        let word = AtomicU64::new(0);
+        let offer = Offer(&word);
+        assert!(!offer.take(), "nothing was posted");
+        offer.post();
+        assert!(offer.withdraw() && !offer.take() && !offer.withdraw());
+        offer.post();
+        assert!(offer.take() && !offer.withdraw() && !offer.is_stopped() && offer.left().is_none());
+        offer.stop();
+        assert!(offer.is_stopped() && offer.left().is_none());
+        offer.leave(1 << 40);
+        offer.stop();
+        assert_eq!(offer.left(), Some(1 << 40));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+
+    use super::*;
+    use crate::sync::primitive::Arc;
+    use crate::sys::futex::{Membarrier, model};
+
+    struct Shared {
+        word: AtomicU64,
+        buffer: UnsafeCell<()>,
+    }
+
+    // SAFETY: that nobody reads the buffer beside its owner is what the model proves; loom fails where it is not so.
+    unsafe impl Sync for Shared {}
+    // SAFETY: as above.
+    unsafe impl Send for Shared {}
+
+    /// The sender writes its memory again as soon as it has withdrawn the offer, or the receiver has left.
+    fn memory_is_the_senders_again(stops: bool) {
+        model(Membarrier::Works, move || {
+            let shared = Arc::new(Shared { word: AtomicU64::new(0), buffer: UnsafeCell::new(()) });
+            shared.buffer.with_mut(|_| ());
+            Offer(&shared.word).post();
+            // Spawning publishes, as the flag of the slot does.
+            let theirs = Arc::clone(&shared);
+            let receiver = loom::thread::spawn(move || {
+                let offer = Offer(&theirs.word);
+                if offer.take() {
+                    if !offer.is_stopped() {
+                        theirs.buffer.with(|_| ());
+                    }
+                    offer.leave(8);
+                }
+            });
+            let offer = Offer(&shared.word);
+            if !offer.withdraw() {
+                if stops {
+                    offer.stop();
+                }
+                while offer.left().is_none() {
+                    loom::thread::yield_now();
+                }
+            }
+            shared.buffer.with_mut(|_| ());
+            receiver.join().expect("loom ends the model before a panic comes here");
+        });
+    }
+
+    #[test]
+    fn a_sender_has_its_memory_back_when_the_receiver_has_left() {
+        memory_is_the_senders_again(false);
+    }
+
+    #[test]
+    fn a_sender_that_fails_waits_for_the_receiver() {
+        memory_is_the_senders_again(true);
+    }
+}
