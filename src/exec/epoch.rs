@@ -62,7 +62,8 @@ impl<'a> Epoch<'a> {
     pub fn meet(&mut self, begun: &Begun<'_>, flat: &mut Flat, wait_context: &mut WaitContext<'_>) -> Result<Met> {
         let Begun { call, operation, world, .. } = *begun;
         self.loans = lend_buffers(self.windows, call, world)?;
-        let may_read = self.windows.boards.is_none() && pull::serves(call, world);
+        let all_here = self.windows.ranks.len() == world.size as usize;
+        let may_read = all_here && self.windows.boards.is_none() && pull::serves(call, world);
         let reads = may_read && wait_context.fabric.links().reads.reads_all();
         let ranges = announce_ranges(self.windows, call, world, &self.loans)?;
         let mine = encode_ranges(&Ranges {

@@ -670,7 +670,7 @@ mod tests {
             let (way, peer) = if rank.get() == 0 { (Way::Send, 1) } else { (Way::Receive, 0) };
             let need = Need { way, peer: Rank::new(peer), channel: Channel::PointToPoint };
             let mut watch = Limit(Deadline::after(LIMIT));
-            let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, watch: &mut watch, beside: None };
+            let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, watch: &mut watch, background: None };
             fabric.connect(&[need], Receivers::Come, &mut setup).unwrap();
             Side { bootstrap, fabric }
         }

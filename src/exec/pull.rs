@@ -26,8 +26,9 @@ struct Block {
 
 /// Whether ranks may run such a call by reading each other's input; all of them get the same answer.
 pub(super) fn serves(call: &Call<'_>, world: World) -> bool {
-    let moves = match call.collective {
-        Collective::AllGather | Collective::AllGatherV | Collective::AllToAll | Collective::Broadcast => true,
+    let most_bytes = match call.collective {
+        Collective::AllGather | Collective::AllGatherV | Collective::AllToAll => u64::MAX,
+        Collective::Broadcast => MOST_BROADCAST_BYTES,
         Collective::AllReduce
         | Collective::Reduce
         | Collective::ReduceScatter
@@ -41,14 +42,14 @@ pub(super) fn serves(call: &Call<'_>, world: World) -> bool {
         | Collective::Barrier
         | Collective::Send
         | Collective::Recv
-        | Collective::AllToAllV => false,
+        | Collective::AllToAllV => 0,
     };
     let longest = match &call.count {
         CallCount::Each(count) => *count,
         CallCount::PerRank(counts) => counts.iter().copied().max().unwrap_or(0),
     };
     let bytes = longest.saturating_mul(u64::from(call.data_type.size()));
-    moves && bytes >= LEAST_BYTES && world.size <= MOST_RANKS
+    (LEAST_BYTES..most_bytes).contains(&bytes) && world.size <= MOST_RANKS
 }
 
 /// Runs the call, which [`serves`] has named, in `epoch`. False where a rank could not read all that it needs: then all
@@ -108,6 +109,9 @@ fn blocks<'a>(call: &'a Call<'_>, world: World) -> impl Iterator<Item = Block> +
 
 /// The least longest block that is read in place: the kernel's work for a page costs as much as a copy of it.
 const LEAST_BYTES: u64 = 16 << 10;
+/// From here on the root's processor and the readers' are faster together, through scratch, than the readers' alone
+/// (measured with two ranks).
+const MOST_BROADCAST_BYTES: u64 = 2 << 20;
 /// Ranks of a host that read each other. All that read one rank share the lock of its page tables, so that more of them
 /// wait for each other.
 const MOST_RANKS: u32 = 8;

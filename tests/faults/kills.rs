@@ -39,6 +39,7 @@ fn a_kill_in_each_collective_is_told_to_all_who_are_left() {
         let mut luck = Luck::new(&[seed, 7]);
         // Draws kills without repetition; every transport and every collective is equally likely.
         kills = (0..SAMPLE).map(|_| kills.swap_remove(luck.small(kills.len()))).collect();
+        kills.extend(READING);
     }
     for kill in kills {
         run(kill);
@@ -87,5 +88,12 @@ fn run(kill: Kill) {
     must_go_on(&mut job, victim, &format!("call {} {elements}", program.name()), &before);
 }
 
-/// Kills in a run of all tests.
+/// Kills in a run of all tests, beside those of [`READING`].
 const SAMPLE: usize = 8;
+/// Ranks that read each other's memory by the kernel, and large calls where they do not because there are two hosts.
+const READING: [Kill; 4] = [
+    Kill { program: Program::SendRecv, elements: 60_000, meeting: Meeting::Shm, victim: 1 },
+    Kill { program: Program::AllGather, elements: 60_000, meeting: Meeting::Shm, victim: 3 },
+    Kill { program: Program::Broadcast, elements: 60_000, meeting: Meeting::Shm, victim: 3 },
+    Kill { program: Program::Broadcast, elements: 60_000, meeting: Meeting::Hosts, victim: 1 },
+];
