@@ -280,10 +280,11 @@ impl Fabric {
             arenas[me].show_witness(witness);
         }
         let boards = (boards.len() == ranks.len()).then_some(boards);
-        // Of a process it is known who it is once it has handed over a descriptor of its own, for a registered buffer.
+        // A process says who it is. A rank that says it wrongly, from another container, reads nothing here; before it
+        // works in a registered buffer, the system says who it is, when the buffer's descriptor is handed over.
         let neighbour = |rank: &Rank| match self.transports[self.place(*rank)].sharing() {
             Some(Sharing::Threads) => Neighbour::Thread,
-            Some(Sharing::Processes) | None => Neighbour::Process(None),
+            Some(Sharing::Processes) | None => Neighbour::Process(self.links.reads.process(*rank)),
         };
         let neighbours = ranks.iter().map(neighbour).collect();
         let (rank, count) = (self.world.rank, ranks.len());
