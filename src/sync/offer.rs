@@ -1,5 +1,5 @@
-//! The word by which the two ends of a message agree who copies it: the sender into slots, or the receiver straight from
-//! the sender's memory.
+//! The word by which the two ends of a message agree who copies it: the sender into slots, or the receiver directly
+//! from the sender's memory.
 //!
 //! ```text
 //! POSTED ── take ──► TAKEN ── leave ──► LEFT, with the bytes that the receiver has copied

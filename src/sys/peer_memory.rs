@@ -24,8 +24,8 @@ pub struct Witness {
 /// where there is no memory that can be read.
 ///
 /// # Errors
-/// Of the kernel: `EPERM` where it forbids it, `ESRCH` where there is no such process. `EFAULT` where the process has no
-/// memory at the address of the witness, and [`io::ErrorKind::NotFound`] where it has another word there: the number
+/// Of the kernel: `EPERM` where it forbids it, `ESRCH` where there is no such process. `EFAULT` where the process has
+/// no memory at the address of the witness, and [`io::ErrorKind::NotFound`] where it has another word there: the number
 /// belongs to another process.
 ///
 /// # Safety

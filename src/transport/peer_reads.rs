@@ -16,8 +16,8 @@ use crate::log;
 use crate::sys::alive::Process;
 use crate::sys::peer_memory::{self, Witness};
 use crate::transport::identity;
-use crate::transport::{PeerInfo, Policy, select};
-use crate::types::{Rank, TransportKind};
+use crate::transport::{PeerInfo, Policy, neighbourhood};
+use crate::types::Rank;
 
 /// Which ranks' memory this rank may read, and how.
 #[derive(Debug, Default)]
@@ -59,9 +59,10 @@ pub struct Announced {
 impl PeerReads {
     /// What `mine` may read of `peers`.
     pub fn new(mine: &PeerInfo, peers: &[PeerInfo], policy: Policy) -> PeerReads {
-        let near = |peer: &PeerInfo| select(mine, peer, policy) != TransportKind::Net;
+        let here = neighbourhood(mine, policy);
+        let near = |peer: &PeerInfo| neighbourhood(peer, policy) == here;
         let has_peers = || peers.iter().any(|peer| peer.rank != mine.rank && near(peer));
-        let here = if policy.no_peer_reads || !has_peers() { None } else { here() };
+        let here = if policy.no_peer_reads || !has_peers() { None } else { this_process() };
         let known = |peer: &PeerInfo| near(peer).then(|| info(peer)).flatten();
         let apart = here.is_some() && peers.iter().any(|peer| !near(peer) || peer.process != mine.process);
         let neighbours = if apart { peers.iter().map(known).collect() } else { Vec::new() };
@@ -138,7 +139,7 @@ impl PeerReads {
     fn close(&mut self, peer: Rank, error: &io::Error) {
         let me = self.me;
         self.closed.insert(peer);
-        log::detail!(Shm @ me, "{me} cannot read the memory of {peer} in place, and copies through shared memory: {error}");
+        log::detail!(Shm @ me, "{me} cannot read the memory of {peer}, so that data goes through shared memory: {error}");
     }
 }
 
@@ -148,7 +149,7 @@ fn info(peer: &PeerInfo) -> Option<ProcessInfo> {
 }
 
 /// This process, if it has a token.
-fn here() -> Option<Here> {
+fn this_process() -> Option<Here> {
     let token = identity::token().ok()?;
     let process = Process::of(i32::try_from(std::process::id()).ok()?)?;
     let witness = std::ptr::from_ref(token).addr() as u64;
