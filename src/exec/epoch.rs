@@ -2,8 +2,8 @@
 //!
 //! It begins with a flat exchange, in which all ranks say where their input and output lie in registered buffers. Ranks
 //! that are threads of one process exchange addresses instead. If one rank's buffers cannot be reached, all ranks read
-//! each other's input by the kernel, where the collective only moves data and all of them can. Otherwise they go through
-//! scratch.
+//! each other's input by the kernel, where the collective only moves data and all of them can. Otherwise they go
+//! through scratch.
 
 use std::ptr::NonNull;
 
@@ -137,8 +137,8 @@ impl<'a> Epoch<'a> {
         Ok(true)
     }
 
-    /// Meets all ranks again, once this rank reads nobody's input any more. Returns whether all ranks have read all that
-    /// they need.
+    /// Meets all ranks again, once this rank reads nobody's input any more. Returns whether all ranks have read all
+    /// that they need.
     ///
     /// # Errors
     /// Of the wait.
@@ -292,8 +292,8 @@ fn taken_away() -> Error {
     )
 }
 
-/// Input and output as two words: registration in the upper 16 bits, offset in the lower 48; all ones: none. A third word
-/// has the address in the upper 62 bits, and below it whether there is one and whether the buffers are reachable.
+/// Input and output as two words: registration in the upper 16 bits, offset in the lower 48; all ones: none. A third
+/// word has the address in the upper 62 bits, and below it whether there is one and whether the buffers are reachable.
 fn encode_ranges(ranges: &Ranges) -> [u8; RANGES_BYTES] {
     let word = |range: Option<UserRange>| {
         let fits = range.filter(|range| range.offset <= OFFSET_MASK);

@@ -22,8 +22,8 @@
 //!
 //! # Offers
 //! In place of filling a slot, the sender may offer its own memory there ([`Sender::offer`]): the flag is at 2 m + 1
-//! then, and the line has two numbers by which the memory is found, in the places of the length and of the payload's last
-//! 8 bytes, the label, and the word of an [`Offer`] in the place of the payload's first 8 bytes. A receiver that takes
+//! then, and the line has two numbers by which the memory is found, in the places of the length and of the payload's
+//! last 8 bytes, the label, and the word of an [`Offer`] in the place of the payload's first 8 bytes. A receiver that takes
 //! the offer reads the sender's memory by means of its own, says in the word how many bytes it has, and releases the
 //! slot. If the sender withdraws the offer first, it fills the slot as usual.
 

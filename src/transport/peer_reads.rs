@@ -139,7 +139,7 @@ impl PeerReads {
     fn close(&mut self, peer: Rank, error: &io::Error) {
         let me = self.me;
         self.closed.insert(peer);
-        log::detail!(Shm @ me, "{me} cannot read the memory of {peer}, so that data goes through shared memory: {error}");
+        log::detail!(Shm @ me, "cannot read the memory of rank {peer}, so that its data takes two copies: {error}");
     }
 }
 
