@@ -7,6 +7,9 @@
 //! images are read rightly and every rank ends with the same weights, bit for bit.
 #![expect(clippy::print_stdout, reason = "an example reports to whoever started it")]
 
+#[path = "../examples/digits/gradients.rs"]
+#[expect(dead_code, reason = "ranks of this job add up on the host")]
+mod gradients;
 #[path = "../examples/digits/images.rs"]
 mod images;
 mod job;
@@ -28,5 +31,5 @@ fn main() {
 fn digits(world: &SimpleCommunicator) -> Result<()> {
     let comm = communicator(world, &Config::default())?;
     job::expect_ranks(comm.size());
-    train::train(&comm)
+    train::train(&comm, &mut gradients::Gradients::OnHost)
 }

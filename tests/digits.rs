@@ -67,6 +67,22 @@ fn reproducible_weights_are_the_same_over_every_transport() {
     assert_eq!((&local, &local), (&shm, &net));
 }
 
+/// On virtual GPUs: ranks that share one, and ranks on several, whose kernels wait for each other.
+#[cfg(feature = "cuda")]
+#[test]
+fn gpus_learn_the_same_weights_as_hosts() {
+    let on_host = run(&["--reproducible", "--transport", "local", "--ranks", "3"], "weights ");
+    for (machine, devices) in [("1", "cuda"), ("2-nvswitch", "cuda:0,1")] {
+        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run"));
+        command.args([machine, "--"]).arg(program());
+        command.args(["--reproducible", "--transport", "local", "--ranks", "3", "--device", devices]);
+        let output = command.output().expect("bash starts");
+        let (printed, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{machine}: {}\n{printed}\n{complaints}", output.status);
+        assert!(printed.contains(&format!("weights {on_host}\n")), "{machine}: {on_host} is not in\n{printed}");
+    }
+}
+
 #[test]
 fn any_number_of_ranks_learns() {
     // The example itself fails where too few images are read rightly or ranks disagree.

@@ -57,7 +57,7 @@ const OTHERS: &[Other] = &[
     ("Communicator", "init", CONSTRUCTOR),
     ("Communicator", "from_env_with", Named("from_env")),
     ("Communicator", "register", Named("register_buffer")),
-    ("Communicator", "on", Nothing("in C++ each call takes its stream; the classes have no devices yet")),
+    ("Communicator", "on", Nothing("in C++ each call takes its stream")),
     ("Group", "on_stream", Nothing("as Communicator::on")),
     ("Communicator", "chosen", Nothing("for tools; the log says it of every call, with NCCL_DEBUG_SUBSYS=TUNING")),
     ("Communicator", "run", Nothing("each call has a form with pointers, a count and a DataType")),

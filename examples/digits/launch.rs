@@ -19,16 +19,18 @@ pub(crate) enum Transport {
 }
 
 /// What the command line says.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) ranks: u32,
     pub(crate) transport: Transport,
     pub(crate) reproducible: bool,
+    /// The GPUs whose memory gradients are added up in; none: the host's.
+    pub(crate) devices: Vec<u32>,
 }
 
 impl Options {
     pub(crate) fn parse() -> Result<Options, String> {
-        let mut options = Options { ranks: 4, transport: Transport::Shm, reproducible: false };
+        let mut options = Options { ranks: 4, transport: Transport::Shm, reproducible: false, devices: Vec::new() };
         let mut words = env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value"));
@@ -43,13 +45,33 @@ impl Options {
                     };
                 }
                 "--reproducible" => options.reproducible = true,
+                "--device" => options.devices = devices(&value()?)?,
                 other => {
-                    return Err(format!("{other}: known are --ranks N, --transport local|shm|net, --reproducible"));
+                    let known = "--ranks N, --transport local|shm|net, --device cuda[:LIST], --reproducible";
+                    return Err(format!("{other}: known are {known}"));
                 }
             }
         }
         if options.ranks == 0 { Err("--ranks 0: at least one".to_owned()) } else { Ok(options) }
     }
+
+    /// The GPU of a rank, if it has one: neighbours share one where there are fewer GPUs than ranks.
+    pub(crate) fn device_of(&self, rank: u32) -> Option<u32> {
+        let place = u64::from(rank) * self.devices.len() as u64 / u64::from(self.ranks);
+        usize::try_from(place).ok().and_then(|place| self.devices.get(place)).copied()
+    }
+}
+
+/// `cuda`, which is the first GPU, or `cuda:0,1`.
+fn devices(text: &str) -> Result<Vec<u32>, String> {
+    let numbers = match text.strip_prefix("cuda") {
+        Some("") => Ok(vec![0]),
+        Some(list) if list.starts_with(':') => {
+            list[1..].split(',').map(|number| number.parse().map_err(|_| ())).collect()
+        }
+        _ => Err(()),
+    };
+    numbers.map_err(|()| format!("--device {text}: write cuda, or cuda:0,1"))
 }
 
 /// Whether a launcher (`rsccl run`, torchrun, mpirun, srun, or [`start_processes`]) has made this process a rank already.
@@ -58,7 +80,7 @@ pub(crate) fn is_rank() -> bool {
 }
 
 /// Starts this program once for each rank, and waits for all of them. They meet in a folder of their own.
-pub(crate) fn start_processes(options: Options) -> Result<(), String> {
+pub(crate) fn start_processes(options: &Options) -> Result<(), String> {
     let folder = env::temp_dir().join(format!("rsccl-digits-{}", std::process::id()));
     fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let store = format!("file://{}", folder.join("store").display());
@@ -72,7 +94,7 @@ pub(crate) fn start_processes(options: Options) -> Result<(), String> {
     outcome
 }
 
-fn start(options: Options, rank: u32, store: &str) -> io::Result<Child> {
+fn start(options: &Options, rank: u32, store: &str) -> io::Result<Child> {
     let mut command = Command::new(env::current_exe()?);
     command.args(env::args().skip(1)).env("RSCCL_STORE", store);
     command.env("RSCCL_RANK", rank.to_string()).env("RSCCL_WORLD_SIZE", options.ranks.to_string());

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rsccl::{Communicator, ReduceOp};
 
+use crate::gradients::Gradients;
 use crate::images;
 use crate::model::{self, EPOCHS, Share, WEIGHTS};
 
@@ -12,11 +13,11 @@ use crate::model::{self, EPOCHS, Share, WEIGHTS};
 const REQUIRED_ACCURACY: f64 = 95.0;
 const EPOCHS_BETWEEN_REPORTS: usize = 10;
 
-/// Trains with each rank's share of the images. Rank 0 reports.
+/// Trains with each rank's share of the images, and adds up where `gradients` says. Rank 0 reports.
 ///
 /// # Panics
 /// If the model reads too few of the held-out images, or ranks end with different weights.
-pub(crate) fn train(comm: &Communicator) -> rsccl::Result<()> {
+pub(crate) fn train(comm: &Communicator, gradients: &mut Gradients) -> rsccl::Result<()> {
     let (training, held_out) = images::load();
     let share = Share { rank: comm.rank() as usize, world: comm.size() as usize };
     let mut weights = if share.rank == 0 { first_weights() } else { vec![0.0; WEIGHTS] };
@@ -26,7 +27,7 @@ pub(crate) fn train(comm: &Communicator) -> rsccl::Result<()> {
     for epoch in 1..=EPOCHS {
         let loss = model::train_epoch(&mut weights, &mut velocity, &training, share, |gradient| {
             let started = Instant::now();
-            comm.all_reduce_in_place(gradient, ReduceOp::Sum)?;
+            gradients.add_up(comm, gradient)?;
             in_collectives += started.elapsed();
             bytes += size_of_val(gradient);
             Ok::<_, rsccl::Error>(())
