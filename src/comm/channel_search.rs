@@ -304,9 +304,7 @@ mod tests {
     #[test]
     fn hosts_are_joined_by_their_nics() {
         let mut all = vec![Vec::new(); 16];
-        for first in 0..2 {
-            all[first] = told("p4d", &[0, 1, 2, 3, 4, 5, 6, 7]);
-        }
+        all[..2].fill(told("p4d", &[0, 1, 2, 3, 4, 5, 6, 7]));
         let hosts: Vec<u64> = (0..16).map(|rank| rank % 2).collect();
         let found = joined(&hosts, &all).unwrap().unwrap();
         assert_eq!((found.orders.rings().len(), found.orders.chains().len()), (4, 4));

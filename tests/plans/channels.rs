@@ -26,12 +26,13 @@ const MACHINES: [(&str, u32, u32); 7] = [
 
 fn searched(name: &str, hosts: u32) -> Arc<Layout> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/machines/{name}.xml"));
-    let (machine, _) = xml::parse(name, &std::fs::read_to_string(path).unwrap()).unwrap();
-    let system = System::new(&machine.repeated(hosts)).unwrap();
+    let (machine, _) = xml::parse(name, &std::fs::read_to_string(path).expect("a file")).expect("a machine");
+    let system = System::new(&machine.repeated(hosts)).expect("a graph");
     let gpus = system.gpus();
-    let channels = SystemChannels::search(&system, CrossNic::IfBetter).orders(&gpus).unwrap().expect("channels");
+    let channels =
+        SystemChannels::search(&system, CrossNic::IfBetter).orders(&gpus).expect("orders").expect("channels");
     let layout = Layout::of_gpus(&system, &gpus).with_rails(&rails(&system, &gpus));
-    Arc::new(layout.with_channels(channels).unwrap())
+    Arc::new(layout.with_channels(channels).expect("its ranks"))
 }
 
 /// Every rank's peers of a lane, to which it sends.
