@@ -708,7 +708,7 @@ mod tests {
     }
 
     fn data(bytes: usize) -> Vec<u8> {
-        (0..bytes).map(|at| (at % 251) as u8).collect()
+        (0..bytes).map(|at| u8::try_from(at % 251).expect("below 251")).collect()
     }
 
     /// Messages and bytes that went through slots.

@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn memory_is_read_as_far_as_there_is_some() {
-        let data: Vec<u8> = (0..10_000u32).map(|at| at as u8).collect();
+        let data: Vec<u8> = (0..10_000u32).map(|at| at.to_le_bytes()[0]).collect();
         assert_eq!(copied(witness(), data.as_ptr().addr() as u64, data.len()).unwrap(), data);
         assert_eq!(copied(witness(), data.as_ptr().addr() as u64, 0).unwrap(), []);
         let memory = SharedMemory::anonymous(8192).unwrap().into_region();

@@ -88,13 +88,14 @@ fn ordinal_of(driver: &Driver, stream: StreamHandle) -> Result<CUdevice, Refusal
         }
         return Ok(device);
     }
-    // SAFETY: the stream lives (`new`), so its context does, and the places are ours.
-    unsafe {
-        call!(driver, cuStreamGetCtx(stream.0, &raw mut context))?;
-        call!(driver, cuCtxPushCurrent(context))?;
-        let asked = call!(driver, cuCtxGetDevice(&raw mut device));
-        call!(driver, cuCtxPopCurrent(&raw mut context)).and(asked)?;
-    }
+    // SAFETY: the stream lives (`new`), and the place is ours.
+    unsafe { call!(driver, cuStreamGetCtx(stream.0, &raw mut context)) }?;
+    // SAFETY: the context lives while its stream does.
+    unsafe { call!(driver, cuCtxPushCurrent(context)) }?;
+    // SAFETY: the place is ours.
+    let asked = unsafe { call!(driver, cuCtxGetDevice(&raw mut device)) };
+    // SAFETY: the place is ours; the context was pushed just now.
+    unsafe { call!(driver, cuCtxPopCurrent(&raw mut context)) }.and(asked)?;
     Ok(device)
 }
 
