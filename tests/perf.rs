@@ -397,3 +397,21 @@ fn ranks_share_the_memory_of_a_virtual_gpu() {
     assert!(output.status.success(), "{text}");
     assert!(text.contains(" device 0"), "{text}");
 }
+
+/// One process for each GPU: a launcher's, or this command's own.
+#[cfg(feature = "cuda")]
+#[test]
+fn processes_work_on_virtual_gpus_of_their_own() {
+    let (script, rsccl) = (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run"), env!("CARGO_BIN_EXE_rsccl"));
+    let launched = ["run", "-n", "2", "--", rsccl, "perf"];
+    for (before, after) in [(&launched[..], &[][..]), (&["perf"], &["--ranks", "2", "--transport", "shm"])] {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=10", "300", script, "--strict", "2-nvswitch", "--", rsccl]).args(before);
+        command.args(["all_reduce,sendrecv", "--device", "cuda", "-b", "1K", "-d", "float"]).args(after);
+        command.args(["-n", "2", "-w", "1", "-m", "2", "-u", "1", "-c", "2"]);
+        let output = command.output().expect("the machine starts");
+        let text = [text(&output.stdout), text(&output.stderr)].concat();
+        assert!(output.status.success(), "{text}");
+        assert!([" device 0", " device 1"].iter().all(|device| text.contains(device)), "{text}");
+    }
+}

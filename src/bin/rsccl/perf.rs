@@ -116,8 +116,9 @@ pub(crate) struct Arguments {
     /// over sockets (net), or processes as the library chooses (auto, the default for launched ranks).
     #[arg(long, value_enum)]
     transport: Option<Transport>,
-    /// Runs on the memory of GPUs, in streams: `cuda` takes all GPUs of this process, `cuda:0,2` these. Ranks are threads, and share the
-    /// GPUs evenly: 8 ranks on 4 GPUs are two on each. A time is that of the calls and of the wait for the stream behind a loop.
+    /// Runs on the memory of GPUs, in streams: `cuda` takes all GPUs of a process, `cuda:0,2` these. The ranks of a host,
+    /// threads or processes, share them evenly: 8 ranks on 4 GPUs are two on each. A time is that of the calls and of the
+    /// wait for the stream behind a loop.
     #[arg(long, value_parser = device::parse, value_name = "cuda[:LIST]")]
     device: Option<device::Devices>,
     /// The algorithms to choose from; NCCL_ALGO overrides this: Ring, Tree, Direct, PAT.

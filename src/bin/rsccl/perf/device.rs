@@ -1,8 +1,10 @@
 //! The devices that ranks work on, and the copies of their buffers there.
 
 use rsccl::comm::DeviceStream;
-use rsccl::{Communicator, Error, Result};
+use rsccl::internals::device::{DeviceId, Home};
+use rsccl::{Communicator, Error, Result, internals};
 
+use super::Transport;
 use super::measure::Case;
 use super::verify::{Placement, RankBuffers, Sample, perform_on};
 
@@ -33,14 +35,16 @@ impl Devices {
         match self {
             Devices::Listed(numbers) => Ok(numbers.clone()),
             Devices::All => {
-                DeviceStream::new(0)?;
-                Ok((0..MOST_DEVICES).take_while(|number| DeviceStream::new(*number).is_ok()).collect())
+                // Asked for by number alone: a stream would make a context on each, in each process.
+                let of = |number: u32| internals::device::of(Home::Device(DeviceId(number)));
+                of(0)?;
+                Ok((0..MOST_DEVICES).take_while(|number| of(*number).is_ok()).collect())
             }
         }
     }
 }
 
-/// The device of a rank: neighbours share one.
+/// The device of a rank of `ranks` that share these devices, threads or processes: neighbours share one.
 pub(crate) fn of_rank(devices: &[u32], rank: u32, ranks: u32) -> u32 {
     let place = u64::from(rank) * devices.len() as u64 / u64::from(ranks.max(1));
     usize::try_from(place).ok().and_then(|place| devices.get(place)).copied().unwrap_or_default()
@@ -94,10 +98,10 @@ impl<'a, T: Sample> OnDevice<'a, T> {
 ///
 /// # Errors
 /// [`rsccl::error::Kind::InvalidArgument`] that names the options.
-pub(crate) fn check(is_local: bool, registered: bool) -> Result<()> {
-    if !is_local {
+pub(crate) fn check(transport: Transport, registered: bool) -> Result<()> {
+    if transport == Transport::Net {
         return Err(Error::invalid_argument(
-            "--device: ranks on devices are threads of this process: omit --transport and launchers",
+            "--device with --transport net: ranks on devices share memory; use local, shm or auto",
         ));
     }
     if registered {

@@ -255,8 +255,7 @@ pub(crate) fn is_standard_output(path: &Path) -> bool {
 /// The devices that ranks work on; none: the host.
 fn devices(arguments: &Arguments, ranks: Ranks) -> Result<Vec<u32>> {
     let Some(devices) = &arguments.device else { return Ok(Vec::new()) };
-    let is_local = ranks.transport == Transport::Local && !ranks.launched;
-    device::check(is_local, arguments.local_register == 1)?;
+    device::check(ranks.transport, arguments.local_register == 1)?;
     devices.numbers()
 }
 

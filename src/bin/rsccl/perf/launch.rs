@@ -26,9 +26,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     if let Some(launch) = outer_launch(arguments)? {
         return launched(arguments, &launch);
     }
+    if arguments.transport.unwrap_or(Transport::Local) == Transport::Local {
+        let job = own_job(arguments)?;
+        job.open_files()?;
+        return threads(&job);
+    }
+    // Before any thread starts, which would inherit the old mask: the driver of GPUs starts some.
+    let signals = Signals::take_over(&[Signal::CHILD])?;
     let job = own_job(arguments)?;
     job.open_files()?;
-    if job.transport == Transport::Local { threads(&job) } else { processes(&job) }
+    processes(&job, &signals)
 }
 
 /// The job of ranks that this command itself starts.
@@ -100,9 +107,7 @@ fn work(rank: u32, job: &Job) -> Result<bool> {
 }
 
 /// Starts the ranks and waits for them.
-fn processes(job: &Job) -> Result<bool> {
-    // Before any thread starts, which would inherit the old mask.
-    let signals = Signals::take_over(&[Signal::CHILD])?;
+fn processes(job: &Job, signals: &Signals) -> Result<bool> {
     limits::raise_open_files(u64::from(job.ranks) + OWN_FILES)?;
     let id = Communicator::unique_id(&job.config)?;
     let mut ranks = Vec::with_capacity(job.ranks as usize);
@@ -111,7 +116,7 @@ fn processes(job: &Job) -> Result<bool> {
         ranks.push(started.map_err(|error| Error::system(format!("starting the process of rank {rank}"), error))?);
     }
     // Dropping the groups ends what still runs.
-    wait(&mut ranks, &signals)
+    wait(&mut ranks, signals)
 }
 
 /// The reading end of a pipe that holds the id.

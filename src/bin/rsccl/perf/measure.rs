@@ -47,7 +47,9 @@ pub(crate) fn measure(rank: &Rank<'_>, case: &Case, complain: &mut dyn FnMut(&st
 pub(crate) struct Rank<'a> {
     pub(crate) comm: &'a Communicator,
     pub(crate) job: &'a Job,
-    /// The stream of its device, where ranks have devices.
+    /// Its device, where ranks have devices.
+    pub(crate) device: Option<u32>,
+    /// A stream of that.
     pub(crate) stream: Option<DeviceStream>,
 }
 

@@ -17,12 +17,11 @@ use super::verify::{Op, Placement, Program, Shape};
 /// # Errors
 /// Of the collectives, and of writing the files.
 pub(crate) fn run(comm: &Communicator, job: &Job) -> Result<bool> {
-    let stream = if job.devices.is_empty() {
-        None
-    } else {
-        Some(DeviceStream::new(device::of_rank(&job.devices, comm.rank(), comm.size()))?)
-    };
-    let this = Rank { comm, job, stream };
+    let locality = comm.locality()?;
+    let of_rank = || device::of_rank(&job.devices, locality.local_rank, locality.local_size);
+    let device = (!job.devices.is_empty()).then(of_rank);
+    let stream = device.map(DeviceStream::new).transpose()?;
+    let this = Rank { comm, job, device, stream };
     let ranks = introduce(&this)?;
     let cases = cases(job);
     let mut table = (comm.rank() == 0).then(|| Table::new(job, &ranks, cases.len() * job.cycles as usize));
@@ -128,12 +127,9 @@ fn row(rank: &Rank<'_>, plan: &Plan, number: u64) -> Result<Row> {
 
 /// Who runs where, gathered from all ranks.
 fn introduce(rank: &Rank<'_>) -> Result<Vec<String>> {
-    let Rank { comm, job, .. } = *rank;
+    let Rank { comm, .. } = *rank;
     let mut mine = [0u8; INTRODUCTION_BYTES];
-    let memory = match rank.stream {
-        None => "host memory".to_owned(),
-        Some(_) => format!("device {}", device::of_rank(&job.devices, comm.rank(), comm.size())),
-    };
+    let memory = rank.device.map_or("host memory".to_owned(), |device| format!("device {device}"));
     let text = format!("Pid {:>6} on {} {memory}", machine::pid(), machine::hostname());
     // A character that is cut in two is shown as one that is unknown.
     let length = text.len().min(INTRODUCTION_BYTES);
