@@ -82,7 +82,8 @@ pub struct Config {
     pub strict_filters: bool,
     /// How ranks that share a GPU run: `joint`, in one launch in which nobody waits, where that is possible, or
     /// `split`, each rank by itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what
-    /// several do. `RSCCL_COHORT`; joint.
+    /// several do, and several processes can share a GPU: they take turns there, each of some milliseconds, unless
+    /// NVIDIA's MPS runs them together. `RSCCL_COHORT`; joint.
     pub cohort: Option<String>,
     /// The least channels of a call that has as many slots to fill. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
     pub min_channels: Option<u32>,
@@ -101,6 +102,9 @@ pub struct Config {
     /// registered buffer is copied through shared memory then. Where the kernel forbids it, that happens by itself.
     /// `RSCCL_CMA_DISABLE`; false.
     pub cma_disable: bool,
+    /// Whether GPU memory goes to other processes in the newer way, by descriptors of `cuMemCreate`'s memory; if not,
+    /// by `cuIpcGetMemHandle`. GPUs that lack the newer way take the older. `NCCL_CUMEM_ENABLE`; true.
+    pub cumem_enable: bool,
     /// How far apart GPUs may be that reach each other's memory: LOC, NVL, PIX, PXB, PHB, SYS. `rsccl topo` obeys it.
     /// `NCCL_P2P_LEVEL`.
     pub p2p_level: Option<String>,
@@ -201,6 +205,7 @@ impl Default for Config {
             p2p_disable: false,
             shm_disable: false,
             cma_disable: false,
+            cumem_enable: true,
             p2p_level: None,
             net_gdr_level: None,
             cross_nic: 2,
@@ -442,6 +447,8 @@ setters! {
     with_shm_disable => shm_disable: bool;
     /// Sets [`Config::cma_disable`].
     with_cma_disable => cma_disable: bool;
+    /// Sets [`Config::cumem_enable`].
+    with_cumem_enable => cumem_enable: bool;
     /// Sets [`Config::p2p_level`].
     with_p2p_level => p2p_level: impl Into<String>, some;
     /// Sets [`Config::net_gdr_level`].

@@ -52,6 +52,8 @@ pub enum Sharing {
     Threads,
     /// Other processes of this host too.
     Processes,
+    /// The same, in the older way of devices that have two: a GPU's memory by `cuIpcGetMemHandle`.
+    ProcessesByHandle,
 }
 
 /// What [`Device::identity`] says; a GPU's is its UUID.
@@ -95,12 +97,13 @@ pub trait Device: fmt::Debug + Send + Sync {
 
     /// For one rank whose programs wait on this device for those of ranks on `peers`, itself among them: makes the
     /// memory of those devices reachable from here, takes what such launches need, and gives the page by which they
-    /// and the host hear from each other. For set-up.
+    /// and the host hear from each other. For set-up. Memory of the devices `elsewhere`, on which other processes work,
+    /// will be imported.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] where the device cannot reach a peer, or has no room for another rank.
-    fn page_for(&self, peers: &[Home]) -> Result<StatusPage> {
-        let _all_reachable = peers;
+    fn page_for(&self, peers: &[Home], elsewhere: &[DeviceIdentity]) -> Result<StatusPage> {
+        let _all_reachable = (peers, elsewhere);
         StatusPage::new()
     }
 

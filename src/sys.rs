@@ -19,6 +19,7 @@ pub mod lending;
 pub mod library;
 pub mod limits;
 pub mod memory;
+pub mod note;
 pub mod numa;
 pub mod nvml;
 pub mod peer_memory;

@@ -52,6 +52,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "NCCL_P2P_DISABLE", config.p2p_disable);
     lay(*made, "NCCL_SHM_DISABLE", config.shm_disable);
     lay(*made, "RSCCL_CMA_DISABLE", config.cma_disable);
+    lay(*made, "NCCL_CUMEM_ENABLE", config.cumem_enable);
     lay(*made, "NCCL_P2P_LEVEL", config.p2p_level);
     lay(*made, "NCCL_NET_GDR_LEVEL", config.net_gdr_level);
     lay(*made, "NCCL_CROSS_NIC", config.cross_nic);

@@ -28,7 +28,7 @@ pub(super) struct Meeting {
     shared: Arc<Shared>,
     /// The process of each rank.
     processes: Vec<u64>,
-    /// By rank: its device.
+    /// The device of each rank.
     devices: Vec<DeviceIdentity>,
     world: World,
 }
@@ -51,7 +51,8 @@ struct Facts {
     /// The key under which threads of one process find what they share.
     ticket: u64,
     device: DeviceIdentity,
-    /// [`crate::device::Device::runs_processes_together`]
+    /// Whether it may be shared with other processes: [`crate::device::Device::runs_processes_together`], or
+    /// `RSCCL_COHORT=split`.
     together: bool,
 }
 
@@ -76,7 +77,9 @@ impl Meeting {
         let shared = Arc::new(Shared::default());
         let entry = Entry::new(&shared)?;
         let (process, identity) = (process_token()?, device.identity());
-        let mine = Facts { process, ticket: entry.0, device: identity, together: device.runs_processes_together() };
+        // The user may say that it is worth the turns.
+        let together = device.runs_processes_together() || session.settings.split_cohorts;
+        let mine = Facts { process, ticket: entry.0, device: identity, together };
         let told = bootstrap.all_gather(&mine.encode(), wait)?;
         let facts = world.ranks().zip(&told).map(|(rank, bytes)| Facts::decode(rank, bytes));
         let facts: Vec<Facts> = facts.collect::<Result<_>>()?;
@@ -106,12 +109,13 @@ impl Meeting {
         self.world.ranks().filter(|rank| !self.is_here(*rank)).collect()
     }
 
-    /// Allocates this rank's shared memory on its device, zeroed, and enters it into the table of its process.
+    /// Allocates this rank's shared memory on its device, zeroed, and enters it into the table of its process. `sharing`
+    /// is for ranks of other processes.
     ///
     /// # Errors
     /// Where the device has no such memory.
-    pub(super) fn allocate(&self, home: Home, scratch_bytes: usize) -> Result<Region> {
-        let sharing = if self.elsewhere().is_empty() { Sharing::Threads } else { Sharing::Processes };
+    pub(super) fn allocate(&self, home: Home, scratch_bytes: usize, sharing: Sharing) -> Result<Region> {
+        let sharing = if self.elsewhere().is_empty() { Sharing::Threads } else { sharing };
         let bytes = fits(self.layout().scratch())?.saturating_add(scratch_bytes);
         let memory = device::of(home)?.allocate(bytes, sharing)?;
         lock(&self.shared.sides).insert(self.world.rank, memory.clone());
@@ -151,7 +155,9 @@ impl Meeting {
         if self.world.size == 1 || (is_one_device && !session.settings.split_cohorts) {
             return StatusPage::new();
         }
-        let page = device::of(home)?.page_for(&homes);
+        let elsewhere: Vec<DeviceIdentity> =
+            self.elsewhere().into_iter().map(|rank| self.devices[rank.index()]).collect();
+        let page = device::of(home)?.page_for(&homes, &elsewhere);
         let can = session.bootstrap.all_gather(&[u8::from(page.is_ok())], wait)?;
         let page = page?;
         match can.iter().position(|can| can != &[1]) {
@@ -219,8 +225,9 @@ fn check_together(facts: &[Facts]) -> Result<()> {
         let other = facts.iter().position(|other| other.device == one.device && other.process != one.process);
         if let Some(other) = other {
             return Err(Error::invalid_usage(format!(
-                "ranks {rank} and {other} are different processes on one device, which runs the work of one process at a time, so that \
-                 they would wait for each other for ever: give each process a device of its own, or make its ranks threads of one process"
+                "ranks {rank} and {other} are different processes on one device, which runs the work of one process at a time: a wait of \
+                 one for the other lasts as long as a turn; give each process a device of its own, make its ranks threads of one process, \
+                 or set RSCCL_COHORT=split for all ranks, which accepts that (and is quick where NVIDIA's MPS runs processes together)"
             )));
         }
     }

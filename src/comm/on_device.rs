@@ -376,18 +376,20 @@ impl Engine {
         let wait = self.meet_before(("the first call on the memory of a device", next), background)?;
         let sizes = self.session.settings.sizes;
         let meeting = Meeting::new(&self.session, home, &wait)?;
-        let mine = meeting.allocate(home, sizes.scratch_bytes)?;
+        let sharing = self.session.settings.device_sharing;
+        let mine = meeting.allocate(home, sizes.scratch_bytes, sharing)?;
         self.session.bootstrap.barrier(&wait)?;
         let (elsewhere, queue_bytes) = (meeting.elsewhere(), device_sharing::queue_bytes(sizes.shape)?);
+        let status = meeting.status_page(&self.session, home, &wait)?;
         let mut kept = Vec::new();
         if !elsewhere.is_empty() {
             self.set_up(WaitingFor::Anything, background, |fabric, setup| {
-                kept = fabric.share_with_processes(&mine, (&elsewhere, queue_bytes), setup)?;
+                let queues = (queue_bytes, sharing);
+                kept = fabric.share_with_processes(&mine, (&elsewhere, queues), setup)?;
                 Ok(())
             })?;
         }
         kept.push(mine);
-        let status = meeting.status_page(&self.session, home, &wait)?;
         if let Some(found) = channel_search::find(&self.session, self.hosts(), meeting.devices(), &wait)? {
             self.chooser.set_channels(found)?;
         }

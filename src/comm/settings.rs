@@ -11,6 +11,7 @@ use crate::bootstrap::interface::{Family, Rules};
 use crate::bootstrap::{Options, Secret};
 use crate::comm::filters;
 use crate::config::{Config, MAX_CHANNELS, Note, SocketFamily};
+use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::plan;
@@ -39,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) awake: Duration,
     /// What transports are forbidden.
     pub(crate) policy: Policy,
+    /// How memory of devices is allocated that other processes map.
+    pub(crate) device_sharing: Sharing,
     /// Sizes of rings and scratch.
     pub(crate) sizes: Sizes,
     /// The same bits whatever the size, algorithm or transport.
@@ -97,6 +100,7 @@ impl Settings {
                 no_shm: config.shm_disable,
                 no_peer_reads: config.cma_disable,
             },
+            device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes { shape: Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }, scratch_bytes, sockets },
             reproducible: config.reproducible,
             split_cohorts: split_cohorts(config)?,

@@ -5,6 +5,7 @@
 //! result    calls that name what failed; the driver of this process
 //! safe      context ── kernels, stream, memory, tables, graphs ── active: a GPU in use ── queue, and Cuda below
 //! polling   programs that wait on the GPU, for ranks on other GPUs
+//! legacy    memory that other processes open by a handle
 //! programs  what ranks of one GPU do, walked on the host ── levels: in which launches it goes to the GPU
 //! ```
 //!
@@ -17,6 +18,7 @@ mod context;
 mod graphs;
 mod kernels;
 mod launch;
+mod legacy;
 mod levels;
 mod memory;
 mod pieces;
@@ -42,6 +44,7 @@ use crate::device::{Device, DeviceId, DeviceIdentity, Generation, Home, Keep, Qu
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sys::lending::Lending;
+use crate::sys::note::TakenNote;
 
 use active::Active;
 use context::{MemoryWays, Primary};
@@ -280,9 +283,13 @@ impl Device for Cuda {
                 let memory = Allocation::for_threads(active.chunks(), active.primary(), active.service(), bytes)?;
                 self.region(active, memory, bytes, None)
             }
-            Sharing::Processes => {
-                self.check_exports()?;
+            Sharing::Processes if self.exports => {
                 let memory = Allocation::shareable(active.primary(), bytes, active.service())?;
+                let descriptor = memory.export()?;
+                self.region(active, memory, bytes, Some(descriptor))
+            }
+            Sharing::Processes | Sharing::ProcessesByHandle => {
+                let memory = Allocation::by_handle(active.primary(), bytes, active.service())?;
                 let descriptor = memory.export()?;
                 self.region(active, memory, bytes, Some(descriptor))
             }
@@ -296,10 +303,19 @@ impl Device for Cuda {
     }
 
     fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
-        self.check_exports()?;
         let active = self.active()?;
-        let memory = Allocation::import(active.primary(), &descriptor, bytes, active.service())?;
-        self.region(active, memory, bytes, Some(descriptor))
+        match TakenNote::take(descriptor)? {
+            // The note itself says whether the memory is open: it has no other descriptor here.
+            Ok(note) => {
+                let memory = Allocation::open(active.primary(), note, bytes)?;
+                self.region(active, memory, bytes, None)
+            }
+            Err(descriptor) => {
+                self.check_exports()?;
+                let memory = Allocation::import(active.primary(), &descriptor, bytes, active.service())?;
+                self.region(active, memory, bytes, Some(descriptor))
+            }
+        }
     }
 
     fn identity(&self) -> DeviceIdentity {
@@ -316,8 +332,12 @@ impl Device for Cuda {
         locate(address).unwrap_or(None).filter(|home| *home == self.home())
     }
 
-    fn page_for(&self, peers: &[Home]) -> Result<StatusPage> {
+    fn page_for(&self, peers: &[Home], elsewhere: &[DeviceIdentity]) -> Result<StatusPage> {
         let active = self.active()?;
+        // Of a GPU that this process does not see only the import tells.
+        for seen in gpus()?.iter().filter(|gpu| elsewhere.contains(&gpu.identity())) {
+            active.primary().check_reach(seen.device)?;
+        }
         for peer in peers.iter().filter(|peer| **peer != self.home()) {
             let Home::Device(id) = *peer else { continue };
             active.reach(&of(id)?.active()?)?;
@@ -336,7 +356,7 @@ impl Cuda {
             return Ok(());
         }
         let message =
-            format!("GPU {} ({}) cannot hand memory to other processes by descriptor", self.device, self.name);
+            format!("GPU {} ({}) cannot take memory of other processes by descriptor", self.device, self.name);
         Err(Error::new(Kind::System, message))
     }
 }

@@ -70,10 +70,7 @@ impl SharedMemory {
     /// # Errors
     /// [`Kind::Remote`] where it is anything else.
     pub fn from_peer(file: OwnedFd, bytes: usize) -> Result<SharedMemory> {
-        let raw = file.as_raw_fd();
-        // SAFETY: a plain call on a descriptor that we own.
-        let seals = unsafe { libc::fcntl(raw, libc::F_GET_SEALS) };
-        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+        if !is_sealed(&file) {
             return Err(Error::new(Kind::Remote, "a peer sent a descriptor that is not a sealed memfd"));
         }
         let actual = std::fs::File::from(file);
@@ -251,8 +248,15 @@ impl Drop for SharedMemory {
     }
 }
 
+/// Whether a descriptor is a memfd that cannot shrink.
+pub(super) fn is_sealed(file: &OwnedFd) -> bool {
+    // SAFETY: a plain call on a descriptor that we own.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+}
+
 /// A memfd of `bytes`, sealed.
-fn sealed_file(bytes: usize) -> Result<OwnedFd> {
+pub(super) fn sealed_file(bytes: usize) -> Result<OwnedFd> {
     // SAFETY: the name is a NUL-terminated literal; the call has no other precondition.
     let raw = unsafe { libc::memfd_create(c"rsccl".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     if raw < 0 {

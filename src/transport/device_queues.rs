@@ -21,8 +21,8 @@ use crate::types::Rank;
 /// The queues of this rank's connections on its device.
 #[derive(Debug, Default)]
 pub(super) struct DeviceQueues {
-    /// Where this rank works, and the bytes of a queue; `None` until it shares memory of a device.
-    here: Option<(Home, usize)>,
+    /// Where this rank works, and how queues are allocated; `None` until it shares memory of a device.
+    here: Option<(Home, QueueMemory)>,
     open: HashMap<Need, Region>,
     /// I send: the offer has not come.
     awaited: Vec<Need>,
@@ -31,6 +31,9 @@ pub(super) struct DeviceQueues {
     /// I receive: the sender has not confirmed.
     unconfirmed: Vec<Need>,
 }
+
+/// The bytes of a queue, and how peers map it.
+pub type QueueMemory = (usize, Sharing);
 
 impl DeviceQueues {
     fn has(&self, need: &Need) -> bool {
@@ -52,7 +55,7 @@ impl DeviceQueues {
 
 impl Fabric {
     /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of as many bytes, for
-    /// that device. All peers make the same call. Queues of connections have `queue_bytes` from now on.
+    /// that device. All peers make the same call. Queues of connections are as `queues` says from now on.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] where a peer cannot map memory of this rank; of memory, or of a peer that
@@ -60,7 +63,7 @@ impl Fabric {
     pub fn share_with_processes(
         &mut self,
         mine: &Region,
-        (peers, queue_bytes): (&[Rank], usize),
+        (peers, queues): (&[Rank], QueueMemory),
         setup: &mut Setup<'_>,
     ) -> Result<Vec<Region>> {
         if let Some(peer) = peers.iter().find(|peer| self.transports[self.place(**peer)].sharing().is_none()) {
@@ -71,7 +74,7 @@ impl Fabric {
             .about(*peer));
         }
         let home = mine.home();
-        self.queues.here = Some((home, queue_bytes));
+        self.queues.here = Some((home, queues));
         let owners: Vec<(Rank, Option<usize>)> = peers.iter().map(|peer| (*peer, Some(mine.bytes()))).collect();
         let taken = self.exchange_memory((&owners, peers), Some((mine, None)), (TAG_SIDE, home), setup)?;
         let memory = |imported: Option<Imported>| imported.map(|imported| imported.memory);
@@ -133,8 +136,8 @@ impl Fabric {
             self.queues.awaited.push(need);
             return Ok(());
         }
-        let (home, bytes) = self.place_of_queues()?;
-        let memory = device::of(home)?.allocate(bytes, Sharing::Processes)?;
+        let (home, (bytes, sharing)) = self.place_of_queues()?;
+        let memory = device::of(home)?.allocate(bytes, sharing)?;
         let place = self.place(need.peer);
         let offer = self.transports[place].offer((&memory, None), &[need.peer], bootstrap)?;
         let offer = self.write_offer(need.peer, &offer);
@@ -144,7 +147,7 @@ impl Fabric {
         Ok(())
     }
 
-    fn place_of_queues(&self) -> Result<(Home, usize)> {
+    fn place_of_queues(&self) -> Result<(Home, QueueMemory)> {
         self.queues.here.ok_or_else(|| Error::internal("a queue before this rank has shared memory of its device"))
     }
 
@@ -168,7 +171,7 @@ impl Fabric {
                 self.queues.awaited.push(need);
                 continue;
             };
-            let (home, bytes) = self.place_of_queues()?;
+            let (home, (bytes, _)) = self.place_of_queues()?;
             let offer = self.read_offer(need.peer, &blob)?;
             let wanted = PeerOffer { owner: need.peer, home, bytes };
             let opening = self.transport(need.peer).import(wanted, offer, bootstrap)?;

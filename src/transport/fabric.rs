@@ -284,7 +284,9 @@ impl Fabric {
         // works in a registered buffer, the system says who it is, when the buffer's descriptor is handed over.
         let neighbour = |rank: &Rank| match self.transports[self.place(*rank)].sharing() {
             Some(Sharing::Threads) => Neighbour::Thread,
-            Some(Sharing::Processes) | None => Neighbour::Process(self.links.reads.process(*rank)),
+            Some(Sharing::Processes | Sharing::ProcessesByHandle) | None => {
+                Neighbour::Process(self.links.reads.process(*rank))
+            }
         };
         let neighbours = ranks.iter().map(neighbour).collect();
         let (rank, count) = (self.world.rank, ranks.len());

@@ -41,7 +41,8 @@ struct Config {
     /// `RSCCL_STRICT_FILTERS`; false.
     std::optional<bool> strict_filters = {};
     /// How ranks that share a GPU run: `joint`, in one launch in which nobody waits, where that is possible, or `split`, each rank by
-    /// itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what several do. `RSCCL_COHORT`; joint.
+    /// itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what several do, and several processes can
+    /// share a GPU: they take turns there, each of some milliseconds, unless NVIDIA's MPS runs them together. `RSCCL_COHORT`; joint.
     std::optional<std::string> cohort = {};
     /// The least that the default of `max_channels` may be. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
     std::optional<std::uint32_t> min_channels = {};
@@ -57,6 +58,9 @@ struct Config {
     std::optional<bool> shm_disable = {};
     /// Ranks of one host do not read each other's memory by the kernel. `RSCCL_CMA_DISABLE`; false.
     std::optional<bool> cma_disable = {};
+    /// Whether GPU memory goes to other processes in the newer way, by descriptors of `cuMemCreate`'s memory; if not,
+    /// by `cuIpcGetMemHandle`. GPUs that lack the newer way take the older. `NCCL_CUMEM_ENABLE`; true.
+    std::optional<bool> cumem_enable = {};
     /// How far apart GPUs may be that reach each other's memory. The command `rsccl topo` obeys it. `NCCL_P2P_LEVEL`.
     std::optional<std::string> p2p_level = {};
     /// How far a NIC may be from the GPU whose memory it reaches. The command `rsccl topo` obeys it. `NCCL_NET_GDR_LEVEL`.

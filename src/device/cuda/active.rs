@@ -60,7 +60,7 @@ struct State {
 /// Memory whose owner has gone.
 #[derive(Debug)]
 struct Retired {
-    _memory: Allocation,
+    memory: Allocation,
     /// Events at the end of the work that may use it. `None`: it has to wait until nothing is under way.
     until: Option<Vec<Arc<Mark>>>,
 }
@@ -225,7 +225,7 @@ impl Active {
     /// call.
     pub(super) fn retire(self: &Arc<Active>, memory: Allocation) {
         let until = matches!(memory, Allocation::Piece(_)).then(|| self.ends_of_all()).flatten();
-        self.lock().retired.push(Retired { _memory: memory, until });
+        self.lock().retired.push(Retired { memory, until });
         self.free_retired();
     }
 
@@ -276,8 +276,9 @@ impl Active {
         if !self.is_idle() {
             return;
         }
-        let retired = std::mem::take(&mut self.lock().retired);
-        drop(retired);
+        let is_free = |retired: &mut Retired| !retired.memory.is_open_elsewhere();
+        let free: Vec<Retired> = self.lock().retired.extract_if(.., is_free).collect();
+        drop(free);
         self.chunks.trim();
     }
 

@@ -175,20 +175,7 @@ impl Primary {
     /// # Errors
     /// [`Kind::InvalidUsage`] where the machine has no way from this GPU to the other's memory.
     pub(super) fn reach(&self, other: &Primary) -> Result<()> {
-        let mut can = 0;
-        // SAFETY: the place is ours and lives through the call.
-        let asked = unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut can, self.device, other.device)) };
-        asked.map_err(|failure| self.error(failure))?;
-        if can == 0 {
-            return Err(Error::invalid_usage(format!(
-                "GPU {} cannot reach the memory of GPU {}: the driver says that there is no peer access between \
-                them (no NVLink, and PCIe \
-                 does not allow it), and ranks on GPUs without it are not supported yet; place all ranks on one \
-                 GPU or on GPUs with peer \
-                 access (nvidia-smi topo -p2p r shows them), or copy to host memory",
-                self.device, other.device
-            )));
-        }
+        self.check_reach(other.device)?;
         let _entered = self.enter()?;
         // SAFETY: both contexts are retained; this one is current.
         match unsafe { call!(self, cuCtxEnablePeerAccess(other.context, 0)) } {
@@ -196,6 +183,29 @@ impl Primary {
             Err(failure) if failure.code == PEER_ACCESS_ALREADY_ENABLED => Ok(()),
             Err(failure) => Err(self.error(failure)),
         }
+    }
+
+    /// Whether kernels of this GPU can reach the memory of another.
+    ///
+    /// # Errors
+    /// As [`Primary::reach`].
+    pub(super) fn check_reach(&self, other: CUdevice) -> Result<()> {
+        if other == self.device {
+            return Ok(());
+        }
+        let mut can = 0;
+        // SAFETY: the place is ours and lives through the call.
+        let asked = unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut can, self.device, other)) };
+        asked.map_err(|failure| self.error(failure))?;
+        if can != 0 {
+            return Ok(());
+        }
+        Err(Error::invalid_usage(format!(
+            "GPU {} cannot reach the memory of GPU {other}: the driver says that there is no peer access between them \
+             (no NVLink, and PCIe does not allow it), and ranks on GPUs without it are not supported yet; place all \
+             ranks on one GPU or on GPUs with peer access (nvidia-smi topo -p2p r shows them), or copy to host memory",
+            self.device
+        )))
     }
 
     /// Gives something back to the driver, in a destructor. A destructor can report no error, so a call that fails is

@@ -15,10 +15,12 @@ use cudarc::driver::sys::{
 
 use super::chunks::{ChunkPiece, Chunks};
 use super::context::Primary;
+use super::legacy::{Handed, Opened};
 use super::result::{Refusal, call};
 use super::stream::OwnStream;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+use crate::sys::note::{NOTE_BYTES, TakenNote};
 
 /// Memory that lives as long as its owner; zeroed when new.
 #[derive(Debug)]
@@ -29,6 +31,10 @@ pub(super) enum Allocation {
     Ordinary(Ordinary),
     /// Other processes can map it.
     Mapped(Mapped),
+    /// Other processes can open it by a handle.
+    Handed(Handed),
+    /// Another process's, opened by its handle.
+    Opened(Opened),
 }
 
 impl Allocation {
@@ -60,6 +66,24 @@ impl Allocation {
         Ok(Allocation::Mapped(memory))
     }
 
+    /// `bytes` that other processes can open by a handle.
+    pub(super) fn by_handle(primary: &Arc<Primary>, bytes: usize, service: &OwnStream) -> Result<Allocation> {
+        let _entered = primary.enter()?;
+        let memory = Handed::new(primary, bytes)?;
+        fill_with_zero(primary, memory.address(), bytes, service)?;
+        Ok(Allocation::Handed(memory))
+    }
+
+    /// Opens what a peer's note names, which must have `bytes`.
+    pub(super) fn open(
+        primary: &Arc<Primary>,
+        note: (TakenNote, [u8; NOTE_BYTES]),
+        bytes: usize,
+    ) -> Result<Allocation> {
+        let _entered = primary.enter()?;
+        Opened::open(primary, note, bytes).map(Allocation::Opened)
+    }
+
     /// Maps memory of `bytes` that a peer exported.
     pub(super) fn import(
         primary: &Arc<Primary>,
@@ -89,6 +113,8 @@ impl Allocation {
                 Err(Error::internal("this GPU memory was allocated for threads"))
             }
             Allocation::Mapped(memory) => memory.export(),
+            Allocation::Handed(memory) => memory.descriptor(),
+            Allocation::Opened(_) => Err(Error::internal("this GPU memory is another process's")),
         }
     }
 
@@ -98,6 +124,9 @@ impl Allocation {
         match self {
             Allocation::Piece(_) | Allocation::Ordinary(_) => Ok(()),
             Allocation::Mapped(memory) => memory.replace(primary, service),
+            Allocation::Handed(_) | Allocation::Opened(_) => {
+                Err(Error::new(Kind::System, "GPU memory that is shared by a handle cannot be taken back"))
+            }
         }
     }
 
@@ -107,7 +136,14 @@ impl Allocation {
             Allocation::Piece(memory) => memory.address(),
             Allocation::Ordinary(memory) => memory.address,
             Allocation::Mapped(memory) => memory.address(),
+            Allocation::Handed(memory) => memory.address(),
+            Allocation::Opened(memory) => memory.address(),
         }
+    }
+
+    /// Whether another process works in it by this process's handle: freed now, it would be gone under its kernels.
+    pub(super) fn is_open_elsewhere(&self) -> bool {
+        matches!(self, Allocation::Handed(memory) if memory.is_open_elsewhere())
     }
 }
 
@@ -413,14 +449,14 @@ fn copy(primary: &Primary, from: CUdeviceptr, into: CUdeviceptr, bytes: usize, s
 }
 
 #[cold]
-fn refused(primary: &Primary, failure: Refusal, bytes: usize) -> Error {
+pub(super) fn refused(primary: &Primary, failure: Refusal, bytes: usize) -> Error {
     let error = primary.error(failure);
     Error::new(error.kind(), format!("{bytes} bytes of GPU memory: {}", error.message()))
 }
 
 /// The error of a peer's memory that cannot be mapped.
 #[cold]
-fn foreign(primary: &Primary, failure: Refusal, bytes: usize) -> Error {
+pub(super) fn foreign(primary: &Primary, failure: Refusal, bytes: usize) -> Error {
     let error = primary.error(failure);
     Error::new(Kind::Remote, format!("{bytes} bytes of a peer's memory cannot be mapped: {}", error.message()))
 }

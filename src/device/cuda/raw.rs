@@ -8,8 +8,8 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphNode, CUmemAccessDesc, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmodule, CUstream, CUuserObject, CUuuid,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphNode, CUipcMemHandle, CUmemAccessDesc,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmodule, CUstream, CUuserObject, CUuuid,
 };
 
 use crate::error::{Error, Kind, Result};
@@ -92,6 +92,10 @@ required {
     cuMemSetAccess(10020)(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
     cuMemExportToShareableHandle(10020)(*mut c_void, CUmemGenericAllocationHandle, c_int, c_ulonglong);
     cuMemImportFromShareableHandle(10020)(*mut CUmemGenericAllocationHandle, *mut c_void, c_int);
+    cuMemGetAddressRange(3020)(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+    cuIpcGetMemHandle(4010)(*mut CUipcMemHandle, CUdeviceptr);
+    cuIpcOpenMemHandle(11000)(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+    cuIpcCloseMemHandle(4010)(CUdeviceptr);
     cuPointerGetAttributes(7000)(c_uint, *const c_int, *mut *mut c_void, CUdeviceptr);
 
     cuMemcpyAsync(4000)(CUdeviceptr, CUdeviceptr, usize, CUstream);
