@@ -9,6 +9,8 @@ mod faults {
     mod deaths;
     mod devices;
     mod floods;
+    #[cfg(feature = "cuda")]
+    mod gpus;
     mod kills;
     mod leavers;
     mod programs;
@@ -23,6 +25,8 @@ mod faults {
 mod case;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod far;
+#[cfg(feature = "cuda")]
+mod machine;
 #[path = "matrix/random.rs"]
 mod random;
 #[allow(dead_code, unused_imports, unused_macros, reason = "the command line uses the rest")]

@@ -20,6 +20,9 @@ mod gpu;
 mod gpu_processes;
 #[path = "matrix/layouts.rs"]
 mod layouts;
+#[cfg(feature = "cuda")]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod machine;
 #[path = "matrix/mismatches.rs"]
 mod mismatches;
 #[path = "matrix/random.rs"]

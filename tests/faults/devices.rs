@@ -3,6 +3,7 @@
 
 use super::deaths::{VICTIM, kill_in_the_middle, must_go_on, must_name};
 use super::ranks::Job;
+use super::worker::LARGEST;
 use crate::{SHM, random, with};
 
 /// The deadline of a call: a hang becomes an error before the test gives up.
@@ -23,7 +24,7 @@ fn on_devices(ranks: usize, devices: usize, variables: &[(&str, &str)]) -> (Job,
 fn every_program_on_devices_of_processes() {
     for (ranks, devices) in [(2, 1), (2, 2), (3, 2)] {
         let (mut job, before) = on_devices(ranks, devices, BOUNDED);
-        job.must(&format!("cases {}", random::seed()));
+        job.must(&format!("cases {} {LARGEST}", random::seed()));
         job.must_leave_nothing(&before);
     }
 }

@@ -59,6 +59,8 @@ impl Rank {
         let log = folder.join(format!("rank-{number}"));
         let (reader, input) = io::pipe().unwrap();
         command.args(arguments).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", folder);
+        // The virtual machine that this program runs on.
+        command.envs(machine_variables());
         command.env(worker::VARIABLE, "1").env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_FILE", &log);
         command.envs(variables.iter().copied());
         command.stdin(reader).stdout(Stdio::piped()).stderr(File::create(log.with_extension("stderr")).unwrap());
@@ -346,6 +348,13 @@ impl Job {
 /// Waits until `come` says so; fails the test when it does not come in good time.
 pub(crate) fn until(what: &str, come: impl FnMut() -> bool) {
     assert!(waiting::until(PATIENCE, come), "waited {PATIENCE:?} until {what}");
+}
+
+/// The variables of a virtual machine of GPUs, where this program runs on one.
+fn machine_variables() -> Vec<(String, String)> {
+    #![expect(clippy::disallowed_methods, reason = "the place of a test's process is no configuration of the library")]
+    let is_machines = |name: &str| name.starts_with("VCUDA_") || name == "LD_LIBRARY_PATH";
+    std::env::vars().filter(|(name, _)| is_machines(name)).collect()
 }
 
 /// The bound of every wait: far above what anything here takes, far below the library's own deadlines.

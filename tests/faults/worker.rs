@@ -6,12 +6,15 @@
 //! init ID RANK WORLD     joins                                            → rank and size
 //! from_env               joins as the launcher's variables say            → rank and size
 //! device NUMBER          `call` and `repeat` work in the memory of this device from now on, by a stream
+//! gpu NUMBER             the same, of a GPU
 //! host                   they work on the host again
 //! device_ring COUNT      in the memory of the device: a plain send to the right neighbour, then a recv from the left one; a send whose
 //!                        receiver waits in another call
-//! cases SEED             a sample of the matrix in the memory of the device
+//! cases SEED LARGEST     a sample of the matrix in the memory of the device, with so many elements at most
 //! device_crowd ID FIRST RANKS WORLD DEVICES SEED
 //!                        joins as so many ranks from FIRST on, each a thread with a stream of one of the devices, and runs the sample
+//! gpu_crowd ID FIRST RANKS WORLD GPU SEED
+//!                        the same, all with streams of this GPU
 //! call NAME COUNT        a collective of f32 sums, checked bit by bit
 //! repeat NAME COUNT      the same until it fails; says `turn` after each of the first turns
 //! send COUNT PEER        a message
@@ -44,9 +47,10 @@ use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use rsccl::comm::{AbortHandle, DeviceStream};
-use rsccl::internals::sys::thread;
+use rsccl::internals::sys::{clock, poller, thread};
 use rsccl::{Buffer, Communicator, Config, DataType, Error, ReduceOp, Result, UniqueId};
 
 use crate::case::{Case, Placed, every_program};
@@ -126,6 +130,10 @@ impl Worker {
                 self.stream = Some(stream_of(number(device))?);
                 Ok(String::new())
             }
+            ["gpu", gpu] => {
+                self.stream = Some(DeviceStream::new(number(gpu))?);
+                Ok(String::new())
+            }
             ["host"] => {
                 self.stream = None;
                 Ok(String::new())
@@ -134,19 +142,18 @@ impl Worker {
                 let stream = self.stream.as_ref().expect("`device` comes first");
                 device_ring(self.comm(), stream, number(count)).map(|()| String::new())
             }
-            ["cases", seed] => {
-                sample(self.comm(), self.stream.as_ref().expect("`device` comes first"), number(seed))?;
+            ["cases", seed, largest] => {
+                let stream = self.stream.clone().expect("`device` comes first");
+                sample(self.comm(), &Placed::Device(stream), (number(seed), number(largest)))?;
                 Ok(String::new())
             }
             ["device_crowd", id, first, ranks, world, devices, seed] => {
-                let id = UniqueId::from_bytes(&unhex(id))?;
-                let (first, ranks): (u32, u32) = (number(first), number(ranks));
-                let rank = |rank: u32| {
-                    let comm = Communicator::init(&id, rank, number(world), &Config::default())?;
-                    sample(&comm, &stream_of(rank % number::<u32>(devices))?, number(seed))
-                };
-                let ended = thread::side_by_side("rank", (first..first + ranks).collect(), rank, || ())?;
-                ended.into_iter().collect::<Result<()>>().map(|()| String::new())
+                let place = |rank: u32| stream_of(rank % number::<u32>(devices)).map(Placed::Device);
+                crowd_on(&UniqueId::from_bytes(&unhex(id))?, [first, ranks, world].map(number), (seed, LARGEST), place)
+            }
+            ["gpu_crowd", id, first, ranks, world, gpu, seed] => {
+                let place = |_| DeviceStream::new(number(gpu)).map(Placed::Device);
+                crowd_on(&UniqueId::from_bytes(&unhex(id))?, [first, ranks, world].map(number), (seed, 1_003), place)
             }
             ["call", name, count] => self.call(name, number(count)).map(|()| String::new()),
             ["repeat", name, count] => {
@@ -316,7 +323,7 @@ impl Worker {
         let op = program.reduces().then_some(Op::Sum);
         let (root, placement) = (comm.size() - 1, Placement::OutOfPlace);
         let case = Case { program, data_type: DataType::F32, op, root, elements, placement, skew: 0 };
-        checked_case(comm, &case, stream, self.calls)
+        checked_case(comm, &case, &Placed::Device(stream.clone()), self.calls)
     }
 }
 
@@ -326,11 +333,17 @@ fn stream_of(device: u32) -> Result<DeviceStream> {
     DeviceStream::new(device)
 }
 
-fn checked_case(comm: &Communicator, case: &Case, stream: &DeviceStream, seed: u64) -> Result<()> {
-    match case.run(comm, &Placed::Device(stream.clone()), seed)? {
-        None => Ok(()),
-        Some(wrong) => Err(Error::internal(format!("wrong: {case}: {wrong}"))),
+fn checked_case(comm: &Communicator, case: &Case, place: &Placed, seed: u64) -> Result<()> {
+    let Some(wrong) = case.run(comm, place, seed)? else { return Ok(()) };
+    // Why a launch ended early is known a little later than that it has ended.
+    let until = clock::now() + LONGEST_LOOK;
+    while clock::now() < until {
+        if let Some(error) = comm.async_error() {
+            return Err(error);
+        }
+        poller::pause(BETWEEN_LOOKS);
     }
+    Err(Error::internal(format!("wrong: {case}: {wrong}")))
 }
 
 /// A ring of messages on devices in which every rank sends first; then rank 0 sends while the others wait in a barrier
@@ -359,12 +372,27 @@ fn device_ring(comm: &Communicator, stream: &DeviceStream, count: usize) -> Resu
     stream.synchronize()
 }
 
+/// Several ranks of a world, each a thread of this process with a stream of its own, run the sample.
+fn crowd_on(
+    id: &UniqueId,
+    [first, ranks, world]: [u32; 3],
+    (seed, largest): (&str, usize),
+    place: impl Fn(u32) -> Result<Placed> + Sync,
+) -> Result<String> {
+    let rank = |rank: u32| {
+        let comm = Communicator::init(id, rank, world, &Config::default())?;
+        sample(&comm, &place(rank)?, (number(seed), largest))
+    };
+    let ended = thread::side_by_side("rank", (first..first + ranks).collect(), rank, || ())?;
+    ended.into_iter().collect::<Result<()>>().map(|()| String::new())
+}
+
 /// Every program on a few types and sizes, in and out of place.
-fn sample(comm: &Communicator, stream: &DeviceStream, seed: u64) -> Result<()> {
+fn sample(comm: &Communicator, place: &Placed, (seed, largest): (u64, usize)) -> Result<()> {
     let cases =
-        every_program(comm.size(), &[0, 1, 1_003, 20_011], &[(DataType::F32, Op::Sum), (DataType::U8, Op::Max)]);
+        every_program(comm.size(), &[0, 1, 1_003, largest], &[(DataType::F32, Op::Sum), (DataType::U8, Op::Max)]);
     let mut numbered = (seed..).zip(&cases);
-    numbered.try_for_each(|(seed, case)| checked_case(comm, case, stream, seed))
+    numbered.try_for_each(|(seed, case)| checked_case(comm, case, place, seed))
 }
 
 /// A collective of f32 sums, checked bit by bit; `seed` chooses the inputs.
@@ -493,5 +521,10 @@ const LINE_BYTES: u64 = 64;
 /// Where the data of a cache line begins, after its flag and its label.
 const DATA_OFFSET: u64 = 40;
 const SHOWN_TURNS: u32 = 5;
+/// How long the reason of a launch's end may take; a communicator looks every 2 ms.
+const LONGEST_LOOK: Duration = Duration::from_secs(5);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+/// Elements of the sample's largest call.
+pub(crate) const LARGEST: usize = 20_011;
 /// What a caller writes into its buffers when a call has returned.
 const OURS: f32 = 7.0;

@@ -3,27 +3,20 @@
 
 #[path = "gpu_faults.rs"]
 mod faults;
-mod streams;
+pub(crate) mod streams;
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
+
+use crate::machine;
 
 /// Runs the tests of this program whose names have `filter` in them on a virtual machine: whether all is well, what
 /// was printed.
-fn on_machine(machine: &str, filter: &str, environment: &[(&str, &str)]) -> (bool, String) {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
+fn on_machine(name: &str, filter: &str, environment: &[(&str, &str)]) -> (bool, String) {
     // The streams of a GPU share eight hardware queues: the kernels of two tests, each on several GPUs, could stand in
     // one order in a queue of one GPU, in the other order on another GPU, and wait for each other.
     let threads = if filter.contains("several") { "--test-threads=1" } else { "--test-threads=2" };
-    let mut command = Command::new("timeout");
-    command.args(["--kill-after=10", LONGEST_S, script, "--strict", machine, "--"]);
-    command.arg(std::env::current_exe().expect("a program")).args([filter, threads, "--nocapture"]);
-    for name in ["CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "VCUDA_FAIL", "VCUDA_SEED"] {
-        command.env_remove(name);
-    }
-    let finished = command.envs(environment.iter().copied()).stdin(Stdio::null()).output().expect("the machine starts");
-    let output = String::from_utf8_lossy(&[finished.stdout, finished.stderr].concat()).into_owned();
-    (finished.status.success(), output)
+    let run = machine::run(name, &["--strict"], &[filter, threads], environment);
+    (run.succeeded, run.output)
 }
 
 /// Expects that some tests ran, that all passed, and that nothing was left on the GPU.
@@ -32,9 +25,6 @@ pub(crate) fn must_pass(machine: &str, filter: &str) {
     let passed = output.contains("test result: ok") && !output.contains(" 0 passed");
     assert!(succeeded && passed, "{machine}, {filter}:\n{output}");
 }
-
-/// No run takes longer, also on a busy computer; the machine reports a deadlock long before.
-const LONGEST_S: &str = "300";
 
 #[test]
 fn ranks_of_one_gpu() {

@@ -1,45 +1,52 @@
-//! Two processes whose ranks share a GPU, which runs one process at a time: both get the same error, and leave nothing on the GPU.
+//! Two processes of a rank each. On one GPU, which runs one process at a time, both get the same error, unless the user
+//! has them take turns; on two, what they have captured replays. Nothing is left on a GPU. More of processes on GPUs is
+//! in `tests/faults/gpus.rs`.
 
 use crate::gpu::must_pass;
 
 #[test]
 fn processes_of_one_gpu() {
-    must_pass("1", "gpu_processes::pair::");
+    must_pass("1", "gpu_processes::pair::on_one");
+}
+
+#[test]
+fn graphs_of_processes() {
+    must_pass("2-nvswitch", "gpu_processes::pair::on_two");
 }
 
 mod pair {
     use std::io::{Read, Write};
     use std::process::{Command, Stdio};
 
+    use cudarc::driver::CudaContext;
     use rsccl::comm::DeviceStream;
     use rsccl::error::Kind;
     use rsccl::internals::device::cuda;
+    use rsccl::internals::sys::clock::now;
     use rsccl::{Communicator, Config, Error, ReduceOp, Result, UniqueId};
 
     use crate::TIMEOUT;
+    use crate::gpu::streams::{begin, end};
 
-    #[test]
-    fn are_refused_alike() {
+    /// Runs `body` as rank 0, and `other`, an ignored test of this module, as rank 1 in another process.
+    fn run(other: &str, body: impl FnOnce(&UniqueId, u32)) {
         if cuda::gpus().is_err() {
             return;
         }
         let id = Communicator::unique_id(&config()).expect("an id");
         let mut command = Command::new(std::env::current_exe().expect("a program"));
-        command.args(["gpu_processes::pair::other_rank", "--exact", "--ignored", "--nocapture"]);
+        command.args([&format!("gpu_processes::pair::{other}"), "--exact", "--ignored", "--nocapture"]);
         let mut other = command.stdin(Stdio::piped()).spawn().expect("a process");
         let told = other.stdin.take().expect("a pipe").write_all(id.as_bytes());
-        let mine = refusal(&id, 0);
+        body(&id, 0);
         assert!(other.wait().expect("it ends").success() && told.is_ok());
-        must_say_so(&mine.expect("rank 0 gets an error"));
     }
 
-    #[test]
-    #[ignore = "a rank that `are_refused_alike` starts: alone it is no test"]
-    fn other_rank() {
+    /// Runs `body` as rank 1, where [`run`] has started this process.
+    fn run_other(body: impl FnOnce(&UniqueId, u32)) {
         let mut id = [0; UniqueId::BYTES];
         if std::io::stdin().read_exact(&mut id).is_ok() {
-            let id = UniqueId::from_bytes(&id).expect("an id");
-            must_say_so(&refusal(&id, 1).expect("rank 1 gets an error"));
+            body(&UniqueId::from_bytes(&id).expect("an id"), 1);
         }
     }
 
@@ -47,17 +54,106 @@ mod pair {
         Config::default().with_timeout(TIMEOUT).with_socket_interfaces("lo")
     }
 
-    /// The error of a call that both ranks make on GPU 0.
-    fn refusal(id: &UniqueId, rank: u32) -> Result<Error> {
-        let comm = Communicator::init(id, rank, 2, &config())?;
-        let stream = DeviceStream::new(0)?;
-        let mut buffer = stream.alloc::<f32>(64)?;
-        let called = comm.on(&stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum);
-        called.map_or_else(Ok, |()| Err(Error::internal("it went through")))
+    #[test]
+    fn on_one_are_refused_alike() {
+        run("refused", must_be_refused);
     }
 
-    fn must_say_so(error: &Error) {
+    #[test]
+    #[ignore = "a rank that `on_one_are_refused_alike` starts: alone it is no test"]
+    fn refused() {
+        run_other(must_be_refused);
+    }
+
+    /// A call that both ranks make on GPU 0.
+    fn must_be_refused(id: &UniqueId, rank: u32) {
+        let call = || -> Result<Error> {
+            let comm = Communicator::init(id, rank, 2, &config())?;
+            let stream = DeviceStream::new(0)?;
+            let mut buffer = stream.alloc::<f32>(64)?;
+            let called = comm.on(&stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum);
+            called.map_or_else(Ok, |()| Err(Error::internal("it went through")))
+        };
+        let error = call().expect("an error is told");
         let told = error.message().contains("ranks 0 and 1 are different processes on one device");
         assert!(error.kind() == Kind::InvalidUsage && told, "{error}");
     }
+
+    #[test]
+    fn on_one_take_turns() {
+        run("turns", |id, rank| take_turns(id, rank).expect("rank 0 ends well"));
+    }
+
+    #[test]
+    #[ignore = "a rank that `on_one_take_turns` starts: alone it is no test"]
+    fn turns() {
+        run_other(|id, rank| take_turns(id, rank).expect("rank 1 ends well"));
+    }
+
+    fn take_turns(id: &UniqueId, rank: u32) -> Result<()> {
+        let comm = Communicator::init(id, rank, 2, &config().with_cohort("split"))?;
+        let stream = DeviceStream::new(0)?;
+        let (mut sum, mut passed) = (stream.alloc::<u32>(COUNT)?, stream.alloc::<u32>(COUNT)?);
+        stream.upload(&[rank + 1; COUNT], sum.slice_mut(..))?;
+        let mut found = [[0; COUNT]; 2];
+        for _ in 0..5 {
+            comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+            comm.on(&stream).send_recv(sum.slice(..), 1 - rank, passed.slice_mut(..), 1 - rank)?;
+        }
+        stream.download(sum.slice(..), &mut found[0])?;
+        stream.download(passed.slice(..), &mut found[1])?;
+        assert_eq!(found, [[3 << 4; COUNT]; 2]);
+        comm.finalize()
+    }
+
+    #[test]
+    fn on_two_graphs_replay() {
+        run("graphs", |id, rank| replay(id, rank).expect("rank 0 ends well"));
+    }
+
+    #[test]
+    #[ignore = "a rank that `on_two_graphs_replay` starts: alone it is no test"]
+    fn graphs() {
+        run_other(|id, rank| replay(id, rank).expect("rank 1 ends well"));
+    }
+
+    /// Each rank captures for itself, and replays as often as the other, between live calls.
+    fn replay(id: &UniqueId, rank: u32) -> Result<()> {
+        let comm = Communicator::init(id, rank, 2, &config())?;
+        let context = CudaContext::new(rank as usize).expect("the primary context");
+        let own = [context.new_stream().expect("a stream")];
+        let stream = DeviceStream::from_cudarc(&own[0])?;
+        let (mut sum, mut passed) = (stream.alloc::<u32>(COUNT)?, stream.alloc::<u32>(COUNT)?);
+        // The set-up takes the host: live calls before.
+        comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+        comm.on(&stream).send_recv(sum.slice(..), 1 - rank, passed.slice_mut(..), 1 - rank)?;
+        stream.upload(&[rank + 1; COUNT], sum.slice_mut(..))?;
+        begin(&own);
+        comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+        comm.on(&stream).send_recv(sum.slice(..), 1 - rank, passed.slice_mut(..), 1 - rank)?;
+        let graph = end(&own);
+        for _ in 0..5 {
+            (0..3).for_each(|_| graph.launch().expect("a launch"));
+            comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Max)?;
+        }
+        let mut found = [[0; COUNT]; 2];
+        stream.download(sum.slice(..), &mut found[0])?;
+        stream.download(passed.slice(..), &mut found[1])?;
+        assert_eq!(found, [[3 << 14; COUNT]; 2]);
+        drop((sum, passed, stream));
+        comm.finalize()?;
+        // The graph keeps the memory of both processes.
+        graph.launch().expect("a launch");
+        own[0].synchronize().expect("its memory is there");
+        drop((graph, own, context));
+        // Memory of a graph is given back by a thread, behind the graph's end.
+        let (gpu, deadline) = (&cuda::gpus().expect("it was there")[rank as usize], now() + TIMEOUT);
+        while gpu.is_in_use() {
+            assert!(now() < deadline, "nothing is left");
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    const COUNT: usize = 300;
 }

@@ -88,13 +88,13 @@ fn the_handles_that_always_exist_are_streams() {
 }
 
 /// Begins a capture in global mode, which any unsafe call of any thread spoils, and makes the other streams join it.
-fn begin(streams: &[Arc<CudaStream>]) {
+pub(crate) fn begin(streams: &[Arc<CudaStream>]) {
     streams[0].begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("a capture");
     streams[1..].iter().for_each(|stream| stream.join(&streams[0]).expect("a fork"));
 }
 
 /// What the streams have captured, which runs on the first.
-fn end(streams: &[Arc<CudaStream>]) -> CudaGraph {
+pub(crate) fn end(streams: &[Arc<CudaStream>]) -> CudaGraph {
     streams[1..].iter().for_each(|stream| streams[0].join(stream).expect("a join"));
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     streams[0].end_capture(flags).expect("the capture is valid").expect("a graph")

@@ -1,0 +1,37 @@
+//! Starts tests of this program again, on a virtual machine of GPUs (`tests/vcuda`).
+
+use std::process::{Command, Stdio};
+
+/// A run that came to an end.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) succeeded: bool,
+    /// Standard output and error.
+    pub(crate) output: String,
+}
+
+/// Runs the tests of this program whose names have `filter` in them. With `--strict` among the `options`, what is left
+/// on a GPU is a failure.
+pub(crate) fn run(machine: &str, options: &[&str], arguments: &[&str], environment: &[(&str, &str)]) -> Run {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run");
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", LONGEST_S, script]).args(options).args([machine, "--"]);
+    command.arg(std::env::current_exe().expect("a program")).args(arguments).arg("--nocapture");
+    for name in ["CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "VCUDA_FAIL", "VCUDA_SEED"] {
+        command.env_remove(name);
+    }
+    let finished = command.envs(environment.iter().copied()).stdin(Stdio::null()).output().expect("the machine starts");
+    let output = String::from_utf8_lossy(&[finished.stdout, finished.stderr].concat()).into_owned();
+    Run { succeeded: finished.status.success(), output }
+}
+
+impl Run {
+    /// Expects that some tests ran and that all passed.
+    pub(crate) fn must_pass(&self, what: &str) {
+        let passed = self.output.contains("test result: ok") && !self.output.contains(" 0 passed");
+        assert!(self.succeeded && passed, "{what}:\n{}", self.output);
+    }
+}
+
+/// No run takes longer, also on a busy computer; the machine reports a deadlock long before.
+const LONGEST_S: &str = "300";
