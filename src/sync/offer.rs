@@ -115,7 +115,7 @@ mod models {
     // SAFETY: as above.
     unsafe impl Send for Shared {}
 
-    /// The sender writes its memory again as soon as it has withdrawn the offer, or the receiver has left.
+    /// The sender writes its memory again where it has withdrawn the offer, or finds that the receiver has left.
     fn memory_is_the_senders_again(stops: bool) {
         model(Membarrier::Works, move || {
             let shared = Arc::new(Shared { word: AtomicU64::new(0), buffer: UnsafeCell::new(()) });
@@ -133,15 +133,13 @@ mod models {
                 }
             });
             let offer = Offer(&shared.word);
-            if !offer.withdraw() {
-                if stops {
-                    offer.stop();
-                }
-                while offer.left().is_none() {
-                    loom::thread::yield_now();
-                }
+            let withdrawn = offer.withdraw();
+            if stops && !withdrawn {
+                offer.stop();
             }
-            shared.buffer.with_mut(|_| ());
+            if withdrawn || offer.left().is_some() {
+                shared.buffer.with_mut(|_| ());
+            }
             receiver.join().expect("loom ends the model before a panic comes here");
         });
     }
