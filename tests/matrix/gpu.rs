@@ -89,6 +89,11 @@ fn ranks_of_a_mesh() {
 }
 
 #[test]
+fn captured_calls_of_two_gpus() {
+    must_pass("2-nvswitch", "gpu::streams::on_several_gpus_captured");
+}
+
+#[test]
 fn ranks_of_one_gpu_that_wait_for_each_other() {
     must_pass("1", "gpu::several::on_one");
 }

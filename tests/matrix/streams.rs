@@ -8,6 +8,7 @@ use rsccl::comm::{DeviceSlice, DeviceSliceMut, DeviceStream};
 use rsccl::error::Kind;
 use rsccl::internals::device::cuda;
 use rsccl::internals::sys::clock::now;
+use rsccl::types::Scalar;
 use rsccl::{Communicator, Config, ReduceOp, Result, local};
 
 use crate::TIMEOUT;
@@ -153,12 +154,65 @@ fn a_captured_sequence_replays_a_thousand_times_between_live_calls() {
         Ok(())
     });
     ended.expect("all ranks end well");
-    // Memory of a graph is given back by a thread, behind the graph's end.
-    let (gpu, deadline) = (&cuda::gpus().expect("it was there")[0], now() + TIMEOUT);
-    while gpu.is_in_use() {
+    nothing_is_left();
+}
+
+/// Memory of a graph is given back by a thread, behind the graph's end.
+fn nothing_is_left() {
+    let (gpus, deadline) = (cuda::gpus().expect("they were there"), now() + TIMEOUT);
+    while gpus.iter().any(cuda::Cuda::is_in_use) {
         assert!(now() < deadline, "nothing is left");
         std::thread::yield_now();
     }
+}
+
+/// Each rank captures what its own GPU does. The kernels of both graphs find each other, however often they run, and
+/// live calls go on behind them.
+#[test]
+fn on_several_gpus_captured_calls_replay_a_thousand_times_between_live_ones() {
+    if cuda::gpus().map_or(0, <[_]>::len) < 2 {
+        return;
+    }
+    let meeting = Barrier::new(2);
+    let ended = local::run_with(2, &config(), |comm| {
+        let (rank, other) = (comm.rank(), 1 - comm.rank());
+        let context = CudaContext::new(rank as usize).expect("the primary context");
+        let own = [context.new_stream().expect("a stream")];
+        let stream = DeviceStream::from_cudarc(&own[0])?;
+        let (mut sum, mut passed) = (stream.alloc::<u32>(COUNT)?, stream.alloc::<u32>(COUNT)?);
+        // The set-up takes the host: live calls before.
+        comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+        comm.on(&stream).send_recv(sum.slice(..), other, passed.slice_mut(..), other)?;
+        stream.upload(&[rank + 1; COUNT], sum.slice_mut(..))?;
+        meeting.wait();
+        begin(&own);
+        // Three times the value that both ranks have.
+        let scaled = ReduceOp::PreMulSum(Scalar::Unsigned(u64::from(rank) + 1));
+        comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), scaled)?;
+        comm.on(&stream).send_recv(sum.slice(..), other, passed.slice_mut(..), other)?;
+        let graph = end(&own);
+        meeting.wait();
+        for _ in 0..10 {
+            (0..100).for_each(|_| graph.launch().expect("a launch"));
+            // All have the same: nothing changes.
+            comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Max)?;
+        }
+        let expected = (1..1000).fold(5_u32, |sum, _| sum.wrapping_mul(3));
+        let mut found = [[0; COUNT]; 2];
+        stream.download(sum.slice(..), &mut found[0])?;
+        stream.download(passed.slice(..), &mut found[1])?;
+        assert_eq!(found, [[expected; COUNT]; 2]);
+        drop((sum, passed, stream));
+        comm.finalize()?;
+        meeting.wait();
+        graph.launch().expect("a launch");
+        own[0].synchronize().expect("its memory is there");
+        // Each graph works in the memory that the other keeps.
+        meeting.wait();
+        Ok(())
+    });
+    ended.expect("both ranks end well");
+    nothing_is_left();
 }
 
 #[test]

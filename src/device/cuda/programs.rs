@@ -23,7 +23,7 @@ use crate::sync::ring::Label;
 /// was aborted: then the parts' status pages say so, and nothing must be launched.
 ///
 /// # Errors
-/// Where a program names a rank that has no part here.
+/// Of kind internal, if a program names a rank that has no part here: ranks on several GPUs wait on them (`polling`).
 pub(super) fn launches(parts: &[LaunchPart]) -> Result<Option<Vec<LevelLaunch>>> {
     check_all_are_here(parts)?;
     let mut walk = Walk::default();
@@ -64,7 +64,8 @@ fn check_all_are_here(parts: &[LaunchPart]) -> Result<()> {
         };
         let all_here = named.all(|rank| parts.iter().any(|part| part.rank == rank));
         if !all_here || !part.queues.iter().all(others_end) {
-            return Err(elsewhere(part));
+            let rank = part.rank;
+            return Err(Error::internal(format!("rank {rank}'s program names ranks that have no part in its launch")));
         }
     }
     Ok(())
@@ -72,16 +73,6 @@ fn check_all_are_here(parts: &[LaunchPart]) -> Result<()> {
 
 fn is_message(part: &LaunchPart) -> bool {
     part.bases.len() > FIRST_MESSAGE as usize
-}
-
-#[cold]
-fn elsewhere(part: &LaunchPart) -> Error {
-    let rank = part.rank;
-    let what = if is_message(part) { "has a message for a rank that is" } else { "works with ranks that are" };
-    Error::invalid_usage(format!(
-        "ranks on different GPUs are not supported yet: rank {rank} {what} not on its GPU; place all ranks on one, or \
-         copy to host memory"
-    ))
 }
 
 /// Called if the programs do not fit each other: a lane has found a difference, waits for ever, or has left a message
