@@ -19,6 +19,7 @@ pub mod lending;
 pub mod library;
 pub mod limits;
 pub mod memory;
+#[cfg(any(feature = "cuda", all(test, not(loom))))]
 pub mod note;
 pub mod numa;
 pub mod nvml;

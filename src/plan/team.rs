@@ -88,13 +88,11 @@ impl<'a> Team<'a> {
     pub(super) fn new(site: Site<'a>) -> Team<'a> {
         let spec = site.spec;
         let flat = !hierarchical(spec);
-        let LaneOrder { groups: hosts, inside, second_tree } = in_turn(spec, site.lane);
-        let groups: Vec<Vec<Rank>> = match spec.algorithm {
-            Algorithm::Direct => vec![spec.world.ranks().collect()],
-            Algorithm::Ring | Algorithm::Tree | Algorithm::Pat if flat => {
-                hosts.iter().flatten().map(|rank| vec![*rank]).collect()
-            }
-            Algorithm::Ring | Algorithm::Tree | Algorithm::Pat => hosts.clone(),
+        let order = (spec.algorithm != Algorithm::Direct).then(|| in_turn(spec, site.lane));
+        let groups: Vec<Vec<Rank>> = match &order {
+            None => vec![spec.world.ranks().collect()],
+            Some(order) if flat => order.groups.iter().flatten().map(|rank| vec![*rank]).collect(),
+            Some(order) => order.groups.clone(),
         };
         let place = groups
             .iter()
@@ -104,10 +102,15 @@ impl<'a> Team<'a> {
         let most = groups.iter().map(Vec::len).max().unwrap_or(1);
         let seats =
             if each_has_blocks(spec.collective) { most } else { groups.iter().map(Vec::len).min().unwrap_or(1) };
-        // A guest gets its results in the same round as the seats of its group.
-        let rail = place.min(seats - 1);
-        let tree = if flat { hosts } else { groups.iter().map(|ranks| vec![on_seat(ranks, rail)]).collect() };
-        let node = Node::new((&tree, inside), second_tree, on_seat(&groups[group], rail));
+        let node = match order {
+            Some(LaneOrder { groups: hosts, inside, second_tree }) if spec.algorithm == Algorithm::Tree => {
+                // A guest gets its results in the same round as the seats of its group.
+                let rail = place.min(seats - 1);
+                let tree = if flat { hosts } else { groups.iter().map(|ranks| vec![on_seat(ranks, rail)]).collect() };
+                Node::new((&tree, inside), second_tree, on_seat(&groups[group], rail))
+            }
+            Some(_) | None => Node::default(),
+        };
         let windows = if most == 1 { Windows::None } else { staged_if_small(spec) };
         Team { site, groups, group, place, seats, shared: most > 1, guests: most > seats, windows, node }
     }

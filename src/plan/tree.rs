@@ -15,8 +15,8 @@ const LAG_PER_EDGE: usize = 2;
 /// The most that a result may lag behind its contribution.
 const GREATEST_LAG: usize = 32;
 
-/// My place in a tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// My place in a tree; by default that of a rank alone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Node {
     parent: Option<Rank>,
     children: Vec<Rank>,
