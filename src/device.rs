@@ -27,7 +27,7 @@ mod contract;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod host;
-mod memory;
+mod host_memory;
 pub mod records;
 mod status;
 
@@ -42,7 +42,7 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
 pub use crate::sys::memory::Generation;
 pub use crate::sys::region::{DeviceId, Home, HostRegion, Keep, Place, Region};
 pub use host::{Kernel, Pass, Store, StorePolicy, TimedCopy, add as add_floats};
-pub use memory::HostMemory;
+pub use host_memory::HostMemory;
 pub use status::{LaunchFault, StatusPage};
 
 /// Who shall be able to map memory that is allocated.

@@ -137,7 +137,7 @@ impl Engine {
         background: &mut dyn Background,
     ) -> Result<()> {
         let session = &*self.session;
-        call.check(session.world)?;
+        let lengths = call.check(session.world)?;
         let kernel = match call.op {
             Some(op) => Kernel::reduce(call.data_type, op, session.world.size)?,
             None => Kernel::copy(call.data_type),
@@ -156,7 +156,7 @@ impl Engine {
             self.log_call(call, &operation);
         }
         self.session.history.begin(operation.label());
-        let begun = Begun { call, operation: &operation, kernel, world: self.session.world };
+        let begun = Begun { call, operation: &operation, kernel, world: self.session.world, lengths };
         self.route(begun, order, background).map_err(|error| error.during(operation.to_string()))
     }
 
@@ -243,7 +243,7 @@ impl Engine {
         let met = epoch.meet(&begun, &mut self.flat, &mut wait_context).and_then(|met| match met {
             Met::In(windows) => Ok(Some(windows)),
             Met::Reading => {
-                let streams = exec::run::streams(&begun, session.settings.streaming_bytes)?;
+                let streams = exec::run::streams(&begun, session.settings.streaming_bytes);
                 let done = exec::pull::run(&begun, &mut epoch, &mut self.flat, (streams, &mut wait_context))?;
                 Ok((!done).then_some(Windows::Scratch))
             }

@@ -6,8 +6,7 @@ use crate::exec::call::Begun;
 
 /// A world of one: output is input, scaled where the operator says so.
 pub fn run(begun: &Begun<'_>) -> Result<()> {
-    let Begun { call, kernel, world, .. } = *begun;
-    let (input, output) = call.lengths(world)?;
+    let Begun { call, kernel, lengths: (input, output), .. } = *begun;
     let count = input.index().min(output.index());
     let (source, target) = (call.buffers.source(), call.buffers.target());
     if count == 0 || (source == target.cast_const() && kernel.is_copy(Some(0), true)) {

@@ -70,6 +70,8 @@ pub struct Begun<'a> {
     pub kernel: Kernel,
     /// Who I am.
     pub world: World,
+    /// Elements of my input and output: [`Call::lengths`].
+    pub lengths: (Elements, Elements),
 }
 
 impl CallCount {
@@ -136,15 +138,15 @@ impl Call<'_> {
     }
 
     /// Checks what one rank alone can see, before anything is sent: what the collective takes, root, operator, null and
-    /// overlapping buffers.
+    /// overlapping buffers. Returns [`Call::lengths`].
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`], saying what to correct.
-    pub fn check(&self, world: World) -> Result<()> {
+    pub fn check(&self, world: World) -> Result<(Elements, Elements)> {
         self.check_all(world).map_err(|error| error.during(self.collective.name()))
     }
 
-    fn check_all(&self, world: World) -> Result<()> {
+    fn check_all(&self, world: World) -> Result<(Elements, Elements)> {
         self.check_kind(world)?;
         if let Some(root) = self.root
             && root.get() >= world.size
@@ -180,7 +182,8 @@ impl Call<'_> {
         let (input, output) = self.lengths(world)?;
         self.check_buffer("input", (self.buffers.input.address.is_null(), self.buffers.input.bytes), input)?;
         self.check_buffer("output", (self.buffers.output.address.is_null(), self.buffers.output.bytes), output)?;
-        self.check_overlap(world, (input, output))
+        self.check_overlap(world, (input, output))?;
+        Ok((input, output))
     }
 
     /// Refuses a call that lacks what its collective takes, or has what it does not take: lengths, paths and plans

@@ -61,11 +61,11 @@ impl<'a> Epoch<'a> {
     /// Of the wait, and of peers that run another operation.
     pub fn meet(&mut self, begun: &Begun<'_>, flat: &mut Flat, wait_context: &mut WaitContext<'_>) -> Result<Met> {
         let Begun { call, operation, world, .. } = *begun;
-        self.loans = lend_buffers(self.windows, call, world)?;
+        self.loans = lend_buffers(self.windows, begun);
         let all_here = self.windows.ranks.len() == world.size as usize;
         let may_read = all_here && self.windows.boards.is_none() && pull::serves(call, world);
         let reads = may_read && wait_context.fabric.links().reads.reads_all();
-        let ranges = announce_ranges(self.windows, call, world, &self.loans)?;
+        let ranges = announce_ranges(self.windows, begun, &self.loans);
         let mine = encode_ranges(&Ranges {
             address: reads.then(|| call.buffers.source().expose_provenance() as u64),
             ..ranges
@@ -225,26 +225,26 @@ struct Ranges {
 }
 
 /// Lends the call's buffers to peers that are processes, where they are registered; threads know addresses.
-fn lend_buffers<'a>(windows: &'a HostWindows, call: &Call<'_>, world: World) -> Result<Loans<'a>> {
+fn lend_buffers<'a>(windows: &'a HostWindows, begun: &Begun<'_>) -> Loans<'a> {
     if windows.boards.is_some() || windows.ranks.len() > Lease::PLACES {
-        return Ok(Loans::default());
+        return Loans::default();
     }
+    let Begun { call, lengths: (input, output), .. } = begun;
     let size = call.data_type.size() as usize;
-    let (input, output) = call.lengths(world)?;
     let lend = |start: *const u8, bytes: usize| {
         if bytes == 0 { None } else { windows.lend(start..start.wrapping_add(bytes)) }
     };
     let input = lend(call.buffers.source(), input.index() * size);
-    Ok([input, lend(call.buffers.target(), output.index() * size)])
+    [input, lend(call.buffers.target(), output.index() * size)]
 }
 
-fn announce_ranges(windows: &HostWindows, call: &Call<'_>, world: World, loans: &Loans<'_>) -> Result<Ranges> {
-    let (input, output) = call.lengths(world)?;
+fn announce_ranges(windows: &HostWindows, begun: &Begun<'_>, loans: &Loans<'_>) -> Ranges {
+    let (input, output) = begun.lengths;
     let [lent_input, lent_output] = loans;
     let reaches = (input.0 == 0 || lent_input.is_some()) && (output.0 == 0 || lent_output.is_some());
     let reachable = reaches && windows.ranks.len() <= Lease::PLACES;
     let [input, output] = loans.each_ref().map(|loan| loan.as_ref().map(Loan::range));
-    Ok(Ranges { input, output, reachable, address: None })
+    Ranges { input, output, reachable, address: None }
 }
 
 /// The users' buffers of all ranks of the host, whose leases are held.

@@ -74,13 +74,13 @@ impl Flat {
         &mut self,
         windows: &'a HostWindows,
         operation: &'a Operation,
-        idle: &mut impl FlagWait,
+        wait_context: &mut impl FlagWait,
         (bytes, fill): (usize, impl FnOnce(NonNull<u8>)),
     ) -> Result<Exchange<'a>> {
         assert!(bytes <= FLAT_BYTES, "flat operations fit their slot");
         let number = self.next;
         if number >= self.finished.saturating_add(FLAT_SLOTS) {
-            self.make_room(windows, idle)?;
+            self.make_room(windows, wait_context)?;
         }
         self.next += 1;
         let label = operation.label();
@@ -114,7 +114,7 @@ impl Flat {
     }
 
     #[cold]
-    fn make_room(&mut self, windows: &HostWindows, idle: &mut impl FlagWait) -> Result<()> {
+    fn make_room(&mut self, windows: &HostWindows, wait_context: &mut impl FlagWait) -> Result<()> {
         // This waits for half of the slots at once, so that a root whose readers share its processor yields the
         // processor once for that many operations.
         let needed = self.next - FLAT_SLOTS / 2;
@@ -124,7 +124,8 @@ impl Flat {
                 continue;
             }
             let done = arena.done();
-            idle.until(done, needed, &|| format!("rank {rank} (to finish an operation {} back)", FLAT_SLOTS / 2))?;
+            wait_context
+                .until(done, needed, &|| format!("rank {rank} (to finish an operation {} back)", FLAT_SLOTS / 2))?;
             least = least.min(done.value());
         }
         self.finished = self.finished.max(least);
@@ -148,10 +149,10 @@ impl<'a> Exchange<'a> {
     /// # Errors
     /// Of the wait; [`crate::error::Kind::Mismatch`] where the rank runs another operation.
     #[inline]
-    pub fn read(&self, place: usize, idle: &mut impl FlagWait) -> Result<FlatSlot<'a>> {
+    pub fn read(&self, place: usize, wait_context: &mut impl FlagWait) -> Result<FlatSlot<'a>> {
         let slot = self.windows.arenas[place].flat(self.number);
         let rank = self.windows.ranks[place];
-        idle.until(slot.flag, self.number + 1, &|| format!("rank {rank} (to call {})", self.operation))?;
+        wait_context.until(slot.flag, self.number + 1, &|| format!("rank {rank} (to call {})", self.operation))?;
         let theirs = slot.read_label();
         if theirs != self.label { Err(mismatch(self.label, rank, theirs)) } else { Ok(slot) }
     }
@@ -164,11 +165,11 @@ impl<'a> Exchange<'a> {
     #[inline]
     pub fn meet(
         &self,
-        idle: &mut impl FlagWait,
+        wait_context: &mut impl FlagWait,
         (bytes, fold): (usize, Option<&mut SlotFold<'_>>),
     ) -> Result<Option<FlatSlot<'a>>> {
         match self.teams {
-            Some(teams) => self.meet_in_teams(teams, idle, (bytes, fold)).map(Some),
+            Some(teams) => self.meet_in_teams(teams, wait_context, (bytes, fold)).map(Some),
             None => Ok(None),
         }
     }
@@ -188,7 +189,7 @@ impl<'a> Exchange<'a> {
     fn meet_in_teams(
         &self,
         teams: Teams,
-        idle: &mut impl FlagWait,
+        wait_context: &mut impl FlagWait,
         (bytes, mut fold): (usize, Option<&mut SlotFold<'_>>),
     ) -> Result<FlatSlot<'a>> {
         let arenas = &self.windows.arenas;
@@ -208,7 +209,7 @@ impl<'a> Exchange<'a> {
             }
         }
         let result = home.result();
-        idle.until(result.flag, self.number + 1, &|| self.missing())?;
+        wait_context.until(result.flag, self.number + 1, &|| self.missing())?;
         self.agrees(result, members.start)?;
         Ok(result)
     }
@@ -280,9 +281,9 @@ impl<'a> Exchange<'a> {
     /// # Errors
     /// As [`Exchange::read`].
     #[inline]
-    pub fn read_all(&self, idle: &mut impl FlagWait) -> Result<()> {
+    pub fn read_all(&self, wait_context: &mut impl FlagWait) -> Result<()> {
         for place in 0..self.windows.ranks.len() {
-            self.read(place, idle)?;
+            self.read(place, wait_context)?;
         }
         Ok(())
     }
@@ -300,7 +301,7 @@ impl<'a> Exchange<'a> {
     pub unsafe fn reduce(
         &self,
         kernel: &Kernel,
-        idle: &mut impl FlagWait,
+        wait_context: &mut impl FlagWait,
         (bytes, offset): (usize, usize),
         (target, count): (*mut u8, usize),
     ) -> Result<()> {
@@ -314,7 +315,7 @@ impl<'a> Exchange<'a> {
             &mut many[..]
         };
         for (place, source) in sources.iter_mut().enumerate() {
-            let data = self.read(place, idle)?.data(bytes);
+            let data = self.read(place, wait_context)?.data(bytes);
             *source = data.as_ptr().wrapping_add(offset);
         }
         let pass = Pass { sources, raw: None, targets: &[target], count, finish: true, store: Store::Cached };

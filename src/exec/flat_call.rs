@@ -15,12 +15,16 @@ use crate::types::{Collective, Rank};
 ///
 /// # Errors
 /// Of waiting for peers, and of peers that run another operation.
-pub fn run(begun: &Begun<'_>, windows: &HostWindows, flat: &mut Flat, idle: &mut WaitContext<'_>) -> Result<()> {
-    let Begun { call, operation, kernel, world } = begun;
+pub fn run(
+    begun: &Begun<'_>,
+    windows: &HostWindows,
+    flat: &mut Flat,
+    wait_context: &mut WaitContext<'_>,
+) -> Result<()> {
+    let Begun { call, operation, kernel, lengths: (input, _), .. } = begun;
     let size = call.data_type.size() as usize;
-    let (input, _) = call.lengths(*world)?;
     let bytes = input.index() * size;
-    let mut turn = idle.fabric.links().staging.turn(bytes);
+    let mut turn = wait_context.fabric.links().staging.turn(bytes);
     let fill = |slot: NonNull<u8>| {
         let (sources, targets) = (&[call.buffers.source()], &[slot.as_ptr()]);
         let pass = Pass { sources, raw: Some(0), targets, count: input.index(), finish: false, store: turn.store };
@@ -35,9 +39,9 @@ pub fn run(begun: &Begun<'_>, windows: &HostWindows, flat: &mut Flat, idle: &mut
         }
         turn.end();
     };
-    let exchange = flat.announce(windows, operation, idle, (bytes, fill))?;
-    idle.fabric.links().staging.learn(&turn, bytes);
-    read_slots(begun, &exchange, idle)?;
+    let exchange = flat.announce(windows, operation, wait_context, (bytes, fill))?;
+    wait_context.fabric.links().staging.learn(&turn, bytes);
+    read_slots(begun, &exchange, wait_context)?;
     if call.collective.rooted() {
         flat.finish_rooted(&exchange);
     } else {
@@ -72,7 +76,7 @@ impl Extract {
 fn meet_all(
     begun: &Begun<'_>,
     exchange: &Exchange<'_>,
-    idle: &mut WaitContext<'_>,
+    wait_context: &mut WaitContext<'_>,
     (mine, before): (usize, &dyn Fn(Rank) -> usize),
 ) -> Result<bool> {
     if !exchange.has_teams() {
@@ -107,7 +111,7 @@ fn meet_all(
         // leave them alone; the target is another slot, which this rank alone writes now, since it came last.
         unsafe { kernel.run(&pass) };
     };
-    let Some(result) = exchange.meet(idle, (count * size, if folds { Some(&mut fold) } else { None }))? else {
+    let Some(result) = exchange.meet(wait_context, (count * size, if folds { Some(&mut fold) } else { None }))? else {
         return Ok(false);
     };
     if !folds {
@@ -121,7 +125,7 @@ fn meet_all(
 }
 
 /// Reads the slots of other ranks that the collective needs.
-fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut WaitContext<'_>) -> Result<()> {
+fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, wait_context: &mut WaitContext<'_>) -> Result<()> {
     let Begun { call, kernel, world, .. } = begun;
     let world = *world;
     let (input_place, output_place) = (call.buffers.source(), call.buffers.target());
@@ -133,11 +137,11 @@ fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut WaitContext
     let total = || before(Rank::new(world.size));
     let root = call.root.unwrap_or_default();
     let at_root = root == world.rank;
-    if !call.collective.rooted() && meet_all(begun, exchange, idle, (mine, &before))? {
+    if !call.collective.rooted() && meet_all(begun, exchange, wait_context, (mine, &before))? {
         return Ok(());
     }
     let mut copy = |rank: Rank, Extract { of, from, to, elements }: Extract| {
-        let slot = exchange.read(rank.index(), idle)?.data(of * size);
+        let slot = exchange.read(rank.index(), wait_context)?.data(of * size);
         let (source, target) = (slot.as_ptr().wrapping_add(from * size), output_place.wrapping_add(to * size));
         // SAFETY: the slot has `of` elements, which its owner leaves alone until everyone is done; the output is the
         // caller's.
@@ -147,16 +151,16 @@ fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut WaitContext
     match call.collective {
         Collective::AllReduce => {
             // SAFETY: the output is the caller's; the slots hold as many bytes.
-            unsafe { exchange.reduce(kernel, idle, (mine * size, 0), (output_place, mine))? };
+            unsafe { exchange.reduce(kernel, wait_context, (mine * size, 0), (output_place, mine))? };
         }
         Collective::ReduceScatter | Collective::ReduceScatterV => {
             let span = (total() * size, before(world.rank) * size);
             // SAFETY: as above.
-            unsafe { exchange.reduce(kernel, idle, span, (output_place, mine))? };
+            unsafe { exchange.reduce(kernel, wait_context, span, (output_place, mine))? };
         }
         Collective::Reduce if at_root => {
             // SAFETY: as above.
-            unsafe { exchange.reduce(kernel, idle, (mine * size, 0), (output_place, mine))? };
+            unsafe { exchange.reduce(kernel, wait_context, (mine * size, 0), (output_place, mine))? };
         }
         Collective::Broadcast if !at_root => copy(root, Extract::whole(mine, 0))?,
         Collective::Broadcast if input_place != output_place.cast_const() => copy(root, Extract::whole(mine, 0))?,
@@ -176,7 +180,7 @@ fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, idle: &mut WaitContext
                 copy(rank, Extract { of: total(), from: before(world.rank), to: before(rank), elements: mine })?;
             }
         }
-        Collective::Barrier => exchange.read_all(idle)?,
+        Collective::Barrier => exchange.read_all(wait_context)?,
         Collective::Reduce
         | Collective::Broadcast
         | Collective::Gather

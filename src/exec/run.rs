@@ -46,7 +46,7 @@ pub(crate) fn run(
         Some(epoch) if plan.spec.windows == Windows::User => epoch.enter(program, begun)?,
         Some(_) | None => Vec::new(),
     };
-    let streams = streams(begun, context.streaming_bytes)?;
+    let streams = streams(begun, context.streaming_bytes);
     let scratch = context.windows.map_or(context.scratch.as_mut_ptr(), |windows| windows.mine().scratch().as_ptr());
     let setting = Setting {
         kernel,
@@ -68,12 +68,9 @@ pub(crate) fn run(
 }
 
 /// Whether the call's output is so large that it is written past the caches.
-///
-/// # Errors
-/// Where a size does not fit the address space.
-pub(crate) fn streams(begun: &Begun<'_>, streaming_bytes: u64) -> Result<bool> {
-    let (_, output) = begun.call.lengths(begun.world)?;
-    Ok(output.0 * u64::from(begun.call.data_type.size()) >= streaming_bytes)
+pub(crate) fn streams(begun: &Begun<'_>, streaming_bytes: u64) -> bool {
+    let (_, output) = begun.lengths;
+    output.0 * u64::from(begun.call.data_type.size()) >= streaming_bytes
 }
 
 /// Which of the sets of its scratch a plan with windows takes: runs take turns, because rewriting lines that a peer has
