@@ -658,6 +658,8 @@ fn waits() {
     let (word_at, freed, pinned) =
         (get("cuMemAlloc_v2", &[64]), get("cuMemAlloc_v2", &[64]), get("cuMemHostAlloc", &[64, 0]));
     ok("cuMemsetD32_v2", &[word_at, 0, 16]);
+    // The kernel's stream does not wait for the default one, where the fill may be under way still.
+    ok("cuCtxSynchronize", &[]);
     let mut pages = vec![0_u8; 8192];
     let page = place(&mut pages[0]).next_multiple_of(4096);
     if name == "cuMemHostUnregister" {
