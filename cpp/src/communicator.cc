@@ -176,7 +176,8 @@ void Communicator::submit(const detail::Call& call) {
     if (__builtin_expect(bodies > 0, 0)) {
         refuse_beside_group(call.kind, rank());
     }
-    const ffi::Comm& comm = *detail::use(state_.get()).comm;
+    const detail::State& state = detail::use(state_.get());
+    const ffi::Comm& comm = *state.comm;
     const ffi::What what = detail::what_of(call);
     if (call.counts.size() == 0) {
         detail::check(ffi::run(comm, what, detail::input(call), detail::output(call)), *state_->thrown);
@@ -208,7 +209,8 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, std::i
         throw InvalidArgument("color " + std::to_string(*color) + " is negative: pass no color to be left out", rank(), {}, {});
     }
     rust::Box<ffi::Comm> child = ffi::comm();
-    detail::check(ffi::split(*detail::use(state_.get()).comm, color ? *color : -1, key, *child), *state_->thrown);
+    const detail::State& state = detail::use(state_.get());
+    detail::check(ffi::split(*state.comm, color ? *color : -1, key, *child), *state.thrown);
     if (!ffi::is_open(*child)) {
         return std::nullopt;
     }
@@ -225,19 +227,22 @@ Communicator Communicator::by_color(int color, std::int64_t key) {
 
 Communicator Communicator::local() {
     rust::Box<ffi::Comm> child = ffi::comm();
-    detail::check(ffi::local(*detail::use(state_.get()).comm, *child), *state_->thrown);
+    const detail::State& state = detail::use(state_.get());
+    detail::check(ffi::local(*state.comm, *child), *state.thrown);
     return detail::Access::child(std::move(child), *state_);
 }
 
 Communicator Communicator::cross() {
     rust::Box<ffi::Comm> child = ffi::comm();
-    detail::check(ffi::cross(*detail::use(state_.get()).comm, *child), *state_->thrown);
+    const detail::State& state = detail::use(state_.get());
+    detail::check(ffi::cross(*state.comm, *child), *state.thrown);
     return detail::Access::child(std::move(child), *state_);
 }
 
 Placement Communicator::placement() {
     ffi::Place place{};
-    detail::check(ffi::placement(*detail::use(state_.get()).comm, place), *state_->thrown);
+    const detail::State& state = detail::use(state_.get());
+    detail::check(ffi::placement(*state.comm, place), *state.thrown);
     return detail::placement_of(place);
 }
 
@@ -260,14 +265,16 @@ Placement detail::placement_of(const ffi::Place& place) {
 
 Locality Communicator::locality() {
     ffi::Place place{};
-    detail::check(ffi::locality(*detail::use(state_.get()).comm, place), *state_->thrown);
+    const detail::State& state = detail::use(state_.get());
+    detail::check(ffi::locality(*state.comm, place), *state.thrown);
     return {std::string(place.host_name), place.host, place.hosts, place.local_rank, place.local_size};
 }
 
 Communicator Communicator::shrink(const std::vector<int>& excluded) {
     static_assert(sizeof(int) == sizeof(std::int32_t));
     rust::Box<ffi::Comm> child = ffi::comm();
-    detail::check(ffi::shrink(*detail::use(state_.get()).comm, {excluded.data(), excluded.size()}, *child), *state_->thrown);
+    const detail::State& state = detail::use(state_.get());
+    detail::check(ffi::shrink(*state.comm, {excluded.data(), excluded.size()}, *child), *state.thrown);
     return detail::Access::child(std::move(child), *state_);
 }
 
@@ -308,7 +315,8 @@ void Communicator::set_progress(std::function<void()> hook) {
 }
 
 void Communicator::register_memory(detail::SharedBytes& memory) {
-    detail::check(ffi::register_memory(*detail::use(state_.get()).comm, detail::Access::memory(memory)), *state_->thrown);
+    const detail::State& state = detail::use(state_.get());
+    detail::check(ffi::register_memory(*state.comm, detail::Access::memory(memory)), *state.thrown);
 }
 
 // ---- requests
