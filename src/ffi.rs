@@ -350,6 +350,9 @@ impl Comm {
     #[inline]
     fn on(&self, body: impl FnOnce(&Detached) -> Result<()>) -> *mut Failure {
         let detached = match &self.0 {
+            Some(detached) if detached.is_closed() => {
+                return failure::pass(Error::invalid_usage("the communicator was finalized"));
+            }
             Some(detached) => detached,
             None => return failure::pass(Error::invalid_usage("there is no communicator: it was never made")),
         };
