@@ -38,6 +38,7 @@ mod scope;
 mod session;
 pub(crate) mod settings;
 mod split;
+mod staging;
 mod status;
 pub(crate) mod this_host;
 mod visible_gpus;

@@ -14,6 +14,7 @@
 //! | [`Device::allocate`] | arenas, rings, registered buffers | a mapping of zeroed pages |
 //! | [`Device::export`], [`Device::import`] | the transports that hand memory to other processes | a sealed memfd |
 //! | [`Device::locate`] | whoever gets a bare address from a program | every address that no other device claims |
+//! | [`Device::reaches`], [`Device::take_in`] | set-up of ranks on several devices | all devices of a host reach its memory |
 //! | [`Device::page_for`] | set-up of ranks on several devices | a page of host memory |
 //! | [`Queue::copy`], [`Queue::fold`] | executors | done before the call returns |
 //! | [`Queue::launch`] | `exec::cohort`: programs of ranks that share the device | none: `exec::interpret` runs the plan itself |
@@ -95,15 +96,33 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Where the memory at `address` lives, if this device knows it.
     fn locate(&self, address: u64) -> Option<Home>;
 
-    /// For one rank whose programs wait on this device for those of ranks on `peers`, itself among them: makes the
-    /// memory of those devices reachable from here, takes what such launches need, and gives the page by which they
-    /// and the host hear from each other. For set-up. Memory of the devices `elsewhere`, on which other processes work,
-    /// will be imported.
+    /// Whether programs on this device reach the memory of `other`, a device of this host; the reason where not.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] where the device cannot reach a peer, or has no room for another rank.
-    fn page_for(&self, peers: &[Home], elsewhere: &[DeviceIdentity]) -> Result<StatusPage> {
-        let _all_reachable = (peers, elsewhere);
+    /// Where the device cannot be asked.
+    fn reaches(&self, other: DeviceIdentity) -> Result<std::result::Result<(), String>> {
+        let _all_reachable = other;
+        Ok(Ok(()))
+    }
+
+    /// `memory` of the host as programs on this device address it, for ranks whose devices do not reach each other's
+    /// memory. It keeps the memory. For set-up.
+    ///
+    /// # Errors
+    /// Where the device cannot work in it.
+    fn take_in(&self, memory: &HostRegion) -> Result<Region> {
+        Ok(memory.as_region().clone())
+    }
+
+    /// For one rank whose programs wait on this device for those of ranks on others: makes the memory of the devices
+    /// `reached` reachable from here, which [`Device::reaches`] allows, takes what such launches need, and gives the
+    /// page by which they and the host hear from each other. For set-up. With ranks on the devices `beside` it shares
+    /// memory of the host.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] where the device has no room for another rank.
+    fn page_for(&self, reached: &[Home], beside: &[Home]) -> Result<StatusPage> {
+        let _all_reachable = (reached, beside);
         StatusPage::new()
     }
 

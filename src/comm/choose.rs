@@ -62,6 +62,8 @@ pub(crate) struct Chooser {
     programs: Programs,
     /// Of calls on devices whose channels were searched for.
     searched: Option<(Arc<Layout>, Programs)>,
+    /// See [`Chooser::set_partly_staged`].
+    partly_staged: bool,
 }
 
 impl Chooser {
@@ -77,7 +79,18 @@ impl Chooser {
         let crowded = layout.hosts().iter().any(|ranks| ranks.len() > direct);
         let layout = Arc::new(if crowded { layout.with_teams_of(team) } else { layout });
         let filters = Filters { algorithms: settings.algorithms.clone(), protocols: settings.protocols.clone() };
-        Chooser { world, layout, near, cores, settings, filters, costs, programs: Programs::default(), searched: None }
+        Chooser {
+            world,
+            layout,
+            near,
+            cores,
+            settings,
+            filters,
+            costs,
+            programs: Programs::default(),
+            searched: None,
+            partly_staged: false,
+        }
     }
 
     /// The layout on which all calls are planned.
@@ -231,7 +244,8 @@ impl Chooser {
     /// scratch.
     pub(crate) fn device_program(&mut self, call: &Call<'_>, windows: Windows) -> Result<Arc<Program>> {
         let asked = Question::of(call);
-        let direct = self.settings.algorithms.allows(asked.collective, Algorithm::Direct);
+        let direct = self.settings.algorithms.allows(asked.collective, Algorithm::Direct)
+            && !(self.partly_staged && self.longest_block_bytes(asked) > MOST_STAGED_BYTES);
         let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
         let (choice, windows) = match self.path_of_plans(asked, direct)? {
             Path::Windows(choice) => (choice, if raw { windows } else { Windows::Scratch }),
@@ -255,6 +269,21 @@ impl Chooser {
         let layout = Layout::clone(&self.layout).with_rails(&found.rails).with_channels(found.orders)?;
         self.searched = Some((Arc::new(layout), Programs::default()));
         Ok(())
+    }
+
+    /// Some ranks' devices reach each other's memory, and some do not: long calls on devices follow channels from now
+    /// on, which pass along links, and do not work in scratch, which lies in the host's memory then. All ranks do the
+    /// same between the same calls.
+    pub(crate) fn set_partly_staged(&mut self, partly_staged: bool) {
+        self.partly_staged = partly_staged;
+    }
+
+    /// Channels that calls on devices use at most.
+    pub(crate) fn device_channels(&self) -> u32 {
+        let (least, most) = self.settings.channels;
+        let lanes = |algorithm| self.searched.as_ref().and_then(|(layout, _)| layout.lanes_of(algorithm)).unwrap_or(0);
+        let wanted = self.costs.channels.max(lanes(Algorithm::Ring)).max(lanes(Algorithm::Tree));
+        wanted.max(tune::channels((1, u32::MAX))).max(least).min(most)
     }
 
     /// Windows of a plan for several teams: users' buffers can be reached on one host and not on the other, scratch
@@ -307,6 +336,8 @@ const MOST_MAPPED: usize = 384;
 const MOST_DIRECT: usize = 64;
 /// Ranks of a team at most, on hosts of more ranks than [`MOST_DIRECT`].
 const TEAM_RANKS: usize = 32;
+/// Up to here latency counts for more than the way that data takes.
+const MOST_STAGED_BYTES: u64 = 64 << 10;
 /// What less than half of the ranks may do for all.
 const FEW_SEATS_BYTES: u64 = 64 << 10;
 /// Bytes of scratch of plans without windows: the tokens of a barrier.

@@ -2,17 +2,19 @@
 //! handing memory over.
 //!
 //! Every rank has one piece of memory on its device, laid out by [`SideLayout`], in which the launches of other ranks
-//! write and read. An address is valid in one process only, so each process finds its own address for the memory of
-//! each peer.
+//! write and read; and, if some of those do not reach it, one of the host's ([`StagingLayout`]). An address is valid in
+//! one process only, so each process finds its own address for the memory of each peer.
 
 use std::collections::HashMap;
 use std::sync::PoisonError;
 
 use crate::comm::session::Session;
+use crate::comm::staging::{Staged, StagingLayout};
 use crate::device::records::{self, ControlLayout, PeerMemory, SlotQueue};
-use crate::device::{self, DeviceIdentity, Home, Region, Sharing, StatusPage};
+use crate::device::{self, DeviceIdentity, Home, HostMemory, HostRegion, Region, Sharing, StatusPage};
 use crate::error::{Error, Result};
 use crate::exec::{Cohort, Rendezvous};
+use crate::log;
 use crate::plan::{MOST_CHANNELS, WINDOW_LANES};
 use crate::sync::Wait;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -20,7 +22,7 @@ use crate::sync::ring::Shape;
 use crate::sys::random;
 use crate::transport::{Channel, Need, Way, process_token};
 use crate::types::{Rank, World};
-use crate::wire::{Reader, Writer};
+use crate::wire::{self, Reader, Writer};
 
 /// What the ranks of this process share, and which ranks those are.
 #[derive(Debug)]
@@ -30,6 +32,7 @@ pub(super) struct Meeting {
     processes: Vec<u64>,
     /// The device of each rank.
     devices: Vec<DeviceIdentity>,
+    staged: Arc<Staged>,
     world: World,
 }
 
@@ -37,6 +40,8 @@ pub(super) struct Meeting {
 #[derive(Debug, Default)]
 struct Shared {
     sides: Mutex<HashMap<Rank, Region>>,
+    /// Memory of the host, of the ranks that some peers do not reach.
+    stages: Mutex<HashMap<Rank, HostRegion>>,
     cohorts: Mutex<HashMap<Home, Arc<Cohort>>>,
     /// The queues of connections inside this process, by sender, receiver and channel.
     queues: Mutex<HashMap<(Rank, Rank, Channel), Region>>,
@@ -59,7 +64,25 @@ struct Facts {
 /// The layout of the memory that a rank shares: control words, the words of its sending ends, scratch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SideLayout {
-    ranks: u32,
+    pub(super) ranks: u32,
+}
+
+/// The memory of all ranks, as this rank's device addresses it; 0 where it has no address.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    /// On their devices.
+    sides: Vec<u64>,
+    /// The host's.
+    stages: Vec<u64>,
+}
+
+/// What this rank and the ranks of other processes have brought, and keeps it: see [`Meeting::addresses`].
+#[derive(Debug, Default)]
+pub(super) struct Brought {
+    /// On devices, by rank.
+    pub(super) sides: HashMap<Rank, Region>,
+    /// Of the host's memory, by rank; of this process's ranks too, as this rank's device addresses it.
+    pub(super) stages: HashMap<Rank, Region>,
 }
 
 /// The entry of a rank in the table of its process. It lives as long as one meeting.
@@ -86,12 +109,12 @@ impl Meeting {
         check_together(&facts)?;
         let first = facts.iter().find(|facts| facts.process == process).map_or(entry.0, |facts| facts.ticket);
         let found = meetings().get(&first).and_then(Weak::upgrade);
-        // Entries stay in the table until every rank has looked.
-        bootstrap.barrier(wait)?;
+        let devices: Vec<DeviceIdentity> = facts.iter().map(|facts| facts.device).collect();
+        // Entries stay in the table until every rank has looked, and told what it reaches.
+        let staged = Arc::new(stage(session, home, (&devices, &facts), wait)?);
         let shared = found.ok_or_else(|| Error::internal("what the ranks of this process share is gone"))?;
         let processes = facts.iter().map(|facts| facts.process).collect();
-        let devices = facts.iter().map(|facts| facts.device).collect();
-        Ok(Meeting { shared, processes, devices, world })
+        Ok(Meeting { shared, processes, devices, staged, world })
     }
 
     /// The devices of all ranks, in rank order.
@@ -109,17 +132,39 @@ impl Meeting {
         self.world.ranks().filter(|rank| !self.is_here(*rank)).collect()
     }
 
-    /// Allocates this rank's shared memory on its device, zeroed, and enters it into the table of its process. `sharing`
-    /// is for ranks of other processes.
+    /// Which ranks do not reach each other's memory.
+    pub(super) fn staged(&self) -> &Arc<Staged> {
+        &self.staged
+    }
+
+    /// Whether some ranks of different devices reach each other's memory, and some do not.
+    pub(super) fn is_partly_staged(&self) -> bool {
+        self.staged.is_partial(|rank, other| self.devices[rank.index()] == self.devices[other.index()])
+    }
+
+    /// The ranks of other processes with which this one works in the memory of devices.
+    pub(super) fn reached_elsewhere(&self) -> Vec<Rank> {
+        let me = self.world.rank;
+        self.elsewhere().into_iter().filter(|peer| !self.staged.parts(me, *peer)).collect()
+    }
+
+    /// Allocates what this rank brings, zeroed: on its device, and of the host's memory where it has peers that do not
+    /// reach the device's. Enters it into the tables of its process. `sharing` is for ranks of other processes.
     ///
     /// # Errors
-    /// Where the device has no such memory.
-    pub(super) fn allocate(&self, home: Home, scratch_bytes: usize, sharing: Sharing) -> Result<Region> {
-        let sharing = if self.elsewhere().is_empty() { Sharing::Threads } else { sharing };
-        let bytes = fits(self.layout().scratch())?.saturating_add(scratch_bytes);
-        let memory = device::of(home)?.allocate(bytes, sharing)?;
-        lock(&self.shared.sides).insert(self.world.rank, memory.clone());
-        Ok(memory)
+    /// Where there is no such memory.
+    pub(super) fn allocate(&self, home: Home, layout: &StagingLayout, sharing: Sharing) -> Result<Brought> {
+        let me = self.world.rank;
+        let sharing = if self.reached_elsewhere().is_empty() { Sharing::Threads } else { sharing };
+        let side = device::of(home)?.allocate(layout.device_bytes(me)?, sharing)?;
+        let bytes = layout.host_bytes(me)?;
+        if bytes > 0 {
+            let sharing = if self.elsewhere().is_empty() { Sharing::Threads } else { Sharing::Processes };
+            let stage = HostMemory.allocate_host(bytes, sharing)?;
+            lock(&self.shared.stages).insert(me, stage);
+        }
+        lock(&self.shared.sides).insert(me, side.clone());
+        Ok(Brought { sides: HashMap::from([(me, side)]), stages: HashMap::new() })
     }
 
     /// The layout of every rank's memory.
@@ -127,45 +172,95 @@ impl Meeting {
         SideLayout { ranks: self.world.size }
     }
 
-    /// Every rank's memory as this process addresses it. All ranks of this process must have allocated theirs; `taken`
-    /// is the memory of the ranks of other processes, in the order of [`Meeting::elsewhere`].
+    /// What this rank brings of the host's memory.
+    pub(super) fn stage(&self) -> Option<HostRegion> {
+        lock(&self.shared.stages).get(&self.world.rank).cloned()
+    }
+
+    /// Takes in the host's memory that ranks of this process and of others have brought, for the work of this device.
+    /// All ranks of this process must have allocated theirs.
     ///
     /// # Errors
-    /// Where one is missing.
-    pub(super) fn peers(&self, taken: &[Region]) -> Result<Arc<[PeerMemory]>> {
+    /// Where the device cannot work in it.
+    pub(super) fn take_in(&self, home: Home, elsewhere: &[(Rank, HostRegion)], brought: &mut Brought) -> Result<()> {
+        let mut stages: Vec<(Rank, HostRegion)> =
+            lock(&self.shared.stages).iter().map(|(rank, stage)| (*rank, stage.clone())).collect();
+        stages.extend(elsewhere.iter().cloned());
+        for (rank, stage) in stages {
+            brought.stages.insert(rank, device::of(home)?.take_in(&stage)?);
+        }
+        Ok(())
+    }
+
+    /// Every rank's memory as this rank's device addresses it, and the part of it that the ranks' programs use. All ranks
+    /// of this process must have allocated theirs; `brought` has the memory of other processes.
+    ///
+    /// # Errors
+    /// Where some is missing.
+    pub(super) fn addresses(&self, brought: &Brought) -> Result<(Addresses, Arc<[PeerMemory]>)> {
         let (layout, sides) = (self.layout(), lock(&self.shared.sides));
-        let elsewhere = self.elsewhere();
-        let found = self.world.ranks().map(|rank| {
-            let region = sides.get(&rank).or_else(|| taken.get(elsewhere.binary_search(&rank).ok()?));
-            let region = region.ok_or_else(|| Error::internal(format!("rank {rank} has no memory on a device")))?;
-            let control = address(region, 0);
-            Ok(PeerMemory { control, scratch: control + layout.scratch() })
-        });
-        found.collect()
+        let me = self.world.rank;
+        let missing = |rank: Rank| Error::internal(format!("rank {rank} has no memory for work on devices"));
+        let mut addresses = Addresses { sides: Vec::new(), stages: Vec::new() };
+        let mut peers = Vec::new();
+        for rank in self.world.ranks() {
+            let side = if self.staged.parts(me, rank) {
+                0
+            } else {
+                let side = sides.get(&rank).or_else(|| brought.sides.get(&rank));
+                address(side.ok_or_else(|| missing(rank))?, 0)
+            };
+            let stage = if self.staged.peers_of(rank).is_empty() {
+                0
+            } else {
+                address(brought.stages.get(&rank).ok_or_else(|| missing(rank))?, 0)
+            };
+            let control = if stage == 0 { side } else { stage };
+            peers.push(PeerMemory { control, scratch: control + layout.scratch() });
+            addresses.sides.push(side);
+            addresses.stages.push(stage);
+        }
+        Ok((addresses, peers.into()))
     }
 
     /// The page by which this rank's launches and the host inform each other. If ranks wait for each other on devices,
-    /// all of them find out together whether their devices can do that. All must have allocated their memory.
+    /// all of them find out together whether their devices can do that: `ready` is what came of the steps before. All
+    /// must have allocated their memory.
     ///
     /// # Errors
-    /// Where a device cannot reach the others, or has no room for more ranks.
-    pub(super) fn status_page(&self, session: &Session, home: Home, wait: &Wait) -> Result<StatusPage> {
-        let homes: Vec<Home> = lock(&self.shared.sides).values().map(Region::home).collect();
-        let is_one_device = homes.iter().all(|other| *other == home) && self.elsewhere().is_empty();
+    /// That of `ready`; where a device has no room for more ranks.
+    pub(super) fn status_page(
+        &self,
+        session: &Session,
+        (home, ready): (Home, Result<()>),
+        wait: &Wait,
+    ) -> Result<StatusPage> {
+        let (reached, beside) = self.homes_here();
+        let is_one_device = reached.iter().chain(&beside).all(|other| *other == home) && self.elsewhere().is_empty();
         if self.world.size == 1 || (is_one_device && !session.settings.split_cohorts) {
-            return StatusPage::new();
+            return ready.and_then(|()| StatusPage::new());
         }
-        let elsewhere: Vec<DeviceIdentity> =
-            self.elsewhere().into_iter().map(|rank| self.devices[rank.index()]).collect();
-        let page = device::of(home)?.page_for(&homes, &elsewhere);
-        let can = session.bootstrap.all_gather(&[u8::from(page.is_ok())], wait)?;
+        let page = ready.and_then(|()| device::of(home)?.page_for(&reached, &beside));
+        let reason = page.as_ref().err().map_or("", |error| wire::cut(error.message(), MOST_REASON_BYTES));
+        let reasons = session.bootstrap.all_gather(reason.as_bytes(), wait)?;
         let page = page?;
-        match can.iter().position(|can| can != &[1]) {
+        match self.world.ranks().zip(&reasons).find(|(_, reason)| !reason.is_empty()) {
             None => Ok(page),
-            Some(rank) => Err(Error::invalid_usage(format!(
-                "rank {rank} cannot work with ranks on other devices: its error says why"
-            ))),
+            Some((rank, reason)) => Err(Error::remote(
+                rank,
+                format!("rank {rank} cannot work with ranks on other devices: {}", String::from_utf8_lossy(reason)),
+            )),
         }
+    }
+
+    /// The devices of this process's ranks: those whose memory this rank reaches, and the others.
+    fn homes_here(&self) -> (Vec<Home>, Vec<Home>) {
+        let sides = lock(&self.shared.sides);
+        let homes = |staged: bool| {
+            let is_kind = move |rank: &Rank| self.staged.parts(self.world.rank, *rank) == staged;
+            sides.iter().filter(|(rank, _)| is_kind(rank)).map(|(_, side)| side.home()).collect()
+        };
+        (homes(false), homes(true))
     }
 
     /// The ranks of this process that work in `home`, which launch together. All have allocated their memory.
@@ -219,6 +314,51 @@ impl Facts {
     }
 }
 
+/// Finds out which ranks reach each other's memory, and says how each peer is reached.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidUsage`] on all ranks where a pair has no way.
+fn stage(
+    session: &Session,
+    home: Home,
+    (devices, facts): (&[DeviceIdentity], &[Facts]),
+    wait: &Wait,
+) -> Result<Staged> {
+    let (me, policy) = (session.world.rank, session.settings.policy);
+    let mine = devices[me.index()];
+    let reason = |device: &DeviceIdentity| match *device {
+        device if device == mine => Ok(None),
+        _ if policy.no_local => Ok(Some("NCCL_P2P_DISABLE is set".to_owned())),
+        device => Ok(device::of(home)?.reaches(device)?.err()),
+    };
+    let reasons = devices.iter().map(reason).collect::<Result<Vec<Option<String>>>>()?;
+    let staged = Staged::agree(session, &reasons, wait)?;
+    if let Some((one, other)) = staged.first().filter(|_| policy.no_shm) {
+        let known = [(one, other), (other, one)].into_iter().find(|(rank, _)| *rank == me);
+        let reason = known.and_then(|(_, peer)| reasons[peer.index()].clone());
+        return Err(Error::invalid_usage(format!(
+            "nothing connects the devices of ranks {one} and {other}: P2P: {}; SHM: NCCL_SHM_DISABLE is set; place these ranks on devices \
+             with peer access, or allow shared memory",
+            reason.unwrap_or_else(|| "no peer access between them".to_owned())
+        )));
+    }
+    let is_here = |rank: Rank| facts[rank.index()].process == facts[me.index()].process;
+    for peer in session.world.ranks().filter(|peer| devices[peer.index()] != mine) {
+        if !staged.parts(me, peer) {
+            let way = match (is_here(peer), session.settings.device_sharing) {
+                (true, _) => "direct pointer",
+                (false, Sharing::ProcessesByHandle) => "IPC",
+                (false, _) => "CUMEM",
+            };
+            log::info!(P2p @ me, "GPU memory : {me} -> {peer} via P2P/{way}");
+            continue;
+        }
+        let reason = reasons[peer.index()].clone().unwrap_or_else(|| format!("rank {peer} does not reach rank {me}"));
+        log::info!(Shm @ me, "GPU memory : {me} -> {peer} via SHM/pinned (P2P: {reason})");
+    }
+    Ok(staged)
+}
+
 /// Refuses several processes on one device whose launches cannot run side by side. All ranks get the same answer.
 fn check_together(facts: &[Facts]) -> Result<()> {
     for (rank, one) in facts.iter().enumerate().filter(|(_, facts)| !facts.together) {
@@ -242,21 +382,17 @@ impl SideLayout {
 
     /// Where a rank keeps the words of the connection on which it sends to `to`.
     fn sender(self, to: Rank, channel: Channel) -> u64 {
-        let channel = match channel {
-            Channel::PointToPoint => 0,
-            Channel::Collective(number) => 1 + u64::from(number),
-        };
-        self.control().bytes() + (u64::from(to.get()) * CHANNELS + channel) * QUEUE_WORDS
+        self.control().bytes() + (u64::from(to.get()) * CHANNELS + channel_number(channel)) * QUEUE_WORDS
     }
 
-    fn scratch(self) -> u64 {
+    pub(super) fn scratch(self) -> u64 {
         self.sender(Rank::new(self.ranks), Channel::PointToPoint).next_multiple_of(PAGE)
     }
 
-    /// This rank's end of a connection, whose slots lie in `queue`.
-    pub(super) fn end(self, (me, need): (Rank, Need), queue: &Region, peers: &[PeerMemory], shape: Shape) -> SlotQueue {
+    /// This rank's end of a connection in the memory of devices, whose slots lie in `queue`.
+    pub(super) fn end(self, (me, need): (Rank, Need), queue: &Region, places: &Addresses, shape: Shape) -> SlotQueue {
         let ((from, to), sends) = (ends(me, need), need.way == Way::Send);
-        let sender = peers[from.index()].control + self.sender(to, need.channel);
+        let sender = places.sides[from.index()] + self.sender(to, need.channel);
         let receiver = address(queue, 0);
         SlotQueue {
             rank: from.get(),
@@ -268,6 +404,39 @@ impl SideLayout {
             head: sender,
             mine: QUEUE_LINE + if sends { sender } else { receiver },
         }
+    }
+}
+
+impl StagingLayout {
+    /// This rank's end of a connection in the host's memory. What the rank alone counts lies on its own device, where
+    /// nothing else is kept for such a connection.
+    ///
+    /// # Errors
+    /// For a channel that has no queue.
+    pub(super) fn end(&self, (me, need): (Rank, Need), places: &Addresses) -> Result<SlotQueue> {
+        let ((from, to), sends) = (ends(me, need), need.way == Way::Send);
+        let queue = self.queue((from, to), need.channel);
+        let queue = queue.ok_or_else(|| Error::internal(format!("no queue in the host's memory for {need:?}")))?;
+        let receiver = places.stages[to.index()] + queue;
+        let own = places.sides[me.index()] + self.side.sender(need.peer, need.channel);
+        Ok(SlotQueue {
+            rank: from.get(),
+            sends,
+            slots: receiver + QUEUE_WORDS,
+            count: self.slots(to),
+            payload: u64::from(self.shape.slot_bytes),
+            tail: receiver,
+            head: places.stages[from.index()] + self.side.sender(to, need.channel),
+            mine: if sends { own + QUEUE_LINE } else { own },
+        })
+    }
+}
+
+/// The number of a channel among the connections of a pair.
+pub(super) fn channel_number(channel: Channel) -> u64 {
+    match channel {
+        Channel::PointToPoint => 0,
+        Channel::Collective(number) => 1 + u64::from(number),
     }
 }
 
@@ -285,7 +454,7 @@ fn address(region: &Region, offset: u64) -> u64 {
     region.base().addr().get() as u64 + offset
 }
 
-fn fits(bytes: u64) -> Result<usize> {
+pub(super) fn fits(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).map_err(|_| Error::invalid_argument(format!("{bytes} bytes do not fit the address space")))
 }
 
@@ -317,8 +486,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Bytes of a connection's words at each end: the count that the other end raises, and this end's own count, each in a
 /// cache line of its own.
-const QUEUE_WORDS: u64 = 2 * QUEUE_LINE;
+pub(super) const QUEUE_WORDS: u64 = 2 * QUEUE_LINE;
 const QUEUE_LINE: u64 = 64;
+/// An error of a driver.
+const MOST_REASON_BYTES: usize = 1 << 10;
 /// The connections from one rank to another: one for each channel of collectives, and one for messages.
 const CHANNELS: u64 = MOST_CHANNELS as u64 + 1;
 const PAGE: u64 = 4096;

@@ -8,14 +8,15 @@
 use std::collections::HashMap;
 
 use crate::comm::channel_search;
-use crate::comm::device_sharing::{self, Meeting};
+use crate::comm::device_sharing::{self, Addresses, Brought, Meeting};
 use crate::comm::engine::Engine;
 use crate::comm::failure_watch::FailureWatch;
 use crate::comm::monitor::Monitor;
 use crate::comm::peer_status::WaitingFor;
 use crate::comm::session::Session;
+use crate::comm::staging::StagingLayout;
 use crate::device::records::{self, LaunchPart, PeerMemory, Reduction, SlotQueue};
-use crate::device::{self, Event, Home, Region, StatusPage};
+use crate::device::{self, Event, Home, HostRegion, Region, StatusPage};
 use crate::error::{Error, Kind, Result};
 use crate::exec::lower::{self, Lowered};
 use crate::exec::{self, Background, Begun, Call, Cohort, DeviceStream, Last, Message, Operation, Order, composed};
@@ -39,7 +40,9 @@ pub(crate) struct DeviceSide {
     meeting: Meeting,
     cohort: Arc<Cohort>,
     peers: Arc<[PeerMemory]>,
-    /// Keeps the memory behind `peers` alive: this rank's, and that of other processes.
+    addresses: Addresses,
+    staging: StagingLayout,
+    /// Keeps the memory behind `peers` alive: this rank's, that of other processes, and the host's.
     kept: Vec<Region>,
     status: Arc<StatusPage>,
     /// The ends of connections that are open, and the memory behind each.
@@ -67,30 +70,43 @@ struct DeviceWait<'a> {
 }
 
 impl DeviceSide {
-    /// This rank's side. All ranks of the process must have allocated their memory. `kept` is the memory of ranks in
-    /// other processes, followed by this rank's.
-    fn new(session: &Session, meeting: Meeting, kept: Vec<Region>, status: StatusPage) -> Result<DeviceSide> {
-        let (mine, taken) = kept.split_last().ok_or_else(|| Error::internal("a side without memory"))?;
-        let home = mine.home();
+    /// This rank's side. All ranks of the process must have allocated their memory.
+    fn new(
+        session: &Session,
+        (meeting, staging): (Meeting, StagingLayout),
+        brought: Brought,
+        (home, status): (Home, StatusPage),
+    ) -> Result<DeviceSide> {
         let status = Arc::new(status);
         session.abort.mirror(&status);
+        let (addresses, peers) = meeting.addresses(&brought)?;
         Ok(DeviceSide {
             home,
             monitor: None,
             own_stream: DeviceStream::of(home, device::of(home)?.queue()?),
             cohort: meeting.cohort(home),
-            peers: meeting.peers(taken)?,
+            peers,
+            addresses,
+            staging,
             meeting,
-            kept,
+            kept: brought.sides.into_values().chain(brought.stages.into_values()).collect(),
             status,
             queues: HashMap::new(),
             messages: None,
         })
     }
 
-    /// The ends that have no queue yet and whose peer is in another process.
-    fn missing_elsewhere(&self, ends: &[Need]) -> Vec<Need> {
-        let is_missing = |end: &&Need| !self.queues.contains_key(end) && !self.meeting.is_here(end.peer);
+    /// This rank's end of a connection that is in the host's memory; `None` where it is in the memory of devices.
+    fn staged_end(&self, me: Rank, end: Need) -> Option<Result<SlotQueue>> {
+        self.meeting.staged().parts(me, end.peer).then(|| self.staging.end((me, end), &self.addresses))
+    }
+
+    /// The ends that have no queue yet and whose queue another process has or maps.
+    fn missing_elsewhere(&self, me: Rank, ends: &[Need]) -> Vec<Need> {
+        let staged = self.meeting.staged();
+        let is_missing = |end: &&Need| {
+            !self.queues.contains_key(end) && !self.meeting.is_here(end.peer) && !staged.parts(me, end.peer)
+        };
         ends.iter().filter(is_missing).copied().collect()
     }
 
@@ -158,8 +174,10 @@ impl Engine {
             let lane = plan::scan_lane(world, exclusive, count, Elements(room));
             return Ok((count.0 > 0).then(|| lower::plan(&[lane], Windows::None)));
         }
-        // Addresses of users' buffers mean nothing in another process.
-        let windows = if self.side_mut()?.meeting.elsewhere().is_empty() { Windows::User } else { Windows::Scratch };
+        // Addresses of users' buffers mean nothing in another process, nor on a device that does not reach them.
+        let meeting = &self.side_mut()?.meeting;
+        let direct = meeting.elsewhere().is_empty() && !meeting.staged().is_any();
+        let windows = if direct { Windows::User } else { Windows::Scratch };
         let program = self.chooser.device_program(call, windows)?;
         Ok(Some(program.lowered().clone()))
     }
@@ -171,21 +189,26 @@ impl Engine {
         launched: &Launched,
         background: &mut dyn Background,
     ) -> Result<Vec<SlotQueue>> {
-        let missing = self.side_mut()?.missing_elsewhere(ends);
+        let me = self.session.world.rank;
+        let missing = self.side_mut()?.missing_elsewhere(me, ends);
         if !missing.is_empty() {
             let peers = || launched.peers();
             self.set_up(launched.waiting_for(&peers), background, |fabric, setup| fabric.open_queues(&missing, setup))?;
         }
-        let (shape, me) = (self.session.settings.sizes.shape, self.session.world.rank);
+        let shape = self.session.settings.sizes.shape;
         let (side, fabric) = self.device_and_fabric()?;
         let mut queues = Vec::with_capacity(ends.len());
         for end in ends {
+            if let Some(staged) = side.staged_end(me, *end) {
+                queues.push(staged?);
+                continue;
+            }
             if !side.queues.contains_key(end) {
                 let memory = match fabric.queue(end) {
                     Some(memory) => memory.clone(),
                     None => side.meeting.queue(*end, shape)?,
                 };
-                let opened = side.meeting.layout().end((me, *end), &memory, &side.peers, shape);
+                let opened = side.meeting.layout().end((me, *end), &memory, &side.addresses, shape);
                 side.queues.insert(*end, (opened, memory));
             }
             queues.push(side.queues[end].0);
@@ -376,25 +399,59 @@ impl Engine {
         let wait = self.meet_before(("the first call on the memory of a device", next), background)?;
         let sizes = self.session.settings.sizes;
         let meeting = Meeting::new(&self.session, home, &wait)?;
-        let sharing = self.session.settings.device_sharing;
-        let mine = meeting.allocate(home, sizes.scratch_bytes, sharing)?;
-        self.session.bootstrap.barrier(&wait)?;
-        let (elsewhere, queue_bytes) = (meeting.elsewhere(), device_sharing::queue_bytes(sizes.shape)?);
-        let status = meeting.status_page(&self.session, home, &wait)?;
-        let mut kept = Vec::new();
-        if !elsewhere.is_empty() {
-            self.set_up(WaitingFor::Anything, background, |fabric, setup| {
-                let queues = (queue_bytes, sharing);
-                kept = fabric.share_with_processes(&mine, (&elsewhere, queues), setup)?;
-                Ok(())
-            })?;
-        }
-        kept.push(mine);
         if let Some(found) = channel_search::find(&self.session, self.hosts(), meeting.devices(), &wait)? {
             self.chooser.set_channels(found)?;
         }
-        self.device_side = Some(Box::new(DeviceSide::new(&self.session, meeting, kept, status)?));
+        self.chooser.set_partly_staged(meeting.is_partly_staged());
+        let staging = StagingLayout {
+            staged: Arc::clone(meeting.staged()),
+            side: meeting.layout(),
+            scratch_bytes: sizes.scratch_bytes,
+            shape: sizes.shape,
+            channels: self.chooser.device_channels(),
+        };
+        let mut brought = meeting.allocate(home, &staging, self.session.settings.device_sharing)?;
+        self.session.bootstrap.barrier(&wait)?;
+        let stages = self.share_elsewhere(&meeting, &staging, &mut brought, background)?;
+        let ready = meeting.take_in(home, &stages, &mut brought);
+        let status = meeting.status_page(&self.session, (home, ready), &wait)?;
+        self.device_side = Some(Box::new(DeviceSide::new(&self.session, (meeting, staging), brought, (home, status))?));
         Ok(home)
+    }
+
+    /// Hands what this rank brings to ranks of other processes, and takes what they bring: into `brought` what lies on
+    /// devices, and returns what is the host's.
+    fn share_elsewhere(
+        &mut self,
+        meeting: &Meeting,
+        staging: &StagingLayout,
+        brought: &mut Brought,
+        background: &mut dyn Background,
+    ) -> Result<Vec<(Rank, HostRegion)>> {
+        let elsewhere = meeting.elsewhere();
+        if elsewhere.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (me, sharing) = (self.session.world.rank, self.session.settings.device_sharing);
+        let queues = (device_sharing::queue_bytes(self.session.settings.sizes.shape)?, sharing);
+        let mine = brought.sides.get(&me).cloned().ok_or_else(|| Error::internal("a side without memory"))?;
+        let reached = meeting.reached_elsewhere();
+        let owners = |ranks: &[Rank], bytes: &dyn Fn(Rank) -> Result<usize>| {
+            ranks.iter().map(|rank| Ok((*rank, bytes(*rank)?))).collect::<Result<Vec<(Rank, usize)>>>()
+        };
+        let sides = owners(&reached, &|rank| staging.device_bytes(rank))?;
+        let staged: Vec<Rank> = elsewhere.iter().copied().filter(|rank| staging.has(*rank)).collect();
+        let stages = owners(&staged, &|rank| staging.host_bytes(rank))?;
+        let stage = meeting.stage();
+        let mut taken = Vec::new();
+        self.set_up(WaitingFor::Anything, background, |fabric, setup| {
+            fabric.check_maps(&elsewhere)?;
+            let regions = fabric.share_with_processes(&mine, (&sides, queues), setup)?;
+            brought.sides.extend(reached.iter().copied().zip(regions));
+            taken = fabric.share_of_host(stage.as_ref(), (&stages, &elsewhere), setup)?;
+            Ok(())
+        })?;
+        Ok(staged.into_iter().zip(taken).collect())
     }
 
     fn side_mut(&mut self) -> Result<&mut DeviceSide> {

@@ -139,7 +139,7 @@ pub static VARIABLES: &[Variable] = &[
     variable!(Nccl "BUFFSIZE" => buffer_bytes: bytes(16 << 10, 1 << 30), "the slots of one connection, together"),
     variable!(Own "SCRATCH_BYTES" => scratch_bytes: bytes(64 << 10, 1 << 30),
         "a rank's scratch window that its host's ranks see"),
-    variable!(Nccl "P2P_DISABLE" => p2p_disable: Kind::Flag, "no direct pointers between ranks of one process"),
+    variable!(Nccl "P2P_DISABLE" => p2p_disable: Kind::Flag, "no direct pointers between ranks of one process, and none between GPUs"),
     variable!(Nccl "SHM_DISABLE" => shm_disable: Kind::Flag, "no shared memory between ranks of one host"),
     variable!(Own "CMA_DISABLE" => cma_disable: Kind::Flag, "no reading of another rank's memory by the kernel"),
     variable!(Nccl "CUMEM_ENABLE" => cumem_enable: Kind::Flag,

@@ -95,6 +95,25 @@ fn what_is_exported_is_the_same_memory_where_it_is_imported() {
 }
 
 #[test]
+fn memory_of_the_host_that_is_taken_in_stays_the_hosts() {
+    for device in devices() {
+        let mine = HostMemory.allocate_host(4096, Sharing::Threads).unwrap();
+        let taken = [(); 2].map(|()| device.take_in(&mine).unwrap());
+        assert!(taken.iter().all(|taken| taken.bytes() == 4096));
+        if taken[0].home() != device.home() {
+            continue;
+        }
+        write(&*device, &taken[0], 23);
+        // SAFETY: the region has as many words, and the copy is done.
+        let words = unsafe { std::slice::from_raw_parts(mine.base().as_ptr().cast::<u32>(), 1024) };
+        assert!(words.iter().all(|word| *word == 23));
+        drop(mine);
+        assert_eq!(read(&*device, &taken[1]), [23; 1024], "what is taken in is kept");
+        assert!(device.home() == Home::Host || device.export(&taken[1]).is_err());
+    }
+}
+
+#[test]
 fn an_owner_takes_its_memory_back_with_its_content() {
     for device in devices() {
         let mine = device.allocate(4096, Sharing::Processes).unwrap();

@@ -5,6 +5,7 @@
 //! result    calls that name what failed; the driver of this process
 //! safe      context ── kernels, stream, memory, tables, graphs ── active: a GPU in use ── queue, and Cuda below
 //! polling   programs that wait on the GPU, for ranks on other GPUs
+//! registered  memory of the host in which kernels work, where GPUs do not reach each other's
 //! legacy    memory that other processes open by a handle
 //! programs  what ranks of one GPU do, walked on the host ── levels: in which launches it goes to the GPU
 //! ```
@@ -26,6 +27,7 @@ mod polling;
 mod programs;
 mod queue;
 mod raw;
+mod registered;
 mod result;
 mod stream;
 mod tables;
@@ -40,11 +42,14 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
-use crate::device::{Device, DeviceId, DeviceIdentity, Generation, Home, Keep, Queue, Region, Sharing, StatusPage};
+use crate::device::{
+    Device, DeviceId, DeviceIdentity, Generation, Home, HostRegion, Keep, Queue, Region, Sharing, StatusPage,
+};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sys::lending::Lending;
 use crate::sys::note::TakenNote;
+use crate::sys::nvml;
 
 use active::Active;
 use context::{MemoryWays, Primary};
@@ -332,15 +337,37 @@ impl Device for Cuda {
         locate(address).unwrap_or(None).filter(|home| *home == self.home())
     }
 
-    fn page_for(&self, peers: &[Home], elsewhere: &[DeviceIdentity]) -> Result<StatusPage> {
-        let active = self.active()?;
-        // Of a GPU that this process does not see only the import tells.
-        for seen in gpus()?.iter().filter(|gpu| elsewhere.contains(&gpu.identity())) {
-            active.primary().check_reach(seen.device)?;
+    /// Of a GPU that this process does not see NVML tells; without NVML only the import does.
+    fn reaches(&self, other: DeviceIdentity) -> Result<std::result::Result<(), String>> {
+        match gpus()?.iter().find(|gpu| gpu.identity() == other) {
+            Some(seen) if seen.device == self.device => Ok(Ok(())),
+            Some(seen) => Primary::can_reach(self.driver, self.device, seen.device),
+            None if nvml::reaches(self.uuid.0, other.0) == Some(false) => {
+                Ok(Err(format!("no peer access between {} and {}, says NVML", self.uuid, Uuid(other.0))))
+            }
+            None => Ok(Ok(())),
         }
-        for peer in peers.iter().filter(|peer| **peer != self.home()) {
-            let Home::Device(id) = *peer else { continue };
-            active.reach(&of(id)?.active()?)?;
+    }
+
+    /// Waits for kernels that run, unless another GPU of this process works in the memory already.
+    fn take_in(&self, memory: &HostRegion) -> Result<Region> {
+        let active = self.active()?;
+        let bytes = memory.bytes();
+        let memory = Allocation::of_host(self.driver, active.primary(), memory)?;
+        self.region(active, memory, bytes, None)
+    }
+
+    fn page_for(&self, reached: &[Home], beside: &[Home]) -> Result<StatusPage> {
+        let active = self.active()?;
+        for (peers, reaches) in [(reached, true), (beside, false)] {
+            for peer in peers.iter().filter(|peer| **peer != self.home()) {
+                let Home::Device(id) = *peer else { continue };
+                let peer = of(id)?.active()?;
+                if reaches {
+                    active.primary().reach(peer.primary())?;
+                }
+                active.works_with(&peer);
+            }
         }
         active.polling()?.seat(&active)
     }

@@ -46,6 +46,24 @@ pub fn gpus() -> Option<Vec<Gpu>> {
     Some(gpus)
 }
 
+/// Whether kernels of one GPU read and write the memory of another, by their UUIDs: NVML knows GPUs too that the
+/// environment hides from the driver. `None` where it does not say.
+pub fn reaches(one: [u8; 16], other: [u8; 16]) -> Option<bool> {
+    let library = Library::open()?;
+    // SAFETY: as in `gpus`.
+    (unsafe { (library.init)() } == SUCCESS).then_some(())?;
+    let handles = (0..library.count().unwrap_or(0)).filter_map(|index| library.handle(index));
+    let named: Vec<(Handle, [u8; 16])> = handles.filter_map(|handle| Some((handle, library.uuid(handle)?))).collect();
+    let handle = |uuid| named.iter().find(|(_, own)| *own == uuid).map(|(handle, _)| *handle);
+    let told = handle(one).zip(handle(other)).and_then(|(one, other)| {
+        let reads = library.peer_status(one, other, P2P_READ)?;
+        Some(reads && library.peer_status(one, other, P2P_WRITE)?)
+    });
+    // SAFETY: as in `gpus`.
+    unsafe { (library.shutdown)() };
+    told
+}
+
 /// The functions of NVML that are used, with the types of nvml.h.
 struct Library {
     init: unsafe extern "C" fn() -> c_int,
@@ -59,6 +77,7 @@ struct Library {
     pcie_generation: unsafe extern "C" fn(Handle, *mut c_uint) -> c_int,
     pcie_width: unsafe extern "C" fn(Handle, *mut c_uint) -> c_int,
     uuid: unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> c_int,
+    peer_status: Option<unsafe extern "C" fn(Handle, Handle, c_uint, *mut c_uint) -> c_int>,
     /// Drivers before 545 have none.
     fabric: Option<unsafe extern "C" fn(Handle, *mut FabricInfo) -> c_int>,
 }
@@ -66,6 +85,12 @@ struct Library {
 type Handle = *mut c_void;
 
 const SUCCESS: c_int = 0;
+/// `NVML_P2P_CAPS_INDEX_READ`
+const P2P_READ: c_uint = 0;
+/// `NVML_P2P_CAPS_INDEX_WRITE`
+const P2P_WRITE: c_uint = 1;
+/// `NVML_P2P_STATUS_OK`
+const P2P_OK: c_uint = 0;
 /// More links than any GPU has (`NVML_NVLINK_MAX_LINKS` is 18 up to Blackwell).
 const MOST_LINKS: c_uint = 36;
 /// More GPUs than any host has.
@@ -142,6 +167,8 @@ impl Library {
             pcie_width: load!(library, c"nvmlDeviceGetCurrPcieLinkWidth"),
             uuid: load!(library, c"nvmlDeviceGetUUID"),
             // SAFETY: as in `load!`.
+            peer_status: unsafe { library.function(c"nvmlDeviceGetP2PStatus") },
+            // SAFETY: as in `load!`.
             fabric: unsafe { library.function(c"nvmlDeviceGetGpuFabricInfoV") },
         })
     }
@@ -152,10 +179,22 @@ impl Library {
         (unsafe { (self.count)(&raw mut count) } == SUCCESS).then_some(count.min(MOST_GPUS))
     }
 
-    fn gpu(&self, index: c_uint) -> Option<Gpu> {
+    fn handle(&self, index: c_uint) -> Option<Handle> {
         let mut handle: Handle = std::ptr::null_mut();
         // SAFETY: the place is ours and lives through the call.
-        (unsafe { (self.by_index)(index, &raw mut handle) } == SUCCESS).then_some(())?;
+        (unsafe { (self.by_index)(index, &raw mut handle) } == SUCCESS).then_some(handle)
+    }
+
+    /// Whether one GPU can do to another what the index says.
+    fn peer_status(&self, one: Handle, other: Handle, index: c_uint) -> Option<bool> {
+        let mut status = c_uint::MAX;
+        // SAFETY: the handles are NVML's of this session, and the place is ours.
+        let asked = unsafe { (self.peer_status?)(one, other, index, &raw mut status) };
+        (asked == SUCCESS).then_some(status == P2P_OK)
+    }
+
+    fn gpu(&self, index: c_uint) -> Option<Gpu> {
+        let handle = self.handle(index)?;
         let mut pci = PciInfo::EMPTY;
         // SAFETY: the handle is NVML's of just now, and the place is ours.
         (unsafe { (self.pci)(handle, &raw mut pci) } == SUCCESS).then_some(())?;

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use crate::bootstrap::Bootstrap;
-use crate::device::{self, Home, Region, Sharing};
+use crate::device::{self, Home, HostRegion, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
 use crate::sys::clock;
@@ -54,18 +54,11 @@ impl DeviceQueues {
 }
 
 impl Fabric {
-    /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of as many bytes, for
-    /// that device. All peers make the same call. Queues of connections are as `queues` says from now on.
+    /// Checks that `peers`, ranks of other processes, can map memory of this rank.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] where a peer cannot map memory of this rank; of memory, or of a peer that
-    /// does not come by the deadline.
-    pub fn share_with_processes(
-        &mut self,
-        mine: &Region,
-        (peers, queues): (&[Rank], QueueMemory),
-        setup: &mut Setup<'_>,
-    ) -> Result<Vec<Region>> {
+    /// [`crate::error::Kind::InvalidUsage`] where one cannot.
+    pub fn check_maps(&self, peers: &[Rank]) -> Result<()> {
         if let Some(peer) = peers.iter().find(|peer| self.transports[self.place(**peer)].sharing().is_none()) {
             return Err(Error::invalid_usage(format!(
                 "rank {peer} cannot map memory of this rank's device: it is on another host, or NCCL_SHM_DISABLE is set; run all ranks of a \
@@ -73,13 +66,44 @@ impl Fabric {
             ))
             .about(*peer));
         }
+        Ok(())
+    }
+
+    /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of the bytes that stand
+    /// beside them, for that device. All peers make the same call. Queues of connections are as `queues` says from now
+    /// on.
+    ///
+    /// # Errors
+    /// Of memory, or of a peer that does not come by the deadline.
+    pub fn share_with_processes(
+        &mut self,
+        mine: &Region,
+        (peers, queues): (&[(Rank, usize)], QueueMemory),
+        setup: &mut Setup<'_>,
+    ) -> Result<Vec<Region>> {
         let home = mine.home();
         self.queues.here = Some((home, queues));
-        let owners: Vec<(Rank, Option<usize>)> = peers.iter().map(|peer| (*peer, Some(mine.bytes()))).collect();
-        let taken = self.exchange_memory((&owners, peers), Some((mine, None)), (TAG_SIDE, home), setup)?;
-        let memory = |imported: Option<Imported>| imported.map(|imported| imported.memory);
-        let taken: Option<Vec<Region>> = taken.into_iter().map(memory).collect();
-        taken.ok_or_else(|| Error::internal("a rank shares no memory with itself"))
+        let takers: Vec<Rank> = peers.iter().map(|(peer, _)| *peer).collect();
+        let taken = self.exchange_memory((&wanted(peers), &takers), Some((mine, None)), (TAG_SIDE, home), setup)?;
+        taken.into_iter().map(|imported| Ok(imported.ok_or_else(own_memory)?.memory)).collect()
+    }
+
+    /// The same for memory of the host: hands `mine`, if this rank has some, to `takers`, and maps that of `owners`.
+    ///
+    /// # Errors
+    /// As [`Fabric::share_with_processes`].
+    pub fn share_of_host(
+        &mut self,
+        mine: Option<&HostRegion>,
+        (owners, takers): (&[(Rank, usize)], &[Rank]),
+        setup: &mut Setup<'_>,
+    ) -> Result<Vec<HostRegion>> {
+        let mine = mine.map(|mine| (mine.as_region(), None));
+        let taken = self.exchange_memory((&wanted(owners), takers), mine, (TAG_STAGE, Home::Host), setup)?;
+        let on_host = |(imported, (owner, _)): (Option<Imported>, &(Rank, usize))| {
+            imported.ok_or_else(own_memory)?.on_host(*owner)
+        };
+        taken.into_iter().zip(owners).map(on_host).collect()
     }
 
     /// The queue of a connection that is open.
@@ -198,10 +222,21 @@ impl Fabric {
     }
 }
 
+/// Owners as [`Fabric::exchange_memory`] takes them.
+fn wanted(owners: &[(Rank, usize)]) -> Vec<(Rank, Option<usize>)> {
+    owners.iter().map(|(owner, bytes)| (*owner, Some(*bytes))).collect()
+}
+
+#[cold]
+fn own_memory() -> Error {
+    Error::internal("a rank shares no memory with itself")
+}
+
 /// What a rank asks its peer to do for a message on devices.
 const ASKS_TO_RECEIVE: u8 = 1;
 const ASKS_TO_SEND: u8 = 2;
 
 const TAG_SIDE: u32 = 0x5248_0000;
 const TAG_QUEUE: u32 = 0x5249_0000;
+const TAG_STAGE: u32 = 0x524b_0000;
 const TAG_MAPPED: u32 = 0x524a_0000;

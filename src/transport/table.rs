@@ -24,7 +24,7 @@ use crate::types::{Rank, TransportKind};
 /// What the user forbids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Policy {
-    /// `NCCL_P2P_DISABLE`: no direct pointers between threads.
+    /// `NCCL_P2P_DISABLE`: no direct pointers between threads, nor between GPUs.
     pub no_local: bool,
     /// `NCCL_SHM_DISABLE`: no shared memory.
     pub no_shm: bool,

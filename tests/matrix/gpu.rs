@@ -40,8 +40,18 @@ fn streams_of_programs() {
 
 #[test]
 fn every_call_of_the_driver_that_fails_is_an_error_and_leaves_nothing() {
+    every_call_fails("1");
+}
+
+/// The same of ranks that work through memory of the host.
+#[test]
+fn every_call_that_fails_between_gpus_that_do_not_reach_each_other() {
+    every_call_fails("4-pcie");
+}
+
+fn every_call_fails(machine: &str) {
     const TEST: &str = "gpu::faults::communicators_work_again";
-    let (succeeded, output) = on_machine("1", TEST, &[("VCUDA_DEBUG", "1")]);
+    let (succeeded, output) = on_machine(machine, TEST, &[("VCUDA_DEBUG", "1")]);
     assert!(succeeded, "{output}");
     // How often each function is called.
     let mut calls = BTreeMap::<&str, usize>::new();
@@ -54,7 +64,7 @@ fn every_call_of_the_driver_that_fails_is_an_error_and_leaves_nothing() {
     for part in [usize::MAX, 4] {
         let faults: Vec<String> = calls.iter().map(|(name, count)| format!("{name}:{}", 1 + count / part)).collect();
         let faults = faults.join(",");
-        let (succeeded, output) = on_machine("1", TEST, &[("VCUDA_FAIL", &faults)]);
+        let (succeeded, output) = on_machine(machine, TEST, &[("VCUDA_FAIL", &faults)]);
         assert!(succeeded, "{faults}:\n{output}");
         let told = output.lines().find_map(|line| line.strip_prefix("calls that failed: ")?.parse::<usize>().ok());
         // Some are made again, or are calls of destructors; and of two ranks that fail in one attempt one is named.
@@ -98,9 +108,39 @@ fn ranks_of_one_gpu_that_wait_for_each_other() {
     must_pass("1", "gpu::several::on_one");
 }
 
+/// What the ranks have for each other lies in memory of the host.
 #[test]
-fn ranks_of_gpus_that_cannot_reach_each_other() {
-    must_pass("4-pcie", "gpu::several::without_peer_access");
+fn ranks_of_gpus_that_do_not_reach_each_other() {
+    let two =
+        ["sums", "every_program", "every_operator", "every_algorithm", "ranks_allocate", "calls_that", "an_abort"];
+    two.iter().for_each(|test| must_pass("4-pcie", &format!("gpu::several::on_two_{test}")));
+    must_pass("4-pcie", "gpu::several::on_four");
+}
+
+/// Eight GPUs, some of which have links to each other; the others do not reach each other.
+#[test]
+fn ranks_of_a_whole_mesh() {
+    must_pass("8-cube-mesh", "gpu::several::on_eight");
+}
+
+/// The way to the other GPU is told, and follows the settings.
+#[test]
+fn ways_between_gpus() {
+    let test = "gpu::several::on_two_sums_follow_each_other";
+    let told = |machine: &str, setting: (&str, &str), way: &str| {
+        let debug = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "P2P,SHM"), setting];
+        let (succeeded, output) = on_machine(machine, test, &debug);
+        assert!(succeeded && output.contains(way), "{machine} {setting:?}, {way}:\n{output}");
+    };
+    told("2-nvswitch", ("NCCL_P2P_DISABLE", "0"), "GPU memory : 0 -> 1 via P2P/direct pointer");
+    told("2-nvswitch", ("NCCL_P2P_DISABLE", "1"), "GPU memory : 0 -> 1 via SHM/pinned (P2P: NCCL_P2P_DISABLE is set)");
+    let reason = "GPU memory : 1 -> 0 via SHM/pinned (P2P: no peer access between GPU 1 and GPU 0";
+    told("4-pcie", ("NCCL_P2P_DISABLE", "0"), reason);
+}
+
+#[test]
+fn gpus_that_nothing_connects() {
+    must_pass("4-pcie", "gpu::several::without_shared_memory");
 }
 
 mod alone {
@@ -576,19 +616,27 @@ mod several {
     }
 
     #[test]
-    fn without_peer_access_the_error_says_so() {
+    fn on_four_a_sample_runs() {
+        for (ranks, sizes) in [(1, &[5, 1_003][..]), (2, &[201])] {
+            run((4, ranks), &patient(), &every_program(4 * ranks, sizes, &KINDS[..1]));
+        }
+    }
+
+    #[test]
+    fn without_shared_memory_the_error_says_so() {
         if cuda::gpus().is_err() {
             return;
         }
-        let errors = local::run_with(2, &patient(), |comm| {
-            let stream = DeviceStream::new(comm.rank())?;
+        let errors = local::run_with(3, &patient().with_shm_disable(true), |comm| {
+            let stream = DeviceStream::new(comm.rank().max(1))?;
             let mut buffer = stream.alloc::<f32>(64)?;
             let called = comm.on(&stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum);
             called.map_or_else(Ok, |()| Err(Error::internal("it went through")))
         });
         for error in errors.expect("ranks start and end") {
-            let told = error.message().contains("no peer access between them");
+            let told = error.message().contains("nothing connects the devices of ranks 0 and 2");
             assert!(error.kind() == Kind::InvalidUsage && told, "{error}");
+            assert!(error.message().contains("NCCL_SHM_DISABLE is set"), "{error}");
         }
     }
 }

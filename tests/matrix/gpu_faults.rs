@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use rsccl::comm::DeviceStream;
+use rsccl::internals::device::cuda;
 use rsccl::{Config, Error, ReduceOp, Result, group, local};
 
 const COUNT: usize = 64;
@@ -15,11 +16,12 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// More than there are functions.
 const MOST_ATTEMPTS: usize = 200;
 
-/// Set-up, collectives, messages alone and in a group, copies, the end.
+/// On one GPU, or one for each rank: set-up, collectives, messages alone and in a group, copies, the end.
 fn attempt() -> Result<()> {
     let config = Config::default().with_timeout(LONGEST);
     let ended = local::run_with(2, &config, |comm| {
-        let (stream, other) = (DeviceStream::new(0)?, 1 - comm.rank());
+        let number = if cuda::gpus()?.len() == 1 { 0 } else { comm.rank() };
+        let (stream, other) = (DeviceStream::new(number)?, 1 - comm.rank());
         let (mut mine, mut sum) = (stream.alloc::<u32>(COUNT)?, stream.alloc::<u32>(COUNT)?);
         let mut all = stream.alloc::<u32>(2 * COUNT)?;
         stream.upload(&[comm.rank() + 1; COUNT], mine.slice_mut(..))?;

@@ -53,7 +53,7 @@ struct State {
     ends: Vec<Arc<Mark>>,
     /// Events for the next use.
     spare: Vec<OwnEvent>,
-    /// GPUs whose kernels may access this GPU's memory.
+    /// GPUs whose kernels may access this GPU's memory, or host memory that both work in.
     neighbours: Vec<Weak<Active>>,
 }
 
@@ -116,15 +116,13 @@ impl Active {
         Ok(Arc::clone(polling.insert(made)))
     }
 
-    /// Lets kernels of this GPU work in the memory of `other`, and keeps memory there until they have ended.
-    pub(super) fn reach(self: &Arc<Active>, other: &Arc<Active>) -> Result<()> {
-        self.primary.reach(&other.primary)?;
+    /// Memory that `other` uses is kept until kernels of this GPU have ended: they work in it too.
+    pub(super) fn works_with(self: &Arc<Active>, other: &Arc<Active>) {
         let mut state = other.lock();
         state.neighbours.retain(|neighbour| neighbour.strong_count() > 0);
         if !state.neighbours.iter().any(|neighbour| std::ptr::eq(neighbour.as_ptr(), Arc::as_ptr(self))) {
             state.neighbours.push(Arc::downgrade(self));
         }
-        Ok(())
     }
 
     pub(super) fn primary(&self) -> &Arc<Primary> {

@@ -170,12 +170,8 @@ impl Primary {
         Ok(entered)
     }
 
-    /// Lets kernels of this context reach the memory of another GPU's, which exists. For set-up.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidUsage`] where the machine has no way from this GPU to the other's memory.
+    /// Lets kernels of this context reach the memory of another GPU's, which [`Primary::can_reach`] allows. For set-up.
     pub(super) fn reach(&self, other: &Primary) -> Result<()> {
-        self.check_reach(other.device)?;
         let _entered = self.enter()?;
         // SAFETY: both contexts are retained; this one is current.
         match unsafe { call!(self, cuCtxEnablePeerAccess(other.context, 0)) } {
@@ -185,27 +181,19 @@ impl Primary {
         }
     }
 
-    /// Whether kernels of this GPU can reach the memory of another.
-    ///
-    /// # Errors
-    /// As [`Primary::reach`].
-    pub(super) fn check_reach(&self, other: CUdevice) -> Result<()> {
-        if other == self.device {
-            return Ok(());
-        }
+    /// Whether kernels of one GPU can reach the memory of another; the reason where not.
+    pub(super) fn can_reach(
+        driver: &Driver,
+        device: CUdevice,
+        other: CUdevice,
+    ) -> Result<std::result::Result<(), String>> {
         let mut can = 0;
         // SAFETY: the place is ours and lives through the call.
-        let asked = unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut can, self.device, other)) };
-        asked.map_err(|failure| self.error(failure))?;
-        if can != 0 {
-            return Ok(());
-        }
-        Err(Error::invalid_usage(format!(
-            "GPU {} cannot reach the memory of GPU {other}: the driver says that there is no peer access between them \
-             (no NVLink, and PCIe does not allow it), and ranks on GPUs without it are not supported yet; place all \
-             ranks on one GPU or on GPUs with peer access (nvidia-smi topo -p2p r shows them), or copy to host memory",
-            self.device
-        )))
+        let asked = unsafe { call!(driver, cuDeviceCanAccessPeer(&raw mut can, device, other)) };
+        asked.map_err(|failure| failure.at(driver))?;
+        let reason =
+            || format!("no peer access between GPU {device} and GPU {other} (nvidia-smi topo -p2p r shows it)");
+        Ok(if can == 0 { Err(reason()) } else { Ok(()) })
     }
 
     /// Gives something back to the driver, in a destructor. A destructor can report no error, so a call that fails is

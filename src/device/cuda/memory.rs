@@ -16,8 +16,10 @@ use cudarc::driver::sys::{
 use super::chunks::{ChunkPiece, Chunks};
 use super::context::Primary;
 use super::legacy::{Handed, Opened};
-use super::result::{Refusal, call};
+use super::registered::Registered;
+use super::result::{Driver, Refusal, call};
 use super::stream::OwnStream;
+use crate::device::HostRegion;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 use crate::sys::note::{NOTE_BYTES, TakenNote};
@@ -35,6 +37,8 @@ pub(super) enum Allocation {
     Handed(Handed),
     /// Another process's, opened by its handle.
     Opened(Opened),
+    /// The host's, as a GPU addresses it.
+    Registered(Registered),
 }
 
 impl Allocation {
@@ -84,6 +88,11 @@ impl Allocation {
         Opened::open(primary, note, bytes).map(Allocation::Opened)
     }
 
+    /// Memory of the host, for the work of this GPU. It waits for kernels that run.
+    pub(super) fn of_host(driver: &Driver, primary: &Arc<Primary>, memory: &HostRegion) -> Result<Allocation> {
+        Registered::new(driver, primary, memory).map(Allocation::Registered)
+    }
+
     /// Maps memory of `bytes` that a peer exported.
     pub(super) fn import(
         primary: &Arc<Primary>,
@@ -114,7 +123,9 @@ impl Allocation {
             }
             Allocation::Mapped(memory) => memory.export(),
             Allocation::Handed(memory) => memory.descriptor(),
-            Allocation::Opened(_) => Err(Error::internal("this GPU memory is another process's")),
+            Allocation::Opened(_) | Allocation::Registered(_) => {
+                Err(Error::internal("this memory is another process's, or the host's"))
+            }
         }
     }
 
@@ -122,7 +133,7 @@ impl Allocation {
     /// see what is written here. No work of this process may use the memory meanwhile.
     pub(super) fn replace(&self, primary: &Arc<Primary>, service: &OwnStream) -> Result<()> {
         match self {
-            Allocation::Piece(_) | Allocation::Ordinary(_) => Ok(()),
+            Allocation::Piece(_) | Allocation::Ordinary(_) | Allocation::Registered(_) => Ok(()),
             Allocation::Mapped(memory) => memory.replace(primary, service),
             Allocation::Handed(_) | Allocation::Opened(_) => {
                 Err(Error::new(Kind::System, "GPU memory that is shared by a handle cannot be taken back"))
@@ -138,6 +149,7 @@ impl Allocation {
             Allocation::Mapped(memory) => memory.address(),
             Allocation::Handed(memory) => memory.address(),
             Allocation::Opened(memory) => memory.address(),
+            Allocation::Registered(memory) => memory.address(),
         }
     }
 

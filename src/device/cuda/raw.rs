@@ -81,6 +81,8 @@ required {
     cuMemFree(3020)(CUdeviceptr);
     cuMemHostAlloc(2020)(*mut *mut c_void, usize, c_uint);
     cuMemFreeHost(2000)(*mut c_void);
+    cuMemHostRegister(6050)(*mut c_void, usize, c_uint);
+    cuMemHostUnregister(4000)(*mut c_void);
     cuMemHostGetDevicePointer(3020)(*mut CUdeviceptr, *mut c_void, c_uint);
     cuMemGetAllocationGranularity(10020)(*mut usize, *const CUmemAllocationProp, c_int);
     cuMemCreate(10020)(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);

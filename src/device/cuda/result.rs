@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 
 use super::raw::{self, Functions};
+use super::registered::Pins;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::OnceLock;
 use crate::sys::fork::Birthplace;
@@ -12,6 +13,7 @@ use crate::sys::fork::Birthplace;
 #[derive(Debug)]
 pub(super) struct Driver {
     functions: Functions,
+    pins: Pins,
     birthplace: Birthplace,
 }
 
@@ -43,7 +45,7 @@ impl Driver {
         if let Some(driver) = DRIVER.get() {
             return Ok(driver);
         }
-        let driver = Driver { functions: raw::load()?, birthplace: Birthplace::here() };
+        let driver = Driver { functions: raw::load()?, pins: Pins::default(), birthplace: Birthplace::here() };
         // SAFETY: the driver's first call, with the one flag that there is.
         unsafe { call!(driver, cuInit(0)) }.map_err(|failure| failure.at(&driver))?;
         let mut version = 0;
@@ -58,6 +60,11 @@ impl Driver {
 
     pub(super) fn functions(&self) -> &Functions {
         &self.functions
+    }
+
+    /// The host memory that is pinned.
+    pub(super) fn pins(&self) -> &Pins {
+        &self.pins
     }
 
     #[inline]

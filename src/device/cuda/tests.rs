@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::{Cuda, gpus};
-use crate::device::{Device, DeviceId, DeviceIdentity, Home, Queue, Region, Sharing};
+use crate::device::{Device, DeviceId, DeviceIdentity, Home, HostRegion, Queue, Region, Sharing};
 use crate::error::{Kind, Result};
 use crate::sync::primitive::OnceLock;
 
@@ -45,6 +45,9 @@ impl Device for Lent {
     }
     fn locate(&self, address: u64) -> Option<Home> {
         self.0.locate(address)
+    }
+    fn take_in(&self, memory: &HostRegion) -> Result<Region> {
+        self.0.take_in(memory)
     }
     fn queue(&self) -> Result<Box<dyn Queue>> {
         self.0.queue()
