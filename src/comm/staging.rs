@@ -1,9 +1,9 @@
 //! Ranks whose devices do not reach each other's memory: what they have for each other lies in memory of the host, in
 //! which the programs of both work.
 //!
-//! Every rank that has such a peer brings one piece of that memory, pinned at set-up, because pinning waits for kernels.
-//! It holds the rank's control words and its scratch, which all ranks use, and for each such peer the words and the
-//! queues of their connections. Connections with the other peers stay in the memory of devices.
+//! Every rank that has such a peer brings one piece of that memory. It is pinned at set-up, because pinning waits for
+//! kernels. It holds the rank's control words and its scratch, which all ranks use, and for each such peer the words
+//! and queues of their connections. Connections with the other peers stay in the memory of devices.
 
 use crate::comm::session::Session;
 use crate::device::records::SLOT_HEADER;
@@ -36,8 +36,8 @@ pub(super) struct StagingLayout {
 }
 
 impl Staged {
-    /// All ranks tell which ranks they do not reach; `mine` has the reason for each. A pair works in each other's memory
-    /// where both reach the other's.
+    /// All ranks tell which ranks they do not reach; `mine` has the reason for each. A pair works in the memory of its
+    /// devices where each reaches the other's.
     ///
     /// # Errors
     /// Of the exchange.
@@ -82,8 +82,8 @@ impl Staged {
         self.peers.iter().any(|peers| !peers.is_empty())
     }
 
-    /// Whether some ranks of different devices, of which `shares_device` tells, work in each other's memory, and some do
-    /// not.
+    /// Whether some ranks of different devices, of which `shares_device` tells, work in each other's memory, and some
+    /// do not.
     pub(super) fn is_partial(&self, shares_device: impl Fn(Rank, Rank) -> bool) -> bool {
         let ranks = || (0..).map(Rank::new).take(self.peers.len());
         let reaches = |rank: Rank| ranks().any(|peer| !shares_device(rank, peer) && !self.parts(rank, peer));

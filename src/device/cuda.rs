@@ -5,7 +5,7 @@
 //! result    calls that name what failed; the driver of this process
 //! safe      context ── kernels, stream, memory, tables, graphs ── active: a GPU in use ── queue, and Cuda below
 //! polling   programs that wait on the GPU, for ranks on other GPUs
-//! registered  memory of the host in which kernels work, where GPUs do not reach each other's
+//! host_pins memory of the host in which kernels work, where GPUs do not reach each other's
 //! legacy    memory that other processes open by a handle
 //! programs  what ranks of one GPU do, walked on the host ── levels: in which launches it goes to the GPU
 //! ```
@@ -27,7 +27,7 @@ mod polling;
 mod programs;
 mod queue;
 mod raw;
-mod registered;
+mod host_pins;
 mod result;
 mod stream;
 mod tables;

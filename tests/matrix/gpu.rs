@@ -100,7 +100,9 @@ fn ranks_of_a_mesh() {
 
 #[test]
 fn captured_calls_of_two_gpus() {
-    must_pass("2-nvswitch", "gpu::streams::on_several_gpus_captured");
+    for machine in ["2-nvswitch", "4-pcie"] {
+        must_pass(machine, "gpu::streams::on_several_gpus_captured");
+    }
 }
 
 #[test]

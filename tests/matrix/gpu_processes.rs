@@ -11,7 +11,9 @@ fn processes_of_one_gpu() {
 
 #[test]
 fn graphs_of_processes() {
-    must_pass("2-nvswitch", "gpu_processes::pair::on_two");
+    for machine in ["2-nvswitch", "4-pcie"] {
+        must_pass(machine, "gpu_processes::pair::on_two");
+    }
 }
 
 mod pair {

@@ -15,8 +15,8 @@ use cudarc::driver::sys::{
 
 use super::chunks::{ChunkPiece, Chunks};
 use super::context::Primary;
+use super::host_pins::OfHost;
 use super::legacy::{Handed, Opened};
-use super::registered::Registered;
 use super::result::{Driver, Refusal, call};
 use super::stream::OwnStream;
 use crate::device::HostRegion;
@@ -38,7 +38,7 @@ pub(super) enum Allocation {
     /// Another process's, opened by its handle.
     Opened(Opened),
     /// The host's, as a GPU addresses it.
-    Registered(Registered),
+    OfHost(OfHost),
 }
 
 impl Allocation {
@@ -90,7 +90,7 @@ impl Allocation {
 
     /// Memory of the host, for the work of this GPU. It waits for kernels that run.
     pub(super) fn of_host(driver: &Driver, primary: &Arc<Primary>, memory: &HostRegion) -> Result<Allocation> {
-        Registered::new(driver, primary, memory).map(Allocation::Registered)
+        OfHost::new(driver, primary, memory).map(Allocation::OfHost)
     }
 
     /// Maps memory of `bytes` that a peer exported.
@@ -123,7 +123,7 @@ impl Allocation {
             }
             Allocation::Mapped(memory) => memory.export(),
             Allocation::Handed(memory) => memory.descriptor(),
-            Allocation::Opened(_) | Allocation::Registered(_) => {
+            Allocation::Opened(_) | Allocation::OfHost(_) => {
                 Err(Error::internal("this memory is another process's, or the host's"))
             }
         }
@@ -133,7 +133,7 @@ impl Allocation {
     /// see what is written here. No work of this process may use the memory meanwhile.
     pub(super) fn replace(&self, primary: &Arc<Primary>, service: &OwnStream) -> Result<()> {
         match self {
-            Allocation::Piece(_) | Allocation::Ordinary(_) | Allocation::Registered(_) => Ok(()),
+            Allocation::Piece(_) | Allocation::Ordinary(_) | Allocation::OfHost(_) => Ok(()),
             Allocation::Mapped(memory) => memory.replace(primary, service),
             Allocation::Handed(_) | Allocation::Opened(_) => {
                 Err(Error::new(Kind::System, "GPU memory that is shared by a handle cannot be taken back"))
@@ -149,7 +149,7 @@ impl Allocation {
             Allocation::Mapped(memory) => memory.address(),
             Allocation::Handed(memory) => memory.address(),
             Allocation::Opened(memory) => memory.address(),
-            Allocation::Registered(memory) => memory.address(),
+            Allocation::OfHost(memory) => memory.address(),
         }
     }
 

@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 
+use super::host_pins::Pins;
 use super::raw::{self, Functions};
-use super::registered::Pins;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::OnceLock;
 use crate::sys::fork::Birthplace;

@@ -16,7 +16,7 @@ use crate::sync::primitive::{Arc, Mutex, Weak};
 
 /// Host memory as one GPU addresses it.
 #[derive(Debug)]
-pub(super) struct Registered {
+pub(super) struct OfHost {
     address: CUdeviceptr,
     _pin: Arc<Pin>,
 }
@@ -37,17 +37,17 @@ pub(super) struct Pins(Mutex<HashMap<usize, Weak<Pin>>>);
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`
 const PORTABLE_MAPPED: u32 = 1 | 2;
 
-impl Registered {
+impl OfHost {
     /// Pins `memory`, unless another GPU of this process has. Call it during set-up: pinning waits for kernels that
     /// run.
-    pub(super) fn new(driver: &Driver, primary: &Arc<Primary>, memory: &HostRegion) -> Result<Registered> {
+    pub(super) fn new(driver: &Driver, primary: &Arc<Primary>, memory: &HostRegion) -> Result<OfHost> {
         let _entered = primary.enter()?;
         let pin = driver.pins().take(primary, memory)?;
         let mut address = 0;
         // SAFETY: the memory is pinned and mapped for all GPUs, and the place is ours.
         let asked = unsafe { call!(primary, cuMemHostGetDevicePointer(&raw mut address, pin.start(), 0)) };
         asked.map_err(|failure| primary.error(failure))?;
-        Ok(Registered { address, _pin: pin })
+        Ok(OfHost { address, _pin: pin })
     }
 
     /// Where it begins.
@@ -74,7 +74,7 @@ impl Pins {
             Error::new(
                 Kind::System,
                 format!(
-                    "{bytes} bytes of host memory cannot be pinned, through which GPUs work that do not reach each other's memory: {}",
+                    "{bytes} bytes of host memory cannot be pinned for GPUs that do not reach each other's memory: {}",
                     error.message()
                 ),
             )
@@ -93,8 +93,8 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        // SAFETY: the memory was pinned for us alone, and no work of ours uses it any more: `Active::free_retired` waits
-        // for that.
+        // SAFETY: the memory was pinned for us alone, and no work of ours uses it any more: `Active::free_retired`
+        // waits for that.
         self.primary.give_back(|| unsafe { call!(self.primary, cuMemHostUnregister(self.start())) });
     }
 }
