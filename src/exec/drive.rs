@@ -279,8 +279,8 @@ fn describe(tasks: &[&mut dyn Task], done: &[bool]) -> String {
     if named.is_empty() { "peers that take what was sent".to_owned() } else { named.join("; ") }
 }
 
-/// Sleeps until something may have changed: on the one flag that is waited for or on the sockets, for `slice` at most;
-/// where there is no such thing that wakes, for `nap`.
+/// Sleeps until something may have changed: on the sockets or on a flag that is waited for. If nothing else has to be
+/// looked at, for `slice` at most, else for `nap`.
 fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &mut Links, (nap, slice): (Duration, Duration)) -> Result<()> {
     if links.has_pumps() {
         // A flag may be raised in shared memory while we sleep on the pumps' descriptors: look again soon.
@@ -288,12 +288,12 @@ fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &mut Links, (nap, slice):
         return links.rest_on_pumps(rest);
     }
     let mut waiting = tasks.iter().zip(done).filter(|(_, done)| !**done).map(|(task, _)| task);
-    let (first, second) = (waiting.next(), waiting.next());
-    let single = if second.is_none() { first.and_then(|task| task.blocked(links)) } else { None };
-    if let Some(Blocked { flag: (flag, target) }) = single {
-        flag.park(target, slice);
-    } else {
-        crate::sys::futex::nap(nap);
+    let first = waiting.next();
+    let alone = waiting.next().is_none();
+    match first.and_then(|task| task.blocked(links)) {
+        // The lanes of a call mostly wait for the same peer: the flag of one of them wakes all.
+        Some(Blocked { flag: (flag, target) }) => flag.park(target, if alone { slice } else { nap }),
+        None => crate::sys::futex::nap(nap),
     }
     Ok(())
 }
@@ -309,7 +309,7 @@ const NAMED_TASKS: usize = 4;
 /// How long a wait on several flags sleeps between two looks.
 const SHORT_REST: Duration = Duration::from_micros(500);
 /// The same, of a wait that has lasted long.
-const LONG_REST: Duration = Duration::from_millis(5);
+const LONG_REST: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 #[cfg(not(loom))]
