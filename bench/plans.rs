@@ -3,9 +3,9 @@
 //! ```text
 //! cargo bench --bench plans
 //! ```
-//! First the time to build the plan of one rank by itself, then calls through a communicator of threads: `again` repeats one
-//! count, `new` gives each call a count that the communicator has not seen, so that it plans anew. Both run in turn, in
-//! blocks; each figure is the median of the blocks. All times in µs.
+//! First the plan of one rank by itself: `built`, and `resized` from the plan of another count, whose steps it shares.
+//! Then calls through a communicator of threads: `again` repeats one count, `new` gives each call a count that the
+//! communicator has not seen. Both run in turn, in blocks; each figure is the median of the blocks. All times in µs.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
@@ -24,7 +24,7 @@ const CALLS: usize = 64;
 const BLOCKS: usize = 21;
 
 fn main() {
-    println!("{:<44} {:>10}", "plan of one rank", "µs");
+    println!("{:<44} {:>10} {:>10} {:>8}", "plan of one rank", "built", "resized", "ratio");
     for (hosts, ranks) in [(1, 2), (1, 8), (1, 64), (4, 8)] {
         let layout = layout(hosts, ranks);
         let size = hosts * ranks;
@@ -37,8 +37,12 @@ fn main() {
             if hosts > 1 && algorithm == Algorithm::Direct {
                 continue;
             }
-            let micros = median(|| build(&layout, size, (collective, algorithm, windows)));
-            println!("{:<44} {micros:>10.2}", format!("{algorithm} {collective}, {hosts} x {ranks} ranks"));
+            let spec = |count| spec(&layout, size, (collective, algorithm, windows), count);
+            let built = median(|| each_count(|count| Plan::build(&spec(count)).ok()));
+            let known = Plan::build(&spec(99_999)).expect("the limits are wide");
+            let resized = median(|| each_count(|count| known.resized(&spec(count)).expect("the limits are wide")));
+            let what = format!("{algorithm} {collective}, {hosts} x {ranks} ranks");
+            println!("{what:<44} {built:>10.2} {resized:>10.2} {:>8.3}", resized / built);
         }
     }
     println!("\n{:<44} {:>10} {:>10} {:>8}", "all_reduce of f32 between threads", "again", "new", "ratio");
@@ -56,9 +60,13 @@ fn layout(hosts: u32, ranks: u32) -> Arc<Layout> {
     Arc::new(Layout::of_hosts(&(0..hosts).map(host).collect::<Vec<_>>()).expect("every rank stands on one host"))
 }
 
-/// The time of one block, per plan.
-fn build(layout: &Arc<Layout>, size: u32, (collective, algorithm, windows): (Collective, Algorithm, Windows)) -> f64 {
-    let spec = |count| Spec {
+fn spec(
+    layout: &Arc<Layout>,
+    size: u32,
+    (collective, algorithm, windows): (Collective, Algorithm, Windows),
+    count: u64,
+) -> Spec {
+    Spec {
         collective,
         world: World { rank: Rank::new(0), size },
         root: Rank::new(0),
@@ -69,10 +77,14 @@ fn build(layout: &Arc<Layout>, size: u32, (collective, algorithm, windows): (Col
         windows,
         layout: Arc::clone(layout),
         limits: Limits { slot: Elements(16 << 10), slots: 8, scratch: Elements(1 << 20), channels: 2 },
-    };
+    }
+}
+
+/// The time of one block, per plan.
+fn each_count(plan: impl Fn(u64) -> Option<Plan>) -> f64 {
     let begin = clock::now();
     for count in 0..CALLS as u64 {
-        black_box(Plan::build(&spec(100_000 + count)).expect("the limits are wide"));
+        black_box(plan(100_000 + count).expect("these counts have the same steps"));
     }
     micros(clock::now() - begin)
 }

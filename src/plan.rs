@@ -17,8 +17,12 @@
 //! whole, its slots included. It waits until each source slot holds its message and each target slot is free, then
 //! stores the reduction of all sources, in their order (one source: a copy), into every target, then releases the
 //! source slots and publishes the target slots. Each slot operand is one message of `length` elements on its
-//! connection. A span's elements in a round start at `start + round * piece` (`Walk::Linear`) or
-//! `start + (round % depth) * piece` (`Walk::Cycle`).
+//! connection.
+//!
+//! # Steps without numbers
+//! A step names blocks and regions by their numbers; where those lie, and how long they are, stands in the lane's
+//! [`Sizes`]. So the steps of one plan serve every count for which the planner would decide the same:
+//! [`Plan::resized`] computes the sizes of another count, and the steps are shared.
 //!
 //! # What executors may rely on
 //! [`check::prove`] holds plans to this, so that executors need not ask:
@@ -62,6 +66,7 @@ mod print;
 mod ring;
 mod scan;
 mod site;
+mod sizes;
 mod team;
 mod tree;
 mod walk;
@@ -71,10 +76,10 @@ pub use build::{LEAST_SLOTS, MOST_CHANNELS, algorithms};
 pub(crate) use pattern::Pattern;
 pub(crate) use scan::{copy_lane, scan_lane};
 pub(crate) use site::is_one_shot;
+pub use sizes::{Block, Sizes};
 pub(crate) use team::{each_has_blocks, is_hierarchy};
 
-use std::ops::Range;
-
+use self::sizes::Recipe;
 use crate::sync::primitive::Arc;
 pub use crate::topo::layout::Layout;
 use crate::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
@@ -170,12 +175,12 @@ pub struct Limits {
 pub struct Lane {
     /// The channel of all its slots.
     pub channel: u8,
-    /// How often the steps are walked.
-    pub rounds: u32,
-    /// The part of the scratch that the steps of this lane may use; the same on all ranks.
-    pub scratch: Range<Elements>,
+    /// All that depends on the count.
+    pub sizes: Sizes,
     /// The steps.
-    pub steps: Vec<Step>,
+    pub steps: Arc<Vec<Step>>,
+    /// How to compute the sizes of another count; `None` where the steps serve this count alone.
+    recipe: Option<Recipe>,
 }
 
 /// One step of a lane.
@@ -218,10 +223,10 @@ pub enum Action {
 /// Reduces or copies sources into targets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Combine {
-    /// Elements over all rounds.
-    pub block: Elements,
-    /// Elements in one round.
-    pub piece: Elements,
+    /// The block whose length this combine covers over all rounds: its place in [`Sizes::blocks`].
+    pub block: u32,
+    /// How many blocks of that length, side by side in memory, move together; the piece is as many times as long.
+    pub times: u32,
     /// In the order of reduction. A [`Operand::Local`] input is raw: the executor applies the operator's scalar to it.
     pub sources: Vec<Operand>,
     /// Where the result goes.
@@ -246,10 +251,9 @@ pub enum Operand {
 pub struct Span {
     /// Which buffer.
     pub buffer: Buffer,
-    /// Where the first round starts.
-    pub start: Elements,
-    /// Where later rounds start.
-    pub walk: Walk,
+    /// Of an input or output: the block that it holds, by its place in [`Sizes::blocks`]. Each round is a piece further.
+    /// Of scratch: the region. Each round is a piece further, and after [`Sizes::depth`] pieces at the start again.
+    pub index: u32,
 }
 
 /// A buffer of a rank.
@@ -261,13 +265,4 @@ pub enum Buffer {
     Output,
     /// The rank's scratch.
     Scratch,
-}
-
-/// How a span moves from round to round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Walk {
-    /// By one piece each round.
-    Linear,
-    /// By one piece each round, and back to the start after this many pieces.
-    Cycle(u32),
 }

@@ -11,12 +11,14 @@ mod channels;
 mod layouts;
 #[path = "plans/printed.rs"]
 mod printed;
+#[path = "plans/resized.rs"]
+mod resized;
 
 use std::sync::Arc;
 
 use rsccl::plan::check::{Flaw, Proof, fits, prove};
 use rsccl::plan::{
-    Action, Buffer, Combine, Count, Layout, Limits, Operand, Plan, ScratchSets, Span, Spec, Step, Walk, Windows,
+    Action, Buffer, Combine, Count, Lane, Layout, Limits, Operand, Plan, ScratchSets, Span, Spec, Step, Windows,
     algorithms,
 };
 use rsccl::types::{Algorithm, Collective, Elements, Protocol, Rank, World};
@@ -198,18 +200,18 @@ proved! {
 /// Elements that a rank writes, not counting those that lie there already.
 fn written(plan: &Plan) -> u64 {
     let in_place = plan.spec.in_place;
-    let one = |combine: &Combine| {
+    let one = |lane: &Lane, combine: &Combine| {
         let stays = |target: &&Operand| match (&combine.sources[..], target) {
             ([Operand::Local(from)], Operand::Local(to)) => {
-                in_place && from.buffer == Buffer::Input && to.buffer == Buffer::Output && from.start == to.start
+                in_place && from.buffer == Buffer::Input && to.buffer == Buffer::Output && from.index == to.index
             }
             _ => false,
         };
         let written = combine.targets.iter().filter(|target| !stays(target)).count();
-        combine.block.0 * u64::try_from(written).expect("few targets")
+        lane.sizes.block(combine).0 * u64::try_from(written).expect("few targets")
     };
-    let steps = plan.lanes.iter().flat_map(|lane| &lane.steps);
-    steps.map(|step| if let Action::Combine(combine) = &step.action { one(combine) } else { 0 }).sum()
+    let steps = plan.lanes.iter().flat_map(|lane| lane.steps.iter().map(move |step| (lane, step)));
+    steps.map(|(lane, step)| if let Action::Combine(combine) = &step.action { one(lane, combine) } else { 0 }).sum()
 }
 
 /// The root stages each element once and copies nothing back. Every other rank writes its own output, and its share for
@@ -315,34 +317,34 @@ fn plans_beyond_the_executors_limits_are_refused() {
         fits(&plan).expect_err("no executor can run it").to_string()
     };
     fn combine(plan: &mut Plan, index: usize) -> &mut Combine {
-        combine_of(&mut plan.lanes[0].steps, index).expect("a combine")
+        combine_of(&mut plan.lanes[0], index).expect("a combine")
     }
     let text = whole.to_string();
     // Step 6 reduces: my input and the others' scratch.
     let twice = refused(|plan| {
-        let own = Operand::Local(Span { buffer: Buffer::Input, start: Elements(0), walk: Walk::Linear });
+        let own = Operand::Local(Span { buffer: Buffer::Input, index: 0 });
         combine(plan, 6).sources.push(own);
     });
     assert_eq!(twice, "rank 0 lane 0 step 6 reads more than 1 raw input of its own", "{text}");
-    let flag =
-        refused(|plan| plan.lanes[0].steps[3].action = Action::Signal { flag: 8, listeners: vec![Rank::new(1)] });
+    let flag = refused(|plan| steps_of(plan)[3].action = Action::Signal { flag: 8, listeners: vec![Rank::new(1)] });
     assert_eq!(flag, "rank 0 lane 0 step 3 names flag 8; a lane has 8");
     let lanes = refused(|plan| plan.lanes = vec![plan.lanes[0].clone(); 5]);
     assert_eq!(lanes, "the plan has 5 lanes; with windows it may have 4");
     let beyond = refused(|plan| {
-        let combine = combine(plan, 1);
-        (combine.block, combine.piece) = (Elements(2600), Elements(2600));
+        let sizes = &mut plan.lanes[0].sizes;
+        sizes.blocks.iter_mut().for_each(|block| block.length = Elements(2600));
+        sizes.rounds = 40;
     });
     assert!(beyond.starts_with("rank 0 lane 0 step 1 names Input[") && beyond.ends_with("which has 2500"), "{beyond}");
-    let scratch = refused(|plan| plan.lanes[0].scratch.end = Elements(600));
+    let scratch = refused(|plan| plan.lanes[0].sizes.scratch.end = Elements(600));
     assert!(scratch.contains("names Scratch[") && scratch.ends_with("and its lane has [0..600]"), "{scratch}");
-    let rounds = refused(|plan| plan.lanes[0].rounds = u32::MAX);
+    let rounds = refused(|plan| plan.lanes[0].sizes.rounds = u32::MAX);
     assert!(rounds.contains("more than can be counted"), "{rounds}");
     let user = refused(|plan| plan.spec.windows = Windows::None);
     assert!(user.ends_with("and the plan has no windows"), "{user}");
     let slots = Plan::build(&base(Collective::AllReduce, Algorithm::Ring, Windows::None)).expect("a plan");
     let mut long = slots;
-    combine(&mut long, 0).piece = Elements(101);
+    long.lanes[0].sizes.piece = Elements(101);
     let long = fits(&long).expect_err("no slot holds it").to_string();
     assert!(long.ends_with("sends 101 elements at once, and a slot holds 100"), "{long}");
 }
@@ -419,13 +421,9 @@ fn turned(mut plans: Vec<Plan>) -> (Vec<Plan>, u64) {
     let ScratchSets { count, stride } = plans[0].scratch_sets();
     let shift = stride * (count - 1);
     for lane in plans.iter_mut().flat_map(|plan| &mut plan.lanes) {
-        lane.scratch = lane.scratch.start + shift..lane.scratch.end + shift;
-        for index in 0..lane.steps.len() {
-            let spans = combine_of(&mut lane.steps, index).into_iter().flat_map(spans_of);
-            for span in spans.filter(|span| span.buffer == Buffer::Scratch) {
-                span.start = span.start + shift;
-            }
-        }
+        // Regions are counted from the beginning of the lane's part.
+        let scratch = &mut lane.sizes.scratch;
+        *scratch = scratch.start + shift..scratch.end + shift;
     }
     (plans, count)
 }
@@ -452,7 +450,8 @@ in {spec:?}, set {count}"
 fn a_lane_keeps_to_its_scratch() {
     for spec in mapped_bases().into_iter().filter(|spec| spec.windows == Windows::Scratch) {
         let whole = plans(&spec);
-        let narrowed = |plan: &mut Plan| plan.lanes[0].scratch.end = plan.lanes[0].scratch.end - Elements(1);
+        let narrowed =
+            |plan: &mut Plan| plan.lanes[0].sizes.scratch.end = plan.lanes[0].sizes.scratch.end - Elements(1);
         let mut broken = whole.clone();
         broken.iter_mut().for_each(narrowed);
         let flaw = prove(&broken).expect_err("the last element is used").to_string();
@@ -460,7 +459,7 @@ fn a_lane_keeps_to_its_scratch() {
         let mut broken = whole;
         narrowed(&mut broken[2]);
         let flaw = prove(&broken).expect_err("rank 2 would shift by another stride").to_string();
-        assert_eq!(flaw, "rank 2 has other lanes (channel, rounds, scratch) than rank 0");
+        assert_eq!(flaw, "rank 2 has other lanes (channel, rounds, piece, depth, scratch) than rank 0");
     }
 }
 
@@ -491,8 +490,13 @@ fn base(collective: Collective, algorithm: Algorithm, windows: Windows) -> Spec 
     }
 }
 
-fn combine_of(steps: &mut [Step], index: usize) -> Option<&mut Combine> {
-    match &mut steps[index].action {
+/// The steps of a plan's first lane.
+fn steps_of(plan: &mut Plan) -> &mut Vec<Step> {
+    Arc::make_mut(&mut plan.lanes[0].steps)
+}
+
+fn combine_of(lane: &mut Lane, index: usize) -> Option<&mut Combine> {
+    match &mut Arc::make_mut(&mut lane.steps)[index].action {
         Action::Combine(combine) => Some(combine),
         Action::Enter { .. } | Action::Signal { .. } | Action::Wait { .. } => None,
     }

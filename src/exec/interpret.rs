@@ -134,7 +134,7 @@ impl<'a> PlanRun<'a> {
         match action {
             // The ranks of the host have met before the run began: `exec::epoch`.
             Action::Enter { .. } => Ok(true),
-            Action::Combine(combine) => self.combine(combine, round, self.plan.lanes[lane].channel, links),
+            Action::Combine(combine) => self.combine(combine, round, &self.plan.lanes[lane], links),
             Action::Signal { flag, .. } => {
                 self.host().mine().flag(lane, *flag).raise(self.flag_target(round));
                 Ok(true)
@@ -146,14 +146,15 @@ impl<'a> PlanRun<'a> {
         }
     }
 
-    fn combine(&mut self, combine: &Combine, round: u32, channel: u8, links: &mut Links) -> Result<bool> {
-        let length = combine.length(round).index();
+    fn combine(&mut self, combine: &Combine, round: u32, lane: &Lane, links: &mut Links) -> Result<bool> {
+        let length = lane.sizes.length(combine, round).index();
         if length == 0 {
             return Ok(true);
         }
-        let channel = Channel::Collective(channel);
-        if !self.collect_sources(combine, round, (length, channel), links)?
-            || !self.collect_targets(combine, round, (length, channel), links)
+        let channel = Channel::Collective(lane.channel);
+        let first = |span: &Span| lane.sizes.at(span, combine, round).index();
+        if !self.collect_sources(combine, &first, (length, channel), links)?
+            || !self.collect_targets(combine, &first, (length, channel), links)
         {
             return Ok(false);
         }
@@ -177,15 +178,15 @@ impl<'a> PlanRun<'a> {
     fn collect_sources(
         &mut self,
         combine: &Combine,
-        round: u32,
+        first: &impl Fn(&Span) -> usize,
         (length, channel): (usize, Channel),
         links: &mut Links,
     ) -> Result<bool> {
         self.sources.clear();
         for source in &combine.sources {
             let place = match source {
-                Operand::Local(span) => self.local(span, combine, round).cast_const(),
-                Operand::Window(peer, span) => self.window(*peer, span, combine, round).cast_const(),
+                Operand::Local(span) => self.local(span, first(span)).cast_const(),
+                Operand::Window(peer, span) => self.window(*peer, span, first(span)).cast_const(),
                 Operand::Slot(peer) => {
                     let receiver = links.receiver(*peer, channel);
                     let Some(message) = receiver.peek().map_err(|error| error.about(*peer))? else { return Ok(false) };
@@ -208,7 +209,7 @@ impl<'a> PlanRun<'a> {
     fn collect_targets(
         &mut self,
         combine: &Combine,
-        round: u32,
+        first: &impl Fn(&Span) -> usize,
         (length, channel): (usize, Channel),
         links: &mut Links,
     ) -> bool {
@@ -216,10 +217,8 @@ impl<'a> PlanRun<'a> {
         self.cached.clear();
         for target in &combine.targets {
             let (place, output) = match target {
-                Operand::Local(span) => (self.local(span, combine, round), span.buffer == Buffer::Output),
-                Operand::Window(peer, span) => {
-                    (self.window(*peer, span, combine, round), span.buffer == Buffer::Output)
-                }
+                Operand::Local(span) => (self.local(span, first(span)), span.buffer == Buffer::Output),
+                Operand::Window(peer, span) => (self.window(*peer, span, first(span)), span.buffer == Buffer::Output),
                 Operand::Slot(peer) => match links.sender(*peer, channel).reserve(length * self.element_bytes) {
                     Some(slot) => (slot.as_ptr(), false),
                     None => return false,
@@ -308,16 +307,16 @@ impl<'a> PlanRun<'a> {
         }
     }
 
-    fn local(&self, span: &Span, combine: &Combine, round: u32) -> *mut u8 {
+    fn local(&self, span: &Span, first: usize) -> *mut u8 {
         let base = match span.buffer {
             Buffer::Input => self.memory.input.cast_mut(),
             Buffer::Output => self.memory.output,
             Buffer::Scratch => self.scratch.wrapping_add(self.scratch_shift),
         };
-        base.wrapping_add(self.offset(span, combine, round))
+        base.wrapping_add(first * self.element_bytes)
     }
 
-    fn window(&self, peer: Rank, span: &Span, combine: &Combine, round: u32) -> *mut u8 {
+    fn window(&self, peer: Rank, span: &Span, first: usize) -> *mut u8 {
         let host = self.host();
         let place = host.place(peer);
         let base = match span.buffer {
@@ -325,11 +324,7 @@ impl<'a> PlanRun<'a> {
             Buffer::Output => self.user[place].output,
             Buffer::Scratch => host.arenas[place].scratch().as_ptr().wrapping_add(self.scratch_shift),
         };
-        base.wrapping_add(self.offset(span, combine, round))
-    }
-
-    fn offset(&self, span: &Span, combine: &Combine, round: u32) -> usize {
-        span.at(round, combine.piece).index() * self.element_bytes
+        base.wrapping_add(first * self.element_bytes)
     }
 
     fn host(&self) -> &'a HostWindows {
@@ -426,5 +421,5 @@ fn turns(lane: &Lane) -> u32 {
     if lane.steps.is_empty() {
         return 0;
     }
-    lane.rounds + u32::from(lane.greatest_lag())
+    lane.sizes.rounds + u32::from(lane.greatest_lag())
 }

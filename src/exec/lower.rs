@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::device::records::{self, LaneRecord, NONE, OperandRecord, Records, StepRecord};
 use crate::exec::Message;
-use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Span, Walk, Windows};
+use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Sizes, Span, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::{Channel, Need, Way};
 use crate::types::Rank;
@@ -111,7 +111,7 @@ impl Lowering {
 
     fn lane(&mut self, lane: &Lane, flags: u32) {
         let first_step = self.place_of_steps();
-        for step in &lane.steps {
+        for step in &*lane.steps {
             let record = match &step.action {
                 Action::Enter { peers } => self.listed(records::ENTER, peers),
                 Action::Signal { flag, listeners } => {
@@ -120,13 +120,13 @@ impl Lowering {
                 Action::Wait { peer, flag } => {
                     StepRecord { kind: records::WAIT, peer: peer.get(), flag: *flag, ..StepRecord::default() }
                 }
-                Action::Combine(combine) => self.combine(combine, lane.channel),
+                Action::Combine(combine) => self.combine(combine, lane),
             };
             self.records.steps.push(StepRecord { lag: step.lag, ..record });
         }
-        let turns = if lane.steps.is_empty() { 0 } else { lane.rounds + u32::from(lane.greatest_lag()) };
+        let rounds = lane.sizes.rounds;
+        let turns = if lane.steps.is_empty() { 0 } else { rounds + u32::from(lane.greatest_lag()) };
         let steps = self.place_of_steps() - first_step;
-        let (rounds, label) = (lane.rounds, 0);
         self.records.lanes.push(LaneRecord {
             first_step,
             steps,
@@ -134,7 +134,7 @@ impl Lowering {
             turns,
             flags,
             after: NONE,
-            label,
+            label: 0,
             reserved: 0,
         });
     }
@@ -146,19 +146,19 @@ impl Lowering {
         StepRecord { kind, first, sources: place(ranks.len()), ..StepRecord::default() }
     }
 
-    fn combine(&mut self, combine: &Combine, channel: u8) -> StepRecord {
+    fn combine(&mut self, combine: &Combine, lane: &Lane) -> StepRecord {
         let first = self.place_of_operands();
-        let channel = Channel::Collective(channel);
+        let channel = Channel::Collective(lane.channel);
         for (way, operands) in [(Way::Receive, &combine.sources), (Way::Send, &combine.targets)] {
             for operand in operands {
-                let record = self.operand(operand, (way, channel));
+                let record = self.operand(operand, (way, channel), &lane.sizes);
                 self.records.operands.push(record);
             }
         }
         let own = |operand: &Operand| matches!(operand, Operand::Local(span) if span.buffer == Buffer::Input);
         StepRecord {
-            block: combine.block.0,
-            piece: combine.piece.0,
+            block: lane.sizes.block(combine).0,
+            piece: lane.sizes.piece(combine).0,
             first,
             sources: place(combine.sources.len()),
             targets: place(combine.targets.len()),
@@ -169,13 +169,10 @@ impl Lowering {
         }
     }
 
-    fn operand(&mut self, operand: &Operand, (way, channel): (Way, Channel)) -> OperandRecord {
+    fn operand(&mut self, operand: &Operand, (way, channel): (Way, Channel), sizes: &Sizes) -> OperandRecord {
         let spanned = |span: &Span| OperandRecord {
-            start: span.start.0,
-            cycle: match span.walk {
-                Walk::Linear => 0,
-                Walk::Cycle(depth) => depth,
-            },
+            start: sizes.start(span).0,
+            cycle: sizes.cycle(span).unwrap_or(0),
             ..OperandRecord::default()
         };
         match operand {

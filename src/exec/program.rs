@@ -2,9 +2,10 @@
 
 use std::mem::{size_of, size_of_val};
 
+use crate::error::Result;
 use crate::exec::lower::{self, Lowered};
-use crate::plan::{Action, Buffer, Combine, Operand, Plan, ScratchSets, Step};
-use crate::sync::primitive::{AtomicBool, OnceLock, Ordering};
+use crate::plan::{Action, Buffer, Combine, Operand, Plan, ScratchSets, Spec, Step};
+use crate::sync::primitive::{Arc, AtomicBool, OnceLock, Ordering};
 use crate::transport::{Channel, Need, Way};
 use crate::types::Rank;
 
@@ -12,31 +13,43 @@ use crate::types::Rank;
 #[derive(Debug)]
 pub struct Program {
     plan: Plan,
-    needs: Box<[Need]>,
-    entered: Box<[Rank]>,
+    wiring: Arc<Wiring>,
     scratch_sets: ScratchSets,
     rounds: u32,
+    lowered: OnceLock<Lowered>,
+}
+
+/// What the steps of a plan use, whatever the count.
+#[derive(Debug)]
+struct Wiring {
+    needs: Box<[Need]>,
+    entered: Box<[Rank]>,
     bytes: usize,
     connected: AtomicBool,
-    lowered: OnceLock<Lowered>,
 }
 
 impl Program {
     /// The program of a plan.
     pub fn new(plan: Plan) -> Program {
-        let (needs, entered, scratch_sets) = (needs(&plan), entered(&plan), plan.scratch_sets());
-        let rounds = plan.lanes.iter().map(|lane| lane.rounds).max().unwrap_or(0);
-        let bytes = bytes(&plan) + size_of_val(&needs[..]) + size_of_val(&entered[..]);
-        Program {
-            plan,
-            needs,
-            entered,
-            scratch_sets,
-            rounds,
-            bytes,
-            connected: AtomicBool::new(false),
-            lowered: OnceLock::new(),
-        }
+        let (needs, entered) = (needs(&plan), entered(&plan));
+        let bytes = step_bytes(&plan) + size_of_val(&needs[..]) + size_of_val(&entered[..]);
+        Program::wired(plan, Arc::new(Wiring { needs, entered, bytes, connected: AtomicBool::new(false) }))
+    }
+
+    fn wired(plan: Plan, wiring: Arc<Wiring>) -> Program {
+        let scratch_sets = plan.scratch_sets();
+        let rounds = plan.lanes.iter().map(|lane| lane.sizes.rounds).max().unwrap_or(0);
+        Program { plan, wiring, scratch_sets, rounds, lowered: OnceLock::new() }
+    }
+
+    /// The program of another count, which shares the steps and what was learnt of them; `None` where that count needs
+    /// other steps. All else in `spec` is as in this program's.
+    ///
+    /// # Errors
+    /// As [`Plan::build`].
+    pub fn resized(&self, spec: &Spec) -> Result<Option<Program>> {
+        let plan = self.plan.resized(spec)?;
+        Ok(plan.map(|plan| Program::wired(plan, Arc::clone(&self.wiring))))
     }
 
     /// The plan.
@@ -46,12 +59,12 @@ impl Program {
 
     /// The connections that the plan uses, each once, in order.
     pub fn needs(&self) -> &[Need] {
-        &self.needs
+        &self.wiring.needs
     }
 
     /// The peers whose input or output the plan reads or writes, each once, in order.
     pub fn entered(&self) -> &[Rank] {
-        &self.entered
+        &self.wiring.entered
     }
 
     /// How often what the plan uses of the scratch fits into it.
@@ -64,9 +77,26 @@ impl Program {
         self.rounds
     }
 
-    /// The memory that the program takes, in bytes.
+    /// The memory that the program takes by itself, in bytes.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        let blocks: usize = self.plan.lanes.iter().map(|lane| size_of_val(&lane.sizes.blocks[..])).sum();
+        size_of::<Program>() + size_of_val(&self.plan.lanes[..]) + blocks
+    }
+
+    /// The memory of the steps, in bytes, which programs of other counts may share.
+    pub fn shared_bytes(&self) -> usize {
+        self.wiring.bytes
+    }
+
+    /// Whether both programs have the same steps in memory.
+    #[cfg(test)]
+    pub fn shares_steps_with(&self, other: &Program) -> bool {
+        Arc::ptr_eq(&self.wiring, &other.wiring)
+    }
+
+    /// Whether another program shares the steps of this one.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.wiring) > 1
     }
 
     /// The program as records, made when a device first runs it.
@@ -79,12 +109,12 @@ impl Program {
     pub fn is_connected(&self) -> bool {
         // Relaxed: only the thread that runs the communicator's calls looks at it, and a communicator changes threads
         // by a lock.
-        self.connected.load(Ordering::Relaxed)
+        self.wiring.connected.load(Ordering::Relaxed)
     }
 
     /// Says that all needs are connected.
     pub fn set_connected(&self) {
-        self.connected.store(true, Ordering::Relaxed);
+        self.wiring.connected.store(true, Ordering::Relaxed);
     }
 }
 
@@ -124,12 +154,12 @@ fn entered(plan: &Plan) -> Box<[Rank]> {
     ranks.into_boxed_slice()
 }
 
-/// What a plan takes of the heap, and its own size.
-fn bytes(plan: &Plan) -> usize {
+/// What the steps of a plan take of the heap.
+fn step_bytes(plan: &Plan) -> usize {
     let steps: usize = plan.lanes.iter().map(|lane| lane.steps.len()).sum();
     let operands: usize = combines(plan).map(|(_, combine)| combine.sources.len() + combine.targets.len()).sum();
-    let listeners: usize = plan.lanes.iter().flat_map(|lane| &lane.steps).map(listeners).sum();
-    size_of::<Program>() + steps * size_of::<Step>() + operands * size_of::<Operand>() + listeners * size_of::<Rank>()
+    let listeners: usize = plan.lanes.iter().flat_map(|lane| lane.steps.iter()).map(listeners).sum();
+    steps * size_of::<Step>() + operands * size_of::<Operand>() + listeners * size_of::<Rank>()
 }
 
 fn listeners(step: &Step) -> usize {

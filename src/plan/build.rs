@@ -6,6 +6,7 @@ use super::team::Team;
 use super::{
     Action, Count, Lane, Limits, Plan, ScratchSets, Spec, Step, WINDOW_LANES, Windows, check, direct, mesh, pat,
 };
+use crate::sync::primitive::Arc;
 use crate::types::{Algorithm, Collective, Elements, Rank};
 use crate::{Error, Result};
 
@@ -23,7 +24,7 @@ const WINDOW_CHANNELS: u32 = WINDOW_LANES as u32;
 const STRIDE_UNIT: u64 = 64;
 
 /// Scratch that a barrier over slots needs: the token sent and the token taken.
-pub(super) const BARRIER_SCRATCH: u64 = 2;
+pub(super) const BARRIER_SCRATCH: usize = 2;
 
 /// The algorithms that plan a collective; empty for a collective that is made of messages.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
@@ -59,8 +60,34 @@ impl Plan {
         let lanes: Vec<Option<Lane>> = lanes.collect::<Result<_>>()?;
         let mut plan = Plan { spec: spec.clone(), lanes: lanes.into_iter().flatten().collect() };
         plan.enter();
-        check::fits(&plan).map_err(|flaw| Error::internal(format!("a plan that no executor can run: {flaw}")))?;
-        Ok(plan)
+        plan.checked()
+    }
+
+    /// The plan of another count with the same steps: all else in `spec` is as in this plan's. `None` where the count
+    /// needs other steps.
+    ///
+    /// # Errors
+    /// As [`Plan::build`].
+    pub fn resized(&self, spec: &Spec) -> Result<Option<Plan>> {
+        spec.validate()?;
+        let pattern = spec.pattern()?;
+        let lanes = lanes(spec.collective, spec.count.longest(), spec.limits);
+        let lanes = usize::try_from(lanes).expect("a few hundred at most");
+        if lanes != self.lanes.len() {
+            return Ok(None);
+        }
+        let mut resized = Vec::with_capacity(lanes);
+        for (number, lane) in self.lanes.iter().enumerate() {
+            let Some(recipe) = lane.recipe else { return Ok(None) };
+            let Some(sizes) = recipe.sizes(Site { spec, pattern, lane: number, lanes })? else { return Ok(None) };
+            resized.push(Lane { channel: lane.channel, sizes, steps: Arc::clone(&lane.steps), recipe: lane.recipe });
+        }
+        Plan { spec: spec.clone(), lanes: resized }.checked().map(Some)
+    }
+
+    fn checked(self) -> Result<Plan> {
+        check::fits(&self).map_err(|flaw| Error::internal(format!("a plan that no executor can run: {flaw}")))?;
+        Ok(self)
     }
 
     /// Puts [`Action::Enter`] at the beginning of each lane if peers' memory is mapped.
@@ -73,16 +100,22 @@ impl Plan {
         }
         peers.sort_unstable();
         for lane in &mut self.lanes {
-            lane.steps.insert(0, Step { lag: 0, action: Action::Enter { peers: peers.clone() } });
+            let enter = Step { lag: 0, action: Action::Enter { peers: peers.clone() } };
+            Arc::make_mut(&mut lane.steps).insert(0, enter);
         }
     }
 
     /// The sets of what the plan uses of the scratch that fit into the scratch.
     pub fn scratch_sets(&self) -> ScratchSets {
-        let used = self.lanes.iter().map(|lane| lane.scratch.end - lane.scratch.start).max().unwrap_or(Elements::ZERO);
+        let used = self
+            .lanes
+            .iter()
+            .map(|lane| lane.sizes.scratch.end - lane.sizes.scratch.start)
+            .max()
+            .unwrap_or(Elements::ZERO);
         let stride = Elements(used.0.next_multiple_of(STRIDE_UNIT).max(STRIDE_UNIT));
-        let ends = self.lanes.iter().skip(1).map(|lane| lane.scratch.start).chain([self.spec.limits.scratch]);
-        let fit = self.lanes.iter().zip(ends).map(|(lane, end)| (end - lane.scratch.start).0 / stride.0);
+        let ends = self.lanes.iter().skip(1).map(|lane| lane.sizes.scratch.start).chain([self.spec.limits.scratch]);
+        let fit = self.lanes.iter().zip(ends).map(|(lane, end)| (end - lane.sizes.scratch.start).0 / stride.0);
         ScratchSets { count: fit.min().unwrap_or(1).max(1), stride }
     }
 }
@@ -101,9 +134,9 @@ fn plan_lane(site: Site<'_>) -> Result<Option<Lane>> {
     let mapped = spec.windows != Windows::None && spec.layout.hosts().len() == 1;
     match site.pattern {
         Pattern::Barrier => match spec.algorithm {
-            Algorithm::Direct if mapped => Ok(mesh::barrier_by_flags(site)),
-            Algorithm::Tree => Ok(mesh::barrier(site, true)),
-            Algorithm::Direct | Algorithm::Ring | Algorithm::Pat => Ok(mesh::barrier(site, false)),
+            Algorithm::Direct if mapped => mesh::barrier_by_flags(site),
+            Algorithm::Tree => mesh::barrier(site, true),
+            Algorithm::Direct | Algorithm::Ring | Algorithm::Pat => mesh::barrier(site, false),
         },
         Pattern::AllToAll | Pattern::Gather | Pattern::Scatter if mapped => direct::lane(site),
         Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => mesh::lane(site),
@@ -179,7 +212,7 @@ impl Spec {
         if !(1..=most).contains(&limits.channels) {
             return refuse(format!("{} channels; allowed are 1 to {most}", limits.channels));
         }
-        if self.collective == Collective::Barrier && limits.scratch.0 < BARRIER_SCRATCH {
+        if self.collective == Collective::Barrier && limits.scratch.0 < BARRIER_SCRATCH as u64 {
             return refuse(format!("a barrier needs {BARRIER_SCRATCH} elements of scratch, not {}", limits.scratch));
         }
         let total = match &self.count {

@@ -37,7 +37,7 @@ pub use fits::fits;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
-use super::{Action, Lane, Plan, ScratchSets};
+use super::{Action, Lane, Plan, ScratchSets, Sizes};
 use crate::types::Rank;
 
 /// How much a proof has run: counts over all ranks.
@@ -135,8 +135,8 @@ fn listeners_wait(plans: &[Plan]) -> Result<(), Flaw> {
 fn scratch_sets_fit(plan: &Plan) -> Result<(), Flaw> {
     let ScratchSets { count, stride } = plan.scratch_sets();
     let shift = stride * (count - 1);
-    let next = plan.lanes.iter().skip(1).map(|lane| lane.scratch.start).chain([plan.spec.limits.scratch]);
-    if plan.lanes.iter().zip(next).any(|(lane, next)| lane.scratch.end + shift > next) {
+    let next = plan.lanes.iter().skip(1).map(|lane| lane.sizes.scratch.start).chain([plan.spec.limits.scratch]);
+    if plan.lanes.iter().zip(next).any(|(lane, next)| lane.sizes.scratch.end + shift > next) {
         return Err(Flaw::new(format!("{count} sets of scratch, each {stride} elements on, do not fit their lanes")));
     }
     Ok(())
@@ -159,9 +159,14 @@ fn agree(plans: &[Plan]) -> Result<(), Flaw> {
         if spec != first.spec {
             return Err(Flaw::new(format!("rank {rank} plans for another spec than rank 0")));
         }
-        let frame = |lane: &Lane| (lane.channel, lane.rounds, lane.scratch.clone());
+        let frame = |lane: &Lane| {
+            let Sizes { rounds, piece, depth, scratch, .. } = &lane.sizes;
+            (lane.channel, *rounds, *piece, *depth, scratch.clone())
+        };
         if !plan.lanes.iter().map(frame).eq(first.lanes.iter().map(frame)) {
-            return Err(Flaw::new(format!("rank {rank} has other lanes (channel, rounds, scratch) than rank 0")));
+            return Err(Flaw::new(format!(
+                "rank {rank} has other lanes (channel, rounds, piece, depth, scratch) than rank 0"
+            )));
         }
     }
     scratch_sets_fit(first)?;

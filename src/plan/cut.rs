@@ -25,17 +25,29 @@ impl Range {
 
     /// Part `index` of `parts` that are as even as their alignment allows, and cover the range in order.
     pub(super) fn cut(self, parts: usize, index: usize) -> Range {
+        if parts == 1 {
+            return self;
+        }
         let total = self.length.0;
-        let many = u128::try_from(parts).expect("a usize fits 128 bits");
-        let unit = if u128::from(total) >= many * u128::from(UNIT * UNITS_WORTH) { UNIT } else { 1 };
-        let units = u128::from(total.div_ceil(unit));
-        let edge = |index: usize| {
-            let index = u128::try_from(index).expect("a usize fits 128 bits");
-            let edge = units * index / many * u128::from(unit);
-            u64::try_from(edge).map_or(total, |edge| edge.min(total))
-        };
+        let many = u64::try_from(parts).expect("a usize fits 64 bits");
+        let even = many.checked_mul(UNIT * UNITS_WORTH).is_some_and(|least| total >= least);
+        let unit = if even { UNIT } else { 1 };
+        let units = total.div_ceil(unit);
+        let edge = |index: usize| share(units, index, many).saturating_mul(unit).min(total);
         let start = edge(index);
         Range { start: self.start + Elements(start), length: Elements(edge(index + 1) - start) }
+    }
+}
+
+/// `units * index / many`, where `index` is at most `many`.
+fn share(units: u64, index: usize, many: u64) -> u64 {
+    let index = u64::try_from(index).expect("a usize fits 64 bits");
+    match units.checked_mul(index) {
+        Some(product) => product / many,
+        None => {
+            let share = u128::from(units) * u128::from(index) / u128::from(many);
+            u64::try_from(share).expect("a share is no more than the whole")
+        }
     }
 }
 

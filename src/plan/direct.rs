@@ -4,9 +4,10 @@
 //! only, the sender copies each piece to its scratch and the reader takes it from there.
 
 use super::pattern::Pattern;
-use super::site::{Block, CACHED_PIECE, Draft, Site, rounds};
-use super::{Buffer, Lane, Operand, Span, Walk, Windows};
-use crate::types::{Elements, Rank};
+use super::site::{CACHED_PIECE, Draft, Site};
+use super::sizes::{Cutting, Measure, Sizes};
+use super::{Buffer, Lane, Operand, Span, Windows};
+use crate::types::Rank;
 use crate::{Error, Result};
 
 /// Rounds until a piece of scratch may be written again; `check` proves it.
@@ -21,7 +22,6 @@ const _: () = assert!(FREE as u32 == DEPTH - 1);
 
 /// The lane of a collective through windows.
 pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
-    let longest = site.longest_part();
     let staged = site.spec.windows == Windows::Scratch;
     let peers = site.spec.world.ranks().len() - 1;
     let regions = match staged {
@@ -29,11 +29,12 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
         true if site.pattern == Pattern::Gather => peers.min(1),
         true => peers,
     };
-    let wanted = if staged { longest.min(Elements(CACHED_PIECE)) } else { longest };
-    let piece = site.piece(wanted, regions, DEPTH, false)?;
-    let rounds = rounds(longest, piece)?;
-    let direct = Direct { site, staged, piece, rounds, depth: rounds.clamp(1, DEPTH) };
-    let mut draft = Draft { scratch: direct.region(regions).start - site.scratch().start, ..Draft::default() };
+    let cutting = if site.pattern == Pattern::AllToAll { Cutting::EachPair } else { Cutting::EachRank };
+    let most = if staged { CACHED_PIECE } else { u64::MAX };
+    let measure = Measure { regions, depth: DEPTH, most, ..Measure::of(cutting) };
+    let sizes = measure.sizes(site)?;
+    let direct = Direct { site, staged, sizes: &sizes };
+    let mut draft = Draft::default();
     match site.pattern {
         Pattern::Gather => direct.gather(&mut draft),
         Pattern::Scatter => direct.scatter(&mut draft),
@@ -45,16 +46,13 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
         | Pattern::ReduceScatter
         | Pattern::Barrier => return Err(Error::internal(format!("{:?} is not planned by pairs", site.pattern))),
     }
-    Ok(site.finish(direct.rounds, draft))
+    Ok(site.finish(measure, sizes, draft))
 }
 
 struct Direct<'a> {
     site: Site<'a>,
     staged: bool,
-    piece: Elements,
-    rounds: u32,
-    /// Pieces of a region.
-    depth: u32,
+    sizes: &'a Sizes,
 }
 
 impl Direct<'_> {
@@ -67,53 +65,41 @@ impl Direct<'_> {
     }
 
     fn reused(&self) -> bool {
-        self.rounds > self.depth
-    }
-
-    fn copy(&self, lag: u8, length: Elements, ends: (Operand, Operand), draft: &mut Draft) {
-        draft.copy(lag, length, self.piece, ends);
+        self.sizes.reused()
     }
 
     /// Where `owner` stages what `reader` takes.
     fn stage(&self, owner: Rank, reader: Rank) -> Span {
-        let before = if reader < owner { reader.get() } else { reader.get() - 1 };
-        self.region(usize::try_from(before).expect("a rank fits a usize"))
-    }
-
-    fn region(&self, index: usize) -> Span {
-        let index = u64::try_from(index).expect("a region's index fits 64 bits");
-        let start = self.site.scratch().start + self.piece * u64::from(self.depth) * index;
-        Span { buffer: Buffer::Scratch, start, walk: Walk::Cycle(self.depth) }
+        Span::region(if reader < owner { reader.index() } else { reader.index() - 1 })
     }
 
     fn gather(&self, draft: &mut Draft) {
-        let Block { input, output, length } = self.site.block_of(self.site.me());
-        let input = Operand::input(input);
+        let mine = self.site.me().get();
+        let input = Operand::input(mine);
         match (self.is_root(), self.staged) {
             (true, staged) => {
-                self.copy(0, length, (input, Operand::output(output)), draft);
+                draft.copy(0, mine, (input, Operand::output(mine)));
                 if !staged {
                     draft.signal(0, READY, self.site.peers());
                     draft.wait(0, DONE, self.site.peers());
                     return;
                 }
                 for peer in self.site.peers() {
-                    let block = self.site.block_of(peer);
                     draft.wait(0, READY, [peer]);
-                    let ends = (Operand::Window(peer, self.region(0)), Operand::output(block.output));
-                    self.copy(0, block.length, ends, draft);
+                    let ends = (Operand::Window(peer, Span::region(0)), Operand::output(peer.get()));
+                    draft.copy(0, peer.get(), ends);
                 }
                 draft.signal(0, DONE, self.site.peers().filter(|_| self.reused()));
             }
             (false, true) => {
-                self.copy(0, length, (input, Operand::Local(self.region(0))), draft);
+                draft.copy(0, mine, (input, Operand::Local(Span::region(0))));
                 draft.signal(0, READY, [self.root()]);
                 draft.wait(FREE, DONE, Some(self.root()).filter(|_| self.reused()));
             }
             (false, false) => {
                 draft.wait(0, READY, [self.root()]);
-                let target = Operand::Window(self.root(), Span::linear(Buffer::Output, output));
-                self.copy(0, length, (input, target), draft);
+                let target = Operand::Window(self.root(), Span { buffer: Buffer::Output, index: mine });
+                draft.copy(0, mine, (input, target));
                 draft.signal(0, DONE, [self.root()]);
             }
         }
@@ -121,21 +107,21 @@ impl Direct<'_> {
 
     fn scatter(&self, draft: &mut Draft) {
         let me = self.site.me();
-        let Block { input, output, length } = self.site.block_of(me);
+        let mine = me.get();
         if !self.is_root() {
             draft.wait(0, READY, [self.root()]);
-            let span = if self.staged { self.stage(self.root(), me) } else { Span::linear(Buffer::Input, input) };
-            self.copy(0, length, (Operand::Window(self.root(), span), Operand::output(output)), draft);
+            let span =
+                if self.staged { self.stage(self.root(), me) } else { Span { buffer: Buffer::Input, index: mine } };
+            draft.copy(0, mine, (Operand::Window(self.root(), span), Operand::output(mine)));
             draft.signal(0, DONE, Some(self.root()).filter(|_| !self.staged || self.reused()));
             return;
         }
         for peer in self.site.peers().filter(|_| self.staged) {
-            let block = self.site.block_of(peer);
             let target = Operand::Local(self.stage(me, peer));
-            self.copy(0, block.length, (Operand::input(block.input), target), draft);
+            draft.copy(0, peer.get(), (Operand::input(peer.get()), target));
         }
         draft.signal(0, READY, self.site.peers());
-        self.copy(0, length, (Operand::input(input), Operand::output(output)), draft);
+        draft.copy(0, mine, (Operand::input(mine), Operand::output(mine)));
         if !self.staged {
             draft.wait(0, DONE, self.site.peers());
         } else if self.reused() {
@@ -145,18 +131,17 @@ impl Direct<'_> {
 
     fn all_to_all(&self, draft: &mut Draft) {
         let me = self.site.me();
-        let part = self.site.part(self.site.spec.count.longest());
-        let place = |rank: Rank| self.site.spec.count.before(rank) + part.start;
+        let mine = me.get();
         for peer in self.site.peers().filter(|_| self.staged) {
             let target = Operand::Local(self.stage(me, peer));
-            self.copy(0, part.length, (Operand::input(place(peer)), target), draft);
+            draft.copy(0, peer.get(), (Operand::input(peer.get()), target));
         }
         draft.signal(0, READY, self.site.peers());
-        self.copy(0, part.length, (Operand::input(place(me)), Operand::output(place(me))), draft);
+        draft.copy(0, mine, (Operand::input(mine), Operand::output(mine)));
         for peer in self.site.peers() {
-            let span = if self.staged { self.stage(peer, me) } else { Span::linear(Buffer::Input, place(me)) };
+            let span = if self.staged { self.stage(peer, me) } else { Span { buffer: Buffer::Input, index: mine } };
             draft.wait(1, READY, [peer]);
-            self.copy(1, part.length, (Operand::Window(peer, span), Operand::output(place(peer))), draft);
+            draft.copy(1, peer.get(), (Operand::Window(peer, span), Operand::output(peer.get())));
         }
         if !self.staged {
             draft.signal(1, DONE, self.site.peers());

@@ -7,39 +7,36 @@
 //!
 //! In a step the i-th message taken follows the i-th message sent, so two slots for a connection suffice.
 
-use super::site::{Block, Draft, Site, rounds};
-use super::{Buffer, Combine, Lane, Operand, Span, Walk};
+use super::site::{Draft, Site};
+use super::sizes::{Cutting, Measure};
+use super::{Combine, Lane, Operand, Span};
 use crate::Result;
-use crate::types::{Collective, Elements, Rank};
+use crate::types::{Collective, Rank};
 
 /// The lane of an all-gather or a reduce-scatter.
 pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
     let order: Vec<Rank> = site.spec.layout.hosts().iter().flatten().copied().collect();
     let position = order.iter().position(|rank| *rank == site.me()).expect("a checked spec has every rank on a host");
-    let length = site.longest_part();
     let scatters = site.spec.collective == Collective::ReduceScatter;
     let kept = (0..order.len()).filter(|_| scatters).count() / 2;
-    let piece = site.piece(length, kept, 1, order.len() > 1)?;
-    let whole = piece == length;
-    let aggregate = if whole { usize::try_from(site.spec.limits.slot.0 / piece.0).unwrap_or(usize::MAX) } else { 1 };
+    let measure = Measure { regions: kept, slotted: order.len() > 1, ..Measure::of(Cutting::EachRank) };
+    let sizes = measure.sizes(site)?;
     // Neighbours on the ring are neighbours in memory only if rank order is ring order and no other lane has a part of
     // each block.
     let in_order = order.windows(2).all(|pair| pair[0] < pair[1]) && site.lanes == 1;
-    let pat = Pat { site, order, position, piece, aggregate: if in_order { aggregate.max(1) } else { 1 } };
-    let mut draft = Draft { scratch: pat.kept(kept).start - site.scratch().start, ..Draft::default() };
+    let pat = Pat { order, position, aggregate: if in_order { site.aggregate(&sizes) } else { 1 } };
+    let mut draft = Draft::default();
     if scatters {
         pat.reduce_scatter(&mut draft);
     } else {
         pat.all_gather(&mut draft);
     }
-    Ok(site.finish(rounds(length, piece)?, draft))
+    Ok(site.finish(measure, sizes, draft))
 }
 
-struct Pat<'a> {
-    site: Site<'a>,
+struct Pat {
     order: Vec<Rank>,
     position: usize,
-    piece: Elements,
     /// Blocks in a message.
     aggregate: usize,
 }
@@ -53,7 +50,7 @@ struct Run {
     blocks: usize,
 }
 
-impl Pat<'_> {
+impl Pat {
     fn size(&self) -> usize {
         self.order.len()
     }
@@ -90,30 +87,30 @@ impl Pat<'_> {
         runs
     }
 
-    fn block(&self, position: usize) -> Block {
-        self.site.block_of(self.at(position))
+    /// The block of the rank at `position`.
+    fn block(&self, position: usize) -> u32 {
+        self.at(position).get()
     }
 
     /// A combine over `blocks` blocks: one round if several blocks move together, else as many rounds as the block
     /// needs.
     fn combine(&self, blocks: usize, sources: Vec<Operand>, targets: Vec<Operand>) -> Combine {
-        let many = u64::try_from(blocks).expect("a count of ranks fits 64 bits");
-        let length = self.block(self.position).length;
-        Combine { block: length * many, piece: self.piece * many, sources, targets, finish: false }
+        let times = u32::try_from(blocks).expect("a count of ranks fits 32 bits");
+        Combine { block: self.block(self.position), times, sources, targets, finish: false }
     }
 
     fn all_gather(&self, draft: &mut Draft) {
-        let Block { input, output, .. } = self.block(self.position);
-        draft.combine(0, self.combine(1, vec![Operand::input(input)], vec![Operand::output(output)]));
+        let mine = self.block(self.position);
+        draft.combine(0, self.combine(1, vec![Operand::input(mine)], vec![Operand::output(mine)]));
         for distance in self.distances() {
             let (target, source) = (self.back(distance), (self.position + distance) % self.size());
             let moved = self.moved(distance);
             let sent = self.runs(self.position, moved, [moved; 2]).into_iter().map(|run| {
-                let span = Operand::output(self.block(self.position + run.first).output);
+                let span = Operand::output(self.block(self.position + run.first));
                 self.combine(run.blocks, vec![span], vec![Operand::Slot(self.at(target))])
             });
             let taken = self.runs(source, moved, [moved; 2]).into_iter().map(|run| {
-                let span = Operand::output(self.block(source + run.first).output);
+                let span = Operand::output(self.block(source + run.first));
                 self.combine(run.blocks, vec![Operand::Slot(self.at(source))], vec![span])
             });
             alternate(sent.collect(), taken.collect(), draft);
@@ -124,8 +121,8 @@ impl Pat<'_> {
         let distances = self.distances();
         let top = distances.last().copied().unwrap_or(1);
         if distances.is_empty() {
-            let Block { input, output, .. } = self.block(self.position);
-            let combine = self.combine(1, vec![Operand::input(input)], vec![Operand::output(output)]);
+            let mine = self.block(self.position);
+            let combine = self.combine(1, vec![Operand::input(mine)], vec![Operand::output(mine)]);
             return draft.combine(0, Combine { finish: true, ..combine });
         }
         // The first step adds to these blocks; the second step adds to all blocks that are still needed.
@@ -133,9 +130,10 @@ impl Pat<'_> {
         for distance in distances.into_iter().rev() {
             let (target, source) = ((self.position + distance) % self.size(), self.back(distance));
             let moved = self.moved(distance);
+            // The partial sum of the block that is `offset` places ahead of this rank's own has a region of that number.
             let kept = |offset: usize, fresh: bool| match fresh {
-                true => Operand::input(self.block(self.position + offset).input),
-                false => Operand::Local(self.kept(offset)),
+                true => Operand::input(self.block(self.position + offset)),
+                false => Operand::Local(Span::region(offset)),
             };
             let fresh = |offset: usize| distance == top || (distance * 2 == top && offset >= touched);
             // The taker's offset 0 is the sender's offset `distance`.
@@ -148,20 +146,13 @@ impl Pat<'_> {
             let taken = self.runs(self.position, moved, partings).into_iter().map(|run| {
                 let last = distance == 1;
                 let held = kept(run.first, fresh(run.first));
-                let output = Operand::output(self.block(self.position).output);
-                let result = if last { output } else { Operand::Local(self.kept(run.first)) };
+                let output = Operand::output(self.block(self.position));
+                let result = if last { output } else { Operand::Local(Span::region(run.first)) };
                 let combine = self.combine(run.blocks, vec![held, Operand::Slot(self.at(source))], vec![result]);
                 Combine { finish: last, ..combine }
             });
             alternate(sent.collect(), taken.collect(), draft);
         }
-    }
-
-    /// Where this rank keeps the partial sum of the block that is `offset` places ahead of its own.
-    fn kept(&self, offset: usize) -> Span {
-        let places = u64::try_from(offset).expect("a count of ranks fits 64 bits");
-        let start = self.site.scratch().start + self.piece * places;
-        Span { buffer: Buffer::Scratch, start, walk: Walk::Cycle(1) }
     }
 }
 

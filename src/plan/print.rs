@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use super::{Action, Buffer, Combine, Count, Operand, Plan, Span, Walk, Windows};
+use super::{Action, Buffer, Combine, Count, Operand, Plan, Sizes, Span, Windows};
 use crate::types::Collective;
 
 impl fmt::Display for Plan {
@@ -46,23 +46,21 @@ impl fmt::Display for Plan {
         }
         writeln!(f)?;
         for (number, lane) in self.lanes.iter().enumerate() {
-            writeln!(f, "lane {number}: channel {}, {} rounds", lane.channel, lane.rounds)?;
-            for step in &lane.steps {
-                writeln!(f, "  +{} {}", step.lag, step.action)?;
+            writeln!(f, "lane {number}: channel {}, {} rounds", lane.channel, lane.sizes.rounds)?;
+            for step in &*lane.steps {
+                writeln!(f, "  +{} {}", step.lag, action(&step.action, &lane.sizes))?;
             }
         }
         Ok(())
     }
 }
 
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Action::Enter { peers } => write!(f, "enter with {}", ranks(peers)),
-            Action::Combine(combine) => combine.fmt(f),
-            Action::Signal { flag, listeners } => write!(f, "signal {flag} to {}", ranks(listeners)),
-            Action::Wait { peer, flag } => write!(f, "wait for flag {flag} of rank {peer}"),
-        }
+fn action(action: &Action, sizes: &Sizes) -> String {
+    match action {
+        Action::Enter { peers } => format!("enter with {}", ranks(peers)),
+        Action::Combine(combine) => combined(combine, sizes),
+        Action::Signal { flag, listeners } => format!("signal {flag} to {}", ranks(listeners)),
+        Action::Wait { peer, flag } => format!("wait for flag {flag} of rank {peer}"),
     }
 }
 
@@ -71,36 +69,28 @@ fn ranks(named: &[crate::types::Rank]) -> String {
     format!("{} {}", if named.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))
 }
 
-impl fmt::Display for Combine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |operands: &[Operand], peer: &str, between: &str| {
-            let operand = |operand: &Operand| match operand {
-                Operand::Local(span) => span.to_string(),
-                Operand::Slot(rank) => format!("{peer} rank {rank}"),
-                Operand::Window(rank, span) => format!("rank {rank} {span}"),
-            };
-            operands.iter().map(operand).collect::<Vec<_>>().join(between)
+fn combined(combine: &Combine, sizes: &Sizes) -> String {
+    let list = |operands: &[Operand], peer: &str, between: &str| {
+        let operand = |operand: &Operand| match operand {
+            Operand::Local(span) => place(span, sizes),
+            Operand::Slot(rank) => format!("{peer} rank {rank}"),
+            Operand::Window(rank, span) => format!("rank {rank} {}", place(span, sizes)),
         };
-        if self.piece < self.block {
-            write!(f, "{} by {}: ", self.block, self.piece)?;
-        } else {
-            write!(f, "{}: ", self.block)?;
-        }
-        write!(f, "{} -> {}", list(&self.sources, "from", " + "), list(&self.targets, "to", ", "))?;
-        if self.finish { f.write_str("; finish") } else { Ok(()) }
-    }
+        operands.iter().map(operand).collect::<Vec<_>>().join(between)
+    };
+    let (block, piece) = (sizes.block(combine), sizes.piece(combine));
+    let elements = if piece < block { format!("{block} by {piece}") } else { block.to_string() };
+    let (sources, targets) = (list(&combine.sources, "from", " + "), list(&combine.targets, "to", ", "));
+    let finish = if combine.finish { "; finish" } else { "" };
+    format!("{elements}: {sources} -> {targets}{finish}")
 }
 
-impl fmt::Display for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.buffer {
-            Buffer::Input => "input",
-            Buffer::Output => "output",
-            Buffer::Scratch => "scratch",
-        };
-        match self.walk {
-            Walk::Linear => write!(f, "{name}[{}..]", self.start),
-            Walk::Cycle(depth) => write!(f, "{name}[{}.. cycle {depth}]", self.start),
-        }
-    }
+fn place(span: &Span, sizes: &Sizes) -> String {
+    let name = match span.buffer {
+        Buffer::Input => "input",
+        Buffer::Output => "output",
+        Buffer::Scratch => "scratch",
+    };
+    let cycle = sizes.cycle(span).map(|depth| format!(" cycle {depth}")).unwrap_or_default();
+    format!("{name}[{}..{cycle}]", sizes.start(span))
 }

@@ -4,17 +4,25 @@
 //! two slots for a connection suffice.
 
 use super::{Action, Combine, Operand, Step};
-use crate::types::{Elements, Rank};
+use crate::types::Rank;
 
 /// What a rank gives to a block that travels, and what it does with the block's result.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Parcel {
-    /// How many elements.
-    pub(super) length: Elements,
+    /// Which block.
+    pub(super) block: u32,
     /// What together makes this rank's contribution.
     pub(super) sources: Vec<Operand>,
     /// Where the result goes.
     pub(super) targets: Vec<Operand>,
+}
+
+impl Parcel {
+    /// A combine of the block.
+    pub(super) fn step(&self, sources: Vec<Operand>, targets: Vec<Operand>, finish: bool) -> Step {
+        let combine = Combine { block: self.block, times: 1, sources, targets, finish };
+        Step { lag: 0, action: Action::Combine(combine) }
+    }
 }
 
 /// My place on a ring, or on a chain from the first of `order` to the last.
@@ -24,8 +32,6 @@ pub(super) struct Ring {
     pub(super) order: Vec<Rank>,
     /// Mine.
     pub(super) position: usize,
-    /// Elements of a round.
-    pub(super) piece: Elements,
 }
 
 impl Ring {
@@ -42,18 +48,13 @@ impl Ring {
     }
 
     /// The block that stands `behind` places behind me.
-    fn behind<'p>(&self, parcels: &'p [Parcel], behind: usize) -> &'p Parcel {
+    fn behind<'p>(&self, parcels: &'p [Option<Parcel>], behind: usize) -> Option<&'p Parcel> {
         let size = self.order.len();
-        &parcels[(self.position + 2 * size - behind) % size]
-    }
-
-    fn step(&self, parcel: &Parcel, sources: Vec<Operand>, targets: Vec<Operand>, finish: bool) -> Step {
-        let combine = Combine { block: parcel.length, piece: self.piece, sources, targets, finish };
-        Step { lag: 0, action: Action::Combine(combine) }
+        parcels[(self.position + 2 * size - behind) % size].as_ref()
     }
 
     /// Every block, reduced, to everyone.
-    pub(super) fn all_reduce(&self, parcels: &[Parcel]) -> Vec<Step> {
+    pub(super) fn all_reduce(&self, parcels: &[Option<Parcel>]) -> Vec<Step> {
         let mut steps = self.reduce_scatter(parcels);
         if self.order.len() == 1 {
             return steps;
@@ -61,59 +62,59 @@ impl Ring {
         if let Some(Step { action: Action::Combine(last), .. }) = steps.last_mut() {
             last.targets.push(self.next());
         }
-        steps.extend((1..self.order.len()).map(|behind| self.pass(parcels, behind)));
+        steps.extend((1..self.order.len()).filter_map(|behind| self.pass(parcels, behind)));
         steps
     }
 
     /// Every block to everyone; the block at my position is mine.
-    pub(super) fn all_gather(&self, parcels: &[Parcel]) -> Vec<Step> {
-        (0..self.order.len()).map(|behind| self.pass(parcels, behind)).collect()
+    pub(super) fn all_gather(&self, parcels: &[Option<Parcel>]) -> Vec<Step> {
+        (0..self.order.len()).filter_map(|behind| self.pass(parcels, behind)).collect()
     }
 
     /// Every block, reduced, to the rank at its position.
-    pub(super) fn reduce_scatter(&self, parcels: &[Parcel]) -> Vec<Step> {
+    pub(super) fn reduce_scatter(&self, parcels: &[Option<Parcel>]) -> Vec<Step> {
         let size = self.order.len();
         let add = |behind: usize| {
-            let parcel = self.behind(parcels, behind);
+            let parcel = self.behind(parcels, behind)?;
             let mut sources = parcel.sources.clone();
             if behind > 1 {
                 sources.push(self.previous());
             }
             let last = behind == size;
             let targets = if last { parcel.targets.clone() } else { vec![self.next()] };
-            self.step(parcel, sources, targets, last)
+            Some(parcel.step(sources, targets, last))
         };
-        (1..=size).map(add).collect()
+        (1..=size).filter_map(add).collect()
     }
 
-    fn pass(&self, parcels: &[Parcel], behind: usize) -> Step {
-        let parcel = self.behind(parcels, behind);
+    fn pass(&self, parcels: &[Option<Parcel>], behind: usize) -> Option<Step> {
+        let parcel = self.behind(parcels, behind)?;
         let sources = if behind == 0 { parcel.sources.clone() } else { vec![self.previous()] };
         let mut targets = parcel.targets.clone();
         if behind + 1 < self.order.len() {
             targets.push(self.next());
         }
-        self.step(parcel, sources, targets, false)
+        Some(parcel.step(sources, targets, false))
     }
 
     /// One block from the first rank of the chain to all.
-    pub(super) fn broadcast(&self, parcel: &Parcel) -> Vec<Step> {
+    pub(super) fn broadcast(&self, parcel: &Parcel) -> Step {
         let sources = if self.position == 0 { parcel.sources.clone() } else { vec![self.previous()] };
         let mut targets = parcel.targets.clone();
         if self.position + 1 < self.order.len() {
             targets.push(self.next());
         }
-        vec![self.step(parcel, sources, targets, false)]
+        parcel.step(sources, targets, false)
     }
 
     /// One block, reduced from the last rank of the chain to the first.
-    pub(super) fn reduce(&self, parcel: &Parcel) -> Vec<Step> {
+    pub(super) fn reduce(&self, parcel: &Parcel) -> Step {
         let mut sources = parcel.sources.clone();
         if self.position + 1 < self.order.len() {
             sources.push(self.next());
         }
         let first = self.position == 0;
         let targets = if first { parcel.targets.clone() } else { vec![self.previous()] };
-        vec![self.step(parcel, sources, targets, first)]
+        parcel.step(sources, targets, first)
     }
 }

@@ -4,20 +4,20 @@
 //! The host's executor doubles the reach in each round instead (`exec::composed`): fewer messages behind each other,
 //! but folds between them that are no steps of a plan.
 
-use super::{Action, Buffer, Combine, Lane, Operand, Span, Step, Walk};
+use super::{Action, Block, Combine, Lane, Operand, Sizes, Span, Step};
+use crate::sync::primitive::Arc;
 use crate::types::{Elements, World};
 
 /// The lane of one rank's scan of `count` elements, or of its exscan. A slot and the scratch have `room` elements each.
 pub(crate) fn scan_lane(world: World, exclusive: bool, count: Elements, room: Elements) -> Lane {
     let piece = count.min(room).max(Elements(1));
     let rounds = u32::try_from(count.0.div_ceil(piece.0)).unwrap_or(u32::MAX);
-    let (input, output) = (Operand::input(Elements::ZERO), Operand::output(Elements::ZERO));
-    let held = Span { buffer: Buffer::Scratch, start: Elements::ZERO, walk: Walk::Cycle(1) };
+    let (input, output, held) = (Operand::input(0), Operand::output(0), Span::region(0));
     let (me, size) = (world.rank, world.size);
     let below = (me.get() > 0).then(|| Operand::Slot(me.after(size - 1, size)));
     let above = (me.get() + 1 < size).then(|| Operand::Slot(me.after(1, size)));
     let step = |sources: Vec<Operand>, targets: Vec<Operand>| {
-        let combine = Combine { block: count, piece, sources, targets, finish: false };
+        let combine = Combine { block: 0, times: 1, sources, targets, finish: false };
         Step { lag: 0, action: Action::Combine(combine) }
     };
     let steps = match (exclusive, below, above) {
@@ -33,13 +33,20 @@ pub(crate) fn scan_lane(world: World, exclusive: bool, count: Elements, room: El
             step(vec![Operand::Local(held)], vec![output]),
         ],
     };
-    Lane { channel: 0, rounds, scratch: Elements::ZERO..piece, steps }
+    let sizes = Sizes { rounds, piece, depth: 1, scratch: Elements::ZERO..piece, blocks: whole(count) };
+    Lane { channel: 0, sizes, steps: Arc::new(steps), recipe: None }
+}
+
+fn whole(count: Elements) -> Vec<Block> {
+    vec![Block::at(Elements::ZERO, count)]
 }
 
 /// The lane of a world of one: output is input, scaled and divided where the operator says so. `None` for no elements.
 pub(crate) fn copy_lane(count: Elements) -> Option<Lane> {
-    let (sources, targets) = (vec![Operand::input(Elements::ZERO)], vec![Operand::output(Elements::ZERO)]);
-    let combine = Combine { block: count, piece: count, sources, targets, finish: true };
+    let (sources, targets) = (vec![Operand::input(0)], vec![Operand::output(0)]);
+    let combine = Combine { block: 0, times: 1, sources, targets, finish: true };
     let steps = vec![Step { lag: 0, action: Action::Combine(combine) }];
-    (count.0 > 0).then_some(Lane { channel: 0, rounds: 1, scratch: Elements::ZERO..Elements::ZERO, steps })
+    let sizes =
+        Sizes { rounds: 1, piece: count, depth: 1, scratch: Elements::ZERO..Elements::ZERO, blocks: whole(count) };
+    (count.0 > 0).then(|| Lane { channel: 0, sizes, steps: Arc::new(steps), recipe: None })
 }

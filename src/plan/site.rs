@@ -2,20 +2,11 @@
 
 use super::cut::Range;
 use super::pattern::Pattern;
-use super::{Action, Combine, Count, Lane, Operand, Spec, Step};
-use crate::types::{Elements, Rank};
+use super::sizes::{Block, Measure, Recipe, Sizes};
+use super::{Action, Combine, Count, Lane, Operand, Spec, Step, Windows};
+use crate::sync::primitive::Arc;
+use crate::types::{Algorithm, Elements, Rank};
 use crate::{Error, Result};
-
-/// Elements that travel together: where they stand in the inputs and in the outputs that hold them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Block {
-    /// Where in the inputs.
-    pub(super) input: Elements,
-    /// Where in the outputs.
-    pub(super) output: Elements,
-    /// How many.
-    pub(super) length: Elements,
-}
 
 /// One lane of a spec.
 #[derive(Debug, Clone, Copy)]
@@ -58,41 +49,71 @@ impl<'a> Site<'a> {
         self.part(self.spec.count.of(Rank::new(0)))
     }
 
-    /// The longest of the lane's parts of all ranks' blocks. This need not be a part of the longest block: since parts
-    /// are aligned, a shorter block may have a longer part.
-    pub(super) fn longest_part(&self) -> Elements {
-        match &self.spec.count {
-            Count::Each(count) => self.part(*count).length,
-            Count::PerRank(counts) => {
-                counts.iter().map(|count| self.part(*count).length).max().unwrap_or(Elements::ZERO)
-            }
-        }
-    }
-
-    /// The lane's part of the block that belongs to `rank`: its input's place in everyone's output, or its output's
+    /// The lane's part of the block that belongs to each rank: its input's place in everyone's output, or its output's
     /// place in everyone's input.
-    pub(super) fn block_of(&self, rank: Rank) -> Block {
-        let part = self.part(self.spec.count.of(rank));
-        let placed = self.spec.count.before(rank) + part.start;
-        match self.pattern {
-            Pattern::AllGather | Pattern::Gather => Block { input: part.start, output: placed, length: part.length },
-            Pattern::AllReduce
-            | Pattern::Broadcast
-            | Pattern::Reduce
-            | Pattern::ReduceScatter
-            | Pattern::AllToAll
-            | Pattern::Scatter
-            | Pattern::Barrier => Block { input: placed, output: part.start, length: part.length },
-        }
+    pub(super) fn blocks_of_ranks(&self) -> impl Iterator<Item = Block> {
+        let mut before = Elements::ZERO;
+        self.spec.world.ranks().map(move |rank| {
+            let count = self.spec.count.of(rank);
+            let part = self.part(count);
+            let placed = before + part.start;
+            before = before + count;
+            match self.pattern {
+                Pattern::AllGather | Pattern::Gather => {
+                    Block { input: part.start, output: placed, length: part.length }
+                }
+                Pattern::AllReduce
+                | Pattern::Broadcast
+                | Pattern::Reduce
+                | Pattern::ReduceScatter
+                | Pattern::AllToAll
+                | Pattern::Scatter
+                | Pattern::Barrier => Block { input: placed, output: part.start, length: part.length },
+            }
+        })
     }
 
     /// The lane of these steps; `None` where no rank has anything to do. A lane may be empty on one rank only: lanes of
-    /// one number belong together.
-    pub(super) fn finish(&self, rounds: u32, draft: Draft) -> Option<Lane> {
+    /// one number belong together. Combines of blocks without elements are left out.
+    pub(super) fn finish(&self, measure: Measure, sizes: Sizes, draft: Draft) -> Option<Lane> {
         let channel = u8::try_from(self.lane).expect("a spec has at most 256 channels");
-        let start = self.scratch().start;
-        let scratch = start..start + draft.scratch;
-        (rounds > 0).then_some(Lane { channel, rounds, scratch, steps: draft.steps })
+        let mut steps = draft.steps;
+        steps.retain(|step| match &step.action {
+            Action::Combine(combine) => sizes.block(combine) > Elements::ZERO,
+            Action::Enter { .. } | Action::Signal { .. } | Action::Wait { .. } => true,
+        });
+        let recipe = Recipe::of(measure, *self, &sizes);
+        (sizes.rounds > 0).then(|| Lane { channel, sizes, steps: Arc::new(steps), recipe })
+    }
+
+    /// Whether every rank that wants the result reduces all buffers by itself.
+    pub(super) fn is_one_shot(&self) -> bool {
+        is_one_shot(self.whole().length, self.spec.world.size)
+    }
+
+    /// Whether a rank's scratch holds the whole of an input.
+    pub(super) fn fits_scratch(&self) -> bool {
+        self.whole().length <= self.scratch().length
+    }
+
+    /// Whether a rooted collective goes through the root's seat alone, which saves a hop.
+    pub(super) fn is_small(&self) -> bool {
+        self.whole().length.0 <= SMALL
+    }
+
+    /// The memory that steps use. For few bytes, a copy is cheaper than a second wait.
+    pub(super) fn windows(&self) -> Windows {
+        let spec = self.spec;
+        let needed = spec.count.longest().0.saturating_mul(u64::from(spec.world.size));
+        let fits = needed.saturating_mul(u64::from(DEPTH_OF_ONE_FLAG)) <= spec.limits.scratch.0;
+        if spec.windows == Windows::User && needed <= SMALL && fits { Windows::Scratch } else { spec.windows }
+    }
+
+    /// The blocks that one message of PAT holds: several where a slot holds several whole ones.
+    pub(super) fn aggregate(&self, sizes: &Sizes) -> usize {
+        let whole = sizes.blocks.iter().all(|block| block.length <= sizes.piece);
+        let fit = || usize::try_from(self.spec.limits.slot.0 / sizes.piece.0.max(1)).unwrap_or(usize::MAX);
+        if whole { fit().max(1) } else { 1 }
     }
 
     /// A piece for blocks of at most `longest` elements, where `regions` of `depth` pieces must fit the lane's scratch
@@ -112,6 +133,33 @@ impl<'a> Site<'a> {
     }
 }
 
+/// What planners decide by the count. For two counts with equal choices a lane has the same steps: a planner may look
+/// at the count, at lengths and at rounds through these alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Choices {
+    is_one_shot: bool,
+    fits_scratch: bool,
+    is_small: bool,
+    windows: Windows,
+    reused: bool,
+    aggregate: usize,
+}
+
+impl Choices {
+    pub(super) fn of(site: Site<'_>, sizes: &Sizes) -> Choices {
+        // Other algorithms do not ask.
+        let direct = site.spec.algorithm == Algorithm::Direct;
+        Choices {
+            is_one_shot: direct && site.is_one_shot(),
+            fits_scratch: direct && site.fits_scratch(),
+            is_small: site.spec.collective.rooted() && site.is_small(),
+            windows: site.windows(),
+            reused: sizes.reused(),
+            aggregate: if site.spec.algorithm == Algorithm::Pat { site.aggregate(sizes) } else { 1 },
+        }
+    }
+}
+
 /// Whether every rank that wants the result reduces all buffers by itself. Then data takes one hop instead of two,
 /// which is faster if all ranks together have few elements. The cost model of `tune` calls this too.
 pub(crate) fn is_one_shot(whole: Elements, ranks: u32) -> bool {
@@ -120,6 +168,12 @@ pub(crate) fn is_one_shot(whole: Elements, ranks: u32) -> bool {
 
 /// Elements of all ranks together up to which data takes one hop.
 const ONE_SHOT: u64 = 8192;
+
+/// The most elements of a rooted collective that goes through the root's seat alone.
+const SMALL: u64 = 2048;
+
+/// Pieces of a region of scratch that one flag a round protects; `check` proves it.
+pub(super) const DEPTH_OF_ONE_FLAG: u32 = 4;
 
 /// The most elements of a staged piece: a piece of this size is still in a cache when its reader comes.
 pub(super) const CACHED_PIECE: u64 = 1 << 15;
@@ -162,8 +216,6 @@ impl Count {
 pub(super) struct Draft {
     /// So far.
     pub(super) steps: Vec<Step>,
-    /// What any rank's steps use of the lane's scratch, from its beginning.
-    pub(super) scratch: Elements,
 }
 
 impl Draft {
@@ -172,17 +224,14 @@ impl Draft {
         self.steps.push(Step { lag, action });
     }
 
-    /// Adds a combine, unless it has no element.
+    /// Adds a combine.
     pub(super) fn combine(&mut self, lag: u8, combine: Combine) {
-        if combine.block > Elements::ZERO {
-            self.push(lag, Action::Combine(combine));
-        }
+        self.push(lag, Action::Combine(combine));
     }
 
-    /// Adds a copy of `length` elements, unless there are none.
-    pub(super) fn copy(&mut self, lag: u8, length: Elements, piece: Elements, ends: (Operand, Operand)) {
-        let (sources, targets) = (vec![ends.0], vec![ends.1]);
-        self.combine(lag, Combine { block: length, piece, sources, targets, finish: false });
+    /// Adds a copy of a block.
+    pub(super) fn copy(&mut self, lag: u8, block: u32, (source, target): (Operand, Operand)) {
+        self.combine(lag, Combine { block, times: 1, sources: vec![source], targets: vec![target], finish: false });
     }
 
     /// Adds a signal, unless nobody waits for it.

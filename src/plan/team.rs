@@ -17,28 +17,22 @@
 //! (A), and results are read from the scratch of the seat that made them (B). With all buffers mapped, nothing is
 //! copied. Flag 0 says that a rank's buffers are ready, flag 1 that its results are.
 
-use super::cut::Range;
 use super::pattern::Pattern;
 use super::ring::{Parcel, Ring};
-use super::site::{Block, CACHED_PIECE, Draft, Site, is_one_shot, rounds};
+use super::site::{CACHED_PIECE, DEPTH_OF_ONE_FLAG, Draft, Site};
+use super::sizes::{Cutting, Measure, Sizes};
 use super::tree::{Node, WithinHost};
-use super::{Action, Buffer, Combine, Lane, Layout, Operand, Span, Spec, Step, Walk, Windows};
+use super::walk::number;
+use super::{Buffer, Combine, Lane, Layout, Operand, Span, Spec, Step, Windows};
 use crate::Result;
 use crate::topo::layout::SearchedLane;
 use crate::types::{Algorithm, Collective, Elements, Rank};
-
-/// A rooted collective of at most this many elements goes through the root's seat alone, which saves a hop.
-const SMALL: u64 = 2048;
-
-/// The fewest elements of a piece that is pipelined over several hops, unless the block itself is shorter.
-const LEAST_PIECE: u64 = 1024;
 
 /// Pieces under way for each hop of a pipeline.
 const PIECES_PER_HOP: usize = 2;
 
 /// Rounds until a piece of scratch may be written again; `check` proves these numbers.
 const DEPTH: u32 = 3;
-const DEPTH_OF_ONE_FLAG: u32 = 4;
 
 /// Seats of a rank at most.
 const MOST_SEATS: usize = 4;
@@ -68,18 +62,20 @@ pub(super) struct Team<'a> {
 
 /// What a lane of a team settles before its steps.
 struct Shape {
-    piece: Elements,
-    rounds: u32,
-    /// Pieces of a region.
-    depth: u32,
+    measure: Measure,
+    sizes: Sizes,
     /// Regions for readers of what I contribute.
     contributions: usize,
-    regions: usize,
 }
 
 impl Shape {
     fn reused(&self) -> bool {
-        self.rounds > self.depth
+        self.sizes.reused()
+    }
+
+    /// Whether a block of these numbers has elements.
+    fn holds(&self, mut blocks: impl Iterator<Item = u32>) -> bool {
+        blocks.any(|block| self.sizes.blocks[block as usize].length > Elements::ZERO)
     }
 }
 
@@ -111,29 +107,24 @@ impl<'a> Team<'a> {
             }
             Some(_) | None => Node::default(),
         };
-        let windows = if most == 1 { Windows::None } else { staged_if_small(spec) };
+        let windows = if most == 1 { Windows::None } else { site.windows() };
         Team { site, groups, group, place, seats, shared: most > 1, guests: most > seats, windows, node }
     }
 
     /// The lane of a collective; `None` if no rank has anything to do.
     pub(super) fn lane(&self) -> Result<Option<Lane>> {
         if self.one_shot() {
-            return Ok(self.reduce_everywhere());
+            return self.reduce_everywhere();
         }
-        let longest = self.longest();
-        if longest == Elements::ZERO {
-            return Ok(None);
-        }
-        let shape = self.shape(longest)?;
-        let used = self.region(&shape, shape.regions).start - self.site.scratch().start;
-        let mut draft = Draft { scratch: used, ..Draft::default() };
+        let shape = self.shape()?;
+        let mut draft = Draft::default();
         self.stage(&shape, &mut draft);
         self.await_ready(&shape, &mut draft);
         let lag = self.spine_lag();
-        let spine = self.spine(&shape).into_iter().filter(has_elements);
+        let spine = self.spine(&shape).into_iter();
         draft.steps.extend(spine.map(|step| Step { lag: step.lag + lag, ..step }));
         self.share(&shape, &mut draft);
-        Ok(self.site.finish(shape.rounds, draft))
+        Ok(self.site.finish(shape.measure, shape.sizes, draft))
     }
 
     fn pattern(&self) -> Pattern {
@@ -190,37 +181,32 @@ impl<'a> Team<'a> {
         if ring || self.gathers() || self.scatters() { self.groups.len() } else { 1 }
     }
 
-    fn block(&self, seat: usize, index: usize) -> Block {
-        let nothing = Block { input: Elements::ZERO, output: Elements::ZERO, length: Elements::ZERO };
+    /// How the elements are cut: for each seat of each group, or into the blocks of each seat.
+    fn cutting(&self) -> Cutting {
+        let root = |seat: &usize| self.groups[0][*seat] == self.site.spec.root;
         if self.gathers() || self.scatters() {
-            return self.groups[index].get(seat).map_or(nothing, |rank| self.site.block_of(*rank));
-        }
-        let whole = self.site.whole();
-        if seat >= self.seats {
-            return nothing;
-        }
-        let small = self.rooted() && whole.length.0 <= SMALL;
-        let share = if !small {
-            whole.cut(self.seats, seat)
-        } else if self.groups[0][seat] == self.site.spec.root {
-            whole
+            Cutting::EachRank
+        } else if self.rooted() && self.site.is_small() {
+            Cutting::OneShare { shares: self.seats, all: (0..self.seats).find(root).unwrap_or(0) }
         } else {
-            Range { length: Elements::ZERO, ..whole }
-        };
-        let block = share.cut(self.blocks(), index);
-        Block { input: block.start, output: block.start, length: block.length }
+            Cutting::Shares { shares: self.seats, parts: self.blocks() }
+        }
     }
 
-    fn longest(&self) -> Elements {
-        let of_seat = |seat| (0..self.blocks()).map(move |index| self.block(seat, index).length);
-        (0..self.seats).flat_map(of_seat).max().unwrap_or(Elements::ZERO)
+    /// A block of a seat; `None` where a group has no rank of its own on the seat.
+    fn block(&self, seat: usize, index: usize) -> Option<u32> {
+        if self.gathers() || self.scatters() {
+            return self.groups[index].get(seat).map(|rank| rank.get());
+        }
+        (seat < self.seats).then(|| number(seat * self.blocks() + index))
     }
 
-    fn holds_blocks(&self, seat: usize) -> bool {
-        (0..self.blocks()).any(|index| self.block(seat, index).length > Elements::ZERO)
+    /// The blocks of a seat.
+    fn blocks_of(&self, seat: usize) -> impl Iterator<Item = u32> {
+        (0..self.blocks()).filter_map(move |index| self.block(seat, index))
     }
 
-    fn shape(&self, longest: Elements) -> Result<Shape> {
+    fn shape(&self) -> Result<Shape> {
         let readers = if self.guests { self.seats } else { self.seats - 1 };
         let (contributions, results) = match (self.staged(), self.blocks()) {
             (false, _) => (0, 0),
@@ -233,12 +219,15 @@ impl<'a> Team<'a> {
         } else {
             DEPTH + u32::from(self.way_down(self.node.greatest_lag))
         };
-        let most = if self.staged() { CACHED_PIECE } else { u64::MAX };
-        let wanted = Elements(longest.0.div_ceil(self.pieces_under_way()).max(LEAST_PIECE).min(longest.0).min(most));
-        let regions = contributions + results;
-        let piece = self.site.piece(wanted, regions, depth, self.groups.len() > 1)?;
-        let rounds = rounds(longest, piece)?;
-        Ok(Shape { piece, rounds, depth: rounds.clamp(1, depth), contributions, regions })
+        let measure = Measure {
+            cutting: self.cutting(),
+            regions: contributions + results,
+            depth,
+            most: if self.staged() { CACHED_PIECE } else { u64::MAX },
+            under_way: self.pieces_under_way(),
+            slotted: self.groups.len() > 1,
+        };
+        Ok(Shape { measure, sizes: measure.sizes(self.site)?, contributions })
     }
 
     /// The number of pieces for a pipeline over the rail; 1 if the blocks themselves are the pipeline.
@@ -273,22 +262,16 @@ impl<'a> Team<'a> {
         })
     }
 
-    fn region(&self, shape: &Shape, index: usize) -> Span {
-        let places = u64::from(shape.depth) * u64::try_from(index).expect("a region's index fits 64 bits");
-        let start = self.site.scratch().start + shape.piece * places;
-        Span { buffer: Buffer::Scratch, start, walk: Walk::Cycle(shape.depth) }
-    }
-
     /// Where the rank at place `owner` keeps what it contributes to a block of a seat, which is not its own.
-    fn contribution(&self, shape: &Shape, (owner, seat): (usize, usize), index: usize) -> Span {
+    fn contribution(&self, (owner, seat): (usize, usize), index: usize) -> Span {
         let own = self.seats_of(owner).filter(|own| *own < seat).count();
-        self.region(shape, (seat - own) * self.blocks() + index)
+        Span::region((seat - own) * self.blocks() + index)
     }
 
     /// Where the rank on a seat keeps its results for its neighbours.
     fn result(&self, shape: &Shape, seat: usize, index: usize) -> Span {
         let before = seat / self.groups[self.group].len();
-        self.region(shape, shape.contributions + before * self.blocks() + index)
+        Span::region(shape.contributions + before * self.blocks() + index)
     }
 
     /// Copies what I contribute to others' blocks where they can read it. The root of a broadcast also copies these
@@ -298,17 +281,13 @@ impl<'a> Team<'a> {
         let owns = self.owns_result(self.site.me()) && !self.site.spec.in_place;
         for seat in self.neighbours().flat_map(|(reader, _)| self.seats_of(reader)) {
             for index in 0..self.blocks() {
-                let block = self.block(seat, index);
-                let staged = || Operand::Local(self.contribution(shape, (self.place, seat), index));
+                let Some(block) = self.block(seat, index) else { continue };
+                let staged = || Operand::Local(self.contribution((self.place, seat), index));
                 let staged = (self.staged() && contributes).then(staged);
-                let targets: Vec<Operand> =
-                    staged.into_iter().chain(owns.then(|| Operand::output(block.output))).collect();
+                let targets: Vec<Operand> = staged.into_iter().chain(owns.then(|| Operand::output(block))).collect();
                 if !targets.is_empty() {
-                    let sources = vec![Operand::input(block.input)];
-                    draft.combine(
-                        0,
-                        Combine { block: block.length, piece: shape.piece, sources, targets, finish: false },
-                    );
+                    let sources = vec![Operand::input(block)];
+                    draft.combine(0, Combine { block, times: 1, sources, targets, finish: false });
                 }
             }
         }
@@ -320,7 +299,7 @@ impl<'a> Team<'a> {
     /// Whether the rank at `place` of my group waits until `peer` is ready. It does if it reads what `peer`
     /// contributes, writes `peer`'s output, or needs to know that `peer` no longer reads its scratch.
     fn awaits_ready(&self, shape: &Shape, place: usize, peer: Rank) -> bool {
-        let holds_blocks = || self.seats_of(place).any(|seat| self.holds_blocks(seat));
+        let holds_blocks = || self.seats_of(place).any(|seat| shape.holds(self.blocks_of(seat)));
         let all = match self.windows {
             Windows::None => false,
             Windows::User => place < self.seats,
@@ -337,27 +316,26 @@ impl<'a> Team<'a> {
     }
 
     /// What I give to and take from a block of one of my seats.
-    fn parcel(&self, shape: &Shape, seat: usize, index: usize) -> Parcel {
-        let block = self.block(seat, index);
+    fn parcel(&self, shape: &Shape, (seat, index): (usize, usize), block: u32) -> Parcel {
         Parcel {
-            length: block.length,
-            sources: self.sources(shape, (seat, index), block),
+            block,
+            sources: self.sources((seat, index), block),
             targets: self.targets(shape, (seat, index), block),
         }
     }
 
-    fn sources(&self, shape: &Shape, (seat, index): (usize, usize), block: Block) -> Vec<Operand> {
+    fn sources(&self, (seat, index): (usize, usize), block: u32) -> Vec<Operand> {
         let me = self.site.me();
         let given = |place: usize| {
             let owner = self.groups[self.group][place];
             let staged = self.staged() && owner != me;
-            let raw = Span::linear(Buffer::Input, block.input);
-            Operand::of(owner, me, if staged { self.contribution(shape, (place, seat), index) } else { raw })
+            let raw = Span { buffer: Buffer::Input, index: block };
+            Operand::of(owner, me, if staged { self.contribution((place, seat), index) } else { raw })
         };
         if self.reduces() {
             (0..self.groups[self.group].len()).map(given).collect()
         } else if self.gathers() {
-            (index == self.group).then(|| Operand::input(block.input)).into_iter().collect()
+            (index == self.group).then(|| Operand::input(block)).into_iter().collect()
         } else {
             let root = self.site.spec.root;
             let near = self.groups[self.group].iter().position(|rank| *rank == root);
@@ -365,11 +343,11 @@ impl<'a> Team<'a> {
         }
     }
 
-    fn targets(&self, shape: &Shape, (seat, index): (usize, usize), block: Block) -> Vec<Operand> {
+    fn targets(&self, shape: &Shape, (seat, index): (usize, usize), block: u32) -> Vec<Operand> {
         let me = self.site.me();
-        let mine = Operand::output(block.output);
+        let mine = Operand::output(block);
         let result = self.staged().then(|| Operand::Local(self.result(shape, seat, index)));
-        let window = |peer: Rank| Operand::Window(peer, Span::linear(Buffer::Output, block.output));
+        let window = |peer: Rank| Operand::Window(peer, Span { buffer: Buffer::Output, index: block });
         if self.scatters() {
             return (index == self.group).then_some(mine).into_iter().collect();
         }
@@ -384,7 +362,7 @@ impl<'a> Team<'a> {
                 std::iter::once(mine).chain(without.map(|(_, peer)| window(peer))).collect()
             }
             Windows::None | Windows::Scratch => {
-                let taken = self.neighbours().any(|(_, peer)| self.takes(peer, seat));
+                let taken = self.neighbours().any(|(_, peer)| self.takes(shape, peer, seat));
                 std::iter::once(mine).chain(result.filter(|_| taken)).collect()
             }
         }
@@ -397,20 +375,21 @@ impl<'a> Team<'a> {
     }
 
     fn rail(&self, shape: &Shape, seat: usize) -> Vec<Step> {
-        let piece = shape.piece;
-        let parcels: Vec<Parcel> = (0..self.blocks()).map(|index| self.parcel(shape, seat, index)).collect();
+        let parcel = |index| self.block(seat, index).map(|block| self.parcel(shape, (seat, index), block));
+        let parcels: Vec<Option<Parcel>> = (0..self.blocks()).map(parcel).collect();
         let order = self.groups.iter().map(|ranks| on_seat(ranks, seat)).collect();
-        let ring = Ring { order, position: self.group, piece };
+        let ring = Ring { order, position: self.group };
         let tree = self.site.spec.algorithm == Algorithm::Tree;
+        let one = || parcels.first().and_then(Option::as_ref);
         match self.pattern() {
-            Pattern::AllReduce if tree => self.node.all_reduce(&parcels[0], piece),
-            Pattern::AllReduce => ring.all_reduce(&parcels),
-            Pattern::Broadcast if tree => self.node.broadcast(&parcels[0], piece),
-            Pattern::Broadcast => ring.broadcast(&parcels[0]),
-            Pattern::Reduce if tree => self.node.reduce(&parcels[0], piece),
-            Pattern::Reduce => ring.reduce(&parcels[0]),
+            Pattern::AllReduce if !tree => ring.all_reduce(&parcels),
             Pattern::AllGather => ring.all_gather(&parcels),
             Pattern::ReduceScatter => ring.reduce_scatter(&parcels),
+            Pattern::AllReduce => one().map_or_else(Vec::new, |parcel| self.node.all_reduce(parcel)),
+            Pattern::Broadcast if tree => one().map_or_else(Vec::new, |parcel| vec![self.node.broadcast(parcel)]),
+            Pattern::Broadcast => one().map_or_else(Vec::new, |parcel| vec![ring.broadcast(parcel)]),
+            Pattern::Reduce if tree => one().map_or_else(Vec::new, |parcel| vec![self.node.reduce(parcel)]),
+            Pattern::Reduce => one().map_or_else(Vec::new, |parcel| vec![ring.reduce(parcel)]),
             // These patterns have no rails; `build` never comes here with them.
             Pattern::AllToAll | Pattern::Gather | Pattern::Scatter | Pattern::Barrier => Vec::new(),
         }
@@ -424,52 +403,49 @@ impl<'a> Team<'a> {
         let lag = self.share_lag();
         let all = shape.reused() || self.windows == Windows::User;
         let me = self.site.me();
-        let given = |peer: Rank| self.seats_of(self.place).any(|seat| self.takes(peer, seat));
+        let given = |peer: Rank| self.seats_of(self.place).any(|seat| self.takes(shape, peer, seat));
         let listeners = self.neighbours().filter(|(_, peer)| self.seated() && (all || given(*peer)));
         draft.signal(lag - 1, DONE, listeners.map(|(_, peer)| peer));
         for (place, peer) in self.neighbours() {
-            let taken = || self.seats_of(place).filter(|seat| self.takes(me, *seat));
+            let taken = || self.seats_of(place).filter(|seat| self.takes(shape, me, *seat));
             if taken().next().is_some() || (all && place < self.seats) {
                 draft.wait(lag, DONE, [peer]);
             }
             for (seat, index) in taken().flat_map(|seat| (0..self.blocks()).map(move |index| (seat, index))) {
-                let block = self.block(seat, index);
-                let ends = (Operand::Window(peer, self.result(shape, seat, index)), Operand::output(block.output));
-                draft.copy(lag, block.length, shape.piece, ends);
+                let Some(block) = self.block(seat, index) else { continue };
+                let ends = (Operand::Window(peer, self.result(shape, seat, index)), Operand::output(block));
+                draft.copy(lag, block, ends);
             }
         }
     }
 
     /// Whether `reader`, of my group, takes what `seat` made from its scratch.
-    fn takes(&self, reader: Rank, seat: usize) -> bool {
+    fn takes(&self, shape: &Shape, reader: Rank, seat: usize) -> bool {
         let wants = !self.owns_result(reader) && (self.pattern() != Pattern::Reduce || reader == self.site.spec.root);
-        self.staged() && wants && self.holds_blocks(seat)
+        self.staged() && wants && shape.holds(self.blocks_of(seat))
     }
 
     /// Whether it is faster if every rank reduces everything by itself.
     fn one_shot(&self) -> bool {
-        let whole = self.site.whole().length;
         let direct = self.site.spec.algorithm == Algorithm::Direct && self.pattern() == Pattern::AllReduce;
-        let ranks = self.site.spec.world.size;
-        direct && self.staged() && is_one_shot(whole, ranks) && whole <= self.site.scratch().length
+        direct && self.staged() && self.site.is_one_shot() && self.site.fits_scratch()
     }
 
     /// Each rank copies its whole contribution to its scratch; then each rank reduces all of them in rank order.
-    fn reduce_everywhere(&self) -> Option<Lane> {
+    fn reduce_everywhere(&self) -> Result<Option<Lane>> {
         let me = self.site.me();
-        let whole = self.site.whole();
-        let staged = Span::linear(Buffer::Scratch, self.site.scratch().start);
-        let input = Operand::input(whole.start);
-        let mut draft = Draft { scratch: whole.length, ..Draft::default() };
-        draft.copy(0, whole.length, whole.length, (input, Operand::Local(staged)));
+        let (input, staged) = (Operand::input(0), Span::region(0));
+        let mut draft = Draft::default();
+        draft.copy(0, 0, (input, Operand::Local(staged)));
         draft.signal(0, READY, self.site.peers());
         draft.wait(0, READY, self.site.peers());
         let sources = self.site.spec.world.ranks();
         let sources = sources.map(|owner| if owner == me { input } else { Operand::Window(owner, staged) }).collect();
-        let targets = vec![Operand::output(whole.start)];
-        let (block, piece) = (whole.length, whole.length);
-        draft.combine(0, Combine { block, piece, sources, targets, finish: true });
-        self.site.finish(u32::from(whole.length > Elements::ZERO), draft)
+        let targets = vec![Operand::output(0)];
+        draft.combine(0, Combine { block: 0, times: 1, sources, targets, finish: true });
+        let measure = Measure { regions: 1, ..Measure::of(Cutting::Shares { shares: 1, parts: 1 }) };
+        let sizes = measure.sizes(self.site)?;
+        Ok(self.site.finish(measure, sizes, draft))
     }
 }
 
@@ -549,15 +525,4 @@ fn in_order(spec: &Spec, SearchedLane { order, second_tree }: SearchedLane<'_>) 
         groups[0].rotate_left(place);
     }
     LaneOrder { groups, inside: WithinHost::Chain, second_tree }
-}
-
-/// For few bytes, a copy is cheaper than a second wait.
-fn staged_if_small(spec: &Spec) -> Windows {
-    let needed = spec.count.longest().0.saturating_mul(u64::from(spec.world.size));
-    let fits = needed.saturating_mul(u64::from(DEPTH_OF_ONE_FLAG)) <= spec.limits.scratch.0;
-    if spec.windows == Windows::User && needed <= SMALL && fits { Windows::Scratch } else { spec.windows }
-}
-
-fn has_elements(step: &Step) -> bool {
-    !matches!(&step.action, Action::Combine(combine) if combine.block == Elements::ZERO)
 }

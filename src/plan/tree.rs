@@ -6,8 +6,8 @@
 //! has found.
 
 use super::ring::Parcel;
-use super::{Action, Combine, Operand, Step};
-use crate::types::{Elements, Rank};
+use super::{Action, Operand, Step};
+use crate::types::Rank;
 
 /// Turns that a piece may be on its way up and down for each edge between a rank and the root.
 const LAG_PER_EDGE: usize = 2;
@@ -75,32 +75,29 @@ impl Node {
     }
 
     /// The block, reduced, to everyone.
-    pub(super) fn all_reduce(&self, parcel: &Parcel, piece: Elements) -> Vec<Step> {
-        let mut steps = self.reduce(parcel, piece);
+    pub(super) fn all_reduce(&self, parcel: &Parcel) -> Vec<Step> {
+        let mut up = self.reduce(parcel);
         if self.parent.is_some() {
-            let mut down = self.broadcast(parcel, piece);
-            down.iter_mut().for_each(|step| step.lag = self.lag);
-            steps.append(&mut down);
-        } else if let Some(Step { action: Action::Combine(top), .. }) = steps.last_mut() {
+            return vec![up, Step { lag: self.lag, ..self.broadcast(parcel) }];
+        }
+        if let Action::Combine(top) = &mut up.action {
             top.targets.extend(self.below());
         }
-        steps
+        vec![up]
     }
 
     /// The block from the root to all.
-    pub(super) fn broadcast(&self, parcel: &Parcel, piece: Elements) -> Vec<Step> {
+    pub(super) fn broadcast(&self, parcel: &Parcel) -> Step {
         let sources = self.parent.map_or_else(|| parcel.sources.clone(), |parent| vec![Operand::Slot(parent)]);
         let targets = parcel.targets.iter().copied().chain(self.below()).collect();
-        let combine = Combine { block: parcel.length, piece, sources, targets, finish: false };
-        vec![Step { lag: 0, action: Action::Combine(combine) }]
+        parcel.step(sources, targets, false)
     }
 
     /// The block, reduced, to the root.
-    pub(super) fn reduce(&self, parcel: &Parcel, piece: Elements) -> Vec<Step> {
+    pub(super) fn reduce(&self, parcel: &Parcel) -> Step {
         let sources = parcel.sources.iter().copied().chain(self.below()).collect();
         let targets = self.parent.map_or_else(|| parcel.targets.clone(), |parent| vec![Operand::Slot(parent)]);
-        let combine = Combine { block: parcel.length, piece, sources, targets, finish: self.parent.is_none() };
-        vec![Step { lag: 0, action: Action::Combine(combine) }]
+        parcel.step(sources, targets, self.parent.is_none())
     }
 }
 

@@ -1,12 +1,12 @@
 //! How rounds walk a lane: which steps run in which order, over which elements.
 
-use super::{Action, Buffer, Combine, Lane, Operand, Span, Step, Walk};
-use crate::types::{Elements, Rank};
+use super::{Action, Buffer, Lane, Operand, Span, Step};
+use crate::types::Rank;
 
 impl Lane {
     /// The steps in the order in which they run, each with its round.
     pub fn walk(&self) -> impl Iterator<Item = (u32, &Step)> {
-        let turns = match self.rounds {
+        let turns = match self.sizes.rounds {
             0 => 0,
             rounds => u64::from(rounds) + u64::from(self.greatest_lag()),
         };
@@ -26,38 +26,19 @@ impl Lane {
             return None;
         }
         let round = turn.checked_sub(u64::from(step.lag))?;
-        u32::try_from(round).ok().filter(|round| *round < self.rounds)
-    }
-}
-
-impl Combine {
-    /// The elements of a round; none where the block is exhausted.
-    pub fn length(&self, round: u32) -> Elements {
-        let before = self.piece.0.saturating_mul(u64::from(round));
-        Elements(self.block.0.saturating_sub(before).min(self.piece.0))
-    }
-}
-
-impl Span {
-    /// Where a round starts.
-    pub fn at(&self, round: u32, piece: Elements) -> Elements {
-        let pieces = match self.walk {
-            Walk::Linear => u64::from(round),
-            Walk::Cycle(depth) => u64::from(round % depth.max(1)),
-        };
-        self.start + piece * pieces
+        u32::try_from(round).ok().filter(|round| *round < self.sizes.rounds)
     }
 }
 
 impl Operand {
-    /// My input from `start` on.
-    pub(super) fn input(start: Elements) -> Operand {
-        Operand::Local(Span::linear(Buffer::Input, start))
+    /// A block of my input.
+    pub(super) fn input(block: u32) -> Operand {
+        Operand::Local(Span { buffer: Buffer::Input, index: block })
     }
 
-    /// My output from `start` on.
-    pub(super) fn output(start: Elements) -> Operand {
-        Operand::Local(Span::linear(Buffer::Output, start))
+    /// A block of my output.
+    pub(super) fn output(block: u32) -> Operand {
+        Operand::Local(Span { buffer: Buffer::Output, index: block })
     }
 
     /// The same elements seen by another rank: mine as they are, a peer's through its window.
@@ -67,8 +48,13 @@ impl Operand {
 }
 
 impl Span {
-    /// Elements that go on from round to round.
-    pub(super) fn linear(buffer: Buffer, start: Elements) -> Span {
-        Span { buffer, start, walk: Walk::Linear }
+    /// A region of scratch.
+    pub(super) fn region(index: usize) -> Span {
+        Span { buffer: Buffer::Scratch, index: number(index) }
     }
+}
+
+/// The number of a block or a region, of which a plan has a few for each rank.
+pub(super) fn number(index: usize) -> u32 {
+    u32::try_from(index).expect("blocks and regions fit 32 bits")
 }

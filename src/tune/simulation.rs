@@ -171,7 +171,7 @@ mod tests {
             limits: Limits { slot: Elements(1), slots: 2, scratch: Elements(2), channels: 1 },
         };
         let mut silent = Plan::build(&Spec { world: World { rank: Rank::new(1), size: 2 }, ..spec.clone() }).unwrap();
-        silent.lanes[0].steps.clear();
+        silent.lanes[0].steps = Arc::default();
         let plans = [Plan::build(&spec).unwrap(), silent];
         let terrain = Terrain::of_hosts(spec.layout.hosts(), TransportKind::Local, &Costs::default());
         assert!(simulate(plans.map(Ok), 1, (&terrain, Folding::Exact)).is_err());

@@ -52,7 +52,7 @@ fn a_rank_that_waits_for_a_late_one_sleeps() {
                 }
                 used
             });
-                        assert!(least < MOST_USED, "{command} {path:?} {warm}: a rank used {least:?} in {LATE:?}");
+            assert!(least < MOST_USED, "{command} {path:?} {warm}: a rank used {least:?} in {LATE:?}");
         }
     }
 }

@@ -39,7 +39,7 @@ fn searched(name: &str, hosts: u32) -> Arc<Layout> {
 fn sends(plans: &[Plan], lane: usize) -> Vec<(Rank, Rank)> {
     let mut pairs = Vec::new();
     for plan in plans {
-        for step in plan.lanes.iter().filter(|at| usize::from(at.channel) == lane).flat_map(|lane| &lane.steps) {
+        for step in plan.lanes.iter().filter(|at| usize::from(at.channel) == lane).flat_map(|lane| lane.steps.iter()) {
             let Action::Combine(combine) = &step.action else { continue };
             let to = |target: &Operand| match target {
                 Operand::Slot(peer) => Some((plan.spec.world.rank, *peer)),

@@ -3,10 +3,14 @@
 use crate::plan::Spec;
 use crate::types::{Collective, Elements, Rank};
 
-/// Elements of a rank's input and output.
-pub(super) fn sizes(spec: &Spec, rank: Rank) -> (u64, u64) {
+/// Elements of all ranks together.
+pub(super) fn total(spec: &Spec) -> u64 {
+    spec.count.before(Rank::new(spec.world.size)).0
+}
+
+/// Elements of a rank's input and output, where all ranks have `all` together.
+pub(super) fn sizes(spec: &Spec, rank: Rank, all: u64) -> (u64, u64) {
     let own = spec.count.of(rank).0;
-    let all = spec.count.before(Rank::new(spec.world.size)).0;
     let at_root = |elements: u64| if rank == spec.root { elements } else { 0 };
     match spec.collective {
         Collective::AllReduce => (own, own),
@@ -68,7 +72,7 @@ pub(super) struct Asked {
 /// What the output of `rank` must hold.
 pub(super) fn output(spec: &Spec, rank: Rank) -> Vec<Asked> {
     let all = || spec.world.ranks().map(Rank::get).collect::<Vec<_>>();
-    let (_, size) = sizes(spec, rank);
+    let (_, size) = sizes(spec, rank, total(spec));
     let before = spec.count.before(rank).0;
     let blocks = |index: u64| {
         let block = |owner: Rank| Asked {

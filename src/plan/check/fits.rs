@@ -5,8 +5,8 @@
 //! between ranks.
 
 use super::{Flaw, ask, scratch_sets_fit};
-use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Span, Spec, WINDOW_LANES, Walk, Windows};
-use crate::types::Rank;
+use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Sizes, Span, Spec, WINDOW_LANES, Windows};
+use crate::types::{Elements, Rank};
 
 /// Checks a plan against the limits of executors and the ends of its buffers.
 ///
@@ -23,9 +23,16 @@ pub fn fits(plan: &Plan) -> Result<(), Flaw> {
     scratch_sets_fit(plan)?;
     let me = spec.world.rank;
     let host = spec.layout.hosts().iter().find(|ranks| ranks.contains(&me)).map_or(&[][..], Vec::as_slice);
-    let frame = Frame { spec, me, host, sizes: ask::sizes(spec, me) };
+    let mut mapped = vec![false; spec.world.ranks().len()];
+    for rank in host.iter().filter(|rank| spec.windows != Windows::None && **rank != me) {
+        mapped[rank.index()] = true;
+    }
+    let frame = Frame { spec, me, mapped, total: ask::total(spec) };
+    let mut places = Places::default();
     plan.lanes.iter().enumerate().try_for_each(|(number, lane)| {
-        frame.lane(lane).map_err(|(step, text)| Flaw::new(format!("rank {me} lane {number} step {step} {text}")))
+        frame
+            .lane(lane, &mut places)
+            .map_err(|(step, text)| Flaw::new(format!("rank {me} lane {number} step {step} {text}")))
     })
 }
 
@@ -33,10 +40,17 @@ pub fn fits(plan: &Plan) -> Result<(), Flaw> {
 struct Frame<'a> {
     spec: &'a Spec,
     me: Rank,
-    /// The ranks of this rank's host.
-    host: &'a [Rank],
-    /// Elements of this rank's input and output.
-    sizes: (u64, u64),
+    /// For each rank whether it is another rank whose memory is mapped.
+    mapped: Vec<bool>,
+    /// Elements of all ranks together.
+    total: u64,
+}
+
+/// Where the operands of one combine lie, but for slots: memory that all combines use in turn.
+#[derive(Default)]
+struct Places {
+    sources: Vec<Place>,
+    targets: Vec<Place>,
 }
 
 /// Where a span lies: whose memory, which area of it, the first element, and how it moves from round to round.
@@ -46,19 +60,20 @@ struct Place {
     area: Buffer,
     start: u64,
     end: u64,
-    walk: Walk,
+    cycle: Option<u32>,
 }
 
 impl Frame<'_> {
     /// Checks a lane; the error is the first step that is wrong, and why.
-    fn lane(&self, lane: &Lane) -> Result<(), (usize, String)> {
-        if lane.rounds.checked_add(u32::from(lane.greatest_lag())).is_none() {
-            return Err((0, format!("runs in {} rounds, which are more than can be counted", lane.rounds)));
+    fn lane(&self, lane: &Lane, places: &mut Places) -> Result<(), (usize, String)> {
+        let rounds = lane.sizes.rounds;
+        if rounds.checked_add(u32::from(lane.greatest_lag())).is_none() {
+            return Err((0, format!("runs in {rounds} rounds, which are more than can be counted")));
         }
         lane.steps.iter().enumerate().try_for_each(|(number, step)| {
             let checked = match &step.action {
                 Action::Enter { peers } => self.enters(number + usize::from(step.lag), peers),
-                Action::Combine(combine) => self.combine(lane, combine),
+                Action::Combine(combine) => self.combine(&lane.sizes, combine, places),
                 Action::Signal { flag, listeners } => self.flag(*flag).and_then(|()| self.listeners(*flag, listeners)),
                 Action::Wait { peer, flag } if !self.maps(*peer) => {
                     Err(format!("waits for flag {flag} of rank {peer}, which is not mapped"))
@@ -70,9 +85,7 @@ impl Frame<'_> {
     }
 
     fn enters(&self, step: usize, peers: &[Rank]) -> Result<(), String> {
-        let mapped = self.host.iter().filter(|rank| **rank != self.me);
-        let mut mapped: Vec<Rank> = mapped.copied().collect();
-        mapped.sort_unstable();
+        let mapped: Vec<Rank> = self.spec.world.ranks().filter(|rank| self.maps(*rank)).collect();
         match self.spec.windows {
             Windows::None => Err("enters, and the plan has no windows".to_owned()),
             Windows::Scratch | Windows::User if step > 0 => Err("enters behind another step".to_owned()),
@@ -103,32 +116,36 @@ impl Frame<'_> {
     }
 
     fn maps(&self, peer: Rank) -> bool {
-        self.spec.windows != Windows::None && peer != self.me && self.host.contains(&peer)
+        self.mapped.get(peer.index()).copied().unwrap_or(false)
     }
 
-    fn combine(&self, lane: &Lane, combine: &Combine) -> Result<(), String> {
+    fn combine(&self, sizes: &Sizes, combine: &Combine, places: &mut Places) -> Result<(), String> {
         if combine.sources.is_empty() {
             return Err("combines nothing".to_owned());
+        }
+        if sizes.blocks.len() <= combine.block as usize {
+            return Err(format!("combines block {} of {}", combine.block, sizes.blocks.len()));
         }
         let own = |operand: &&Operand| matches!(operand, Operand::Local(span) if span.buffer == Buffer::Input);
         if combine.sources.iter().filter(own).count() > RAW_SOURCES {
             return Err(format!("reads more than {RAW_SOURCES} raw input of its own"));
         }
-        let places = |operands: &[Operand]| {
-            let places = operands.iter().map(|operand| self.place(lane, combine, operand));
-            places.collect::<Result<Vec<_>, _>>()
-        };
-        let (sources, targets) = (places(&combine.sources)?, places(&combine.targets)?);
+        let Places { sources, targets } = places;
+        for (operands, places) in [(&combine.sources, &mut *sources), (&combine.targets, &mut *targets)] {
+            places.clear();
+            for operand in operands {
+                places.extend(self.place(sizes, combine, operand)?);
+            }
+        }
         if combine.targets.iter().any(|operand| {
             matches!(operand, Operand::Local(span) | Operand::Window(_, span) if span.buffer == Buffer::Input)
         }) {
             return Err("writes to an input".to_owned());
         }
-        let length = combine.block.min(combine.piece).0;
+        let length = sizes.length(combine, 0).0;
         for (index, target) in targets.iter().enumerate() {
-            let Some(target) = target else { continue };
-            let sources = sources.iter().flatten().filter(|source| !source.is_in_step_with(target));
-            if sources.chain(targets[..index].iter().flatten()).any(|other| target.overlaps(other, length)) {
+            let sources = sources.iter().filter(|source| !source.is_in_step_with(target));
+            if sources.chain(&targets[..index]).any(|other| target.overlaps(other, length)) {
                 return Err(format!("writes {:?} of rank {} over another of its operands", target.area, target.owner));
             }
         }
@@ -136,9 +153,9 @@ impl Frame<'_> {
     }
 
     /// Where a span operand lies; `None` for a slot.
-    fn place(&self, lane: &Lane, combine: &Combine, operand: &Operand) -> Result<Option<Place>, String> {
+    fn place(&self, sizes: &Sizes, combine: &Combine, operand: &Operand) -> Result<Option<Place>, String> {
         let (owner, span) = match operand {
-            Operand::Slot(peer) => return self.slot(combine, *peer).map(|()| None),
+            Operand::Slot(peer) => return self.slot(sizes.length(combine, 0), *peer).map(|()| None),
             Operand::Local(span) => (self.me, span),
             Operand::Window(peer, span) => (*peer, span),
         };
@@ -147,14 +164,17 @@ impl Frame<'_> {
         {
             return Err(format!("names {:?} of rank {peer}, which is not mapped", span.buffer));
         }
-        let end = self.end(lane, combine, span);
-        let name = || format!("names {:?}[{}..{end}] of rank {owner}", span.buffer, span.start);
-        let (input, output) = if owner == self.me { self.sizes } else { ask::sizes(self.spec, owner) };
+        if span.buffer != Buffer::Scratch && sizes.blocks.len() <= span.index as usize {
+            return Err(format!("names block {} of {}", span.index, sizes.blocks.len()));
+        }
+        let (start, end) = (sizes.start(span), end(sizes, combine, span));
+        let name = || format!("names {:?}[{start}..{end}] of rank {owner}", span.buffer);
+        let (input, output) = ask::sizes(self.spec, owner, self.total);
         let limit = match span.buffer {
             Buffer::Input => input,
             Buffer::Output => output,
-            Buffer::Scratch if span.start < lane.scratch.start || end > lane.scratch.end.0 => {
-                return Err(format!("{}, and its lane has [{}..{}]", name(), lane.scratch.start, lane.scratch.end));
+            Buffer::Scratch if start < sizes.scratch.start || end > sizes.scratch.end.0 => {
+                return Err(format!("{}, and its lane has [{}..{}]", name(), sizes.scratch.start, sizes.scratch.end));
             }
             Buffer::Scratch => self.spec.limits.scratch.0,
         };
@@ -168,11 +188,11 @@ impl Frame<'_> {
             (Buffer::Output, Some((_, inside))) => (Buffer::Output, inside),
             (area, _) => (area, 0),
         };
-        Ok(Some(Place { owner, area, start: span.start.0 + shift, end: end + shift, walk: span.walk }))
+        Ok(Some(Place { owner, area, start: start.0 + shift, end: end + shift, cycle: sizes.cycle(span) }))
     }
 
-    fn slot(&self, combine: &Combine, peer: Rank) -> Result<(), String> {
-        let (length, slot) = (combine.block.min(combine.piece), self.spec.limits.slot);
+    fn slot(&self, length: Elements, peer: Rank) -> Result<(), String> {
+        let slot = self.spec.limits.slot;
         if peer == self.me || peer.get() >= self.spec.world.size {
             return Err(format!("names the slot of rank {peer}, which is not a peer"));
         }
@@ -181,28 +201,25 @@ impl Frame<'_> {
         }
         Ok(())
     }
+}
 
-    /// The end of what a span covers in all rounds.
-    fn end(&self, lane: &Lane, combine: &Combine, span: &Span) -> u64 {
-        let pieces = match span.walk {
-            Walk::Linear => lane.rounds,
-            Walk::Cycle(depth) => lane.rounds.min(depth.max(1)),
-        };
-        let covered = combine.piece.0.saturating_mul(u64::from(pieces)).min(combine.block.0);
-        span.start.0.saturating_add(covered)
-    }
+/// The end of what a span covers in all rounds.
+fn end(sizes: &Sizes, combine: &Combine, span: &Span) -> u64 {
+    let pieces = sizes.cycle(span).map_or(sizes.rounds, |depth| depth.min(sizes.rounds));
+    let covered = sizes.piece(combine).0.saturating_mul(u64::from(pieces)).min(sizes.block(combine).0);
+    sizes.start(span).0.saturating_add(covered)
 }
 
 impl Place {
     /// Whether both name exactly the same elements in every round.
     fn is_in_step_with(&self, other: &Place) -> bool {
-        self.owner == other.owner && self.area == other.area && self.start == other.start && self.walk == other.walk
+        self.owner == other.owner && self.area == other.area && self.start == other.start && self.cycle == other.cycle
     }
 
     /// Whether both may share an element in some round of `length` elements.
     fn overlaps(&self, other: &Place, length: u64) -> bool {
         let apart = self.end <= other.start || other.end <= self.start;
-        let same_walk = self.walk == other.walk && self.start.abs_diff(other.start) >= length;
+        let same_walk = self.cycle == other.cycle && self.start.abs_diff(other.start) >= length;
         self.owner == other.owner && self.area == other.area && !apart && !same_walk
     }
 }

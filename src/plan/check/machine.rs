@@ -8,7 +8,7 @@ use super::memory::{Clock, Conflict, Stamp};
 use super::store::Store;
 use super::value::{Strip, Value, side_by_side};
 use super::{Flaw, Proof};
-use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Span, Spec, Windows};
+use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Sizes, Span, Spec, Windows};
 use crate::types::{Collective, Rank};
 
 /// A lane at work.
@@ -96,6 +96,10 @@ impl<'a> Machine<'a> {
         &self.plans[rank.index()].lanes[*lane]
     }
 
+    fn sizes(&self, worker: usize) -> &'a Sizes {
+        &self.lane(worker).sizes
+    }
+
     /// Runs every lane to its end.
     pub(super) fn run(&mut self) -> Result<(), Flaw> {
         loop {
@@ -141,7 +145,7 @@ impl<'a> Machine<'a> {
 
     /// How many rounds a lane has run in all runs before the current one.
     fn base(&self, worker: usize) -> usize {
-        let rounds = usize::try_from(self.lane(worker).rounds).unwrap_or(usize::MAX);
+        let rounds = usize::try_from(self.lane(worker).sizes.rounds).unwrap_or(usize::MAX);
         rounds * self.run[self.workers[worker].rank.index()] as usize
     }
 
@@ -197,13 +201,12 @@ impl<'a> Machine<'a> {
     /// The next step of a lane and its round; skips steps that do not run in this turn.
     pub(super) fn next(&mut self, worker: usize) -> Option<(usize, u32)> {
         let lane = self.lane(worker);
-        let turns = u64::from(lane.rounds) + u64::from(lane.greatest_lag());
+        let turns = u64::from(lane.sizes.rounds) + u64::from(lane.greatest_lag());
         let at = &mut self.workers[worker];
         while at.turn < turns {
             while let Some(step) = lane.steps.get(at.step) {
                 let round = lane.round_of(step, at.turn);
-                let empty =
-                    |round: u32| matches!(&step.action, Action::Combine(combine) if combine.length(round).0 == 0);
+                let empty = |round: u32| matches!(&step.action, Action::Combine(combine) if lane.sizes.length(combine, round).0 == 0);
                 if let Some(round) = round.filter(|round| !empty(*round)) {
                     at.round = round;
                     return Some((at.step, round));
@@ -273,7 +276,7 @@ impl<'a> Machine<'a> {
 
     fn combine(&mut self, worker: usize, combine: &Combine, round: u32) -> Result<(), Flaw> {
         self.operands_fit(worker, combine, round)?;
-        let length = combine.length(round).0;
+        let length = self.sizes(worker).length(combine, round).0;
         // Join all clocks first: a step is one moment, and comes after all the messages that it takes.
         let mut taken = HashMap::new();
         for operand in &combine.sources {
@@ -338,7 +341,7 @@ impl<'a> Machine<'a> {
     /// Whether a combine may name these operands, and none of them overlaps another wrongly.
     fn operands_fit(&self, worker: usize, combine: &Combine, round: u32) -> Result<(), Flaw> {
         let me = self.workers[worker].rank;
-        let length = combine.length(round).0;
+        let length = self.sizes(worker).length(combine, round).0;
         let slot = self.spec().limits.slot.0;
         for (at, operand) in combine.sources.iter().chain(&combine.targets).enumerate() {
             let target = at >= combine.sources.len();
@@ -369,11 +372,13 @@ impl<'a> Machine<'a> {
     /// A target may be exactly a source; it may not overlap one otherwise, nor another target.
     fn no_partial_overlap(&self, worker: usize, combine: &Combine, round: u32) -> Result<(), Flaw> {
         let me = self.workers[worker].rank;
-        let length = combine.length(round).0;
+        let sizes = self.sizes(worker);
+        let length = sizes.length(combine, round).0;
+        let first = |span: &Span| sizes.at(span, combine, round).0;
         let place = |operand: &Operand| match operand {
             Operand::Slot(_) => None,
-            Operand::Local(span) => Some((me, self.stores[me.index()].place(*span, round, combine))),
-            Operand::Window(owner, span) => Some((*owner, self.stores[owner.index()].place(*span, round, combine))),
+            Operand::Local(span) => Some((me, self.stores[me.index()].place(span.buffer, first(span)))),
+            Operand::Window(owner, span) => Some((*owner, self.stores[owner.index()].place(span.buffer, first(span)))),
         };
         let overlap = |one: (Rank, (usize, u64)), other: (Rank, (usize, u64))| {
             one.0 == other.0 && one.1.0 == other.1.0 && one.1.1.abs_diff(other.1.1) < length
@@ -411,13 +416,13 @@ impl<'a> Machine<'a> {
         span: Span,
         (round, combine): (u32, &Combine),
     ) -> Result<Vec<Strip>, Flaw> {
-        let length = combine.length(round).0;
-        let first = span.at(round, combine.piece).0;
+        let length = self.sizes(worker).length(combine, round).0;
+        let first = self.sizes(worker).at(&span, combine, round).0;
         self.inside(worker, (owner, span.buffer), (first, length))?;
         let now = self.now(worker);
         let clock = &self.workers[worker].clock;
         let store = &mut self.stores[owner.index()];
-        let (area, start) = store.place(span, round, combine);
+        let (area, start) = store.place(span.buffer, first);
         let memory = store.area(area);
         let found = memory.read((start, length), now, clock);
         let content = memory.look(start, length);
@@ -446,13 +451,13 @@ impl<'a> Machine<'a> {
         span: Span,
         (round, combine, content): (u32, &Combine, &[Strip]),
     ) -> Result<(), Flaw> {
-        let length = combine.length(round).0;
-        let first = span.at(round, combine.piece).0;
+        let length = self.sizes(worker).length(combine, round).0;
+        let first = self.sizes(worker).at(&span, combine, round).0;
         self.inside(worker, (owner, span.buffer), (first, length))?;
         let now = self.now(worker);
         let clock = &self.workers[worker].clock;
         let store = &mut self.stores[owner.index()];
-        let (area, start) = store.place(span, round, combine);
+        let (area, start) = store.place(span.buffer, first);
         let written = store.area(area).write(start, content, now, clock);
         written.map_err(|conflict| self.unordered(worker, (owner, span.buffer), "writes", conflict))
     }
@@ -474,7 +479,7 @@ impl<'a> Machine<'a> {
     fn inside(&self, worker: usize, (owner, buffer): (Rank, Buffer), (first, length): (u64, u64)) -> Result<(), Flaw> {
         let size = self.stores[owner.index()].size(buffer);
         let end = first.saturating_add(length);
-        let Range { start, end: limit } = &self.lane(worker).scratch;
+        let Range { start, end: limit } = &self.sizes(worker).scratch;
         let has = if end > size {
             format!("which has {size}")
         } else if buffer == Buffer::Scratch && (first < start.0 || end > limit.0) {

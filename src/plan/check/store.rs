@@ -3,7 +3,7 @@
 use super::ask;
 use super::memory::{Memory, Stamp};
 use super::value::Value;
-use crate::plan::{Buffer, Combine, Span, Spec};
+use crate::plan::{Buffer, Spec};
 use crate::types::Rank;
 
 /// The memory of a rank.
@@ -33,7 +33,7 @@ impl Store {
     }
 
     fn handed_over(spec: &Spec, rank: Rank, (by, scratch): (Stamp, Memory)) -> Store {
-        let sizes = ask::sizes(spec, rank);
+        let sizes = ask::sizes(spec, rank, ask::total(spec));
         let mut users = [Memory::default(), Memory::default()];
         let input = || Some(Value::input(rank.get(), 0));
         let (input, output) = match ask::overlap(spec, rank) {
@@ -62,10 +62,9 @@ impl Store {
         }
     }
 
-    /// Where a span's elements lie in a round: the area, and the first element there.
-    pub(super) fn place(&self, span: Span, round: u32, combine: &Combine) -> (usize, u64) {
-        let first = span.at(round, combine.piece).0;
-        match span.buffer {
+    /// Where elements of a buffer lie that begin at `first`: the area, and the first element there.
+    pub(super) fn place(&self, buffer: Buffer, first: u64) -> (usize, u64) {
+        match buffer {
             Buffer::Input => (self.input.0, self.input.1 + first),
             Buffer::Output => (self.output.0, self.output.1 + first),
             Buffer::Scratch => (self.users.len(), first),

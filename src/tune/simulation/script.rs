@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::events::Played;
 use super::{Folding, LinkLoad, Traffic};
-use crate::plan::{Action, Combine, Operand, Plan};
+use crate::plan::{Action, Combine, Lane, Operand, Plan};
 use crate::tune::terrain::{Course, Terrain};
 use crate::types::Rank;
 
@@ -131,21 +131,22 @@ impl<'a> Script<'a> {
             let at = Place { rank, lane: number, channel: lane.channel };
             let steps = lane.steps.iter().flat_map(|step| {
                 let lag = step.lag;
-                self.acts(at, &step.action).into_iter().map(move |act| Move { lag, act })
+                self.acts(at, &step.action, lane).into_iter().map(move |act| Move { lag, act })
             });
             let steps: Vec<Move> = steps.collect();
-            let turns = if lane.rounds == 0 { 0 } else { u64::from(lane.rounds) + u64::from(lane.greatest_lag()) };
-            self.lanes.push(LaneScript { rank, turns, rounds: lane.rounds, steps });
+            let turns =
+                if lane.sizes.rounds == 0 { 0 } else { u64::from(lane.sizes.rounds) + u64::from(lane.greatest_lag()) };
+            self.lanes.push(LaneScript { rank, turns, rounds: lane.sizes.rounds, steps });
         }
     }
 
-    fn acts(&mut self, at: Place, action: &Action) -> Vec<Act> {
+    fn acts(&mut self, at: Place, action: &Action, lane: &Lane) -> Vec<Act> {
         match action {
             // The cost of a call counts the entering.
             Action::Enter { .. } => Vec::new(),
             Action::Signal { flag, .. } => vec![Act::Raise(self.flag(at.rank, at.lane, *flag))],
             Action::Wait { peer, flag } => vec![Act::Await(self.flag(*peer, at.lane, *flag))],
-            Action::Combine(combine) => vec![Act::Move(self.transfer(at, combine))],
+            Action::Combine(combine) => vec![Act::Move(self.transfer(at, combine, lane))],
         }
     }
 
@@ -159,11 +160,11 @@ impl<'a> Script<'a> {
         self.flags.len()
     }
 
-    fn transfer(&mut self, at: Place, combine: &Combine) -> Transfer {
+    fn transfer(&mut self, at: Place, combine: &Combine, lane: &Lane) -> Transfer {
         let Place { rank: me, channel, .. } = at;
         let mut made = Transfer {
-            block: combine.block.0.saturating_mul(self.element_bytes),
-            piece: combine.piece.0.saturating_mul(self.element_bytes),
+            block: lane.sizes.block(combine).0.saturating_mul(self.element_bytes),
+            piece: lane.sizes.piece(combine).0.saturating_mul(self.element_bytes),
             operands: f64::from(u32::try_from(combine.sources.len() + combine.targets.len()).unwrap_or(u32::MAX)),
             sources: Vec::new(),
             targets: Vec::new(),
