@@ -21,7 +21,7 @@
 //!
 //! # Steps without numbers
 //! A step names blocks and regions by their numbers; where those lie, and how long they are, stands in the lane's
-//! [`Sizes`]. So the steps of one plan serve every count for which the planner would decide the same:
+//! [`LaneSizes`]. So the steps of one plan serve every count for which the planner would decide the same:
 //! [`Plan::resized`] computes the sizes of another count, and the steps are shared.
 //!
 //! # What executors may rely on
@@ -76,7 +76,7 @@ pub use build::{LEAST_SLOTS, MOST_CHANNELS, algorithms};
 pub(crate) use pattern::Pattern;
 pub(crate) use scan::{copy_lane, scan_lane};
 pub(crate) use site::is_one_shot;
-pub use sizes::{Block, Sizes};
+pub use sizes::{Block, LaneSizes};
 pub(crate) use team::{each_has_blocks, is_hierarchy};
 
 use self::sizes::Recipe;
@@ -132,7 +132,7 @@ pub struct Spec {
     pub windows: Windows,
     /// Which ranks share a host and a team; one layout for all plans of a communicator.
     pub layout: Arc<Layout>,
-    /// Sizes the plan must keep within.
+    /// LaneSizes the plan must keep within.
     pub limits: Limits,
 }
 
@@ -157,7 +157,7 @@ pub enum Windows {
     User,
 }
 
-/// Sizes a plan must keep within.
+/// LaneSizes a plan must keep within.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Elements that fit a slot.
@@ -176,7 +176,7 @@ pub struct Lane {
     /// The channel of all its slots.
     pub channel: u8,
     /// All that depends on the count.
-    pub sizes: Sizes,
+    pub sizes: LaneSizes,
     /// The steps.
     pub steps: Arc<Vec<Step>>,
     /// How to compute the sizes of another count; `None` where the steps serve this count alone.
@@ -223,7 +223,7 @@ pub enum Action {
 /// Reduces or copies sources into targets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Combine {
-    /// The block whose length this combine covers over all rounds: its place in [`Sizes::blocks`].
+    /// The block whose length this combine covers over all rounds: its place in [`LaneSizes::blocks`].
     pub block: u32,
     /// How many blocks of that length, side by side in memory, move together; the piece is as many times as long.
     pub times: u32,
@@ -251,8 +251,9 @@ pub enum Operand {
 pub struct Span {
     /// Which buffer.
     pub buffer: Buffer,
-    /// Of an input or output: the block that it holds, by its place in [`Sizes::blocks`]. Each round is a piece further.
-    /// Of scratch: the region. Each round is a piece further, and after [`Sizes::depth`] pieces at the start again.
+    /// Of an input or output: the block that it holds, by its place in [`LaneSizes::blocks`]. Each round is a piece
+    /// further. Of scratch: the region. Each round is a piece further, and after [`LaneSizes::depth`] pieces at the
+    /// start again.
     pub index: u32,
 }
 

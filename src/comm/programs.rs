@@ -37,8 +37,8 @@ pub(super) struct Programs {
     /// The one that ran last: most loops call one thing again and again.
     latest: Option<(Key, Arc<Program>)>,
     kept: HashMap<Key, Kept>,
-    /// For calls that differ in their counts alone (the key's count is 0): programs whose steps differ, the latest last.
-    /// All are in `kept` too.
+    /// For calls that differ in their counts alone (the key's count is 0): programs whose steps differ. All are in
+    /// `kept` too.
     alike: HashMap<Key, Vec<Arc<Program>>>,
     /// Counts look-ups: tells which program was used when.
     clock: u64,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::device::records::{self, LaneRecord, NONE, OperandRecord, Records, StepRecord};
 use crate::exec::Message;
-use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Sizes, Span, Windows};
+use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, LaneSizes, Operand, Span, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::{Channel, Need, Way};
 use crate::types::Rank;
@@ -169,7 +169,7 @@ impl Lowering {
         }
     }
 
-    fn operand(&mut self, operand: &Operand, (way, channel): (Way, Channel), sizes: &Sizes) -> OperandRecord {
+    fn operand(&mut self, operand: &Operand, (way, channel): (Way, Channel), sizes: &LaneSizes) -> OperandRecord {
         let spanned = |span: &Span| OperandRecord {
             start: sizes.start(span).0,
             cycle: sizes.cycle(span).unwrap_or(0),

@@ -37,7 +37,7 @@ pub use fits::fits;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
-use super::{Action, Lane, Plan, ScratchSets, Sizes};
+use super::{Action, Lane, LaneSizes, Plan, ScratchSets};
 use crate::types::Rank;
 
 /// How much a proof has run: counts over all ranks.
@@ -160,7 +160,7 @@ fn agree(plans: &[Plan]) -> Result<(), Flaw> {
             return Err(Flaw::new(format!("rank {rank} plans for another spec than rank 0")));
         }
         let frame = |lane: &Lane| {
-            let Sizes { rounds, piece, depth, scratch, .. } = &lane.sizes;
+            let LaneSizes { rounds, piece, depth, scratch, .. } = &lane.sizes;
             (lane.channel, *rounds, *piece, *depth, scratch.clone())
         };
         if !plan.lanes.iter().map(frame).eq(first.lanes.iter().map(frame)) {

@@ -5,7 +5,7 @@
 
 use super::pattern::Pattern;
 use super::site::{CACHED_PIECE, Draft, Site};
-use super::sizes::{Cutting, Measure, Sizes};
+use super::sizes::{Cutting, LaneSizes, Measure};
 use super::{Buffer, Lane, Operand, Span, Windows};
 use crate::types::Rank;
 use crate::{Error, Result};
@@ -52,7 +52,7 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
 struct Direct<'a> {
     site: Site<'a>,
     staged: bool,
-    sizes: &'a Sizes,
+    sizes: &'a LaneSizes,
 }
 
 impl Direct<'_> {

@@ -130,7 +130,7 @@ impl Pat {
         for distance in distances.into_iter().rev() {
             let (target, source) = ((self.position + distance) % self.size(), self.back(distance));
             let moved = self.moved(distance);
-            // The partial sum of the block that is `offset` places ahead of this rank's own has a region of that number.
+            // The partial sum of the block that is `offset` places ahead has the region of that number.
             let kept = |offset: usize, fresh: bool| match fresh {
                 true => Operand::input(self.block(self.position + offset)),
                 false => Operand::Local(Span::region(offset)),

@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use super::{Action, Buffer, Combine, Count, Operand, Plan, Sizes, Span, Windows};
+use super::{Action, Buffer, Combine, Count, LaneSizes, Operand, Plan, Span, Windows};
 use crate::types::Collective;
 
 impl fmt::Display for Plan {
@@ -55,7 +55,7 @@ impl fmt::Display for Plan {
     }
 }
 
-fn action(action: &Action, sizes: &Sizes) -> String {
+fn action(action: &Action, sizes: &LaneSizes) -> String {
     match action {
         Action::Enter { peers } => format!("enter with {}", ranks(peers)),
         Action::Combine(combine) => combined(combine, sizes),
@@ -69,7 +69,7 @@ fn ranks(named: &[crate::types::Rank]) -> String {
     format!("{} {}", if named.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))
 }
 
-fn combined(combine: &Combine, sizes: &Sizes) -> String {
+fn combined(combine: &Combine, sizes: &LaneSizes) -> String {
     let list = |operands: &[Operand], peer: &str, between: &str| {
         let operand = |operand: &Operand| match operand {
             Operand::Local(span) => place(span, sizes),
@@ -85,7 +85,7 @@ fn combined(combine: &Combine, sizes: &Sizes) -> String {
     format!("{elements}: {sources} -> {targets}{finish}")
 }
 
-fn place(span: &Span, sizes: &Sizes) -> String {
+fn place(span: &Span, sizes: &LaneSizes) -> String {
     let name = match span.buffer {
         Buffer::Input => "input",
         Buffer::Output => "output",

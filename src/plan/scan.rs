@@ -4,7 +4,7 @@
 //! The host's executor doubles the reach in each round instead (`exec::composed`): fewer messages behind each other,
 //! but folds between them that are no steps of a plan.
 
-use super::{Action, Block, Combine, Lane, Operand, Sizes, Span, Step};
+use super::{Action, Block, Combine, Lane, LaneSizes, Operand, Span, Step};
 use crate::sync::primitive::Arc;
 use crate::types::{Elements, World};
 
@@ -33,7 +33,7 @@ pub(crate) fn scan_lane(world: World, exclusive: bool, count: Elements, room: El
             step(vec![Operand::Local(held)], vec![output]),
         ],
     };
-    let sizes = Sizes { rounds, piece, depth: 1, scratch: Elements::ZERO..piece, blocks: whole(count) };
+    let sizes = LaneSizes { rounds, piece, depth: 1, scratch: Elements::ZERO..piece, blocks: whole(count) };
     Lane { channel: 0, sizes, steps: Arc::new(steps), recipe: None }
 }
 
@@ -47,6 +47,6 @@ pub(crate) fn copy_lane(count: Elements) -> Option<Lane> {
     let combine = Combine { block: 0, times: 1, sources, targets, finish: true };
     let steps = vec![Step { lag: 0, action: Action::Combine(combine) }];
     let sizes =
-        Sizes { rounds: 1, piece: count, depth: 1, scratch: Elements::ZERO..Elements::ZERO, blocks: whole(count) };
+        LaneSizes { rounds: 1, piece: count, depth: 1, scratch: Elements::ZERO..Elements::ZERO, blocks: whole(count) };
     (count.0 > 0).then(|| Lane { channel: 0, sizes, steps: Arc::new(steps), recipe: None })
 }

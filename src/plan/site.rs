@@ -2,7 +2,7 @@
 
 use super::cut::Range;
 use super::pattern::Pattern;
-use super::sizes::{Block, Measure, Recipe, Sizes};
+use super::sizes::{Block, LaneSizes, Measure, Recipe};
 use super::{Action, Combine, Count, Lane, Operand, Spec, Step, Windows};
 use crate::sync::primitive::Arc;
 use crate::types::{Algorithm, Elements, Rank};
@@ -75,7 +75,7 @@ impl<'a> Site<'a> {
 
     /// The lane of these steps; `None` where no rank has anything to do. A lane may be empty on one rank only: lanes of
     /// one number belong together. Combines of blocks without elements are left out.
-    pub(super) fn finish(&self, measure: Measure, sizes: Sizes, draft: Draft) -> Option<Lane> {
+    pub(super) fn finish(&self, measure: Measure, sizes: LaneSizes, draft: Draft) -> Option<Lane> {
         let channel = u8::try_from(self.lane).expect("a spec has at most 256 channels");
         let mut steps = draft.steps;
         steps.retain(|step| match &step.action {
@@ -110,7 +110,7 @@ impl<'a> Site<'a> {
     }
 
     /// The blocks that one message of PAT holds: several where a slot holds several whole ones.
-    pub(super) fn aggregate(&self, sizes: &Sizes) -> usize {
+    pub(super) fn aggregate(&self, sizes: &LaneSizes) -> usize {
         let whole = sizes.blocks.iter().all(|block| block.length <= sizes.piece);
         let fit = || usize::try_from(self.spec.limits.slot.0 / sizes.piece.0.max(1)).unwrap_or(usize::MAX);
         if whole { fit().max(1) } else { 1 }
@@ -146,7 +146,7 @@ pub(super) struct Choices {
 }
 
 impl Choices {
-    pub(super) fn of(site: Site<'_>, sizes: &Sizes) -> Choices {
+    pub(super) fn of(site: Site<'_>, sizes: &LaneSizes) -> Choices {
         // Other algorithms do not ask.
         let direct = site.spec.algorithm == Algorithm::Direct;
         Choices {

@@ -33,7 +33,7 @@ impl Block {
 
 /// The numbers of a lane, the same on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sizes {
+pub struct LaneSizes {
     /// How often the steps are walked.
     pub rounds: u32,
     /// Elements of a block in one round.
@@ -46,7 +46,7 @@ pub struct Sizes {
     pub blocks: Vec<Block>,
 }
 
-impl Sizes {
+impl LaneSizes {
     /// The elements of a combine over all rounds.
     #[inline]
     pub fn block(&self, combine: &Combine) -> Elements {
@@ -142,7 +142,7 @@ impl Measure {
     }
 
     /// The sizes of a lane.
-    pub(super) fn sizes(self, site: Site<'_>) -> Result<Sizes> {
+    pub(super) fn sizes(self, site: Site<'_>) -> Result<LaneSizes> {
         let blocks = self.blocks(site);
         let longest = blocks.iter().map(|block| block.length).max().unwrap_or(Elements::ZERO);
         let wanted = longest.0.div_ceil(self.under_way).max(LEAST_PIECE).min(longest.0).min(self.most);
@@ -151,7 +151,7 @@ impl Measure {
         let depth = rounds.clamp(1, self.depth);
         let start = site.scratch().start;
         let regions = u64::try_from(self.regions).expect("a count of regions fits 64 bits");
-        Ok(Sizes { rounds, piece, depth, scratch: start..start + piece * (u64::from(depth) * regions), blocks })
+        Ok(LaneSizes { rounds, piece, depth, scratch: start..start + piece * (u64::from(depth) * regions), blocks })
     }
 
     fn blocks(self, site: Site<'_>) -> Vec<Block> {
@@ -179,7 +179,7 @@ impl Measure {
     }
 
     /// Whether a block is empty that other counts fill.
-    fn has_holes(self, sizes: &Sizes) -> bool {
+    fn has_holes(self, sizes: &LaneSizes) -> bool {
         let empty = |block: &Block| block.length == Elements::ZERO;
         match self.cutting {
             Cutting::OneShare { all, .. } => sizes.blocks.get(all).is_none_or(empty),
@@ -199,12 +199,12 @@ pub(super) struct Recipe {
 
 impl Recipe {
     /// The recipe of a lane with these sizes; `None` where its steps leave out blocks because they are empty.
-    pub(super) fn of(measure: Measure, site: Site<'_>, sizes: &Sizes) -> Option<Recipe> {
+    pub(super) fn of(measure: Measure, site: Site<'_>, sizes: &LaneSizes) -> Option<Recipe> {
         (!measure.has_holes(sizes)).then(|| Recipe { measure, choices: Choices::of(site, sizes) })
     }
 
     /// The sizes of the site's count; `None` where a planner would decide otherwise than for the recipe's.
-    pub(super) fn sizes(&self, site: Site<'_>) -> Result<Option<Sizes>> {
+    pub(super) fn sizes(&self, site: Site<'_>) -> Result<Option<LaneSizes>> {
         let sizes = self.measure.sizes(site)?;
         Ok((Recipe::of(self.measure, site, &sizes).as_ref() == Some(self)).then_some(sizes))
     }

@@ -20,7 +20,7 @@
 use super::pattern::Pattern;
 use super::ring::{Parcel, Ring};
 use super::site::{CACHED_PIECE, DEPTH_OF_ONE_FLAG, Draft, Site};
-use super::sizes::{Cutting, Measure, Sizes};
+use super::sizes::{Cutting, LaneSizes, Measure};
 use super::tree::{Node, WithinHost};
 use super::walk::number;
 use super::{Buffer, Combine, Lane, Layout, Operand, Span, Spec, Step, Windows};
@@ -63,7 +63,7 @@ pub(super) struct Team<'a> {
 /// What a lane of a team settles before its steps.
 struct Shape {
     measure: Measure,
-    sizes: Sizes,
+    sizes: LaneSizes,
     /// Regions for readers of what I contribute.
     contributions: usize,
 }

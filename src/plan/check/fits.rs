@@ -5,7 +5,7 @@
 //! between ranks.
 
 use super::{Flaw, ask, scratch_sets_fit};
-use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Sizes, Span, Spec, WINDOW_LANES, Windows};
+use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, LaneSizes, Operand, Plan, Span, Spec, WINDOW_LANES, Windows};
 use crate::types::{Elements, Rank};
 
 /// Checks a plan against the limits of executors and the ends of its buffers.
@@ -119,7 +119,7 @@ impl Frame<'_> {
         self.mapped.get(peer.index()).copied().unwrap_or(false)
     }
 
-    fn combine(&self, sizes: &Sizes, combine: &Combine, places: &mut Places) -> Result<(), String> {
+    fn combine(&self, sizes: &LaneSizes, combine: &Combine, places: &mut Places) -> Result<(), String> {
         if combine.sources.is_empty() {
             return Err("combines nothing".to_owned());
         }
@@ -153,7 +153,7 @@ impl Frame<'_> {
     }
 
     /// Where a span operand lies; `None` for a slot.
-    fn place(&self, sizes: &Sizes, combine: &Combine, operand: &Operand) -> Result<Option<Place>, String> {
+    fn place(&self, sizes: &LaneSizes, combine: &Combine, operand: &Operand) -> Result<Option<Place>, String> {
         let (owner, span) = match operand {
             Operand::Slot(peer) => return self.slot(sizes.length(combine, 0), *peer).map(|()| None),
             Operand::Local(span) => (self.me, span),
@@ -204,7 +204,7 @@ impl Frame<'_> {
 }
 
 /// The end of what a span covers in all rounds.
-fn end(sizes: &Sizes, combine: &Combine, span: &Span) -> u64 {
+fn end(sizes: &LaneSizes, combine: &Combine, span: &Span) -> u64 {
     let pieces = sizes.cycle(span).map_or(sizes.rounds, |depth| depth.min(sizes.rounds));
     let covered = sizes.piece(combine).0.saturating_mul(u64::from(pieces)).min(sizes.block(combine).0);
     sizes.start(span).0.saturating_add(covered)

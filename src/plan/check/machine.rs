@@ -8,7 +8,7 @@ use super::memory::{Clock, Conflict, Stamp};
 use super::store::Store;
 use super::value::{Strip, Value, side_by_side};
 use super::{Flaw, Proof};
-use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Plan, Sizes, Span, Spec, Windows};
+use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, LaneSizes, Operand, Plan, Span, Spec, Windows};
 use crate::types::{Collective, Rank};
 
 /// A lane at work.
@@ -96,7 +96,7 @@ impl<'a> Machine<'a> {
         &self.plans[rank.index()].lanes[*lane]
     }
 
-    fn sizes(&self, worker: usize) -> &'a Sizes {
+    fn sizes(&self, worker: usize) -> &'a LaneSizes {
         &self.lane(worker).sizes
     }
 
@@ -206,7 +206,10 @@ impl<'a> Machine<'a> {
         while at.turn < turns {
             while let Some(step) = lane.steps.get(at.step) {
                 let round = lane.round_of(step, at.turn);
-                let empty = |round: u32| matches!(&step.action, Action::Combine(combine) if lane.sizes.length(combine, round).0 == 0);
+                let empty = |round: u32| match &step.action {
+                    Action::Combine(combine) => lane.sizes.length(combine, round).0 == 0,
+                    Action::Enter { .. } | Action::Signal { .. } | Action::Wait { .. } => false,
+                };
                 if let Some(round) = round.filter(|round| !empty(*round)) {
                     at.round = round;
                     return Some((at.step, round));
