@@ -1,0 +1,546 @@
+//! A message under way: any length, in the slots of a pair's connection.
+//!
+//! The first slot carries the label, which has type and count of the whole message, so that the receiver can compare it
+//! with its own before it takes a byte. A message of no elements takes one empty slot.
+//!
+//! # One copy in place of two
+//! Between ranks that share memory, a sender offers a message of [`ONE_COPY`] bytes in place ([`Sender::offer`]): the
+//! receiver reads it straight from the sender's memory, which takes a rendezvous. A receiver that does not come soon
+//! would keep the sender waiting, so the sender withdraws the offer and goes on by slots, if they have room for all. If
+//! the receiver cannot read the memory, or not to its end, the rest comes by slots.
+//!
+//! [`Sender::offer`]: crate::sync::ring::Sender::offer
+
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use super::message::{Direction, Message};
+use crate::device::{Kernel, Pass, Store, TimedCopy};
+use crate::error::Result;
+use crate::exec::drive::{Blocked, Progress, Task};
+use crate::exec::evict::await_reader_out;
+use crate::exec::{Operation, mismatch};
+use crate::sync::ring::{Label, PostedOffer};
+use crate::sys::alive::Process;
+use crate::sys::cpu;
+use crate::transport::{Announced, Channel, Links, Need};
+use crate::types::{Collective, DataType, Rank};
+
+/// A message under way.
+#[derive(Debug)]
+pub struct MessageRun<'a> {
+    message: Message<'a>,
+    channel: Channel,
+    operation: Operation,
+    label: Label,
+    /// Of bytes.
+    copy: Kernel,
+    /// How a receiver writes the caller's memory.
+    store: Store,
+    bytes: usize,
+    moved: usize,
+    begun: bool,
+    /// Of a sender whose message is offered in place.
+    offer: Option<OpenOffer>,
+}
+
+/// The sender's offer of its memory. Dropping it waits until the receiver reads the memory no more.
+#[derive(Debug)]
+struct OpenOffer {
+    posted: PostedOffer,
+    /// The receiver's.
+    process: Option<Process>,
+    /// How often the sender has looked for the receiver.
+    looks: u32,
+}
+
+impl Drop for OpenOffer {
+    fn drop(&mut self) {
+        let word = self.posted.word();
+        if !word.withdraw() && word.is_taken() {
+            await_reader_out(word, self.process);
+        }
+    }
+}
+
+/// What a look at a message's connection found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// The message can do nothing.
+    Nothing,
+    /// The message looks again soon, once others have been looked at.
+    Again,
+    /// Something was moved.
+    Moved,
+}
+
+impl<'a> MessageRun<'a> {
+    /// A message that has been checked and has not begun; its connection is open when it runs. It has number `sequence`
+    /// among the messages from its sender to its receiver; `collective` is what it is a part of.
+    pub fn new(message: Message<'a>, collective: Collective, sequence: u64) -> MessageRun<'a> {
+        let operation = Operation {
+            collective,
+            data_type: message.data_type(),
+            op: None,
+            root: None,
+            count: message.count(),
+            sequence,
+            past: 0,
+            on_device: false,
+        };
+        // Messages that collectives are made of wait for no message that was begun before them, and have no other
+        // collective beside them.
+        let channel = match collective {
+            Collective::Send | Collective::Recv | Collective::AllToAllV => Channel::PointToPoint,
+            _ => Channel::Collective(0),
+        };
+        let bytes = message.bytes();
+        let (label, copy) = (operation.label(), Kernel::copy(DataType::U8));
+        let (store, moved, begun) = (Store::Cached, 0, false);
+        MessageRun { message, channel, operation, label, copy, store, bytes, moved, begun, offer: None }
+    }
+
+    /// The same, which writes past the caches where it receives at least `bytes`: more than the caches keep, and a line
+    /// that is written whole need not be read from memory first.
+    pub fn streaming_from(mut self, bytes: u64) -> MessageRun<'a> {
+        if self.bytes as u64 >= bytes {
+            self.store = Store::Streaming;
+        }
+        self
+    }
+
+    /// The connection's end that the message needs.
+    pub fn need(&self) -> Need {
+        Need { channel: self.channel, ..self.message.need() }
+    }
+
+    /// The same as a part of a collective that `past` stands before.
+    pub fn after(mut self, past: u64) -> MessageRun<'a> {
+        self.operation.past = past;
+        self.label = self.operation.label();
+        self
+    }
+
+    /// The other end.
+    pub fn peer(&self) -> Rank {
+        self.message.peer()
+    }
+
+    /// What the message is called in errors: "send #3 to rank 1".
+    pub fn name(&self) -> String {
+        let (what, to) = if self.sends() { ("send", "to") } else { ("recv", "from") };
+        format!("{what} #{} {to} rank {}", self.operation.sequence, self.peer())
+    }
+
+    /// What this rank called: both ends of a message have the label of a send.
+    fn called(&self) -> Operation {
+        let is_recv = self.operation.collective == Collective::Send && !self.sends();
+        let collective = if is_recv { Collective::Recv } else { self.operation.collective };
+        Operation { collective, ..self.operation }
+    }
+
+    fn sends(&self) -> bool {
+        self.message.sends()
+    }
+
+    fn complete(&self) -> bool {
+        self.begun && self.moved == self.bytes
+    }
+
+    fn send(&mut self, from: *const u8, links: &mut Links) -> Look {
+        if self.offer.is_some() {
+            return self.await_answer(links);
+        }
+        if !self.begun && ONE_COPY.contains(&self.bytes) && links.reads.may_offer(self.peer()) {
+            return self.offer(from, links);
+        }
+        self.fill_slot(from, links)
+    }
+
+    fn fill_slot(&mut self, from: *const u8, links: &mut Links) -> Look {
+        let sender = links.sender(self.peer(), self.channel);
+        let length = (self.bytes - self.moved).min(sender.shape().slot_bytes as usize);
+        let Some(slot) = sender.reserve(length) else { return Look::Nothing };
+        // What a pump sends to a socket is read here.
+        let mut turn = if links.has_pumps() { TimedCopy::untimed(Store::Cached) } else { links.staging.turn(length) };
+        turn.begin();
+        let (sources, targets) = (&[from.wrapping_add(self.moved)], &[slot.as_ptr()]);
+        let pass = Pass { sources, raw: None, targets, count: length, finish: false, store: turn.store };
+        // SAFETY: the source is inside the message's memory, since moved + length <= bytes; the slot is reserved and as
+        // large as its shape says; a slot never overlaps user memory.
+        unsafe { self.copy.run(&pass) };
+        turn.end();
+        links.staging.learn(&turn, length);
+        links.sender(self.peer(), self.channel).publish(length, self.label);
+        self.moved += length;
+        self.begun = true;
+        Look::Moved
+    }
+
+    /// Offers the receiver to read the message in place.
+    fn offer(&mut self, from: *const u8, links: &mut Links) -> Look {
+        let (peer, witness) = (self.peer(), links.reads.witness().unwrap_or(0));
+        let whereabouts = [witness, from.expose_provenance() as u64];
+        let Some(posted) = links.sender(peer, self.channel).offer(whereabouts, self.label) else {
+            return Look::Nothing;
+        };
+        self.offer = Some(OpenOffer { posted, process: links.reads.process(peer), looks: 0 });
+        Look::Again
+    }
+
+    /// Looks whether the receiver has read the message. If it does not come soon, the message goes into the slots, as
+    /// far as they have room for all of it.
+    fn await_answer(&mut self, links: &mut Links) -> Look {
+        let (peer, bytes) = (self.peer(), self.bytes);
+        let Some(open) = &mut self.offer else { return Look::Nothing };
+        let sender = links.sender(peer, self.channel);
+        if let Some(taken) = sender.settled(&open.posted) {
+            let taken = usize::try_from(taken).unwrap_or(bytes).min(bytes);
+            (self.moved, self.begun, self.offer) = (taken, true, None);
+            if taken == 0 {
+                links.reads.refused_by(peer);
+            }
+            return Look::Moved;
+        }
+        let shape = sender.shape();
+        if bytes > shape.slots as usize * shape.slot_bytes as usize {
+            return Look::Nothing;
+        }
+        if open.looks < LOOKS {
+            open.looks += 1;
+            cpu::relax();
+            return Look::Again;
+        }
+        if !open.posted.word().withdraw() {
+            return Look::Nothing;
+        }
+        (self.begun, self.offer) = (true, None);
+        Look::Moved
+    }
+
+    /// Reads the offered message in place. What cannot be read comes by slots.
+    fn read_in_place(&mut self, into: *mut u8, links: &mut Links) -> Look {
+        let peer = self.peer();
+        let (receiver, reads) = links.receiver_and_reads(peer, self.channel);
+        let Some(([witness, start], word)) = receiver.take_offer() else { return Look::Nothing };
+        let mut moved = 0;
+        while moved < self.bytes && !word.is_stopped() {
+            let length = (self.bytes - moved).min(READ_BYTES);
+            let address = start.wrapping_add(moved as u64);
+            let Some(place) = NonNull::new(into.wrapping_add(moved)) else { break };
+            // SAFETY: moved + length <= bytes, for which the caller's memory is good.
+            let read = unsafe { reads.read(peer, Announced { witness, address }, (place, length)) };
+            moved += read.min(length);
+            if read < length {
+                break;
+            }
+        }
+        receiver.leave(moved as u64);
+        (self.moved, self.begun) = (moved, true);
+        Look::Moved
+    }
+
+    fn recv(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
+        let receiver = links.receiver(self.peer(), self.channel);
+        let Some(message) = receiver.peek().map_err(|error| error.about(self.peer()))? else {
+            return Ok(Look::Nothing);
+        };
+        if message.is_offer && message.label == self.label && !self.begun {
+            return Ok(self.read_in_place(into, links));
+        }
+        let due = (self.bytes - self.moved).min(receiver.shape().slot_bytes as usize);
+        if message.label != self.label || message.bytes != due {
+            return Err(mismatch(self.called().label(), self.peer(), message.label));
+        }
+        let target = into.wrapping_add(self.moved);
+        let source = message.payload.as_ptr().cast_const();
+        if self.store == Store::Cached {
+            // SAFETY: the target is inside the message's memory, since moved + due <= bytes; the slot holds `due`
+            // bytes, ours until released; a slot never overlaps user memory.
+            unsafe { std::ptr::copy_nonoverlapping(source, target, due) };
+        } else {
+            let (sources, targets) = (&[source], &[target]);
+            let pass = Pass { sources, raw: None, targets, count: due, finish: false, store: self.store };
+            // SAFETY: as above.
+            unsafe { self.copy.run(&pass) };
+        }
+        receiver.release();
+        self.moved += due;
+        self.begun = true;
+        Ok(Look::Moved)
+    }
+}
+
+impl Task for MessageRun<'_> {
+    fn progress(&mut self, links: &mut Links) -> Result<Progress> {
+        let mut moved = Progress::Idle;
+        while !self.complete() {
+            let look = match self.message.direction {
+                Direction::Send(from) => self.send(from, links),
+                Direction::Recv(into) => self.recv(into, links)?,
+            };
+            match look {
+                Look::Nothing => return Ok(moved),
+                Look::Again => return Ok(Progress::Moved),
+                Look::Moved => moved = Progress::Moved,
+            }
+        }
+        Ok(Progress::Done)
+    }
+
+    fn blocked<'a>(&'a self, links: &'a Links) -> Option<Blocked<'a>> {
+        let flag = match self.message.direction {
+            Direction::Send(_) if self.offer.is_some() => links.sender_ref(self.peer(), self.channel)?.answer(),
+            Direction::Send(_) => links.sender_ref(self.peer(), self.channel)?.credit(),
+            Direction::Recv(_) => links.receiver_ref(self.peer(), self.channel)?.arrival(),
+        };
+        Some(Blocked { flag })
+    }
+
+    fn waiting_for(&self) -> String {
+        let what = match self.message.direction {
+            Direction::Send(_) => "to recv",
+            Direction::Recv(_) => "to send",
+        };
+        format!("rank {} ({what} message #{})", self.peer(), self.operation.sequence)
+    }
+}
+
+/// Bytes of messages that are offered in place.
+const ONE_COPY: Range<usize> = 8 << 10..2 << 20;
+/// Bytes that a receiver reads before it looks whether the sender still wants that.
+const READ_BYTES: usize = 1 << 20;
+/// Looks for a receiver before a sender withdraws its offer: some 2 µs, which a copy of the least such message takes.
+const LOOKS: u32 = 64;
+
+/// The messages of one connection's end, one after the other.
+#[derive(Debug)]
+pub struct MessageQueue<'a, 'b> {
+    runs: Vec<&'a mut MessageRun<'b>>,
+    at: usize,
+}
+
+impl<'a, 'b> MessageQueue<'a, 'b> {
+    /// One queue for each connection's end, each in the order of `runs`.
+    pub fn by_connection(runs: &'a mut [MessageRun<'b>]) -> Vec<MessageQueue<'a, 'b>> {
+        let mut queues: Vec<MessageQueue<'a, 'b>> = Vec::new();
+        for run in runs {
+            let same = |queue: &&mut MessageQueue<'a, 'b>| {
+                let first = &queue.runs[0];
+                first.peer() == run.peer() && first.sends() == run.sends()
+            };
+            match queues.iter_mut().find(same) {
+                Some(queue) => queue.runs.push(run),
+                None => queues.push(MessageQueue { runs: vec![run], at: 0 }),
+            }
+        }
+        queues
+    }
+}
+
+impl Task for MessageQueue<'_, '_> {
+    fn progress(&mut self, links: &mut Links) -> Result<Progress> {
+        let mut moved = Progress::Idle;
+        while let Some(run) = self.runs.get_mut(self.at) {
+            match run.progress(links)? {
+                Progress::Done => self.at += 1,
+                Progress::Moved => return Ok(Progress::Moved),
+                Progress::Idle => return Ok(moved),
+            }
+            moved = Progress::Moved;
+        }
+        Ok(Progress::Done)
+    }
+
+    fn blocked<'c>(&'c self, links: &'c Links) -> Option<Blocked<'c>> {
+        self.runs.get(self.at)?.blocked(links)
+    }
+
+    fn waiting_for(&self) -> String {
+        self.runs.get(self.at).map_or_else(String::new, |run| run.waiting_for())
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::bootstrap::{Bootstrap, LocalBootstrap};
+    use crate::error::Error;
+    use crate::exec::drive::{NoBackground, WaitContext, drive_one};
+    use crate::sync::ring::Shape;
+    use crate::sync::{AbortFlag, Deadline, Patience, Wait, Watch};
+    use crate::sys::clock;
+    use crate::sys::numa::ThreadHome;
+    use crate::sys::thread;
+    use crate::transport::{Fabric, PeerInfo, Policy, Receivers, Setup, Sizes, SocketOptions, Way};
+    use crate::types::World;
+
+    /// Ends a wait that lasts longer than any machine needs.
+    struct Limit(Deadline);
+
+    impl Watch for Limit {
+        fn look(&mut self, waiting_for: &dyn Fn() -> String) -> Result<()> {
+            if self.0.passed(clock::now()) { Err(Error::timeout(waiting_for())) } else { Ok(()) }
+        }
+    }
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// What a rank of two has that share memory, with a connection from rank 0 to rank 1.
+    struct Side {
+        bootstrap: LocalBootstrap,
+        fabric: Fabric,
+    }
+
+    impl Side {
+        fn new(bootstrap: LocalBootstrap, policy: Policy) -> Side {
+            let token = crate::transport::process_token().unwrap();
+            let peers: Vec<PeerInfo> = (0..2)
+                .map(|rank| {
+                    let (rank, home, pid) = (Rank::new(rank), ThreadHome::default(), std::process::id());
+                    PeerInfo { rank, host: 1, process: token, pid, cores: 2, settings: 0, tuning: 0, home }
+                })
+                .collect();
+            let sockets = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };
+            let sizes = Sizes { shape: Shape { slots: 4, slot_bytes: 16 << 10 }, scratch_bytes: 4096, sockets };
+            let (rank, wait) = (bootstrap.world().rank, Wait::new(LIMIT, &AbortFlag::new()));
+            let mut fabric = Fabric::new(World { rank, size: 2 }, &peers, policy, sizes);
+            let (way, peer) = if rank.get() == 0 { (Way::Send, 1) } else { (Way::Receive, 0) };
+            let need = Need { way, peer: Rank::new(peer), channel: Channel::PointToPoint };
+            let mut watch = Limit(Deadline::after(LIMIT));
+            let mut setup = Setup { bootstrap: &bootstrap, wait: &wait, watch: &mut watch, background: None };
+            fabric.connect(&[need], Receivers::Come, &mut setup).unwrap();
+            Side { bootstrap, fabric }
+        }
+
+        fn run(&mut self, run: &mut MessageRun<'_>) -> Result<()> {
+            let mut wait_context = WaitContext {
+                patience: &mut Patience::fixed(16, Duration::from_micros(20)),
+                watch: &mut Limit(Deadline::after(LIMIT)),
+                fabric: &mut self.fabric,
+                bootstrap: &self.bootstrap,
+                background: &mut NoBackground,
+                progress: None,
+            };
+            drive_one(run, &mut wait_context)
+        }
+
+        fn links(&mut self) -> &mut Links {
+            self.fabric.links()
+        }
+    }
+
+    fn sending(data: &[u8]) -> MessageRun<'_> {
+        MessageRun::new(Message::send(data, Rank::new(1)), Collective::Send, 0)
+    }
+
+    fn receiving(into: &mut [u8]) -> MessageRun<'_> {
+        MessageRun::new(Message::recv(into, Rank::new(0)), Collective::Send, 0)
+    }
+
+    /// Both sides, connected.
+    fn sides(policy: Policy) -> [Side; 2] {
+        let connect = |bootstrap| Side::new(bootstrap, policy);
+        let sides = thread::side_by_side("rank", LocalBootstrap::world(2).unwrap(), connect, || ()).unwrap();
+        sides.try_into().unwrap_or_else(|_| unreachable!("two ranks"))
+    }
+
+    fn data(bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|at| u8::try_from(at % 251).expect("below 251")).collect()
+    }
+
+    /// Messages and bytes that went through slots.
+    fn through_slots(sender: &mut Side) -> (u64, u64) {
+        sender.links().sender(Rank::new(1), Channel::PointToPoint).published()
+    }
+
+    /// Smaller and larger than all slots together, as threads and as processes are connected.
+    #[test]
+    fn a_message_that_is_waited_for_is_copied_once() {
+        for no_local in [false, true] {
+            let [mut sender, mut receiver] = sides(Policy { no_local, ..Policy::default() });
+            for bytes in [16 << 10, 50_001, 1 << 20] {
+                let (sent, mut got) = (data(bytes), vec![0; bytes]);
+                let before = through_slots(&mut sender).1;
+                let mut send = sending(&sent);
+                assert_eq!(send.progress(sender.links()).unwrap(), Progress::Moved, "offered, not sent");
+                receiver.run(&mut receiving(&mut got)).unwrap();
+                sender.run(&mut send).unwrap();
+                assert!(got == sent && through_slots(&mut sender).1 == before, "{bytes}");
+            }
+        }
+    }
+
+    /// The promise of `send`: a message that finds room does not wait for its receiver.
+    #[test]
+    fn a_message_whose_receiver_is_late_goes_through_all_slots() {
+        let [mut sender, mut receiver] = sides(Policy::default());
+        for _ in 0..3 {
+            let (sent, mut got) = (data(64 << 10), vec![0; 64 << 10]);
+            let mut recv = receiving(&mut got);
+            assert_eq!(recv.progress(receiver.links()).unwrap(), Progress::Idle);
+            sender.run(&mut sending(&sent)).unwrap();
+            receiver.run(&mut recv).unwrap();
+            drop(recv);
+            assert!(got == sent);
+        }
+        assert_eq!(through_slots(&mut sender), (12, 3 << 16));
+    }
+
+    #[test]
+    fn a_receiver_that_may_not_read_gets_the_message_through_slots() {
+        let [mut sender, mut receiver] = sides(Policy::default());
+        receiver.links().reads.refused_by(Rank::new(0));
+        for turn in 0..2 {
+            let (sent, mut got) = (data(60_000), vec![0; 60_000]);
+            let mut send = sending(&sent);
+            let _under_way = send.progress(sender.links()).unwrap();
+            assert_eq!(send.offer.is_some(), turn == 0, "a refusal is remembered");
+            let mut recv = receiving(&mut got);
+            let _under_way = recv.progress(receiver.links()).unwrap();
+            sender.run(&mut send).unwrap();
+            receiver.run(&mut recv).unwrap();
+            drop(recv);
+            assert!(got == sent);
+        }
+        let [mut sender, _] = sides(Policy { no_peer_reads: true, ..Policy::default() });
+        let mut send = sending(&[1; 20_000]);
+        assert_eq!(send.progress(sender.links()).unwrap(), Progress::Done, "forbidden by the setting");
+    }
+
+    /// The sender's memory is gone: the receiver does not crash, and takes the message from slots.
+    #[test]
+    fn memory_that_cannot_be_read_is_no_message() {
+        const BYTES: usize = 16 << 10;
+        let [mut sender, mut receiver] = sides(Policy::default());
+        let (sent, mut got) = (data(BYTES), vec![0; BYTES]);
+        let mut recv = receiving(&mut got);
+        let witness = sender.links().reads.witness().unwrap();
+        let ring = sender.links().sender(Rank::new(1), Channel::PointToPoint);
+        // The system maps nothing at the second page.
+        let posted = ring.offer([witness, 4096], recv.label).unwrap();
+        assert_eq!(recv.progress(receiver.links()).unwrap(), Progress::Moved);
+        assert_eq!((ring.settled(&posted), recv.moved), (Some(0), 0));
+        let slot = ring.reserve(BYTES).unwrap();
+        // SAFETY: a reserved slot of as many bytes.
+        unsafe { slot.as_ptr().copy_from_nonoverlapping(sent.as_ptr(), BYTES) };
+        ring.publish(BYTES, recv.label);
+        assert_eq!(recv.progress(receiver.links()).unwrap(), Progress::Done);
+        drop(recv);
+        assert!(got == sent);
+    }
+
+    #[test]
+    fn the_offer_of_a_call_that_has_failed_is_void() {
+        let [mut sender, mut receiver] = sides(Policy::default());
+        let (sent, mut got) = (data(20_000), vec![0; 20_000]);
+        let mut send = sending(&sent);
+        let _offered = send.progress(sender.links()).unwrap();
+        drop(send);
+        assert_eq!(receiving(&mut got).progress(receiver.links()).unwrap(), Progress::Idle);
+        assert!(got.iter().all(|byte| *byte == 0));
+    }
+}
