@@ -14,7 +14,7 @@
 //! | [`Device::allocate`] | arenas, rings, registered buffers | a mapping of zeroed pages |
 //! | [`Device::export`], [`Device::import`] | the transports that hand memory to other processes | a sealed memfd |
 //! | [`Device::locate`] | whoever gets a bare address from a program | every address that no other device claims |
-//! | [`Device::reaches`], [`Device::take_in`] | set-up of ranks on several devices | all devices of a host reach its memory |
+//! | [`Device::reaches`], [`Device::memory_of_host`], [`Device::take_in`] | set-up of ranks on several devices | all devices of a host reach its memory |
 //! | [`Device::page_for`] | set-up of ranks on several devices | a page of host memory |
 //! | [`Queue::copy`], [`Queue::fold`] | executors | done before the call returns |
 //! | [`Queue::launch`] | `exec::cohort`: programs of ranks that share the device | none: `exec::interpret` runs the plan itself |
@@ -103,6 +103,14 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn reaches(&self, other: DeviceIdentity) -> Result<std::result::Result<(), String>> {
         let _all_reachable = other;
         Ok(Ok(()))
+    }
+
+    /// `bytes` of zeroed memory of the host, for [`Device::take_in`]. For set-up.
+    ///
+    /// # Errors
+    /// Where there is no memory.
+    fn memory_of_host(&self, bytes: usize, sharing: Sharing) -> Result<HostRegion> {
+        HostMemory.allocate_host(bytes, sharing)
     }
 
     /// `memory` of the host as programs on this device address it, for ranks whose devices do not reach each other's

@@ -11,7 +11,7 @@ use std::sync::PoisonError;
 use crate::comm::session::Session;
 use crate::comm::staging::{Staged, StagingLayout};
 use crate::device::records::{self, ControlLayout, PeerMemory, SlotQueue};
-use crate::device::{self, DeviceIdentity, Home, HostMemory, HostRegion, Region, Sharing, StatusPage};
+use crate::device::{self, DeviceIdentity, Home, HostRegion, Region, Sharing, StatusPage};
 use crate::error::{Error, Result};
 use crate::exec::{Cohort, Rendezvous};
 use crate::log;
@@ -160,7 +160,7 @@ impl Meeting {
         let bytes = layout.host_bytes(me)?;
         if bytes > 0 {
             let sharing = if self.elsewhere().is_empty() { Sharing::Threads } else { Sharing::Processes };
-            let stage = HostMemory.allocate_host(bytes, sharing)?;
+            let stage = device::of(home)?.memory_of_host(bytes, sharing)?;
             lock(&self.shared.stages).insert(me, stage);
         }
         lock(&self.shared.sides).insert(me, side.clone());

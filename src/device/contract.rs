@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use far::Far;
 
-use crate::device::{Device, Event, Home, HostMemory, Kernel, Pass, Place, Region, Sharing, Store};
+use crate::device::{Device, Event, Home, HostMemory, HostRegion, Kernel, Pass, Place, Region, Sharing, Store};
 use crate::error::Kind;
 use crate::sync::Deadline;
 use crate::sys::clock;
@@ -97,7 +97,8 @@ fn what_is_exported_is_the_same_memory_where_it_is_imported() {
 #[test]
 fn memory_of_the_host_that_is_taken_in_stays_the_hosts() {
     for device in devices() {
-        let mine = HostMemory.allocate_host(4096, Sharing::Threads).unwrap();
+        let mut all: Vec<HostRegion> = (0..3).map(|_| device.memory_of_host(4096, Sharing::Threads).unwrap()).collect();
+        let mine = all.swap_remove(1);
         let taken = [(); 2].map(|()| device.take_in(&mine).unwrap());
         assert!(taken.iter().all(|taken| taken.bytes() == 4096));
         if taken[0].home() != device.home() {
@@ -107,9 +108,16 @@ fn memory_of_the_host_that_is_taken_in_stays_the_hosts() {
         // SAFETY: the region has as many words, and the copy is done.
         let words = unsafe { std::slice::from_raw_parts(mine.base().as_ptr().cast::<u32>(), 1024) };
         assert!(words.iter().all(|word| *word == 23));
+        for other in &all {
+            assert_eq!(read(&*device, &device.take_in(other).unwrap()), [0; 1024]);
+        }
         drop(mine);
         assert_eq!(read(&*device, &taken[1]), [23; 1024], "what is taken in is kept");
         assert!(device.home() == Home::Host || device.export(&taken[1]).is_err());
+        drop(taken);
+        let next = device.memory_of_host(4096, Sharing::Processes).unwrap();
+        assert_eq!(read(&*device, &device.take_in(&next).unwrap()), [0; 1024], "memory is zero when it is new");
+        assert!(HostMemory.export(next.as_region()).is_ok());
     }
 }
 

@@ -17,6 +17,7 @@ mod active;
 mod chunks;
 mod context;
 mod graphs;
+mod host_pins;
 mod kernels;
 mod launch;
 mod legacy;
@@ -27,10 +28,10 @@ mod polling;
 mod programs;
 mod queue;
 mod raw;
-mod host_pins;
 mod result;
 mod stream;
 mod tables;
+mod unshared;
 #[cfg(test)]
 pub(in crate::device) mod tests;
 
@@ -43,7 +44,8 @@ use std::ptr::NonNull;
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
 use crate::device::{
-    Device, DeviceId, DeviceIdentity, Generation, Home, HostRegion, Keep, Queue, Region, Sharing, StatusPage,
+    Device, DeviceId, DeviceIdentity, Generation, Home, HostMemory, HostRegion, Keep, Queue, Region, Sharing,
+    StatusPage,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -349,7 +351,16 @@ impl Device for Cuda {
         }
     }
 
-    /// Waits for kernels that run, unless another GPU of this process works in the memory already.
+    /// Threads get pieces of memory that is pinned as a whole.
+    fn memory_of_host(&self, bytes: usize, sharing: Sharing) -> Result<HostRegion> {
+        match sharing {
+            Sharing::Threads => self.driver.pins().piece(bytes),
+            Sharing::Processes | Sharing::ProcessesByHandle => HostMemory.allocate_host(bytes, sharing),
+        }
+    }
+
+    /// Waits for kernels that run, unless a GPU of this process works in the memory already, or in that of which it is
+    /// a piece.
     fn take_in(&self, memory: &HostRegion) -> Result<Region> {
         let active = self.active()?;
         let bytes = memory.bytes();

@@ -46,6 +46,9 @@ impl Device for Lent {
     fn locate(&self, address: u64) -> Option<Home> {
         self.0.locate(address)
     }
+    fn memory_of_host(&self, bytes: usize, sharing: Sharing) -> Result<HostRegion> {
+        self.0.memory_of_host(bytes, sharing)
+    }
     fn take_in(&self, memory: &HostRegion) -> Result<Region> {
         self.0.take_in(memory)
     }

@@ -5,16 +5,16 @@
 //! if the launch was captured, until its graph is destroyed.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 
 use super::image::{self, Blocks, PartWords};
+use crate::device::HostRegion;
 use crate::device::cuda::active::Active;
 use crate::device::cuda::context::Primary;
 use crate::device::cuda::pieces::{FreePieces, Piece};
 use crate::device::cuda::stream::StreamHandle;
 use crate::device::cuda::tables::{Pinned, User};
+use crate::device::cuda::unshared::Unshared;
 use crate::device::records::Records;
-use crate::device::{Generation, HostRegion, Keep};
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 
@@ -86,7 +86,7 @@ impl ImageMemory {
         self.write(piece, &vec![0; bytes / size_of::<u64>()]);
         let keep = Page { piece, arena: Arc::clone(self) };
         // SAFETY: the piece is the page's alone until `keep` is dropped, which keeps the memory.
-        let region = unsafe { HostRegion::new(self.memory.0.at(piece.offset), bytes, Arc::new(keep)) };
+        let region = unsafe { HostRegion::new(self.memory.0.at(piece.offset), bytes, Arc::new(Unshared(keep))) };
         Ok((region, self.address(piece)))
     }
 
@@ -228,33 +228,4 @@ impl Drop for Page {
     fn drop(&mut self) {
         self.arena.lock().free.give_back(self.piece);
     }
-}
-
-/// Pinned memory stays in this process.
-impl Keep for Page {
-    fn descriptor(&self) -> Option<Arc<OwnedFd>> {
-        None
-    }
-
-    fn lend(&self, _: Generation) -> bool {
-        true
-    }
-
-    fn take_back(&self, _: Generation) -> bool {
-        true
-    }
-
-    fn detach(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn is_detached(&self) -> bool {
-        false
-    }
-
-    fn share_anew(&self) -> Result<Generation> {
-        Err(Error::internal("a status page cannot be shared"))
-    }
-
-    fn prefer_huge_pages(&self) {}
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io::Write as _;
 
 use crate::device::cuda::gpus;
-use crate::device::{Device, HostMemory, Kernel, Pass, Place, Sharing, Store};
+use crate::device::{Device, Kernel, Pass, Place, Sharing, Store};
 use crate::error::{Error, Result};
 use crate::sync::Deadline;
 use crate::sys::clock;
@@ -22,7 +22,7 @@ fn attempt() -> Result<()> {
     let shared = gpu.allocate(BYTES, Sharing::Processes)?;
     let theirs = gpu.import(gpu.export(&shared)?, BYTES)?;
     shared.keep().detach()?;
-    let host = HostMemory.allocate_host(4096, Sharing::Threads)?;
+    let host = gpu.memory_of_host(4096, Sharing::Threads)?;
     let _taken = gpu.take_in(&host)?;
     let mut values = [5_u8; BYTES];
     let (mut queue, mut second) = (gpu.queue()?, gpu.queue()?);
