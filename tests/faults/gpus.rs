@@ -84,6 +84,11 @@ fn processes_of_a_mesh() {
     must_pass("8-cube-mesh", "a_rank_of_a_mesh_is_killed");
 }
 
+#[test]
+fn processes_of_gpus_of_two_hosts_are_refused() {
+    must_pass("2-nvswitch", "two_hosts");
+}
+
 /// What runs on a machine.
 mod jobs {
     use std::io::Write;
@@ -164,6 +169,26 @@ mod jobs {
         job.join();
         job.must("gpu 0");
         job.must("call all_reduce 1003");
+        job.must("drop");
+    }
+
+    #[test]
+    fn two_hosts() {
+        if cuda::gpus().is_err() {
+            return;
+        }
+        let hosts = ["one", "two"];
+        let mut job = Job::start_each(2, |rank| (Vec::new(), with(BOUNDED, &[("NCCL_HOSTID", hosts[rank])])));
+        job.join();
+        for rank in &mut job.ranks {
+            rank.must(&format!("gpu {}", rank.number));
+        }
+        job.begin("call all_reduce 1000", |_| true);
+        for rank in &job.ranks {
+            let failure = rank.failure();
+            assert_eq!(failure.kind, "InvalidUsage", "rank {}: {}", rank.number, failure.text);
+            assert!(failure.text.contains("it is on another host"), "{}", failure.text);
+        }
         job.must("drop");
     }
 
