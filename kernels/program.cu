@@ -78,30 +78,6 @@ RSCCL_INLINE void store_release(u64 address, u64 value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(address), "l"(value) : "memory");
 }
 
-/// A word of a status page.
-RSCCL_INLINE u32 look(u64 address) {
-    u32 value;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-    return value;
-}
-
-RSCCL_INLINE u64 &word_at(u64 address) {
-    return *reinterpret_cast<u64 *>(address);
-}
-
-/// Says why the launch ends early; the first fault of a page stays. Pairs with the host's acquire of the code.
-RSCCL_INLINE void report(const PartImage *part, u32 code, u32 peer, const u64 *mine, const u64 *theirs) {
-    const u64 page = part->status;
-    if (atomicCAS_system(reinterpret_cast<u32 *>(page + STATUS_FAULT), 0u, STATUS_CLAIMED) != 0) return;
-    word_at(page + STATUS_DETAILS) = peer;
-#pragma unroll 1
-    for (u32 i = 0; mine != nullptr && i < 3; i += 1) {
-        word_at(page + STATUS_DETAILS + 8 * (1 + i)) = mine[i];
-        word_at(page + STATUS_DETAILS + 8 * (4 + i)) = theirs[i];
-    }
-    asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(page + STATUS_FAULT), "r"(code) : "memory");
-}
-
 /// The control memory of the rank itself.
 RSCCL_INLINE u64 own_control(const PartImage *part) {
     return peers_of(part)[part->rank].control;
@@ -118,10 +94,6 @@ RSCCL_INLINE bool has_come(LaneState &lane, u64 word, u64 value) {
     if (load_acquire(word) >= value) return true;
     blocked(lane, word, value);
     return false;
-}
-
-RSCCL_INLINE bool differs(const u64 *a, const u64 *b) {
-    return a[0] != b[0] || a[1] != b[1] || a[2] != b[2];
 }
 
 /// Tells the peers that the lane has begun, and with which buffers, and waits for theirs.
@@ -148,7 +120,7 @@ RSCCL_INLINE u32 enter(const PartImage *part, LaneState &lane, const StepRecord 
         if (!has_come(lane, at, lane.epoch + 1)) return BLOCKED;
         const EnterLine &line = *reinterpret_cast<const EnterLine *>(at);
         if (differs(line.label, label)) {
-            report(part, STATUS_MISMATCH, ranks[i], label, line.label);
+            report(part->status, STATUS_MISMATCH, ranks[i], label, line.label);
             return STOP;
         }
     }
@@ -224,7 +196,7 @@ RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &s
                 const SlotHeader &header = *reinterpret_cast<const SlotHeader *>(slot);
                 const u64 *label = label_of(part, lane.image->label);
                 if (differs(header.label, label) || header.bytes != bytes) {
-                    report(part, STATUS_MISMATCH, u32(header.rank), label, header.label);
+                    report(part->status, STATUS_MISMATCH, u32(header.rank), label, header.label);
                     return STOP;
                 }
             } else if (done >= queue.count && !has_come(lane, queue.head, done - queue.count + 1)) {
@@ -351,7 +323,7 @@ RSCCL_INLINE u32 choose(BlockState &block, u32 seats) {
         } else {
             looks += 1;
             if (looks % LOOKS == 0 && must_stop(block.part)) {
-                report(block.part, STATUS_ABORTED, 0, nullptr, nullptr);
+                report(block.part->status, STATUS_ABORTED, 0, nullptr, nullptr);
                 return STOP;
             }
         }

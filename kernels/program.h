@@ -5,7 +5,7 @@
 // behind each other, so that a block copies it in one go.
 #pragma once
 
-#include "portable.h"
+#include "status.h"
 
 /// One step of a lane.
 struct StepRecord {
@@ -146,10 +146,6 @@ RSCCL_INLINE u64 line_at(const PartImage &part, u32 lane, u64 epoch, u32 writer)
 RSCCL_INLINE u64 flag_at(const PartImage &part, u32 lane, u32 flag, u32 writer) {
     return line_at(part, part.lanes, 0, 0) + ((lane * FLAGS + flag) * part.ranks + writer) * sizeof(u64);
 }
-
-// Where words lie in a status page, as `StatusPage` has it.
-constexpr u64 STATUS_ABORT = 0, STATUS_FAULT = 64, STATUS_DETAILS = 72;
-constexpr u32 STATUS_CLAIMED = 1, STATUS_ABORTED = 2, STATUS_MISMATCH = 3;
 
 // The parts of images.
 RSCCL_INLINE const StepRecord *steps_of(const LaneImage *lane) {

@@ -4,6 +4,7 @@
 //! meanwhile. Ways in: [`local::run`] and [`Communicator::init_all`] (threads), [`Communicator::init`] (a unique id),
 //! [`Communicator::from_env`] (launchers), and with feature `mpi` an MPI communicator.
 
+mod across;
 mod background_split;
 mod call_log;
 mod channel_search;

@@ -16,6 +16,7 @@
 //! | [`Device::locate`] | whoever gets a bare address from a program | every address that no other device claims |
 //! | [`Device::reaches`], [`Device::memory_of_host`], [`Device::take_in`] | set-up of ranks on several devices | all devices of a host reach its memory |
 //! | [`Device::page_for`] | set-up of ranks on several devices | a page of host memory |
+//! | [`Device::page_across`] | set-up of processes on one device that take turns there | none |
 //! | [`Queue::copy`], [`Queue::fold`] | executors | done before the call returns |
 //! | [`Queue::launch`] | `exec::cohort`: programs of ranks that share the device | none: `exec::interpret` runs the plan itself |
 //! | [`Queue::record`], [`Queue::after`] | executors that order queues among each other | events are done when they are made |
@@ -60,6 +61,22 @@ pub enum Sharing {
 /// What [`Device::identity`] says; a GPU's is its UUID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceIdentity(pub [u8; 16]);
+
+/// The ranks of a communicator by the processes that they are threads of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessRanks {
+    /// The rank that asks.
+    pub me: u32,
+    /// Of each rank: the lowest rank of its process. The process of rank 0 leads.
+    pub first: Vec<u32>,
+}
+
+impl ProcessRanks {
+    /// The lowest rank of each process, in order.
+    pub fn processes(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..).zip(&self.first).filter(|(rank, first)| rank == *first).map(|(rank, _)| rank)
+    }
+}
 
 /// A kind of memory: makes it, hands it over, and gives queues that work in it.
 pub trait Device: fmt::Debug + Send + Sync {
@@ -132,6 +149,15 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn page_for(&self, reached: &[Home], beside: &[Home]) -> Result<StatusPage> {
         let _all_reachable = (reached, beside);
         StatusPage::new()
+    }
+
+    /// The status page of a rank whose device several processes share, one of which leads the work of all. The `pages`
+    /// of all ranks lie behind each other in memory of the host, and this device has taken it in. For set-up.
+    ///
+    /// # Errors
+    /// Where streams of processes cannot wait for each other, or the device has no room for another rank.
+    fn page_across(&self, pages: (&HostRegion, &Region), ranks: &ProcessRanks) -> Result<StatusPage> {
+        Err(Error::internal(format!("{}: {pages:?} for {ranks:?}", self.home())))
     }
 
     /// A queue of its own: what is put into one queue is done in that order.

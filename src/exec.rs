@@ -30,6 +30,7 @@ pub mod pull;
 mod registered;
 mod rendezvous;
 pub mod run;
+mod stages;
 
 pub use buffers::Buffers;
 pub use call::{Begun, Call, CallCount, Order, wrong_counts};
@@ -45,3 +46,4 @@ pub use operation::{Operation, describe, same_call, sequence};
 pub use program::Program;
 pub use registered::Buffer;
 pub use rendezvous::{MessageEnd, Rendezvous};
+pub use stages::{StagedSide, Stages};

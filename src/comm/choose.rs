@@ -1,5 +1,7 @@
 //! Which path a call takes, and its plan.
 
+use std::collections::HashMap;
+
 use crate::comm::Settings;
 use crate::comm::channel_search::JoinedGpus;
 use crate::comm::programs::{Means, Programs};
@@ -10,7 +12,7 @@ use crate::plan::{self, Count, Layout, Limits, Spec, WINDOW_LANES, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::FLAT_BYTES;
 use crate::tune::{self, Choice, Costs, Filters, Query};
-use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, ReduceOp, TransportKind, World};
+use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, Rank, ReduceOp, TransportKind, World};
 
 /// How a call is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +66,8 @@ pub(crate) struct Chooser {
     searched: Option<(Arc<Layout>, Programs)>,
     /// See [`Chooser::set_partly_staged`].
     partly_staged: bool,
+    /// Of the ranks for which this one launches, by rank.
+    led: HashMap<Rank, Programs>,
 }
 
 impl Chooser {
@@ -90,6 +94,7 @@ impl Chooser {
             programs: Programs::default(),
             searched: None,
             partly_staged: false,
+            led: HashMap::new(),
         }
     }
 
@@ -258,6 +263,32 @@ impl Chooser {
         let choice = if over_slots { choice.on_searched(layout, settings.channels) } else { choice };
         let means = means(choice, windows);
         programs.of(call, *world, means, || spec(call, means, *world, layout, settings))
+    }
+
+    /// How ranks of one device work in each other's buffers in a call; `None` where the user's filters forbid it, or it
+    /// needs more than buffers. The same on all ranks.
+    ///
+    /// # Errors
+    /// As [`Chooser::path`].
+    pub(crate) fn direct(&self, call: &Call<'_>) -> Result<Option<Choice>> {
+        let asked = Question::of(call);
+        let allowed = self.settings.algorithms.allows(asked.collective, Algorithm::Direct);
+        Ok(match self.path_of_plans(asked, allowed)? {
+            Path::Windows(choice) if choice.algorithm == Algorithm::Direct && self.layout.teams().len() == 1 => {
+                Some(choice)
+            }
+            Path::Windows(_) | Path::Flat | Path::Slots(_) => None,
+        })
+    }
+
+    /// The program of another rank for a call that works in users' buffers, which this rank launches for it.
+    ///
+    /// # Errors
+    /// Where there is no plan.
+    pub(crate) fn led_program(&mut self, rank: Rank, call: &Call<'_>, choice: Choice) -> Result<Arc<Program>> {
+        let (means, world) = (means(choice, Windows::User), World { rank, ..self.world });
+        let Chooser { layout, settings, led, .. } = self;
+        led.entry(rank).or_default().of(call, world, means, || spec(call, means, world, layout, settings))
     }
 
     /// From now on rings and trees of calls on devices follow these channels. All ranks do the same between the same

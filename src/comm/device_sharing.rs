@@ -11,7 +11,7 @@ use std::sync::PoisonError;
 use crate::comm::session::Session;
 use crate::comm::staging::{Staged, StagingLayout};
 use crate::device::records::{self, ControlLayout, PeerMemory, SlotQueue};
-use crate::device::{self, DeviceIdentity, Home, HostRegion, Region, Sharing, StatusPage};
+use crate::device::{self, DeviceIdentity, Home, HostRegion, ProcessRanks, Region, Sharing, StatusPage};
 use crate::error::{Error, Result};
 use crate::exec::{Cohort, Rendezvous};
 use crate::log;
@@ -33,6 +33,8 @@ pub(super) struct Meeting {
     /// The device of each rank.
     devices: Vec<DeviceIdentity>,
     staged: Arc<Staged>,
+    /// Whether several processes share the one device of all ranks and take turns there, so that one of them leads.
+    across: bool,
     world: World,
 }
 
@@ -47,6 +49,8 @@ struct Shared {
     queues: Mutex<HashMap<(Rank, Rank, Channel), Region>>,
     /// Where messages between ranks of one device meet.
     rendezvous: Rendezvous,
+    /// The status pages of all ranks, where several processes share a device.
+    pages: Mutex<Option<HostRegion>>,
 }
 
 /// What a rank tells all others when they first meet on devices.
@@ -83,6 +87,8 @@ pub(super) struct Brought {
     pub(super) sides: HashMap<Rank, Region>,
     /// Of the host's memory, by rank; of this process's ranks too, as this rank's device addresses it.
     pub(super) stages: HashMap<Rank, Region>,
+    /// The status pages of all ranks, as this rank's device addresses them, where several processes share it.
+    pub(super) pages: Option<Region>,
 }
 
 /// The entry of a rank in the table of its process. It lives as long as one meeting.
@@ -92,8 +98,8 @@ impl Meeting {
     /// Meets the other ranks of the communicator, each of which brings its device. Collective.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] on all ranks where several processes use a device that cannot run them
-    /// side by side; of a rank that does not come.
+    /// [`crate::error::Kind::InvalidUsage`] on all ranks where several processes use one of several devices, which cannot
+    /// run them side by side; of a rank that does not come.
     pub(super) fn new(session: &Session, home: Home, wait: &Wait) -> Result<Meeting> {
         let device = device::of(home)?;
         let (world, bootstrap) = (session.world, &session.bootstrap);
@@ -106,7 +112,7 @@ impl Meeting {
         let told = bootstrap.all_gather(&mine.encode(), wait)?;
         let facts = world.ranks().zip(&told).map(|(rank, bytes)| Facts::decode(rank, bytes));
         let facts: Vec<Facts> = facts.collect::<Result<_>>()?;
-        check_together(&facts)?;
+        let across = must_take_turns(&facts)?;
         let first = facts.iter().find(|facts| facts.process == process).map_or(entry.0, |facts| facts.ticket);
         let found = meetings().get(&first).and_then(Weak::upgrade);
         let devices: Vec<DeviceIdentity> = facts.iter().map(|facts| facts.device).collect();
@@ -114,7 +120,7 @@ impl Meeting {
         let staged = Arc::new(stage(session, home, (&devices, &facts), wait)?);
         let shared = found.ok_or_else(|| Error::internal("what the ranks of this process share is gone"))?;
         let processes = facts.iter().map(|facts| facts.process).collect();
-        Ok(Meeting { shared, processes, devices, staged, world })
+        Ok(Meeting { shared, processes, devices, staged, across, world })
     }
 
     /// The devices of all ranks, in rank order.
@@ -130,6 +136,23 @@ impl Meeting {
     /// The ranks of other processes, in order.
     pub(super) fn elsewhere(&self) -> Vec<Rank> {
         self.world.ranks().filter(|rank| !self.is_here(*rank)).collect()
+    }
+
+    /// Whether several processes share the one device of all ranks and take turns there.
+    pub(super) fn is_across(&self) -> bool {
+        self.across
+    }
+
+    /// The ranks by their processes.
+    pub(super) fn process_ranks(&self) -> ProcessRanks {
+        let lowest = |process: &u64| self.processes.iter().position(|other| other == process);
+        let first = self.processes.iter().map(|process| lowest(process).and_then(|rank| u32::try_from(rank).ok()));
+        ProcessRanks { me: self.world.rank.get(), first: first.map(Option::unwrap_or_default).collect() }
+    }
+
+    /// The status pages of all ranks, which the lowest rank of this process leaves for the others.
+    pub(super) fn pages(&self) -> MutexGuard<'_, Option<HostRegion>> {
+        lock(&self.shared.pages)
     }
 
     /// Which ranks do not reach each other's memory.
@@ -164,7 +187,7 @@ impl Meeting {
             lock(&self.shared.stages).insert(me, stage);
         }
         lock(&self.shared.sides).insert(me, side.clone());
-        Ok(Brought { sides: HashMap::from([(me, side)]), stages: HashMap::new() })
+        Ok(Brought { sides: HashMap::from([(me, side)]), stages: HashMap::new(), pages: None })
     }
 
     /// The layout of every rank's memory.
@@ -241,15 +264,22 @@ impl Meeting {
             return ready.and_then(|()| StatusPage::new());
         }
         let page = ready.and_then(|()| device::of(home)?.page_for(&reached, &beside));
-        let reason = page.as_ref().err().map_or("", |error| wire::cut(error.message(), MOST_REASON_BYTES));
+        self.agree(session, (page, "with ranks on other devices"), wait)
+    }
+
+    /// Whether all ranks can work together: each says what it has made, or why it could not. Collective.
+    ///
+    /// # Errors
+    /// This rank's own; of the first rank that could not.
+    pub(super) fn agree<T>(&self, session: &Session, (made, with): (Result<T>, &str), wait: &Wait) -> Result<T> {
+        let reason = made.as_ref().err().map_or("", |error| wire::cut(error.message(), MOST_REASON_BYTES));
         let reasons = session.bootstrap.all_gather(reason.as_bytes(), wait)?;
-        let page = page?;
+        let made = made?;
         match self.world.ranks().zip(&reasons).find(|(_, reason)| !reason.is_empty()) {
-            None => Ok(page),
-            Some((rank, reason)) => Err(Error::remote(
-                rank,
-                format!("rank {rank} cannot work with ranks on other devices: {}", String::from_utf8_lossy(reason)),
-            )),
+            None => Ok(made),
+            Some((rank, reason)) => {
+                Err(Error::remote(rank, format!("rank {rank} cannot work {with}: {}", String::from_utf8_lossy(reason))))
+            }
         }
     }
 
@@ -359,19 +389,26 @@ fn stage(
     Ok(staged)
 }
 
-/// Refuses several processes on one device whose launches cannot run side by side. All ranks get the same answer.
-fn check_together(facts: &[Facts]) -> Result<()> {
+/// Whether several processes work on one device whose launches cannot run side by side. Then one of them leads, if all
+/// ranks are on that device; else the ranks are refused. All ranks get the same answer.
+fn must_take_turns(facts: &[Facts]) -> Result<bool> {
     for (rank, one) in facts.iter().enumerate().filter(|(_, facts)| !facts.together) {
         let other = facts.iter().position(|other| other.device == one.device && other.process != one.process);
-        if let Some(other) = other {
-            return Err(Error::invalid_usage(format!(
-                "ranks {rank} and {other} are different processes on one device, which runs the work of one process at a time: a wait of \
-                 one for the other lasts as long as a turn; give each process a device of its own, make its ranks threads of one process, \
-                 or set RSCCL_COHORT=split for all ranks, which accepts that (and is quick where NVIDIA's MPS runs processes together)"
-            )));
-        }
+        let Some(other) = other else { continue };
+        let Some(apart) = facts.iter().position(|facts| facts.device != one.device) else { return Ok(true) };
+        return Err(Error::invalid_usage(format!(
+            "ranks {rank} and {other} are different processes on one device, which runs the work of one process at a time, and rank {apart} is \
+             on another device: that is supported where all ranks are on one device; give each process a device of its own, make its \
+             ranks threads of one process, or set RSCCL_COHORT=split for all ranks, so that processes wait for each other's turns (which \
+             is quick where NVIDIA's MPS runs processes together)"
+        )));
     }
-    Ok(())
+    Ok(false)
+}
+
+/// Bytes of a rank's stage, which lies behind its scratch of `scratch_bytes`, and where it begins there.
+pub(super) fn stage_bytes(scratch_bytes: usize) -> usize {
+    scratch_bytes.next_multiple_of(STAGE_GRAIN)
 }
 
 impl SideLayout {
@@ -493,6 +530,7 @@ const MOST_REASON_BYTES: usize = 1 << 10;
 /// The connections from one rank to another: one for each channel of collectives, and one for messages.
 const CHANNELS: u64 = MOST_CHANNELS as u64 + 1;
 const PAGE: u64 = 4096;
+const STAGE_GRAIN: usize = 4096;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -513,11 +551,15 @@ mod tests {
     }
 
     #[test]
-    fn processes_share_a_device_only_where_it_runs_them_together() {
-        assert!(check_together(&[facts(1, 1, true), facts(2, 1, true)]).is_ok());
-        assert!(check_together(&[facts(1, 1, false), facts(1, 1, false), facts(2, 2, false)]).is_ok());
-        let error = check_together(&[facts(1, 1, false), facts(2, 2, false), facts(3, 1, false)]).unwrap_err();
-        assert!(error.message().contains("ranks 0 and 2"), "{error}");
+    fn processes_that_take_turns_share_a_device_only_with_each_other() {
+        assert!(!must_take_turns(&[facts(1, 1, true), facts(2, 1, true)]).unwrap());
+        assert!(!must_take_turns(&[facts(1, 1, false), facts(1, 1, false), facts(2, 2, false)]).unwrap());
+        assert!(must_take_turns(&[facts(1, 1, false), facts(1, 1, false), facts(2, 1, false)]).unwrap());
+        let error = must_take_turns(&[facts(1, 1, false), facts(2, 2, false), facts(3, 1, false)]).unwrap_err();
+        assert!(
+            error.message().contains("ranks 0 and 2") && error.message().contains("rank 1 is on another"),
+            "{error}"
+        );
     }
 
     #[test]

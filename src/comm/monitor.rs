@@ -131,7 +131,7 @@ impl Watched {
     /// Waits for a launch that has been told to end, and gives up after the first wait that fails.
     fn await_end(&self, event: &dyn Event) {
         let has_given_up = self.state().has_given_up;
-        if !has_given_up && on_device::await_end(event, &self.session).is_err() {
+        if !has_given_up && on_device::await_end((event, Some(&self.status)), &self.session).is_err() {
             // The communicator has its error; a device that does not end its launches, or has failed, ends none of
             // the others.
             self.state().has_given_up = true;

@@ -31,15 +31,15 @@ use crate::types::{Collective, DataType, Elements, Rank};
 /// What one rank has on its device for one communicator.
 #[derive(Debug)]
 pub(crate) struct DeviceSide {
-    home: Home,
+    pub(super) home: Home,
     /// Watches the launches on streams; made with the first of them. It is the first field to be dropped, before all
     /// that the launches use.
     monitor: Option<Monitor>,
     /// The stream for calls that return when they are done (`Order::Caller`).
     own_stream: DeviceStream,
-    meeting: Meeting,
+    pub(super) meeting: Meeting,
     cohort: Arc<Cohort>,
-    peers: Arc<[PeerMemory]>,
+    pub(super) peers: Arc<[PeerMemory]>,
     addresses: Addresses,
     staging: StagingLayout,
     /// Keeps the memory behind `peers` alive: this rank's, that of other processes, and the host's.
@@ -89,7 +89,7 @@ impl DeviceSide {
             addresses,
             staging,
             meeting,
-            kept: brought.sides.into_values().chain(brought.stages.into_values()).collect(),
+            kept: brought.sides.into_values().chain(brought.stages.into_values()).chain(brought.pages).collect(),
             status,
             queues: HashMap::new(),
             messages: None,
@@ -110,7 +110,8 @@ impl DeviceSide {
         ends.iter().filter(is_missing).copied().collect()
     }
 
-    fn part(&self, me: Rank, lowered: &Lowered, (folding, labels): (Reduction, Vec<Label>)) -> LaunchPart {
+    /// A rank's part of a launch, without buffers and connections.
+    pub(super) fn part(&self, me: Rank, lowered: &Lowered, (folding, labels): (Reduction, Vec<Label>)) -> LaunchPart {
         LaunchPart {
             records: Arc::clone(&lowered.records),
             folding,
@@ -122,6 +123,7 @@ impl DeviceSide {
             queues: Vec::new(),
             status: Arc::clone(&self.status),
             keep: self.kept.clone(),
+            across: None,
         }
     }
 }
@@ -140,6 +142,9 @@ impl Engine {
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
             let messages = composed::blocks(call, world).into_iter().map(|message| message.in_home(home)).collect();
             return self.launch_messages(messages, operation, order);
+        }
+        if self.launch_across(&begun, order)? {
+            return Ok(());
         }
         let (input, output) = call.buffers.places();
         let bases = [input, output].map(|place| place.addr() as u64);
@@ -317,7 +322,12 @@ impl Engine {
     }
 
     /// Launches this rank's part of a collective together with those of its cohort.
-    fn launch_collective(&mut self, part: LaunchPart, operation: &Operation, order: Order<'_>) -> Result<()> {
+    pub(super) fn launch_collective(
+        &mut self,
+        part: LaunchPart,
+        operation: &Operation,
+        order: Order<'_>,
+    ) -> Result<()> {
         let me = self.session.world.rank;
         self.launch(&Launched::Collective(*operation), order, |side, stream, turn| {
             side.cohort.launch(me, (part, stream), turn)
@@ -346,7 +356,8 @@ impl Engine {
             // Other ranks may have started copies for this call: they must not touch the caller's memory after it
             // returns.
             let error = error.duplicate();
-            return stream.record().and_then(|event| await_end(&*event, &session)).and(Err(error));
+            let told = side.meeting.is_across().then_some(&*side.status);
+            return stream.record().and_then(|event| await_end((&*event, told), &session)).and(Err(error));
         }
         is_put?;
         let event = stream.record()?;
@@ -358,8 +369,7 @@ impl Engine {
                 let ended = wait.until(&*event);
                 if ended.is_err() {
                     // The launch must not touch the caller's memory after this call returns.
-                    crate::sync::Mirror::raise(&*side.status);
-                    await_end(&*event, &session)?;
+                    await_end((&*event, Some(&side.status)), &session)?;
                 }
                 side.fault(&session).and(ended)
             }
@@ -409,12 +419,17 @@ impl Engine {
             scratch_bytes: sizes.scratch_bytes,
             shape: sizes.shape,
             channels: self.chooser.device_channels(),
+            across: meeting.is_across(),
         };
         let mut brought = meeting.allocate(home, &staging, self.session.settings.device_sharing)?;
         self.session.bootstrap.barrier(&wait)?;
         let stages = self.share_elsewhere(&meeting, &staging, &mut brought, background)?;
         let ready = meeting.take_in(home, &stages, &mut brought);
-        let status = meeting.status_page(&self.session, (home, ready), &wait)?;
+        let status = if meeting.is_across() {
+            self.page_across((&meeting, home), (ready, &mut brought), &wait, background)?
+        } else {
+            meeting.status_page(&self.session, (home, ready), &wait)?
+        };
         self.device_side = Some(Box::new(DeviceSide::new(&self.session, (meeting, staging), brought, (home, status))?));
         Ok(home)
     }
@@ -454,14 +469,14 @@ impl Engine {
         Ok(staged.into_iter().zip(taken).collect())
     }
 
-    fn side_mut(&mut self) -> Result<&mut DeviceSide> {
+    pub(super) fn side_mut(&mut self) -> Result<&mut DeviceSide> {
         self.device_side.as_deref_mut().ok_or_else(|| Error::internal("no side on a device"))
     }
 }
 
 impl DeviceSide {
     /// The memory of connections if a call is captured, because its graph may outlive the communicator; else nothing.
-    fn kept_by_graph(&self, order: Order<'_>) -> Result<Vec<Region>> {
+    pub(super) fn kept_by_graph(&self, order: Order<'_>) -> Result<Vec<Region>> {
         match order.stream().map(DeviceStream::capture).transpose()?.flatten() {
             Some(_) => Ok(self.queues.values().map(|(_, memory)| memory.clone()).collect()),
             None => Ok(Vec::new()),
@@ -556,15 +571,17 @@ impl DeviceWait<'_> {
     }
 }
 
-/// Waits for a launch that has been told to end, at most as long as an operation may take. Nothing frees memory that
+/// Waits for a launch, which is `told` to end, at most as long as an operation may take. Nothing frees memory that
 /// the launch uses: the device's queue keeps it.
 ///
 /// # Errors
 /// [`Kind::Timeout`] where the launch does not end; those of the device.
-pub(super) fn await_end(event: &dyn Event, session: &Session) -> Result<()> {
+pub(super) fn await_end((event, told): (&dyn Event, Option<&StatusPage>), session: &Session) -> Result<()> {
     let timeout = session.settings.timeout;
     let deadline = Deadline::after(timeout);
     while !event.is_done()? {
+        // Again in each turn: the stream takes back the word that lets it go on, and may have more calls that wait.
+        told.into_iter().for_each(crate::sync::Mirror::raise);
         if deadline.passed(clock::now()) {
             return Err(Error::timeout(format!(
                 "a launch has not ended {:.1} s after it was told to stop: the device may still use its buffers",

@@ -15,7 +15,7 @@ use crate::sync::ring::Shape;
 use crate::transport::Channel;
 use crate::types::{Rank, World};
 
-use super::device_sharing::{QUEUE_WORDS, SideLayout, channel_number, fits};
+use super::device_sharing::{QUEUE_WORDS, SideLayout, channel_number, fits, stage_bytes};
 
 /// Which pairs of ranks do not reach each other's memory. The same on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub(super) struct StagingLayout {
     pub(super) shape: Shape,
     /// How many channels collectives use.
     pub(super) channels: u32,
+    /// Whether ranks of other processes on the device have a stage behind their scratch (`comm::across`).
+    pub(super) across: bool,
 }
 
 impl Staged {
@@ -99,7 +101,12 @@ impl StagingLayout {
 
     /// Bytes that `rank` brings on its device.
     pub(super) fn device_bytes(&self, rank: Rank) -> Result<usize> {
-        Ok(fits(self.side.scratch())?.saturating_add(if self.has(rank) { 0 } else { self.scratch_bytes }))
+        let behind = match (self.has(rank), self.across) {
+            (true, _) => 0,
+            (false, true) => stage_bytes(self.scratch_bytes).saturating_mul(2),
+            (false, false) => self.scratch_bytes,
+        };
+        Ok(fits(self.side.scratch())?.saturating_add(behind))
     }
 
     /// Bytes that `rank` brings of the host's memory; 0: none.
@@ -189,7 +196,14 @@ mod tests {
         let staged = Arc::new(Staged::of(world(3), &told).unwrap());
         for (slot_bytes, slots) in [(64, 8), (128 << 10, 8), (8 << 20, LEAST_SLOTS)] {
             let (side, shape) = (SideLayout { ranks: 3 }, Shape { slots: 8, slot_bytes });
-            let layout = StagingLayout { staged: Arc::clone(&staged), side, scratch_bytes: 100, shape, channels: 3 };
+            let layout = StagingLayout {
+                staged: Arc::clone(&staged),
+                side,
+                scratch_bytes: 100,
+                shape,
+                channels: 3,
+                across: false,
+            };
             assert_eq!(layout.slots(rank(0)), slots);
             let channels = [Channel::PointToPoint, Channel::Collective(0), Channel::Collective(2)];
             let mut starts: Vec<u64> = [1, 2]

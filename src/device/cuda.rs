@@ -6,6 +6,7 @@
 //! safe      context ── kernels, stream, memory, tables, graphs ── active: a GPU in use ── queue, and Cuda below
 //! polling   programs that wait on the GPU, for ranks on other GPUs
 //! host_pins memory of the host in which kernels work, where GPUs do not reach each other's
+//! members   calls of processes that share a GPU: one of them leads
 //! legacy    memory that other processes open by a handle
 //! programs  what ranks of one GPU do, walked on the host ── levels: in which launches it goes to the GPU
 //! ```
@@ -22,6 +23,7 @@ mod kernels;
 mod launch;
 mod legacy;
 mod levels;
+mod members;
 mod memory;
 mod pieces;
 mod polling;
@@ -44,8 +46,8 @@ use std::ptr::NonNull;
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
 use crate::device::{
-    Device, DeviceId, DeviceIdentity, Generation, Home, HostMemory, HostRegion, Keep, Queue, Region, Sharing,
-    StatusPage,
+    Device, DeviceId, DeviceIdentity, Generation, Home, HostMemory, HostRegion, Keep, ProcessRanks, Queue, Region,
+    Sharing, StatusPage,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -381,6 +383,10 @@ impl Device for Cuda {
             }
         }
         active.polling()?.seat(&active)
+    }
+
+    fn page_across(&self, pages: (&HostRegion, &Region), ranks: &ProcessRanks) -> Result<StatusPage> {
+        members::page(&self.active()?, pages, ranks)
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {

@@ -180,6 +180,30 @@ pub struct LaunchPart {
     pub status: Arc<StatusPage>,
     /// The memory that the launch uses and nobody else keeps.
     pub keep: Vec<Region>,
+    /// What the launch does with ranks of other processes that share the device, where one process leads it for all.
+    pub across: Option<Across>,
+}
+
+/// What a launch of one process of a device does with the ranks of others: see `device::cuda::members`.
+#[derive(Debug, Clone, Default)]
+pub struct Across {
+    /// Copies that this process makes before it meets the others.
+    pub before: Vec<StageCopy>,
+    /// Copies that it makes after the leader's work.
+    pub after: Vec<StageCopy>,
+    /// On the leading rank alone: the parts of the ranks of other processes, whose buffers are their stages.
+    pub absent: Vec<LaunchPart>,
+}
+
+/// A copy between a user's buffer and a stage. Addresses are those of the device in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StageCopy {
+    /// Where the bytes are.
+    pub from: u64,
+    /// Where they shall be.
+    pub to: u64,
+    /// How many.
+    pub bytes: u64,
 }
 
 /// What a rank shows the ranks that share a launch or a link with it.

@@ -16,11 +16,21 @@ use crate::sync::ring::Label;
 /// | 0 | u32 | abort: a launch that waits and sees another value than 0 ends | the host |
 /// | 64 | u32 | fault: [`StatusPage::CLAIMED`] while it is written, then a code | the device |
 /// | 72 | u64 × 7 | the peer, the label of this rank, the peer's | the device |
+/// | 256 | u32 | arrived: not 0 where this rank's stream waits for the leader of its device | streams |
+/// | 384 | u32 | done: not 0 where the leader has done its work | the leader's launches |
+/// | 512 | u64 × 3 | the label of this rank's call | streams |
+///
+/// The last three are of ranks whose device several processes share: their pages lie behind each other in memory that
+/// all of them map. Streams wait for these words; the host lets them go on when the communicator has failed.
 #[derive(Debug)]
 pub struct StatusPage {
     /// What the device has for the rank whose page it is.
     place: Option<Box<dyn Any + Send + Sync>>,
     page: HostRegion,
+    /// The words that streams of this process wait for, with the pages in which they lie.
+    awaited: Vec<(HostRegion, usize)>,
+    /// The pages of the other ranks whose work waits for these words.
+    fellows: Vec<HostRegion>,
 }
 
 /// Why a launch ended before its programs had.
@@ -49,18 +59,33 @@ impl StatusPage {
     /// The code of [`LaunchFault::Mismatch`].
     pub const MISMATCH: u32 = 3;
 
+    /// Where the word lies by which a rank says that it has come.
+    pub const ARRIVED: usize = 256;
+    /// Where the word lies by which the leader says that its work is done.
+    pub const DONE: usize = 384;
+    /// Where the label lies.
+    pub const LABEL: usize = 512;
+
     /// A page without fault.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where there is no memory.
     pub fn new() -> Result<StatusPage> {
-        Ok(StatusPage { place: None, page: HostMemory.allocate_host(StatusPage::BYTES, Sharing::Threads)? })
+        let page = HostMemory.allocate_host(StatusPage::BYTES, Sharing::Threads)?;
+        Ok(StatusPage { place: None, page, awaited: Vec::new(), fellows: Vec::new() })
     }
 
     /// A page of [`StatusPage::BYTES`] zeroed bytes that a device reaches, with what else the device has for the rank.
     pub fn on(page: HostRegion, place: Box<dyn Any + Send + Sync>) -> StatusPage {
         assert!(page.bytes() == StatusPage::BYTES, "a whole page");
-        StatusPage { place: Some(place), page }
+        StatusPage { place: Some(place), page, awaited: Vec::new(), fellows: Vec::new() }
+    }
+
+    /// The same page, whose abort lets streams go on that wait for these words of pages. The ranks of the pages
+    /// `fellows`, whose work then goes on too, are told that it was aborted.
+    #[must_use]
+    pub fn with_awaited(self, awaited: Vec<(HostRegion, usize)>, fellows: Vec<HostRegion>) -> StatusPage {
+        StatusPage { awaited, fellows, ..self }
     }
 
     /// What the device has for the rank, if it is a `T`.
@@ -81,20 +106,7 @@ impl StatusPage {
 
     /// Says why a launch ended; the first fault stays. For devices that are part of the host.
     pub fn report(&self, fault: LaunchFault) {
-        let code = self.word(FAULT);
-        // Relaxed: it only tells who writes.
-        if code.compare_exchange(0, StatusPage::CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            return;
-        }
-        let (number, peer, mine, theirs) = match fault {
-            LaunchFault::Aborted => (StatusPage::ABORTED, 0, [0; 3], [0; 3]),
-            LaunchFault::Mismatch { peer, mine, theirs } => (StatusPage::MISMATCH, peer, mine, theirs),
-        };
-        let words = [u64::from(peer)].into_iter().chain(mine).chain(theirs);
-        // Relaxed: the code publishes them.
-        words.enumerate().for_each(|(place, word)| self.detail(place).store(word, Ordering::Relaxed));
-        // Pairs with the acquire in `fault`.
-        code.store(number, Ordering::Release);
+        report_on(&self.page, fault);
     }
 
     /// Why a launch ended, where one did before its programs had.
@@ -114,23 +126,56 @@ impl StatusPage {
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: inside the page, aligned, zeroed at first, and only used as an atomic word while the page lives.
-        unsafe { self.page.at(offset, size_of::<AtomicU32>()).cast().as_ref() }
+        word_of(&self.page, offset)
     }
 
     fn detail(&self, place: usize) -> &AtomicU64 {
-        let offset = DETAILS + place * size_of::<AtomicU64>();
-        // SAFETY: as in `word`.
-        unsafe { self.page.at(offset, size_of::<AtomicU64>()).cast().as_ref() }
+        detail_of(&self.page, place)
     }
+}
+
+fn word_of(page: &HostRegion, offset: usize) -> &AtomicU32 {
+    // SAFETY: inside the page, aligned, zeroed at first, and only used as an atomic word while the page lives.
+    unsafe { page.at(offset, size_of::<AtomicU32>()).cast().as_ref() }
+}
+
+fn detail_of(page: &HostRegion, place: usize) -> &AtomicU64 {
+    let offset = DETAILS + place * size_of::<AtomicU64>();
+    // SAFETY: as in `word_of`.
+    unsafe { page.at(offset, size_of::<AtomicU64>()).cast().as_ref() }
+}
+
+fn report_on(page: &HostRegion, fault: LaunchFault) {
+    let code = word_of(page, FAULT);
+    // Relaxed: it only tells who writes.
+    if code.compare_exchange(0, StatusPage::CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        return;
+    }
+    let (number, peer, mine, theirs) = match fault {
+        LaunchFault::Aborted => (StatusPage::ABORTED, 0, [0; 3], [0; 3]),
+        LaunchFault::Mismatch { peer, mine, theirs } => (StatusPage::MISMATCH, peer, mine, theirs),
+    };
+    let words = [u64::from(peer)].into_iter().chain(mine).chain(theirs);
+    // Relaxed: the code publishes them.
+    words.enumerate().for_each(|(place, word)| detail_of(page, place).store(word, Ordering::Relaxed));
+    // Pairs with the acquire in `StatusPage::fault`.
+    code.store(number, Ordering::Release);
 }
 
 impl Mirror for StatusPage {
     fn raise(&self) {
         // Relaxed: the word stands alone; the reason is kept with the flag.
         self.word(ABORT).store(1, Ordering::Relaxed);
+        self.fellows.iter().for_each(|page| report_on(page, LaunchFault::Aborted));
+        for (page, offset) in &self.awaited {
+            // Release: a launch that was let go on by it sees the abort before.
+            word_of(page, *offset).store(RELEASED, Ordering::Release);
+        }
     }
 }
+
+/// What the host writes to a word that a stream waits for, when nobody else will.
+const RELEASED: u32 = 1 << 31;
 
 const ABORT: usize = 0;
 const FAULT: usize = 64;
@@ -142,6 +187,24 @@ mod tests {
     use super::*;
     use crate::sync::AbortFlag;
     use crate::sync::primitive::Arc;
+
+    /// The page of rank 0 looks after the word that its stream waits for, and after the work of rank 1.
+    #[test]
+    fn an_abort_lets_streams_go_on_and_is_told_to_fellows() {
+        let pages = HostMemory.allocate_host(2 * StatusPage::BYTES, Sharing::Threads).unwrap();
+        let page = |rank: usize| pages.part(rank * StatusPage::BYTES, StatusPage::BYTES);
+        let fellow = StatusPage::on(page(1), Box::new(()));
+        let mine = StatusPage::on(page(0), Box::new(()));
+        let mine = mine.with_awaited(vec![(page(0), StatusPage::DONE)], vec![page(1)]);
+        let done = || word_of(&page(0), StatusPage::DONE).load(Ordering::Relaxed);
+        assert_eq!((done(), fellow.fault()), (0, None));
+        mine.raise();
+        assert_eq!((done(), fellow.fault(), mine.fault()), (RELEASED, Some(LaunchFault::Aborted), None));
+        // The stream takes the word back, and the next call waits again.
+        word_of(&page(0), StatusPage::DONE).store(0, Ordering::Relaxed);
+        mine.raise();
+        assert_eq!((done(), fellow.is_aborted()), (RELEASED, false));
+    }
 
     #[test]
     fn the_first_fault_stays_and_the_abort_flag_is_seen() {

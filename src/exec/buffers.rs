@@ -145,7 +145,6 @@ impl<'a> Buffers<'a> {
     ///
     /// # Safety
     /// As there.
-    #[cfg(all(test, not(loom)))]
     pub(crate) unsafe fn from_places(input: Place, output: Place) -> Buffers<'a> {
         Buffers { input, output, keep: None, borrow: PhantomData }
     }

@@ -1,12 +1,16 @@
-//! Ranks that are processes, with a GPU each, or several to a GPU where they take turns: calls of all kinds, deaths,
-//! mistakes. The tests of `jobs` do nothing where there is no GPU; the others start them again on virtual machines.
+//! Ranks that are processes, with a GPU each, or all on one, or several to a GPU where they take turns: calls of all
+//! kinds, deaths, mistakes. The tests of `jobs` do nothing where there is no GPU; the others start them again on virtual machines.
 
 use crate::machine;
 
 /// Runs one of the jobs on a machine, on which it must leave nothing, but for what a rank held when it was killed.
 fn must_pass(name: &str, job: &str) {
+    must_pass_with(name, job, &[]);
+}
+
+fn must_pass_with(name: &str, job: &str, environment: &[(&str, &str)]) {
     let test = format!("faults::gpus::jobs::{job}");
-    let run = machine::run(name, &[], &[&test, "--exact"], &[]);
+    let run = machine::run(name, &[], &[&test, "--exact"], environment);
     run.must_pass(&format!("{name}, {job}"));
     let victims = run.output.lines().filter_map(|line| line.split_once(VICTIM_IS)).map(|(_, process)| process);
     let victims: Vec<String> = victims.map(|process| format!("by process {}", process.trim())).collect();
@@ -46,6 +50,55 @@ fn a_process_that_is_killed_is_named_by_kernels_that_wait_for_it() {
 #[test]
 fn threads_of_processes_share_their_gpu() {
     must_pass("2-nvswitch", "threads_in_processes");
+}
+
+#[test]
+fn processes_of_one_gpu() {
+    must_pass("1", "one_gpu_for_all");
+}
+
+#[test]
+fn processes_of_one_gpu_with_buffers_longer_than_their_stages() {
+    must_pass("1", "calls_in_pieces");
+}
+
+#[test]
+fn threads_of_processes_on_one_gpu() {
+    must_pass("1", "threads_in_processes_of_one_gpu");
+}
+
+#[test]
+fn a_member_that_is_killed_is_named_by_all_whose_gpu_it_shared() {
+    must_pass("1", "a_member_is_killed");
+}
+
+#[test]
+fn a_leader_that_is_killed_is_named_by_all_whose_gpu_it_shared() {
+    must_pass("1", "a_leader_is_killed");
+}
+
+#[test]
+fn mistakes_of_processes_of_one_gpu_are_told() {
+    must_pass("1", "calls_differ_on_one_gpu");
+    must_pass("1", "aborts_on_one_gpu");
+    must_pass("1", "deadlines_on_one_gpu");
+}
+
+/// Some sandboxes have no memory operations of streams.
+#[test]
+fn processes_of_one_gpu_whose_streams_cannot_wait_for_each_other() {
+    must_pass_with("1", "no_memory_operations", &[("VCUDA_FAIL", "cuStreamBatchMemOp_v2:1+:801")]);
+}
+
+/// Of the processes only the leader's launches kernels, of which one fails in its second call: no member waits for it.
+#[test]
+fn a_leader_whose_driver_fails_lets_its_members_go_on() {
+    must_pass_with("1", "the_driver_fails", &[("VCUDA_FAIL", "cuLaunchKernel:5:999")]);
+}
+
+#[test]
+fn processes_of_several_gpus_that_share_one_are_refused() {
+    must_pass("2-nvswitch", "two_of_four_share_a_gpu");
 }
 
 #[test]
@@ -192,9 +245,42 @@ mod jobs {
         job.must("drop");
     }
 
+    #[test]
+    fn one_gpu_for_all() {
+        for ranks in [2, 3] {
+            let Some((mut job, before)) = on_gpus(ranks, BOUNDED) else { return };
+            job.must(&format!("cases {} 9011", random::seed()));
+            job.must("device_ring 100");
+            job.must("call all_reduce 1");
+            job.must_leave_nothing(&before);
+        }
+    }
+
+    #[test]
+    fn calls_in_pieces() {
+        let small = with(BOUNDED, &[("RSCCL_SCRATCH_BYTES", "65536")]);
+        let Some((mut job, before)) = on_gpus(3, &small) else { return };
+        for call in
+            ["all_reduce 40003", "broadcast 40003", "all_gather 20001", "reduce_scatter 20001", "all_to_all 20001"]
+        {
+            job.must(&format!("call {call}"));
+        }
+        job.must_leave_nothing(&before);
+    }
+
     /// Each process has the threads of one GPU, whose ranks launch together.
     #[test]
     fn threads_in_processes() {
+        crowds(&|process| process);
+    }
+
+    /// Each process has two ranks on the one GPU.
+    #[test]
+    fn threads_in_processes_of_one_gpu() {
+        crowds(&|_| 0);
+    }
+
+    fn crowds(gpu: &dyn Fn(usize) -> usize) {
         if cuda::gpus().is_err() {
             return;
         }
@@ -202,7 +288,8 @@ mod jobs {
         job.make_id();
         for rank in &mut job.ranks {
             let number = rank.number;
-            rank.say(&format!("gpu_crowd {} {} 2 4 {number} {}", job.id, 2 * number, random::seed()));
+            let gpu = gpu(number);
+            rank.say(&format!("gpu_crowd {} {} 2 4 {gpu} {}", job.id, 2 * number, random::seed()));
         }
         for rank in &job.ranks {
             rank.begun();
@@ -222,65 +309,102 @@ mod jobs {
 
     #[test]
     fn a_rank_is_killed() {
-        killed(&["call all_reduce 3000", "repeat all_reduce 3000"], SHM);
+        killed(VICTIM, &["call all_reduce 3000", "repeat all_reduce 3000"], SHM);
     }
 
     #[test]
     fn a_rank_of_a_shared_gpu_is_killed() {
-        killed(&["repeat all_reduce 300"], TURNS);
+        killed(VICTIM, &["repeat all_reduce 300"], TURNS);
+    }
+
+    #[test]
+    fn a_member_is_killed() {
+        killed(VICTIM, &["call all_reduce 3000", "repeat all_reduce 3000"], SHM);
+    }
+
+    #[test]
+    fn a_leader_is_killed() {
+        killed(0, &["call all_reduce 3000", "repeat all_reduce 3000"], SHM);
     }
 
     #[test]
     fn a_rank_of_a_mesh_is_killed() {
         // Rings pass links where there are some.
-        killed_of(8, &["repeat all_reduce 3000"], &with(SHM, &[("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")]));
+        let rings = with(SHM, &[("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")]);
+        killed_of((VICTIM, 8), &["repeat all_reduce 3000"], &rings);
     }
 
-    fn killed(commands: &[&str], variables: &[(&str, &str)]) {
-        killed_of(4, commands, variables);
+    fn killed(victim: usize, commands: &[&str], variables: &[(&str, &str)]) {
+        killed_of((victim, 4), commands, variables);
     }
 
-    fn killed_of(ranks: usize, commands: &[&str], variables: &[(&str, &str)]) {
+    fn killed_of((victim, ranks): (usize, usize), commands: &[&str], variables: &[(&str, &str)]) {
         for command in commands {
             let Some((mut job, before)) = on_gpus(ranks, variables) else { return };
             let repeats = command.starts_with("repeat");
             if !repeats {
                 job.must(command);
             }
-            job.begin(command, |rank| repeats || rank != VICTIM);
+            job.begin(command, |rank| repeats || rank != victim);
             if repeats {
-                (0..3).for_each(|_| job.ranks[VICTIM].expect_line("turn"));
+                (0..3).for_each(|_| job.ranks[victim].expect_line("turn"));
             }
-            let process = job.ranks[VICTIM].process();
+            let process = job.ranks[victim].process();
             writeln!(std::io::stderr(), "{VICTIM_IS}{process}").expect("standard error is open");
-            job.kill(VICTIM);
+            job.kill(victim);
             for rank in &job.ranks {
-                must_name(VICTIM, rank.number, command, &rank.failure());
+                must_name(victim, rank.number, command, &rank.failure());
             }
-            must_go_on(&mut job, VICTIM, &command.replace("repeat", "call"), &before);
+            must_go_on(&mut job, victim, &command.replace("repeat", "call"), &before);
         }
     }
 
     #[test]
     fn an_abort() {
-        let Some((mut job, before)) = on_gpus(2, BOUNDED) else { return };
+        aborted_by(0, 2);
+    }
+
+    /// By the leader, which waits for a member; and by a member.
+    #[test]
+    fn aborts_on_one_gpu() {
+        aborted_by(0, 3);
+        aborted_by(1, 3);
+    }
+
+    fn aborted_by(aborting: usize, ranks: usize) {
+        let Some((mut job, before)) = on_gpus(ranks, BOUNDED) else { return };
         job.must("call all_reduce 1000");
-        job.begin("call all_reduce 1000", |rank| rank == 0);
-        job.ranks[0].say("abort enough of this");
-        let failure = job.ranks[0].failure();
+        job.begin("call all_reduce 1000", |rank| rank == aborting);
+        job.ranks[aborting].say("abort enough of this");
+        let failure = job.ranks[aborting].failure();
         assert_eq!(failure.kind, "Aborted", "{}", failure.text);
-        let failure = job.ranks[1].fails("call all_reduce 1000");
-        assert_eq!(failure.kind, "Aborted", "{}", failure.text);
-        assert!(failure.text.contains("rank 0") && failure.text.contains("enough of this"), "{}", failure.text);
+        for rank in (0..ranks).filter(|rank| *rank != aborting) {
+            let failure = job.ranks[rank].fails("call all_reduce 1000");
+            assert_eq!(failure.kind, "Aborted", "{}", failure.text);
+            let told = [format!("rank {aborting}"), "enough of this".to_owned()];
+            assert!(told.iter().all(|words| failure.text.contains(words)), "{}", failure.text);
+        }
         job.must_leave_nothing(&before);
     }
 
     #[test]
     fn calls_differ() {
-        let Some((mut job, before)) = on_gpus(2, BOUNDED) else { return };
+        one_differs(1, [1000, 17], 2);
+    }
+
+    /// A member from the others, and the leader from its members.
+    #[test]
+    fn calls_differ_on_one_gpu() {
+        one_differs(2, [1000, 17], 3);
+        one_differs(0, [17, 1000], 3);
+    }
+
+    /// One rank calls with `other_count`: results of the longer calls are wrong until the mismatch is known.
+    fn one_differs(other: usize, [count, other_count]: [u32; 2], ranks: usize) {
+        let Some((mut job, before)) = on_gpus(ranks, BOUNDED) else { return };
         job.must("call all_reduce 1000");
-        job.begin("call all_reduce 1000", |rank| rank == 0);
-        job.begin("call all_reduce 17", |rank| rank == 1);
+        job.begin(&format!("call all_reduce {count}"), |rank| rank != other);
+        job.begin(&format!("call all_reduce {other_count}"), |rank| rank == other);
         for rank in &job.ranks {
             let failure = rank.failure();
             assert_eq!(failure.kind, "Mismatch", "rank {}: {}", rank.number, failure.text);
@@ -291,12 +415,65 @@ mod jobs {
 
     #[test]
     fn a_deadline() {
+        late(1, 2);
+    }
+
+    #[test]
+    fn deadlines_on_one_gpu() {
+        late(1, 3);
+        late(0, 3);
+    }
+
+    /// Rank `late` does not come.
+    fn late(late: usize, ranks: usize) {
         let short = [("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_TIMEOUT_MS", "2000")];
-        let Some((mut job, before)) = on_gpus(2, &short) else { return };
+        let Some((mut job, before)) = on_gpus(ranks, &short) else { return };
         job.must("call all_reduce 1000");
-        job.begin("call all_reduce 1000", |rank| rank == 0);
-        let failure = job.ranks[0].failure();
-        assert_eq!(failure.kind, "Timeout", "{}", failure.text);
+        job.begin("call all_reduce 1000", |rank| rank != late);
+        for rank in job.ranks.iter().filter(|rank| rank.number != late) {
+            let failure = rank.failure();
+            // The first of them may have told the others.
+            let told = ["timed out after 2.0 s".to_owned(), format!("rank {late}")];
+            assert!(told.iter().all(|words| failure.text.contains(words)), "{}", failure.text);
+        }
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn no_memory_operations() {
+        let Some((mut job, before)) = on_gpus(2, BOUNDED) else { return };
+        job.begin("call all_reduce 1000", |_| true);
+        for rank in &job.ranks {
+            let failure = rank.failure();
+            assert_eq!(failure.kind, "InvalidUsage", "rank {}: {}", rank.number, failure.text);
+            let told = ["streams of several processes cannot wait for each other", "RSCCL_COHORT=split"];
+            assert!(told.iter().all(|words| failure.text.contains(words)), "{}", failure.text);
+        }
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn the_driver_fails() {
+        let Some((mut job, before)) = on_gpus(3, BOUNDED) else { return };
+        job.must("call all_reduce 1000");
+        job.begin("call all_reduce 1000", |_| true);
+        for rank in &job.ranks {
+            let failure = rank.failure();
+            assert!(failure.text.contains("cuLaunchKernel"), "rank {}: {}", rank.number, failure.text);
+        }
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn two_of_four_share_a_gpu() {
+        let Some((mut job, before)) = on_gpus(4, BOUNDED) else { return };
+        job.begin("call all_reduce 1000", |_| true);
+        for rank in &job.ranks {
+            let failure = rank.failure();
+            assert_eq!(failure.kind, "InvalidUsage", "rank {}: {}", rank.number, failure.text);
+            let told = ["ranks 0 and 1 are different processes on one device", "RSCCL_COHORT=split"];
+            assert!(told.iter().all(|words| failure.text.contains(words)), "{}", failure.text);
+        }
         job.must_leave_nothing(&before);
     }
 }

@@ -1,6 +1,5 @@
-//! Two processes of a rank each. On one GPU, which runs one process at a time, both get the same error, unless the user
-//! has them take turns; on two, what they have captured replays. Nothing is left on a GPU. More of processes on GPUs is
-//! in `tests/faults/gpus.rs`.
+//! Two processes of a rank each, on one GPU, where one of them launches for both, or where they take turns, and on two:
+//! what they have captured replays. Nothing is left on a GPU. More of processes on GPUs is in `tests/faults/gpus.rs`.
 
 use crate::gpu::must_pass;
 
@@ -21,11 +20,10 @@ mod pair {
     use std::process::{Command, Stdio};
 
     use cudarc::driver::CudaContext;
-    use rsccl::comm::DeviceStream;
-    use rsccl::error::Kind;
+    use rsccl::comm::{DeviceBuffer, DeviceStream};
     use rsccl::internals::device::cuda;
     use rsccl::internals::sys::clock::now;
-    use rsccl::{Communicator, Config, Error, ReduceOp, Result, UniqueId};
+    use rsccl::{Communicator, Config, ReduceOp, Result, UniqueId};
 
     use crate::TIMEOUT;
     use crate::gpu::streams::{begin, end};
@@ -57,28 +55,21 @@ mod pair {
     }
 
     #[test]
-    fn on_one_are_refused_alike() {
-        run("refused", must_be_refused);
+    fn on_one_graphs_replay() {
+        run("graphs_of_one", |id, rank| replay_on_one(id, rank).expect("rank 0 ends well"));
     }
 
     #[test]
-    #[ignore = "a rank that `on_one_are_refused_alike` starts: alone it is no test"]
-    fn refused() {
-        run_other(must_be_refused);
+    #[ignore = "a rank that `on_one_graphs_replay` starts: alone it is no test"]
+    fn graphs_of_one() {
+        run_other(|id, rank| replay_on_one(id, rank).expect("rank 1 ends well"));
     }
 
-    /// A call that both ranks make on GPU 0.
-    fn must_be_refused(id: &UniqueId, rank: u32) {
-        let call = || -> Result<Error> {
-            let comm = Communicator::init(id, rank, 2, &config())?;
-            let stream = DeviceStream::new(0)?;
-            let mut buffer = stream.alloc::<f32>(64)?;
-            let called = comm.on(&stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum);
-            called.map_or_else(Ok, |()| Err(Error::internal("it went through")))
-        };
-        let error = call().expect("an error is told");
-        let told = error.message().contains("ranks 0 and 1 are different processes on one device");
-        assert!(error.kind() == Kind::InvalidUsage && told, "{error}");
+    fn replay_on_one(id: &UniqueId, rank: u32) -> Result<()> {
+        replay((id, rank), 0, |comm, stream, sum, all| {
+            comm.on(stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+            comm.on(stream).all_gather(sum.slice(..COUNT / 2), all.slice_mut(..))
+        })
     }
 
     #[test]
@@ -110,29 +101,39 @@ mod pair {
 
     #[test]
     fn on_two_graphs_replay() {
-        run("graphs", |id, rank| replay(id, rank).expect("rank 0 ends well"));
+        run("graphs", |id, rank| replay_on_two(id, rank).expect("rank 0 ends well"));
     }
 
     #[test]
     #[ignore = "a rank that `on_two_graphs_replay` starts: alone it is no test"]
     fn graphs() {
-        run_other(|id, rank| replay(id, rank).expect("rank 1 ends well"));
+        run_other(|id, rank| replay_on_two(id, rank).expect("rank 1 ends well"));
     }
 
-    /// Each rank captures for itself, and replays as often as the other, between live calls.
-    fn replay(id: &UniqueId, rank: u32) -> Result<()> {
+    fn replay_on_two(id: &UniqueId, rank: u32) -> Result<()> {
+        replay((id, rank), rank, |comm, stream, sum, passed| {
+            comm.on(stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+            comm.on(stream).send_recv(sum.slice(..), 1 - rank, passed.slice_mut(..), 1 - rank)
+        })
+    }
+
+    /// Each rank captures `calls` on its GPU for itself, and replays as often as the other, between live calls. The calls
+    /// leave the sum of both in the first buffer, and sums of both in the second.
+    fn replay(
+        (id, rank): (&UniqueId, u32),
+        gpu: u32,
+        calls: impl Fn(&Communicator, &DeviceStream, &mut DeviceBuffer<u32>, &mut DeviceBuffer<u32>) -> Result<()>,
+    ) -> Result<()> {
         let comm = Communicator::init(id, rank, 2, &config())?;
-        let context = CudaContext::new(rank as usize).expect("the primary context");
+        let context = CudaContext::new(gpu as usize).expect("the primary context");
         let own = [context.new_stream().expect("a stream")];
         let stream = DeviceStream::from_cudarc(&own[0])?;
         let (mut sum, mut passed) = (stream.alloc::<u32>(COUNT)?, stream.alloc::<u32>(COUNT)?);
         // The set-up takes the host: live calls before.
-        comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
-        comm.on(&stream).send_recv(sum.slice(..), 1 - rank, passed.slice_mut(..), 1 - rank)?;
+        calls(&comm, &stream, &mut sum, &mut passed)?;
         stream.upload(&[rank + 1; COUNT], sum.slice_mut(..))?;
         begin(&own);
-        comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
-        comm.on(&stream).send_recv(sum.slice(..), 1 - rank, passed.slice_mut(..), 1 - rank)?;
+        calls(&comm, &stream, &mut sum, &mut passed)?;
         let graph = end(&own);
         for _ in 0..5 {
             (0..3).for_each(|_| graph.launch().expect("a launch"));
@@ -149,7 +150,7 @@ mod pair {
         own[0].synchronize().expect("its memory is there");
         drop((graph, own, context));
         // Memory of a graph is given back by a thread, behind the graph's end.
-        let (gpu, deadline) = (&cuda::gpus().expect("it was there")[rank as usize], now() + TIMEOUT);
+        let (gpu, deadline) = (&cuda::gpus().expect("it was there")[gpu as usize], now() + TIMEOUT);
         while gpu.is_in_use() {
             assert!(now() < deadline, "nothing is left");
             std::thread::yield_now();

@@ -11,7 +11,7 @@ use std::any::Any;
 use super::chunks::Chunks;
 use super::context::Primary;
 use super::graphs::{Captures, GraphKeep};
-use super::kernels::{EntryPoint, Kernels};
+use super::kernels::{EntryPoint, Kernels, Meets};
 use super::launch::{Arguments, FoldOperand, FoldStep, GridShape};
 use super::memory::Allocation;
 use super::polling::Polling;
@@ -33,6 +33,8 @@ pub(super) struct Active {
     gate: Mutex<()>,
     /// For ranks that wait on the GPU, once there are some.
     polling: Mutex<Option<Arc<Polling>>>,
+    /// For processes that share the GPU, once there are some.
+    meets: Mutex<Option<Arc<Meets>>>,
     tables: Tables,
     captures: Captures,
     service: OwnStream,
@@ -93,6 +95,7 @@ impl Active {
             state: Mutex::default(),
             gate: Mutex::default(),
             polling: Mutex::default(),
+            meets: Mutex::default(),
             tables,
             captures: Captures::default(),
             service,
@@ -114,6 +117,17 @@ impl Active {
         }
         let made = Arc::new(Polling::new(&self.primary, self.capability, self.multiprocessors)?);
         Ok(Arc::clone(polling.insert(made)))
+    }
+
+    /// The kernels around calls of several processes. Call it during set-up only: the first call loads them.
+    pub(super) fn meets(&self) -> Result<Arc<Meets>> {
+        // What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+        let mut meets = self.meets.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(loaded) = &*meets {
+            return Ok(Arc::clone(loaded));
+        }
+        let loaded = Arc::new(Meets::load(&self.primary, self.capability)?);
+        Ok(Arc::clone(meets.insert(loaded)))
     }
 
     /// Memory that `other` uses is kept until kernels of this GPU have ended: they work in it too.

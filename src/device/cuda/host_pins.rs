@@ -137,10 +137,7 @@ impl Pins {
             let error = primary.error(failure);
             Error::new(
                 Kind::System,
-                format!(
-                    "{bytes} bytes of host memory cannot be pinned for GPUs that do not reach each other's memory: {}",
-                    error.message()
-                ),
+                format!("{bytes} bytes of host memory cannot be pinned for the work of GPUs: {}", error.message()),
             )
         })?;
         let pin = Arc::new(Pin { primary: Arc::clone(primary), memory: memory.clone() });

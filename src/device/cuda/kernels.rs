@@ -126,6 +126,14 @@ static INTERPRETER_IMAGES: [Image; INTERPRETERS] = images! {
     "program_bits": &INTERPRETER;
 };
 
+/// The entry points of [`Meets`].
+const MEETS: [&CStr; 2] = [c"meet", c"leave"];
+
+/// What the leader of a GPU that processes share runs around a call.
+static MEET_IMAGES: [Image; 1] = images! {
+    "meet": &MEETS;
+};
+
 /// More than any module has when it is decompressed.
 const MOST_IMAGE_BYTES: usize = 16 << 20;
 
@@ -191,6 +199,31 @@ impl Interpreters {
     /// Blocks that a multiprocessor holds at once, of whichever interpreter.
     pub(super) fn blocks(&self) -> u32 {
         self.functions.iter().map(|function| function.blocks).min().unwrap_or(1)
+    }
+}
+
+/// The kernels around a call of several processes, in one context.
+#[derive(Debug)]
+pub(super) struct Meets {
+    /// Compares the calls.
+    pub(super) meet: CUfunction,
+    /// Lets the members go on.
+    pub(super) leave: CUfunction,
+    /// What keeps the functions.
+    _modules: Vec<Module>,
+}
+
+// SAFETY: handles, which the driver lets any thread use.
+unsafe impl Send for Meets {}
+// SAFETY: as above.
+unsafe impl Sync for Meets {}
+
+impl Meets {
+    /// Loads them for a GPU of this compute capability.
+    pub(super) fn load(primary: &Arc<Primary>, capability: (c_int, c_int)) -> Result<Meets> {
+        let (functions, _modules) = load(primary, &MEET_IMAGES, capability)?;
+        let [meet, leave] = functions[..] else { return Err(Error::internal("the module meet has two functions")) };
+        Ok(Meets { meet: meet.handle, leave: leave.handle, _modules })
     }
 }
 
@@ -323,7 +356,7 @@ mod tests {
     #[test]
     fn all_images_are_whole_and_small() {
         let mut packed = 0;
-        for image in IMAGES.iter().chain(&INTERPRETER_IMAGES) {
+        for image in IMAGES.iter().chain(&INTERPRETER_IMAGES).chain(&MEET_IMAGES) {
             let ptx = decompress_to_vec_zlib_with_limit(image.ptx, MOST_IMAGE_BYTES).unwrap();
             assert!(String::from_utf8(ptx).unwrap().contains(".version 8.0"), "{}", image.name);
             for (major, code) in image.code {

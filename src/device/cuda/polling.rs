@@ -18,6 +18,7 @@ use super::active::Active;
 use super::context::Primary;
 use super::kernels::{EntryPoint, INTERPRETERS, Interpreters};
 use super::launch::{self, GridShape};
+use super::members::Membership;
 use super::result::call;
 use super::stream::StreamHandle;
 use crate::device::records::{FIRST_MESSAGE, LaunchPart};
@@ -51,6 +52,8 @@ pub(super) struct Seats {
     page: u64,
     active: Arc<Active>,
     polling: Arc<Polling>,
+    /// Where processes share the GPU, and one leads the collectives of all.
+    pub(super) across: Option<Membership>,
 }
 
 /// The most blocks of a collective: more do not make four lanes faster.
@@ -71,6 +74,11 @@ impl Polling {
     /// Takes the seats of one rank, and makes its status page, by which its launches and the host inform each other.
     pub(super) fn seat(self: &Arc<Polling>, active: &Arc<Active>) -> Result<StatusPage> {
         let (region, page) = self.arena.page(StatusPage::BYTES)?;
+        Ok(StatusPage::on(region, Box::new(self.take_seats(active, page)?)))
+    }
+
+    /// Takes the seats of one rank, whose status page has this address on the GPU.
+    pub(super) fn take_seats(self: &Arc<Polling>, active: &Arc<Active>, page: u64) -> Result<Seats> {
         // What the lock guards is a number.
         let mut taken = self.taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let free = self.capacity.saturating_sub(*taken);
@@ -87,7 +95,7 @@ impl Polling {
         *taken += collective + messages;
         drop(taken);
         let (active, polling) = (Arc::clone(active), Arc::clone(self));
-        Ok(StatusPage::on(region, Box::new(Seats { collective, messages, page, active, polling })))
+        Ok(Seats { collective, messages, page, active, polling, across: None })
     }
 }
 
@@ -164,8 +172,8 @@ fn is_message(part: &LaunchPart) -> bool {
     part.bases.len() > FIRST_MESSAGE as usize
 }
 
-/// Whether ranks of this GPU have called different collectives, which one kernel cannot run. If so, tells all of them.
-fn differ(parts: &[LaunchPart]) -> bool {
+/// Whether ranks of this GPU have called different collectives, which one launch cannot run. If so, tells all of them.
+pub(super) fn differ(parts: &[LaunchPart]) -> bool {
     let label = |part: &LaunchPart| part.labels.first().copied().filter(|_| !is_message(part));
     let Some((first, mine)) = parts.iter().find_map(|part| Some((part, label(part)?))) else { return false };
     let Some((other, theirs)) = parts.iter().find_map(|part| Some((part, label(part).filter(|label| *label != mine)?)))

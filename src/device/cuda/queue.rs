@@ -9,7 +9,7 @@ use super::launch::{self, PassKind};
 use super::levels::LevelLaunch;
 use super::result::call;
 use super::stream::{OwnStream, StreamHandle};
-use super::{polling, programs};
+use super::{members, polling, programs};
 use crate::device::records::LaunchPart;
 use crate::device::{CaptureId, Event, Home, Kernel, Pass, Place, Queue};
 use crate::error::{Error, Result};
@@ -128,6 +128,13 @@ impl Queue for StreamQueue {
     }
 
     unsafe fn launch(&mut self, parts: Vec<LaunchPart>) -> Result<()> {
+        if parts.iter().any(|part| part.across.is_some()) {
+            let _entered = self.active.primary().enter()?;
+            self.keep_captured(&parts)?;
+            // SAFETY: the caller's contract.
+            let launched = unsafe { members::launch(&self.active, self.stream.handle(), parts) };
+            return launched.and(self.note_end());
+        }
         if polling::polls(&parts) {
             let _entered = self.active.primary().enter()?;
             self.keep_captured(&parts)?;

@@ -15,6 +15,23 @@ use cudarc::driver::sys::{
 use crate::error::{Error, Kind, Result};
 use crate::sys::library::{self, Library};
 
+/// `CUstreamBatchMemOpParams` of a write or a wait of 32 bits.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MemoryOperation {
+    pub(super) operation: c_uint,
+    pub(super) padding: c_uint,
+    pub(super) address: CUdeviceptr,
+    /// The lower half counts.
+    pub(super) value: u64,
+    pub(super) flags: c_uint,
+    pub(super) reserved: c_uint,
+    /// What is not used.
+    pub(super) rest: [u64; 2],
+}
+
+const _: () = assert!(size_of::<MemoryOperation>() == 48);
+
 /// `cuGetProcAddress_v2`: name, place of the function, version of CUDA, flags, place of a status.
 type Find = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, c_ulonglong, *mut c_int) -> c_int;
 
@@ -107,6 +124,7 @@ required {
     cuStreamDestroy(4000)(CUstream);
     cuStreamSynchronize(2000)(CUstream);
     cuStreamQuery(2000)(CUstream);
+    cuStreamBatchMemOp(11070)(CUstream, c_uint, *const MemoryOperation, c_uint);
     cuStreamGetCtx(9020)(CUstream, *mut CUcontext);
     cuStreamWaitEvent(3020)(CUstream, CUevent, c_uint);
     cuStreamGetCaptureInfo(11030)(

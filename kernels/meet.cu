@@ -1,0 +1,74 @@
+// What the leader of a GPU that several processes share does before and after the folds of a call. Device only.
+//
+// Streams of processes wait for each other by memory operations on words of shared pages (`src/device/cuda/members.rs`).
+// When the leader's stream gets to `meet`, all members have arrived: each has written the label of its call into its page.
+// One thread of each kernel works.
+
+#include "status.h"
+
+/// Bytes of a page; the pages of all ranks lie behind each other.
+constexpr u64 STATUS_BYTES = 4096;
+/// The words of a page that a member's stream waits for, and where its call is named.
+constexpr u64 STATUS_DONE = 384, STATUS_LABEL = 512;
+/// Ranks of a GPU at most.
+constexpr u32 MOST_RANKS = 64;
+
+/// The parameter of both kernels.
+struct MeetArguments {
+    u64 pages;              // 0   where the page of rank 0 lies
+    u64 label[3];           // 8   what the leader has called
+    u32 ranks;              // 32
+    u32 leader;             // 36  its rank
+    u32 first[MOST_RANKS];  // 40  of each rank: the lowest rank of its process
+};
+
+static_assert(sizeof(MeetArguments) == 40 + 4 * MOST_RANKS, "filled by the host");
+
+RSCCL_INLINE u64 page_of(const MeetArguments &arguments, u32 rank) {
+    return arguments.pages + STATUS_BYTES * rank;
+}
+
+/// What the process of a rank has called.
+RSCCL_INLINE const u64 *label_of(const MeetArguments &arguments, u32 rank) {
+    const u32 first = arguments.first[rank];
+    if (first == arguments.leader) return arguments.label;
+    return reinterpret_cast<const u64 *>(page_of(arguments, first) + STATUS_LABEL);
+}
+
+/// Compares the calls. A difference is told to every rank: to one that differs from the leader the leader's call, to the
+/// others that of the first that differs. If the leader was told to stop, it says so to the ranks of its process; the hosts
+/// of the others find out why for themselves.
+extern "C" __global__ void meet(const __grid_constant__ MeetArguments arguments) {
+    if (threadIdx.x != 0) return;
+    u32 differing = arguments.ranks;
+    const bool stops = look(page_of(arguments, arguments.leader) + STATUS_ABORT) != 0;
+#pragma unroll 1
+    for (u32 rank = 0; rank < arguments.ranks; rank += 1) {
+        if (stops && arguments.first[rank] == arguments.leader) {
+            report(page_of(arguments, rank), STATUS_ABORTED, 0, nullptr, nullptr);
+        }
+        const bool is_first = differing == arguments.ranks;
+        if (is_first && differs(label_of(arguments, rank), arguments.label)) differing = rank;
+    }
+    if (stops || differing == arguments.ranks) return;
+#pragma unroll 1
+    for (u32 rank = 0; rank < arguments.ranks; rank += 1) {
+        const u64 *mine = label_of(arguments, rank);
+        const bool is_other = differs(mine, arguments.label);
+        const u32 peer = is_other ? arguments.leader : differing;
+        report(page_of(arguments, rank), STATUS_MISMATCH, peer, mine, label_of(arguments, peer));
+    }
+}
+
+/// Lets the members go on, unless the leader was told to stop: then some of them may have been missing, and the host of each
+/// learns why, and lets its stream go on itself. Pairs with the members' waits; the folds of the stream come before.
+extern "C" __global__ void leave(const __grid_constant__ MeetArguments arguments) {
+    if (threadIdx.x != 0) return;
+    const u64 own = page_of(arguments, arguments.leader);
+    if (look(own + STATUS_ABORT) != 0 || look(own + STATUS_FAULT) == STATUS_ABORTED) return;
+#pragma unroll 1
+    for (u32 rank = 0; rank < arguments.ranks; rank += 1) {
+        if (arguments.first[rank] != rank || rank == arguments.leader) continue;
+        asm volatile("st.release.sys.global.u32 [%0], 1;" : : "l"(page_of(arguments, rank) + STATUS_DONE) : "memory");
+    }
+}

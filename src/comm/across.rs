@@ -1,0 +1,164 @@
+//! Collectives of ranks whose one device several processes share: the lowest rank launches for all.
+//!
+//! A rank of another process takes part by its stage, a part of its shared memory. Buffers longer than a stage are
+//! moved in pieces. What this cannot run (messages, scans, vector forms of all-to-all, other algorithms than direct)
+//! runs as it does on several devices, by programs that wait for each other's turns on the device.
+
+use crate::comm::device_sharing::{self, Brought, Meeting};
+use crate::comm::engine::Engine;
+use crate::comm::peer_status::WaitingFor;
+use crate::device::records::{Across, LaunchPart, Reduction, StageCopy};
+use crate::device::{self, Home, HostMemory, HostRegion, Sharing, StatusPage};
+use crate::error::{Error, Result};
+use crate::exec::lower::Lowered;
+use crate::exec::{Background, Begun, Call, Order, StagedSide, Stages};
+use crate::sync::Wait;
+use crate::sync::primitive::Arc;
+use crate::tune::Choice;
+use crate::types::{Collective, Rank, ReduceOp};
+
+/// The rank that launches for all.
+const LEADER: Rank = Rank::new(0);
+
+impl Engine {
+    /// The status page of this rank, where several processes share the device: one of the pages of all ranks, in memory
+    /// of the leader, which every process maps. `ready` is what came of the steps before. Collective.
+    pub(super) fn page_across(
+        &mut self,
+        (meeting, home): (&Meeting, Home),
+        (ready, brought): (Result<()>, &mut Brought),
+        wait: &Wait,
+        background: &mut dyn Background,
+    ) -> Result<StatusPage> {
+        let (ranks, me) = (meeting.process_ranks(), self.session.world.rank);
+        if ranks.first[me.index()] == me.get() {
+            let pages = self.exchange_pages(meeting, background)?;
+            *meeting.pages() = Some(pages);
+        }
+        self.session.bootstrap.barrier(wait)?;
+        let pages = meeting.pages().clone();
+        let pages = pages.ok_or_else(|| Error::internal("the lowest rank of this process has left no pages"))?;
+        let page = ready.and_then(|()| {
+            let device = device::of(home)?;
+            let reached = device.take_in(&pages)?;
+            let page = device.page_across((&pages, &reached), &ranks);
+            brought.pages = Some(reached);
+            page
+        });
+        meeting.agree(&self.session, (page, "with processes on its device"), wait)
+    }
+
+    /// The pages of all ranks, from the leader.
+    fn exchange_pages(&mut self, meeting: &Meeting, background: &mut dyn Background) -> Result<HostRegion> {
+        let (ranks, me) = (meeting.process_ranks(), self.session.world.rank);
+        let bytes = ranks.first.len() * StatusPage::BYTES;
+        let members: Vec<Rank> = ranks.processes().map(Rank::new).filter(|rank| *rank != LEADER).collect();
+        let mine = if me == LEADER { Some(HostMemory.allocate_host(bytes, Sharing::Processes)?) } else { None };
+        let owners: &[(Rank, usize)] = if me == LEADER { &[] } else { &[(LEADER, bytes)] };
+        let mut taken = Vec::new();
+        self.set_up(WaitingFor::Anything, background, |fabric, setup| {
+            taken = fabric.share_of_host(mine.as_ref(), (owners, &members), setup)?;
+            Ok(())
+        })?;
+        mine.or(taken.pop()).ok_or_else(|| Error::internal("a process without pages"))
+    }
+
+    /// Runs a collective through the leader of the device, if that can run it: false where it cannot, on all ranks.
+    pub(super) fn launch_across(&mut self, begun: &Begun<'_>, order: Order<'_>) -> Result<bool> {
+        let Begun { call, operation, world, .. } = *begun;
+        let meeting = &self.side_mut()?.meeting;
+        if !meeting.is_across() {
+            return Ok(false);
+        }
+        let leads = meeting.is_here(LEADER);
+        let elsewhere = if world.rank == LEADER { meeting.elsewhere() } else { Vec::new() };
+        // The leader knows neither another rank's scalar nor its counts.
+        let own_words = matches!(call.op, Some(ReduceOp::PreMulSum(_)))
+            || matches!(
+                call.collective,
+                Collective::Scan | Collective::Exscan | Collective::GatherV | Collective::ScatterV
+            );
+        let choice = if own_words { None } else { self.chooser.direct(call)? };
+        let Some(choice) = choice else { return Ok(false) };
+        let stages = Stages::new(call, world, device_sharing::stage_bytes(self.session.settings.sizes.scratch_bytes));
+        for piece in 0..stages.pieces() {
+            let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
+            let staged = CallPiece { call, stages: &stages, piece, choice };
+            let (bases, mut across) = self.place_piece(&staged, leads)?;
+            let lowered = match leads {
+                true => self.lowered_piece(&staged, world.rank, bases)?,
+                false => Lowered { records: Arc::default(), ends: [].into() },
+            };
+            let labels = vec![operation.label()];
+            let mut absent = Vec::with_capacity(elsewhere.len());
+            for rank in &elsewhere {
+                let sides = stages.sides(*rank, piece).map(|side| side.stage);
+                let stage = self.stage_of(*rank)?;
+                let bases = sides.map(|offset| stage + offset);
+                absent.push((*rank, bases, self.lowered_piece(&staged, *rank, bases)?));
+            }
+            let side = self.side_mut()?;
+            let part_of = |rank: Rank, bases: [u64; 2], lowered: &Lowered| LaunchPart {
+                bases: vec![bases[0], bases[1], side.peers[rank.index()].scratch],
+                ..side.part(rank, lowered, (folding, labels.clone()))
+            };
+            across.absent = absent.iter().map(|(rank, bases, lowered)| part_of(*rank, *bases, lowered)).collect();
+            let mut part = LaunchPart { across: Some(across), ..part_of(world.rank, bases, &lowered) };
+            part.keep.extend(call.buffers.kept());
+            part.keep.extend(side.kept_by_graph(order)?);
+            self.launch_collective(part, operation, order)?;
+        }
+        Ok(true)
+    }
+
+    /// Where this rank's input and output of a piece lie for the launch, and the copies to and from its stage.
+    fn place_piece(&mut self, staged: &CallPiece<'_>, leads: bool) -> Result<([u64; 2], Across)> {
+        let me = self.session.world.rank;
+        let stage = self.stage_of(me)?;
+        let (input, output) = staged.call.buffers.places();
+        let users = [input, output].map(|place| place.addr() as u64);
+        let sides = staged.stages.sides(me, staged.piece);
+        // The leader's process reaches its own users' buffers: it needs a stage only for blocks that lie apart.
+        let in_place = |side: &StagedSide| leads && side.is_whole();
+        let place = |side: usize| match in_place(&sides[side]) {
+            true => users[side] + sides[side].start(),
+            false => stage + sides[side].stage,
+        };
+        let copies = |side: usize| {
+            let staged = (!in_place(&sides[side])).then(|| sides[side].copies()).into_iter().flatten();
+            staged.map(move |(user, at, bytes)| (users[side] + user, stage + at, bytes)).collect::<Vec<_>>()
+        };
+        let before = copies(0).into_iter().map(|(user, at, bytes)| StageCopy { from: user, to: at, bytes });
+        let after = copies(1).into_iter().map(|(user, at, bytes)| StageCopy { from: at, to: user, bytes });
+        let across = Across { before: before.collect(), after: after.collect(), absent: Vec::new() };
+        Ok(([place(0), place(1)], across))
+    }
+
+    /// The records of a rank's program for a piece, with its input and output at these places.
+    fn lowered_piece(&mut self, staged: &CallPiece<'_>, rank: Rank, places: [u64; 2]) -> Result<Lowered> {
+        let home = self.side_mut()?.home;
+        let CallPiece { stages, piece, choice, .. } = *staged;
+        let chooser = &mut self.chooser;
+        let program = stages.planned((rank, piece), (places, home), |call| chooser.led_program(rank, call, choice))?;
+        let lowered = program.lowered().clone();
+        if lowered.ends.is_empty() {
+            return Ok(lowered);
+        }
+        Err(Error::internal("a direct plan that needs connections"))
+    }
+
+    /// Where a rank's stage begins, as this process addresses it.
+    fn stage_of(&mut self, rank: Rank) -> Result<u64> {
+        let scratch_bytes = device_sharing::stage_bytes(self.session.settings.sizes.scratch_bytes);
+        Ok(self.side_mut()?.peers[rank.index()].scratch + scratch_bytes as u64)
+    }
+}
+
+/// A piece of a call.
+#[derive(Debug, Clone, Copy)]
+struct CallPiece<'a> {
+    call: &'a Call<'a>,
+    stages: &'a Stages<'a>,
+    piece: u64,
+    choice: Choice,
+}

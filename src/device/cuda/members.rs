@@ -1,0 +1,240 @@
+//! Calls of processes that share a GPU. Processes take turns there, so none of their kernels may wait for another's:
+//! one process, the leader, launches the folds of a call for the ranks of all.
+//!
+//! A member copies its input to its stage, memory of its own that the leader has mapped, and its output back from
+//! there. The order between the streams of processes is kept by words in pages of host memory that all of them map
+//! (`device::status`):
+//!
+//! | stream of | does |
+//! |---|---|
+//! | a member | copies; writes its label and `arrived`, waits for `done`, makes it 0 again, all by memory operations; copies |
+//! | the leader | waits for `arrived` of each member, makes it 0 again; compares the labels (`kernels/meet.cu`); folds; writes `done` |
+//!
+//! All values are the same in each call, and all words come back to 0, so that a captured call replays with no host in
+//! between. A wait for a process that has died is let go on by the host ([`StatusPage`]).
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys::CUfunction;
+
+use super::active::Active;
+use super::kernels::Meets;
+use super::polling::{Seats, differ};
+use super::programs;
+use super::raw::MemoryOperation;
+use super::result::call;
+use super::stream::StreamHandle;
+use crate::device::records::{Across, LaunchPart, StageCopy};
+use crate::device::{HostRegion, LaunchFault, ProcessRanks, Region, StatusPage};
+use crate::error::{Error, Result};
+use crate::sync::primitive::Arc;
+use crate::sync::ring::Label;
+
+/// What a rank has whose GPU several processes share.
+#[derive(Debug)]
+pub(super) struct Membership {
+    /// Where the page of rank 0 lies, as the GPU addresses it.
+    pages: u64,
+    ranks: ProcessRanks,
+    meets: Arc<Meets>,
+}
+
+/// `MOST_RANKS` of meet.cu.
+const MOST_RANKS: usize = 64;
+
+/// `MeetArguments`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct MeetArguments {
+    pages: u64,
+    label: Label,
+    ranks: u32,
+    leader: u32,
+    first: [u32; MOST_RANKS],
+}
+
+const _: () = assert!(size_of::<MeetArguments>() == 40 + 4 * MOST_RANKS);
+
+/// The rank whose process leads.
+const LEADER: u32 = 0;
+
+/// The status page of a rank, one of `pages`. For set-up: it loads kernels.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidUsage`] where streams cannot wait for words of memory, or there are too many ranks.
+pub(super) fn page(
+    active: &Arc<Active>,
+    (pages, reached): (&HostRegion, &Region),
+    ranks: &ProcessRanks,
+) -> Result<StatusPage> {
+    if ranks.first.len() > MOST_RANKS {
+        return Err(Error::invalid_usage(format!(
+            "{} ranks of several processes on one GPU: at most {MOST_RANKS} are possible",
+            ranks.first.len()
+        )));
+    }
+    let page_of = |rank: u32| pages.part(rank as usize * StatusPage::BYTES, StatusPage::BYTES);
+    let first = ranks.first[ranks.me as usize];
+    let base = reached.base().addr().get() as u64;
+    let own = place(base, ranks.me, 0);
+    try_words(active, place(base, ranks.me, StatusPage::ARRIVED))?;
+    let mut seats = active.polling()?.take_seats(active, own)?;
+    seats.across = Some(Membership { pages: base, ranks: ranks.clone(), meets: active.meets()? });
+    let status = StatusPage::on(page_of(ranks.me), Box::new(seats));
+    if first != ranks.me {
+        // The lowest rank of the process looks after the process's streams.
+        return Ok(status);
+    }
+    let awaited = if first == LEADER {
+        ranks.processes().filter(|other| *other != LEADER).map(|other| (page_of(other), StatusPage::ARRIVED)).collect()
+    } else {
+        vec![(page_of(first), StatusPage::DONE)]
+    };
+    let fellows = (0..).zip(&ranks.first).filter(|(rank, other)| **other == first && *rank != ranks.me);
+    Ok(status.with_awaited(awaited, fellows.map(|(rank, _)| page_of(rank)).collect()))
+}
+
+/// Where a word of a rank's page lies.
+fn place(pages: u64, rank: u32, offset: usize) -> u64 {
+    pages + u64::from(rank) * StatusPage::BYTES as u64 + offset as u64
+}
+
+/// Writes a word by a stream, waits for it and takes it back, to see whether the driver can do it.
+fn try_words(active: &Active, address: u64) -> Result<()> {
+    let _entered = active.primary().enter()?;
+    let service = active.service();
+    let words = [write(address, 1), wait(address), write(address, 0)];
+    let tried = operate(active, service.handle(), &words).and_then(|()| service.drain());
+    tried.map_err(|error| {
+        Error::invalid_usage(format!(
+            "streams of several processes cannot wait for each other on this GPU ({}): give each process a GPU of its \
+             own, make its ranks threads of one process, or set RSCCL_COHORT=split for all ranks",
+            error.message()
+        ))
+    })
+}
+
+/// Launches the parts of this process's ranks together with those of the other processes. The context must be current.
+///
+/// # Safety
+/// As [`crate::device::Queue::launch`]; the buffers of absent parts are stages of other processes.
+pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, mut parts: Vec<LaunchPart>) -> Result<()> {
+    if differ(&parts) {
+        return Ok(());
+    }
+    if parts.iter().any(|part| part.status.is_aborted()) {
+        parts.iter().for_each(|part| part.status.report(LaunchFault::Aborted));
+        return Ok(());
+    }
+    let acrosses: Vec<Across> = parts.iter_mut().filter_map(|part| part.across.take()).collect();
+    let lowest = parts.first().ok_or_else(|| Error::internal("a launch without parts"))?;
+    let (status, label) = (Arc::clone(&lowest.status), lowest.labels[0]);
+    let members = status.place::<Seats>().and_then(|seats| seats.across.as_ref());
+    let members = members.ok_or_else(|| Error::internal("a rank that shares no GPU with other processes"))?;
+    let me = lowest.rank;
+    let work = if me == LEADER {
+        parts.extend(acrosses.iter().flat_map(|across| across.absent.iter().cloned()));
+        // Each rank has mapped the memory of other processes for itself. One address for each byte, because the order
+        // of the folds follows from addresses.
+        let peers = Arc::clone(&parts[0].peers);
+        parts.iter_mut().for_each(|part| part.peers = Arc::clone(&peers));
+        let Some(launches) = programs::launches(&parts)? else { return Ok(()) };
+        Some(launches)
+    } else {
+        None
+    };
+    let _nothing_is_freed = active.gate();
+    // SAFETY: the caller's contract, for these copies too.
+    acrosses.iter().flat_map(|across| &across.before).try_for_each(|copy| unsafe { put(active, stream, copy) })?;
+    match work {
+        None => operate(active, stream, &members.as_member(me, label))?,
+        Some(launches) => {
+            operate(active, stream, &members.as_leader())?;
+            members.run(active, stream, members.meets.meet, label)?;
+            for level in &launches {
+                let tables = (&level.steps[..], &level.operands[..]);
+                // SAFETY: the caller's contract.
+                unsafe { active.launch(stream, level.entry, tables, level.bytes) }?;
+            }
+            members.run(active, stream, members.meets.leave, label)?;
+        }
+    }
+    // SAFETY: as above.
+    acrosses.iter().flat_map(|across| &across.after).try_for_each(|copy| unsafe { put(active, stream, copy) })
+}
+
+impl Membership {
+    /// Says that this process has come, and waits for the leader.
+    fn as_member(&self, me: u32, label: Label) -> Vec<MemoryOperation> {
+        let words = label.iter().flat_map(|word| [word & u64::from(u32::MAX), word >> 32]);
+        let at = |index: usize| place(self.pages, me, StatusPage::LABEL + index * size_of::<u32>());
+        let mut batch: Vec<MemoryOperation> = words.enumerate().map(|(index, word)| write(at(index), word)).collect();
+        let [arrived, done] = [StatusPage::ARRIVED, StatusPage::DONE].map(|word| place(self.pages, me, word));
+        batch.extend([write(arrived, 1), wait(done), write(done, 0)]);
+        batch
+    }
+
+    /// Waits for the members.
+    fn as_leader(&self) -> Vec<MemoryOperation> {
+        let others = self.ranks.processes().filter(|first| *first != LEADER);
+        let arrived = others.map(|first| place(self.pages, first, StatusPage::ARRIVED));
+        arrived.flat_map(|word| [wait(word), write(word, 0)]).collect()
+    }
+
+    /// Launches one of the kernels of meet.cu.
+    fn run(&self, active: &Active, stream: StreamHandle, function: CUfunction, label: Label) -> Result<()> {
+        let ranks = u32::try_from(self.ranks.first.len()).unwrap_or(0);
+        let mut arguments = MeetArguments { pages: self.pages, label, ranks, leader: LEADER, first: [0; MOST_RANKS] };
+        arguments.first[..self.ranks.first.len()].copy_from_slice(&self.ranks.first);
+        let mut parameters: [*mut c_void; 1] = [(&raw mut arguments).cast()];
+        let (primary, none) = (active.primary(), std::ptr::null_mut());
+        // SAFETY: the function is loaded, and takes `MeetArguments`, which the call copies; the pages stay while a part
+        // of the launch keeps its status page.
+        let launched = unsafe {
+            call!(primary, cuLaunchKernel(function, 1, 1, 1, WARP, 1, 1, 0, stream.0, parameters.as_mut_ptr(), none))
+        };
+        launched.map_err(|failure| primary.error(failure))
+    }
+}
+
+/// Threads of a block, of which one works.
+const WARP: u32 = 32;
+
+/// Puts a copy into the stream.
+///
+/// # Safety
+/// Until it is done, both places are good for its bytes.
+unsafe fn put(active: &Active, stream: StreamHandle, copy: &StageCopy) -> Result<()> {
+    let (primary, bytes) = (active.primary(), usize::try_from(copy.bytes).unwrap_or(usize::MAX));
+    // SAFETY: the caller's contract.
+    let put = unsafe { call!(primary, cuMemcpyAsync(copy.to, copy.from, bytes, stream.0)) };
+    put.map_err(|failure| primary.error(failure))
+}
+
+/// Puts memory operations into the stream, one after the other.
+fn operate(active: &Active, stream: StreamHandle, batch: &[MemoryOperation]) -> Result<()> {
+    let (primary, count) = (active.primary(), u32::try_from(batch.len()).unwrap_or(u32::MAX));
+    // SAFETY: the entries are ours, as many as are told, and the call copies them; they name words of pages that stay
+    // while a part of the launch keeps its status page.
+    let put = unsafe { call!(primary, cuStreamBatchMemOp(stream.0, count, batch.as_ptr(), 0)) };
+    put.map_err(|failure| primary.error(failure))
+}
+
+/// A store, behind all that the stream did before.
+fn write(address: u64, value: u64) -> MemoryOperation {
+    MemoryOperation { operation: WRITE_32, padding: 0, address, value, flags: 0, reserved: 0, rest: [0; 2] }
+}
+
+/// A wait until the word is not 0.
+fn wait(address: u64) -> MemoryOperation {
+    let value = u64::from(u32::MAX);
+    MemoryOperation { operation: WAIT_32, padding: 0, address, value, flags: ANY_BIT, reserved: 0, rest: [0; 2] }
+}
+
+/// `CU_STREAM_MEM_OP_WAIT_VALUE_32`, `CU_STREAM_MEM_OP_WRITE_VALUE_32`
+const WAIT_32: u32 = 1;
+const WRITE_32: u32 = 2;
+/// `CU_STREAM_WAIT_VALUE_AND`
+const ANY_BIT: u32 = 2;
+/// The driver takes fewer than 256 operations at once.
+const _: () = assert!(2 * MOST_RANKS < 256);
