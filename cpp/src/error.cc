@@ -123,7 +123,7 @@ namespace {
 
 void raise(ffi::Failure* failure, ffi::Thrown& thrown) {
     const Error error = take_error(failure);
-    // A hook that throws ends a call with Aborted; whatever else went wrong was not its doing.
+    // A hook that throws ends its call with Aborted. Errors of other kinds did not come from a hook.
     const std::exception_ptr cause = error.code() == ErrorCode::aborted ? thrown.take() : nullptr;
     if (!cause) {
         error.raise();
@@ -140,13 +140,13 @@ void raise(ffi::Failure* failure, ffi::Thrown& thrown) {
 ffi::Status current_status() noexcept {
     const auto internal = static_cast<std::int32_t>(ErrorCode::internal);
     const auto plain = [internal](const char* words) {
-        // Lossy: what a program throws may hold any bytes.
+        // Lossy, because the text of a program's exception may hold any bytes.
         return ffi::Status{internal, rust::String::lossy(words), -1, -1, rust::String()};
     };
     try {
         throw;
     } catch (const Error& error) {
-        // 0 would be no error at all.
+        // Code 0 would mean that the call succeeded.
         const auto code = static_cast<std::int32_t>(error.code());
         return ffi::Status{code == 0 ? internal : code, rust::String::lossy(error.message()), error.rank().value_or(-1),
                            error.peer().value_or(-1), rust::String::lossy(error.operation())};

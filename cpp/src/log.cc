@@ -18,7 +18,7 @@ void ffi::LogCallback::take(const Line& line) const noexcept {
         said.printed = std::string(line.printed);
         body_(said);
     } catch (...) {
-        // A log must not stop what it is about.
+        // An exception of the program's log must not stop the operation that is logged.
     }
 }
 

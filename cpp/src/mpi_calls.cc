@@ -1,4 +1,4 @@
-// What rsccl/mpi.hpp has of the library.
+// The library's side of rsccl/mpi.hpp: joining a communicator by functions of MPI that the header fills in.
 #include <rsccl/mpi_calls.hpp>
 
 #include "bridge.hpp"
@@ -7,7 +7,7 @@ namespace rsccl::detail {
 
 namespace {
 
-// The bridge knows no functions as fields: Rust casts the pointer back.
+// The bridge cannot pass a struct of function pointers: this casts its address to bytes, and Rust casts it back.
 const std::uint8_t* table(const MpiCalls& calls) { return reinterpret_cast<const std::uint8_t*>(&calls); }
 
 State& state_of(Communicator& communicator) { return use(Access::state(communicator).get()); }

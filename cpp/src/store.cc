@@ -1,4 +1,4 @@
-// Stores: the library's for C++, and a program's own for the library.
+// Stores: C++ classes of the library's stores, and stores that the program implements for the library.
 #include <rsccl/store.hpp>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ namespace detail {
 struct BuiltInStore::Handle {
     ~Handle() {
         if (!origin.is_here()) {
-            // The thread that serves it is not here to be waited for.
+            // In a forked child the thread that serves the store does not exist, so the destructor must not wait for it.
             std::move(keep).into_raw();
         }
     }

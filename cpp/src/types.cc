@@ -62,7 +62,8 @@ static_assert(is_element_v<std::byte> && is_element_v<long long> && !is_element_
 
 const char* name_of(DataType type) noexcept {
     constexpr std::size_t known = static_cast<std::size_t>(DataType::float8_e5m2) + 1;
-    // Made once, never changed and never freed, for what runs at the program's end: the bridge's names have no end that C++ could see.
+    // Copied because the bridge's strings do not end with a zero byte. Never freed, so that code which runs at the program's end
+    // can still use them.
     static const std::array<std::string, known>& names = *[] {
         auto made = std::make_unique<std::array<std::string, known>>();
         for (std::size_t code = 0; code < known; ++code) {

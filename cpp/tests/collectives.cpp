@@ -169,7 +169,7 @@ int word_sum(int ranks, std::size_t place) {
     return sum;
 }
 
-/// Out of place, in place, and by pointers: all that move blocks between ranks.
+/// The collectives that move blocks between ranks: out of place, in place, and by pointers.
 void blocks(Communicator& comm, std::size_t count) {
     const int me = comm.rank();
     const auto ranks = static_cast<std::size_t>(comm.size());
@@ -210,7 +210,7 @@ void blocks(Communicator& comm, std::size_t count) {
     require_each(turned, "all_to_all by pointer", swapped);
 }
 
-/// All that have a root, with each rank as root.
+/// The collectives that have a root, with each rank as root.
 void rooted(Communicator& comm, std::size_t count, int root) {
     const int me = comm.rank();
     const bool is_root = me == root;
@@ -222,7 +222,7 @@ void rooted(Communicator& comm, std::size_t count, int root) {
     comm.broadcast(both, root);
     require_each(both, "broadcast", roots);
     std::vector<int> recv(count, -1);
-    // What the others pass as input is not looked at.
+    // Other ranks may pass any input: it is not read.
     comm.broadcast_into(is_root ? mine : std::vector<int>{}, recv, root);
     require_each(recv, "broadcast_into", roots);
     std::fill(recv.begin(), recv.end(), -1);
@@ -282,7 +282,7 @@ void vectors(Communicator& comm, std::size_t step) {
 
     const std::vector<int> everything = words(comm.rank(), 0, total);
     std::vector<int> part(counts[rank], -1);
-    // Counts may be any integers.
+    // Counts may have any integer type.
     const std::vector<int> narrow(counts.begin(), counts.end());
     comm.reduce_scatter_v(everything, part, narrow);
     require_each(part, "reduce_scatter_v", [&](std::size_t place) { return word_sum(comm.size(), begin(rank) + place); });
@@ -379,7 +379,7 @@ TEST_CASE("anything contiguous is a buffer") {
         std::string greatest(2, ' ');
         comm.start().all_reduce(std::string_view("ab"), greatest, ReduceOp::max).wait();
         require(greatest == "ab", "a temporary string_view, which only refers to its elements");
-        // Counts that may be written to are counts that may be read.
+        // A list of counts need not be const.
         std::vector<std::size_t> counts = {1, 1};
         comm.all_gather_v(&me, both.data(), rsccl::view(counts.data(), counts.size()), DataType::int32);
         require(both == std::array<int, 2>{0, 1}, "counts as a view");

@@ -1,4 +1,4 @@
-// Bad input and bad luck: each has a defined outcome, an exception with a code, and a communicator that goes on or has ended.
+// Bad input and failures: each ends in an exception with a code, and the communicator either goes on or has ended.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -26,7 +26,7 @@ using rsccl::ReduceOp;
 
 namespace {
 
-/// Something that one thread says and others wait for.
+/// An event that one thread raises and others wait for.
 class Signal {
   public:
     void say() {
@@ -45,7 +45,7 @@ class Signal {
     bool said_ = false;
 };
 
-/// The class, code and rank of what `call` throws are those of `Class`; the communicator goes on.
+/// Checks that `call` throws `Class` with its code and rank, and that the communicator goes on.
 template <class Class, class Call>
 void refused(Communicator& comm, const std::string& what, Call call) {
     try {
@@ -336,7 +336,7 @@ TEST_CASE("a progress hook is called while a call waits, and can be taken away")
             comm.barrier();
             require(calls == before, "taken away");
         } else {
-            // Sends when rank 0 has waited for long enough to be seen waiting.
+            // Sends after rank 0 has been seen waiting.
             while (calls == 0) {
                 std::this_thread::yield();
             }
@@ -371,7 +371,7 @@ TEST_CASE("what a progress hook throws ends the communicator, and comes through"
     CHECK(nested);
     CHECK_THROWS_AS(comms[0].barrier(), rsccl::Error);
     CHECK_THROWS_AS(comms[1].barrier(), rsccl::Error);
-    // What is no std::exception comes as an error too.
+    // An exception that is not a std::exception becomes an error too.
     std::vector<Communicator> others = Communicator::init_all(2, quick());
     others[0].set_progress([] { throw 7; });
     CHECK_THROWS_AS(others[0].barrier(), rsccl::Error);
@@ -415,7 +415,7 @@ TEST_CASE("a hook that a child has from its parent throws there, and only there"
             } catch (const rsccl::Error&) {
             }
         }
-        // The parent goes on, and its errors are its own.
+        // The parent goes on: the child's errors do not reach it.
         comm.barrier();
         std::array<int, 1> buffer{};
         refused<rsccl::InvalidArgument>(comm, "no such root", [&] { comm.broadcast(buffer, 7); });
@@ -493,7 +493,7 @@ TEST_CASE("destructors do not throw after any fault") {
 
 namespace {
 
-/// What a forked child makes of its parent's things; 0 where all is as promised.
+/// What a forked child sees when it uses its parent's objects; 0 if each call fails as documented.
 int misuse_after_fork(std::vector<Communicator>& comms, rsccl::Request& open, std::unique_ptr<rsccl::TcpStore>& store) {
     alarm(20);
     int wrong = 0;
@@ -531,7 +531,7 @@ int ends_after_main(const std::vector<std::string>&) {
     try {
         comm.recv(word, 0);
     } catch (const rsccl::RemoteError& error) {
-        // It said goodbye, and has not died.
+        // The peer has left on purpose and is not reported as dead.
         return std::string(error.what()).find("finalized") != std::string::npos ? 0 : 2;
     }
     return 3;

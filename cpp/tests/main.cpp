@@ -16,12 +16,12 @@
 
 #include "ranks.hpp"
 
-extern char** environ; // NOLINT: what posix_spawn wants has no other name
+extern char** environ; // NOLINT: posix_spawn needs this variable
 
 namespace ranks {
 namespace {
 
-/// A rank that has hung is ended by the system.
+/// After this time the system ends a rank that hangs.
 constexpr unsigned worker_limit_s = 60;
 
 std::map<std::string, Worker>& workers() {

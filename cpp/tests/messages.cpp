@@ -28,7 +28,7 @@ constexpr std::size_t large = 200'003;
 int left_of(const Communicator& comm) { return (comm.rank() + comm.size() - 1) % comm.size(); }
 int right_of(const Communicator& comm) { return (comm.rank() + 1) % comm.size(); }
 
-/// `count` words that tell whose they are.
+/// `count` words whose values name the rank.
 std::vector<int> words(int rank, std::size_t count) {
     std::vector<int> made(count);
     std::iota(made.begin(), made.end(), rank * 1'000'000);
@@ -107,7 +107,7 @@ TEST_CASE("a group of collectives, and of two communicators that ranks name in d
             first();
             group.on(turned).all_gather(me, gathered);
         }
-        // Nothing runs before the end.
+        // The calls run at the end of the group.
         require(sum[0] == 1.0F, "untouched");
         group.end();
         require(sum[0] == 3.0F && sum[1] == 6.0F && other[0] == 12.0F, "sums");
@@ -181,7 +181,7 @@ TEST_CASE("a call on the communicator itself inside a group's body is refused, a
         refused("recv", [&] { comm.recv(from_left, left_of(comm)); });
         refused("send_recv", [&] { comm.send_recv(mine, right_of(comm), from_left, left_of(comm)); });
         refused("exscan", [&] { comm.exscan(mine, from_left); });
-        // A request does not wait, and after the body all is as before.
+        // A request does not wait; after the group's body, calls block again.
         rsccl::group([&](rsccl::Group& calls) {
             rsccl::Request sent = comm.start().send(mine, right_of(comm));
             calls.on(comm).recv(from_left, left_of(comm));
@@ -216,7 +216,7 @@ TEST_CASE("a member of a group stays with the communicator that it was made on")
         std::vector<int> all(static_cast<std::size_t>(used.size()) * mine.size(), -1);
         rsccl::Group calls;
         rsccl::Group::Member member = calls.on(used);
-        // A larger one takes the name; the buffers would be too small for it.
+        // The name now means a larger communicator, for which the buffers would be too small.
         used = comm.by_color(0);
         member.all_gather(mine, all);
         calls.end();
@@ -231,7 +231,7 @@ TEST_CASE("requests: messages cross, collectives go on beside, wait and test") {
             std::vector<int> theirs(large, -1);
             std::vector<int> all(3 * large, -1);
             std::vector<int> greatest(large, -1);
-            // Every rank receives first: with calls that block nobody would ever send.
+            // Every rank receives first: with blocking calls nobody would ever send.
             Request received = comm.start().recv(theirs, left_of(comm));
             Request sent = comm.start().send(mine, right_of(comm));
             Request gathered = comm.start().all_gather(mine, all);
@@ -366,7 +366,7 @@ TEST_CASE("every collective as a request, and in a group, at rest and beside req
 #define GROUPED(name, ...) calls.on(comm).name(__VA_ARGS__)
                 EVERY_COLLECTIVE(grouped, GROUPED);
                 calls.on(comm).barrier();
-                // In their order: the second works on what the first has brought, the own part included.
+                // The calls run in order: the second reads what the first has written, this rank's own part included.
                 calls.on(comm).all_to_all_v(grouped.swapped_v, {1, 1}, grouped.swapped_again, {1, 1});
                 rsccl::Group::Member on = calls.on(comm);
 #define MEMBER(name, ...) on.name(__VA_ARGS__)
@@ -414,7 +414,7 @@ TEST_CASE("splits, placement and registering run beside requests") {
                 open.push_back(comm.start().send(mine, 1));
                 open.push_back(comm.start().recv(late, 2));
             } else if (comm.rank() == 1) {
-                // It comes to the split once it has had the message.
+                // This rank comes to the split after it has received the message.
                 comm.recv(early, 0);
                 require(early == words(0, large), "sent before the split, received before it");
             }
@@ -491,7 +491,7 @@ TEST_CASE("a request that is forgotten, moved or assigned over is waited for") {
         require(first[0] == 2, "assigned over");
         request.wait();
         require(second[0] == 4, "the new one");
-        // The communicator may end before its requests are looked at.
+        // A communicator may end before the program looks at its requests.
         std::array<int, 1> last = {3};
         Request outlives = comm.start().all_reduce_in_place(last);
         comm.finalize();
@@ -551,7 +551,7 @@ TEST_CASE("what a request has sent arrives with no further help") {
                 }
             });
             request.wait();
-            // No call on rank 0 any more.
+            // Rank 0 makes no further call.
             receiver.join();
             CHECK_FALSE(error);
             CHECK(received == sent);
@@ -569,7 +569,7 @@ TEST_CASE("a message does not wait for what requests have sent before it") {
     ranks::run(2, config, [](Communicator& comm) {
         std::vector<char> there(1'900'000, 't');
         std::vector<char> back(8 << 20, 'b');
-        // Connections both ways.
+        // Opens the connections of both directions.
         rsccl::group([&](rsccl::Group& calls) {
             calls.on(comm).send(rsccl::view(there.data(), 1), 1 - comm.rank());
             calls.on(comm).recv(rsccl::view(back.data(), 1), 1 - comm.rank());
@@ -587,7 +587,7 @@ TEST_CASE("a message does not wait for what requests have sent before it") {
 
 TEST_CASE("asking how a communicator is does not wait for a peer that does not receive") {
     rsccl::Config config = ranks::by(Path::sockets);
-    // So that what is sent stays in the slots of the connection.
+    // The message is small enough to stay in the slots of the connection.
     config.socket_send_bytes = 1 << 16;
     config.socket_receive_bytes = 1 << 16;
     config.buffer_bytes = 4 << 20;

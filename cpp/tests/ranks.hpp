@@ -18,7 +18,7 @@ namespace ranks {
 
 using namespace std::chrono_literals;
 
-/// Deadlines that no healthy test comes near, and the one interface that every machine has.
+/// Deadlines far above what a healthy test needs, and the loopback interface, which every machine has.
 inline rsccl::Config quick() {
     rsccl::Config config;
     config.timeout = 30s;
@@ -48,7 +48,7 @@ inline Errors errors_of(int size, const rsccl::Config& config, const std::functi
     for (std::size_t rank = 0; rank < errors.size(); ++rank) {
         threads.emplace_back([&body, &error = errors[rank], comm = std::move(comms[rank])]() mutable {
             try {
-                // Its own: the end of a body is the end of its communicator, also where the body throws.
+                // Each body owns its communicator, which ends with the body, also where the body throws.
                 rsccl::Communicator mine = std::move(comm);
                 body(mine);
             } catch (...) {
@@ -62,7 +62,7 @@ inline Errors errors_of(int size, const rsccl::Config& config, const std::functi
     return errors;
 }
 
-/// As errors_of; throws the error that began it, and not one that only tells of another rank's.
+/// As errors_of, but throws the first cause: not an error that only reports another rank's.
 inline void run(int size, const rsccl::Config& config, const std::function<void(rsccl::Communicator&)>& body) {
     std::exception_ptr second;
     for (const std::exception_ptr& error : errors_of(size, config, body)) {
@@ -84,7 +84,7 @@ inline void run(int size, const rsccl::Config& config, const std::function<void(
 
 inline void run(int size, const std::function<void(rsccl::Communicator&)>& body) { run(size, quick(), body); }
 
-/// Throws with `what` unless `so`: what a body on a thread says, and `run` hands on.
+/// Throws an exception with the text `what` unless `so`; `run` passes it on from the thread.
 inline void require(bool so, const std::string& what) {
     if (!so) {
         throw std::runtime_error(what);

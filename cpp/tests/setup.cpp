@@ -1,4 +1,4 @@
-// Ways in and out: ids, processes, stores, configuration, splits, shrink, placement, the log.
+// How communicators begin and end: ids, processes, stores, configuration, splits, shrink, placement, the log.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -154,7 +154,7 @@ TEST_CASE("who does not come is named at the deadline of init") {
 
 namespace {
 
-/// What an all_reduce of 100 thousand words, a ring of messages and a split give is what they give between threads.
+/// Processes get the same results as threads: of an all_reduce of 100,000 words, a ring of messages and a split.
 int process_rank(const std::vector<std::string>&) {
     Communicator comm = Communicator::from_env(quick());
     std::vector<double> values(100'000, comm.rank() + 1.0);
@@ -184,7 +184,7 @@ int process_rank(const std::vector<std::string>&) {
 
 const ranks::Named process_worker("process_rank", process_rank);
 
-/// Rank 1 goes without a word; the others say who.
+/// Rank 1 exits without finalizing; the errors of the other ranks name it.
 int process_dies(const std::vector<std::string>&) {
     Communicator comm = Communicator::from_env(quick());
     comm.barrier();
@@ -205,7 +205,7 @@ int process_dies(const std::vector<std::string>&) {
 
 const ranks::Named dying_worker("process_dies", process_dies);
 
-/// Rank 1 goes while rank 0 sends it large messages: an error and no signal, whenever its sockets close.
+/// Rank 1 exits while rank 0 sends it large messages: rank 0 gets an error and no signal.
 int process_dies_receiving(const std::vector<std::string>&) {
     Communicator comm = Communicator::from_env(quick());
     std::vector<char> message(4 << 20);
@@ -310,7 +310,7 @@ class OwnStore : public rsccl::Store {
     rsccl::HashStore inner_;
 };
 
-/// A store that can count, and whose other calls fail, each in its own way.
+/// A store whose `add` works, and whose other calls each throw another kind of exception.
 class BrokenStore : public rsccl::Store {
   private:
     void do_set(const std::string&, const std::string&, Milliseconds) override { throw std::runtime_error("the disk is full"); }
@@ -320,7 +320,7 @@ class BrokenStore : public rsccl::Store {
     bool do_remove(const std::string&, Milliseconds) override { return false; }
 };
 
-/// A store that throws a class of the program's, and an error whose code is none.
+/// A store that throws an exception class of the program, and an error with a code that does not exist.
 class DiskFull : public BrokenStore {
   public:
     struct Error : std::runtime_error {
@@ -334,7 +334,7 @@ class DiskFull : public BrokenStore {
     }
 };
 
-/// A store that throws what is no exception at all.
+/// A store that throws a number.
 class NoCount : public BrokenStore {
   private:
     std::int64_t do_add(const std::string&, std::int64_t, Milliseconds) override { throw 7; }
@@ -382,7 +382,7 @@ TEST_CASE("a program's own store carries an id; what it throws comes through") {
     DiskFull full;
     CHECK_THROWS_AS(rsccl::share(full, "id", 0, 2, quick()), DiskFull::Error);
     CHECK_THROWS_AS((void)Communicator::from_store(full, 0, 2, quick()), DiskFull::Error);
-    // A number that is no code is no success.
+    // A code that does not exist is not taken for success.
     CHECK_THROWS_AS(rsccl::share(full, "id", 1, 2, quick()), rsccl::Error);
 }
 
@@ -544,7 +544,7 @@ TEST_CASE("split, by_color, local, cross, placement, shrink") {
 
 namespace {
 
-/// A process of its own: how much is logged is settled once in a process.
+/// Runs in a process of its own, because a process reads the log level once.
 int log_to_callback(const std::vector<std::string>&) {
     std::mutex guard;
     std::vector<rsccl::LogLine> lines;
@@ -580,7 +580,7 @@ const ranks::Named logging_worker("log_to_callback", log_to_callback);
 
 TEST_CASE("log lines come to a callback, with level and rank") {
     const ranks::Folder folder;
-    // What is logged after the callback has gone goes to the file.
+    // Lines that are logged after the callback was removed go to the file.
     CHECK(ranks::processes(1, "log_to_callback", {}, {{"NCCL_DEBUG_FILE", folder.path() + "/log"}}) == std::vector<int>{0});
     std::ifstream file(folder.path() + "/log");
     const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());

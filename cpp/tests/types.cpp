@@ -10,7 +10,7 @@
 
 namespace {
 
-/// A program's own half, as one may have it from another library.
+/// A 16-bit float type that the program has from another library.
 struct OwnHalf {
     std::uint16_t bits;
 };
@@ -101,7 +101,7 @@ TEST_CASE("an id of another length, or of other bytes, is refused") {
     const std::array<std::byte, 128> zeros{};
     CHECK_THROWS_AS(rsccl::UniqueId::from_bytes(zeros.data(), zeros.size()), rsccl::InvalidArgument);
     CHECK_THROWS_AS(rsccl::UniqueId::from_bytes(nullptr, 128), rsccl::InvalidArgument);
-    // An id that was never received.
+    // An id that was default-constructed and never filled.
     CHECK_THROWS_AS((void)rsccl::Communicator(rsccl::UniqueId(), 0, 2, ranks::quick()), rsccl::InvalidArgument);
 }
 

@@ -40,7 +40,7 @@ int main() {
         std::printf("as InternalError: %s\n", error.what());
     }
     require(caught, "a panic in a call is an InternalError");
-    // What the panic left half done is not used again, and the other rank does not wait for it.
+    // The communicator that the panic interrupted has ended, and the other rank does not wait for it.
     for (rsccl::Communicator& comm : comms) {
         caught = false;
         try {

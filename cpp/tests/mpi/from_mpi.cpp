@@ -1,4 +1,4 @@
-// rsccl/mpi.hpp in an MPI job of any size: what it makes, and what it refuses on all ranks alike. Run by mpirun; test.sh does.
+// rsccl/mpi.hpp in an MPI job of any size: what it makes, and what it refuses on all ranks with one error. test.sh runs it by mpirun.
 //   mpirun -n N from_mpi N [abort|late]
 #include <algorithm>
 #include <array>
@@ -29,7 +29,7 @@ void require(bool so, const std::string& what) {
     }
 }
 
-// `call` throws an error of `Class`; the error is what this returns.
+// Checks that `call` throws `Class`, and returns the error.
 template <class Class, class Call>
 Class thrown(const std::string& what, Call call) {
     try {
@@ -49,7 +49,7 @@ int sum(rsccl::Communicator& comm, int value) {
     return total[0];
 }
 
-// The ranks of the job in their opposite order.
+// The ranks of the job in reverse order.
 MPI_Comm turned() {
     MPI_Comm made = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, 0, size - rank, &made);
@@ -110,7 +110,7 @@ void relatives(rsccl::Communicator& comm) {
     if (size > 1) {
         MPI_Comm opposite = turned();
         thrown<rsccl::Mismatch>("another order", [&] { rsccl::mpi::check(comm, opposite); });
-        // What follows a check and a placement differs: nobody waits in MPI for who has gone on.
+        // After a check and a placement ranks do different things: none of them waits in MPI for a rank that has gone on.
         thrown<rsccl::Mismatch>("a check beside a placement", [&] {
             rank == 0 ? rsccl::mpi::check(comm, MPI_COMM_WORLD) : static_cast<void>(rsccl::mpi::placement(comm, MPI_COMM_WORLD));
         });
@@ -142,7 +142,7 @@ void two_libraries(rsccl::Communicator& comm) {
     comm.set_progress({});
 }
 
-// Made, used in every way and dropped again and again, with hardly a communicator of MPI's left to take: MPICH has 2048 in all.
+// Joins, uses and drops communicators many times while MPI has few communicators left: MPICH has 2,048 in all.
 void again() {
     std::vector<MPI_Comm> taken(1900, MPI_COMM_NULL);
     for (MPI_Comm& comm : taken) {
@@ -183,7 +183,7 @@ void side_by_side() {
     MPI_Comm_free(&theirs[1]);
 }
 
-// The last rank fails where nobody catches it; the others wait in MPI until the job ends.
+// The last rank throws an exception that nobody catches; the others wait in MPI until the job ends.
 void last_words() {
     if (rank == size - 1) {
         throw rsccl::InvalidUsage("the input is broken");
@@ -191,7 +191,7 @@ void last_words() {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// The last rank has a wrong variable, and another that says how long it waits for the others, which never come.
+// The last rank has an invalid variable, and one that limits how long it waits for the others, which never come.
 void gives_up() {
     if (rank == size - 1) {
         setenv("NCCL_SHM_DISABLE", "perhaps", 1);
@@ -236,7 +236,7 @@ int main(int argc, char** argv) {
     MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
     require(handler == (size == 3 ? MPI_ERRORS_RETURN : MPI_ERRORS_ARE_FATAL), "the program's own handler of MPI's errors");
     MPI_Finalize();
-    // Nothing of MPI is kept.
+    // The library keeps no communicator of MPI.
     require(sum(comm, rank) == size * (size - 1) / 2, "the communicator works after MPI_Finalize");
     thrown<rsccl::InvalidUsage>("a communicator after MPI_Finalize", [] { (void)rsccl::from_mpi(MPI_COMM_WORLD); });
     return 0;

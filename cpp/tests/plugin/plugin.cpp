@@ -1,4 +1,5 @@
-// A plugin that uses rsccl: its host knows nothing of it. `run` makes two ranks, and leaves them to the end of the plugin.
+// A plugin that uses rsccl; the program that loads it is not linked with rsccl. `run` makes two ranks, which live until the plugin
+// is unloaded.
 #include <array>
 #include <thread>
 #include <vector>

@@ -1,9 +1,9 @@
 //! Follows which bytes of registers have ever been set.
 //!
-//! Loads, stores, moves and shuffles carry one bit a byte. Of a calculation whose sources are not all defined, the result
-//! is what does not change when the undefined bytes do: it is made again with other bytes in their place ([`TRIALS`]), and
-//! bytes that come out differently are undefined. So masks, shifts, packed halves and products with zero need no rules of
-//! their own. An undefined value is a fault where it decides something: in a branch, a guard, an address, a call.
+//! Loads, stores, moves and shuffles carry one bit for each byte. A calculation whose sources are not all defined is made
+//! again with other bytes in place of the undefined ones ([`TRIALS`]): bytes of the result that change are undefined. So
+//! masks, shifts, packed halves and products with zero need no rules of their own. It is a fault if an undefined value
+//! decides something: a branch, a guard, an address, a call.
 
 use super::FaultKind;
 use super::access::Core;

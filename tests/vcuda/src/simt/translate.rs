@@ -1,4 +1,5 @@
-//! From device addresses to host memory, with the checks that a memory management unit makes and some that none makes.
+//! Translates device addresses to host memory, with the checks of a memory management unit and stricter ones: exact bounds,
+//! freed memory.
 
 use super::FaultKind;
 use super::memory::{Extent, GlobalMemory, Home, MemoryFault};
@@ -53,7 +54,7 @@ impl Translation {
         Ok(&self.cached[0])
     }
 
-    /// Forgets everything when the machine's memory was rearranged.
+    /// Forgets everything if the machine's memory was rearranged.
     pub(super) fn refresh(&mut self, memory: &dyn GlobalMemory) {
         let generation = memory.generation();
         if generation != self.generation {

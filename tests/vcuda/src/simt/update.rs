@@ -1,4 +1,4 @@
-//! What atomic operations and reductions make of two values.
+//! The results of atomic operations and reductions on two values.
 
 use crate::alu::float;
 use crate::alu::formats::Round;

@@ -1,4 +1,4 @@
-//! Weak memory: never what PTX forbids, much of what it allows, chosen by the launch's seed.
+//! Weak memory: outcomes that PTX allows, chosen by the launch's seed, and none that it forbids.
 //!
 //! Stores wait in queues ([`stores`](super::stores)); a weak load may give what a granule held before its last overwrite
 //! ([`shadow`](super::shadow)), unless the thread must have seen the overwrite: it was made by its own block, or before
@@ -6,7 +6,7 @@
 //! count of changes of the machine's memory. Stores become visible to all other blocks at once, and loads do not run
 //! ahead of older loads: outcomes of IRIW and load buffering are not shown.
 //!
-//! Where exact bookkeeping would cost too much, it errs towards order, never towards disorder.
+//! Where exact bookkeeping would cost too much, accesses are ordered more strongly than PTX demands.
 
 use super::Mutation;
 use super::access::{Access, Core};
