@@ -20,7 +20,7 @@ use rsccl::internals::topo::search::domain::Domain;
 use rsccl::internals::topo::search::{chains_inside, rings};
 use rsccl::internals::topo::system::System;
 use rsccl::internals::topo::xml;
-use rsccl::internals::tune::{Ask, Filters, Folding, Modelled, SLOT_BYTES, Terrain};
+use rsccl::internals::tune::{Ask, Fidelity, Filters, Folding, Modelled, SLOT_BYTES, Terrain};
 use rsccl::plan::Layout;
 use rsccl::types::{Collective, Filter};
 use rsccl::{Error, Result};
@@ -56,7 +56,7 @@ fn main() -> Result<()> {
     for hosts in [2, 16, 64, 1250] {
         simulation(&folder.join("h100x8.xml"), (hosts, "Ring"))?;
     }
-    for hosts in [16, 64, 256] {
+    for hosts in [16, 64, 256, 1250] {
         simulation(&folder.join("h100x8.xml"), (hosts, "Tree"))?;
     }
     Ok(())
@@ -70,12 +70,16 @@ fn simulation(file: &Path, (hosts, algorithm): (u32, &str)) -> Result<()> {
     let ask = Ask { collective, elements, element_bytes: 4, channels: (1, 64), slot_bytes: SLOT_BYTES, filters };
     let begun = clock::now();
     let choice = modelled.choose(&ask)?;
-    let fold = modelled.fold(&ask, choice);
-    let simulated = modelled.run(&ask, choice, fold)?;
+    let fidelity = modelled.fidelity(&ask, choice);
+    let simulated = modelled.run(&ask, choice, fidelity)?;
     let took = begun.elapsed().as_secs_f64();
     let (ranks, us) = (f64::from(modelled.terrain().size()), simulated.time.as_secs_f64() * 1e6);
     let bus = 2.0 * (ranks - 1.0) / ranks * f64::from(1 << 30) / us / 1e3;
-    let way = if fold == Folding::Exact { "every rank" } else { "one host for all" };
+    let way = match fidelity {
+        Fidelity::Folded(Folding::Exact) => "every rank",
+        Fidelity::Folded(Folding::Rotation) => "one host for all",
+        Fidelity::ByDepth(_) => "by depth",
+    };
     println!("| {hosts} x h100x8 | {ranks} | {algorithm} | {way} | {took:.2} | {us:.0} | {bus:.1} |");
     Ok(())
 }

@@ -17,7 +17,7 @@ mod terrain;
 
 pub use calibration::Calibration;
 pub use cost::Costs;
-pub use modelled::{Ask, MOST_EXACT, Modelled, SLOT_BYTES};
+pub use modelled::{Ask, Fidelity, MOST_EXACT, Modelled, SLOT_BYTES};
 pub use simulation::{Folding, LinkLoad, Simulated, Traffic, plans, simulate};
 pub use terrain::Terrain;
 

@@ -35,39 +35,54 @@ pub(super) enum WithinHost {
     Chain,
 }
 
+impl WithinHost {
+    /// The seat above the one behind `before`.
+    fn parent(self, before: usize) -> usize {
+        match self {
+            WithinHost::Heap => before / 2,
+            WithinHost::Chain => before,
+        }
+    }
+
+    fn children(self, seat: usize, seats: usize) -> impl Iterator<Item = usize> {
+        let below = match self {
+            WithinHost::Heap => 2 * seat + 1..2 * seat + 3,
+            WithinHost::Chain => seat + 1..seat + 2,
+        };
+        below.filter(move |child| *child < seats)
+    }
+
+    /// The edges between a seat and the first.
+    fn depth(self, seat: usize) -> usize {
+        match self {
+            WithinHost::Heap => (seat + 1).ilog2() as usize,
+            WithinHost::Chain => seat,
+        }
+    }
+}
+
 impl Node {
     /// The place of `me` in the first or second tree of hosts; the first rank of the first host is the root.
     pub(super) fn new((hosts, inside): (&[Vec<Rank>], WithinHost), second: bool, me: Rank) -> Node {
-        // Each rank with the place of its parent in this list, which a host's first rank begins.
-        let mut parents: Vec<(Rank, Option<usize>)> = Vec::new();
-        let firsts: Vec<usize> =
-            hosts.iter().scan(0, |next, ranks| Some(std::mem::replace(next, *next + ranks.len()))).collect();
-        for (host, ranks) in hosts.iter().enumerate() {
-            let above = parent(host, hosts.len(), second).map(|host| firsts[host]);
-            parents.extend(ranks.iter().enumerate().map(|(seat, rank)| match seat.checked_sub(1) {
-                None => (*rank, above),
-                Some(before) => {
-                    let above = match inside {
-                        WithinHost::Heap => before / 2,
-                        WithinHost::Chain => before,
-                    };
-                    (*rank, Some(firsts[host] + above))
-                }
-            }));
+        let found = hosts
+            .iter()
+            .enumerate()
+            .find_map(|(host, ranks)| ranks.iter().position(|rank| *rank == me).map(|seat| (host, seat)));
+        let Some((host, seat)) = found else { return Node::default() };
+        let ranks = &hosts[host];
+        let above = parent(host, hosts.len(), second).map(|host| hosts[host][0]);
+        // In the order of hosts, and of the ranks of a host.
+        let within = || inside.children(seat, ranks.len()).map(|seat| ranks[seat]);
+        let between = if seat == 0 { children(host, hosts.len(), second) } else { Vec::new() };
+        let (before, after): (Vec<usize>, Vec<usize>) = between.into_iter().partition(|child| *child < host);
+        let firsts = |hosts_below: Vec<usize>| hosts_below.into_iter().map(|child| hosts[child][0]);
+        let mine = depth(host, hosts.len(), second) + inside.depth(seat);
+        Node {
+            parent: seat.checked_sub(1).map_or(above, |before| Some(ranks[inside.parent(before)])),
+            children: firsts(before).chain(within()).chain(firsts(after)).collect(),
+            lag: lag(mine),
+            greatest_lag: lag(deepest(hosts, inside, second)),
         }
-        let place = parents.iter().position(|(rank, _)| *rank == me);
-        let above = |place: usize| parents[place].1;
-        let children =
-            parents.iter().filter(|(_, parent)| parent.is_some() && *parent == place).map(|(child, _)| *child);
-        let children = children.collect();
-        let depth = |place: usize| std::iter::successors(above(place), |place| above(*place)).count();
-        let lag = |depth: usize| {
-            u8::try_from((depth * LAG_PER_EDGE).min(GREATEST_LAG)).expect("the greatest lag fits a byte")
-        };
-        let deepest = (0..parents.len()).map(depth).max().unwrap_or(0);
-        let parent = place.and_then(above).map(|place| parents[place].0);
-        let mine = place.map_or(0, depth);
-        Node { parent, children, lag: lag(mine), greatest_lag: lag(deepest) }
     }
 
     fn below(&self) -> impl Iterator<Item = Operand> {
@@ -101,6 +116,22 @@ impl Node {
     }
 }
 
+fn lag(depth: usize) -> u8 {
+    u8::try_from((depth * LAG_PER_EDGE).min(GREATEST_LAG)).expect("the greatest lag fits a byte")
+}
+
+/// The most edges between a rank and the root.
+fn deepest(hosts: &[Vec<Rank>], inside: WithinHost, second: bool) -> usize {
+    let within = |ranks: &Vec<Rank>| inside.depth(ranks.len() - 1);
+    let most = hosts.iter().map(within).max().unwrap_or(0);
+    if hosts.iter().all(|ranks| within(ranks) == most) {
+        // Of all positions the deepest has as many edges as the last position's number has bits.
+        return most + (usize::BITS - hosts.len().saturating_sub(1).leading_zeros()) as usize;
+    }
+    let of_host = |(host, ranks)| depth(host, hosts.len(), second) + within(ranks);
+    hosts.iter().enumerate().map(of_host).max().unwrap_or(0)
+}
+
 /// The parent of a position in the first or second tree over `size` positions; 0 is the root of both.
 fn parent(position: usize, size: usize, second: bool) -> Option<usize> {
     if position == 0 {
@@ -111,6 +142,24 @@ fn parent(position: usize, size: usize, second: bool) -> Option<usize> {
     let beside = (seen ^ lowest) | (lowest << 1);
     let above = if beside < size { beside } else { seen ^ lowest };
     Some(if second && above != 0 { swap_back(above, size) } else { above })
+}
+
+/// The edges between a position and the root.
+fn depth(position: usize, size: usize, second: bool) -> usize {
+    std::iter::successors(parent(position, size, second), |position| parent(*position, size, second)).count()
+}
+
+/// The positions below one, in order. A child differs from its parent by one bit, which lies below the parent's lowest.
+fn children(position: usize, size: usize, second: bool) -> Vec<usize> {
+    let seen = if second && position != 0 { swap(position, size) } else { position };
+    let lowest = if seen == 0 { size.next_power_of_two() } else { seen & seen.wrapping_neg() };
+    let bits = std::iter::successors(Some(lowest / 2), |bit| Some(bit / 2)).take_while(|bit| *bit > 0);
+    let seen_below = bits.map(|bit| seen + bit).chain((seen > 0 && lowest > 1).then(|| seen - lowest / 2));
+    let below =
+        seen_below.filter(|child| *child < size).map(|child| if second { swap_back(child, size) } else { child });
+    let mut below: Vec<usize> = below.filter(|child| parent(*child, size, second) == Some(position)).collect();
+    below.sort_unstable();
+    below
 }
 
 /// Where a position other than the root stands in the second tree: leaves of the first, which are odd, become even.
@@ -154,6 +203,36 @@ mod tests {
                 assert!(parents.iter().filter(|parent| **parent == Some(0)).count() <= 1);
             }
             assert!(inner.iter().skip(1).all(|trees| *trees <= 1), "{size}: {inner:?}");
+        }
+    }
+
+    /// Each closed form against what the parents say.
+    #[test]
+    fn children_and_depths_follow_from_the_parents() {
+        for (size, second) in (1..300_usize).flat_map(|size| [(size, false), (size, true)]) {
+            let mut below = vec![Vec::new(); size];
+            for position in 0..size {
+                if let Some(parent) = parent(position, size, second) {
+                    below[parent].push(position);
+                }
+            }
+            for (position, below) in below.iter().enumerate() {
+                assert_eq!(&children(position, size, second), below, "{position} of {size}, {second}");
+            }
+            let most = (0..size).map(|position| depth(position, size, second)).max().unwrap();
+            let alone: Vec<Vec<Rank>> = (0..size).map(|rank| vec![Rank::new(u32::try_from(rank).unwrap())]).collect();
+            for inside in [WithinHost::Heap, WithinHost::Chain] {
+                assert_eq!(deepest(&alone, inside, second), most, "{size} {second}");
+            }
+        }
+        for (inside, seats) in
+            [WithinHost::Heap, WithinHost::Chain].into_iter().flat_map(|way| (1..40).map(move |n| (way, n)))
+        {
+            for seat in 1..seats {
+                let above = inside.parent(seat - 1);
+                assert!(inside.children(above, seats).any(|child| child == seat));
+                assert_eq!(inside.depth(seat), inside.depth(above) + 1);
+            }
         }
     }
 

@@ -25,6 +25,16 @@ pub struct Ask {
     pub filters: Filters,
 }
 
+/// How much of a system is simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fidelity {
+    /// The ranks that the fold keeps.
+    Folded(Folding),
+    /// Trees of this many of the domains, and of half as many. The time of a tree grows by the same amount for each
+    /// level that it gets deeper, so that these two say what it is for all domains.
+    ByDepth(usize),
+}
+
 /// A system with a rank on each GPU, or on each of a description's cores.
 #[derive(Debug, Clone)]
 pub struct Modelled {
@@ -122,27 +132,70 @@ impl Modelled {
         }
     }
 
-    /// The domains that are simulated: all of them for at most [`MOST_EXACT`] ranks. Beyond that, one domain stands for
-    /// all if all domains are equal.
-    pub fn fold(&self, ask: &Ask, choice: Choice) -> Folding {
-        if self.terrain.size() <= MOST_EXACT { Folding::Exact } else { self.alike(ask, choice) }
+    /// How much is simulated: every rank, if there are at most [`MOST_EXACT`]. Beyond that, and if all domains are
+    /// equal, one of them stands for all, or trees are simulated on a part of them.
+    pub fn fidelity(&self, ask: &Ask, choice: Choice) -> Fidelity {
+        if self.terrain.size() <= MOST_EXACT {
+            return Fidelity::Folded(Folding::Exact);
+        }
+        match self.alike(ask, choice) {
+            Folding::Exact => {
+                let domains = self.terrain.domains();
+                let fit = MOST_EXACT as usize / domains.iter().map(Vec::len).max().unwrap_or(1);
+                self.by_depth(ask, choice, fit).unwrap_or(Fidelity::Folded(Folding::Exact))
+            }
+            folded => Fidelity::Folded(folded),
+        }
     }
 
-    /// As [`Modelled::fold`], whatever the number of ranks.
+    /// Whether one domain can stand for all, whatever the number of ranks.
     pub fn alike(&self, ask: &Ask, choice: Choice) -> Folding {
-        let spec = self.spec(ask, choice, Rank::new(0));
-        // Channels that change NICs pass every second domain the other way round.
-        let differ = spec.windows == Windows::None && self.layout.lanes_of(choice.algorithm).is_some();
-        if differ { Folding::Exact } else { Folding::of(&self.terrain, &spec) }
+        if self.has_own_orders(ask, choice) {
+            return Folding::Exact;
+        }
+        Folding::of(&self.terrain, &self.spec(ask, choice, Rank::new(0)))
     }
 
-    /// Runs the plans of a choice.
+    /// Channels that change NICs pass every second domain the other way round, and name the ranks of all domains.
+    fn has_own_orders(&self, ask: &Ask, choice: Choice) -> bool {
+        let windows = self.spec(ask, choice, Rank::new(0)).windows;
+        windows == Windows::None && self.layout.lanes_of(choice.algorithm).is_some()
+    }
+
+    /// How trees on at most `most` domains stand for those on all; `None` if they cannot.
+    fn by_depth(&self, ask: &Ask, choice: Choice, most: usize) -> Option<Fidelity> {
+        let trees = choice.algorithm == Algorithm::Tree && self.terrain.is_even() && !self.has_own_orders(ask, choice);
+        let part = 1 << most.checked_ilog2()?;
+        (trees && part >= LEAST_DOMAINS && part < self.terrain.domains().len()).then_some(Fidelity::ByDepth(part))
+    }
+
+    /// The same system with the first of its domains alone.
+    fn part(&self, domains: usize) -> Result<Modelled> {
+        let terrain = self.terrain.first(domains)?;
+        let layout = Arc::new(Layout::of_checked(terrain.domains()));
+        Ok(Modelled { costs: self.costs, layout, terrain })
+    }
+
+    /// Runs the plans of a choice. By depth, traffic and loads are those of the part that is simulated.
     ///
     /// # Errors
     /// Those of the plans and of the simulation.
-    pub fn run(&self, ask: &Ask, choice: Choice, fold: Folding) -> Result<Simulated> {
-        let plans = plans(&self.terrain, fold, |rank| Plan::build(&self.spec(ask, choice, rank)));
-        simulate(plans, ask.element_bytes, (&self.terrain, fold))
+    pub fn run(&self, ask: &Ask, choice: Choice, fidelity: Fidelity) -> Result<Simulated> {
+        match fidelity {
+            Fidelity::Folded(fold) => {
+                let plans = plans(&self.terrain, fold, |rank| Plan::build(&self.spec(ask, choice, rank)));
+                simulate(plans, ask.element_bytes, (&self.terrain, fold))
+            }
+            Fidelity::ByDepth(domains) => {
+                let exact = Fidelity::Folded(Folding::Exact);
+                let half = self.part(domains / 2)?.run(ask, choice, exact)?;
+                let whole = self.part(domains)?.run(ask, choice, exact)?;
+                let levels = |domains: usize| usize::BITS - domains.saturating_sub(1).leading_zeros();
+                let deeper = levels(self.terrain.domains().len()).saturating_sub(levels(domains));
+                let time = whole.time + whole.time.saturating_sub(half.time) * deeper;
+                Ok(Simulated { time, ..whole })
+            }
+        }
     }
 
     /// The most that an all-reduce's bus bandwidth can be, in bytes in a microsecond: what leaves each domain by its
@@ -164,6 +217,8 @@ fn float(count: usize) -> f64 {
 
 /// Up to this many ranks, each rank is simulated by itself.
 pub const MOST_EXACT: u32 = 512;
+/// The fewest domains whose trees stand for larger ones.
+const LEAST_DOMAINS: usize = 4;
 /// Bytes of a message between domains, unless the user says otherwise: a port of 50 GB/s takes 20 µs for it, and with
 /// four lanes that is more than the message's latency.
 pub const SLOT_BYTES: u64 = 1 << 20;
@@ -185,6 +240,8 @@ mod tests {
     use crate::topo::reach::Levels;
     use crate::topo::search::between::CrossNic;
     use crate::types::Filter;
+
+    const EXACT: Fidelity = Fidelity::Folded(Folding::Exact);
 
     fn modelled(machine: &str, hosts: u32) -> Modelled {
         Modelled::new(Terrain::of_gpus(&machines::system(machine), hosts, Levels::default()).unwrap())
@@ -214,7 +271,7 @@ mod tests {
                 let system = modelled(machine, hosts);
                 let ask = ask(Collective::AllReduce, 1 << 28, "");
                 let choice = system.choose(&ask).unwrap();
-                let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, Folding::Exact).unwrap()) / 1e3;
+                let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, EXACT).unwrap()) / 1e3;
                 let most = system.all_reduce_bound() / 1e3;
                 let told =
                     format!("{machine} {hosts} hosts {choice:?}: {reached:.1} GB/s of {bound}, at most {most:.1}");
@@ -226,7 +283,7 @@ mod tests {
             let system = modelled(machine, 1);
             let ask = ask(Collective::AllReduce, 1 << 28, "");
             let choice = system.choose(&ask).unwrap();
-            let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, Folding::Exact).unwrap()) / 1e3;
+            let reached = bus_bandwidth(&system, &ask, &system.run(&ask, choice, EXACT).unwrap()) / 1e3;
             println!("{machine} alone {choice:?}: {reached:.1} GB/s of {egress}");
             assert!(reached >= 0.95 * egress, "{machine} {reached}");
         }
@@ -244,7 +301,7 @@ mod tests {
             let ask = ask(Collective::AllReduce, 1 << 28, "Ring");
             let [before, after] = [plain, searched].map(|system| {
                 let choice = system.choose(&ask).unwrap();
-                let simulated = system.run(&ask, choice, Folding::Exact).unwrap();
+                let simulated = system.run(&ask, choice, EXACT).unwrap();
                 bus_bandwidth(&system, &ask, &simulated) / 1e3
             });
             println!("{machine}: {before:.1} GB/s in the order of ranks, {after:.1} of {bound} on searched rings");
@@ -269,8 +326,8 @@ mod tests {
             let ask = ask(collective, elements, algorithms);
             let choice = system.choose(&ask).unwrap();
             assert_eq!(system.alike(&ask, choice), Folding::Rotation);
-            let exact = system.run(&ask, choice, Folding::Exact).unwrap();
-            let folded = system.run(&ask, choice, Folding::Rotation).unwrap();
+            let exact = system.run(&ask, choice, EXACT).unwrap();
+            let folded = system.run(&ask, choice, Fidelity::Folded(Folding::Rotation)).unwrap();
             let (exact_us, folded_us) = (exact.time.as_secs_f64() * 1e6, folded.time.as_secs_f64() * 1e6);
             println!("{collective} {choice:?}: {exact_us:.3} us exactly, {folded_us:.3} by classes");
             assert!((exact_us / folded_us - 1.0).abs() < 0.02, "{collective} {choice:?}: {exact_us} {folded_us}");
@@ -288,7 +345,7 @@ mod tests {
             let ask = ask(collective, 1 << 20, algorithms);
             let choice = system.choose(&ask).unwrap();
             assert_eq!(system.alike(&ask, choice), Folding::Exact);
-            assert!(system.run(&ask, choice, Folding::Exact).unwrap().traffic.iter().all(|traffic| traffic.bytes > 0));
+            assert!(system.run(&ask, choice, EXACT).unwrap().traffic.iter().all(|traffic| traffic.bytes > 0));
         }
     }
 
@@ -305,6 +362,39 @@ mod tests {
             Algorithm::Direct
         );
         assert!(system.choose(&ask(Collective::AllReduce, 1, "PAT")).is_err());
+    }
+
+    /// Of 256 ranks every one is simulated, and then trees of half and of a quarter of the domains.
+    #[test]
+    fn trees_of_a_part_of_the_domains_tell_the_time_of_all() {
+        for (collective, elements) in [
+            (Collective::AllReduce, 1 << 14),
+            (Collective::AllReduce, 1 << 22),
+            (Collective::AllReduce, 1 << 26),
+            (Collective::Broadcast, 1 << 24),
+            (Collective::Reduce, 1 << 24),
+        ] {
+            let system = modelled("h100x8", 32);
+            let ask = ask(collective, elements, "Tree");
+            let choice = system.choose(&ask).unwrap();
+            let exact = system.run(&ask, choice, EXACT).unwrap().time.as_secs_f64();
+            assert_eq!(system.by_depth(&ask, choice, 20), Some(Fidelity::ByDepth(16)));
+            let told = system.run(&ask, choice, Fidelity::ByDepth(16)).unwrap().time.as_secs_f64();
+            println!("{collective} of {elements} elements: {:.1} us, by depth {:.1} us", exact * 1e6, told * 1e6);
+            assert!((told / exact - 1.0).abs() < 0.06, "{collective} of {elements} elements: {exact}, by depth {told}");
+        }
+    }
+
+    #[test]
+    fn ten_thousand_ranks_in_a_tree_are_simulated_by_depth() {
+        let system = modelled("h100x8", 1250);
+        let ask = ask(Collective::AllReduce, 1 << 20, "Tree");
+        let choice = system.choose(&ask).unwrap();
+        assert_eq!(system.fidelity(&ask, choice), Fidelity::ByDepth(64));
+        let time = system.run(&ask, choice, Fidelity::ByDepth(64)).unwrap().time;
+        let part = modelled("h100x8", 64).run(&ask, choice, EXACT).unwrap().time;
+        assert!(time > part, "{time:?} for 1,250 hosts, {part:?} for 64");
+        assert_eq!(system.by_depth(&ask, choice, 3), None, "two hosts say nothing about depth");
     }
 
     #[test]

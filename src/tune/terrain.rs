@@ -194,6 +194,23 @@ impl Terrain {
         u32::try_from(self.places.len()).unwrap_or(u32::MAX)
     }
 
+    /// The first domains alone.
+    ///
+    /// # Errors
+    /// Where their ranks are not the first ones.
+    pub fn first(&self, domains: usize) -> Result<Terrain> {
+        let ranks: Vec<Vec<Rank>> = self.ranks.iter().take(domains).cloned().collect();
+        let size = ranks.iter().map(Vec::len).sum();
+        if ranks.iter().flatten().any(|rank| rank.index() >= size) {
+            return Err(Error::internal("the first domains have ranks that are not the first ones"));
+        }
+        let mut part = self.clone();
+        part.domains.truncate(domains);
+        part.places.truncate(size);
+        part.ranks = ranks;
+        Ok(part)
+    }
+
     /// Whether all domains are equal.
     pub fn is_even(&self) -> bool {
         self.domains.iter().all(|class| *class == self.domains[0])
