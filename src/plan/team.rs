@@ -17,6 +17,8 @@
 //! (A), and results are read from the scratch of the seat that made them (B). With all buffers mapped, nothing is
 //! copied. Flag 0 says that a rank's buffers are ready, flag 1 that its results are.
 
+use std::borrow::Cow;
+
 use super::pattern::Pattern;
 use super::ring::{Parcel, Ring};
 use super::site::{CACHED_PIECE, DEPTH_OF_ONE_FLAG, Draft, Site};
@@ -44,7 +46,9 @@ const DONE: u8 = 1;
 #[derive(Debug)]
 pub(super) struct Team<'a> {
     site: Site<'a>,
-    groups: Vec<Vec<Rank>>,
+    /// Of a hierarchy, the layout's own: each rank of a large world plans for itself, and copies of all groups would
+    /// be most of the work.
+    groups: Cow<'a, [Vec<Rank>]>,
     /// My group.
     group: usize,
     /// My index in my group, and my first seat where it is below `seats`.
@@ -85,8 +89,8 @@ impl<'a> Team<'a> {
         let spec = site.spec;
         let flat = !hierarchical(spec);
         let order = (spec.algorithm != Algorithm::Direct).then(|| in_turn(spec, site.lane));
-        let groups: Vec<Vec<Rank>> = match &order {
-            None => vec![spec.world.ranks().collect()],
+        let groups: Cow<'a, [Vec<Rank>]> = match &order {
+            None => Cow::Owned(vec![spec.world.ranks().collect()]),
             Some(order) if flat => order.groups.iter().flatten().map(|rank| vec![*rank]).collect(),
             Some(order) => order.groups.clone(),
         };
@@ -102,8 +106,13 @@ impl<'a> Team<'a> {
             Some(LaneOrder { groups: hosts, inside, second_tree }) if spec.algorithm == Algorithm::Tree => {
                 // A guest gets its results in the same round as the seats of its group.
                 let rail = place.min(seats - 1);
-                let tree = if flat { hosts } else { groups.iter().map(|ranks| vec![on_seat(ranks, rail)]).collect() };
-                Node::new((&tree, inside), second_tree, on_seat(&groups[group], rail))
+                let me = on_seat(&groups[group], rail);
+                if flat {
+                    Node::new((&*hosts, inside), second_tree, me)
+                } else {
+                    let rail: Vec<[Rank; 1]> = groups.iter().map(|ranks| [on_seat(ranks, rail)]).collect();
+                    Node::new((&rail, inside), second_tree, me)
+                }
             }
             Some(_) | None => Node::default(),
         };
@@ -479,8 +488,8 @@ fn hierarchical(spec: &Spec) -> bool {
 }
 
 /// In which order a lane passes the ranks.
-struct LaneOrder {
-    groups: Vec<Vec<Rank>>,
+struct LaneOrder<'a> {
+    groups: Cow<'a, [Vec<Rank>]>,
     /// How trees pass the ranks of a group.
     inside: WithinHost,
     second_tree: bool,
@@ -490,12 +499,16 @@ struct LaneOrder {
 /// lane's channel, where channels were searched for; else the hosts in turn, each with its ranks in turn: the root
 /// first where there is one; else every lane begins each host at another rank, so that the lanes cross between hosts at
 /// different ranks.
-fn in_turn(spec: &Spec, lane: usize) -> LaneOrder {
+fn in_turn(spec: &Spec, lane: usize) -> LaneOrder<'_> {
     let hierarchical = hierarchical(spec);
     if let (false, Some(searched)) = (hierarchical, spec.layout.searched(spec.algorithm, lane)) {
         return in_order(spec, searched);
     }
-    let mut groups = if hierarchical { spec.layout.teams() } else { spec.layout.hosts() }.to_vec();
+    let order = if hierarchical { spec.layout.teams() } else { spec.layout.hosts() };
+    if hierarchical && !spec.collective.rooted() {
+        return LaneOrder { groups: order.into(), inside: WithinHost::Heap, second_tree: lane % 2 == 1 };
+    }
+    let mut groups = order.to_vec();
     for ranks in groups.iter_mut().filter(|_| !hierarchical) {
         let by = lane % ranks.len();
         ranks.rotate_left(by);
@@ -511,12 +524,12 @@ fn in_turn(spec: &Spec, lane: usize) -> LaneOrder {
             groups[0].swap(seat, 0);
         }
     }
-    LaneOrder { groups, inside: WithinHost::Heap, second_tree: lane % 2 == 1 }
+    LaneOrder { groups: groups.into(), inside: WithinHost::Heap, second_tree: lane % 2 == 1 }
 }
 
 /// The order of a channel, turned so that the root is first where there is one: chains are rings that are cut open, so
 /// that the first rank of a chain can follow the last.
-fn in_order(spec: &Spec, SearchedLane { order, second_tree }: SearchedLane<'_>) -> LaneOrder {
+fn in_order(spec: &Spec, SearchedLane { order, second_tree }: SearchedLane<'_>) -> LaneOrder<'static> {
     let mut groups = if spec.algorithm == Algorithm::Ring { vec![order.concat()] } else { order.clone() };
     if spec.collective.rooted() {
         let group = groups.iter().position(|ranks| ranks.contains(&spec.root)).unwrap_or(0);
@@ -524,5 +537,5 @@ fn in_order(spec: &Spec, SearchedLane { order, second_tree }: SearchedLane<'_>) 
         let place = groups[0].iter().position(|rank| *rank == spec.root).unwrap_or(0);
         groups[0].rotate_left(place);
     }
-    LaneOrder { groups, inside: WithinHost::Chain, second_tree }
+    LaneOrder { groups: groups.into(), inside: WithinHost::Chain, second_tree }
 }

@@ -63,19 +63,20 @@ impl WithinHost {
 
 impl Node {
     /// The place of `me` in the first or second tree of hosts; the first rank of the first host is the root.
-    pub(super) fn new((hosts, inside): (&[Vec<Rank>], WithinHost), second: bool, me: Rank) -> Node {
+    pub(super) fn new<H: AsRef<[Rank]>>((hosts, inside): (&[H], WithinHost), second: bool, me: Rank) -> Node {
+        let ranks_of = |host: usize| hosts[host].as_ref();
         let found = hosts
             .iter()
             .enumerate()
-            .find_map(|(host, ranks)| ranks.iter().position(|rank| *rank == me).map(|seat| (host, seat)));
+            .find_map(|(host, ranks)| ranks.as_ref().iter().position(|rank| *rank == me).map(|seat| (host, seat)));
         let Some((host, seat)) = found else { return Node::default() };
-        let ranks = &hosts[host];
-        let above = parent(host, hosts.len(), second).map(|host| hosts[host][0]);
+        let ranks = ranks_of(host);
+        let above = parent(host, hosts.len(), second).map(|host| ranks_of(host)[0]);
         // In the order of hosts, and of the ranks of a host.
         let within = || inside.children(seat, ranks.len()).map(|seat| ranks[seat]);
         let between = if seat == 0 { children(host, hosts.len(), second) } else { Vec::new() };
         let (before, after): (Vec<usize>, Vec<usize>) = between.into_iter().partition(|child| *child < host);
-        let firsts = |hosts_below: Vec<usize>| hosts_below.into_iter().map(|child| hosts[child][0]);
+        let firsts = |hosts_below: Vec<usize>| hosts_below.into_iter().map(|child| ranks_of(child)[0]);
         let mine = depth(host, hosts.len(), second) + inside.depth(seat);
         Node {
             parent: seat.checked_sub(1).map_or(above, |before| Some(ranks[inside.parent(before)])),
@@ -121,8 +122,8 @@ fn lag(depth: usize) -> u8 {
 }
 
 /// The most edges between a rank and the root.
-fn deepest(hosts: &[Vec<Rank>], inside: WithinHost, second: bool) -> usize {
-    let within = |ranks: &Vec<Rank>| inside.depth(ranks.len() - 1);
+fn deepest<H: AsRef<[Rank]>>(hosts: &[H], inside: WithinHost, second: bool) -> usize {
+    let within = |ranks: &H| inside.depth(ranks.as_ref().len() - 1);
     let most = hosts.iter().map(within).max().unwrap_or(0);
     if hosts.iter().all(|ranks| within(ranks) == most) {
         // Of all positions the deepest has as many edges as the last position's number has bits.

@@ -185,10 +185,7 @@ impl Run {
 fn as_text(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Arguments) -> String {
     let mut text = String::new();
     let (ranks, domains) = (modelled.terrain().size(), modelled.terrain().domains().len());
-    line(
-        &mut text,
-        format_args!("{} on {ranks} GPUs in {domains} domains, which the network joins", arguments.collective),
-    );
+    line(&mut text, format_args!("{} on {ranks} GPUs in {}", arguments.collective, standing(domains)));
     line(
         &mut text,
         format_args!(
@@ -273,6 +270,10 @@ fn as_json(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
         "all_reduce_bound_gbps": modelled.all_reduce_bound() / 1e3,
         "runs": runs.iter().map(run).collect::<Vec<_>>(),
     })
+}
+
+fn standing(domains: usize) -> String {
+    if domains == 1 { "one domain".to_owned() } else { format!("{domains} domains, which the network joins") }
 }
 
 /// What people call both ends of a link.
