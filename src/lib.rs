@@ -118,7 +118,9 @@ pub mod internals {
         pub use crate::device::*;
     }
     pub mod sys {
-        pub use crate::sys::{clock, cpu, devices, host, limits, numa, nvml, poller, process, random, thread};
+        pub use crate::sys::{
+            clock, cpu, devices, host, limits, numa, nvml, poller, process, random, text_file, thread,
+        };
     }
     pub mod topo {
         pub use crate::topo::*;

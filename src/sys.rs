@@ -28,4 +28,5 @@ pub mod poller;
 pub mod process;
 pub mod random;
 pub mod region;
+pub mod text_file;
 pub mod thread;

@@ -14,7 +14,7 @@ mod rank;
 use mpirun::{Family, Launcher, Plan};
 use rank::Rank;
 use rsccl::config::{Environment, Launch};
-use rsccl::internals::sys::process::Exit;
+use rsccl::internals::sys::process::{Exit, Signal};
 use rsccl::{Communicator, Config, ReduceOp};
 
 /// Where a test starts this program as a rank, this is the rank.
@@ -96,7 +96,9 @@ fn what_is_more_inside_wins() {
         // As in a batch script of Slurm, which sets this in all that it starts.
         let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_LOCALID", "0")];
         let outcome = Plan::of_parts(&launcher, "tell", &[(1, &ours), (1, &slurm)]).run();
-        assert_eq!(outcome.exit, Exit::Code(0), "{}", outcome.report);
+        // MPICH's launcher dies of SIGPIPE if it writes to a process that never calls MPI and has just ended.
+        let dies = launcher.family == Family::Hydra && outcome.exit == Exit::Signal(Signal::PIPE);
+        assert!(dies || outcome.exit == Exit::Code(0), "{:?}: {}", outcome.exit, outcome.report);
         let name = name_of(launcher.family);
         let expected = [("0 of 1, 0 of 1", "torchrun"), ("1 of 2, 1 of 2", name)];
         for (said, (line, source)) in outcome.said.iter().zip(expected) {

@@ -243,7 +243,12 @@ fn what_is_wrong_is_told_with_its_place() {
         String::from_utf8(output.stderr).expect("text")
     };
     assert!(said(&["--file", &path]).contains(&format!("{path}:2:3: numaid=\"zero\" is not a number")));
-    assert!(said(&["--file", "/nowhere/at/all.xml"]).contains("reading /nowhere/at/all.xml"));
+    assert!(
+        said(&["--file", "/nowhere/at/all.xml"]).contains("reading the topology file /nowhere/at/all.xml (--file)")
+    );
+    std::fs::write(&path, b"<system>\n\xff").expect("written");
+    let message = format!("the topology file {path} (--file) is not text: line 2, byte 9 of the file");
+    assert!(said(&["--file", &path]).contains(&message));
     let unknown = said(&["--file", &machine("h100x8"), "--why", "gpu:8", "nic:m0"]);
     assert!(unknown.contains("no device \"gpu:8\"") && unknown.contains("GPU 7, NIC m0"), "{unknown}");
 }
@@ -361,4 +366,12 @@ fn a_simulation_obeys_filters_and_says_what_is_wrong() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() || said.contains("the machine has no GPU"), "{said}");
     assert!(String::from_utf8_lossy(&sim(&["send"]).stderr).contains("allowed are all_reduce"));
+    let path = machine("h100x8");
+    let said = sim(&["all_reduce", "--topo", &path, "--slot", "0"]).stderr;
+    assert!(String::from_utf8_lossy(&said).contains("a message has at least one element of 4 bytes"));
+    let large =
+        sim(&["all_reduce", "--topo", &path, "--hosts", "1250", "-b", "64K", "--algo", "Tree", "--json"]).stdout;
+    let shown: serde_json::Value = serde_json::from_slice(&large).expect("JSON");
+    assert_eq!((&shown["ranks"], &shown["runs"][0]["every_rank"]), (&10_000.into(), &false.into()));
+    assert_eq!(shown["runs"][0]["simulated"].as_str(), Some("trees of 64 and 32 hosts for all"));
 }

@@ -1,6 +1,5 @@
 //! What the engine needs of the configuration, read and checked once.
 
-mod input;
 pub(super) mod searching;
 pub(super) mod standing;
 pub(super) mod tuning;

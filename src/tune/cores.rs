@@ -45,6 +45,7 @@ impl CoreMachine {
             bytes_per_us: costs.copy_bytes_per_us,
             cached_bytes_per_us: costs.cached_bytes_per_us,
             cache_bytes: costs.cache_bytes,
+            reduction_factor: costs.reduction_factor(),
         };
         Terrain {
             classes: groups.iter().map(|ranks| self.links(ranks)).collect(),

@@ -135,14 +135,18 @@ impl Costs {
         let waiting = work.near * (near.latency_us * news + switch)
             + work.far * (self.net.latency_us * news + switch)
             + work.flags * (self.flag_us * news + switch);
-        let slower = (self.copy_bytes_per_us / self.reduce_bytes_per_us).max(1.0);
-        let reduced = reduced(query.collective) * (slower - 1.0);
+        let reduced = reduced(query.collective) * (self.reduction_factor() - 1.0);
         let moved = (work.moved + work.peers * (self.peer_factor - 1.0)) * (1.0 + reduced);
         let moving =
             crowd * (self.moving_us(moved * lines) + work.steps * self.step_us + work.calls * self.net_message_us);
         let sending = work.sent * lines / self.net.bytes_per_us;
         let busy = moving.max(sending) + moving.min(sending) / self.overlap;
         Duration::from_secs_f64(busy.max(waiting + busy / self.side_by_side) / 1e6)
+    }
+
+    /// How many times as long a reduction takes as a copy of as many bytes.
+    pub(super) fn reduction_factor(&self) -> f64 {
+        (self.copy_bytes_per_us / self.reduce_bytes_per_us).max(1.0)
     }
 }
 

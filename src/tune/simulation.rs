@@ -108,6 +108,33 @@ mod tests {
         time_by_channels(algorithm, windows, elements, hosts, 2)
     }
 
+    /// Half of an all-reduce is reductions, and copies stay as they are.
+    #[test]
+    fn slow_reductions_slow_down_what_reduces() {
+        let time = |collective: Collective, costs: &Costs| {
+            let spec = |rank| Spec {
+                collective,
+                world: World { rank, size: 4 },
+                root: Rank::new(0),
+                count: Count::Each(Elements(1 << 20)),
+                in_place: false,
+                algorithm: Algorithm::Ring,
+                protocol: Protocol::Simple,
+                windows: Windows::None,
+                layout: layout(vec![(0..4).map(Rank::new).collect()]),
+                limits: Limits { slot: Elements(1 << 16), slots: 4, scratch: Elements(1 << 20), channels: 1 },
+            };
+            let terrain = Terrain::of_hosts(spec(Rank::new(0)).layout.hosts(), TransportKind::Shm, costs);
+            let plans = plans(&terrain, Folding::Exact, |rank| Plan::build(&spec(rank)));
+            simulate(plans, 4, (&terrain, Folding::Exact)).unwrap().time.as_secs_f64()
+        };
+        let usual = Costs { reduce_bytes_per_us: 8_000.0, copy_bytes_per_us: 8_000.0, ..Costs::default() };
+        let slow = Costs { reduce_bytes_per_us: 2_000.0, ..usual };
+        let ratio = |collective| time(collective, &slow) / time(collective, &usual);
+        assert!(ratio(Collective::AllReduce) > 1.5, "{}", ratio(Collective::AllReduce));
+        assert!((ratio(Collective::AllGather) - 1.0).abs() < 1e-9, "{}", ratio(Collective::AllGather));
+    }
+
     fn time_by_channels(algorithm: Algorithm, windows: Windows, elements: u64, hosts: u32, channels: u32) -> Duration {
         let size = 8;
         let edge = |host: u32| size * host / hosts;

@@ -57,6 +57,8 @@ pub(super) enum Mover {
         cached_bytes_per_us: f64,
         /// How many bytes stay there.
         cache_bytes: f64,
+        /// How many times as long a reduction takes as a copy of as many bytes.
+        reduction_factor: f64,
     },
     /// A GPU, whose lanes run side by side and share its memory.
     Gpu {
@@ -123,6 +125,7 @@ impl Terrain {
             bytes_per_us: costs.copy_bytes_per_us,
             cached_bytes_per_us: costs.cached_bytes_per_us,
             cache_bytes: costs.cache_bytes,
+            reduction_factor: costs.reduction_factor(),
         };
         Terrain {
             classes: sizes.into_iter().map(class).collect(),
@@ -143,7 +146,9 @@ impl Terrain {
     pub fn of_gpus(system: &System, times: u32, levels: Levels) -> Result<Terrain> {
         let domains = Domain::all(system);
         if domains.is_empty() {
-            return Err(Error::invalid_argument("the machine has no GPU: a rank of the simulation stands on each"));
+            return Err(Error::invalid_argument(
+                "the machine has no GPU, and a rank of the simulation stands on each: say with --overlay where GPUs are",
+            ));
         }
         let mut firsts: Vec<&Domain> = Vec::new();
         let mut classes = Vec::new();
@@ -239,11 +244,11 @@ impl Terrain {
         let latency_us = latencies.fold(0.0, f64::max);
         let egress = self.egress();
         let Labour { step_us, message_us, flag_us, mover } = self.labour;
-        let (memory, cached, cache_bytes) = match mover {
-            Mover::Core { bytes_per_us, cached_bytes_per_us, cache_bytes } => {
-                (bytes_per_us, cached_bytes_per_us, cache_bytes)
+        let (memory, cached, cache_bytes, reduction_factor) = match mover {
+            Mover::Core { bytes_per_us, cached_bytes_per_us, cache_bytes, reduction_factor } => {
+                (bytes_per_us, cached_bytes_per_us, cache_bytes, reduction_factor)
             }
-            Mover::Gpu { bytes_per_us } => (bytes_per_us, bytes_per_us, 0.0),
+            Mover::Gpu { bytes_per_us } => (bytes_per_us, bytes_per_us, 0.0, 1.0),
         };
         let near = Link { latency_us, bytes_per_us: egress.min(memory) };
         // The tuner counts a byte that is read from a peer, or written to it, as half a copied byte. Such a byte passes
@@ -259,7 +264,7 @@ impl Terrain {
             step_us,
             copy_bytes_per_us: memory,
             cached_bytes_per_us: cached,
-            reduce_bytes_per_us: memory,
+            reduce_bytes_per_us: memory / reduction_factor,
             cache_bytes,
             peer_factor: if egress.is_finite() { peer_factor } else { 1.0 },
             #[expect(clippy::cast_precision_loss, reason = "a megabyte")]

@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "LIST")]
     algo: Option<String>,
     /// The most bytes of a message between hosts; trees send a quarter of it
-    #[arg(long, value_name = "SIZE", default_value_t = SLOT_BYTES, value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value_t = SLOT_BYTES, value_parser = parse_slot)]
     slot: u64,
     /// Simulate every rank, however many there are
     #[arg(long)]
@@ -91,7 +91,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
             elements: elements(arguments.collective, *bytes, modelled.terrain().size()),
             element_bytes: ELEMENT_BYTES,
             channels,
-            slot_bytes: arguments.slot.max(u64::from(ELEMENT_BYTES)),
+            slot_bytes: arguments.slot,
             filters: filters.clone(),
         };
         let bytes = if arguments.collective == Collective::Barrier { 0 } else { *bytes };
@@ -130,6 +130,15 @@ fn on_channels(modelled: Modelled, machine: &Machine, hosts: u32, cross: u32) ->
 
 /// Every rank is simulated.
 const EXACT: Fidelity = Fidelity::Folded(Folding::Exact);
+
+/// The bytes of a message: at least one element.
+fn parse_slot(text: &str) -> std::result::Result<u64, String> {
+    let bytes = parse_bytes(text)?;
+    match bytes >= u64::from(ELEMENT_BYTES) {
+        true => Ok(bytes),
+        false => Err(format!("a message has at least one element of {ELEMENT_BYTES} bytes")),
+    }
+}
 
 /// One size, run.
 struct Run {

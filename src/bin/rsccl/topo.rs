@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rsccl::internals::comm::this_host;
+use rsccl::internals::sys::text_file;
 use rsccl::internals::topo::description::Machine;
 use rsccl::internals::topo::paths::PathKind;
 use rsccl::internals::topo::reach::{self, Levels};
@@ -68,7 +69,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<ExitCode> {
     let cross = CrossNic::of_number(arguments.cross_nic.unwrap_or(config.cross_nic));
     let mut found = Found::search(&system, cross);
     if let Some(path) = arguments.graph.as_ref().or(config.graph_file.as_ref()) {
-        let (name, text) = read(path)?;
+        let named_by = if arguments.graph.is_some() { "--graph" } else { "NCCL_GRAPH_FILE" };
+        let (name, text) = read(path, "the graph file", named_by)?;
         notes.extend(found.replace(&system, &graphs::parse(&name, &text)?)?);
     }
     if let Some(path) = arguments.dump_graph.as_ref().or(config.graph_dump_file.as_ref()) {
@@ -113,12 +115,13 @@ pub(crate) fn described(
             (host.machine, host.notes)
         }
         Some(path) => {
-            let (name, text) = read(path)?;
+            let named_by = if file.is_some() { "--file" } else { "NCCL_TOPO_FILE" };
+            let (name, text) = read(path, "the topology file", named_by)?;
             xml::parse(&name, &text)?
         }
     };
     if let Some(path) = overlay {
-        let (name, text) = read(path)?;
+        let (name, text) = read(path, "the overlay", "--overlay")?;
         notes.extend(overlay::apply(&name, &text, &mut machine)?);
     }
     notes.extend(overlay::missing(&machine));
@@ -132,11 +135,9 @@ pub(crate) fn levels(config: &Config) -> Result<Levels> {
     Ok(Levels { peer, direct: level("NCCL_NET_GDR_LEVEL", &config.net_gdr_level)? })
 }
 
-/// A file's name and text.
-fn read(path: &Path) -> Result<(String, String)> {
-    let text =
-        std::fs::read_to_string(path).map_err(|error| Error::system(format!("reading {}", path.display()), error))?;
-    Ok((path.display().to_string(), text))
+/// A file's name and text: `what` it is, and the option or variable that names it.
+fn read(path: &Path, what: &str, named_by: &str) -> Result<(String, String)> {
+    Ok((path.display().to_string(), text_file::read(path, what, named_by)?))
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

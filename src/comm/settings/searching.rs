@@ -3,9 +3,9 @@
 
 use std::path::PathBuf;
 
-use super::input;
 use crate::config::Config;
 use crate::error::Result;
+use crate::sys::text_file;
 use crate::topo::description::Machine;
 use crate::topo::graphs::{self, Graph};
 use crate::topo::search::between::CrossNic;
@@ -43,7 +43,7 @@ impl Searching {
     /// line and column where it is malformed.
     pub(crate) fn machine(&self) -> Result<Option<Machine>> {
         let Some(path) = &self.topo_file else { return Ok(None) };
-        let text = input::read(path, "the topology file", "NCCL_TOPO_FILE")?;
+        let text = text_file::read(path, "the topology file", "NCCL_TOPO_FILE")?;
         Ok(Some(xml::parse(&path.display().to_string(), &text)?.0))
     }
 
@@ -53,7 +53,7 @@ impl Searching {
     /// As [`Searching::machine`].
     pub(crate) fn graphs(&self) -> Result<Option<Vec<Graph>>> {
         let Some(path) = &self.graph_file else { return Ok(None) };
-        let text = input::read(path, "the graph file", "NCCL_GRAPH_FILE")?;
+        let text = text_file::read(path, "the graph file", "NCCL_GRAPH_FILE")?;
         graphs::parse(&path.display().to_string(), &text).map(Some)
     }
 }

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::input;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sys::numa::{self, ThreadHome};
+use crate::sys::text_file;
 use crate::topo::layout::RankPlace;
 use crate::topo::xml;
 use crate::transport::PeerInfo;
@@ -55,7 +55,7 @@ impl Standing {
         let processors = self.processors.clone().unwrap_or_else(|| numa::allowed_processors(root));
         let Some(path) = &self.topo_file else { return Ok(numa::home_of(root, &processors)) };
         let (machine, _) =
-            xml::parse(&path.display().to_string(), &input::read(path, "the topology file", "NCCL_TOPO_FILE")?)?;
+            xml::parse(&path.display().to_string(), &text_file::read(path, "the topology file", "NCCL_TOPO_FILE")?)?;
         // Such files know neither sockets nor caches.
         Ok(ThreadHome { node: machine.node_of(&processors), ..ThreadHome::default() })
     }

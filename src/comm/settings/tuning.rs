@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::input;
 use crate::bootstrap::Bootstrap;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sync::Wait;
+use crate::sys::text_file;
 use crate::transport::PeerInfo;
 use crate::tune::{Calibration, Costs};
 use crate::types::Rank;
@@ -25,7 +25,7 @@ impl Tuning {
     /// [`crate::error::Kind::System`] where the file cannot be read, and those of [`Calibration::parse`].
     pub(crate) fn read(config: &Config) -> Result<Option<Tuning>> {
         let read = |path: &PathBuf| {
-            let text = input::read(path, "the tuning file", "RSCCL_TUNE_FILE")?;
+            let text = text_file::read(path, "the tuning file", "RSCCL_TUNE_FILE")?;
             let calibration = Calibration::parse(&path.display().to_string(), &text)?;
             Ok(Tuning { path: path.clone(), calibration })
         };

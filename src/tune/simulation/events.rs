@@ -244,9 +244,10 @@ impl<'a> Play<'a> {
         let mut end = now + labour.step_us + messages;
         let moved = bytes * transfer.operands / 2.0;
         match labour.mover {
-            Mover::Core { bytes_per_us, cached_bytes_per_us, cache_bytes } => {
+            Mover::Core { bytes_per_us, cached_bytes_per_us, cache_bytes, reduction_factor } => {
                 let cached = float(self.script.longest_bytes) <= cache_bytes;
-                end += moved / if cached { cached_bytes_per_us } else { bytes_per_us };
+                let factor = if transfer.reduces { reduction_factor } else { 1.0 };
+                end += factor * moved / if cached { cached_bytes_per_us } else { bytes_per_us };
             }
             Mover::Gpu { bytes_per_us } => {
                 self.ranks[rank] = self.ranks[rank].max(now) + moved / bytes_per_us;

@@ -68,6 +68,8 @@ pub(super) struct Transfer {
     piece: u64,
     /// How many places it reads and writes.
     pub(super) operands: f64,
+    /// Whether it reduces several sources, and is no copy.
+    pub(super) reduces: bool,
     /// Connections that it takes messages from.
     pub(super) sources: Vec<usize>,
     /// Connections that it publishes on.
@@ -166,6 +168,7 @@ impl<'a> Script<'a> {
             block: lane.sizes.block(combine).0.saturating_mul(self.element_bytes),
             piece: lane.sizes.piece(combine).0.saturating_mul(self.element_bytes),
             operands: f64::from(u32::try_from(combine.sources.len() + combine.targets.len()).unwrap_or(u32::MAX)),
+            reduces: combine.sources.len() > 1,
             sources: Vec::new(),
             targets: Vec::new(),
             routes: Vec::new(),

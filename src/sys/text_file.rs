@@ -1,0 +1,64 @@
+//! Files that settings and options name.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// The text of a file: `what` it is, and the variable or option that names it.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where it cannot be read; [`crate::error::Kind::InvalidArgument`] where it is too long,
+/// not text, or no regular file.
+pub fn read(path: &Path, what: &str, named_by: &str) -> Result<String> {
+    let shown = path.display();
+    let failed = |error| Error::system(format!("reading {what} {shown} ({named_by})"), error);
+    // Checked before opening, because opening a FIFO would wait for its writer.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(Error::invalid_argument(format!("{what} {shown} ({named_by}) is not a regular file")));
+    }
+    let mut bytes = Vec::new();
+    let length = File::open(path).map_err(failed)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if length as u64 > MAX_FILE_BYTES {
+        let message = format!("{what} {shown} ({named_by}) must be at most {MAX_FILE_BYTES} bytes long");
+        return Err(Error::invalid_argument(message));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let text = error.utf8_error().valid_up_to();
+        let line = 1 + error.as_bytes()[..text].iter().filter(|byte| **byte == b'\n').count();
+        Error::invalid_argument(format!(
+            "{what} {shown} ({named_by}) is not text: line {line}, byte {text} of the file"
+        ))
+    })
+}
+
+/// The longest are topology files: a host of 72 GPUs takes some 64 KiB.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn what_is_no_text_is_named_with_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("input");
+        let message = |path: &Path| read(path, "the graph file", "--graph").unwrap_err();
+        std::fs::write(&path, b"<system>\n\xff").unwrap();
+        let shown = path.display();
+        let error = message(&path);
+        assert_eq!(
+            error.message(),
+            format!("the graph file {shown} (--graph) is not text: line 2, byte 9 of the file")
+        );
+        std::fs::File::create(&path).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
+        assert!(message(&path).message().contains("must be at most"));
+        assert!(message(folder.path()).message().contains("is not a regular file"));
+        assert_eq!(message(&folder.path().join("none")).kind(), Kind::System);
+        std::fs::write(&path, "text").unwrap();
+        assert_eq!(read(&path, "the graph file", "--graph").unwrap(), "text");
+    }
+}
