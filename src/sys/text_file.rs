@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 /// The text of a file: `what` it is, and the variable or option that names it.
 ///
 /// # Errors
-/// [`crate::error::Kind::System`] where it cannot be read; [`crate::error::Kind::InvalidArgument`] where it is too long,
-/// not text, or no regular file.
+/// [`crate::error::Kind::System`] where it cannot be read; [`crate::error::Kind::InvalidArgument`] where it is too
+/// long, not text, or no regular file.
 pub fn read(path: &Path, what: &str, named_by: &str) -> Result<String> {
     let shown = path.display();
     let failed = |error| Error::system(format!("reading {what} {shown} ({named_by})"), error);

@@ -146,9 +146,7 @@ impl Terrain {
     pub fn of_gpus(system: &System, times: u32, levels: Levels) -> Result<Terrain> {
         let domains = Domain::all(system);
         if domains.is_empty() {
-            return Err(Error::invalid_argument(
-                "the machine has no GPU, and a rank of the simulation stands on each: say with --overlay where GPUs are",
-            ));
+            return Err(Error::invalid_argument("the machine has no GPU for a rank to stand on: --overlay adds GPUs"));
         }
         let mut firsts: Vec<&Domain> = Vec::new();
         let mut classes = Vec::new();
