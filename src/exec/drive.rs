@@ -306,7 +306,7 @@ const SOCKET_AWAKE: Duration = Duration::from_micros(50);
 const FEW_TASKS: usize = 4;
 /// Tasks that an error names.
 const NAMED_TASKS: usize = 4;
-/// How long a wait on several flags sleeps between two looks.
+/// How long a wait on several flags sleeps between two looks, unless the flag on which it sleeps rises.
 const SHORT_REST: Duration = Duration::from_micros(500);
 /// The same, of a wait that has lasted long.
 const LONG_REST: Duration = Duration::from_millis(10);

@@ -63,8 +63,8 @@ impl Plan {
         plan.checked()
     }
 
-    /// The plan of another count with the same steps: all else in `spec` is as in this plan's. `None` where the count
-    /// needs other steps.
+    /// The plan of another count with the same steps. `None` where the count needs other steps, or where `spec` differs
+    /// from this plan's in more than the count.
     ///
     /// # Errors
     /// As [`Plan::build`].
@@ -73,7 +73,7 @@ impl Plan {
         let pattern = spec.pattern()?;
         let lanes = lanes(spec.collective, spec.count.longest(), spec.limits);
         let lanes = usize::try_from(lanes).expect("a few hundred at most");
-        if lanes != self.lanes.len() {
+        if lanes != self.lanes.len() || !spec.differs_in_count_alone(&self.spec) {
             return Ok(None);
         }
         let mut resized = Vec::with_capacity(lanes);
@@ -159,6 +159,14 @@ impl Spec {
         self.validate_kind()?;
         self.validate_ranks()?;
         self.validate_limits()
+    }
+
+    fn differs_in_count_alone(&self, other: &Spec) -> bool {
+        let Spec { collective, world, root, count: _, in_place, algorithm, protocol, windows, layout, limits } = self;
+        (*collective, *world, *root, *in_place) == (other.collective, other.world, other.root, other.in_place)
+            && (*algorithm, *protocol, *windows) == (other.algorithm, other.protocol, other.windows)
+            && *limits == other.limits
+            && (Arc::ptr_eq(layout, &other.layout) || *layout == other.layout)
     }
 
     fn pattern(&self) -> Result<Pattern> {

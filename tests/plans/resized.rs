@@ -60,6 +60,8 @@ fn counts_of_a_class_share_steps_in_memory_and_others_do_not() {
     for count in [1, 3, 4, 640] {
         assert_eq!(plan.resized(&spec(count)).expect("a valid count"), None, "{count} elements");
     }
+    let in_place = Spec { in_place: true, ..spec(7123) };
+    assert_eq!(plan.resized(&in_place).expect("a valid spec"), None, "more than the count differs");
     let error = plan.resized(&spec(u64::MAX / 2)).expect_err("too many").to_string();
     assert!(error.contains("can be counted"), "{error}");
 }
