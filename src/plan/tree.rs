@@ -1,12 +1,13 @@
 //! Up and down two binary trees.
 //!
-//! Both trees have one root, which has one child; every other rank has children in at most one of the two, so that two
-//! lanes with half the data each use all ranks evenly. The trees connect hosts; inside a host that is not planned
+//! The trees are those of [`trees`]: every rank but the root has children in at most one of the two, so that two lanes
+//! with half the data each use all ranks evenly. The trees connect hosts; inside a host that is not planned
 //! through windows, its ranks hang below the one that speaks for it: as a binary tree, or along the links that a search
 //! has found.
 
 use super::ring::Parcel;
 use super::{Action, Operand, Step};
+use crate::topo::search::trees;
 use crate::types::Rank;
 
 /// Turns that a piece may be on its way up and down for each edge between a rank and the root.
@@ -71,13 +72,13 @@ impl Node {
             .find_map(|(host, ranks)| ranks.as_ref().iter().position(|rank| *rank == me).map(|seat| (host, seat)));
         let Some((host, seat)) = found else { return Node::default() };
         let ranks = ranks_of(host);
-        let above = parent(host, hosts.len(), second).map(|host| ranks_of(host)[0]);
+        let above = trees::parent(host, hosts.len(), second).map(|host| ranks_of(host)[0]);
         // In the order of hosts, and of the ranks of a host.
         let within = || inside.children(seat, ranks.len()).map(|seat| ranks[seat]);
-        let between = if seat == 0 { children(host, hosts.len(), second) } else { Vec::new() };
+        let between = if seat == 0 { trees::children(host, hosts.len(), second) } else { Vec::new() };
         let (before, after): (Vec<usize>, Vec<usize>) = between.into_iter().partition(|child| *child < host);
         let firsts = |hosts_below: Vec<usize>| hosts_below.into_iter().map(|child| ranks_of(child)[0]);
-        let mine = depth(host, hosts.len(), second) + inside.depth(seat);
+        let mine = trees::depth(host, hosts.len(), second) + inside.depth(seat);
         Node {
             parent: seat.checked_sub(1).map_or(above, |before| Some(ranks[inside.parent(before)])),
             children: firsts(before).chain(within()).chain(firsts(after)).collect(),
@@ -126,104 +127,23 @@ fn deepest<H: AsRef<[Rank]>>(hosts: &[H], inside: WithinHost, second: bool) -> u
     let within = |ranks: &H| inside.depth(ranks.as_ref().len() - 1);
     let most = hosts.iter().map(within).max().unwrap_or(0);
     if hosts.iter().all(|ranks| within(ranks) == most) {
-        // Of all positions the deepest has as many edges as the last position's number has bits.
-        return most + (usize::BITS - hosts.len().saturating_sub(1).leading_zeros()) as usize;
+        return most + trees::deepest(hosts.len());
     }
-    let of_host = |(host, ranks)| depth(host, hosts.len(), second) + within(ranks);
+    let of_host = |(host, ranks)| trees::depth(host, hosts.len(), second) + within(ranks);
     hosts.iter().enumerate().map(of_host).max().unwrap_or(0)
-}
-
-/// The parent of a position in the first or second tree over `size` positions; 0 is the root of both.
-fn parent(position: usize, size: usize, second: bool) -> Option<usize> {
-    if position == 0 {
-        return None;
-    }
-    let seen = if second { swap(position, size) } else { position };
-    let lowest = seen & seen.wrapping_neg();
-    let beside = (seen ^ lowest) | (lowest << 1);
-    let above = if beside < size { beside } else { seen ^ lowest };
-    Some(if second && above != 0 { swap_back(above, size) } else { above })
-}
-
-/// The edges between a position and the root.
-fn depth(position: usize, size: usize, second: bool) -> usize {
-    std::iter::successors(parent(position, size, second), |position| parent(*position, size, second)).count()
-}
-
-/// The positions below one, in order. A child differs from its parent by one bit, which lies below the parent's lowest.
-fn children(position: usize, size: usize, second: bool) -> Vec<usize> {
-    let seen = if second && position != 0 { swap(position, size) } else { position };
-    let lowest = if seen == 0 { size.next_power_of_two() } else { seen & seen.wrapping_neg() };
-    let bits = std::iter::successors(Some(lowest / 2), |bit| Some(bit / 2)).take_while(|bit| *bit > 0);
-    let seen_below = bits.map(|bit| seen + bit).chain((seen > 0 && lowest > 1).then(|| seen - lowest / 2));
-    let below =
-        seen_below.filter(|child| *child < size).map(|child| if second { swap_back(child, size) } else { child });
-    let mut below: Vec<usize> = below.filter(|child| parent(*child, size, second) == Some(position)).collect();
-    below.sort_unstable();
-    below
-}
-
-/// Where a position other than the root stands in the second tree: leaves of the first, which are odd, become even.
-fn swap(position: usize, size: usize) -> usize {
-    if size % 2 == 1 { size - position } else { position % (size - 1) + 1 }
-}
-
-fn swap_back(position: usize, size: usize) -> usize {
-    match (size % 2, position) {
-        (1, _) => size - position,
-        (_, 1) => size - 1,
-        _ => position - 1,
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_rank_has_children_in_one_tree_only_and_no_tree_is_deep() {
-        for size in 1..200_usize {
-            let mut inner = vec![0; size];
-            for second in [false, true] {
-                let parents: Vec<_> = (0..size).map(|position| parent(position, size, second)).collect();
-                for position in 1..size {
-                    let mut depth = 0;
-                    let mut above = Some(position);
-                    while let Some(next) = above.and_then(|position| parents[position]) {
-                        depth += 1;
-                        above = Some(next);
-                        assert!(depth <= usize::BITS - size.leading_zeros(), "{size} {second} {position}");
-                    }
-                    assert_eq!(above, Some(0));
-                }
-                for (position, count) in inner.iter_mut().enumerate().skip(1) {
-                    let children = parents.iter().filter(|parent| **parent == Some(position)).count();
-                    assert!(children <= 2);
-                    *count += usize::from(children > 0);
-                }
-                assert!(parents.iter().filter(|parent| **parent == Some(0)).count() <= 1);
-            }
-            assert!(inner.iter().skip(1).all(|trees| *trees <= 1), "{size}: {inner:?}");
-        }
-    }
-
-    /// Each closed form against what the parents say.
+    /// Inside hosts, and of hosts of one rank each.
     #[test]
     fn children_and_depths_follow_from_the_parents() {
-        for (size, second) in (1..300_usize).flat_map(|size| [(size, false), (size, true)]) {
-            let mut below = vec![Vec::new(); size];
-            for position in 0..size {
-                if let Some(parent) = parent(position, size, second) {
-                    below[parent].push(position);
-                }
-            }
-            for (position, below) in below.iter().enumerate() {
-                assert_eq!(&children(position, size, second), below, "{position} of {size}, {second}");
-            }
-            let most = (0..size).map(|position| depth(position, size, second)).max().unwrap();
-            let alone: Vec<Vec<Rank>> = (0..size).map(|rank| vec![Rank::new(u32::try_from(rank).unwrap())]).collect();
-            for inside in [WithinHost::Heap, WithinHost::Chain] {
-                assert_eq!(deepest(&alone, inside, second), most, "{size} {second}");
+        for size in [1, 2, 3, 7, 8, 33] {
+            let alone: Vec<Vec<Rank>> = (0..size).map(|rank| vec![Rank::new(rank)]).collect();
+            for (inside, second) in [(WithinHost::Heap, false), (WithinHost::Chain, true)] {
+                assert_eq!(deepest(&alone, inside, second), trees::deepest(alone.len()), "{size} {second}");
             }
         }
         for (inside, seats) in

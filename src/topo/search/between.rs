@@ -73,7 +73,7 @@ pub struct Between {
     pub ring: Channels,
     /// Within a domain data go along the chain; its first GPU talks to the parent's and the children's first GPUs.
     pub tree: Channels,
-    /// The two trees over the hops of every channel of `tree`, each for half of the data.
+    /// The two trees over the hops of every channel of `tree`, each for half of the data: those that plans run.
     pub parents: [Parents; 2],
 }
 
