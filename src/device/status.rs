@@ -81,8 +81,8 @@ impl StatusPage {
         StatusPage { place: Some(place), page, awaited: Vec::new(), fellows: Vec::new() }
     }
 
-    /// The same page, whose abort lets streams go on that wait for these words of pages. The ranks of the pages
-    /// `fellows`, whose work then goes on too, are told that it was aborted.
+    /// The same page, whose abort lets streams go on that wait for these words of pages. That work then ends like work
+    /// that ran well, so the abort is reported on this page and on those of `fellows`, the other ranks of that work.
     #[must_use]
     pub fn with_awaited(self, awaited: Vec<(HostRegion, usize)>, fellows: Vec<HostRegion>) -> StatusPage {
         StatusPage { awaited, fellows, ..self }
@@ -166,7 +166,12 @@ impl Mirror for StatusPage {
     fn raise(&self) {
         // Relaxed: the word stands alone; the reason is kept with the flag.
         self.word(ABORT).store(1, Ordering::Relaxed);
-        self.fellows.iter().for_each(|page| report_on(page, LaunchFault::Aborted));
+        if self.awaited.is_empty() {
+            return;
+        }
+        // First the fault, on this page too: the words end launches, and an end without a fault is taken for success.
+        let pages = self.fellows.iter().chain([&self.page]);
+        pages.for_each(|page| report_on(page, LaunchFault::Aborted));
         for (page, offset) in &self.awaited {
             // Release: a launch that was let go on by it sees the abort before.
             word_of(page, *offset).store(RELEASED, Ordering::Release);
@@ -199,7 +204,8 @@ mod tests {
         let done = || word_of(&page(0), StatusPage::DONE).load(Ordering::Relaxed);
         assert_eq!((done(), fellow.fault()), (0, None));
         mine.raise();
-        assert_eq!((done(), fellow.fault(), mine.fault()), (RELEASED, Some(LaunchFault::Aborted), None));
+        let aborted = Some(LaunchFault::Aborted);
+        assert_eq!((done(), fellow.fault(), mine.fault()), (RELEASED, aborted, aborted));
         // The stream takes the word back, and the next call waits again.
         word_of(&page(0), StatusPage::DONE).store(0, Ordering::Relaxed);
         mine.raise();
