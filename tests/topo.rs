@@ -1,7 +1,13 @@
 //! `rsccl topo` on files of machines, on this machine, and on files that are wrong.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use rsccl::internals::comm::this_host;
+use rsccl::internals::topo::description::Machine;
+use rsccl::internals::topo::search::domain::Domain;
+use rsccl::internals::topo::system::System;
+use rsccl::internals::topo::xml;
 
 fn topo(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rsccl")).arg("topo").args(arguments).output().expect("the command line runs")
@@ -196,7 +202,7 @@ fn a_picture_shows_devices_links_and_channels() {
         assert!(one.contains(word), "{word}");
     }
     let four = draw(&["--file", &machine("h100x8"), "--hosts", "4"]);
-    for word in ["host 0", "host 3", "NVLink switches", ">370.8<", "stroke-dasharray", "first tree of hosts: 0 below 1"]
+    for word in ["host 0", "host 3", "NVLink switches", ">370.8<", "stroke-dasharray", "first tree of hosts", "tree 3"]
     {
         assert!(four.contains(word), "{word}");
     }
@@ -227,6 +233,65 @@ fn a_virtual_machine_shows_its_links_and_rings() {
         let switched = shown(machine);
         assert!(switched.contains(&format!("= {total}\n")), "{machine}: {switched}");
     }
+}
+
+/// Runs on each host of a virtual rack: what a rank there tells of its GPUs.
+#[test]
+#[ignore = "a process of the next test"]
+fn a_host_of_a_rack_describes_itself() {
+    let [root, out] = ["RACK_ROOT", "RACK_OUT"].map(|name| PathBuf::from(std::env::var_os(name).expect("set")));
+    let host = this_host::look(&root, None);
+    assert_eq!(host.gpus.len(), 4, "{:?}", host.notes);
+    let number = std::env::var("VCUDA_HOST").expect("a virtual machine");
+    std::fs::write(out.join(number), xml::write(&host.machine)).expect("written");
+}
+
+/// Two hosts whose GPUs NVML puts in one clique of one cluster are one domain, over which rings pass, and plans run in
+/// the simulator; without a channel to memory of other hosts they are two.
+#[test]
+fn hosts_of_one_clique_are_one_domain() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let described = |root: &Path| {
+        let mut command = Command::new("timeout");
+        command.args([
+            "--kill-after=10",
+            "300",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run"),
+            "2x4-mnnvl",
+            "--",
+        ]);
+        command.arg(std::env::current_exe().expect("this test"));
+        command.args(["--exact", "a_host_of_a_rack_describes_itself", "--include-ignored"]);
+        let output = command.env("RACK_ROOT", root).env("RACK_OUT", folder.path()).output().expect("it starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
+        let read = |host: &str| {
+            let text = std::fs::read_to_string(folder.path().join(host)).expect("written");
+            xml::parse(host, &text).expect("a machine").0
+        };
+        Machine::joined(["0", "1"].map(read).to_vec())
+    };
+    // No IMEX channel: each host has the NVLinks of its own GPUs alone.
+    let apart = System::new(&described(folder.path())).expect("a system");
+    let sizes: Vec<usize> = Domain::all(&apart).iter().map(|domain| domain.part.gpus().len()).collect();
+    assert_eq!(sizes, [4, 4]);
+    let root = folder.path().join("root");
+    let channels = root.join("dev/nvidia-caps-imex-channels");
+    std::fs::create_dir_all(&channels).expect("made");
+    std::fs::write(channels.join("channel0"), "").expect("written");
+    let rack = described(&root);
+    let path = folder.path().join("rack.xml").display().to_string();
+    std::fs::write(&path, xml::write(&rack)).expect("written");
+    let shown = text(&["--file", &path]);
+    // 18 links of 40.1 GB/s leave each GPU.
+    assert!(shown.contains("rings: 18 x 40.1 GB/s = 721.8 GB/s") && !shown.contains("between hosts"), "{shown}");
+    let why = text(&["--file", &path, "--why", "gpu:0", "1/gpu:0"]);
+    assert!(why.contains("transport: yes, P2P: the hosts share NVLink switches"), "{why}");
+    let shown: serde_json::Value =
+        serde_json::from_slice(&sim(&["all_reduce", "--topo", &path, "--json"]).stdout).expect("JSON");
+    assert_eq!((shown["ranks"].as_u64(), shown["domains"].as_u64()), (Some(8), Some(1)), "{shown}");
+    // All send to all: what leaves a GPU passes its links once, and once more for the share that it reduces.
+    let reached = shown["runs"][0]["busbw_gbps"].as_f64().expect("a number");
+    assert!((0.95 * 721.8..=721.9).contains(&reached), "{reached}");
 }
 
 #[test]

@@ -25,12 +25,14 @@ pub fn look(root: &Path, file: Option<Machine>) -> ThisHost {
     let Some(gpus) = nvml::gpus() else { return ThisHost { machine, notes, gpus: Vec::new() } };
     // Without a channel this process cannot map memory of GPUs of other hosts, whatever their links.
     let spans_hosts = nvml::has_imex_channel(root);
+    let rdma = devices::gpu_rdma(root);
     let told = gpus.iter().map(|gpu| detect::NvidiaGpu {
         bus_id: &gpu.bus_id,
         capability: gpu.capability,
         pcie: gpu.pcie,
         links: &gpu.links,
         clique: gpu.clique.filter(|_| spans_hosts).map(|clique| detect::clique_of(clique.cluster, clique.number)),
+        rdma,
     });
     detect::add_nvidia(&mut machine, &told.collect::<Vec<_>>());
     // NVML has told what sysfs lacks, so the note about that GPU goes.
@@ -55,11 +57,17 @@ fn shown(root: &Path) -> (Machine, Vec<String>) {
         texts: device.texts.each_ref().map(|text| &**text),
         link: device.link.each_ref().map(|text| &**text),
         numa: device.numa,
+        rdma: host.gpu_rdma,
         networks: device
             .networks
             .iter()
             .zip(subnets)
-            .map(|(port, subnet)| detect::PortShown { name: &port.name, megabits: port.megabits, subnet })
+            .map(|(port, subnet)| detect::PortShown {
+                name: &port.name,
+                megabits: port.megabits,
+                subnet,
+                rdma: port.rdma,
+            })
             .collect(),
     });
     let found: Vec<detect::Device<'_>> = found.collect();

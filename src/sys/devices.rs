@@ -30,12 +30,14 @@ pub struct PciDevice {
 pub struct NetworkPort {
     /// Its name.
     pub name: String,
-    /// Mbit/s, where that is known.
+    /// Mbit/s, where that is known; 0 of one whose link is down.
     pub megabits: Option<u64>,
     /// The subnet prefix of an InfiniBand network; empty on others.
     pub prefix: String,
     /// The interfaces that belong to it: its own name, or those of the InfiniBand device.
     pub interfaces: Vec<String>,
+    /// Whether its card reads and writes memory by itself (RDMA): an InfiniBand device that is no software's.
+    pub rdma: bool,
 }
 
 impl NetworkPort {
@@ -76,6 +78,8 @@ pub struct HostDevices {
     pub nodes: Vec<NumaNode>,
     /// Vendor, family and model of the first processor, as `/proc/cpuinfo` writes them.
     pub processor: [String; 3],
+    /// Whether cards that do RDMA reach memory of NVIDIA's GPUs.
+    pub gpu_rdma: bool,
 }
 
 /// Reads them; `root` is `/`, or what stands for it in tests. What cannot be read is left out.
@@ -96,7 +100,29 @@ pub fn scan(root: &Path) -> HostDevices {
         };
         found.insert(bus_id, device);
     }
-    HostDevices { devices: found.into_values().collect(), nodes: nodes(root), processor: processor(root) }
+    let devices = found.into_values().collect();
+    HostDevices { devices, nodes: nodes(root), processor: processor(root), gpu_rdma: gpu_rdma(root) }
+}
+
+/// Whether RDMA reaches memory of NVIDIA's GPUs: by the module `nvidia_peermem` (or its older forms), or by DMA-BUF,
+/// which NVIDIA's open kernel modules hand out from 515 on and the kernel takes from 5.12 on. The driver's own word on
+/// DMA-BUF (`CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`) is not asked for: it costs a context-less start of CUDA in a
+/// process that may still want to fork.
+pub fn gpu_rdma(root: &Path) -> bool {
+    const MODULES: [&str; 3] =
+        ["sys/module/nvidia_peermem", "sys/kernel/mm/memory_peers/nv_mem", "sys/kernel/mm/memory_peers/nv_mem_nc"];
+    let version = |text: &str| -> Option<(u32, u32)> {
+        let mut numbers = text.split('.').map(|number| number.parse().ok());
+        Some((numbers.next()??, numbers.next()??))
+    };
+    let shares = || {
+        let driver = read(&root.join("proc/driver/nvidia/version"))?;
+        let line = driver.lines().find(|line| line.contains("Open Kernel Module"))?;
+        let driver = line.split_ascii_whitespace().find_map(version)?;
+        let kernel = version(read(&root.join("proc/sys/kernel/osrelease"))?.trim())?;
+        Some(driver >= (515, 0) && kernel >= (5, 12))
+    };
+    MODULES.iter().any(|module| root.join(module).exists()) || shares().unwrap_or(false)
 }
 
 /// Interfaces of the device or of what its driver made below it (virtio, for instance), or its InfiniBand devices:
@@ -112,11 +138,13 @@ fn networks(place: &Path) -> Vec<NetworkPort> {
                 "infiniband" => ports.extend(names(&path).into_iter().map(|name| {
                     let device = path.join(&name);
                     let (megabits, prefix) = (infiniband_speed(&device), infiniband_prefix(&device));
-                    NetworkPort { name, megabits, prefix, interfaces: Vec::new() }
+                    // Soft RoCE says below which interface it works; hardware does not.
+                    let rdma = !device.join("parent").exists();
+                    NetworkPort { name, megabits, prefix, interfaces: Vec::new(), rdma }
                 })),
                 "net" => interfaces.extend(names(&path).into_iter().map(|name| {
-                    let megabits = read(&path.join(&name).join("speed")).and_then(|text| text.trim().parse().ok());
-                    NetworkPort { interfaces: vec![name.clone()], name, megabits, prefix: String::new() }
+                    let megabits = interface_speed(&path.join(&name));
+                    NetworkPort { interfaces: vec![name.clone()], name, megabits, ..NetworkPort::default() }
                 })),
                 _ if depth == 0 && name.starts_with("virtio") => folders.push((path, 1)),
                 _ => {}
@@ -139,8 +167,17 @@ fn infiniband_prefix(device: &Path) -> String {
     if layer.trim() == "InfiniBand" && prefix.len() == 4 { prefix.join(":") } else { String::new() }
 }
 
-/// `100 Gb/sec (4X EDR)` of the first port.
+/// Mbit/s; 0 without a link. A virtual interface tells neither.
+fn interface_speed(interface: &Path) -> Option<u64> {
+    let text = |name: &str| read(&interface.join(name)).unwrap_or_default();
+    if text("operstate").trim() == "down" { Some(0) } else { text("speed").trim().parse().ok() }
+}
+
+/// `100 Gb/sec (4X EDR)` of the first port, whose state is `4: ACTIVE` where it has a link.
 fn infiniband_speed(device: &Path) -> Option<u64> {
+    if read(&device.join("ports/1/state")).is_some_and(|state| !state.contains("ACTIVE")) {
+        return Some(0);
+    }
     let rate = read(&device.join("ports/1/rate"))?;
     let gigabits: f64 = rate.split_ascii_whitespace().next()?.parse().ok()?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate in Gbit/s, bounded here")]
@@ -223,6 +260,7 @@ mod tests {
         let gid = "fe80:0000:0000:0001:ec0d:9a03:0078:6453\n";
         write(root.path(), &format!("{place}/infiniband/mlx5_0/ports/1/gids/0"), gid);
         write(root.path(), &format!("{place}/net/ib0/speed"), "-1\n");
+        write(root.path(), &format!("{place}/infiniband/rxe0/parent"), "ib0\n");
         write(root.path(), "sys/devices/system/node/node1/cpumap", "ff00\n");
         write(root.path(), "sys/devices/system/node/node0/cpumap", "00ff\n");
         write(
@@ -242,11 +280,61 @@ mod tests {
             (Some(1), "0x020700", "32.0 GT/s PCIe", "")
         );
         let port = &nic.networks[0];
-        assert_eq!((nic.networks.len(), &*port.name, port.megabits), (1, "mlx5_0", Some(400_000)));
+        assert_eq!((nic.networks.len(), &*port.name, port.megabits), (2, "mlx5_0", Some(400_000)));
+        assert_eq!((port.rdma, nic.networks[1].rdma), (true, false), "Soft RoCE is the processor's work");
         assert_eq!((&*port.prefix, &port.interfaces[..]), ("fe80:0000:0000:0001", &["ib0".to_owned()][..]));
         assert_eq!(port.subnet(&[]), "fe80:0000:0000:0001");
         assert_eq!(host.nodes.iter().map(|node| &*node.cpus).collect::<Vec<_>>(), ["00ff", "ff00"]);
         assert_eq!(host.processor, ["AuthenticAMD", "25", "1"]);
+    }
+
+    #[test]
+    fn a_port_without_a_link_carries_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in [
+            ("infiniband/mlx5_0/ports/1/state", "1: DOWN\n"),
+            ("infiniband/mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n"),
+            ("infiniband/mlx5_1/ports/1/state", "4: ACTIVE\n"),
+            ("infiniband/mlx5_1/ports/1/rate", "200 Gb/sec (4X HDR)\n"),
+        ] {
+            write(root.path(), path, text);
+        }
+        let speeds = |place: &Path| networks(place).iter().map(|port| port.megabits).collect::<Vec<_>>();
+        assert_eq!(speeds(root.path()), [Some(0), Some(200_000)]);
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in [
+            ("net/eth0/operstate", "down\n"),
+            ("net/eth1/operstate", "up\n"),
+            ("net/eth1/speed", "25000\n"),
+            ("net/eth2/operstate", "unknown\n"),
+            ("net/eth2/speed", "-1\n"),
+        ] {
+            write(root.path(), path, text);
+        }
+        assert_eq!(speeds(root.path()), [Some(0), Some(25_000), None]);
+    }
+
+    /// Each way by which RDMA reaches memory of GPUs, and what looks like one.
+    #[test]
+    fn memory_of_gpus_is_reached_by_a_module_or_by_dma_buf() {
+        let nvrm =
+            |kind: &str, number: &str| format!("NVRM version: NVIDIA UNIX {kind} for x86_64  {number}  Release\n");
+        let (open, closed) = ("Open Kernel Module", "x86_64 Kernel Module");
+        let (version, release) = ("proc/driver/nvidia/version", "proc/sys/kernel/osrelease");
+        let cases: [(&[(&str, String)], bool); 7] = [
+            (&[], false),
+            (&[("sys/module/nvidia_peermem/initstate", "live\n".to_owned())], true),
+            (&[("sys/kernel/mm/memory_peers/nv_mem/version", "1.3\n".to_owned())], true),
+            (&[(version, nvrm(open, "550.54.15")), (release, "6.8.0-41-generic\n".to_owned())], true),
+            (&[(version, nvrm(open, "510.108.03")), (release, "6.8.0\n".to_owned())], false),
+            (&[(version, nvrm(open, "550.54.15")), (release, "5.4.0-150\n".to_owned())], false),
+            (&[(version, nvrm(closed, "550.54.15")), (release, "6.8.0\n".to_owned())], false),
+        ];
+        for (files, expected) in cases {
+            let root = tempfile::tempdir().unwrap();
+            files.iter().for_each(|(path, text)| write(root.path(), path, text));
+            assert_eq!(gpu_rdma(root.path()), expected, "{files:?}");
+        }
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct Device<'a> {
     pub numa: Option<u32>,
     /// Its network ports.
     pub networks: Vec<PortShown<'a>>,
+    /// Of a GPU: whether RDMA reaches its memory.
+    pub rdma: bool,
 }
 
 /// A network port as sysfs shows it.
@@ -26,10 +28,12 @@ pub struct Device<'a> {
 pub struct PortShown<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Mbit/s.
+    /// Mbit/s; 0 of one whose link is down.
     pub megabits: Option<u64>,
     /// The subnet that it is in; empty where nobody knows.
     pub subnet: &'a str,
+    /// Whether its card does RDMA.
+    pub rdma: bool,
 }
 
 /// The host with these NUMA nodes (number and mask of processors) and devices. Devices that are neither GPU nor NIC,
@@ -59,14 +63,16 @@ pub fn host(
         });
     }
     let (mut gpus, mut ports) = (0, 0);
-    let mut subnets = devices.iter().flat_map(|device| &device.networks).map(|port| port.subnet);
+    let works = |port: &&PortShown<'_>| port.megabits != Some(0);
+    let mut subnets = devices.iter().flat_map(|device| &device.networks).filter(works).map(|port| port.subnet);
     let first = subnets.next().unwrap_or_default();
     let has_rails =
         !first.is_empty() && subnets.clone().all(|subnet| !subnet.is_empty()) && subnets.any(|subnet| subnet != first);
     for device in devices {
         let Some(mut function) = function(device, &mut gpus, &mut ports, &mut notes) else { continue };
         if let (Function::Nic(nic), true) = (&mut function, has_rails) {
-            nic.ports.iter_mut().zip(&device.networks).for_each(|(port, told)| port.rail = Some(rail_of(told.subnet)));
+            let told = device.networks.iter().map(|port| (!port.subnet.is_empty()).then(|| rail_of(port.subnet)));
+            nic.ports.iter_mut().zip(told).for_each(|(port, rail)| port.rail = rail);
         }
         let node = device.numa.and_then(|numa| machine.cpus.iter().position(|cpu| cpu.numa == numa)).unwrap_or(0);
         if let Some(cpu) = machine.cpus.get_mut(node) {
@@ -95,6 +101,8 @@ pub struct NvidiaGpu<'a> {
     pub links: &'a [String],
     /// Equal for GPUs, also of other hosts, whose switches are joined: see [`clique_of`].
     pub clique: Option<u64>,
+    /// Whether RDMA reaches its memory.
+    pub rdma: bool,
 }
 
 /// The number of a clique of an NVLink fabric that spans hosts: made of the UUID of its cluster and its number there.
@@ -124,7 +132,8 @@ pub fn add_nvidia(machine: &mut Machine, gpus: &[NvidiaGpu<'_>]) {
         }
         let generation = GpuGeneration::Nvidia { capability: told.capability };
         let device = u32::try_from(machine.gpus().len()).unwrap_or(u32::MAX);
-        let mut made = Some(Gpu { device, rank: None, generation, gdr: false, links, c2c: None, clique: told.clique });
+        let mut made =
+            Some(Gpu { device, rank: None, generation, gdr: told.rdma, links, c2c: None, clique: told.clique });
         for cpu in &mut machine.cpus {
             walk_mut(&mut cpu.devices, &mut |shown| {
                 if shown.bus_id != told.bus_id {
@@ -175,16 +184,18 @@ fn function(device: &Device<'_>, gpus: &mut u32, ports: &mut u32, notes: &mut Ve
                 device: *gpus - 1,
                 rank: None,
                 generation,
-                gdr: false,
+                gdr: device.rdma,
                 links: Vec::new(),
                 c2c: None,
                 clique: None,
             }))
         }
         _ if !device.networks.is_empty() => {
-            let port = |PortShown { name, megabits, .. }: &PortShown<'_>| {
-                if megabits.is_none() {
-                    notes.push(format!("{name}: its speed is not known: {USUAL_MEGABITS} Mbit/s are assumed"));
+            let port = |PortShown { name, megabits, rdma, .. }: &PortShown<'_>| {
+                match megabits {
+                    None => notes.push(format!("{name}: its speed is not known: {USUAL_MEGABITS} Mbit/s are assumed")),
+                    Some(0) => notes.push(format!("{name}: its link is down: no channel uses it")),
+                    Some(_) => {}
                 }
                 *ports += 1;
                 Port {
@@ -194,7 +205,7 @@ fn function(device: &Device<'_>, gpus: &mut u32, ports: &mut u32, notes: &mut Ve
                     port: 1,
                     guid: 0,
                     connections: 0,
-                    gdr: false,
+                    gdr: *rdma,
                     rail: None,
                     latency: String::new(),
                 }
@@ -245,8 +256,9 @@ mod tests {
     use super::*;
     use crate::topo::layout::{Layout, Level};
     use crate::topo::paths::{PathKind, Paths};
+    use crate::topo::reach::{self, Levels, Verdict};
     use crate::topo::search::{self, domain::Domain};
-    use crate::topo::system::System;
+    use crate::topo::system::{NodeId, NodeKind, System};
     use crate::types::Rank;
 
     #[test]
@@ -258,11 +270,12 @@ mod tests {
             path(&["0000:00:01.0", "0000:01:00.0", "0000:03:00.0"]),
             path(&["0000:80:01.0", "0000:81:00.0"]),
         ];
-        let port = |name, megabits, subnet| vec![PortShown { name, megabits, subnet }];
+        let port = |name, megabits, subnet| vec![PortShown { name, megabits, subnet, rdma: name != "eth0" }];
         let gpu = ["0x030200", "0x10de", "0x2330", "", ""];
         let nic = ["0x020700", "0x15b3", "0x1021", "", ""];
         let link = ["32.0 GT/s PCIe", "16"];
-        let device = |path, texts, numa| Device { path, texts, link, numa: Some(numa), networks: Vec::new() };
+        let device =
+            |path, texts, numa| Device { path, texts, link, numa: Some(numa), networks: Vec::new(), rdma: true };
         let devices = [
             device(&paths[0], ["0x060400", "", "", "", ""], 0),
             device(&paths[1], gpu, 0),
@@ -277,6 +290,40 @@ mod tests {
         assert_eq!([0, 1].map(|port| ways.to(&system, ports[port]).kind), [PathKind::Pix, PathKind::Sys]);
         assert_eq!(ways.to(&system, ports[0]).bandwidth.gigabytes(), 48.0);
         assert_eq!(ways.to(&system, ports[1]).bandwidth.gigabytes(), 1.25);
+        // Near enough for RDMA, and both ends can; an interface without it goes through host memory.
+        let direct = |port: usize| reach::direct(&system, &ways.to(&system, ports[port]), Levels::default());
+        assert_eq!(direct(0), Verdict::Yes("PIX is within NCCL_NET_GDR_LEVEL=PXB".to_owned()));
+        assert!(matches!(direct(1), Verdict::No(reason) if reason.starts_with("eth0 cannot reach memory of GPUs")));
+    }
+
+    /// Of two NICs one has no link: channels between hosts use the other one, whose subnet is a rail still.
+    #[test]
+    fn a_dead_nic_carries_no_channel() {
+        let of = |speeds: [u64; 3]| {
+            let paths: Vec<Vec<String>> = (1..5).map(|bus| vec![format!("0000:{bus:02x}:00.0")]).collect();
+            let gpu =
+                Device { path: &paths[3], texts: ["0x030200", "0x10de", "", "", ""], rdma: true, ..Device::default() };
+            let port = |(path, (subnet, megabits))| Device {
+                path,
+                texts: ["0x020700", "0x15b3", "", "", ""],
+                networks: vec![PortShown { name: "mlx5", megabits: Some(megabits), subnet, rdma: true }],
+                ..Device::default()
+            };
+            let subnets = speeds.map(|speed| if speed == 0 { "" } else { "10.0.0.0/24" });
+            let mut subnets = subnets.into_iter().zip(speeds).collect::<Vec<_>>();
+            subnets[2].0 = "10.0.9.0/24";
+            let mut devices: Vec<Device<'_>> = paths.iter().map(Vec::as_slice).zip(subnets).map(port).collect();
+            devices.push(gpu);
+            host("x86_64", ["", "", ""], &[(0, "ff")], &devices)
+        };
+        let (machine, notes) = of([400_000, 0, 400_000]);
+        assert!(notes.iter().any(|note| note == "mlx5: its link is down: no channel uses it"), "{notes:?}");
+        let system = System::new(&machine.repeated(2)).unwrap();
+        let found = search::between::search(&system, &[0, 1], search::between::CrossNic::IfBetter).unwrap();
+        let dead = system.ports()[1];
+        assert!(found.ring.channels.iter().flatten().all(|hop| hop.enter != dead && hop.exit != dead));
+        let rails = |id: NodeId| matches!(system.node(id).kind, NodeKind::Port { rail: Some(_), .. });
+        assert_eq!([0, 1, 2].map(|port| rails(system.ports()[port])), [true, false, true]);
     }
 
     #[test]
@@ -287,7 +334,7 @@ mod tests {
             texts: ["0x030200", "0x10de", "", "", ""],
             link: ["16.0 GT/s PCIe", "16"],
             numa: Some(0),
-            networks: Vec::new(),
+            ..Device::default()
         };
         let fresh = || host("x86_64", ["AuthenticAMD", "23", "49"], &[(0, "ff")], std::slice::from_ref(&shown)).0;
         let mut machine = fresh();
@@ -298,6 +345,7 @@ mod tests {
             pcie: Some((5, 16)),
             links,
             clique: None,
+            rdma: true,
         };
         // Two links: one alone is narrower than the way through the processor.
         let (to_second, to_first) = ([ids[1].clone(), ids[1].clone()], [ids[0].clone(), ids[0].clone()]);
@@ -334,7 +382,7 @@ mod tests {
             let device = |(path, subnet)| Device {
                 path,
                 texts: ["0x020700", "0x15b3", "", "", ""],
-                networks: vec![PortShown { name: "mlx5", megabits: Some(400_000), subnet }],
+                networks: vec![PortShown { name: "mlx5", megabits: Some(400_000), subnet, rdma: true }],
                 ..Device::default()
             };
             let devices: Vec<Device<'_>> = paths.iter().map(Vec::as_slice).zip(subnets).map(device).collect();
@@ -362,12 +410,18 @@ mod tests {
             let card = Device {
                 path: &nic,
                 texts: ["0x020700", "0x15b3", "", "", ""],
-                networks: vec![PortShown { name: "mlx5_0", megabits: Some(400_000), subnet: "" }],
+                networks: vec![PortShown { name: "mlx5_0", megabits: Some(400_000), subnet: "", rdma: true }],
                 ..Device::default()
             };
             let (mut machine, _) = host("aarch64", ["", "", ""], &[(0, "ff")], &[card]);
-            let gpu =
-                |(bus_id, clique)| NvidiaGpu { bus_id, capability: 100, pcie: Some((5, 16)), links: &links, clique };
+            let gpu = |(bus_id, clique)| NvidiaGpu {
+                bus_id,
+                capability: 100,
+                pcie: Some((5, 16)),
+                links: &links,
+                clique,
+                rdma: true,
+            };
             let gpus: Vec<NvidiaGpu<'_>> = ids.iter().map(String::as_str).zip(cliques).map(gpu).collect();
             add_nvidia(&mut machine, &gpus);
             machine

@@ -143,10 +143,12 @@ pub fn direct(system: &System, way: &Path, levels: Levels) -> Verdict {
     for end in ends {
         match &system.node(*end).kind {
             NodeKind::Gpu { gdr: false, .. } => {
-                return Verdict::No("NICs cannot reach this GPU's memory (gdr=\"0\")".to_owned());
+                let why = "neither nvidia_peermem nor DMA-BUF, or gdr=\"0\" in a file";
+                return Verdict::No(format!("NICs cannot reach this GPU's memory: {why}"));
             }
             NodeKind::Port { gdr: false, name, .. } => {
-                return Verdict::No(format!("{name} cannot reach memory of GPUs (gdr=\"0\")"));
+                let why = "no RDMA device, or gdr=\"0\" in a file";
+                return Verdict::No(format!("{name} cannot reach memory of GPUs: {why}"));
             }
             _ => {}
         }
@@ -203,6 +205,7 @@ fn near_nic(system: &System, gpu: NodeId, port: NodeId, levels: Levels) -> Vec<(
     let mut said = vec![("GPUDirect RDMA", access.clone())];
     if access.is_yes() {
         said.push(("flush", flush(system, gpu)));
+        said.push(("RDMA", Verdict::No("NET goes through sockets and host memory: verbs are not built".to_owned())));
     }
     let ways = Ways::new(system);
     let places = (ways.gpus.iter().position(|id| *id == gpu), ways.ports.iter().position(|id| *id == port));

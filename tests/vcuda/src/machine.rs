@@ -12,7 +12,7 @@ use std::path::Path as FilePath;
 pub use self::kind::Limits;
 
 /// The ready machines: name and text.
-const READY: [(&str, &str); 7] = [
+const READY: [(&str, &str); 8] = [
     ("1", include_str!("../machines/1.toml")),
     ("2-nvswitch", include_str!("../machines/2-nvswitch.toml")),
     ("4-nvswitch", include_str!("../machines/4-nvswitch.toml")),
@@ -20,6 +20,7 @@ const READY: [(&str, &str); 7] = [
     ("8-cube-mesh", include_str!("../machines/8-cube-mesh.toml")),
     ("4-pcie", include_str!("../machines/4-pcie.toml")),
     ("2x4", include_str!("../machines/2x4.toml")),
+    ("2x4-mnnvl", include_str!("../machines/2x4-mnnvl.toml")),
 ];
 
 /// A machine: everything that a program can find out about its GPUs, and how strictly they behave.
@@ -389,6 +390,10 @@ mod tests {
         assert_eq!(second.gpus, whole.gpus[4..]);
         assert!(second.can_access_peer(0, 3) && second.ll128(0, 3));
         assert_eq!(second.fabric, FabricAttr::Lies);
+        // Switches that join the hosts give no access by address: memory crosses by fabric handles.
+        let rack = Machine::load("2x4-mnnvl").unwrap();
+        assert_eq!((rack.path(0, 4), rack.fabric), (Path::NvSwitch(18), FabricAttr::Works));
+        assert!(!rack.can_access_peer(3, 4) && rack.on_host(1).can_access_peer(0, 3));
     }
 
     #[test]
