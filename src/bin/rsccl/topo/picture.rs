@@ -18,8 +18,16 @@ use super::found::Found;
 
 /// The picture, with at most [`MAX_HOSTS`] hosts.
 pub(crate) fn svg(system: &System, found: &Found) -> String {
-    let mut picture =
-        Picture { system, body: String::new(), words: String::new(), places: HashMap::new(), width: 0.0, y: MARGIN };
+    let mut picture = Picture {
+        system,
+        frames: String::new(),
+        between: String::new(),
+        body: String::new(),
+        words: String::new(),
+        places: HashMap::new(),
+        width: 0.0,
+        y: MARGIN,
+    };
     let shown = system.hosts().min(MAX_HOSTS);
     let tracks = tracks(found);
     for host in 0..shown {
@@ -141,6 +149,9 @@ impl Track {
 
 struct Picture<'a> {
     system: &'a System,
+    /// Below all else: the frames of hosts, then what leads from host to host.
+    frames: String,
+    between: String,
     body: String,
     /// What is written, which stands above all lines.
     words: String,
@@ -177,7 +188,7 @@ impl Picture<'_> {
             "<rect x=\"{}\" y=\"{top}\" width=\"{width}\" height=\"{height}\" rx=\"8\" fill=\"#f6f6f4\" stroke=\"#999\"/>\n",
             MARGIN / 2.0
         );
-        self.body.insert_str(0, &frame);
+        self.frames.push_str(&frame);
         self.text(MARGIN, top + LINE, &format!("host {host}"), "start");
         self.y += 2.0 * LINE;
     }
@@ -342,7 +353,7 @@ impl Picture<'_> {
                 let across = to.0 + BOX.0 / 2.0 + 3.0;
                 // Writing to a String cannot fail.
                 let _ = writeln!(
-                    self.body,
+                    self.between,
                     "<path d=\"M{} {} H{x} L{across} {} H{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"5 3\"/>",
                     from.0 + BOX.0 / 2.0,
                     from.1,
@@ -426,7 +437,7 @@ impl Picture<'_> {
             self.text(x + 32.0, self.y, what, "start");
             #[expect(clippy::cast_precision_loss, reason = "a few letters")]
             let letters = what.len() as f64;
-            x += 32.0 + 6.4 * letters + LINE;
+            x += 32.0 + 7.0 * letters + LINE;
         }
         self.width = self.width.max(x);
         let mut lines = vec!["numbers at links: GB/s in each direction".to_owned()];
@@ -544,6 +555,7 @@ impl Picture<'_> {
 
     fn written(&mut self, x: f64, y: f64, (text, anchor, size): (&str, &str, f64)) {
         let text = text.replace('&', "&amp;").replace('<', "&lt;");
+        // Writing to a String cannot fail.
         let _ = writeln!(
             self.words,
             "<text x=\"{x}\" y=\"{y}\" font-size=\"{size:.1}\" text-anchor=\"{anchor}\">{text}</text>"
@@ -554,8 +566,8 @@ impl Picture<'_> {
         let (width, height) = (self.width.max(640.0), self.y + MARGIN);
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
-             font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{}{}</svg>\n",
-            self.body, self.words
+             font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{}{}{}{}</svg>\n",
+            self.frames, self.between, self.body, self.words
         )
     }
 }
