@@ -15,6 +15,7 @@ mod detached;
 mod device_sharing;
 mod engine;
 mod failure_watch;
+mod far_ends;
 mod filters;
 mod group;
 mod init;
@@ -34,6 +35,7 @@ mod placement;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod prepared_init;
 mod programs;
+mod proxy;
 mod request;
 mod scope;
 mod session;

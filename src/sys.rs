@@ -1,6 +1,7 @@
 //! All system calls: the only home of `libc`. Higher floors call safe functions.
 
 pub mod alive;
+pub mod bell;
 pub mod clock;
 pub mod cpu;
 pub mod descriptor;

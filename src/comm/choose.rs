@@ -244,12 +244,12 @@ impl Chooser {
         programs.of(call, *world, means, || spec(call, means, *world, layout, settings))
     }
 
-    /// The program of a call on the memory of devices that reach each other's. Unless the user's filters forbid it,
-    /// ranks work in `windows`: each other's buffers or scratch; where each scales its input by a number of its own, in
-    /// scratch.
+    /// The program of a call on the memory of devices. Unless the user's filters forbid it, ranks of a host work in
+    /// `windows`: each other's buffers or scratch; where each scales its input by a number of its own, in scratch.
     pub(crate) fn device_program(&mut self, call: &Call<'_>, windows: Windows) -> Result<Arc<Program>> {
         let asked = Question::of(call);
         let direct = self.settings.algorithms.allows(asked.collective, Algorithm::Direct)
+            && self.one_host()
             && !(self.partly_staged && self.longest_block_bytes(asked) > MOST_STAGED_BYTES);
         let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
         let (choice, windows) = match self.path_of_plans(asked, direct)? {

@@ -20,6 +20,7 @@ use crate::sync::Wait;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sync::ring::Shape;
 use crate::sys::random;
+use crate::topo::Topology;
 use crate::transport::{Channel, Need, Way, process_token};
 use crate::types::{Rank, World};
 use crate::wire::{self, Reader, Writer};
@@ -32,6 +33,8 @@ pub(super) struct Meeting {
     processes: Vec<u64>,
     /// The device of each rank.
     devices: Vec<DeviceIdentity>,
+    /// Of each rank: the number of the ranks with which it can share memory, on its host.
+    hosts: Vec<usize>,
     staged: Arc<Staged>,
     /// Whether several processes share the one device of all ranks and take turns there, so that one of them leads.
     across: bool,
@@ -95,12 +98,13 @@ pub(super) struct Brought {
 struct Entry(u64);
 
 impl Meeting {
-    /// Meets the other ranks of the communicator, each of which brings its device. Collective.
+    /// Meets the other ranks of the communicator, each of which brings its device. `topology` says which of them can
+    /// share memory. Collective.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] on all ranks where several processes use one of several devices, which cannot
     /// run them side by side; of a rank that does not come.
-    pub(super) fn new(session: &Session, home: Home, wait: &Wait) -> Result<Meeting> {
+    pub(super) fn new(session: &Session, home: Home, topology: &Topology, wait: &Wait) -> Result<Meeting> {
         let device = device::of(home)?;
         let (world, bootstrap) = (session.world, &session.bootstrap);
         let shared = Arc::new(Shared::default());
@@ -112,15 +116,19 @@ impl Meeting {
         let told = bootstrap.all_gather(&mine.encode(), wait)?;
         let facts = world.ranks().zip(&told).map(|(rank, bytes)| Facts::decode(rank, bytes));
         let facts: Vec<Facts> = facts.collect::<Result<_>>()?;
-        let across = must_take_turns(&facts)?;
+        let mut hosts = vec![0; facts.len()];
+        for (number, ranks) in topology.hosts().iter().enumerate() {
+            ranks.iter().for_each(|rank| hosts[rank.index()] = number);
+        }
+        let across = must_take_turns(&facts, topology.hosts().len() > 1)?;
         let first = facts.iter().find(|facts| facts.process == process).map_or(entry.0, |facts| facts.ticket);
         let found = meetings().get(&first).and_then(Weak::upgrade);
         let devices: Vec<DeviceIdentity> = facts.iter().map(|facts| facts.device).collect();
         // Entries stay in the table until every rank has looked, and told what it reaches.
-        let staged = Arc::new(stage(session, home, (&devices, &facts), wait)?);
+        let staged = Arc::new(stage(session, home, (&devices, &facts, &hosts), wait)?);
         let shared = found.ok_or_else(|| Error::internal("what the ranks of this process share is gone"))?;
         let processes = facts.iter().map(|facts| facts.process).collect();
-        Ok(Meeting { shared, processes, devices, staged, across, world })
+        Ok(Meeting { shared, processes, devices, hosts, staged, across, world })
     }
 
     /// The devices of all ranks, in rank order.
@@ -133,9 +141,20 @@ impl Meeting {
         self.processes[rank.index()] == self.processes[self.world.rank.index()]
     }
 
-    /// The ranks of other processes, in order.
+    /// The ranks of other processes of this host, in order.
     pub(super) fn elsewhere(&self) -> Vec<Rank> {
-        self.world.ranks().filter(|rank| !self.is_here(*rank)).collect()
+        self.world.ranks().filter(|rank| !self.is_here(*rank) && !self.is_far(*rank)).collect()
+    }
+
+    /// Whether this rank and `rank` cannot share memory, most often because they are on different hosts: they send each
+    /// other all they have.
+    pub(super) fn is_far(&self, rank: Rank) -> bool {
+        self.hosts[rank.index()] != self.hosts[self.world.rank.index()]
+    }
+
+    /// Whether some rank is [far](Meeting::is_far): the same on all ranks.
+    pub(super) fn has_far(&self) -> bool {
+        self.hosts.iter().any(|host| *host != self.hosts[0])
     }
 
     /// Whether several processes share the one device of all ranks and take turns there.
@@ -162,7 +181,8 @@ impl Meeting {
 
     /// Whether some ranks of different devices reach each other's memory, and some do not.
     pub(super) fn is_partly_staged(&self) -> bool {
-        self.staged.is_partial(|rank, other| self.devices[rank.index()] == self.devices[other.index()])
+        let of = |rank: Rank| (self.hosts[rank.index()], self.devices[rank.index()]);
+        self.staged.is_partial(|rank, other| of(rank) == of(other) || of(rank).0 != of(other).0)
     }
 
     /// The ranks of other processes with which this one works in the memory of devices.
@@ -227,13 +247,13 @@ impl Meeting {
         let mut addresses = Addresses { sides: Vec::new(), stages: Vec::new() };
         let mut peers = Vec::new();
         for rank in self.world.ranks() {
-            let side = if self.staged.parts(me, rank) {
+            let side = if self.staged.parts(me, rank) || self.is_far(rank) {
                 0
             } else {
                 let side = sides.get(&rank).or_else(|| brought.sides.get(&rank));
                 address(side.ok_or_else(|| missing(rank))?, 0)
             };
-            let stage = if self.staged.peers_of(rank).is_empty() {
+            let stage = if self.staged.peers_of(rank).is_empty() || self.is_far(rank) {
                 0
             } else {
                 address(brought.stages.get(&rank).ok_or_else(|| missing(rank))?, 0)
@@ -259,7 +279,8 @@ impl Meeting {
         wait: &Wait,
     ) -> Result<StatusPage> {
         let (reached, beside) = self.homes_here();
-        let is_one_device = reached.iter().chain(&beside).all(|other| *other == home) && self.elsewhere().is_empty();
+        let is_one_device =
+            reached.iter().chain(&beside).all(|other| *other == home) && self.elsewhere().is_empty() && !self.has_far();
         if self.world.size == 1 || (is_one_device && !session.settings.split_cohorts) {
             return ready.and_then(|()| StatusPage::new());
         }
@@ -287,7 +308,7 @@ impl Meeting {
     fn homes_here(&self) -> (Vec<Home>, Vec<Home>) {
         let sides = lock(&self.shared.sides);
         let homes = |staged: bool| {
-            let is_kind = move |rank: &Rank| self.staged.parts(self.world.rank, *rank) == staged;
+            let is_kind = move |rank: &Rank| self.staged.parts(self.world.rank, *rank) == staged && !self.is_far(*rank);
             sides.iter().filter(|(rank, _)| is_kind(rank)).map(|(_, side)| side.home()).collect()
         };
         (homes(false), homes(true))
@@ -351,17 +372,19 @@ impl Facts {
 fn stage(
     session: &Session,
     home: Home,
-    (devices, facts): (&[DeviceIdentity], &[Facts]),
+    (devices, facts, hosts): (&[DeviceIdentity], &[Facts], &[usize]),
     wait: &Wait,
 ) -> Result<Staged> {
     let (me, policy) = (session.world.rank, session.settings.policy);
     let mine = devices[me.index()];
-    let reason = |device: &DeviceIdentity| match *device {
+    let is_far = |rank: Rank| hosts[rank.index()] != hosts[me.index()];
+    let reason = |(rank, device): (Rank, &DeviceIdentity)| match *device {
+        _ if is_far(rank) => Ok(None),
         device if device == mine => Ok(None),
         _ if policy.no_local => Ok(Some("NCCL_P2P_DISABLE is set".to_owned())),
         device => Ok(device::of(home)?.reaches(device)?.err()),
     };
-    let reasons = devices.iter().map(reason).collect::<Result<Vec<Option<String>>>>()?;
+    let reasons = session.world.ranks().zip(devices).map(reason).collect::<Result<Vec<Option<String>>>>()?;
     let staged = Staged::agree(session, &reasons, wait)?;
     if let Some((one, other)) = staged.first().filter(|_| policy.no_shm) {
         let known = [(one, other), (other, one)].into_iter().find(|(rank, _)| *rank == me);
@@ -373,7 +396,10 @@ fn stage(
         )));
     }
     let is_here = |rank: Rank| facts[rank.index()].process == facts[me.index()].process;
-    for peer in session.world.ranks().filter(|peer| devices[peer.index()] != mine) {
+    for peer in session.world.ranks().filter(|peer| is_far(*peer)) {
+        log::info!(Net @ me, "GPU memory : {me} -> {peer} via NET/Socket/0, staged in pinned memory of the host");
+    }
+    for peer in session.world.ranks().filter(|peer| devices[peer.index()] != mine && !is_far(*peer)) {
         if !staged.parts(me, peer) {
             let way = match (is_here(peer), session.settings.device_sharing) {
                 (true, _) => "direct pointer",
@@ -390,15 +416,18 @@ fn stage(
 }
 
 /// Whether several processes work on one device whose launches cannot run side by side. Then one of them leads, if all
-/// ranks are on that device; else the ranks are refused. All ranks get the same answer.
-fn must_take_turns(facts: &[Facts]) -> Result<bool> {
+/// ranks are on that device, and none of them is far; else the ranks are refused. All ranks get the same answer.
+fn must_take_turns(facts: &[Facts], has_far: bool) -> Result<bool> {
     for (rank, one) in facts.iter().enumerate().filter(|(_, facts)| !facts.together) {
         let other = facts.iter().position(|other| other.device == one.device && other.process != one.process);
         let Some(other) = other else { continue };
-        let Some(apart) = facts.iter().position(|facts| facts.device != one.device) else { return Ok(true) };
+        let apart = match facts.iter().position(|facts| facts.device != one.device) {
+            Some(apart) => format!("rank {apart} is on another device"),
+            None if has_far => "some ranks can share no memory".to_owned(),
+            None => return Ok(true),
+        };
         return Err(Error::invalid_usage(format!(
-            "ranks {rank} and {other} are different processes on one device, which runs the work of one process at a time, and rank {apart} is \
-             on another device: that is supported where all ranks are on one device; give each process a device of its own, make its \
+            "ranks {rank} and {other} are different processes on one device, which runs the work of one process at a time, and {apart}: that is supported where all ranks are on one device of one host; give each process a device of its own, make its \
              ranks threads of one process, or set RSCCL_COHORT=split for all ranks, so that processes wait for each other's turns (which \
              is quick where NVIDIA's MPS runs processes together)"
         )));
@@ -409,6 +438,13 @@ fn must_take_turns(facts: &[Facts]) -> Result<bool> {
 /// Bytes of a rank's stage, which lies behind its scratch of `scratch_bytes`, and where it begins there.
 pub(super) fn stage_bytes(scratch_bytes: usize) -> usize {
     scratch_bytes.next_multiple_of(STAGE_GRAIN)
+}
+
+impl Addresses {
+    /// Where the memory of `rank` is that it brings on its device.
+    pub(super) fn side(&self, rank: Rank) -> u64 {
+        self.sides[rank.index()]
+    }
 }
 
 impl SideLayout {
@@ -445,8 +481,7 @@ impl SideLayout {
 }
 
 impl StagingLayout {
-    /// This rank's end of a connection in the host's memory. What the rank alone counts lies on its own device, where
-    /// nothing else is kept for such a connection.
+    /// This rank's end of a connection in the host's memory.
     ///
     /// # Errors
     /// For a channel that has no queue.
@@ -455,7 +490,6 @@ impl StagingLayout {
         let queue = self.queue((from, to), need.channel);
         let queue = queue.ok_or_else(|| Error::internal(format!("no queue in the host's memory for {need:?}")))?;
         let receiver = places.stages[to.index()] + queue;
-        let own = places.sides[me.index()] + self.side.sender(need.peer, need.channel);
         Ok(SlotQueue {
             rank: from.get(),
             sends,
@@ -464,8 +498,17 @@ impl StagingLayout {
             payload: u64::from(self.shape.slot_bytes),
             tail: receiver,
             head: places.stages[from.index()] + self.side.sender(to, need.channel),
-            mine: if sends { own + QUEUE_LINE } else { own },
+            mine: self.side.own_count(need, places.sides[me.index()]),
         })
+    }
+}
+
+impl SideLayout {
+    /// Where this rank counts what it has sent or received by a connection whose slots are in the host's memory: on its
+    /// own device, where nothing else is kept for such a connection.
+    pub(super) fn own_count(self, need: Need, side: u64) -> u64 {
+        let own = side + self.sender(need.peer, need.channel);
+        if need.way == Way::Send { own + QUEUE_LINE } else { own }
     }
 }
 
@@ -487,7 +530,7 @@ fn ends(me: Rank, need: Need) -> (Rank, Rank) {
     if need.way == Way::Send { (me, need.peer) } else { (need.peer, me) }
 }
 
-fn address(region: &Region, offset: u64) -> u64 {
+pub(super) fn address(region: &Region, offset: u64) -> u64 {
     region.base().addr().get() as u64 + offset
 }
 
@@ -552,14 +595,16 @@ mod tests {
 
     #[test]
     fn processes_that_take_turns_share_a_device_only_with_each_other() {
-        assert!(!must_take_turns(&[facts(1, 1, true), facts(2, 1, true)]).unwrap());
-        assert!(!must_take_turns(&[facts(1, 1, false), facts(1, 1, false), facts(2, 2, false)]).unwrap());
-        assert!(must_take_turns(&[facts(1, 1, false), facts(1, 1, false), facts(2, 1, false)]).unwrap());
-        let error = must_take_turns(&[facts(1, 1, false), facts(2, 2, false), facts(3, 1, false)]).unwrap_err();
+        assert!(!must_take_turns(&[facts(1, 1, true), facts(2, 1, true)], false).unwrap());
+        assert!(!must_take_turns(&[facts(1, 1, false), facts(1, 1, false), facts(2, 2, false)], false).unwrap());
+        assert!(must_take_turns(&[facts(1, 1, false), facts(1, 1, false), facts(2, 1, false)], false).unwrap());
+        let error = must_take_turns(&[facts(1, 1, false), facts(2, 2, false), facts(3, 1, false)], false).unwrap_err();
         assert!(
             error.message().contains("ranks 0 and 2") && error.message().contains("rank 1 is on another"),
             "{error}"
         );
+        let error = must_take_turns(&[facts(1, 1, false), facts(2, 1, false)], true).unwrap_err();
+        assert!(error.message().contains("can share no memory"), "{error}");
     }
 
     #[test]

@@ -617,6 +617,11 @@ impl Engine {
         self.mover.fabric.hosts()
     }
 
+    /// Who can map whose memory.
+    pub(crate) fn memory_topology(&self) -> &Topology {
+        self.mover.fabric.topology()
+    }
+
     /// The lines of an `all_to_all_v` that begins now, of all its messages.
     #[cold]
     fn log_exchange(&self, messages: &[Message<'_>]) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::comm::failure_watch::FailureWatch;
 use crate::comm::on_device::{self, Launched};
+use crate::comm::proxy::Attention;
 use crate::comm::session::Session;
 use crate::device::{Event, StatusPage};
 use crate::error::Result;
@@ -35,10 +36,20 @@ struct Watched {
 
 #[derive(Debug, Default)]
 struct State {
-    launches: VecDeque<(Launched, Arc<dyn Event>)>,
+    launches: VecDeque<Launch>,
     ends: bool,
     /// A launch did not end when it was told to: no more is expected of the others.
     has_given_up: bool,
+}
+
+/// A launch under way.
+#[derive(Debug)]
+struct Launch {
+    launched: Launched,
+    /// Done when the launch has ended.
+    event: Arc<dyn Event>,
+    /// Kept until then.
+    _attention: Option<Attention>,
 }
 
 impl Monitor {
@@ -54,12 +65,12 @@ impl Monitor {
         Ok(Monitor { shared, thread: Some(thread) })
     }
 
-    /// Watches a launch, which has ended when `event` is done. Where [`MOST_LAUNCHES`] are watched, it waits for the
-    /// oldest, which ends well or at its deadline.
+    /// Watches a launch, which has ended when `event` is done, and keeps `attention` until then. Where [`MOST_LAUNCHES`]
+    /// are watched, it waits for the oldest, which ends well or at its deadline.
     ///
     /// # Errors
     /// What has ended the communicator meanwhile.
-    pub(super) fn add(&self, launched: Launched, event: Arc<dyn Event>) -> Result<()> {
+    pub(super) fn add(&self, launched: Launched, event: Arc<dyn Event>, attention: Option<Attention>) -> Result<()> {
         let mut state = self.shared.state();
         while state.launches.len() >= MOST_LAUNCHES {
             self.shared.session.abort.check()?;
@@ -67,7 +78,7 @@ impl Monitor {
             let waited = self.shared.has_room.wait_timeout(state, ROOM_LOOK);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.launches.push_back((launched, event));
+        state.launches.push_back(Launch { launched, event, _attention: attention });
         self.shared.changed.notify_one();
         Ok(())
     }
@@ -95,7 +106,7 @@ impl Watched {
         let mut state = self.state();
         loop {
             if let Some(first) = state.launches.front() {
-                return Some(first.clone());
+                return Some((first.launched.clone(), Arc::clone(&first.event)));
             }
             if state.ends {
                 return None;

@@ -3,7 +3,7 @@
 //! The first call makes the rank's [`DeviceSide`]: words and scratch in the memory of its device, which the programs of
 //! the other ranks reach, whether they are threads of this process or other processes of the host (`device_sharing`).
 //! Every call, the first included, becomes a [`LaunchPart`], which the cohort launches. Between processes plans work in
-//! scratch, because the addresses of users' buffers are valid in one process only.
+//! scratch, because the addresses of users' buffers are valid in one process only; between hosts they send (`far_ends`).
 
 use std::collections::HashMap;
 
@@ -11,8 +11,10 @@ use crate::comm::channel_search;
 use crate::comm::device_sharing::{self, Addresses, Brought, Meeting};
 use crate::comm::engine::Engine;
 use crate::comm::failure_watch::FailureWatch;
+use crate::comm::far_ends::FarEnds;
 use crate::comm::monitor::Monitor;
 use crate::comm::peer_status::WaitingFor;
+use crate::comm::proxy::Attention;
 use crate::comm::session::Session;
 use crate::comm::staging::StagingLayout;
 use crate::device::records::{self, LaunchPart, PeerMemory, Reduction, SlotQueue};
@@ -35,6 +37,8 @@ pub(crate) struct DeviceSide {
     /// Watches the launches on streams; made with the first of them. It is the first field to be dropped, before all
     /// that the launches use.
     monitor: Option<Monitor>,
+    /// Connections with ranks of other hosts. Dropped next: it ends when all that launches have published is on its way.
+    far: FarEnds,
     /// The stream for calls that return when they are done (`Order::Caller`).
     own_stream: DeviceStream,
     pub(super) meeting: Meeting,
@@ -83,6 +87,7 @@ impl DeviceSide {
         Ok(DeviceSide {
             home,
             monitor: None,
+            far: FarEnds::default(),
             own_stream: DeviceStream::of(home, device::of(home)?.queue()?),
             cohort: meeting.cohort(home),
             peers,
@@ -101,11 +106,24 @@ impl DeviceSide {
         self.meeting.staged().parts(me, end.peer).then(|| self.staging.end((me, end), &self.addresses))
     }
 
-    /// The ends that have no queue yet and whose queue another process has or maps.
+    /// This rank's end of a connection with a rank of another host, which the fabric has opened.
+    fn far_end(&mut self, session: &Arc<Session>, end: Need, fabric: &mut Fabric) -> Result<SlotQueue> {
+        let (me, shape) = (session.world.rank, session.settings.sizes.shape);
+        if !self.far.has(&end) {
+            let opened = fabric.take_far_end(&end);
+            let opened = opened.ok_or_else(|| Error::internal(format!("no connection for {end:?}")))?;
+            let count = self.meeting.layout().own_count(end, self.addresses.side(me));
+            self.far.open((session, &self.status), (me, end, self.home), (opened, shape), count)?;
+        }
+        self.far.attended(&end)
+    }
+
+    /// The ends that have no queue yet and for which another process, or another host, does something too.
     fn missing_elsewhere(&self, me: Rank, ends: &[Need]) -> Vec<Need> {
         let staged = self.meeting.staged();
-        let is_missing = |end: &&Need| {
-            !self.queues.contains_key(end) && !self.meeting.is_here(end.peer) && !staged.parts(me, end.peer)
+        let is_missing = |end: &&Need| match self.meeting.is_far(end.peer) {
+            true => !self.far.has(end),
+            false => !self.queues.contains_key(end) && !self.meeting.is_here(end.peer) && !staged.parts(me, end.peer),
         };
         ends.iter().filter(is_missing).copied().collect()
     }
@@ -181,7 +199,7 @@ impl Engine {
         }
         // Addresses of users' buffers mean nothing in another process, nor on a device that does not reach them.
         let meeting = &self.side_mut()?.meeting;
-        let direct = meeting.elsewhere().is_empty() && !meeting.staged().is_any();
+        let direct = meeting.elsewhere().is_empty() && !meeting.staged().is_any() && !meeting.has_far();
         let windows = if direct { Windows::User } else { Windows::Scratch };
         let program = self.chooser.device_program(call, windows)?;
         Ok(Some(program.lowered().clone()))
@@ -200,10 +218,14 @@ impl Engine {
             let peers = || launched.peers();
             self.set_up(launched.waiting_for(&peers), background, |fabric, setup| fabric.open_queues(&missing, setup))?;
         }
-        let shape = self.session.settings.sizes.shape;
+        let (shape, session) = (self.session.settings.sizes.shape, Arc::clone(&self.session));
         let (side, fabric) = self.device_and_fabric()?;
         let mut queues = Vec::with_capacity(ends.len());
         for end in ends {
+            if side.meeting.is_far(end.peer) {
+                queues.push(side.far_end(&session, *end, fabric)?);
+                continue;
+            }
             if let Some(staged) = side.staged_end(me, *end) {
                 queues.push(staged?);
                 continue;
@@ -346,6 +368,7 @@ impl Engine {
         let peers = || launched.peers();
         let (patience, watch) = (self.patience(), FailureWatch::new(&session, launched.waiting_for(&peers)));
         let (side, fabric) = self.device_and_fabric()?;
+        let attention = side.far.take_attention();
         let mut wait = DeviceWait { session: &session, fabric, patience, watch, backoff: Backoff::new(patience) };
         let stream = side.stream(order).clone();
         if matches!(order, Order::Caller) {
@@ -364,7 +387,7 @@ impl Engine {
         match order {
             // Captured work runs later, and as often as the program likes: there is nothing to wait for.
             Order::Stream(_) if stream.capture()?.is_some() => Ok(()),
-            Order::Stream(_) => side.watch_over(&session, launched.clone(), event),
+            Order::Stream(_) => side.watch_over(&session, (launched.clone(), event), attention),
             Order::Caller => {
                 let ended = wait.until(&*event);
                 if ended.is_err() {
@@ -408,7 +431,7 @@ impl Engine {
         device::of(home)?;
         let wait = self.meet_before(("the first call on the memory of a device", next), background)?;
         let sizes = self.session.settings.sizes;
-        let meeting = Meeting::new(&self.session, home, &wait)?;
+        let meeting = Meeting::new(&self.session, home, self.memory_topology(), &wait)?;
         if let Some(found) = channel_search::find(&self.session, self.hosts(), meeting.devices(), &wait)? {
             self.chooser.set_channels(found)?;
         }
@@ -430,7 +453,12 @@ impl Engine {
         } else {
             meeting.status_page(&self.session, (home, ready), &wait)?
         };
-        self.device_side = Some(Box::new(DeviceSide::new(&self.session, (meeting, staging), brought, (home, status))?));
+        let has_far = meeting.has_far();
+        let mut side = Box::new(DeviceSide::new(&self.session, (meeting, staging), brought, (home, status))?);
+        if has_far {
+            side.far.prepare(home)?;
+        }
+        self.device_side = Some(side);
         Ok(home)
     }
 
@@ -460,7 +488,6 @@ impl Engine {
         let stage = meeting.stage();
         let mut taken = Vec::new();
         self.set_up(WaitingFor::Anything, background, |fabric, setup| {
-            fabric.check_maps(&elsewhere)?;
             let regions = fabric.share_with_processes(&mine, (&sides, queues), setup)?;
             brought.sides.extend(reached.iter().copied().zip(regions));
             taken = fabric.share_of_host(stage.as_ref(), (&stages, &elsewhere), setup)?;
@@ -478,7 +505,10 @@ impl DeviceSide {
     /// The memory of connections if a call is captured, because its graph may outlive the communicator; else nothing.
     pub(super) fn kept_by_graph(&self, order: Order<'_>) -> Result<Vec<Region>> {
         match order.stream().map(DeviceStream::capture).transpose()?.flatten() {
-            Some(_) => Ok(self.queues.values().map(|(_, memory)| memory.clone()).collect()),
+            Some(_) => {
+                let near = self.queues.values().map(|(_, memory)| memory.clone());
+                Ok(near.chain(self.far.kept_by_graph()).collect())
+            }
             None => Ok(Vec::new()),
         }
     }
@@ -501,12 +531,17 @@ impl DeviceSide {
     }
 
     /// Hands a launch for which no call waits to the monitor's thread.
-    fn watch_over(&mut self, session: &Arc<Session>, launched: Launched, event: Arc<dyn Event>) -> Result<()> {
+    fn watch_over(
+        &mut self,
+        session: &Arc<Session>,
+        (launched, event): (Launched, Arc<dyn Event>),
+        attention: Option<Attention>,
+    ) -> Result<()> {
         let monitor = match &mut self.monitor {
             Some(monitor) => monitor,
             none => none.insert(Monitor::start(Arc::clone(session), Arc::clone(&self.status))?),
         };
-        monitor.add(launched, event)
+        monitor.add(launched, event, attention)
     }
 }
 

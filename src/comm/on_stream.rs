@@ -25,8 +25,10 @@ pub struct OnStream<'comm> {
 }
 
 impl Communicator {
-    /// This communicator, for calls on `stream`. All ranks must be on one host, and each rank must use the same device
-    /// in all calls of one communicator.
+    /// This communicator, for calls on `stream`. Each rank must use the same device in all calls of one communicator.
+    /// Ranks may be on several hosts: their kernels send to each other through pinned memory of the host and TCP, which
+    /// a thread of the communicator moves. Calls that a graph has captured replay between hosts while the communicators
+    /// of all ranks live; where this rank's has gone, they end without a result.
     ///
     /// # Examples
     /// ```

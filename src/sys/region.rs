@@ -4,6 +4,7 @@
 //! follow. A [`HostRegion`] is a region that the processor can read and write; only that type gives out pointers. So
 //! code that touches memory says in its signature that the memory is the host's.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
@@ -131,9 +132,56 @@ impl Region {
         unsafe { self.base.add(offset) }
     }
 
+    /// The same memory, as an owner has it who keeps `more` too.
+    #[must_use]
+    pub fn kept_with(&self, more: Arc<dyn Any + Send + Sync>) -> Region {
+        let keep = Arc::new(KeptWith { keep: Arc::clone(&self.keep), _more: Unprinted(more) });
+        Region { keep, ..self.clone() }
+    }
+
     /// The same region, where the processor can touch it.
     pub fn on_host(&self) -> Option<HostRegion> {
         (self.home == Home::Host).then(|| HostRegion(self.clone()))
+    }
+}
+
+/// See [`Region::kept_with`].
+#[derive(Debug)]
+struct KeptWith {
+    keep: Arc<dyn Keep>,
+    _more: Unprinted,
+}
+
+/// What a region keeps and says nothing of.
+struct Unprinted(#[expect(dead_code, reason = "it is dropped with the region")] Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for Unprinted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("more")
+    }
+}
+
+impl Keep for KeptWith {
+    fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        self.keep.descriptor()
+    }
+    fn lend(&self, generation: Generation) -> bool {
+        self.keep.lend(generation)
+    }
+    fn take_back(&self, generation: Generation) -> bool {
+        self.keep.take_back(generation)
+    }
+    fn detach(&self) -> Result<()> {
+        self.keep.detach()
+    }
+    fn is_detached(&self) -> bool {
+        self.keep.is_detached()
+    }
+    fn share_anew(&self) -> Result<Generation> {
+        self.keep.share_anew()
+    }
+    fn prefer_huge_pages(&self) {
+        self.keep.prefer_huge_pages();
     }
 }
 
@@ -203,6 +251,16 @@ mod tests {
     #[should_panic(expected = "outside a region")]
     fn ranges_are_checked() {
         SharedMemory::anonymous(4096).unwrap().into_region().at(4090, 7);
+    }
+
+    #[test]
+    fn a_region_keeps_what_it_is_given_to_keep() {
+        let host = SharedMemory::anonymous(4096).unwrap().into_region();
+        let more = Arc::new(5u8);
+        let kept = host.kept_with(more.clone());
+        assert_eq!((kept.base(), kept.bytes(), Arc::strong_count(&more)), (host.base(), 4096, 2));
+        drop(kept);
+        assert_eq!(Arc::strong_count(&more), 1);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::sync::Wait;
 use crate::sys::clock;
 use crate::transport::fabric::{Fabric, Served, Setup, unreachable};
 use crate::transport::links::{Channel, Need, Way};
-use crate::transport::pump::SendEnd;
+use crate::transport::pump::{ReceiveEnd, SendEnd};
 use crate::transport::table::{Expected, Opening};
 use crate::types::Rank;
 
@@ -189,14 +189,7 @@ impl Fabric {
         self.serve(clock::now())?;
         let mut moved = self.collect_offers(bootstrap)?;
         moved |= self.take_open(bootstrap)?;
-        for place in 0..self.transports.len() {
-            for (ticket, end) in self.transports[place].accept(self.sizes.shape)? {
-                let Some(need) = self.connecting.expected.remove(&(place, ticket)) else { continue };
-                self.links.add_receiver((need.peer, need.channel), end)?;
-                self.log_open(&need);
-                moved = true;
-            }
-        }
+        moved |= self.take_accepted()?;
         let mut open = Vec::with_capacity(self.connecting.unconfirmed.len());
         for need in std::mem::take(&mut self.connecting.unconfirmed) {
             match bootstrap.try_recv(need.peer, tag(TAG_DONE, need.channel))? {
@@ -244,8 +237,26 @@ impl Fabric {
         Ok(moved)
     }
 
+    /// Takes the receiving ends whose senders have connected: of rings, and of queues on devices.
+    pub(super) fn take_accepted(&mut self) -> Result<bool> {
+        let mut moved = false;
+        for place in 0..self.transports.len() {
+            for (ticket, wire) in self.transports[place].accept() {
+                moved = true;
+                if let Some(need) = self.connecting.expected.remove(&(place, ticket)) {
+                    let end = ReceiveEnd::over(wire, self.sizes.shape)?;
+                    self.links.add_receiver((need.peer, need.channel), end)?;
+                    self.log_open(&need);
+                } else {
+                    self.take_wire_of_queue((place, ticket), wire);
+                }
+            }
+        }
+        Ok(moved)
+    }
+
     /// Lets the transport write its line for a connection that is open.
-    fn log_open(&mut self, need: &Need) {
+    pub(super) fn log_open(&mut self, need: &Need) {
         let (me, peer) = (self.world.rank, need.peer);
         let (from, to) = match need.way {
             Way::Send => (me, peer),

@@ -4,6 +4,8 @@
 //! it. The receiver allocates it and sends an offer over the bootstrap; the sender maps it for the work of its own
 //! device, and confirms. As between hosts, either end of a message may come first: it asks the other one, which opens
 //! its end in whatever wait it is.
+//!
+//! A rank whose memory cannot be mapped, on another host, is reached by a wire in place of memory: see `kernel_slots`.
 
 use std::collections::HashMap;
 
@@ -14,8 +16,10 @@ use crate::sync::Wait;
 use crate::sys::clock;
 use crate::transport::connect::{TAG_ASK, tag, unbounded};
 use crate::transport::fabric::{Fabric, Served, Setup, unreachable};
+use crate::transport::kernel_slots::FarEnd;
 use crate::transport::links::{Channel, Need, Way};
-use crate::transport::table::{Imported, Opening, PeerOffer};
+use crate::transport::pump::Wire;
+use crate::transport::table::{Expected, Imported, Opening, PeerOffer};
 use crate::types::Rank;
 
 /// The queues of this rank's connections on its device.
@@ -24,49 +28,55 @@ pub(super) struct DeviceQueues {
     /// Where this rank works, and how queues are allocated; `None` until it shares memory of a device.
     here: Option<(Home, QueueMemory)>,
     open: HashMap<Need, Region>,
+    /// Wires that are open; `None` once they were [taken](Fabric::take_far_end).
+    wires: HashMap<Need, Option<Box<dyn Wire>>>,
     /// I send: the offer has not come.
     awaited: Vec<Need>,
     /// I send: the offer has come, and the memory is being mapped.
     opening: Vec<(Need, Box<dyn Opening<Imported>>)>,
+    /// I send: the offer has come, and the wire is being opened.
+    dialing: Vec<(Need, DialedWire)>,
+    /// I receive, and the sender has not connected; by the place of the transport and its ticket.
+    expected: HashMap<(usize, u64), Need>,
     /// I receive: the sender has not confirmed.
     unconfirmed: Vec<Need>,
 }
+
+/// A wire that is being opened.
+type DialedWire = Box<dyn Opening<Box<dyn Wire>>>;
 
 /// The bytes of a queue, and how peers map it.
 pub type QueueMemory = (usize, Sharing);
 
 impl DeviceQueues {
     fn has(&self, need: &Need) -> bool {
-        self.open.contains_key(need)
+        self.is_open(need)
             || self.awaited.contains(need)
             || self.opening.iter().any(|(opening, _)| opening == need)
+            || self.dialing.iter().any(|(dialing, _)| dialing == need)
+            || self.expected.values().any(|expected| expected == need)
+    }
+
+    fn is_open(&self, need: &Need) -> bool {
+        self.open.contains_key(need) || self.wires.contains_key(need)
     }
 
     fn is_connected(&self, need: &Need) -> bool {
-        self.open.contains_key(need) && !self.unconfirmed.contains(need)
+        self.is_open(need) && !self.unconfirmed.contains(need)
     }
 
     /// A rank that is waited for.
     fn waiting(&self) -> Option<Rank> {
         let opening = self.opening.first().map(|(need, _)| need);
-        opening.or(self.awaited.first()).or(self.unconfirmed.first()).map(|need| need.peer)
+        let under_way = opening.or(self.dialing.first().map(|(need, _)| need)).or(self.awaited.first());
+        under_way.or(self.unconfirmed.first()).or(self.expected.values().next()).map(|need| need.peer)
     }
 }
 
 impl Fabric {
-    /// Checks that `peers`, ranks of other processes, can map memory of this rank.
-    ///
-    /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] where one cannot.
-    pub fn check_maps(&self, peers: &[Rank]) -> Result<()> {
-        if let Some(peer) = peers.iter().find(|peer| self.transports[self.place(**peer)].sharing().is_none()) {
-            return Err(Error::invalid_usage(format!(
-                "rank {peer} cannot map memory of this rank's device: it is on another host, or NCCL_SHM_DISABLE is set; run all ranks of a \
-                 communicator that works in the memory of devices on one host, with shared memory"
-            ))
-            .about(*peer));
-        }
-        Ok(())
+    /// Whether `peer` can map no memory of this rank, and is reached by wires.
+    pub fn is_far(&self, peer: Rank) -> bool {
+        peer != self.world.rank && self.transports[self.place(peer)].sharing().is_none()
     }
 
     /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of the bytes that stand
@@ -111,6 +121,11 @@ impl Fabric {
         self.queues.open.get(need)
     }
 
+    /// The connection of `need` with a rank that is [far](Fabric::is_far), open; `None` where it was taken before.
+    pub fn take_far_end(&mut self, need: &Need) -> Option<FarEnd> {
+        self.queues.wires.get_mut(need).and_then(Option::take).map(|wire| FarEnd::new(*need, wire))
+    }
+
     /// Opens the queues of `needs` that are not open yet. The peers of each come to the matching need in a call of
     /// theirs, or in a wait: those of messages are asked to.
     ///
@@ -146,8 +161,8 @@ impl Fabric {
             }
         };
         let need = Need { way, peer, channel: Channel::PointToPoint };
-        let can_map = peer != self.world.rank && self.transports[self.place(peer)].sharing().is_some();
-        if !can_map || self.queues.here.is_none() || self.queues.has(&need) {
+        let can_open = self.queues.here.is_some() || self.is_far(peer);
+        if peer == self.world.rank || !can_open || self.queues.has(&need) {
             return Ok(());
         }
         self.begin_queue(need, (bootstrap, &unbounded()))?;
@@ -160,9 +175,19 @@ impl Fabric {
             self.queues.awaited.push(need);
             return Ok(());
         }
+        let place = self.place(need.peer);
+        if self.is_far(need.peer) {
+            let listening = self.transports[place].listen(need.peer, self.sizes.shape, bootstrap)?;
+            let Expected::Ticket(ticket) = listening.end else {
+                return Err(Error::internal("a wire without a ticket"));
+            };
+            self.queues.expected.insert((place, ticket), need);
+            self.queues.unconfirmed.push(need);
+            let offer = self.write_offer(need.peer, &listening.offer);
+            return bootstrap.send(need.peer, tag(TAG_QUEUE, need.channel), &offer, wait);
+        }
         let (home, (bytes, sharing)) = self.place_of_queues()?;
         let memory = device::of(home)?.allocate(bytes, sharing)?;
-        let place = self.place(need.peer);
         let offer = self.transports[place].offer((&memory, None), &[need.peer], bootstrap)?;
         let offer = self.write_offer(need.peer, &offer);
         bootstrap.send(need.peer, tag(TAG_QUEUE, need.channel), &offer, wait)?;
@@ -189,19 +214,25 @@ impl Fabric {
             return Ok(false);
         }
         self.serve(clock::now())?;
-        let mut moved = false;
+        let mut moved = self.take_accepted()?;
         for need in std::mem::take(&mut self.queues.awaited) {
             let Some(blob) = bootstrap.try_recv(need.peer, tag(TAG_QUEUE, need.channel))? else {
                 self.queues.awaited.push(need);
                 continue;
             };
-            let (home, (bytes, _)) = self.place_of_queues()?;
             let offer = self.read_offer(need.peer, &blob)?;
-            let wanted = PeerOffer { owner: need.peer, home, bytes };
-            let opening = self.transport(need.peer).import(wanted, offer, bootstrap)?;
-            self.queues.opening.push((need, opening));
+            if self.is_far(need.peer) {
+                let dialing = self.transport(need.peer).dial(need.peer, offer, bootstrap)?;
+                self.queues.dialing.push((need, dialing));
+            } else {
+                let (home, (bytes, _)) = self.place_of_queues()?;
+                let wanted = PeerOffer { owner: need.peer, home, bytes };
+                let opening = self.transport(need.peer).import(wanted, offer, bootstrap)?;
+                self.queues.opening.push((need, opening));
+            }
             moved = true;
         }
+        moved |= self.take_dialed(bootstrap)?;
         for (need, mut opening) in std::mem::take(&mut self.queues.opening) {
             match opening.progress().map_err(|error| unreachable(need.peer, &error))? {
                 None => self.queues.opening.push((need, opening)),
@@ -219,6 +250,31 @@ impl Fabric {
             }
         }
         Ok(moved)
+    }
+
+    /// Takes the wires that this rank has opened, and confirms.
+    fn take_dialed(&mut self, bootstrap: &dyn Bootstrap) -> Result<bool> {
+        let mut moved = false;
+        for (need, mut dialing) in std::mem::take(&mut self.queues.dialing) {
+            match dialing.progress().map_err(|error| unreachable(need.peer, &error))? {
+                None => self.queues.dialing.push((need, dialing)),
+                Some(wire) => {
+                    self.queues.wires.insert(need, Some(wire));
+                    self.log_open(&need);
+                    bootstrap.send(need.peer, tag(TAG_MAPPED, need.channel), &[], &unbounded())?;
+                    moved = true;
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Takes a wire that a sender has opened.
+    pub(super) fn take_wire_of_queue(&mut self, ticket: (usize, u64), wire: Box<dyn Wire>) {
+        if let Some(need) = self.queues.expected.remove(&ticket) {
+            self.queues.wires.insert(need, Some(wire));
+            self.log_open(&need);
+        }
     }
 }
 

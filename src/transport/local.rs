@@ -12,10 +12,8 @@ use crate::device::{Region, Sharing};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
-use crate::sync::ring::Shape;
 use crate::sys::random;
 use crate::transport::links::Way;
-use crate::transport::pump::ReceiveEnd;
 use crate::transport::table::{Entry, Here, Imported, MappingKey, Offered, Opening, PeerOffer, Policy, Transport};
 use crate::transport::windows::{Neighbour, UserPointers};
 use crate::transport::{PeerInfo, SocketOptions};
@@ -103,10 +101,6 @@ impl Transport for Local {
 
     fn serve(&mut self, _: Instant) -> Result<()> {
         Ok(())
-    }
-
-    fn accept(&mut self, _: Shape) -> Result<Vec<(u64, ReceiveEnd)>> {
-        Ok(Vec::new())
     }
 
     fn outstanding(&mut self) -> Vec<u64> {

@@ -11,17 +11,17 @@ use std::time::Instant;
 
 use crate::bootstrap::Bootstrap;
 use crate::bootstrap::auth::Purpose;
-use crate::device::{HostMemory, Sharing};
+use crate::device::Sharing;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::sync::ring::{Receiver, Sender, Shape};
+use crate::sync::ring::Shape;
 use crate::transport::PeerInfo;
 use crate::transport::data_handshake::terms;
 use crate::transport::links::Way;
 use crate::transport::net::connector::DataConnector;
 use crate::transport::net::listener::DataListener;
 use crate::transport::net::pump::{ReceivePump, SendPump};
-use crate::transport::pump::{ReceiveEnd, SendEnd};
+use crate::transport::pump::{Pump, SlotSink, SlotSource, Wire};
 use crate::transport::table::{
     Entry, Expected, Imported, Listening, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
 };
@@ -84,13 +84,7 @@ impl Transport for Net {
         Ok(Listening { offer: offer.finish(), end: Expected::Ticket(ticket) })
     }
 
-    fn connect(
-        &mut self,
-        peer: Rank,
-        offer: &[u8],
-        shape: Shape,
-        bootstrap: &dyn Bootstrap,
-    ) -> Result<Box<dyn Opening<SendEnd>>> {
+    fn dial(&mut self, peer: Rank, offer: &[u8], bootstrap: &dyn Bootstrap) -> Result<Box<dyn Opening<Box<dyn Wire>>>> {
         let read = || -> Result<(u64, SocketAddr)> {
             let mut reader = Reader::new(offer, "an offer of sockets");
             let (ticket, address) = (reader.u64()?, reader.address()?);
@@ -100,7 +94,7 @@ impl Transport for Net {
         let (ticket, address) = read().map_err(|error| error.about(peer))?;
         let terms = terms(bootstrap, Purpose::Data);
         let connector = DataConnector::new(&terms, (self.me, peer), address, (ticket, self.options))?;
-        Ok(Box::new(Connecting { peer, shape, connector }))
+        Ok(Box::new(Connecting { peer, connector }))
     }
 
     fn offer(&mut self, _: Offered<'_>, _: &[Rank], _: &dyn Bootstrap) -> Result<Vec<u8>> {
@@ -115,9 +109,10 @@ impl Transport for Net {
         self.listener.as_mut().map_or(Ok(()), |listener| listener.progress(now))
     }
 
-    fn accept(&mut self, shape: Shape) -> Result<Vec<(u64, ReceiveEnd)>> {
+    fn accept(&mut self) -> Vec<(u64, Box<dyn Wire>)> {
         let ready = self.listener.as_mut().map_or_else(Vec::new, DataListener::take_ready);
-        ready.into_iter().map(|(ticket, peer, sockets)| Ok((ticket, receive_end(peer, sockets, shape)?))).collect()
+        let wire = |peer, sockets| -> Box<dyn Wire> { Box::new(Sockets { peer, sockets }) };
+        ready.into_iter().map(|(ticket, peer, sockets)| (ticket, wire(peer, sockets))).collect()
     }
 
     fn outstanding(&mut self) -> Vec<u64> {
@@ -133,27 +128,35 @@ impl Transport for Net {
     fn log_mapping(&self, _: Rank, _: &str) {}
 }
 
-/// A sending end whose sockets are connecting.
+/// The sockets of a connection with `peer`.
 #[derive(Debug)]
-struct Connecting {
+struct Sockets {
     peer: Rank,
-    shape: Shape,
-    connector: DataConnector,
+    sockets: Vec<TcpStream>,
 }
 
-impl Opening<SendEnd> for Connecting {
-    fn progress(&mut self) -> Result<Option<SendEnd>> {
-        let Some(sockets) = self.connector.progress()? else { return Ok(None) };
-        let memory = HostMemory.allocate_host(self.shape.memory_bytes(), Sharing::Threads)?;
-        let pump = SendPump::new(self.peer, Receiver::new(memory.clone(), self.shape), sockets);
-        Ok(Some(SendEnd { ring: Sender::new(memory, self.shape), pump: Some(Box::new(pump)) }))
+impl Wire for Sockets {
+    fn send(self: Box<Self>, source: SlotSource) -> Box<dyn Pump> {
+        Box::new(SendPump::new(self.peer, source, self.sockets))
+    }
+
+    fn receive(self: Box<Self>, sink: SlotSink) -> Box<dyn Pump> {
+        Box::new(ReceivePump::new(self.peer, sink, self.sockets))
     }
 }
 
-fn receive_end(peer: Rank, sockets: Vec<TcpStream>, shape: Shape) -> Result<ReceiveEnd> {
-    let memory = HostMemory.allocate_host(shape.memory_bytes(), Sharing::Threads)?;
-    let pump = ReceivePump::new(peer, Sender::new(memory.clone(), shape), sockets);
-    Ok(ReceiveEnd { ring: Receiver::new(memory, shape), pump: Some(Box::new(pump)) })
+/// Sockets that are connecting.
+#[derive(Debug)]
+struct Connecting {
+    peer: Rank,
+    connector: DataConnector,
+}
+
+impl Opening<Box<dyn Wire>> for Connecting {
+    fn progress(&mut self) -> Result<Option<Box<dyn Wire>>> {
+        let sockets = self.connector.progress()?;
+        Ok(sockets.map(|sockets| -> Box<dyn Wire> { Box::new(Sockets { peer: self.peer, sockets }) }))
+    }
 }
 
 fn apply(socket: &socket2::SockRef<'_>, options: SocketOptions) -> Result<()> {

@@ -5,10 +5,13 @@
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 
+use crate::device::{HostMemory, Sharing};
 use crate::error::Result;
-use crate::sync::ring::{Receiver, Sender};
+use crate::sync::ring::{Label, Message, Receiver, Sender, Shape};
 use crate::sys::poller::Interest;
+use crate::transport::kernel_slots::{FromKernels, ToKernels};
 
 /// What a pump needs before it can move anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,4 +54,138 @@ pub(super) struct SendEnd {
 pub(super) struct ReceiveEnd {
     pub(super) ring: Receiver,
     pub(super) pump: Option<Box<dyn Pump>>,
+}
+
+/// What carries the messages of a connection between ranks that share no memory: sockets that are connected.
+pub(super) trait Wire: Debug + Send {
+    /// The pump that sends what lies in `source`.
+    fn send(self: Box<Self>, source: SlotSource) -> Box<dyn Pump>;
+
+    /// The pump that puts what comes into `sink`.
+    fn receive(self: Box<Self>, sink: SlotSink) -> Box<dyn Pump>;
+}
+
+/// Where a pump takes messages from.
+#[derive(Debug)]
+pub(super) enum SlotSource {
+    /// A ring in private memory, which an executor of this process fills.
+    Ring(Receiver),
+    /// Slots that kernels fill.
+    Kernels(FromKernels),
+}
+
+/// Where a pump puts messages.
+#[derive(Debug)]
+pub(super) enum SlotSink {
+    /// A ring in private memory, which an executor of this process empties.
+    Ring(Sender),
+    /// Slots that kernels empty.
+    Kernels(ToKernels),
+}
+
+impl SlotSource {
+    /// The next message, where one has come. The same one until `release`.
+    #[inline]
+    pub(super) fn peek(&mut self) -> Result<Option<Message>> {
+        match self {
+            SlotSource::Ring(ring) => ring.peek(),
+            SlotSource::Kernels(slots) => slots.peek(),
+        }
+    }
+
+    /// Gives the slot of the last peeked message back.
+    #[inline]
+    pub(super) fn release(&mut self) {
+        match self {
+            SlotSource::Ring(ring) => ring.release(),
+            SlotSource::Kernels(slots) => slots.release(),
+        }
+    }
+
+    /// Whether a message has come.
+    #[inline]
+    pub(super) fn has_more(&self) -> bool {
+        match self {
+            SlotSource::Ring(ring) => {
+                let (flag, target) = ring.arrival();
+                flag.reached(target)
+            }
+            SlotSource::Kernels(slots) => slots.has_more(),
+        }
+    }
+}
+
+impl SlotSink {
+    /// Whether a slot is free.
+    #[inline]
+    pub(super) fn has_credit(&mut self) -> bool {
+        match self {
+            SlotSink::Ring(ring) => ring.has_credit(),
+            SlotSink::Kernels(slots) => slots.has_credit(),
+        }
+    }
+
+    /// The same, as far as it is known without taking note of it.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        match self {
+            SlotSink::Ring(ring) => {
+                let (flag, target) = ring.credit();
+                flag.reached(target)
+            }
+            SlotSink::Kernels(slots) => slots.has_credit(),
+        }
+    }
+
+    /// The place for `bytes` of payload in the next free slot; `None` where none is free. The same place until
+    /// `publish`.
+    #[inline]
+    pub(super) fn reserve(&mut self, bytes: usize) -> Option<NonNull<u8>> {
+        match self {
+            SlotSink::Ring(ring) => ring.reserve(bytes),
+            SlotSink::Kernels(slots) => slots.reserve(),
+        }
+    }
+
+    /// Hands the reserved slot over.
+    #[inline]
+    pub(super) fn publish(&mut self, bytes: usize, label: Label) {
+        match self {
+            SlotSink::Ring(ring) => ring.publish(bytes, label),
+            SlotSink::Kernels(slots) => slots.publish(bytes, label),
+        }
+    }
+
+    /// Bytes of a payload at most.
+    #[inline]
+    pub(super) fn slot_bytes(&self) -> usize {
+        match self {
+            SlotSink::Ring(ring) => ring.shape().slot_bytes as usize,
+            SlotSink::Kernels(slots) => slots.slot_bytes(),
+        }
+    }
+}
+
+impl SendEnd {
+    /// The sending end over a wire, with a ring of its own.
+    ///
+    /// # Errors
+    /// Of memory.
+    pub(super) fn over(wire: Box<dyn Wire>, shape: Shape) -> Result<SendEnd> {
+        let memory = HostMemory.allocate_host(shape.memory_bytes(), Sharing::Threads)?;
+        let pump = wire.send(SlotSource::Ring(Receiver::new(memory.clone(), shape)));
+        Ok(SendEnd { ring: Sender::new(memory, shape), pump: Some(pump) })
+    }
+}
+
+impl ReceiveEnd {
+    /// The receiving end over a wire, with a ring of its own.
+    ///
+    /// # Errors
+    /// Of memory.
+    pub(super) fn over(wire: Box<dyn Wire>, shape: Shape) -> Result<ReceiveEnd> {
+        let memory = HostMemory.allocate_host(shape.memory_bytes(), Sharing::Threads)?;
+        let pump = wire.receive(SlotSink::Ring(Sender::new(memory.clone(), shape)));
+        Ok(ReceiveEnd { ring: Receiver::new(memory, shape), pump: Some(pump) })
+    }
 }

@@ -14,12 +14,10 @@ use crate::bootstrap::auth::{Purpose, Terms};
 use crate::device::{self, Region, Sharing};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::sync::ring::Shape;
 use crate::sys::descriptor::{HandoverStream, Listener};
 use crate::sys::random;
 use crate::transport::data_handshake::{Answerer, Caller, Request, SESSION_TIME, crowd_out, terms};
 use crate::transport::links::Way;
-use crate::transport::pump::ReceiveEnd;
 use crate::transport::table::{
     Entry, Imported, MOST_OFFER_BYTES, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,
 };
@@ -93,10 +91,6 @@ impl Transport for Shm {
 
     fn serve(&mut self, now: Instant) -> Result<()> {
         self.exporter.as_mut().map_or(Ok(()), |exporter| exporter.progress(now))
-    }
-
-    fn accept(&mut self, _: Shape) -> Result<Vec<(u64, ReceiveEnd)>> {
-        Ok(Vec::new())
     }
 
     fn outstanding(&mut self) -> Vec<u64> {

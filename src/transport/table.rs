@@ -16,7 +16,7 @@ use crate::transport::PeerInfo;
 use crate::transport::links::Way;
 use crate::transport::local::Local;
 use crate::transport::net::{Net, SocketOptions};
-use crate::transport::pump::{ReceiveEnd, SendEnd};
+use crate::transport::pump::{ReceiveEnd, SendEnd, Wire};
 use crate::transport::shm::Shm;
 use crate::transport::windows::{Neighbour, UserPointers};
 use crate::types::{Rank, TransportKind};
@@ -36,7 +36,8 @@ pub struct Policy {
 ///
 /// A connection has a receiver, which [listens](Transport::listen), and a sender, which [connects](Transport::connect)
 /// by the offer that the receiver sent it. A transport whose ranks can map each other's memory has a
-/// [`Transport::sharing`], and gets `listen` and `connect` from [`Transport::offer`] and [`Transport::import`].
+/// [`Transport::sharing`], and gets `listen` and `connect` from [`Transport::offer`] and [`Transport::import`]. Another
+/// one has wires: the sender [dials](Transport::dial), the receiver [accepts](Transport::accept).
 pub(super) trait Transport: Debug + Send {
     /// How memory is allocated that peers of this transport map; `None` where they cannot map any.
     fn sharing(&self) -> Option<Sharing>;
@@ -65,8 +66,19 @@ pub(super) trait Transport: Debug + Send {
         bootstrap: &dyn Bootstrap,
     ) -> Result<Box<dyn Opening<SendEnd>>> {
         let wanted = PeerOffer { owner: peer, home: Home::Host, bytes: shape.memory_bytes() };
+        if self.sharing().is_none() {
+            return Ok(Box::new(Dialing { wire: self.dial(peer, offer, bootstrap)?, shape }));
+        }
         let import = self.import(wanted, offer, bootstrap)?;
         Ok(Box::new(Mapping { import, owner: peer, shape }))
+    }
+
+    /// Begins to open the wire to `peer` that it offered.
+    ///
+    /// # Errors
+    /// Of a broken offer or of sockets.
+    fn dial(&mut self, peer: Rank, _: &[u8], _: &dyn Bootstrap) -> Result<Box<dyn Opening<Box<dyn Wire>>>> {
+        Err(Error::internal(format!("a wire to rank {peer}, whose memory can be mapped")))
     }
 
     /// Offers `memory` to `takers`; what they need to import it.
@@ -92,12 +104,10 @@ pub(super) trait Transport: Debug + Send {
     /// Of this rank's listener; what is wrong with one peer's connection ends that connection alone.
     fn serve(&mut self, now: Instant) -> Result<()>;
 
-    /// The receiving ends whose senders have connected since the last call, by the tickets that [`Transport::listen`]
-    /// gave.
-    ///
-    /// # Errors
-    /// Of memory.
-    fn accept(&mut self, shape: Shape) -> Result<Vec<(u64, ReceiveEnd)>>;
+    /// The wires whose senders have connected since the last call, by the tickets that [`Transport::listen`] gave.
+    fn accept(&mut self) -> Vec<(u64, Box<dyn Wire>)> {
+        Vec::new()
+    }
 
     /// The tickets of offers that have not been taken.
     fn outstanding(&mut self) -> Vec<u64>;
@@ -185,6 +195,19 @@ struct Mapping {
     import: Box<dyn Opening<Imported>>,
     owner: Rank,
     shape: Shape,
+}
+
+/// A sending end whose wire is being opened.
+#[derive(Debug)]
+struct Dialing {
+    wire: Box<dyn Opening<Box<dyn Wire>>>,
+    shape: Shape,
+}
+
+impl Opening<SendEnd> for Dialing {
+    fn progress(&mut self) -> Result<Option<SendEnd>> {
+        self.wire.progress()?.map(|wire| SendEnd::over(wire, self.shape)).transpose()
+    }
 }
 
 impl Opening<SendEnd> for Mapping {

@@ -137,9 +137,32 @@ fn processes_of_a_mesh() {
     must_pass("8-cube-mesh", "a_rank_of_a_mesh_is_killed");
 }
 
+/// Kernels of each host send to those of the other through pinned memory and sockets.
 #[test]
-fn processes_of_gpus_of_two_hosts_are_refused() {
-    must_pass("2-nvswitch", "two_hosts");
+fn processes_of_two_hosts() {
+    must_pass("2x4", "two_hosts");
+}
+
+#[test]
+fn processes_of_eight_gpus_of_two_hosts() {
+    must_pass("2x4", "eight_ranks");
+}
+
+#[test]
+fn threads_of_two_hosts() {
+    must_pass("2x4", "threads_of_hosts");
+}
+
+#[test]
+fn a_process_of_the_other_host_that_is_killed_is_named() {
+    must_pass("2x4", "a_rank_is_killed");
+}
+
+#[test]
+fn mistakes_between_hosts_are_told() {
+    for job in ["an_abort", "calls_differ", "a_deadline"] {
+        must_pass("2x4", job);
+    }
 }
 
 /// What runs on a machine.
@@ -149,7 +172,7 @@ mod jobs {
     use rsccl::internals::device::cuda;
 
     use super::super::deaths::{must_go_on, must_name};
-    use super::super::ranks::Job;
+    use super::super::ranks::{Job, machine_variables};
     use super::VICTIM_IS;
     use crate::{SHM, random, with};
 
@@ -159,21 +182,53 @@ mod jobs {
     const VICTIM: usize = 2;
 
     /// Ranks that have joined, and what each held before; `None` where there is no GPU. Each is on a GPU of its own,
-    /// where there are as many, else neighbours share one.
+    /// where there are as many, else neighbours share one. On a machine of two hosts, the second half is on the other
+    /// host.
     fn on_gpus(ranks: usize, variables: &[(&str, &str)]) -> Option<(Job, Vec<(usize, usize)>)> {
-        let gpus = cuda::gpus().ok()?.len().min(ranks);
-        let mut job = Job::start(ranks, variables);
+        let hosts = hosts()?;
+        let of_host = ranks.div_ceil(hosts.len());
+        let gpus = cuda::gpus().ok()?.len().min(of_host);
+        let gpu = |rank: usize| format!("gpu {}", rank % of_host * gpus / of_host);
+        let placed = |rank: usize| {
+            let host = hosts[rank / of_host].iter().map(|(name, value)| (name.as_str(), value.as_str()));
+            (Vec::new(), variables.iter().copied().chain(host).collect())
+        };
+        let mut job = Job::start_each(ranks, placed);
         // What the driver makes once for all is there from now on.
         for rank in &mut job.ranks {
-            rank.must(&format!("gpu {}", rank.number * gpus / ranks));
+            rank.must(&gpu(rank.number));
             rank.must("host");
         }
         let before = job.holdings();
         job.join();
         for rank in &mut job.ranks {
-            rank.must(&format!("gpu {}", rank.number * gpus / ranks));
+            rank.must(&gpu(rank.number));
         }
         Some((job, before))
+    }
+
+    /// The variables of processes of each host of the machine. `None` for the tests of the second host: those of the
+    /// first start ranks there too.
+    fn hosts() -> Option<Vec<Vec<(String, String)>>> {
+        let machine = machine_variables();
+        let find = |wanted: &str| machine.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
+        let state = std::path::PathBuf::from(find("VCUDA_STATE")?);
+        let second = state.with_file_name("host1");
+        if state == second || !second.exists() {
+            return (state != second).then(|| vec![Vec::new()]);
+        }
+        let of_host = |number: usize| {
+            let state = state.with_file_name(format!("host{number}"));
+            let told = |path: &std::path::Path| path.to_string_lossy().into_owned();
+            let variables = [
+                ("VCUDA_HOST", number.to_string()),
+                ("VCUDA_STATE", told(&state)),
+                ("VCUDA_MACHINE", told(&state.join("machine.toml"))),
+                ("NCCL_HOSTID", format!("host{number}")),
+            ];
+            variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        };
+        Some((0..2).map(of_host).collect())
     }
 
     /// Of ranks that share GPUs.
@@ -227,20 +282,29 @@ mod jobs {
 
     #[test]
     fn two_hosts() {
-        if cuda::gpus().is_err() {
-            return;
-        }
-        let hosts = ["one", "two"];
-        let mut job = Job::start_each(2, |rank| (Vec::new(), with(BOUNDED, &[("NCCL_HOSTID", hosts[rank])])));
-        job.join();
+        let told = with(BOUNDED, &[("NCCL_DEBUG_SUBSYS", "NET")]);
+        let Some((mut job, before)) = on_gpus(2, &told) else { return };
+        job.must(&format!("cases {} 1003", random::seed()));
+        job.must("call all_reduce 100000");
+        job.must("device_ring 1000");
+        assert!(job.ranks[0].log().contains("GPU memory : 0 -> 1 via NET/Socket/0"), "{}", job.ranks[0].log());
+        job.must_leave_nothing(&before);
+    }
+
+    /// A process for each host, with a thread for each GPU.
+    #[test]
+    fn threads_of_hosts() {
+        let Some(hosts) = hosts() else { return };
+        let variables = |host: usize| hosts[host].iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let placed = |host: usize| (Vec::new(), BOUNDED.iter().copied().chain(variables(host)).collect());
+        let mut job = Job::start_each(2, placed);
+        job.make_id();
         for rank in &mut job.ranks {
-            rank.must(&format!("gpu {}", rank.number));
+            rank.say(&format!("gpus_crowd {} {} 4 8 4 {}", job.id, 4 * rank.number, random::seed()));
         }
-        job.begin("call all_reduce 1000", |_| true);
         for rank in &job.ranks {
-            let failure = rank.failure();
-            assert_eq!(failure.kind, "InvalidUsage", "rank {}: {}", rank.number, failure.text);
-            assert!(failure.text.contains("it is on another host"), "{}", failure.text);
+            rank.begun();
+            rank.success("gpus_crowd");
         }
         job.must("drop");
     }

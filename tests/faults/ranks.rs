@@ -351,7 +351,7 @@ pub(crate) fn until(what: &str, come: impl FnMut() -> bool) {
 }
 
 /// The variables of a virtual machine of GPUs, where this program runs on one.
-fn machine_variables() -> Vec<(String, String)> {
+pub(crate) fn machine_variables() -> Vec<(String, String)> {
     #![expect(clippy::disallowed_methods, reason = "the place of a test's process is no configuration of the library")]
     let is_machines = |name: &str| name.starts_with("VCUDA_") || name == "LD_LIBRARY_PATH";
     std::env::vars().filter(|(name, _)| is_machines(name)).collect()

@@ -15,6 +15,8 @@
 //!                        joins as so many ranks from FIRST on, each a thread with a stream of one of the devices, and runs the sample
 //! gpu_crowd ID FIRST RANKS WORLD GPU SEED
 //!                        the same, all with streams of this GPU
+//! gpus_crowd ID FIRST RANKS WORLD GPUS SEED
+//!                        the same, each with a stream of one of so many GPUs
 //! call NAME COUNT        a collective of f32 sums, checked bit by bit
 //! repeat NAME COUNT      the same until it fails; says `turn` after each of the first turns
 //! send COUNT PEER        a message
@@ -153,6 +155,10 @@ impl Worker {
             }
             ["gpu_crowd", id, first, ranks, world, gpu, seed] => {
                 let place = |_| DeviceStream::new(number(gpu)).map(Placed::Device);
+                crowd_on(&UniqueId::from_bytes(&unhex(id))?, [first, ranks, world].map(number), (seed, 1_003), place)
+            }
+            ["gpus_crowd", id, first, ranks, world, gpus, seed] => {
+                let place = |rank: u32| DeviceStream::new(rank % number::<u32>(gpus)).map(Placed::Device);
                 crowd_on(&UniqueId::from_bytes(&unhex(id))?, [first, ranks, world].map(number), (seed, 1_003), place)
             }
             ["call", name, count] => self.call(name, number(count)).map(|()| String::new()),

@@ -1,4 +1,5 @@
-//! The pumps of TCP connections, and how messages lie on the wire.
+//! The pumps of TCP connections, and how messages lie on the wire. A pump moves messages between sockets and the slots
+//! of a ring, or slots that kernels of this process fill or empty.
 //!
 //! A connection is one or several sockets from sender to receiver. Each message is
 //! ```text
@@ -15,11 +16,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::ring::{Label, Receiver, Sender};
+use crate::sync::ring::Label;
 use crate::sys::descriptor;
 use crate::sys::poller::Interest;
 use crate::transport::data_handshake::settle;
-use crate::transport::pump::{Pump, Waits};
+use crate::transport::pump::{Pump, SlotSink, SlotSource, Waits};
 use crate::types::Rank;
 
 /// A non-blocking socket as pumps use it: each call is one system call.
@@ -40,22 +41,22 @@ impl DataSocket for TcpStream {
     }
 }
 
-/// Moves what lies in a ring to sockets.
+/// Moves what lies in slots to sockets.
 #[derive(Debug)]
 pub(in crate::transport) struct SendPump<S = TcpStream> {
     peer: Rank,
-    ring: Receiver,
+    source: SlotSource,
     sockets: Vec<S>,
     /// For each socket its part of the message under way.
     parts: Vec<Part>,
     current: Option<Outgoing>,
 }
 
-/// Moves what comes from sockets to a ring.
+/// Moves what comes from sockets to slots.
 #[derive(Debug)]
 pub(in crate::transport) struct ReceivePump<S = TcpStream> {
     peer: Rank,
-    ring: Sender,
+    sink: SlotSink,
     sockets: Vec<S>,
     /// For each socket its part of the message under way.
     parts: Vec<Part>,
@@ -87,17 +88,12 @@ struct Ahead {
     unread: std::ops::Range<usize>,
 }
 
-// SAFETY: `payload` leads into the ring's memory, which `ring` keeps and which has no thread affinity.
+// SAFETY: `payload` leads into the slots' memory, which `source` keeps and which has no thread affinity.
 unsafe impl<S: Send> Send for SendPump<S> {}
 
 impl<S: DataSocket> SendPump<S> {
-    pub(in crate::transport) fn new(peer: Rank, ring: Receiver, sockets: Vec<S>) -> SendPump<S> {
-        SendPump { peer, ring, sockets, parts: Vec::new(), current: None }
-    }
-
-    fn has_more(&self) -> bool {
-        let (flag, target) = self.ring.arrival();
-        flag.reached(target)
+    pub(in crate::transport) fn new(peer: Rank, source: SlotSource, sockets: Vec<S>) -> SendPump<S> {
+        SendPump { peer, source, sockets, parts: Vec::new(), current: None }
     }
 }
 
@@ -106,7 +102,7 @@ impl<S: DataSocket> Pump for SendPump<S> {
         let mut moved = false;
         loop {
             if self.current.is_none() {
-                let Some(message) = self.ring.peek()? else { return Ok(moved) };
+                let Some(message) = self.source.peek()? else { return Ok(moved) };
                 cut(message.bytes, self.sockets.len(), &mut self.parts);
                 let header = encode(message.bytes, message.label);
                 self.current = Some(Outgoing { header, header_sent: 0, payload: message.payload });
@@ -121,7 +117,7 @@ impl<S: DataSocket> Pump for SendPump<S> {
                 return Ok(moved);
             }
             self.current = None;
-            self.ring.release();
+            self.source.release();
         }
     }
 
@@ -130,7 +126,7 @@ impl<S: DataSocket> Pump for SendPump<S> {
             // What is under way has filled its sockets, or `progress` would not have returned.
             return Waits::Descriptor;
         }
-        if self.has_more() { Waits::Nothing } else { Waits::Ring }
+        if self.source.has_more() { Waits::Nothing } else { Waits::Ring }
     }
 
     fn descriptors(&self) -> Vec<(BorrowedFd<'_>, Interest)> {
@@ -138,7 +134,7 @@ impl<S: DataSocket> Pump for SendPump<S> {
     }
 
     fn drained(&self) -> bool {
-        self.current.is_none() && !self.has_more()
+        self.current.is_none() && !self.source.has_more()
     }
 }
 
@@ -146,7 +142,7 @@ impl Outgoing {
     fn write(&mut self, (index, part): (usize, &mut Part), socket: &impl DataSocket) -> Result<bool> {
         let mut moved = false;
         while !self.done(index, *part) {
-            // SAFETY: the part lies inside the message's payload, which is ours until the ring's `release`.
+            // SAFETY: the part lies inside the message's payload, which is ours until the source's `release`.
             let payload = unsafe {
                 std::slice::from_raw_parts(self.payload.as_ptr().wrapping_add(part.at).cast_const(), part.end - part.at)
             };
@@ -168,14 +164,14 @@ impl Outgoing {
 }
 
 impl<S: DataSocket> ReceivePump<S> {
-    pub(in crate::transport) fn new(peer: Rank, ring: Sender, sockets: Vec<S>) -> ReceivePump<S> {
-        ReceivePump { peer, ring, sockets, parts: Vec::new(), ahead: Ahead::new(), current: None, ended: false }
+    pub(in crate::transport) fn new(peer: Rank, sink: SlotSink, sockets: Vec<S>) -> ReceivePump<S> {
+        ReceivePump { peer, sink, sockets, parts: Vec::new(), ahead: Ahead::new(), current: None, ended: false }
     }
 
     /// Takes the next header, once there is a slot for its message; `is_dry` says that the first socket has nothing for
     /// now. False where it must wait.
     fn begin(&mut self, moved: &mut bool, is_dry: &mut bool) -> Result<bool> {
-        if !self.ring.has_credit() {
+        if !self.sink.has_credit() {
             return Ok(false);
         }
         while self.ahead.unread().len() < HEADER_BYTES {
@@ -203,7 +199,7 @@ impl<S: DataSocket> ReceivePump<S> {
             *moved = true;
         }
         let (bytes, label) = decode(self.ahead.take());
-        let slot = self.ring.shape().slot_bytes as usize;
+        let slot = self.sink.slot_bytes();
         if bytes > slot as u64 {
             let message = format!("rank {} sent a message of {bytes} bytes where {slot} fit", self.peer);
             return Err(Error::remote(self.peer, message));
@@ -264,20 +260,19 @@ impl<S: DataSocket> Pump for ReceivePump<S> {
                 return Ok(moved);
             }
             let Some((bytes, label)) = self.current else { return Ok(moved) };
-            let Some(slot) = self.ring.reserve(bytes) else { return Ok(moved) };
+            let Some(slot) = self.sink.reserve(bytes) else { return Ok(moved) };
             if !self.fill(slot, &mut moved, &mut is_dry)? {
                 return Ok(moved);
             }
             self.current = None;
-            self.ring.publish(bytes, label);
+            self.sink.publish(bytes, label);
             moved = true;
         }
         Ok(moved)
     }
 
     fn waits(&self) -> Waits {
-        let (flag, target) = self.ring.credit();
-        if self.ended || !flag.reached(target) {
+        if self.ended || !self.sink.is_open() {
             Waits::Ring
         } else if self.current.is_none() && self.ahead.unread().len() >= HEADER_BYTES {
             // It was read before there was a slot for it; no descriptor will tell of it again.
@@ -385,7 +380,7 @@ mod tests {
 
     use super::*;
     use crate::sync::primitive::{Arc, AtomicU64, Ordering};
-    use crate::sync::ring::Shape;
+    use crate::sync::ring::{Receiver, Sender, Shape};
     use crate::sys::memory::SharedMemory;
 
     /// A socket that counts its system calls.
@@ -440,8 +435,8 @@ mod tests {
     fn connection() -> Connection {
         let [to, from] = Counting::pair();
         let ((outbox, outgoing), (incoming, inbox)) = (ring(), ring());
-        let send = SendPump::new(Rank::new(1), outgoing, vec![to.clone()]);
-        let receive = ReceivePump::new(Rank::new(0), incoming, vec![from.clone()]);
+        let send = SendPump::new(Rank::new(1), SlotSource::Ring(outgoing), vec![to.clone()]);
+        let receive = ReceivePump::new(Rank::new(0), SlotSink::Ring(incoming), vec![from.clone()]);
         ((outbox, send), (receive, inbox), [to, from])
     }
 

@@ -1,0 +1,239 @@
+//! The thread that moves messages between kernels and ranks of other hosts.
+//!
+//! A kernel works in slots in pinned memory of the host (`transport::KernelSlots`), where a pump of this thread has the
+//! other end. The thread calls no driver, so it waits for no kernel.
+//!
+//! # When it looks
+//! What comes from peers, and room for what goes to them, wakes it by the descriptors of the sockets. Kernels wake
+//! nobody: what they publish, and the slots that they give back, it finds by looking at words. It does that while a
+//! launch that uses such slots is under way, which the host knows. A graph replays launches with no host code in
+//! between, so while one with such a launch exists the thread looks too, up to [`GRAPH_NAP`] apart where nothing moves:
+//! a rule that no replay escapes, and that needs no host function in the graph, which would hold up each replay. Else
+//! the thread sleeps until a descriptor is ready.
+
+use std::os::fd::AsFd;
+use std::sync::PoisonError;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::comm::peer_status::WaitingFor;
+use crate::comm::session::Session;
+use crate::device::StatusPage;
+use crate::error::{Error, Result};
+use crate::sync::primitive::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering};
+use crate::sync::{Deadline, Mirror};
+use crate::sys::bell::Bell;
+use crate::sys::{clock, cpu, thread};
+use crate::transport::{FarEnd, KernelSlots, Pumps};
+
+/// The thread of one communicator. Dropping it waits until what kernels have published has been handed to the system:
+/// the launches have ended before.
+#[derive(Debug)]
+pub(super) struct Proxy {
+    shared: Arc<Shared>,
+    status: Arc<StatusPage>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    session: Arc<Session>,
+    wanted: Arc<Wanted>,
+    /// Connections that the thread has not taken yet.
+    joining: Mutex<Vec<(FarEnd, KernelSlots)>>,
+    ends: AtomicBool,
+}
+
+/// For what the thread has to look at what kernels do. A graph may keep it for longer than the communicator lives.
+#[derive(Debug)]
+struct Wanted {
+    bell: Bell,
+    /// Launches under way that use slots of the thread.
+    launches: AtomicUsize,
+    /// Captured launches of graphs that exist.
+    captured: AtomicUsize,
+}
+
+/// Makes the thread look at what kernels do, as long as this value lives.
+#[derive(Debug)]
+pub(super) struct Attention {
+    wanted: Arc<Wanted>,
+    of_graph: bool,
+}
+
+/// What the thread knows between two turns.
+struct Turns {
+    pumps: Pumps,
+    /// When something moved last.
+    moved: Instant,
+    /// When it asked for news of peers last.
+    asked: Instant,
+    /// Why it moves nothing any more. The error waits for a launch that needs the connection.
+    broken: Option<Error>,
+    is_broken: bool,
+}
+
+impl Proxy {
+    /// A thread without connections. `status` is shown to this rank's kernels.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where no thread can be started, or no descriptor is left.
+    pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>) -> Result<Proxy> {
+        let (launches, captured) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let wanted = Arc::new(Wanted { bell: Bell::new()?, launches, captured });
+        let (joining, ends) = (Mutex::default(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { session, wanted, joining, ends });
+        let driven = Arc::clone(&shared);
+        let thread = thread::spawn("rsccl proxy", move || driven.run())?;
+        Ok(Proxy { shared, status, thread: Some(thread) })
+    }
+
+    /// Gives a connection to the thread.
+    pub(super) fn join(&self, end: FarEnd, slots: KernelSlots) {
+        self.shared.joining.lock().unwrap_or_else(PoisonError::into_inner).push((end, slots));
+        self.shared.wanted.bell.ring();
+    }
+
+    /// Makes the thread look at what kernels do until a launch, or a graph that keeps the value, has ended.
+    pub(super) fn attend(&self, of_graph: bool) -> Attention {
+        let wanted = Arc::clone(&self.shared.wanted);
+        // Release, as all that is done to the counts: pairs with the loads in `Shared::run`.
+        wanted.count(of_graph).fetch_add(1, Ordering::Release);
+        wanted.bell.ring();
+        Attention { wanted, of_graph }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // Release: pairs with the load in `Shared::run`.
+        self.shared.ends.store(true, Ordering::Release);
+        self.shared.wanted.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked moves nothing any more; there is nobody to tell here.
+            let _ended = thread.join();
+        }
+        // Relaxed: the count only says whether there is anybody to tell.
+        if self.shared.wanted.captured.load(Ordering::Relaxed) > 0 {
+            // Nobody serves the slots of graphs any more: what is replayed from now on must end.
+            self.status.raise();
+        }
+    }
+}
+
+impl Drop for Attention {
+    fn drop(&mut self) {
+        // Release: what the launch has published was published before.
+        self.wanted.count(self.of_graph).fetch_sub(1, Ordering::Release);
+        self.wanted.bell.ring();
+    }
+}
+
+impl Wanted {
+    fn count(&self, of_graph: bool) -> &AtomicUsize {
+        if of_graph { &self.captured } else { &self.launches }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let now = clock::now();
+        let mut turns = Turns { pumps: Pumps::default(), moved: now, asked: now, broken: None, is_broken: false };
+        let mut last_turns: Option<Deadline> = None;
+        loop {
+            // Looked at before the pumps are: all that was published by then is found.
+            // Acquire: pairs with the store in `Proxy::drop`.
+            let ends = self.ends.load(Ordering::Acquire);
+            let launches = self.wanted.launches.load(Ordering::Acquire) > 0;
+            let captured = self.wanted.captured.load(Ordering::Acquire) > 0;
+            self.wanted.bell.hush();
+            let moved = self.turn(&mut turns);
+            if let Some(error) = turns.broken.take_if(|_| launches || captured) {
+                self.session.fail(error, &|_| None);
+            }
+            if ends {
+                let until = last_turns.get_or_insert_with(|| Deadline::after(self.session.settings.timeout));
+                let is_over = turns.is_broken || turns.pumps.drained() || self.session.abort.is_raised();
+                if is_over || until.passed(clock::now()) {
+                    return;
+                }
+            }
+            if moved {
+                turns.moved = clock::now();
+                continue;
+            }
+            if captured && !turns.is_broken {
+                self.ask_for_news(&mut turns);
+            }
+            if let Err(error) = self.rest(&mut turns, (launches || ends, captured)) {
+                turns.stop(error);
+            }
+        }
+    }
+
+    /// Takes new connections, and lets the pumps move. False where nothing moved.
+    fn turn(&self, turns: &mut Turns) -> bool {
+        let joining = std::mem::take(&mut *self.joining.lock().unwrap_or_else(PoisonError::into_inner));
+        if turns.is_broken || self.session.abort.is_raised() {
+            return false;
+        }
+        let joined = joining.into_iter().try_for_each(|(end, slots)| end.join(slots, &mut turns.pumps));
+        joined.and_then(|()| turns.pumps.pump()).unwrap_or_else(|error| {
+            turns.stop(error);
+            false
+        })
+    }
+
+    /// Finds out about the death of peers, for which nobody else looks while graphs replay.
+    fn ask_for_news(&self, turns: &mut Turns) {
+        let now = clock::now();
+        if now.duration_since(turns.asked) < NEWS_EVERY {
+            return;
+        }
+        turns.asked = now;
+        if let Err(error) = self.session.look_at_peers(WaitingFor::Anything, now) {
+            turns.stop(error);
+        }
+    }
+
+    /// Sleeps until there may be something to do.
+    fn rest(&self, turns: &mut Turns, (launches, captured): (bool, bool)) -> Result<()> {
+        let is_over = turns.is_broken || self.session.abort.is_raised();
+        let quiet = clock::now().duration_since(turns.moved);
+        let nap = match (is_over, launches, captured) {
+            (false, true, _) if quiet < SPIN => {
+                cpu::relax();
+                return Ok(());
+            }
+            (false, true, _) => (quiet / NAP_SHARE).clamp(LEAST_NAP, LAUNCH_NAP),
+            (false, false, true) => (quiet / NAP_SHARE).clamp(LEAST_NAP, GRAPH_NAP),
+            (false, false, false) => LONGEST_NAP,
+            // The descriptors of pumps that nobody calls would wake it for nothing.
+            (true, ..) => return Pumps::default().rest(LONGEST_NAP, Some(self.wanted.bell.as_fd())),
+        };
+        turns.pumps.rest(nap, Some(self.wanted.bell.as_fd()))
+    }
+}
+
+impl Turns {
+    fn stop(&mut self, error: Error) {
+        if !self.is_broken {
+            self.broken = Some(error);
+            self.is_broken = true;
+        }
+    }
+}
+
+/// How long the thread stays awake after something has moved.
+const SPIN: Duration = Duration::from_micros(20);
+/// A nap is so much shorter than what was quiet before it.
+const NAP_SHARE: u32 = 4;
+const LEAST_NAP: Duration = Duration::from_micros(10);
+/// The longest nap while a launch is under way.
+const LAUNCH_NAP: Duration = Duration::from_micros(200);
+/// The longest nap while a graph exists that may be replayed.
+const GRAPH_NAP: Duration = Duration::from_millis(1);
+/// The longest nap where only descriptors and the bell bring work.
+const LONGEST_NAP: Duration = Duration::from_secs(3600);
+/// How often news of peers is asked for while graphs exist.
+const NEWS_EVERY: Duration = Duration::from_millis(100);

@@ -1,0 +1,287 @@
+//! The pumps that one thread drives.
+//!
+//! # Which pumps are called
+//! Each turn calls the pumps that can move. A pump that waits for a descriptor is called when the kernel has reported
+//! one of them, edge-triggered: one `epoll_wait` asks for all such pumps together, and an idle connection costs
+//! nothing. The pump that moved last is called without asking, since its own read costs what asking would, and messages
+//! often come from where the last one came. The others are asked for in each turn in which it finds nothing. A turn in
+//! which a pump had something of its own to send asks nobody: what it sent may be all that the caller waits for.
+//! Whatever moves, one of [`LOOK_EVERY`] turns asks for all.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::sys::futex;
+use crate::sys::poller::{self, Interest, Poller, Ready};
+use crate::transport::pump::{Pump, Waits};
+
+/// Pumps, and their descriptors.
+#[derive(Debug, Default)]
+pub struct Pumps {
+    all: Vec<Driven>,
+    /// The place of the pump that a descriptor let move last.
+    recent: usize,
+    /// Turns since all were asked for.
+    unasked: u32,
+    watch: Option<Watched>,
+}
+
+/// A pump, and whether a descriptor of it was reported since it last had to wait for one.
+#[derive(Debug)]
+struct Driven {
+    pump: Box<dyn Pump>,
+    is_ready: bool,
+}
+
+/// The descriptors of all pumps. Tokens are places among the pumps.
+#[derive(Debug)]
+struct Watched {
+    poller: Poller,
+    ready: Ready,
+}
+
+impl Pumps {
+    /// Adds a pump.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where the system watches no more descriptors.
+    pub(super) fn add(&mut self, pump: Box<dyn Pump>) -> Result<()> {
+        let token = self.all.len() as u64;
+        for (descriptor, interest) in pump.descriptors() {
+            let watched = match &mut self.watch {
+                Some(watched) => watched,
+                none => none.insert(Watched { poller: Poller::new()?, ready: Ready::default() }),
+            };
+            watched.poller.add_edge(descriptor, token, interest)?;
+        }
+        self.all.push(Driven { pump, is_ready: true });
+        Ok(())
+    }
+
+    /// Lets every pump that can move do so. True where one did.
+    ///
+    /// # Errors
+    /// Of a connection, naming the peer.
+    #[inline]
+    pub fn pump(&mut self) -> Result<bool> {
+        if self.all.is_empty() { Ok(false) } else { self.pump_all() }
+    }
+
+    fn pump_all(&mut self) -> Result<bool> {
+        let (mut moved, mut asleep) = (false, 0);
+        for driven in &mut self.all {
+            match driven.pump.waits() {
+                Waits::Ring => {}
+                Waits::Descriptor if !driven.is_ready => asleep += 1,
+                Waits::Nothing | Waits::Descriptor => moved |= driven.progress()?,
+            }
+        }
+        self.unasked += 1;
+        if asleep == 0 || (moved && self.unasked < LOOK_EVERY) {
+            return Ok(moved);
+        }
+        let is_asleep = |driven: &Driven| driven.pump.waits() == Waits::Descriptor;
+        if asleep == 1 {
+            self.recent = self.all.iter().position(is_asleep).unwrap_or(self.recent);
+        }
+        if let Some(driven) = self.all.get_mut(self.recent).filter(|driven| is_asleep(driven)) {
+            moved |= driven.progress()?;
+        }
+        if asleep == 1 || (moved && self.unasked < LOOK_EVERY) {
+            return Ok(moved);
+        }
+        self.unasked = 0;
+        self.look(Duration::ZERO, None)?;
+        for (place, driven) in self.all.iter_mut().enumerate() {
+            if driven.is_ready && is_asleep(driven) && driven.progress()? {
+                (moved, self.recent) = (true, place);
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Marks the pumps whose descriptors become ready within `timeout`.
+    fn look(&mut self, timeout: Duration, bell: Option<BorrowedFd<'_>>) -> Result<()> {
+        let Some(Watched { poller, ready }) = &mut self.watch else { return Ok(()) };
+        if !timeout.is_zero() {
+            // The poller's own wait counts in milliseconds, which is too coarse here.
+            let all = [Some(poller.as_fd()), bell];
+            let all: Vec<_> = all.into_iter().flatten().map(|descriptor| (descriptor, Interest::Read)).collect();
+            poller::wait_any(&all, timeout)?;
+        }
+        loop {
+            poller.wait(ready, Duration::ZERO)?;
+            for report in ready.iter() {
+                let driven = usize::try_from(report.token).ok().and_then(|place| self.all.get_mut(place));
+                if let Some(driven) = driven {
+                    driven.is_ready = true;
+                }
+            }
+            if !ready.is_full() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// How many there are.
+    #[inline]
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether every pump has handed all that was published to the system.
+    pub fn drained(&self) -> bool {
+        self.all.iter().all(|driven| driven.pump.drained())
+    }
+
+    /// Sleeps until a pump may move, or `bell` is readable, at most `slice`.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where the system cannot wait.
+    pub fn rest(&mut self, slice: Duration, bell: Option<BorrowedFd<'_>>) -> Result<()> {
+        let must_be_asked = |driven: &Driven| driven.pump.waits() == Waits::Nothing;
+        if self.all.iter().any(must_be_asked) {
+            futex::nap(slice.min(ASKING_NAP));
+            return Ok(());
+        }
+        match (&self.watch, bell) {
+            (None, Some(bell)) => poller::wait_any(&[(bell, Interest::Read)], slice),
+            (None, None) => {
+                futex::nap(slice.min(ASKING_NAP));
+                Ok(())
+            }
+            (Some(_), bell) => self.look(slice, bell),
+        }
+    }
+}
+
+impl Driven {
+    fn progress(&mut self) -> Result<bool> {
+        let moved = self.pump.progress()?;
+        // It has tried all its descriptors that it waits for now, and found none ready: the next edge will be reported.
+        if self.pump.waits() == Waits::Descriptor {
+            self.is_ready = false;
+        }
+        Ok(moved)
+    }
+}
+
+/// While something moves, one of so many turns asks for all pumps that wait for a descriptor.
+const LOOK_EVERY: u32 = 8;
+/// How long a rest lasts where a pump has no descriptor and must be asked again.
+const ASKING_NAP: Duration = Duration::from_micros(50);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::BorrowedFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::sync::primitive::{Arc, AtomicU64, Ordering};
+
+    /// A pump that reads one byte at a time from a socket, and counts how often it is called; without descriptors where
+    /// `asks`.
+    #[derive(Debug)]
+    struct Counting {
+        socket: UnixStream,
+        asks: bool,
+        calls: Arc<AtomicU64>,
+        bytes: Arc<AtomicU64>,
+    }
+
+    impl Pump for Counting {
+        fn progress(&mut self) -> Result<bool> {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            let mut moved = false;
+            while matches!(self.socket.read(&mut [0]), Ok(1)) {
+                self.bytes.fetch_add(1, Ordering::Relaxed);
+                moved = true;
+            }
+            Ok(moved)
+        }
+        fn waits(&self) -> Waits {
+            if self.asks { Waits::Nothing } else { Waits::Descriptor }
+        }
+        fn descriptors(&self) -> Vec<(BorrowedFd<'_>, Interest)> {
+            if self.asks { Vec::new() } else { vec![(self.socket.as_fd(), Interest::Read)] }
+        }
+        fn drained(&self) -> bool {
+            true
+        }
+    }
+
+    /// A pump in `pumps`: the other end of its socket, its calls, its bytes.
+    fn add(pumps: &mut Pumps, asks: bool) -> (UnixStream, Arc<AtomicU64>, Arc<AtomicU64>) {
+        let (theirs, socket) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let (calls, bytes) = (Arc::default(), Arc::default());
+        let pump = Counting { socket, asks, calls: Arc::clone(&calls), bytes: Arc::clone(&bytes) };
+        pumps.add(Box::new(pump)).unwrap();
+        (theirs, calls, bytes)
+    }
+
+    #[test]
+    fn an_idle_connection_is_not_read_however_often_others_turn() {
+        let mut pumps = Pumps::default();
+        let mut ends: Vec<_> = (0..20).map(|_| add(&mut pumps, false)).collect();
+        pumps.pump().unwrap();
+        // A first byte makes pump 7 the one that moved last.
+        ends[7].0.write_all(b"x").unwrap();
+        assert!(pumps.pump().unwrap());
+        let before: Vec<u64> = ends.iter().map(|(_, calls, _)| calls.load(Ordering::Relaxed)).collect();
+        for turn in 1..=100 {
+            assert!(!pumps.pump().unwrap(), "nothing has come");
+            ends[7].0.write_all(b"x").unwrap();
+            assert!(pumps.pump().unwrap());
+            assert_eq!(ends[7].2.load(Ordering::Relaxed), turn + 1);
+        }
+        for (place, ((_, calls, _), before)) in ends.iter().zip(before).enumerate() {
+            let more = calls.load(Ordering::Relaxed) - before;
+            assert_eq!(more, if place == 7 { 200 } else { 0 }, "pump {place}");
+        }
+    }
+
+    #[test]
+    fn a_connection_that_always_has_bytes_does_not_starve_the_others() {
+        let mut pumps = Pumps::default();
+        let mut ends: Vec<_> = (0..3).map(|_| add(&mut pumps, false)).collect();
+        pumps.pump().unwrap();
+        ends[2].0.write_all(b"x").unwrap();
+        assert!(pumps.pump().unwrap());
+        ends[0].0.write_all(b"y").unwrap();
+        for _ in 0..LOOK_EVERY {
+            ends[2].0.write_all(b"x").unwrap();
+            assert!(pumps.pump().unwrap());
+        }
+        assert_eq!(ends[0].2.load(Ordering::Relaxed), 1, "asked for within {LOOK_EVERY} turns");
+    }
+
+    #[test]
+    fn a_rest_ends_when_bytes_come_and_the_pump_that_has_them_moves() {
+        let mut pumps = Pumps::default();
+        let mut ends: Vec<_> = (0..3).map(|_| add(&mut pumps, false)).collect();
+        pumps.pump().unwrap();
+        ends[1].0.write_all(b"xyz").unwrap();
+        pumps.rest(Duration::MAX, None).unwrap();
+        assert!(pumps.pump().unwrap());
+        assert_eq!(ends[1].2.load(Ordering::Relaxed), 3);
+        // The end of a stream is reported too.
+        drop(ends.remove(0).0);
+        pumps.rest(Duration::MAX, None).unwrap();
+    }
+
+    #[test]
+    fn a_pump_without_descriptors_is_asked_on_every_turn() {
+        let mut pumps = Pumps::default();
+        let (mut theirs, calls, bytes) = add(&mut pumps, true);
+        for turn in 1..=10 {
+            pumps.rest(Duration::MAX, None).unwrap();
+            theirs.write_all(b"x").unwrap();
+            assert!(pumps.pump().unwrap());
+            assert_eq!((calls.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)), (turn, turn));
+        }
+    }
+}
