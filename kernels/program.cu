@@ -39,6 +39,7 @@ constexpr bool COUNTS_BYTES = false;
 /// A lane at work.
 struct LaneState {
     const LaneImage *image;
+    const NumbersImage *numbers;
     u64 epoch;
     u64 base;
     // What it waits for: the word at `word` to reach `value`. 0: nothing.
@@ -132,7 +133,7 @@ RSCCL_INLINE u64 slot_at(const QueueImage &queue, u64 number) {
 }
 
 /// Where an operand that is no slot begins in a round.
-RSCCL_INLINE u64 memory_of(const PartImage *part, const LaneState &lane, const OperandRecord &operand, u64 piece, u32 round) {
+RSCCL_INLINE u64 memory_of(const PartImage *part, const LaneState &lane, const OperandRecord &operand, u32 times, u32 round) {
     u64 base;
     if (operand.kind == OWN) {
         base = bases_of(part)[operand.base];
@@ -143,14 +144,24 @@ RSCCL_INLINE u64 memory_of(const PartImage *part, const LaneState &lane, const O
         const u64 at = own_control(part) + line_at(*part, lane.image->flags, lane.epoch, operand.base);
         base = reinterpret_cast<const EnterLine *>(at)->user[operand.buffer];
     }
-    const u32 pieces = operand.cycle == 0 ? round : round % operand.cycle;
-    return base + (operand.start + pieces * piece) * part->element;
+    const NumbersImage &numbers = *lane.numbers;
+    u64 start;
+    u32 pieces = round;
+    if (operand.buffer == SCRATCH) {
+        start = numbers.scratch + u64(numbers.depth) * operand.index * numbers.piece;
+        pieces = round % numbers.depth;
+    } else {
+        const BlockNumbers &numbered = blocks_of(lane.numbers)[operand.index];
+        start = operand.buffer == INPUT ? numbered.input : numbered.output;
+    }
+    return base + (start + u64(pieces) * times * numbers.piece) * part->element;
 }
 
 /// Elements of a combine's round.
-RSCCL_INLINE u64 length_of(const StepRecord &step, u32 round) {
-    const u64 before = step.piece * round, rest = step.block > before ? step.block - before : 0;
-    return rest < step.piece ? rest : step.piece;
+RSCCL_INLINE u64 length_of(const LaneState &lane, const StepRecord &step, u32 round) {
+    const u64 piece = lane.numbers->piece, block = blocks_of(lane.numbers)[step.block].length;
+    const u64 before = piece * round, rest = block > before ? block - before : 0;
+    return (rest < piece ? rest : piece) * step.times;
 }
 
 /// Gives the slots of a combine on that was done: the sources' are free, the targets' are full.
@@ -178,14 +189,14 @@ RSCCL_INLINE void give_on(const PartImage *part, const LaneState &lane, const St
 /// Puts a combine into the block's step, once all of its slots are there: FOLD, or END where it has no elements.
 RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &step, u32 round) {
     const PartImage *part = block.part;
-    const u64 length = length_of(step, round), bytes = length * part->element;
+    const u64 length = length_of(lane, step, round), bytes = length * part->element;
     if (length == 0 && step.flag != EVEN_EMPTY) return END;
     const OperandRecord *operands = operands_of(lane.image) + step.first;
 #pragma unroll 1
     for (u32 i = 0; i < step.sources + step.targets; i += 1) {
         u64 place;
         if (operands[i].kind != SLOT) {
-            place = memory_of(part, lane, operands[i], step.piece, round);
+            place = memory_of(part, lane, operands[i], step.times, round);
         } else {
             const QueueImage &queue = queues_of(part)[operands[i].base];
             const u64 done = word_at(queue.mine);
@@ -256,7 +267,7 @@ RSCCL_INLINE void end(const PartImage *part, LaneState &lane) {
     if (lane.image->flags == NONE) return;
     const u64 state = own_control(part) + state_at(lane.image->flags);
     word_at(state) = lane.epoch + 1;
-    word_at(state + 8) = lane.base + lane.image->rounds;
+    word_at(state + 8) = lane.base + lane.numbers->rounds;
 }
 
 /// Walks a lane until it must wait, has a fold for the block, has ended, or found that it must stop.
@@ -264,10 +275,10 @@ RSCCL_INLINE u32 walk(BlockState &block, LaneState &lane) {
     const PartImage *part = block.part;
     lane.word = 0;
 #pragma unroll 1
-    while (lane.turn < lane.image->turns) {
+    while (lane.turn < lane.numbers->turns) {
         const StepRecord &step = steps_of(lane.image)[lane.step];
         const u32 round = lane.turn - step.lag;
-        if (lane.turn >= step.lag && round < lane.image->rounds && (step.kind != ENTER || lane.turn == 0)) {
+        if (lane.turn >= step.lag && round < lane.numbers->rounds && (step.kind != ENTER || lane.turn == 0)) {
             const u64 value = lane.base + round + 1;
             u32 outcome = END;
             if (step.kind == COMBINE) {
@@ -292,7 +303,7 @@ RSCCL_INLINE u32 walk(BlockState &block, LaneState &lane) {
 RSCCL_INLINE void finish(BlockState &block) {
     LaneState &lane = block.lanes[block.at];
     const StepRecord &step = steps_of(lane.image)[lane.step];
-    give_on(block.part, lane, step, length_of(step, lane.turn - step.lag) * block.part->element);
+    give_on(block.part, lane, step, length_of(lane, step, lane.turn - step.lag) * block.part->element);
     go_on(lane);
 }
 
@@ -372,7 +383,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) program(const __grid_co
 #pragma unroll 1
     for (u32 i = 0; i < image.count; i += 1) {
         const LaneImage *lane = staged<LaneImage>(block, used, seats[i].lane);
-        if (threadIdx.x == 0) block.lanes[i] = LaneState{lane, 0, 0, 0, 0, 0, 0, seats[i].after, BEHIND, 0};
+        const NumbersImage *numbers = staged<NumbersImage>(block, used, seats[i].numbers);
+        if (threadIdx.x == 0) block.lanes[i] = LaneState{lane, numbers, 0, 0, 0, 0, 0, 0, seats[i].after, BEHIND, 0};
     }
     if (threadIdx.x == 0) {
         block.part = part;

@@ -9,27 +9,26 @@
 
 /// One step of a lane.
 struct StepRecord {
-    u64 block;      // 0   elements over all rounds
-    u64 piece;      // 8   elements in one round
-    u32 first;      // 16  place of the first operand, or of the first rank
-    u32 sources;    // 20  how many sources, or ranks
-    u32 targets;    // 24
-    u32 raw;        // 28  the source that the rank's scalar is applied to
-    u32 peer;       // 32  whose flag is waited for
-    u8 kind;        // 36
-    u8 lag;         // 37
-    u8 flag;        // 38
-    u8 finish;      // 39
-    u32 reserved[6];
+    u32 block;    // 0   the block that it covers over all rounds
+    u32 times;    // 4   how many blocks of that length move together
+    u32 first;    // 8   place of the first operand, or of the first rank
+    u32 sources;  // 12  how many sources, or ranks
+    u32 targets;  // 16
+    u32 raw;      // 20  the source that the rank's scalar is applied to
+    u32 peer;     // 24  whose flag is waited for
+    u8 kind;      // 28
+    u8 lag;       // 29
+    u8 flag;      // 30
+    u8 finish;    // 31
+    u32 reserved[8];
 };
 
 /// A place that a step reads or writes.
 struct OperandRecord {
-    u64 start;   // 0
-    u32 cycle;   // 8
-    u32 kind;    // 12
-    u32 base;    // 16
-    u32 buffer;  // 20
+    u32 kind;    // 0
+    u32 base;    // 4
+    u32 buffer;  // 8
+    u32 index;   // 12  which block of an input or output, which region of the scratch
 };
 
 constexpr u8 ENTER = 0, COMBINE = 1, SIGNAL = 2, WAIT = 3;
@@ -60,7 +59,7 @@ struct SlotHeader {
     u64 reserved[3];
 };
 
-static_assert(sizeof(StepRecord) == 64 && sizeof(OperandRecord) == 24, "src/device/records.rs");
+static_assert(sizeof(StepRecord) == 64 && sizeof(OperandRecord) == 16, "src/device/records.rs");
 static_assert(sizeof(PeerMemory) == 16 && sizeof(EnterLine) == 64 && sizeof(SlotHeader) == 64, "src/device/records.rs");
 
 /// A lane: its image goes on with the steps, their operands, and the ranks that they name, each numbered from 0.
@@ -68,11 +67,26 @@ struct LaneImage {
     u32 bytes;     // 0   of the whole image, a multiple of 8
     u32 steps;     // 4
     u32 operands;  // 8
-    u32 rounds;    // 12
-    u32 turns;     // 16
-    u32 flags;     // 20  number of its flags and of its epoch, or NONE
-    u32 label;     // 24  place in the labels of the part
-    u32 reserved;  // 28
+    u32 flags;     // 12  number of its flags and of its epoch, or NONE
+    u32 label;     // 16  place in the labels of the part
+    u32 reserved;  // 20
+};
+
+/// Elements that travel together.
+struct BlockNumbers {
+    u64 input;   // where they begin in inputs
+    u64 output;  // where they begin in outputs
+    u64 length;
+};
+
+/// What depends on the count of a lane's call: its image goes on with the blocks.
+struct NumbersImage {
+    u32 bytes;    // 0   of the whole image, a multiple of 8
+    u32 rounds;   // 4
+    u32 turns;    // 8
+    u32 depth;    // 12  pieces of a region of scratch
+    u64 piece;    // 16  elements of a block in one round
+    u64 scratch;  // 24  the element of the scratch where the lane's regions begin
 };
 
 /// A rank: its image goes on with its bases, the labels, a PeerMemory for each rank, and the queues.
@@ -105,8 +119,9 @@ struct QueueImage {
 
 /// A lane of a block: a block has some, which take turns.
 struct SeatImage {
-    u64 lane;   // where its image lies
-    u32 after;  // the seat whose lane must have ended before, or NONE
+    u64 lane;     // where its image lies
+    u64 numbers;  // where its numbers lie
+    u32 after;    // the seat whose lane must have ended before, or NONE
     u32 reserved;
 };
 
@@ -118,8 +133,8 @@ struct BlockImage {
     u32 reserved;
 };
 
-static_assert(sizeof(LaneImage) == 32 && sizeof(PartImage) == 64 && sizeof(QueueImage) == 48, "filled by the host");
-static_assert(sizeof(SeatImage) == 16 && sizeof(BlockImage) == 24, "filled by the host");
+static_assert(sizeof(LaneImage) == 24 && sizeof(NumbersImage) == 32 && sizeof(PartImage) == 64 && sizeof(QueueImage) == 48, "filled by the host");
+static_assert(sizeof(SeatImage) == 24 && sizeof(BlockImage) == 24, "filled by the host");
 
 /// The parameter of a launch.
 struct ProgramArguments {
@@ -148,6 +163,9 @@ RSCCL_INLINE u64 flag_at(const PartImage &part, u32 lane, u32 flag, u32 writer) 
 }
 
 // The parts of images.
+RSCCL_INLINE const BlockNumbers *blocks_of(const NumbersImage *numbers) {
+    return reinterpret_cast<const BlockNumbers *>(numbers + 1);
+}
 RSCCL_INLINE const StepRecord *steps_of(const LaneImage *lane) {
     return reinterpret_cast<const StepRecord *>(lane + 1);
 }

@@ -10,10 +10,10 @@ use crate::comm::peer_status::WaitingFor;
 use crate::device::records::{Across, LaunchPart, Reduction, StageCopy};
 use crate::device::{self, Home, HostMemory, HostRegion, Sharing, StatusPage};
 use crate::error::{Error, Result};
-use crate::exec::lower::Lowered;
+use crate::exec::lower::{self, Lowered};
 use crate::exec::{Background, Begun, Call, Order, StagedSide, Stages};
+use crate::plan::Windows;
 use crate::sync::Wait;
-use crate::sync::primitive::Arc;
 use crate::tune::Choice;
 use crate::types::{Collective, Rank, ReduceOp};
 
@@ -87,7 +87,7 @@ impl Engine {
             let (bases, mut across) = self.place_piece(&staged, leads)?;
             let lowered = match leads {
                 true => self.lowered_piece(&staged, world.rank, bases)?,
-                false => Lowered { records: Arc::default(), ends: [].into() },
+                false => lower::plan(&[], Windows::None),
             };
             let labels = vec![operation.label()];
             let mut absent = Vec::with_capacity(elsewhere.len());
@@ -140,8 +140,8 @@ impl Engine {
         let CallPiece { stages, piece, choice, .. } = *staged;
         let chooser = &mut self.chooser;
         let program = stages.planned((rank, piece), (places, home), |call| chooser.led_program(rank, call, choice))?;
-        let lowered = program.lowered().clone();
-        if lowered.ends.is_empty() {
+        let lowered = program.lowered();
+        if lowered.steps.ends.is_empty() {
             return Ok(lowered);
         }
         Err(Error::internal("a direct plan that needs connections"))

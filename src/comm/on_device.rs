@@ -131,7 +131,8 @@ impl DeviceSide {
     /// A rank's part of a launch, without buffers and connections.
     pub(super) fn part(&self, me: Rank, lowered: &Lowered, (folding, labels): (Reduction, Vec<Label>)) -> LaunchPart {
         LaunchPart {
-            records: Arc::clone(&lowered.records),
+            records: Arc::clone(&lowered.steps.records),
+            numbers: Arc::clone(&lowered.numbers),
             folding,
             rank: me.get(),
             labels,
@@ -168,7 +169,7 @@ impl Engine {
         let bases = [input, output].map(|place| place.addr() as u64);
         let Some(lowered) = self.device_program(call)? else { return Ok(()) };
         let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
-        let queues = self.open_queues(&lowered.ends, &Launched::Collective(*operation), background)?;
+        let queues = self.open_queues(&lowered.steps.ends, &Launched::Collective(*operation), background)?;
         let side = self.side_mut()?;
         let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
         part.bases = vec![bases[0], bases[1], side.peers[world.rank.index()].scratch];
@@ -202,7 +203,7 @@ impl Engine {
         let direct = meeting.elsewhere().is_empty() && !meeting.staged().is_any() && !meeting.has_far();
         let windows = if direct { Windows::User } else { Windows::Scratch };
         let program = self.chooser.device_program(call, windows)?;
-        Ok(Some(program.lowered().clone()))
+        Ok(Some(program.lowered()))
     }
 
     /// The ends of connections that a program names, opened where they are not open yet.
@@ -332,7 +333,7 @@ impl Engine {
         let (me, shape) = (self.session.world.rank, self.session.settings.sizes.shape);
         let folding = Reduction { data_type: DataType::U8, op: None, world: self.session.world.size };
         let lowered = lower::messages(messages, me, (channel, u64::from(shape.slot_bytes)));
-        let queues = self.open_queues(&lowered.ends, launched, &mut exec::NoBackground)?;
+        let queues = self.open_queues(&lowered.steps.ends, launched, &mut exec::NoBackground)?;
         let side = self.side_mut()?;
         let mut part = side.part(me, &lowered, (folding, labels));
         part.bases =

@@ -3,8 +3,10 @@
 //!
 //! # How a lane runs
 //! As `plan` says, with these words for its terms. A lane begins when the lane that it stands `after` has ended. It
-//! walks its steps `turns` times; a step runs in the turns whose round (turn − lag) is below `rounds`, an [`ENTER`]
-//! in the first turn alone.
+//! walks its steps [`LaneNumbers::turns`] times; a step runs in the turns whose round (turn − lag) is below
+//! [`LaneNumbers::rounds`], an [`ENTER`] in the first turn alone.
+//!
+//! Records name no count: all that depends on it stands in a launch's [`Numbers`], so one program serves many counts.
 //!
 //! | step | what the lane does |
 //! |---|---|
@@ -34,10 +36,6 @@ pub struct LaneRecord {
     pub first_step: u32,
     /// How many steps it has.
     pub steps: u32,
-    /// How many rounds they have.
-    pub rounds: u32,
-    /// How often they are walked: the rounds and the greatest lag.
-    pub turns: u32,
     /// The number of the lane's flags and of its epoch, or [`NONE`] where it has neither windows nor flags.
     pub flags: u32,
     /// The lane that must have ended before this one begins, or [`NONE`].
@@ -52,10 +50,10 @@ pub struct LaneRecord {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StepRecord {
-    /// Elements over all rounds.
-    pub block: u64,
-    /// Elements in one round.
-    pub piece: u64,
+    /// The place in [`LaneNumbers::blocks`] of the block that it covers over all rounds.
+    pub block: u32,
+    /// How many blocks of that length, side by side in memory, move together; the piece is as many times as long.
+    pub times: u32,
     /// The place of its first source in [`Records::operands`]; its targets follow its sources. Of a signal or an
     /// entering: of the first rank in [`Records::ranks`].
     pub first: u32,
@@ -77,24 +75,24 @@ pub struct StepRecord {
     /// 1 where an average is divided now, else 0.
     pub finish: u8,
     /// Zero.
-    pub reserved: [u32; 6],
+    pub reserved: [u32; 8],
 }
 
 /// A place that a step reads or writes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OperandRecord {
-    /// The element where the first round starts.
-    pub start: u64,
-    /// Later rounds walk through so many pieces again and again; 0: on and on.
-    pub cycle: u32,
     /// [`OWN`], [`PEER`] or [`SLOT`].
     pub kind: u32,
     /// Of [`OWN`]: the place in [`LaunchPart::bases`]. Of [`PEER`]: the rank. Of [`SLOT`]: the place in
     /// [`LaunchPart::queues`].
     pub base: u32,
-    /// Of [`PEER`]: [`INPUT`], [`OUTPUT`] or [`SCRATCH`].
+    /// Of [`OWN`] and [`PEER`]: [`INPUT`], [`OUTPUT`] or [`SCRATCH`]; of a buffer of messages, which has one block,
+    /// [`INPUT`].
     pub buffer: u32,
+    /// Of [`INPUT`] and [`OUTPUT`]: the place in [`LaneNumbers::blocks`] of the block that lies there. Of [`SCRATCH`]:
+    /// the region.
+    pub index: u32,
 }
 
 /// [`StepRecord::kind`]: enters.
@@ -128,10 +126,10 @@ pub const FIRST_MESSAGE: u32 = 3;
 /// No number.
 pub const NONE: u32 = u32::MAX;
 
-const _: () = assert!(size_of::<LaneRecord>() == 32 && align_of::<LaneRecord>() == 4);
-const _: () = assert!(size_of::<StepRecord>() == 64 && align_of::<StepRecord>() == 8);
-const _: () = assert!(offset_of!(StepRecord, first) == 16 && offset_of!(StepRecord, kind) == 36);
-const _: () = assert!(size_of::<OperandRecord>() == 24 && offset_of!(OperandRecord, base) == 16);
+const _: () = assert!(size_of::<LaneRecord>() == 24 && align_of::<LaneRecord>() == 4);
+const _: () = assert!(size_of::<StepRecord>() == 64 && align_of::<StepRecord>() == 4);
+const _: () = assert!(offset_of!(StepRecord, first) == 8 && offset_of!(StepRecord, kind) == 28);
+const _: () = assert!(size_of::<OperandRecord>() == 16 && offset_of!(OperandRecord, index) == 12);
 
 /// A program of one rank as records.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -144,6 +142,65 @@ pub struct Records {
     pub operands: Vec<OperandRecord>,
     /// The ranks that signals and enterings name.
     pub ranks: Vec<u32>,
+}
+
+/// What depends on the counts of a call, for each lane of its program.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// In the order of [`Records::lanes`].
+    pub lanes: Vec<LaneNumbers>,
+    /// Elements of the longest round of a combine.
+    pub longest: u64,
+}
+
+/// What depends on the counts of a call, for one lane.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LaneNumbers {
+    /// How many rounds its steps have.
+    pub rounds: u32,
+    /// How often they are walked: the rounds and the greatest lag; 0 where there are no steps.
+    pub turns: u32,
+    /// Elements of a block in one round.
+    pub piece: u64,
+    /// Pieces of a region of scratch, at least 1: later rounds walk through them again and again.
+    pub depth: u32,
+    /// The element of the scratch where the lane's regions begin.
+    pub scratch: u64,
+    /// The blocks that steps name.
+    pub blocks: Vec<BlockNumbers>,
+}
+
+/// Elements that travel together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BlockNumbers {
+    /// Where they begin in inputs.
+    pub input: u64,
+    /// Where they begin in outputs.
+    pub output: u64,
+    /// How many there are.
+    pub length: u64,
+}
+
+impl LaneNumbers {
+    /// Elements of a combine in `round`; none where the block is exhausted.
+    pub fn length(&self, step: &StepRecord, round: u32) -> u64 {
+        let (times, block) = (u64::from(step.times), self.blocks[step.block as usize].length);
+        let before = self.piece.saturating_mul(u64::from(round));
+        block.saturating_sub(before).min(self.piece) * times
+    }
+
+    /// The element where an operand of a combine, which is no slot, begins in `round`.
+    pub fn start(&self, operand: &OperandRecord, step: &StepRecord, round: u32) -> u64 {
+        let walked = |pieces: u32| u64::from(pieces) * self.piece * u64::from(step.times);
+        match operand.buffer {
+            SCRATCH => {
+                let region = u64::from(self.depth) * u64::from(operand.index) * self.piece;
+                self.scratch + region + walked(round % self.depth.max(1))
+            }
+            OUTPUT => self.blocks[operand.index as usize].output + walked(round),
+            _ => self.blocks[operand.index as usize].input + walked(round),
+        }
+    }
 }
 
 /// The arithmetic of a launch.
@@ -162,6 +219,8 @@ pub struct Reduction {
 pub struct LaunchPart {
     /// The program.
     pub records: Arc<Records>,
+    /// What depends on the counts of the call.
+    pub numbers: Arc<Numbers>,
     /// The arithmetic.
     pub folding: Reduction,
     /// The rank.

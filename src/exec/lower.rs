@@ -2,23 +2,33 @@
 
 use std::collections::HashMap;
 
-use crate::device::records::{self, LaneRecord, NONE, OperandRecord, Records, StepRecord};
+use crate::device::records::{
+    self, BlockNumbers, LaneNumbers, LaneRecord, NONE, Numbers, OperandRecord, Records, StepRecord,
+};
 use crate::exec::Message;
-use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, LaneSizes, Operand, Span, Windows};
+use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Span, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::{Channel, Need, Way};
 use crate::types::Rank;
 
 const _: () = assert!(FLAGS as u64 == records::FLAGS);
 
-/// A program as records, and the ends of connections that its slots name, in the order of
-/// [`records::LaunchPart::queues`].
+/// The steps of a program as records, for any count that has the same steps.
 #[derive(Debug, Clone)]
-pub struct Lowered {
+pub struct LoweredSteps {
     /// The records.
     pub records: Arc<Records>,
-    /// The ends of connections.
+    /// The ends of connections that slots name, in the order of [`records::LaunchPart::queues`].
     pub ends: Arc<[Need]>,
+}
+
+/// A program as records.
+#[derive(Debug, Clone)]
+pub struct Lowered {
+    /// Its steps.
+    pub steps: LoweredSteps,
+    /// What depends on the count.
+    pub numbers: Arc<Numbers>,
 }
 
 /// Records that are being built.
@@ -26,15 +36,51 @@ pub struct Lowered {
 struct Lowering {
     records: Records,
     ends: Vec<Need>,
+    /// Of messages and copies, which have one block a lane.
+    numbers: Numbers,
 }
 
 /// The records of a plan's lanes.
 pub fn plan(lanes: &[Lane], windows: Windows) -> Lowered {
+    Lowered { steps: steps(lanes, windows), numbers: Arc::new(numbers(lanes)) }
+}
+
+/// The steps of a plan's lanes.
+pub fn steps(lanes: &[Lane], windows: Windows) -> LoweredSteps {
     let mut lowering = Lowering::default();
     for (number, lane) in (0..).zip(lanes) {
         lowering.lane(lane, if windows == Windows::None { NONE } else { number });
     }
-    lowering.finish()
+    lowering.finish().steps
+}
+
+/// The numbers of a plan's lanes.
+pub fn numbers(lanes: &[Lane]) -> Numbers {
+    let longest = |lane: &Lane| {
+        let combines = lane.steps.iter().filter_map(|step| match &step.action {
+            Action::Combine(combine) => Some(combine),
+            Action::Enter { .. } | Action::Signal { .. } | Action::Wait { .. } => None,
+        });
+        combines.map(|combine| lane.sizes.length(combine, 0).0).max().unwrap_or(0)
+    };
+    let of_lane = |lane: &Lane| {
+        let sizes = &lane.sizes;
+        let turns = if lane.steps.is_empty() { 0 } else { sizes.rounds + u32::from(lane.greatest_lag()) };
+        let blocks = sizes.blocks.iter().map(|block| BlockNumbers {
+            input: block.input.0,
+            output: block.output.0,
+            length: block.length.0,
+        });
+        LaneNumbers {
+            rounds: sizes.rounds,
+            turns,
+            piece: sizes.piece.0,
+            depth: sizes.depth.max(1),
+            scratch: sizes.scratch.start.0,
+            blocks: blocks.collect(),
+        }
+    };
+    Numbers { lanes: lanes.iter().map(of_lane).collect(), longest: lanes.iter().map(longest).max().unwrap_or(0) }
 }
 
 /// The records of messages on `channel`. Messages run side by side, except those of one connection, which keep their
@@ -50,8 +96,7 @@ pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Chan
         let own = own_buffer(number);
         if message.peer() == me {
             if let Some((recv, _)) = message.sends().then(|| own_recvs.next()).flatten() {
-                lowering
-                    .copy([own, own_buffer(recv)], StepRecord { block: bytes, piece: bytes, ..StepRecord::default() });
+                lowering.copy([own, own_buffer(recv)], (bytes, bytes));
             }
             continue;
         }
@@ -59,8 +104,8 @@ pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Chan
         let slot = OperandRecord { kind: records::SLOT, base: lowering.end(end), ..OperandRecord::default() };
         let ends = if message.sends() { [own, slot] } else { [slot, own] };
         // A message without bytes takes one slot without bytes, so that both ends still compare their labels.
-        let step = StepRecord { block: bytes, piece: slot_bytes, flag: records::EVEN_EMPTY, ..StepRecord::default() };
-        let lane = lowering.copy(ends, step);
+        let lane = lowering.copy(ends, (bytes, slot_bytes));
+        lowering.records.steps[lane as usize].flag = records::EVEN_EMPTY;
         let record = &mut lowering.records.lanes[lane as usize];
         record.label = number;
         record.after = latest.insert(end, lane).unwrap_or(NONE);
@@ -70,13 +115,13 @@ pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Chan
 
 /// The records of copies of these numbers of bytes, side by side. The source and the target of each copy are two
 /// consecutive buffers, from [`records::FIRST_MESSAGE`] on.
-pub fn copies(bytes: impl Iterator<Item = u64>) -> Arc<Records> {
+pub fn copies(bytes: impl Iterator<Item = u64>) -> Lowered {
     let mut lowering = Lowering::default();
     for (number, bytes) in (0u32..).zip(bytes) {
         let ends = [own_buffer(2 * number), own_buffer(2 * number + 1)];
-        lowering.copy(ends, StepRecord { block: bytes, piece: bytes, ..StepRecord::default() });
+        lowering.copy(ends, (bytes, bytes));
     }
-    lowering.finish().records
+    lowering.finish()
 }
 
 fn own_buffer(message: u32) -> OperandRecord {
@@ -85,7 +130,8 @@ fn own_buffer(message: u32) -> OperandRecord {
 
 impl Lowering {
     fn finish(self) -> Lowered {
-        Lowered { records: Arc::new(self.records), ends: self.ends.into() }
+        let steps = LoweredSteps { records: Arc::new(self.records), ends: self.ends.into() };
+        Lowered { steps, numbers: Arc::new(self.numbers) }
     }
 
     fn place_of_steps(&self) -> u32 {
@@ -96,16 +142,18 @@ impl Lowering {
         place(self.records.operands.len())
     }
 
-    /// Adds a lane that copies, in as many rounds as `step` has pieces (at least one); returns its place.
-    fn copy(&mut self, ends: [OperandRecord; 2], step: StepRecord) -> u32 {
-        let rounds = u32::try_from(step.block.div_ceil(step.piece.max(1)).max(1)).unwrap_or(u32::MAX);
+    /// Adds a lane that copies this many bytes by a step of its own, in as many rounds as they have pieces (at least
+    /// one); returns its place, which is that of the step too.
+    fn copy(&mut self, ends: [OperandRecord; 2], (length, piece): (u64, u64)) -> u32 {
+        let rounds = u32::try_from(length.div_ceil(piece.max(1)).max(1)).unwrap_or(u32::MAX);
         let (first, first_step) = (self.place_of_operands(), self.place_of_steps());
         self.records.operands.extend(ends);
-        let step = StepRecord { first, sources: 1, targets: 1, raw: NONE, kind: records::COMBINE, ..step };
-        self.records.steps.push(step);
-        let lane =
-            LaneRecord { first_step, steps: 1, rounds, turns: rounds, flags: NONE, after: NONE, label: 0, reserved: 0 };
-        self.records.lanes.push(lane);
+        let step = StepRecord { times: 1, first, sources: 1, targets: 1, raw: NONE, ..StepRecord::default() };
+        self.records.steps.push(StepRecord { kind: records::COMBINE, ..step });
+        self.records.lanes.push(LaneRecord { first_step, steps: 1, flags: NONE, after: NONE, label: 0, reserved: 0 });
+        let blocks = vec![BlockNumbers { length, ..BlockNumbers::default() }];
+        self.numbers.lanes.push(LaneNumbers { rounds, turns: rounds, piece, depth: 1, scratch: 0, blocks });
+        self.numbers.longest = self.numbers.longest.max(length.min(piece));
         place(self.records.lanes.len() - 1)
     }
 
@@ -120,23 +168,12 @@ impl Lowering {
                 Action::Wait { peer, flag } => {
                     StepRecord { kind: records::WAIT, peer: peer.get(), flag: *flag, ..StepRecord::default() }
                 }
-                Action::Combine(combine) => self.combine(combine, lane),
+                Action::Combine(combine) => self.combine(combine, lane.channel),
             };
             self.records.steps.push(StepRecord { lag: step.lag, ..record });
         }
-        let rounds = lane.sizes.rounds;
-        let turns = if lane.steps.is_empty() { 0 } else { rounds + u32::from(lane.greatest_lag()) };
         let steps = self.place_of_steps() - first_step;
-        self.records.lanes.push(LaneRecord {
-            first_step,
-            steps,
-            rounds,
-            turns,
-            flags,
-            after: NONE,
-            label: 0,
-            reserved: 0,
-        });
+        self.records.lanes.push(LaneRecord { first_step, steps, flags, after: NONE, label: 0, reserved: 0 });
     }
 
     /// A step that names ranks.
@@ -146,19 +183,19 @@ impl Lowering {
         StepRecord { kind, first, sources: place(ranks.len()), ..StepRecord::default() }
     }
 
-    fn combine(&mut self, combine: &Combine, lane: &Lane) -> StepRecord {
+    fn combine(&mut self, combine: &Combine, channel: u8) -> StepRecord {
         let first = self.place_of_operands();
-        let channel = Channel::Collective(lane.channel);
+        let channel = Channel::Collective(channel);
         for (way, operands) in [(Way::Receive, &combine.sources), (Way::Send, &combine.targets)] {
             for operand in operands {
-                let record = self.operand(operand, (way, channel), &lane.sizes);
+                let record = self.operand(operand, (way, channel));
                 self.records.operands.push(record);
             }
         }
         let own = |operand: &Operand| matches!(operand, Operand::Local(span) if span.buffer == Buffer::Input);
         StepRecord {
-            block: lane.sizes.block(combine).0,
-            piece: lane.sizes.piece(combine).0,
+            block: combine.block,
+            times: combine.times,
             first,
             sources: place(combine.sources.len()),
             targets: place(combine.targets.len()),
@@ -169,17 +206,16 @@ impl Lowering {
         }
     }
 
-    fn operand(&mut self, operand: &Operand, (way, channel): (Way, Channel), sizes: &LaneSizes) -> OperandRecord {
-        let spanned = |span: &Span| OperandRecord {
-            start: sizes.start(span).0,
-            cycle: sizes.cycle(span).unwrap_or(0),
-            ..OperandRecord::default()
+    fn operand(&mut self, operand: &Operand, (way, channel): (Way, Channel)) -> OperandRecord {
+        let spanned = |kind: u32, base: u32, span: &Span| OperandRecord {
+            kind,
+            base,
+            buffer: number(span.buffer),
+            index: span.index,
         };
         match operand {
-            Operand::Local(span) => OperandRecord { kind: records::OWN, base: number(span.buffer), ..spanned(span) },
-            Operand::Window(peer, span) => {
-                OperandRecord { kind: records::PEER, base: peer.get(), buffer: number(span.buffer), ..spanned(span) }
-            }
+            Operand::Local(span) => spanned(records::OWN, number(span.buffer), span),
+            Operand::Window(peer, span) => spanned(records::PEER, peer.get(), span),
             Operand::Slot(peer) => {
                 let base = self.end(Need { way, peer: *peer, channel });
                 OperandRecord { kind: records::SLOT, base, ..OperandRecord::default() }

@@ -2,8 +2,9 @@
 
 use std::mem::{size_of, size_of_val};
 
+use crate::device::records::Numbers;
 use crate::error::Result;
-use crate::exec::lower::{self, Lowered};
+use crate::exec::lower::{self, Lowered, LoweredSteps};
 use crate::plan::{Action, Buffer, Combine, Operand, Plan, ScratchSets, Spec, Step};
 use crate::sync::primitive::{Arc, AtomicBool, OnceLock, Ordering};
 use crate::transport::{Channel, Need, Way};
@@ -16,7 +17,7 @@ pub struct Program {
     wiring: Arc<Wiring>,
     scratch_sets: ScratchSets,
     rounds: u32,
-    lowered: OnceLock<Lowered>,
+    numbers: OnceLock<Arc<Numbers>>,
 }
 
 /// What the steps of a plan use, whatever the count.
@@ -26,6 +27,7 @@ struct Wiring {
     entered: Box<[Rank]>,
     bytes: usize,
     connected: AtomicBool,
+    lowered: OnceLock<LoweredSteps>,
 }
 
 impl Program {
@@ -33,13 +35,14 @@ impl Program {
     pub fn new(plan: Plan) -> Program {
         let (needs, entered) = (needs(&plan), entered(&plan));
         let bytes = step_bytes(&plan) + size_of_val(&needs[..]) + size_of_val(&entered[..]);
-        Program::wired(plan, Arc::new(Wiring { needs, entered, bytes, connected: AtomicBool::new(false) }))
+        let connected = AtomicBool::new(false);
+        Program::wired(plan, Arc::new(Wiring { needs, entered, bytes, connected, lowered: OnceLock::new() }))
     }
 
     fn wired(plan: Plan, wiring: Arc<Wiring>) -> Program {
         let scratch_sets = plan.scratch_sets();
         let rounds = plan.lanes.iter().map(|lane| lane.sizes.rounds).max().unwrap_or(0);
-        Program { plan, wiring, scratch_sets, rounds, lowered: OnceLock::new() }
+        Program { plan, wiring, scratch_sets, rounds, numbers: OnceLock::new() }
     }
 
     /// The program of another count, which shares the steps and what was learnt of them; `None` where that count needs
@@ -99,9 +102,12 @@ impl Program {
         Arc::strong_count(&self.wiring) > 1
     }
 
-    /// The program as records, made when a device first runs it.
-    pub fn lowered(&self) -> &Lowered {
-        self.lowered.get_or_init(|| lower::plan(&self.plan.lanes, self.plan.spec.windows))
+    /// The program as records, made when a device first runs it. Programs of other counts share those of the steps.
+    pub fn lowered(&self) -> Lowered {
+        let lanes = &self.plan.lanes;
+        let steps = self.wiring.lowered.get_or_init(|| lower::steps(lanes, self.plan.spec.windows));
+        let numbers = self.numbers.get_or_init(|| Arc::new(lower::numbers(lanes)));
+        Lowered { steps: steps.clone(), numbers: Arc::clone(numbers) }
     }
 
     /// Whether a run has found all [`Program::needs`] connected. Connections stay open while the communicator that
@@ -167,5 +173,44 @@ fn listeners(step: &Step) -> usize {
         Action::Enter { peers } => peers.len(),
         Action::Signal { listeners, .. } => listeners.len(),
         Action::Combine(_) | Action::Wait { .. } => 0,
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::plan::{Count, Layout, Limits, Windows};
+    use crate::types::{Algorithm, Collective, Elements, Protocol, World};
+
+    #[test]
+    fn programs_of_other_counts_share_the_records_of_their_steps() {
+        let ranks: Vec<Rank> = (0..4).map(Rank::new).collect();
+        let layout = Arc::new(Layout::of_hosts(&[ranks]).unwrap());
+        for (algorithm, windows) in [(Algorithm::Ring, Windows::None), (Algorithm::Direct, Windows::User)] {
+            let spec = |count: u64| Spec {
+                collective: Collective::AllReduce,
+                world: World { rank: Rank::new(1), size: 4 },
+                root: Rank::new(0),
+                count: Count::Each(Elements(count)),
+                in_place: false,
+                algorithm,
+                protocol: Protocol::Simple,
+                windows,
+                layout: Arc::clone(&layout),
+                limits: Limits { slot: Elements(4096), slots: 8, scratch: Elements(1 << 20), channels: 2 },
+            };
+            let few = Program::new(Plan::build(&spec(64_000)).unwrap());
+            let records = few.lowered().steps.records;
+            for count in [64_001, 70_000, 90_000] {
+                let many = few.resized(&spec(count)).unwrap().expect("the steps are the same");
+                let lowered = many.lowered();
+                assert!(Arc::ptr_eq(&lowered.steps.records, &records), "{algorithm:?} of {count}");
+                assert_ne!(lowered.numbers, few.lowered().numbers, "{algorithm:?} of {count}");
+                // A program of this count alone has the same.
+                let alone = Program::new(Plan::build(&spec(count)).unwrap()).lowered();
+                assert_eq!((alone.steps.records, alone.numbers), (Arc::clone(&records), lowered.numbers));
+            }
+        }
     }
 }

@@ -218,7 +218,8 @@ impl State {
         if moving.is_empty() {
             return Ok(());
         }
-        part.records = lower::copies(moving.iter().map(|pair| pair.second.bytes));
+        let lowered = lower::copies(moving.iter().map(|pair| pair.second.bytes));
+        (part.records, part.numbers) = (lowered.steps.records, lowered.numbers);
         let ends = |pair: &&Pair| {
             let (first, second) = (pair.first.end.address, pair.second.address);
             if pair.second.sends { [second, first] } else { [first, second] }

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rsccl::internals::device::records::{
-    COMBINE, ENTER, EVEN_EMPTY, EnterLine, INPUT, LaneRecord, LaunchPart, NONE, OUTPUT, OWN, OperandRecord, PEER,
-    SIGNAL, SLOT_HEADER, SlotQueue, StepRecord, WAIT,
+    COMBINE, ENTER, EVEN_EMPTY, EnterLine, INPUT, LaneNumbers, LaneRecord, LaunchPart, NONE, OUTPUT, OWN,
+    OperandRecord, PEER, SIGNAL, SLOT_HEADER, SlotQueue, StepRecord, WAIT,
 };
 use rsccl::internals::device::{Kernel, LaunchFault, Pass, Store};
 
@@ -27,6 +27,7 @@ struct Lane<'p> {
     part: &'p LaunchPart,
     kernel: Kernel,
     record: LaneRecord,
+    numbers: &'p LaneNumbers,
     turn: u32,
     step: u32,
     /// Whether the current step, if it enters, has told the peers.
@@ -42,8 +43,8 @@ struct Lane<'p> {
 pub(crate) fn run(parts: &[LaunchPart]) -> Outcome<()> {
     let mut all: Vec<Vec<Lane<'_>>> = Vec::new();
     for part in parts {
-        let lanes: Outcome<Vec<Lane<'_>>> = part.records.lanes.iter().map(|record| Lane::new(part, *record)).collect();
-        all.push(lanes?);
+        let numbered = part.records.lanes.iter().zip(&part.numbers.lanes);
+        all.push(numbered.map(|(record, numbers)| Lane::new(part, *record, numbers)).collect::<Outcome<_>>()?);
     }
     loop {
         let (mut moved, mut done) = (false, true);
@@ -78,7 +79,7 @@ pub(crate) fn run(parts: &[LaunchPart]) -> Outcome<()> {
 }
 
 impl<'p> Lane<'p> {
-    fn new(part: &'p LaunchPart, record: LaneRecord) -> Outcome<Lane<'p>> {
+    fn new(part: &'p LaunchPart, record: LaneRecord, numbers: &'p LaneNumbers) -> Outcome<Lane<'p>> {
         let folding = part.folding;
         let kernel = match folding.op {
             Some(op) => Kernel::reduce(folding.data_type, op, folding.world).map_err(|error| error.to_string())?,
@@ -88,13 +89,14 @@ impl<'p> Lane<'p> {
             part,
             kernel,
             record,
+            numbers,
             turn: 0,
             step: 0,
             told: false,
             epoch: 0,
             base: 0,
             users: HashMap::new(),
-            done: record.turns == 0,
+            done: numbers.turns == 0,
         };
         if record.flags != NONE {
             let state = lane.mine(part.layout.state(record.flags));
@@ -116,7 +118,7 @@ impl<'p> Lane<'p> {
         let mut moved = Look::Blocked;
         while !self.done {
             let step = self.part.records.steps[(self.record.first_step + self.step) as usize];
-            let round = self.turn.checked_sub(step.lag.into()).filter(|round| *round < self.record.rounds);
+            let round = self.turn.checked_sub(step.lag.into()).filter(|round| *round < self.numbers.rounds);
             let round = round.filter(|_| step.kind != ENTER || self.turn == 0);
             if let Some(round) = round
                 && !self.perform(&step, round)?
@@ -128,7 +130,7 @@ impl<'p> Lane<'p> {
             if self.step == self.record.steps {
                 (self.step, self.turn) = (0, self.turn + 1);
             }
-            if self.turn == self.record.turns {
+            if self.turn == self.numbers.turns {
                 self.end()?;
             }
         }
@@ -140,7 +142,7 @@ impl<'p> Lane<'p> {
         if self.record.flags != NONE {
             let state = self.mine(self.part.layout.state(self.record.flags));
             store(state, self.epoch + 1)?;
-            store(state + 8, self.base + u64::from(self.record.rounds))?;
+            store(state + 8, self.base + u64::from(self.numbers.rounds))?;
         }
         Ok(())
     }
@@ -209,7 +211,7 @@ impl<'p> Lane<'p> {
     }
 
     fn combine(&mut self, step: &StepRecord, round: u32) -> Outcome<bool> {
-        let length = step.block.saturating_sub(step.piece * u64::from(round)).min(step.piece);
+        let length = self.numbers.length(step, round);
         if length == 0 && step.flag != EVEN_EMPTY {
             return Ok(true);
         }
@@ -274,8 +276,7 @@ impl<'p> Lane<'p> {
             },
             _ => return Ok(None),
         };
-        let pieces = if operand.cycle == 0 { round } else { round % operand.cycle };
-        let element = operand.start + u64::from(pieces) * step.piece;
+        let element = self.numbers.start(operand, step, round);
         Ok(Some(base + element * u64::from(self.part.folding.data_type.size())))
     }
 

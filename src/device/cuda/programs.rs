@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use super::launch::PassKind;
 use super::levels::{LaunchLevels, LevelLaunch};
 use crate::device::records::{
-    COMBINE, ENTER, EVEN_EMPTY, FIRST_MESSAGE, INPUT, LaneRecord, LaunchPart, NONE, OUTPUT, OWN, OperandRecord, PEER,
-    SIGNAL, SLOT, SLOT_HEADER, SlotQueue, StepRecord, WAIT,
+    COMBINE, ENTER, EVEN_EMPTY, FIRST_MESSAGE, INPUT, LaneNumbers, LaneRecord, LaunchPart, NONE, OUTPUT, OWN,
+    OperandRecord, PEER, SIGNAL, SLOT, SLOT_HEADER, SlotQueue, StepRecord, WAIT,
 };
 use crate::device::{Kernel, LaunchFault};
 use crate::error::{Error, Result};
@@ -33,7 +33,8 @@ pub(super) fn launches(parts: &[LaunchPart]) -> Result<Option<Vec<LevelLaunch>>>
             Some(op) => Kernel::reduce(part.folding.data_type, op, part.folding.world)?,
             None => Kernel::copy(part.folding.data_type),
         };
-        lanes.push(part.records.lanes.iter().map(|record| Lane::new(part, kernel, *record)).collect::<Vec<Lane<'_>>>());
+        let numbered = part.records.lanes.iter().zip(&part.numbers.lanes);
+        lanes.push(numbered.map(|(record, numbers)| Lane::new(part, kernel, (*record, numbers))).collect::<Vec<_>>());
     }
     while walk.round(&mut lanes)? {}
     let have_ended = lanes.iter().flatten().all(|lane| lane.is_done) && walk.links.values().all(Link::is_empty);
@@ -140,6 +141,7 @@ struct Lane<'p> {
     part: &'p LaunchPart,
     kernel: Kernel,
     record: LaneRecord,
+    numbers: &'p LaneNumbers,
     turn: u32,
     step: u32,
     is_done: bool,
@@ -217,7 +219,7 @@ impl Walk {
     }
 
     fn combine(&mut self, lane: &Lane<'_>, step: &StepRecord, round: u32) -> Result<Outcome> {
-        let length = step.block.saturating_sub(step.piece * u64::from(round)).min(step.piece);
+        let length = lane.numbers.length(step, round);
         if length == 0 && step.flag != EVEN_EMPTY {
             return Ok(Outcome::Done);
         }
@@ -289,8 +291,7 @@ impl Walk {
             (PEER, _) => part.peers[operand.base as usize].scratch,
             (other, _) => return Err(Error::internal(format!("an operand of kind {other}"))),
         };
-        let pieces = if operand.cycle == 0 { round } else { round % operand.cycle };
-        Ok(base + (operand.start + u64::from(pieces) * step.piece) * lane.element())
+        Ok(base + lane.numbers.start(operand, step, round) * lane.element())
     }
 }
 
@@ -300,14 +301,14 @@ fn payload(queue: &SlotQueue, number: u64) -> u64 {
 }
 
 impl<'p> Lane<'p> {
-    fn new(part: &'p LaunchPart, kernel: Kernel, record: LaneRecord) -> Lane<'p> {
-        Lane { part, kernel, record, turn: 0, step: 0, is_done: record.turns == 0 }
+    fn new(part: &'p LaunchPart, kernel: Kernel, (record, numbers): (LaneRecord, &'p LaneNumbers)) -> Lane<'p> {
+        Lane { part, kernel, record, numbers, turn: 0, step: 0, is_done: numbers.turns == 0 }
     }
 
     /// The step that is next, with its round; `None` if it does not run in this turn.
     fn next(&self) -> Option<(StepRecord, u32)> {
         let step = self.part.records.steps[(self.record.first_step + self.step) as usize];
-        let round = self.turn.checked_sub(step.lag.into()).filter(|round| *round < self.record.rounds)?;
+        let round = self.turn.checked_sub(step.lag.into()).filter(|round| *round < self.numbers.rounds)?;
         (step.kind != ENTER || self.turn == 0).then_some((step, round))
     }
 
@@ -316,7 +317,7 @@ impl<'p> Lane<'p> {
         if self.step == self.record.steps {
             (self.step, self.turn) = (0, self.turn + 1);
         }
-        self.is_done = self.turn == self.record.turns;
+        self.is_done = self.turn == self.numbers.turns;
     }
 
     fn label(&self) -> Label {

@@ -57,7 +57,6 @@ struct ProgramImages {
     piece: Piece,
     /// Where each lane's lies, as the GPU addresses it.
     places: Vec<u64>,
-    longest: u64,
     users: Vec<User>,
     used: u64,
 }
@@ -115,7 +114,8 @@ impl ImageMemory {
         for rank in parts {
             let program = self.program(&mut state, &rank.part.records)?;
             lanes.push(program.places.clone());
-            most_bytes = program.longest.saturating_mul(u64::from(rank.part.folding.data_type.size())).max(most_bytes);
+            let longest = rank.part.numbers.longest;
+            most_bytes = longest.saturating_mul(u64::from(rank.part.folding.data_type.size())).max(most_bytes);
         }
         // The length does not depend on the address.
         let length = size_of_val(&image::launch(parts, &lanes, 0)?.0[..]);
@@ -160,14 +160,8 @@ impl ImageMemory {
             self.write(piece, &images.words);
             let address = self.address(piece);
             let places = images.places.iter().map(|place| address + place).collect();
-            let program = ProgramImages {
-                _records: Arc::clone(records),
-                piece,
-                places,
-                longest: images.longest,
-                users: Vec::new(),
-                used: clock,
-            };
+            let program =
+                ProgramImages { _records: Arc::clone(records), piece, places, users: Vec::new(), used: clock };
             state.programs.insert(key(records), program);
         }
         let program = state.programs.get_mut(&key(records)).ok_or_else(|| Error::internal("it was put there"))?;

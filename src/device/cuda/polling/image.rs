@@ -1,13 +1,13 @@
 //! Programs as the interpreter reads them: the records of `kernels/program.h`.
 //!
-//! An image of a lane or of a rank is one piece of memory, so that a block copies it at once. Images of lanes are made
-//! once for a program; the rest is made for each launch.
+//! An image of a lane, of its numbers or of a rank is one piece of memory, so that a block copies it at once. Images of
+//! lanes are made once for a program, whatever the count; the rest is made for each launch.
 
 use super::interpreter_of;
 use crate::device::Kernel;
 use crate::device::records::{
-    COMBINE, ENTER, EnterLine, LaneRecord, LaunchPart, NONE, OperandRecord, PeerMemory, Records, SIGNAL, SLOT_HEADER,
-    StepRecord,
+    COMBINE, ENTER, EnterLine, LaneNumbers, LaneRecord, LaunchPart, NONE, OperandRecord, PeerMemory, Records, SIGNAL,
+    SLOT_HEADER, StepRecord,
 };
 use crate::error::{Error, Result};
 
@@ -17,7 +17,7 @@ const MOST_SEATS: usize = 128;
 const MOST_OPERANDS: u32 = 256;
 
 // As the static assertions of program.h.
-const _: () = assert!(size_of::<StepRecord>() == 64 && size_of::<OperandRecord>() == 24);
+const _: () = assert!(size_of::<StepRecord>() == 64 && size_of::<OperandRecord>() == 16);
 const _: () = assert!(size_of::<PeerMemory>() == 16 && size_of::<EnterLine>() == 64 && SLOT_HEADER == 64);
 
 /// Builds an image of 64-bit words. Fields of 32 bits are added in pairs.
@@ -81,17 +81,14 @@ pub(super) struct LaneImages {
     pub(super) words: Vec<u64>,
     /// The offset in bytes of each lane's image.
     pub(super) places: Vec<u64>,
-    /// Elements of the longest round of a combine.
-    pub(super) longest: u64,
 }
 
 /// `LaneImage`, for each lane.
 pub(super) fn lanes(records: &Records) -> Result<LaneImages> {
-    let (mut words, mut places, mut longest) = (Vec::new(), Vec::new(), 0);
+    let (mut words, mut places) = (Vec::new(), Vec::new());
     for lane in &records.lanes {
         let steps = &records.steps[lane.first_step as usize..][..lane.steps as usize];
         for step in steps.iter().filter(|step| step.kind == COMBINE) {
-            longest = longest.max(step.piece.min(step.block));
             if step.sources.saturating_add(step.targets) > MOST_OPERANDS {
                 return Err(Error::invalid_usage(format!(
                     "a step of {} sources and {} targets: GPUs take {MOST_OPERANDS} operands; choose another \
@@ -103,7 +100,7 @@ pub(super) fn lanes(records: &Records) -> Result<LaneImages> {
         places.push(size_of_val(&words[..]) as u64);
         words.extend(lane_words(records, lane, steps));
     }
-    Ok(LaneImages { words, places, longest })
+    Ok(LaneImages { words, places })
 }
 
 fn lane_words(records: &Records, lane: &LaneRecord, steps: &[StepRecord]) -> Vec<u64> {
@@ -114,8 +111,7 @@ fn lane_words(records: &Records, lane: &LaneRecord, steps: &[StepRecord]) -> Vec
     let mut words = Words::default();
     // The length is known at the end.
     words.pair(0, lane.steps);
-    words.pair(operands, lane.rounds);
-    words.pair(lane.turns, lane.flags);
+    words.pair(operands, lane.flags);
     words.pair(lane.label, 0);
     for step in steps {
         let before = match step.kind {
@@ -123,20 +119,33 @@ fn lane_words(records: &Records, lane: &LaneRecord, steps: &[StepRecord]) -> Vec
             ENTER | SIGNAL => first_rank,
             _ => step.first,
         };
-        words.long(step.block);
-        words.long(step.piece);
+        words.pair(step.block, step.times);
         words.pair(step.first - before, step.sources);
         words.pair(step.targets, step.raw);
         words.pair(step.peer, u32::from_le_bytes([step.kind, step.lag, step.flag, step.finish]));
-        (0..3).for_each(|_| words.long(0));
+        (0..4).for_each(|_| words.long(0));
     }
     for operand in &records.operands[first_operand as usize..][..operands as usize] {
-        words.long(operand.start);
-        words.pair(operand.cycle, operand.kind);
-        words.pair(operand.base, operand.buffer);
+        words.pair(operand.kind, operand.base);
+        words.pair(operand.buffer, operand.index);
     }
     for pair in records.ranks[first_rank as usize..][..ranks as usize].chunks(2) {
         words.pair(pair[0], pair.get(1).copied().unwrap_or(0));
+    }
+    words.words[0] |= u64::from(words.bytes());
+    words.words
+}
+
+/// `NumbersImage`
+fn number_words(numbers: &LaneNumbers) -> Vec<u64> {
+    let mut words = Words::default();
+    // The length is known at the end.
+    words.pair(0, numbers.rounds);
+    words.pair(numbers.turns, numbers.depth);
+    words.long(numbers.piece);
+    words.long(numbers.scratch);
+    for block in &numbers.blocks {
+        [block.input, block.output, block.length].into_iter().for_each(|word| words.long(word));
     }
     words.words[0] |= u64::from(words.bytes());
     words.words
@@ -186,7 +195,7 @@ pub(super) struct Blocks {
 }
 
 /// The images that belong to one launch, for memory that begins at `address`: first those of blocks, then those of
-/// ranks and seats. `lanes` holds the places of each rank's lane images.
+/// ranks, numbers and seats. `lanes` holds the places of each rank's lane images.
 pub(super) fn launch(parts: &[PartWords<'_>], lanes: &[Vec<u64>], address: u64) -> Result<(Vec<u64>, Blocks)> {
     let mut blocks: Vec<(usize, Vec<Seat>)> = Vec::new();
     for (number, (rank, lanes)) in parts.iter().zip(lanes).enumerate() {
@@ -203,11 +212,18 @@ pub(super) fn launch(parts: &[PartWords<'_>], lanes: &[Vec<u64>], address: u64) 
     }
     let mut words = Words::default();
     for (rank, seats) in &blocks {
+        let numbers = &parts[*rank].part.numbers.lanes;
+        let mut places = Vec::with_capacity(seats.len());
+        for seat in seats {
+            places.push(place(&behind));
+            behind.words.extend(numbers.get(seat.number).map(number_words).unwrap_or_default());
+        }
         words.long(ranks[*rank]);
         words.long(place(&behind));
         words.pair(u32::try_from(seats.len()).unwrap_or(NONE), 0);
-        for seat in seats {
-            behind.long(seat.lane);
+        for (seat, numbers) in seats.iter().zip(places) {
+            behind.long(seat.image);
+            behind.long(numbers);
             behind.pair(seat.after, 0);
         }
     }
@@ -221,8 +237,10 @@ const BLOCK_BYTES: u64 = 24;
 /// A lane of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seat {
+    /// Which of its rank's lanes it is.
+    number: usize,
     /// Where its image lies.
-    lane: u64,
+    image: u64,
     /// The seat of the lane that must end before it, in the same block.
     after: u32,
 }
@@ -234,14 +252,14 @@ fn shared_out(rank: &PartWords<'_>, places: &[u64]) -> Result<Vec<Vec<Seat>>> {
     let mut blocks: Vec<Vec<Seat>> = vec![Vec::new(); heads.min(rank.blocks as usize)];
     let mut at: Vec<(usize, u32)> = Vec::with_capacity(records.len());
     let mut next = 0;
-    for (lane, place) in records.iter().zip(places) {
+    for (number, (lane, image)) in records.iter().zip(places).enumerate() {
         let before = (lane.after != NONE).then(|| at.get(lane.after as usize).copied()).flatten();
         let (block, after) = before.unwrap_or_else(|| {
             next += 1;
             ((next - 1) % blocks.len(), NONE)
         });
         at.push((block, u32::try_from(blocks[block].len()).unwrap_or(NONE)));
-        blocks[block].push(Seat { lane: *place, after });
+        blocks[block].push(Seat { number, image: *image, after });
     }
     if let Some(full) = blocks.iter().find(|seats| seats.len() > MOST_SEATS) {
         return Err(Error::invalid_usage(format!(
