@@ -94,10 +94,35 @@ show_virtual_gpus() {
 
 # What threads share, in every order that matters: tests/README.md. The time goes into loom, which is optimised, and into the build of
 # this crate, which is not optimised here; no model uses the virtual GPU machine.
-run_models() {
+models() {
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_TEST_OPT_LEVEL=0 \
         cargo test --locked --quiet --lib --config 'profile.test.package."*".opt-level=2' \
-        --config 'profile.test.package.vcuda.opt-level=0' models:: 2>&1 | tee -a "$log"
+        --config 'profile.test.package.vcuda.opt-level=0' "$@" 2>&1
+}
+
+# The compiler is busy with one crate most of the time, so another build has a processor to itself.
+run_clippy() {
+    local status=0
+    models --no-run >"$scratch/models" &
+    { cargo clippy --locked --quiet --all-targets --features "$features" -- -D warnings &&
+        cargo clippy --locked --quiet --lib -- -D warnings &&
+        cargo clippy --locked --quiet "${vcuda[@]}" --all-targets -- -D warnings; } || status=$?
+    # A build that fails does so again in `run_models`, which says why.
+    wait $! || true
+    return "$status"
+}
+
+# The compilers of kernels take one processor, the models the other.
+run_models() {
+    local status=0 compiler
+    kernels/build --check >"$scratch/kernels" 2>&1 &
+    compiler=$!
+    models models:: | tee -a "$log" || status=$?
+    wait "$compiler" || status=$?
+    ((status == 0)) || cat "$scratch/kernels"
+    # Where nothing could be compiled, it says so.
+    grep '^skipped: ' "$scratch/kernels" || tail -n 1 "$scratch/kernels"
+    return "$status"
 }
 
 build_documentation() {
@@ -127,13 +152,10 @@ main() {
     step install_missing
     step choose_features
     step cargo fmt --all --check
-    step cargo clippy --locked --quiet --all-targets --features "$features" -- -D warnings
-    step cargo clippy --locked --quiet --lib -- -D warnings
-    step cargo clippy --locked --quiet "${vcuda[@]}" --all-targets -- -D warnings
+    step run_clippy
     step run_tests
     step run_vcuda
     step show_virtual_gpus
-    step kernels/build --check
     step run_models
     passed=$(count passed) failed=$(count failed) ignored=$(count ignored)
     step build_documentation
