@@ -40,11 +40,26 @@ fn ranks_on_two_devices_work_in_each_others_memory_by_streams() {
 /// memory.
 #[test]
 fn captured_collectives_replay_a_hundred_times() {
-    const DEVICES: std::ops::Range<u32> = 10..12;
-    Far::add(DEVICES);
+    replay(10..12, 100, &Config::default());
+}
+
+/// The same of ranks that may not share memory, as if each were on a host of its own: a thread serves the replays.
+#[test]
+fn captured_collectives_of_several_hosts_replay_a_thousand_times() {
+    replay(20..22, 1000, &apart());
+}
+
+/// As if each rank were on a host of its own.
+fn apart() -> Config {
+    Config::default().with_p2p_disable(true).with_shm_disable(true).with_socket_interfaces("lo")
+}
+
+/// Captures calls of four ranks on two devices, and replays them `runs` times.
+fn replay(devices: std::ops::Range<u32>, runs: u32, config: &Config) {
+    Far::add(devices.clone());
     let (meeting, graph) = (std::sync::Barrier::new(4), std::sync::Mutex::new(None));
-    local::run(4, |comm| {
-        let stream = DeviceStream::new(DEVICES.start + comm.rank() / 2)?;
+    local::run_with(4, config, |comm| {
+        let stream = DeviceStream::new(devices.start + comm.rank() / 2)?;
         let on = comm.on(&stream);
         let (mut sum, mut gathered) = (stream.alloc::<u32>(1000)?, stream.alloc::<u32>(4000)?);
         let mut passed = stream.alloc::<u32>(1000)?;
@@ -55,7 +70,7 @@ fn captured_collectives_replay_a_hundred_times() {
         stream.upload(&vec![comm.rank() + 1; 1000], sum.slice_mut(..))?;
         meeting.wait();
         if comm.rank() == 0 {
-            FarGraph::begin(DEVICES);
+            FarGraph::begin(devices.clone());
         }
         meeting.wait();
         // Each run multiplies by the number of ranks, once all have the same.
@@ -65,8 +80,8 @@ fn captured_collectives_replay_a_hundred_times() {
         let waited = [stream.synchronize(), stream.upload(&[1; 1000], passed.slice_mut(..))];
         meeting.wait();
         if comm.rank() == 0 {
-            let mut captured = FarGraph::end(DEVICES);
-            (0..100).for_each(|_| captured.launch());
+            let mut captured = FarGraph::end(devices.clone());
+            (0..runs).for_each(|_| captured.launch());
             *graph.lock().unwrap() = Some(captured);
         }
         meeting.wait();
@@ -74,7 +89,7 @@ fn captured_collectives_replay_a_hundred_times() {
             assert_eq!(waited.expect_err("it is captured").kind(), Kind::InvalidUsage);
         }
         stream.synchronize()?;
-        let expected = (1..100).fold(10u32, |sum, _| sum.wrapping_mul(4));
+        let expected = (1..runs).fold(10u32, |sum, _| sum.wrapping_mul(4));
         let (mut sums, mut all) = (vec![0; 1000], vec![0; 4000]);
         stream.download(sum.slice(..), &mut sums)?;
         stream.download(gathered.slice(..), &mut all)?;

@@ -16,7 +16,9 @@ use memory::Memory;
 pub(crate) use queue::FarGraph;
 use queue::FarQueue;
 use rsccl::Result;
-use rsccl::internals::device::{Device, DeviceId, DeviceIdentity, Home, HostMemory, Queue, Region, Sharing};
+use rsccl::internals::device::{
+    Device, DeviceId, DeviceIdentity, Home, HostMemory, HostRegion, Queue, Region, Sharing,
+};
 
 /// A device whose memory the host cannot touch. All devices of a process reach each other's memory.
 #[derive(Debug)]
@@ -55,6 +57,10 @@ impl Device for Far {
 
     fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region> {
         Ok(self.region(&HostMemory.import(descriptor, bytes)?))
+    }
+
+    fn take_in(&self, memory: &HostRegion) -> Result<Region> {
+        Ok(Memory::map(memory.clone(), self.home()))
     }
 
     /// A number is one device in all processes.

@@ -54,3 +54,20 @@ fn every_algorithm_on_devices() {
         }
     }
 }
+
+/// Ranks that may not share memory, as if each were on a host of its own: kernels send to each other through memory of
+/// the host and sockets.
+#[test]
+fn every_program_and_algorithm_on_devices_of_several_hosts() {
+    let apart = || Config::default().with_p2p_disable(true).with_shm_disable(true).with_socket_interfaces("lo");
+    for (ranks, devices) in [(2, 2), (3, 3), (4, 2)] {
+        run_on_devices(ranks, devices, apart(), &every_program(ranks, SIZES, SLOT_KINDS));
+    }
+    run_on_devices(2, 2, apart(), &every_operator(&[131]));
+    run_on_devices(2, 2, apart(), &every_program(2, &[400_009], &KINDS[..1]));
+    for algorithm in Algorithm::ALL.iter().copied() {
+        let (forced, mut cases) = every_program_by(algorithm, 4, &[0, 1, 40_009]);
+        cases.retain(|case| SLOT_KINDS.iter().any(|(data_type, _)| *data_type == case.data_type));
+        run_on_devices(4, 4, apart().with_algo(forced).with_proto("Simple"), &cases);
+    }
+}

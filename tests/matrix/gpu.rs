@@ -21,9 +21,15 @@ fn on_machine(name: &str, filter: &str, environment: &[(&str, &str)]) -> (bool, 
 
 /// Expects that some tests ran, that all passed, and that nothing was left on the GPU.
 pub(crate) fn must_pass(machine: &str, filter: &str) {
-    let (succeeded, output) = on_machine(machine, filter, &[]);
+    must_pass_with(machine, filter, &[]);
+}
+
+/// The same with these variables; returns what was printed.
+pub(crate) fn must_pass_with(machine: &str, filter: &str, environment: &[(&str, &str)]) -> String {
+    let (succeeded, output) = on_machine(machine, filter, environment);
     let passed = output.contains("test result: ok") && !output.contains(" 0 passed");
     assert!(succeeded && passed, "{machine}, {filter}:\n{output}");
+    output
 }
 
 #[test]

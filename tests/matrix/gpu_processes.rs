@@ -1,7 +1,7 @@
 //! Two processes of a rank each, on one GPU, where one of them launches for both, or where they take turns, and on two:
 //! what they have captured replays. Nothing is left on a GPU. More of processes on GPUs is in `tests/faults/gpus.rs`.
 
-use crate::gpu::must_pass;
+use crate::gpu::{must_pass, must_pass_with};
 
 #[test]
 fn processes_of_one_gpu() {
@@ -13,6 +13,15 @@ fn graphs_of_processes() {
     for machine in ["2-nvswitch", "4-pcie"] {
         must_pass(machine, "gpu_processes::pair::on_two");
     }
+}
+
+/// As if the processes were on two hosts: what is replayed when the communicators have gone ends early.
+#[test]
+fn graphs_of_processes_that_share_no_memory() {
+    let apart =
+        [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "NET")];
+    let told = must_pass_with("2-nvswitch", "gpu_processes::pair::on_two", &apart);
+    assert!(told.contains("GPU memory : 0 -> 1 via NET/Socket/0"), "{told}");
 }
 
 mod pair {
