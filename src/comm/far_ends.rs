@@ -8,6 +8,7 @@ use crate::comm::session::Session;
 use crate::device::records::SlotQueue;
 use crate::device::{self, Home, Region, Sharing, StatusPage};
 use crate::error::{Error, Result};
+use crate::plan::LEAST_SLOTS;
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
 use crate::transport::{FarEnd, KernelSlots, Need};
@@ -19,6 +20,8 @@ pub(super) struct FarEnds {
     /// The thread at the other ends of the slots. Dropped before the memory.
     proxy: Option<Proxy>,
     open: HashMap<Need, Open>,
+    /// Of all slots.
+    bytes: usize,
     /// Keeps a piece of the host's memory pinned, so that later pieces need no pinning, which waits for kernels.
     pinned: Option<Region>,
     /// Of the launch that is being prepared.
@@ -60,6 +63,9 @@ impl FarEnds {
         count: u64,
     ) -> Result<()> {
         let device = device::of(home)?;
+        // The ends need not have equally many slots: sockets lie between them.
+        let slots = if self.bytes < MOST_BYTES { shape.slots } else { shape.slots.min(LEAST_SLOTS) };
+        let shape = Shape { slots, ..shape };
         let host = device.memory_of_host(KernelSlots::memory_bytes(shape), Sharing::Threads)?;
         let memory = device.take_in(&host)?;
         let slots = KernelSlots::new(host, shape);
@@ -69,6 +75,7 @@ impl FarEnds {
             none => none.insert(Proxy::start(Arc::clone(session), Arc::clone(status))?),
         };
         proxy.join(end, slots);
+        self.bytes += memory.bytes();
         self.open.insert(need, Open { queue, memory });
         Ok(())
     }
@@ -98,3 +105,7 @@ impl FarEnds {
         self.open.values().map(|open| open.memory.kept_with(attention.clone())).collect()
     }
 }
+
+/// Bytes of slots from which on connections have as few as plans can do with: pinned memory is dear, and an exchange of
+/// all ranks with all others has many connections.
+const MOST_BYTES: usize = 64 << 20;

@@ -148,9 +148,7 @@ impl Shared {
             let captured = self.wanted.captured.load(Ordering::Acquire) > 0;
             self.wanted.bell.hush();
             let moved = self.turn(&mut turns);
-            if let Some(error) = turns.broken.take_if(|_| launches || captured) {
-                self.session.fail(error, &|_| None);
-            }
+            self.end_for(&mut turns, launches || captured);
             if ends {
                 let until = last_turns.get_or_insert_with(|| Deadline::after(self.session.settings.timeout));
                 let is_over = turns.is_broken || turns.pumps.drained() || self.session.abort.is_raised();
@@ -168,6 +166,14 @@ impl Shared {
             if let Err(error) = self.rest(&mut turns, (launches || ends, captured)) {
                 turns.stop(error);
             }
+        }
+    }
+
+    /// Ends the communicator where it `needs` a connection that has broken.
+    fn end_for(&self, turns: &mut Turns, needs: bool) {
+        if let Some(error) = turns.broken.take_if(|_| needs) {
+            // All ranks are told, and this rank's kernels by the flag.
+            let _told = self.session.fail(error, &|_| None);
         }
     }
 
@@ -237,3 +243,53 @@ const GRAPH_NAP: Duration = Duration::from_millis(1);
 const LONGEST_NAP: Duration = Duration::from_secs(3600);
 /// How often news of peers is asked for while graphs exist.
 const NEWS_EVERY: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::bootstrap::LocalBootstrap;
+    use crate::comm::Settings;
+    use crate::config::Config;
+    use crate::sync::AbortFlag;
+    use crate::types::Rank;
+
+    fn proxy() -> (Proxy, Arc<StatusPage>) {
+        let alone = LocalBootstrap::world(1).unwrap().remove(0);
+        let settings = Settings::read(&Config::default()).unwrap();
+        let session = Arc::new(Session::new(Box::new(alone), settings, AbortFlag::new()));
+        let status = Arc::new(StatusPage::new().unwrap());
+        (Proxy::start(session, Arc::clone(&status)).unwrap(), status)
+    }
+
+    #[test]
+    fn a_graph_that_outlives_its_communicator_is_told_to_end() {
+        let (proxy, status) = proxy();
+        drop((proxy.attend(true), proxy.attend(false)));
+        drop(proxy);
+        assert!(!status.is_aborted(), "no graph has lived as long");
+        let (proxy, status) = self::proxy();
+        let graphs = proxy.attend(true);
+        drop(proxy);
+        assert!(status.is_aborted());
+        drop(graphs);
+    }
+
+    /// The error of a connection ends the communicator when a launch needs the connection, and not before.
+    #[test]
+    fn a_connection_that_breaks_waits_for_a_launch() {
+        let (proxy, _status) = proxy();
+        let session = Arc::clone(&proxy.shared.session);
+        let now = clock::now();
+        let mut turns = Turns { pumps: Pumps::default(), moved: now, asked: now, broken: None, is_broken: false };
+        for peer in [1, 2] {
+            turns.stop(Error::internal("broken").about(Rank::new(peer)));
+        }
+        assert!(!proxy.shared.turn(&mut turns) && session.abort.check().is_ok());
+        assert_eq!(turns.broken.as_ref().and_then(Error::peer), Some(1), "the first error stays");
+        proxy.shared.end_for(&mut turns, false);
+        assert!(session.abort.check().is_ok());
+        proxy.shared.end_for(&mut turns, true);
+        assert_eq!(session.abort.check().unwrap_err().peer(), Some(1));
+    }
+}

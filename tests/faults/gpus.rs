@@ -146,11 +146,18 @@ fn processes_of_two_hosts() {
 #[test]
 fn processes_of_eight_gpus_of_two_hosts() {
     must_pass("2x4", "eight_ranks");
+    must_pass("2x4", "eight_ranks_by_trees");
 }
 
 #[test]
 fn threads_of_two_hosts() {
     must_pass("2x4", "threads_of_hosts");
+}
+
+/// GPUs of one host that do not reach each other, and another host.
+#[test]
+fn processes_of_two_hosts_whose_gpus_do_not_reach_each_other() {
+    must_pass("4-pcie", "two_halves_of_a_host");
 }
 
 #[test]
@@ -266,6 +273,15 @@ mod jobs {
         job.must_leave_nothing(&before);
     }
 
+    #[test]
+    fn eight_ranks_by_trees() {
+        let trees = with(BOUNDED, &[("NCCL_ALGO", "Tree"), ("NCCL_PROTO", "Simple")]);
+        let Some((mut job, before)) = on_gpus(8, &trees) else { return };
+        job.must("call all_reduce 1");
+        job.must("call all_reduce 9011");
+        job.must_leave_nothing(&before);
+    }
+
     /// As launchers do it that set `CUDA_VISIBLE_DEVICES` for each rank.
     #[test]
     fn each_sees_one_gpu() {
@@ -282,25 +298,51 @@ mod jobs {
 
     #[test]
     fn two_hosts() {
-        let told = with(BOUNDED, &[("NCCL_DEBUG_SUBSYS", "NET")]);
+        // Slots of 8 KiB, so that a call goes round its queues.
+        let told = with(BOUNDED, &[("NCCL_DEBUG_SUBSYS", "NET"), ("NCCL_BUFFSIZE", "65536")]);
         let Some((mut job, before)) = on_gpus(2, &told) else { return };
         job.must(&format!("cases {} 1003", random::seed()));
-        job.must("call all_reduce 100000");
+        job.must("call all_reduce 40000");
         job.must("device_ring 1000");
         assert!(job.ranks[0].log().contains("GPU memory : 0 -> 1 via NET/Socket/0"), "{}", job.ranks[0].log());
         job.must_leave_nothing(&before);
     }
 
-    /// A process for each host, with a thread for each GPU.
+    /// Two ranks say that they are on another host than the other two.
+    #[test]
+    fn two_halves_of_a_host() {
+        if cuda::gpus().is_err() {
+            return;
+        }
+        let hosts = ["one", "one", "two", "two"];
+        let mut job = Job::start_each(4, |rank| (Vec::new(), with(BOUNDED, &[("NCCL_HOSTID", hosts[rank])])));
+        job.join();
+        for rank in &mut job.ranks {
+            rank.must(&format!("gpu {}", rank.number));
+        }
+        for call in ["all_reduce 1003", "all_reduce 9011", "all_gather 300", "all_to_all 300", "broadcast 2003"] {
+            job.must(&format!("call {call}"));
+        }
+        job.must("device_ring 100");
+        job.must("drop");
+    }
+
+    /// A process for each host: with a thread for each GPU, and with two on one.
     #[test]
     fn threads_of_hosts() {
+        crowds_of_hosts(4, 4);
+        crowds_of_hosts(2, 1);
+    }
+
+    fn crowds_of_hosts(threads: usize, gpus: usize) {
         let Some(hosts) = hosts() else { return };
         let variables = |host: usize| hosts[host].iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let placed = |host: usize| (Vec::new(), BOUNDED.iter().copied().chain(variables(host)).collect());
         let mut job = Job::start_each(2, placed);
         job.make_id();
         for rank in &mut job.ranks {
-            rank.say(&format!("gpus_crowd {} {} 4 8 4 {}", job.id, 4 * rank.number, random::seed()));
+            let (first, world) = (threads * rank.number, 2 * threads);
+            rank.say(&format!("gpus_crowd {} {first} {threads} {world} {gpus} {}", job.id, random::seed()));
         }
         for rank in &job.ranks {
             rank.begun();
