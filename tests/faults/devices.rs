@@ -104,15 +104,39 @@ fn a_rank_that_is_killed_in_the_middle_of_launches_is_named() {
     }
 }
 
-#[test]
-fn a_rank_without_shared_memory_is_told_what_to_do() {
-    let (mut job, before) = on_devices(2, 2, &with(BOUNDED, &[("NCCL_SHM_DISABLE", "1")]));
-    job.begin("call all_reduce 1000", |_| true);
-    for rank in &job.ranks {
-        let failure = rank.failure();
-        assert_eq!((failure.kind.as_str(), failure.peer), ("InvalidUsage", Some(1 - rank.number)), "{}", failure.text);
-        assert!(failure.text.contains("NCCL_SHM_DISABLE"), "{}", failure.text);
+/// Two ranks on each of two hosts: those of a host work in each other's memory, and send to the other host.
+fn on_two_hosts() -> (Job, Vec<(usize, usize)>) {
+    let hosts = ["one", "one", "two", "two"];
+    let mut job = Job::start_each(4, |rank| (Vec::new(), with(BOUNDED, &[("NCCL_HOSTID", hosts[rank])])));
+    let before = job.holdings();
+    job.join();
+    for rank in &mut job.ranks {
+        rank.must(&format!("device {}", rank.number));
     }
+    (job, before)
+}
+
+#[test]
+fn processes_of_two_hosts_on_devices() {
+    let (mut job, before) = on_two_hosts();
+    job.must(&format!("cases {} {LARGEST}", random::seed()));
+    job.must("call all_reduce 300000");
+    job.must("device_ring 1000");
+    job.must_leave_nothing(&before);
+}
+
+#[test]
+fn a_rank_of_another_host_that_is_killed_in_the_middle_of_launches_is_named() {
+    let (mut job, before) = on_two_hosts();
+    kill_in_the_middle(&mut job, "repeat all_reduce 300000", &before);
+}
+
+/// Nobody shares memory: all goes over sockets.
+#[test]
+fn ranks_without_shared_memory_send() {
+    let (mut job, before) = on_devices(2, 2, &with(BOUNDED, &[("NCCL_SHM_DISABLE", "1")]));
+    job.must("call all_reduce 1000");
+    job.must("device_ring 1000");
     job.must_leave_nothing(&before);
 }
 
