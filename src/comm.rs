@@ -46,6 +46,7 @@ mod status;
 pub(crate) mod this_host;
 mod visible_gpus;
 mod waiting_hooks;
+mod window;
 // They fork, and loom's threads cannot.
 #[cfg(not(loom))]
 #[cfg(test)]
@@ -83,6 +84,7 @@ pub(crate) use prepared_init::PreparedInit;
 pub use request::Request;
 pub use scope::Scope;
 pub(crate) use settings::Settings;
+pub use window::Window;
 
 use background_split::Away;
 use engine::Engine;

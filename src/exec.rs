@@ -31,6 +31,7 @@ mod registered;
 mod rendezvous;
 pub mod run;
 mod stages;
+pub mod windowed;
 
 pub use buffers::Buffers;
 pub use call::{Begun, Call, CallCount, Order, wrong_counts};

@@ -19,6 +19,7 @@ mod faults {
     mod setup;
     mod stopped;
     mod stores;
+    mod windows;
     pub(crate) mod worker;
 }
 #[path = "matrix/case.rs"]

@@ -57,6 +57,12 @@ const OTHERS: &[Other] = &[
     ("Communicator", "init", CONSTRUCTOR),
     ("Communicator", "from_env_with", Named("from_env")),
     ("Communicator", "register", Named("register_buffer")),
+    (
+        "Communicator",
+        "register_window",
+        Nothing("for memory of alloc_shareable, and C++ programs allocate GPU memory themselves"),
+    ),
+    ("Communicator", "deregister_window", Nothing("as register_window")),
     ("Communicator", "on", Nothing("in C++ each call takes its stream")),
     ("Group", "on_stream", Nothing("as Communicator::on")),
     ("Communicator", "chosen", Nothing("for tools; the log says it of every call, with NCCL_DEBUG_SUBSYS=TUNING")),

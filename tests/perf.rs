@@ -404,7 +404,8 @@ fn ranks_share_the_memory_of_a_virtual_gpu() {
 fn processes_work_on_virtual_gpus_of_their_own() {
     let (script, rsccl) = (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vcuda/run"), env!("CARGO_BIN_EXE_rsccl"));
     let launched = ["run", "-n", "2", "--", rsccl, "perf"];
-    for (before, after) in [(&launched[..], &[][..]), (&["perf"], &["--ranks", "2", "--transport", "shm"])] {
+    for (before, after) in [(&launched[..], &[][..]), (&["perf"], &["--ranks", "2", "--transport", "auto", "-R", "2"])]
+    {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=10", "300", script, "--strict", "2-nvswitch", "--", rsccl]).args(before);
         command.args(["all_reduce,sendrecv", "--device", "cuda", "-b", "1K", "-d", "float"]).args(after);

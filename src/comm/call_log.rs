@@ -240,6 +240,7 @@ mod tests {
             sequence: 26,
             past: 0,
             on_device: false,
+            windows: 0,
         };
         let line = CallLine { call: &call, operation: &operation, world, id: 0xab }.to_string();
         assert_eq!(

@@ -52,6 +52,8 @@ struct Shared {
     queues: Mutex<HashMap<(Rank, Rank, Channel), Region>>,
     /// Where messages between ranks of one device meet.
     rendezvous: Rendezvous,
+    /// Memory that is being registered, by the window's number and its rank.
+    windows: Mutex<HashMap<(u32, Rank), Region>>,
     /// The status pages of all ranks, where several processes share a device.
     pages: Mutex<Option<HostRegion>>,
 }
@@ -213,6 +215,21 @@ impl Meeting {
     /// The layout of every rank's memory.
     pub(super) fn layout(&self) -> SideLayout {
         SideLayout { ranks: self.world.size }
+    }
+
+    /// Leaves a rank's memory of a window for the ranks of this process.
+    pub(super) fn leave_window(&self, of: (u32, Rank), memory: &Region) {
+        lock(&self.shared.windows).insert(of, memory.clone());
+    }
+
+    /// The memory that a rank of this process has left.
+    pub(super) fn window(&self, of: (u32, Rank)) -> Option<Region> {
+        lock(&self.shared.windows).get(&of).cloned()
+    }
+
+    /// Takes away what [`Meeting::leave_window`] has left.
+    pub(super) fn take_window(&self, of: (u32, Rank)) {
+        lock(&self.shared.windows).remove(&of);
     }
 
     /// What this rank brings of the host's memory.

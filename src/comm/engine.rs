@@ -151,6 +151,7 @@ impl Engine {
             sequence: session.next_collective(),
             past: session.history.past(),
             on_device: call.buffers.home() != Home::Host || matches!(order, Order::Stream(_)),
+            windows: self.placed(call).map_or(0, |placed| placed.check_sum()),
         };
         if log::hears_calls() {
             self.log_call(call, &operation);
@@ -417,7 +418,8 @@ impl Engine {
         let session = &*self.session;
         let (sequence, past) = (session.next_collective(), session.history.past());
         let collective = Collective::AllToAllV;
-        let operation = Operation { collective, data_type, op: None, root: None, count: 0, sequence, past, on_device };
+        let operation =
+            Operation { collective, data_type, op: None, root: None, count: 0, sequence, past, on_device, windows: 0 };
         session.history.begin(operation.label());
         operation
     }

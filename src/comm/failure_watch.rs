@@ -113,8 +113,17 @@ mod tests {
         let [mine, theirs] = sessions(timeout);
         let (collective, data_type) = (Collective::AllGather, DataType::I32);
         let sequence = mine.next_collective();
-        let operation =
-            Operation { collective, data_type, op: None, root: None, count: 1, sequence, past: 0, on_device: false };
+        let operation = Operation {
+            collective,
+            data_type,
+            op: None,
+            root: None,
+            count: 1,
+            sequence,
+            past: 0,
+            on_device: false,
+            windows: 0,
+        };
         mine.history.begin(operation.label());
         let has_looked = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {

@@ -3,7 +3,8 @@
 //! The first call makes the rank's [`DeviceSide`]: words and scratch in the memory of its device, which the programs of
 //! the other ranks reach, whether they are threads of this process or other processes of the host (`device_sharing`).
 //! Every call, the first included, becomes a [`LaunchPart`], which the cohort launches. Between processes plans work in
-//! scratch, because the addresses of users' buffers are valid in one process only; between hosts they send (`far_ends`).
+//! scratch, because the addresses of users' buffers are valid in one process only, unless the buffers lie in windows
+//! (`comm::window`); between hosts they send (`far_ends`).
 
 use std::collections::HashMap;
 
@@ -17,6 +18,7 @@ use crate::comm::peer_status::WaitingFor;
 use crate::comm::proxy::Attention;
 use crate::comm::session::Session;
 use crate::comm::staging::StagingLayout;
+use crate::comm::window::{DeviceWindows, Placed};
 use crate::device::records::{self, LaunchPart, PeerMemory, Reduction, SlotQueue};
 use crate::device::{self, Event, Home, HostRegion, Region, StatusPage};
 use crate::error::{Error, Kind, Result};
@@ -51,6 +53,8 @@ pub(crate) struct DeviceSide {
     status: Arc<StatusPage>,
     /// The ends of connections that are open, and the memory behind each.
     queues: HashMap<Need, (SlotQueue, Region)>,
+    /// What all ranks have registered alike.
+    pub(super) windows: DeviceWindows,
     /// The last launch of messages. Launches of messages use the same connections, so each follows the one before.
     messages: Option<Last>,
 }
@@ -97,6 +101,7 @@ impl DeviceSide {
             kept: brought.sides.into_values().chain(brought.stages.into_values()).chain(brought.pages).collect(),
             status,
             queues: HashMap::new(),
+            windows: DeviceWindows::default(),
             messages: None,
         })
     }
@@ -167,20 +172,30 @@ impl Engine {
         }
         let (input, output) = call.buffers.places();
         let bases = [input, output].map(|place| place.addr() as u64);
-        let Some(lowered) = self.device_program(call)? else { return Ok(()) };
+        let placed = self.placed(call);
+        let Some(lowered) = self.device_program(call, placed.is_some())? else { return Ok(()) };
         let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
         let queues = self.open_queues(&lowered.steps.ends, &Launched::Collective(*operation), background)?;
         let side = self.side_mut()?;
         let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
         part.bases = vec![bases[0], bases[1], side.peers[world.rank.index()].scratch];
+        if let Some(placed) = placed {
+            part.bases.extend(side.windows.bases(&placed));
+            part.keep.extend(side.windows.kept(&placed));
+        }
         part.keep.extend(call.buffers.kept());
         part.queues = queues;
         part.keep.extend(side.kept_by_graph(order)?);
         self.launch_collective(part, operation, order)
     }
 
-    /// The records of a call; `None` where there is nothing to do.
-    fn device_program(&mut self, call: &Call<'_>) -> Result<Option<Lowered>> {
+    /// Where the buffers of a call lie in windows; `None` where it does not work there.
+    pub(super) fn placed(&self, call: &Call<'_>) -> Option<Placed> {
+        self.device_side.as_ref()?.windows.find(call, self.session.world)
+    }
+
+    /// The records of a call, which works `in_windows` or not; `None` where there is nothing to do.
+    fn device_program(&mut self, call: &Call<'_>, in_windows: bool) -> Result<Option<Lowered>> {
         let world = self.session.world;
         if world.size == 1 {
             if call.collective == Collective::Exscan {
@@ -197,6 +212,9 @@ impl Engine {
             let room = (u64::from(sizes.shape.slot_bytes)).min(sizes.scratch_bytes as u64) / size;
             let lane = plan::scan_lane(world, exclusive, count, Elements(room));
             return Ok((count.0 > 0).then(|| lower::plan(&[lane], Windows::None)));
+        }
+        if in_windows {
+            return Ok(Some(self.chooser.device_program(call, Windows::User)?.in_windows()));
         }
         // Addresses of users' buffers mean nothing in another process, nor on a device that does not reach them.
         let meeting = &self.side_mut()?.meeting;
@@ -297,7 +315,7 @@ impl Engine {
             let sequence = self.number_message(message);
             let (data_type, count) = (message.data_type(), message.count());
             let (collective, op, root) = (Collective::Send, None, None);
-            Operation { collective, data_type, op, root, count, sequence, past: 0, on_device: true }.label()
+            Operation { collective, data_type, op, root, count, sequence, past: 0, on_device: true, windows: 0 }.label()
         };
         let labels: Vec<Label> = messages.iter().map(label).collect();
         let (mut ends, mut others, mut others_labels) = (Vec::new(), Vec::new(), Vec::new());
@@ -403,7 +421,7 @@ impl Engine {
     /// Makes this rank's side on the device of a call if there is none, and fails if an earlier launch has failed.
     /// Returns the device on which the call runs. The call is the collective of the number `next`, or a message before
     /// that.
-    fn enter_device(
+    pub(super) fn enter_device(
         &mut self,
         (home, next): (Home, u64),
         order: Order<'_>,

@@ -285,7 +285,17 @@ mod tests {
 
     fn operation(count: u64, sequence: u64) -> Operation {
         let (collective, data_type) = (Collective::AllGather, DataType::I32);
-        Operation { collective, data_type, op: None, root: None, count, sequence, past: 0, on_device: false }
+        Operation {
+            collective,
+            data_type,
+            op: None,
+            root: None,
+            count,
+            sequence,
+            past: 0,
+            on_device: false,
+            windows: 0,
+        }
     }
 
     fn stall_note(label: Label) -> Vec<u8> {

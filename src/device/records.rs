@@ -120,7 +120,7 @@ pub const INPUT: u32 = 0;
 pub const OUTPUT: u32 = 1;
 /// The same of the scratch.
 pub const SCRATCH: u32 = 2;
-/// The first place in [`LaunchPart::bases`] that is none of the three: the buffers of messages.
+/// The first place in [`LaunchPart::bases`] that is none of the three: the buffers of messages, or of other ranks.
 pub const FIRST_MESSAGE: u32 = 3;
 
 /// No number.
@@ -132,7 +132,7 @@ const _: () = assert!(offset_of!(StepRecord, first) == 8 && offset_of!(StepRecor
 const _: () = assert!(size_of::<OperandRecord>() == 16 && offset_of!(OperandRecord, index) == 12);
 
 /// A program of one rank as records.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Records {
     /// Its lanes, side by side.
     pub lanes: Vec<LaneRecord>,
@@ -214,6 +214,13 @@ pub struct Reduction {
     pub world: u32,
 }
 
+impl LaunchPart {
+    /// Whether it is of messages, which have neither input nor output nor scratch.
+    pub fn is_of_messages(&self) -> bool {
+        self.bases.len() > FIRST_MESSAGE as usize && self.bases[SCRATCH as usize] == 0
+    }
+}
+
 /// What one rank gives to a launch. Addresses are those of the device that runs it.
 #[derive(Debug, Clone)]
 pub struct LaunchPart {
@@ -227,7 +234,8 @@ pub struct LaunchPart {
     pub rank: u32,
     /// What the lanes' partners must have called.
     pub labels: Vec<Label>,
-    /// The rank's own buffers: input, output, scratch, then those of messages.
+    /// The rank's own buffers: input, output, scratch, then those of messages, or, of a call in windows, the input and
+    /// the output of each rank.
     pub bases: Vec<u64>,
     /// How control words lie.
     pub layout: ControlLayout,

@@ -63,6 +63,11 @@ impl<T: Element> DeviceBuffer<T> {
         self.count == 0
     }
 
+    /// The memory, to hand it to peers.
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
     /// The elements of `range`, to read.
     ///
     /// # Panics
@@ -142,10 +147,27 @@ impl DeviceStream {
     /// # Errors
     /// Where the device has no such memory, or `count` elements do not fit the address space.
     pub fn alloc<T: Element>(&self, count: usize) -> Result<DeviceBuffer<T>> {
+        self.alloc_for(Sharing::Threads, count)
+    }
+
+    /// A buffer as [`DeviceStream::alloc`]'s whose memory other processes of this host can map, for
+    /// [`Communicator::register_window`](crate::Communicator::register_window) (NCCL: `ncclMemAlloc`).
+    ///
+    /// It is memory of its own: on GPUs whole granules of 2 MiB, or, where `NCCL_CUMEM_ENABLE` is 0 or the GPU has no
+    /// descriptors of memory, one allocation of `cuMemAlloc`, which waits for kernels that run. Allocate few of them.
+    ///
+    /// # Errors
+    /// As [`DeviceStream::alloc`], and where a setting has a bad value.
+    pub fn alloc_shareable<T: Element>(&self, count: usize) -> Result<DeviceBuffer<T>> {
+        let by_descriptor = Config::default().resolve()?.cumem_enable;
+        self.alloc_for(if by_descriptor { Sharing::Processes } else { Sharing::ProcessesByHandle }, count)
+    }
+
+    fn alloc_for<T: Element>(&self, sharing: Sharing, count: usize) -> Result<DeviceBuffer<T>> {
         let bytes = count.max(1).checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes =
             bytes.ok_or_else(|| Error::invalid_argument(format!("a buffer of {count} elements is too large")))?;
-        let region = device::of(self.home())?.allocate(bytes, Sharing::Threads)?;
+        let region = device::of(self.home())?.allocate(bytes, sharing)?;
         Ok(DeviceBuffer { region, count, elements: PhantomData })
     }
 

@@ -484,6 +484,7 @@ mod models {
                     sequence: number,
                     past: 0,
                     on_device: false,
+                    windows: 0,
                 };
                 let fill = |slot: NonNull<u8>| {
                     // SAFETY: the place of the one byte that is announced.

@@ -153,6 +153,7 @@ mod tests {
             sequence: number,
             past: history.past(),
             on_device: false,
+            windows: 0,
         };
         history.begin(operation.label());
         operation.label()

@@ -87,6 +87,7 @@ impl<'a> MessageRun<'a> {
             sequence,
             past: 0,
             on_device: false,
+            windows: 0,
         };
         // Messages that collectives are made of wait for no message that was begun before them, and have no other
         // collective beside them.

@@ -25,6 +25,8 @@ pub struct Operation {
     pub past: u64,
     /// Whether it works in the memory of devices: such ranks and ranks on the host never meet.
     pub on_device: bool,
+    /// A check sum of where its buffers lie in windows, which is the same on all ranks; 0 where they lie in none.
+    pub windows: u16,
 }
 
 impl Operation {
@@ -34,7 +36,7 @@ impl Operation {
         let root = self.root.map_or(0, |root| u64::from(root.get()) + 1);
         let kind = u64::from(self.collective.code());
         let number = self.sequence | self.past;
-        let memory = u64::from(self.on_device) << DEVICE_BIT;
+        let memory = u64::from(self.on_device) << DEVICE_BIT | u64::from(self.windows) << WINDOWS_AT;
         [kind | u64::from(self.data_type.code()) << 8 | op << 16 | root << 24 | memory, self.count, number]
     }
 }
@@ -75,6 +77,10 @@ pub fn describe(label: Label) -> String {
     if label[0] >> DEVICE_BIT != 0 {
         text.push_str(", on a device");
     }
+    let windows = label[0] >> WINDOWS_AT & u64::from(u16::MAX);
+    if windows != 0 {
+        text.push_str(&format!(", in windows at places with check sum {windows:04x}"));
+    }
     let root = label[0] >> 24 & ROOT;
     if root != 0 {
         text.push_str(&format!(", root {}", root - 1));
@@ -84,9 +90,11 @@ pub fn describe(label: Label) -> String {
 }
 
 const NONE: u64 = 0xff;
-/// The bit of a label's first word that says where the call works; the root ends below it.
+/// The bit of a label's first word that says where the call works.
 const DEVICE_BIT: u32 = 63;
-const ROOT: u64 = (1 << (DEVICE_BIT - 24)) - 1;
+/// The bits below it say where in windows; the root ends below those.
+const WINDOWS_AT: u32 = DEVICE_BIT - u16::BITS;
+const ROOT: u64 = (1 << (WINDOWS_AT - 24)) - 1;
 /// The bits of a label's third word that have the number.
 pub(super) const SEQUENCE: u64 = (1 << 48) - 1;
 
@@ -106,6 +114,7 @@ mod tests {
             sequence: 17,
             past: 0,
             on_device: false,
+            windows: 0,
         };
         let theirs =
             Operation { collective: Collective::Broadcast, op: None, root: Some(Rank::new(2)), count: 8, ..mine };
@@ -116,6 +125,9 @@ mod tests {
         );
         let apart = Operation { on_device: true, ..theirs };
         assert_eq!(describe(apart.label()), "broadcast #17 (count 8, float, on a device, root 2)");
+        let placed = Operation { windows: 0xa0f, ..apart };
+        let words = "broadcast #17 (count 8, float, on a device, in windows at places with check sum 0a0f, root 2)";
+        assert_eq!(describe(placed.label()), words);
         assert!(describe([u64::MAX; 3]).contains("unknown"));
         let vector = Operation { collective: Collective::AllGatherV, op: None, count: 0xab, ..mine };
         assert_eq!(describe(vector.label()), "all_gather_v #17 (counts with check sum 00000000000000ab, float)");

@@ -5,6 +5,7 @@ use std::mem::{size_of, size_of_val};
 use crate::device::records::Numbers;
 use crate::error::Result;
 use crate::exec::lower::{self, Lowered, LoweredSteps};
+use crate::exec::windowed;
 use crate::plan::{Action, Buffer, Combine, Operand, Plan, ScratchSets, Spec, Step};
 use crate::sync::primitive::{Arc, AtomicBool, OnceLock, Ordering};
 use crate::transport::{Channel, Need, Way};
@@ -28,6 +29,7 @@ struct Wiring {
     bytes: usize,
     connected: AtomicBool,
     lowered: OnceLock<LoweredSteps>,
+    windowed: OnceLock<LoweredSteps>,
 }
 
 impl Program {
@@ -36,7 +38,8 @@ impl Program {
         let (needs, entered) = (needs(&plan), entered(&plan));
         let bytes = step_bytes(&plan) + size_of_val(&needs[..]) + size_of_val(&entered[..]);
         let connected = AtomicBool::new(false);
-        Program::wired(plan, Arc::new(Wiring { needs, entered, bytes, connected, lowered: OnceLock::new() }))
+        let (lowered, windowed) = (OnceLock::new(), OnceLock::new());
+        Program::wired(plan, Arc::new(Wiring { needs, entered, bytes, connected, lowered, windowed }))
     }
 
     fn wired(plan: Plan, wiring: Arc<Wiring>) -> Program {
@@ -108,6 +111,13 @@ impl Program {
         let steps = self.wiring.lowered.get_or_init(|| lower::steps(lanes, self.plan.spec.windows));
         let numbers = self.numbers.get_or_init(|| Arc::new(lower::numbers(lanes)));
         Lowered { steps: steps.clone(), numbers: Arc::clone(numbers) }
+    }
+
+    /// The same records for a launch that knows where all ranks' buffers lie in windows.
+    pub fn in_windows(&self) -> Lowered {
+        let lowered = self.lowered();
+        let steps = self.wiring.windowed.get_or_init(|| windowed::in_windows(&lowered.steps));
+        Lowered { steps: steps.clone(), ..lowered }
     }
 
     /// Whether a run has found all [`Program::needs`] connected. Connections stay open while the communicator that

@@ -98,6 +98,21 @@ impl Fabric {
         taken.into_iter().map(|imported| Ok(imported.ok_or_else(own_memory)?.memory)).collect()
     }
 
+    /// The same for memory of the device `home` that is shared later; queues stay as they were said to be.
+    ///
+    /// # Errors
+    /// As [`Fabric::share_with_processes`].
+    pub fn share_window(
+        &mut self,
+        (mine, home): (&Region, Home),
+        peers: &[(Rank, usize)],
+        setup: &mut Setup<'_>,
+    ) -> Result<Vec<Region>> {
+        let takers: Vec<Rank> = peers.iter().map(|(peer, _)| *peer).collect();
+        let taken = self.exchange_memory((&wanted(peers), &takers), Some((mine, None)), (TAG_WINDOW, home), setup)?;
+        taken.into_iter().map(|imported| Ok(imported.ok_or_else(own_memory)?.memory)).collect()
+    }
+
     /// The same for memory of the host: hands `mine`, if this rank has some, to `takers`, and maps that of `owners`.
     ///
     /// # Errors
@@ -296,3 +311,4 @@ const TAG_SIDE: u32 = 0x5248_0000;
 const TAG_QUEUE: u32 = 0x5249_0000;
 const TAG_STAGE: u32 = 0x524b_0000;
 const TAG_MAPPED: u32 = 0x524a_0000;
+const TAG_WINDOW: u32 = 0x524c_0000;

@@ -10,7 +10,7 @@ use crate::{SHM, random, with};
 const BOUNDED: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_TIMEOUT_MS", "20000")];
 
 /// `ranks` processes that have joined, each on one of the `devices`; and what each held before.
-fn on_devices(ranks: usize, devices: usize, variables: &[(&str, &str)]) -> (Job, Vec<(usize, usize)>) {
+pub(super) fn on_devices(ranks: usize, devices: usize, variables: &[(&str, &str)]) -> (Job, Vec<(usize, usize)>) {
     let mut job = Job::start(ranks, variables);
     let before = job.holdings();
     job.join();

@@ -38,6 +38,16 @@ fn processes_of_eight_gpus() {
 }
 
 #[test]
+fn processes_work_in_windows() {
+    for job in ["windows", "windows_by_handles", "windows_of_threads", "windows_differ"] {
+        must_pass("2-nvswitch", &format!("in_{job}"));
+    }
+    must_pass("8-nvswitch", "in_windows_of_eight");
+    must_pass("4-nvswitch", "in_windows_one_is_killed");
+    must_pass("4-pcie", "in_windows_that_cannot_be_reached");
+}
+
+#[test]
 fn processes_that_each_see_one_gpu() {
     must_pass("2-nvswitch", "each_sees_one_gpu");
 }
@@ -180,6 +190,7 @@ mod jobs {
 
     use super::super::deaths::{must_go_on, must_name};
     use super::super::ranks::{Job, machine_variables};
+    use super::super::windows;
     use super::VICTIM_IS;
     use crate::{SHM, random, with};
 
@@ -280,6 +291,70 @@ mod jobs {
         job.must("call all_reduce 1");
         job.must("call all_reduce 9011");
         job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn in_windows() {
+        let Some((mut job, before)) = on_gpus(2, BOUNDED) else { return };
+        windows::must_run(&mut job, 9_011, true);
+        windows::must_run(&mut job, 3, true);
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn in_windows_by_handles() {
+        let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[("NCCL_CUMEM_ENABLE", "0")])) else { return };
+        windows::must_run(&mut job, 9_011, true);
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn in_windows_of_eight() {
+        let Some((mut job, before)) = on_gpus(8, BOUNDED) else { return };
+        windows::must_run(&mut job, 1_003, true);
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn in_windows_that_cannot_be_reached() {
+        let Some((mut job, before)) = on_gpus(2, BOUNDED) else { return };
+        windows::must_run(&mut job, 1_003, false);
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn in_windows_differ() {
+        let Some((mut job, before)) = on_gpus(2, BOUNDED) else { return };
+        windows::must_be_told(&mut job);
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn in_windows_one_is_killed() {
+        let Some((mut job, _)) = on_gpus(4, SHM) else { return };
+        let process = job.ranks[VICTIM].process();
+        writeln!(std::io::stderr(), "{VICTIM_IS}{process}").expect("standard error is open");
+        windows::kill_in_windows(&mut job);
+        job.must("drop");
+    }
+
+    /// Each process has the threads of one GPU.
+    #[test]
+    fn in_windows_of_threads() {
+        if cuda::gpus().is_err() {
+            return;
+        }
+        let mut job = Job::start(2, BOUNDED);
+        job.make_id();
+        for rank in &mut job.ranks {
+            let number = rank.number;
+            rank.say(&format!("window_crowd {} {} 2 4 {number} 2003", job.id, 2 * number));
+        }
+        for rank in &job.ranks {
+            rank.begun();
+            rank.success("window_crowd");
+        }
+        job.must("drop");
     }
 
     /// As launchers do it that set `CUDA_VISIBLE_DEVICES` for each rank.

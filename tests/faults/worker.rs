@@ -17,6 +17,13 @@
 //!                        the same, all with streams of this GPU
 //! gpus_crowd ID FIRST RANKS WORLD GPUS SEED
 //!                        the same, each with a stream of one of so many GPUs
+//! windows COUNT          all calls in windows, checked                    → whether they are reached directly
+//! window_repeat COUNT    all_reduce in windows until it fails; says `turn` as below; the windows are given back without peers
+//! window_at OFFSET COUNT an all_reduce in a window from there on
+//! window_of COUNT        registers a window of so many elements           → as of `windows`
+//! window_inside COUNT    the same, of memory that cannot leave the process
+//! window_crowd ID FIRST RANKS WORLD GPU COUNT
+//!                        as gpu_crowd, but runs `windows`
 //! call NAME COUNT        a collective of f32 sums, checked bit by bit
 //! repeat NAME COUNT      the same until it fails; says `turn` after each of the first turns
 //! send COUNT PEER        a message
@@ -44,6 +51,9 @@
 //! ```
 //! When it has started it says `ready`. Before a command it says `begin`, after it `ok TEXT` or `error KIND PEER TEXT`;
 //! each such line follows a mark, since the test runner writes to the same stream.
+
+#[path = "window_calls.rs"]
+mod window_calls;
 
 use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
@@ -160,6 +170,20 @@ impl Worker {
             ["gpus_crowd", id, first, ranks, world, gpus, seed] => {
                 let place = |rank: u32| DeviceStream::new(rank % number::<u32>(gpus)).map(Placed::Device);
                 crowd_on(&UniqueId::from_bytes(&unhex(id))?, [first, ranks, world].map(number), (seed, 1_003), place)
+            }
+            ["window_crowd", id, first, ranks, world, gpu, count] => {
+                let (id, numbers) = (UniqueId::from_bytes(&unhex(id))?, [first, ranks, world, count].map(number));
+                window_calls::crowd(&id, numbers, |_| DeviceStream::new(number(gpu))).map(|()| String::new())
+            }
+            [command @ ("windows" | "window_repeat" | "window_at" | "window_of" | "window_inside"), .., count] => {
+                let stream = self.stream.as_ref().expect("`device` comes first");
+                let (comm, count) = (self.comm(), number(count));
+                match command {
+                    "windows" => window_calls::all_calls(comm, stream, count).map(|direct| direct.to_string()),
+                    "window_repeat" => window_calls::repeat(comm, stream, count).map(|()| String::new()),
+                    "window_at" => window_calls::sum_at(comm, stream, number(words[1]), count).map(|()| String::new()),
+                    _ => window_calls::register(comm, stream, count, command == "window_of").map(|is| is.to_string()),
+                }
             }
             ["call", name, count] => self.call(name, number(count)).map(|()| String::new()),
             ["repeat", name, count] => {

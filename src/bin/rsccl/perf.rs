@@ -106,8 +106,8 @@ pub(crate) struct Arguments {
     #[arg(short = 'u', long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_SKEW))]
     unalign: u32,
     /// Registers the buffers (1), so that ranks of one host access them in place; at most 256 cases, because
-    /// registrations last.
-    #[arg(short = 'R', long, alias = "local_register", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    /// registrations last. With --device as windows (2), which all ranks register alike.
+    #[arg(short = 'R', long, alias = "local_register", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     local_register: u8,
     /// The seed of the inputs.
     #[arg(long, default_value_t = 1)]

@@ -21,7 +21,7 @@ use super::launch::{self, GridShape};
 use super::members::Membership;
 use super::result::call;
 use super::stream::StreamHandle;
-use crate::device::records::{FIRST_MESSAGE, LaunchPart};
+use crate::device::records::LaunchPart;
 use crate::device::{Kernel, LaunchFault, StatusPage};
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex};
@@ -133,7 +133,7 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &
         };
         let arithmetic = Arithmetic::of(&kernel);
         entry = Some(arithmetic.interpreter);
-        let blocks = if is_message(part) { seats.messages } else { seats.collective };
+        let blocks = if part.is_of_messages() { seats.messages } else { seats.collective };
         words.push(PartWords { part, arithmetic, page: seats.page, blocks });
     }
     let (Some(polling), Some(entry)) = (polling, entry) else { return Ok(()) };
@@ -168,13 +168,9 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &
     })
 }
 
-fn is_message(part: &LaunchPart) -> bool {
-    part.bases.len() > FIRST_MESSAGE as usize
-}
-
 /// Whether ranks of this GPU have called different collectives, which one launch cannot run. If so, tells all of them.
 pub(super) fn differ(parts: &[LaunchPart]) -> bool {
-    let label = |part: &LaunchPart| part.labels.first().copied().filter(|_| !is_message(part));
+    let label = |part: &LaunchPart| part.labels.first().copied().filter(|_| !part.is_of_messages());
     let Some((first, mine)) = parts.iter().find_map(|part| Some((part, label(part)?))) else { return false };
     let Some((other, theirs)) = parts.iter().find_map(|part| Some((part, label(part).filter(|label| *label != mine)?)))
     else {

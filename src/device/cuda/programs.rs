@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use super::launch::PassKind;
 use super::levels::{LaunchLevels, LevelLaunch};
 use crate::device::records::{
-    COMBINE, ENTER, EVEN_EMPTY, FIRST_MESSAGE, INPUT, LaneNumbers, LaneRecord, LaunchPart, NONE, OUTPUT, OWN,
-    OperandRecord, PEER, SIGNAL, SLOT, SLOT_HEADER, SlotQueue, StepRecord, WAIT,
+    COMBINE, ENTER, EVEN_EMPTY, INPUT, LaneNumbers, LaneRecord, LaunchPart, NONE, OUTPUT, OWN, OperandRecord, PEER,
+    SIGNAL, SLOT, SLOT_HEADER, SlotQueue, StepRecord, WAIT,
 };
 use crate::device::{Kernel, LaunchFault};
 use crate::error::{Error, Result};
@@ -72,10 +72,6 @@ fn check_all_are_here(parts: &[LaunchPart]) -> Result<()> {
     Ok(())
 }
 
-fn is_message(part: &LaunchPart) -> bool {
-    part.bases.len() > FIRST_MESSAGE as usize
-}
-
 /// Called if the programs do not fit each other: a lane has found a difference, waits for ever, or has left a message
 /// that nobody takes. Tells every rank that has not found it itself which rank's call differs from its own.
 fn tell_who_differs(parts: &[LaunchPart]) -> Result<()> {
@@ -83,7 +79,7 @@ fn tell_who_differs(parts: &[LaunchPart]) -> Result<()> {
         let differing = |other: &LaunchPart| {
             let (mine, theirs) = (*part.labels.first()?, *other.labels.first()?);
             // Two ranks may launch different messages in one call: that is no mistake.
-            let differs = mine != theirs && !(is_message(part) && is_message(other));
+            let differs = mine != theirs && !(part.is_of_messages() && other.is_of_messages());
             differs.then_some(LaunchFault::Mismatch { peer: other.rank, mine, theirs })
         };
         // The first fault of a page stays.
@@ -93,7 +89,7 @@ fn tell_who_differs(parts: &[LaunchPart]) -> Result<()> {
         parts.iter().for_each(|part| part.status.report(LaunchFault::Aborted));
         return Ok(());
     }
-    if parts.iter().any(is_message) {
+    if parts.iter().any(LaunchPart::is_of_messages) {
         return Err(Error::mismatch(
             "the ranks' messages do not fit each other: they called with different counts or roots",
         ));

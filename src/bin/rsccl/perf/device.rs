@@ -1,8 +1,10 @@
 //! The devices that ranks work on, and the copies of their buffers there.
 
-use rsccl::comm::DeviceStream;
+use std::ops::Range;
+
+use rsccl::comm::{DeviceStream, Window};
 use rsccl::internals::device::{DeviceId, Home};
-use rsccl::{Communicator, Error, Result, internals};
+use rsccl::{Communicator, Error, ReduceOp, Result, internals};
 
 use super::Transport;
 use super::measure::Case;
@@ -56,36 +58,66 @@ pub(crate) struct OnDevice<'a, T> {
     stream: &'a DeviceStream,
     send: rsccl::comm::DeviceBuffer<T>,
     recv: rsccl::comm::DeviceBuffer<T>,
-    skew: usize,
+    /// Where in each of them this rank's elements are.
+    places: [Range<usize>; 2],
+    /// Both buffers, where they are registered.
+    windows: Vec<Window>,
 }
 
 impl<'a, T: Sample> OnDevice<'a, T> {
     /// Room for `buffers`, `skew` elements off the alignment.
     pub(crate) fn new(stream: &'a DeviceStream, buffers: &RankBuffers<T>, skew: usize) -> Result<OnDevice<'a, T>> {
         let (send, recv) = (buffers.send.slice().len(), buffers.recv.slice().len());
-        Ok(OnDevice { stream, send: stream.alloc(skew + send)?, recv: stream.alloc(skew + recv)?, skew })
+        let (places, windows) = ([send, recv].map(|length| skew..skew + length), Vec::new());
+        Ok(OnDevice { stream, send: stream.alloc(skew + send)?, recv: stream.alloc(skew + recv)?, places, windows })
+    }
+
+    /// The same in windows, which have the same length on all ranks. Collective.
+    pub(crate) fn in_windows(
+        comm: &Communicator,
+        stream: &'a DeviceStream,
+        buffers: &RankBuffers<T>,
+        skew: usize,
+    ) -> Result<OnDevice<'a, T>> {
+        let (send, recv) = (buffers.send.slice().len(), buffers.recv.slice().len());
+        let mut longest = [send as u64, recv as u64];
+        comm.all_reduce_in_place(&mut longest, ReduceOp::Max)?;
+        let room = longest.map(|length| usize::try_from(length).unwrap_or(usize::MAX).saturating_add(skew));
+        let memory = [stream.alloc_shareable(room[0])?, stream.alloc_shareable(room[1])?];
+        let windows = memory.iter().map(|memory| comm.register_window(memory)).collect::<Result<Vec<Window>>>()?;
+        let places = [send, recv].map(|length| skew..skew + length);
+        let [send, recv] = memory;
+        Ok(OnDevice { stream, send, recv, places, windows })
+    }
+
+    /// Gives the windows back, if there are some. Collective.
+    pub(crate) fn end(self, comm: &Communicator) -> Result<()> {
+        self.windows.into_iter().try_for_each(|window| comm.deregister_window(window))
     }
 
     /// Copies the host's buffers to the device.
     pub(crate) fn upload(&mut self, buffers: &RankBuffers<T>) -> Result<()> {
-        self.stream.upload(buffers.send.slice(), self.send.slice_mut(self.skew..))?;
-        self.stream.upload(buffers.recv.slice(), self.recv.slice_mut(self.skew..))
+        let [send, recv] = self.places.clone();
+        self.stream.upload(buffers.send.slice(), self.send.slice_mut(send))?;
+        self.stream.upload(buffers.recv.slice(), self.recv.slice_mut(recv))
     }
 
     /// Copies the device's buffers to the host.
     pub(crate) fn download(&self, buffers: &mut RankBuffers<T>) -> Result<()> {
-        self.stream.download(self.send.slice(self.skew..), buffers.send.slice_mut())?;
-        self.stream.download(self.recv.slice(self.skew..), buffers.recv.slice_mut())
+        let [send, recv] = self.places.clone();
+        self.stream.download(self.send.slice(send), buffers.send.slice_mut())?;
+        self.stream.download(self.recv.slice(recv), buffers.recv.slice_mut())
     }
 
     /// Puts the call into the stream.
     pub(crate) fn call(&mut self, comm: &Communicator, case: &Case) -> Result<()> {
         let op = case.op.map(|op| op.reduce_op(case.data_type, case.shape.rank));
+        let [send, recv] = self.places.clone();
         let recv = match case.placement {
-            Placement::OutOfPlace => Some(self.recv.slice_mut(self.skew..)),
+            Placement::OutOfPlace => Some(self.recv.slice_mut(recv)),
             Placement::InPlace => None,
         };
-        perform_on(&comm.on(self.stream), &case.shape, op, (self.send.slice_mut(self.skew..), recv))
+        perform_on(&comm.on(self.stream), &case.shape, op, (self.send.slice_mut(send), recv))
     }
 
     /// Waits for the calls.
@@ -98,14 +130,14 @@ impl<'a, T: Sample> OnDevice<'a, T> {
 ///
 /// # Errors
 /// [`rsccl::error::Kind::InvalidArgument`] that names the options.
-pub(crate) fn check(transport: Transport, registered: bool) -> Result<()> {
+pub(crate) fn check(transport: Transport, registered: u8) -> Result<()> {
     if transport == Transport::Net {
         return Err(Error::invalid_argument(
             "--device with --transport net: ranks on devices share memory; use local, shm or auto",
         ));
     }
-    if registered {
-        return Err(Error::invalid_argument("--device with -R 1: registering is for host memory; omit -R"));
+    if registered == 1 {
+        return Err(Error::invalid_argument("--device with -R 1: that is for host memory; use -R 2, or omit it"));
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ pub(crate) struct Job {
     pub(crate) seed: u64,
     /// Elements by which buffers miss their alignment.
     pub(crate) skew: usize,
-    /// Whether buffers are registered.
+    /// Whether buffers are registered: on devices as windows.
     pub(crate) registered: bool,
     pub(crate) transport: Transport,
     /// The devices that ranks work on; none: the host.
@@ -163,7 +163,7 @@ impl Job {
             checks: arguments.check,
             seed: arguments.seed,
             skew: arguments.unalign as usize,
-            registered: arguments.local_register == 1,
+            registered: arguments.local_register != 0,
             transport: ranks.transport,
             algorithm: shown(&programs, arguments.algo.as_deref(), config.algo.as_deref()),
             protocol: shown(&programs, arguments.proto.as_deref(), config.proto.as_deref()),
@@ -254,8 +254,13 @@ pub(crate) fn is_standard_output(path: &Path) -> bool {
 
 /// The devices that ranks work on; none: the host.
 fn devices(arguments: &Arguments, ranks: Ranks) -> Result<Vec<u32>> {
-    let Some(devices) = &arguments.device else { return Ok(Vec::new()) };
-    device::check(ranks.transport, arguments.local_register == 1)?;
+    let Some(devices) = &arguments.device else {
+        if arguments.local_register == 2 {
+            return Err(wrong("-R 2 without --device: windows are memory of devices; use -R 1 for memory of the host"));
+        }
+        return Ok(Vec::new());
+    };
+    device::check(ranks.transport, arguments.local_register)?;
     devices.numbers()
 }
 

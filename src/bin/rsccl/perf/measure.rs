@@ -55,7 +55,7 @@ pub(crate) struct Rank<'a> {
 
 fn measure_typed<T: Sample>(rank: &Rank<'_>, case: &Case, complain: &mut dyn FnMut(&str)) -> Result<Measured> {
     let Rank { comm, job, .. } = *rank;
-    let mut buffers = if job.registered {
+    let mut buffers = if job.registered && rank.stream.is_none() {
         let register = |room: usize| -> Result<Memory<T>> {
             let memory = Buffer::<T>::new(room)?;
             comm.register(&memory)?;
@@ -65,7 +65,10 @@ fn measure_typed<T: Sample>(rank: &Rank<'_>, case: &Case, complain: &mut dyn FnM
     } else {
         RankBuffers::<T>::new(&case.shape, case.placement, job.skew)?
     };
-    let on_device = |stream| OnDevice::new(stream, &buffers, job.skew);
+    let on_device = |stream| match job.registered {
+        true => OnDevice::in_windows(comm, stream, &buffers, job.skew),
+        false => OnDevice::new(stream, &buffers, job.skew),
+    };
     let mut device = rank.stream.as_ref().map(on_device).transpose()?;
     let tables = |seed: u64| Tables::<T>::new(seed, case.shape.world(), case.op, case.shape.indices());
     let mut times = Times::default();
@@ -94,6 +97,7 @@ fn measure_typed<T: Sample>(rank: &Rank<'_>, case: &Case, complain: &mut dyn FnM
         }
         wrong += found.elements as u64;
     }
+    device.map_or(Ok(()), |device| device.end(comm))?;
     gather(comm, job, &times, wrong)
 }
 

@@ -1,0 +1,399 @@
+//! Windows: memory of devices that all ranks of a communicator have registered alike, so that calls between processes
+//! work in it in place.
+//!
+//! An address is valid in one process only. When a window is registered, each rank maps the memory of all others. From
+//! then on a rank that is called with buffers in windows knows where the others' buffers are: as far inside their
+//! memory as its own are in its own. It asks nobody, so such calls can be captured. All ranks' memory has the same
+//! length, and a place is compared with it here, so that a rank which breaks the promise reaches no other memory. It is
+//! found by the label, in which each rank names the places ([`Placed::check_sum`]).
+
+use crate::comm::Communicator;
+use crate::comm::device_sharing::Meeting;
+use crate::comm::engine::Engine;
+use crate::comm::peer_status::WaitingFor;
+use crate::device::{Home, Region};
+use crate::error::{Error, Result};
+use crate::exec::{Background, Call, CallCount, DeviceBuffer, NoBackground, Order};
+use crate::log;
+use crate::sync::primitive::{Arc, Weak};
+use crate::types::{Collective, Element, Rank, ReduceOp, World};
+use crate::wire::{self, Reader, Writer};
+
+/// Memory of a device that [`Communicator::register_window`] has registered on all ranks.
+///
+/// Dropping it leaves the memory registered until the communicator ends; [`Communicator::deregister_window`] takes it
+/// back before.
+#[derive(Debug)]
+pub struct Window {
+    open: Weak<OpenWindow>,
+    direct: bool,
+}
+
+impl Window {
+    /// Whether other processes' ranks work in it. Otherwise calls in it go through scratch, as calls in any buffer do;
+    /// the log says why (`NCCL_DEBUG=INFO`, `NCCL_DEBUG_SUBSYS=REG`). The same on all ranks.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+}
+
+impl Communicator {
+    /// Lets the ranks of other processes work in `buffer` in place (NCCL: `ncclCommWindowRegister` with
+    /// `NCCL_WIN_COLL_SYMMETRIC`). Collective: all ranks register, in the same order, buffers of the same length that
+    /// were allocated by [`DeviceStream::alloc_shareable`](crate::comm::DeviceStream::alloc_shareable). It is set-up:
+    /// it waits for all ranks.
+    ///
+    /// A call takes part in this if it is an `all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all`, or a
+    /// `broadcast` in place, without `PreMulSum`, and if its input and output lie in windows. The caller promises that
+    /// all ranks then pass the same places: the same windows, and the same distance from their beginning. A rank that
+    /// does not ends the call with a [mismatch](crate::error::Kind::Mismatch). Other calls work in windows as in any
+    /// buffer. When a call in windows has failed, other ranks may write into them until they have heard of it.
+    ///
+    /// Where ranks cannot map the memory, and where all are threads of one process, whose calls work in place anyway,
+    /// the window is registered in name ([`Window::is_direct`]).
+    ///
+    /// The memory stays mapped until [`Communicator::deregister_window`], or the end of the communicator and of the
+    /// graphs that its calls were captured in. The buffer may be dropped before.
+    ///
+    /// # Errors
+    /// On all ranks: [`crate::error::Kind::InvalidArgument`] where lengths differ;
+    /// [`crate::error::Kind::InvalidUsage`] for more than 1,024 windows, and where a buffer is not of the device in
+    /// which its rank works. Else those of set-up.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::ReduceOp;
+    /// use rsccl::comm::DeviceStream;
+    ///
+    /// // Where this process has no device 0, there is no stream of it, and the error says why.
+    /// match DeviceStream::new(0) {
+    ///     Err(error) => assert!(error.message().contains("device 0")),
+    ///     Ok(stream) => rsccl::local::run(2, |comm| {
+    ///         let mut sums = stream.alloc_shareable::<f32>(1 << 20)?;
+    ///         let window = comm.register_window(&sums)?;
+    ///         comm.on(&stream).all_reduce_in_place(sums.slice_mut(..), ReduceOp::Sum)?;
+    ///         stream.synchronize()?;
+    ///         comm.deregister_window(window)
+    ///     }).map(|_| ())?,
+    /// }
+    /// # Ok::<(), rsccl::Error>(())
+    /// ```
+    pub fn register_window<T: Element>(&self, buffer: &DeviceBuffer<T>) -> Result<Window> {
+        self.with_engine(|engine| {
+            engine.register_window(buffer.region(), &mut NoBackground).map_err(|error| error.during("register_window"))
+        })
+    }
+
+    /// Takes a window back: when this returns, no rank maps the others' memory, but for calls that streams have not
+    /// done yet and for graphs. Collective: all ranks take back the same window. What the buffer holds stays.
+    ///
+    /// After the death of a rank it does not wait for that rank: the error of the communicator is returned, and this
+    /// rank maps the others' memory no more.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] for a window of another communicator; those of a collective call.
+    pub fn deregister_window(&self, window: Window) -> Result<()> {
+        self.with_engine(|engine| {
+            engine.deregister_window(&window, &mut NoBackground).map_err(|error| error.during("deregister_window"))
+        })
+    }
+}
+
+/// The windows of a rank.
+#[derive(Debug, Default)]
+pub(super) struct DeviceWindows {
+    open: Vec<Arc<OpenWindow>>,
+    /// How many were registered so far: the number of the next one.
+    registered: u32,
+}
+
+/// A window that is registered.
+#[derive(Debug)]
+struct OpenWindow {
+    number: u32,
+    mine: Region,
+    /// Where each rank's memory begins in this process, for this rank's device. Empty where calls go through scratch.
+    bases: Vec<u64>,
+    /// Keeps the others' memory mapped.
+    others: Vec<Region>,
+}
+
+/// A place in a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct InWindow {
+    /// The window's place among the open ones.
+    place: usize,
+    number: u32,
+    /// Where rank 0 has it.
+    offset: u64,
+    /// How much further each rank has it than the one before: in place, a rank's block is a part of the whole.
+    stride: u64,
+}
+
+/// Where the buffers of a call lie in windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Placed {
+    input: InWindow,
+    output: InWindow,
+}
+
+impl Placed {
+    /// What stands for these places in a call's label: never 0. Places that differ have the same with probability
+    /// 1/65,535.
+    pub(super) fn check_sum(&self) -> u16 {
+        let words = [self.input, self.output].map(|place| [u64::from(place.number), place.offset, place.stride]);
+        let mixed = words.iter().flatten().fold(1_u64, |sum, word| (sum.rotate_left(5) ^ word).wrapping_mul(SPREAD));
+        let [.., low, high] = mixed.to_le_bytes();
+        u16::from_le_bytes([low, high]).max(1)
+    }
+}
+
+impl DeviceWindows {
+    /// Where the buffers of a call lie; `None` where it does not work in windows.
+    pub(super) fn find(&self, call: &Call<'_>, world: World) -> Option<Placed> {
+        if self.open.is_empty() || !serves(call) {
+            return None;
+        }
+        let (input, output) = call.lengths(world).ok()?;
+        let (from, into) = call.buffers.places();
+        if call.collective == Collective::Broadcast && from != into {
+            return None;
+        }
+        let size = u64::from(call.data_type.size());
+        // Each rank's block of a call in place is a part of the whole, which the window holds: not only this rank's.
+        let placed = |start: *const u8, count: u64, is_block: bool| {
+            let bytes = count.checked_mul(size)?;
+            let stride = if is_block { bytes } else { 0 };
+            let before = usize::try_from(stride.checked_mul(u64::from(world.rank.get()))?).ok()?;
+            let whole = if is_block { bytes.checked_mul(u64::from(world.size))? } else { bytes };
+            let found = self.place((start.addr().checked_sub(before)?) as u64, whole)?;
+            Some(InWindow { stride, ..found })
+        };
+        let in_place = call.in_place(world);
+        let blocks = [Collective::AllGather, Collective::ReduceScatter].map(|kind| in_place && call.collective == kind);
+        // The others have no input in a broadcast, whose one buffer is that of the output.
+        let input = if call.collective == Collective::Broadcast { output } else { input };
+        Some(Placed { input: placed(from, input.0, blocks[0])?, output: placed(into, output.0, blocks[1])? })
+    }
+
+    /// The place of `bytes` from `start` on. Of several windows that hold it the first counts.
+    fn place(&self, start: u64, bytes: u64) -> Option<InWindow> {
+        if bytes == 0 {
+            return None;
+        }
+        self.open.iter().enumerate().filter(|(_, window)| !window.bases.is_empty()).find_map(|(place, window)| {
+            let offset = start.checked_sub(window.mine.base().addr().get() as u64)?;
+            let end = offset.checked_add(bytes)?;
+            (end <= window.mine.bytes() as u64).then_some(InWindow { place, number: window.number, offset, stride: 0 })
+        })
+    }
+
+    /// The input and the output of each rank, behind each other.
+    pub(super) fn bases(&self, placed: &Placed) -> Vec<u64> {
+        let Placed { input, output } = placed;
+        let ranks = (0..).zip(self.open[input.place].bases.iter().zip(&self.open[output.place].bases));
+        let of = |base: u64, rank: u64, place: &InWindow| base + place.offset + rank * place.stride;
+        ranks.flat_map(|(rank, (from, into))| [of(*from, rank, input), of(*into, rank, output)]).collect()
+    }
+
+    /// What a launch in these places has to keep.
+    pub(super) fn kept(&self, placed: &Placed) -> impl Iterator<Item = Region> + '_ {
+        let mut places = vec![placed.input.place, placed.output.place];
+        places.dedup();
+        places.into_iter().flat_map(|place| self.open[place].others.iter().chain([&self.open[place].mine])).cloned()
+    }
+}
+
+/// Whether a call is one in which all ranks have an input and an output of the same lengths, which peers may read as
+/// they are.
+fn serves(call: &Call<'_>) -> bool {
+    matches!(call.count, CallCount::Each(_))
+        && !matches!(call.op, Some(ReduceOp::PreMulSum(_)))
+        && matches!(
+            call.collective,
+            Collective::AllReduce
+                | Collective::AllGather
+                | Collective::ReduceScatter
+                | Collective::AllToAll
+                | Collective::Broadcast
+        )
+}
+
+/// What a rank tells of the memory that it registers.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    bytes: u64,
+    shareable: bool,
+    /// Why the rank cannot register it; empty where it can.
+    refusal: String,
+}
+
+impl Told {
+    fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        writer.u64(self.bytes).u8(u8::from(self.shareable)).raw(self.refusal.as_bytes());
+        writer.finish()
+    }
+
+    fn decode(rank: Rank, bytes: &[u8]) -> Result<Told> {
+        let (known, refusal) = bytes.split_at_checked(KNOWN_BYTES).unwrap_or((bytes, &[]));
+        let read = || -> Result<Told> {
+            let mut reader = Reader::new(known, "a rank's window");
+            let (bytes, shareable) = (reader.u64()?, reader.u8()? != 0);
+            reader.finish()?;
+            Ok(Told { bytes, shareable, refusal: String::from_utf8_lossy(refusal).into_owned() })
+        };
+        read().map_err(|error| error.about(rank))
+    }
+}
+
+/// Why calls in a window go through scratch: the same on all ranks. `None` where they do not.
+fn reason(meeting: &Meeting, told: &[Told]) -> Option<String> {
+    if meeting.has_far() {
+        return Some("some ranks cannot share memory, as on several hosts".to_owned());
+    }
+    if meeting.is_across() {
+        return Some("processes that share one device move data through their stages".to_owned());
+    }
+    if let Some((one, other)) = meeting.staged().first() {
+        return Some(format!("the devices of ranks {one} and {other} do not reach each other"));
+    }
+    let rank = told.iter().position(|told| !told.shareable)?;
+    Some(format!("the memory of rank {rank} cannot leave its process: allocate it by alloc_shareable"))
+}
+
+impl Engine {
+    /// [`Communicator::register_window`].
+    fn register_window(&mut self, memory: &Region, background: &mut dyn Background) -> Result<Window> {
+        self.meet("register_window", background)?;
+        let (next, world) = (self.session.collectives(), self.session.world);
+        let works_in = self.device_side.as_ref().map(|side| side.home);
+        let home = works_in.unwrap_or(memory.home());
+        self.enter_device((home, next), Order::Caller, background)?;
+        let side = self.side_mut()?;
+        let number = side.windows.registered;
+        let refusal = match (memory.home() == home, side.windows.open.len() < MOST_WINDOWS) {
+            (false, _) => format!("its buffer lies in {}, and it works in {home}", memory.home()),
+            (_, false) => format!("it has more than {MOST_WINDOWS} windows: register fewer, larger ones"),
+            (true, true) => String::new(),
+        };
+        side.meeting.leave_window((number, world.rank), memory);
+        let shareable = memory.keep().descriptor().is_some();
+        let mine =
+            Told { bytes: memory.bytes() as u64, shareable, refusal: wire::cut(&refusal, MOST_WORDS).to_owned() };
+        let wait = self.init_wait();
+        let told = self.session.bootstrap.all_gather(&mine.encode(), &wait);
+        let opened = told.and_then(|told| self.open_window(number, (memory, home), &told, background));
+        // Nobody looks for it after this.
+        let parted = if opened.as_ref().is_err_and(|error| error.kind().ends()) {
+            Ok(())
+        } else {
+            self.session.bootstrap.barrier(&wait)
+        };
+        let side = self.side_mut()?;
+        side.meeting.take_window((number, world.rank));
+        let (window, reason) = opened?;
+        parted?;
+        side.windows.registered += 1;
+        let (window, bytes) = (Arc::new(window), memory.bytes());
+        let direct = !window.bases.is_empty();
+        let way = if direct { "direct" } else { "of threads" };
+        match reason {
+            None => {
+                log::info!(Reg @ world.rank, "window {number} : {bytes} bytes, {way}")
+            }
+            Some(reason) => log::info!(Reg @ world.rank, "window {number} : {bytes} bytes, through scratch ({reason})"),
+        }
+        let open = Arc::downgrade(&window);
+        side.windows.open.push(window);
+        Ok(Window { open, direct })
+    }
+
+    /// The window, and why its calls go through scratch, once all ranks have told of their memory.
+    fn open_window(
+        &mut self,
+        number: u32,
+        (memory, home): (&Region, Home),
+        told: &[Vec<u8>],
+        background: &mut dyn Background,
+    ) -> Result<(OpenWindow, Option<String>)> {
+        let world = self.session.world;
+        let told =
+            world.ranks().zip(told).map(|(rank, bytes)| Told::decode(rank, bytes)).collect::<Result<Vec<Told>>>()?;
+        for (rank, told) in world.ranks().zip(&told) {
+            if !told.refusal.is_empty() {
+                return Err(Error::invalid_usage(format!("rank {rank} cannot register a window: {}", told.refusal)));
+            }
+        }
+        let length = memory.bytes() as u64;
+        if let Some(rank) = told.iter().position(|told| told.bytes != length) {
+            let other = told[rank].bytes;
+            let text = format!("a window of {length} bytes here and of {other} on rank {rank}: give the same length");
+            return Err(Error::invalid_argument(text));
+        }
+        let mut window = OpenWindow { number, mine: memory.clone(), bases: Vec::new(), others: Vec::new() };
+        let meeting = &self.side_mut()?.meeting;
+        let elsewhere = meeting.elsewhere();
+        if elsewhere.is_empty() && !meeting.has_far() {
+            return Ok((window, None));
+        }
+        if let Some(reason) = reason(meeting, &told) {
+            return Ok((window, Some(reason)));
+        }
+        let mut bases = Vec::with_capacity(told.len());
+        for rank in world.ranks() {
+            let here = meeting.window((number, rank)).filter(|_| meeting.is_here(rank));
+            bases.push(here.as_ref().map_or(0, |region| region.base().addr().get() as u64));
+            window.others.extend(here.filter(|_| rank != world.rank));
+        }
+        let owners: Vec<(Rank, usize)> = elsewhere.iter().map(|rank| (*rank, memory.bytes())).collect();
+        let mut taken = Vec::new();
+        self.set_up(WaitingFor::Anything, background, |fabric, setup| {
+            taken = fabric.share_window((memory, home), &owners, setup)?;
+            Ok(())
+        })?;
+        for (rank, region) in elsewhere.iter().zip(taken) {
+            bases[rank.index()] = region.base().addr().get() as u64;
+            window.others.push(region);
+        }
+        if let Some(rank) = bases.iter().position(|base| *base == 0) {
+            return Err(Error::internal(format!("rank {rank} has left no window")));
+        }
+        window.bases = bases;
+        Ok((window, None))
+    }
+
+    /// [`Communicator::deregister_window`].
+    fn deregister_window(&mut self, window: &Window, background: &mut dyn Background) -> Result<()> {
+        let open = window.open.upgrade();
+        let number = open.as_ref().map(|open| open.number);
+        let is_mine = |open: &Arc<OpenWindow>| {
+            self.device_side.as_ref().is_some_and(|side| side.windows.open.iter().any(|mine| Arc::ptr_eq(mine, open)))
+        };
+        let number = number.filter(|_| open.as_ref().is_some_and(is_mine));
+        let number = number.ok_or_else(|| Error::invalid_usage("the window is of another communicator"))?;
+        drop(open);
+        let met = self.meet("deregister_window", background);
+        // Also where a peer does not come.
+        self.side_mut()?.windows.open.retain(|window| window.number != number);
+        met?;
+        let wait = self.init_wait();
+        let told = self.session.bootstrap.all_gather(&number.to_le_bytes(), &wait)?;
+        match self.session.world.ranks().zip(&told).find(|(_, told)| told[..] != number.to_le_bytes()) {
+            None => Ok(()),
+            Some((rank, _)) => {
+                let text = format!("this rank takes window {number} back, rank {rank} another one");
+                Err(Error::mismatch(text).about(rank))
+            }
+        }
+    }
+}
+
+/// Windows of a communicator at one time.
+const MOST_WINDOWS: usize = 1024;
+/// Of a refusal.
+const MOST_WORDS: usize = 512;
+/// Bytes of a [`Told`] before its words.
+const KNOWN_BYTES: usize = 9;
+/// An odd number whose bits have no pattern: 2^64 divided by the golden ratio.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,0 +1,160 @@
+//! What a rank of `worker.rs` does in windows of the memory of devices.
+
+use rsccl::comm::{DeviceBuffer, DeviceStream};
+use rsccl::internals::sys::{clock, thread};
+use rsccl::{Communicator, Config, ReduceOp, Result, UniqueId};
+
+use super::{SHOWN_TURNS, say};
+
+/// `windows COUNT`: all calls that work in windows; the same memory again after it was taken back.
+pub(crate) fn all_calls(comm: &Communicator, stream: &DeviceStream, count: usize) -> Result<bool> {
+    let (ranks, me) = (comm.size(), comm.rank());
+    let whole = count * ranks as usize;
+    let (mut from, mut into) = (stream.alloc_shareable::<u32>(whole + ASIDE)?, stream.alloc_shareable(whole + ASIDE)?);
+    let windows = [comm.register_window(&from)?, comm.register_window(&into)?];
+    let direct = windows[0].is_direct();
+    assert_eq!(direct, windows[1].is_direct());
+    let mut at = Places { comm, stream, from: &mut from, into: &mut into, count };
+    at.check()?;
+    // Buffers that reach beyond a window, and others beside windows: all ranks alike.
+    let mut other = stream.alloc::<u32>(whole)?;
+    let filled = vec![me + 1; whole];
+    stream.upload(&filled, at.from.slice_mut(..whole))?;
+    comm.on(stream).all_reduce(at.from.slice(..whole), other.slice_mut(..), ReduceOp::Sum)?;
+    must_be(stream, (&other, 0), &vec![ranks * (ranks + 1) / 2; whole]);
+    // A second registration of the same memory.
+    let again = comm.register_window(at.into)?;
+    for window in windows.into_iter().chain([again]) {
+        comm.deregister_window(window)?;
+    }
+    at.check()?;
+    let last = comm.register_window(at.from)?;
+    at.check()?;
+    comm.deregister_window(last)?;
+    comm.on(stream).barrier()?;
+    Ok(direct)
+}
+
+/// Two buffers with places for calls of `count` elements of each rank, from [`ASIDE`] on.
+struct Places<'a> {
+    comm: &'a Communicator,
+    stream: &'a DeviceStream,
+    from: &'a mut DeviceBuffer<u32>,
+    into: &'a mut DeviceBuffer<u32>,
+    count: usize,
+}
+
+impl Places<'_> {
+    /// Each call in both buffers, with exact results.
+    fn check(&mut self) -> Result<()> {
+        let Places { comm, stream, count, .. } = *self;
+        let (ranks, me, on) = (comm.size(), comm.rank(), comm.on(stream));
+        let whole = count * ranks as usize;
+        let value = |rank: u32, place: usize| rank * 1_000_003 + u32::try_from(place).expect("small") * 7 + 1;
+        let of = |rank: u32| (0..whole).map(|place| value(rank, place)).collect::<Vec<u32>>();
+        let sums: Vec<u32> = (0..whole).map(|place| (0..ranks).map(|rank| value(rank, place)).sum()).collect();
+        let (all, mine) = (ASIDE.., me as usize * count);
+        let part = ASIDE..ASIDE + count;
+        let own = of(me);
+
+        stream.upload(&own, self.from.slice_mut(all.clone()))?;
+        on.all_reduce(self.from.slice(all.clone()), self.into.slice_mut(all.clone()), ReduceOp::Sum)?;
+        must_be(stream, (self.into, ASIDE), &sums);
+        must_be(stream, (self.from, ASIDE), &own);
+        on.all_reduce_in_place(self.from.slice_mut(all.clone()), ReduceOp::Sum)?;
+        must_be(stream, (self.from, ASIDE), &sums);
+
+        stream.upload(&own, self.from.slice_mut(all.clone()))?;
+        on.reduce_scatter(self.from.slice(all.clone()), self.into.slice_mut(part.clone()), ReduceOp::Sum)?;
+        must_be(stream, (self.into, ASIDE), &sums[mine..mine + count]);
+        on.all_gather(self.from.slice(part.clone()), self.into.slice_mut(all.clone()))?;
+        let firsts: Vec<u32> = (0..ranks).flat_map(|rank| of(rank)[..count].to_vec()).collect();
+        must_be(stream, (self.into, ASIDE), &firsts);
+        on.all_to_all(self.from.slice(all.clone()), self.into.slice_mut(all.clone()))?;
+        let mixed: Vec<u32> = (0..ranks).flat_map(|rank| of(rank)[mine..mine + count].to_vec()).collect();
+        must_be(stream, (self.into, ASIDE), &mixed);
+        on.all_gather_in_place(self.from.slice_mut(all.clone()))?;
+        let blocks: Vec<u32> =
+            (0..ranks).flat_map(|rank| of(rank)[rank as usize * count..][..count].to_vec()).collect();
+        must_be(stream, (self.from, ASIDE), &blocks);
+        stream.upload(&own, self.into.slice_mut(all.clone()))?;
+        on.reduce_scatter_in_place(self.into.slice_mut(all.clone()), ReduceOp::Sum)?;
+        must_be(stream, (self.into, ASIDE + mine), &sums[mine..mine + count]);
+
+        stream.upload(&own, self.into.slice_mut(all.clone()))?;
+        on.broadcast(self.into.slice_mut(all), ranks - 1)?;
+        must_be(stream, (self.into, ASIDE), &of(ranks - 1));
+        Ok(())
+    }
+}
+
+fn must_be(stream: &DeviceStream, (buffer, from): (&DeviceBuffer<u32>, usize), wanted: &[u32]) {
+    let mut found = vec![0; wanted.len()];
+    stream.download(buffer.slice(from..from + wanted.len()), &mut found).expect("it is there");
+    let differs = found.iter().zip(wanted).position(|(found, wanted)| found != wanted);
+    assert!(
+        differs.is_none(),
+        "place {differs:?} of {}: {:?}",
+        wanted.len(),
+        differs.map(|at| (found[at], wanted[at]))
+    );
+}
+
+/// `window_repeat COUNT`: sums in windows until that fails; the windows are given back without their peers.
+pub(crate) fn repeat(comm: &Communicator, stream: &DeviceStream, count: usize) -> Result<()> {
+    let (from, mut into) = (stream.alloc_shareable::<u32>(count)?, stream.alloc_shareable::<u32>(count)?);
+    let windows = [comm.register_window(&from)?, comm.register_window(&into)?];
+    let failed = (0u32..).find_map(|turn| {
+        let called = comm.on(stream).all_reduce(from.slice(..), into.slice_mut(..), ReduceOp::Sum);
+        let ended = called.and_then(|()| stream.synchronize()).and_then(|()| comm.async_error().map_or(Ok(()), Err));
+        if turn < SHOWN_TURNS && ended.is_ok() {
+            say("turn");
+        }
+        ended.err()
+    });
+    for window in windows {
+        assert!(comm.deregister_window(window).is_err(), "the communicator has ended");
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// `window_at OFFSET COUNT`: a sum in a window from this element on; the error that ends the communicator.
+pub(crate) fn sum_at(comm: &Communicator, stream: &DeviceStream, offset: usize, count: usize) -> Result<()> {
+    let mut buffer = stream.alloc_shareable::<u32>(2 * count)?;
+    let _window = comm.register_window(&buffer)?;
+    comm.on(stream).all_reduce_in_place(buffer.slice_mut(..count), ReduceOp::Sum)?;
+    comm.on(stream).all_reduce_in_place(buffer.slice_mut(offset..offset + count), ReduceOp::Sum)?;
+    // No call follows before it is told: its label would come after that of the sum.
+    let deadline = clock::now() + TOLD_WITHIN;
+    while comm.async_error().is_none() && clock::now() < deadline {
+        std::thread::yield_now();
+    }
+    comm.on(stream).barrier()
+}
+
+/// `window_of COUNT`: registers a buffer of as many elements, which may not be shareable.
+pub(crate) fn register(comm: &Communicator, stream: &DeviceStream, count: usize, shareable: bool) -> Result<bool> {
+    let buffer = if shareable { stream.alloc_shareable::<u32>(count)? } else { stream.alloc::<u32>(count)? };
+    comm.register_window(&buffer).map(|window| window.is_direct())
+}
+
+/// `window_crowd ID FIRST RANKS WORLD COUNT`: joins as so many ranks from `first` on, each a thread with a stream.
+pub(crate) fn crowd(
+    id: &UniqueId,
+    [first, ranks, world, count]: [u32; 4],
+    stream: impl Fn(u32) -> Result<DeviceStream> + Sync,
+) -> Result<()> {
+    let one = |rank: u32| {
+        let comm = Communicator::init(id, rank, world, &Config::default())?;
+        let direct = all_calls(&comm, &stream(rank)?, count as usize)?;
+        assert!(direct, "rank {rank}");
+        comm.finalize()
+    };
+    let ended = thread::side_by_side("rank", (first..first + ranks).collect(), one, || ())?;
+    ended.into_iter().collect()
+}
+
+/// Elements before those that calls get.
+const ASIDE: usize = 5;
+/// More than the ranks need to hear of a mismatch.
+const TOLD_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
