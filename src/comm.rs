@@ -8,6 +8,7 @@ mod across;
 mod background_split;
 mod call_log;
 mod channel_search;
+mod gpu_distance;
 mod choose;
 mod collectives;
 mod described;

@@ -105,8 +105,8 @@ pub struct Config {
     /// Whether GPU memory goes to other processes in the newer way, by descriptors of `cuMemCreate`'s memory; if not,
     /// by `cuIpcGetMemHandle`. GPUs that lack the newer way take the older. `NCCL_CUMEM_ENABLE`; true.
     pub cumem_enable: bool,
-    /// How far apart GPUs may be that reach each other's memory: LOC, NVL, PIX, PXB, PHB, SYS. `rsccl topo` obeys it.
-    /// `NCCL_P2P_LEVEL`.
+    /// How far apart GPUs may be that reach each other's memory: LOC, NVL, PIX, PXB, PHB, SYS. Others talk through host
+    /// memory. Equal on all ranks. `NCCL_P2P_LEVEL`; as far as the driver lets them.
     pub p2p_level: Option<String>,
     /// How far a NIC may be from the GPU whose memory it reaches. `rsccl topo` obeys it.
     /// `NCCL_NET_GDR_LEVEL`.
@@ -120,6 +120,10 @@ pub struct Config {
     /// Whether the processors on which a rank may run say nothing about where it stands: then the ranks of a host are
     /// equals. `NCCL_IGNORE_CPU_AFFINITY`; false.
     pub ignore_cpu_affinity: bool,
+    /// A file that says which hosts hang on which switches of the network, a line for each group (`rack-a: node[01-04]`)
+    /// or Slurm's `topology.conf`: hosts of one group follow each other in rings, and trees join inside first. Hosts are
+    /// told by their names, or by [`Config::host_id`]. `RSCCL_SWITCH_FILE`; what Slurm says (`SLURM_TOPOLOGY_ADDR`).
+    pub switch_file: Option<PathBuf>,
     /// The processors by which the rank's place on its host (socket, NUMA node, cache) is found, as `0-3,8`; each rank
     /// has its own. `RSCCL_PROCESSORS`; those on which it may run.
     pub processors: Option<String>,
@@ -183,6 +187,8 @@ pub struct Config {
     /// The levels whose lines begin with the time. `NCCL_DEBUG_TIMESTAMP_LEVELS`; warnings.
     pub debug_time_levels: DebugLevels,
     notes: Vec<Note>,
+    /// The switches above this host and its name, as Slurm tells them.
+    pub(crate) switch_address: Option<String>,
 }
 
 impl Default for Config {
@@ -211,6 +217,7 @@ impl Default for Config {
             cross_nic: 2,
             topo_file: None,
             ignore_cpu_affinity: false,
+            switch_file: None,
             processors: None,
             tune_file: None,
             team_ranks: None,
@@ -238,6 +245,7 @@ impl Default for Config {
             debug_time_format: "[%F %T] ".to_owned(),
             debug_time_levels: DebugLevels::WARN,
             notes: Vec::new(),
+            switch_address: None,
         }
     }
 }
@@ -274,6 +282,9 @@ impl Config {
         }
         self.notes = layers.into_notes();
         self.notes.extend(set);
+        if self.switch_address.is_none() {
+            self.switch_address = environment.get(launch::SWITCH_ADDRESS)?.map(str::to_owned);
+        }
         self.check_relations()?;
         self.read_secret()?;
         Ok(self)
@@ -459,6 +470,8 @@ setters! {
     with_topo_file => topo_file: impl Into<PathBuf>, some;
     /// Sets [`Config::ignore_cpu_affinity`].
     with_ignore_cpu_affinity => ignore_cpu_affinity: bool;
+    /// Sets [`Config::switch_file`].
+    with_switch_file => switch_file: impl Into<PathBuf>, some;
     /// Sets [`Config::processors`].
     with_processors => processors: impl Into<String>, some;
     /// Sets [`Config::tune_file`].

@@ -34,7 +34,7 @@ pub use kernel_slots::{FarEnd, KernelSlots};
 pub use lease::{Lease, LeaseGuard};
 pub use links::{Channel, Links, Need, Way};
 pub use net::SocketOptions;
-pub use peer::PeerInfo;
+pub use peer::{PeerInfo, SWITCH_LAYERS};
 pub use peer_reads::Announced;
 pub use pumps::Pumps;
 pub use table::{Policy, neighbourhood, select};

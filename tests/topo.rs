@@ -174,6 +174,21 @@ fn nics_are_crossed_where_that_is_better() {
     assert!(!tree("0").contains("NICs are crossed"), "{}", tree("0"));
     let alone = text(&["--file", &machine("h100x8")]);
     assert!(!alone.contains("between hosts"), "{alone}");
+    // As the environment has it: 18 links of 20.6 GB/s are the bound of what enters and leaves by one GPU, and eight
+    // NICs' 384 the other one. Where NICs may be crossed anyhow, they are.
+    let total = |cross: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rsccl"));
+        command.args(["topo", "--file", &machine("h100x8"), "--hosts", "2", "--json"]).env("NCCL_CROSS_NIC", cross);
+        let shown: serde_json::Value =
+            serde_json::from_slice(&command.output().expect("it runs").stdout).expect("it prints JSON");
+        let graphs = shown["graphs"].as_array().expect("a list");
+        let is = |graph: &&serde_json::Value| graph["scope"] == "system" && graph["pattern"] == "ring";
+        let ring = graphs.iter().find(is).expect("a ring");
+        (ring["total_gbps"].as_f64().expect("a number"), ring["cross_nic"] == true)
+    };
+    let [never, allowed, better] = ["0", "1", "2"].map(total);
+    assert!((0.97 * 370.8..=370.81).contains(&never.0) && !never.1, "{never:?}");
+    assert_eq!([allowed, better], [(384.0, true); 2]);
 }
 
 #[test]
@@ -334,6 +349,57 @@ fn every_machine_is_shown_as_before() {
     assert_eq!(seen, 12, "machines");
 }
 
+/// Everything that the command line shows of a machine with its hosts, on each machine: between hosts where it has NICs.
+fn all_of(file: &Path, overlay: Option<&str>, scratch: &Path) {
+    let (name, picture) = (file.display().to_string(), scratch.join("all.svg").display().to_string());
+    let dump = scratch.join("all.xml").display().to_string();
+    let of: Vec<&str> =
+        ["--file", &name].into_iter().chain(overlay.into_iter().flat_map(|over| ["--overlay", over])).collect();
+    let shown = json(&[&of[..], &["--hosts", "2", "--svg", &picture, "--dump", &dump]].concat());
+    let nodes = shown["nodes"].as_array().expect("a list");
+    let named = |kind: &str| -> Vec<&str> {
+        let names = nodes.iter().filter_map(|node| node["name"].as_str()?.strip_prefix("host 0 "));
+        names.filter(|name| name.starts_with(kind)).collect()
+    };
+    let (gpus, nics) = (named("GPU "), named("NIC "));
+    let picture = std::fs::read_to_string(&picture).expect("written");
+    roxmltree::Document::parse(&picture).expect("the picture is XML");
+    assert!(gpus.iter().chain(&nics).all(|device| picture.contains(device.trim_start_matches("NIC "))), "{name}");
+    let again = json(&["--file", &dump]);
+    assert_eq!(shown["graphs"], again["graphs"], "{name}");
+    assert!(text(&[&of[..], &["--paths"]].concat()).lines().count() > gpus.len(), "{name}");
+    if let [first, .., last] = &gpus[..] {
+        let ends = [first, last].map(|gpu| gpu.to_lowercase().replace(' ', ":"));
+        let why = text(&[&of[..], &["--why", &ends[0], &ends[1]]].concat());
+        assert!(why.contains("transport: yes, ") && why.contains("NVLS: no"), "{name}: {why}");
+        let mut arguments = vec!["all_reduce", "--topo", &name, "--json", "--bytes", "1M", "--hosts"];
+        arguments.push(if nics.is_empty() { "1" } else { "2" });
+        arguments.extend(overlay.iter().flat_map(|over| ["--overlay", over]));
+        let output = sim(&arguments);
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert!(shown["runs"][0]["busbw_gbps"].as_f64().is_some_and(|reached| reached > 0.0), "{name}: {shown}");
+    }
+    for nic in nics {
+        let ends = [gpus[0].to_lowercase().replace(' ', ":"), nic.replacen("NIC ", "nic:", 1)];
+        let why = text(&[&of[..], &["--why", &ends[0], &ends[1]]].concat());
+        assert!(why.contains("GPUDirect RDMA: ") && why.contains("SHARP: no"), "{name}: {why}");
+        // Where RDMA reaches the GPU, the word on flushing follows.
+        assert_eq!(why.contains("GPUDirect RDMA: yes"), why.contains("flush: "), "{name}: {why}");
+    }
+}
+
+#[test]
+fn every_machine_has_all_that_can_be_shown() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/machines");
+    for path in std::fs::read_dir(folder).expect("machines").flatten().map(|entry| entry.path()) {
+        if path.extension().is_some_and(|ending| ending == "xml") && !path.ends_with("nvl72.xml") {
+            all_of(&path, None, scratch.path());
+        }
+    }
+}
+
 /// Files of clouds and of AMD's machines, which are not ours to ship.
 #[test]
 fn files_of_real_machines_are_read() {
@@ -375,6 +441,7 @@ fn bounds_of_real_machines(folder: &Path) {
         ("rccl-topo_8p_pcie", None, "1 x 10 GB/s = 10 GB/s", "1 x 10 GB/s = 10 GB/s"),    // 12 less a sixth by the root
     ];
     for (name, overlay, inside, between) in cases {
+        all_of(&folder.join(format!("{name}.xml")), overlay.as_deref(), scratch.path());
         let path = folder.join(format!("{name}.xml")).display().to_string();
         let mut arguments = vec!["--file", &path, "--hosts", "2"];
         arguments.extend(overlay.iter().flat_map(|overlay| ["--overlay", overlay]));

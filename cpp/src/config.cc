@@ -58,6 +58,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "NCCL_CROSS_NIC", config.cross_nic);
     lay(*made, "NCCL_TOPO_FILE", config.topo_file);
     lay(*made, "NCCL_IGNORE_CPU_AFFINITY", config.ignore_cpu_affinity);
+    lay(*made, "RSCCL_SWITCH_FILE", config.switch_file);
     lay(*made, "RSCCL_PROCESSORS", config.processors);
     lay(*made, "RSCCL_TUNE_FILE", config.tune_file);
     lay(*made, "RSCCL_TEAM_RANKS", config.team_ranks);

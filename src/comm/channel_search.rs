@@ -23,7 +23,7 @@ use crate::topo::Topology;
 use crate::topo::channels::{self, SystemChannels};
 use crate::topo::description::Machine;
 use crate::topo::graphs;
-use crate::topo::layout::ChannelOrders;
+use crate::topo::layout::{ChannelOrders, Layout};
 use crate::topo::search::between::CrossNic;
 use crate::topo::system::{NodeId, System};
 use crate::topo::xml;
@@ -53,13 +53,14 @@ enum HostNews {
 }
 
 /// Searches for the channels between the GPUs of `devices`, one for each rank. All ranks call it; `None` on all of
-/// them where there is no channel to find.
+/// them where there is no channel to find. Channels pass hosts in the order of `layout`, where those of a switch follow
+/// each other.
 ///
 /// # Errors
 /// Of the exchange; on all ranks where a file that a host's settings name cannot be read or is wrong.
 pub(super) fn find(
     session: &Session,
-    topology: &Topology,
+    (topology, layout): (&Topology, &Layout),
     devices: &[DeviceIdentity],
     wait: &Wait,
 ) -> Result<Option<JoinedGpus>> {
@@ -74,7 +75,8 @@ pub(super) fn find(
         describe(settings, &uuids).unwrap_or_else(|error| HostNews::Wrong(error.message().to_owned())).encode()
     });
     let told = session.bootstrap.all_gather(&news.unwrap_or_default(), wait)?;
-    let joined = join(session.world, (topology, &told), settings.cross)?;
+    let hosts: Vec<&[Rank]> = layout.hosts().iter().map(|host| topology.local_ranks(host[0])).collect();
+    let joined = join(session.world, (&hosts, &told), settings.cross)?;
     if me == Rank::new(0) {
         report(session, joined.as_ref());
     }
@@ -122,11 +124,11 @@ fn places(system: &System, host: u32, bus_ids: &[String]) -> Option<Vec<NodeId>>
 /// Where a rank has told nothing that can be read, or of a file that is wrong.
 fn join(
     world: World,
-    (topology, told): (&Topology, &[Vec<u8>]),
+    (hosts, told): (&[&[Rank]], &[Vec<u8>]),
     cross: CrossNic,
 ) -> Result<std::result::Result<JoinedGpus, String>> {
     let (mut machines, mut all_bus_ids, mut of_first) = (Vec::new(), Vec::new(), String::new());
-    for ranks in topology.hosts() {
+    for ranks in hosts {
         let first = ranks[0];
         let broken = |what: String| Error::remote(first, format!("what rank {first} tells of its host: {what}"));
         match HostNews::decode(&told[first.index()]).map_err(|error| broken(error.message().to_owned()))? {
@@ -145,16 +147,15 @@ fn join(
             }
         }
     }
-    let hosts = machines.len();
     let machine = Machine::joined(machines);
     let channels = |system: &System| -> Result<(SystemChannels, Vec<NodeId>)> {
         let mut gpus = vec![NodeId(u32::MAX); world.ranks().len()];
-        for ((ranks, bus_ids), host) in topology.hosts().iter().zip(&all_bus_ids).zip(0..) {
+        for ((ranks, bus_ids), host) in hosts.iter().zip(&all_bus_ids).zip(0..) {
             let found =
                 places(system, host, bus_ids).ok_or_else(|| Error::internal("a description without its GPUs"))?;
             ranks.iter().zip(found).for_each(|(rank, gpu)| gpus[rank.index()] = gpu);
         }
-        let found = match hosts {
+        let found = match hosts.len() {
             1 => SystemChannels::of_graphs(system, &graphs::parse("graphs", &of_first)?)?,
             _ => SystemChannels::search(system, cross),
         };
@@ -264,7 +265,9 @@ mod tests {
 
     fn joined(hosts: &[u64], told: &[Vec<u8>]) -> Result<std::result::Result<JoinedGpus, String>> {
         let size = u32::try_from(hosts.len()).unwrap();
-        join(World { rank: Rank::new(0), size }, (&Topology::new(hosts.iter().copied()), told), CrossNic::IfBetter)
+        let topology = Topology::new(hosts.iter().copied());
+        let hosts: Vec<&[Rank]> = topology.hosts().iter().map(Vec::as_slice).collect();
+        join(World { rank: Rank::new(0), size }, (&hosts, told), CrossNic::IfBetter)
     }
 
     /// Ranks on the GPUs of a cube mesh, in another order than that of the GPUs: each two that follow each other in a
@@ -315,6 +318,21 @@ mod tests {
         }
         let layout = crate::plan::Layout::of_hosts(Topology::new(hosts).hosts()).unwrap();
         assert_eq!(layout.with_channels(found.orders).unwrap().lanes_of(Algorithm::Tree), Some(8));
+    }
+
+    /// Four hosts of two switches, which rank 0 to 3 begin in turn: channels pass both hosts of a switch before they
+    /// leave it.
+    #[test]
+    fn channels_pass_hosts_in_the_order_that_is_given() {
+        let mut all = vec![Vec::new(); 8];
+        all[..4].fill(told("h100x8", &[0, 4]));
+        let topology = Topology::new((0..8).map(|rank| rank % 4));
+        let hosts: Vec<&[Rank]> = [0, 2, 1, 3].map(|host| &topology.hosts()[host][..]).to_vec();
+        let found = join(World { rank: Rank::new(0), size: 8 }, (&hosts, &all), CrossNic::IfBetter).unwrap().unwrap();
+        for channel in found.orders.rings().iter().chain(found.orders.chains()) {
+            let passed: Vec<u32> = channel.iter().map(|host| host[0].get() % 4).collect();
+            assert_eq!(passed, [0, 2, 1, 3]);
+        }
     }
 
     #[test]

@@ -99,7 +99,6 @@ impl Chooser {
     }
 
     /// The layout on which all calls are planned.
-    #[cfg(test)]
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }

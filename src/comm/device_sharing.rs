@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::sync::PoisonError;
 
+use crate::comm::gpu_distance::GpuDistances;
 use crate::comm::session::Session;
 use crate::comm::staging::{Staged, StagingLayout};
 use crate::device::records::{self, ControlLayout, PeerMemory, SlotQueue};
@@ -395,11 +396,17 @@ fn stage(
     let (me, policy) = (session.world.rank, session.settings.policy);
     let mine = devices[me.index()];
     let is_far = |rank: Rank| hosts[rank.index()] != hosts[me.index()];
-    let reason = |(rank, device): (Rank, &DeviceIdentity)| match *device {
-        _ if is_far(rank) => Ok(None),
-        device if device == mine => Ok(None),
-        _ if policy.no_local => Ok(Some("NCCL_P2P_DISABLE is set".to_owned())),
-        device => Ok(device::of(home)?.reaches(device)?.err()),
+    let distances = GpuDistances::of(&session.settings.searching)?;
+    let reason = |(rank, device): (Rank, &DeviceIdentity)| {
+        let device = *device;
+        if is_far(rank) || device == mine {
+            return Ok(None);
+        }
+        if policy.no_local {
+            return Ok(Some("NCCL_P2P_DISABLE is set".to_owned()));
+        }
+        let too_far = distances.as_ref().and_then(|distances| distances.forbids(mine, device));
+        if too_far.is_some() { Ok(too_far) } else { Ok(device::of(home)?.reaches(device)?.err()) }
     };
     let reasons = session.world.ranks().zip(devices).map(reason).collect::<Result<Vec<Option<String>>>>()?;
     let staged = Staged::agree(session, &reasons, wait)?;

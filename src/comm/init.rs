@@ -271,6 +271,7 @@ fn meet(bootstrap: &dyn Bootstrap, settings: &Settings, abort: &AbortFlag) -> Re
         settings: settings.fingerprint(),
         tuning: Tuning::hash(settings.tuning.as_ref()),
         home: settings.standing.home(Path::new("/"))?,
+        switches: settings.standing.switches(settings.host_id.as_deref())?,
     };
     let reading = wait.clone().with_notes(Some(failure_reader()));
     let gathered = bootstrap.all_gather(&mine.encode(), &reading)?;

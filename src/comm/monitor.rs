@@ -1,6 +1,7 @@
 //! The thread that looks after launches for which no call waits: deadlines, deaths, mismatches.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::PoisonError;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -9,11 +10,11 @@ use crate::comm::failure_watch::FailureWatch;
 use crate::comm::on_device::{self, Launched};
 use crate::comm::proxy::Attention;
 use crate::comm::session::Session;
-use crate::device::{Event, StatusPage};
+use crate::device::{DeviceIdentity, Event, StatusPage};
 use crate::error::Result;
 use crate::sync::Watch;
 use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
-use crate::sys::thread;
+use crate::sys::{gpus, numa, thread};
 
 /// Watches the launches of one communicator, one after the other, as a call watches that waits. What ends one ends
 /// the communicator: the next call, and `async_error`, say why. Dropping it waits until all launches have ended.
@@ -53,15 +54,21 @@ struct Launch {
 }
 
 impl Monitor {
-    /// A thread that waits for launches.
+    /// A thread that waits for launches, on processors near `device`: it asks the driver and the device's status page.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where no thread can be started.
-    pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>) -> Result<Monitor> {
+    pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>, device: DeviceIdentity) -> Result<Monitor> {
         let (state, changed, has_room) = (Mutex::default(), Condvar::new(), Condvar::new());
         let shared = Arc::new(Watched { session, status, state, changed, has_room });
         let watched = Arc::clone(&shared);
-        let thread = thread::spawn("rsccl monitor", move || watched.run())?;
+        let thread = thread::spawn("rsccl monitor", move || {
+            let root = Path::new("/");
+            if let Some(node) = gpus::node_of_gpu(root, device.0) {
+                numa::settle(root, node);
+            }
+            watched.run();
+        })?;
         Ok(Monitor { shared, thread: Some(thread) })
     }
 

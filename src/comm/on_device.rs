@@ -451,7 +451,9 @@ impl Engine {
         let wait = self.meet_before(("the first call on the memory of a device", next), background)?;
         let sizes = self.session.settings.sizes;
         let meeting = Meeting::new(&self.session, home, self.memory_topology(), &wait)?;
-        if let Some(found) = channel_search::find(&self.session, self.hosts(), meeting.devices(), &wait)? {
+        if let Some(found) =
+            channel_search::find(&self.session, (self.hosts(), self.chooser.layout()), meeting.devices(), &wait)?
+        {
             self.chooser.set_channels(found)?;
         }
         self.chooser.set_partly_staged(meeting.is_partly_staged());
@@ -558,7 +560,10 @@ impl DeviceSide {
     ) -> Result<()> {
         let monitor = match &mut self.monitor {
             Some(monitor) => monitor,
-            none => none.insert(Monitor::start(Arc::clone(session), Arc::clone(&self.status))?),
+            none => {
+                let gpu = device::of(self.home)?.identity();
+                none.insert(Monitor::start(Arc::clone(session), Arc::clone(&self.status), gpu)?)
+            }
         };
         monitor.add(launched, event, attention)
     }

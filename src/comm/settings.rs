@@ -109,7 +109,7 @@ impl Settings {
             protocols,
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
-            searching: Searching::read(config),
+            searching: Searching::read(config)?,
             tuning: Tuning::read(config)?,
             connect_late: config.runtime_connect,
             progress: None,
@@ -119,7 +119,7 @@ impl Settings {
     /// A number that is equal on two ranks whose settings fit together.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             self.policy,
             self.sizes,
             self.reproducible,
@@ -128,7 +128,8 @@ impl Settings {
             self.algorithms,
             self.protocols,
             self.team_ranks,
-            self.searching.cross
+            self.searching.cross,
+            self.searching.peer_level
         );
         let hash = blake3::hash(text.as_bytes());
         u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))

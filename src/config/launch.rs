@@ -39,6 +39,9 @@ use crate::types::{Rank, World};
 
 pub use super::store_address::StoreAddress;
 
+/// What Slurm tells a step of the switches above its host: `spine.leaf.host`.
+pub(super) const SWITCH_ADDRESS: &str = "SLURM_TOPOLOGY_ADDR";
+
 use super::Config;
 use super::environment::Environment;
 

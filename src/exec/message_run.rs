@@ -402,7 +402,17 @@ mod tests {
             let peers: Vec<PeerInfo> = (0..2)
                 .map(|rank| {
                     let (rank, home, pid) = (Rank::new(rank), ThreadHome::default(), std::process::id());
-                    PeerInfo { rank, host: 1, process: token, pid, cores: 2, settings: 0, tuning: 0, home }
+                    PeerInfo {
+                        rank,
+                        host: 1,
+                        process: token,
+                        pid,
+                        cores: 2,
+                        settings: 0,
+                        tuning: 0,
+                        home,
+                        switches: [0; 4],
+                    }
                 })
                 .collect();
             let sockets = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };

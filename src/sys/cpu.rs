@@ -22,18 +22,27 @@ pub fn allowed() -> usize {
 /// # Errors
 /// [`crate::error::Kind::System`] where the processor is not one of those that this thread may have.
 pub fn bind_to(processor: u32) -> Result<()> {
+    bind_to_all(&[processor])
+}
+
+/// Lets this thread run on these processors only; no other thread is moved.
+///
+/// # Errors
+/// [`crate::error::Kind::System`] where none of them is one of those that this thread may have.
+pub fn bind_to_all(processors: &[u32]) -> Result<()> {
     // SAFETY: a set is made of integers, for which zero is a value.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    let number = processor as usize;
-    if number < 8 * size_of::<libc::cpu_set_t>() {
-        // SAFETY: `set` is initialised, and the number is below its bits.
-        unsafe { libc::CPU_SET(number, &mut set) };
+    for number in processors.iter().map(|processor| *processor as usize) {
+        if number < 8 * size_of::<libc::cpu_set_t>() {
+            // SAFETY: `set` is initialised, and the number is below its bits.
+            unsafe { libc::CPU_SET(number, &mut set) };
+        }
     }
     // SAFETY: the kernel reads the size given from the set, which is as large.
     let result = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
     if result != 0 {
         let error = std::io::Error::last_os_error();
-        return Err(Error::system(format!("binding a thread to processor {processor}"), error));
+        return Err(Error::system(format!("binding a thread to processors {processors:?}"), error));
     }
     Ok(())
 }

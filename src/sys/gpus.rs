@@ -5,6 +5,8 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::nvml;
+
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
@@ -182,6 +184,11 @@ fn is_gpu(folder: &Path) -> bool {
     number("vendor") == Some(NVIDIA)
         && number("class").is_some_and(|class| CLASSES.contains(&(class >> 8)))
         && driver.is_some_and(|name| name == "nvidia")
+}
+
+/// The NUMA node of the GPU with this UUID; `None` where the driver's files do not show it. `root` as in [`list`].
+pub fn node_of_gpu(root: &Path, uuid: [u8; 16]) -> Option<u32> {
+    list(root).into_iter().find(|gpu| gpu.uuid.as_deref().and_then(nvml::uuid_of) == Some(uuid))?.node
 }
 
 fn uuid_of(information: &str) -> Option<String> {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::cpu;
 use super::gpus::read;
 
 /// The node that contains all processors of this thread; `None` if they belong to several nodes, or the system does not
@@ -104,6 +105,17 @@ pub fn nodes(root: &Path) -> Vec<Vec<u32>> {
         (!mine.is_empty()).then_some(mine)
     };
     (0..MAX_NODES).filter_map(own).collect()
+}
+
+/// Moves this thread, which must be one of the library's own, to the processors of a node that it may use. It stays where
+/// it is if there are none, or the system refuses: a thread that is far from its device only takes longer.
+pub fn settle(root: &Path, node: u32) {
+    let list = read(&root.join(format!("sys/devices/system/node/node{node}/cpulist"))).and_then(|text| ranges(&text));
+    let own = numbers(&list.unwrap_or_default());
+    let near: Vec<u32> = allowed_processors(root).into_iter().filter(|processor| own.contains(processor)).collect();
+    if !near.is_empty() {
+        let _stays = cpu::bind_to_all(&near);
+    }
 }
 
 /// The numbers of a list such as `0-3,8,10-11`, at most as many as a machine has processors; `None` if it is not such a
@@ -257,6 +269,43 @@ mod tests {
         assert_eq!(shared("0-3"), (Some(0), Some(0), None));
         assert_eq!(shared("0,4"), (None, None, None));
         assert_eq!(shared("0,99"), (None, None, None));
+    }
+
+    /// An own thread goes to the node of its GPU, as far as it may; the thread that starts it stays where it is.
+    #[test]
+    fn an_own_thread_settles_near_its_device_and_its_callers_does_not_move() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().to_owned();
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let here = allowed_processors(Path::new("/"));
+        let last = here[here.len() - 1];
+        let all: Vec<String> = here.iter().map(u32::to_string).collect();
+        write("proc/thread-self/status", &format!("Cpus_allowed_list:\t{}\n", all.join(",")));
+        // Half of the node is not for this process.
+        write("sys/devices/system/node/node3/cpulist", &format!("{last},8000-8190\n"));
+        write("sys/devices/system/node/node4/cpulist", "8000-8190\n");
+        let information =
+            "Model: \t\t H100\nGPU UUID: \t GPU-00112233-4455-6677-8899-aabbccddeeff\nDevice Minor: \t 0\n";
+        write("proc/driver/nvidia/gpus/0000:3b:00.0/information", information);
+        write("sys/bus/pci/devices/0000:3b:00.0/numa_node", "3\n");
+        write("dev/nvidia0", "");
+        let uuid = [0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff];
+        let node = super::super::gpus::node_of_gpu(&root, uuid);
+        assert_eq!((node, super::super::gpus::node_of_gpu(&root, [1; 16])), (Some(3), None));
+        let settled = |node: u32| {
+            let root = root.clone();
+            let body = move || {
+                settle(&root, node);
+                allowed_processors(Path::new("/"))
+            };
+            crate::sys::thread::spawn("own", body).unwrap().join().unwrap()
+        };
+        assert_eq!((settled(3), settled(4), settled(5)), (vec![last], here.clone(), here.clone()));
+        assert_eq!(allowed_processors(Path::new("/")), here);
     }
 
     #[test]

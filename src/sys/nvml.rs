@@ -245,7 +245,7 @@ impl Library {
     }
 }
 
-fn uuid_of(text: &str) -> Option<[u8; 16]> {
+pub(super) fn uuid_of(text: &str) -> Option<[u8; 16]> {
     let digits: Vec<u8> = text.strip_prefix("GPU-")?.bytes().filter(|byte| *byte != b'-').collect();
     let mut uuid = [0; 16];
     if digits.len() != 2 * uuid.len() {

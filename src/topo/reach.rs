@@ -188,7 +188,13 @@ pub fn verdicts(system: &System, from: NodeId, to: NodeId, levels: Levels) -> Ve
                 said.push(("reading", Verdict::Yes("NVLink between GPUs of capability 8.0".to_owned())));
             }
             if system.node(from).host == system.node(to).host {
-                said.push(("NET in place of P2P", check_net(system, pair, false)));
+                said.push((
+                    "NET in place of P2P",
+                    match check_net(system, pair, false) {
+                        Verdict::Yes(reason) => Verdict::No(format!("{reason}: NICs inside a host are not built")),
+                        no @ Verdict::No(_) => no,
+                    },
+                ));
             }
             said.push(("NVLS", not_built("reductions in NVLink switches")));
             said
@@ -226,9 +232,6 @@ fn near_nic(system: &System, gpu: NodeId, port: NodeId, levels: Levels) -> Vec<(
 fn transport(system: &System, pair: Pair<'_>, peers: &Peers) -> Verdict {
     let same_host = system.node(pair.from).host == system.node(pair.to).host;
     Verdict::Yes(match (&peers.access, same_host) {
-        (Verdict::Yes(_), true) if check_net(system, pair, false).is_yes() => {
-            "NET: the NICs are wider than the way between the GPUs".to_owned()
-        }
         (Verdict::Yes(_), true) => "P2P: one reaches the other's memory".to_owned(),
         (Verdict::Yes(_), false) => "P2P: the hosts share NVLink switches".to_owned(),
         (Verdict::No(_), true) => "SHM: through memory of their host".to_owned(),

@@ -23,7 +23,12 @@ pub struct PeerInfo {
     pub tuning: u64,
     /// What those processors share.
     pub home: ThreadHome,
+    /// Hashes of the switches of the network above its host, outermost first; 0 where there is none.
+    pub switches: [u64; SWITCH_LAYERS],
 }
+
+/// Layers of switches by which hosts are put in order; the innermost of deeper networks.
+pub const SWITCH_LAYERS: usize = 4;
 
 impl PeerInfo {
     /// As bytes for the all-gather.
@@ -36,6 +41,9 @@ impl PeerInfo {
         bytes[24..32].copy_from_slice(&self.settings.to_le_bytes());
         bytes[32..36].copy_from_slice(&self.cores.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.tuning.to_le_bytes());
+        for (place, switch) in self.switches.iter().enumerate() {
+            bytes[56 + 8 * place..64 + 8 * place].copy_from_slice(&switch.to_le_bytes());
+        }
         let ThreadHome { socket, node, cache } = self.home;
         for (place, id) in [socket, node, cache].into_iter().enumerate() {
             bytes[36 + 4 * place..40 + 4 * place].copy_from_slice(&id.unwrap_or(NO_HOME).to_le_bytes());
@@ -59,11 +67,12 @@ impl PeerInfo {
         let home = |at: usize| Some(word32(at)).filter(|id| *id != NO_HOME);
         let home = ThreadHome { socket: home(36), node: home(40), cache: home(44) };
         let (host, process, settings, tuning) = (word64(8), word64(16), word64(24), word64(48));
-        Ok(PeerInfo { rank, pid, cores, host, process, settings, tuning, home })
+        let switches = std::array::from_fn(|place| word64(56 + 8 * place));
+        Ok(PeerInfo { rank, pid, cores, host, process, settings, tuning, home, switches })
     }
 
     /// Bytes of [`PeerInfo::encode`].
-    pub const BYTES: usize = 56;
+    pub const BYTES: usize = 56 + 8 * SWITCH_LAYERS;
 }
 
 /// What stands for a socket, node or cache that a rank does not have; no system counts so far.
@@ -77,7 +86,17 @@ mod tests {
     fn what_is_encoded_comes_back() {
         let home = ThreadHome { socket: Some(1), node: None, cache: Some(48) };
         let (rank, host) = (Rank::new(3), u64::MAX - 5);
-        let info = PeerInfo { rank, host, process: 1 << 40, pid: 77, cores: 2, settings: 9, tuning: 7 << 40, home };
+        let info = PeerInfo {
+            rank,
+            host,
+            process: 1 << 40,
+            pid: 77,
+            cores: 2,
+            settings: 9,
+            tuning: 7 << 40,
+            home,
+            switches: [1 << 50, 2, 0, 0],
+        };
         assert_eq!(PeerInfo::decode(Rank::new(3), &info.encode()).unwrap(), info);
         assert_eq!(PeerInfo::decode(Rank::new(2), &info.encode()).unwrap_err().kind(), Kind::Remote);
         assert!(PeerInfo::decode(Rank::new(3), &info.encode()[1..]).is_err());

@@ -143,6 +143,8 @@ fn ways_between_gpus() {
     };
     told("2-nvswitch", ("NCCL_P2P_DISABLE", "0"), "GPU memory : 0 -> 1 via P2P/direct pointer");
     told("2-nvswitch", ("NCCL_P2P_DISABLE", "1"), "GPU memory : 0 -> 1 via SHM/pinned (P2P: NCCL_P2P_DISABLE is set)");
+    let beyond = "GPU memory : 1 -> 0 via SHM/pinned (P2P: NVL is beyond NCCL_P2P_LEVEL=LOC";
+    told("2-nvswitch", ("NCCL_P2P_LEVEL", "LOC"), beyond);
     let reason = "GPU memory : 1 -> 0 via SHM/pinned (P2P: no peer access between GPU 1 and GPU 0";
     told("4-pcie", ("NCCL_P2P_DISABLE", "0"), reason);
 }

@@ -1,4 +1,5 @@
-//! The matrix on machines of several NUMA nodes: ranks stand where a topology file and their processors say.
+//! The matrix on machines of several NUMA nodes, whose hosts hang on two switches: ranks stand where a topology file and
+//! their processors say, and hosts where a file of switches does.
 
 use rsccl::types::Algorithm;
 use rsccl::{Communicator, Config, Result};
@@ -13,13 +14,15 @@ const TWO_NODES: &str = r#"<system version="1">
 </system>
 "#;
 
+/// Hosts 0 and 2 follow each other.
+const TWO_SWITCHES: &str = "SwitchName=left Nodes=host[0,2]\nright: host1\n";
+
 /// The configuration of each rank, of which `places` has host and processors.
-fn standing(file: &std::path::Path, team_ranks: u32, places: &[(u32, &str)]) -> Vec<Config> {
+fn standing([file, switches]: [&std::path::Path; 2], team_ranks: u32, places: &[(u32, &str)]) -> Vec<Config> {
     let all = Config::default().with_socket_interfaces("lo").with_timeout(TIMEOUT);
-    let all = all.with_topo_file(file).with_team_ranks(team_ranks).with_p2p_disable(true);
-    let of = |(host, processors): &(u32, &str)| {
-        all.clone().with_host_id(format!("host {host}")).with_processors(*processors)
-    };
+    let all = all.with_topo_file(file).with_switch_file(switches).with_team_ranks(team_ranks).with_p2p_disable(true);
+    let of =
+        |(host, processors): &(u32, &str)| all.clone().with_host_id(format!("host{host}")).with_processors(*processors);
     places.iter().map(of).collect()
 }
 
@@ -28,8 +31,10 @@ fn run_on(team_ranks: u32, places: &[(u32, &str)]) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("two-nodes.xml");
     std::fs::write(&file, TWO_NODES).expect("a file");
+    let switches = folder.path().join("switches");
+    std::fs::write(&switches, TWO_SWITCHES).expect("a file");
     let ranks = u32::try_from(places.len()).expect("a few");
-    let configs = standing(&file, team_ranks, places);
+    let configs = standing([&file, &switches], team_ranks, places);
     let run = |name: &str, configs: &[Config], cases: &[crate::case::Case]| {
         let seed = seed();
         let name = format!("{places:?}, {name}, seed {seed}");

@@ -61,7 +61,7 @@ struct Config {
     /// Whether GPU memory goes to other processes in the newer way, by descriptors of `cuMemCreate`'s memory; if not,
     /// by `cuIpcGetMemHandle`. GPUs that lack the newer way take the older. `NCCL_CUMEM_ENABLE`; true.
     std::optional<bool> cumem_enable = {};
-    /// How far apart GPUs may be that reach each other's memory. The command `rsccl topo` obeys it. `NCCL_P2P_LEVEL`.
+    /// How far apart GPUs may be that reach each other's memory; others talk through host memory. Equal on all ranks. `NCCL_P2P_LEVEL`.
     std::optional<std::string> p2p_level = {};
     /// How far a NIC may be from the GPU whose memory it reaches. The command `rsccl topo` obeys it. `NCCL_NET_GDR_LEVEL`.
     std::optional<std::string> net_gdr_level = {};
@@ -73,6 +73,9 @@ struct Config {
     std::optional<std::string> topo_file = {};
     /// Whether the processors on which a rank may run say nothing about where it stands. `NCCL_IGNORE_CPU_AFFINITY`; false.
     std::optional<bool> ignore_cpu_affinity = {};
+    /// A file that says which hosts hang on which switches of the network: lines of "group: hosts", or Slurm's topology.conf. Hosts of
+    /// one group follow each other in rings and trees. `RSCCL_SWITCH_FILE`; what Slurm says.
+    std::optional<std::string> switch_file = {};
     /// The processors by which the rank's place on its host is found, as "0-3,8". `RSCCL_PROCESSORS`; those on which it may run.
     std::optional<std::string> processors = {};
     /// A file of measured costs, by which algorithms are chosen; the command `rsccl tune` writes it. `RSCCL_TUNE_FILE`; usual costs.

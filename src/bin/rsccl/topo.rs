@@ -28,7 +28,8 @@ pub(crate) struct Arguments {
     /// What the file leaves out: GPUs, links, NICs (topology files of clouds describe PCI devices only)
     #[arg(long, value_name = "FILE")]
     overlay: Option<PathBuf>,
-    /// The number of hosts, each as the file or this machine says
+    /// The number of hosts, each as the file or this machine says: at most 1024, for what this command shows grows with
+    /// the square of the hosts; `rsccl sim` takes more
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     hosts: u32,
     /// The way between each two GPUs and from each GPU to each NIC: kind and GB/s

@@ -8,6 +8,8 @@ use crate::error::Result;
 use crate::sys::text_file;
 use crate::topo::description::Machine;
 use crate::topo::graphs::{self, Graph};
+use crate::topo::paths::PathKind;
+use crate::topo::reach;
 use crate::topo::search::between::CrossNic;
 use crate::topo::xml;
 
@@ -22,18 +24,25 @@ pub(crate) struct Searching {
     pub(crate) graph_dump_file: Option<PathBuf>,
     /// Whether channels may leave a host by another NIC than they enter by.
     pub(crate) cross: CrossNic,
+    /// How far apart GPUs may be that reach each other's memory, where the user says so.
+    pub(crate) peer_level: Option<PathKind>,
 }
 
 impl Searching {
     /// Reads `config`, which has been resolved. Files are read when ranks first meet on GPUs.
-    pub(crate) fn read(config: &Config) -> Searching {
-        Searching {
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] that names the variable.
+    pub(crate) fn read(config: &Config) -> Result<Searching> {
+        let level = |text: &String| reach::level("NCCL_P2P_LEVEL", text);
+        Ok(Searching {
             topo_file: config.topo_file.clone(),
             graph_file: config.graph_file.clone(),
             topo_dump_file: config.topo_dump_file.clone(),
             graph_dump_file: config.graph_dump_file.clone(),
             cross: CrossNic::of_number(config.cross_nic),
-        }
+            peer_level: config.p2p_level.as_ref().map(level).transpose()?,
+        })
     }
 
     /// The machine of the topology file; `None` where none is named.

@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::sys::host::hostname;
 use crate::sys::numa::{self, ThreadHome};
 use crate::sys::text_file;
 use crate::topo::layout::RankPlace;
+use crate::topo::switches::Switches;
 use crate::topo::xml;
-use crate::transport::PeerInfo;
+use crate::transport::{PeerInfo, SWITCH_LAYERS};
 
 /// By what a rank's place on its host is found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,6 +21,9 @@ pub(crate) struct Standing {
     topo_file: Option<PathBuf>,
     /// Whether processors say nothing.
     ignored: bool,
+    /// What tells the switches above the host: a file, or else Slurm.
+    switch_file: Option<PathBuf>,
+    switch_address: Option<String>,
 }
 
 impl Standing {
@@ -40,6 +45,8 @@ impl Standing {
             processors: config.processors.as_ref().map(list).transpose()?,
             topo_file: config.topo_file.clone(),
             ignored: config.ignore_cpu_affinity,
+            switch_file: config.switch_file.clone(),
+            switch_address: config.switch_address.clone(),
         })
     }
 
@@ -59,6 +66,34 @@ impl Standing {
         // Such files know neither sockets nor caches.
         Ok(ThreadHome { node: machine.node_of(&processors), ..ThreadHome::default() })
     }
+
+    /// The switches of the network above this host, which is called `chosen` where the user has named it. A file names
+    /// it in full or without its domain.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`] where the file cannot be read, [`crate::error::Kind::InvalidArgument`] with its
+    /// line where it is malformed.
+    pub(crate) fn switches(&self, chosen: Option<&str>) -> Result<[u64; SWITCH_LAYERS]> {
+        let Some(path) = &self.switch_file else {
+            return Ok(numbered(&self.switch_address.as_deref().map(Switches::of_address).unwrap_or_default()));
+        };
+        let name = path.display().to_string();
+        let file = Switches::parse(&name, &text_file::read(path, "the file of switches", "RSCCL_SWITCH_FILE")?)?;
+        let host = chosen.map_or_else(hostname, |chosen| Ok(chosen.to_owned()))?;
+        let short = host.split('.').next().unwrap_or_default();
+        let above = [&*host, short].map(|name| file.above(name)).into_iter().find(|above| !above.is_empty());
+        Ok(numbered(above.unwrap_or_default()))
+    }
+}
+
+/// Switches, outermost first, as the numbers that ranks tell of them: equal names have equal numbers, none is 0.
+fn numbered(names: &[String]) -> [u64; SWITCH_LAYERS] {
+    let number = |name: &String| {
+        let hash = blake3::hash(name.as_bytes());
+        u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place])).max(1)
+    };
+    let innermost = &names[names.len().saturating_sub(SWITCH_LAYERS)..];
+    std::array::from_fn(|place| innermost.get(place).map_or(0, number))
 }
 
 /// The place that a rank has told; its host is numbered elsewhere.
@@ -68,6 +103,7 @@ pub(crate) fn place(peer: &PeerInfo) -> RankPlace {
         socket: socket.map(u64::from),
         numa: node.map(u64::from),
         cache: cache.map(u64::from),
+        switches: peer.switches.into_iter().filter(|switch| *switch != 0).collect(),
         ..RankPlace::default()
     }
 }
@@ -100,6 +136,31 @@ mod tests {
         assert_eq!([node("3-4"), node("16"), node("8191")], [ThreadHome::default(); 3]);
         let ignored = Standing { ignored: true, ..standing("0", Some(&file)) };
         assert_eq!(ignored.home(folder.path()).unwrap(), ThreadHome::default());
+    }
+
+    /// A file names hosts with or without their domain; without a file, Slurm's address counts.
+    #[test]
+    fn switches_are_told_by_a_file_or_by_slurm() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("switches");
+        std::fs::write(&file, "SwitchName=leaf Nodes=n[1-2]\nSwitchName=spine Switches=leaf\nother: n3.example\n")
+            .unwrap();
+        let mut config = Config::default().with_switch_file(&file);
+        config.switch_address = Some("a.b.n1".to_owned());
+        let at = |config: &Config, host| Standing::read(config).unwrap().switches(Some(host)).unwrap();
+        let [one, two, three] = ["n1", "n2.example", "n3.example"].map(|host| at(&config, host));
+        assert_eq!((one, one.iter().filter(|switch| **switch != 0).count()), (two, 2));
+        assert!(three[0] != 0 && three[1] == 0 && !one.contains(&three[0]));
+        assert_eq!(at(&config, "n4"), [0; SWITCH_LAYERS]);
+        config.switch_file = None;
+        assert_eq!(at(&config, "n1").map(|switch| switch != 0), [true, true, false, false]);
+        std::fs::write(&file, "nothing").unwrap();
+        let wrong = Standing::read(&Config::default().with_switch_file(&file)).unwrap().switches(Some("n1"));
+        assert!(wrong.unwrap_err().message().contains("switches:1: "));
+        // Slurm's address comes with the environment.
+        let environment = crate::config::Environment::of([("SLURM_TOPOLOGY_ADDR", "spine.leaf.n1")]);
+        let config = Config::default().resolve_in(&environment).unwrap();
+        assert_eq!(at(&config, "n1"), one, "whatever names the switches");
     }
 
     #[test]

@@ -63,6 +63,23 @@ fn teams_follow_the_nodes_of_a_topology_file() {
     assert_eq!(teams(&ignored), [vec![0, 1], vec![2, 3, 4]], "by number, where nothing is known");
 }
 
+/// Hosts of a switch follow each other, whatever the numbers of their ranks: in the teams of hierarchies, and so in
+/// rings and trees.
+#[test]
+fn hosts_follow_each_other_by_their_switches() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("switches");
+    std::fs::write(&file, "left: n0 n2\nright: n[1,3]\n").unwrap();
+    let at = |host: u32| base().with_host_id(format!("n{host}"));
+    let plain: Vec<Config> = [0, 1, 2, 3, 1].map(at).to_vec();
+    assert_eq!(teams(&plain), [vec![0], vec![1, 4], vec![2], vec![3]]);
+    let switched: Vec<Config> = plain.iter().map(|config| config.clone().with_switch_file(&file)).collect();
+    assert_eq!(teams(&switched), [vec![0], vec![2], vec![1, 4], vec![3]]);
+    std::fs::write(&file, "left n0\n").unwrap();
+    let error = layout(&switched).unwrap_err();
+    assert!(error.to_string().contains("switches:1: "), "{error}");
+}
+
 #[test]
 fn a_rank_whose_topology_file_is_malformed_tells_all() {
     let folder = tempfile::tempdir().unwrap();
