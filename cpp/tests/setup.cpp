@@ -406,7 +406,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         Set good;
         Set bad;
     };
-    const std::array<Field, 24> fields = {{
+    const std::array<Field, 26> fields = {{
         {"RSCCL_TIMEOUT_MS", [](Config& c) { c.timeout = std::chrono::seconds(9); }, [](Config& c) { c.timeout = std::chrono::milliseconds(-1); }},
         {"RSCCL_INIT_TIMEOUT_MS", [](Config& c) { c.init_timeout = std::chrono::seconds(9); }, [](Config& c) { c.init_timeout = std::chrono::milliseconds(0); }},
         {"RSCCL_SPIN_US", [](Config& c) { c.spin = std::chrono::microseconds(5); }, [](Config& c) { c.spin = std::chrono::microseconds(-5); }},
@@ -417,6 +417,8 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
         {"NCCL_BUFFSIZE", [](Config& c) { c.buffer_bytes = 1 << 20; }, [](Config& c) { c.buffer_bytes = 1; }},
         {"RSCCL_SCRATCH_BYTES", [](Config& c) { c.scratch_bytes = 1 << 21; }, [](Config& c) { c.scratch_bytes = 1; }},
         {"RSCCL_PROCESSORS", [](Config& c) { c.processors = "0-3,8"; }, [](Config& c) { c.processors = "8-3"; }},
+        {"RSCCL_SWITCH_FILE", nullptr, [](Config& c) { c.switch_file = "/no/such/file"; }},
+        {"NCCL_P2P_LEVEL", [](Config& c) { c.p2p_level = "NVL"; }, [](Config& c) { c.p2p_level = "near"; }},
         {"RSCCL_TUNE_FILE", nullptr, [](Config& c) { c.tune_file = "/no/such/file"; }},
         {"RSCCL_TEAM_RANKS", [](Config& c) { c.team_ranks = 8; }, [](Config& c) { c.team_ranks = 0; }},
         {"NCCL_NET", [](Config& c) { c.net = "Socket"; }, [](Config& c) { c.net = "Pigeon"; }},

@@ -46,6 +46,8 @@ pub(super) struct JoinedGpus {
 enum HostNews {
     /// Where its ranks' GPUs are plugged in, the host with these GPUs, and the channels inside it.
     Found { bus_ids: Vec<String>, machine: String, graphs: String },
+    /// It does not see the GPUs of all ranks of its host.
+    InPart,
     /// There are no channels, for this reason.
     Unknown(String),
     /// A file that settings name is wrong.
@@ -74,7 +76,20 @@ pub(super) fn find(
         let uuids: Vec<[u8; 16]> = local.iter().map(|rank| devices[rank.index()].0).collect();
         describe(settings, &uuids).unwrap_or_else(|error| HostNews::Wrong(error.message().to_owned())).encode()
     });
-    let told = session.bootstrap.all_gather(&news.unwrap_or_default(), wait)?;
+    let mut told = session.bootstrap.all_gather(&news.unwrap_or_default(), wait)?;
+    let in_part = |ranks: &[Rank]| matches!(HostNews::decode(&told[ranks[0].index()]), Ok(HostNews::InPart));
+    if topology.hosts().iter().any(|ranks| in_part(ranks)) {
+        // Where ranks may use their own GPUs alone, each tells what it sees.
+        let own = in_part(local).then(|| {
+            let news = describe_own(settings, devices[me.index()].0);
+            news.unwrap_or_else(|error| HostNews::Wrong(error.message().to_owned())).encode()
+        });
+        let parts = session.bootstrap.all_gather(&own.unwrap_or_default(), wait)?;
+        let hosts: Vec<&Vec<Rank>> = topology.hosts().iter().filter(|ranks| in_part(ranks)).collect();
+        let fused: Vec<(usize, Vec<u8>)> =
+            hosts.iter().map(|ranks| Ok((ranks[0].index(), fuse(ranks, &parts)?.encode()))).collect::<Result<_>>()?;
+        fused.into_iter().for_each(|(first, news)| told[first] = news);
+    }
     let hosts: Vec<&[Rank]> = layout.hosts().iter().map(|host| topology.local_ranks(host[0])).collect();
     let joined = join(session.world, (&hosts, &told), settings.cross)?;
     if me == Rank::new(0) {
@@ -92,13 +107,9 @@ fn describe(settings: &Searching, uuids: &[[u8; 16]]) -> Result<HostNews> {
     let this_host::ThisHost { mut machine, gpus, .. } = this_host::look(Path::new("/"), settings.machine()?);
     let bus_id = |uuid: &[u8; 16]| gpus.iter().find(|(own, _)| own == uuid).map(|(_, bus_id)| bus_id.clone());
     let Some(bus_ids) = uuids.iter().map(bus_id).collect::<Option<Vec<String>>>() else {
-        return Ok(HostNews::Unknown("NVML does not show the GPUs of its ranks".to_owned()));
+        return Ok(HostNews::InPart);
     };
-    if machine.hosts().len() > 1 {
-        return Err(Error::invalid_argument(
-            "the topology file (NCCL_TOPO_FILE) describes several hosts: name one of a host",
-        ));
-    }
+    check_hosts(&machine)?;
     machine.keep_gpus(|bus_id| bus_ids.iter().any(|own| own == bus_id));
     let system = System::new(&machine)?;
     let mut found = SystemChannels::search(&system, settings.cross);
@@ -108,6 +119,51 @@ fn describe(settings: &Searching, uuids: &[[u8; 16]]) -> Result<HostNews> {
     }
     let graphs = found.graphs(&system).map_or_else(String::new, |graphs| graphs::write(&graphs));
     Ok(HostNews::Found { bus_ids, machine: xml::write(&machine), graphs })
+}
+
+/// This host as one of its ranks sees it, whose GPU has this UUID.
+///
+/// # Errors
+/// As [`describe`].
+fn describe_own(settings: &Searching, uuid: [u8; 16]) -> Result<HostNews> {
+    let this_host::ThisHost { machine, gpus, .. } = this_host::look(Path::new("/"), settings.machine()?);
+    let Some((_, bus_id)) = gpus.into_iter().find(|(own, _)| *own == uuid) else {
+        return Ok(HostNews::Unknown("NVML does not show the GPUs of its ranks".to_owned()));
+    };
+    check_hosts(&machine)?;
+    if settings.graphs()?.is_some() {
+        return Ok(HostNews::Unknown("NCCL_GRAPH_FILE needs a rank that sees all GPUs of its host".to_owned()));
+    }
+    Ok(HostNews::Found { bus_ids: vec![bus_id], machine: xml::write(&machine), graphs: String::new() })
+}
+
+fn check_hosts(machine: &Machine) -> Result<()> {
+    if machine.hosts().len() > 1 {
+        let message = "the topology file (NCCL_TOPO_FILE) describes several hosts: name one of a host";
+        return Err(Error::invalid_argument(message));
+    }
+    Ok(())
+}
+
+/// What each rank of a host sees of it, as one. The channels inside it are searched for by all.
+///
+/// # Errors
+/// Where a rank has told nothing that can be read.
+fn fuse(ranks: &[Rank], parts: &[Vec<u8>]) -> Result<HostNews> {
+    let (mut bus_ids, mut machines) = (Vec::new(), Vec::new());
+    for rank in ranks {
+        let broken = |error: Error| Error::remote(*rank, format!("what rank {rank} sees: {}", error.message()));
+        match HostNews::decode(&parts[rank.index()]).map_err(broken)? {
+            HostNews::Found { bus_ids: own, machine, .. } => {
+                bus_ids.extend(own.into_iter().take(1));
+                machines.push(xml::parse("topology", &machine).map_err(broken)?.0);
+            }
+            other => return Ok(other),
+        }
+    }
+    let mut machine = Machine::fused(machines);
+    machine.keep_gpus(|bus_id| bus_ids.iter().any(|own| own == bus_id));
+    Ok(HostNews::Found { bus_ids, machine: xml::write(&machine), graphs: String::new() })
 }
 
 /// The GPUs of a host at these places.
@@ -133,6 +189,7 @@ fn join(
         let broken = |what: String| Error::remote(first, format!("what rank {first} tells of its host: {what}"));
         match HostNews::decode(&told[first.index()]).map_err(|error| broken(error.message().to_owned()))? {
             HostNews::Wrong(text) => return Err(Error::invalid_argument(format!("rank {first}: {text}")).about(first)),
+            HostNews::InPart => return Ok(Err(format!("the host of rank {first}: seen in part"))),
             HostNews::Unknown(reason) => return Ok(Err(format!("the host of rank {first}: {reason}"))),
             HostNews::Found { bus_ids, .. } if bus_ids.len() != ranks.len() => {
                 return Err(broken(format!("{} GPUs for {} ranks", bus_ids.len(), ranks.len())));
@@ -156,7 +213,7 @@ fn join(
             ranks.iter().zip(found).for_each(|(rank, gpu)| gpus[rank.index()] = gpu);
         }
         let found = match hosts.len() {
-            1 => SystemChannels::of_graphs(system, &graphs::parse("graphs", &of_first)?)?,
+            1 if !of_first.is_empty() => SystemChannels::of_graphs(system, &graphs::parse("graphs", &of_first)?)?,
             _ => SystemChannels::search(system, cross),
         };
         Ok((found, gpus))
@@ -205,6 +262,7 @@ impl HostNews {
                 writer.u8(FOUND).text(&machine).text(&graphs);
                 bus_ids.iter().for_each(|bus_id| _ = writer.text(bus_id));
             }
+            HostNews::InPart => _ = writer.u8(IN_PART),
             HostNews::Unknown(text) => _ = writer.u8(UNKNOWN).text(&text),
             HostNews::Wrong(text) => _ = writer.u8(WRONG).text(wire::cut(&text, MAX_REASON_BYTES)),
         }
@@ -227,6 +285,7 @@ impl HostNews {
                 }
                 Ok(HostNews::Found { bus_ids, machine, graphs })
             }
+            IN_PART => Ok(HostNews::InPart),
             UNKNOWN => Ok(HostNews::Unknown(reader.text(MAX_REASON_BYTES)?)),
             WRONG => Ok(HostNews::Wrong(reader.text(MAX_REASON_BYTES)?)),
             other => Err(reader.malformed(&format!("kind {other}"))),
@@ -237,6 +296,7 @@ impl HostNews {
 const FOUND: u8 = 1;
 const UNKNOWN: u8 = 2;
 const WRONG: u8 = 3;
+const IN_PART: u8 = 4;
 /// `00000000:00:00.0`
 const MAX_BUS_ID_BYTES: usize = 32;
 /// An error with the name of a file.
@@ -333,6 +393,36 @@ mod tests {
             let passed: Vec<u32> = channel.iter().map(|host| host[0].get() % 4).collect();
             assert_eq!(passed, [0, 2, 1, 3]);
         }
+    }
+
+    /// Ranks that see their own GPUs alone, each of which tells its part: rings are those of the whole.
+    #[test]
+    fn ranks_that_see_their_own_gpus_tell_them_together() {
+        let system = machines::system("dgx1v");
+        let bus_ids: Vec<String> = system.gpus().iter().map(|gpu| system.node(*gpu).bus_id.clone().unwrap()).collect();
+        let part = |own: &String| {
+            let (mut machine, _) = xml::parse("dgx1v", machines::text("dgx1v")).unwrap();
+            machine.cpus.iter_mut().for_each(|cpu| {
+                crate::topo::description::walk_mut(&mut cpu.devices, &mut |device| {
+                    if let crate::topo::description::Function::Gpu(gpu) = &mut device.function
+                        && device.bus_id != *own
+                    {
+                        gpu.links.clear();
+                    }
+                });
+            });
+            HostNews::Found { bus_ids: vec![own.clone()], machine: xml::write(&machine), graphs: String::new() }
+                .encode()
+        };
+        let parts: Vec<Vec<u8>> = bus_ids.iter().map(part).collect();
+        let ranks: Vec<Rank> = (0..8).map(Rank::new).collect();
+        let mut all = vec![Vec::new(); 8];
+        all[0] = fuse(&ranks, &parts).unwrap().encode();
+        let fused = joined(&[4; 8], &all).unwrap().unwrap();
+        all[0] = told("dgx1v", &[0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(fused.orders, joined(&[4; 8], &all).unwrap().unwrap().orders);
+        let broken = fuse(&ranks[..1], &[vec![9]]).unwrap_err();
+        assert_eq!((broken.kind(), broken.peer()), (Kind::Remote, Some(0)));
     }
 
     #[test]

@@ -177,6 +177,28 @@ impl Machine {
         Machine { cpus }
     }
 
+    /// What several ranks of one host see of it, as one: where each sees its own GPUs alone, all GPUs are there. Of what
+    /// two of them tell differently the first counts, but a GPU is told by whom NVML has shown it.
+    pub fn fused(machines: impl IntoIterator<Item = Machine>) -> Machine {
+        let mut fused = Machine::default();
+        for cpu in machines.into_iter().flat_map(|machine| machine.cpus) {
+            match fused.cpus.iter_mut().find(|known| known.numa == cpu.numa) {
+                Some(known) => fuse(&mut known.devices, cpu.devices),
+                None => fused.cpus.push(cpu),
+            }
+        }
+        let mut next = 0;
+        for cpu in &mut fused.cpus {
+            walk_mut(&mut cpu.devices, &mut |device| {
+                if let Function::Gpu(gpu) = &mut device.function {
+                    gpu.device = next;
+                    next += 1;
+                }
+            });
+        }
+        fused
+    }
+
     /// Takes away the GPUs for which `keeps` is false, and the links to them: nobody passes data on there.
     pub fn keep_gpus(&mut self, mut keeps: impl FnMut(&str) -> bool) {
         let mut gone: Vec<String> = Vec::new();
@@ -226,6 +248,25 @@ impl Cpu {
         let mut digits = self.affinity.chars().rev().filter(char::is_ascii_hexdigit);
         let digit = usize::try_from(processor / 4).ok().and_then(|place| digits.nth(place)?.to_digit(16));
         digit.is_some_and(|digit| digit >> (processor % 4) & 1 == 1)
+    }
+}
+
+/// Adds devices to those that are known already.
+fn fuse(known: &mut Vec<Pci>, more: Vec<Pci>) {
+    for device in more {
+        let Some(same) = known.iter_mut().find(|known| known.bus_id == device.bus_id) else {
+            known.push(device);
+            continue;
+        };
+        let knows_more = match (&same.function, &device.function) {
+            (Function::Gpu(known), Function::Gpu(gpu)) => known.links.is_empty() && !gpu.links.is_empty(),
+            (Function::Bridge, Function::Gpu(_) | Function::Nic(_)) => same.devices.is_empty(),
+            _ => false,
+        };
+        if knows_more {
+            same.function = device.function;
+        }
+        fuse(&mut same.devices, device.devices);
     }
 }
 

@@ -2,7 +2,7 @@
 //! afterwards.
 
 use crate::topo::bandwidth::{GpuGeneration, PciSpeed};
-use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, walk_mut};
+use crate::topo::description::{Cpu, Function, Gpu, GpuLink, Machine, Nic, Pci, Port, walk, walk_mut};
 use crate::topo::system::SWITCH_CLASS;
 use crate::topo::xml;
 
@@ -117,10 +117,19 @@ pub fn clique_of(cluster: [u8; 16], number: u32) -> u64 {
 /// of which a file does not say that it is a GPU becomes one; a GPU that is not shown at all (on a virtual machine of
 /// GPUs, or in a container) comes below the first NUMA node. A link that leads to no GPU leads to an NVLink switch.
 pub fn add_nvidia(machine: &mut Machine, gpus: &[NvidiaGpu<'_>]) {
+    // GPUs that this process may not use are shown all the same by sysfs: links lead to them too.
+    let mut shown: Vec<String> = Vec::new();
+    for cpu in &machine.cpus {
+        walk(&cpu.devices, &mut |device| {
+            if matches!(device.function, Function::Gpu(_)) {
+                shown.push(device.bus_id.clone());
+            }
+        });
+    }
     for told in gpus {
         let mut links: Vec<GpuLink> = Vec::new();
         for remote in told.links {
-            let (target, target_class) = if gpus.iter().any(|gpu| gpu.bus_id == *remote) {
+            let (target, target_class) = if gpus.iter().any(|gpu| gpu.bus_id == *remote) || shown.contains(remote) {
                 (&**remote, GPU_CLASS)
             } else {
                 (SWITCHES, SWITCH_CLASS)
@@ -372,6 +381,38 @@ mod tests {
         add_nvidia(&mut bare, &told);
         assert_eq!(bare.gpus().iter().map(|gpu| (gpu.device, gpu.links.len())).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
         assert_eq!(bare.cpus[0].devices.len(), 2);
+    }
+
+    /// Two ranks that may use a GPU each: sysfs shows both to both, NVML only the own one. Fused they are what a rank
+    /// sees that may use both.
+    #[test]
+    fn what_ranks_see_of_a_host_is_fused() {
+        let paths = ["0000:01:00.0", "0000:02:00.0"].map(|id| vec![id.to_owned()]);
+        let ids = [paths[0][0].clone(), paths[1][0].clone()];
+        let device = |path| Device { path, texts: ["0x030200", "0x10de", "", "", ""], ..Device::default() };
+        let devices = [device(&paths[0]), device(&paths[1])];
+        let links = [vec![ids[1].clone(); 4], vec![ids[0].clone(); 4]];
+        let told = |own: usize| NvidiaGpu {
+            bus_id: &ids[own],
+            capability: 80,
+            pcie: Some((4, 16)),
+            links: &links[own],
+            clique: None,
+            rdma: false,
+        };
+        let seen = |gpus: &[NvidiaGpu<'_>], shown: &[Device<'_>]| {
+            let (mut machine, _) = host("x86_64", ["", "", ""], &[(0, "ff")], shown);
+            add_nvidia(&mut machine, gpus);
+            machine
+        };
+        let whole = seen(&[told(0), told(1)], &devices);
+        let fused = Machine::fused([seen(&[told(0)], &devices), seen(&[told(1)], &devices)]);
+        assert_eq!(fused, whole);
+        let system = System::new(&fused).unwrap();
+        assert_eq!(search::rings(&system, &system.gpus()).unwrap().total().gigabytes(), 80.0);
+        // A container may hide the other GPU altogether.
+        let apart = Machine::fused([seen(&[told(0)], &devices[..1]), seen(&[told(1)], &devices[1..])]);
+        assert_eq!(apart.gpus().iter().map(|gpu| gpu.device).collect::<Vec<_>>(), [0, 1]);
     }
 
     /// Two hosts of four NICs, whose cables lead to four subnets, on the second host in another order.

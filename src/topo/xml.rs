@@ -75,7 +75,7 @@ impl<'a> ElementReader<'a> {
         let processor = processor(&identity, self.source.fit(element, "modelid", model)?);
         let mut cpu = Cpu {
             host,
-            clique: 0,
+            clique: self.source.number_or(element, "clique", 0)?,
             numa: self.source.fit(element, "numaid", numa)?,
             affinity: text("affinity"),
             processor,
@@ -336,20 +336,18 @@ pub fn write(machine: &Machine) -> String {
     let mut text = String::from("<system version=\"1\">\n");
     for cpu in &machine.cpus {
         let [architecture, vendor, family, model] = &cpu.identity;
-        open(
-            &mut text,
-            1,
-            "cpu",
-            &[
-                ("host_hash", format!("{:#x}", cpu.host)),
-                ("numaid", cpu.numa.to_string()),
-                ("affinity", cpu.affinity.clone()),
-                ("arch", architecture.clone()),
-                ("vendor", vendor.clone()),
-                ("familyid", family.clone()),
-                ("modelid", model.clone()),
-            ],
-        );
+        let mut attributes = vec![
+            ("host_hash", format!("{:#x}", cpu.host)),
+            ("numaid", cpu.numa.to_string()),
+            ("affinity", cpu.affinity.clone()),
+            ("arch", architecture.clone()),
+            ("vendor", vendor.clone()),
+            ("familyid", family.clone()),
+            ("modelid", model.clone()),
+        ];
+        // Of hosts that do not share NVLink switches.
+        attributes.extend((cpu.clique != 0).then(|| ("clique", format!("{:#x}", cpu.clique))));
+        open(&mut text, 1, "cpu", &attributes);
         text.push_str(">\n");
         cpu.devices.iter().for_each(|device| write_pci(&mut text, 2, device));
         cpu.nics.iter().for_each(|nic| write_nic(&mut text, 2, nic));
@@ -476,11 +474,14 @@ mod tests {
     #[test]
     fn what_is_written_reads_as_the_same_machine_byte_for_byte() {
         for name in machines::ALL {
-            let (machine, _) = parse(name, machines::text(name)).unwrap();
-            let written = write(&machine);
-            let (again, _) = parse("again", &written).unwrap();
-            assert_eq!(again, machine, "{name}");
-            assert_eq!(write(&again), written, "{name}");
+            let (one, _) = parse(name, machines::text(name)).unwrap();
+            // Two of them keep NVLink switches of their own.
+            for machine in [one.repeated(2), one] {
+                let written = write(&machine);
+                let (again, _) = parse("again", &written).unwrap();
+                assert_eq!(again, machine, "{name}");
+                assert_eq!(write(&again), written, "{name}");
+            }
         }
     }
 
