@@ -72,7 +72,7 @@ impl FarEnds {
         let queue = slots.kernels_end((me, need), address(&memory, 0), count);
         let proxy = match &mut self.proxy {
             Some(proxy) => proxy,
-            none => none.insert(Proxy::start(Arc::clone(session), Arc::clone(status))?),
+            none => none.insert(Proxy::start(Arc::clone(session), Arc::clone(status), device.identity())?),
         };
         proxy.join(end, slots);
         self.bytes += memory.bytes();

@@ -1,7 +1,6 @@
 //! The thread that looks after launches for which no call waits: deadlines, deaths, mismatches.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::PoisonError;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use crate::device::{DeviceIdentity, Event, StatusPage};
 use crate::error::Result;
 use crate::sync::Watch;
 use crate::sync::primitive::{Arc, Condvar, Mutex, MutexGuard};
-use crate::sys::{gpus, numa, thread};
+use crate::sys::{gpus, thread};
 
 /// Watches the launches of one communicator, one after the other, as a call watches that waits. What ends one ends
 /// the communicator: the next call, and `async_error`, say why. Dropping it waits until all launches have ended.
@@ -63,10 +62,7 @@ impl Monitor {
         let shared = Arc::new(Watched { session, status, state, changed, has_room });
         let watched = Arc::clone(&shared);
         let thread = thread::spawn("rsccl monitor", move || {
-            let root = Path::new("/");
-            if let Some(node) = gpus::node_of_gpu(root, device.0) {
-                numa::settle(root, node);
-            }
+            gpus::settle_near(device.0);
             watched.run();
         })?;
         Ok(Monitor { shared, thread: Some(thread) })

@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 use crate::comm::peer_status::WaitingFor;
 use crate::comm::session::Session;
-use crate::device::StatusPage;
+use crate::device::{DeviceIdentity, StatusPage};
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering};
 use crate::sync::{Deadline, Mirror};
 use crate::sys::bell::Bell;
-use crate::sys::{clock, cpu, thread};
+use crate::sys::{clock, cpu, gpus, thread};
 use crate::transport::{FarEnd, KernelSlots, Pumps};
 
 /// The thread of one communicator. Dropping it waits until what kernels have published has been handed to the system:
@@ -74,17 +74,20 @@ struct Turns {
 }
 
 impl Proxy {
-    /// A thread without connections. `status` is shown to this rank's kernels.
+    /// A thread without connections, on processors near `device`. `status` is shown to this rank's kernels.
     ///
     /// # Errors
     /// [`crate::error::Kind::System`] where no thread can be started, or no descriptor is left.
-    pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>) -> Result<Proxy> {
+    pub(super) fn start(session: Arc<Session>, status: Arc<StatusPage>, device: DeviceIdentity) -> Result<Proxy> {
         let (launches, captured) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let wanted = Arc::new(Wanted { bell: Bell::new()?, launches, captured });
         let (joining, ends) = (Mutex::default(), AtomicBool::new(false));
         let shared = Arc::new(Shared { session, wanted, joining, ends });
         let driven = Arc::clone(&shared);
-        let thread = thread::spawn("rsccl proxy", move || driven.run())?;
+        let thread = thread::spawn("rsccl proxy", move || {
+            gpus::settle_near(device.0);
+            driven.run();
+        })?;
         Ok(Proxy { shared, status, thread: Some(thread) })
     }
 

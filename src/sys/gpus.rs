@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::nvml;
+use super::{numa, nvml};
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,6 +189,15 @@ fn is_gpu(folder: &Path) -> bool {
 /// The NUMA node of the GPU with this UUID; `None` where the driver's files do not show it. `root` as in [`list`].
 pub fn node_of_gpu(root: &Path, uuid: [u8; 16]) -> Option<u32> {
     list(root).into_iter().find(|gpu| gpu.uuid.as_deref().and_then(nvml::uuid_of) == Some(uuid))?.node
+}
+
+/// Moves this thread, one of the library's own, to the processors of that GPU's node which it may use; where the node is
+/// not known, it stays.
+pub fn settle_near(uuid: [u8; 16]) {
+    let root = Path::new("/");
+    if let Some(node) = node_of_gpu(root, uuid) {
+        numa::settle(root, node);
+    }
 }
 
 fn uuid_of(information: &str) -> Option<String> {
