@@ -262,7 +262,7 @@ mod tests {
         let settings = Settings::read(&Config::default()).unwrap();
         let session = Arc::new(Session::new(Box::new(alone), settings, AbortFlag::new()));
         let status = Arc::new(StatusPage::new().unwrap());
-        (Proxy::start(session, Arc::clone(&status)).unwrap(), status)
+        (Proxy::start(session, Arc::clone(&status), DeviceIdentity([0; 16])).unwrap(), status)
     }
 
     #[test]
