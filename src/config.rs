@@ -120,9 +120,10 @@ pub struct Config {
     /// Whether the processors on which a rank may run say nothing about where it stands: then the ranks of a host are
     /// equals. `NCCL_IGNORE_CPU_AFFINITY`; false.
     pub ignore_cpu_affinity: bool,
-    /// A file that says which hosts hang on which switches of the network, a line for each group (`rack-a: node[01-04]`)
-    /// or Slurm's `topology.conf`: hosts of one group follow each other in rings, and trees join inside first. Hosts are
-    /// told by their names, or by [`Config::host_id`]. `RSCCL_SWITCH_FILE`; what Slurm says (`SLURM_TOPOLOGY_ADDR`).
+    /// A file that says which hosts hang on which switches of the network: a line for each group, as
+    /// `rack-a: node[01-04]`, or Slurm's `topology.conf`. Hosts of one group follow each other in rings and trees. They
+    /// are told by their names, or by [`Config::host_id`]. `RSCCL_SWITCH_FILE`; what Slurm says
+    /// (`SLURM_TOPOLOGY_ADDR`).
     pub switch_file: Option<PathBuf>,
     /// The processors by which the rank's place on its host (socket, NUMA node, cache) is found, as `0-3,8`; each rank
     /// has its own. `RSCCL_PROCESSORS`; those on which it may run.

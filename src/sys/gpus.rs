@@ -191,8 +191,8 @@ pub fn node_of_gpu(root: &Path, uuid: [u8; 16]) -> Option<u32> {
     list(root).into_iter().find(|gpu| gpu.uuid.as_deref().and_then(nvml::uuid_of) == Some(uuid))?.node
 }
 
-/// Moves this thread, one of the library's own, to the processors of that GPU's node which it may use; where the node is
-/// not known, it stays.
+/// Moves this thread, one of the library's own, to the processors of that GPU's node which it may use; where the node
+/// is not known, it stays.
 pub fn settle_near(uuid: [u8; 16]) {
     let root = Path::new("/");
     if let Some(node) = node_of_gpu(root, uuid) {

@@ -107,8 +107,8 @@ pub fn nodes(root: &Path) -> Vec<Vec<u32>> {
     (0..MAX_NODES).filter_map(own).collect()
 }
 
-/// Moves this thread, which must be one of the library's own, to the processors of a node that it may use. It stays where
-/// it is if there are none, or the system refuses: a thread that is far from its device only takes longer.
+/// Moves this thread, which must be one of the library's own, to the processors of a node that it may use. It stays
+/// where it is if there are none, or the system refuses: a thread that is far from its device only takes longer.
 pub fn settle(root: &Path, node: u32) {
     let list = read(&root.join(format!("sys/devices/system/node/node{node}/cpulist"))).and_then(|text| ranges(&text));
     let own = numbers(&list.unwrap_or_default());

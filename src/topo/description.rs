@@ -177,8 +177,8 @@ impl Machine {
         Machine { cpus }
     }
 
-    /// What several ranks of one host see of it, as one: where each sees its own GPUs alone, all GPUs are there. Of what
-    /// two of them tell differently the first counts, but a GPU is told by whom NVML has shown it.
+    /// What several ranks of one host see of it, as one: where each sees its own GPUs alone, all GPUs are there. Of
+    /// what two of them tell differently the first counts, but a GPU is told by whom NVML has shown it.
     pub fn fused(machines: impl IntoIterator<Item = Machine>) -> Machine {
         let mut fused = Machine::default();
         for cpu in machines.into_iter().flat_map(|machine| machine.cpus) {
