@@ -144,12 +144,13 @@ impl Shared {
         let mut turns = Turns { pumps: Pumps::default(), moved: now, asked: now, broken: None, is_broken: false };
         let mut last_turns: Option<Deadline> = None;
         loop {
+            // First, so that what is told from here on wakes the sleep at the end of this turn.
+            self.wanted.bell.hush();
             // Looked at before the pumps are: all that was published by then is found.
             // Acquire: pairs with the store in `Proxy::drop`.
             let ends = self.ends.load(Ordering::Acquire);
             let launches = self.wanted.launches.load(Ordering::Acquire) > 0;
             let captured = self.wanted.captured.load(Ordering::Acquire) > 0;
-            self.wanted.bell.hush();
             let moved = self.turn(&mut turns);
             self.end_for(&mut turns, launches || captured);
             if ends {
@@ -276,6 +277,21 @@ mod tests {
         drop(proxy);
         assert!(status.is_aborted());
         drop(graphs);
+    }
+
+    /// Regression: the thread hushed its bell after it had looked, and slept through what was told in between.
+    #[test]
+    fn what_is_told_at_any_moment_wakes_the_thread() {
+        let (told, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for _ in 0..500 {
+                let (proxy, _status) = proxy();
+                drop(proxy.attend(false));
+                drop(proxy);
+            }
+            told.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(60)).expect("each thread hears that it ends");
     }
 
     /// The error of a connection ends the communicator when a launch needs the connection, and not before.
