@@ -24,6 +24,12 @@ fn graphs_of_processes_that_share_no_memory() {
     assert!(told.contains("GPU memory : 0 -> 1 via NET/Socket/0"), "{told}");
 }
 
+/// The processes work in each other's memory; their graphs keep it after the windows were given back.
+#[test]
+fn graphs_of_processes_in_windows() {
+    must_pass("2-nvswitch", "gpu_processes::pair::in_windows");
+}
+
 mod pair {
     use std::io::{Read, Write};
     use std::process::{Command, Stdio};
@@ -126,6 +132,50 @@ mod pair {
         })
     }
 
+    #[test]
+    fn in_windows_graphs_replay() {
+        run("graphs_of_windows", |id, rank| replay_in_windows(id, rank).expect("rank 0 ends well"));
+    }
+
+    #[test]
+    #[ignore = "a rank that `in_windows_graphs_replay` starts: alone it is no test"]
+    fn graphs_of_windows() {
+        run_other(|id, rank| replay_in_windows(id, rank).expect("rank 1 ends well"));
+    }
+
+    fn replay_in_windows(id: &UniqueId, rank: u32) -> Result<()> {
+        const MANY: usize = 50_000;
+        let comm = Communicator::init(id, rank, 2, &config())?;
+        let context = CudaContext::new(rank as usize).expect("the primary context");
+        let own = [context.new_stream().expect("a stream")];
+        let stream = DeviceStream::from_cudarc(&own[0])?;
+        let mut sum = stream.alloc_shareable::<u32>(MANY)?;
+        let window = comm.register_window(&sum)?;
+        assert!(window.is_direct());
+        comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+        stream.upload(&[rank + 1; MANY], sum.slice_mut(..))?;
+        begin(&own);
+        comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+        let graph = end(&own);
+        for _ in 0..3 {
+            graph.launch().expect("a launch");
+            comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Max)?;
+        }
+        let mut found = vec![0; MANY];
+        stream.download(sum.slice(..), &mut found)?;
+        assert!(found.iter().all(|value| *value == 3 << 2), "{:?}", &found[..8]);
+        comm.deregister_window(window)?;
+        // The graph keeps the memory of both processes.
+        graph.launch().expect("a launch");
+        stream.download(sum.slice(..), &mut found)?;
+        assert!(found.iter().all(|value| *value == 3 << 3), "{:?}", &found[..8]);
+        drop((sum, stream));
+        comm.finalize()?;
+        own[0].synchronize().expect("its memory is there");
+        drop((graph, own, context));
+        wait_until_free(rank)
+    }
+
     /// Each rank captures `calls` on its GPU for itself, and replays as often as the other, between live calls. The calls
     /// leave the sum of both in the first buffer, and sums of both in the second.
     fn replay(
@@ -158,7 +208,11 @@ mod pair {
         graph.launch().expect("a launch");
         own[0].synchronize().expect("its memory is there");
         drop((graph, own, context));
-        // Memory of a graph is given back by a thread, behind the graph's end.
+        wait_until_free(gpu)
+    }
+
+    /// Memory of a graph is given back by a thread, behind the graph's end.
+    fn wait_until_free(gpu: u32) -> Result<()> {
         let (gpu, deadline) = (&cuda::gpus().expect("it was there")[gpu as usize], now() + TIMEOUT);
         while gpu.is_in_use() {
             assert!(now() < deadline, "nothing is left");
