@@ -254,6 +254,7 @@ fn a_virtual_machine_shows_its_links_and_rings() {
 #[test]
 #[ignore = "a process of the next test"]
 fn a_host_of_a_rack_describes_itself() {
+    #![expect(clippy::disallowed_methods, reason = "tells the hosts of this test apart")]
     let [root, out] = ["RACK_ROOT", "RACK_OUT"].map(|name| PathBuf::from(std::env::var_os(name).expect("set")));
     let host = this_host::look(&root, None);
     assert_eq!(host.gpus.len(), 4, "{:?}", host.notes);

@@ -283,14 +283,15 @@ mod tests {
     #[test]
     fn what_is_told_at_any_moment_wakes_the_thread() {
         let (told, ended) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
+        let _thread = thread::spawn("proxies", move || {
             for _ in 0..500 {
                 let (proxy, _status) = proxy();
                 drop(proxy.attend(false));
                 drop(proxy);
             }
             told.send(()).unwrap();
-        });
+        })
+        .unwrap();
         ended.recv_timeout(Duration::from_secs(60)).expect("each thread hears that it ends");
     }
 

@@ -352,6 +352,26 @@ mod tests {
         assert!(error.message().contains("GPU 2, which this host does not have"), "{error}");
     }
 
+    /// A cloud's file, which is not ours to ship.
+    #[test]
+    fn the_graph_of_a_cloud_is_read_and_carries_half_of_what_it_says() {
+        use std::io::Write as _;
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data/topologies");
+        let texts =
+            ["azure-ncv4-topo.xml", "azure-ncv4-graph.xml"].map(|name| std::fs::read_to_string(folder.join(name)));
+        let [Ok(machine), Ok(graphs)] = texts else {
+            writeln!(std::io::stderr(), "skipped: no reference files beside the project: a cloud's graph").unwrap();
+            return;
+        };
+        let system = System::new(&xml::parse("ncv4", &machine).unwrap().0).unwrap();
+        let graphs = parse("ncv4", &graphs).unwrap();
+        assert!(graphs.len() >= 2);
+        for graph in &graphs {
+            assert_eq!(graph.inside, Bandwidth(12_000));
+            assert_eq!(graph.carries(&system, &system.gpus()).unwrap(), Some(Bandwidth(6_000)), "{:?}", graph.pattern);
+        }
+    }
+
     #[test]
     fn errors_name_line_and_column() {
         let graph = |attributes: &str, inner: &str| {
