@@ -223,10 +223,11 @@ impl Shared<'_> {
         self.remove(record)
     }
 
-    /// The order matters: the next rank 0 waits a moment for a record if there is a claim, so it does not write one in
-    /// between.
+    /// The order matters. The count goes first: once the record is gone, nobody knows its number, and a count that a
+    /// killed process has left would stay for ever. The claims go last: the next rank 0 waits a moment for a record if
+    /// there is a claim, so it does not write one in between.
     fn remove(&self, record: &Record) -> Result<()> {
-        for key in [self.key, &self.taken(record), &self.claims()] {
+        for key in [&self.taken(record), self.key, &self.claims()] {
             self.store.delete(key, self.wait)?;
         }
         Ok(())
@@ -327,6 +328,53 @@ mod tests {
         here.outcome = IdOutcome::Failed("no usable network interface".into());
         share_after(&here, 1);
         share_after(&from_elsewhere(here.outcome, FAILURE_LIFE_S + 1), 1);
+    }
+
+    /// A store whose user dies when it has deleted this many values.
+    #[derive(Debug)]
+    struct Dying(FileStore, AtomicU64);
+
+    impl Store for Dying {
+        fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+            self.0.set(key, value, wait)
+        }
+        fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
+            self.0.get(key, wait)
+        }
+        fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
+            self.0.add(key, amount, wait)
+        }
+        fn wait(&self, keys: &[&str], wait: &Wait) -> Result<()> {
+            self.0.wait(keys, wait)
+        }
+        fn delete(&self, key: &str, wait: &Wait) -> Result<bool> {
+            // Relaxed: one thread deletes.
+            if self.1.load(Ordering::Relaxed) == 0 {
+                return Err(Error::internal("dead"));
+            }
+            self.1.fetch_sub(1, Ordering::Relaxed);
+            self.0.delete(key, wait)
+        }
+    }
+
+    /// Regression: the record went before the count that bears its number, which nobody could find then.
+    #[test]
+    fn nothing_stays_of_a_process_that_dies_while_it_removes_a_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        let store = FileStore::open(&path, &soon()).unwrap();
+        for deletes in 0..3 {
+            let dying = Dying(store.clone(), AtomicU64::new(deletes));
+            let (id, root) = Root::serve(&options()).unwrap();
+            share_id(&dying, "id", member(0), || Ok(id), &soon()).unwrap();
+            assert_eq!(share_id(&dying, "id", member(1), || unreachable!(), &soon()).unwrap_err().message(), "dead");
+            drop(root);
+            let (next, _root) = Root::serve(&options()).unwrap();
+            assert_eq!(share_id(&store, "id", member(0), || Ok(next), &soon()).unwrap(), next);
+            assert_eq!(share_id(&store, "id", member(1), || unreachable!(), &soon()).unwrap(), next);
+            let left: Vec<_> = path.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!(left, ["lock"], "after {deletes} values were deleted");
+        }
     }
 
     #[test]
