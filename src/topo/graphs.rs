@@ -354,7 +354,7 @@ mod tests {
 
     /// A cloud's file, which is not ours to ship.
     #[test]
-    fn the_graph_of_a_cloud_is_read_and_carries_half_of_what_it_says() {
+    fn the_graph_of_a_cloud_is_read_and_carries_less_than_it_says() {
         use std::io::Write as _;
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data/topologies");
         let texts =
@@ -368,7 +368,9 @@ mod tests {
         assert!(graphs.len() >= 2);
         for graph in &graphs {
             assert_eq!(graph.inside, Bandwidth(12_000));
-            assert_eq!(graph.carries(&system, &system.gpus()).unwrap(), Some(Bandwidth(6_000)), "{:?}", graph.pattern);
+            let carries = graph.carries(&system, &system.gpus()).unwrap().unwrap();
+            let expected = if graph.pattern == GraphPattern::Ring { 6_000 } else { 4_000 };
+            assert_eq!(carries, Bandwidth(expected), "{:?}", graph.pattern);
         }
     }
 
