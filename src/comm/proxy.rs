@@ -279,8 +279,8 @@ mod tests {
         drop(graphs);
     }
 
-    /// Regression: the thread hushed its bell after it had looked, and slept through what was told in between. A sample:
-    /// with the old order about one run in a hundred hung.
+    /// Regression: the thread hushed its bell after it had looked, and slept through what was told in between.
+    /// This is a sample: with the old order about one run in a hundred hung.
     #[test]
     fn what_is_told_at_any_moment_wakes_the_thread() {
         let (told, ended) = std::sync::mpsc::channel();
