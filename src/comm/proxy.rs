@@ -280,7 +280,7 @@ mod tests {
     }
 
     /// Regression: the thread hushed its bell after it had looked, and slept through what was told in between.
-    /// This is a sample: with the old order about one run in a hundred hung.
+    /// This is a sample: with the old order one run in some hundreds hung.
     #[test]
     fn what_is_told_at_any_moment_wakes_the_thread() {
         let (told, ended) = std::sync::mpsc::channel();
