@@ -5,9 +5,10 @@
 //! cache line.
 //!
 //! # Many ranks
-//! If every rank read every slot, and ranks share processors, each rank would wait once for each other rank. So many
-//! ranks form teams. The rank that comes last in its team, by [`Arrivals`](crate::sync::Arrivals), reduces the team's
-//! slots into a partial result. The last of these ranks reduces the partial results, and hands the result to each team.
+//! If every rank read every slot, and ranks share processors, each rank would wait once for each other rank. So more
+//! than 16 ranks, or more than 8 that share processors, form teams. The rank that comes last in its team, by
+//! [`Arrivals`](crate::sync::Arrivals), reduces the team's slots into a partial result. The last of these ranks reduces
+//! the partial results, and hands the result to each team.
 //! All others wait once. One slot for the result is enough: the next result is written when every rank has announced
 //! the next operation, and so has read this result.
 //!
@@ -357,8 +358,9 @@ impl Teams {
 const FEW_RANKS: usize = 8;
 /// Ranks of a team: the last of them reads this many slots, one after the other.
 const TEAM_RANKS: usize = 16;
-/// The fewest ranks that form teams because they share processors.
-const LEAST_CROWD: usize = 4;
+/// The fewest ranks that form teams because they share processors. With fewer, the hop to the last rank and back costs
+/// more than the waits that it spares: bench/NOTES.md, "Four ranks on two processors".
+const LEAST_CROWD: usize = 9;
 /// Slots that one rank reduces at once: those of a team, or the partial results of all teams.
 const MOST_SOURCES: usize = 64;
 
