@@ -19,8 +19,16 @@ export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0} CARGO_TERM_COLOR=${CARGO_TERM_C
 step() {
     local started=$SECONDS
     echo "== $*"
+    times >"$scratch/before"
     "$@"
-    echo "== $((SECONDS - started)) s"
+    times >"$scratch/after"
+    echo "== $((SECONDS - started)) s, $(processor_s) s of processors"
+}
+
+# What the processes that ended between two calls of `times` took. The second line is theirs: "1m2.345s 0m1.234s", user and system.
+processor_s() {
+    awk 'FNR == 2 { for (i = 1; i <= 2; i++) { split($i, part, /[ms]/); took = part[1] * 60 + part[2]; total += FNR == NR ? -took : took } }
+         END { printf "%d", total }' "$scratch/before" "$scratch/after"
 }
 
 # iproute2: network namespaces stand in for hosts. Two MPIs for the glue, libclang for what generates its bindings, venv for two
@@ -90,6 +98,9 @@ show_virtual_gpus() {
     for words in "GPU 7 .*(sm_80, 6 links)" "rings: 6 x 20 GB/s = 120 GB/s"; do
         grep -q "$words" <<<"$shown" || { echo "rsccl topo on virtual GPUs lacks \"$words\":"; echo "$shown"; return 1; }
     done
+    # What a framework does, with ranks that share GPUs.
+    shown=$(timeout "$EXAMPLE_LIMIT_S" tests/vcuda/run --strict 2-nvswitch -- "$built/examples/11_process_group")
+    grep "^cuda:0: 4 ranks, sum 10" <<<"$shown" || { echo "11_process_group on virtual GPUs:"; echo "$shown"; return 1; }
 }
 
 # What threads share, in every order that matters: tests/README.md. The time goes into loom, which is optimised, and into the build of
@@ -122,6 +133,20 @@ run_models() {
     ((status == 0)) || cat "$scratch/kernels"
     # Where nothing could be compiled, it says so.
     grep '^skipped: ' "$scratch/kernels" || tail -n 1 "$scratch/kernels"
+    return "$status"
+}
+
+# The C++ library is one crate, most of whose build is one thread, and its tests wait for compilers one by one: what they leave of
+# the processors builds for four MPIs.
+run_cpp() {
+    local status=0 builds=
+    if [[ $features == *mpi* ]]; then
+        nice -n 19 mpi-examples/run-all.sh --build-only >"$scratch/builds" 2>&1 &
+        builds=$!
+    fi
+    cpp/test.sh || status=$?
+    # A build that fails does so again in the next step, which says why.
+    [[ -z $builds ]] || wait "$builds" || true
     return "$status"
 }
 
@@ -165,7 +190,7 @@ main() {
         echo "skipped: the public interface is compared where features cpp and mpi can be built"
     fi
     step run_examples
-    if [[ $features == *cpp* ]]; then step cpp/test.sh; fi
+    if [[ $features == *cpp* ]]; then step run_cpp; fi
     if [[ $features == *mpi* ]]; then step mpi-examples/run-all.sh; fi
     # It judges no time, so the programs that run_examples has built will do, and the MPIs that run-all.sh has installed.
     step bench/contest/contest --check --rsccl "${CARGO_TARGET_DIR:-target}/debug"
