@@ -272,6 +272,8 @@ fn launches() {
     let [wait_for, set_to, _] = kernels();
     let memory = get("cuMemAlloc_v2", &[64]);
     ok("cuMemsetD32_v2", &[memory, 7, 16]);
+    // The fill is queued on the legacy stream, which a non-blocking stream does not wait for.
+    ok("cuCtxSynchronize", &[]);
     let stream = get("cuStreamCreate", &[1]);
     assert_eq!(launch_cooperative(wait_for, 100, stream, memory, 7), 0);
     assert_eq!(launch_cooperative(set_to, 1, stream, memory, 8), 0);

@@ -274,6 +274,7 @@ fn kernels_run() {
     let [wait_for, set_to, set_too] = kernels();
     let memory = get("cuMemAlloc_v2", &[64]);
     ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    ok("cuCtxSynchronize", &[]);
     for function in [wait_for, set_to, set_too] {
         ok("cuFuncLoad", &[function]);
     }
@@ -502,6 +503,7 @@ fn two_behind_one(priorities: [i32; 2]) -> i32 {
     let [wait_for, set_to, _] = kernels();
     let memory = get("cuMemAlloc_v2", &[64]);
     ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    ok("cuCtxSynchronize", &[]);
     for function in [wait_for, set_to] {
         ok("cuFuncLoad", &[function]);
     }

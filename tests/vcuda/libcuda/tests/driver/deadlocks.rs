@@ -13,10 +13,11 @@ fn deadlock(name: &str, parts: &[&str]) {
     }
 }
 
-/// Sixteen words of device memory, all zero.
+/// Sixteen words of device memory, all zero, for streams that do not wait for the legacy one too.
 fn zeroed() -> u64 {
     let memory = get("cuMemAlloc_v2", &[64]);
     ok("cuMemsetD32_v2", &[memory, 0, 16]);
+    ok("cuCtxSynchronize", &[]);
     memory
 }
 
