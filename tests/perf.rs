@@ -416,3 +416,49 @@ fn processes_work_on_virtual_gpus_of_their_own() {
         assert!([" device 0", " device 1"].iter().all(|device| text.contains(device)), "{text}");
     }
 }
+
+/// What bench/gpu-check/run prints for items of its quick form on a virtual GPU, with `program` as the command, and its status.
+#[cfg(feature = "cuda")]
+fn check_gpu(program: &str, items: &[&str]) -> (Option<i32>, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::os::unix::fs::symlink(program, folder.path().join("rsccl")).expect("a link");
+    let root = env!("CARGO_MANIFEST_DIR");
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", "300", &format!("{root}/tests/vcuda/run"), "1", "--"]);
+    command.args([&format!("{root}/bench/gpu-check/run"), "--quick", "--binaries"]).arg(folder.path());
+    let output = command.arg("--results").arg(folder.path()).args(items).output().expect("the machine starts");
+    let kept = std::fs::read_to_string(folder.path().join("gpu-check.md")).expect("the results are kept");
+    assert!(kept.contains("--quick") && kept.contains("| item | verdict |"), "{kept}");
+    let told = [text(&output.stdout), text(&output.stderr)].concat();
+    assert!(told.lines().filter(|line| line.starts_with("== ")).all(|line| kept.contains(line)), "{kept}");
+    (output.status.code(), told)
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn the_check_of_a_gpu_judges_a_virtual_one() {
+    let (status, told) = check_gpu(env!("CARGO_BIN_EXE_rsccl"), &[]);
+    assert_eq!(status, Some(0), "{told}");
+    let verdict = |item: &str, words: &str| {
+        let start = format!("== {item}: {words}");
+        assert!(told.lines().any(|line| line.starts_with(&start)), "{start}:\n{told}");
+    };
+    verdict("attributes", "ok");
+    verdict("modules", "ok");
+    verdict("litmus", "skipped: the driver here is the virtual one");
+    verdict("conformance", "ok: 2 cases, without the tests of faults_processes, matrix");
+    verdict("sanitizer", "skipped: compute-sanitizer works on the real driver only");
+    verdict("figures", "ok: no goal judged");
+    let facts = told.lines().find(|line| line.starts_with("== facts: ")).expect("a verdict");
+    assert!(facts.contains(": ok") || facts.contains(": skipped: bench/gpu-probe needs"), "{facts}");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn the_check_of_a_gpu_says_what_failed() {
+    let (status, told) = check_gpu("/bin/false", &["conformance", "figures"]);
+    assert_eq!(status, Some(1), "{told}");
+    for words in ["== conformance: FAILED: 2 of it: 2 threads: status 1", "== figures: FAILED: 3 of it"] {
+        assert!(told.contains(words), "{told}");
+    }
+}
