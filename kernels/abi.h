@@ -24,7 +24,7 @@ struct Step {
     u32 targets;       // 36
     u32 raw;           // 40  which source is multiplied; NOT_RAW: none
     u32 divisor;       // 44  what the result is divided by, the number of ranks; 0: nothing
-    u32 kind;          // 48  what the step is: 0, a fold or a copy; plans will have signals and waits
+    u32 kind;          // 48  0, a fold or a copy; signals and waits are steps of programs (program.h)
     u32 reserved[3];   // 52  zero
 };
 

@@ -5,7 +5,8 @@
 // block fold. What a lane waits for is always a word in its own GPU's memory that only grows.
 //
 // Who orders what: a fold's stores come before the barrier of the block, and thread 0's release at system scope after it;
-// a waiter's thread 0 acquires at system scope, and its block's loads come after the next barrier.
+// a waiter's thread 0 acquires at system scope, and its block's loads come after the next barrier. Messages of LL and
+// LL128 (`lines.h`) carry their flags with the data and need neither; only slots are given back in that order.
 //
 // module program_i8: -DLANE=LaneI8
 // module program_u8: -DLANE=LaneU8
@@ -21,8 +22,8 @@
 // module program_f8e5m2: -DLANE=LaneF8E5M2
 // module program_bits: -DBITS
 
-#include "fold.h"
 #include "launch.h"
+#include "lines.h"
 #include "program.h"
 
 /// Words of shared memory for copies of images.
@@ -42,9 +43,10 @@ struct LaneState {
     const NumbersImage *numbers;
     u64 epoch;
     u64 base;
-    // What it waits for: the word at `word` to reach `value`. 0: nothing.
+    // What it waits for: the word at `word`, shifted by `shift`, to reach `value`. 0: nothing.
     u64 word;
     u64 value;
+    u32 shift;
     u32 turn;
     u32 step;
     u32 after;
@@ -59,11 +61,19 @@ constexpr u32 BLOCKED = 0, FOLD = 1, END = 2, STOP = 3;
 /// What a block shares.
 struct BlockState {
     const PartImage *part;
+    const u64 *label;
+    u64 bytes;
     Step step;
     u32 at;
     u32 next;
     u32 left;
+    u32 seats;
     u32 op;
+    // The protocol of the step's messages; of lines: whether some are taken, and whether a thread found that the launch
+    // must stop.
+    u32 lines;
+    u32 takes;
+    u32 failed;
     Operand operands[MOST_OPERANDS];
     LaneState lanes[MOST_SEATS];
     u64 stage[STAGE_WORDS];
@@ -84,17 +94,29 @@ RSCCL_INLINE u64 own_control(const PartImage *part) {
     return peers_of(part)[part->rank].control;
 }
 
-RSCCL_INLINE u32 blocked(LaneState &lane, u64 word, u64 value) {
-    lane.word = word;
-    lane.value = value;
-    return BLOCKED;
-}
-
 /// Whether a word has come so far; else the lane waits for it.
 RSCCL_INLINE bool has_come(LaneState &lane, u64 word, u64 value) {
     if (load_acquire(word) >= value) return true;
-    blocked(lane, word, value);
+    lane.word = word;
+    lane.value = value;
+    lane.shift = 0;
     return false;
+}
+
+/// Whether a message of lines has begun to come; else the lane waits for the flag of its first word.
+RSCCL_INLINE bool has_begun(LaneState &lane, u64 word, u32 flag) {
+    if (load_acquire(word) >> 32 == flag) return true;
+    lane.word = word;
+    lane.value = flag;
+    lane.shift = 32;
+    return false;
+}
+
+/// Whether a lane can go on.
+RSCCL_INLINE bool is_ready(const LaneState &lane) {
+    if (lane.word == 0) return true;
+    const u64 now = load_acquire(lane.word) >> lane.shift;
+    return lane.shift == 0 ? now >= lane.value : now == lane.value;
 }
 
 /// Tells the peers that the lane has begun, and with which buffers, and waits for theirs.
@@ -170,10 +192,16 @@ RSCCL_INLINE void give_on(const PartImage *part, const LaneState &lane, const St
     const u64 *label = label_of(part, lane.image->label);
 #pragma unroll 1
     for (u32 i = 0; i < step.sources + step.targets; i += 1) {
-        if (operands[i].kind != SLOT) continue;
+        if (operands[i].kind < SLOT) continue;
         const QueueImage &queue = queues_of(part)[operands[i].base];
-        const u64 done = word_at(queue.mine);
-        word_at(queue.mine) = done + 1;
+        const u32 protocol = operands[i].kind - SLOT;
+        const u64 beside = sizeof(u64) * protocol, done = word_at(queue.mine + beside);
+        word_at(queue.mine + beside) = done + 1;
+        if (protocol != SIMPLE) {
+            // A message of lines says by itself that it has come.
+            if (i < step.sources) store_release(queue.head + beside, done + 1);
+            continue;
+        }
         if (i >= step.sources) {
             SlotHeader &header = *reinterpret_cast<SlotHeader *>(slot_at(queue, done));
             header.bytes = bytes;
@@ -186,15 +214,37 @@ RSCCL_INLINE void give_on(const PartImage *part, const LaneState &lane, const St
     }
 }
 
+/// The slot of lines of a source or a target, as an operand of `LineWork`, once the lane may work there.
+///
+/// A block that polls a message cannot work on its other lanes. If it has some, it begins when the message has begun to
+/// come. Then it will come whole: its sender waits for messages alone that have begun too, and so on, to a rank that
+/// waits for none.
+RSCCL_INLINE bool take_lines(
+    const BlockState &block, LaneState &lane, const QueueImage &queue, u32 protocol, bool sends, Operand &place) {
+    const u64 beside = sizeof(u64) * protocol, done = word_at(queue.mine + beside);
+    place = Operand{lines_at(queue, protocol, done), flag_of(protocol, done)};
+    if (sends) return done < LINE_SLOTS || has_come(lane, queue.head + beside, done - LINE_SLOTS + 1);
+    return block.seats == 1 || has_begun(lane, place.base, u32(place.offset));
+}
+
 /// Puts a combine into the block's step, once all of its slots are there: FOLD, or END where it has no elements.
 RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &step, u32 round) {
     const PartImage *part = block.part;
     const u64 length = length_of(lane, step, round), bytes = length * part->element;
     if (length == 0 && step.flag != EVEN_EMPTY) return END;
     const OperandRecord *operands = operands_of(lane.image) + step.first;
+    u32 protocol = SIMPLE;
+    block.takes = 0;
 #pragma unroll 1
     for (u32 i = 0; i < step.sources + step.targets; i += 1) {
         u64 place;
+        if (operands[i].kind > SLOT) {
+            protocol = operands[i].kind - SLOT;
+            const QueueImage &queue = queues_of(part)[operands[i].base];
+            if (!take_lines(block, lane, queue, protocol, i >= step.sources, block.operands[i])) return BLOCKED;
+            if (i < step.sources) block.takes = 1;
+            continue;
+        }
         if (operands[i].kind != SLOT) {
             place = memory_of(part, lane, operands[i], step.times, round);
         } else {
@@ -232,6 +282,9 @@ RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &s
     block.step.raw = scales ? step.raw : NOT_RAW;
     block.step.divisor = divides ? part->divisor : 0;
     block.step.kind = copies ? 1 : 0;
+    block.lines = protocol;
+    block.bytes = bytes;
+    block.label = label_of(part, lane.image->label);
     return FOLD;
 }
 
@@ -307,17 +360,13 @@ RSCCL_INLINE void finish(BlockState &block) {
     go_on(lane);
 }
 
-RSCCL_INLINE bool must_stop(const PartImage *part) {
-    return look(part->status + STATUS_ABORT) != 0 || look(part->status + STATUS_FAULT) != 0;
-}
-
 /// Finds what the block does next: FOLD or STOP.
 RSCCL_INLINE u32 choose(BlockState &block, u32 seats) {
     u32 at = block.at, looks = 0;
 #pragma unroll 1
     while (block.left != 0) {
         LaneState &lane = block.lanes[at];
-        if (lane.phase == RUNS && (lane.word == 0 || load_acquire(lane.word) >= lane.value)) {
+        if (lane.phase == RUNS && is_ready(lane)) {
             const u32 outcome = walk(block, lane);
             if (outcome == FOLD) {
                 block.at = at;
@@ -333,7 +382,7 @@ RSCCL_INLINE u32 choose(BlockState &block, u32 seats) {
             }
         } else {
             looks += 1;
-            if (looks % LOOKS == 0 && must_stop(block.part)) {
+            if (looks % LOOKS == 0 && must_stop(block.part->status)) {
                 report(block.part->status, STATUS_ABORTED, 0, nullptr, nullptr);
                 return STOP;
             }
@@ -373,6 +422,43 @@ RSCCL_INLINE void fold(u32 op, const Step &step, const Operand *operands, Team t
 }
 #endif
 
+/// The rank that sends a source of the step.
+RSCCL_INLINE u32 sender_of(const BlockState &block, u32 source) {
+    const LaneState &lane = block.lanes[block.at];
+    const StepRecord &step = steps_of(lane.image)[lane.step];
+    return queues_of(block.part)[operands_of(lane.image)[step.first + source].base].rank;
+}
+
+/// Tells of a message of another call; its label comes, word by word, as the rest of it.
+RSCCL_INLINE void report_other(const BlockState &block, const LineWork &work, u32 source) {
+    const Operand &from = work.operands[source];
+    u64 theirs[3];
+#pragma unroll
+    for (u32 word = 0; word < 3; word += 1) {
+        if (!take_word(from.base + 16 * (1 + word), u32(from.offset), work.status, theirs[word])) return;
+    }
+    report(work.status, STATUS_MISMATCH, sender_of(block, source), work.label, theirs);
+}
+
+/// The step of a block whose messages are lines. Nothing is stored to a rank's own memory before the headers of all
+/// messages are known to be of this call.
+RSCCL_INLINE void move_lines(BlockState &block, Team team) {
+    const Step &step = block.step;
+    const WordWork words = {step.scalar, block.op, step.raw, step.divisor, step.kind == 1};
+    const LineWork work = {words, block.bytes, block.part->status, block.label,
+                           block.operands, step.sources, step.targets};
+    send_headers(work, team);
+    if (block.takes != 0) {
+        const u32 other = check_headers(work, team);
+        if (other < work.sources) report_other(block, work, other);
+        if (other != NONE) give_up(block.failed);
+        __syncthreads();
+        if (has_failed(block.failed)) return;
+    }
+    const bool moved = block.lines == LL ? move_ll(work, team) : move_ll128(work, team);
+    if (!moved) give_up(block.failed);
+}
+
 /// Any number of threads up to THREADS; the block's number picks its image.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) program(const __grid_constant__ ProgramArguments arguments) {
     __shared__ BlockState block;
@@ -384,12 +470,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) program(const __grid_co
     for (u32 i = 0; i < image.count; i += 1) {
         const LaneImage *lane = staged<LaneImage>(block, used, seats[i].lane);
         const NumbersImage *numbers = staged<NumbersImage>(block, used, seats[i].numbers);
-        if (threadIdx.x == 0) block.lanes[i] = LaneState{lane, numbers, 0, 0, 0, 0, 0, 0, seats[i].after, BEHIND, 0};
+        if (threadIdx.x == 0) block.lanes[i] = LaneState{lane, numbers, 0, 0, 0, 0, 0, 0, 0, seats[i].after, BEHIND, 0};
     }
     if (threadIdx.x == 0) {
         block.part = part;
         block.at = 0;
         block.left = image.count;
+        block.seats = image.count;
+        block.failed = 0;
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -405,9 +493,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) program(const __grid_co
         __syncthreads();
         if (block.next != FOLD) return;
         const Team team = {threadIdx.x, blockDim.x};
-        if (block.step.kind == 1) copy_step(block.step, block.operands, team);
+        if (block.lines != SIMPLE) move_lines(block, team);
+        else if (block.step.kind == 1) copy_step(block.step, block.operands, team);
         else fold(block.op, block.step, block.operands, team);
         __syncthreads();
+        if (has_failed(block.failed)) break;
         if (threadIdx.x == 0) finish(block);
     }
+    // Unless a thread has found another call, the launch was told to stop.
+    if (threadIdx.x == 0) report(part->status, STATUS_ABORTED, 0, nullptr, nullptr);
 }

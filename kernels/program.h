@@ -34,6 +34,8 @@ struct OperandRecord {
 constexpr u8 ENTER = 0, COMBINE = 1, SIGNAL = 2, WAIT = 3;
 constexpr u8 EVEN_EMPTY = 1;
 constexpr u32 OWN = 0, PEER = 1, SLOT = 2;
+/// A slot of another protocol has the kind SLOT + 1 or SLOT + 2.
+constexpr u32 SIMPLE = 0, LL = 1, LL128 = 2;
 constexpr u32 INPUT = 0, OUTPUT = 1, SCRATCH = 2;
 constexpr u32 NONE = 0xffffffffu;
 
@@ -106,7 +108,7 @@ struct PartImage {
     u64 reserved;  // 56
 };
 
-/// One end of a connection.
+/// One end of a connection. `head` and `mine` are the words of Simple; those of LL and LL128 lie behind each.
 struct QueueImage {
     u64 slots;
     u64 payload;

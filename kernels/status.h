@@ -18,6 +18,11 @@ RSCCL_INLINE u64 &word_at(u64 address) {
     return *reinterpret_cast<u64 *>(address);
 }
 
+/// Whether the launch of the rank with this page must end.
+RSCCL_INLINE bool must_stop(u64 page) {
+    return look(page + STATUS_ABORT) != 0 || look(page + STATUS_FAULT) != 0;
+}
+
 RSCCL_INLINE bool differs(const u64 *a, const u64 *b) {
     return a[0] != b[0] || a[1] != b[1] || a[2] != b[2];
 }
@@ -26,8 +31,10 @@ RSCCL_INLINE bool differs(const u64 *a, const u64 *b) {
 RSCCL_INLINE void report(u64 page, u32 code, u32 peer, const u64 *mine, const u64 *theirs) {
     if (atomicCAS_system(reinterpret_cast<u32 *>(page + STATUS_FAULT), 0u, STATUS_CLAIMED) != 0) return;
     word_at(page + STATUS_DETAILS) = peer;
-#pragma unroll 1
-    for (u32 i = 0; mine != nullptr && i < 3; i += 1) {
+    // Unrolled: a label may be in registers.
+#pragma unroll
+    for (u32 i = 0; i < 3; i += 1) {
+        if (mine == nullptr) break;
         word_at(page + STATUS_DETAILS + 8 * (1 + i)) = mine[i];
         word_at(page + STATUS_DETAILS + 8 * (4 + i)) = theirs[i];
     }

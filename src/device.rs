@@ -15,6 +15,7 @@
 //! | [`Device::export`], [`Device::import`] | the transports that hand memory to other processes | a sealed memfd |
 //! | [`Device::locate`] | whoever gets a bare address from a program | every address that no other device claims |
 //! | [`Device::reaches`], [`Device::memory_of_host`], [`Device::take_in`] | set-up of ranks on several devices | all devices of a host reach its memory |
+//! | [`Device::takes`] | the choice of protocols between devices | slots alone |
 //! | [`Device::page_for`] | set-up of ranks on several devices | a page of host memory |
 //! | [`Device::page_across`] | set-up of processes on one device that take turns there | none |
 //! | [`Queue::copy`], [`Queue::fold`] | executors | done before the call returns |
@@ -30,6 +31,7 @@ mod contract;
 pub mod cuda;
 mod host;
 mod host_memory;
+pub mod lines;
 pub mod records;
 mod status;
 
@@ -40,6 +42,7 @@ use std::os::fd::OwnedFd;
 
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
+use crate::types::Protocol;
 
 pub use crate::sys::memory::Generation;
 pub use crate::sys::region::{DeviceId, Home, HostRegion, Keep, Place, Region};
@@ -110,6 +113,12 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// false where processes take turns.
     fn runs_processes_together(&self) -> bool;
 
+    /// Whether memory of this device that is [shared](Sharing::Processes) leaves its process by a descriptor of the
+    /// memory; false where it does by a handle, as with [`Sharing::ProcessesByHandle`].
+    fn has_descriptors(&self) -> bool {
+        true
+    }
+
     /// Where the memory at `address` lives, if this device knows it.
     fn locate(&self, address: u64) -> Option<Home>;
 
@@ -120,6 +129,17 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn reaches(&self, other: DeviceIdentity) -> Result<std::result::Result<(), String>> {
         let _all_reachable = other;
         Ok(Ok(()))
+    }
+
+    /// Whether programs on this device take messages by `protocol` from those on `other`, a device of this host; the
+    /// reason where not.
+    fn takes(&self, protocol: Protocol, other: DeviceIdentity) -> std::result::Result<(), String> {
+        match protocol {
+            Protocol::Simple => Ok(()),
+            Protocol::LowLatency | Protocol::LowLatency128 => {
+                Err(format!("{} and device {other:?} exchange slots with one flag each", self.home()))
+            }
+        }
     }
 
     /// `bytes` of zeroed memory of the host, for [`Device::take_in`]. For set-up.

@@ -131,6 +131,42 @@ pub fn choose(query: &Query, filters: &Filters, costs: &Costs) -> Result<Choice>
     Ok(Choice { algorithm, protocol, channels: costs.channels.max(least).min(most) })
 }
 
+/// The protocol of a call between devices: of those that are `left` for it the quickest. `block` is the longest block
+/// that a rank has, which it may send to all others.
+pub fn device_protocol(left: &[Protocol], block: Bytes, ranks: u32) -> Protocol {
+    // In the order of latency; where none is for so much, the last of those that are left.
+    let ordered = [Protocol::LowLatency, Protocol::LowLatency128, Protocol::Simple];
+    let mut allowed = ordered.into_iter().filter(|protocol| left.contains(protocol)).peekable();
+    loop {
+        match allowed.next() {
+            Some(protocol) if is_quick(protocol, block, ranks) || allowed.peek().is_none() => return protocol,
+            Some(_) => {}
+            None => return Protocol::Simple,
+        }
+    }
+}
+
+/// Whether a protocol between devices is quick for blocks of that length, which a rank may send to all others: by lines
+/// in one hop or two, whatever longer ways would save in bytes.
+pub fn is_quick(protocol: Protocol, block: Bytes, ranks: u32) -> bool {
+    let sent = block.0.saturating_mul(u64::from(ranks.saturating_sub(1)));
+    match protocol {
+        Protocol::Simple => true,
+        Protocol::LowLatency => ranks <= MOST_LINE_RANKS && sent <= MOST_LL_BYTES,
+        Protocol::LowLatency128 => ranks <= MOST_LINE_RANKS && sent <= MOST_LL128_BYTES,
+    }
+}
+
+/// Bytes that a rank sends by LL, all copies of a block together, unless the user asks for LL alone. Not measured:
+/// NCCL's tuner books 0.6 µs for a hop by LL over NVLink, 1.9 by LL128 and 3.4 by Simple. Of windows, small calls take
+/// two hops more than the one of lines, in all some 9 µs. A block of threads stores some 20 GB/s, and LL twice the
+/// bytes, so that 64 KiB take some 6 µs.
+const MOST_LL_BYTES: u64 = 64 << 10;
+/// The same by LL128, which stores a fifteenth more than the bytes: 8 µs less its hop's.
+const MOST_LL128_BYTES: u64 = 128 << 10;
+/// Ranks that send to each other at once, each by a connection of its own.
+const MOST_LINE_RANKS: u32 = 16;
+
 /// The channels of a call, where the user allows from `least` to `most`.
 pub fn channels((least, most): (u32, u32)) -> u32 {
     CHANNELS.max(least).min(most)
@@ -234,5 +270,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn protocols_of_devices_follow_the_bytes_that_a_rank_sends() {
+        use Protocol::{LowLatency, LowLatency128, Simple};
+        let chosen = |left: &[Protocol], kib: u64, ranks: u32| device_protocol(left, Bytes(kib << 10), ranks);
+        let all = [Simple, LowLatency, LowLatency128];
+        assert_eq!(
+            [1, 64, 65, 128, 129].map(|kib| chosen(&all, kib, 2)),
+            [LowLatency, LowLatency, LowLatency128, LowLatency128, Simple]
+        );
+        assert_eq!([8, 16, 32].map(|kib| chosen(&all, kib, 8)), [LowLatency, LowLatency128, Simple]);
+        assert_eq!(chosen(&all, 1, 17), Simple, "that many connections take much memory");
+        assert_eq!([64, 65].map(|kib| chosen(&[LowLatency, Simple], kib, 2)), [LowLatency, Simple]);
+        // What the user leaves is used, whatever the bytes.
+        assert_eq!(chosen(&[LowLatency], 1 << 20, 100), LowLatency);
+        assert_eq!([1, 1 << 20].map(|kib| chosen(&[LowLatency128, LowLatency], kib, 2)), [LowLatency, LowLatency128]);
     }
 }

@@ -20,6 +20,7 @@ use std::sync::{Arc, OnceLock};
 use flat::{Flat, Parameters, config, launch};
 use miniz_oxide::inflate::decompress_to_vec_zlib;
 use rsccl::ReduceOp;
+use rsccl::internals::device::records::{self, ControlLayout, EnterLine, OperandRecord, StatusPage, StepRecord};
 use rsccl::internals::device::{Kernel, Pass, Store};
 use rsccl::types::{DataType, Scalar};
 use vcuda::ptx::Module;
@@ -365,6 +366,7 @@ fn scalar_bits(data_type: DataType, scalar: Scalar) -> u64 {
 struct Host {
     run: unsafe extern "C" fn(u32, u32, *const Step, *const Operand, u64, u64, u64),
     places: unsafe extern "C" fn(*mut u64),
+    program: unsafe extern "C" fn(*mut u64, u32, u32),
 }
 
 impl Host {
@@ -419,7 +421,11 @@ fn host() -> Option<&'static Host> {
         };
         // SAFETY: as above.
         let places = unsafe { std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut u64)>(places) };
-        Some(Host { run, places })
+        let program = symbol(c"kernels_host_program");
+        // SAFETY: as above.
+        let program =
+            unsafe { std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut u64, u32, u32)>(program) };
+        Some(Host { run, places, program })
     })
     .as_ref()
 }
@@ -472,6 +478,34 @@ fn records_lie_alike_in_rust_and_in_c() {
     // SAFETY: the function writes as many numbers as this file lists.
     unsafe { (host.places)(places.as_mut_ptr()) };
     assert_eq!(places, PLACES.map(|place| place as u64));
+}
+
+#[test]
+fn records_of_programs_and_control_words_lie_alike_in_rust_and_in_c() {
+    let Some(host) = host() else { return };
+    let layout = ControlLayout { lanes: 3, ranks: 2 };
+    macro_rules! places {
+        ($($record:ident: $($field:ident)*;)*) => {
+            [$(size_of::<$record>() as u64, $(offset_of!($record, $field) as u64,)*)*]
+        };
+    }
+    let records = places! {
+        StepRecord: block times first sources targets raw peer kind lag flag finish;
+        OperandRecord: kind base buffer index;
+        EnterLine: ready label input output;
+    };
+    let words = [layout.state(2), layout.enter_line(2, 7, 1), layout.flag(2, 5, 1)];
+    let kinds = [records::ENTER, records::COMBINE, records::SIGNAL, records::WAIT].map(u64::from);
+    let operands = [records::OWN, records::PEER, records::SLOT].map(u64::from);
+    let buffers = [records::INPUT, records::OUTPUT, records::SCRATCH, records::NONE].map(u64::from);
+    let flag = [u64::from(records::EVEN_EMPTY)];
+    let codes = [StatusPage::CLAIMED, StatusPage::ABORTED, StatusPage::MISMATCH].map(u64::from);
+    let expected = [&records[..], &words, &kinds, &operands, &buffers, &flag, &codes].concat();
+    let mut found = [0_u64; 40];
+    assert_eq!(found.len(), expected.len());
+    // SAFETY: the function writes as many numbers as this test lists.
+    unsafe { (host.program)(found.as_mut_ptr(), layout.lanes, layout.ranks) };
+    assert_eq!(found[..], expected);
 }
 
 /// The operators of a type that fold two values, with those that scale.

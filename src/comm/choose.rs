@@ -6,13 +6,16 @@ use crate::comm::Settings;
 use crate::comm::channel_search::JoinedGpus;
 use crate::comm::programs::{Means, Programs};
 use crate::comm::settings::tuning::Tuning;
+use crate::device::lines;
 use crate::error::{Error, Result};
 use crate::exec::{Call, CallCount, Program};
 use crate::plan::{self, Count, Layout, Limits, Spec, WINDOW_LANES, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::FLAT_BYTES;
 use crate::tune::{self, Choice, Costs, Filters, Query};
-use crate::types::{Algorithm, Bytes, Collective, DataType, Elements, Protocol, Rank, ReduceOp, TransportKind, World};
+use crate::types::{
+    Algorithm, Bytes, Collective, DataType, Elements, Filter, Protocol, Rank, ReduceOp, TransportKind, World,
+};
 
 /// How a call is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +69,8 @@ pub(crate) struct Chooser {
     searched: Option<(Arc<Layout>, Programs)>,
     /// See [`Chooser::set_partly_staged`].
     partly_staged: bool,
+    /// See [`Chooser::set_device_protocols`].
+    device_protocols: Vec<Protocol>,
     /// Of the ranks for which this one launches, by rank.
     led: HashMap<Rank, Programs>,
 }
@@ -94,6 +99,7 @@ impl Chooser {
             programs: Programs::default(),
             searched: None,
             partly_staged: false,
+            device_protocols: vec![Protocol::Simple],
             led: HashMap::new(),
         }
     }
@@ -146,11 +152,15 @@ impl Chooser {
             Path::Windows(choice) => (choice, Windows::Scratch),
             Path::Slots(choice) => (choice, Windows::None),
         };
+        Ok(self.lanes(asked, choice, windows))
+    }
+
+    fn lanes(&self, asked: Question<'_>, choice: Choice, windows: Windows) -> Chosen {
         let element_bytes = u64::from(asked.data_type.size());
         let limits = limits(means(choice, windows), element_bytes, &self.settings);
         let longest = Elements(self.longest_block_bytes(asked) / element_bytes);
         let channels = plan::lanes(asked.collective, longest, limits);
-        Ok(Chosen { algorithm: choice.algorithm, protocol: choice.protocol, channels })
+        Chosen { algorithm: choice.algorithm, protocol: choice.protocol, channels }
     }
 
     /// The path of a call, the same on all ranks.
@@ -180,6 +190,10 @@ impl Chooser {
                 asked.collective
             )));
         }
+        self.path_by_simple(asked, direct)
+    }
+
+    fn path_by_simple(&self, asked: Question<'_>, direct: bool) -> Result<Path> {
         let hierarchy = self.is_hierarchy(asked.collective) && self.has_seats(asked);
         if direct && !hierarchy {
             return Ok(Path::Windows(Choice {
@@ -188,7 +202,17 @@ impl Chooser {
                 channels: tune::channels(self.settings.channels),
             }));
         }
-        let query = Query {
+        let chosen = tune::choose(&self.query(asked, hierarchy), &self.filters, &self.costs)?;
+        let mapped = match chosen.algorithm {
+            Algorithm::Ring | Algorithm::Tree => hierarchy,
+            Algorithm::Direct => direct,
+            Algorithm::Pat => false,
+        };
+        Ok(if mapped { Path::Windows(chosen) } else { Path::Slots(chosen) })
+    }
+
+    fn query(&self, asked: Question<'_>, hierarchy: bool) -> Query {
+        Query {
             collective: asked.collective,
             bytes: Bytes(self.longest_block_bytes(asked)),
             element_bytes: asked.data_type.size(),
@@ -201,14 +225,7 @@ impl Chooser {
             protocols: &[Protocol::Simple],
             reproducible: self.settings.reproducible,
             channels: self.settings.channels,
-        };
-        let chosen = tune::choose(&query, &self.filters, &self.costs)?;
-        let mapped = match chosen.algorithm {
-            Algorithm::Ring | Algorithm::Tree => hierarchy,
-            Algorithm::Direct => direct,
-            Algorithm::Pat => false,
-        };
-        Ok(if mapped { Path::Windows(chosen) } else { Path::Slots(chosen) })
+        }
     }
 
     /// Bytes of the longest block that one rank has.
@@ -243,15 +260,12 @@ impl Chooser {
         programs.of(call, *world, means, || spec(call, means, *world, layout, settings))
     }
 
-    /// The program of a call on the memory of devices. Unless the user's filters forbid it, ranks of a host work in
-    /// `windows`: each other's buffers or scratch; where each scales its input by a number of its own, in scratch.
+    /// The program of a call on the memory of devices. Unless the user's filters forbid it, ranks of a host send small
+    /// calls as lines ([`crate::device::lines`]), and work in `windows` for others: each other's buffers or scratch;
+    /// where each scales its input by a number of its own, in scratch.
     pub(crate) fn device_program(&mut self, call: &Call<'_>, windows: Windows) -> Result<Arc<Program>> {
-        let asked = Question::of(call);
-        let direct = self.settings.algorithms.allows(asked.collective, Algorithm::Direct)
-            && self.one_host()
-            && !(self.partly_staged && self.longest_block_bytes(asked) > MOST_STAGED_BYTES);
         let raw = !matches!(call.op, Some(ReduceOp::PreMulSum(_)));
-        let (choice, windows) = match self.path_of_plans(asked, direct)? {
+        let (choice, windows) = match self.device_path(Question::of(call))? {
             Path::Windows(choice) => (choice, if raw { windows } else { Windows::Scratch }),
             Path::Flat => return Err(Error::internal("a flat call on a device")),
             Path::Slots(choice) => (choice, Windows::None),
@@ -262,6 +276,76 @@ impl Chooser {
         let choice = if over_slots { choice.on_searched(layout, settings.channels) } else { choice };
         let means = means(choice, windows);
         programs.of(call, *world, means, || spec(call, means, *world, layout, settings))
+    }
+
+    /// The path of a call on the memory of devices, the same on all ranks.
+    fn device_path(&self, asked: Question<'_>) -> Result<Path> {
+        let direct = self.settings.algorithms.allows(asked.collective, Algorithm::Direct)
+            && self.one_host()
+            && !(self.partly_staged && self.longest_block_bytes(asked) > MOST_STAGED_BYTES);
+        let protocols = match self.device_protocol(asked)? {
+            Protocol::Simple => return self.path_by_simple(asked, direct),
+            Protocol::LowLatency => &[Protocol::LowLatency],
+            Protocol::LowLatency128 => &[Protocol::LowLatency128],
+        };
+        let (protocol, block) = (protocols[0], Bytes(self.longest_block_bytes(asked)));
+        if self.settings.algorithms.allows(asked.collective, Algorithm::Direct)
+            && tune::is_quick(protocol, block, self.world.size)
+        {
+            let channels = tune::channels(self.settings.channels);
+            return Ok(Path::Slots(Choice { algorithm: Algorithm::Direct, protocol, channels }));
+        }
+        let query = Query { protocols, ..self.query(asked, false) };
+        let filters = Filters { protocols: Filter::default(), ..self.filters.clone() };
+        tune::choose(&query, &filters, &self.costs).map(Path::Slots)
+    }
+
+    /// The protocol of a call on the memory of devices: of those that the user asks for and that all ranks can use the
+    /// quickest for that much.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
+    fn device_protocol(&self, asked: Question<'_>) -> Result<Protocol> {
+        let left = |filter: &Filter<Protocol>| {
+            let allowed = self.device_protocols.iter().copied();
+            allowed.filter(|protocol| filter.allows(asked.collective, *protocol)).collect::<Vec<_>>()
+        };
+        // A wish that the devices cannot fulfil runs as one that host memory cannot: see `comm::filters`.
+        let all = [&self.settings.asked_protocols, &self.settings.protocols].map(left);
+        let Some(left) = all.iter().find(|left| !left.is_empty()) else {
+            let possible: Vec<&str> = self.device_protocols.iter().map(|protocol| protocol.name()).collect();
+            return Err(Error::invalid_argument(format!(
+                "the protocols to choose from (NCCL_PROTO, Config::with_proto, --proto) have none for this {}: between \
+                 these devices it runs by {}",
+                asked.collective,
+                possible.join(", ")
+            )));
+        };
+        // Flags without data are all that a barrier needs.
+        if asked.collective == Collective::Barrier {
+            return Ok(Protocol::Simple);
+        }
+        Ok(tune::device_protocol(left, Bytes(self.longest_block_bytes(asked)), self.world.size))
+    }
+
+    /// How a call on the memory of devices is run, as [`Chooser::chosen`] says it of host memory.
+    ///
+    /// # Errors
+    /// As [`Chooser::path`].
+    pub(crate) fn chosen_on_device(&self, asked: Question<'_>) -> Result<Chosen> {
+        let (choice, windows) = match self.device_path(asked)? {
+            Path::Windows(choice) => (choice, Windows::Scratch),
+            Path::Flat => return Err(Error::internal("a flat call on a device")),
+            Path::Slots(choice) => (self.on_searched(choice), Windows::None),
+        };
+        Ok(self.lanes(asked, choice, windows))
+    }
+
+    fn on_searched(&self, choice: Choice) -> Choice {
+        match &self.searched {
+            Some((layout, _)) => choice.on_searched(layout, self.settings.channels),
+            None => choice,
+        }
     }
 
     /// How ranks of one device work in each other's buffers in a call; `None` where the user's filters forbid it, or it
@@ -308,6 +392,12 @@ impl Chooser {
         self.partly_staged = partly_staged;
     }
 
+    /// The protocols by which all ranks can send to each other on devices. All ranks do the same between the same
+    /// calls.
+    pub(crate) fn set_device_protocols(&mut self, protocols: Vec<Protocol>) {
+        self.device_protocols = protocols;
+    }
+
     /// Channels that calls on devices use at most.
     pub(crate) fn device_channels(&self) -> u32 {
         let (least, most) = self.settings.channels;
@@ -352,9 +442,13 @@ fn means(Choice { algorithm, protocol, channels }: Choice, windows: Windows) -> 
 fn limits(means: Means, element_bytes: u64, settings: &Settings) -> Limits {
     let sizes = &settings.sizes;
     let scratch_bytes = (if means.windows == Windows::None { SMALL_SCRATCH } else { sizes.scratch_bytes }) as u64;
+    let (slot_bytes, slots) = match lines::payload(means.protocol) {
+        None => (u64::from(sizes.shape.slot_bytes), sizes.shape.slots),
+        Some(payload) => (payload, lines::SLOTS),
+    };
     Limits {
-        slot: Elements(u64::from(sizes.shape.slot_bytes) / element_bytes),
-        slots: sizes.shape.slots,
+        slot: Elements(slot_bytes / element_bytes),
+        slots,
         scratch: Elements(scratch_bytes / element_bytes),
         channels: means.channels,
     }

@@ -54,6 +54,7 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sys::lending::Lending;
 use crate::sys::note::TakenNote;
 use crate::sys::nvml;
+use crate::types::Protocol;
 
 use active::Active;
 use context::{MemoryWays, Primary};
@@ -305,6 +306,10 @@ impl Device for Cuda {
         }
     }
 
+    fn has_descriptors(&self) -> bool {
+        self.exports
+    }
+
     fn export(&self, region: &Region) -> Result<OwnedFd> {
         let descriptor = region.keep().descriptor().filter(|_| region.home() == self.home());
         let descriptor = descriptor.ok_or_else(|| Error::internal(format!("{region:?} cannot leave this process")))?;
@@ -351,6 +356,15 @@ impl Device for Cuda {
             }
             None => Ok(Ok(())),
         }
+    }
+
+    /// Any path stores a word of LL as a whole. A line of LL128 arrives whole in the GPU's own memory and by NVLink.
+    fn takes(&self, protocol: Protocol, other: DeviceIdentity) -> std::result::Result<(), String> {
+        let is_linked = || nvml::are_linked(self.uuid.0, other.0) == Some(true);
+        if protocol != Protocol::LowLatency128 || other == self.identity() || is_linked() {
+            return Ok(());
+        }
+        Err(format!("no NVLink between {} and {}, or NVML does not say", self.uuid, Uuid(other.0)))
     }
 
     /// Threads get pieces of memory that is pinned as a whole.

@@ -15,6 +15,9 @@
 //! | [`SIGNAL`] | raises its flag to `base + round + 1` in the memory of each rank in the list |
 //! | [`WAIT`] | waits until the flag of `peer` in its own memory has come to `base + round + 1` |
 //!
+//! Slots are those of Simple: the receiver waits for their count. By other protocols the words of a message carry flags
+//! ([`super::lines`]).
+//!
 //! All that a rank waits for lies in its own memory. Words only grow: a lane keeps its epoch (how often it has run)
 //! and the base of its flags in [`ControlLayout::state`], takes them when it begins, and leaves them advanced when it
 //! ends. So a launch can be captured and replayed with no host in between.
@@ -82,9 +85,9 @@ pub struct StepRecord {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OperandRecord {
-    /// [`OWN`], [`PEER`] or [`SLOT`].
+    /// [`OWN`], [`PEER`] or [`SLOT`]; of a slot of another protocol than Simple, [`super::lines::slot_kind`].
     pub kind: u32,
-    /// Of [`OWN`]: the place in [`LaunchPart::bases`]. Of [`PEER`]: the rank. Of [`SLOT`]: the place in
+    /// Of [`OWN`]: the place in [`LaunchPart::bases`]. Of [`PEER`]: the rank. Of slots: the place in
     /// [`LaunchPart::queues`].
     pub base: u32,
     /// Of [`OWN`] and [`PEER`]: [`INPUT`], [`OUTPUT`] or [`SCRATCH`]; of a buffer of messages, which has one block,
@@ -214,6 +217,13 @@ pub struct Reduction {
     pub world: u32,
 }
 
+impl Records {
+    /// Whether some messages carry their flags with the data ([`super::lines`]).
+    pub fn have_lines(&self) -> bool {
+        self.operands.iter().any(|operand| operand.kind > SLOT)
+    }
+}
+
 impl LaunchPart {
     /// Whether it is of messages, which have neither input nor output nor scratch.
     pub fn is_of_messages(&self) -> bool {
@@ -297,9 +307,9 @@ pub struct SlotQueue {
     pub payload: u64,
     /// How many messages were published; a word in the receiver's memory.
     pub tail: u64,
-    /// How many messages were taken; a word in the sender's memory.
+    /// How many messages were taken; a word in the sender's memory. The next two count those of LL and LL128.
     pub head: u64,
-    /// How many this end has published or taken; a word in its own memory.
+    /// How many this end has published or taken; a word in its own memory. The next two count those of LL and LL128.
     pub mine: u64,
 }
 

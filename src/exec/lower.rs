@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::device::lines;
 use crate::device::records::{
     self, BlockNumbers, LaneNumbers, LaneRecord, NONE, Numbers, OperandRecord, Records, StepRecord,
 };
@@ -9,7 +10,7 @@ use crate::exec::Message;
 use crate::plan::{Action, Buffer, Combine, FLAGS, Lane, Operand, Span, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::{Channel, Need, Way};
-use crate::types::Rank;
+use crate::types::{Protocol, Rank};
 
 const _: () = assert!(FLAGS as u64 == records::FLAGS);
 
@@ -32,22 +33,24 @@ pub struct Lowered {
 }
 
 /// Records that are being built.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Lowering {
+    /// Of slots.
+    protocol: Protocol,
     records: Records,
     ends: Vec<Need>,
     /// Of messages and copies, which have one block a lane.
     numbers: Numbers,
 }
 
-/// The records of a plan's lanes.
+/// The records of a plan's lanes, whose slots are those of Simple.
 pub fn plan(lanes: &[Lane], windows: Windows) -> Lowered {
-    Lowered { steps: steps(lanes, windows), numbers: Arc::new(numbers(lanes)) }
+    Lowered { steps: steps(lanes, (windows, Protocol::Simple)), numbers: Arc::new(numbers(lanes)) }
 }
 
-/// The steps of a plan's lanes.
-pub fn steps(lanes: &[Lane], windows: Windows) -> LoweredSteps {
-    let mut lowering = Lowering::default();
+/// The steps of a plan's lanes, whose slots are those of a protocol.
+pub fn steps(lanes: &[Lane], (windows, protocol): (Windows, Protocol)) -> LoweredSteps {
+    let mut lowering = Lowering::by(protocol);
     for (number, lane) in (0..).zip(lanes) {
         lowering.lane(lane, if windows == Windows::None { NONE } else { number });
     }
@@ -88,7 +91,7 @@ pub fn numbers(lanes: &[Lane]) -> Numbers {
 /// labels are numbered in the order of the messages, buffers from [`records::FIRST_MESSAGE`] on. A slot holds
 /// `slot_bytes`.
 pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Channel, u64)) -> Lowered {
-    let mut lowering = Lowering::default();
+    let mut lowering = Lowering::by(Protocol::Simple);
     let mut own_recvs = (0u32..).zip(messages).filter(|(_, message)| message.peer() == me && !message.sends());
     let mut latest: HashMap<Need, u32> = HashMap::new();
     for (number, message) in (0u32..).zip(messages) {
@@ -116,7 +119,7 @@ pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Chan
 /// The records of copies of these numbers of bytes, side by side. The source and the target of each copy are two
 /// consecutive buffers, from [`records::FIRST_MESSAGE`] on.
 pub fn copies(bytes: impl Iterator<Item = u64>) -> Lowered {
-    let mut lowering = Lowering::default();
+    let mut lowering = Lowering::by(Protocol::Simple);
     for (number, bytes) in (0u32..).zip(bytes) {
         let ends = [own_buffer(2 * number), own_buffer(2 * number + 1)];
         lowering.copy(ends, (bytes, bytes));
@@ -129,6 +132,10 @@ fn own_buffer(message: u32) -> OperandRecord {
 }
 
 impl Lowering {
+    fn by(protocol: Protocol) -> Lowering {
+        Lowering { protocol, records: Records::default(), ends: Vec::new(), numbers: Numbers::default() }
+    }
+
     fn finish(self) -> Lowered {
         let steps = LoweredSteps { records: Arc::new(self.records), ends: self.ends.into() };
         Lowered { steps, numbers: Arc::new(self.numbers) }
@@ -218,7 +225,7 @@ impl Lowering {
             Operand::Window(peer, span) => spanned(records::PEER, peer.get(), span),
             Operand::Slot(peer) => {
                 let base = self.end(Need { way, peer: *peer, channel });
-                OperandRecord { kind: records::SLOT, base, ..OperandRecord::default() }
+                OperandRecord { kind: lines::slot_kind(self.protocol), base, ..OperandRecord::default() }
             }
         }
     }

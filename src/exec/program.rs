@@ -108,7 +108,8 @@ impl Program {
     /// The program as records, made when a device first runs it. Programs of other counts share those of the steps.
     pub fn lowered(&self) -> Lowered {
         let lanes = &self.plan.lanes;
-        let steps = self.wiring.lowered.get_or_init(|| lower::steps(lanes, self.plan.spec.windows));
+        let means = (self.plan.spec.windows, self.plan.spec.protocol);
+        let steps = self.wiring.lowered.get_or_init(|| lower::steps(lanes, means));
         let numbers = self.numbers.get_or_init(|| Arc::new(lower::numbers(lanes)));
         Lowered { steps: steps.clone(), numbers: Arc::clone(numbers) }
     }

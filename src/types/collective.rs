@@ -102,7 +102,7 @@ named! {
 named! {
     /// How data and its arrival flags share the memory of a connection.
     Protocol {
-        /// Data and flag in one 16-byte line: lowest latency, half the bandwidth.
+        /// Data and flag in one word: lowest latency, half the bandwidth.
         LowLatency = "LL",
         /// 120 bytes of data and 8 bytes of flag in a line of 128 bytes.
         LowLatency128 = "LL128",

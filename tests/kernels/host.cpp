@@ -2,6 +2,13 @@
 
 #include "fold.h"
 
+// Of the device alone; no host code calls what calls it.
+static inline u32 atomicCAS_system(u32 *, u32, u32) {
+    return 0;
+}
+
+#include "program.h"
+
 namespace {
 
 using Body = void (*)(const Step &, const Operand *, Team);
@@ -54,5 +61,53 @@ extern "C" void kernels_host_places(u64 *places) {
                        __builtin_offsetof(Step, raw),
                        __builtin_offsetof(Step, divisor),
                        __builtin_offsetof(Step, kind)};
+    for (u64 place : all) *places++ = place;
+}
+
+/// Where the fields of the records of programs lie, then where words lie in control memory and on status pages.
+extern "C" void kernels_host_program(u64 *places, u32 lanes, u32 ranks) {
+    PartImage part = {};
+    part.lanes = lanes;
+    part.ranks = ranks;
+    const u64 all[] = {sizeof(StepRecord),
+                       __builtin_offsetof(StepRecord, block),
+                       __builtin_offsetof(StepRecord, times),
+                       __builtin_offsetof(StepRecord, first),
+                       __builtin_offsetof(StepRecord, sources),
+                       __builtin_offsetof(StepRecord, targets),
+                       __builtin_offsetof(StepRecord, raw),
+                       __builtin_offsetof(StepRecord, peer),
+                       __builtin_offsetof(StepRecord, kind),
+                       __builtin_offsetof(StepRecord, lag),
+                       __builtin_offsetof(StepRecord, flag),
+                       __builtin_offsetof(StepRecord, finish),
+                       sizeof(OperandRecord),
+                       __builtin_offsetof(OperandRecord, kind),
+                       __builtin_offsetof(OperandRecord, base),
+                       __builtin_offsetof(OperandRecord, buffer),
+                       __builtin_offsetof(OperandRecord, index),
+                       sizeof(EnterLine),
+                       __builtin_offsetof(EnterLine, ready),
+                       __builtin_offsetof(EnterLine, label),
+                       __builtin_offsetof(EnterLine, user),
+                       __builtin_offsetof(EnterLine, user) + 8,
+                       state_at(2),
+                       line_at(part, 2, 7, 1),
+                       flag_at(part, 2, 5, 1),
+                       ENTER,
+                       COMBINE,
+                       SIGNAL,
+                       WAIT,
+                       OWN,
+                       PEER,
+                       SLOT,
+                       INPUT,
+                       OUTPUT,
+                       SCRATCH,
+                       NONE,
+                       EVEN_EMPTY,
+                       STATUS_CLAIMED,
+                       STATUS_ABORTED,
+                       STATUS_MISMATCH};
     for (u64 place : all) *places++ = place;
 }

@@ -18,7 +18,7 @@ use super::polling::Polling;
 use super::result::call;
 use super::stream::{Capture, OwnEvent, OwnStream, StreamHandle};
 use super::tables::Tables;
-use crate::device::{Event, Region};
+use crate::device::{Event, Region, StatusPage};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
@@ -212,13 +212,14 @@ impl Active {
         }
     }
 
-    /// Makes the graph of a capture keep `regions`, and keep this GPU in use. The context must be current.
+    /// Makes the graph of a capture keep these regions and status pages, and keep this GPU in use. The context must be
+    /// current.
     pub(super) fn keep_for_graph(
         self: &Arc<Active>,
         capture: Capture,
-        regions: Vec<Region>,
+        kept: (Vec<Region>, Vec<Arc<StatusPage>>),
     ) -> Result<Weak<GraphKeep>> {
-        self.captures.keep(self, capture, regions)
+        self.captures.keep(self, capture, kept)
     }
 
     /// Notes that work may use this GPU's memory until `mark` is done.

@@ -10,7 +10,7 @@ use super::active::Active;
 use super::context::Primary;
 use super::result::call;
 use super::stream::Capture;
-use crate::device::Region;
+use crate::device::{Region, StatusPage};
 use crate::error::Result;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
 use crate::sys::thread;
@@ -21,6 +21,8 @@ use crate::sys::thread;
 pub(super) struct GraphKeep {
     // Dropped before `_active`, which frees the memory of regions that have gone.
     regions: Mutex<Vec<Region>>,
+    /// The pages and the seats of the ranks: kernels look at a page, and write to it, in each replay.
+    pages: Mutex<Vec<Arc<StatusPage>>>,
     /// Kept, not read: the kernels, tables and context of the launches.
     _active: Arc<Active>,
 }
@@ -32,18 +34,25 @@ pub(super) struct Captures {
 }
 
 impl Captures {
-    /// Makes the graph of a capture keep `regions`, and keep the GPU in use. The returned reference dies with the
-    /// graph. The context must be current.
-    pub(super) fn keep(&self, active: &Arc<Active>, capture: Capture, regions: Vec<Region>) -> Result<Weak<GraphKeep>> {
+    /// Makes the graph of a capture keep `regions` and `pages`, and keep the GPU in use. The returned reference dies
+    /// with the graph. The context must be current.
+    pub(super) fn keep(
+        &self,
+        active: &Arc<Active>,
+        capture: Capture,
+        (regions, pages): (Vec<Region>, Vec<Arc<StatusPage>>),
+    ) -> Result<Weak<GraphKeep>> {
         let mut kept = lock(&self.kept);
         kept.retain(|(_, keep)| keep.strong_count() > 0);
         if let Some((_, known)) = kept.iter().find(|(id, _)| *id == capture.id)
             && let Some(keep) = known.upgrade()
         {
             lock(&keep.regions).extend(regions);
+            lock(&keep.pages).extend(pages);
             return Ok(Arc::downgrade(&keep));
         }
-        let keep = Arc::new(GraphKeep { regions: Mutex::new(regions), _active: Arc::clone(active) });
+        let keep = GraphKeep { regions: Mutex::new(regions), pages: Mutex::new(pages), _active: Arc::clone(active) };
+        let keep = Arc::new(keep);
         let known = Arc::downgrade(&keep);
         give_to_graph(active.primary(), capture.graph, keep)?;
         kept.push((capture.id, Weak::clone(&known)));

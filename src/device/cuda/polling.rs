@@ -141,8 +141,9 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &
     let primary = active.primary();
     let _nothing_is_freed = active.gate();
     polling.arena.launch((active, stream), &words, |blocks, most_bytes| {
-        // As many threads as the longest fold of a block has work for.
-        let GridShape { threads, .. } = GridShape::of(most_bytes, 1);
+        // As many threads as the longest fold of a block has work for; of lines, a thread takes 8 bytes at a time.
+        let has_lines = parts.iter().any(|part| part.records.have_lines());
+        let GridShape { threads, .. } = GridShape::of(if has_lines { 2 * most_bytes } else { most_bytes }, 1);
         let mut argument: u64 = blocks.address;
         let mut parameters: [*mut c_void; 1] = [(&raw mut argument).cast()];
         // SAFETY: the function takes one address, that of the images, which stay until the launch is done; the caller

@@ -69,11 +69,13 @@ impl StreamQueue {
         Ok(StreamQueue { stream, home, active, _keep: keep })
     }
 
-    /// Makes the graph of a captured launch keep the memory of the launch.
+    /// Makes the graph of a captured launch keep the memory of the launch, and the status pages of its ranks: what is
+    /// replayed when a communicator has gone must not see the page of another one in that place.
     fn keep_captured(&self, parts: &[LaunchPart]) -> Result<()> {
         if let Some(capture) = self.stream.handle().capture(self.active.primary())? {
             let regions = parts.iter().flat_map(|part| part.keep.iter().cloned()).collect();
-            self.active.keep_for_graph(capture, regions)?;
+            let pages = parts.iter().map(|part| Arc::clone(&part.status)).collect();
+            self.active.keep_for_graph(capture, (regions, pages))?;
         }
         Ok(())
     }

@@ -58,7 +58,7 @@ impl User {
             }
             Some(capture) => {
                 // The graph takes its share first, so that nothing has been captured if that fails.
-                let user = User::Graph(active.keep_for_graph(capture, Vec::new())?);
+                let user = User::Graph(active.keep_for_graph(capture, Default::default())?);
                 start()?;
                 Ok(user)
             }

@@ -4,6 +4,7 @@
 mod alone;
 mod faults;
 mod gpu;
+mod lines;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -109,6 +110,7 @@ fn the_contract_holds_on_virtual_gpus() {
 fn everything_here_holds_on_virtual_gpus() {
     must_pass("1", "device::cuda::tests::gpu::", &[]);
     must_pass("1", "alone::memory_is_not_freed", &[]);
+    must_pass("1", "cuda::tests::lines::", &[]);
     // What a stream is not told to wait for shows with some order of the streams.
     for seed in ["2", "3"] {
         must_pass("2-nvswitch", "tests::gpu::one_launch_serves", &[("VCUDA_SEED", seed)]);

@@ -271,3 +271,144 @@ fn shared_out(rank: &PartWords<'_>, places: &[u64]) -> Result<Vec<Vec<Seat>>> {
     }
     Ok(blocks)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::device::StatusPage;
+    use crate::device::records::{BlockNumbers, ControlLayout, Numbers, Reduction, SlotQueue};
+    use crate::sync::primitive::Arc;
+    use crate::types::{DataType, ReduceOp};
+
+    const HEADER: &str = include_str!("../../../../kernels/program.h");
+
+    /// Where the fields of a record of program.h lie, with the bytes of each, as C++ lays them out.
+    struct Fields {
+        places: BTreeMap<&'static str, (usize, usize)>,
+        bytes: usize,
+    }
+
+    impl Fields {
+        fn of(record: &str) -> Fields {
+            let after = HEADER.split_once(&format!("\nstruct {record} {{\n")).expect("program.h has the record").1;
+            let (mut places, mut at) = (BTreeMap::new(), 0);
+            for line in after.split_once("};").expect("it ends").0.lines() {
+                let declared = line.split("//").next().unwrap_or_default().trim().trim_end_matches(';');
+                let Some((width, name)) = declared.split_once(' ') else { continue };
+                let width = ["u8", "", "", "u32", "", "", "", "u64"].iter().position(|name| *name == width);
+                let width = width.unwrap_or_else(|| panic!("{record}: {line}")) + 1;
+                let (name, count) = name.split_once('[').unwrap_or((name, "1]"));
+                assert!(at % width == 0, "{record}: a gap before {name}");
+                places.insert(name, (at, width));
+                at += width * count.trim_end_matches(']').parse::<usize>().expect("a number");
+            }
+            Fields { places, bytes: at }
+        }
+
+        /// The fields of the record at `offset`, in the order of the names.
+        #[track_caller]
+        fn must_be(&self, words: &[u64], offset: usize, expected: &[(&str, u64)]) {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            for (name, value) in expected {
+                let (at, width) = self.places[name];
+                let found = bytes[offset + at..][..width].iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte));
+                assert_eq!(found, *value, "{name}");
+            }
+        }
+    }
+
+    fn records() -> Records {
+        let step = StepRecord { block: 11, times: 12, sources: 2, ..StepRecord::default() };
+        let combine = StepRecord { targets: 1, raw: 16, peer: 17, kind: COMBINE, lag: 18, flag: 1, finish: 1, ..step };
+        let operand = |kind| OperandRecord { kind, base: 41, buffer: 42, index: 43 };
+        Records {
+            lanes: vec![LaneRecord { steps: 2, flags: 5, after: NONE, label: 7, ..LaneRecord::default() }],
+            steps: vec![combine, StepRecord { kind: SIGNAL, flag: 6, ..step }],
+            operands: vec![operand(0), operand(1), operand(2)],
+            ranks: vec![21, 22],
+        }
+    }
+
+    #[test]
+    fn images_of_lanes_and_numbers_lie_as_the_kernels_read_them() {
+        let images = lanes(&records()).unwrap();
+        let (lane, step, operand) = (Fields::of("LaneImage"), Fields::of("StepRecord"), Fields::of("OperandRecord"));
+        let words = &images.words;
+        let whole = size_of_val(&words[..]);
+        let header = [("bytes", whole as u64), ("steps", 2), ("operands", 3), ("flags", 5), ("label", 7)];
+        lane.must_be(words, 0, &header);
+        let numbered = [("block", 11), ("times", 12), ("first", 0), ("sources", 2)];
+        let first = [("targets", 1), ("raw", 16), ("peer", 17), ("kind", 1), ("lag", 18), ("flag", 1), ("finish", 1)];
+        step.must_be(words, lane.bytes, &[&numbered[..], &first].concat());
+        let second = [("targets", 0), ("kind", 2), ("lag", 0), ("flag", 6), ("finish", 0)];
+        step.must_be(words, lane.bytes + step.bytes, &[&numbered[..], &second].concat());
+        let behind = lane.bytes + 2 * step.bytes;
+        for kind in 0..3 {
+            let fields = [("kind", kind), ("base", 41), ("buffer", 42), ("index", 43)];
+            operand.must_be(words, behind + usize::try_from(kind).unwrap() * operand.bytes, &fields);
+        }
+        assert_eq!(words[(behind + 3 * operand.bytes) / 8], 21 | 22 << 32);
+        assert_eq!(whole, behind + 3 * operand.bytes + 8);
+
+        let (numbers, block) = (Fields::of("NumbersImage"), Fields::of("BlockNumbers"));
+        let blocks = vec![BlockNumbers { input: 36, output: 37, length: 38 }];
+        let words = number_words(&LaneNumbers { rounds: 31, turns: 32, piece: 33, depth: 34, scratch: 35, blocks });
+        let bytes = size_of_val(&words[..]) as u64;
+        let fields = [("bytes", bytes), ("rounds", 31), ("turns", 32), ("depth", 34), ("piece", 33), ("scratch", 35)];
+        numbers.must_be(&words, 0, &fields);
+        block.must_be(&words, numbers.bytes, &[("input", 36), ("output", 37), ("length", 38)]);
+    }
+
+    #[test]
+    fn images_of_blocks_and_ranks_lie_as_the_kernels_read_them() {
+        let queue =
+            SlotQueue { rank: 61, sends: true, slots: 62, count: 63, payload: 64, tail: 65, head: 66, mine: 67 };
+        let numbers = Numbers { lanes: vec![LaneNumbers { rounds: 31, ..LaneNumbers::default() }], longest: 1 };
+        let part = LaunchPart {
+            records: Arc::new(records()),
+            numbers: Arc::new(numbers),
+            folding: Reduction { data_type: DataType::F32, op: Some(ReduceOp::Sum), world: 2 },
+            rank: 1,
+            labels: vec![[51, 52, 53]],
+            bases: vec![54, 55, 56],
+            layout: ControlLayout { ranks: 2, lanes: 9 },
+            peers: [PeerMemory { control: 57, scratch: 58 }; 2].into(),
+            queues: vec![queue],
+            status: Arc::new(StatusPage::new().unwrap()),
+            keep: Vec::new(),
+            across: None,
+        };
+        let arithmetic = Arithmetic { interpreter: 0, op: 71, element: 4, scalar: Some(72), divisor: 73 };
+        let rank = PartWords { part: &part, arithmetic, page: 74, blocks: 4 };
+        let (words, blocks) = launch(&[rank], &[vec![8_000]], ADDRESS).unwrap();
+        assert_eq!((blocks.address, blocks.count), (ADDRESS, 1));
+        let [block, image, seat] = ["BlockImage", "PartImage", "SeatImage"].map(Fields::of);
+        assert_eq!(block.bytes as u64, BLOCK_BYTES);
+        // The image of the rank lies behind that of the block, then the numbers of the lane, then its seat.
+        let at = block.bytes;
+        let bases = at + image.bytes;
+        let peers = bases + 8 * 3 + 8 * 3;
+        let (peer, queues) = (Fields::of("PeerMemory"), Fields::of("QueueImage"));
+        let numbers = peers + 2 * peer.bytes + queues.bytes;
+        let seats = numbers + Fields::of("NumbersImage").bytes;
+        block.must_be(&words, 0, &[("part", ADDRESS + at as u64), ("seats", ADDRESS + seats as u64), ("count", 1)]);
+        let told = [("status", 74), ("scalar", 72), ("bytes", (numbers - at) as u64), ("rank", 1), ("ranks", 2)];
+        image.must_be(&words, at, &told);
+        let told =
+            [("lanes", 9), ("bases", 3), ("labels", 1), ("divisor", 73), ("scales", 1), ("element", 4), ("op", 71)];
+        image.must_be(&words, at, &told);
+        assert_eq!(words[bases / 8..][..6], [54, 55, 56, 51, 52, 53]);
+        peer.must_be(&words, peers + peer.bytes, &[("control", 57), ("scratch", 58)]);
+        let ends =
+            [("slots", 62), ("payload", 64), ("tail", 65), ("head", 66), ("mine", 67), ("count", 63), ("rank", 61)];
+        queues.must_be(&words, peers + 2 * peer.bytes, &ends);
+        Fields::of("NumbersImage").must_be(&words, numbers, &[("rounds", 31)]);
+        let lane = [("lane", 8_000), ("numbers", ADDRESS + numbers as u64), ("after", u64::from(NONE))];
+        seat.must_be(&words, seats, &lane);
+        assert_eq!(size_of_val(&words[..]), seats + seat.bytes);
+    }
+
+    const ADDRESS: u64 = 1 << 20;
+}

@@ -57,7 +57,7 @@ pub(super) fn write(gpu: &Cuda, to: Place, bytes: &mut [u8]) {
     wait(&*queue.record().unwrap());
 }
 
-fn read(gpu: &Cuda, from: Place) -> Vec<u8> {
+pub(super) fn read(gpu: &Cuda, from: Place) -> Vec<u8> {
     let mut bytes = vec![0xee; from.bytes];
     let mut queue = gpu.queue().unwrap();
     // SAFETY: both places have as many bytes and live until the event is done.

@@ -1,0 +1,45 @@
+//! Where messages lie whose words carry their own flags, by LL and LL128: behind the slots of a connection, as
+//! `kernels/lines.h` has it. Why an old flag is never taken for a new one stands there.
+
+use super::records::{SLOT, SLOT_HEADER};
+use crate::types::Protocol;
+
+/// Slots of lines of a connection, for each protocol.
+pub const SLOTS: u32 = 4;
+/// Bytes before the lines of a slot.
+const HEADER: u64 = 128;
+/// Bytes of a slot's lines.
+const LINES: u64 = 32 << 10;
+/// Lines begin at a multiple of this.
+const LINE: u64 = 128;
+
+/// Bytes of data that a slot holds; `None` for Simple, whose slots are as long as the settings say.
+pub fn payload(protocol: Protocol) -> Option<u64> {
+    match protocol {
+        Protocol::Simple => None,
+        // Half of each word is its flag.
+        Protocol::LowLatency => Some(LINES / 2),
+        Protocol::LowLatency128 => Some(LINES / LINE * (LINE - 8)),
+    }
+}
+
+/// [`super::records::OperandRecord::kind`] of a slot.
+pub fn slot_kind(protocol: Protocol) -> u32 {
+    match protocol {
+        Protocol::Simple => SLOT,
+        Protocol::LowLatency => SLOT + 1,
+        Protocol::LowLatency128 => SLOT + 2,
+    }
+}
+
+/// Bytes of a connection's slots of Simple, and behind them of lines by the first `protocols` of LL and LL128.
+pub fn connection_bytes((count, payload): (u32, u64), protocols: u32) -> u64 {
+    let simple = u64::from(count) * (SLOT_HEADER + payload);
+    // The slots begin at a multiple of 64, so the lines begin at most 64 bytes behind them.
+    simple.next_multiple_of(LINE) + LINE + u64::from(protocols * SLOTS) * (HEADER + LINES)
+}
+
+/// LL and LL128.
+pub const PROTOCOLS: u32 = 2;
+/// LL alone.
+pub const LL_ALONE: u32 = 1;
