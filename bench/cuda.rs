@@ -1,12 +1,17 @@
-//! What the host does for one call of the ranks of a GPU, until their streams have it:
+//! What a call of 8 bytes of the ranks of a GPU takes, beside an empty kernel with the same joins of streams:
 //! `cargo bench --features cuda --bench cuda`, or under `tests/vcuda/run 1 --` the program that this builds. On a virtual
 //! GPU the figures hold the virtual driver's own work, which is many times a real driver's.
+//!
+//! `host` is what the host does until the streams have the calls, `done` what a call takes until the GPU is through as
+//! well, both of calls back to back. `--quick` makes few of them.
 #![allow(clippy::print_stdout, reason = "a bench prints its table")]
 
+use std::ffi::CString;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::sys::CUfunction;
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 use rsccl::comm::DeviceStream;
 use rsccl::internals::device::cuda::gpus;
 use rsccl::internals::sys::clock;
@@ -14,27 +19,42 @@ use rsccl::{ReduceOp, local};
 
 /// Calls that are timed; between batches the GPU catches up, so that no queue is ever full.
 const BATCHES: u32 = 40;
+const QUICK_BATCHES: u32 = 2;
 const BATCH: u32 = 25;
 const RANKS: [u32; 4] = [1, 2, 4, 8];
 const ELEMENTS: usize = 2;
+const EMPTY: &str = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry empty() { ret; }\n";
 
 fn main() {
     let gpu = match gpus() {
         Ok(gpus) => &gpus[0],
         Err(error) => return println!("skipped: no GPU: {error}"),
     };
+    let batches = if std::env::args().any(|word| word == "--quick") { QUICK_BATCHES } else { BATCHES };
     let context = CudaContext::new(0).expect("a context beside ours");
-    println!("{}: µs of the host for one all-reduce of 8 bytes, median of {BATCHES} batches", gpu.name());
-    println!("{:>6} {:>14} {:>14}", "ranks", "own streams", "one stream");
+    let empty = empty_kernel().expect("the kernel loads");
+    println!("{}: µs for one all-reduce of 8 bytes or one empty kernel, median of {batches} batches", gpu.name());
+    println!("{:>5} {:>8} {:>11} {:>11} {:>11} {:>11}", "ranks", "streams", "host", "done", "empty host", "empty done");
     for ranks in RANKS {
         let streams: Vec<_> = (0..ranks).map(|_| context.new_stream().expect("a stream")).collect();
         let one = vec![streams[0].clone(); streams.len()];
-        println!("{ranks:>6} {:>14.2} {:>14.2}", time(&streams), time(&one));
+        for (name, streams) in [("own", streams), ("one", one)] {
+            let (calls, kernels) = (time(&streams, batches), time_empty(empty, &streams, batches));
+            let [host, done, empty_host, empty_done] = [calls.host, calls.done, kernels.host, kernels.done];
+            println!("{ranks:>5} {name:>8} {host:>11.2} {done:>11.2} {empty_host:>11.2} {empty_done:>11.2}");
+        }
     }
 }
 
-/// The time of a call of as many ranks, threads of this process, as there are streams.
-fn time(streams: &[Arc<CudaStream>]) -> f64 {
+/// Microseconds of a call.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    host: f64,
+    done: f64,
+}
+
+/// The times of a call of as many ranks, threads of this process, as there are streams.
+fn time(streams: &[Arc<CudaStream>], batches: u32) -> Times {
     let meeting = Barrier::new(streams.len());
     let ranks = u32::try_from(streams.len()).expect("few ranks");
     let times = local::run(ranks, |comm| {
@@ -45,27 +65,66 @@ fn time(streams: &[Arc<CudaStream>]) -> f64 {
             let called = comm.on(&stream).all_reduce_in_place(values.slice_mut(..), ReduceOp::Sum);
             result = std::mem::replace(&mut result, Ok(())).and(called);
         };
-        let settle = || {
-            stream.synchronize().expect("the GPU goes on");
+        let own = &streams[comm.rank() as usize];
+        let finish = || own.synchronize().expect("the GPU goes on");
+        let meet = || {
             meeting.wait();
         };
-        let taken = microseconds(call, settle);
+        let taken = measure(batches, call, finish, meet);
         result.map(|()| taken)
     });
     times.expect("all ranks end well")[0]
 }
 
-/// The median time of a call, with `settle` after each batch, which is not timed.
-fn microseconds(mut call: impl FnMut(), mut settle: impl FnMut()) -> f64 {
-    let mut batches: Vec<Duration> = (0..BATCHES)
-        .map(|_| {
-            let start = clock::now();
-            (0..BATCH).for_each(|_| call());
-            let taken = clock::now() - start;
-            settle();
-            taken
-        })
-        .collect();
+/// The times of an empty kernel for which all streams meet, and which all of them wait for.
+fn time_empty(kernel: CUfunction, streams: &[Arc<CudaStream>], batches: u32) -> Times {
+    let (first, all) = (&streams[0], streams);
+    let others: Vec<&Arc<CudaStream>> = all.iter().filter(|stream| !Arc::ptr_eq(stream, first)).collect();
+    let event = |stream: &Arc<CudaStream>| stream.record_event(None).expect("an event");
+    let arrived: Vec<CudaEvent> = others.iter().map(|stream| event(stream)).collect();
+    let launched = event(first);
+    let call = || {
+        let launch = || -> Result<(), DriverError> {
+            for (stream, event) in others.iter().zip(&arrived) {
+                event.record(stream)?;
+                first.wait(event)?;
+            }
+            // SAFETY: the kernel has no parameters, and its module is never unloaded.
+            unsafe { result::launch_kernel(kernel, (1, 1, 1), (1, 1, 1), 0, first.cu_stream(), &mut []) }?;
+            if !others.is_empty() {
+                launched.record(first)?;
+            }
+            others.iter().try_for_each(|stream| stream.wait(&launched))
+        };
+        launch().expect("the kernel is launched");
+    };
+    let finish = || all.iter().for_each(|stream| stream.synchronize().expect("the GPU goes on"));
+    measure(batches, call, finish, || ())
+}
+
+fn empty_kernel() -> Result<CUfunction, DriverError> {
+    let (text, name) = (CString::new(EMPTY).expect("no zero"), CString::new("empty").expect("no zero"));
+    // SAFETY: the text ends with a zero.
+    let module = unsafe { result::module::load_data(text.as_ptr().cast()) }?;
+    // SAFETY: the module has just been loaded.
+    unsafe { result::module::get_function(module, name) }
+}
+
+/// The median times of a call. `meet` comes after each batch and is not timed.
+fn measure(batches: u32, mut call: impl FnMut(), finish: impl Fn(), meet: impl Fn()) -> Times {
+    let (mut host, mut done) = (Vec::new(), Vec::new());
+    for _ in 0..batches {
+        meet();
+        let start = clock::now();
+        (0..BATCH).for_each(|_| call());
+        host.push(clock::now() - start);
+        finish();
+        done.push(clock::now() - start);
+    }
+    Times { host: median(host), done: median(done) }
+}
+
+fn median(mut batches: Vec<Duration>) -> f64 {
     batches.sort_unstable();
     batches[batches.len() / 2].as_secs_f64() * 1e6 / f64::from(BATCH)
 }

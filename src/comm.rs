@@ -21,6 +21,7 @@ mod filters;
 mod group;
 mod init;
 mod launched;
+mod line_ways;
 mod lobby;
 pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
@@ -32,6 +33,7 @@ mod origin;
 mod owned;
 mod panics;
 mod peer_status;
+mod peer_ways;
 mod placement;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod prepared_init;
@@ -335,13 +337,14 @@ impl Communicator {
         self.status.error().map(|error| self.at(error))
     }
 
-    /// Says goodbye to the other ranks and frees everything. The others go on with what they have begun; a collective
-    /// that needs this rank is an error there.
+    /// Waits for this communicator's calls on streams, says goodbye to the other ranks and frees everything. The others
+    /// go on with what they have begun; a collective that needs this rank is an error there.
     ///
     /// # Errors
-    /// The error that had ended the communicator before. [`Kind::Mismatch`] where a peer made another call than this
-    /// rank and neither waited for the other, such as two roots of a small broadcast, as far as the peer's call has
-    /// arrived here: of the two, at least the rank that finalizes last gets the error.
+    /// The error that had ended the communicator before, or with which a call on a stream has ended meanwhile.
+    /// [`Kind::Mismatch`] where a peer made another call than this rank and neither waited for the other, such as two
+    /// roots of a small broadcast, as far as the peer's call has arrived here: of the two, at least the rank that
+    /// finalizes last gets the error.
     pub fn finalize(self) -> Result<()> {
         self.close()
     }
@@ -362,12 +365,13 @@ impl Communicator {
         match home {
             Home::Ready(mut engine) => {
                 let looked = engine.last_look().map_err(|error| engine.fail(error.during("finalize")));
-                engine.session.leave();
-                looked
+                let left = engine.leave().map_err(|error| self.at(error));
+                looked.and(left)
             }
             Home::Failed(engine, error) => {
-                if let Some(engine) = engine {
-                    engine.session.leave();
+                if let Some(mut engine) = engine {
+                    // Its launches have been told to end.
+                    let _same = engine.leave();
                 }
                 Err(error)
             }
@@ -421,6 +425,18 @@ impl Communicator {
             return Err(self.at(unusable(&home)));
         };
         body(engine).map_err(|error| self.at(error.during("shrink")))
+    }
+
+    /// Runs `body` on the engine of a communicator that has failed, if it is here.
+    #[cold]
+    fn with_failed(&self, body: impl FnOnce(&mut Engine)) {
+        // Not in a forked child: the engine's locks may be held by threads that do not exist there.
+        if self.check_process().is_ok()
+            && let Ok(mut home) = self.take_turn()
+            && let Home::Failed(Some(engine), _) = &mut *home
+        {
+            body(engine);
+        }
     }
 
     /// The right to use the communicator, for the length of a call.
@@ -545,7 +561,10 @@ impl Drop for Communicator {
         match home {
             // A rank that unwinds has not finished what the others wait for: dropping the bootstrap without goodbye
             // says so.
-            Home::Ready(engine) | Home::Failed(Some(engine), _) if !std::thread::panicking() => engine.session.leave(),
+            Home::Ready(mut engine) | Home::Failed(Some(mut engine), _) if !std::thread::panicking() => {
+                // The peers are told of an error; here there is nobody to tell.
+                let _ended = engine.leave();
+            }
             Home::Starting(start) => {
                 self.status.abort.raise(Error::aborted("the communicator was dropped before its init was over"));
                 give_up_start(start);

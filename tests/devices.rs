@@ -5,6 +5,7 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod far;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use far::{Far, FarGraph};
@@ -101,6 +102,61 @@ fn replay(devices: std::ops::Range<u32>, runs: u32, config: &Config) {
         stream.download(sum.slice(..), &mut sums)?;
         assert_eq!(sums, vec![expected; 1000]);
         Ok(())
+    })
+    .unwrap();
+}
+
+/// Regression: the rank said goodbye at once, and its receiver, whose stream was busy, took it for gone half a second later.
+#[test]
+fn a_rank_that_finalizes_behind_a_long_send_leaves_when_it_is_sent() {
+    // More than slots and sockets hold.
+    const LONG: usize = 16 << 20;
+    Far::add(80..83);
+    let config = apart().with_timeout(Duration::from_secs(60));
+    let leaves = AtomicBool::new(false);
+    local::run_with(3, &config, |comm| {
+        let stream = DeviceStream::new(80 + comm.rank())?;
+        let mut buffer = stream.alloc::<u32>(LONG)?;
+        // What rank 1 waits for before it receives, in a communicator that rank 0 is not in.
+        let gate = comm.split((comm.rank() > 0).then_some(0), 0)?;
+        comm.on(&stream).barrier()?;
+        // Connections are opened now: a call that opens one waits for its peer.
+        match (comm.rank(), &gate) {
+            (1, Some(gate)) => {
+                gate.on(&stream).recv(buffer.slice_mut(..1), 1)?;
+                comm.on(&stream).recv(buffer.slice_mut(..1), 0)?;
+            }
+            (2, Some(gate)) => gate.on(&stream).send(buffer.slice(..1), 0)?,
+            _ => comm.on(&stream).send(buffer.slice(..1), 1)?,
+        }
+        match (comm.rank(), &gate) {
+            (1, Some(gate)) => {
+                gate.on(&stream).recv(buffer.slice_mut(..1), 1)?;
+                comm.on(&stream).recv(buffer.slice_mut(..), 0)?;
+                let mut found = vec![0; LONG];
+                stream.download(buffer.slice(..), &mut found)?;
+                assert!(found.iter().all(|value| *value == 7), "all of it has come");
+            }
+            (2, Some(gate)) => {
+                // For longer than peers believe in a rank that has said goodbye; one that has not is unharmed by any time.
+                let deadline = now() + Duration::from_secs(20);
+                while !leaves.load(Ordering::Acquire) && now() < deadline {
+                    std::thread::yield_now();
+                }
+                let (_sender, nothing) = std::sync::mpsc::channel::<()>();
+                nothing.recv_timeout(Duration::from_secs(1)).expect_err("nobody sends");
+                gate.on(&stream).send(buffer.slice(..1), 0)?;
+            }
+            _ => {
+                stream.upload(&vec![7; LONG], buffer.slice_mut(..))?;
+                comm.on(&stream).send(buffer.slice(..), 1)?;
+                leaves.store(true, Ordering::Release);
+            }
+        }
+        if let Some(gate) = gate {
+            gate.finalize()?;
+        }
+        comm.finalize()
     })
     .unwrap();
 }
@@ -244,6 +300,66 @@ fn a_group_puts_the_calls_of_all_ranks_of_a_thread_into_their_streams() {
         stream.download(passed.slice(..), &mut got).unwrap();
         assert_eq!((sum, got), ([10; 500], [(comm.rank() + 3) % 4 + 1; 500]), "rank {}", comm.rank());
     }
+}
+
+/// Ranks 0 and 1 share a device, and one of them captures: their message is an error, which does no harm. Regression: of
+/// the message to rank 2, in the same call, nobody moved more than fits into slots.
+#[test]
+fn the_messages_of_a_call_that_fails_in_part_arrive() {
+    const LONG: usize = 16 << 20;
+    Far::add(100..102);
+    let meeting = std::sync::Barrier::new(3);
+    local::run_with(3, &apart().with_timeout(Duration::from_secs(20)), |comm| {
+        let stream = DeviceStream::new(100 + comm.rank() / 2)?;
+        let (mut long, mut short) = (stream.alloc::<u32>(LONG)?, stream.alloc::<u32>(1)?);
+        comm.on(&stream).barrier()?;
+        stream.upload(&vec![comm.rank(); LONG], long.slice_mut(..))?;
+        stream.synchronize()?;
+        meeting.wait();
+        match comm.rank() {
+            0 => {
+                let deadline = now() + Duration::from_secs(20);
+                while !FarGraph::has_captured(100) {
+                    assert!(now() < deadline, "rank 1 calls");
+                    std::thread::yield_now();
+                }
+                drop(FarGraph::end(100..101));
+                let error = comm.on(&stream).send_recv(long.slice(..), 2, short.slice_mut(..), 1);
+                assert_eq!(error.expect_err("rank 1 captures").kind(), Kind::InvalidUsage);
+            }
+            1 => {
+                FarGraph::begin(100..101);
+                let error = comm.on(&stream).send(short.slice(..), 0);
+                assert_eq!(error.expect_err("rank 0 does not capture").kind(), Kind::InvalidUsage);
+            }
+            _ => {
+                comm.on(&stream).recv(long.slice_mut(..), 0)?;
+                let mut found = vec![1; LONG];
+                stream.download(long.slice(..), &mut found)?;
+                assert!(found.iter().all(|value| *value == 0), "all of it has come");
+            }
+        }
+        comm.finalize()
+    })
+    .unwrap();
+}
+
+/// Regression: a communicator that had failed kept it, and the others' memory with it.
+#[test]
+fn a_communicator_that_has_failed_takes_a_window_back() {
+    const DEVICE: u32 = 90;
+    Far::add(DEVICE..DEVICE + 1);
+    let comm = Communicator::init_all(1, &Config::default()).unwrap().remove(0);
+    let stream = DeviceStream::new(DEVICE).unwrap();
+    let buffer = stream.alloc_shareable::<u32>(1000).unwrap();
+    let window = comm.register_window(&buffer).unwrap();
+    comm.abort("enough");
+    let before = Far::allocations(DEVICE);
+    drop(buffer);
+    assert_eq!(Far::allocations(DEVICE), before, "the window keeps it");
+    let error = comm.deregister_window(window).expect_err("it has failed");
+    assert_eq!(error.kind(), Kind::Aborted, "{error}");
+    assert_eq!(Far::allocations(DEVICE), before - 1);
 }
 
 /// More calls than the monitor watches at a time: the caller waits for the oldest.

@@ -16,8 +16,14 @@ mod faults;
 #[path = "matrix/gpu.rs"]
 mod gpu;
 #[cfg(feature = "cuda")]
+#[path = "matrix/gpu_lines.rs"]
+mod gpu_lines;
+#[cfg(feature = "cuda")]
 #[path = "matrix/gpu_processes.rs"]
 mod gpu_processes;
+#[cfg(feature = "cuda")]
+#[path = "matrix/gpu_traps.rs"]
+mod gpu_traps;
 #[path = "matrix/layouts.rs"]
 mod layouts;
 #[cfg(feature = "cuda")]

@@ -90,7 +90,7 @@ pub(super) fn find(
             hosts.iter().map(|ranks| Ok((ranks[0].index(), fuse(ranks, &parts)?.encode()))).collect::<Result<_>>()?;
         fused.into_iter().for_each(|(first, news)| told[first] = news);
     }
-    let hosts: Vec<&[Rank]> = layout.hosts().iter().map(|host| topology.local_ranks(host[0])).collect();
+    let hosts = hosts_in_order(topology, layout);
     let joined = join(session.world, (&hosts, &told), settings.cross)?;
     if me == Rank::new(0) {
         report(session, joined.as_ref());
@@ -148,7 +148,7 @@ fn check_hosts(machine: &Machine) -> Result<()> {
 /// What each rank of a host sees of it, as one. The channels inside it are searched for by all.
 ///
 /// # Errors
-/// Where a rank has told nothing that can be read.
+/// Where a rank has told nothing that can be read, or of a file that is wrong.
 fn fuse(ranks: &[Rank], parts: &[Vec<u8>]) -> Result<HostNews> {
     let (mut bus_ids, mut machines) = (Vec::new(), Vec::new());
     for rank in ranks {
@@ -158,12 +158,27 @@ fn fuse(ranks: &[Rank], parts: &[Vec<u8>]) -> Result<HostNews> {
                 bus_ids.extend(own.into_iter().take(1));
                 machines.push(xml::parse("topology", &machine).map_err(broken)?.0);
             }
-            other => return Ok(other),
+            HostNews::Wrong(text) => return Err(Error::invalid_argument(format!("rank {rank}: {text}")).about(*rank)),
+            HostNews::Unknown(reason) => return Ok(HostNews::Unknown(format!("rank {rank}: {reason}"))),
+            HostNews::InPart => return Err(broken(Error::internal("it sees its GPUs in part"))),
         }
     }
     let mut machine = Machine::fused(machines);
     machine.keep_gpus(|bus_id| bus_ids.iter().any(|own| own == bus_id));
     Ok(HostNews::Found { bus_ids, machine: xml::write(&machine), graphs: String::new() })
+}
+
+/// The hosts that ranks are on, in the order of the layout. Its hosts are domains of memory: ranks of one host that
+/// share none stand in several of them.
+fn hosts_in_order<'t>(topology: &'t Topology, layout: &Layout) -> Vec<&'t [Rank]> {
+    let mut hosts: Vec<&[Rank]> = Vec::new();
+    for domain in layout.hosts() {
+        let host = topology.local_ranks(domain[0]);
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    hosts
 }
 
 /// The GPUs of a host at these places.
@@ -393,6 +408,32 @@ mod tests {
             let passed: Vec<u32> = channel.iter().map(|host| host[0].get() % 4).collect();
             assert_eq!(passed, [0, 2, 1, 3]);
         }
+    }
+
+    /// Two hosts whose ranks share no memory with each other: the layout has a domain for each rank.
+    #[test]
+    fn hosts_of_many_domains_are_joined_once() {
+        let topology = Topology::new((0..4).map(|rank| rank / 2));
+        let domains = Layout::of_hosts(&[3, 0, 1, 2].map(|rank| vec![Rank::new(rank)])).unwrap();
+        let hosts = hosts_in_order(&topology, &domains);
+        assert_eq!(hosts, [&topology.hosts()[1][..], &topology.hosts()[0][..]]);
+        let mut all = vec![Vec::new(); 4];
+        [0, 2].into_iter().for_each(|first| all[first] = told("h100x8", &[0, 4]));
+        let found = join(World { rank: Rank::new(0), size: 4 }, (&hosts, &all), CrossNic::IfBetter).unwrap().unwrap();
+        assert!(domains.with_channels(found.orders).is_ok());
+    }
+
+    #[test]
+    fn what_a_rank_cannot_tell_of_its_host_names_that_rank() {
+        let good = || told("dgx1v", &[0]);
+        let ranks = [4, 5].map(Rank::new);
+        let parts = |last: HostNews| [vec![Vec::new(); 4], vec![good(), last.encode()]].concat();
+        let wrong = fuse(&ranks, &parts(HostNews::Wrong("t.xml:3: no tag".to_owned()))).err().unwrap();
+        assert_eq!((wrong.peer(), wrong.message()), (Some(5), "rank 5: t.xml:3: no tag"));
+        let HostNews::Unknown(reason) = fuse(&ranks, &parts(HostNews::Unknown("no NVML".to_owned()))).unwrap() else {
+            panic!("rank 5 knows nothing");
+        };
+        assert_eq!(reason, "rank 5: no NVML");
     }
 
     /// Ranks that see their own GPUs alone, each of which tells its part: rings are those of the whole.

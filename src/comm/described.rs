@@ -39,8 +39,8 @@ impl Communicator {
 
     /// How [`Communicator::run`] does a call of this kind, in the words of `NCCL_ALGO` and `NCCL_PROTO`: the same on
     /// all ranks, and known without a word to the others. `None` where there is nothing to choose: one rank alone,
-    /// sends and receives, `all_to_all_v`. With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` the log says it of
-    /// every call.
+    /// sends and receives, `all_to_all_v`. A communicator that has run a call on the memory of a device says how it
+    /// runs such a call there. With `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING` the log says it of every call.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where the filters leave no way to do it, or there are not as many counts

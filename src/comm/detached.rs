@@ -426,12 +426,13 @@ impl Drop for Worker {
             // parent's to say.
             return std::mem::forget((self.jobs.take(), self.thread.take()));
         }
-        if let Some((engine, result)) = self.end()
+        if let Some((mut engine, result)) = self.end()
             && !std::thread::panicking()
         {
             // The request has reported the error.
             drop(result);
-            engine.session.leave();
+            // The peers are told of an error of a stream; here there is nobody to tell.
+            let _ended = engine.leave();
         }
     }
 }

@@ -9,10 +9,11 @@ use std::collections::HashMap;
 use std::sync::PoisonError;
 
 use crate::comm::gpu_distance::GpuDistances;
+use crate::comm::peer_ways::{LeavesBy, PairFacts, PeerDecision, PeerWay};
 use crate::comm::session::Session;
 use crate::comm::staging::{Staged, StagingLayout};
-use crate::device::records::{self, ControlLayout, PeerMemory, SlotQueue};
-use crate::device::{self, DeviceIdentity, Home, HostRegion, ProcessRanks, Region, Sharing, StatusPage};
+use crate::device::records::{ControlLayout, PeerMemory, SlotQueue};
+use crate::device::{self, DeviceIdentity, Home, HostRegion, ProcessRanks, Region, Sharing, StatusPage, lines};
 use crate::error::{Error, Result};
 use crate::exec::{Cohort, Rendezvous};
 use crate::log;
@@ -22,7 +23,7 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sync::ring::Shape;
 use crate::sys::random;
 use crate::topo::Topology;
-use crate::transport::{Channel, Need, Way, process_token};
+use crate::transport::{Channel, Need, Policy, Way, process_token};
 use crate::types::{Rank, World};
 use crate::wire::{self, Reader, Writer};
 
@@ -69,6 +70,7 @@ struct Facts {
     /// Whether it may be shared with other processes: [`crate::device::Device::runs_processes_together`], or
     /// `RSCCL_COHORT=split`.
     together: bool,
+    leaves_by: LeavesBy,
 }
 
 /// The layout of the memory that a rank shares: control words, the words of its sending ends, scratch.
@@ -115,7 +117,12 @@ impl Meeting {
         let (process, identity) = (process_token()?, device.identity());
         // The user may say that it is worth the turns.
         let together = device.runs_processes_together() || session.settings.split_cohorts;
-        let mine = Facts { process, ticket: entry.0, device: identity, together };
+        let leaves_by = match (session.settings.device_sharing, device.has_descriptors()) {
+            (Sharing::ProcessesByHandle, _) => LeavesBy::HandleBySetting,
+            (_, true) => LeavesBy::Descriptor,
+            (_, false) => LeavesBy::HandleByDevice,
+        };
+        let mine = Facts { process, ticket: entry.0, device: identity, together, leaves_by };
         let told = bootstrap.all_gather(&mine.encode(), wait)?;
         let facts = world.ranks().zip(&told).map(|(rank, bytes)| Facts::decode(rank, bytes));
         let facts: Vec<Facts> = facts.collect::<Result<_>>()?;
@@ -147,6 +154,14 @@ impl Meeting {
     /// The ranks of other processes of this host, in order.
     pub(super) fn elsewhere(&self) -> Vec<Rank> {
         self.world.ranks().filter(|rank| !self.is_here(*rank) && !self.is_far(*rank)).collect()
+    }
+
+    /// Whether the programs of ranks wait for each other on devices: else one launch does the work of all. The same on
+    /// all ranks.
+    pub(super) fn waits_on_devices(&self, session: &Session) -> bool {
+        let is_one = self.devices.iter().all(|device| *device == self.devices[0])
+            && self.processes.iter().all(|process| *process == self.processes[0]);
+        self.world.size > 1 && !self.across && (!is_one || session.settings.split_cohorts)
     }
 
     /// Whether this rank and `rank` cannot share memory, most often because they are on different hosts: they send each
@@ -368,6 +383,7 @@ impl Facts {
     fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::new();
         writer.u64(self.process).u64(self.ticket).raw(&self.device.0).u8(u8::from(self.together));
+        writer.u8(self.leaves_by.code());
         writer.finish()
     }
 
@@ -376,8 +392,10 @@ impl Facts {
             let mut reader = Reader::new(bytes, "a rank's device");
             let (process, ticket) = (reader.u64()?, reader.u64()?);
             let (device, together) = (DeviceIdentity(reader.array()?), reader.u8()? != 0);
+            let leaves_by = LeavesBy::of_code(reader.u8()?);
+            let leaves_by = leaves_by.ok_or_else(|| reader.malformed("its memory leaves it in an unknown way"))?;
             reader.finish()?;
-            Ok(Facts { process, ticket, device, together })
+            Ok(Facts { process, ticket, device, together, leaves_by })
         };
         read().map_err(|error| error.about(rank))
     }
@@ -396,20 +414,38 @@ fn stage(
     let (me, policy) = (session.world.rank, session.settings.policy);
     let mine = devices[me.index()];
     let is_far = |rank: Rank| hosts[rank.index()] != hosts[me.index()];
-    let distances = GpuDistances::of(&session.settings.searching)?;
-    let reason = |(rank, device): (Rank, &DeviceIdentity)| {
-        let device = *device;
-        if is_far(rank) || device == mine {
-            return Ok(None);
+    // A wrong topology file is told in the exchange: whoever left before it would let the others wait.
+    let decisions = GpuDistances::of(&session.settings.searching).and_then(|distances| {
+        let unreached = |device: DeviceIdentity| {
+            if policy.no_local {
+                return Ok(Some("NCCL_P2P_DISABLE is set".to_owned()));
+            }
+            let too_far = distances.as_ref().and_then(|distances| distances.forbids(mine, device));
+            if too_far.is_some() { Ok(too_far) } else { Ok(device::of(home)?.reaches(device)?.err()) }
+        };
+        let decide = |peer: Rank| -> Result<PeerDecision> {
+            let theirs = facts[peer.index()];
+            let far = is_far(peer).then(|| why_far(policy));
+            let is_near_other = far.is_none() && theirs.device != mine;
+            let pair = PairFacts {
+                peer,
+                far,
+                unreached: if is_near_other { unreached(theirs.device)? } else { None },
+                one_process: theirs.process == facts[me.index()].process,
+                leaves_by: theirs.leaves_by,
+            };
+            Ok(pair.decide())
+        };
+        session.world.ranks().map(decide).collect::<Result<Vec<PeerDecision>>>()
+    });
+    let (mut decisions, reasons) = match decisions {
+        Ok(decisions) => {
+            let reasons = decisions.iter().map(|decision| decision.against_p2p().cloned()).collect();
+            (decisions, Ok(reasons))
         }
-        if policy.no_local {
-            return Ok(Some("NCCL_P2P_DISABLE is set".to_owned()));
-        }
-        let too_far = distances.as_ref().and_then(|distances| distances.forbids(mine, device));
-        if too_far.is_some() { Ok(too_far) } else { Ok(device::of(home)?.reaches(device)?.err()) }
+        Err(error) => (Vec::new(), Err(error)),
     };
-    let reasons = session.world.ranks().zip(devices).map(reason).collect::<Result<Vec<Option<String>>>>()?;
-    let staged = Staged::agree(session, &reasons, wait)?;
+    let (staged, reasons) = Staged::agree(session, reasons, wait)?;
     if let Some((one, other)) = staged.first().filter(|_| policy.no_shm) {
         let known = [(one, other), (other, one)].into_iter().find(|(rank, _)| *rank == me);
         let reason = known.and_then(|(_, peer)| reasons[peer.index()].clone());
@@ -419,24 +455,29 @@ fn stage(
             reason.unwrap_or_else(|| "no peer access between them".to_owned())
         )));
     }
-    let is_here = |rank: Rank| facts[rank.index()].process == facts[me.index()].process;
-    for peer in session.world.ranks().filter(|peer| is_far(*peer)) {
-        log::info!(Net @ me, "GPU memory : {me} -> {peer} via NET/Socket/0, staged in pinned memory of the host");
-    }
-    for peer in session.world.ranks().filter(|peer| devices[peer.index()] != mine && !is_far(*peer)) {
-        if !staged.parts(me, peer) {
-            let way = match (is_here(peer), session.settings.device_sharing) {
-                (true, _) => "direct pointer",
-                (false, Sharing::ProcessesByHandle) => "IPC",
-                (false, _) => "CUMEM",
-            };
-            log::info!(P2p @ me, "GPU memory : {me} -> {peer} via P2P/{way}");
-            continue;
+    for peer in session.world.ranks().filter(|peer| is_far(*peer) || facts[peer.index()].device != mine) {
+        let decision = &mut decisions[peer.index()];
+        if staged.parts(me, peer) && decision.way != PeerWay::Pinned {
+            *decision = PeerDecision::pinned(format!("rank {peer} does not reach rank {me}"));
         }
-        let reason = reasons[peer.index()].clone().unwrap_or_else(|| format!("rank {peer} does not reach rank {me}"));
-        log::info!(Shm @ me, "GPU memory : {me} -> {peer} via SHM/pinned (P2P: {reason})");
+        match decision.way {
+            PeerWay::Wire => log::info!(Net @ me, "GPU memory : {me} -> {peer} via {decision}"),
+            PeerWay::Pinned => log::info!(Shm @ me, "GPU memory : {me} -> {peer} via {decision}"),
+            _ => log::info!(P2p @ me, "GPU memory : {me} -> {peer} via {decision}"),
+        }
     }
     Ok(staged)
+}
+
+/// Why ranks that share no memory have no P2P and no SHM.
+fn why_far(policy: Policy) -> [String; 2] {
+    let p2p = match (policy.no_local, policy.no_shm) {
+        (true, _) => "NCCL_P2P_DISABLE is set",
+        (false, true) => "GPU memory is handed over as shared memory is",
+        (false, false) => "the rank is on another host",
+    };
+    let shm = if policy.no_shm { "NCCL_SHM_DISABLE is set" } else { "the rank is on another host" };
+    [p2p.to_owned(), shm.to_owned()]
 }
 
 /// Whether several processes work on one device whose launches cannot run side by side. Then one of them leads, if all
@@ -544,9 +585,9 @@ pub(super) fn channel_number(channel: Channel) -> u64 {
     }
 }
 
-/// Bytes of a connection's memory, which lies at the receiver: the receiver's words, then the slots.
+/// Bytes of a connection's memory, which lies at the receiver: the receiver's words, then the slots, then the lines.
 pub(super) fn queue_bytes(shape: Shape) -> Result<usize> {
-    fits(QUEUE_WORDS + u64::from(shape.slots) * (records::SLOT_HEADER + u64::from(shape.slot_bytes)))
+    fits(QUEUE_WORDS + lines::connection_bytes((shape.slots, u64::from(shape.slot_bytes)), lines::PROTOCOLS))
 }
 
 /// The sender and the receiver of the connection of which `me` needs an end.
@@ -605,14 +646,15 @@ mod tests {
     use super::*;
 
     fn facts(process: u64, device: u8, together: bool) -> Facts {
-        Facts { process, ticket: 9, device: DeviceIdentity([device; 16]), together }
+        let (device, leaves_by) = (DeviceIdentity([device; 16]), LeavesBy::HandleBySetting);
+        Facts { process, ticket: 9, device, together, leaves_by }
     }
 
     #[test]
     fn facts_come_back_and_broken_ones_are_refused() {
         let mine = facts(7, 3, true);
         assert_eq!(Facts::decode(Rank::new(1), &mine.encode()).unwrap(), mine);
-        for broken in [&mine.encode()[1..], &[], &[0; 34]] {
+        for broken in [&mine.encode()[1..], &[], &[0; 35], &[9; 34]] {
             assert_eq!(Facts::decode(Rank::new(1), broken).unwrap_err().peer(), Some(1));
         }
     }

@@ -161,12 +161,16 @@ impl Engine {
         self.route(begun, order, background).map_err(|error| error.during(operation.to_string()))
     }
 
-    /// How such a call is run; `None` where there is nobody to run it with, or it is messages.
+    /// How such a call is run; `None` where there is nobody to run it with, or it is messages. Of a communicator that
+    /// has worked on a device, how such a call is run there.
     pub(crate) fn chosen(&self, asked: Question<'_>) -> Result<Option<Chosen>> {
         if asked.collective.is_messages() || self.session.world.size == 1 {
             return Ok(None);
         }
-        self.chooser.chosen(asked).map(Some)
+        match self.device_side {
+            None => self.chooser.chosen(asked).map(Some),
+            Some(_) => self.chooser.chosen_on_device(asked).map(Some),
+        }
     }
 
     fn route(&mut self, begun: Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
@@ -600,8 +604,20 @@ impl Engine {
         let (world, id) = (self.session.world, self.session.bootstrap.id());
         log::trace!(Call @ world.rank, "{}", CallTrace { call, id });
         log::detail!(Coll @ world.rank, "{}", CallLine { call, operation, world, id });
+        // What devices can do is known once they have met.
+        if !operation.on_device {
+            self.log_choice(call, Chooser::chosen);
+        }
+    }
+
+    /// The line that says how a collective is run.
+    pub(super) fn log_choice(&self, call: &Call<'_>, choose: impl FnOnce(&Chooser, Question<'_>) -> Result<Chosen>) {
+        let world = self.session.world;
+        if call.collective.is_messages() || world.size == 1 {
+            return;
+        }
         // Where the filters leave nothing, the call itself says so.
-        if let Ok(Some(chosen)) = self.chosen(Question::of(call)) {
+        if let Ok(chosen) = choose(&self.chooser, Question::of(call)) {
             log::detail!(Tuning @ world.rank, "{}", ChoiceLine { call, world, chosen });
         }
     }

@@ -22,7 +22,8 @@ pub(super) struct FarEnds {
     open: HashMap<Need, Open>,
     /// Of all slots.
     bytes: usize,
-    /// Keeps a piece of the host's memory pinned, so that later pieces need no pinning, which waits for kernels.
+    /// Keeps a block of the host's memory pinned, from which later pieces come without pinning, which waits for
+    /// kernels. Ranks of a process share it: a connection that finds it full has more pinned in the middle of a call.
     pinned: Option<Region>,
     /// Of the launch that is being prepared.
     attention: Option<Attention>,
@@ -96,6 +97,12 @@ impl FarEnds {
     /// launch has ended.
     pub(super) fn take_attention(&mut self) -> Option<Attention> {
         self.attention.take()
+    }
+
+    /// Waits until all that launches have sent is on its way, and tells graphs that nobody serves them any more.
+    /// Nothing is launched after this.
+    pub(super) fn close(&mut self) {
+        drop(self.proxy.take());
     }
 
     /// The memory of all slots as a graph keeps it: with the proxy's attention.

@@ -9,10 +9,12 @@
 use std::collections::HashMap;
 
 use crate::comm::channel_search;
+use crate::comm::choose::SMALL_SCRATCH;
 use crate::comm::device_sharing::{self, Addresses, Brought, Meeting};
 use crate::comm::engine::Engine;
 use crate::comm::failure_watch::FailureWatch;
 use crate::comm::far_ends::FarEnds;
+use crate::comm::line_ways;
 use crate::comm::monitor::Monitor;
 use crate::comm::peer_status::WaitingFor;
 use crate::comm::proxy::Attention;
@@ -20,16 +22,17 @@ use crate::comm::session::Session;
 use crate::comm::staging::StagingLayout;
 use crate::comm::window::{DeviceWindows, Placed};
 use crate::device::records::{self, LaunchPart, PeerMemory, Reduction, SlotQueue};
-use crate::device::{self, Event, Home, HostRegion, Region, StatusPage};
+use crate::device::{self, Event, Home, HostRegion, Region, Sharing, StatusPage};
 use crate::error::{Error, Kind, Result};
 use crate::exec::lower::{self, Lowered};
 use crate::exec::{self, Background, Begun, Call, Cohort, DeviceStream, Last, Message, Operation, Order, composed};
+use crate::log;
 use crate::plan::{self, Windows};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
 use crate::sync::{Backoff, Deadline, Patience};
 use crate::sys::{clock, futex};
-use crate::transport::{Channel, Fabric, Need};
+use crate::transport::{Channel, Fabric, Need, Sizes};
 use crate::types::{Collective, DataType, Elements, Rank};
 
 /// What one rank has on its device for one communicator.
@@ -57,6 +60,9 @@ pub(crate) struct DeviceSide {
     pub(super) windows: DeviceWindows,
     /// The last launch of messages. Launches of messages use the same connections, so each follows the one before.
     messages: Option<Last>,
+    /// Scratch that no peer reads, for plans over connections alone: peers may still read what the plan before has put
+    /// into the scratch that they see, and such a plan waits for none of them before it writes.
+    own_scratch: Region,
 }
 
 /// What a launch does, and so for which ranks it waits.
@@ -75,6 +81,11 @@ struct DeviceWait<'a> {
     patience: Patience,
     watch: FailureWatch<'a>,
     backoff: Backoff,
+}
+
+/// Bytes of a rank's scratch that no peer reads: what plans over connections, and the pieces of a scan, take.
+fn own_scratch_bytes(sizes: Sizes) -> usize {
+    sizes.scratch_bytes.min(sizes.shape.slot_bytes as usize).max(SMALL_SCRATCH)
 }
 
 impl DeviceSide {
@@ -103,6 +114,7 @@ impl DeviceSide {
             queues: HashMap::new(),
             windows: DeviceWindows::default(),
             messages: None,
+            own_scratch: device::of(home)?.allocate(own_scratch_bytes(session.settings.sizes), Sharing::Threads)?,
         })
     }
 
@@ -167,18 +179,27 @@ impl Engine {
             let messages = composed::blocks(call, world).into_iter().map(|message| message.in_home(home)).collect();
             return self.launch_messages(messages, operation, order);
         }
+        if log::hears_calls() {
+            self.log_choice(call, |chooser, asked| chooser.chosen_on_device(asked));
+        }
         if self.launch_across(&begun, order)? {
             return Ok(());
         }
         let (input, output) = call.buffers.places();
         let bases = [input, output].map(|place| place.addr() as u64);
         let placed = self.placed(call);
-        let Some(lowered) = self.device_program(call, placed.is_some())? else { return Ok(()) };
+        let Some((lowered, windows)) = self.device_program(call, placed.is_some())? else { return Ok(()) };
         let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
         let queues = self.open_queues(&lowered.steps.ends, &Launched::Collective(*operation), background)?;
         let side = self.side_mut()?;
         let mut part = side.part(world.rank, &lowered, (folding, vec![operation.label()]));
-        part.bases = vec![bases[0], bases[1], side.peers[world.rank.index()].scratch];
+        let scratch = if windows == Windows::None && world.size > 1 {
+            part.keep.push(side.own_scratch.clone());
+            device_sharing::address(&side.own_scratch, 0)
+        } else {
+            side.peers[world.rank.index()].scratch
+        };
+        part.bases = vec![bases[0], bases[1], scratch];
         if let Some(placed) = placed {
             part.bases.extend(side.windows.bases(&placed));
             part.keep.extend(side.windows.kept(&placed));
@@ -194,8 +215,9 @@ impl Engine {
         self.device_side.as_ref()?.windows.find(call, self.session.world)
     }
 
-    /// The records of a call, which works `in_windows` or not; `None` where there is nothing to do.
-    fn device_program(&mut self, call: &Call<'_>, in_windows: bool) -> Result<Option<Lowered>> {
+    /// The records of a call, which works `in_windows` or not, and what of its peers' memory they work in; `None` where
+    /// there is nothing to do.
+    fn device_program(&mut self, call: &Call<'_>, in_windows: bool) -> Result<Option<(Lowered, Windows)>> {
         let world = self.session.world;
         if world.size == 1 {
             if call.collective == Collective::Exscan {
@@ -203,25 +225,26 @@ impl Engine {
             }
             let (input, output) = call.lengths(world)?;
             let lane = plan::copy_lane(input.min(output));
-            return Ok(lane.map(|lane| lower::plan(&[lane], Windows::None)));
+            return Ok(lane.map(|lane| (lower::plan(&[lane], Windows::None), Windows::None)));
         }
         if matches!(call.collective, Collective::Scan | Collective::Exscan) {
             let (sizes, exclusive) = (&self.session.settings.sizes, call.collective == Collective::Exscan);
             let size = u64::from(call.data_type.size());
             let count = Elements(call.count.of(world.rank));
-            let room = (u64::from(sizes.shape.slot_bytes)).min(sizes.scratch_bytes as u64) / size;
+            let room = (u64::from(sizes.shape.slot_bytes)).min(own_scratch_bytes(*sizes) as u64) / size;
             let lane = plan::scan_lane(world, exclusive, count, Elements(room));
-            return Ok((count.0 > 0).then(|| lower::plan(&[lane], Windows::None)));
+            return Ok((count.0 > 0).then(|| (lower::plan(&[lane], Windows::None), Windows::None)));
         }
         if in_windows {
-            return Ok(Some(self.chooser.device_program(call, Windows::User)?.in_windows()));
+            let program = self.chooser.device_program(call, Windows::User)?;
+            return Ok(Some((program.in_windows(), program.plan().spec.windows)));
         }
         // Addresses of users' buffers mean nothing in another process, nor on a device that does not reach them.
         let meeting = &self.side_mut()?.meeting;
         let direct = meeting.elsewhere().is_empty() && !meeting.staged().is_any() && !meeting.has_far();
         let windows = if direct { Windows::User } else { Windows::Scratch };
         let program = self.chooser.device_program(call, windows)?;
-        Ok(Some(program.lowered()))
+        Ok(Some((program.lowered(), program.plan().spec.windows)))
     }
 
     /// The ends of connections that a program names, opened where they are not open yet.
@@ -394,6 +417,13 @@ impl Engine {
             stream.check_runs()?;
         }
         let is_put = put(side, &stream, &mut |missing: &[Rank]| wait.turn(&|| on_this_device(missing)));
+        if let (Err(_), Order::Stream(_), Launched::Messages(_)) = (&is_put, order, launched)
+            && stream.capture()?.is_none()
+        {
+            // Some of the messages may be in the stream, of a communicator that goes on.
+            side.watch_over(&session, (launched.clone(), stream.record()?), attention)?;
+            return is_put;
+        }
         if let (Err(error), Order::Caller) = (&is_put, order) {
             // Other ranks may have started copies for this call: they must not touch the caller's memory after it
             // returns.
@@ -457,6 +487,7 @@ impl Engine {
             self.chooser.set_channels(found)?;
         }
         self.chooser.set_partly_staged(meeting.is_partly_staged());
+        self.chooser.set_device_protocols(line_ways::agree(&self.session, &meeting, home, &wait)?);
         let staging = StagingLayout {
             staged: Arc::clone(meeting.staged()),
             side: meeting.layout(),
@@ -517,12 +548,33 @@ impl Engine {
         Ok(staged.into_iter().zip(taken).collect())
     }
 
+    /// Waits for what streams still do for this communicator, and then says goodbye: after a goodbye, peers take this
+    /// rank's part in anything for lost.
+    ///
+    /// # Errors
+    /// That of a launch, which has ended the communicator.
+    pub(super) fn leave(&mut self) -> Result<()> {
+        let ended = self.device_side.as_deref_mut().map_or(Ok(()), |side| {
+            side.close();
+            self.session.abort.check()
+        });
+        self.session.leave();
+        ended
+    }
+
     pub(super) fn side_mut(&mut self) -> Result<&mut DeviceSide> {
         self.device_side.as_deref_mut().ok_or_else(|| Error::internal("no side on a device"))
     }
 }
 
 impl DeviceSide {
+    /// Waits until all launches on streams have ended, each within the time that it has, and until what they have sent
+    /// to other hosts is on its way. What goes wrong ends the communicator. Nothing is launched after this.
+    fn close(&mut self) {
+        drop(self.monitor.take());
+        self.far.close();
+    }
+
     /// The memory of connections if a call is captured, because its graph may outlive the communicator; else nothing.
     pub(super) fn kept_by_graph(&self, order: Order<'_>) -> Result<Vec<Region>> {
         match order.stream().map(DeviceStream::capture).transpose()?.flatten() {

@@ -30,6 +30,10 @@ impl Communicator {
     /// a thread of the communicator moves. Calls that a graph has captured replay between hosts while the communicators
     /// of all ranks live; where this rank's has gone, they end without a result.
     ///
+    /// Calls of several communicators on the same GPUs run side by side, in any order, while their streams do not share a
+    /// hardware queue of the GPU: a process has 8 for each (`CUDA_DEVICE_MAX_CONNECTIONS`). A program with more streams
+    /// makes such calls in one order on all ranks; else two may wait for each other until the deadline.
+    ///
     /// # Examples
     /// ```
     /// use rsccl::comm::DeviceStream;

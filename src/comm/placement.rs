@@ -195,7 +195,7 @@ impl Facts {
         let mut host_name = host::hostname()?;
         host_name.truncate(wire::cut(&host_name, MAX_NAME_BYTES).len());
         let shown = SplitGpus::of_driver(gpus::driver_branch(root));
-        let devices = visible(&gpus::list(root), shown, &wanted);
+        let devices = visible(&gpus::list_or_ask(root), shown, &wanted);
         let seat = Seat { node: numa::node_of_thread(root), devices };
         Ok(Facts { host: host_id(chosen_host)?, host_name, seat })
     }

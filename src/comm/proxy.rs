@@ -27,7 +27,7 @@ use crate::sys::{clock, cpu, gpus, thread};
 use crate::transport::{FarEnd, KernelSlots, Pumps};
 
 /// The thread of one communicator. Dropping it waits until what kernels have published has been handed to the system:
-/// the launches have ended before.
+/// the launches have ended before. What cannot be handed over any more ends the communicator.
 #[derive(Debug)]
 pub(super) struct Proxy {
     shared: Arc<Shared>,
@@ -152,20 +152,24 @@ impl Shared {
             let launches = self.wanted.launches.load(Ordering::Acquire) > 0;
             let captured = self.wanted.captured.load(Ordering::Acquire) > 0;
             let moved = self.turn(&mut turns);
-            self.end_for(&mut turns, launches || captured);
-            if ends {
-                let until = last_turns.get_or_insert_with(|| Deadline::after(self.session.settings.timeout));
-                let is_over = turns.is_broken || turns.pumps.drained() || self.session.abort.is_raised();
-                if is_over || until.passed(clock::now()) {
-                    return;
+            let is_left_over = ends && !turns.pumps.drained();
+            if (captured || is_left_over) && !moved && !turns.is_broken {
+                self.ask_for_news(&mut turns);
+            }
+            if is_left_over {
+                let timeout = self.session.settings.timeout;
+                if last_turns.get_or_insert_with(|| Deadline::after(timeout)).passed(clock::now()) {
+                    turns.stop(overdue(timeout));
                 }
+            }
+            // Behind all that finds an error but the rest, after which the next turn comes at once.
+            self.end_for(&mut turns, launches || captured || is_left_over);
+            if ends && (!is_left_over || turns.is_broken || self.session.abort.is_raised()) {
+                return;
             }
             if moved {
                 turns.moved = clock::now();
                 continue;
-            }
-            if captured && !turns.is_broken {
-                self.ask_for_news(&mut turns);
             }
             if let Err(error) = self.rest(&mut turns, (launches || ends, captured)) {
                 turns.stop(error);
@@ -225,6 +229,12 @@ impl Shared {
     }
 }
 
+#[cold]
+fn overdue(timeout: Duration) -> Error {
+    let waited = timeout.as_secs_f64();
+    Error::timeout(format!("timed out after {waited:.1} s handing messages of ended launches to ranks of other hosts"))
+}
+
 impl Turns {
     fn stop(&mut self, error: Error) {
         if !self.is_broken {
@@ -256,12 +266,19 @@ mod tests {
     use crate::comm::Settings;
     use crate::config::Config;
     use crate::sync::AbortFlag;
+    use crate::sys::futex;
     use crate::types::Rank;
 
-    fn proxy() -> (Proxy, Arc<StatusPage>) {
-        let alone = LocalBootstrap::world(1).unwrap().remove(0);
+    fn session_of(rank: LocalBootstrap) -> Arc<Session> {
         let settings = Settings::read(&Config::default()).unwrap();
-        let session = Arc::new(Session::new(Box::new(alone), settings, AbortFlag::new()));
+        Arc::new(Session::new(Box::new(rank), settings, AbortFlag::new()))
+    }
+
+    fn proxy() -> (Proxy, Arc<StatusPage>) {
+        proxy_of(session_of(LocalBootstrap::world(1).unwrap().remove(0)))
+    }
+
+    fn proxy_of(session: Arc<Session>) -> (Proxy, Arc<StatusPage>) {
         let status = Arc::new(StatusPage::new().unwrap());
         (Proxy::start(session, Arc::clone(&status), DeviceIdentity([0; 16])).unwrap(), status)
     }
@@ -294,6 +311,23 @@ mod tests {
         })
         .unwrap();
         ended.recv_timeout(Duration::from_secs(60)).expect("each thread hears that it ends");
+    }
+
+    /// Regression: the thread heard of the death, slept for an hour, and kernels of graphs polled for ever.
+    #[test]
+    fn the_death_of_a_peer_ends_what_graphs_replay() {
+        let [mine, theirs] = LocalBootstrap::world(2).unwrap().try_into().unwrap();
+        let session = session_of(mine);
+        let (proxy, _status) = proxy_of(Arc::clone(&session));
+        let graph = proxy.attend(true);
+        drop(session_of(theirs));
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while !session.abort.is_raised() {
+            assert!(!deadline.passed(clock::now()), "nobody tells the kernels");
+            futex::nap(Duration::from_millis(1));
+        }
+        assert_eq!(session.abort.check().unwrap_err().peer(), Some(1));
+        drop((graph, proxy));
     }
 
     /// The error of a connection ends the communicator when a launch needs the connection, and not before.

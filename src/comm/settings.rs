@@ -55,6 +55,8 @@ pub(crate) struct Settings {
     pub(crate) algorithms: Filter<Algorithm>,
     /// Which protocols may be chosen.
     pub(crate) protocols: Filter<Protocol>,
+    /// Which protocols the user asks for: devices have some that host memory lacks.
+    pub(crate) asked_protocols: Filter<Protocol>,
     /// How many ranks of a host work in each other's memory at once, where the user says so.
     pub(crate) team_ranks: Option<usize>,
     /// By what the rank's place on its host is found.
@@ -75,7 +77,7 @@ impl Settings {
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
     pub(crate) fn read(config: &Config) -> Result<Settings> {
-        let (algorithms, protocols) = read_filters(config)?;
+        let (algorithms, protocols, asked_protocols) = read_filters(config)?;
         let buffer_bytes = config.buffer_bytes.unwrap_or(DEFAULT_BUFFER_BYTES);
         let slot_bytes = u32::try_from(buffer_bytes / u64::from(SLOTS)).unwrap_or(u32::MAX) / 64 * 64;
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
@@ -107,6 +109,7 @@ impl Settings {
             channels: (least.clamp(1, most), most),
             algorithms,
             protocols,
+            asked_protocols,
             team_ranks: config.team_ranks.map(|ranks| ranks as usize),
             standing: Standing::read(config)?,
             searching: Searching::read(config)?,
@@ -119,7 +122,7 @@ impl Settings {
     /// A number that is equal on two ranks whose settings fit together.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             self.policy,
             self.sizes,
             self.reproducible,
@@ -127,6 +130,7 @@ impl Settings {
             self.channels,
             self.algorithms,
             self.protocols,
+            self.asked_protocols,
             self.team_ranks,
             self.searching.cross,
             self.searching.peer_level
@@ -149,19 +153,21 @@ fn split_cohorts(config: &Config) -> Result<bool> {
 }
 
 /// The algorithms and protocols that `NCCL_ALGO` and `NCCL_PROTO` allow. Unless filters are strict, a collective for
-/// which they leave none runs as if there were no filter, and the log says so once in a process.
-fn read_filters(config: &Config) -> Result<(Filter<Algorithm>, Filter<Protocol>)> {
+/// which they leave none runs as if there were no filter, and the log says so once in a process. Behind them: the
+/// protocols as they were asked for.
+fn read_filters(config: &Config) -> Result<(Filter<Algorithm>, Filter<Protocol>, Filter<Protocol>)> {
     let (algo, proto) = (config.algo.as_deref().unwrap_or(""), config.proto.as_deref().unwrap_or(""));
     let mut algorithms = Filter::parse(algo)
         .map_err(|error| error.during("the algorithms to choose from (NCCL_ALGO, Config::with_algo)"))?;
     let mut protocols = Filter::parse(proto)
         .map_err(|error| error.during("the protocols to choose from (NCCL_PROTO, Config::with_proto)"))?;
+    let asked = protocols.clone();
     if !config.strict_filters {
         let lines = filters::open_algorithms(&mut algorithms).into_iter().map(|opened| opened.line("NCCL_ALGO", algo));
         let more = filters::open_protocols(&mut protocols).into_iter().map(|opened| opened.line("NCCL_PROTO", proto));
         lines.chain(more).for_each(|line| log::say_once(&Note::Warning(line)));
     }
-    Ok((algorithms, protocols))
+    Ok((algorithms, protocols, asked))
 }
 
 /// What the bootstrap needs of `config`, which has been resolved.

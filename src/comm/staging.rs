@@ -6,6 +6,7 @@
 //! and queues of their connections. Connections with the other peers stay in the memory of devices.
 
 use crate::comm::session::Session;
+use crate::device::lines;
 use crate::device::records::SLOT_HEADER;
 use crate::error::{Error, Result};
 use crate::plan::LEAST_SLOTS;
@@ -14,6 +15,7 @@ use crate::sync::primitive::Arc;
 use crate::sync::ring::Shape;
 use crate::transport::Channel;
 use crate::types::{Rank, World};
+use crate::wire;
 
 use super::device_sharing::{QUEUE_WORDS, SideLayout, channel_number, fits, stage_bytes};
 
@@ -38,18 +40,27 @@ pub(super) struct StagingLayout {
 }
 
 impl Staged {
-    /// All ranks tell which ranks they do not reach; `mine` has the reason for each. A pair works in the memory of its
-    /// devices where each reaches the other's.
+    /// All ranks tell which ranks they do not reach; `mine` has the reason for each, and comes back. A pair works in
+    /// the memory of its devices where each reaches the other's.
     ///
     /// # Errors
-    /// Of the exchange.
-    pub(super) fn agree(session: &Session, mine: &[Option<String>], wait: &Wait) -> Result<Staged> {
-        let bytes: Vec<u8> = mine.iter().map(|reason| u8::from(reason.is_some())).collect();
-        Staged::of(session.world, &session.bootstrap.all_gather(&bytes, wait)?)
+    /// Of the exchange; of `mine`, on all ranks.
+    pub(super) fn agree(
+        session: &Session,
+        mine: Result<Vec<Option<String>>>,
+        wait: &Wait,
+    ) -> Result<(Staged, Vec<Option<String>>)> {
+        let told = session.bootstrap.all_gather(&tell(&mine), wait)?;
+        let mine = mine?;
+        Ok((Staged::of(session.world, &told)?, mine))
     }
 
     fn of(world: World, told: &[Vec<u8>]) -> Result<Staged> {
         for (rank, bytes) in world.ranks().zip(told) {
+            if let Some(reason) = bytes.strip_prefix(&[FAILED]) {
+                let reason = String::from_utf8_lossy(reason);
+                return Err(Error::remote(rank, format!("rank {rank} cannot tell which GPUs it reaches: {reason}")));
+            }
             if bytes.len() != told.len() {
                 let message =
                     format!("rank {rank} tells which of {} ranks it reaches, not of {}", bytes.len(), told.len());
@@ -144,7 +155,9 @@ impl StagingLayout {
     }
 
     fn queue_bytes(&self, to: Rank) -> u64 {
-        QUEUE_WORDS + u64::from(self.slots(to)) * self.slot_bytes()
+        // By way of the host LL128 is not used.
+        let slots = (self.slots(to), u64::from(self.shape.slot_bytes));
+        (QUEUE_WORDS + lines::connection_bytes(slots, lines::LL_ALONE)).next_multiple_of(QUEUE_WORDS)
     }
 
     fn queues_at(&self) -> u64 {
@@ -155,6 +168,19 @@ impl StagingLayout {
 /// Bytes of a rank's queues in the host's memory, where plans can do with as few slots as that takes.
 const MOST_QUEUE_BYTES: u64 = 32 << 20;
 const PAGE: usize = 4096;
+
+/// A byte for each rank that tells whether it is not reached; or the reason why that is not known.
+fn tell(mine: &Result<Vec<Option<String>>>) -> Vec<u8> {
+    match mine {
+        Ok(reasons) => reasons.iter().map(|reason| u8::from(reason.is_some())).collect(),
+        Err(error) => [&[FAILED], wire::cut(error.message(), MAX_REASON_BYTES).as_bytes()].concat(),
+    }
+}
+
+/// In place of the first rank's byte.
+const FAILED: u8 = 2;
+/// An error with the name of a file.
+const MAX_REASON_BYTES: usize = 4 << 10;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -186,6 +212,9 @@ mod tests {
         let apart =
             Staged::of(world(4), &[[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]].map(Vec::from)).unwrap();
         assert!(apart.is_any() && !apart.is_partial(|one, other| one.get() / 2 == other.get() / 2));
+        let failed = tell(&Err(Error::invalid_argument("t.xml:3: no tag")));
+        let error = Staged::of(world(2), &[tell(&Ok(vec![None, None])), failed]).unwrap_err();
+        assert_eq!(error.message(), "rank 1 cannot tell which GPUs it reaches: t.xml:3: no tag");
         let error = Staged::of(world(2), &[vec![0, 0], vec![0]]).unwrap_err();
         assert_eq!(error.peer(), Some(1));
     }

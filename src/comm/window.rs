@@ -84,18 +84,24 @@ impl Communicator {
         })
     }
 
-    /// Takes a window back: when this returns, no rank maps the others' memory, but for calls that streams have not
-    /// done yet and for graphs. Collective: all ranks take back the same window. What the buffer holds stays.
+    /// Takes a window back: from then on no call works in the others' memory. It stays mapped for as long as this
+    /// process has calls under way on the GPU, and for the graphs that calls in it were captured in. Collective: all
+    /// ranks take back the same window. What the buffer holds stays.
     ///
-    /// After the death of a rank it does not wait for that rank: the error of the communicator is returned, and this
-    /// rank maps the others' memory no more.
+    /// Where the communicator has failed, before or by the death of a rank meanwhile, it waits for nobody: its error is
+    /// returned, and this rank has taken the window back.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`] for a window of another communicator; those of a collective call.
     pub fn deregister_window(&self, window: Window) -> Result<()> {
-        self.with_engine(|engine| {
+        let ended = self.with_engine(|engine| {
             engine.deregister_window(&window, &mut NoBackground).map_err(|error| error.during("deregister_window"))
-        })
+        });
+        if ended.is_err() {
+            // It may have failed before: no peer comes then, and none needs to.
+            self.with_failed(|engine| engine.forget_window(&window));
+        }
+        ended
     }
 }
 
@@ -361,6 +367,13 @@ impl Engine {
         }
         window.bases = bases;
         Ok((window, None))
+    }
+
+    /// Takes a window back that no peer needs to hear of.
+    fn forget_window(&mut self, window: &Window) {
+        if let (Some(side), Some(open)) = (&mut self.device_side, window.open.upgrade()) {
+            side.windows.open.retain(|other| !Arc::ptr_eq(other, &open));
+        }
     }
 
     /// [`Communicator::deregister_window`].

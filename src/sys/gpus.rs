@@ -68,6 +68,32 @@ pub fn list(root: &Path) -> Vec<Gpu> {
     told.into_iter().map(|(gpu, _)| gpu).collect()
 }
 
+/// The same, where the driver's files show nothing, as its management library tells them: of a container that hides the
+/// files, or of a virtual machine of GPUs.
+pub fn list_or_ask(root: &Path) -> Vec<Gpu> {
+    let listed = list(root);
+    if listed.iter().any(|gpu| gpu.uuid.is_some()) {
+        return listed;
+    }
+    let Some(told) = nvml::gpus().filter(|told| !told.is_empty()) else { return listed };
+    let devices = root.join(PCI_DEVICES);
+    let gpu = |gpu: nvml::Gpu| {
+        let (node, uuid) = (node_of(&devices, &gpu.bus_id), gpu.uuid.map(name_of));
+        Some((place_of(&gpu.bus_id)?, Gpu { bus_id: gpu.bus_id, uuid, node, parts: None }))
+    };
+    let mut found: Vec<_> = told.into_iter().filter_map(gpu).collect();
+    found.sort_by_key(|(place, _)| *place);
+    found.truncate(MAX_GPUS);
+    found.into_iter().map(|(_, gpu)| gpu).collect()
+}
+
+/// A UUID as the driver writes it.
+fn name_of(uuid: [u8; 16]) -> String {
+    let digits: Vec<String> = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let part = |range: std::ops::Range<usize>| digits[range].concat();
+    format!("GPU-{}-{}-{}-{}-{}", part(0..4), part(4..6), part(6..8), part(8..10), part(10..16))
+}
+
 /// The driver's branch, the first number of its version: 570 of `570.86.15`.
 pub fn driver_branch(root: &Path) -> Option<u32> {
     let text = read(&root.join(DRIVER_VERSION))?;

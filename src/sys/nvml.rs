@@ -49,19 +49,33 @@ pub fn gpus() -> Option<Vec<Gpu>> {
 /// Whether kernels of one GPU read and write the memory of another, by their UUIDs: NVML knows GPUs too that the
 /// environment hides from the driver. `None` where it does not say.
 pub fn reaches(one: [u8; 16], other: [u8; 16]) -> Option<bool> {
+    ask_of_two(one, other, |library, one, other| {
+        let reads = library.peer_status(one, other, P2P_READ)?;
+        Some(reads && library.peer_status(one, other, P2P_WRITE)?)
+    })
+}
+
+/// What NVML says of two GPUs, by their UUIDs.
+fn ask_of_two(
+    one: [u8; 16],
+    other: [u8; 16],
+    ask: impl FnOnce(&Library, Handle, Handle) -> Option<bool>,
+) -> Option<bool> {
     let library = Library::open()?;
     // SAFETY: as in `gpus`.
     (unsafe { (library.init)() } == SUCCESS).then_some(())?;
     let handles = (0..library.count().unwrap_or(0)).filter_map(|index| library.handle(index));
     let named: Vec<(Handle, [u8; 16])> = handles.filter_map(|handle| Some((handle, library.uuid(handle)?))).collect();
     let handle = |uuid| named.iter().find(|(_, own)| *own == uuid).map(|(handle, _)| *handle);
-    let told = handle(one).zip(handle(other)).and_then(|(one, other)| {
-        let reads = library.peer_status(one, other, P2P_READ)?;
-        Some(reads && library.peer_status(one, other, P2P_WRITE)?)
-    });
+    let told = handle(one).zip(handle(other)).and_then(|(one, other)| ask(&library, one, other));
     // SAFETY: as in `gpus`.
     unsafe { (library.shutdown)() };
     told
+}
+
+/// Whether NVLinks join two GPUs, by their UUIDs. `None` where NVML does not say.
+pub fn are_linked(one: [u8; 16], other: [u8; 16]) -> Option<bool> {
+    ask_of_two(one, other, |library, one, other| library.peer_status(one, other, P2P_NVLINK))
 }
 
 /// The functions of NVML that are used, with the types of nvml.h.
@@ -89,6 +103,8 @@ const SUCCESS: c_int = 0;
 const P2P_READ: c_uint = 0;
 /// `NVML_P2P_CAPS_INDEX_WRITE`
 const P2P_WRITE: c_uint = 1;
+/// `NVML_P2P_CAPS_INDEX_NVLINK`
+const P2P_NVLINK: c_uint = 2;
 /// `NVML_P2P_STATUS_OK`
 const P2P_OK: c_uint = 0;
 /// More links than any GPU has (`NVML_NVLINK_MAX_LINKS` is 18 up to Blackwell).

@@ -118,10 +118,16 @@ impl Layout {
     }
 
     /// The layout of a topology's hosts. `places` says, in rank order, where the ranks are inside their hosts; the
-    /// hosts in `places` are ignored.
+    /// hosts in `places` are ignored. A host hangs on the switches that its first rank tells: settings may name them to
+    /// some ranks only.
     pub(crate) fn of_topology(topology: &Topology, mut places: Vec<RankPlace>) -> Layout {
         for (host, ranks) in (0..).zip(topology.hosts()) {
-            ranks.iter().for_each(|rank| places[rank.index()].host = host);
+            let switches = places[ranks[0].index()].switches.clone();
+            for rank in ranks {
+                let place = &mut places[rank.index()];
+                place.host = host;
+                place.switches.clone_from(&switches);
+            }
         }
         Layout::new(&places)
     }
@@ -406,6 +412,14 @@ mod tests {
         assert_eq!(layout.hosts(), [ranks(&[0, 4]), ranks(&[2]), ranks(&[1]), ranks(&[3])]);
         assert_eq!(layout.shared(Rank::new(0), Rank::new(2)), Level::SwitchGroup);
         assert_eq!(layout.even(), None);
+    }
+
+    #[test]
+    fn a_host_hangs_on_the_switches_of_its_first_rank() {
+        let topology = Topology::new([1, 1, 2, 2]);
+        let places = [vec![7], vec![], vec![], vec![7]].map(|switches| RankPlace { switches, ..RankPlace::default() });
+        let layout = Layout::of_topology(&topology, places.to_vec());
+        assert_eq!(layout.hosts(), topology.hosts());
     }
 
     #[test]

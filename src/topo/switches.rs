@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 
 use crate::error::{Error, Result};
+use crate::wire;
 
 /// The switches above each host that a file names, outermost first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -20,6 +21,12 @@ pub struct Switches {
 
 /// The most hosts or switches of one file.
 const MAX_NAMES: usize = 65_536;
+/// The longest name; those of DNS have 253 bytes.
+const MAX_NAME_BYTES: usize = 256;
+/// The most digits of a number in a name, with zeros before it.
+const MAX_DIGITS: usize = 20;
+/// How much of a list an error shows.
+const SHOWN_BYTES: usize = 64;
 /// The most switches above each other: no network has more layers, so that more of them are a ring in the file.
 const MAX_DEPTH: usize = 16;
 
@@ -94,42 +101,57 @@ fn group(text: &str) -> std::result::Result<(String, Vec<(Node, String)>), Strin
     if let Some(switch) = value("SwitchName") {
         let mut below = Vec::new();
         for (name, node) in [("Nodes", Node::Host), ("Switches", Node::Switch)] {
-            for child in value(name).map(expand).transpose()?.unwrap_or_default() {
-                below.push((node, child));
-            }
+            let mut names = Vec::new();
+            expand(value(name).unwrap_or_default(), &mut names)?;
+            below.extend(names.into_iter().map(|child| (node, child)));
         }
-        return Ok((switch.to_owned(), below));
+        return Ok((fits(switch)?.to_owned(), below));
     }
     let (switch, hosts) = text.split_once(':').ok_or("neither \"group: hosts\" nor \"SwitchName=…\"")?;
-    let mut below = Vec::new();
+    let mut names = Vec::new();
     for list in hosts.split_ascii_whitespace() {
-        below.extend(expand(list)?.into_iter().map(|host| (Node::Host, host)));
+        expand(list, &mut names)?;
     }
-    Ok((switch.trim().to_owned(), below))
+    let below = names.into_iter().map(|host| (Node::Host, host)).collect();
+    Ok((fits(switch.trim())?.to_owned(), below))
 }
 
-/// `a,n[01-03,7]` as `a n01 n02 n03 n7`.
-fn expand(list: &str) -> std::result::Result<Vec<String>, String> {
-    let mut names = Vec::new();
+/// The name, if it is not too long.
+fn fits(name: &str) -> std::result::Result<&str, String> {
+    if name.len() <= MAX_NAME_BYTES {
+        Ok(name)
+    } else {
+        Err(format!("{:?}… has more than {MAX_NAME_BYTES} bytes", wire::cut(name, SHOWN_BYTES)))
+    }
+}
+
+/// `a,n[01-03,7]` as `a n01 n02 n03 n7`, behind `names`. No line has more names than a file may have.
+fn expand(list: &str, names: &mut Vec<String>) -> std::result::Result<(), String> {
+    let shown = wire::cut(list, SHOWN_BYTES);
     let mut rest = list;
     while !rest.is_empty() {
         let end = rest.find([',', '[']).unwrap_or(rest.len());
         let (prefix, after) = rest.split_at(end);
+        fits(prefix)?;
         if let Some(inner) = after.strip_prefix('[') {
-            let (ranges, after) = inner.split_once(']').ok_or_else(|| format!("{list:?} has a [ without a ]"))?;
+            let (ranges, after) = inner.split_once(']').ok_or_else(|| format!("{shown:?} has a [ without a ]"))?;
             for range in ranges.split(',') {
+                let shown = wire::cut(range, SHOWN_BYTES);
                 let (first, last) = range.split_once('-').unwrap_or((range, range));
                 let number =
-                    |text: &str| text.parse::<usize>().map_err(|_| format!("{range:?} is not a range of numbers"));
+                    |text: &str| text.parse::<usize>().map_err(|_| format!("{shown:?} is not a range of numbers"));
                 let (from, to) = (number(first)?, number(last)?);
-                if from > to || to - from >= MAX_NAMES {
-                    return Err(format!("{range:?} is not a range of at most {MAX_NAMES} numbers"));
+                if from > to || to - from >= MAX_NAMES || first.len() > MAX_DIGITS {
+                    return Err(format!("{shown:?} is not a range of at most {MAX_NAMES} numbers"));
+                }
+                if names.len() + (to - from) >= MAX_NAMES {
+                    return Err(format!("more than {MAX_NAMES} hosts and switches"));
                 }
                 names.extend((from..=to).map(|number| format!("{prefix}{number:0width$}", width = first.len())));
             }
             rest = after.strip_prefix(',').unwrap_or(after);
             if !after.is_empty() && !after.starts_with(',') {
-                return Err(format!("{list:?} has text behind a ]"));
+                return Err(format!("{shown:?} has text behind a ]"));
             }
         } else {
             if !prefix.is_empty() {
@@ -138,7 +160,7 @@ fn expand(list: &str) -> std::result::Result<Vec<String>, String> {
             rest = after.strip_prefix(',').unwrap_or_default();
         }
     }
-    Ok(names)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -169,12 +191,26 @@ mod tests {
             ("a: n[9-1]", "f:1: \"9-1\" is not a range of at most"),
             ("a: n[1-99999999]", "is not a range of at most 65536 numbers"),
             ("a: n[1]b", "f:1: \"n[1]b\" has text behind a ]"),
+            ("a: n[1-40000,1-40000]", "f:1: more than 65536 hosts and switches"),
+            ("a: n[1-40000] m[1-40000]", "f:1: more than 65536 hosts and switches"),
+            ("a: n[000000000000000000001-2]", "is not a range of at most 65536 numbers"),
             ("a: x\nb: x", "f:2: x is below a already"),
             ("SwitchName=a Switches=b Nodes=x\nSwitchName=b Switches=a", "f: the switches above a lead back to it"),
         ];
         for (text, expected) in cases {
             let error = Switches::parse("f", text).unwrap_err();
             assert!(error.message().contains(expected), "{error} for {text}");
+        }
+    }
+
+    /// A small file can ask for much memory, or for a long error.
+    #[test]
+    fn long_names_are_refused_before_they_are_repeated() {
+        let long = "x".repeat(1 << 20);
+        let texts = [format!("a: {long}[1-65536]"), format!("{long}: y[1-65536]"), format!("a: y[{long}]")];
+        for text in texts {
+            let error = Switches::parse("f", &text).unwrap_err();
+            assert!(error.message().len() < 200, "{error}");
         }
     }
 }

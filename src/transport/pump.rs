@@ -18,7 +18,8 @@ use crate::transport::kernel_slots::{FromKernels, ToKernels};
 pub(super) enum Waits {
     /// Nothing: it can move now, or nothing but trying tells. A pump without descriptors says so while it has work.
     Nothing,
-    /// One of its descriptors to become ready.
+    /// One of its descriptors to become ready: the last `progress` has found nothing more there. Never said of a
+    /// descriptor that it has not tried, even if the ring was what it waited for when it returned.
     Descriptor,
     /// The executor at its ring: to publish a message, or to release a slot.
     Ring,

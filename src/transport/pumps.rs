@@ -159,7 +159,7 @@ impl Pumps {
 impl Driven {
     fn progress(&mut self) -> Result<bool> {
         let moved = self.pump.progress()?;
-        // It has tried all its descriptors that it waits for now, and found none ready: the next edge will be reported.
+        // It has tried all its descriptors that it waits for now (`Waits::Descriptor`): the next edge will be reported.
         if self.pump.waits() == Waits::Descriptor {
             self.is_ready = false;
         }

@@ -56,6 +56,11 @@ impl Memory {
         Memory::lock().find(address, 1).map(|(_, home)| home)
     }
 
+    /// Allocations that live in `home`.
+    pub(crate) fn count(home: Home) -> usize {
+        Memory::lock().blocks.values().filter(|(_, found)| *found == home).count()
+    }
+
     /// What stands behind `bytes` at `address`, and where they live.
     pub(crate) fn follow(address: u64, bytes: usize) -> std::result::Result<(*mut u8, Home), String> {
         let found = Memory::lock().find(address, bytes);

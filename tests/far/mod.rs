@@ -37,6 +37,11 @@ impl Far {
         numbers.for_each(|number| rsccl::internals::device::add(Box::leak(Box::new(Far::new(number)))));
     }
 
+    /// Allocations that live on device `number`.
+    pub(crate) fn allocations(number: u32) -> usize {
+        Memory::count(Home::Device(DeviceId(number)))
+    }
+
     fn region(&self, behind: &Region) -> Region {
         Memory::map(behind.on_host().expect("host memory stands behind it"), self.home())
     }

@@ -188,6 +188,11 @@ impl FarGraph {
         devices.for_each(|number| _ = lock(&CAPTURES).insert(number, HashMap::new()));
     }
 
+    /// Whether something has been put into a queue of the device since.
+    pub(crate) fn has_captured(device: u32) -> bool {
+        lock(&CAPTURES).get(&device).is_some_and(|queues| !queues.is_empty())
+    }
+
     /// Ends it.
     pub(crate) fn end(devices: Range<u32>) -> FarGraph {
         let captured = devices.flat_map(|number| lock(&CAPTURES).remove(&number).expect("begun"));

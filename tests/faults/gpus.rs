@@ -269,7 +269,7 @@ mod jobs {
 
     #[test]
     fn the_sample_by_handles() {
-        let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[("NCCL_CUMEM_ENABLE", "0")])) else { return };
+        let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[("NCCL_CUMEM_ENABLE", "0"), SIMPLE])) else { return };
         job.must(&format!("cases {} 2003", random::seed()));
         job.must("device_ring 1000");
         job.must_leave_nothing(&before);
@@ -293,9 +293,12 @@ mod jobs {
         job.must_leave_nothing(&before);
     }
 
+    /// Small calls too work in peers' memory.
+    const SIMPLE: (&str, &str) = ("NCCL_PROTO", "Simple");
+
     #[test]
     fn in_windows() {
-        let Some((mut job, before)) = on_gpus(2, BOUNDED) else { return };
+        let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[SIMPLE])) else { return };
         windows::must_run(&mut job, 9_011, true);
         windows::must_run(&mut job, 3, true);
         job.must_leave_nothing(&before);
@@ -303,14 +306,14 @@ mod jobs {
 
     #[test]
     fn in_windows_by_handles() {
-        let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[("NCCL_CUMEM_ENABLE", "0")])) else { return };
+        let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[("NCCL_CUMEM_ENABLE", "0"), SIMPLE])) else { return };
         windows::must_run(&mut job, 9_011, true);
         job.must_leave_nothing(&before);
     }
 
     #[test]
     fn in_windows_of_eight() {
-        let Some((mut job, before)) = on_gpus(8, BOUNDED) else { return };
+        let Some((mut job, before)) = on_gpus(8, &with(BOUNDED, &[SIMPLE])) else { return };
         windows::must_run(&mut job, 1_003, true);
         job.must_leave_nothing(&before);
     }
@@ -324,14 +327,14 @@ mod jobs {
 
     #[test]
     fn in_windows_differ() {
-        let Some((mut job, before)) = on_gpus(2, BOUNDED) else { return };
+        let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[SIMPLE])) else { return };
         windows::must_be_told(&mut job);
         job.must_leave_nothing(&before);
     }
 
     #[test]
     fn in_windows_one_is_killed() {
-        let Some((mut job, _)) = on_gpus(4, SHM) else { return };
+        let Some((mut job, _)) = on_gpus(4, &with(SHM, &[SIMPLE])) else { return };
         let process = job.ranks[VICTIM].process();
         writeln!(std::io::stderr(), "{VICTIM_IS}{process}").expect("standard error is open");
         windows::kill_in_windows(&mut job);

@@ -19,20 +19,31 @@ const KNOWN_BY_THEN: Duration = Duration::from_secs(5);
 /// More than there are functions.
 const MOST_ATTEMPTS: usize = 200;
 
-/// On one GPU, or one for each rank: set-up, collectives, messages alone and in a group, copies, the end.
+/// On one GPU, or one for each rank: set-up, collectives, messages alone and in a group, a window, copies, the end.
 fn attempt() -> Result<()> {
     let config = Config::default().with_timeout(LONGEST);
     let ended = local::run_with(2, &config, |comm| {
         let number = if cuda::gpus()?.len() == 1 { 0 } else { comm.rank() };
         let (stream, other) = (DeviceStream::new(number)?, 1 - comm.rank());
         let (mut mine, mut sum) = (stream.alloc::<u32>(COUNT)?, stream.alloc::<u32>(COUNT)?);
-        let mut all = stream.alloc::<u32>(2 * COUNT)?;
+        let (mut all, mut more) = (stream.alloc::<u32>(2 * COUNT)?, stream.alloc::<u32>(2 * COUNT)?);
         stream.upload(&[comm.rank() + 1; COUNT], mine.slice_mut(..))?;
         let on = comm.on(&stream);
         on.all_reduce(mine.slice(..), sum.slice_mut(..), ReduceOp::Sum)?;
         on.all_gather(sum.slice(..), all.slice_mut(..))?;
         on.reduce_scatter(all.slice(..), sum.slice_mut(..), ReduceOp::Max)?;
         on.send_recv(sum.slice(..), other, mine.slice_mut(..), other)?;
+        on.all_to_all(all.slice(..), more.slice_mut(..))?;
+        on.reduce(sum.slice(..), mine.slice_mut(..), ReduceOp::Sum, 0)?;
+        on.gather(sum.slice(..), more.slice_mut(..), 1)?;
+        on.scatter(all.slice(..), mine.slice_mut(..), 0)?;
+        on.scan(sum.slice(..), mine.slice_mut(..), ReduceOp::Max)?;
+        on.barrier()?;
+        let mut shared = stream.alloc_shareable::<u32>(COUNT)?;
+        let window = comm.register_window(&shared)?;
+        on.all_reduce_in_place(shared.slice_mut(..), ReduceOp::Sum)?;
+        stream.synchronize()?;
+        comm.deregister_window(window)?;
         group(|group| {
             let mut on = group.on_stream(&comm, &stream);
             on.send(mine.slice(..), other)?;

@@ -8,10 +8,19 @@ fn processes_of_one_gpu() {
     must_pass("1", "gpu_processes::pair::on_one");
 }
 
+/// Each way between processes of a host is taken where it is the first that is open, and the log says why.
 #[test]
 fn graphs_of_processes() {
-    for machine in ["2-nvswitch", "4-pcie"] {
-        must_pass(machine, "gpu_processes::pair::on_two");
+    let elsewhere = "direct pointer: rank 1 is in another process";
+    let cases = [
+        ("2-nvswitch", "1", format!("P2P/CUMEM ({elsewhere})")),
+        ("2-nvswitch", "0", format!("P2P/IPC ({elsewhere}; CUMEM: rank 1 has NCCL_CUMEM_ENABLE=0)")),
+        ("4-pcie", "1", "SHM/pinned (P2P: no peer access".to_owned()),
+    ];
+    for (machine, descriptors, way) in cases {
+        let debug = [("NCCL_CUMEM_ENABLE", descriptors), ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "P2P,SHM")];
+        let told = must_pass_with(machine, "gpu_processes::pair::on_two", &debug);
+        assert!(told.contains(&format!("GPU memory : 0 -> 1 via {way}")), "{machine}, {way}:\n{told}");
     }
 }
 
@@ -21,7 +30,9 @@ fn graphs_of_processes_that_share_no_memory() {
     let apart =
         [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "NET")];
     let told = must_pass_with("2-nvswitch", "gpu_processes::pair::on_two", &apart);
-    assert!(told.contains("GPU memory : 0 -> 1 via NET/Socket/0"), "{told}");
+    let way = "GPU memory : 0 -> 1 via NET/Socket/0, staged in pinned memory of the host (P2P: NCCL_P2P_DISABLE is set; \
+               SHM: NCCL_SHM_DISABLE is set)";
+    assert!(told.contains(way), "{told}");
 }
 
 /// The processes work in each other's memory; their graphs keep it after the windows were given back.
@@ -202,11 +213,23 @@ mod pair {
         stream.download(sum.slice(..), &mut found[0])?;
         stream.download(passed.slice(..), &mut found[1])?;
         assert_eq!(found, [[3 << 14; COUNT]; 2]);
-        drop((sum, passed, stream));
+        // It begins on the GPU when the first one has gone, and is given what that one has left.
+        let second = comm.split(Some(0), 0)?.expect("both ranks");
         comm.finalize()?;
-        // The graph keeps the memory of both processes.
+        let mut second_sums = || -> Result<()> {
+            stream.upload(&[rank + 1; COUNT], sum.slice_mut(..))?;
+            calls(&second, &stream, &mut sum, &mut passed)?;
+            stream.download(sum.slice(..), &mut found[0])?;
+            assert_eq!(found[0], [3; COUNT]);
+            Ok(())
+        };
+        second_sums()?;
+        // The graph keeps the memory of both processes, and the words by which it is told to end.
         graph.launch().expect("a launch");
         own[0].synchronize().expect("its memory is there");
+        second_sums()?;
+        drop((sum, passed, stream));
+        second.finalize()?;
         drop((graph, own, context));
         wait_until_free(gpu)
     }

@@ -63,6 +63,8 @@ pub(in crate::transport) struct ReceivePump<S = TcpStream> {
     ahead: Ahead,
     /// Length and label of the message under way.
     current: Option<(usize, Label)>,
+    /// Whether the last progress has seen the end of what the sockets that it needs had. What comes then is a new edge.
+    is_dry: bool,
     ended: bool,
 }
 
@@ -165,26 +167,28 @@ impl Outgoing {
 
 impl<S: DataSocket> ReceivePump<S> {
     pub(in crate::transport) fn new(peer: Rank, sink: SlotSink, sockets: Vec<S>) -> ReceivePump<S> {
-        ReceivePump { peer, sink, sockets, parts: Vec::new(), ahead: Ahead::new(), current: None, ended: false }
+        let (parts, ahead) = (Vec::new(), Ahead::new());
+        ReceivePump { peer, sink, sockets, parts, ahead, current: None, is_dry: false, ended: false }
     }
 
-    /// Takes the next header, once there is a slot for its message; `is_dry` says that the first socket has nothing for
-    /// now. False where it must wait.
-    fn begin(&mut self, moved: &mut bool, is_dry: &mut bool) -> Result<bool> {
+    /// Takes the next header, once there is a slot for its message. False where it must wait.
+    fn begin(&mut self, moved: &mut bool) -> Result<bool> {
         if !self.sink.has_credit() {
             return Ok(false);
         }
         while self.ahead.unread().len() < HEADER_BYTES {
-            // The call that has read less than it could has seen the end of what was there; what comes now is a new
-            // edge.
-            if *is_dry && self.ahead.unread().is_empty() {
+            // The call that has read less than it could has seen the end of what was there.
+            if self.is_dry && self.ahead.unread().is_empty() {
                 return Ok(false);
             }
             let room = self.ahead.room();
             let wanted = room.len();
             let read = self.sockets[0].read_into(&mut [IoSliceMut::new(room)]);
             match read.map_err(|error| broken(error, self.peer))? {
-                None => return Ok(false),
+                None => {
+                    self.is_dry = true;
+                    return Ok(false);
+                }
                 Some(0) if self.ahead.unread().is_empty() => {
                     // Between messages: the peer has left. Whether anybody still needs it is for the watch to say.
                     self.ended = true;
@@ -193,7 +197,7 @@ impl<S: DataSocket> ReceivePump<S> {
                 Some(0) => return Err(cut_off(self.peer)),
                 Some(got) => {
                     self.ahead.filled(got);
-                    *is_dry = got < wanted;
+                    self.is_dry = got < wanted;
                 }
             }
             *moved = true;
@@ -211,7 +215,7 @@ impl<S: DataSocket> ReceivePump<S> {
     }
 
     /// Reads the message under way into `slot`. True once it is whole.
-    fn fill(&mut self, slot: NonNull<u8>, moved: &mut bool, is_dry: &mut bool) -> Result<bool> {
+    fn fill(&mut self, slot: NonNull<u8>, moved: &mut bool) -> Result<bool> {
         let mut whole = true;
         for (index, (part, socket)) in self.parts.iter_mut().zip(&self.sockets).enumerate() {
             // SAFETY: the part lies inside the reserved slot, whose size bounds the message; nobody reads it before
@@ -242,26 +246,29 @@ impl<S: DataSocket> ReceivePump<S> {
                 into = &mut into[of_part..];
                 if index == 0 {
                     self.ahead.filled(got - of_part);
-                    *is_dry = got < could;
+                    self.is_dry = got < could;
                 }
                 *moved = true;
             }
             whole &= part.at == part.end;
         }
+        // Each socket whose part is not whole had no more.
+        self.is_dry |= !whole;
         Ok(whole)
     }
 }
 
 impl<S: DataSocket> Pump for ReceivePump<S> {
     fn progress(&mut self) -> Result<bool> {
-        let (mut moved, mut is_dry) = (false, false);
+        let mut moved = false;
+        self.is_dry = false;
         while !self.ended {
-            if self.current.is_none() && !self.begin(&mut moved, &mut is_dry)? {
+            if self.current.is_none() && !self.begin(&mut moved)? {
                 return Ok(moved);
             }
             let Some((bytes, label)) = self.current else { return Ok(moved) };
             let Some(slot) = self.sink.reserve(bytes) else { return Ok(moved) };
-            if !self.fill(slot, &mut moved, &mut is_dry)? {
+            if !self.fill(slot, &mut moved)? {
                 return Ok(moved);
             }
             self.current = None;
@@ -274,8 +281,9 @@ impl<S: DataSocket> Pump for ReceivePump<S> {
     fn waits(&self) -> Waits {
         if self.ended || !self.sink.is_open() {
             Waits::Ring
-        } else if self.current.is_none() && self.ahead.unread().len() >= HEADER_BYTES {
-            // It was read before there was a slot for it; no descriptor will tell of it again.
+        } else if !self.is_dry || (self.current.is_none() && self.ahead.unread().len() >= HEADER_BYTES) {
+            // It came before there was a slot for it, which kernels may have given back since `progress` looked: no
+            // descriptor will tell of it again, whether it was read or not.
             Waits::Nothing
         } else {
             Waits::Descriptor
@@ -377,11 +385,13 @@ const _: () = assert!(AHEAD_BYTES > HEADER_BYTES);
 mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
     use super::*;
     use crate::sync::primitive::{Arc, AtomicU64, Ordering};
     use crate::sync::ring::{Receiver, Sender, Shape};
     use crate::sys::memory::SharedMemory;
+    use crate::transport::pumps::Pumps;
 
     /// A socket that counts its system calls.
     #[derive(Debug, Clone)]
@@ -525,6 +535,62 @@ mod tests {
         assert_eq!(take(&mut inbox), content(8, 5));
         // The third look had room, and asked for more.
         assert_eq!((receive.waits(), from.calls()), (Waits::Descriptor, 2));
+    }
+
+    /// A pump whose slots kernels free: one of them becomes free as soon as `progress` has found none.
+    #[derive(Debug)]
+    struct FreedBehind {
+        pump: ReceivePump<Counting>,
+        inbox: Receiver,
+        taken: Arc<AtomicU64>,
+    }
+
+    impl Pump for FreedBehind {
+        fn progress(&mut self) -> Result<bool> {
+            let moved = self.pump.progress()?;
+            if !self.pump.sink.has_credit() {
+                take(&mut self.inbox);
+                self.taken.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(moved)
+        }
+        fn waits(&self) -> Waits {
+            self.pump.waits()
+        }
+        fn descriptors(&self) -> Vec<(BorrowedFd<'_>, Interest)> {
+            self.pump.descriptors()
+        }
+        fn drained(&self) -> bool {
+            self.pump.drained()
+        }
+    }
+
+    /// Regression: such a pump was taken for one that had read its socket dry, and waited for an edge that never came.
+    #[test]
+    fn a_slot_that_is_freed_behind_the_pump_leaves_no_bytes_in_the_socket() {
+        const MESSAGES: usize = 6;
+        // The messages for all slots end where one read ahead ends: what follows stays in the socket, unseen.
+        let bytes = AHEAD_BYTES / SHAPE.slots as usize - HEADER_BYTES;
+        let (idle, (mut outbox, mut send), (receive, inbox)) = {
+            let (sender, receiver, _) = connection();
+            (connection(), sender, receiver)
+        };
+        let taken = Arc::new(AtomicU64::new(0));
+        let mut pumps = Pumps::default();
+        pumps.add(Box::new(idle.1.0)).unwrap();
+        pumps.add(Box::new(FreedBehind { pump: receive, inbox, taken: Arc::clone(&taken) })).unwrap();
+        pumps.pump().unwrap();
+        for number in 0..MESSAGES {
+            publish(&mut outbox, &content(bytes, number));
+            send.progress().unwrap();
+        }
+        // The edge is reported, and no other follows it.
+        pumps.rest(Duration::ZERO, None).unwrap();
+        for _ in 0..10 {
+            pumps.pump().unwrap();
+        }
+        // Each time that all slots were full one message was taken: the third time all have come.
+        assert_eq!(taken.load(Ordering::Relaxed), (MESSAGES - SHAPE.slots as usize + 1) as u64);
     }
 
     #[test]

@@ -84,6 +84,10 @@ functions! {
     cuCtxEnablePeerAccess(peer: Handle, flags: u32);
     cuMemAlloc_v2(address: *mut u64, bytes: usize);
     cuMemFree_v2(address: u64);
+    cuMemAllocAsync(address: *mut u64, bytes: usize, stream: Handle);
+    cuMemFreeAsync(address: u64, stream: Handle);
+    cuMemCreate(handle: *mut u64, bytes: usize, properties: *const Properties, flags: u64);
+    cuMemRelease(handle: u64);
     cuMemHostAlloc(place: *mut Handle, bytes: usize, flags: u32);
     cuMemFreeHost(place: Handle);
     cuMemHostGetDevicePointer_v2(address: *mut u64, place: Handle, flags: u32);
@@ -97,6 +101,7 @@ functions! {
     cuStreamCreate(stream: *mut Handle, flags: u32);
     cuStreamDestroy_v2(stream: Handle);
     cuStreamSynchronize(stream: Handle);
+    cuStreamWaitValue32(stream: Handle, address: u64, value: u32, flags: u32);
     cuStreamWaitValue32_v2(stream: Handle, address: u64, value: u32, flags: u32);
     cuStreamWriteValue32_v2(stream: Handle, address: u64, value: u32, flags: u32);
     cuModuleLoadData(module: *mut Handle, image: *const c_void);
@@ -114,6 +119,21 @@ functions! {
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct IpcHandle([u8; 64]);
+
+/// `CUmemAllocationProp`
+#[derive(Default)]
+#[repr(C)]
+struct Properties {
+    kind: i32,
+    handle_types: i32,
+    location: [i32; 2],
+    windows: u64,
+    flags: u64,
+}
+
+/// `CU_MEM_HANDLE_TYPE_FABRIC`
+const HANDLE_FABRIC: i32 = 8;
+const GRANULE: usize = 2 << 20;
 
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
 pub(crate) const ATTRIBUTE_SMS: i32 = 16;
@@ -186,6 +206,28 @@ impl<'d> Gpu<'d> {
             Err(Failure { code: ALREADY_ENABLED, .. }) => Ok(()),
             outcome => outcome,
         }
+    }
+
+    /// What is answered to what looks allowed: a wait of the first version, the handle of a pool's memory, and fabric memory.
+    pub(crate) fn refusals(&self) -> Outcome<[i32; 3]> {
+        let driver = self.enter()?;
+        let code = |outcome: Outcome| outcome.err().map_or(0, |failure| failure.code);
+        let flag = self.zeroed(4)?;
+        let wait = code(driver.cuStreamWaitValue32(std::ptr::null_mut(), flag.address, 0, WAIT_EQUAL));
+        let (mut pooled, mut handle) = (0, [0; 64]);
+        driver.cuMemAllocAsync(&raw mut pooled, 4096, std::ptr::null_mut())?;
+        self.synchronize()?;
+        let shared = code(driver.cuIpcGetMemHandle(&raw mut handle, pooled));
+        driver.cuMemFreeAsync(pooled, std::ptr::null_mut())?;
+        let properties =
+            Properties { kind: 1, handle_types: HANDLE_FABRIC, location: [1, self.device], ..Properties::default() };
+        let mut fabric = 0;
+        let made = code(driver.cuMemCreate(&raw mut fabric, GRANULE, &raw const properties, 0));
+        if made == 0 {
+            driver.cuMemRelease(fabric)?;
+        }
+        self.synchronize()?;
+        Ok([wait, shared, made])
     }
 
     /// Fresh memory, all zero.

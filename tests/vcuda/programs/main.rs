@@ -37,6 +37,7 @@ const fn virtually(name: &'static str, run: fn(&Driver) -> Result<(), String>) -
 
 const PROGRAMS: &[Program] = &[
     everywhere("devices", one::devices),
+    everywhere("refusals", one::refusals),
     everywhere("vector_add", one::vector_add),
     everywhere("reduce", one::reduce),
     everywhere("histogram", one::histogram),

@@ -6,6 +6,8 @@ const VECTOR_ADD: &[u8] = include_bytes!("../samples/compiled/vector_add.ptx.z")
 const REDUCE: &[u8] = include_bytes!("../samples/compiled/reduce.ptx.z");
 const HISTOGRAM: &[u8] = include_bytes!("../samples/compiled/histogram.ptx.z");
 const OUT_OF_MEMORY: i32 = 2;
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED`
+const ATTRIBUTE_FABRIC: i32 = 128;
 /// No GPU has as much.
 const TOO_MUCH: usize = 1 << 45;
 
@@ -16,6 +18,16 @@ pub(crate) fn devices(driver: &Driver) -> Result<(), String> {
     for device in 0..driver.count()? {
         println!("device {device}: {} at {}", driver.name(device)?, driver.bus_id(device)?);
     }
+    Ok(())
+}
+
+/// What the driver refuses though it looks allowed, by the codes of cuda.h.
+pub(crate) fn refusals(driver: &Driver) -> Result<(), String> {
+    let gpu = driver.gpu(0)?;
+    let [wait, shared, fabric] = gpu.refusals()?;
+    println!("a wait of the first version: {wait}");
+    println!("a handle of a pool's memory: {shared}");
+    println!("fabric memory, attribute {}: {fabric}", driver.attribute(0, ATTRIBUTE_FABRIC)?);
     Ok(())
 }
 

@@ -40,6 +40,23 @@ fn nvml_tells_the_links_of_each_machine() {
 }
 
 #[test]
+fn memory_operations_of_version_1_are_not_supported() {
+    must_print("1", "refusals", "a wait of the first version: 801");
+}
+
+#[test]
+fn memory_of_a_pool_has_no_handle() {
+    must_print("1", "refusals", "a handle of a pool's memory: 1");
+}
+
+#[test]
+fn fabric_memory_is_refused_where_the_attribute_lies() {
+    must_print("2-nvswitch", "refusals", "fabric memory, attribute 1: 800");
+    must_print("1", "refusals", "fabric memory, attribute 0: 801");
+    must_print("2x4-mnnvl", "refusals", "fabric memory, attribute 1: 0");
+}
+
+#[test]
 fn samples_run_on_every_gpu_of_every_machine() {
     for machine in MACHINES {
         for program in ["vector_add", "reduce", "histogram", "memory_runs_out"] {

@@ -113,11 +113,12 @@ fn row(rank: &Rank<'_>, plan: &Plan, number: u64) -> Result<Row> {
         };
         measure(rank, &case, &mut complain)
     };
+    let out_of_place = run(Placement::OutOfPlace)?;
+    // After a call: what devices can do is known once they have met.
     let chosen = match program.collective() {
         Some(collective) => comm.chosen(collective, data_type, &shape.call_count())?,
         None => None,
     };
-    let out_of_place = run(Placement::OutOfPlace)?;
     let in_place = if shape.in_place().is_some() { Some(run(Placement::InPlace)?) } else { None };
     let bytes = shape.elements() as u64 * u64::from(data_type.size());
     let factor = program.bus_factor(comm.size());

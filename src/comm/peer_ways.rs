@@ -1,0 +1,166 @@
+//! By which way the programs of a rank's device reach the memory of another rank's, and why by none of the better ones.
+//!
+//! The ways in their order: a direct pointer inside a process, a descriptor (CUMEM), a handle (IPC), pinned memory of
+//! the host (SHM), and slots that a thread moves over the network (NET). One function decides for a pair.
+
+use std::fmt;
+
+use crate::types::Rank;
+
+/// How a rank's memory leaves its process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeavesBy {
+    Descriptor,
+    /// A handle, as `NCCL_CUMEM_ENABLE=0` asks.
+    HandleBySetting,
+    /// A handle, because the device has no descriptors.
+    HandleByDevice,
+}
+
+/// A way between the devices of two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PeerWay {
+    Direct,
+    CuMem,
+    Ipc,
+    Pinned,
+    Wire,
+}
+
+/// What is known of two ranks on different devices.
+#[derive(Debug, Clone)]
+pub(super) struct PairFacts {
+    pub(super) peer: Rank,
+    /// Why the ranks share no memory, neither P2P nor SHM; `None` where they do.
+    pub(super) far: Option<[String; 2]>,
+    /// Why this rank's device does not reach the peer's.
+    pub(super) unreached: Option<String>,
+    /// Whether the ranks are threads of one process.
+    pub(super) one_process: bool,
+    pub(super) leaves_by: LeavesBy,
+}
+
+/// The way of a pair, and why by none of those above it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PeerDecision {
+    pub(super) way: PeerWay,
+    refused: Vec<(&'static str, String)>,
+}
+
+impl LeavesBy {
+    pub(super) fn code(self) -> u8 {
+        match self {
+            LeavesBy::Descriptor => 0,
+            LeavesBy::HandleBySetting => 1,
+            LeavesBy::HandleByDevice => 2,
+        }
+    }
+
+    pub(super) fn of_code(code: u8) -> Option<LeavesBy> {
+        [LeavesBy::Descriptor, LeavesBy::HandleBySetting, LeavesBy::HandleByDevice]
+            .into_iter()
+            .find(|way| way.code() == code)
+    }
+}
+
+impl PairFacts {
+    /// The first way that is open.
+    pub(super) fn decide(self) -> PeerDecision {
+        let PairFacts { peer, far, unreached, one_process, leaves_by } = self;
+        if let Some([p2p, shm]) = far {
+            return PeerDecision { way: PeerWay::Wire, refused: vec![("P2P", p2p), ("SHM", shm)] };
+        }
+        if let Some(reason) = unreached {
+            return PeerDecision::pinned(reason);
+        }
+        if one_process {
+            return PeerDecision { way: PeerWay::Direct, refused: Vec::new() };
+        }
+        let mut refused = vec![("direct pointer", format!("rank {peer} is in another process"))];
+        let handle = match leaves_by {
+            LeavesBy::Descriptor => return PeerDecision { way: PeerWay::CuMem, refused },
+            LeavesBy::HandleBySetting => format!("rank {peer} has NCCL_CUMEM_ENABLE=0"),
+            LeavesBy::HandleByDevice => format!("the memory of rank {peer} has no descriptors"),
+        };
+        refused.push(("CUMEM", handle));
+        PeerDecision { way: PeerWay::Ipc, refused }
+    }
+}
+
+impl PeerDecision {
+    /// Through memory of the host, for a reason against P2P.
+    pub(super) fn pinned(reason: String) -> PeerDecision {
+        PeerDecision { way: PeerWay::Pinned, refused: vec![("P2P", reason)] }
+    }
+
+    /// Why the pair works through memory of the host; `None` where it does not.
+    pub(super) fn against_p2p(&self) -> Option<&String> {
+        let reason = self.refused.iter().find(|(way, _)| *way == "P2P").map(|(_, reason)| reason);
+        reason.filter(|_| self.way == PeerWay::Pinned)
+    }
+}
+
+impl fmt::Display for PeerWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PeerWay::Direct => "P2P/direct pointer",
+            PeerWay::CuMem => "P2P/CUMEM",
+            PeerWay::Ipc => "P2P/IPC",
+            PeerWay::Pinned => "SHM/pinned",
+            PeerWay::Wire => "NET/Socket/0, staged in pinned memory of the host",
+        })
+    }
+}
+
+/// As in the log: `P2P/IPC (direct pointer: ...; CUMEM: ...)`.
+impl fmt::Display for PeerDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.way)?;
+        if self.refused.is_empty() { Ok(()) } else { write!(f, " ({})", join(&self.refused)) }
+    }
+}
+
+fn join(refused: &[(&str, String)]) -> String {
+    let reasons = refused.iter().map(|(way, reason)| format!("{way}: {reason}"));
+    reasons.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_open_way_is_taken_and_the_others_say_why_not() {
+        let open = PairFacts {
+            peer: Rank::new(1),
+            far: None,
+            unreached: None,
+            one_process: true,
+            leaves_by: LeavesBy::Descriptor,
+        };
+        let line = |facts: &PairFacts| facts.clone().decide().to_string();
+        assert_eq!(line(&open), "P2P/direct pointer");
+        let elsewhere = PairFacts { one_process: false, ..open.clone() };
+        assert_eq!(line(&elsewhere), "P2P/CUMEM (direct pointer: rank 1 is in another process)");
+        let set = PairFacts { leaves_by: LeavesBy::HandleBySetting, ..elsewhere.clone() };
+        let ipc = "P2P/IPC (direct pointer: rank 1 is in another process; CUMEM: rank 1 has NCCL_CUMEM_ENABLE=0)";
+        assert_eq!(line(&set), ipc);
+        let lacking = PairFacts { leaves_by: LeavesBy::HandleByDevice, ..elsewhere };
+        assert!(line(&lacking).starts_with("P2P/IPC ") && line(&lacking).contains("rank 1 has no descriptors"));
+        let unreached = PairFacts { unreached: Some("no way".to_owned()), ..open.clone() };
+        assert_eq!(line(&unreached), "SHM/pinned (P2P: no way)");
+        assert_eq!(unreached.decide().against_p2p().map(String::as_str), Some("no way"));
+        let far = PairFacts { far: Some(["a".to_owned(), "b".to_owned()]), ..open }.decide();
+        assert_eq!(far.to_string(), "NET/Socket/0, staged in pinned memory of the host (P2P: a; SHM: b)");
+        assert_eq!(far.against_p2p(), None);
+    }
+
+    #[test]
+    fn codes_come_back_and_others_are_refused() {
+        for way in [LeavesBy::Descriptor, LeavesBy::HandleBySetting, LeavesBy::HandleByDevice] {
+            assert_eq!(LeavesBy::of_code(way.code()), Some(way));
+        }
+        assert_eq!(LeavesBy::of_code(3), None);
+    }
+}
