@@ -261,9 +261,9 @@ impl NetBootstrap {
         child.connect_neighbours(neighbours.iter().map(|neighbour| members[neighbour.rank.index()].1));
         // No rank returns before all connections of the child exist; so a connection that ends later means a dead rank.
         if let Err(error) = self.meet_child(&child, &ranks, wait) {
-            // The others learn the cause over this bootstrap, in its rank numbers. The goodbye keeps them from taking
-            // this rank for dead in the child.
-            child.control.lock().close(0, CLOSE_TIMEOUT);
+            // The others may have met already and wait in the child's first exchange, or they look for the cause here,
+            // where the caller publishes it. The goodbye keeps them from taking this rank for dead in the child.
+            child.control.lock().give_up(&cause::failure_note(&in_child(&error, &ranks)), CLOSE_TIMEOUT);
             return Err(error.at(self.world.rank).during("connecting the child"));
         }
         Ok(collective::child(child, ranks))
@@ -292,27 +292,32 @@ impl NetBootstrap {
             }
             Ok(())
         });
-        met.map_err(|error| seen.take().unwrap_or_else(|| self.cause_in_child(&error, members, wait)))
+        met.map_err(|error| seen.take().unwrap_or_else(|| self.cause_in_child(&error, (child, members), wait)))
     }
 
-    /// Fails if this bootstrap knows of a death or failure of one of `members`.
+    /// Fails if this bootstrap knows of a death or failure of one of `members`. What befalls other ranks is no concern
+    /// of the child.
     fn check_members(&self, members: &[Rank], wait: &Wait) -> Result<()> {
         let mut control = self.control.lock();
         control.drive(Duration::ZERO)?;
-        let failed = wait.read(control.inbox().notes());
+        let failed = wait.read(control.inbox().notes().filter(|(from, _)| members.contains(from)));
         failed.and_then(|()| control.inbox().check_dead(|rank| members.contains(&rank)))
     }
 
-    /// The cause of `error`, which came over the child's connections. If a member has gone, the reason arrives over
-    /// this bootstrap.
-    fn cause_in_child(&self, error: &Error, members: &[Rank], wait: &Wait) -> Error {
+    /// The cause of `error`, which came over the connections of `child`. If a member has gone, the reason arrives there
+    /// or over this bootstrap.
+    fn cause_in_child(&self, error: &Error, (child, members): (&NetBootstrap, &[Rank]), wait: &Wait) -> Error {
         if error.kind() != Kind::Remote {
             return in_parent(error, members);
         }
+        let reading = wait.clone().with_notes(Some(cause::failure_reader()));
         let patience = Deadline::after(CAUSE_PATIENCE);
         while !patience.passed(clock::now()) {
             if let Err(cause) = self.check_members(members, wait) {
                 return cause;
+            }
+            if let Err(cause) = reading.read(child.control.lock().inbox().notes()) {
+                return in_parent(&cause, members);
             }
             // Waits for more on the parent's connections.
             if let Err(error) = self.control.lock().drive(CHILD_LOOK) {
@@ -339,6 +344,13 @@ pub(crate) fn in_parent(error: &Error, members: &[Rank]) -> Error {
         }
         None => Error::new(error.kind(), error.message()),
     }
+}
+
+/// The `error` in the rank numbers of a child of `members`. It is about no rank if it was about another than these.
+fn in_child(error: &Error, members: &[Rank]) -> Error {
+    let place = error.peer().and_then(|peer| (0..).zip(members).find(|(_, member)| member.get() == peer));
+    let told = Error::new(error.kind(), error.message());
+    place.into_iter().fold(told, |told, (place, _)| told.about(Rank::new(place)))
 }
 
 /// This rank's listener.
@@ -506,8 +518,7 @@ impl Bootstrap for NetBootstrap {
         if !matches!(error.kind(), Kind::Timeout | Kind::Aborted) {
             control.await_links(neighbours.iter().map(|neighbour| neighbour.rank), Deadline::after(GIVE_UP_PATIENCE));
         }
-        control.publish(&cause::failure_note(error));
-        control.close(0, CLOSE_TIMEOUT);
+        control.give_up(&cause::failure_note(error), CLOSE_TIMEOUT);
     }
 
     fn publish(&self, note: &[u8]) {
@@ -528,10 +539,11 @@ impl Bootstrap for NetBootstrap {
 mod tests {
     use std::io::Write;
     use std::net::TcpStream;
+    use std::sync::atomic::AtomicUsize;
 
     use super::*;
     use crate::bootstrap::Root;
-    use crate::sync::AbortFlag;
+    use crate::sync::{AbortFlag, Progress};
 
     fn soon() -> Wait {
         Wait::new(Duration::from_secs(30), &AbortFlag::new())
@@ -587,6 +599,42 @@ mod tests {
             bootstrap.barrier(&soon()).unwrap();
             bootstrap.close();
         });
+    }
+
+    /// A rank that gives up anywhere in a split tells the others why: those that have met in the child, too.
+    #[test]
+    fn who_gives_up_while_a_child_connects_says_why_in_the_child() {
+        const MOST_TURNS: usize = 1000;
+        for allowed in 0..MOST_TURNS {
+            let is_whole = AtomicU32::new(0);
+            run(2, |bootstrap| {
+                let reading = soon().with_notes(Some(cause::failure_reader()));
+                let outcome = if bootstrap.world.rank.get() == 0 {
+                    let turns = AtomicUsize::new(0);
+                    let fail = move || {
+                        let is_over = turns.fetch_add(1, Ordering::Relaxed) >= allowed;
+                        if is_over { Err(Error::internal("enough")) } else { Ok(()) }
+                    };
+                    let failing = reading.clone().with_progress(Some(Progress::new(fail)));
+                    bootstrap.split(Some(1), 0, &failing).inspect_err(|error| bootstrap.give_up(error))
+                } else {
+                    bootstrap.split(Some(1), 0, &reading)
+                };
+                let child = outcome.map(|child| child.expect("a color was passed").bootstrap);
+                match child.and_then(|child| child.all_gather(b"here", &reading).inspect(|_| child.close())) {
+                    Ok(_) => is_whole.fetch_add(1, Ordering::Relaxed),
+                    Err(error) => {
+                        assert!(error.message().contains("enough"), "{allowed} turns: {error}");
+                        0
+                    }
+                };
+                bootstrap.close();
+            });
+            if is_whole.into_inner() == 2 {
+                return;
+            }
+        }
+        panic!("a split takes more than {MOST_TURNS} turns");
     }
 
     #[test]

@@ -12,7 +12,7 @@ const COMMANDS: &[&str] = &["split 1", "split N/2", "local", "placement"];
 /// How many kills of each kind. `RSCCL_TEST_KILLS` sets more for a longer run.
 fn turns() -> u64 {
     #![expect(clippy::disallowed_methods, reason = "how long a test shall take is no configuration of the library")]
-    std::env::var("RSCCL_TEST_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(2)
+    std::env::var("RSCCL_TEST_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
 fn killed_during(command: &str, transport: &[(&str, &str)], key: &[u64]) {

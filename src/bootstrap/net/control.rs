@@ -657,15 +657,27 @@ impl ControlPlane {
         self.inbox.events()
     }
 
+    /// [`ControlPlane::close`] behind a `note` that says why. It goes to all who are connected once everything has been
+    /// sent: a connection whose handshake is not over takes no gossip.
+    pub(super) fn give_up(&mut self, note: &[u8], timeout: Duration) {
+        let deadline = Deadline::after(timeout);
+        self.send_out(deadline);
+        self.publish(note);
+        self.close_until(0, deadline);
+    }
+
     /// Waits until everything has been sent, at most `timeout`, then says goodbye and closes all connections.
     pub(super) fn close(&mut self, word: u64, timeout: Duration) {
+        self.close_until(word, Deadline::after(timeout));
+    }
+
+    fn close_until(&mut self, word: u64, deadline: Deadline) {
         if !std::mem::replace(&mut self.is_open, false) {
             return;
         }
         // From here on the ranks that stay forward the gossip.
         self.outbox.clear();
         self.farewell = None;
-        let deadline = Deadline::after(timeout);
         self.send_out(deadline);
         for entry in self.links.values_mut().filter(|entry| entry.link.peer().is_some()) {
             entry.link.queue(GOODBYE, 0, &word.to_le_bytes());
