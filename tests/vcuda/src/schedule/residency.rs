@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::order::Work;
+use super::work::LOOK_AGAIN;
 use super::{Surroundings, World};
 use crate::driver::CUresult;
 use crate::machine::{Gpu as Model, Limits};
@@ -94,6 +95,8 @@ pub(super) struct Resident {
     /// Away while a worker runs it.
     pub(super) block: Option<Box<Block>>,
     pub(super) sleep: Option<Sleep>,
+    /// How often it was called though no word had changed.
+    pub(super) rests: u32,
     pub(super) hangs: bool,
 }
 
@@ -101,9 +104,29 @@ pub(super) struct Resident {
 #[derive(Debug, Clone)]
 pub(super) struct Sleep {
     pub(super) since_change: u64,
+    /// When it was looked whether the words have changed.
     pub(super) since: Instant,
+    /// When it sees for itself at the latest: a loop may count, or look at a clock.
+    pub(super) until: Instant,
     pub(super) polled: Vec<u64>,
     pub(super) what: String,
+}
+
+impl Resident {
+    /// Whether the block has something to do, `changes` being the count of memory's changes.
+    pub(super) fn can_run(&mut self, changes: u64, now: Instant) -> bool {
+        let (Some(block), sleep) = (&self.block, &mut self.sleep) else { return false };
+        let Some(sleep) = sleep else { return true };
+        if sleep.since_change == changes && now < sleep.since + LOOK_AGAIN {
+            return false;
+        }
+        (sleep.since_change, sleep.since) = (changes, now);
+        let has_news = block.has_news();
+        if has_news {
+            self.rests = 0;
+        }
+        has_news || now >= sleep.until
+    }
 }
 
 impl RunningGrid {
@@ -210,7 +233,15 @@ impl Gpu {
                 grid.resident += 1;
                 let block = Box::new(grid.grid.block(index, u32::try_from(sm).unwrap_or(0)));
                 let (operation, hangs) = (grid.operation, grid.hangs);
-                self.blocks.push_back(Resident { operation, sm, need, block: Some(block), sleep: None, hangs });
+                self.blocks.push_back(Resident {
+                    operation,
+                    sm,
+                    need,
+                    block: Some(block),
+                    sleep: None,
+                    rests: 0,
+                    hangs,
+                });
             }
         }
     }

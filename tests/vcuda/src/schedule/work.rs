@@ -17,7 +17,12 @@ const BUDGET: u32 = 2048;
 /// How long a process keeps a GPU that others want, as on hardware.
 const SLICE: Duration = Duration::from_millis(2);
 /// The host stores into pinned memory without a word: sleepers look again after this long.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Blocks whose words do not change run all the same after this long, since they may count.
+const REST: Duration = Duration::from_millis(4);
+/// Such rests in a row, until the longer ones.
+const SHORT_RESTS: u32 = 64;
+const LONG_REST: Duration = Duration::from_millis(64);
 /// A worker without work looks again after this long, in case a wake-up was lost.
 const IDLE: Duration = Duration::from_millis(50);
 
@@ -235,13 +240,9 @@ impl World {
     /// Takes the next block that has something to do.
     fn take_block(&mut self, around: &Surroundings, gpu: usize) -> Option<Job> {
         let changes = around.space.state().changes();
+        let now = Instant::now();
         let blocks = &mut self.gpus[gpu].blocks;
-        let can_run = |sleep: &Option<Sleep>| {
-            sleep.as_ref().is_none_or(|sleep| sleep.since_change != changes || sleep.since.elapsed() >= LOOK_AGAIN)
-        };
-        let at = blocks
-            .iter()
-            .position(|resident| resident.block.is_some() && !resident.hangs && can_run(&resident.sleep))?;
+        let at = blocks.iter_mut().position(|resident| !resident.hangs && resident.can_run(changes, now))?;
         let mut resident = blocks.remove(at)?;
         let block = resident.block.take()?;
         let (operation, sm) = (resident.operation, resident.sm);
@@ -263,14 +264,19 @@ impl World {
         let Some(place) = self.gpus[gpu].blocks.iter_mut().find(away) else { return false };
         match step {
             Step::Ran => {
+                if !block.only_looks() {
+                    around.space.state().moved();
+                }
                 place.block = Some(block);
                 place.sleep = None;
-                around.space.state().moved();
                 false
             }
             Step::Sleeping { since_change, polled, what } => {
                 place.block = Some(block);
-                place.sleep = Some(Sleep { since_change, since: Instant::now(), polled, what });
+                let since = Instant::now();
+                let rest = if place.rests < SHORT_RESTS { REST } else { LONG_REST };
+                place.rests = place.rests.saturating_add(1);
+                place.sleep = Some(Sleep { since_change, since, until: since + rest, polled, what });
                 false
             }
             Step::Done => {

@@ -4,6 +4,7 @@ use super::FaultKind;
 use super::definedness;
 use super::execute::space_of;
 use super::grid::Grid;
+use super::poll::{Poll, Word};
 use super::races::Races;
 use super::random::Random;
 use super::translate::{Cell, Checked, Translation, Trouble, check_alignment};
@@ -94,6 +95,32 @@ impl Core {
         if std::mem::take(&mut self.changed) {
             self.grid.memory.bump();
         }
+    }
+
+    /// Whether nothing has been mapped or unmapped since the last [`begin`](Self::begin).
+    pub(super) fn knows_memory(&self) -> bool {
+        self.translation.is_fresh(&*self.grid.memory)
+    }
+
+    /// Whether one of the words that a loop polls may hold something else now, once [`knows_memory`](Self::knows_memory).
+    pub(super) fn has_news(&self, poll: &Poll) -> bool {
+        poll.watched().is_none_or(|mut words| words.any(|word| self.has_changed(word)))
+    }
+
+    pub(super) fn has_changed(&self, word: &Word) -> bool {
+        if word.is_shared {
+            let now =
+                self.shared_at(word.address, word.bytes).map(|at| little(&self.shared[at..at + word.bytes as usize]));
+            return now.ok() != Some(word.value);
+        }
+        // A store of this block on its way is seen by the block before it is in memory.
+        let is_on_its_way = self.weak.as_ref().is_some_and(|weak| weak.may_store(word.address));
+        let now = || {
+            self.translation
+                .known(word.address, word.bytes)
+                .map(|extent| Cell::new(extent, word.address, word.bytes).load())
+        };
+        is_on_its_way || now() != Some(word.value)
     }
 
     pub(super) fn is_weak(&self) -> bool {
@@ -358,7 +385,8 @@ impl Warp {
                 let access = Access { warp: self.index, lane, address: at, bytes, order, line: false };
                 let (value, set) = self.read(core, access, space)?;
                 if !matches!(space, Space::Local | Space::Parameter) {
-                    self.groups[self.current].poll.read(at, value, line);
+                    let word = Word { address: at, bytes, value, is_shared: space == Space::Shared };
+                    self.groups[self.current].poll.read(word, line);
                 }
                 (out[part][index], defined[part][index]) = if kind.is_signed() {
                     // The bytes above are made of the highest one.
@@ -469,7 +497,8 @@ impl Warp {
             let new = |old: u64| update::updated(*update, *kind, old, operands[index], values[index]);
             let sets = (operands_set[index], values_set[index]);
             let defined = |old: u64, set: u8| update::defined(*update, (old, set), (operands[index], sets.0), sets.1);
-            let (old, set) = match Self::resolved(at, address.space) {
+            let space = Self::resolved(at, address.space);
+            let (old, set) = match space {
                 Space::Shared => {
                     let place = core.shared_at(at, access.bytes)?;
                     core.observe(access);
@@ -489,7 +518,8 @@ impl Warp {
             };
             let poll = &mut self.groups[self.current].poll;
             if new(old) == old {
-                poll.read(at, old, line);
+                let word = Word { address: at, bytes: kind.bytes(), value: old, is_shared: space == Space::Shared };
+                poll.read(word, line);
             } else {
                 poll.moved();
             }

@@ -15,6 +15,10 @@ pub struct Block {
     pub(super) warps: Vec<Warp>,
     pub(super) barriers: Vec<Barrier>,
     next: usize,
+    /// Whether it slept at the end of the last step.
+    sleeps: bool,
+    /// See [`Self::only_looks`].
+    only_looks: bool,
     ended: bool,
 }
 
@@ -58,7 +62,15 @@ impl Block {
             warps.push(warp);
         }
         let core = Core::new(grid, index, sm, number, threads);
-        Self { core, warps, barriers: vec![Barrier::default(); 16], next: 0, ended: false }
+        Self {
+            core,
+            warps,
+            barriers: vec![Barrier::default(); 16],
+            next: 0,
+            sleeps: false,
+            only_looks: false,
+            ended: false,
+        }
     }
 
     /// Runs at most `budget` warp instructions; it never blocks the calling thread.
@@ -67,7 +79,15 @@ impl Block {
             return Step::Done;
         }
         let since_change = self.core.begin();
-        self.wake();
+        let has_news = self.wake();
+        if has_news {
+            self.only_looks = false;
+        } else if self.sleeps {
+            self.only_looks = true;
+            // Called again though nothing has changed: all look, since there may be a loop that counts.
+            self.warps.iter_mut().for_each(Warp::wake_anyhow);
+        }
+        self.sleeps = false;
         let step = self.turns(budget, since_change);
         self.ended = matches!(step, Step::Done | Step::Fault(_));
         self.core.finish();
@@ -80,8 +100,23 @@ impl Block {
         u32::try_from(self.core.clock).unwrap_or(u32::MAX)
     }
 
-    fn wake(&mut self) {
-        self.warps.iter_mut().for_each(Warp::wake);
+    /// Whether all it has done since it slept is to look again at words that had not changed.
+    #[must_use]
+    pub fn only_looks(&self) -> bool {
+        self.only_looks
+    }
+
+    /// Whether a block that sleeps polls a word that has changed, as far as can be told without running it.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        !self.core.knows_memory() || self.warps.iter().any(|warp| warp.has_news(&self.core))
+    }
+
+    /// Wakes those who poll a word that has changed; whether there were any.
+    fn wake(&mut self) -> bool {
+        let core = &self.core;
+        // All of them, not the first alone.
+        self.warps.iter_mut().map(|warp| warp.wake(core)).fold(false, std::ops::BitOr::bitor)
     }
 
     fn turns(&mut self, budget: u32, since_change: u64) -> Step {
@@ -95,8 +130,10 @@ impl Block {
             let (used, turn) = self.warps[index].run(&mut self.core, quantum);
             left -= used.min(left);
             if self.core.take_stored() {
+                self.only_looks = false;
                 self.wake();
             }
+            self.only_looks &= matches!(turn, Turn::Over);
             let result = match turn {
                 Turn::Over => Ok(()),
                 Turn::Barrier => self.barrier(index),
@@ -122,7 +159,10 @@ impl Block {
             Err(trouble) => Step::Fault(self.fault(0, &trouble)),
             Ok(false) => Step::Ran,
             Ok(true) if over => Step::Done,
-            Ok(true) => self.sleeping(since_change),
+            Ok(true) => {
+                self.sleeps = true;
+                self.sleeping(since_change)
+            }
         }
     }
 
@@ -195,7 +235,7 @@ impl Block {
         let mut line = 0;
         for group in self.warps.iter().flat_map(|warp| &warp.groups).filter(|group| group.state == State::Polling) {
             let (words, at) = group.poll.polled();
-            polled.extend_from_slice(words);
+            polled.extend(words);
             line = if line == 0 { at } else { line };
         }
         polled.sort_unstable();

@@ -54,6 +54,17 @@ impl Translation {
         Ok(&self.cached[0])
     }
 
+    /// The extent that holds `bytes` at `address`, if it was used of late.
+    pub(super) fn known(&self, address: u64, bytes: u32) -> Option<&Extent> {
+        let end = address.saturating_add(u64::from(bytes));
+        self.cached.iter().find(|extent| address >= extent.start && end <= extent.end)
+    }
+
+    /// Whether the machine's memory is as it was at the last [`refresh`](Self::refresh).
+    pub(super) fn is_fresh(&self, memory: &dyn GlobalMemory) -> bool {
+        memory.generation() == self.generation
+    }
+
     /// Forgets everything if the machine's memory was rearranged.
     pub(super) fn refresh(&mut self, memory: &dyn GlobalMemory) {
         let generation = memory.generation();

@@ -4,6 +4,7 @@
 //! group. The group at the lowest position goes first, so lanes that parted in a branch meet again after it; a group that
 //! jumps back often lets the others go, so that no lane starves another.
 
+use super::access::Core;
 use super::calls::Frame;
 use super::poll::Poll;
 use crate::alu::Row;
@@ -197,13 +198,29 @@ impl Warp {
         }
     }
 
-    /// Lets groups that poll look again.
-    pub(super) fn wake(&mut self) {
-        for group in &mut self.groups {
-            if group.state == State::Polling {
+    /// Lets groups look again that poll a word that has changed; whether there were any.
+    pub(super) fn wake(&mut self, core: &Core) -> bool {
+        let mut any = false;
+        for group in self.groups.iter_mut().filter(|group| group.state == State::Polling) {
+            if core.has_news(&group.poll) {
                 group.state = State::Ready;
-                group.poll.wake();
+                group.poll.wake(|word| core.has_changed(word));
+                any = true;
             }
         }
+        any
+    }
+
+    /// Lets all groups that poll look again.
+    pub(super) fn wake_anyhow(&mut self) {
+        for group in self.groups.iter_mut().filter(|group| group.state == State::Polling) {
+            group.state = State::Ready;
+            group.poll.wake_anyhow();
+        }
+    }
+
+    /// Whether a group polls a word that has changed.
+    pub(super) fn has_news(&self, core: &Core) -> bool {
+        self.groups.iter().any(|group| group.state == State::Polling && core.has_news(&group.poll))
     }
 }

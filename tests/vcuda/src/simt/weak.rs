@@ -86,6 +86,11 @@ impl Weak {
         }
     }
 
+    /// Whether a store near this address may be in the block's queue.
+    pub(super) fn may_store(&self, address: u64) -> bool {
+        self.queue.may_hold(address / GRANULE)
+    }
+
     /// Whether the model has this defect, on purpose.
     fn lacks(&self, mutation: Mutation) -> bool {
         self.mutation == Some(mutation)
