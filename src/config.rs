@@ -96,6 +96,10 @@ pub struct Config {
     pub scratch_bytes: u64,
     /// Forbids direct pointers between ranks of one process. `NCCL_P2P_DISABLE`; false.
     pub p2p_disable: bool,
+    /// Forbids that GPUs of one process use each other's addresses: their ranks hand memory of the library over by
+    /// descriptors, as those of two processes do, and work in no user's buffer of another GPU, which may lie in memory
+    /// that only its own GPU reaches. It counts for a pair if one of the two sets it. `NCCL_P2P_DIRECT_DISABLE`; false.
+    pub p2p_direct_disable: bool,
     /// Forbids shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     pub shm_disable: bool,
     /// Forbids that ranks of one host read each other's memory in place, by `process_vm_readv`: all that is in no
@@ -210,6 +214,7 @@ impl Default for Config {
             buffer_bytes: None,
             scratch_bytes: 4 << 20,
             p2p_disable: false,
+            p2p_direct_disable: false,
             shm_disable: false,
             cma_disable: false,
             cumem_enable: true,
@@ -455,6 +460,8 @@ setters! {
     with_scratch_bytes => scratch_bytes: u64;
     /// Sets [`Config::p2p_disable`].
     with_p2p_disable => p2p_disable: bool;
+    /// Sets [`Config::p2p_direct_disable`].
+    with_p2p_direct_disable => p2p_direct_disable: bool;
     /// Sets [`Config::shm_disable`].
     with_shm_disable => shm_disable: bool;
     /// Sets [`Config::cma_disable`].

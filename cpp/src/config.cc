@@ -50,6 +50,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "NCCL_BUFFSIZE", config.buffer_bytes);
     lay(*made, "RSCCL_SCRATCH_BYTES", config.scratch_bytes);
     lay(*made, "NCCL_P2P_DISABLE", config.p2p_disable);
+    lay(*made, "NCCL_P2P_DIRECT_DISABLE", config.p2p_direct_disable);
     lay(*made, "NCCL_SHM_DISABLE", config.shm_disable);
     lay(*made, "RSCCL_CMA_DISABLE", config.cma_disable);
     lay(*made, "NCCL_CUMEM_ENABLE", config.cumem_enable);

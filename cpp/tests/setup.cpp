@@ -464,6 +464,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
     rest.runtime_connect = false;
     rest.host_id = "this host";
     rest.p2p_disable = true;
+    rest.p2p_direct_disable = true;
     rest.shm_disable = true;
     rest.cma_disable = true;
     rest.cumem_enable = false;

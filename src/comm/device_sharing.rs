@@ -40,6 +40,8 @@ pub(super) struct Meeting {
     staged: Arc<Staged>,
     /// Whether several processes share the one device of all ranks and take turns there, so that one of them leads.
     across: bool,
+    /// Of each rank: whether it has `NCCL_P2P_DIRECT_DISABLE=1`.
+    without_pointers: Vec<bool>,
     world: World,
 }
 
@@ -71,6 +73,8 @@ struct Facts {
     /// `RSCCL_COHORT=split`.
     together: bool,
     leaves_by: LeavesBy,
+    /// `NCCL_P2P_DIRECT_DISABLE`
+    without_pointers: bool,
 }
 
 /// The layout of the memory that a rank shares: control words, the words of its sending ends, scratch.
@@ -91,7 +95,7 @@ pub(super) struct Addresses {
 /// What this rank and the ranks of other processes have brought, and keeps it: see [`Meeting::addresses`].
 #[derive(Debug, Default)]
 pub(super) struct Brought {
-    /// On devices, by rank.
+    /// On devices, by rank; of ranks of this process too whose pointers this rank does not use.
     pub(super) sides: HashMap<Rank, Region>,
     /// Of the host's memory, by rank; of this process's ranks too, as this rank's device addresses it.
     pub(super) stages: HashMap<Rank, Region>,
@@ -122,7 +126,8 @@ impl Meeting {
             (_, true) => LeavesBy::Descriptor,
             (_, false) => LeavesBy::HandleByDevice,
         };
-        let mine = Facts { process, ticket: entry.0, device: identity, together, leaves_by };
+        let without_pointers = session.settings.no_direct_pointers;
+        let mine = Facts { process, ticket: entry.0, device: identity, together, leaves_by, without_pointers };
         let told = bootstrap.all_gather(&mine.encode(), wait)?;
         let facts = world.ranks().zip(&told).map(|(rank, bytes)| Facts::decode(rank, bytes));
         let facts: Vec<Facts> = facts.collect::<Result<_>>()?;
@@ -138,7 +143,8 @@ impl Meeting {
         let staged = Arc::new(stage(session, home, (&devices, &facts, &hosts), wait)?);
         let shared = found.ok_or_else(|| Error::internal("what the ranks of this process share is gone"))?;
         let processes = facts.iter().map(|facts| facts.process).collect();
-        Ok(Meeting { shared, processes, devices, hosts, staged, across, world })
+        let without_pointers = facts.iter().map(|facts| facts.without_pointers).collect();
+        Ok(Meeting { shared, processes, devices, hosts, staged, across, without_pointers, world })
     }
 
     /// The devices of all ranks, in rank order.
@@ -149,6 +155,33 @@ impl Meeting {
     /// Whether `rank` is a thread of this process.
     pub(super) fn is_here(&self, rank: Rank) -> bool {
         self.processes[rank.index()] == self.processes[self.world.rank.index()]
+    }
+
+    /// Whether a process has several devices whose ranks do not use each other's pointers: no rank works in another's
+    /// buffers then. The same on all ranks.
+    pub(super) fn is_without_pointers(&self) -> bool {
+        let ranks = 0..self.devices.len();
+        let is_apart = |one: usize, other: usize| {
+            self.processes[one] == self.processes[other] && self.devices[one] != self.devices[other]
+        };
+        ranks
+            .clone()
+            .filter(|one| self.without_pointers[*one])
+            .any(|one| ranks.clone().any(|other| is_apart(one, other)))
+    }
+
+    /// Whether this rank imports the memory of `rank`, which is of its process, as it would another process's.
+    fn imports(&self, rank: Rank) -> bool {
+        let me = self.world.rank;
+        let without_pointers = self.without_pointers[me.index()] || self.without_pointers[rank.index()];
+        let is_near = self.is_here(rank) && !self.is_far(rank) && !self.staged.parts(me, rank);
+        without_pointers && is_near && self.devices[me.index()] != self.devices[rank.index()]
+    }
+
+    /// Memory of a rank of this process, as this rank's device has it.
+    fn imported(&self, home: Home, memory: &Region) -> Result<Region> {
+        let descriptor = device::of(memory.home())?.export(memory)?;
+        device::of(home)?.import(descriptor, memory.bytes())
     }
 
     /// The ranks of other processes of this host, in order.
@@ -216,7 +249,8 @@ impl Meeting {
     /// Where there is no such memory.
     pub(super) fn allocate(&self, home: Home, layout: &StagingLayout, sharing: Sharing) -> Result<Brought> {
         let me = self.world.rank;
-        let sharing = if self.reached_elsewhere().is_empty() { Sharing::Threads } else { sharing };
+        let is_shared = !self.reached_elsewhere().is_empty() || self.world.ranks().any(|rank| self.imports(rank));
+        let sharing = if is_shared { sharing } else { Sharing::Threads };
         let side = device::of(home)?.allocate(layout.device_bytes(me)?, sharing)?;
         let bytes = layout.host_bytes(me)?;
         if bytes > 0 {
@@ -253,8 +287,9 @@ impl Meeting {
         lock(&self.shared.stages).get(&self.world.rank).cloned()
     }
 
-    /// Takes in the host's memory that ranks of this process and of others have brought, for the work of this device.
-    /// All ranks of this process must have allocated theirs.
+    /// Takes in the host's memory that ranks of this process and of others have brought, for the work of this device,
+    /// and imports that of ranks of this process whose pointers it does not use. All ranks of this process must have
+    /// allocated theirs.
     ///
     /// # Errors
     /// Where the device cannot work in it.
@@ -264,6 +299,11 @@ impl Meeting {
         stages.extend(elsewhere.iter().cloned());
         for (rank, stage) in stages {
             brought.stages.insert(rank, device::of(home)?.take_in(&stage)?);
+        }
+        for rank in self.world.ranks().filter(|rank| self.imports(*rank)) {
+            let side = lock(&self.shared.sides).get(&rank).cloned();
+            let side = side.ok_or_else(|| Error::internal(format!("rank {rank} has left no memory")))?;
+            brought.sides.insert(rank, self.imported(home, &side)?);
         }
         Ok(())
     }
@@ -283,7 +323,7 @@ impl Meeting {
             let side = if self.staged.parts(me, rank) || self.is_far(rank) {
                 0
             } else {
-                let side = sides.get(&rank).or_else(|| brought.sides.get(&rank));
+                let side = brought.sides.get(&rank).or_else(|| sides.get(&rank));
                 address(side.ok_or_else(|| missing(rank))?, 0)
             };
             let stage = if self.staged.peers_of(rank).is_empty() || self.is_far(rank) {
@@ -361,19 +401,27 @@ impl Meeting {
         &self.shared.rendezvous
     }
 
-    /// The queue of a connection inside this process. Whichever end comes first allocates it.
+    /// The queue of a connection inside this process, for this rank, which works in `home`. Whichever end comes first
+    /// allocates it.
     ///
     /// # Errors
-    /// Where the receiver's device has no memory.
-    pub(super) fn queue(&self, need: Need, shape: Shape) -> Result<Region> {
+    /// Where the receiver's device has no memory, or this rank cannot import it.
+    pub(super) fn queue(&self, home: Home, need: Need, shape: Shape) -> Result<Region> {
+        let made = self.queue_at_receiver(need, shape)?;
+        // The receiver's own memory needs no way to it.
+        if need.way == Way::Send && self.imports(need.peer) { self.imported(home, &made) } else { Ok(made) }
+    }
+
+    fn queue_at_receiver(&self, need: Need, shape: Shape) -> Result<Region> {
         let (from, to) = ends(self.world.rank, need);
+        let sharing = if self.imports(need.peer) { Sharing::Processes } else { Sharing::Threads };
         let mut queues = lock(&self.shared.queues);
         if let Some(queue) = queues.get(&(from, to, need.channel)) {
             return Ok(queue.clone());
         }
         let home = lock(&self.shared.sides).get(&to).map(Region::home);
         let device = device::of(home.ok_or_else(|| Error::internal(format!("rank {to} has no memory on a device")))?)?;
-        let made = device.allocate(queue_bytes(shape)?, Sharing::Threads)?;
+        let made = device.allocate(queue_bytes(shape)?, sharing)?;
         queues.insert((from, to, need.channel), made.clone());
         Ok(made)
     }
@@ -383,7 +431,7 @@ impl Facts {
     fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::new();
         writer.u64(self.process).u64(self.ticket).raw(&self.device.0).u8(u8::from(self.together));
-        writer.u8(self.leaves_by.code());
+        writer.u8(self.leaves_by.code()).u8(u8::from(self.without_pointers));
         writer.finish()
     }
 
@@ -394,8 +442,9 @@ impl Facts {
             let (device, together) = (DeviceIdentity(reader.array()?), reader.u8()? != 0);
             let leaves_by = LeavesBy::of_code(reader.u8()?);
             let leaves_by = leaves_by.ok_or_else(|| reader.malformed("its memory leaves it in an unknown way"))?;
+            let without_pointers = reader.u8()? != 0;
             reader.finish()?;
-            Ok(Facts { process, ticket, device, together, leaves_by })
+            Ok(Facts { process, ticket, device, together, leaves_by, without_pointers })
         };
         read().map_err(|error| error.about(rank))
     }
@@ -426,12 +475,16 @@ fn stage(
         let decide = |peer: Rank| -> Result<PeerDecision> {
             let theirs = facts[peer.index()];
             let far = is_far(peer).then(|| why_far(policy));
+            let without_pointers = [me, peer].into_iter().find(|rank| facts[rank.index()].without_pointers);
+            // Ranks of one device need no way to each other's memory.
+            let without_pointers = without_pointers.filter(|_| theirs.device != mine);
             let is_near_other = far.is_none() && theirs.device != mine;
             let pair = PairFacts {
                 peer,
                 far,
                 unreached: if is_near_other { unreached(theirs.device)? } else { None },
                 one_process: theirs.process == facts[me.index()].process,
+                without_pointers,
                 leaves_by: theirs.leaves_by,
             };
             Ok(pair.decide())
@@ -647,14 +700,14 @@ mod tests {
 
     fn facts(process: u64, device: u8, together: bool) -> Facts {
         let (device, leaves_by) = (DeviceIdentity([device; 16]), LeavesBy::HandleBySetting);
-        Facts { process, ticket: 9, device, together, leaves_by }
+        Facts { process, ticket: 9, device, together, leaves_by, without_pointers: together }
     }
 
     #[test]
     fn facts_come_back_and_broken_ones_are_refused() {
         let mine = facts(7, 3, true);
         assert_eq!(Facts::decode(Rank::new(1), &mine.encode()).unwrap(), mine);
-        for broken in [&mine.encode()[1..], &[], &[0; 35], &[9; 34]] {
+        for broken in [&mine.encode()[1..], &[], &[0; 36], &[9; 35]] {
             assert_eq!(Facts::decode(Rank::new(1), broken).unwrap_err().peer(), Some(1));
         }
     }

@@ -241,7 +241,8 @@ impl Engine {
         }
         // Addresses of users' buffers mean nothing in another process, nor on a device that does not reach them.
         let meeting = &self.side_mut()?.meeting;
-        let direct = meeting.elsewhere().is_empty() && !meeting.staged().is_any() && !meeting.has_far();
+        let is_apart = meeting.has_far() || meeting.is_without_pointers();
+        let direct = meeting.elsewhere().is_empty() && !meeting.staged().is_any() && !is_apart;
         let windows = if direct { Windows::User } else { Windows::Scratch };
         let program = self.chooser.device_program(call, windows)?;
         Ok(Some((program.lowered(), program.plan().spec.windows)))
@@ -275,7 +276,7 @@ impl Engine {
             if !side.queues.contains_key(end) {
                 let memory = match fabric.queue(end) {
                     Some(memory) => memory.clone(),
-                    None => side.meeting.queue(*end, shape)?,
+                    None => side.meeting.queue(side.home, *end, shape)?,
                 };
                 let opened = side.meeting.layout().end((me, *end), &memory, &side.addresses, shape);
                 side.queues.insert(*end, (opened, memory));

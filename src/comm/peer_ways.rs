@@ -37,6 +37,8 @@ pub(super) struct PairFacts {
     pub(super) unreached: Option<String>,
     /// Whether the ranks are threads of one process.
     pub(super) one_process: bool,
+    /// The rank of the pair that has `NCCL_P2P_DIRECT_DISABLE=1`.
+    pub(super) without_pointers: Option<Rank>,
     pub(super) leaves_by: LeavesBy,
 }
 
@@ -66,23 +68,32 @@ impl LeavesBy {
 impl PairFacts {
     /// The first way that is open.
     pub(super) fn decide(self) -> PeerDecision {
-        let PairFacts { peer, far, unreached, one_process, leaves_by } = self;
+        let PairFacts { peer, far, unreached, one_process, without_pointers, leaves_by } = self;
         if let Some([p2p, shm]) = far {
             return PeerDecision { way: PeerWay::Wire, refused: vec![("P2P", p2p), ("SHM", shm)] };
         }
         if let Some(reason) = unreached {
             return PeerDecision::pinned(reason);
         }
-        if one_process {
-            return PeerDecision { way: PeerWay::Direct, refused: Vec::new() };
-        }
-        let mut refused = vec![("direct pointer", format!("rank {peer} is in another process"))];
+        let against_pointers = match (one_process, without_pointers) {
+            (true, None) => return PeerDecision { way: PeerWay::Direct, refused: Vec::new() },
+            (true, Some(rank)) => format!("rank {rank} has NCCL_P2P_DIRECT_DISABLE=1"),
+            (false, _) => format!("rank {peer} is in another process"),
+        };
         let handle = match leaves_by {
-            LeavesBy::Descriptor => return PeerDecision { way: PeerWay::CuMem, refused },
+            LeavesBy::Descriptor => {
+                return PeerDecision { way: PeerWay::CuMem, refused: vec![("direct pointer", against_pointers)] };
+            }
             LeavesBy::HandleBySetting => format!("rank {peer} has NCCL_CUMEM_ENABLE=0"),
             LeavesBy::HandleByDevice => format!("the memory of rank {peer} has no descriptors"),
         };
-        refused.push(("CUMEM", handle));
+        if one_process {
+            // The driver opens a handle in other processes only.
+            return PeerDecision::pinned(format!(
+                "{against_pointers}, {handle}, and a process cannot open its own handles"
+            ));
+        }
+        let refused = vec![("direct pointer", against_pointers), ("CUMEM", handle)];
         PeerDecision { way: PeerWay::Ipc, refused }
     }
 }
@@ -137,6 +148,7 @@ mod tests {
             far: None,
             unreached: None,
             one_process: true,
+            without_pointers: None,
             leaves_by: LeavesBy::Descriptor,
         };
         let line = |facts: &PairFacts| facts.clone().decide().to_string();
@@ -148,6 +160,12 @@ mod tests {
         assert_eq!(line(&set), ipc);
         let lacking = PairFacts { leaves_by: LeavesBy::HandleByDevice, ..elsewhere };
         assert!(line(&lacking).starts_with("P2P/IPC ") && line(&lacking).contains("rank 1 has no descriptors"));
+        let apart = PairFacts { without_pointers: Some(Rank::new(0)), ..open.clone() };
+        assert_eq!(line(&apart), "P2P/CUMEM (direct pointer: rank 0 has NCCL_P2P_DIRECT_DISABLE=1)");
+        let by_no_handle = PairFacts { leaves_by: LeavesBy::HandleBySetting, ..apart };
+        let pinned = "SHM/pinned (P2P: rank 0 has NCCL_P2P_DIRECT_DISABLE=1, rank 1 has NCCL_CUMEM_ENABLE=0, and a \
+                      process cannot open its own handles)";
+        assert_eq!(line(&by_no_handle), pinned);
         let unreached = PairFacts { unreached: Some("no way".to_owned()), ..open.clone() };
         assert_eq!(line(&unreached), "SHM/pinned (P2P: no way)");
         assert_eq!(unreached.decide().against_p2p().map(String::as_str), Some("no way"));

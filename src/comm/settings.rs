@@ -41,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) policy: Policy,
     /// How memory of devices is allocated that other processes map.
     pub(crate) device_sharing: Sharing,
+    /// `NCCL_P2P_DIRECT_DISABLE`.
+    pub(crate) no_direct_pointers: bool,
     /// Sizes of rings and scratch.
     pub(crate) sizes: Sizes,
     /// The same bits whatever the size, algorithm or transport.
@@ -101,6 +103,7 @@ impl Settings {
                 no_shm: config.shm_disable,
                 no_peer_reads: config.cma_disable,
             },
+            no_direct_pointers: config.p2p_direct_disable,
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes { shape: Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }, scratch_bytes, sockets },
             reproducible: config.reproducible,

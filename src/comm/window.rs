@@ -258,6 +258,9 @@ fn reason(meeting: &Meeting, told: &[Told]) -> Option<String> {
     if meeting.has_far() {
         return Some("some ranks cannot share memory, as on several hosts".to_owned());
     }
+    if meeting.is_without_pointers() {
+        return Some("NCCL_P2P_DIRECT_DISABLE is set for GPUs of one process".to_owned());
+    }
     if meeting.is_across() {
         return Some("processes that share one device move data through their stages".to_owned());
     }
@@ -340,7 +343,7 @@ impl Engine {
         let mut window = OpenWindow { number, mine: memory.clone(), bases: Vec::new(), others: Vec::new() };
         let meeting = &self.side_mut()?.meeting;
         let elsewhere = meeting.elsewhere();
-        if elsewhere.is_empty() && !meeting.has_far() {
+        if elsewhere.is_empty() && !meeting.has_far() && !meeting.is_without_pointers() {
             return Ok((window, None));
         }
         if let Some(reason) = reason(meeting, &told) {

@@ -141,6 +141,8 @@ pub static VARIABLES: &[Variable] = &[
         "a rank's scratch window that its host's ranks see"),
     variable!(Nccl "P2P_DISABLE" => p2p_disable: Kind::Flag,
         "no direct pointers between ranks of one process, and none between GPUs"),
+    variable!(Nccl "P2P_DIRECT_DISABLE" => p2p_direct_disable: Kind::Flag,
+        "GPUs of one process share memory as those of processes do, no buffers"),
     variable!(Nccl "SHM_DISABLE" => shm_disable: Kind::Flag, "no shared memory between ranks of one host"),
     variable!(Own "CMA_DISABLE" => cma_disable: Kind::Flag, "no reading of another rank's memory by the kernel"),
     variable!(Nccl "CUMEM_ENABLE" => cumem_enable: Kind::Flag,

@@ -4,6 +4,7 @@
 //! raw       the driver's functions, by name and version
 //! result    calls that name what failed; the driver of this process
 //! safe      context ── kernels, stream, memory, tables, graphs ── active: a GPU in use ── queue, and Cuda below
+//! gate      launches and the freeing of memory take turns
 //! polling   programs that wait on the GPU, for ranks on other GPUs
 //! host_pins memory of the host in which kernels work, where GPUs do not reach each other's
 //! members   calls of processes that share a GPU: one of them leads
@@ -17,6 +18,7 @@
 mod active;
 mod chunks;
 mod context;
+mod gate;
 mod graphs;
 mod host_pins;
 mod kernels;
@@ -42,6 +44,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::TryLockError;
 
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
@@ -125,6 +128,21 @@ pub fn of(id: DeviceId) -> Result<&'static Cuda> {
     let gpus = gpus().map_err(|error| Error::new(error.kind(), format!("{home}: {}", error.message())))?;
     let found = gpus.iter().find(|gpu| gpu.id == id);
     found.ok_or_else(|| Error::invalid_argument(format!("{home} is none of this process's {} GPUs", gpus.len())))
+}
+
+/// The GPUs of this process that are in use; `None` while one begins to be.
+fn in_use() -> Option<Vec<Arc<Active>>> {
+    let mut found = Vec::new();
+    for gpu in gpus().ok()? {
+        let active = match gpu.active.try_lock() {
+            Ok(place) => place.upgrade(),
+            Err(TryLockError::Poisoned(place)) => place.into_inner().upgrade(),
+            // Whoever makes it may wait for kernels, which may wait for this thread.
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        found.extend(active);
+    }
+    Some(found)
 }
 
 /// Where the memory at `address` lives, if the driver knows the address as GPU memory.

@@ -145,8 +145,28 @@ fn ways_between_gpus() {
     told("2-nvswitch", ("NCCL_P2P_DISABLE", "1"), "GPU memory : 0 -> 1 via SHM/pinned (P2P: NCCL_P2P_DISABLE is set)");
     let beyond = "GPU memory : 1 -> 0 via SHM/pinned (P2P: NVL is beyond NCCL_P2P_LEVEL=LOC";
     told("2-nvswitch", ("NCCL_P2P_LEVEL", "LOC"), beyond);
+    let imported = "GPU memory : 1 -> 0 via P2P/CUMEM (direct pointer: rank 1 has NCCL_P2P_DIRECT_DISABLE=1)";
+    told("2-nvswitch", ("NCCL_P2P_DIRECT_DISABLE", "1"), imported);
     let reason = "GPU memory : 1 -> 0 via SHM/pinned (P2P: no peer access between GPU 1 and GPU 0";
     told("4-pcie", ("NCCL_P2P_DISABLE", "0"), reason);
+}
+
+/// They import each other's memory, as processes do, and give it back while other ranks launch.
+#[test]
+fn ranks_of_one_process_without_pointers() {
+    for test in ["every_algorithm", "ranks_allocate"] {
+        must_pass_with("2-nvswitch", &format!("gpu::several::on_two_{test}"), &[("NCCL_P2P_DIRECT_DISABLE", "1")]);
+    }
+    // A process cannot open its own handles.
+    let by_handle = [
+        ("NCCL_P2P_DIRECT_DISABLE", "1"),
+        ("NCCL_CUMEM_ENABLE", "0"),
+        ("NCCL_DEBUG", "INFO"),
+        ("NCCL_DEBUG_SUBSYS", "SHM"),
+    ];
+    let told = must_pass_with("2-nvswitch", "gpu::several::on_two_sums_follow_each_other", &by_handle);
+    let way = "0 -> 1 via SHM/pinned (P2P: rank 0 has NCCL_P2P_DIRECT_DISABLE=1, rank 1 has NCCL_CUMEM_ENABLE=0, and";
+    assert!(told.contains(way), "{told}");
 }
 
 #[test]

@@ -54,6 +54,9 @@ struct Config {
     std::optional<std::uint64_t> scratch_bytes = {};
     /// No direct pointers between ranks of one process. `NCCL_P2P_DISABLE`; false.
     std::optional<bool> p2p_disable = {};
+    /// GPUs of one process hand memory of the library over by descriptors, as those of two processes do, and work in no
+    /// buffer of another GPU. It counts for a pair if one of the two sets it. `NCCL_P2P_DIRECT_DISABLE`; false.
+    std::optional<bool> p2p_direct_disable = {};
     /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     std::optional<bool> shm_disable = {};
     /// Ranks of one host do not read each other's memory by the kernel. `RSCCL_CMA_DISABLE`; false.

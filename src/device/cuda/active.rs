@@ -4,9 +4,11 @@
 //! Memory whose owner has gone is kept until the work is done that the library had put on the GPU by then: see
 //! [`Active::retire`]. Most calls that give memory back to the driver wait for the kernels that run, and a peer's
 //! kernel may run until this thread does its part. To avoid that deadlock, they are made only while nothing of the
-//! library is under way; pieces of chunks are used again without a call.
+//! library is under way on any GPU of the process, by turns with launches (`gate`); pieces of chunks are used again
+//! without a call.
 
 use std::any::Any;
+use std::mem::ManuallyDrop;
 
 use super::chunks::Chunks;
 use super::context::Primary;
@@ -22,6 +24,7 @@ use crate::device::{Event, Region, StatusPage};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, Weak};
+use crate::sys::thread;
 
 /// A GPU that somebody uses.
 #[derive(Debug)]
@@ -29,8 +32,6 @@ pub(super) struct Active {
     // Fields are dropped in this order: memory that waits to be freed, then the streams and kernels that could use it,
     // then the context.
     state: Mutex<State>,
-    /// Held while memory is freed, which waits for kernels, and while one is launched that may wait for this process.
-    gate: Mutex<()>,
     /// For ranks that wait on the GPU, once there are some.
     polling: Mutex<Option<Arc<Polling>>>,
     /// For processes that share the GPU, once there are some.
@@ -93,7 +94,6 @@ impl Active {
         let tables = Tables::new(&primary)?;
         Ok(Arc::new(Active {
             state: Mutex::default(),
-            gate: Mutex::default(),
             polling: Mutex::default(),
             meets: Mutex::default(),
             tables,
@@ -268,12 +268,6 @@ impl Active {
         Some(ends)
     }
 
-    /// The lock that is held while a kernel is launched that may wait for this process. No memory is freed meanwhile.
-    pub(super) fn gate(&self) -> MutexGuard<'_, ()> {
-        // It guards no data.
-        self.gate.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
     /// Gives back retired memory that no work uses any more.
     pub(super) fn free_retired(&self) {
         let mut state = self.lock();
@@ -285,23 +279,31 @@ impl Active {
         if !has_more && !self.chunks.has_spare() {
             return;
         }
-        let _nothing_begins = self.gate();
-        if !self.is_idle() {
-            return;
+        let Some(in_use) = super::in_use() else { return };
+        match self.primary.gate().free() {
+            Some(_nothing_begins) if in_use.iter().all(|active| active.has_ended()) => {
+                let is_free = |retired: &mut Retired| !retired.memory.is_open_elsewhere();
+                let free: Vec<Retired> = self.lock().retired.extract_if(.., is_free).collect();
+                drop(free);
+                self.chunks.trim();
+                drop(in_use);
+            }
+            _ => in_use.into_iter().for_each(Active::let_go),
         }
-        let is_free = |retired: &mut Retired| !retired.memory.is_open_elsewhere();
-        let free: Vec<Retired> = self.lock().retired.extract_if(.., is_free).collect();
-        drop(free);
-        self.chunks.trim();
+    }
+
+    /// Forgets a GPU of which this thread is no user. If its users have gone meanwhile, all that it had is freed, which
+    /// waits for kernels, so a thread of its own does it.
+    fn let_go(active: Arc<Active>) {
+        if let Some(last) = Arc::into_inner(active) {
+            let last = ManuallyDrop::new(last);
+            // If no thread starts, the memory leaks: freeing it here could block this thread for ever.
+            let _started = thread::spawn("rsccl gpu", move || drop(ManuallyDrop::into_inner(last)));
+        }
     }
 
     fn neighbours(&self) -> Vec<Arc<Active>> {
         self.lock().neighbours.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    /// Whether all is done that the library has put on the GPU, and on those that reach its memory.
-    fn is_idle(&self) -> bool {
-        self.has_ended() && self.neighbours().iter().all(|neighbour| neighbour.has_ended())
     }
 
     /// The streams that may have work, and the ends of other work.

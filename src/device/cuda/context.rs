@@ -8,6 +8,7 @@ use std::ffi::c_int;
 
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
+use super::gate::Gate;
 use super::raw::Functions;
 use super::result::{Driver, Refusal, call};
 use super::stream::StreamHandle;
@@ -67,6 +68,11 @@ impl Primary {
     /// The device's number to the driver.
     pub(super) fn device(&self) -> CUdevice {
         self.device
+    }
+
+    /// By which launches and the freeing of memory take turns.
+    pub(super) fn gate(&self) -> &Gate {
+        self.driver.gate()
     }
 
     pub(super) fn memory_ways(&self) -> &MemoryWays {

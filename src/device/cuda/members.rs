@@ -143,7 +143,7 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, mut part
     } else {
         None
     };
-    let _nothing_is_freed = active.gate();
+    let _nothing_is_freed = active.primary().gate().launch();
     // SAFETY: the caller's contract, for these copies too.
     acrosses.iter().flat_map(|across| &across.before).try_for_each(|copy| unsafe { put(active, stream, copy) })?;
     match work {

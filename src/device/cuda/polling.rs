@@ -139,7 +139,7 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &
     let (Some(polling), Some(entry)) = (polling, entry) else { return Ok(()) };
     let function = polling.interpreters.function(entry);
     let primary = active.primary();
-    let _nothing_is_freed = active.gate();
+    let _nothing_is_freed = primary.gate().launch();
     polling.arena.launch((active, stream), &words, |blocks, most_bytes| {
         // As many threads as the longest fold of a block has work for; of lines, a thread takes 8 bytes at a time.
         let has_lines = parts.iter().any(|part| part.records.have_lines());

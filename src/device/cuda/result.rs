@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 
+use super::gate::Gate;
 use super::host_pins::Pins;
 use super::raw::{self, Functions};
 use crate::error::{Error, Kind, Result};
@@ -14,6 +15,7 @@ use crate::sys::fork::Birthplace;
 pub(super) struct Driver {
     functions: Functions,
     pins: Pins,
+    gate: Gate,
     birthplace: Birthplace,
 }
 
@@ -45,7 +47,8 @@ impl Driver {
         if let Some(driver) = DRIVER.get() {
             return Ok(driver);
         }
-        let driver = Driver { functions: raw::load()?, pins: Pins::default(), birthplace: Birthplace::here() };
+        let (pins, gate) = (Pins::default(), Gate::default());
+        let driver = Driver { functions: raw::load()?, pins, gate, birthplace: Birthplace::here() };
         // SAFETY: the driver's first call, with the one flag that there is.
         unsafe { call!(driver, cuInit(0)) }.map_err(|failure| failure.at(&driver))?;
         let mut version = 0;
@@ -65,6 +68,11 @@ impl Driver {
     /// The host memory that is pinned.
     pub(super) fn pins(&self) -> &Pins {
         &self.pins
+    }
+
+    /// By which launches and the freeing of memory take turns.
+    pub(super) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     #[inline]

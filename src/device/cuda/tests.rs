@@ -109,7 +109,8 @@ fn the_contract_holds_on_virtual_gpus() {
 #[test]
 fn everything_here_holds_on_virtual_gpus() {
     must_pass("1", "device::cuda::tests::gpu::", &[]);
-    must_pass("1", "alone::memory_is_not_freed", &[]);
+    must_pass("1", "alone::memory_is_not_freed_while_work", &[]);
+    must_pass("2-nvswitch", "alone::memory_is_not_freed_while_another", &[]);
     must_pass("1", "cuda::tests::lines::", &[]);
     // What a stream is not told to wait for shows with some order of the streams.
     for seed in ["2", "3"] {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::gpu::{Members, at, gpu, symbol, write};
+use crate::device::cuda::gpus;
 use crate::device::{Device, Kernel, Pass, Sharing, Store};
 use crate::sync::Deadline;
 use crate::sys::clock;
@@ -36,6 +37,35 @@ fn memory_is_not_freed_while_work_is_under_way() {
     all.streams[0].drain().unwrap();
     drop(gpu.allocate(4096, Sharing::Threads).unwrap());
     assert_eq!(all.active.count_retired(), 0);
+}
+
+/// The driver's call waits for the kernels of all GPUs, also of those that have nothing to do with the memory's.
+#[test]
+fn memory_is_not_freed_while_another_gpu_works() {
+    let Ok([gpu, other, ..]) = gpus() else { return };
+    let (mine, others) = (gpu.active().unwrap(), other.active().unwrap());
+    let flag = other.allocate(4, Sharing::Threads).unwrap();
+    // SAFETY: the type that cuda.h declares.
+    let wait_value: unsafe extern "C" fn(CUstream, CUdeviceptr, u32, c_uint) -> c_int =
+        unsafe { symbol(c"cuStreamWaitValue32_v2") };
+    let waiting = gpu.allocate(4096, Sharing::Processes).unwrap();
+    let stream = others.stream().unwrap();
+    let entered = others.primary().enter().unwrap();
+    let address = flag.base().as_ptr().expose_provenance() as CUdeviceptr;
+    // SAFETY: the flag lives until the stream has come past it.
+    assert_eq!(unsafe { wait_value(stream.handle().0, address, 1, AT_LEAST) }, 0);
+    drop(entered);
+    drop(waiting);
+    assert_eq!(mine.count_retired(), 1);
+    // A rank on that GPU that launches holds nobody up, and is not held up.
+    let launching = mine.primary().gate().launch();
+    write(other, at(&flag, 0, 4), &mut 1_u32.to_ne_bytes());
+    stream.drain().unwrap();
+    mine.free_retired();
+    assert_eq!(mine.count_retired(), 1);
+    drop(launching);
+    mine.free_retired();
+    assert_eq!(mine.count_retired(), 0);
 }
 
 const BYTES: usize = 256;
