@@ -151,6 +151,7 @@ fn wait_on(
     (mut background, bootstrap): (Option<Turn<'_>>, &dyn Bootstrap),
     waiting_for: &dyn Fn() -> String,
 ) -> Result<Woken> {
+    patience.heed_sleepers();
     let mut backoff = Backoff::new(*patience);
     while !flag.reached(target) {
         if let Some(background) = &mut background
@@ -217,6 +218,7 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
     };
     let sockets = wait_context.fabric.links().has_pumps();
     let patience = |learnt: Patience| if sockets { learnt.no_more_than(SOCKET_SPINS, SOCKET_AWAKE) } else { learnt };
+    wait_context.patience.heed_sleepers();
     let mut backoff = Backoff::new(patience(*wait_context.patience));
     let background = !wait_context.background.is_empty();
     loop {
@@ -249,6 +251,7 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
             if !sockets {
                 wait_context.patience.learn(&backoff);
             }
+            wait_context.patience.heed_sleepers();
             backoff = Backoff::new(patience(*wait_context.patience));
             continue;
         }

@@ -1,5 +1,6 @@
 //! How a wait goes from spinning over yielding to sleeping.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
@@ -44,6 +45,15 @@ impl Patience {
         self
     }
 
+    /// To be called before a wait. Where a rank has slept or has woken another, the scheduler has often put the woken
+    /// one on its waker's processor: then whoever spins keeps the other from running. So the next waits yield at once,
+    /// until that proves to be in vain.
+    pub fn heed_sleepers(&mut self) {
+        if HAS_MET_SLEEPER.take() {
+            self.spins = LEAST_SPINS;
+        }
+    }
+
     /// Whether the next wait sleeps at once. Two spinning ranks that landed on one processor can stay there, because
     /// yielding only swaps them; after a sleep, the scheduler places the woken rank on an idle processor if there is
     /// one.
@@ -66,14 +76,28 @@ impl Patience {
     /// Learns from a wait that has succeeded.
     pub fn learn(&mut self, wait: &Backoff) {
         let spun_out = wait.turns > self.spins;
-        let soon = wait.turns <= self.spins.saturating_add(SOON_YIELDS);
-        self.shared = if spun_out && soon { self.shared.wrapping_add(1) } else { 0 };
-        if !spun_out {
+        let soon = spun_out && wait.turns <= self.spins.saturating_add(SOON_YIELDS);
+        // The processor was yielded to nobody: the other rank has one of its own.
+        let took = |yielded| clock::now().duration_since(yielded);
+        let vain =
+            soon && self.spins < self.most_spins && wait.yielded.is_some_and(|yielded| took(yielded) < VAIN_YIELD);
+        self.shared = if soon { self.shared.wrapping_add(1) } else { 0 };
+        if !spun_out || vain {
             self.spins = self.spins.saturating_mul(2).min(self.most_spins);
         } else if soon {
             self.spins = (self.spins / 2).max(LEAST_SPINS);
         }
     }
+}
+
+thread_local! {
+    /// Whether this thread has slept on a flag, or has woken one that did, since it last asked.
+    static HAS_MET_SLEEPER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notes for the thread's next wait that a rank has slept on a flag: this one, or one that it has woken.
+pub(super) fn note_sleeper() {
+    HAS_MET_SLEEPER.set(true);
 }
 
 /// The checks of a wait before each sleep.
@@ -201,3 +225,57 @@ const NAP_SHARE: u32 = 8;
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The longest sleep between two checks.
 const PARK_SLICE: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Watch for Nothing {
+        fn look(&mut self, _: &dyn Fn() -> String) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A wait of so many turns that goes well.
+    fn waited(patience: Patience, turns: u32) -> Backoff {
+        let mut wait = Backoff::new(patience);
+        for _ in 0..turns {
+            wait.turn(&mut Nothing, &String::new).unwrap();
+        }
+        wait
+    }
+
+    #[test]
+    fn a_wait_beside_a_sleeper_yields_at_once_and_once_only() {
+        let mut patience = Patience::fixed(SPINS, Duration::from_secs(60));
+        patience.heed_sleepers();
+        assert_eq!(patience.spins, SPINS, "nobody has slept");
+        note_sleeper();
+        patience.heed_sleepers();
+        assert_eq!(patience.spins, LEAST_SPINS);
+        // Waits that end while spinning bring the patience back, and no other sleeper has been met.
+        while patience.spins < SPINS {
+            let before = patience.spins;
+            patience.learn(&waited(patience, 1));
+            patience.heed_sleepers();
+            assert!(patience.spins > before, "{} spins", patience.spins);
+        }
+    }
+
+    #[test]
+    fn yields_to_nobody_bring_the_patience_back_and_others_do_not() {
+        let mut patience = Patience { spins: LEAST_SPINS, ..Patience::fixed(SPINS, Duration::from_secs(60)) };
+        let mut wait = waited(patience, LEAST_SPINS + 1);
+        // As if the yield had begun just now: it has taken no time.
+        wait.yielded = Some(clock::now() + Duration::from_secs(60));
+        patience.learn(&wait);
+        assert_eq!(patience.spins, 2 * LEAST_SPINS);
+        let mut wait = waited(patience, 2 * LEAST_SPINS + 1);
+        wait.yielded = wait.yielded.and_then(|yielded| yielded.checked_sub(Duration::from_millis(1)));
+        patience.learn(&wait);
+        assert_eq!(patience.spins, LEAST_SPINS, "somebody has run meanwhile");
+    }
+}

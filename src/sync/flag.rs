@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use crate::sync::backoff::note_sleeper;
 use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::futex;
 
@@ -57,6 +58,7 @@ impl Flag {
     /// Wakes the waiters that sleep on the flag without changing it, so that they check their conditions.
     #[cold]
     pub fn wake(&self) {
+        note_sleeper();
         futex::wake_all(&self.value);
     }
 
@@ -84,6 +86,7 @@ impl Flag {
         if value < target {
             let slice = if certain { timeout } else { timeout.min(UNCERTAIN_SLICE) };
             futex::wait(&self.value, value, slice);
+            note_sleeper();
         }
         // Relaxed: a writer that still sees the old count makes a wake that nobody needs.
         self.parked.fetch_sub(1, Ordering::Relaxed);

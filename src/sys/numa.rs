@@ -55,7 +55,7 @@ pub fn home_of(root: &Path, allowed: &[u32]) -> ThreadHome {
     ThreadHome {
         socket: all(&|processor| socket(root, processor)),
         node: node_of(root, &single),
-        cache: all(&|processor| last_cache(root, processor)),
+        cache: shared_cache(root, allowed),
     }
 }
 
@@ -63,16 +63,18 @@ fn socket(root: &Path, processor: u32) -> Option<u32> {
     read(&root.join(format!("sys/devices/system/cpu/cpu{processor}/topology/physical_package_id")))?.trim().parse().ok()
 }
 
-/// The first processor of the cache of the highest level.
-fn last_cache(root: &Path, processor: u32) -> Option<u32> {
-    let caches = root.join(format!("sys/devices/system/cpu/cpu{processor}/cache"));
-    let cache = |index: usize| {
-        let folder = caches.join(format!("index{index}"));
-        let level: u32 = read(&folder.join("level"))?.trim().parse().ok()?;
-        let served = ranges(&read(&folder.join("shared_cpu_list"))?)?;
-        Some((level, served.first()?.0))
-    };
-    (0..MAX_CACHES).filter_map(cache).max_by_key(|(level, _)| *level).map(|(_, first)| first)
+/// The first processor of the cache of the highest level, if it serves all `allowed` processors. It says itself whom it
+/// serves, so the files of the other processors are not read: of hundreds of processors each rank would read thousands.
+fn shared_cache(root: &Path, allowed: &[u32]) -> Option<u32> {
+    let caches = root.join(format!("sys/devices/system/cpu/cpu{}/cache", allowed.first()?));
+    let folder = |index: usize| caches.join(format!("index{index}"));
+    // The kernel numbers the caches without a gap.
+    let levels = (0..MAX_CACHES).map_while(|index| Some((index, read(&folder(index).join("level"))?)));
+    let level = |(index, text): (usize, String)| Some((text.trim().parse::<u32>().ok()?, index));
+    let (_, last) = levels.filter_map(level).max()?;
+    let served = ranges(&read(&folder(last).join("shared_cpu_list"))?)?;
+    let serves = |processor: &u32| served.iter().any(|(first, end)| (first..=end).contains(&processor));
+    allowed.iter().all(serves).then_some(served.first()?.0)
 }
 
 /// The processors that this thread may use, by core; the processors of one core share its arithmetic units. Without
@@ -269,6 +271,10 @@ mod tests {
         assert_eq!(shared("0-3"), (Some(0), Some(0), None));
         assert_eq!(shared("0,4"), (None, None, None));
         assert_eq!(shared("0,99"), (None, None, None));
+        // One processor's cache tells of the others: theirs need not be there.
+        fs::remove_dir_all(root.join("sys/devices/system/cpu/cpu3/cache")).unwrap();
+        assert_eq!(shared("2-3"), (Some(0), Some(0), Some(2)));
+        assert_eq!(shared("3"), (Some(0), Some(0), None));
     }
 
     /// An own thread goes to the node of its GPU, as far as it may; the thread that starts it stays where it is.
