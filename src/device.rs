@@ -131,6 +131,12 @@ pub trait Device: fmt::Debug + Send + Sync {
         Ok(Ok(()))
     }
 
+    /// Whether links of their own join this device and `other`, a device of this host.
+    fn is_linked(&self, other: DeviceIdentity) -> bool {
+        let _no_links = other;
+        false
+    }
+
     /// Whether programs on this device take messages by `protocol` from those on `other`, a device of this host; the
     /// reason where not.
     fn takes(&self, protocol: Protocol, other: DeviceIdentity) -> std::result::Result<(), String> {

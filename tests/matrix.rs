@@ -16,6 +16,9 @@ mod faults;
 #[path = "matrix/gpu.rs"]
 mod gpu;
 #[cfg(feature = "cuda")]
+#[path = "matrix/gpu_between.rs"]
+mod gpu_between;
+#[cfg(feature = "cuda")]
 #[path = "matrix/gpu_lines.rs"]
 mod gpu_lines;
 #[cfg(feature = "cuda")]

@@ -11,7 +11,7 @@ use std::sync::PoisonError;
 use crate::comm::gpu_distance::GpuDistances;
 use crate::comm::peer_ways::{LeavesBy, PairFacts, PeerDecision, PeerWay};
 use crate::comm::session::Session;
-use crate::comm::staging::{Staged, StagingLayout};
+use crate::comm::staging::{Access, Staged, StagingLayout};
 use crate::device::records::{ControlLayout, PeerMemory, SlotQueue};
 use crate::device::{self, DeviceIdentity, Home, HostRegion, ProcessRanks, Region, Sharing, StatusPage, lines};
 use crate::error::{Error, Result};
@@ -95,7 +95,7 @@ pub(super) struct Addresses {
 /// What this rank and the ranks of other processes have brought, and keeps it: see [`Meeting::addresses`].
 #[derive(Debug, Default)]
 pub(super) struct Brought {
-    /// On devices, by rank; of ranks of this process too whose pointers this rank does not use.
+    /// On devices, by rank; of ranks of this process too whose pointers this rank does not use, or who lend it some.
     pub(super) sides: HashMap<Rank, Region>,
     /// Of the host's memory, by rank; of this process's ranks too, as this rank's device addresses it.
     pub(super) stages: HashMap<Rank, Region>,
@@ -140,7 +140,7 @@ impl Meeting {
         let found = meetings().get(&first).and_then(Weak::upgrade);
         let devices: Vec<DeviceIdentity> = facts.iter().map(|facts| facts.device).collect();
         // Entries stay in the table until every rank has looked, and told what it reaches.
-        let staged = Arc::new(stage(session, home, (&devices, &facts, &hosts), wait)?);
+        let staged = Arc::new(stage(session, home, Known { facts: &facts, hosts: &hosts }, wait)?);
         let shared = found.ok_or_else(|| Error::internal("what the ranks of this process share is gone"))?;
         let processes = facts.iter().map(|facts| facts.process).collect();
         let without_pointers = facts.iter().map(|facts| facts.without_pointers).collect();
@@ -300,10 +300,12 @@ impl Meeting {
         for (rank, stage) in stages {
             brought.stages.insert(rank, device::of(home)?.take_in(&stage)?);
         }
-        for rank in self.world.ranks().filter(|rank| self.imports(*rank)) {
+        let is_lent = |rank: Rank| self.is_here(rank) && self.staged.works_on(self.world.rank, rank);
+        for rank in self.world.ranks().filter(|rank| self.imports(*rank) || is_lent(*rank)) {
             let side = lock(&self.shared.sides).get(&rank).cloned();
             let side = side.ok_or_else(|| Error::internal(format!("rank {rank} has left no memory")))?;
-            brought.sides.insert(rank, self.imported(home, &side)?);
+            // What a rank lends is kept like this rank's own, also by graphs that outlive the communicators.
+            brought.sides.insert(rank, if self.imports(rank) { self.imported(home, &side)? } else { side });
         }
         Ok(())
     }
@@ -454,64 +456,39 @@ impl Facts {
 ///
 /// # Errors
 /// [`crate::error::Kind::InvalidUsage`] on all ranks where a pair has no way.
-fn stage(
-    session: &Session,
-    home: Home,
-    (devices, facts, hosts): (&[DeviceIdentity], &[Facts], &[usize]),
-    wait: &Wait,
-) -> Result<Staged> {
-    let (me, policy) = (session.world.rank, session.settings.policy);
-    let mine = devices[me.index()];
-    let is_far = |rank: Rank| hosts[rank.index()] != hosts[me.index()];
+fn stage(session: &Session, home: Home, known: Known<'_>, wait: &Wait) -> Result<Staged> {
+    let (me, facts) = (session.world.rank, known.facts);
     // A wrong topology file is told in the exchange: whoever left before it would let the others wait.
-    let decisions = GpuDistances::of(&session.settings.searching).and_then(|distances| {
-        let unreached = |device: DeviceIdentity| {
-            if policy.no_local {
-                return Ok(Some("NCCL_P2P_DISABLE is set".to_owned()));
-            }
-            let too_far = distances.as_ref().and_then(|distances| distances.forbids(mine, device));
-            if too_far.is_some() { Ok(too_far) } else { Ok(device::of(home)?.reaches(device)?.err()) }
-        };
-        let decide = |peer: Rank| -> Result<PeerDecision> {
-            let theirs = facts[peer.index()];
-            let far = is_far(peer).then(|| why_far(policy));
-            let without_pointers = [me, peer].into_iter().find(|rank| facts[rank.index()].without_pointers);
-            // Ranks of one device need no way to each other's memory.
-            let without_pointers = without_pointers.filter(|_| theirs.device != mine);
-            let is_near_other = far.is_none() && theirs.device != mine;
-            let pair = PairFacts {
-                peer,
-                far,
-                unreached: if is_near_other { unreached(theirs.device)? } else { None },
-                one_process: theirs.process == facts[me.index()].process,
-                without_pointers,
-                leaves_by: theirs.leaves_by,
-            };
-            Ok(pair.decide())
-        };
-        session.world.ranks().map(decide).collect::<Result<Vec<PeerDecision>>>()
-    });
-    let (mut decisions, reasons) = match decisions {
-        Ok(decisions) => {
-            let reasons = decisions.iter().map(|decision| decision.against_p2p().cloned()).collect();
-            (decisions, Ok(reasons))
-        }
-        Err(error) => (Vec::new(), Err(error)),
+    let decisions = known.decide(session, home);
+    let accesses = match &decisions {
+        Ok(decisions) => Ok(decisions.iter().map(|decision| decision.access().clone()).collect()),
+        Err(error) => Err(error.duplicate()),
     };
-    let (staged, reasons) = Staged::agree(session, reasons, wait)?;
-    if let Some((one, other)) = staged.first().filter(|_| policy.no_shm) {
-        let known = [(one, other), (other, one)].into_iter().find(|(rank, _)| *rank == me);
-        let reason = known.and_then(|(_, peer)| reasons[peer.index()].clone());
+    // Memory that left its process by a handle goes with that process, though others may still use it.
+    let lends = |third: Rank, pair: [Rank; 2]| {
+        let lender = &facts[third.index()];
+        lender.leaves_by == LeavesBy::Descriptor
+            || pair.iter().all(|rank| facts[rank.index()].process == lender.process)
+    };
+    let staged = Staged::agree(session, accesses, lends, wait)?;
+    let mut decisions = decisions?;
+    if let Some((one, other)) = staged.first().filter(|_| session.settings.policy.no_shm) {
+        let mine = [(one, other), (other, one)].into_iter().find(|(rank, _)| *rank == me);
+        let reason = mine.and_then(|(_, peer)| decisions[peer.index()].access().reason().cloned());
         return Err(Error::invalid_usage(format!(
             "nothing connects the devices of ranks {one} and {other}: P2P: {}; SHM: NCCL_SHM_DISABLE is set; place these ranks on devices \
              with peer access, or allow shared memory",
             reason.unwrap_or_else(|| "no peer access between them".to_owned())
         )));
     }
-    for peer in session.world.ranks().filter(|peer| is_far(*peer) || facts[peer.index()].device != mine) {
+    let shares_device = |peer: Rank| !known.is_far(me, peer) && facts[peer.index()].device == facts[me.index()].device;
+    for peer in session.world.ranks().filter(|peer| !shares_device(*peer)) {
         let decision = &mut decisions[peer.index()];
         if staged.parts(me, peer) && decision.way != PeerWay::Pinned {
-            *decision = PeerDecision::pinned(format!("rank {peer} does not reach rank {me}"));
+            *decision = PeerDecision::pinned(Access::Unreached(format!("rank {peer} does not reach rank {me}")));
+        }
+        if let Some(third) = staged.between((me, peer)) {
+            *decision = decision.clone().over(third);
         }
         match decision.way {
             PeerWay::Wire => log::info!(Net @ me, "GPU memory : {me} -> {peer} via {decision}"),
@@ -520,6 +497,56 @@ fn stage(
         }
     }
     Ok(staged)
+}
+
+/// What all ranks have told, before they tell what they reach.
+#[derive(Debug, Clone, Copy)]
+struct Known<'a> {
+    facts: &'a [Facts],
+    hosts: &'a [usize],
+}
+
+impl Known<'_> {
+    fn is_far(&self, rank: Rank, peer: Rank) -> bool {
+        self.hosts[peer.index()] != self.hosts[rank.index()]
+    }
+
+    /// What this rank alone can say of the way to each rank.
+    fn decide(&self, session: &Session, home: Home) -> Result<Vec<PeerDecision>> {
+        let (me, policy) = (session.world.rank, session.settings.policy);
+        let (mine, own) = (&self.facts[me.index()], device::of(home)?);
+        let distances = GpuDistances::of(&session.settings.searching)?;
+        let forbidden = |device: DeviceIdentity| match (policy.no_local, &distances) {
+            (true, _) => Some("NCCL_P2P_DISABLE is set".to_owned()),
+            (false, distances) => distances.as_ref().and_then(|distances| distances.forbids(mine.device, device)),
+        };
+        let is_near_other = |peer: Rank| !self.is_far(me, peer) && self.facts[peer.index()].device != mine.device;
+        let decide = |peer: Rank| -> Result<PeerDecision> {
+            let theirs = self.facts[peer.index()];
+            let forbidden = if is_near_other(peer) { forbidden(theirs.device) } else { None };
+            let is_asked = is_near_other(peer) && forbidden.is_none();
+            let without_pointers = [me, peer].into_iter().find(|rank| self.facts[rank.index()].without_pointers);
+            let pair = PairFacts {
+                peer,
+                far: self.is_far(me, peer).then(|| why_far(policy)),
+                forbidden,
+                unreached: if is_asked { own.reaches(theirs.device)?.err() } else { None },
+                one_process: theirs.process == mine.process,
+                // Ranks of one device need no way to each other's memory.
+                without_pointers: without_pointers.filter(|_| theirs.device != mine.device),
+                leaves_by: theirs.leaves_by,
+            };
+            Ok(pair.decide())
+        };
+        let mut decisions = session.world.ranks().map(decide).collect::<Result<Vec<PeerDecision>>>()?;
+        // Nobody else has a use for the links.
+        if decisions.iter().any(|decision| matches!(decision.access(), Access::Unreached(_))) {
+            for (peer, decision) in session.world.ranks().zip(&mut decisions).filter(|(peer, _)| is_near_other(*peer)) {
+                decision.note_links(own.is_linked(self.facts[peer.index()].device));
+            }
+        }
+        Ok(decisions)
+    }
 }
 
 /// Why ranks that share no memory have no P2P and no SHM.
@@ -599,7 +626,7 @@ impl SideLayout {
 }
 
 impl StagingLayout {
-    /// This rank's end of a connection in the host's memory.
+    /// This rank's end of a connection in the host's memory, and on a third rank's device.
     ///
     /// # Errors
     /// For a channel that has no queue.
@@ -608,11 +635,12 @@ impl StagingLayout {
         let queue = self.queue((from, to), need.channel);
         let queue = queue.ok_or_else(|| Error::internal(format!("no queue in the host's memory for {need:?}")))?;
         let receiver = places.stages[to.index()] + queue;
+        let lent = self.lent((from, to), need.channel).map(|(third, at)| places.sides[third.index()] + at);
         Ok(SlotQueue {
             rank: from.get(),
             sends,
-            slots: receiver + QUEUE_WORDS,
-            count: self.slots(to),
+            slots: lent.unwrap_or(receiver + QUEUE_WORDS),
+            count: self.slots((from, to)),
             payload: u64::from(self.shape.slot_bytes),
             tail: receiver,
             head: places.stages[from.index()] + self.side.sender(to, need.channel),
@@ -724,6 +752,31 @@ mod tests {
         );
         let error = must_take_turns(&[facts(1, 1, false), facts(2, 1, false)], true).unwrap_err();
         assert!(error.message().contains("can share no memory"), "{error}");
+    }
+
+    /// Links lead from ranks 0 and 2 to rank 1.
+    #[test]
+    fn slots_over_another_device_lie_there_and_their_words_do_not() {
+        let told = [[0, 1, 2], [1, 0, 1], [2, 1, 0]].map(Vec::from);
+        let world = World { rank: Rank::new(0), size: 3 };
+        let layout = StagingLayout {
+            staged: Arc::new(Staged::of(world, &told, |_, _| true).unwrap()),
+            side: SideLayout { ranks: 3 },
+            scratch_bytes: 100,
+            shape: Shape { slots: 8, slot_bytes: 64 },
+            channels: 1,
+            across: false,
+        };
+        let (sides, stages) = (vec![1 << 30, 2 << 30, 3 << 30], vec![4 << 30, 0, 5 << 30]);
+        let places = Addresses { sides, stages };
+        let end = |rank: u32, way: Way| {
+            let need = Need { peer: Rank::new(2 - rank), way, channel: Channel::Collective(0) };
+            layout.end((Rank::new(rank), need), &places).unwrap()
+        };
+        let (sends, receives) = (end(0, Way::Send), end(2, Way::Receive));
+        assert_eq!([sends.slots, sends.tail, sends.head], [receives.slots, receives.tail, receives.head]);
+        assert_eq!([sends.slots >> 30, sends.tail >> 30, sends.head >> 30], [2, 5, 4]);
+        assert_eq!([sends.mine >> 30, receives.mine >> 30], [1, 3]);
     }
 
     #[test]

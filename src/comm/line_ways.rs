@@ -26,7 +26,8 @@ pub(super) fn agree(session: &Session, meeting: &Meeting, home: Home, wait: &Wai
                 return Err(format!("rank {peer} is reached by NET, which takes slots"));
             }
             if protocol == Protocol::LowLatency128 && meeting.staged().parts(me, peer) {
-                return Err(format!("rank {peer} is reached by SHM, which may tear lines"));
+                let way = if meeting.staged().between((me, peer)).is_some() { "over another GPU" } else { "by SHM" };
+                return Err(format!("rank {peer} is reached {way}, which may tear lines"));
             }
             device.takes(protocol, meeting.devices()[peer.index()])
         };

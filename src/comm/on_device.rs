@@ -56,6 +56,8 @@ pub(crate) struct DeviceSide {
     status: Arc<StatusPage>,
     /// The ends of connections that are open, and the memory behind each.
     queues: HashMap<Need, (SlotQueue, Region)>,
+    /// The ends that [`DeviceSide::staged_end`] has found.
+    staged_ends: HashMap<Need, SlotQueue>,
     /// What all ranks have registered alike.
     pub(super) windows: DeviceWindows,
     /// The last launch of messages. Launches of messages use the same connections, so each follows the one before.
@@ -112,15 +114,25 @@ impl DeviceSide {
             kept: brought.sides.into_values().chain(brought.stages.into_values()).chain(brought.pages).collect(),
             status,
             queues: HashMap::new(),
+            staged_ends: HashMap::new(),
             windows: DeviceWindows::default(),
             messages: None,
             own_scratch: device::of(home)?.allocate(own_scratch_bytes(session.settings.sizes), Sharing::Threads)?,
         })
     }
 
-    /// This rank's end of a connection that is in the host's memory; `None` where it is in the memory of devices.
-    fn staged_end(&self, me: Rank, end: Need) -> Option<Result<SlotQueue>> {
-        self.meeting.staged().parts(me, end.peer).then(|| self.staging.end((me, end), &self.addresses))
+    /// This rank's end of a connection whose words are in the host's memory; `None` where all is in the memory of the
+    /// two devices.
+    fn staged_end(&mut self, me: Rank, end: Need) -> Result<Option<SlotQueue>> {
+        if !self.meeting.staged().parts(me, end.peer) {
+            return Ok(None);
+        }
+        if let Some(known) = self.staged_ends.get(&end) {
+            return Ok(Some(*known));
+        }
+        let made = self.staging.end((me, end), &self.addresses)?;
+        self.staged_ends.insert(end, made);
+        Ok(Some(made))
     }
 
     /// This rank's end of a connection with a rank of another host, which the fabric has opened.
@@ -269,8 +281,8 @@ impl Engine {
                 queues.push(side.far_end(&session, *end, fabric)?);
                 continue;
             }
-            if let Some(staged) = side.staged_end(me, *end) {
-                queues.push(staged?);
+            if let Some(staged) = side.staged_end(me, *end)? {
+                queues.push(staged);
                 continue;
             }
             if !side.queues.contains_key(end) {

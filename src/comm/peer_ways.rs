@@ -1,10 +1,14 @@
 //! By which way the programs of a rank's device reach the memory of another rank's, and why by none of the better ones.
 //!
-//! The ways in their order: a direct pointer inside a process, a descriptor (CUMEM), a handle (IPC), pinned memory of
-//! the host (SHM), and slots that a thread moves over the network (NET). One function decides for a pair.
+//! The ways in their order: a direct pointer inside a process, a descriptor (CUMEM), a handle (IPC), memory of a third
+//! rank's device that both reach (indirect), pinned memory of the host (SHM), and slots that a thread moves over the
+//! network (NET). One function decides for a pair what it alone can know; the third device is found by [`Staged`].
+//!
+//! [`Staged`]: crate::comm::staging::Staged
 
 use std::fmt;
 
+use crate::comm::staging::Access;
 use crate::types::Rank;
 
 /// How a rank's memory leaves its process.
@@ -23,6 +27,8 @@ pub(super) enum PeerWay {
     Direct,
     CuMem,
     Ipc,
+    /// Over the device of this rank.
+    Indirect(Rank),
     Pinned,
     Wire,
 }
@@ -33,7 +39,9 @@ pub(super) struct PairFacts {
     pub(super) peer: Rank,
     /// Why the ranks share no memory, neither P2P nor SHM; `None` where they do.
     pub(super) far: Option<[String; 2]>,
-    /// Why this rank's device does not reach the peer's.
+    /// Why settings forbid that this rank's device reaches the peer's.
+    pub(super) forbidden: Option<String>,
+    /// Why it does not reach it.
     pub(super) unreached: Option<String>,
     /// Whether the ranks are threads of one process.
     pub(super) one_process: bool,
@@ -43,10 +51,11 @@ pub(super) struct PairFacts {
 }
 
 /// The way of a pair, and why by none of those above it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PeerDecision {
     pub(super) way: PeerWay,
     refused: Vec<(&'static str, String)>,
+    access: Access,
 }
 
 impl LeavesBy {
@@ -68,52 +77,72 @@ impl LeavesBy {
 impl PairFacts {
     /// The first way that is open.
     pub(super) fn decide(self) -> PeerDecision {
-        let PairFacts { peer, far, unreached, one_process, without_pointers, leaves_by } = self;
+        let PairFacts { peer, far, forbidden, unreached, one_process, without_pointers, leaves_by } = self;
         if let Some([p2p, shm]) = far {
-            return PeerDecision { way: PeerWay::Wire, refused: vec![("P2P", p2p), ("SHM", shm)] };
+            return PeerDecision::reached(PeerWay::Wire, vec![("P2P", p2p), ("SHM", shm)]);
+        }
+        if let Some(reason) = forbidden {
+            return PeerDecision::pinned(Access::Forbidden(reason));
         }
         if let Some(reason) = unreached {
-            return PeerDecision::pinned(reason);
+            return PeerDecision::pinned(Access::Unreached(reason));
         }
         let against_pointers = match (one_process, without_pointers) {
-            (true, None) => return PeerDecision { way: PeerWay::Direct, refused: Vec::new() },
+            (true, None) => return PeerDecision::reached(PeerWay::Direct, Vec::new()),
             (true, Some(rank)) => format!("rank {rank} has NCCL_P2P_DIRECT_DISABLE=1"),
             (false, _) => format!("rank {peer} is in another process"),
         };
         let handle = match leaves_by {
             LeavesBy::Descriptor => {
-                return PeerDecision { way: PeerWay::CuMem, refused: vec![("direct pointer", against_pointers)] };
+                return PeerDecision::reached(PeerWay::CuMem, vec![("direct pointer", against_pointers)]);
             }
             LeavesBy::HandleBySetting => format!("rank {peer} has NCCL_CUMEM_ENABLE=0"),
             LeavesBy::HandleByDevice => format!("the memory of rank {peer} has no descriptors"),
         };
         if one_process {
             // The driver opens a handle in other processes only.
-            return PeerDecision::pinned(format!(
+            return PeerDecision::pinned(Access::Forbidden(format!(
                 "{against_pointers}, {handle}, and a process cannot open its own handles"
-            ));
+            )));
         }
-        let refused = vec![("direct pointer", against_pointers), ("CUMEM", handle)];
-        PeerDecision { way: PeerWay::Ipc, refused }
+        PeerDecision::reached(PeerWay::Ipc, vec![("direct pointer", against_pointers), ("CUMEM", handle)])
     }
 }
 
 impl PeerDecision {
-    /// Through memory of the host, for a reason against P2P.
-    pub(super) fn pinned(reason: String) -> PeerDecision {
-        PeerDecision { way: PeerWay::Pinned, refused: vec![("P2P", reason)] }
+    fn reached(way: PeerWay, refused: Vec<(&'static str, String)>) -> PeerDecision {
+        PeerDecision { way, refused, access: Access::Reached }
     }
 
-    /// Why the pair works through memory of the host; `None` where it does not.
-    pub(super) fn against_p2p(&self) -> Option<&String> {
-        let reason = self.refused.iter().find(|(way, _)| *way == "P2P").map(|(_, reason)| reason);
-        reason.filter(|_| self.way == PeerWay::Pinned)
+    /// Through memory of the host, because there is no access.
+    pub(super) fn pinned(access: Access) -> PeerDecision {
+        let refused = access.reason().map(|reason| ("P2P", reason.clone()));
+        PeerDecision { way: PeerWay::Pinned, refused: refused.into_iter().collect(), access }
+    }
+
+    /// The same over the device of `third`.
+    pub(super) fn over(self, third: Rank) -> PeerDecision {
+        let refused = self.access.reason().map(|reason| ("without a GPU between", reason.clone()));
+        PeerDecision { way: PeerWay::Indirect(third), refused: refused.into_iter().collect(), ..self }
+    }
+
+    /// Whether links lead to the peer's device, if it is reached.
+    pub(super) fn note_links(&mut self, is_linked: bool) {
+        if is_linked && self.access == Access::Reached {
+            self.access = Access::Linked;
+        }
+    }
+
+    /// What this rank says of the peer's device.
+    pub(super) fn access(&self) -> &Access {
+        &self.access
     }
 }
 
 impl fmt::Display for PeerWay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            PeerWay::Indirect(third) => return write!(f, "P2P/indirect/{third}"),
             PeerWay::Direct => "P2P/direct pointer",
             PeerWay::CuMem => "P2P/CUMEM",
             PeerWay::Ipc => "P2P/IPC",
@@ -146,6 +175,7 @@ mod tests {
         let open = PairFacts {
             peer: Rank::new(1),
             far: None,
+            forbidden: None,
             unreached: None,
             one_process: true,
             without_pointers: None,
@@ -168,10 +198,14 @@ mod tests {
         assert_eq!(line(&by_no_handle), pinned);
         let unreached = PairFacts { unreached: Some("no way".to_owned()), ..open.clone() };
         assert_eq!(line(&unreached), "SHM/pinned (P2P: no way)");
-        assert_eq!(unreached.decide().against_p2p().map(String::as_str), Some("no way"));
+        assert_eq!(*unreached.clone().decide().access(), Access::Unreached("no way".to_owned()));
+        let over = unreached.clone().decide().over(Rank::new(7));
+        assert_eq!(over.to_string(), "P2P/indirect/7 (without a GPU between: no way)");
+        let forbidden = PairFacts { forbidden: Some("a level".to_owned()), ..unreached };
+        assert_eq!(*forbidden.decide().access(), Access::Forbidden("a level".to_owned()));
         let far = PairFacts { far: Some(["a".to_owned(), "b".to_owned()]), ..open }.decide();
         assert_eq!(far.to_string(), "NET/Socket/0, staged in pinned memory of the host (P2P: a; SHM: b)");
-        assert_eq!(far.against_p2p(), None);
+        assert_eq!(*far.access(), Access::Reached);
     }
 
     #[test]

@@ -376,10 +376,14 @@ impl Device for Cuda {
         }
     }
 
+    /// NVLinks, as NVML says.
+    fn is_linked(&self, other: DeviceIdentity) -> bool {
+        nvml::are_linked(self.uuid.0, other.0) == Some(true)
+    }
+
     /// Any path stores a word of LL as a whole. A line of LL128 arrives whole in the GPU's own memory and by NVLink.
     fn takes(&self, protocol: Protocol, other: DeviceIdentity) -> std::result::Result<(), String> {
-        let is_linked = || nvml::are_linked(self.uuid.0, other.0) == Some(true);
-        if protocol != Protocol::LowLatency128 || other == self.identity() || is_linked() {
+        if protocol != Protocol::LowLatency128 || other == self.identity() || self.is_linked(other) {
             return Ok(());
         }
         Err(format!("no NVLink between {} and {}, or NVML does not say", self.uuid, Uuid(other.0)))

@@ -147,6 +147,14 @@ fn processes_of_a_mesh() {
     must_pass("8-cube-mesh", "a_rank_of_a_mesh_is_killed");
 }
 
+/// Two that do not reach each other, and one between them.
+#[test]
+fn processes_over_another_gpu() {
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpu-between.toml");
+    must_pass(machine, "over_another_gpu");
+    must_pass(machine, "a_lender_is_killed");
+}
+
 /// Kernels of each host send to those of the other through pinned memory and sockets.
 #[test]
 fn processes_of_two_hosts() {
@@ -516,6 +524,37 @@ mod jobs {
         // Rings pass links where there are some.
         let rings = with(SHM, &[("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")]);
         killed_of((VICTIM, 8), &["repeat all_reduce 3000"], &rings);
+    }
+
+    /// Rank 1 lends the others memory of its GPU. Handed over by a descriptor, it stays when that process has gone; by
+    /// a handle it would not, and is not used.
+    #[test]
+    fn over_another_gpu() {
+        let told = with(BOUNDED, &[("NCCL_DEBUG_SUBSYS", "P2P,SHM"), ("NCCL_BUFFSIZE", "16384")]);
+        for (descriptors, way) in [("1", "P2P/indirect/1 (without a GPU between"), ("0", "SHM/pinned (P2P")] {
+            let Some((mut job, before)) = on_gpus(3, &with(&told, &[("NCCL_CUMEM_ENABLE", descriptors)])) else {
+                return;
+            };
+            job.must("device_ring 1000");
+            let (log, way) = (job.ranks[0].log(), format!("GPU memory : 0 -> 2 via {way}: no peer access"));
+            assert!(log.contains(&way), "{way}:\n{log}");
+            if descriptors == "1" {
+                job.ranks.remove(1).end();
+                for (rank, peer) in [(0, 2), (1, 0)] {
+                    job.ranks[rank].say(&format!("device_pass 20011 {peer}"));
+                }
+                for rank in &job.ranks {
+                    rank.begun();
+                    rank.success("device_pass");
+                }
+            }
+            job.must_leave_nothing(&before);
+        }
+    }
+
+    #[test]
+    fn a_lender_is_killed() {
+        killed_of((1, 3), &["repeat all_gather 3000"], SHM);
     }
 
     fn killed(victim: usize, commands: &[&str], variables: &[(&str, &str)]) {

@@ -154,6 +154,10 @@ impl Worker {
                 let stream = self.stream.as_ref().expect("`device` comes first");
                 device_ring(self.comm(), stream, number(count)).map(|()| String::new())
             }
+            ["device_pass", count, peer] => {
+                let stream = self.stream.as_ref().expect("`device` comes first");
+                device_pass(self.comm(), stream, (number(count), number(peer))).map(|()| String::new())
+            }
             ["cases", seed, largest] => {
                 let stream = self.stream.clone().expect("`device` comes first");
                 sample(self.comm(), &Placed::Device(stream), (number(seed), number(largest)))?;
@@ -374,6 +378,16 @@ fn checked_case(comm: &Communicator, case: &Case, place: &Placed, seed: u64) -> 
         poller::pause(BETWEEN_LOOKS);
     }
     Err(Error::internal(format!("wrong: {case}: {wrong}")))
+}
+
+/// A message from and to `peer`, which does the same.
+fn device_pass(comm: &Communicator, stream: &DeviceStream, (count, peer): (usize, u32)) -> Result<()> {
+    let (mut mine, mut theirs) = (stream.alloc::<u32>(count)?, stream.alloc::<u32>(count)?);
+    stream.upload(&vec![comm.rank(); count], mine.slice_mut(..))?;
+    comm.on(stream).send_recv(mine.slice(..), peer, theirs.slice_mut(..), peer)?;
+    let mut received = vec![u32::MAX; count];
+    stream.download(theirs.slice(..), &mut received)?;
+    checked(received.iter().all(|value| *value == peer), "a message").map(drop)
 }
 
 /// A ring of messages on devices in which every rank sends first; then rank 0 sends while the others wait in a barrier

@@ -158,7 +158,7 @@ fn a_captured_sequence_replays_a_thousand_times_between_live_calls() {
 }
 
 /// Memory of a graph is given back by a thread, behind the graph's end.
-fn nothing_is_left() {
+pub(crate) fn nothing_is_left() {
     let (gpus, deadline) = (cuda::gpus().expect("they were there"), now() + TIMEOUT);
     while gpus.iter().any(cuda::Cuda::is_in_use) {
         assert!(now() < deadline, "nothing is left");
