@@ -381,7 +381,7 @@ impl Outcome {
 
 /// The bound of a job: far above what any here takes, below the library's own deadlines.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-/// How long a job's processes may take to end after its launcher has.
-const LEFTOVER_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a job's processes may take to end after its launcher has, or a thread after it has been joined.
+pub(crate) const LEFTOVER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a launcher that was asked to end has for it.
 const FAREWELL: Duration = Duration::from_secs(3);
