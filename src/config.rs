@@ -106,6 +106,9 @@ pub struct Config {
     /// registered buffer is copied through shared memory then. Where the kernel forbids it, that happens by itself.
     /// `RSCCL_CMA_DISABLE`; false.
     pub cma_disable: bool,
+    /// Lets ranks read each other's memory in place also where the kernel copies so slowly that two plain copies
+    /// through shared memory take less time; else each process measures that once. `RSCCL_CMA_FORCE`; false.
+    pub cma_force: bool,
     /// Whether GPU memory goes to other processes in the newer way, by descriptors of `cuMemCreate`'s memory; if not,
     /// by `cuIpcGetMemHandle`. GPUs that lack the newer way take the older. `NCCL_CUMEM_ENABLE`; true.
     pub cumem_enable: bool,
@@ -217,6 +220,7 @@ impl Default for Config {
             p2p_direct_disable: false,
             shm_disable: false,
             cma_disable: false,
+            cma_force: false,
             cumem_enable: true,
             p2p_level: None,
             net_gdr_level: None,
@@ -466,6 +470,8 @@ setters! {
     with_shm_disable => shm_disable: bool;
     /// Sets [`Config::cma_disable`].
     with_cma_disable => cma_disable: bool;
+    /// Sets [`Config::cma_force`].
+    with_cma_force => cma_force: bool;
     /// Sets [`Config::cumem_enable`].
     with_cumem_enable => cumem_enable: bool;
     /// Sets [`Config::p2p_level`].

@@ -46,7 +46,7 @@ fn worker() {
 }
 
 /// Variables that make ranks share memory.
-const SHM: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo")];
+const SHM: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_CMA_FORCE", "1")];
 /// Variables that make ranks use sockets.
 const NET: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_SHM_DISABLE", "1")];
 

@@ -210,7 +210,7 @@ fn more_ranks_than_a_small_float_can_add_up() {
 #[test]
 fn shared_memory_between_threads() {
     for ranks in [2, 3, 8] {
-        let config = Config::default().with_p2p_disable(true);
+        let config = Config::default().with_p2p_disable(true).with_cma_force(true);
         run_with(ranks, config.clone(), &every_program(ranks, SIZES, SLOT_KINDS));
         run_with(ranks, config.clone(), &every_program(ranks, &[700_001], &SLOT_KINDS[..1]));
         // Once without reading in place, which the lines above do.

@@ -53,6 +53,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "NCCL_P2P_DIRECT_DISABLE", config.p2p_direct_disable);
     lay(*made, "NCCL_SHM_DISABLE", config.shm_disable);
     lay(*made, "RSCCL_CMA_DISABLE", config.cma_disable);
+    lay(*made, "RSCCL_CMA_FORCE", config.cma_force);
     lay(*made, "NCCL_CUMEM_ENABLE", config.cumem_enable);
     lay(*made, "NCCL_P2P_LEVEL", config.p2p_level);
     lay(*made, "NCCL_NET_GDR_LEVEL", config.net_gdr_level);

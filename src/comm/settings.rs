@@ -102,6 +102,7 @@ impl Settings {
                 no_local: config.p2p_disable,
                 no_shm: config.shm_disable,
                 no_peer_reads: config.cma_disable,
+                slow_peer_reads: config.cma_force,
             },
             no_direct_pointers: config.p2p_direct_disable,
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },

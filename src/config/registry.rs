@@ -145,6 +145,7 @@ pub static VARIABLES: &[Variable] = &[
         "GPUs of one process share memory as those of processes do, no buffers"),
     variable!(Nccl "SHM_DISABLE" => shm_disable: Kind::Flag, "no shared memory between ranks of one host"),
     variable!(Own "CMA_DISABLE" => cma_disable: Kind::Flag, "no reading of another rank's memory by the kernel"),
+    variable!(Own "CMA_FORCE" => cma_force: Kind::Flag, "such reading also where the kernel copies slowly"),
     variable!(Nccl "CUMEM_ENABLE" => cumem_enable: Kind::Flag,
         "GPU memory goes to other processes by descriptors; 0: by cuIpcGetMemHandle"),
     variable!(Nccl "P2P_LEVEL" => p2p_level: Kind::Text,

@@ -454,6 +454,8 @@ mod tests {
 
     /// Both sides, connected.
     fn sides(policy: Policy) -> [Side; 2] {
+        // However fast this machine's kernel copies.
+        let policy = Policy { slow_peer_reads: true, ..policy };
         let connect = |bootstrap| Side::new(bootstrap, policy);
         let sides = thread::side_by_side("rank", LocalBootstrap::world(2).unwrap(), connect, || ()).unwrap();
         sides.try_into().unwrap_or_else(|_| unreachable!("two ranks"))

@@ -5,8 +5,9 @@
 //! token. Each read checks that token first, so that it fails where the process's number belongs to another process:
 //! in another container, or because the rank has ended.
 //!
-//! Whether the kernel permits it is found by the first read of each peer. Where it does not, a line of the log says
-//! why, and the data goes through slots or scratch.
+//! Whether the kernel permits it is found by the first read of each peer, and whether it copies fast enough by
+//! [`peer_memory::slowness`], which is measured once in a process. Where it does not, a line of the log says why, and
+//! the data goes through slots or scratch.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -31,6 +32,8 @@ pub struct PeerReads {
     closed: BTreeSet<Rank>,
     /// Whether all ranks of the host were found to be readable.
     reads_all: Option<bool>,
+    /// Whether one copy by the kernel takes less time than two others, once that is asked.
+    is_fast: Option<bool>,
 }
 
 /// What peers need to read this process, and how many ranks there are.
@@ -66,7 +69,8 @@ impl PeerReads {
         let known = |peer: &PeerInfo| near(peer).then(|| info(peer)).flatten();
         let apart = here.is_some() && peers.iter().any(|peer| !near(peer) || peer.process != mine.process);
         let neighbours = if apart { peers.iter().map(known).collect() } else { Vec::new() };
-        PeerReads { me: mine.rank, here, neighbours, ..PeerReads::default() }
+        let is_fast = policy.slow_peer_reads.then_some(true);
+        PeerReads { me: mine.rank, here, neighbours, is_fast, ..PeerReads::default() }
     }
 
     /// Where this process keeps its token; `None` where nobody is to read it.
@@ -76,8 +80,28 @@ impl PeerReads {
 
     /// Whether `peer` may be offered memory of this rank: nothing is known against it.
     #[inline]
-    pub fn may_offer(&self, peer: Rank) -> bool {
-        self.info(peer).is_some() && !self.closed.contains(&peer)
+    pub fn may_offer(&mut self, peer: Rank) -> bool {
+        self.info(peer).is_some() && !self.closed.contains(&peer) && self.is_fast()
+    }
+
+    #[inline]
+    fn is_fast(&mut self) -> bool {
+        self.is_fast.unwrap_or_else(|| self.measure())
+    }
+
+    #[cold]
+    fn measure(&mut self) -> bool {
+        let (me, slowness) = (self.me, peer_memory::slowness());
+        let is_fast = slowness.is_none_or(|slowness| slowness <= MOST_SLOWNESS);
+        if let (false, Some(slowness)) = (is_fast, slowness) {
+            log::detail!(
+                Shm @ me,
+                "the kernel copies memory of other processes {slowness:.1} times as slowly as this process copies its \
+                 own: data of other ranks takes two copies (RSCCL_CMA_FORCE=1 prefers the one)"
+            );
+        }
+        self.is_fast = Some(is_fast);
+        is_fast
     }
 
     /// `peer` has refused to read this rank's memory.
@@ -121,7 +145,7 @@ impl PeerReads {
             // SAFETY: nothing is copied: only the token is read.
             let _nothing = unsafe { self.read(peer, Announced { witness, address: 0 }, (NonNull::dangling(), 0)) };
         }
-        self.reads_all = Some(self.here.is_some() && self.closed.is_empty());
+        self.reads_all = Some(self.here.is_some() && self.closed.is_empty() && self.is_fast());
     }
 
     /// The memory of some call could not be read: this rank asks no more to read all others.
@@ -142,6 +166,10 @@ impl PeerReads {
         log::detail!(Shm @ me, "cannot read the memory of rank {peer}, so that its data takes two copies: {error}");
     }
 }
+
+/// Up to this [slowness](peer_memory::slowness) one copy by the kernel is taken for faster than two plain ones. These
+/// run side by side, on two processors, but move the data through the caches between them.
+const MOST_SLOWNESS: f64 = 2.5;
 
 fn info(peer: &PeerInfo) -> Option<ProcessInfo> {
     let process = Process::of(i32::try_from(peer.pid).ok()?)?;

@@ -30,6 +30,8 @@ pub struct Policy {
     pub no_shm: bool,
     /// `RSCCL_CMA_DISABLE`: no rank reads another's memory in place.
     pub no_peer_reads: bool,
+    /// `RSCCL_CMA_FORCE`: ranks read each other's memory in place also where the kernel copies slowly.
+    pub slow_peer_reads: bool,
 }
 
 /// One way to get bytes from rank to rank, as one rank uses it.

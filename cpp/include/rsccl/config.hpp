@@ -61,6 +61,8 @@ struct Config {
     std::optional<bool> shm_disable = {};
     /// Ranks of one host do not read each other's memory by the kernel. `RSCCL_CMA_DISABLE`; false.
     std::optional<bool> cma_disable = {};
+    /// They do so even where the kernel copies slowly. `RSCCL_CMA_FORCE`; false.
+    std::optional<bool> cma_force = {};
     /// Whether GPU memory goes to other processes in the newer way, by descriptors of `cuMemCreate`'s memory; if not,
     /// by `cuIpcGetMemHandle`. GPUs that lack the newer way take the older. `NCCL_CUMEM_ENABLE`; true.
     std::optional<bool> cumem_enable = {};
