@@ -10,15 +10,15 @@ use crate::comm::failure_watch::FailureWatch;
 use crate::comm::on_device::DeviceSide;
 use crate::comm::peer_status::{BootstrapCall, WaitingFor};
 use crate::comm::session::Session;
-use crate::device::{Home, HostRegion, Kernel};
+use crate::device::{Home, HostRegion};
 use crate::error::{Error, Result};
 use crate::exec::composed;
 use crate::exec::epoch::{Epoch, Met};
 use crate::exec::flat::Flat;
 use crate::exec::run::{RunContext, ScratchTurns};
 use crate::exec::{
-    self, Background, Begun, Call, Message, MessageQueue, MessageRun, NoBackground, Operation, Order, Program, Task,
-    WaitContext,
+    self, Accepted, Background, Begun, Call, LastCall, Message, MessageQueue, MessageRun, NoBackground, Operation,
+    Order, Program, Task, WaitContext,
 };
 use crate::log;
 use crate::plan::{Layout, Windows};
@@ -40,6 +40,7 @@ pub(crate) struct Engine {
     /// The mapped memory of my host, once opened.
     windows: Option<Arc<HostWindows>>,
     pub(super) chooser: Chooser,
+    last_call: LastCall,
     flat: Flat,
     mapped_runs: MappedRuns,
     /// Scratch of plans that need some without windows: the tokens of a barrier.
@@ -101,6 +102,7 @@ impl Engine {
             mover: Mover { fabric, patience, progress },
             windows: None,
             chooser,
+            last_call: LastCall::default(),
             flat,
             mapped_runs: MappedRuns::default(),
             scratch: Box::new([0; SMALL_SCRATCH]),
@@ -137,11 +139,7 @@ impl Engine {
         background: &mut dyn Background,
     ) -> Result<()> {
         let session = &*self.session;
-        let lengths = call.check(session.world)?;
-        let kernel = match call.op {
-            Some(op) => Kernel::reduce(call.data_type, op, session.world.size)?,
-            None => Kernel::copy(call.data_type),
-        };
+        let Accepted { lengths, kernel } = self.last_call.check(call, session.world)?;
         let operation = Operation {
             collective: call.collective,
             data_type: call.data_type,
