@@ -93,6 +93,17 @@ pub struct Handshake {
     claimed: Option<Rank>,
 }
 
+/// How far a side that connects has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CallerStanding {
+    /// It has said nothing, or not all of its first message.
+    Silent,
+    /// It has said the first message with its MAC, of which strangers can but repeat one that they have seen.
+    Greeted,
+    /// It has proved that it knows the key.
+    Proven,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     AwaitHello,
@@ -176,6 +187,15 @@ impl Handshake {
             State::Done => 0,
         };
         message - self.partial.len()
+    }
+
+    /// Of the side that answers: how far the other side has come.
+    pub fn standing(&self) -> CallerStanding {
+        match self.state {
+            State::AwaitHello => CallerStanding::Silent,
+            State::Done => CallerStanding::Proven,
+            State::AwaitChallenge | State::AwaitProof => CallerStanding::Greeted,
+        }
     }
 
     /// Whether any byte has arrived from the peer.

@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::Bootstrap;
-use crate::bootstrap::auth::{Handshake, Purpose, Terms};
+use crate::bootstrap::auth::{CallerStanding, Handshake, Purpose, Terms};
 use crate::error::{Error, Kind, Result};
 use crate::sys::descriptor;
 use crate::types::Rank;
@@ -96,6 +96,11 @@ impl Caller {
 }
 
 impl Answerer {
+    /// How far the other side has come.
+    pub(super) fn standing(&self) -> CallerStanding {
+        self.handshake.standing()
+    }
+
     pub(super) fn new(terms: Terms, me: Rank) -> Answerer {
         Answerer { handshake: Handshake::respond(terms, me), request: Vec::new(), output: Vec::new() }
     }
@@ -183,20 +188,28 @@ pub(super) fn terms(bootstrap: &dyn Bootstrap, purpose: Purpose) -> Terms {
     Terms { key: bootstrap.key(), purpose, communicator: bootstrap.id() }
 }
 
-/// Makes room for a newcomer among `sessions`, oldest first. False where all are so young that none may be driven out:
-/// the newcomer waits in the listener's queue.
-pub(super) fn crowd_out<S>(sessions: &mut Vec<S>, since: impl Fn(&S) -> Instant, now: Instant) -> bool {
+/// Makes room for a newcomer among `sessions`, each with what `standing` says of it. Who has come less far in the
+/// handshake goes first, and among these the oldest: a rank whose processor is busy may take long for its next message,
+/// and strangers get no further than the first. False where none may be driven out: the newcomer waits in the
+/// listener's queue.
+pub(super) fn crowd_out<S>(
+    sessions: &mut Vec<S>,
+    standing: impl Fn(&S) -> (CallerStanding, Instant),
+    now: Instant,
+) -> bool {
     if sessions.len() < MOST_SESSIONS {
         return true;
     }
-    let may_go = sessions.first().is_some_and(|oldest| now.duration_since(since(oldest)) >= LEAST_SESSION_TIME);
-    if may_go {
-        sessions.remove(0);
-    }
-    may_go
+    let may_go = |(stage, since): (CallerStanding, Instant)| {
+        stage != CallerStanding::Proven && now.saturating_duration_since(since) >= LEAST_SESSION_TIME
+    };
+    let candidates = sessions.iter().map(standing).enumerate().filter(|(_, standing)| may_go(*standing));
+    let Some((place, _)) = candidates.min_by_key(|(_, standing)| *standing) else { return false };
+    drop(sessions.remove(place));
+    true
 }
 
-/// Connections that have not said yet what they want; a newcomer beyond them drives the oldest out.
+/// Connections that have not said yet what they want; a newcomer beyond them drives another out.
 const MOST_SESSIONS: usize = 1024;
 /// How long a connection may take to say what it wants.
 pub(super) const SESSION_TIME: Duration = Duration::from_secs(10);
@@ -214,12 +227,35 @@ mod tests {
     #[test]
     fn a_crowd_of_newcomers_does_not_drive_out_who_has_just_come() {
         let start = clock::now();
+        let standing = |since: &Instant| (CallerStanding::Silent, *since);
         let mut sessions = vec![start; MOST_SESSIONS - 1];
-        assert!(crowd_out(&mut sessions, |since| *since, start));
+        assert!(crowd_out(&mut sessions, standing, start));
         sessions.push(start);
-        assert!(!crowd_out(&mut sessions, |since| *since, start));
+        assert!(!crowd_out(&mut sessions, standing, start));
         assert_eq!(sessions.len(), MOST_SESSIONS);
-        assert!(crowd_out(&mut sessions, |since| *since, start + LEAST_SESSION_TIME));
+        assert!(crowd_out(&mut sessions, standing, start + LEAST_SESSION_TIME));
         assert_eq!(sessions.len(), MOST_SESSIONS - 1);
+    }
+
+    #[test]
+    fn who_has_come_further_stays_longer() {
+        let start = clock::now();
+        let later = start + LEAST_SESSION_TIME;
+        let mut sessions = vec![(CallerStanding::Proven, start), (CallerStanding::Greeted, start)];
+        sessions.resize(MOST_SESSIONS, (CallerStanding::Silent, later));
+        let mut driven_out = |now: Instant| {
+            let room = crowd_out(&mut sessions, |session| *session, now);
+            let left = [CallerStanding::Silent, CallerStanding::Greeted, CallerStanding::Proven]
+                .map(|stage| sessions.iter().filter(|session| session.0 == stage).count());
+            sessions.resize(MOST_SESSIONS, (CallerStanding::Proven, start));
+            (room, left)
+        };
+        let strangers = MOST_SESSIONS - 2;
+        // The silent ones have come too lately.
+        assert_eq!(driven_out(later), (true, [strangers, 0, 1]));
+        for left in (0..strangers).rev() {
+            assert!(matches!(driven_out(later + LEAST_SESSION_TIME), (true, [silent, 0, _]) if silent == left));
+        }
+        assert!(matches!(driven_out(later + SESSION_TIME), (false, [0, 0, MOST_SESSIONS])));
     }
 }

@@ -163,7 +163,7 @@ impl Exporter {
 
     /// Serves who asks. Errors of one connection end that connection.
     fn progress(&mut self, now: Instant) -> Result<()> {
-        while crowd_out(&mut self.sessions, |session| session.since, now) {
+        while crowd_out(&mut self.sessions, |session| (session.answerer.standing(), session.since), now) {
             let Some(stream) = self.listener.accept()? else { break };
             let answerer = Answerer::new(self.terms.clone(), self.me);
             self.sessions.push(Session { stream, answerer, grant: None, since: now });

@@ -70,7 +70,7 @@ impl DataListener {
 
     /// Takes what has come. Errors of one connection end that connection.
     pub(in crate::transport) fn progress(&mut self, now: Instant) -> Result<()> {
-        while crowd_out(&mut self.sessions, |session| session.since, now) {
+        while crowd_out(&mut self.sessions, |session| (session.answerer.standing(), session.since), now) {
             let accepted = socket::accept(&self.listener);
             let Some((stream, _)) = accepted.map_err(|error| Error::system("accept on the data port", error))? else {
                 break;
