@@ -36,6 +36,7 @@ pub use links::{Channel, Links, Need, Way};
 pub use net::SocketOptions;
 pub use peer::{PeerInfo, SWITCH_LAYERS};
 pub use peer_reads::Announced;
+pub use pump::Taken;
 pub use pumps::Pumps;
 pub use table::{Policy, neighbourhood, select};
 #[cfg(test)]

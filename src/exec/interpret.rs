@@ -1,5 +1,7 @@
 //! The interpreter of plans on host memory.
 
+use std::ptr::NonNull;
+
 use crate::device::{Kernel, Pass, Store, TimedCopy};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
@@ -7,7 +9,7 @@ use crate::exec::history::History;
 use crate::exec::operation::{Operation, sequence};
 use crate::plan::{Action, Buffer, Combine, Lane, Operand, Plan, Span};
 use crate::sync::ring::Label;
-use crate::transport::{Channel, HostWindows, Links};
+use crate::transport::{Channel, HostWindows, Links, Taken};
 use crate::types::Rank;
 
 /// The user's buffers of one operation.
@@ -41,6 +43,18 @@ pub struct PlanRun<'a> {
     sources: Vec<*const u8>,
     targets: Vec<*mut u8>,
     cached: Vec<*mut u8>,
+    /// The slots of the step under way, which are the last of `cached`.
+    slots: Vec<(Rank, NonNull<u8>)>,
+}
+
+/// Whether a step has its sources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Collected {
+    All,
+    /// The message of a peer has not come.
+    LacksOne,
+    /// A peer has sent for a later call.
+    IsPassedBy,
 }
 
 /// Where a lane stands.
@@ -102,6 +116,7 @@ impl<'a> PlanRun<'a> {
             sources: Vec::new(),
             targets: Vec::new(),
             cached: Vec::new(),
+            slots: Vec::new(),
         }
     }
 
@@ -153,23 +168,44 @@ impl<'a> PlanRun<'a> {
         }
         let channel = Channel::Collective(lane.channel);
         let first = |span: &Span| lane.sizes.at(span, combine, round).index();
-        if !self.collect_sources(combine, &first, (length, channel), links)?
-            || !self.collect_targets(combine, &first, (length, channel), links)
-        {
-            return Ok(false);
-        }
+        let bytes = length * self.element_bytes;
         let own = |source: &Operand| matches!(source, Operand::Local(span) if span.buffer == Buffer::Input);
         let raw = combine.sources.iter().position(own);
-        self.store_result(combine, raw, length, links);
-        let bytes = length * self.element_bytes;
-        for source in &combine.sources {
-            if let Operand::Slot(peer) = source {
-                links.receiver(*peer, channel).release();
+        let is_copy = combine.sources.len() == 1 && self.kernel.is_copy(raw, combine.finish);
+        let taken = match self.collect_sources(combine, &first, (length, channel), links)? {
+            Collected::All => false,
+            Collected::LacksOne if is_copy => {
+                if !self.take_source(combine, &first, (bytes, channel), links)? {
+                    return Ok(false);
+                }
+                true
+            }
+            Collected::LacksOne | Collected::IsPassedBy => return Ok(false),
+        };
+        if !self.collect_targets(combine, &first, (length, channel), links) {
+            return Ok(false);
+        }
+        match self.to_send(is_copy, (bytes, channel), links) {
+            Some(from) => {
+                self.cached.truncate(self.cached.len() - self.slots.len());
+                if is_copy {
+                    self.send_from(from, (bytes, channel), links)?;
+                }
+                self.store_result(combine, raw, length, links);
+                if !is_copy {
+                    self.send_from(from, (bytes, channel), links)?;
+                }
+            }
+            None => {
+                self.store_result(combine, raw, length, links);
+                for (peer, _) in &self.slots {
+                    links.sender(*peer, channel).publish(bytes, self.label);
+                }
             }
         }
-        for target in &combine.targets {
-            if let Operand::Slot(peer) = target {
-                links.sender(*peer, channel).publish(bytes, self.label);
+        for source in combine.sources.iter().filter(|_| !taken) {
+            if let Operand::Slot(peer) = source {
+                links.receiver(*peer, channel).release();
             }
         }
         Ok(true)
@@ -181,7 +217,7 @@ impl<'a> PlanRun<'a> {
         first: &impl Fn(&Span) -> usize,
         (length, channel): (usize, Channel),
         links: &mut Links,
-    ) -> Result<bool> {
+    ) -> Result<Collected> {
         self.sources.clear();
         for source in &combine.sources {
             let place = match source {
@@ -189,12 +225,14 @@ impl<'a> PlanRun<'a> {
                 Operand::Window(peer, span) => self.window(*peer, span, first(span)).cast_const(),
                 Operand::Slot(peer) => {
                     let receiver = links.receiver(*peer, channel);
-                    let Some(message) = receiver.peek().map_err(|error| error.about(*peer))? else { return Ok(false) };
+                    let Some(message) = receiver.peek().map_err(|error| error.about(*peer))? else {
+                        return Ok(Collected::LacksOne);
+                    };
                     if message.label != self.label || message.bytes != length * self.element_bytes {
                         // The peer has finished this operation without sending for it, so it called another operation.
                         // It reports that when it learns where this rank is stuck.
                         if sequence(message.label) > sequence(self.label) {
-                            return Ok(false);
+                            return Ok(Collected::IsPassedBy);
                         }
                         return Err(self.history.mismatch(self.label, *peer, message.label));
                     }
@@ -203,7 +241,61 @@ impl<'a> PlanRun<'a> {
             };
             self.sources.push(place);
         }
-        Ok(true)
+        Ok(Collected::All)
+    }
+
+    /// Takes the one source of a copy past its ring, in which nothing lies, straight into an output, which then is the
+    /// source. False where it has not come whole, or comes by the ring.
+    fn take_source(
+        &mut self,
+        combine: &Combine,
+        first: &impl Fn(&Span) -> usize,
+        (bytes, channel): (usize, Channel),
+        links: &mut Links,
+    ) -> Result<bool> {
+        let [Operand::Slot(peer)] = combine.sources[..] else { return Ok(false) };
+        let output = combine.targets.iter().find_map(|target| match target {
+            Operand::Local(span) if span.buffer == Buffer::Output => Some(self.local(span, first(span))),
+            Operand::Local(_) | Operand::Window(..) | Operand::Slot(_) => None,
+        });
+        let Some(into) = output else { return Ok(false) };
+        // The rest of the step must not wait once its source has come.
+        let is_full = |target: &Operand| match target {
+            Operand::Slot(peer) => !links.sender(*peer, channel).has_credit(),
+            Operand::Local(_) | Operand::Window(..) => false,
+        };
+        if combine.targets.iter().any(is_full) {
+            return Ok(false);
+        }
+        // SAFETY: the constructor's contract for the output, and the plan's proof for the span inside it.
+        let taken = unsafe { links.take((peer, channel), into, (bytes, self.label)) }?;
+        self.sources.push(into.cast_const());
+        Ok(taken == Taken::Whole)
+    }
+
+    /// Where pumps can read in place what the step sends: of a copy its source, else an output that is in the caches.
+    fn to_send(&self, is_copy: bool, (bytes, channel): (usize, Channel), links: &Links) -> Option<*const u8> {
+        if !self.slots.iter().any(|(peer, _)| links.may_pass((*peer, channel), bytes)) {
+            return None;
+        }
+        if is_copy {
+            return self.sources.first().copied();
+        }
+        self.targets.first().map(|output| output.cast_const()).filter(|_| self.store == Store::Cached)
+    }
+
+    /// Sends what lies at `from` to the peers of the step's slots: past the ring where their pump takes it.
+    fn send_from(&mut self, from: *const u8, (bytes, channel): (usize, Channel), links: &mut Links) -> Result<()> {
+        for (peer, slot) in &self.slots {
+            // SAFETY: the constructor's contract for user memory, and the plan's proof for the span inside it; a slot
+            // as a source is ours until it is released, and none of this connection, which sends.
+            if !unsafe { links.pass((*peer, channel), from, (bytes, self.label)) }? {
+                // SAFETY: as above; the slot is reserved for as many bytes.
+                unsafe { slot.as_ptr().copy_from_nonoverlapping(from, bytes) };
+                links.sender(*peer, channel).publish(bytes, self.label);
+            }
+        }
+        Ok(())
     }
 
     fn collect_targets(
@@ -215,17 +307,22 @@ impl<'a> PlanRun<'a> {
     ) -> bool {
         self.targets.clear();
         self.cached.clear();
+        self.slots.clear();
         for target in &combine.targets {
             let (place, output) = match target {
                 Operand::Local(span) => (self.local(span, first(span)), span.buffer == Buffer::Output),
                 Operand::Window(peer, span) => (self.window(*peer, span, first(span)), span.buffer == Buffer::Output),
-                Operand::Slot(peer) => match links.sender(*peer, channel).reserve(length * self.element_bytes) {
-                    Some(slot) => (slot.as_ptr(), false),
-                    None => return false,
-                },
+                Operand::Slot(peer) => {
+                    let Some(slot) = links.sender(*peer, channel).reserve(length * self.element_bytes) else {
+                        return false;
+                    };
+                    self.slots.push((*peer, slot));
+                    continue;
+                }
             };
             if output { self.targets.push(place) } else { self.cached.push(place) }
         }
+        self.cached.extend(self.slots.iter().map(|(_, slot)| slot.as_ptr()));
         true
     }
 

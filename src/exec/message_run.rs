@@ -23,7 +23,7 @@ use crate::exec::{Operation, mismatch};
 use crate::sync::ring::{Label, PostedOffer};
 use crate::sys::alive::Process;
 use crate::sys::cpu;
-use crate::transport::{Announced, Channel, Links, Need};
+use crate::transport::{Announced, Channel, Links, Need, Taken};
 use crate::types::{Collective, DataType, Rank};
 
 /// A message under way.
@@ -148,31 +148,41 @@ impl<'a> MessageRun<'a> {
         self.begun && self.moved == self.bytes
     }
 
-    fn send(&mut self, from: *const u8, links: &mut Links) -> Look {
+    fn send(&mut self, from: *const u8, links: &mut Links) -> Result<Look> {
         if self.offer.is_some() {
-            return self.await_answer(links);
+            return Ok(self.await_answer(links));
         }
         if !self.begun && ONE_COPY.contains(&self.bytes) && links.reads.may_offer(self.peer()) {
-            return self.offer(from, links);
+            return Ok(self.offer(from, links));
         }
         self.fill_slot(from, links)
     }
 
-    fn fill_slot(&mut self, from: *const u8, links: &mut Links) -> Look {
-        let sender = links.sender(self.peer(), self.channel);
+    fn fill_slot(&mut self, from: *const u8, links: &mut Links) -> Result<Look> {
+        let end = (self.peer(), self.channel);
+        let sender = links.sender(end.0, end.1);
         let length = (self.bytes - self.moved).min(sender.shape().slot_bytes as usize);
-        let Some(slot) = sender.reserve(length) else { return Look::Nothing };
+        let source = from.wrapping_add(self.moved);
+        // SAFETY: the source is inside the message's memory, since moved + length <= bytes; a slot never overlaps user
+        // memory.
+        if unsafe { links.pass(end, source, (length, self.label)) }? {
+            return Ok(self.advance(length));
+        }
+        let Some(slot) = links.sender(end.0, end.1).reserve(length) else { return Ok(Look::Nothing) };
         // What a pump sends to a socket is read here.
         let mut turn = if links.has_pumps() { TimedCopy::untimed(Store::Cached) } else { links.staging.turn(length) };
         turn.begin();
-        let (sources, targets) = (&[from.wrapping_add(self.moved)], &[slot.as_ptr()]);
+        let (sources, targets) = (&[source], &[slot.as_ptr()]);
         let pass = Pass { sources, raw: None, targets, count: length, finish: false, store: turn.store };
-        // SAFETY: the source is inside the message's memory, since moved + length <= bytes; the slot is reserved and as
-        // large as its shape says; a slot never overlaps user memory.
+        // SAFETY: as above; the slot is reserved and as large as its shape says.
         unsafe { self.copy.run(&pass) };
         turn.end();
         links.staging.learn(&turn, length);
-        links.sender(self.peer(), self.channel).publish(length, self.label);
+        links.sender(end.0, end.1).publish(length, self.label);
+        Ok(self.advance(length))
+    }
+
+    fn advance(&mut self, length: usize) -> Look {
         self.moved += length;
         self.begun = true;
         Look::Moved
@@ -244,7 +254,7 @@ impl<'a> MessageRun<'a> {
     fn recv(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
         let receiver = links.receiver(self.peer(), self.channel);
         let Some(message) = receiver.peek().map_err(|error| error.about(self.peer()))? else {
-            return Ok(Look::Nothing);
+            return self.take(into, links);
         };
         if message.is_offer && message.label == self.label && !self.begun {
             return Ok(self.read_in_place(into, links));
@@ -266,9 +276,19 @@ impl<'a> MessageRun<'a> {
             unsafe { self.copy.run(&pass) };
         }
         receiver.release();
-        self.moved += due;
-        self.begun = true;
-        Ok(Look::Moved)
+        Ok(self.advance(due))
+    }
+
+    /// Receives the next slot's worth past the ring, in which nothing lies.
+    fn take(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
+        let end = (self.peer(), self.channel);
+        let due = (self.bytes - self.moved).min(links.receiver(end.0, end.1).shape().slot_bytes as usize);
+        // SAFETY: the target is inside the message's memory, since moved + due <= bytes.
+        match unsafe { links.take(end, into.wrapping_add(self.moved), (due, self.label)) }? {
+            Taken::ByRing | Taken::Open(false) => Ok(Look::Nothing),
+            Taken::Open(true) => Ok(Look::Again),
+            Taken::Whole => Ok(self.advance(due)),
+        }
     }
 }
 
@@ -277,7 +297,7 @@ impl Task for MessageRun<'_> {
         let mut moved = Progress::Idle;
         while !self.complete() {
             let look = match self.message.direction {
-                Direction::Send(from) => self.send(from, links),
+                Direction::Send(from) => self.send(from, links)?,
                 Direction::Recv(into) => self.recv(into, links)?,
             };
             match look {

@@ -1,12 +1,13 @@
 //! The rings of a communicator, and the pumps behind those whose ends share no memory.
 
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use crate::device::StorePolicy;
 use crate::error::Result;
 use crate::sync::ring::{Label, Receiver, Sender};
 use crate::transport::peer_reads::PeerReads;
-use crate::transport::pump::{ReceiveEnd, SendEnd};
+use crate::transport::pump::{Passed, ReceiveEnd, SendEnd, Taken};
 use crate::transport::pumps::Pumps;
 use crate::types::Rank;
 
@@ -55,13 +56,15 @@ pub struct Links {
 #[derive(Debug)]
 struct Ends<E> {
     open: Vec<E>,
+    /// The place of each open end's pump among [`Links::pumps`].
+    pumps: Vec<Option<usize>>,
     /// By rank, then by channel: the place in `open`, or [`NONE`].
     places: Vec<Vec<u32>>,
 }
 
 impl<E> Default for Ends<E> {
     fn default() -> Ends<E> {
-        Ends { open: Vec::new(), places: Vec::new() }
+        Ends { open: Vec::new(), pumps: Vec::new(), places: Vec::new() }
     }
 }
 
@@ -84,7 +87,7 @@ impl<E> Ends<E> {
         self.open.get_mut(place)
     }
 
-    fn insert(&mut self, (peer, channel): (Rank, Channel), end: E) {
+    fn insert(&mut self, (peer, channel): (Rank, Channel), end: E, pump: Option<usize>) {
         let place = u32::try_from(self.open.len()).expect("fewer ends than ranks times channels");
         if self.places.len() <= peer.index() {
             self.places.resize_with(peer.index() + 1, Vec::new);
@@ -95,6 +98,7 @@ impl<E> Ends<E> {
         }
         of_peer[channel.place()] = place;
         self.open.push(end);
+        self.pumps.push(pump);
     }
 }
 
@@ -115,12 +119,14 @@ impl Links {
     }
 
     pub(super) fn add_sender(&mut self, (peer, channel): (Rank, Channel), end: SendEnd) -> Result<()> {
-        self.senders.insert((peer, channel), end.ring);
+        let pump = end.pump.as_ref().map(|_| self.pumps.count());
+        self.senders.insert((peer, channel), end.ring, pump);
         end.pump.map_or(Ok(()), |pump| self.pumps.add(pump))
     }
 
     pub(super) fn add_receiver(&mut self, (peer, channel): (Rank, Channel), end: ReceiveEnd) -> Result<()> {
-        self.receivers.insert((peer, channel), end.ring);
+        let pump = end.pump.as_ref().map(|_| self.pumps.count());
+        self.receivers.insert((peer, channel), end.ring, pump);
         end.pump.map_or(Ok(()), |pump| self.pumps.add(pump))
     }
 
@@ -151,6 +157,72 @@ impl Links {
         (receiver, &mut self.reads)
     }
 
+    /// Whether [`Links::pass`] can send a message of `bytes` to `peer`.
+    #[inline]
+    pub fn may_pass(&self, (peer, channel): (Rank, Channel), bytes: usize) -> bool {
+        bytes >= PAST_RINGS
+            && self.has_pumps()
+            && self.senders.place(peer, channel).is_some_and(|place| self.senders.pumps[place].is_some())
+    }
+
+    /// Sends a message straight from the caller's memory, past the ring, where a pump sends to `peer` and has nothing
+    /// to send before it. False where it did nothing. What the system does not take now is copied to the next slot, so
+    /// the caller's memory is read no more once this returns.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// `from` is good for reads of the message's bytes, and overlaps no slot of this connection.
+    pub unsafe fn pass(
+        &mut self,
+        (peer, channel): (Rank, Channel),
+        from: *const u8,
+        (bytes, label): (usize, Label),
+    ) -> Result<bool> {
+        if bytes < PAST_RINGS || !self.has_pumps() {
+            return Ok(false);
+        }
+        let (Some(place), Some(from)) = (self.senders.place(peer, channel), NonNull::new(from.cast_mut())) else {
+            return Ok(false);
+        };
+        let (ring, Some(pump)) = (&mut self.senders.open[place], self.senders.pumps[place]) else { return Ok(false) };
+        let Some(slot) = ring.reserve(bytes) else { return Ok(false) };
+        // SAFETY: the caller's word for `from`; the slot has just been reserved in the ring that the pump empties.
+        match unsafe { self.pumps.pass(pump, (from, slot), (bytes, label)) }? {
+            Passed::Nothing => return Ok(false),
+            Passed::Whole => {}
+            Passed::Partly => ring.publish(bytes, label),
+        }
+        Ok(true)
+    }
+
+    /// Receives the next message straight into the caller's memory, past the ring, in which nothing lies: for callers
+    /// who have just looked there. Callers ask until it has come [whole](Taken::Whole) or lies in the ring, or end the
+    /// communicator.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// `into` is good for writes of the expected bytes.
+    pub unsafe fn take(
+        &mut self,
+        (peer, channel): (Rank, Channel),
+        into: *mut u8,
+        (bytes, label): (usize, Label),
+    ) -> Result<Taken> {
+        if bytes < PAST_RINGS || !self.has_pumps() {
+            return Ok(Taken::ByRing);
+        }
+        let (Some(place), Some(into)) = (self.receivers.place(peer, channel), NonNull::new(into)) else {
+            return Ok(Taken::ByRing);
+        };
+        let Some(pump) = self.receivers.pumps[place] else { return Ok(Taken::ByRing) };
+        // SAFETY: the caller's word.
+        unsafe { self.pumps.take(pump, into, (bytes, label)) }
+    }
+
     /// The sending end, for looking at flags.
     pub fn sender_ref(&self, peer: Rank, channel: Channel) -> Option<&Sender> {
         self.senders.get(peer, channel)
@@ -165,7 +237,7 @@ impl Links {
     /// of each connection.
     #[cold]
     pub fn left_over(&mut self) -> Vec<(Rank, Label)> {
-        let Ends { open, places } = &mut self.receivers;
+        let Ends { open, places, .. } = &mut self.receivers;
         let mut found = Vec::new();
         for (peer, of_peer) in (0..).zip(places) {
             for place in of_peer.iter().skip(Channel::PointToPoint.place() + 1).filter(|place| **place != NONE) {
@@ -221,6 +293,9 @@ impl Links {
     }
 }
 
+/// Bytes from which messages go past the rings of pumps, which saves a copy at each end. Smaller ones have less to save
+/// than a call costs that finds nothing.
+const PAST_RINGS: usize = 8 << 10;
 /// No place.
 const NONE: u32 = u32::MAX;
 
@@ -234,7 +309,7 @@ mod tests {
         let mut ends: Ends<u32> = Ends::default();
         let all = [(9, Channel::PointToPoint), (9, Channel::Collective(0)), (0, Channel::Collective(255))];
         for (value, (peer, channel)) in (0..).zip(all) {
-            ends.insert((Rank::new(peer), channel), value);
+            ends.insert((Rank::new(peer), channel), value, None);
         }
         for (value, (peer, channel)) in (0..).zip(all) {
             assert_eq!(ends.get(Rank::new(peer), channel), Some(&value));

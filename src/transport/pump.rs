@@ -41,6 +41,61 @@ pub(super) trait Pump: Debug + Send {
 
     /// Whether all that was published has been handed to the system.
     fn drained(&self) -> bool;
+
+    /// Hands a message to the system straight from the caller's memory, past the ring, where nothing is left to send
+    /// before it. What the system does not take now is copied to `slot`, which the caller then publishes.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// `from` is good for reads of the message's bytes, and `slot` was reserved for them in the ring that the pump
+    /// empties; they do not overlap.
+    unsafe fn pass(&mut self, from: NonNull<u8>, slot: NonNull<u8>, message: (usize, Label)) -> Result<Passed> {
+        let _ = (from, slot, message);
+        Ok(Passed::Nothing)
+    }
+
+    /// Reads the next message straight into the caller's memory, past the ring, from which the caller has taken all
+    /// messages. From the first call on, [`Pump::progress`] leaves the connection to these calls, until the message has
+    /// come whole or another comes in its place. A call that gives up in between has ended its communicator.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// `into` is good for writes of the message's bytes.
+    unsafe fn take(&mut self, into: NonNull<u8>, expected: (usize, Label)) -> Result<Taken> {
+        let _ = (into, expected);
+        Ok(Taken::ByRing)
+    }
+
+    /// Whether [`Pump::take`] has begun to wait for a message.
+    fn is_awaited(&self) -> bool {
+        false
+    }
+}
+
+/// What has become of a message that was handed to [`Pump::pass`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Passed {
+    /// Nothing: it goes by the ring.
+    Nothing,
+    /// The system has it.
+    Whole,
+    /// The rest lies in the slot, which the caller publishes.
+    Partly,
+}
+
+/// What has become of a message that [`Pump::take`] waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// What comes next comes by the ring.
+    ByRing,
+    /// It has not come, or not to its end. True where this call has read something.
+    Open(bool),
+    /// It lies in the caller's memory.
+    Whole,
 }
 
 /// The sending end of a connection, open.

@@ -9,12 +9,14 @@
 //! Whatever moves, one of [`LOOK_EVERY`] turns asks for all.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use crate::error::Result;
+use crate::sync::ring::Label;
 use crate::sys::futex;
 use crate::sys::poller::{self, Interest, Poller, Ready};
-use crate::transport::pump::{Pump, Waits};
+use crate::transport::pump::{Passed, Pump, Taken, Waits};
 
 /// Pumps, and their descriptors.
 #[derive(Debug, Default)]
@@ -32,6 +34,8 @@ pub struct Pumps {
 struct Driven {
     pump: Box<dyn Pump>,
     is_ready: bool,
+    /// Whether a turn has said that something has come that an executor [takes](Pump::take).
+    is_told: bool,
 }
 
 /// The descriptors of all pumps. Tokens are places among the pumps.
@@ -55,7 +59,7 @@ impl Pumps {
             };
             watched.poller.add_edge(descriptor, token, interest)?;
         }
-        self.all.push(Driven { pump, is_ready: true });
+        self.all.push(Driven { pump, is_ready: true, is_told: false });
         Ok(())
     }
 
@@ -124,6 +128,50 @@ impl Pumps {
         }
     }
 
+    /// [`Pump::pass`] of the pump at `place`.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn pass(
+        &mut self,
+        place: usize,
+        (from, slot): (NonNull<u8>, NonNull<u8>),
+        message: (usize, Label),
+    ) -> Result<Passed> {
+        // SAFETY: the caller's word.
+        self.all.get_mut(place).map_or(Ok(Passed::Nothing), |driven| unsafe { driven.pump.pass(from, slot, message) })
+    }
+
+    /// [`Pump::take`] of the pump at `place`, where something may have come for it.
+    ///
+    /// # Errors
+    /// Of the connection, naming the peer.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn take(&mut self, place: usize, into: NonNull<u8>, expected: (usize, Label)) -> Result<Taken> {
+        let Some(driven) = self.all.get_mut(place) else { return Ok(Taken::ByRing) };
+        if driven.pump.is_awaited() && !driven.is_ready && place != self.recent {
+            return Ok(Taken::Open(false));
+        }
+        driven.is_told = false;
+        // SAFETY: the caller's word.
+        let taken = unsafe { driven.pump.take(into, expected) }?;
+        match taken {
+            // The next turn puts it there: what came of it may have been read, so that no edge tells of it again.
+            Taken::ByRing => driven.is_ready = true,
+            Taken::Open(false) => driven.has_tried(),
+            Taken::Open(true) | Taken::Whole => {
+                driven.has_tried();
+                self.recent = place;
+            }
+        }
+        Ok(taken)
+    }
+
     /// How many there are.
     #[inline]
     pub(super) fn count(&self) -> usize {
@@ -158,12 +206,21 @@ impl Pumps {
 
 impl Driven {
     fn progress(&mut self) -> Result<bool> {
+        if self.pump.is_awaited() {
+            // An executor takes it, which this turn brings back to it; once, since it may never come back.
+            return Ok(self.is_ready && !std::mem::replace(&mut self.is_told, true));
+        }
         let moved = self.pump.progress()?;
-        // It has tried all its descriptors that it waits for now (`Waits::Descriptor`): the next edge will be reported.
+        self.has_tried();
+        Ok(moved)
+    }
+
+    /// The pump has tried all its descriptors that it waits for now (`Waits::Descriptor`): the next edge will be
+    /// reported.
+    fn has_tried(&mut self) {
         if self.pump.waits() == Waits::Descriptor {
             self.is_ready = false;
         }
-        Ok(moved)
     }
 }
 
@@ -188,6 +245,7 @@ mod tests {
     struct Counting {
         socket: UnixStream,
         asks: bool,
+        awaited: bool,
         calls: Arc<AtomicU64>,
         bytes: Arc<AtomicU64>,
     }
@@ -211,6 +269,16 @@ mod tests {
         fn drained(&self) -> bool {
             true
         }
+        unsafe fn take(&mut self, _: NonNull<u8>, (bytes, _): (usize, Label)) -> Result<Taken> {
+            if bytes == 0 {
+                return Ok(Taken::ByRing);
+            }
+            self.awaited = true;
+            self.progress().map(Taken::Open)
+        }
+        fn is_awaited(&self) -> bool {
+            self.awaited
+        }
     }
 
     /// A pump in `pumps`: the other end of its socket, its calls, its bytes.
@@ -218,7 +286,7 @@ mod tests {
         let (theirs, socket) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
         let (calls, bytes) = (Arc::default(), Arc::default());
-        let pump = Counting { socket, asks, calls: Arc::clone(&calls), bytes: Arc::clone(&bytes) };
+        let pump = Counting { socket, asks, awaited: false, calls: Arc::clone(&calls), bytes: Arc::clone(&bytes) };
         pumps.add(Box::new(pump)).unwrap();
         (theirs, calls, bytes)
     }
@@ -271,6 +339,51 @@ mod tests {
         // The end of a stream is reported too.
         drop(ends.remove(0).0);
         pumps.rest(Duration::MAX, None).unwrap();
+    }
+
+    fn take(pumps: &mut Pumps, place: usize) -> Taken {
+        // SAFETY: the pump writes nothing there.
+        unsafe { pumps.take(place, NonNull::dangling(), (1, [0; 3])) }.unwrap()
+    }
+
+    /// Regression: the pump was taken for one that had read its socket dry, and was not called again.
+    #[test]
+    fn a_message_that_comes_by_the_ring_after_all_is_put_there_by_the_next_turn() {
+        let mut pumps = Pumps::default();
+        let mut ends: Vec<_> = (0..3).map(|_| add(&mut pumps, false)).collect();
+        pumps.pump().unwrap();
+        ends[0].0.write_all(b"x").unwrap();
+        assert!(pumps.pump().unwrap(), "pump 0 is the one that moved last");
+        ends[1].0.write_all(b"xyz").unwrap();
+        pumps.rest(Duration::MAX, None).unwrap();
+        // SAFETY: the pump writes nothing there.
+        assert_eq!(unsafe { pumps.take(1, NonNull::dangling(), (0, [0; 3])) }.unwrap(), Taken::ByRing);
+        assert!(pumps.pump().unwrap());
+        assert_eq!(ends[1].2.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn a_pump_that_an_executor_takes_from_is_read_by_it_alone_and_only_where_something_came() {
+        let mut pumps = Pumps::default();
+        let mut ends: Vec<_> = (0..3).map(|_| add(&mut pumps, false)).collect();
+        pumps.pump().unwrap();
+        ends[0].0.write_all(b"x").unwrap();
+        assert!(pumps.pump().unwrap(), "pump 0 is the one that moved last");
+        assert_eq!(take(&mut pumps, 2), Taken::Open(false));
+        let calls = ends[2].1.load(Ordering::Relaxed);
+        for _ in 0..10 {
+            assert!(!pumps.pump().unwrap());
+            assert_eq!(take(&mut pumps, 2), Taken::Open(false));
+        }
+        assert_eq!(ends[2].1.load(Ordering::Relaxed), calls, "nothing came, and no call was made");
+        ends[2].0.write_all(b"yz").unwrap();
+        assert!(pumps.pump().unwrap(), "the executor is called back");
+        assert!(!pumps.pump().unwrap(), "once, should it never come");
+        assert_eq!((ends[2].1.load(Ordering::Relaxed), take(&mut pumps, 2)), (calls, Taken::Open(true)));
+        // Now it is the one that moved last: it is tried without asking.
+        ends[2].0.write_all(b"a").unwrap();
+        assert_eq!(take(&mut pumps, 2), Taken::Open(true));
+        assert_eq!(ends[2].2.load(Ordering::Relaxed), 3);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::sync::ring::Label;
 use crate::sys::descriptor;
 use crate::sys::poller::Interest;
 use crate::transport::data_handshake::settle;
-use crate::transport::pump::{Pump, SlotSink, SlotSource, Waits};
+use crate::transport::pump::{Passed, Pump, SlotSink, SlotSource, Taken, Waits};
 use crate::types::Rank;
 
 /// A non-blocking socket as pumps use it: each call is one system call.
@@ -66,6 +66,10 @@ pub(in crate::transport) struct ReceivePump<S = TcpStream> {
     /// Whether the last progress has seen the end of what the sockets that it needs had. What comes then is a new edge.
     is_dry: bool,
     ended: bool,
+    /// The message that the executor takes past the ring, and part of which may lie in its memory.
+    awaited: Option<(usize, Label)>,
+    /// Whether what has come of the message under way lies in its slot.
+    is_in_slot: bool,
 }
 
 #[derive(Debug)]
@@ -110,15 +114,15 @@ impl<S: DataSocket> Pump for SendPump<S> {
                 self.current = Some(Outgoing { header, header_sent: 0, payload: message.payload });
             }
             let Some(current) = &mut self.current else { return Ok(moved) };
-            let mut open = false;
-            for (index, (socket, part)) in self.sockets.iter().zip(&mut self.parts).enumerate() {
-                moved |= current.write((index, part), socket).map_err(|error| broken(error, self.peer))?;
-                open |= !current.done(index, *part);
-            }
-            if open {
+            if !current
+                .write_all(&self.sockets, &mut self.parts, &mut moved)
+                .map_err(|error| broken(error, self.peer))?
+            {
                 return Ok(moved);
             }
             self.current = None;
+            // The ring gives back only what was looked at, which a message that was passed in part has not been.
+            let _known = self.source.peek()?;
             self.source.release();
         }
     }
@@ -138,9 +142,40 @@ impl<S: DataSocket> Pump for SendPump<S> {
     fn drained(&self) -> bool {
         self.current.is_none() && !self.source.has_more()
     }
+
+    unsafe fn pass(&mut self, from: NonNull<u8>, slot: NonNull<u8>, (bytes, label): (usize, Label)) -> Result<Passed> {
+        if !self.drained() {
+            return Ok(Passed::Nothing);
+        }
+        cut(bytes, self.sockets.len(), &mut self.parts);
+        let mut current = Outgoing { header: encode(bytes, label), header_sent: 0, payload: from };
+        let whole = current.write_all(&self.sockets, &mut self.parts, &mut false);
+        if whole.map_err(|error| broken(error, self.peer))? {
+            return Ok(Passed::Whole);
+        }
+        for Part { at, end } in &self.parts {
+            let (rest, place) = (from.as_ptr().wrapping_add(*at), slot.as_ptr().wrapping_add(*at));
+            // SAFETY: the part lies inside the message, for which the caller's memory and the slot are good; a slot
+            // never overlaps user memory, nor another connection's slot.
+            unsafe { place.copy_from_nonoverlapping(rest, end - at) };
+        }
+        current.payload = slot;
+        self.current = Some(current);
+        Ok(Passed::Partly)
+    }
 }
 
 impl Outgoing {
+    /// Writes what the sockets take. True once they have all of it.
+    fn write_all(&mut self, sockets: &[impl DataSocket], parts: &mut [Part], moved: &mut bool) -> Result<bool> {
+        let mut whole = true;
+        for (index, (socket, part)) in sockets.iter().zip(parts).enumerate() {
+            *moved |= self.write((index, part), socket)?;
+            whole &= self.done(index, *part);
+        }
+        Ok(whole)
+    }
+
     fn write(&mut self, (index, part): (usize, &mut Part), socket: &impl DataSocket) -> Result<bool> {
         let mut moved = false;
         while !self.done(index, *part) {
@@ -168,7 +203,8 @@ impl Outgoing {
 impl<S: DataSocket> ReceivePump<S> {
     pub(in crate::transport) fn new(peer: Rank, sink: SlotSink, sockets: Vec<S>) -> ReceivePump<S> {
         let (parts, ahead) = (Vec::new(), Ahead::new());
-        ReceivePump { peer, sink, sockets, parts, ahead, current: None, is_dry: false, ended: false }
+        let (is_dry, ended, is_in_slot) = (false, false, false);
+        ReceivePump { peer, sink, sockets, parts, ahead, current: None, is_dry, ended, awaited: None, is_in_slot }
     }
 
     /// Takes the next header, once there is a slot for its message. False where it must wait.
@@ -260,6 +296,9 @@ impl<S: DataSocket> ReceivePump<S> {
 
 impl<S: DataSocket> Pump for ReceivePump<S> {
     fn progress(&mut self) -> Result<bool> {
+        if self.awaited.is_some() {
+            return Ok(false);
+        }
         let mut moved = false;
         self.is_dry = false;
         while !self.ended {
@@ -268,10 +307,11 @@ impl<S: DataSocket> Pump for ReceivePump<S> {
             }
             let Some((bytes, label)) = self.current else { return Ok(moved) };
             let Some(slot) = self.sink.reserve(bytes) else { return Ok(moved) };
+            self.is_in_slot = true;
             if !self.fill(slot, &mut moved)? {
                 return Ok(moved);
             }
-            self.current = None;
+            (self.current, self.is_in_slot) = (None, false);
             self.sink.publish(bytes, label);
             moved = true;
         }
@@ -296,6 +336,31 @@ impl<S: DataSocket> Pump for ReceivePump<S> {
 
     fn drained(&self) -> bool {
         true
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.awaited.is_some()
+    }
+
+    unsafe fn take(&mut self, into: NonNull<u8>, expected: (usize, Label)) -> Result<Taken> {
+        if self.is_in_slot {
+            return Ok(Taken::ByRing);
+        }
+        let mut moved = false;
+        self.is_dry = false;
+        self.awaited = Some(expected);
+        if self.ended || (self.current.is_none() && !self.begin(&mut moved)?) {
+            return Ok(Taken::Open(moved));
+        }
+        if self.current != Some(expected) {
+            self.awaited = None;
+            return Ok(Taken::ByRing);
+        }
+        if !self.fill(into, &mut moved)? {
+            return Ok(Taken::Open(moved));
+        }
+        (self.current, self.awaited) = (None, None);
+        Ok(Taken::Whole)
     }
 }
 
@@ -535,6 +600,115 @@ mod tests {
         assert_eq!(take(&mut inbox), content(8, 5));
         // The third look had room, and asked for more.
         assert_eq!((receive.waits(), from.calls()), (Waits::Descriptor, 2));
+    }
+
+    /// Sends `content` past the ring where that is possible.
+    fn pass(outbox: &mut Sender, send: &mut SendPump<Counting>, content: &[u8]) -> Passed {
+        let label = [7, 8, content.len() as u64];
+        let (from, slot) = (NonNull::from(content).cast(), outbox.reserve(content.len()).expect("a free slot"));
+        // SAFETY: `content` is good for its bytes, and the slot was reserved for them.
+        let passed = unsafe { send.pass(from, slot, (content.len(), label)) }.unwrap();
+        if passed == Passed::Partly {
+            outbox.publish(content.len(), label);
+        }
+        passed
+    }
+
+    /// Takes a message of the sizes of `into` past the ring.
+    fn take_past(receive: &mut ReceivePump<Counting>, into: &mut [u8]) -> Taken {
+        let (bytes, label) = (into.len(), [7, 8, into.len() as u64]);
+        // SAFETY: `into` is good for its bytes.
+        unsafe { receive.take(NonNull::from(into).cast(), (bytes, label)) }.unwrap()
+    }
+
+    #[test]
+    fn a_message_goes_from_memory_to_memory_past_both_rings() {
+        let ((mut outbox, mut send), (mut receive, mut inbox), _sockets) = connection();
+        for number in 0..20 {
+            let (sent, mut got) = (content(20_000 + number, number), vec![0; 20_000 + number]);
+            assert_eq!(pass(&mut outbox, &mut send, &sent), Passed::Whole);
+            assert_eq!(take_past(&mut receive, &mut got), Taken::Whole);
+            assert!(got == sent && send.drained() && inbox.peek().unwrap().is_none() && !receive.is_awaited());
+            // By the ring between them: the order is kept.
+            publish(&mut outbox, &sent);
+            assert!(send.progress().unwrap() && receive.progress().unwrap());
+            assert_eq!(take(&mut inbox), sent);
+        }
+        assert_eq!(outbox.published().0, 20);
+    }
+
+    /// The promise to the caller: its memory is read no more, even if the peer has taken nothing.
+    #[test]
+    fn what_the_system_does_not_take_is_in_the_ring_when_pass_returns() {
+        let ((mut outbox, mut send), (mut receive, mut inbox), [to, _]) = connection();
+        let mut filling = 0;
+        while let Ok(Some(written)) = to.write_from(&[IoSlice::new(&[1; 4096])]) {
+            filling += written;
+        }
+        let (mut sent, copy) = (content(60_000, 1), content(60_000, 1));
+        assert_eq!(pass(&mut outbox, &mut send, &sent), Passed::Partly);
+        sent.fill(0);
+        assert_eq!(pass(&mut outbox, &mut send, &sent), Passed::Nothing, "what came before is not sent");
+        publish(&mut outbox, &content(9, 2));
+        let mut rest = vec![0; filling];
+        receive.sockets[0].stream.as_ref().read_exact(&mut rest).unwrap();
+        let mut got = vec![0; 60_000];
+        let mut taken = Taken::Open(true);
+        while taken != Taken::Whole {
+            assert_eq!((taken, send.waits()), (Taken::Open(true), Waits::Descriptor));
+            assert!(send.progress().unwrap());
+            taken = take_past(&mut receive, &mut got);
+        }
+        assert!(got == copy);
+        receive.progress().unwrap();
+        assert!(send.drained());
+        assert_eq!(take(&mut inbox), content(9, 2));
+    }
+
+    #[test]
+    fn a_message_in_parts_is_left_to_the_call_that_takes_it() {
+        let (_, (mut receive, mut inbox), [to, _]) = connection();
+        let sent = content(50_000, 3);
+        let mut bytes = encode(50_000, [7, 8, 50_000]).to_vec();
+        bytes.extend_from_slice(&sent);
+        let mut got = vec![0; 50_000];
+        assert_eq!(take_past(&mut receive, &mut got), Taken::Open(false));
+        for part in bytes.chunks(20_000) {
+            (&*to.stream).write_all(part).unwrap();
+            assert!(receive.is_awaited() && !receive.progress().unwrap(), "left alone");
+            let taken = take_past(&mut receive, &mut got);
+            assert_eq!(taken, if part.len() == 20_000 { Taken::Open(true) } else { Taken::Whole });
+        }
+        assert!(got == sent && inbox.peek().unwrap().is_none());
+    }
+
+    /// Regression: the rest came into the caller's memory, and its beginning stayed in the slot.
+    #[test]
+    fn a_message_that_has_begun_in_a_slot_ends_there() {
+        let (_, (mut receive, mut inbox), [to, _]) = connection();
+        let sent = content(50_000, 4);
+        let mut bytes = encode(50_000, [7, 8, 50_000]).to_vec();
+        bytes.extend_from_slice(&sent);
+        (&*to.stream).write_all(&bytes[..30_000]).unwrap();
+        assert!(receive.progress().unwrap());
+        (&*to.stream).write_all(&bytes[30_000..]).unwrap();
+        let mut got = vec![0; 50_000];
+        assert_eq!(take_past(&mut receive, &mut got), Taken::ByRing);
+        assert!(receive.progress().unwrap());
+        assert_eq!(take(&mut inbox), sent);
+    }
+
+    #[test]
+    fn another_message_than_the_awaited_one_comes_by_the_ring() {
+        let ((mut outbox, mut send), (mut receive, mut inbox), _sockets) = connection();
+        let mut got = vec![0; 30_000];
+        assert_eq!(take_past(&mut receive, &mut got), Taken::Open(false));
+        let sent = content(20_000, 5);
+        assert_eq!(pass(&mut outbox, &mut send, &sent), Passed::Whole);
+        assert_eq!(take_past(&mut receive, &mut got), Taken::ByRing);
+        assert!(!receive.is_awaited() && got.iter().all(|byte| *byte == 0));
+        assert!(receive.progress().unwrap());
+        assert_eq!(take(&mut inbox), sent);
     }
 
     /// A pump whose slots kernels free: one of them becomes free as soon as `progress` has found none.
