@@ -296,8 +296,8 @@ else
         check "API tests, $kind" $RUN_LIMIT_S run_tests "$kind"
         grep -h '^\[doctest\]' "$work/logs/$(printf %04d "$number")" | sed 's/^/    /' || true
     done
-    check "calls on streams, on two virtual GPUs" $BUILD_LIMIT_S "$root/tests/vcuda/run" 2-nvswitch -- \
-        "$work/bin/tests-plain" --no-version=true --source-file='*streams.cpp'
+    check "streams and windows, on two virtual GPUs" $BUILD_LIMIT_S "$root/tests/vcuda/run" 2-nvswitch -- \
+        "$work/bin/tests-plain" --no-version=true --source-file='*streams.cpp,*windows.cpp'
 fi
 
 # ---- examples

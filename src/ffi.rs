@@ -14,6 +14,7 @@ mod over_mpi;
 mod places;
 mod stores;
 mod stream;
+mod windows;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -33,6 +34,10 @@ use places::{locality, placement};
 use stores::{
     Keep, keep, keep_address, keep_file, keep_hash, keep_remote, keep_same, keep_served, share, store_add, store_get,
     store_remove, store_set, store_wait,
+};
+use windows::{
+    GpuMemory, GpuWindow, allocate_on_gpu, deregister_window, gpu_memory, gpu_place, gpu_window, is_direct,
+    register_window,
 };
 
 #[allow(
@@ -273,6 +278,21 @@ mod bridge {
         fn memory() -> Box<Memory>;
         fn allocate(memory: &mut Memory, count: usize, element_bytes: usize) -> *mut Failure;
         fn place(memory: &mut Memory) -> *mut u8;
+
+        type GpuMemory;
+        fn gpu_memory() -> Box<GpuMemory>;
+        unsafe fn allocate_on_gpu(
+            memory: &mut GpuMemory,
+            count: usize,
+            element_bytes: usize,
+            handle: usize,
+        ) -> *mut Failure;
+        fn gpu_place(memory: &GpuMemory) -> usize;
+        type GpuWindow;
+        fn gpu_window() -> Box<GpuWindow>;
+        fn register_window(comm: &Comm, memory: &GpuMemory, window: &mut GpuWindow) -> *mut Failure;
+        fn deregister_window(comm: &Comm, window: &mut GpuWindow) -> *mut Failure;
+        fn is_direct(window: &GpuWindow) -> bool;
 
         type Keep;
         fn keep() -> Box<Keep>;

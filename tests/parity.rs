@@ -35,6 +35,7 @@ const METHODS: &[(&str, &str, &[&str])] = &[
     ("TcpStore", "src/bootstrap", &["store.hpp"]),
     ("HashStore", "src/bootstrap", &["store.hpp"]),
     ("Buffer", "src/exec", &["buffer.hpp"]),
+    ("Window", "src/comm", &["buffer.hpp"]),
 ];
 
 /// Structs and enums of Rust, where they are, and the header that has their fields and variants.
@@ -57,12 +58,6 @@ const OTHERS: &[Other] = &[
     ("Communicator", "init", CONSTRUCTOR),
     ("Communicator", "from_env_with", Named("from_env")),
     ("Communicator", "register", Named("register_buffer")),
-    (
-        "Communicator",
-        "register_window",
-        Nothing("for memory of alloc_shareable, and C++ programs allocate GPU memory themselves"),
-    ),
-    ("Communicator", "deregister_window", Nothing("as register_window")),
     ("Communicator", "on", Nothing("in C++ each call takes its stream")),
     ("Group", "on_stream", Nothing("as Communicator::on")),
     ("Communicator", "chosen", Nothing("for tools; the log says it of every call, with NCCL_DEBUG_SUBSYS=TUNING")),

@@ -124,6 +124,7 @@ struct Access {
     }
     static std::shared_ptr<State>& state(Communicator& communicator) { return communicator.state_; }
     static ffi::Memory& memory(SharedBytes& bytes);
+    static const ffi::GpuMemory& memory(const GpuBytes& bytes);
 };
 
 } // namespace rsccl::detail

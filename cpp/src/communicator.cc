@@ -319,6 +319,34 @@ void Communicator::register_memory(detail::SharedBytes& memory) {
     detail::check(ffi::register_memory(*state.comm, detail::Access::memory(memory)), *state.thrown);
 }
 
+// ---- windows
+
+struct Window::Registered {
+    rust::Box<ffi::GpuWindow> window = ffi::gpu_window();
+};
+
+Window::Window(std::unique_ptr<Registered> registered) noexcept : registered_(std::move(registered)) {}
+Window::Window(Window&&) noexcept = default;
+Window& Window::operator=(Window&&) noexcept = default;
+Window::~Window() = default;
+
+bool Window::is_direct() const noexcept { return registered_ && ffi::is_direct(*registered_->window); }
+
+Window Communicator::register_window(const detail::GpuBytes& memory) {
+    const detail::State& state = detail::use(state_.get());
+    auto registered = std::make_unique<Window::Registered>();
+    detail::check(ffi::register_window(*state.comm, detail::Access::memory(memory), *registered->window), *state.thrown);
+    return Window(std::move(registered));
+}
+
+void Communicator::deregister_window(Window window) {
+    const detail::State& state = detail::use(state_.get());
+    if (!window.registered_) {
+        throw InvalidUsage("the window was moved from", state.rank, {}, {});
+    }
+    detail::check(ffi::deregister_window(*state.comm, *window.registered_->window), *state.thrown);
+}
+
 // ---- requests
 
 Request::Request() noexcept = default;

@@ -68,6 +68,12 @@ impl<T: Element> DeviceBuffer<T> {
         &self.region
     }
 
+    /// Where it begins, as its device addresses it: for kernels of the program's own.
+    #[cfg(feature = "cpp")]
+    pub(crate) fn address(&self) -> usize {
+        self.region.base().addr().get()
+    }
+
     /// The elements of `range`, to read.
     ///
     /// # Panics

@@ -1,5 +1,5 @@
 /// @file
-/// Memory that the ranks of a host can share.
+/// Memory that ranks can share: of the host, and of GPUs.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +31,26 @@ class SharedBytes {
     struct Memory;
     std::unique_ptr<Memory> memory_;
     void* data_ = nullptr;
+    std::size_t count_ = 0;
+};
+
+/// Bytes in the memory of a GPU, zero at first.
+class GpuBytes {
+  public:
+    GpuBytes(std::size_t count, std::size_t element_bytes, Stream stream);
+    GpuBytes(GpuBytes&&) noexcept;
+    GpuBytes& operator=(GpuBytes&&) noexcept;
+    GpuBytes(const GpuBytes&) = delete;
+    GpuBytes& operator=(const GpuBytes&) = delete;
+    ~GpuBytes();
+    void* address() const noexcept { return address_; }
+    std::size_t count() const noexcept { return count_; }
+
+  private:
+    friend struct Access;
+    struct Memory;
+    std::unique_ptr<Memory> memory_;
+    void* address_ = nullptr;
     std::size_t count_ = 0;
 };
 } // namespace detail
@@ -81,6 +101,62 @@ class buffer {
   private:
     friend class Communicator;
     detail::SharedBytes bytes_;
+};
+
+/// A buffer of `T` in the memory of a GPU, zero at first, which other processes of this host can map (NCCL: `ncclMemAlloc`).
+///
+/// Registered by Communicator::register_window, calls of ranks in several processes work in it in place. The host cannot read its
+/// elements: every call that gets the buffer needs a Stream of the GPU, and a kernel or a copy of the program's own gets data().
+/// Moved-from buffers are empty. It takes whole granules of 2 MiB: allocate few, large ones.
+template <class T>
+class gpu_buffer {
+    static_assert(is_element_v<T>, "rsccl: no data type for the elements of this buffer");
+
+  public:
+    /// Of the elements.
+    using value_type = T;
+
+    /// A buffer of `count` elements, all zero, on the GPU that `stream` belongs to; `Stream(nullptr)` belongs to the GPU that is current
+    /// in this thread.
+    /// @throws InvalidArgument for a count of 0 or one that no address space holds
+    /// @throws InvalidUsage for the host as the stream, and where the library was built without GPUs
+    /// @throws SystemError where there is no driver or no memory
+    gpu_buffer(std::size_t count, Stream stream) : bytes_(count, sizeof(T), stream) {}
+
+    /// Where the elements begin, on the GPU.
+    T* data() noexcept { return static_cast<T*>(bytes_.address()); }
+    /// Where the elements begin, on the GPU.
+    const T* data() const noexcept { return static_cast<const T*>(bytes_.address()); }
+    /// How many elements there are.
+    std::size_t size() const noexcept { return bytes_.count(); }
+    /// Whether there are none.
+    bool empty() const noexcept { return size() == 0; }
+
+  private:
+    friend class Communicator;
+    detail::GpuBytes bytes_;
+};
+
+/// Memory of a GPU that Communicator::register_window has registered on all ranks. It can be moved and not copied. Destroying it leaves
+/// the memory registered until the communicator ends; Communicator::deregister_window takes it back before.
+class [[nodiscard]] Window {
+  public:
+    /// The other is empty afterwards.
+    Window(Window&&) noexcept;
+    /// The other is empty afterwards.
+    Window& operator=(Window&&) noexcept;
+    Window(const Window&) = delete;
+    Window& operator=(const Window&) = delete;
+    ~Window();
+    /// Whether ranks of other processes work in it. Otherwise calls in it go through scratch, as calls in any buffer do; the log says why
+    /// (`NCCL_DEBUG=INFO`, `NCCL_DEBUG_SUBSYS=REG`). The same on all ranks; false for a moved-from window.
+    bool is_direct() const noexcept;
+
+  private:
+    friend class Communicator;
+    struct Registered;
+    explicit Window(std::unique_ptr<Registered> registered) noexcept;
+    std::unique_ptr<Registered> registered_;
 };
 
 } // namespace rsccl

@@ -189,12 +189,37 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
         register_memory(memory.bytes_);
     }
 
+    /// Lets the ranks of other processes work in `memory` in place (NCCL: `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`).
+    /// Collective: all ranks register, in the same order, buffers of the same length, and wait for each other.
+    ///
+    /// A call takes part in this if it is an all_reduce, all_gather, reduce_scatter or all_to_all, or a broadcast in place, without
+    /// ReduceOp::premul_sum, and if its input and output lie in windows. The caller promises that all ranks then pass the same places:
+    /// the same windows, and the same distance from their beginning. A rank that does not ends the call with a Mismatch. Other calls
+    /// work in windows as in any buffer. When a call in windows has failed, other ranks may write into them until they have heard of it.
+    ///
+    /// Where ranks cannot map the memory, and where all are threads of one process, whose calls work in place anyway, the window is
+    /// registered in name (Window::is_direct). The memory stays mapped until deregister_window(), or the end of the communicator and of
+    /// the graphs that its calls were captured in. The buffer may be destroyed before.
+    /// @throws InvalidArgument on all ranks, where lengths differ; for a moved-from buffer
+    /// @throws InvalidUsage on all ranks, for more than 1,024 windows, and where a buffer is not of the GPU in which its rank works;
+    ///         while requests are under way
+    template <class T>
+    Window register_window(const gpu_buffer<T>& memory) {
+        return register_window(memory.bytes_);
+    }
+    /// Takes a window back: from then on no call works in the others' memory. It stays mapped for as long as this process has calls
+    /// under way on the GPU, and for the graphs that calls in it were captured in. Collective: all ranks take back the same window. What
+    /// the buffer holds stays. Where the communicator has failed it waits for nobody: its error is thrown, and the window is taken back.
+    /// @throws InvalidUsage for a moved-from window, and for one of another communicator
+    void deregister_window(Window window);
+
   private:
     friend class Collectives<Communicator, void, detail::Lifetime::call>;
     friend struct detail::Access;
     explicit Communicator(std::shared_ptr<detail::State> state) noexcept;
     void submit(const detail::Call& call);
     void register_memory(detail::SharedBytes& memory);
+    Window register_window(const detail::GpuBytes& memory);
     std::shared_ptr<detail::State> state_;
 };
 
