@@ -38,8 +38,9 @@ template <class T> void set(gpu_buffer<T>& buffer, const std::vector<T>& values)
     check(Driver::get().upload(address(buffer.data()), values.data(), values.size() * sizeof(T)), "cuMemcpyHtoD");
 }
 
-// Calls in windows give what calls give; `direct` says whether the ranks work in each other's memory.
-void work_in_windows(Communicator& comm, bool direct) {
+// Calls in windows give what calls give. The ranks work in each other's memory, unless they share a GPU.
+void work_in_windows(Communicator& comm) {
+    const bool direct = Driver::get().gpus >= comm.size();
     const auto ranks = static_cast<std::size_t>(comm.size());
     const auto rank = static_cast<std::size_t>(comm.rank());
     const Gpu gpu(comm.rank() % Driver::get().gpus);
@@ -77,7 +78,7 @@ void work_in_windows(Communicator& comm, bool direct) {
 
 int in_windows(const std::vector<std::string>&) {
     rsccl::Communicator comm = rsccl::Communicator::from_env(ranks::quick());
-    work_in_windows(comm, true);
+    work_in_windows(comm);
     return 0;
 }
 const ranks::Named windows_worker("in_windows", in_windows);
@@ -105,7 +106,7 @@ TEST_CASE("windows between processes, and between threads") {
     }
     CHECK(ranks::processes(2, "in_windows") == std::vector<int>{0, 0});
     CHECK(ranks::processes(2, "unlike_windows") == std::vector<int>{0, 0});
-    ranks::run(2, [](Communicator& comm) { work_in_windows(comm, false); });
+    ranks::run(2, [](Communicator& comm) { work_in_windows(comm); });
 }
 
 TEST_CASE("GPU memory that there is not") {

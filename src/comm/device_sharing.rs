@@ -184,6 +184,19 @@ impl Meeting {
         device::of(home)?.import(descriptor, memory.bytes())
     }
 
+    /// Whether calls work in all ranks' buffers as they are: those of threads of this process on one device. Their
+    /// addresses mean nothing in another process; and a program's own memory of one device is reached from another only
+    /// where the program has allowed it, as it has not for memory of pools.
+    pub(super) fn works_in_place(&self) -> bool {
+        self.is_one() && !self.staged.is_any()
+    }
+
+    /// Whether all ranks are threads of one process on one device.
+    fn is_one(&self) -> bool {
+        self.devices.iter().all(|device| *device == self.devices[0])
+            && self.processes.iter().all(|process| *process == self.processes[0])
+    }
+
     /// The ranks of other processes of this host, in order.
     pub(super) fn elsewhere(&self) -> Vec<Rank> {
         self.world.ranks().filter(|rank| !self.is_here(*rank) && !self.is_far(*rank)).collect()
@@ -192,9 +205,7 @@ impl Meeting {
     /// Whether the programs of ranks wait for each other on devices: else one launch does the work of all. The same on
     /// all ranks.
     pub(super) fn waits_on_devices(&self, session: &Session) -> bool {
-        let is_one = self.devices.iter().all(|device| *device == self.devices[0])
-            && self.processes.iter().all(|process| *process == self.processes[0]);
-        self.world.size > 1 && !self.across && (!is_one || session.settings.split_cohorts)
+        self.world.size > 1 && !self.across && (!self.is_one() || session.settings.split_cohorts)
     }
 
     /// Whether this rank and `rank` cannot share memory, most often because they are on different hosts: they send each

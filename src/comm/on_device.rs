@@ -2,8 +2,8 @@
 //!
 //! The first call makes the rank's [`DeviceSide`]: words and scratch in the memory of its device, which the programs of
 //! the other ranks reach, whether they are threads of this process or other processes of the host (`device_sharing`).
-//! Every call, the first included, becomes a [`LaunchPart`], which the cohort launches. Between processes plans work in
-//! scratch, because the addresses of users' buffers are valid in one process only, unless the buffers lie in windows
+//! Every call, the first included, becomes a [`LaunchPart`], which the cohort launches. Between processes and between
+//! devices plans work in scratch, because nobody else reaches users' buffers, unless the buffers lie in windows
 //! (`comm::window`); between hosts they send (`far_ends`).
 
 use std::collections::HashMap;
@@ -251,11 +251,7 @@ impl Engine {
             let program = self.chooser.device_program(call, Windows::User)?;
             return Ok(Some((program.in_windows(), program.plan().spec.windows)));
         }
-        // Addresses of users' buffers mean nothing in another process, nor on a device that does not reach them.
-        let meeting = &self.side_mut()?.meeting;
-        let is_apart = meeting.has_far() || meeting.is_without_pointers();
-        let direct = meeting.elsewhere().is_empty() && !meeting.staged().is_any() && !is_apart;
-        let windows = if direct { Windows::User } else { Windows::Scratch };
+        let windows = if self.side_mut()?.meeting.works_in_place() { Windows::User } else { Windows::Scratch };
         let program = self.chooser.device_program(call, windows)?;
         Ok(Some((program.lowered(), program.plan().spec.windows)))
     }

@@ -1,11 +1,12 @@
-//! Windows: memory of devices that all ranks of a communicator have registered alike, so that calls between processes
-//! work in it in place.
+//! Windows: memory of devices that all ranks of a communicator have registered alike, so that calls between devices and
+//! between processes work in it in place.
 //!
-//! An address is valid in one process only. When a window is registered, each rank maps the memory of all others. From
-//! then on a rank that is called with buffers in windows knows where the others' buffers are: as far inside their
-//! memory as its own are in its own. It asks nobody, so such calls can be captured. All ranks' memory has the same
-//! length, and a place is compared with it here, so that a rank which breaks the promise reaches no other memory. It is
-//! found by the label, in which each rank names the places ([`Placed::check_sum`]).
+//! An address is valid in one process only, and a program's own memory of one device need not be reached from another.
+//! When a window is registered, each rank maps the memory of all others. From then on a rank that is called with
+//! buffers in windows knows where the others' buffers are: as far inside their memory as its own are in its own. It
+//! asks nobody, so such calls can be captured. All ranks' memory has the same length, and a place is compared with it
+//! here, so that a rank which breaks the promise reaches no other memory. It is found by the label, in which each rank
+//! names the places ([`Placed::check_sum`]).
 
 use crate::comm::Communicator;
 use crate::comm::device_sharing::Meeting;
@@ -30,7 +31,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Whether other processes' ranks work in it. Otherwise calls in it go through scratch, as calls in any buffer do;
+    /// Whether ranks of other processes and devices work in it. Otherwise calls in it run as calls in any buffer do;
     /// the log says why (`NCCL_DEBUG=INFO`, `NCCL_DEBUG_SUBSYS=REG`). The same on all ranks.
     pub fn is_direct(&self) -> bool {
         self.direct
@@ -38,7 +39,7 @@ impl Window {
 }
 
 impl Communicator {
-    /// Lets the ranks of other processes work in `buffer` in place (NCCL: `ncclCommWindowRegister` with
+    /// Lets the ranks of other processes and devices work in `buffer` in place (NCCL: `ncclCommWindowRegister` with
     /// `NCCL_WIN_COLL_SYMMETRIC`). Collective: all ranks register, in the same order, buffers of the same length that
     /// were allocated by [`DeviceStream::alloc_shareable`](crate::comm::DeviceStream::alloc_shareable). It is set-up:
     /// it waits for all ranks.
@@ -49,7 +50,7 @@ impl Communicator {
     /// does not ends the call with a [mismatch](crate::error::Kind::Mismatch). Other calls work in windows as in any
     /// buffer. When a call in windows has failed, other ranks may write into them until they have heard of it.
     ///
-    /// Where ranks cannot map the memory, and where all are threads of one process, whose calls work in place anyway,
+    /// Where ranks cannot map the memory, and where all are threads on one device, whose calls work in place anyway,
     /// the window is registered in name ([`Window::is_direct`]).
     ///
     /// The memory stays mapped until [`Communicator::deregister_window`], or the end of the communicator and of the
@@ -267,7 +268,8 @@ fn reason(meeting: &Meeting, told: &[Told]) -> Option<String> {
     if let Some((one, other)) = meeting.staged().first() {
         return Some(format!("the devices of ranks {one} and {other} do not reach each other"));
     }
-    let rank = told.iter().position(|told| !told.shareable)?;
+    // Memory of the library is reached from all devices of its process.
+    let rank = told.iter().position(|told| !told.shareable).filter(|_| !meeting.elsewhere().is_empty())?;
     Some(format!("the memory of rank {rank} cannot leave its process: allocate it by alloc_shareable"))
 }
 
@@ -343,7 +345,7 @@ impl Engine {
         let mut window = OpenWindow { number, mine: memory.clone(), bases: Vec::new(), others: Vec::new() };
         let meeting = &self.side_mut()?.meeting;
         let elsewhere = meeting.elsewhere();
-        if elsewhere.is_empty() && !meeting.has_far() && !meeting.is_without_pointers() {
+        if meeting.works_in_place() {
             return Ok((window, None));
         }
         if let Some(reason) = reason(meeting, &told) {
@@ -357,10 +359,12 @@ impl Engine {
         }
         let owners: Vec<(Rank, usize)> = elsewhere.iter().map(|rank| (*rank, memory.bytes())).collect();
         let mut taken = Vec::new();
-        self.set_up(WaitingFor::Anything, background, |fabric, setup| {
-            taken = fabric.share_window((memory, home), &owners, setup)?;
-            Ok(())
-        })?;
+        if !owners.is_empty() {
+            self.set_up(WaitingFor::Anything, background, |fabric, setup| {
+                taken = fabric.share_window((memory, home), &owners, setup)?;
+                Ok(())
+            })?;
+        }
         for (rank, region) in elsewhere.iter().zip(taken) {
             bases[rank.index()] = region.base().addr().get() as u64;
             window.others.push(region);

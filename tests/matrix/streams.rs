@@ -27,6 +27,10 @@ const COUNT: usize = 300;
 
 /// Sums, ten times, what the program's stream copies into `mine`, with nothing on the host that waits between.
 fn sum_in_turn(comm: &Communicator, own: &Arc<CudaStream>) -> Result<()> {
+    sums_in_turn::<COUNT>(comm, own)
+}
+
+fn sums_in_turn<const COUNT: usize>(comm: &Communicator, own: &Arc<CudaStream>) -> Result<()> {
     let stream = DeviceStream::from_cudarc(own)?;
     let mut mine = own.alloc_zeros::<u32>(COUNT).expect("memory");
     let mut sum = own.alloc_zeros::<u32>(COUNT).expect("memory");
@@ -61,6 +65,24 @@ fn calls_take_their_turn_in_streams_of_cudarc() {
     local::run_with(2, &config(), |comm| sum_in_turn(&comm, &context.default_stream())).expect("the null stream");
     let per_thread = |comm: Communicator| sum_in_turn(&comm, &context.per_thread_stream());
     local::run_with(2, &config(), per_thread).expect("the threads' streams");
+}
+
+/// What cudarc allocates is memory of a pool, which other GPUs do not reach.
+#[test]
+fn on_several_gpus_calls_work_in_memory_of_pools() {
+    let Ok(gpus) = cuda::gpus() else { return };
+    if gpus.len() < 2 {
+        return;
+    }
+    local::run_with(2, &config(), |comm| {
+        let context = CudaContext::new(comm.rank() as usize).expect("the primary context");
+        let own = context.new_stream().expect("a stream");
+        sums_in_turn::<COUNT>(&comm, &own)?;
+        // More than lines take.
+        sums_in_turn::<100_000>(&comm, &own)?;
+        comm.finalize()
+    })
+    .expect("each in its own pool");
 }
 
 /// The null stream has two names, and the third handle is each thread's own stream.

@@ -105,7 +105,7 @@ class buffer {
 
 /// A buffer of `T` in the memory of a GPU, zero at first, which other processes of this host can map (NCCL: `ncclMemAlloc`).
 ///
-/// Registered by Communicator::register_window, calls of ranks in several processes work in it in place. The host cannot read its
+/// Registered by Communicator::register_window, calls of ranks in several processes or on several GPUs work in it in place. The host cannot read its
 /// elements: every call that gets the buffer needs a Stream of the GPU, and a kernel or a copy of the program's own gets data().
 /// Moved-from buffers are empty. It takes whole granules of 2 MiB: allocate few, large ones.
 template <class T>
@@ -148,7 +148,7 @@ class [[nodiscard]] Window {
     Window(const Window&) = delete;
     Window& operator=(const Window&) = delete;
     ~Window();
-    /// Whether ranks of other processes work in it. Otherwise calls in it go through scratch, as calls in any buffer do; the log says why
+    /// Whether ranks of other processes and GPUs work in it. Otherwise calls in it run as calls in any buffer do; the log says why
     /// (`NCCL_DEBUG=INFO`, `NCCL_DEBUG_SUBSYS=REG`). The same on all ranks; false for a moved-from window.
     bool is_direct() const noexcept;
 

@@ -189,7 +189,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
         register_memory(memory.bytes_);
     }
 
-    /// Lets the ranks of other processes work in `memory` in place (NCCL: `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`).
+    /// Lets the ranks of other processes and GPUs work in `memory` in place (NCCL: `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`).
     /// Collective: all ranks register, in the same order, buffers of the same length, and wait for each other.
     ///
     /// A call takes part in this if it is an all_reduce, all_gather, reduce_scatter or all_to_all, or a broadcast in place, without
@@ -197,7 +197,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// the same windows, and the same distance from their beginning. A rank that does not ends the call with a Mismatch. Other calls
     /// work in windows as in any buffer. When a call in windows has failed, other ranks may write into them until they have heard of it.
     ///
-    /// Where ranks cannot map the memory, and where all are threads of one process, whose calls work in place anyway, the window is
+    /// Where ranks cannot map the memory, and where all are threads on one GPU, whose calls work in place anyway, the window is
     /// registered in name (Window::is_direct). The memory stays mapped until deregister_window(), or the end of the communicator and of
     /// the graphs that its calls were captured in. The buffer may be destroyed before.
     /// @throws InvalidArgument on all ranks, where lengths differ; for a moved-from buffer
