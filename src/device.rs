@@ -13,6 +13,7 @@
 //! |---|---|---|
 //! | [`Device::allocate`] | arenas, rings, registered buffers | a mapping of zeroed pages |
 //! | [`Device::export`], [`Device::import`] | the transports that hand memory to other processes | a sealed memfd |
+//! | [`Device::adopt`], [`Device::lendable`] | windows of memory that a program has allocated | none: it has registered buffers |
 //! | [`Device::locate`] | whoever gets a bare address from a program | every address that no other device claims |
 //! | [`Device::reaches`], [`Device::memory_of_host`], [`Device::take_in`] | set-up of ranks on several devices | all devices of a host reach its memory |
 //! | [`Device::takes`] | the choice of protocols between devices | slots alone |
@@ -105,6 +106,39 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`crate::error::Kind::Remote`] where the descriptor is anything else.
     fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region>;
+
+    /// Memory of this device that the program has allocated itself, as a region that does not keep it.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where so much does not lie there.
+    fn adopt(&self, address: u64, bytes: usize) -> Result<Region> {
+        Err(Error::internal(format!("{bytes} bytes at {address:#x}: {} takes no memory of programs", self.home())))
+    }
+
+    /// Whether memory that was [adopted](Device::adopt) is still there, and not other memory at its address.
+    ///
+    /// # Errors
+    /// Where the device has failed.
+    fn is_still_there(&self, adopted: &Region) -> Result<bool> {
+        let _always = adopted;
+        Ok(true)
+    }
+
+    /// How memory of this device becomes the memory of a window, in which the devices `visitors` of this process work,
+    /// and other processes if there are any `elsewhere`: what these import, and where in that it begins. Else why it
+    /// cannot, as the end of a sentence.
+    ///
+    /// # Errors
+    /// Where the device cannot be asked.
+    fn lendable(
+        &self,
+        memory: &Region,
+        visitors: &[Home],
+        elsewhere: bool,
+    ) -> Result<std::result::Result<(Region, usize), String>> {
+        let _all_reach_it = visitors;
+        Ok(lendable_alone(memory, elsewhere))
+    }
 
     /// What names the device on its host: two processes that see equal identities work on one device.
     fn identity(&self) -> DeviceIdentity;
@@ -294,6 +328,14 @@ pub fn of(home: Home) -> Result<&'static dyn Device> {
         #[cfg(not(feature = "cuda"))]
         None => Err(unsupported(home)),
     }
+}
+
+/// [`Device::lendable`] of memory that the library has allocated.
+fn lendable_alone(memory: &Region, elsewhere: bool) -> std::result::Result<(Region, usize), String> {
+    if elsewhere && memory.keep().descriptor().is_none() {
+        return Err("cannot leave its process: allocate it by alloc_shareable".to_owned());
+    }
+    Ok((memory.clone(), 0))
 }
 
 /// Makes `device` known to this process, until it ends; it comes before a GPU of the same number. A number names one

@@ -37,7 +37,7 @@ use stores::{
 };
 use windows::{
     GpuMemory, GpuWindow, allocate_on_gpu, deregister_window, gpu_memory, gpu_place, gpu_window, is_direct,
-    register_window,
+    register_memory_of, register_window,
 };
 
 #[allow(
@@ -291,6 +291,13 @@ mod bridge {
         type GpuWindow;
         fn gpu_window() -> Box<GpuWindow>;
         fn register_window(comm: &Comm, memory: &GpuMemory, window: &mut GpuWindow) -> *mut Failure;
+        unsafe fn register_memory_of(
+            comm: &Comm,
+            address: usize,
+            bytes: usize,
+            handle: usize,
+            window: &mut GpuWindow,
+        ) -> *mut Failure;
         fn deregister_window(comm: &Comm, window: &mut GpuWindow) -> *mut Failure;
         fn is_direct(window: &GpuWindow) -> bool;
 

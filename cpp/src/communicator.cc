@@ -339,6 +339,19 @@ Window Communicator::register_window(const detail::GpuBytes& memory) {
     return Window(std::move(registered));
 }
 
+Window Communicator::register_window(void* memory, std::size_t bytes, Stream stream) {
+    const detail::State& state = detail::use(state_.get());
+    if (stream.is_host()) {
+        throw InvalidUsage("a window lies on the GPU of a stream, and Stream::host() belongs to none: pass a CUDA stream", state.rank, {},
+                           {});
+    }
+    auto registered = std::make_unique<Window::Registered>();
+    detail::check(ffi::register_memory_of(*state.comm, reinterpret_cast<std::uintptr_t>(memory), bytes,
+                                          reinterpret_cast<std::uintptr_t>(stream.handle()), *registered->window),
+                  *state.thrown);
+    return Window(std::move(registered));
+}
+
 void Communicator::deregister_window(Window window) {
     const detail::State& state = detail::use(state_.get());
     if (!window.registered_) {

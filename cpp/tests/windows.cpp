@@ -69,6 +69,18 @@ void work_in_windows(Communicator& comm) {
         require(false, "an empty window was taken back");
     } catch (const rsccl::InvalidUsage&) {
     }
+    {
+        // Memory of the program's own. The barrier says that nobody works in it any more.
+        const gpu::OnGpu<float> own(count);
+        Window of_own = comm.register_window(own.data(), count * sizeof(float), gpu.stream());
+        require(of_own.is_direct() == direct, "whether a window of own memory is direct");
+        comm.all_reduce(in.data(), own.data(), count, rsccl::DataType::float32, ReduceOp::max, gpu.stream());
+        gpu.synchronize();
+        require_each(own.get(), "maximum", [&](std::size_t place) { return static_cast<float>(ranks * place + shares); });
+        comm.deregister_window(std::move(of_own));
+        comm.barrier();
+    }
+
     // What is registered no longer serves as any memory does; what still is goes with the communicator.
     comm.all_reduce_in_place(in, ReduceOp::max, gpu.stream());
     gpu.synchronize();

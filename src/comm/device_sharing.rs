@@ -400,6 +400,12 @@ impl Meeting {
         (homes(false), homes(true))
     }
 
+    /// The devices of this process on which ranks work.
+    pub(super) fn all_homes_here(&self) -> Vec<Home> {
+        let (reached, beside) = self.homes_here();
+        [reached, beside].concat()
+    }
+
     /// The ranks of this process that work in `home`, which launch together. All have allocated their memory.
     pub(super) fn cohort(&self, home: Home) -> Arc<Cohort> {
         let sides = lock(&self.shared.sides);

@@ -140,6 +140,7 @@ impl Engine {
     ) -> Result<()> {
         let session = &*self.session;
         let Accepted { lengths, kernel } = self.last_call.check(call, session.world)?;
+        let windows = self.window_label(call)?;
         let operation = Operation {
             collective: call.collective,
             data_type: call.data_type,
@@ -149,7 +150,7 @@ impl Engine {
             sequence: session.next_collective(),
             past: session.history.past(),
             on_device: call.buffers.home() != Home::Host || matches!(order, Order::Stream(_)),
-            windows: self.placed(call).map_or(0, |placed| placed.check_sum()),
+            windows,
         };
         if log::hears_calls() {
             self.log_call(call, &operation);

@@ -227,6 +227,17 @@ impl Engine {
         self.device_side.as_ref()?.windows.find(call, self.session.world)
     }
 
+    /// What the label of a call says of windows; 0 where it does not work there.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidUsage`] where the memory of a window is no longer there.
+    pub(super) fn window_label(&self, call: &Call<'_>) -> Result<u16> {
+        let Some(side) = &self.device_side else { return Ok(0) };
+        let Some(placed) = side.windows.find(call, self.session.world) else { return Ok(0) };
+        side.windows.check(&placed)?;
+        Ok(placed.check_sum())
+    }
+
     /// The records of a call, which works `in_windows` or not, and what of its peers' memory they work in; `None` where
     /// there is nothing to do.
     fn device_program(&mut self, call: &Call<'_>, in_windows: bool) -> Result<Option<(Lowered, Windows)>> {

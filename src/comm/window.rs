@@ -11,8 +11,9 @@
 use crate::comm::Communicator;
 use crate::comm::device_sharing::Meeting;
 use crate::comm::engine::Engine;
+use crate::comm::on_device::DeviceSide;
 use crate::comm::peer_status::WaitingFor;
-use crate::device::{Home, Region};
+use crate::device::{self, Home, Region};
 use crate::error::{Error, Result};
 use crate::exec::{Background, Call, CallCount, DeviceBuffer, NoBackground, Order};
 use crate::log;
@@ -41,8 +42,8 @@ impl Window {
 impl Communicator {
     /// Lets the ranks of other processes and devices work in `buffer` in place (NCCL: `ncclCommWindowRegister` with
     /// `NCCL_WIN_COLL_SYMMETRIC`). Collective: all ranks register, in the same order, buffers of the same length that
-    /// were allocated by [`DeviceStream::alloc_shareable`](crate::comm::DeviceStream::alloc_shareable). It is set-up:
-    /// it waits for all ranks.
+    /// were allocated by [`DeviceStream::alloc_shareable`](crate::comm::DeviceStream::alloc_shareable), or by the
+    /// program itself ([`DeviceBuffer::from_raw`]). It is set-up: it waits for all ranks.
     ///
     /// A call takes part in this if it is an `all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all`, or a
     /// `broadcast` in place, without `PreMulSum`, and if its input and output lie in windows. The caller promises that
@@ -119,6 +120,8 @@ pub(super) struct DeviceWindows {
 struct OpenWindow {
     number: u32,
     mine: Region,
+    /// What other processes have imported, where that is more than `mine`; kept while they may.
+    _offered: Option<Region>,
     /// Where each rank's memory begins in this process, for this rank's device. Empty where calls go through scratch.
     bases: Vec<u64>,
     /// Keeps the others' memory mapped.
@@ -203,6 +206,21 @@ impl DeviceWindows {
         ranks.flat_map(|(rank, (from, into))| [of(*from, rank, input), of(*into, rank, output)]).collect()
     }
 
+    /// Refuses memory of the program that is no longer what was registered.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`]; where the device has failed.
+    pub(super) fn check(&self, placed: &Placed) -> Result<()> {
+        for InWindow { place, number, .. } in [placed.input, placed.output] {
+            let memory = &self.open[place].mine;
+            if memory.keep().adopted().is_some() && !device::of(memory.home())?.is_still_there(memory)? {
+                let text = format!("the memory of window {number} was freed: take the window back first");
+                return Err(Error::invalid_usage(text));
+            }
+        }
+        Ok(())
+    }
+
     /// What a launch in these places has to keep.
     pub(super) fn kept(&self, placed: &Placed) -> impl Iterator<Item = Region> + '_ {
         let mut places = vec![placed.input.place, placed.output.place];
@@ -230,25 +248,53 @@ fn serves(call: &Call<'_>) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     bytes: u64,
-    shareable: bool,
-    /// Why the rank cannot register it; empty where it can.
-    refusal: String,
+    /// What others import of it, in bytes, and where in that it begins.
+    whole: u64,
+    offset: u64,
+    verdict: Verdict,
+}
+
+/// What becomes of a rank's memory in a window.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Others can work in it.
+    Direct,
+    /// They cannot, for this reason.
+    Apart(String),
+    /// The rank cannot register it, for this reason.
+    Refused(String),
 }
 
 impl Told {
     fn encode(&self) -> Vec<u8> {
+        let (code, words) = match &self.verdict {
+            Verdict::Direct => (0, ""),
+            Verdict::Apart(words) => (1, &words[..]),
+            Verdict::Refused(words) => (2, &words[..]),
+        };
         let mut writer = Writer::new();
-        writer.u64(self.bytes).u8(u8::from(self.shareable)).raw(self.refusal.as_bytes());
+        let words = wire::cut(words, MOST_WORDS).as_bytes();
+        writer.u64(self.bytes).u64(self.whole).u64(self.offset).u8(code).raw(words);
         writer.finish()
     }
 
     fn decode(rank: Rank, bytes: &[u8]) -> Result<Told> {
-        let (known, refusal) = bytes.split_at_checked(KNOWN_BYTES).unwrap_or((bytes, &[]));
+        let (known, words) = bytes.split_at_checked(KNOWN_BYTES).unwrap_or((bytes, &[]));
         let read = || -> Result<Told> {
             let mut reader = Reader::new(known, "a rank's window");
-            let (bytes, shareable) = (reader.u64()?, reader.u8()? != 0);
+            let (bytes, whole, offset) = (reader.u64()?, reader.u64()?, reader.u64()?);
+            let words = || String::from_utf8_lossy(words).into_owned();
+            let verdict = match reader.u8()? {
+                0 => Verdict::Direct,
+                1 => Verdict::Apart(words()),
+                2 => Verdict::Refused(words()),
+                _ => return Err(reader.malformed("an unknown verdict")),
+            };
             reader.finish()?;
-            Ok(Told { bytes, shareable, refusal: String::from_utf8_lossy(refusal).into_owned() })
+            if offset.checked_add(bytes).is_none_or(|end| end > whole) {
+                return Err(Error::remote(rank, "a window that is longer than what holds it"));
+            }
+            Ok(Told { bytes, whole, offset, verdict })
         };
         read().map_err(|error| error.about(rank))
     }
@@ -268,9 +314,18 @@ fn reason(meeting: &Meeting, told: &[Told]) -> Option<String> {
     if let Some((one, other)) = meeting.staged().first() {
         return Some(format!("the devices of ranks {one} and {other} do not reach each other"));
     }
-    // Memory of the library is reached from all devices of its process.
-    let rank = told.iter().position(|told| !told.shareable).filter(|_| !meeting.elsewhere().is_empty())?;
-    Some(format!("the memory of rank {rank} cannot leave its process: allocate it by alloc_shareable"))
+    told.iter().enumerate().find_map(|(rank, told)| match &told.verdict {
+        Verdict::Apart(why) => Some(format!("the memory of rank {rank} {why}")),
+        Verdict::Direct | Verdict::Refused(_) => None,
+    })
+}
+
+impl DeviceSide {
+    /// How this rank's memory becomes a window's: see [`device::Device::lendable`].
+    fn lend(&self, memory: &Region) -> Result<std::result::Result<(Region, usize), String>> {
+        let (homes, elsewhere) = (self.meeting.all_homes_here(), self.meeting.elsewhere());
+        device::of(memory.home())?.lendable(memory, &homes, !elsewhere.is_empty())
+    }
 }
 
 impl Engine {
@@ -283,18 +338,24 @@ impl Engine {
         self.enter_device((home, next), Order::Caller, background)?;
         let side = self.side_mut()?;
         let number = side.windows.registered;
-        let refusal = match (memory.home() == home, side.windows.open.len() < MOST_WINDOWS) {
-            (false, _) => format!("its buffer lies in {}, and it works in {home}", memory.home()),
-            (_, false) => format!("it has more than {MOST_WINDOWS} windows: register fewer, larger ones"),
-            (true, true) => String::new(),
+        let lent = match (memory.home() == home, side.windows.open.len() < MOST_WINDOWS) {
+            (false, _) => Err(format!("its buffer lies in {}, and it works in {home}", memory.home())),
+            (_, false) => Err(format!("it has more than {MOST_WINDOWS} windows: register fewer, larger ones")),
+            (true, true) => side.lend(memory).map_err(|error| error.message().to_owned()),
         };
         side.meeting.leave_window((number, world.rank), memory);
-        let shareable = memory.keep().descriptor().is_some();
-        let mine =
-            Told { bytes: memory.bytes() as u64, shareable, refusal: wire::cut(&refusal, MOST_WORDS).to_owned() };
+        let bytes = memory.bytes() as u64;
+        let told = |whole, offset, verdict| Told { bytes, whole, offset, verdict };
+        let (offered, mine) = match lent {
+            Ok(Ok((whole, offset))) => {
+                (Some(whole.clone()), told(whole.bytes() as u64, offset as u64, Verdict::Direct))
+            }
+            Ok(Err(why)) => (None, told(bytes, 0, Verdict::Apart(why))),
+            Err(refusal) => (None, told(bytes, 0, Verdict::Refused(refusal))),
+        };
         let wait = self.init_wait();
         let told = self.session.bootstrap.all_gather(&mine.encode(), &wait);
-        let opened = told.and_then(|told| self.open_window(number, (memory, home), &told, background));
+        let opened = told.and_then(|told| self.open_window(number, (memory, offered, home), &told, background));
         // Nobody looks for it after this.
         let parted = if opened.as_ref().is_err_and(|error| error.kind().ends()) {
             Ok(())
@@ -324,7 +385,7 @@ impl Engine {
     fn open_window(
         &mut self,
         number: u32,
-        (memory, home): (&Region, Home),
+        (memory, offered, home): (&Region, Option<Region>, Home),
         told: &[Vec<u8>],
         background: &mut dyn Background,
     ) -> Result<(OpenWindow, Option<String>)> {
@@ -332,8 +393,8 @@ impl Engine {
         let told =
             world.ranks().zip(told).map(|(rank, bytes)| Told::decode(rank, bytes)).collect::<Result<Vec<Told>>>()?;
         for (rank, told) in world.ranks().zip(&told) {
-            if !told.refusal.is_empty() {
-                return Err(Error::invalid_usage(format!("rank {rank} cannot register a window: {}", told.refusal)));
+            if let Verdict::Refused(why) = &told.verdict {
+                return Err(Error::invalid_usage(format!("rank {rank} cannot register a window: {why}")));
             }
         }
         let length = memory.bytes() as u64;
@@ -342,7 +403,8 @@ impl Engine {
             let text = format!("a window of {length} bytes here and of {other} on rank {rank}: give the same length");
             return Err(Error::invalid_argument(text));
         }
-        let mut window = OpenWindow { number, mine: memory.clone(), bases: Vec::new(), others: Vec::new() };
+        let (bases, others) = (Vec::new(), Vec::new());
+        let mut window = OpenWindow { number, mine: memory.clone(), _offered: offered.clone(), bases, others };
         let meeting = &self.side_mut()?.meeting;
         let elsewhere = meeting.elsewhere();
         if meeting.works_in_place() {
@@ -357,16 +419,18 @@ impl Engine {
             bases.push(here.as_ref().map_or(0, |region| region.base().addr().get() as u64));
             window.others.extend(here.filter(|_| rank != world.rank));
         }
-        let owners: Vec<(Rank, usize)> = elsewhere.iter().map(|rank| (*rank, memory.bytes())).collect();
+        let whole = |rank: &Rank| usize::try_from(told[rank.index()].whole).map(|bytes| (*rank, bytes));
+        let owners = elsewhere.iter().map(whole).collect::<std::result::Result<Vec<(Rank, usize)>, _>>();
+        let owners = owners.map_err(|_| Error::internal("a window that no address space holds"))?;
         let mut taken = Vec::new();
-        if !owners.is_empty() {
+        if let Some(offered) = offered.filter(|_| !owners.is_empty()) {
             self.set_up(WaitingFor::Anything, background, |fabric, setup| {
-                taken = fabric.share_window((memory, home), &owners, setup)?;
+                taken = fabric.share_window((&offered, home), &owners, setup)?;
                 Ok(())
             })?;
         }
         for (rank, region) in elsewhere.iter().zip(taken) {
-            bases[rank.index()] = region.base().addr().get() as u64;
+            bases[rank.index()] = region.base().addr().get() as u64 + told[rank.index()].offset;
             window.others.push(region);
         }
         if let Some(rank) = bases.iter().position(|base| *base == 0) {
@@ -414,6 +478,6 @@ const MOST_WINDOWS: usize = 1024;
 /// Of a refusal.
 const MOST_WORDS: usize = 512;
 /// Bytes of a [`Told`] before its words.
-const KNOWN_BYTES: usize = 9;
+const KNOWN_BYTES: usize = 25;
 /// An odd number whose bits have no pattern: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;

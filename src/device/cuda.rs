@@ -24,6 +24,7 @@ mod host_pins;
 mod kernels;
 mod launch;
 mod legacy;
+mod lent;
 mod levels;
 mod members;
 mod memory;
@@ -348,6 +349,28 @@ impl Device for Cuda {
                 self.region(active, memory, bytes, Some(descriptor))
             }
         }
+    }
+
+    fn adopt(&self, address: u64, bytes: usize) -> Result<Region> {
+        lent::adopt(self.active()?, self.home(), (address, bytes))
+    }
+
+    fn is_still_there(&self, adopted: &Region) -> Result<bool> {
+        lent::is_still_there(&*self.active()?, adopted)
+    }
+
+    fn lendable(
+        &self,
+        memory: &Region,
+        visitors: &[Home],
+        elsewhere: bool,
+    ) -> Result<std::result::Result<(Region, usize), String>> {
+        if memory.keep().adopted().is_some() {
+            let device = |gpu: &&Cuda| visitors.contains(&gpu.home());
+            let visitors: Vec<CUdevice> = gpus()?.iter().filter(device).map(|gpu| gpu.device).collect();
+            return lent::lendable(&self.active()?, memory, (&visitors, elsewhere));
+        }
+        Ok(super::lendable_alone(memory, elsewhere))
     }
 
     fn identity(&self) -> DeviceIdentity {

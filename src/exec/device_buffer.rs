@@ -13,7 +13,8 @@ use crate::types::Element;
 
 /// A buffer of `T` in the memory of a device, made by [`DeviceStream::alloc`].
 ///
-/// It may be dropped while streams still work in it: the memory is given back when they are through.
+/// It may be dropped while streams still work in it: the memory is given back when they are through. One of memory that
+/// something else has allocated ([`DeviceBuffer::from_raw`]) keeps nothing.
 pub struct DeviceBuffer<T> {
     region: Region,
     count: usize,
@@ -61,6 +62,47 @@ impl<T: Element> DeviceBuffer<T> {
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    /// A buffer of `count` elements at an address of `stream`'s device, which something else has allocated there: for
+    /// slices of it, and for [`Communicator::register_window`](crate::Communicator::register_window). The buffer does
+    /// not keep the memory, and dropping it frees nothing.
+    ///
+    /// Ranks of other processes can work in a window of it if the driver can hand it over: memory of `cuMemAlloc`, and
+    /// of `cuMemCreate` where that was asked for a POSIX descriptor and all of the buffer lies in one allocation. Ranks
+    /// of this process on other GPUs can where these reach it: memory of `cuMemAlloc`, and of `cuMemCreate` once
+    /// `cuMemSetAccess` has allowed it. Otherwise, as with memory of pools (`cuMemAllocAsync`), the window is one in
+    /// name, and the log says why.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the device has not as much memory there; where the device cannot
+    /// be used.
+    ///
+    /// # Safety
+    /// Until the buffer is dropped, the streams of all calls that get slices of it are through, and its windows are
+    /// taken back by all ranks or gone with their communicators, the memory is the device's, has room for `count`
+    /// elements, and nobody touches it but these calls.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::comm::{DeviceBuffer, DeviceStream};
+    ///
+    /// // Where this process has no device 0, there is no stream of it.
+    /// if let Ok(stream) = DeviceStream::new(0) {
+    ///     // SAFETY: nothing of the GPU lies at so low an address, which is refused.
+    ///     let refused = unsafe { DeviceBuffer::<f32>::from_raw(&stream, 4096, 100) }.unwrap_err();
+    ///     assert!(refused.message().contains("no GPU memory"));
+    /// }
+    /// ```
+    pub unsafe fn from_raw(stream: &DeviceStream, address: u64, count: usize) -> Result<DeviceBuffer<T>> {
+        let bytes = count.max(1).checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let bytes = bytes.ok_or_else(|| too_large(count))?;
+        if !address.is_multiple_of(align_of::<T>() as u64) {
+            let text = format!("a buffer at {address:#x} cannot hold elements of {} bytes", size_of::<T>());
+            return Err(Error::invalid_argument(text));
+        }
+        let region = device::of(stream.home())?.adopt(address, bytes)?;
+        Ok(DeviceBuffer { region, count, elements: PhantomData })
     }
 
     /// The memory, to hand it to peers.
@@ -171,8 +213,7 @@ impl DeviceStream {
 
     fn alloc_for<T: Element>(&self, sharing: Sharing, count: usize) -> Result<DeviceBuffer<T>> {
         let bytes = count.max(1).checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
-        let bytes =
-            bytes.ok_or_else(|| Error::invalid_argument(format!("a buffer of {count} elements is too large")))?;
+        let bytes = bytes.ok_or_else(|| too_large(count))?;
         let region = device::of(self.home())?.allocate(bytes, sharing)?;
         Ok(DeviceBuffer { region, count, elements: PhantomData })
     }
@@ -257,6 +298,11 @@ impl DeviceStream {
         }
         waited
     }
+}
+
+#[cold]
+fn too_large(count: usize) -> Error {
+    Error::invalid_argument(format!("a buffer of {count} elements is too large"))
 }
 
 /// Waits that are longer look at the time-out.

@@ -52,6 +52,26 @@ pub(super) fn register_window(comm: &Comm, memory: &GpuMemory, window: &mut GpuW
     })
 }
 
+/// # Safety
+/// As [`allocate_on_gpu`]; and what [`DeviceBuffer::from_raw`] asks of the memory, until the window is gone.
+pub(super) unsafe fn register_memory_of(
+    comm: &Comm,
+    address: usize,
+    bytes: usize,
+    handle: usize,
+    window: &mut GpuWindow,
+) -> *mut Failure {
+    comm.on(|detached| {
+        let comm = detached.at_rest()?;
+        // SAFETY: the caller's promise.
+        let stream = unsafe { stream::of(handle) }?;
+        // SAFETY: the caller's promise.
+        let memory = unsafe { DeviceBuffer::<u8>::from_raw(&stream, address as u64, bytes) }?;
+        window.0 = Some(comm.register_window(&memory)?);
+        Ok(())
+    })
+}
+
 pub(super) fn deregister_window(comm: &Comm, window: &mut GpuWindow) -> *mut Failure {
     comm.on(|detached| {
         // Before the window is taken out: a call that is refused leaves it as it was.

@@ -42,6 +42,12 @@ pub trait Keep: fmt::Debug + Send + Sync {
     /// The descriptor that another process imports the memory from; `None` where the memory cannot leave this process.
     fn descriptor(&self) -> Option<Arc<OwnedFd>>;
 
+    /// Of memory that the program has allocated itself: what names the allocation, among all of the device. The region
+    /// does not keep it.
+    fn adopted(&self) -> Option<u64> {
+        None
+    }
+
     /// An operation lets peers work in the memory, of which they have mapped `generation`. False where other pages are
     /// behind the region by now: the peers must not work in it.
     fn lend(&self, generation: Generation) -> bool;
@@ -164,6 +170,9 @@ impl fmt::Debug for Unprinted {
 impl Keep for KeptWith {
     fn descriptor(&self) -> Option<Arc<OwnedFd>> {
         self.keep.descriptor()
+    }
+    fn adopted(&self) -> Option<u64> {
+        self.keep.adopted()
     }
     fn lend(&self, generation: Generation) -> bool {
         self.keep.lend(generation)

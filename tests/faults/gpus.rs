@@ -39,7 +39,7 @@ fn processes_of_eight_gpus() {
 
 #[test]
 fn processes_work_in_windows() {
-    for job in ["windows", "windows_by_handles", "windows_of_threads", "windows_differ"] {
+    for job in ["windows", "windows_by_handles", "windows_of_threads", "windows_differ", "windows_of_own_memory"] {
         must_pass("2-nvswitch", &format!("in_{job}"));
     }
     must_pass("8-nvswitch", "in_windows_of_eight");
@@ -323,6 +323,15 @@ mod jobs {
     fn in_windows_of_eight() {
         let Some((mut job, before)) = on_gpus(8, &with(BOUNDED, &[SIMPLE])) else { return };
         windows::must_run(&mut job, 1_003, true);
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn in_windows_of_own_memory() {
+        let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[SIMPLE])) else { return };
+        for (kind, direct) in [("alloc", true), ("map", true), ("parts", false), ("closed", false), ("pool", false)] {
+            windows::must_run_as(&mut job, &format!("own_windows {kind} 3001"), direct);
+        }
         job.must_leave_nothing(&before);
     }
 

@@ -4,13 +4,45 @@ use rsccl::comm::{DeviceBuffer, DeviceStream};
 use rsccl::internals::sys::{clock, thread};
 use rsccl::{Communicator, Config, ReduceOp, Result, UniqueId};
 
+#[cfg(feature = "cuda")]
+use super::own_memory::OwnMemory;
 use super::{SHOWN_TURNS, say};
 
 /// `windows COUNT`: all calls that work in windows; the same memory again after it was taken back.
 pub(crate) fn all_calls(comm: &Communicator, stream: &DeviceStream, count: usize) -> Result<bool> {
+    let room = count * comm.size() as usize + ASIDE;
+    let (from, into) = (stream.alloc_shareable::<u32>(room)?, stream.alloc_shareable(room)?);
+    all_calls_in(comm, stream, count, (from, into))
+}
+
+/// `own_windows KIND COUNT`: the same in memory that this process has allocated itself, on the GPU of its rank's number.
+#[cfg(feature = "cuda")]
+pub(crate) fn all_calls_in_own(
+    comm: &Communicator,
+    stream: &DeviceStream,
+    (kind, count): (&str, usize),
+) -> Result<bool> {
+    let room = count * comm.size() as usize + ASIDE;
+    let gpu = comm.rank() as usize;
+    let memory = [(); 2].map(|()| OwnMemory::new(gpu, kind, 4 * room));
+    // SAFETY: so much lies there, and it is freed when all ranks have passed the last barrier.
+    let buffers = memory.each_ref().map(|memory| unsafe { DeviceBuffer::from_raw(stream, memory.address, room) });
+    let [from, into] = buffers;
+    let direct = all_calls_in(comm, stream, count, (from?, into?))?;
+    stream.synchronize()?;
+    comm.on(stream).barrier()?;
+    stream.synchronize()?;
+    Ok(direct)
+}
+
+fn all_calls_in(
+    comm: &Communicator,
+    stream: &DeviceStream,
+    count: usize,
+    (mut from, mut into): (DeviceBuffer<u32>, DeviceBuffer<u32>),
+) -> Result<bool> {
     let (ranks, me) = (comm.size(), comm.rank());
     let whole = count * ranks as usize;
-    let (mut from, mut into) = (stream.alloc_shareable::<u32>(whole + ASIDE)?, stream.alloc_shareable(whole + ASIDE)?);
     let windows = [comm.register_window(&from)?, comm.register_window(&into)?];
     let direct = windows[0].is_direct();
     assert_eq!(direct, windows[1].is_direct());

@@ -11,10 +11,13 @@ pub(super) const BOUNDED: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("RS
 
 /// All calls with so many elements of each rank, in windows that are reached directly, or not.
 pub(super) fn must_run(job: &mut Job, count: usize, direct: bool) {
-    let command = format!("windows {count}");
-    job.begin(&command, |_| true);
+    must_run_as(job, &format!("windows {count}"), direct);
+}
+
+pub(super) fn must_run_as(job: &mut Job, command: &str, direct: bool) {
+    job.begin(command, |_| true);
     for rank in &job.ranks {
-        assert_eq!(rank.success(&command), direct.to_string(), "rank {}", rank.number);
+        assert_eq!(rank.success(command), direct.to_string(), "rank {}", rank.number);
     }
 }
 

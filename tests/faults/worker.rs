@@ -18,6 +18,7 @@
 //! gpus_crowd ID FIRST RANKS WORLD GPUS SEED
 //!                        the same, each with a stream of one of so many GPUs
 //! windows COUNT          all calls in windows, checked                    → whether they are reached directly
+//! own_windows KIND COUNT  the same in memory that the process has allocated itself: `own_memory.rs`
 //! window_repeat COUNT    all_reduce in windows until it fails; says `turn` as below; the windows are given back without peers
 //! window_at OFFSET COUNT an all_reduce in a window from there on
 //! window_of COUNT        registers a window of so many elements           → as of `windows`
@@ -52,6 +53,9 @@
 //! When it has started it says `ready`. Before a command it says `begin`, after it `ok TEXT` or `error KIND PEER TEXT`;
 //! each such line follows a mark, since the test runner writes to the same stream.
 
+#[cfg(feature = "cuda")]
+#[path = "own_memory.rs"]
+mod own_memory;
 #[path = "window_calls.rs"]
 mod window_calls;
 
@@ -188,6 +192,11 @@ impl Worker {
                     "window_at" => window_calls::sum_at(comm, stream, number(words[1]), count).map(|()| String::new()),
                     _ => window_calls::register(comm, stream, count, command == "window_of").map(|is| is.to_string()),
                 }
+            }
+            #[cfg(feature = "cuda")]
+            ["own_windows", kind, count] => {
+                let stream = self.stream.as_ref().expect("`device` comes first");
+                window_calls::all_calls_in_own(self.comm(), stream, (kind, number(count))).map(|is| is.to_string())
             }
             ["call", name, count] => self.call(name, number(count)).map(|()| String::new()),
             ["repeat", name, count] => {

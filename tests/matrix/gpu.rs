@@ -88,6 +88,12 @@ fn memory_of_pools_between_gpus() {
     must_pass("2-nvswitch", "gpu::streams::on_several_gpus_calls_work");
 }
 
+#[test]
+fn memory_of_the_program_between_gpus() {
+    must_pass("2-nvswitch", "gpu::streams::on_several_gpus_windows");
+    must_pass("2-nvswitch", "gpu::streams::on_several_gpus_memory");
+}
+
 /// The driver maps no memory, so that `cuMemAlloc` has to do, which waits for kernels.
 #[test]
 fn ranks_of_a_gpu_whose_driver_maps_no_memory() {

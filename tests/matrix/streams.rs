@@ -1,10 +1,13 @@
 //! Calls on streams that a program has made: cudarc's, and handles of the driver.
 
+#[path = "../faults/own_memory.rs"]
+mod own_memory;
+
 use std::sync::{Arc, Barrier};
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DevicePtr as _, DevicePtrMut as _};
-use rsccl::comm::{DeviceSlice, DeviceSliceMut, DeviceStream};
+use rsccl::comm::{DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceStream};
 use rsccl::error::Kind;
 use rsccl::internals::device::cuda;
 use rsccl::internals::sys::clock::now;
@@ -12,6 +15,7 @@ use rsccl::types::Scalar;
 use rsccl::{Communicator, Config, ReduceOp, Result, local};
 
 use crate::TIMEOUT;
+use own_memory::OwnMemory;
 
 /// cudarc's context of GPU 0, if there is a GPU.
 fn context() -> Option<Arc<CudaContext>> {
@@ -83,6 +87,91 @@ fn on_several_gpus_calls_work_in_memory_of_pools() {
         comm.finalize()
     })
     .expect("each in its own pool");
+}
+
+/// Two threads, each on a GPU, with memory that they have allocated themselves in the way of that name.
+fn with_own_memory(body: impl Fn(&Communicator, &DeviceStream, &dyn Fn(&str) -> OwnMemory) -> Result<()> + Sync) {
+    if cuda::gpus().map_or(0, <[_]>::len) < 2 {
+        return;
+    }
+    let simple = config().with_proto("Simple");
+    let ended = local::run_with(2, &simple, |comm| {
+        let gpu = comm.rank();
+        let stream = DeviceStream::new(gpu)?;
+        body(&comm, &stream, &|kind| OwnMemory::new(gpu as usize, kind, 4 * MANY))?;
+        stream.synchronize()?;
+        // Nobody frees what the other one's kernels work in.
+        comm.barrier()?;
+        comm.finalize()
+    });
+    ended.expect("both ranks end");
+}
+
+const MANY: usize = 20_000;
+
+fn sum_in(comm: &Communicator, stream: &DeviceStream, buffer: &mut DeviceBuffer<u32>) -> Result<()> {
+    stream.upload(&vec![comm.rank() + 1; MANY], buffer.slice_mut(..))?;
+    comm.on(stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum)?;
+    let mut found = vec![0; MANY];
+    stream.download(buffer.slice(..), &mut found)?;
+    assert_eq!(found, [3; MANY], "rank {}", comm.rank());
+    Ok(())
+}
+
+/// Memory that other GPUs may not touch is registered in name.
+#[test]
+fn on_several_gpus_windows_of_own_memory() {
+    with_own_memory(|comm, stream, allocate| {
+        for (kind, direct) in [("alloc", true), ("map", false), ("parts", false), ("pool", false)] {
+            let memory = allocate(kind);
+            // SAFETY: so much lies there, and it is freed below, when both ranks have come to the barrier.
+            let mut buffer = unsafe { DeviceBuffer::from_raw(stream, memory.address, MANY) }?;
+            let window = comm.register_window(&buffer)?;
+            assert_eq!(window.is_direct(), direct, "{kind}");
+            sum_in(comm, stream, &mut buffer)?;
+            comm.deregister_window(window)?;
+            sum_in(comm, stream, &mut buffer)?;
+            comm.barrier()?;
+        }
+        Ok(())
+    });
+}
+
+/// The driver gives the same address to other memory: the window is not of that.
+#[test]
+fn on_several_gpus_memory_that_was_freed_is_no_window() {
+    with_own_memory(|comm, stream, allocate| {
+        let memory = allocate("alloc");
+        // SAFETY: so much lies there, and no call works in it once it is freed, since each is refused.
+        let mut buffer = unsafe { DeviceBuffer::<u32>::from_raw(stream, memory.address, MANY) }?;
+        let window = comm.register_window(&buffer)?;
+        sum_in(comm, stream, &mut buffer)?;
+        comm.barrier()?;
+        drop(memory);
+        let _other = allocate("alloc");
+        let refused = comm.on(stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum).unwrap_err();
+        assert!(refused.kind() == Kind::InvalidUsage && refused.message().contains("was freed"), "{refused}");
+        comm.deregister_window(window)
+    });
+}
+
+#[test]
+fn on_several_gpus_memory_that_is_not_there_is_refused() {
+    with_own_memory(|_, stream, allocate| {
+        let memory = allocate("alloc");
+        // SAFETY: it is refused, so nothing works in it.
+        let refused = |address, count| unsafe { DeviceBuffer::<u32>::from_raw(stream, address, count) }.unwrap_err();
+        for (address, count, words) in [
+            (memory.address, 1 << 30, "bytes there"),
+            (4096, 1, "there is no GPU memory"),
+            (memory.address + 1, 1, "cannot hold"),
+            (memory.address, usize::MAX, "too large"),
+        ] {
+            let error = refused(address, count);
+            assert!(error.kind() == Kind::InvalidArgument && error.message().contains(words), "{error}");
+        }
+        Ok(())
+    });
 }
 
 /// The null stream has two names, and the third handle is each thread's own stream.

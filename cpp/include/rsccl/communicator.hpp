@@ -207,6 +207,16 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     Window register_window(const gpu_buffer<T>& memory) {
         return register_window(memory.bytes_);
     }
+    /// The same for `bytes` of GPU memory that the program has allocated itself, on the GPU that `stream` belongs to.
+    ///
+    /// Ranks of other processes can work in it if the driver can hand it over: memory of `cudaMalloc`, and of `cuMemCreate` where that
+    /// was asked for a POSIX descriptor and all of the memory lies in one allocation. Ranks of this process on other GPUs can where these
+    /// reach it: memory of `cudaMalloc`, and of `cuMemCreate` once `cuMemSetAccess` has allowed it. Otherwise, as with memory of pools
+    /// (`cudaMallocAsync`), the window is one in name, and the log says why. The memory must stay until all ranks have taken the window
+    /// back, or have destroyed the communicator, and the calls in it and graphs of them are over; a call that finds other memory there
+    /// throws InvalidUsage.
+    /// @throws InvalidArgument where the GPU has not as much memory there
+    Window register_window(void* memory, std::size_t bytes, Stream stream);
     /// Takes a window back: from then on no call works in the others' memory. It stays mapped for as long as this process has calls
     /// under way on the GPU, and for the graphs that calls in it were captured in. Collective: all ranks take back the same window. What
     /// the buffer holds stays. Where the communicator has failed it waits for nobody: its error is thrown, and the window is taken back.

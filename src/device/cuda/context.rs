@@ -70,6 +70,11 @@ impl Primary {
         self.device
     }
 
+    /// What the driver calls the context, as a number.
+    pub(super) fn number(&self) -> u64 {
+        self.context.addr() as u64
+    }
+
     /// By which launches and the freeing of memory take turns.
     pub(super) fn gate(&self) -> &Gate {
         self.driver.gate()

@@ -136,8 +136,8 @@ impl Drop for Opened {
     }
 }
 
-/// The note of an allocation of ours.
-fn note_of(primary: &Primary, address: CUdeviceptr, bytes: usize) -> Result<LentNote> {
+/// The note of memory of this process.
+pub(super) fn note_of(primary: &Primary, address: CUdeviceptr, bytes: usize) -> Result<LentNote> {
     let (mut base, mut whole) = (0, 0);
     // SAFETY: both places are ours and live through the call.
     unsafe { call!(primary, cuMemGetAddressRange(&raw mut base, &raw mut whole, address)) }

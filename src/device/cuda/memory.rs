@@ -327,7 +327,7 @@ struct Physical {
 }
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
-const POSIX: c_int = 1;
+pub(super) const POSIX: c_int = 1;
 
 impl Physical {
     fn new(primary: &Arc<Primary>, bytes: usize) -> Result<Physical> {
@@ -405,7 +405,7 @@ impl Drop for Reserved {
     }
 }
 
-fn location(device: CUdevice) -> CUmemLocation {
+pub(super) fn location(device: CUdevice) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 

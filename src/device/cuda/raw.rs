@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphNode, CUipcMemHandle, CUmemAccessDesc,
-    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmodule, CUstream, CUuserObject, CUuuid,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation, CUmodule, CUstream, CUuserObject, CUuuid,
 };
 
 use crate::error::{Error, Kind, Result};
@@ -109,6 +109,8 @@ required {
     cuMemMap(10020)(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
     cuMemUnmap(10020)(CUdeviceptr, usize);
     cuMemSetAccess(10020)(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+    cuMemGetAccess(10020)(*mut c_ulonglong, *const CUmemLocation, CUdeviceptr);
+    cuMemRetainAllocationHandle(11000)(*mut CUmemGenericAllocationHandle, *mut c_void);
     cuMemExportToShareableHandle(10020)(*mut c_void, CUmemGenericAllocationHandle, c_int, c_ulonglong);
     cuMemImportFromShareableHandle(10020)(*mut CUmemGenericAllocationHandle, *mut c_void, c_int);
     cuMemGetAddressRange(3020)(*mut CUdeviceptr, *mut usize, CUdeviceptr);
