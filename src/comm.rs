@@ -11,6 +11,7 @@ mod channel_search;
 mod gpu_distance;
 mod choose;
 mod collectives;
+mod copy_engines;
 mod described;
 mod detached;
 mod device_sharing;

@@ -97,9 +97,13 @@ pub struct Config {
     /// Forbids direct pointers between ranks of one process. `NCCL_P2P_DISABLE`; false.
     pub p2p_disable: bool,
     /// Forbids that GPUs of one process use each other's addresses: their ranks hand memory of the library over by
-    /// descriptors, as those of two processes do, and work in no user's buffer of another GPU, which may lie in memory
-    /// that only its own GPU reaches. It counts for a pair if one of the two sets it. `NCCL_P2P_DIRECT_DISABLE`; false.
+    /// descriptors, as those of two processes do, and their windows are registered in name. It counts for a pair if one
+    /// of the two sets it. `NCCL_P2P_DIRECT_DISABLE`; false.
     pub p2p_direct_disable: bool,
+    /// Lets the copy engines of GPUs run the calls in windows that only move data (`all_gather`, `all_to_all`,
+    /// `broadcast` in place), so that its processors are free for the program's kernels. Equal on all ranks.
+    /// `NCCL_P2P_USE_CUDA_MEMCPY`; false.
+    pub p2p_use_cuda_memcpy: bool,
     /// Forbids shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     pub shm_disable: bool,
     /// Forbids that ranks of one host read each other's memory in place, by `process_vm_readv`: all that is in no
@@ -218,6 +222,7 @@ impl Default for Config {
             scratch_bytes: 4 << 20,
             p2p_disable: false,
             p2p_direct_disable: false,
+            p2p_use_cuda_memcpy: false,
             shm_disable: false,
             cma_disable: false,
             cma_force: false,
@@ -466,6 +471,8 @@ setters! {
     with_p2p_disable => p2p_disable: bool;
     /// Sets [`Config::p2p_direct_disable`].
     with_p2p_direct_disable => p2p_direct_disable: bool;
+    /// Sets [`Config::p2p_use_cuda_memcpy`].
+    with_p2p_use_cuda_memcpy => p2p_use_cuda_memcpy: bool;
     /// Sets [`Config::shm_disable`].
     with_shm_disable => shm_disable: bool;
     /// Sets [`Config::cma_disable`].

@@ -32,6 +32,7 @@ mod registered;
 mod rendezvous;
 pub mod run;
 mod stages;
+mod window_copies;
 pub mod windowed;
 
 pub use buffers::Buffers;
@@ -50,3 +51,4 @@ pub use program::Program;
 pub use registered::Buffer;
 pub use rendezvous::{MessageEnd, Rendezvous};
 pub use stages::{StagedSide, Stages};
+pub use window_copies::{WindowCopy, put_copies};

@@ -465,6 +465,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
     rest.host_id = "this host";
     rest.p2p_disable = true;
     rest.p2p_direct_disable = true;
+    rest.p2p_use_cuda_memcpy = true;
     rest.shm_disable = true;
     rest.cma_disable = true;
     rest.cma_force = true;

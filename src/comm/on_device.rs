@@ -200,6 +200,9 @@ impl Engine {
         let (input, output) = call.buffers.places();
         let bases = [input, output].map(|place| place.addr() as u64);
         let placed = self.placed(call);
+        if self.launch_copies(&begun, placed.as_ref(), (home, order))? {
+            return Ok(());
+        }
         let Some((lowered, windows)) = self.device_program(call, placed.is_some())? else { return Ok(()) };
         let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
         let queues = self.open_queues(&lowered.steps.ends, &Launched::Collective(*operation), background)?;
@@ -240,7 +243,7 @@ impl Engine {
 
     /// The records of a call, which works `in_windows` or not, and what of its peers' memory they work in; `None` where
     /// there is nothing to do.
-    fn device_program(&mut self, call: &Call<'_>, in_windows: bool) -> Result<Option<(Lowered, Windows)>> {
+    pub(super) fn device_program(&mut self, call: &Call<'_>, in_windows: bool) -> Result<Option<(Lowered, Windows)>> {
         let world = self.session.world;
         if world.size == 1 {
             if call.collective == Collective::Exscan {
@@ -413,9 +416,17 @@ impl Engine {
         order: Order<'_>,
     ) -> Result<()> {
         let me = self.session.world.rank;
-        self.launch(&Launched::Collective(*operation), order, |side, stream, turn| {
-            side.cohort.launch(me, (part, stream), turn)
-        })
+        self.launch_all(operation, order, |side, stream, turn| side.launch_one(me, (part, stream), turn))
+    }
+
+    /// Calls `put` for a collective, as [`Engine::launch`] does.
+    pub(super) fn launch_all(
+        &mut self,
+        operation: &Operation,
+        order: Order<'_>,
+        put: impl FnOnce(&mut DeviceSide, &DeviceStream, &mut dyn FnMut(&[Rank]) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
+        self.launch(&Launched::Collective(*operation), order, put)
     }
 
     /// Calls `put`, which puts work into the stream. `put` may wait on the host for other ranks; its last argument is
@@ -609,6 +620,16 @@ impl DeviceSide {
     /// Whether a rank works on this rank's device.
     fn shares_device(&self, rank: Rank) -> bool {
         self.cohort.has(rank)
+    }
+
+    /// Puts one launch into the stream, together with those of the ranks on the same device.
+    pub(super) fn launch_one(
+        &self,
+        me: Rank,
+        (part, stream): (LaunchPart, &DeviceStream),
+        turn: &mut dyn FnMut(&[Rank]) -> Result<()>,
+    ) -> Result<()> {
+        self.cohort.launch(me, (part, stream), turn)
     }
 
     fn stream<'s>(&'s self, order: Order<'s>) -> &'s DeviceStream {

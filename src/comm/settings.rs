@@ -43,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) device_sharing: Sharing,
     /// `NCCL_P2P_DIRECT_DISABLE`.
     pub(crate) no_direct_pointers: bool,
+    /// `NCCL_P2P_USE_CUDA_MEMCPY`.
+    pub(crate) copy_engines: bool,
     /// Sizes of rings and scratch.
     pub(crate) sizes: Sizes,
     /// The same bits whatever the size, algorithm or transport.
@@ -105,6 +107,7 @@ impl Settings {
                 slow_peer_reads: config.cma_force,
             },
             no_direct_pointers: config.p2p_direct_disable,
+            copy_engines: config.p2p_use_cuda_memcpy,
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes { shape: Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }, scratch_bytes, sockets },
             reproducible: config.reproducible,
@@ -126,8 +129,9 @@ impl Settings {
     /// A number that is equal on two ranks whose settings fit together.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             self.policy,
+            self.copy_engines,
             self.sizes,
             self.reproducible,
             self.split_cohorts,

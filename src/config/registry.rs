@@ -143,6 +143,8 @@ pub static VARIABLES: &[Variable] = &[
         "no direct pointers between ranks of one process, and none between GPUs"),
     variable!(Nccl "P2P_DIRECT_DISABLE" => p2p_direct_disable: Kind::Flag,
         "GPUs of one process share memory as those of processes do, no buffers"),
+    variable!(Nccl "P2P_USE_CUDA_MEMCPY" => p2p_use_cuda_memcpy: Kind::Flag,
+        "copy engines run the calls in windows that only move data"),
     variable!(Nccl "SHM_DISABLE" => shm_disable: Kind::Flag, "no shared memory between ranks of one host"),
     variable!(Own "CMA_DISABLE" => cma_disable: Kind::Flag, "no reading of another rank's memory by the kernel"),
     variable!(Own "CMA_FORCE" => cma_force: Kind::Flag, "such reading also where the kernel copies slowly"),

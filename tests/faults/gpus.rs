@@ -39,7 +39,14 @@ fn processes_of_eight_gpus() {
 
 #[test]
 fn processes_work_in_windows() {
-    for job in ["windows", "windows_by_handles", "windows_of_threads", "windows_differ", "windows_of_own_memory"] {
+    for job in [
+        "windows",
+        "windows_by_handles",
+        "windows_of_threads",
+        "windows_differ",
+        "windows_of_own_memory",
+        "windows_by_copy",
+    ] {
         must_pass("2-nvswitch", &format!("in_{job}"));
     }
     must_pass("8-nvswitch", "in_windows_of_eight");
@@ -309,6 +316,15 @@ mod jobs {
         let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[SIMPLE])) else { return };
         windows::must_run(&mut job, 9_011, true);
         windows::must_run(&mut job, 3, true);
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn in_windows_by_copy_engines() {
+        let memcpy = ("NCCL_P2P_USE_CUDA_MEMCPY", "1");
+        let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[SIMPLE, memcpy])) else { return };
+        windows::must_run(&mut job, 9_011, true);
+        windows::must_run_as(&mut job, "own_windows alloc 3001", true);
         job.must_leave_nothing(&before);
     }
 

@@ -41,6 +41,14 @@ fn graphs_of_processes_in_windows() {
     must_pass("2-nvswitch", "gpu_processes::pair::in_windows");
 }
 
+/// The graphs have copies in place of kernels, and kernels before and behind them.
+#[test]
+fn graphs_of_processes_by_copy_engines() {
+    let memcpy = [("NCCL_P2P_USE_CUDA_MEMCPY", "1"), ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "TUNING")];
+    let told = must_pass_with("2-nvswitch", "gpu_processes::pair::in_windows", &memcpy);
+    assert!(told.contains("all_gather: 2 copies by copy engines"), "{told}");
+}
+
 mod pair {
     use std::io::{Read, Write};
     use std::process::{Command, Stdio};
@@ -160,13 +168,14 @@ mod pair {
         let context = CudaContext::new(rank as usize).expect("the primary context");
         let own = [context.new_stream().expect("a stream")];
         let stream = DeviceStream::from_cudarc(&own[0])?;
-        let mut sum = stream.alloc_shareable::<u32>(MANY)?;
-        let window = comm.register_window(&sum)?;
+        let (mut sum, mut all) = (stream.alloc_shareable::<u32>(MANY)?, stream.alloc_shareable::<u32>(2 * MANY)?);
+        let (window, of_all) = (comm.register_window(&sum)?, comm.register_window(&all)?);
         assert!(window.is_direct());
         comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
         stream.upload(&[rank + 1; MANY], sum.slice_mut(..))?;
         begin(&own);
         comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+        comm.on(&stream).all_gather(sum.slice(..), all.slice_mut(..))?;
         let graph = end(&own);
         for _ in 0..3 {
             graph.launch().expect("a launch");
@@ -176,11 +185,15 @@ mod pair {
         stream.download(sum.slice(..), &mut found)?;
         assert!(found.iter().all(|value| *value == 3 << 2), "{:?}", &found[..8]);
         comm.deregister_window(window)?;
+        comm.deregister_window(of_all)?;
         // The graph keeps the memory of both processes.
         graph.launch().expect("a launch");
         stream.download(sum.slice(..), &mut found)?;
         assert!(found.iter().all(|value| *value == 3 << 3), "{:?}", &found[..8]);
-        drop((sum, stream));
+        let mut gathered = vec![0; 2 * MANY];
+        stream.download(all.slice(..), &mut gathered)?;
+        assert!(gathered.iter().all(|value| *value == 3 << 3), "{:?}", &gathered[..8]);
+        drop((sum, all, stream));
         comm.finalize()?;
         own[0].synchronize().expect("its memory is there");
         drop((graph, own, context));

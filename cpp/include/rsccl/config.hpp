@@ -54,9 +54,12 @@ struct Config {
     std::optional<std::uint64_t> scratch_bytes = {};
     /// No direct pointers between ranks of one process. `NCCL_P2P_DISABLE`; false.
     std::optional<bool> p2p_disable = {};
-    /// GPUs of one process hand memory of the library over by descriptors, as those of two processes do, and work in no
-    /// buffer of another GPU. It counts for a pair if one of the two sets it. `NCCL_P2P_DIRECT_DISABLE`; false.
+    /// GPUs of one process hand memory of the library over by descriptors, as those of two processes do, and their
+    /// windows are registered in name. It counts for a pair if one of the two sets it. `NCCL_P2P_DIRECT_DISABLE`; false.
     std::optional<bool> p2p_direct_disable = {};
+    /// The copy engines of GPUs run the calls in windows that only move data (all_gather, all_to_all, broadcast in place), so that its
+    /// processors are free for the program's kernels. Equal on all ranks. `NCCL_P2P_USE_CUDA_MEMCPY`; false.
+    std::optional<bool> p2p_use_cuda_memcpy = {};
     /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     std::optional<bool> shm_disable = {};
     /// Ranks of one host do not read each other's memory by the kernel. `RSCCL_CMA_DISABLE`; false.
