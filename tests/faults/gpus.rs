@@ -45,7 +45,7 @@ fn processes_work_in_windows() {
         "windows_of_threads",
         "windows_differ",
         "windows_of_own_memory",
-        "windows_by_copy",
+        "windows_by_copy_engines",
     ] {
         must_pass("2-nvswitch", &format!("in_{job}"));
     }
