@@ -44,11 +44,13 @@ struct Config {
     /// itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what several do, and processes can share some of
     /// several GPUs: they take turns there, each of some milliseconds, unless NVIDIA's MPS runs them together. `RSCCL_COHORT`; joint.
     std::optional<std::string> cohort = {};
-    /// The least that the default of `max_channels` may be. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`.
+    /// The least channels of a call that has as many slots to fill. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
     std::optional<std::uint32_t> min_channels = {};
-    /// The most channels: parts of a large call that run side by side. `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 2.
+    /// The most channels: parts of a large call that run at the same time. Within these bounds the library chooses.
+    /// `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 64.
     std::optional<std::uint32_t> max_channels = {};
-    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`; 1 MiB.
+    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`; 1 MiB. On loopback, messages of 1 MiB and more over
+    /// sockets were faster with 4 MiB.
     std::optional<std::uint64_t> buffer_bytes = {};
     /// The bytes of a rank's scratch window that the ranks of its host see. `RSCCL_SCRATCH_BYTES`; 4 MiB.
     std::optional<std::uint64_t> scratch_bytes = {};
