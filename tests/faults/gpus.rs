@@ -40,14 +40,14 @@ fn processes_of_eight_gpus() {
 #[test]
 fn processes_work_in_windows() {
     for job in [
-        "windows",
-        "windows_by_handles",
-        "windows_of_threads",
-        "windows_differ",
-        "windows_of_own_memory",
-        "windows_by_copy_engines",
+        "in_windows",
+        "in_windows_by_handles",
+        "in_windows_of_threads",
+        "in_windows_differ",
+        "in_windows_of_own_memory",
+        "in_windows_by_copy_engines",
     ] {
-        must_pass("2-nvswitch", &format!("in_{job}"));
+        must_pass("2-nvswitch", job);
     }
     must_pass("8-nvswitch", "in_windows_of_eight");
     must_pass("4-nvswitch", "in_windows_one_is_killed");
