@@ -90,8 +90,8 @@ pub struct Config {
     /// The most channels: parts of a large call that run at the same time. Within these bounds the library chooses.
     /// `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 64.
     pub max_channels: Option<u32>,
-    /// The bytes of all slots of one connection. `NCCL_BUFFSIZE`; 1 MiB. On loopback, messages
-    /// of 1 MiB and more over sockets were faster with 4 MiB (`bench/NOTES.md`).
+    /// The bytes of all slots of one connection. `NCCL_BUFFSIZE`; 1 MiB, and 4 MiB for the messages of two ranks that
+    /// meet over sockets.
     pub buffer_bytes: Option<u64>,
     /// The bytes of a rank's scratch window, which the ranks of its host can access. `RSCCL_SCRATCH_BYTES`; 4 MiB.
     pub scratch_bytes: u64,

@@ -280,6 +280,32 @@ fn messages_over_sockets() {
     run_with(3, config, &cases);
 }
 
+/// The documented room of a connection: its receiver comes only once the send has returned.
+#[test]
+fn a_message_that_finds_room_does_not_wait_for_its_receiver() {
+    let over_sockets = Config::default().with_p2p_disable(true).with_shm_disable(true);
+    for (config, room) in [(Config::default(), 1_usize << 20), (over_sockets, 4 << 20)] {
+        let (returned, has_returned) = std::sync::mpsc::channel();
+        let has_returned = std::sync::Mutex::new(has_returned);
+        let sent: Vec<u8> = (0..room).map(|at| u8::try_from(at % 251).expect("below 251")).collect();
+        let body = |comm: Communicator| -> Result<()> {
+            let mut got = vec![0; room];
+            if comm.rank() == 0 {
+                comm.send(&sent[..1], 1)?;
+                comm.send(&sent, 1)?;
+                returned.send(()).expect("rank 1 is there");
+            } else {
+                comm.recv(&mut got[..1], 0)?;
+                has_returned.lock().expect("one rank").recv_timeout(TIMEOUT).expect("the send returns first");
+                comm.recv(&mut got, 0)?;
+                assert!(got == sent, "{room}");
+            }
+            comm.finalize()
+        };
+        each_with(&[config.clone(), config], body).unwrap();
+    }
+}
+
 #[test]
 fn several_hosts() {
     let worlds: [&[u32]; 4] = [&[0, 0, 1, 1], &[0, 1, 0, 1, 2, 2], &[0, 0, 1], &[0, 1, 1, 1, 0, 2]];

@@ -82,8 +82,7 @@ impl Settings {
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
     pub(crate) fn read(config: &Config) -> Result<Settings> {
         let (algorithms, protocols, asked_protocols) = read_filters(config)?;
-        let buffer_bytes = config.buffer_bytes.unwrap_or(DEFAULT_BUFFER_BYTES);
-        let slot_bytes = u32::try_from(buffer_bytes / u64::from(SLOTS)).unwrap_or(u32::MAX) / 64 * 64;
+        let shape = |usual: u64| shape(config.buffer_bytes.unwrap_or(usual));
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
         let most = most.clamp(1, MOST_CHANNELS);
         let sockets = SocketOptions {
@@ -109,7 +108,12 @@ impl Settings {
             no_direct_pointers: config.p2p_direct_disable,
             copy_engines: config.p2p_use_cuda_memcpy,
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
-            sizes: Sizes { shape: Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }, scratch_bytes, sockets },
+            sizes: Sizes {
+                shape: shape(BUFFER_BYTES),
+                messages_over_sockets: shape(SOCKET_MESSAGE_BUFFER_BYTES),
+                scratch_bytes,
+                sockets,
+            },
             reproducible: config.reproducible,
             split_cohorts: split_cohorts(config)?,
             streaming_bytes: STREAMING_BYTES,
@@ -146,6 +150,12 @@ impl Settings {
         let hash = blake3::hash(text.as_bytes());
         u64::from_le_bytes(std::array::from_fn(|place| hash.as_bytes()[place]))
     }
+}
+
+/// A ring whose slots have `bytes` together.
+fn shape(bytes: u64) -> Shape {
+    let slot_bytes = u32::try_from(bytes / u64::from(SLOTS)).unwrap_or(u32::MAX) / 64 * 64;
+    Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }
 }
 
 /// Whether `RSCCL_COHORT` asks for `split`.
@@ -208,7 +218,10 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
 /// Slots of a ring.
 const SLOTS: u32 = 8;
 /// Bytes of a ring's slots together: they stay in the second-level cache.
-const DEFAULT_BUFFER_BYTES: u64 = 1 << 20;
+const BUFFER_BYTES: u64 = 1 << 20;
+/// The same of the rings behind sockets that messages between two ranks go by (measured: `bench/NOTES.md`, "Sockets:
+/// larger pieces").
+const SOCKET_MESSAGE_BUFFER_BYTES: u64 = 4 << 20;
 #[expect(clippy::cast_possible_truncation, reason = "NCCL's maximum is 64")]
 const MOST_CHANNELS: u32 = MAX_CHANNELS as u32;
 const _: () = assert!(MOST_CHANNELS <= plan::MOST_CHANNELS);

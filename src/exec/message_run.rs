@@ -436,7 +436,8 @@ mod tests {
                 })
                 .collect();
             let sockets = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };
-            let sizes = Sizes { shape: Shape { slots: 4, slot_bytes: 16 << 10 }, scratch_bytes: 4096, sockets };
+            let shape = Shape { slots: 4, slot_bytes: 16 << 10 };
+            let sizes = Sizes { shape, messages_over_sockets: shape, scratch_bytes: 4096, sockets };
             let (rank, wait) = (bootstrap.world().rank, Wait::new(LIMIT, &AbortFlag::new()));
             let mut fabric = Fabric::new(World { rank, size: 2 }, &peers, policy, sizes);
             let (way, peer) = if rank.get() == 0 { (Way::Send, 1) } else { (Way::Receive, 0) };

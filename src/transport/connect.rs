@@ -212,7 +212,7 @@ impl Fabric {
                 continue;
             };
             let offer = self.read_offer(need.peer, &blob)?;
-            let shape = self.sizes.shape;
+            let shape = self.shape(&need);
             let opening = self.transport(need.peer).connect(need.peer, offer, shape, bootstrap)?;
             self.connecting.opening.push((need, opening));
             moved = true;
@@ -244,7 +244,7 @@ impl Fabric {
             for (ticket, wire) in self.transports[place].accept() {
                 moved = true;
                 if let Some(need) = self.connecting.expected.remove(&(place, ticket)) {
-                    let end = ReceiveEnd::over(wire, self.sizes.shape)?;
+                    let end = ReceiveEnd::over(wire, self.shape(&need))?;
                     self.links.add_receiver((need.peer, need.channel), end)?;
                     self.log_open(&need);
                 } else {
@@ -271,7 +271,7 @@ impl Fabric {
 
     /// Makes the receiving end of a connection, and sends the offer.
     fn offer_ring(&mut self, need: &Need, bootstrap: &dyn Bootstrap, wait: &Wait) -> Result<()> {
-        let (place, shape) = (self.place(need.peer), self.sizes.shape);
+        let (place, shape) = (self.place(need.peer), self.shape(need));
         let listening = self.transports[place].listen(need.peer, shape, bootstrap)?;
         match listening.end {
             Expected::Open(end) => self.links.add_receiver((need.peer, need.channel), end)?,

@@ -17,7 +17,7 @@ use crate::topo::Topology;
 use crate::transport::arena::Arena;
 use crate::transport::connect::Connecting;
 use crate::transport::device_queues::DeviceQueues;
-use crate::transport::links::{Links, Need};
+use crate::transport::links::{Channel, Links, Need};
 use crate::transport::net::SocketOptions;
 use crate::transport::peer_reads::PeerReads;
 use crate::transport::table::{self, Imported, MOST_OFFER_BYTES, Offered, PeerOffer, TABLE, Transport, refusals};
@@ -96,8 +96,12 @@ pub struct Fabric {
 /// Sizes of a fabric's memory; equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of every ring.
+    /// Of every ring but the next.
     pub shape: Shape,
+    /// Of the rings behind sockets that messages between two ranks go by: fewer and larger pieces take fewer system
+    /// calls and wake-ups. Shared memory loses by them, since they leave the caches; so would plans, whose pieces have
+    /// one size on all connections.
+    pub messages_over_sockets: Shape,
     /// Of every arena's scratch, in bytes.
     pub scratch_bytes: usize,
     /// Of the sockets of the NET transport.
@@ -129,6 +133,15 @@ impl Fabric {
     /// The place of the transport between `peer` and me.
     pub(super) fn place(&self, peer: Rank) -> usize {
         usize::from(self.places[peer.index()])
+    }
+
+    /// The shape of the ring of `need`, the same at both ends.
+    pub(super) fn shape(&self, need: &Need) -> Shape {
+        let over_sockets = self.transports[self.place(need.peer)].sharing().is_none();
+        match need.channel {
+            Channel::PointToPoint if over_sockets => self.sizes.messages_over_sockets,
+            Channel::PointToPoint | Channel::Collective(_) => self.sizes.shape,
+        }
     }
 
     /// The transport between `peer` and me.

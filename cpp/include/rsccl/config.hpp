@@ -49,8 +49,8 @@ struct Config {
     /// The most channels: parts of a large call that run at the same time. Within these bounds the library chooses.
     /// `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`; 64.
     std::optional<std::uint32_t> max_channels = {};
-    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`; 1 MiB. On loopback, messages of 1 MiB and more over
-    /// sockets were faster with 4 MiB.
+    /// The bytes of one connection's slots together. `NCCL_BUFFSIZE`; 1 MiB, and 4 MiB for the messages of two
+    /// ranks that meet over sockets.
     std::optional<std::uint64_t> buffer_bytes = {};
     /// The bytes of a rank's scratch window that the ranks of its host see. `RSCCL_SCRATCH_BYTES`; 4 MiB.
     std::optional<std::uint64_t> scratch_bytes = {};
