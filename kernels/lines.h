@@ -1,8 +1,7 @@
 // Messages whose words carry their own flags, as NCCL's protocols LL and LL128 have them. Device only.
 //
 // A receiver polls the data itself in its own memory, so the sender needs no fence and no second store that says "it is
-// there". The lines of a message lie behind the slots of its connection, in memory that nothing else is ever written
-// to:
+// there". Lines lie in memory that nothing else is ever written to:
 //
 //     offset   bytes    what
 //     0        64       the header in words of LL: bytes of the message, then the three words of its label
@@ -53,9 +52,7 @@ RSCCL_INLINE void load_pair(u64 address, u64 &low, u64 &high) {
 
 /// The slot of message `number` of a connection; `protocol` is 1 for LL, 2 for LL128.
 RSCCL_INLINE u64 lines_at(const QueueImage &queue, u32 protocol, u64 number) {
-    const u64 behind = queue.slots + queue.count * (sizeof(SlotHeader) + queue.payload);
-    const u64 first = behind + (LINE_128 - behind % LINE_128) % LINE_128;
-    return first + ((protocol - 1) * LINE_SLOTS + number % LINE_SLOTS) * (LINE_HEADER + LINE_BYTES);
+    return queue.lines + ((protocol - 1) * LINE_SLOTS + number % LINE_SLOTS) * (LINE_HEADER + LINE_BYTES);
 }
 
 /// Its flag.

@@ -111,6 +111,7 @@ struct PartImage {
 /// One end of a connection. `head` and `mine` are the words of Simple; those of LL and LL128 lie behind each.
 struct QueueImage {
     u64 slots;
+    u64 lines;  // a multiple of 128
     u64 payload;
     u64 tail;
     u64 head;
@@ -135,7 +136,7 @@ struct BlockImage {
     u32 reserved;
 };
 
-static_assert(sizeof(LaneImage) == 24 && sizeof(NumbersImage) == 32 && sizeof(PartImage) == 64 && sizeof(QueueImage) == 48, "filled by the host");
+static_assert(sizeof(LaneImage) == 24 && sizeof(NumbersImage) == 32 && sizeof(PartImage) == 64 && sizeof(QueueImage) == 56, "filled by the host");
 static_assert(sizeof(SeatImage) == 24 && sizeof(BlockImage) == 24, "filled by the host");
 
 /// The parameter of a launch.

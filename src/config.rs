@@ -105,6 +105,10 @@ pub struct Config {
     /// `broadcast` in place), so that its processors are free for the program's kernels. Equal on all ranks.
     /// `NCCL_P2P_USE_CUDA_MEMCPY`; false.
     pub p2p_use_cuda_memcpy: bool,
+    /// Whether the slots of a connection between two GPUs lie at the sender, from which the receiver reads them (read
+    /// mode), where both ranks want it. `None`: between GPUs of compute capability 8.0 with NVLinks, as in NCCL.
+    /// `NCCL_P2P_READ_ENABLE`; `None`.
+    pub p2p_read_enable: Option<bool>,
     /// Forbids shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     pub shm_disable: bool,
     /// Forbids that ranks of one host read each other's memory in place, by `process_vm_readv`: all that is in no
@@ -224,6 +228,7 @@ impl Default for Config {
             p2p_disable: false,
             p2p_direct_disable: false,
             p2p_use_cuda_memcpy: false,
+            p2p_read_enable: None,
             shm_disable: false,
             cma_disable: false,
             cma_force: false,
@@ -474,6 +479,8 @@ setters! {
     with_p2p_direct_disable => p2p_direct_disable: bool;
     /// Sets [`Config::p2p_use_cuda_memcpy`].
     with_p2p_use_cuda_memcpy => p2p_use_cuda_memcpy: bool;
+    /// Sets [`Config::p2p_read_enable`].
+    with_p2p_read_enable => p2p_read_enable: bool, some;
     /// Sets [`Config::shm_disable`].
     with_shm_disable => shm_disable: bool;
     /// Sets [`Config::cma_disable`].

@@ -171,6 +171,13 @@ pub trait Device: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether programs on this device, as receivers, rather read from the memory of `other`, a device of this host,
+    /// than let it write into theirs.
+    fn rather_reads(&self, other: DeviceIdentity) -> bool {
+        let _writes_are_as_good = other;
+        false
+    }
+
     /// Whether programs on this device take messages by `protocol` from those on `other`, a device of this host; the
     /// reason where not.
     fn takes(&self, protocol: Protocol, other: DeviceIdentity) -> std::result::Result<(), String> {

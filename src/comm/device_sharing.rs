@@ -11,7 +11,7 @@ use std::sync::PoisonError;
 use crate::comm::gpu_distance::GpuDistances;
 use crate::comm::peer_ways::{LeavesBy, PairFacts, PeerDecision, PeerWay};
 use crate::comm::session::Session;
-use crate::comm::staging::{Access, Staged, StagingLayout};
+use crate::comm::staging::{Access, Staged, StagingLayout, ToPeer};
 use crate::device::records::{ControlLayout, PeerMemory, SlotQueue};
 use crate::device::{self, DeviceIdentity, Home, HostRegion, ProcessRanks, Region, Sharing, StatusPage, lines};
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sync::ring::Shape;
 use crate::sys::random;
 use crate::topo::Topology;
-use crate::transport::{Channel, Need, Policy, Way, process_token};
+use crate::transport::{Channel, ConnectionMemory, Need, Policy, QueueBytes, QueuePart, Way, process_token};
 use crate::types::{Rank, World};
 use crate::wire::{self, Reader, Writer};
 
@@ -53,7 +53,7 @@ struct Shared {
     stages: Mutex<HashMap<Rank, HostRegion>>,
     cohorts: Mutex<HashMap<Home, Arc<Cohort>>>,
     /// The queues of connections inside this process, by sender, receiver and channel.
-    queues: Mutex<HashMap<(Rank, Rank, Channel), Region>>,
+    queues: Mutex<HashMap<(Rank, Rank, Channel, QueuePart), Region>>,
     /// Where messages between ranks of one device meet.
     rendezvous: Rendezvous,
     /// Memory that is being registered, by the window's number and its rank.
@@ -420,28 +420,37 @@ impl Meeting {
         &self.shared.rendezvous
     }
 
-    /// The queue of a connection inside this process, for this rank, which works in `home`. Whichever end comes first
+    /// The memory of a connection inside this process, for this rank, which works in `home`. Whichever end comes first
     /// allocates it.
     ///
     /// # Errors
-    /// Where the receiver's device has no memory, or this rank cannot import it.
-    pub(super) fn queue(&self, home: Home, need: Need, shape: Shape) -> Result<Region> {
-        let made = self.queue_at_receiver(need, shape)?;
-        // The receiver's own memory needs no way to it.
-        if need.way == Way::Send && self.imports(need.peer) { self.imported(home, &made) } else { Ok(made) }
+    /// Where a device has no memory, or this rank cannot import it.
+    pub(super) fn queue(&self, home: Home, need: Need, shape: Shape) -> Result<ConnectionMemory> {
+        let bytes = queue_bytes(shape, self.staged.reading_of(self.world.rank).contains(&need.peer))?;
+        let part = |part: QueuePart, bytes: usize| -> Result<Region> {
+            let made = self.queue_part(need, part, bytes)?;
+            // This rank's own memory needs no way to it.
+            let is_mine = part.is_owners(need.way);
+            if !is_mine && self.imports(need.peer) { self.imported(home, &made) } else { Ok(made) }
+        };
+        let at_receiver = part(QueuePart::AtReceiver, bytes.at_receiver)?;
+        let at_sender = bytes.at_sender.map(|bytes| part(QueuePart::AtSender, bytes)).transpose()?;
+        Ok(ConnectionMemory { at_receiver, at_sender })
     }
 
-    fn queue_at_receiver(&self, need: Need, shape: Shape) -> Result<Region> {
+    fn queue_part(&self, need: Need, part: QueuePart, bytes: usize) -> Result<Region> {
         let (from, to) = ends(self.world.rank, need);
         let sharing = if self.imports(need.peer) { Sharing::Processes } else { Sharing::Threads };
         let mut queues = lock(&self.shared.queues);
-        if let Some(queue) = queues.get(&(from, to, need.channel)) {
+        let key = (from, to, need.channel, part);
+        if let Some(queue) = queues.get(&key) {
             return Ok(queue.clone());
         }
-        let home = lock(&self.shared.sides).get(&to).map(Region::home);
-        let device = device::of(home.ok_or_else(|| Error::internal(format!("rank {to} has no memory on a device")))?)?;
-        let made = device.allocate(queue_bytes(shape)?, sharing)?;
-        queues.insert((from, to, need.channel), made.clone());
+        let owner = if part == QueuePart::AtReceiver { to } else { from };
+        let home = lock(&self.shared.sides).get(&owner).map(Region::home);
+        let missing = || Error::internal(format!("rank {owner} has no memory on a device"));
+        let made = device::of(home.ok_or_else(missing)?)?.allocate(bytes, sharing)?;
+        queues.insert(key, made.clone());
         Ok(made)
     }
 }
@@ -478,7 +487,10 @@ fn stage(session: &Session, home: Home, known: Known<'_>, wait: &Wait) -> Result
     // A wrong topology file is told in the exchange: whoever left before it would let the others wait.
     let decisions = known.decide(session, home);
     let accesses = match &decisions {
-        Ok(decisions) => Ok(decisions.iter().map(|decision| decision.access().clone()).collect()),
+        Ok(decisions) => known.wants_reading(session, home).map(|wants| {
+            let told = decisions.iter().zip(wants);
+            told.map(|(decision, wants_reading)| ToPeer { access: decision.access().clone(), wants_reading }).collect()
+        }),
         Err(error) => Err(error.duplicate()),
     };
     // Memory that left its process by a handle goes with that process, though others may still use it.
@@ -506,6 +518,9 @@ fn stage(session: &Session, home: Home, known: Known<'_>, wait: &Wait) -> Result
         }
         if let Some(third) = staged.between((me, peer)) {
             *decision = decision.clone().over(third);
+        }
+        if staged.reading_of(me).contains(&peer) {
+            decision.note_reading();
         }
         match decision.way {
             PeerWay::Wire => log::info!(Net @ me, "GPU memory : {me} -> {peer} via {decision}"),
@@ -563,6 +578,17 @@ impl Known<'_> {
             }
         }
         Ok(decisions)
+    }
+
+    /// Of each rank, whether this rank wants the slots of connections with it at the sender.
+    fn wants_reading(&self, session: &Session, home: Home) -> Result<Vec<bool>> {
+        let (me, own) = (session.world.rank, device::of(home)?);
+        let wants = |peer: Rank| {
+            let device = self.facts[peer.index()].device;
+            let is_other = !self.is_far(me, peer) && device != self.facts[me.index()].device;
+            is_other && session.settings.slots_at_senders.unwrap_or_else(|| own.rather_reads(device))
+        };
+        Ok(session.world.ranks().map(wants).collect())
     }
 }
 
@@ -624,15 +650,27 @@ impl SideLayout {
         self.sender(Rank::new(self.ranks), Channel::PointToPoint).next_multiple_of(PAGE)
     }
 
-    /// This rank's end of a connection in the memory of devices, whose slots lie in `queue`.
-    pub(super) fn end(self, (me, need): (Rank, Need), queue: &Region, places: &Addresses, shape: Shape) -> SlotQueue {
+    /// This rank's end of a connection in the memory of devices.
+    pub(super) fn end(
+        self,
+        (me, need): (Rank, Need),
+        memory: &ConnectionMemory,
+        places: &Addresses,
+        shape: Shape,
+    ) -> SlotQueue {
         let ((from, to), sends) = (ends(me, need), need.way == Way::Send);
         let sender = places.sides[from.index()] + self.sender(to, need.channel);
-        let receiver = address(queue, 0);
+        let receiver = address(&memory.at_receiver, 0);
+        let behind_words = receiver + QUEUE_WORDS;
+        let (slots, behind) = match &memory.at_sender {
+            Some(at_sender) => (address(at_sender, 0), behind_words),
+            None => (behind_words, behind_words + lines::slots_bytes(slots_of(shape))),
+        };
         SlotQueue {
             rank: from.get(),
             sends,
-            slots: receiver + QUEUE_WORDS,
+            slots,
+            lines: lines::first(behind),
             count: shape.slots,
             payload: u64::from(shape.slot_bytes),
             tail: receiver,
@@ -653,12 +691,15 @@ impl StagingLayout {
         let queue = queue.ok_or_else(|| Error::internal(format!("no queue in the host's memory for {need:?}")))?;
         let receiver = places.stages[to.index()] + queue;
         let lent = self.lent((from, to), need.channel).map(|(third, at)| places.sides[third.index()] + at);
+        let slots = lent.unwrap_or(receiver + QUEUE_WORDS);
+        let (count, payload) = (self.slots((from, to)), u64::from(self.shape.slot_bytes));
         Ok(SlotQueue {
             rank: from.get(),
             sends,
-            slots: lent.unwrap_or(receiver + QUEUE_WORDS),
-            count: self.slots((from, to)),
-            payload: u64::from(self.shape.slot_bytes),
+            slots,
+            lines: lines::first(slots + lines::slots_bytes((count, payload))),
+            count,
+            payload,
             tail: receiver,
             head: places.stages[from.index()] + self.side.sender(to, need.channel),
             mine: self.side.own_count(need, places.sides[me.index()]),
@@ -683,9 +724,19 @@ pub(super) fn channel_number(channel: Channel) -> u64 {
     }
 }
 
-/// Bytes of a connection's memory, which lies at the receiver: the receiver's words, then the slots, then the lines.
-pub(super) fn queue_bytes(shape: Shape) -> Result<usize> {
-    fits(QUEUE_WORDS + lines::connection_bytes((shape.slots, u64::from(shape.slot_bytes)), lines::PROTOCOLS))
+/// Bytes of a connection's memory: at the receiver its words, then the slots, then the lines. If it `reads`, the slots
+/// lie at the sender instead.
+pub(super) fn queue_bytes(shape: Shape, reads: bool) -> Result<QueueBytes> {
+    let (slots, protocols) = (slots_of(shape), lines::PROTOCOLS);
+    Ok(QueueBytes {
+        at_receiver: fits(QUEUE_WORDS + lines::connection_bytes(if reads { (0, 0) } else { slots }, protocols))?,
+        at_sender: if reads { Some(fits(lines::slots_bytes(slots))?) } else { None },
+    })
+}
+
+/// How many slots there are, and the bytes of each.
+fn slots_of(shape: Shape) -> (u32, u64) {
+    (shape.slots, u64::from(shape.slot_bytes))
 }
 
 /// The sender and the receiver of the connection of which `me` needs an end.
@@ -794,6 +845,43 @@ mod tests {
         assert_eq!([sends.slots, sends.tail, sends.head], [receives.slots, receives.tail, receives.head]);
         assert_eq!([sends.slots >> 30, sends.tail >> 30, sends.head >> 30], [2, 5, 4]);
         assert_eq!([sends.mine >> 30, receives.mine >> 30], [1, 3]);
+    }
+
+    /// Where the receiver reads, words and lines stay with it; else slots lie between them.
+    #[test]
+    fn slots_lie_at_the_receiver_or_at_the_sender() {
+        let (layout, shape) = (SideLayout { ranks: 2 }, Shape { slots: 8, slot_bytes: 192 });
+        let places = Addresses { sides: vec![1 << 30, 2 << 30], stages: vec![0, 0] };
+        for reads in [false, true] {
+            let bytes = queue_bytes(shape, reads).unwrap();
+            let region = |bytes| device::HostMemory.allocate_host(bytes, Sharing::Threads).unwrap().as_region().clone();
+            let memory =
+                ConnectionMemory { at_receiver: region(bytes.at_receiver), at_sender: bytes.at_sender.map(region) };
+            let end = |me: u32, way: Way| {
+                let need = Need { peer: Rank::new(1 - me), way, channel: Channel::PointToPoint };
+                layout.end((Rank::new(me), need), &memory, &places, shape)
+            };
+            let (sends, receives) = (end(0, Way::Send), end(1, Way::Receive));
+            assert_eq!((sends.slots, sends.lines, sends.tail), (receives.slots, receives.lines, receives.tail));
+            let place = |region: &Region, at: u64| {
+                Some(at.checked_sub(address(region, 0))?).filter(|at| *at < region.bytes() as u64)
+            };
+            assert_eq!(place(&memory.at_receiver, sends.tail), Some(0));
+            let lines = place(&memory.at_receiver, sends.lines).unwrap();
+            let behind_lines = lines + lines::lines_bytes(lines::PROTOCOLS) - 128;
+            assert!(sends.lines % 128 == 0 && behind_lines <= memory.at_receiver.bytes() as u64);
+            match &memory.at_sender {
+                Some(at_sender) => {
+                    assert_eq!(place(at_sender, sends.slots), Some(0));
+                    assert_eq!(at_sender.bytes() as u64, lines::slots_bytes((8, 192)));
+                    assert!(lines < QUEUE_WORDS + 128);
+                }
+                None => {
+                    assert_eq!(place(&memory.at_receiver, sends.slots), Some(QUEUE_WORDS));
+                    assert!(lines >= QUEUE_WORDS + lines::slots_bytes((8, 192)));
+                }
+            }
+        }
     }
 
     #[test]

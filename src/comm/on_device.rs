@@ -32,7 +32,7 @@ use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
 use crate::sync::{Backoff, Deadline, Patience};
 use crate::sys::{clock, futex};
-use crate::transport::{Channel, Fabric, Need, Sizes};
+use crate::transport::{Channel, ConnectionMemory, Fabric, Need, QueueMemory, Sizes};
 use crate::types::{Collective, DataType, Elements, Rank};
 
 /// What one rank has on its device for one communicator.
@@ -55,7 +55,7 @@ pub(crate) struct DeviceSide {
     kept: Vec<Region>,
     status: Arc<StatusPage>,
     /// The ends of connections that are open, and the memory behind each.
-    queues: HashMap<Need, (SlotQueue, Region)>,
+    queues: HashMap<Need, (SlotQueue, ConnectionMemory)>,
     /// The ends that [`DeviceSide::staged_end`] has found.
     staged_ends: HashMap<Need, SlotQueue>,
     /// What all ranks have registered alike.
@@ -297,7 +297,7 @@ impl Engine {
             }
             if !side.queues.contains_key(end) {
                 let memory = match fabric.queue(end) {
-                    Some(memory) => memory.clone(),
+                    Some(memory) => memory,
                     None => side.meeting.queue(side.home, *end, shape)?,
                 };
                 let opened = side.meeting.layout().end((me, *end), &memory, &side.addresses, shape);
@@ -559,7 +559,13 @@ impl Engine {
             return Ok(Vec::new());
         }
         let (me, sharing) = (self.session.world.rank, self.session.settings.device_sharing);
-        let queues = (device_sharing::queue_bytes(self.session.settings.sizes.shape)?, sharing);
+        let shape = self.session.settings.sizes.shape;
+        let queues = QueueMemory {
+            sharing,
+            usual: device_sharing::queue_bytes(shape, false)?,
+            with_readers: device_sharing::queue_bytes(shape, true)?,
+            readers: meeting.staged().reading_of(me).to_vec(),
+        };
         let mine = brought.sides.get(&me).cloned().ok_or_else(|| Error::internal("a side without memory"))?;
         let reached = meeting.reached_elsewhere();
         let owners = |ranks: &[Rank], bytes: &dyn Fn(Rank) -> Result<usize>| {
@@ -610,7 +616,7 @@ impl DeviceSide {
     pub(super) fn kept_by_graph(&self, order: Order<'_>) -> Result<Vec<Region>> {
         match order.stream().map(DeviceStream::capture).transpose()?.flatten() {
             Some(_) => {
-                let near = self.queues.values().map(|(_, memory)| memory.clone());
+                let near = self.queues.values().flat_map(|(_, memory)| memory.regions());
                 Ok(near.chain(self.far.kept_by_graph()).collect())
             }
             None => Ok(Vec::new()),

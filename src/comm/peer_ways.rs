@@ -56,6 +56,8 @@ pub(super) struct PeerDecision {
     pub(super) way: PeerWay,
     refused: Vec<(&'static str, String)>,
     access: Access,
+    /// Whether each reads from the memory of the other what that sends.
+    reads: bool,
 }
 
 impl LeavesBy {
@@ -111,13 +113,13 @@ impl PairFacts {
 
 impl PeerDecision {
     fn reached(way: PeerWay, refused: Vec<(&'static str, String)>) -> PeerDecision {
-        PeerDecision { way, refused, access: Access::Reached }
+        PeerDecision { way, refused, access: Access::Reached, reads: false }
     }
 
     /// Through memory of the host, because there is no access.
     pub(super) fn pinned(access: Access) -> PeerDecision {
         let refused = access.reason().map(|reason| ("P2P", reason.clone()));
-        PeerDecision { way: PeerWay::Pinned, refused: refused.into_iter().collect(), access }
+        PeerDecision { way: PeerWay::Pinned, refused: refused.into_iter().collect(), access, reads: false }
     }
 
     /// The same over the device of `third`.
@@ -131,6 +133,11 @@ impl PeerDecision {
         if is_linked && self.access == Access::Reached {
             self.access = Access::Linked;
         }
+    }
+
+    /// Both ends want slots at the sender.
+    pub(super) fn note_reading(&mut self) {
+        self.reads = true;
     }
 
     /// What this rank says of the peer's device.
@@ -152,10 +159,10 @@ impl fmt::Display for PeerWay {
     }
 }
 
-/// As in the log: `P2P/IPC (direct pointer: ...; CUMEM: ...)`.
+/// As in the log: `P2P/CUMEM/read`, or `P2P/IPC (direct pointer: ...; CUMEM: ...)`.
 impl fmt::Display for PeerDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.way)?;
+        write!(f, "{}{}", self.way, if self.reads { "/read" } else { "" })?;
         if self.refused.is_empty() { Ok(()) } else { write!(f, " ({})", join(&self.refused)) }
     }
 }
@@ -183,6 +190,9 @@ mod tests {
         };
         let line = |facts: &PairFacts| facts.clone().decide().to_string();
         assert_eq!(line(&open), "P2P/direct pointer");
+        let mut reading = open.clone().decide();
+        reading.note_reading();
+        assert_eq!(reading.to_string(), "P2P/direct pointer/read");
         let elsewhere = PairFacts { one_process: false, ..open.clone() };
         assert_eq!(line(&elsewhere), "P2P/CUMEM (direct pointer: rank 1 is in another process)");
         let set = PairFacts { leaves_by: LeavesBy::HandleBySetting, ..elsewhere.clone() };

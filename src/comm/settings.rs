@@ -45,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) no_direct_pointers: bool,
     /// `NCCL_P2P_USE_CUDA_MEMCPY`.
     pub(crate) copy_engines: bool,
+    /// `NCCL_P2P_READ_ENABLE`; `None`: as the devices want it.
+    pub(crate) slots_at_senders: Option<bool>,
     /// Sizes of rings and scratch.
     pub(crate) sizes: Sizes,
     /// The same bits whatever the size, algorithm or transport.
@@ -107,6 +109,7 @@ impl Settings {
             },
             no_direct_pointers: config.p2p_direct_disable,
             copy_engines: config.p2p_use_cuda_memcpy,
+            slots_at_senders: config.p2p_read_enable,
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes {
                 shape: shape(BUFFER_BYTES),

@@ -23,7 +23,8 @@ use crate::wire;
 
 use super::device_sharing::{QUEUE_WORDS, SideLayout, channel_number, fits, stage_bytes};
 
-/// Which pairs of ranks do not reach each other's memory. The same on all ranks.
+/// Which pairs of ranks do not reach each other's memory, and which of the others read from it what they are sent. The
+/// same on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Staged {
     /// Of each rank the peers, in order.
@@ -31,6 +32,16 @@ pub(super) struct Staged {
     /// Beside each peer the rank on whose device the data lie that the peer sends to this rank; `None`: in the host's
     /// memory.
     between: Vec<Vec<Option<Rank>>>,
+    /// Of each rank the peers from whose memory it reads what they send, and they from its, in order.
+    reading: Vec<Vec<Rank>>,
+}
+
+/// What a rank says of a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ToPeer {
+    pub(super) access: Access,
+    /// Whether it wants the slots of connections with it at the sender.
+    pub(super) wants_reading: bool,
 }
 
 /// What a rank says of a peer's device.
@@ -67,7 +78,7 @@ impl Staged {
     /// Of the exchange; of `mine`, on all ranks.
     pub(super) fn agree(
         session: &Session,
-        mine: Result<Vec<Access>>,
+        mine: Result<Vec<ToPeer>>,
         lends: impl Fn(Rank, [Rank; 2]) -> bool,
         wait: &Wait,
     ) -> Result<Staged> {
@@ -87,11 +98,12 @@ impl Staged {
                     format!("rank {rank} tells which of {} ranks it reaches, not of {}", bytes.len(), told.len());
                 return Err(Error::remote(rank, message));
             }
-            if let Some(code) = bytes.iter().find(|code| !CODES.contains(code)) {
+            if let Some(code) = bytes.iter().find(|code| !CODES.contains(&(**code & !WANTS_READING))) {
                 return Err(Error::remote(rank, format!("rank {rank} tells an unknown way to a GPU, {code}")));
             }
         }
-        let code = |rank: Rank, peer: Rank| told[rank.index()][peer.index()];
+        let says = |rank: Rank, peer: Rank| told[rank.index()][peer.index()];
+        let code = |rank: Rank, peer: Rank| says(rank, peer) & !WANTS_READING;
         let misses =
             |rank: Rank, peer: Rank| [code(rank, peer), code(peer, rank)].iter().any(|code| *code >= UNREACHED);
         let without =
@@ -109,7 +121,12 @@ impl Staged {
             thirds.get(from.index() % thirds.len().max(1)).copied()
         };
         let of = |(to, peers): (Rank, &Vec<Rank>)| peers.iter().map(|from| between(*from, to)).collect();
-        Ok(Staged { between: world.ranks().zip(&peers).map(of).collect(), peers })
+        let between = world.ranks().zip(&peers).map(of).collect();
+        let want = |rank: Rank, peer: Rank| says(rank, peer) & says(peer, rank) & WANTS_READING != 0;
+        let reading_of = |rank: Rank| {
+            world.ranks().filter(|peer| *peer != rank && want(rank, *peer) && !misses(rank, *peer)).collect()
+        };
+        Ok(Staged { between, reading: world.ranks().map(reading_of).collect(), peers })
     }
 
     /// The rank on whose device the data lie that `from` sends to `to`, a pair without a direct way; `None` where they
@@ -144,7 +161,12 @@ impl Staged {
         self.peers_of(rank).binary_search(&peer).is_ok()
     }
 
-    /// The first such pair.
+    /// The ranks with which the slots of connections of `rank` lie at the sender, in order.
+    pub(super) fn reading_of(&self, rank: Rank) -> &[Rank] {
+        &self.reading[rank.index()]
+    }
+
+    /// The first pair of ranks that work through the host's memory.
     pub(super) fn first(&self) -> Option<(Rank, Rank)> {
         let ranks = (0..).map(Rank::new).zip(&self.peers);
         ranks.into_iter().find_map(|(rank, peers)| Some((rank, *peers.first()?)))
@@ -285,9 +307,10 @@ const MOST_QUEUE_BYTES: u64 = 32 << 20;
 const PAGE: usize = 4096;
 
 /// A byte for each rank that tells whether it is reached; or the reason why that is not known.
-fn tell(mine: &Result<Vec<Access>>) -> Vec<u8> {
+fn tell(mine: &Result<Vec<ToPeer>>) -> Vec<u8> {
+    let told = |to: &ToPeer| to.access.code() | if to.wants_reading { WANTS_READING } else { 0 };
     match mine {
-        Ok(all) => all.iter().map(Access::code).collect(),
+        Ok(all) => all.iter().map(told).collect(),
         Err(error) => [&[FAILED], wire::cut(error.message(), MAX_REASON_BYTES).as_bytes()].concat(),
     }
 }
@@ -315,6 +338,8 @@ const LINKED: u8 = 1;
 const UNREACHED: u8 = 2;
 const FORBIDDEN: u8 = 3;
 const CODES: [u8; 4] = [0, LINKED, UNREACHED, FORBIDDEN];
+/// Beside a code.
+const WANTS_READING: u8 = 0x10;
 /// In place of the first rank's byte.
 const FAILED: u8 = 4;
 /// An error with the name of a file.
@@ -358,10 +383,12 @@ mod tests {
         assert!(apart.is_any() && !apart.is_partial(|one, other| one.get() / 2 == other.get() / 2));
         let failed = tell(&Err(Error::invalid_argument("t.xml:3: no tag")));
         let lends = |_: Rank, _: [Rank; 2]| true;
-        let told = tell(&Ok(vec![Access::Reached, Access::Unreached("no way".to_owned())]));
+        let says = |access| ToPeer { access, wants_reading: true };
+        let told = tell(&Ok(vec![says(Access::Reached), says(Access::Unreached("no way".to_owned()))]));
+        assert_eq!(told, [WANTS_READING, UNREACHED | WANTS_READING]);
         let error = Staged::of(world(2), &[told, failed], lends).unwrap_err();
         assert_eq!(error.message(), "rank 1 cannot tell which GPUs it reaches: t.xml:3: no tag");
-        for broken in [vec![0], vec![0, 5]] {
+        for broken in [vec![0], vec![0, 5], vec![0, 0x20]] {
             assert_eq!(Staged::of(world(2), &[vec![0, 0], broken], lends).unwrap_err().peer(), Some(1));
         }
     }
@@ -388,6 +415,16 @@ mod tests {
         let lends = |third: Rank, of: [Rank; 2]| third == rank(2) || of != [rank(0), rank(3)];
         let lent = Staged::of(world(4), &SQUARE.map(Vec::from), lends).unwrap();
         assert_eq!([lent.between(pair), lent.between((rank(3), rank(0)))], [Some(rank(2)); 2]);
+    }
+
+    #[test]
+    fn slots_lie_at_the_sender_where_both_want_it_and_reach_each_other() {
+        const R: u8 = WANTS_READING;
+        let staged = of([[R, R, 0, R | UNREACHED], [R | LINKED, 0, R, 0], [R, R, 0, 0], [R, 0, 0, 0]]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|of| staged.reading_of(rank(of)).to_vec()),
+            [vec![rank(1)], vec![rank(0), rank(2)], vec![rank(1)], vec![]]
+        );
     }
 
     #[test]

@@ -57,8 +57,7 @@ impl Variable {
 
     /// What is allowed, in words.
     pub fn allowed(&self) -> String {
-        let number = matches!(self.kind, Kind::Count { .. } | Kind::Bytes { .. } | Kind::Time { .. });
-        let more = if self.automatic && number { ", or -1 for automatic" } else { "" };
+        let more = if self.automatic && self.kind.takes_automatic() { ", or -1 for automatic" } else { "" };
         format!("{}{more}", self.kind.allowed())
     }
 
@@ -145,6 +144,8 @@ pub static VARIABLES: &[Variable] = &[
         "GPUs of one process share memory as those of processes do, no buffers"),
     variable!(Nccl "P2P_USE_CUDA_MEMCPY" => p2p_use_cuda_memcpy: Kind::Flag,
         "copy engines run the calls in windows that only move data"),
+    variable!(Nccl "P2P_READ_ENABLE" => p2p_read_enable: Kind::Flag,
+        "slots between GPUs lie at the sender; default: on A100s with NVLinks"),
     variable!(Nccl "SHM_DISABLE" => shm_disable: Kind::Flag, "no shared memory between ranks of one host"),
     variable!(Own "CMA_DISABLE" => cma_disable: Kind::Flag, "no reading of another rank's memory by the kernel"),
     variable!(Own "CMA_FORCE" => cma_force: Kind::Flag, "such reading also where the kernel copies slowly"),

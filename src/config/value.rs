@@ -114,13 +114,17 @@ impl Kind {
         }
     }
 
+    /// Whether -1 stands for what the library chooses, where it may choose.
+    pub(super) fn takes_automatic(&self) -> bool {
+        matches!(self, Kind::Flag | Kind::Count { .. } | Kind::Bytes { .. } | Kind::Time { .. })
+    }
+
     /// Parses `text`, or says what is wrong with it. If the variable is `automatic`, `-1` lets the library choose, as
     /// in NCCL.
     pub(super) fn parse(&self, text: &str, automatic: bool) -> Result<Value, String> {
         // Text keeps its white space: a time format may end in a blank.
         let text = if matches!(self, Kind::Text) { text } else { text.trim() };
-        let number = matches!(self, Kind::Count { .. } | Kind::Bytes { .. } | Kind::Time { .. });
-        if automatic && number && text == "-1" {
+        if automatic && self.takes_automatic() && text == "-1" {
             return Ok(Value::Automatic);
         }
         let value = match self {

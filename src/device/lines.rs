@@ -1,4 +1,4 @@
-//! Where messages lie whose words carry their own flags, by LL and LL128: behind the slots of a connection, as
+//! Where messages lie whose words carry their own flags, by LL and LL128: in the receiver's memory, as
 //! `kernels/lines.h` has it. Why an old flag is never taken for a new one stands there.
 
 use super::records::{SLOT, SLOT_HEADER};
@@ -34,9 +34,23 @@ pub fn slot_kind(protocol: Protocol) -> u32 {
 
 /// Bytes of a connection's slots of Simple, and behind them of lines by the first `protocols` of LL and LL128.
 pub fn connection_bytes((count, payload): (u32, u64), protocols: u32) -> u64 {
-    let simple = u64::from(count) * (SLOT_HEADER + payload);
     // The slots begin at a multiple of 64, so the lines begin at most 64 bytes behind them.
-    simple.next_multiple_of(LINE) + LINE + u64::from(protocols * SLOTS) * (HEADER + LINES)
+    slots_bytes((count, payload)).next_multiple_of(LINE) + lines_bytes(protocols)
+}
+
+/// Bytes of a connection's slots of Simple.
+pub fn slots_bytes((count, payload): (u32, u64)) -> u64 {
+    u64::from(count) * (SLOT_HEADER + payload)
+}
+
+/// Bytes of a connection's slots of lines, and of the gap before them.
+pub fn lines_bytes(protocols: u32) -> u64 {
+    LINE + u64::from(protocols * SLOTS) * (HEADER + LINES)
+}
+
+/// Where lines begin in memory that is free from `address` on.
+pub fn first(address: u64) -> u64 {
+    address.next_multiple_of(LINE)
 }
 
 /// LL and LL128.

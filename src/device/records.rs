@@ -292,7 +292,7 @@ pub struct PeerMemory {
     pub scratch: u64,
 }
 
-/// One end of a connection: a queue of slots in the receiver's memory.
+/// One end of a connection: a queue of slots in the receiver's memory, or in the sender's, where the receiver reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotQueue {
     /// The rank that sends, which its slots name.
@@ -301,6 +301,8 @@ pub struct SlotQueue {
     pub sends: bool,
     /// The first slot: [`SLOT_HEADER`] bytes, then the payload.
     pub slots: u64,
+    /// The first slot of lines ([`super::lines`]), in the receiver's memory, which polls them; a multiple of 128.
+    pub lines: u64,
     /// How many slots there are.
     pub count: u32,
     /// Bytes of a payload at most, a multiple of 64.

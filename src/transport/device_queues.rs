@@ -2,8 +2,9 @@
 //!
 //! A connection on devices is a queue of slots in the receiver's memory, which launches of both ends use; no host moves
 //! it. The receiver allocates it and sends an offer over the bootstrap; the sender maps it for the work of its own
-//! device, and confirms. As between hosts, either end of a message may come first: it asks the other one, which opens
-//! its end in whatever wait it is.
+//! device, and confirms. Where the receiver reads from the sender's memory, the slots lie there, and the sender does the
+//! same for them ([`QueuePart`]). As between hosts, either end of a message may come first: it asks the other one, which
+//! opens its end in whatever wait it is.
 //!
 //! A rank whose memory cannot be mapped, on another host, is reached by a wire in place of memory: see `kernel_slots`.
 
@@ -27,49 +28,132 @@ use crate::types::Rank;
 pub(super) struct DeviceQueues {
     /// Where this rank works, and how queues are allocated; `None` until it shares memory of a device.
     here: Option<(Home, QueueMemory)>,
-    open: HashMap<Need, Region>,
+    open: HashMap<(Need, QueuePart), Region>,
     /// Wires that are open; `None` once they were [taken](Fabric::take_far_end).
     wires: HashMap<Need, Option<Box<dyn Wire>>>,
-    /// I send: the offer has not come.
-    awaited: Vec<Need>,
-    /// I send: the offer has come, and the memory is being mapped.
-    opening: Vec<(Need, Box<dyn Opening<Imported>>)>,
+    /// The peer's part, or its wire: the offer has not come.
+    awaited: Vec<(Need, QueuePart)>,
+    /// The peer's part: the offer has come, and the memory is being mapped.
+    opening: Vec<OpeningPart>,
     /// I send: the offer has come, and the wire is being opened.
     dialing: Vec<(Need, DialedWire)>,
     /// I receive, and the sender has not connected; by the place of the transport and its ticket.
     expected: HashMap<(usize, u64), Need>,
-    /// I receive: the sender has not confirmed.
-    unconfirmed: Vec<Need>,
+    /// My part, or my wire: the peer has not confirmed.
+    unconfirmed: Vec<(Need, QueuePart)>,
 }
+
+/// A part that is being mapped.
+type OpeningPart = ((Need, QueuePart), Box<dyn Opening<Imported>>);
 
 /// A wire that is being opened.
 type DialedWire = Box<dyn Opening<Box<dyn Wire>>>;
 
-/// The bytes of a queue, and how peers map it.
-pub type QueueMemory = (usize, Sharing);
+/// A part of the memory of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QueuePart {
+    /// The receiver's words and lines, and the slots unless they lie at the sender.
+    AtReceiver,
+    /// The slots.
+    AtSender,
+}
+
+/// The bytes of a connection's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueBytes {
+    /// Of [`QueuePart::AtReceiver`].
+    pub at_receiver: usize,
+    /// Of [`QueuePart::AtSender`], if there is one.
+    pub at_sender: Option<usize>,
+}
+
+/// The memory of a connection, as this rank's device has it.
+#[derive(Debug, Clone)]
+pub struct ConnectionMemory {
+    /// [`QueuePart::AtReceiver`].
+    pub at_receiver: Region,
+    /// [`QueuePart::AtSender`], if there is one.
+    pub at_sender: Option<Region>,
+}
+
+/// How the memory of connections with other processes is made.
+#[derive(Debug, Clone)]
+pub struct QueueMemory {
+    /// How it leaves its process.
+    pub sharing: Sharing,
+    /// The bytes of a connection.
+    pub usual: QueueBytes,
+    /// The bytes of one whose receiver reads from the sender's memory.
+    pub with_readers: QueueBytes,
+    /// The peers with which connections are such, in both directions.
+    pub readers: Vec<Rank>,
+}
+
+impl QueuePart {
+    /// Whether it lies with the rank that has a connection's end of this `way`.
+    pub fn is_owners(self, way: Way) -> bool {
+        (self == QueuePart::AtReceiver) == (way == Way::Receive)
+    }
+
+    /// The tags of its offer and of the confirmation.
+    fn tags(self) -> (u32, u32) {
+        match self {
+            QueuePart::AtReceiver => (TAG_QUEUE, TAG_MAPPED),
+            QueuePart::AtSender => (TAG_SLOTS, TAG_SLOTS_MAPPED),
+        }
+    }
+}
+
+impl ConnectionMemory {
+    /// All of it.
+    pub fn regions(&self) -> impl Iterator<Item = Region> + '_ {
+        [Some(&self.at_receiver), self.at_sender.as_ref()].into_iter().flatten().cloned()
+    }
+}
+
+impl QueueMemory {
+    /// The parts of a connection with `peer`, and the bytes of each.
+    fn parts(&self, peer: Rank) -> impl Iterator<Item = (QueuePart, usize)> {
+        let bytes = if self.readers.contains(&peer) { self.with_readers } else { self.usual };
+        let slots = bytes.at_sender.map(|bytes| (QueuePart::AtSender, bytes));
+        [Some((QueuePart::AtReceiver, bytes.at_receiver)), slots].into_iter().flatten()
+    }
+
+    fn bytes(&self, peer: Rank, part: QueuePart) -> Result<usize> {
+        let found = self.parts(peer).find(|(other, _)| *other == part).map(|(_, bytes)| bytes);
+        found.ok_or_else(|| Error::internal("slots at a sender where the receiver has them"))
+    }
+}
 
 impl DeviceQueues {
     fn has(&self, need: &Need) -> bool {
-        self.is_open(need)
-            || self.awaited.contains(need)
-            || self.opening.iter().any(|(opening, _)| opening == need)
+        let is_of = |(other, _): &(Need, QueuePart)| other == need;
+        self.open.keys().any(is_of)
+            || self.wires.contains_key(need)
+            || self.awaited.iter().any(is_of)
+            || self.opening.iter().any(|(opening, _)| is_of(opening))
             || self.dialing.iter().any(|(dialing, _)| dialing == need)
             || self.expected.values().any(|expected| expected == need)
     }
 
     fn is_open(&self, need: &Need) -> bool {
-        self.open.contains_key(need) || self.wires.contains_key(need)
+        let is_whole = |(_, queues): &(Home, QueueMemory)| {
+            queues.parts(need.peer).all(|(part, _)| self.open.contains_key(&(*need, part)))
+        };
+        self.wires.contains_key(need) || self.here.as_ref().is_some_and(is_whole)
     }
 
     fn is_connected(&self, need: &Need) -> bool {
-        self.is_open(need) && !self.unconfirmed.contains(need)
+        self.is_open(need) && !self.unconfirmed.iter().any(|(other, _)| other == need)
     }
 
     /// A rank that is waited for.
     fn waiting(&self) -> Option<Rank> {
-        let opening = self.opening.first().map(|(need, _)| need);
-        let under_way = opening.or(self.dialing.first().map(|(need, _)| need)).or(self.awaited.first());
-        under_way.or(self.unconfirmed.first()).or(self.expected.values().next()).map(|need| need.peer)
+        let opening = self.opening.first().map(|((need, _), _)| need);
+        let [awaited, unconfirmed] =
+            [&self.awaited, &self.unconfirmed].map(|needs| needs.first().map(|(need, _)| need));
+        let under_way = opening.or(self.dialing.first().map(|(need, _)| need)).or(awaited);
+        under_way.or(unconfirmed).or(self.expected.values().next()).map(|need| need.peer)
     }
 }
 
@@ -132,8 +216,9 @@ impl Fabric {
     }
 
     /// The queue of a connection that is open.
-    pub fn queue(&self, need: &Need) -> Option<&Region> {
-        self.queues.open.get(need)
+    pub fn queue(&self, need: &Need) -> Option<ConnectionMemory> {
+        let part = |part: QueuePart| self.queues.open.get(&(*need, part)).cloned();
+        Some(ConnectionMemory { at_receiver: part(QueuePart::AtReceiver)?, at_sender: part(QueuePart::AtSender) })
     }
 
     /// The connection of `need` with a rank that is [far](Fabric::is_far), open; `None` where it was taken before.
@@ -186,33 +271,41 @@ impl Fabric {
     }
 
     fn begin_queue(&mut self, need: Need, (bootstrap, wait): (&dyn Bootstrap, &Wait)) -> Result<()> {
-        if need.way == Way::Send {
-            self.queues.awaited.push(need);
-            return Ok(());
-        }
         let place = self.place(need.peer);
         if self.is_far(need.peer) {
+            if need.way == Way::Send {
+                self.queues.awaited.push((need, QueuePart::AtReceiver));
+                return Ok(());
+            }
             let listening = self.transports[place].listen(need.peer, self.sizes.shape, bootstrap)?;
             let Expected::Ticket(ticket) = listening.end else {
                 return Err(Error::internal("a wire without a ticket"));
             };
             self.queues.expected.insert((place, ticket), need);
-            self.queues.unconfirmed.push(need);
+            self.queues.unconfirmed.push((need, QueuePart::AtReceiver));
             let offer = self.write_offer(need.peer, &listening.offer);
             return bootstrap.send(need.peer, tag(TAG_QUEUE, need.channel), &offer, wait);
         }
-        let (home, (bytes, sharing)) = self.place_of_queues()?;
-        let memory = device::of(home)?.allocate(bytes, sharing)?;
-        let offer = self.transports[place].offer((&memory, None), &[need.peer], bootstrap)?;
-        let offer = self.write_offer(need.peer, &offer);
-        bootstrap.send(need.peer, tag(TAG_QUEUE, need.channel), &offer, wait)?;
-        self.queues.open.insert(need, memory);
-        self.queues.unconfirmed.push(need);
+        let (home, queues) = self.place_of_queues()?;
+        let (home, sharing) = (*home, queues.sharing);
+        for (part, bytes) in queues.parts(need.peer).collect::<Vec<_>>() {
+            if !part.is_owners(need.way) {
+                self.queues.awaited.push((need, part));
+                continue;
+            }
+            let memory = device::of(home)?.allocate(bytes, sharing)?;
+            let offer = self.transports[place].offer((&memory, None), &[need.peer], bootstrap)?;
+            let offer = self.write_offer(need.peer, &offer);
+            bootstrap.send(need.peer, tag(part.tags().0, need.channel), &offer, wait)?;
+            self.queues.open.insert((need, part), memory);
+            self.queues.unconfirmed.push((need, part));
+        }
         Ok(())
     }
 
-    fn place_of_queues(&self) -> Result<(Home, QueueMemory)> {
-        self.queues.here.ok_or_else(|| Error::internal("a queue before this rank has shared memory of its device"))
+    fn place_of_queues(&self) -> Result<&(Home, QueueMemory)> {
+        let here = self.queues.here.as_ref();
+        here.ok_or_else(|| Error::internal("a queue before this rank has shared memory of its device"))
     }
 
     /// Whether a queue is under way.
@@ -230,9 +323,9 @@ impl Fabric {
         }
         self.serve(clock::now())?;
         let mut moved = self.take_accepted()?;
-        for need in std::mem::take(&mut self.queues.awaited) {
-            let Some(blob) = bootstrap.try_recv(need.peer, tag(TAG_QUEUE, need.channel))? else {
-                self.queues.awaited.push(need);
+        for (need, part) in std::mem::take(&mut self.queues.awaited) {
+            let Some(blob) = bootstrap.try_recv(need.peer, tag(part.tags().0, need.channel))? else {
+                self.queues.awaited.push((need, part));
                 continue;
             };
             let offer = self.read_offer(need.peer, &blob)?;
@@ -240,28 +333,28 @@ impl Fabric {
                 let dialing = self.transport(need.peer).dial(need.peer, offer, bootstrap)?;
                 self.queues.dialing.push((need, dialing));
             } else {
-                let (home, (bytes, _)) = self.place_of_queues()?;
-                let wanted = PeerOffer { owner: need.peer, home, bytes };
+                let (home, queues) = self.place_of_queues()?;
+                let wanted = PeerOffer { owner: need.peer, home: *home, bytes: queues.bytes(need.peer, part)? };
                 let opening = self.transport(need.peer).import(wanted, offer, bootstrap)?;
-                self.queues.opening.push((need, opening));
+                self.queues.opening.push(((need, part), opening));
             }
             moved = true;
         }
         moved |= self.take_dialed(bootstrap)?;
-        for (need, mut opening) in std::mem::take(&mut self.queues.opening) {
+        for ((need, part), mut opening) in std::mem::take(&mut self.queues.opening) {
             match opening.progress().map_err(|error| unreachable(need.peer, &error))? {
-                None => self.queues.opening.push((need, opening)),
+                None => self.queues.opening.push(((need, part), opening)),
                 Some(imported) => {
-                    self.queues.open.insert(need, imported.memory);
-                    bootstrap.send(need.peer, tag(TAG_MAPPED, need.channel), &[], &unbounded())?;
+                    self.queues.open.insert((need, part), imported.memory);
+                    bootstrap.send(need.peer, tag(part.tags().1, need.channel), &[], &unbounded())?;
                     moved = true;
                 }
             }
         }
-        for need in std::mem::take(&mut self.queues.unconfirmed) {
-            match bootstrap.try_recv(need.peer, tag(TAG_MAPPED, need.channel))? {
+        for (need, part) in std::mem::take(&mut self.queues.unconfirmed) {
+            match bootstrap.try_recv(need.peer, tag(part.tags().1, need.channel))? {
                 Some(_) => moved = true,
-                None => self.queues.unconfirmed.push(need),
+                None => self.queues.unconfirmed.push((need, part)),
             }
         }
         Ok(moved)
@@ -312,3 +405,5 @@ const TAG_QUEUE: u32 = 0x5249_0000;
 const TAG_STAGE: u32 = 0x524b_0000;
 const TAG_MAPPED: u32 = 0x524a_0000;
 const TAG_WINDOW: u32 = 0x524c_0000;
+const TAG_SLOTS: u32 = 0x524d_0000;
+const TAG_SLOTS_MAPPED: u32 = 0x524e_0000;

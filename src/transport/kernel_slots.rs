@@ -79,6 +79,8 @@ impl KernelSlots {
             rank: if sends { me.get() } else { need.peer.get() },
             sends,
             slots: address + SLOTS as u64,
+            // None: wires take slots alone.
+            lines: 0,
             count: self.shape.slots,
             payload: u64::from(self.shape.slot_bytes),
             tail: address + TAIL as u64,

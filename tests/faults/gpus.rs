@@ -32,6 +32,14 @@ fn processes_of_two_gpus_by_handles() {
     must_pass("2-nvswitch", "the_sample_by_handles");
 }
 
+/// Receivers read from the senders' memory.
+#[test]
+fn processes_of_two_gpus_that_read() {
+    for job in ["a_sample_of_the_matrix", "the_sample_by_handles"] {
+        must_pass_with("2-nvswitch", job, &[("NCCL_P2P_READ_ENABLE", "1")]);
+    }
+}
+
 #[test]
 fn processes_of_eight_gpus() {
     must_pass("8-nvswitch", "eight_ranks");

@@ -158,6 +158,7 @@ fn ways_between_gpus() {
     told("2-nvswitch", ("NCCL_P2P_LEVEL", "LOC"), beyond);
     let imported = "GPU memory : 1 -> 0 via P2P/CUMEM (direct pointer: rank 1 has NCCL_P2P_DIRECT_DISABLE=1)";
     told("2-nvswitch", ("NCCL_P2P_DIRECT_DISABLE", "1"), imported);
+    told("2-nvswitch", ("NCCL_P2P_READ_ENABLE", "1"), "GPU memory : 1 -> 0 via P2P/direct pointer/read");
     let reason = "GPU memory : 1 -> 0 via SHM/pinned (P2P: no peer access between GPU 1 and GPU 0";
     told("4-pcie", ("NCCL_P2P_DISABLE", "0"), reason);
 }
@@ -178,6 +179,14 @@ fn ranks_of_one_process_without_pointers() {
     let told = must_pass_with("2-nvswitch", "gpu::several::on_two_sums_follow_each_other", &by_handle);
     let way = "0 -> 1 via SHM/pinned (P2P: rank 0 has NCCL_P2P_DIRECT_DISABLE=1, rank 1 has NCCL_CUMEM_ENABLE=0, and";
     assert!(told.contains(way), "{told}");
+}
+
+/// Receivers read from the senders' memory (read mode). `gpu_between` has GPUs that do so by themselves.
+#[test]
+fn ranks_of_two_gpus_that_read() {
+    let reading = ("NCCL_P2P_READ_ENABLE", "1");
+    must_pass_with("2-nvswitch", "gpu::several::on_two_every_algorithm", &[reading]);
+    must_pass_with("2-nvswitch", "gpu::several::on_two_ranks_allocate", &[reading, ("NCCL_P2P_DIRECT_DISABLE", "1")]);
 }
 
 #[test]

@@ -22,9 +22,12 @@ fn the_way_over_another_gpu_is_told() {
         ("NCCL_P2P_DISABLE", "0"),
         [over, "LL128 is not used: rank 2 is reached over another GPU, which may tear lines"],
     );
-    told(("NCCL_P2P_DIRECT_DISABLE", "1"), [over, "GPU memory : 1 -> 2 via P2P/CUMEM"]);
+    // A100s with NVLinks read.
+    told(("NCCL_P2P_READ_ENABLE", "-1"), [over, "GPU memory : 0 -> 1 via P2P/direct pointer/read"]);
+    told(("NCCL_P2P_READ_ENABLE", "0"), [over, "GPU memory : 0 -> 1 via P2P/direct pointer\n"]);
+    told(("NCCL_P2P_DIRECT_DISABLE", "1"), [over, "GPU memory : 1 -> 2 via P2P/CUMEM/read"]);
     let beyond = "GPU memory : 2 -> 0 via SHM/pinned (P2P: NVB is beyond NCCL_P2P_LEVEL=NVL";
-    told(("NCCL_P2P_LEVEL", "NVL"), [beyond, "GPU memory : 0 -> 1 via P2P/direct pointer"]);
+    told(("NCCL_P2P_LEVEL", "NVL"), [beyond, "GPU memory : 0 -> 1 via P2P/direct pointer/read"]);
 }
 
 #[test]

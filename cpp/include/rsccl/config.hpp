@@ -62,6 +62,9 @@ struct Config {
     /// The copy engines of GPUs run the calls in windows that only move data (all_gather, all_to_all, broadcast in place), so that its
     /// processors are free for the program's kernels. Equal on all ranks. `NCCL_P2P_USE_CUDA_MEMCPY`; false.
     std::optional<bool> p2p_use_cuda_memcpy = {};
+    /// The slots of a connection between two GPUs lie at the sender, from which the receiver reads them (read mode), where both ranks want
+    /// it. Not given: between GPUs of compute capability 8.0 with NVLinks. `NCCL_P2P_READ_ENABLE`.
+    std::optional<bool> p2p_read_enable = {};
     /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     std::optional<bool> shm_disable = {};
     /// Ranks of one host do not read each other's memory by the kernel. `RSCCL_CMA_DISABLE`; false.

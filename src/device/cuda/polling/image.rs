@@ -180,7 +180,8 @@ fn part_words(rank: &PartWords<'_>) -> Vec<u64> {
         words.long(peer.scratch);
     }
     for queue in &part.queues {
-        [queue.slots, queue.payload, queue.tail, queue.head, queue.mine].into_iter().for_each(|word| words.long(word));
+        let longs = [queue.slots, queue.lines, queue.payload, queue.tail, queue.head, queue.mine];
+        longs.into_iter().for_each(|word| words.long(word));
         words.pair(queue.count, queue.rank);
     }
     words.words[2] |= u64::from(words.bytes());
@@ -363,8 +364,17 @@ mod tests {
 
     #[test]
     fn images_of_blocks_and_ranks_lie_as_the_kernels_read_them() {
-        let queue =
-            SlotQueue { rank: 61, sends: true, slots: 62, count: 63, payload: 64, tail: 65, head: 66, mine: 67 };
+        let queue = SlotQueue {
+            rank: 61,
+            sends: true,
+            slots: 62,
+            lines: 68,
+            count: 63,
+            payload: 64,
+            tail: 65,
+            head: 66,
+            mine: 67,
+        };
         let numbers = Numbers { lanes: vec![LaneNumbers { rounds: 31, ..LaneNumbers::default() }], longest: 1 };
         let part = LaunchPart {
             records: Arc::new(records()),
@@ -403,7 +413,7 @@ mod tests {
         peer.must_be(&words, peers + peer.bytes, &[("control", 57), ("scratch", 58)]);
         let ends =
             [("slots", 62), ("payload", 64), ("tail", 65), ("head", 66), ("mine", 67), ("count", 63), ("rank", 61)];
-        queues.must_be(&words, peers + 2 * peer.bytes, &ends);
+        queues.must_be(&words, peers + 2 * peer.bytes, &[&ends[..], &[("lines", 68)]].concat());
         Fields::of("NumbersImage").must_be(&words, numbers, &[("rounds", 31)]);
         let lane = [("lane", 8_000), ("numbers", ADDRESS + numbers as u64), ("after", u64::from(NONE))];
         seat.must_be(&words, seats, &lane);

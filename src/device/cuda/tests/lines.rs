@@ -96,6 +96,7 @@ impl Pair {
                 rank: 0,
                 sends,
                 slots: receiver + WORDS,
+                lines: lines::first(receiver + WORDS + lines::slots_bytes((2, PAYLOAD))),
                 count: 2,
                 payload: PAYLOAD,
                 tail: receiver,
