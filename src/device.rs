@@ -46,7 +46,7 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
 use crate::types::Protocol;
 
 pub use crate::sys::memory::Generation;
-pub use crate::sys::region::{DeviceId, Home, HostRegion, Keep, Place, Region};
+pub use crate::sys::region::{Adopted, DeviceId, Home, HostRegion, Keep, Place, Region};
 pub use host::{Kernel, Pass, Store, StorePolicy, TimedCopy, add as add_floats};
 pub use host_memory::HostMemory;
 pub use status::{LaunchFault, StatusPage};
@@ -125,8 +125,7 @@ pub trait Device: fmt::Debug + Send + Sync {
     }
 
     /// How memory of this device becomes the memory of a window, in which the devices `visitors` of this process work,
-    /// and other processes if there are any `elsewhere`: what these import, and where in that it begins. Else why it
-    /// cannot, as the end of a sentence.
+    /// and other processes if there are any `elsewhere`. Else why it cannot, as the end of a sentence.
     ///
     /// # Errors
     /// Where the device cannot be asked.
@@ -135,9 +134,17 @@ pub trait Device: fmt::Debug + Send + Sync {
         memory: &Region,
         visitors: &[Home],
         elsewhere: bool,
-    ) -> Result<std::result::Result<(Region, usize), String>> {
+    ) -> Result<std::result::Result<Lendable, String>> {
         let _all_reach_it = visitors;
         Ok(lendable_alone(memory, elsewhere))
+    }
+
+    /// Begins to put memory of a peer that lies in several allocations, of `bytes` in all, behind each other.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Remote`] for bytes that are no whole allocations of this device; where there is no room.
+    fn joint(&self, bytes: usize) -> Result<Box<dyn Joint + '_>> {
+        Err(Error::internal(format!("{bytes} bytes in several allocations of {}", self.home())))
     }
 
     /// What names the device on its host: two processes that see equal identities work on one device.
@@ -337,12 +344,39 @@ pub fn of(home: Home) -> Result<&'static dyn Device> {
     }
 }
 
+/// How memory is handed to the ranks of a window.
+#[derive(Debug)]
+pub struct Lendable {
+    /// What other processes import, and map behind each other: at least one.
+    pub parts: Vec<Region>,
+    /// Where in the parts the memory begins.
+    pub offset: usize,
+}
+
+/// Allocations of a [`Lendable`]: each is a descriptor in its process while a window is registered.
+pub const MOST_PARTS: usize = 256;
+
+/// Memory of a peer in several allocations, while they are put behind each other.
+pub trait Joint {
+    /// Puts `part`, which was [imported](Device::import), behind those before. It may be dropped then.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Remote`] where there is no room for it; where it cannot be mapped.
+    fn add(&mut self, part: &Region) -> Result<()>;
+
+    /// All of it.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Internal`] where there is room for more.
+    fn finish(self: Box<Self>) -> Result<Region>;
+}
+
 /// [`Device::lendable`] of memory that the library has allocated.
-fn lendable_alone(memory: &Region, elsewhere: bool) -> std::result::Result<(Region, usize), String> {
+fn lendable_alone(memory: &Region, elsewhere: bool) -> std::result::Result<Lendable, String> {
     if elsewhere && memory.keep().descriptor().is_none() {
         return Err("cannot leave its process: allocate it by alloc_shareable".to_owned());
     }
-    Ok((memory.clone(), 0))
+    Ok(Lendable { parts: vec![memory.clone()], offset: 0 })
 }
 
 /// Makes `device` known to this process, until it ends; it comes before a GPU of the same number. A number names one

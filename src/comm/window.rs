@@ -13,7 +13,7 @@ use crate::comm::device_sharing::Meeting;
 use crate::comm::engine::Engine;
 use crate::comm::on_device::DeviceSide;
 use crate::comm::peer_status::WaitingFor;
-use crate::device::{self, Home, Region};
+use crate::device::{self, Home, Joint, Lendable, MOST_PARTS, Region};
 use crate::error::{Error, Result};
 use crate::exec::{Background, Call, CallCount, DeviceBuffer, NoBackground, Order};
 use crate::log;
@@ -120,8 +120,8 @@ pub(super) struct DeviceWindows {
 struct OpenWindow {
     number: u32,
     mine: Region,
-    /// What other processes have imported, where that is more than `mine`; kept while they may.
-    _offered: Option<Region>,
+    /// What other processes have imported; kept while they may.
+    _offered: Vec<Region>,
     /// Where each rank's memory begins in this process, for this rank's device. Empty where calls go through scratch.
     bases: Vec<u64>,
     /// Keeps the others' memory mapped.
@@ -213,7 +213,7 @@ impl DeviceWindows {
     pub(super) fn check(&self, placed: &Placed) -> Result<()> {
         for InWindow { place, number, .. } in [placed.input, placed.output] {
             let memory = &self.open[place].mine;
-            if memory.keep().adopted().is_some() && !device::of(memory.home())?.is_still_there(memory)? {
+            if !memory.keep().adopted().is_empty() && !device::of(memory.home())?.is_still_there(memory)? {
                 let text = format!("the memory of window {number} was freed: take the window back first");
                 return Err(Error::invalid_usage(text));
             }
@@ -248,8 +248,7 @@ fn serves(call: &Call<'_>) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     bytes: u64,
-    /// What others import of it, in bytes, and where in that it begins.
-    whole: u64,
+    /// Where it begins in what others import.
     offset: u64,
     verdict: Verdict,
 }
@@ -257,8 +256,8 @@ struct Told {
 /// What becomes of a rank's memory in a window.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Others can work in it.
-    Direct,
+    /// Others can work in it, and import allocations of so many bytes.
+    Direct(Vec<u64>),
     /// They cannot, for this reason.
     Apart(String),
     /// The rank cannot register it, for this reason.
@@ -267,36 +266,51 @@ enum Verdict {
 
 impl Told {
     fn encode(&self) -> Vec<u8> {
-        let (code, words) = match &self.verdict {
-            Verdict::Direct => (0, ""),
-            Verdict::Apart(words) => (1, &words[..]),
-            Verdict::Refused(words) => (2, &words[..]),
+        let words = |words: &str| wire::cut(words, MOST_WORDS).as_bytes().to_vec();
+        let (code, behind) = match &self.verdict {
+            Verdict::Direct(parts) => (0, parts.iter().flat_map(|bytes| bytes.to_le_bytes()).collect()),
+            Verdict::Apart(why) => (1, words(why)),
+            Verdict::Refused(why) => (2, words(why)),
         };
         let mut writer = Writer::new();
-        let words = wire::cut(words, MOST_WORDS).as_bytes();
-        writer.u64(self.bytes).u64(self.whole).u64(self.offset).u8(code).raw(words);
+        writer.u64(self.bytes).u64(self.offset).u8(code).raw(&behind);
         writer.finish()
     }
 
     fn decode(rank: Rank, bytes: &[u8]) -> Result<Told> {
-        let (known, words) = bytes.split_at_checked(KNOWN_BYTES).unwrap_or((bytes, &[]));
+        let (known, behind) = bytes.split_at_checked(KNOWN_BYTES).unwrap_or((bytes, &[]));
         let read = || -> Result<Told> {
             let mut reader = Reader::new(known, "a rank's window");
-            let (bytes, whole, offset) = (reader.u64()?, reader.u64()?, reader.u64()?);
-            let words = || String::from_utf8_lossy(words).into_owned();
+            let (bytes, offset) = (reader.u64()?, reader.u64()?);
+            let words = || String::from_utf8_lossy(behind).into_owned();
+            let parts = || -> Result<Vec<u64>> {
+                let (parts, rest) = behind.as_chunks();
+                let parts: Vec<u64> = parts.iter().map(|part| u64::from_le_bytes(*part)).collect();
+                let whole = parts.iter().try_fold(0_u64, |whole, bytes| whole.checked_add(*bytes));
+                let holds = whole.is_some_and(|whole| offset.checked_add(bytes).is_some_and(|end| end <= whole));
+                if !holds || !rest.is_empty() || parts.len() > MOST_PARTS || parts.contains(&0) {
+                    return Err(Error::remote(rank, "a window that does not lie in the allocations that were told"));
+                }
+                Ok(parts)
+            };
             let verdict = match reader.u8()? {
-                0 => Verdict::Direct,
+                0 => Verdict::Direct(parts()?),
                 1 => Verdict::Apart(words()),
                 2 => Verdict::Refused(words()),
                 _ => return Err(reader.malformed("an unknown verdict")),
             };
             reader.finish()?;
-            if offset.checked_add(bytes).is_none_or(|end| end > whole) {
-                return Err(Error::remote(rank, "a window that is longer than what holds it"));
-            }
-            Ok(Told { bytes, whole, offset, verdict })
+            Ok(Told { bytes, offset, verdict })
         };
         read().map_err(|error| error.about(rank))
+    }
+
+    /// The bytes of each allocation that others import; none where they do not.
+    fn parts(&self) -> &[u64] {
+        match &self.verdict {
+            Verdict::Direct(parts) => parts,
+            Verdict::Apart(_) | Verdict::Refused(_) => &[],
+        }
     }
 }
 
@@ -316,13 +330,13 @@ fn reason(meeting: &Meeting, told: &[Told]) -> Option<String> {
     }
     told.iter().enumerate().find_map(|(rank, told)| match &told.verdict {
         Verdict::Apart(why) => Some(format!("the memory of rank {rank} {why}")),
-        Verdict::Direct | Verdict::Refused(_) => None,
+        Verdict::Direct(_) | Verdict::Refused(_) => None,
     })
 }
 
 impl DeviceSide {
     /// How this rank's memory becomes a window's: see [`device::Device::lendable`].
-    fn lend(&self, memory: &Region) -> Result<std::result::Result<(Region, usize), String>> {
+    fn lend(&self, memory: &Region) -> Result<std::result::Result<Lendable, String>> {
         let (homes, elsewhere) = (self.meeting.all_homes_here(), self.meeting.elsewhere());
         device::of(memory.home())?.lendable(memory, &homes, !elsewhere.is_empty())
     }
@@ -345,13 +359,14 @@ impl Engine {
         };
         side.meeting.leave_window((number, world.rank), memory);
         let bytes = memory.bytes() as u64;
-        let told = |whole, offset, verdict| Told { bytes, whole, offset, verdict };
+        let told = |offset, verdict| Told { bytes, offset, verdict };
         let (offered, mine) = match lent {
-            Ok(Ok((whole, offset))) => {
-                (Some(whole.clone()), told(whole.bytes() as u64, offset as u64, Verdict::Direct))
+            Ok(Ok(Lendable { parts, offset })) => {
+                let lengths = parts.iter().map(|part| part.bytes() as u64).collect();
+                (parts, told(offset as u64, Verdict::Direct(lengths)))
             }
-            Ok(Err(why)) => (None, told(bytes, 0, Verdict::Apart(why))),
-            Err(refusal) => (None, told(bytes, 0, Verdict::Refused(refusal))),
+            Ok(Err(why)) => (Vec::new(), told(0, Verdict::Apart(why))),
+            Err(refusal) => (Vec::new(), told(0, Verdict::Refused(refusal))),
         };
         let wait = self.init_wait();
         let told = self.session.bootstrap.all_gather(&mine.encode(), &wait);
@@ -385,7 +400,7 @@ impl Engine {
     fn open_window(
         &mut self,
         number: u32,
-        (memory, offered, home): (&Region, Option<Region>, Home),
+        (memory, offered, home): (&Region, Vec<Region>, Home),
         told: &[Vec<u8>],
         background: &mut dyn Background,
     ) -> Result<(OpenWindow, Option<String>)> {
@@ -404,7 +419,7 @@ impl Engine {
             return Err(Error::invalid_argument(text));
         }
         let (bases, others) = (Vec::new(), Vec::new());
-        let mut window = OpenWindow { number, mine: memory.clone(), _offered: offered.clone(), bases, others };
+        let mut window = OpenWindow { number, mine: memory.clone(), _offered: offered, bases, others };
         let meeting = &self.side_mut()?.meeting;
         let elsewhere = meeting.elsewhere();
         if meeting.works_in_place() {
@@ -419,16 +434,9 @@ impl Engine {
             bases.push(here.as_ref().map_or(0, |region| region.base().addr().get() as u64));
             window.others.extend(here.filter(|_| rank != world.rank));
         }
-        let whole = |rank: &Rank| usize::try_from(told[rank.index()].whole).map(|bytes| (*rank, bytes));
-        let owners = elsewhere.iter().map(whole).collect::<std::result::Result<Vec<(Rank, usize)>, _>>();
-        let owners = owners.map_err(|_| Error::internal("a window that no address space holds"))?;
-        let mut taken = Vec::new();
-        if let Some(offered) = offered.filter(|_| !owners.is_empty()) {
-            self.set_up(WaitingFor::Anything, background, |fabric, setup| {
-                taken = fabric.share_window((&offered, home), &owners, setup)?;
-                Ok(())
-            })?;
-        }
+        let parts_of = |rank: &Rank| (*rank, told[rank.index()].parts());
+        let owners: Vec<(Rank, &[u64])> = elsewhere.iter().map(parts_of).collect();
+        let taken = self.take_parts((&window._offered, home), &owners, background)?;
         for (rank, region) in elsewhere.iter().zip(taken) {
             bases[rank.index()] = region.base().addr().get() as u64 + told[rank.index()].offset;
             window.others.push(region);
@@ -438,6 +446,49 @@ impl Engine {
         }
         window.bases = bases;
         Ok((window, None))
+    }
+
+    /// Hands over this rank's allocations, and maps those of each of `owners`, of so many bytes each, behind each
+    /// other: one of each rank at a time, so that few descriptors are open at once.
+    fn take_parts(
+        &mut self,
+        (mine, home): (&[Region], Home),
+        owners: &[(Rank, &[u64])],
+        background: &mut dyn Background,
+    ) -> Result<Vec<Region>> {
+        let too_long = |_| Error::internal("a window that no address space holds");
+        let (device, takers) = (device::of(home)?, owners.iter().map(|(rank, _)| *rank).collect::<Vec<Rank>>());
+        let begin = |(_, parts): &(Rank, &[u64])| -> Result<Option<Box<dyn Joint>>> {
+            let whole = usize::try_from(parts.iter().sum::<u64>()).map_err(too_long)?;
+            if parts.len() > 1 { device.joint(whole).map(Some) } else { Ok(None) }
+        };
+        let mut joints = owners.iter().map(begin).collect::<Result<Vec<Option<Box<dyn Joint>>>>>()?;
+        let mut taken: Vec<Option<Region>> = owners.iter().map(|_| None).collect();
+        let rounds = owners.iter().map(|(_, parts)| parts.len()).chain([mine.len()]).max();
+        for round in 0..rounds.filter(|_| !owners.is_empty()).unwrap_or(0) {
+            let with_part = |(place, (rank, parts)): (usize, &(Rank, &[u64]))| {
+                Some(usize::try_from(*parts.get(round)?).map(|bytes| (place, *rank, bytes)))
+            };
+            let wanted = owners.iter().enumerate().filter_map(with_part);
+            let wanted = wanted.collect::<std::result::Result<Vec<(usize, Rank, usize)>, _>>().map_err(too_long)?;
+            let of: Vec<(Rank, usize)> = wanted.iter().map(|(_, rank, bytes)| (*rank, *bytes)).collect();
+            let mut regions = Vec::new();
+            self.set_up(WaitingFor::Anything, background, |fabric, setup| {
+                regions = fabric.share_window((mine.get(round), home), (&of, &takers), setup)?;
+                Ok(())
+            })?;
+            for ((place, ..), region) in wanted.iter().zip(regions) {
+                match &mut joints[*place] {
+                    Some(joint) => joint.add(&region)?,
+                    None => taken[*place] = Some(region),
+                }
+            }
+        }
+        let finish = |(joint, taken): (Option<Box<dyn Joint>>, Option<Region>)| match joint {
+            Some(joint) => joint.finish(),
+            None => taken.ok_or_else(|| Error::internal("a rank has handed no memory over")),
+        };
+        joints.into_iter().zip(taken).map(finish).collect()
     }
 
     /// Takes a window back that no peer needs to hear of.
@@ -478,6 +529,28 @@ const MOST_WINDOWS: usize = 1024;
 /// Of a refusal.
 const MOST_WORDS: usize = 512;
 /// Bytes of a [`Told`] before its words.
-const KNOWN_BYTES: usize = 25;
+const KNOWN_BYTES: usize = 17;
 /// An odd number whose bits have no pattern: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ranks_tell_comes_back_and_what_cannot_be_is_refused() {
+        let rank = Rank::new(3);
+        let told = |offset, parts| Told { bytes: 100, offset, verdict: Verdict::Direct(parts) };
+        let apart = Told { bytes: 100, offset: 0, verdict: Verdict::Apart("is of a pool".to_owned()) };
+        for told in [told(0, vec![100]), told(60, vec![64, 64, 32]), apart] {
+            assert_eq!(Told::decode(rank, &told.encode()).unwrap(), told);
+        }
+        let most = vec![1; MOST_PARTS + 1];
+        for wrong in [vec![], vec![99], vec![100, 0], vec![u64::MAX, 101], most] {
+            assert_eq!(Told::decode(rank, &told(0, wrong).encode()).unwrap_err().peer(), Some(3));
+        }
+        assert!(Told::decode(rank, &told(u64::MAX, vec![200]).encode()).is_err());
+        assert!(Told::decode(rank, &told(0, vec![100]).encode()[..24]).is_err());
+    }
+}

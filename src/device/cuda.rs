@@ -50,8 +50,8 @@ use std::sync::TryLockError;
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
 use crate::device::{
-    Device, DeviceId, DeviceIdentity, Generation, Home, HostMemory, HostRegion, Keep, ProcessRanks, Queue, Region,
-    Sharing, StatusPage,
+    Device, DeviceId, DeviceIdentity, Generation, Home, HostMemory, HostRegion, Joint, Keep, Lendable, ProcessRanks,
+    Queue, Region, Sharing, StatusPage,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -62,7 +62,7 @@ use crate::types::Protocol;
 
 use active::Active;
 use context::{MemoryWays, Primary};
-use memory::Allocation;
+use memory::{Allocation, JoinedMemory};
 use result::{Driver, call};
 
 pub use stream::{StreamHandle, device_of};
@@ -366,13 +366,20 @@ impl Device for Cuda {
         memory: &Region,
         visitors: &[Home],
         elsewhere: bool,
-    ) -> Result<std::result::Result<(Region, usize), String>> {
-        if memory.keep().adopted().is_some() {
+    ) -> Result<std::result::Result<Lendable, String>> {
+        if !memory.keep().adopted().is_empty() {
             let device = |gpu: &&Cuda| visitors.contains(&gpu.home());
             let visitors: Vec<CUdevice> = gpus()?.iter().filter(device).map(|gpu| gpu.device).collect();
             return lent::lendable(&self.active()?, memory, (&visitors, elsewhere));
         }
         Ok(super::lendable_alone(memory, elsewhere))
+    }
+
+    fn joint(&self, bytes: usize) -> Result<Box<dyn Joint + '_>> {
+        let active = self.active()?;
+        self.check_exports()?;
+        let joined = JoinedMemory::new(active.primary(), bytes)?;
+        Ok(Box::new(Joining { gpu: self, active, joined }))
     }
 
     fn identity(&self) -> DeviceIdentity {
@@ -468,6 +475,27 @@ impl Cuda {
         let message =
             format!("GPU {} ({}) cannot take memory of other processes by descriptor", self.device, self.name);
         Err(Error::new(Kind::System, message))
+    }
+}
+
+/// Memory of a peer, allocation by allocation.
+struct Joining<'a> {
+    gpu: &'a Cuda,
+    active: Arc<Active>,
+    joined: JoinedMemory,
+}
+
+impl Joint for Joining<'_> {
+    fn add(&mut self, part: &Region) -> Result<()> {
+        let descriptor = part.keep().descriptor();
+        let descriptor = descriptor.ok_or_else(|| Error::internal(format!("{part:?} was not imported")))?;
+        self.joined.add(&descriptor, part.bytes())
+    }
+
+    fn finish(self: Box<Self>) -> Result<Region> {
+        let Joining { gpu, active, joined } = *self;
+        let bytes = joined.whole()?;
+        gpu.region(active, Allocation::Joined(joined), bytes, None)
     }
 }
 

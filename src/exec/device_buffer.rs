@@ -69,7 +69,7 @@ impl<T: Element> DeviceBuffer<T> {
     /// not keep the memory, and dropping it frees nothing.
     ///
     /// Ranks of other processes can work in a window of it if the driver can hand it over: memory of `cuMemAlloc`, and
-    /// of `cuMemCreate` where that was asked for a POSIX descriptor and all of the buffer lies in one allocation. Ranks
+    /// of `cuMemCreate` where that was asked for a POSIX descriptor, in 256 allocations at most. Ranks
     /// of this process on other GPUs can where these reach it: memory of `cuMemAlloc`, and of `cuMemCreate` once
     /// `cuMemSetAccess` has allowed it. Otherwise, as with memory of pools (`cuMemAllocAsync`), the window is one in
     /// name, and the log says why.

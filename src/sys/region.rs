@@ -36,16 +36,25 @@ impl fmt::Display for Home {
     }
 }
 
+/// An allocation of the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Adopted {
+    /// An address in it.
+    pub address: u64,
+    /// What names it, among all allocations that the device has ever had.
+    pub number: u64,
+}
+
 /// What keeps the memory of a [`Region`]: dropping the last handle gives the memory back. It also lets the owner share
 /// its memory with other processes, and take it back from them.
 pub trait Keep: fmt::Debug + Send + Sync {
     /// The descriptor that another process imports the memory from; `None` where the memory cannot leave this process.
     fn descriptor(&self) -> Option<Arc<OwnedFd>>;
 
-    /// Of memory that the program has allocated itself: what names the allocation, among all of the device. The region
-    /// does not keep it.
-    fn adopted(&self) -> Option<u64> {
-        None
+    /// Of memory that the program has allocated itself: the allocations in which it lies, behind each other. The region
+    /// does not keep them. Else none.
+    fn adopted(&self) -> &[Adopted] {
+        &[]
     }
 
     /// An operation lets peers work in the memory, of which they have mapped `generation`. False where other pages are
@@ -171,7 +180,7 @@ impl Keep for KeptWith {
     fn descriptor(&self) -> Option<Arc<OwnedFd>> {
         self.keep.descriptor()
     }
-    fn adopted(&self) -> Option<u64> {
+    fn adopted(&self) -> &[Adopted] {
         self.keep.adopted()
     }
     fn lend(&self, generation: Generation) -> bool {

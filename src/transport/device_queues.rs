@@ -182,18 +182,19 @@ impl Fabric {
         taken.into_iter().map(|imported| Ok(imported.ok_or_else(own_memory)?.memory)).collect()
     }
 
-    /// The same for memory of the device `home` that is shared later; queues stay as they were said to be.
+    /// The same for memory that is shared later, if this rank has some, and that of `owners`, for the work of the device
+    /// `home`; queues stay as they were said to be.
     ///
     /// # Errors
     /// As [`Fabric::share_with_processes`].
     pub fn share_window(
         &mut self,
-        (mine, home): (&Region, Home),
-        peers: &[(Rank, usize)],
+        (mine, home): (Option<&Region>, Home),
+        (owners, takers): (&[(Rank, usize)], &[Rank]),
         setup: &mut Setup<'_>,
     ) -> Result<Vec<Region>> {
-        let takers: Vec<Rank> = peers.iter().map(|(peer, _)| *peer).collect();
-        let taken = self.exchange_memory((&wanted(peers), &takers), Some((mine, None)), (TAG_WINDOW, home), setup)?;
+        let mine = mine.map(|mine| (mine, None));
+        let taken = self.exchange_memory((&wanted(owners), takers), mine, (TAG_WINDOW, home), setup)?;
         taken.into_iter().map(|imported| Ok(imported.ok_or_else(own_memory)?.memory)).collect()
     }
 

@@ -353,7 +353,8 @@ mod jobs {
     #[test]
     fn in_windows_of_own_memory() {
         let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[SIMPLE])) else { return };
-        for (kind, direct) in [("alloc", true), ("map", true), ("parts", false), ("closed", false), ("pool", false)] {
+        let direct = ["alloc", "map", "parts", "many", "mixed"].map(|kind| (kind, true));
+        for (kind, direct) in direct.into_iter().chain([("closed", false), ("pool", false)]) {
             windows::must_run_as(&mut job, &format!("own_windows {kind} 3001"), direct);
         }
         job.must_leave_nothing(&before);

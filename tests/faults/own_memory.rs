@@ -34,6 +34,7 @@ impl OwnMemory {
     /// | `pool` | `cuMemAllocAsync` |
     /// | `map` | `cuMemCreate`, for a POSIX descriptor |
     /// | `parts` | the same, with two allocations one behind the other |
+    /// | `many` | the same, with allocations of one granule each |
     /// | `closed` | `cuMemCreate` for no descriptor |
     pub(crate) fn new(gpu: usize, name: &str, bytes: usize) -> OwnMemory {
         let context = CudaContext::new(gpu).expect("the primary context");
@@ -46,13 +47,14 @@ impl OwnMemory {
             "pool" => (unsafe { result::malloc_async(null_mut(), whole) }.expect("memory"), Kind::Pooled),
             "map" => mapped(gpu, (1, whole), POSIX),
             "parts" => mapped(gpu, (2, whole), POSIX),
+            "many" => mapped(gpu, (whole.div_ceil(GRANULE) + 1, GRANULE), POSIX),
             "closed" => mapped(gpu, (1, whole), 0),
             _ => panic!("no kind of memory is called {name}"),
         };
         let before = match kind {
-            // It begins in the first and ends in the second.
-            Kind::Mapped { parts: 2, bytes } => bytes - ASIDE,
-            Kind::Mapped { .. } | Kind::Allocated | Kind::Pooled => ASIDE,
+            Kind::Mapped { parts: 1, .. } | Kind::Allocated | Kind::Pooled => ASIDE,
+            // It begins in the first and ends in another one.
+            Kind::Mapped { bytes, .. } => bytes - ASIDE,
         };
         OwnMemory { kind, address: base + before as u64, base, _context: context }
     }

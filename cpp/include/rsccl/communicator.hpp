@@ -210,7 +210,7 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// The same for `bytes` of GPU memory that the program has allocated itself, on the GPU that `stream` belongs to.
     ///
     /// Ranks of other processes can work in it if the driver can hand it over: memory of `cudaMalloc`, and of `cuMemCreate` where that
-    /// was asked for a POSIX descriptor and all of the memory lies in one allocation. Ranks of this process on other GPUs can where these
+    /// was asked for a POSIX descriptor, in 256 allocations at most. Ranks of this process on other GPUs can where these
     /// reach it: memory of `cudaMalloc`, and of `cuMemCreate` once `cuMemSetAccess` has allowed it. Otherwise, as with memory of pools
     /// (`cudaMallocAsync`), the window is one in name, and the log says why. The memory must stay until all ranks have taken the window
     /// back, or have destroyed the communicator, and the calls in it and graphs of them are over; a call that finds other memory there

@@ -18,7 +18,7 @@ use super::context::Primary;
 use super::legacy;
 use super::memory::{POSIX, location};
 use super::result::call;
-use crate::device::{Generation, Home, Keep, Region};
+use crate::device::{Adopted, Generation, Home, Keep, Lendable, MOST_PARTS, Region};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::Arc;
 use crate::sys::note::LentNote;
@@ -26,8 +26,8 @@ use crate::sys::note::LentNote;
 /// What keeps a region of the program's memory: nothing but the GPU, and what other processes take it by.
 #[derive(Debug)]
 struct Lent {
-    /// Which allocation it is; none of the region that is handed over.
-    buffer: Option<u64>,
+    /// In which allocations it lies; none of a region that is handed over.
+    parts: Vec<Adopted>,
     descriptor: Option<Arc<OwnedFd>>,
     /// Which the others hold while they have the memory open.
     _note: Option<LentNote>,
@@ -39,8 +39,8 @@ impl Keep for Lent {
         self.descriptor.clone()
     }
 
-    fn adopted(&self) -> Option<u64> {
-        self.buffer
+    fn adopted(&self) -> &[Adopted] {
+        &self.parts
     }
 
     fn lend(&self, _: Generation) -> bool {
@@ -110,7 +110,8 @@ const READ_WRITE: u64 = 3;
 /// # Errors
 /// [`Kind::InvalidArgument`] where so much does not lie there.
 pub(super) fn adopt(active: Arc<Active>, home: Home, (address, bytes): (u64, usize)) -> Result<Region> {
-    let buffer = {
+    let mut parts = Vec::new();
+    {
         let primary = active.primary();
         let _entered = primary.enter()?;
         let (end, mut at) = (address.checked_add(bytes as u64), address);
@@ -122,13 +123,13 @@ pub(super) fn adopt(active: Arc<Active>, home: Home, (address, bytes): (u64, usi
             if end.is_none() || next <= at || super::locate(at)? != Some(home) {
                 return Err(too_long(home, (address, bytes), at));
             }
+            parts.push(Adopted { address: at, number: Facts::of(primary, at)?.buffer });
             at = next;
         }
-        Facts::of(primary, address)?.buffer
-    };
+    }
     let place = usize::try_from(address).ok().map(std::ptr::without_provenance_mut);
     let base = place.and_then(NonNull::new).ok_or_else(|| too_long(home, (address, bytes), address))?;
-    let keep = Lent { buffer: Some(buffer), descriptor: None, _note: None, _active: active };
+    let keep = Lent { parts, descriptor: None, _note: None, _active: active };
     // SAFETY: `DeviceBuffer::from_raw`'s caller has promised that the memory is there.
     Ok(unsafe { Region::new(base, bytes, home, Arc::new(keep)) })
 }
@@ -155,17 +156,21 @@ fn mapping(primary: &Primary, at: CUdeviceptr) -> Result<(CUdeviceptr, u64)> {
 pub(super) fn is_still_there(active: &Active, region: &Region) -> Result<bool> {
     let primary = active.primary();
     let _entered = primary.enter()?;
-    let facts = Facts::of(primary, region.base().addr().get() as u64)?;
-    Ok(region.keep().adopted() == Some(facts.buffer))
+    for part in region.keep().adopted() {
+        if Facts::of(primary, part.address)?.buffer != part.number {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// How the program's memory is handed to the kernels of `visitors` in this process, and to other processes if there are
-/// any `elsewhere`: a region that holds it, and where in that it begins; or why it cannot be.
+/// any `elsewhere`; or why it cannot be.
 pub(super) fn lendable(
     active: &Arc<Active>,
     region: &Region,
     (visitors, elsewhere): (&[CUdevice], bool),
-) -> Result<std::result::Result<(Region, usize), String>> {
+) -> Result<std::result::Result<Lendable, String>> {
     let primary = active.primary();
     let _entered = primary.enter()?;
     let (address, bytes) = (region.base().addr().get() as u64, region.bytes());
@@ -176,13 +181,16 @@ pub(super) fn lendable(
     let mut handle = 0;
     let place: *mut c_void = region.base().as_ptr().cast();
     // SAFETY: the place of the handle is ours; the driver refuses an address of memory that is not mapped.
-    if unsafe { call!(primary, cuMemRetainAllocationHandle(&raw mut handle, place)) }.is_err() {
-        return whole_allocation(active, region, &facts, elsewhere);
+    match unsafe { call!(primary, cuMemRetainAllocationHandle(&raw mut handle, place)) } {
+        Ok(()) => {}
+        Err(refusal) if NOT_MAPPED.contains(&refusal.code) => {
+            return whole_allocation(active, region, &facts, elsewhere);
+        }
+        Err(failure) => return Err(primary.error(failure)),
     }
     // SAFETY: gives back the reference that was taken just now: what is mapped stays.
     primary.give_back(|| unsafe { call!(primary, cuMemRelease(handle)) });
-    let mut at = address;
-    let (first, length) = mapping(primary, at)?;
+    let (mut at, mut mapped) = (address, Vec::new());
     while at < address + bytes as u64 {
         for visitor in visitors {
             let (mut flags, location) = (0, location(*visitor));
@@ -194,25 +202,34 @@ pub(super) fn lendable(
             }
         }
         let (start, length) = mapping(primary, at)?;
+        mapped.push((start, length));
         at = start + length;
     }
     if !elsewhere {
-        return Ok(Ok((region.clone(), 0)));
+        return Ok(Ok(Lendable { parts: vec![region.clone()], offset: 0 }));
     }
-    let before = usize::try_from(address - first).expect("inside one mapping");
-    let whole = usize::try_from(length).expect("a length of memory");
-    if whole - before < bytes {
-        return Ok(Err("lies in several allocations (cuMemCreate): allocate it as one".to_owned()));
+    if mapped.len() > MOST_PARTS {
+        let text = format!("lies in {} allocations, of which others map {MOST_PARTS}: make them larger", mapped.len());
+        return Ok(Err(text));
     }
-    if facts.handle_types & POSIX.unsigned_abs() as u64 == 0 {
-        return Ok(Err("was not made for other processes (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)".to_owned()));
+    let offset = usize::try_from(address - mapped[0].0).expect("inside one mapping");
+    let mut parts = Vec::with_capacity(mapped.len());
+    for (start, length) in mapped {
+        if Facts::of(primary, start)?.handle_types & POSIX.unsigned_abs() as u64 == 0 {
+            return Ok(Err("was not made for other processes (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)".to_owned()));
+        }
+        let descriptor = exported(primary, start)?;
+        let base = usize::try_from(start).ok().map(std::ptr::without_provenance_mut).and_then(NonNull::new);
+        let base = base.ok_or_else(|| Error::internal("memory at address 0"))?;
+        let length = usize::try_from(length).expect("a length of memory");
+        parts.push(offered(active, (base, length, region.home()), (descriptor, None)));
     }
-    let descriptor = exported(primary, first)?;
-    let base = usize::try_from(first).ok().map(std::ptr::without_provenance_mut).and_then(NonNull::new);
-    let base = base.ok_or_else(|| Error::internal("memory at address 0"))?;
-    let all = offered(active, (base, whole, region.home()), (descriptor, None));
-    Ok(Ok((all, before)))
+    Ok(Ok(Lendable { parts, offset }))
 }
+
+/// What the driver answers of memory that was not mapped (`cuMemMap`): `CUDA_ERROR_INVALID_VALUE`, `…_NOT_PERMITTED`,
+/// `…_NOT_SUPPORTED`.
+const NOT_MAPPED: [c_int; 3] = [1, 800, 801];
 
 /// A part of what `cuMemAlloc` has allocated.
 fn whole_allocation(
@@ -220,13 +237,13 @@ fn whole_allocation(
     region: &Region,
     facts: &Facts,
     elsewhere: bool,
-) -> Result<std::result::Result<(Region, usize), String>> {
+) -> Result<std::result::Result<Lendable, String>> {
     let primary = active.primary();
     if facts.context != primary.number() {
         return Ok(Err("is of a context that is not its GPU's primary one".to_owned()));
     }
     if !elsewhere {
-        return Ok(Ok((region.clone(), 0)));
+        return Ok(Ok(Lendable { parts: vec![region.clone()], offset: 0 }));
     }
     if facts.has_legacy_handle == 0 {
         return Ok(Err("has no handle for other processes (cuIpcGetMemHandle)".to_owned()));
@@ -234,7 +251,7 @@ fn whole_allocation(
     let note = legacy::note_of(primary, region.base().addr().get() as u64, region.bytes())?;
     let descriptor = note.descriptor()?;
     let same = (region.base(), region.bytes(), region.home());
-    Ok(Ok((offered(active, same, (descriptor, Some(note))), 0)))
+    Ok(Ok(Lendable { parts: vec![offered(active, same, (descriptor, Some(note)))], offset: 0 }))
 }
 
 /// What other processes import.
@@ -244,7 +261,7 @@ fn offered(
     (descriptor, note): (OwnedFd, Option<LentNote>),
 ) -> Region {
     let active = Arc::clone(active);
-    let keep = Lent { buffer: None, descriptor: Some(Arc::new(descriptor)), _note: note, _active: active };
+    let keep = Lent { parts: Vec::new(), descriptor: Some(Arc::new(descriptor)), _note: note, _active: active };
     // SAFETY: an allocation of the program, or a part of one, which it keeps.
     unsafe { Region::new(base, bytes, home, Arc::new(keep)) }
 }

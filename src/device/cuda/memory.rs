@@ -37,6 +37,8 @@ pub(super) enum Allocation {
     Handed(Handed),
     /// Another process's, opened by its handle.
     Opened(Opened),
+    /// Allocations of another process, behind each other.
+    Joined(JoinedMemory),
     /// The host's, as a GPU addresses it.
     OfHost(OfHost),
 }
@@ -123,7 +125,7 @@ impl Allocation {
             }
             Allocation::Mapped(memory) => memory.export(),
             Allocation::Handed(memory) => memory.descriptor(),
-            Allocation::Opened(_) | Allocation::OfHost(_) => {
+            Allocation::Opened(_) | Allocation::Joined(_) | Allocation::OfHost(_) => {
                 Err(Error::internal("this memory is another process's, or the host's"))
             }
         }
@@ -135,6 +137,7 @@ impl Allocation {
         match self {
             Allocation::Piece(_) | Allocation::Ordinary(_) | Allocation::OfHost(_) => Ok(()),
             Allocation::Mapped(memory) => memory.replace(primary, service),
+            Allocation::Joined(_) => Err(Error::internal("another process's memory cannot be replaced")),
             Allocation::Handed(_) | Allocation::Opened(_) => {
                 Err(Error::new(Kind::System, "GPU memory that is shared by a handle cannot be taken back"))
             }
@@ -149,6 +152,7 @@ impl Allocation {
             Allocation::Mapped(memory) => memory.address(),
             Allocation::Handed(memory) => memory.address(),
             Allocation::Opened(memory) => memory.address(),
+            Allocation::Joined(memory) => memory.reserved.address,
             Allocation::OfHost(memory) => memory.address(),
         }
     }
@@ -319,6 +323,60 @@ impl Drop for Mapped {
     }
 }
 
+/// Allocations of another process behind each other, at addresses of ours.
+#[derive(Debug)]
+pub(super) struct JoinedMemory {
+    parts: Vec<(Physical, usize)>,
+    filled: usize,
+    granule: usize,
+    reserved: Reserved,
+}
+
+impl JoinedMemory {
+    /// Addresses for `bytes`.
+    pub(super) fn new(primary: &Arc<Primary>, bytes: usize) -> Result<JoinedMemory> {
+        let _entered = primary.enter()?;
+        let layout = Layout::new(bytes, granule(primary)?)?;
+        if layout.whole != bytes {
+            return Err(Error::new(Kind::Remote, format!("a peer's memory of {bytes} bytes is no whole allocations")));
+        }
+        let reserved = Reserved::new(primary, layout)?;
+        Ok(JoinedMemory { parts: Vec::new(), filled: 0, granule: layout.granule, reserved })
+    }
+
+    /// Maps an allocation of `bytes` behind those before.
+    pub(super) fn add(&mut self, descriptor: &OwnedFd, bytes: usize) -> Result<()> {
+        let primary = Arc::clone(&self.reserved.primary);
+        let _entered = primary.enter()?;
+        if bytes == 0 || !bytes.is_multiple_of(self.granule) || bytes > self.reserved.bytes - self.filled {
+            let message = format!("an allocation of a peer of {bytes} bytes, behind {} of its memory", self.filled);
+            return Err(Error::new(Kind::Remote, message));
+        }
+        let physical = Physical::import(&primary, descriptor)?;
+        let mapped = self.reserved.map_at((self.filled, bytes), &physical, &[primary.device()]);
+        mapped.map_err(|failure| foreign(&primary, failure, bytes))?;
+        self.parts.push((physical, bytes));
+        self.filled += bytes;
+        Ok(())
+    }
+
+    /// Its bytes, which are all mapped.
+    pub(super) fn whole(&self) -> Result<usize> {
+        let all = self.filled == self.reserved.bytes;
+        if all { Ok(self.filled) } else { Err(Error::internal("a peer's memory with a gap at its end")) }
+    }
+}
+
+impl Drop for JoinedMemory {
+    fn drop(&mut self) {
+        let mut at = 0;
+        for (physical, bytes) in self.parts.drain(..) {
+            physical.primary.give_back(|| self.reserved.unmap_at((at, bytes)));
+            at += bytes;
+        }
+    }
+}
+
 /// Memory without an address.
 #[derive(Debug)]
 struct Physical {
@@ -377,24 +435,42 @@ impl Reserved {
 
     /// Maps memory of as many bytes, for kernels of `visitors`.
     fn map(&self, physical: &Physical, visitors: &[CUdevice]) -> Result<(), Refusal> {
-        let primary = &self.primary;
+        self.map_at((0, self.bytes), physical, visitors)
+    }
+
+    fn unmap(&self) -> Result<(), Refusal> {
+        self.unmap_at((0, self.bytes))
+    }
+
+    /// The same for `bytes` behind the first `before`.
+    ///
+    /// # Panics
+    /// For more than is reserved.
+    fn map_at(
+        &self,
+        (before, bytes): (usize, usize),
+        physical: &Physical,
+        visitors: &[CUdevice],
+    ) -> Result<(), Refusal> {
+        assert!(before <= self.bytes && bytes <= self.bytes - before, "addresses of ours");
+        let (primary, address) = (&self.primary, self.address + before as u64);
         // SAFETY: nothing is mapped at these addresses of ours, and the handle is ours.
-        unsafe { call!(primary, cuMemMap(self.address, self.bytes, 0, physical.handle, 0)) }?;
+        unsafe { call!(primary, cuMemMap(address, bytes, 0, physical.handle, 0)) }?;
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access: Vec<CUmemAccessDesc> =
             visitors.iter().map(|visitor| CUmemAccessDesc { location: location(*visitor), flags }).collect();
         // SAFETY: the addresses were mapped above, and the descriptions are ours, as many as are told.
-        let allowed =
-            unsafe { call!(primary, cuMemSetAccess(self.address, self.bytes, access.as_ptr(), access.len())) };
+        let allowed = unsafe { call!(primary, cuMemSetAccess(address, bytes, access.as_ptr(), access.len())) };
         if allowed.is_err() {
-            primary.give_back(|| self.unmap());
+            primary.give_back(|| self.unmap_at((before, bytes)));
         }
         allowed
     }
 
-    fn unmap(&self) -> Result<(), Refusal> {
-        // SAFETY: the addresses are ours and mapped as a whole; no work of ours uses them any more.
-        unsafe { call!(self.primary, cuMemUnmap(self.address, self.bytes)) }
+    /// Takes away what was mapped there.
+    fn unmap_at(&self, (before, bytes): (usize, usize)) -> Result<(), Refusal> {
+        // SAFETY: the addresses are ours and were mapped as a whole; no work of ours uses them any more.
+        unsafe { call!(self.primary, cuMemUnmap(self.address + before as u64, bytes)) }
     }
 }
 
