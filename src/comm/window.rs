@@ -120,8 +120,9 @@ pub(super) struct DeviceWindows {
 struct OpenWindow {
     number: u32,
     mine: Region,
-    /// What other processes have imported; kept while they may.
-    _offered: Vec<Region>,
+    /// What other processes have imported, where they have it open only as long as it is kept: of several allocations
+    /// each has what it needs.
+    offered: Vec<Region>,
     /// Where each rank's memory begins in this process, for this rank's device. Empty where calls go through scratch.
     bases: Vec<u64>,
     /// Keeps the others' memory mapped.
@@ -379,9 +380,13 @@ impl Engine {
         };
         let side = self.side_mut()?;
         side.meeting.take_window((number, world.rank));
-        let (window, reason) = opened?;
+        let (mut window, reason) = opened?;
         parted?;
         side.windows.registered += 1;
+        if window.offered.len() > 1 {
+            // Each is an open descriptor.
+            window.offered.clear();
+        }
         let (window, bytes) = (Arc::new(window), memory.bytes());
         let direct = !window.bases.is_empty();
         let way = if direct { "direct" } else { "of threads" };
@@ -419,7 +424,7 @@ impl Engine {
             return Err(Error::invalid_argument(text));
         }
         let (bases, others) = (Vec::new(), Vec::new());
-        let mut window = OpenWindow { number, mine: memory.clone(), _offered: offered, bases, others };
+        let mut window = OpenWindow { number, mine: memory.clone(), offered, bases, others };
         let meeting = &self.side_mut()?.meeting;
         let elsewhere = meeting.elsewhere();
         if meeting.works_in_place() {
@@ -436,7 +441,7 @@ impl Engine {
         }
         let parts_of = |rank: &Rank| (*rank, told[rank.index()].parts());
         let owners: Vec<(Rank, &[u64])> = elsewhere.iter().map(parts_of).collect();
-        let taken = self.take_parts((&window._offered, home), &owners, background)?;
+        let taken = self.take_parts((&window.offered, home), &owners, background)?;
         for (rank, region) in elsewhere.iter().zip(taken) {
             bases[rank.index()] = region.base().addr().get() as u64 + told[rank.index()].offset;
             window.others.push(region);
