@@ -13,25 +13,29 @@ constexpr u64 STATUS_DONE = 384, STATUS_LABEL = 512;
 /// Ranks of a GPU at most.
 constexpr u32 MOST_RANKS = 64;
 
-/// The parameter of both kernels.
+/// The place of the rank that leads among the ranks of the GPU.
+constexpr u32 LEADER = 0;
+
+/// The parameter of both kernels. The ranks of this GPU are numbered by their places, in the order of the ranks.
 struct MeetArguments {
-    u64 pages;              // 0   where the page of rank 0 lies
-    u64 label[3];           // 8   what the leader has called
-    u32 ranks;              // 32
-    u32 leader;             // 36  its rank
-    u32 first[MOST_RANKS];  // 40  of each rank: the lowest rank of its process
+    u64 pages;              // 0    where the leader's page lies
+    u64 label[3];           // 8    what the leader has called
+    u32 ranks;              // 32   how many ranks the GPU has
+    u32 reserved;           // 36
+    u32 rank[MOST_RANKS];   // 40   of each place: the rank
+    u32 first[MOST_RANKS];  // 296  of each place: that of the lowest rank of its process
 };
 
-static_assert(sizeof(MeetArguments) == 40 + 4 * MOST_RANKS, "filled by the host");
+static_assert(sizeof(MeetArguments) == 40 + 8 * MOST_RANKS, "filled by the host");
 
-RSCCL_INLINE u64 page_of(const MeetArguments &arguments, u32 rank) {
-    return arguments.pages + STATUS_BYTES * rank;
+RSCCL_INLINE u64 page_of(const MeetArguments &arguments, u32 place) {
+    return arguments.pages + STATUS_BYTES * place;
 }
 
 /// What the process of a rank has called.
-RSCCL_INLINE const u64 *label_of(const MeetArguments &arguments, u32 rank) {
-    const u32 first = arguments.first[rank];
-    if (first == arguments.leader) return arguments.label;
+RSCCL_INLINE const u64 *label_of(const MeetArguments &arguments, u32 place) {
+    const u32 first = arguments.first[place];
+    if (first == LEADER) return arguments.label;
     return reinterpret_cast<const u64 *>(page_of(arguments, first) + STATUS_LABEL);
 }
 
@@ -41,34 +45,41 @@ RSCCL_INLINE const u64 *label_of(const MeetArguments &arguments, u32 rank) {
 extern "C" __global__ void meet(const __grid_constant__ MeetArguments arguments) {
     if (threadIdx.x != 0) return;
     u32 differing = arguments.ranks;
-    const bool stops = look(page_of(arguments, arguments.leader) + STATUS_ABORT) != 0;
+    const bool stops = look(page_of(arguments, LEADER) + STATUS_ABORT) != 0;
 #pragma unroll 1
-    for (u32 rank = 0; rank < arguments.ranks; rank += 1) {
-        if (stops && arguments.first[rank] == arguments.leader) {
-            report(page_of(arguments, rank), STATUS_ABORTED, 0, nullptr, nullptr);
+    for (u32 place = 0; place < arguments.ranks; place += 1) {
+        if (stops && arguments.first[place] == LEADER) {
+            report(page_of(arguments, place), STATUS_ABORTED, 0, nullptr, nullptr);
         }
         const bool is_first = differing == arguments.ranks;
-        if (is_first && differs(label_of(arguments, rank), arguments.label)) differing = rank;
+        if (is_first && differs(label_of(arguments, place), arguments.label)) differing = place;
     }
     if (stops || differing == arguments.ranks) return;
 #pragma unroll 1
-    for (u32 rank = 0; rank < arguments.ranks; rank += 1) {
-        const u64 *mine = label_of(arguments, rank);
+    for (u32 place = 0; place < arguments.ranks; place += 1) {
+        const u64 *mine = label_of(arguments, place);
         const bool is_other = differs(mine, arguments.label);
-        const u32 peer = is_other ? arguments.leader : differing;
-        report(page_of(arguments, rank), STATUS_MISMATCH, peer, mine, label_of(arguments, peer));
+        const u32 peer = is_other ? LEADER : differing;
+        report(page_of(arguments, place), STATUS_MISMATCH, arguments.rank[peer], mine, label_of(arguments, peer));
     }
 }
 
 /// Lets the members go on, unless the leader was told to stop: then some of them may have been missing, and the host of each
-/// learns why, and lets its stream go on itself. Pairs with the members' waits; the folds of the stream come before.
+/// learns why, and lets its stream go on itself. A mismatch with ranks of other GPUs, which stands on the leader's page, is told
+/// to all members first. Pairs with the members' waits; the work of the stream comes before.
 extern "C" __global__ void leave(const __grid_constant__ MeetArguments arguments) {
     if (threadIdx.x != 0) return;
-    const u64 own = page_of(arguments, arguments.leader);
-    if (look(own + STATUS_ABORT) != 0 || look(own + STATUS_FAULT) == STATUS_ABORTED) return;
+    const u64 own = page_of(arguments, LEADER);
+    const u32 fault = look(own + STATUS_FAULT);
+    if (look(own + STATUS_ABORT) != 0 || fault == STATUS_ABORTED) return;
+    const u64 *details = &word_at(own + STATUS_DETAILS);
 #pragma unroll 1
-    for (u32 rank = 0; rank < arguments.ranks; rank += 1) {
-        if (arguments.first[rank] != rank || rank == arguments.leader) continue;
-        asm volatile("st.release.sys.global.u32 [%0], 1;" : : "l"(page_of(arguments, rank) + STATUS_DONE) : "memory");
+    for (u32 place = 1; place < arguments.ranks; place += 1) {
+        if (arguments.first[place] == LEADER) continue;
+        if (fault == STATUS_MISMATCH) {
+            report(page_of(arguments, place), fault, u32(details[0]), details + 1, details + 4);
+        }
+        if (arguments.first[place] != place) continue;
+        asm volatile("st.release.sys.global.u32 [%0], 1;" : : "l"(page_of(arguments, place) + STATUS_DONE) : "memory");
     }
 }

@@ -43,6 +43,7 @@ mod proxy;
 mod request;
 mod scope;
 mod session;
+mod sharers;
 pub(crate) mod settings;
 mod split;
 mod staging;

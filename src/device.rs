@@ -18,7 +18,7 @@
 //! | [`Device::reaches`], [`Device::memory_of_host`], [`Device::take_in`] | set-up of ranks on several devices | all devices of a host reach its memory |
 //! | [`Device::takes`] | the choice of protocols between devices | slots alone |
 //! | [`Device::page_for`] | set-up of ranks on several devices | a page of host memory |
-//! | [`Device::page_across`] | set-up of processes on one device that take turns there | none |
+//! | [`Device::page_across`] | set-up of processes that share a device, one of which leads there | none |
 //! | [`Queue::copy`], [`Queue::fold`] | executors | done before the call returns |
 //! | [`Queue::launch`] | `exec::cohort`: programs of ranks that share the device | none: `exec::interpret` runs the plan itself |
 //! | [`Queue::record`], [`Queue::after`] | executors that order queues among each other | events are done when they are made |
@@ -66,19 +66,39 @@ pub enum Sharing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceIdentity(pub [u8; 16]);
 
-/// The ranks of a communicator by the processes that they are threads of.
+/// The ranks of a communicator that work on one device, by the processes that they are threads of. Their places are
+/// counted in the order of the ranks. The process of the lowest rank leads: it launches the collectives of all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProcessRanks {
-    /// The rank that asks.
-    pub me: u32,
-    /// Of each rank: the lowest rank of its process. The process of rank 0 leads.
-    pub first: Vec<u32>,
+pub struct DeviceRanks {
+    /// The place of the rank that asks.
+    pub me: usize,
+    /// In order.
+    pub ranks: Vec<u32>,
+    /// Of each place: that of the lowest rank of its process.
+    pub first: Vec<usize>,
+    /// Whether the programs of these ranks wait on the device for ranks on others.
+    pub waits: bool,
 }
 
-impl ProcessRanks {
-    /// The lowest rank of each process, in order.
-    pub fn processes(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..).zip(&self.first).filter(|(rank, first)| rank == *first).map(|(rank, _)| rank)
+impl DeviceRanks {
+    /// The place of the rank whose process leads.
+    pub const LEADER: usize = 0;
+
+    /// The place of the lowest rank of each process but the leader's, in order.
+    pub fn members(&self) -> impl Iterator<Item = usize> + '_ {
+        let is_first = |(place, first): &(usize, &usize)| place == *first && *place != DeviceRanks::LEADER;
+        self.first.iter().enumerate().filter(is_first).map(|(place, _)| place)
+    }
+
+    /// The ranks of other processes than the leader's.
+    pub fn absent(&self) -> impl Iterator<Item = u32> + '_ {
+        let is_absent = |(_, first): &(&u32, &usize)| **first != DeviceRanks::LEADER;
+        self.ranks.iter().zip(&self.first).filter(is_absent).map(|(rank, _)| *rank)
+    }
+
+    /// How many ranks' programs the rank that asks brings to a launch: of the leader, those of other processes too.
+    pub fn launched_by_me(&self) -> u32 {
+        if self.me == DeviceRanks::LEADER { u32::try_from(1 + self.absent().count()).unwrap_or(u32::MAX) } else { 1 }
     }
 }
 
@@ -225,12 +245,19 @@ pub trait Device: fmt::Debug + Send + Sync {
         StatusPage::new()
     }
 
-    /// The status page of a rank whose device several processes share, one of which leads the work of all. The `pages`
-    /// of all ranks lie behind each other in memory of the host, and this device has taken it in. For set-up.
+    /// The status page of a rank of a communicator in which several processes share a device, one of which leads the
+    /// work of all there. The `pages` of the ranks on this device lie behind each other in memory of the host, and this
+    /// device has taken it in. `reached` and `beside` are as in [`Device::page_for`]. For set-up.
     ///
     /// # Errors
     /// Where streams of processes cannot wait for each other, or the device has no room for another rank.
-    fn page_across(&self, pages: (&HostRegion, &Region), ranks: &ProcessRanks) -> Result<StatusPage> {
+    fn page_across(
+        &self,
+        (reached, beside): (&[Home], &[Home]),
+        pages: (&HostRegion, &Region),
+        ranks: &DeviceRanks,
+    ) -> Result<StatusPage> {
+        let _all_reachable = (reached, beside);
         Err(Error::internal(format!("{}: {pages:?} for {ranks:?}", self.home())))
     }
 

@@ -17,6 +17,8 @@ mod faults {
     pub(crate) mod ranks;
     mod rest;
     mod setup;
+    #[cfg(feature = "cuda")]
+    mod shared_gpus;
     mod stopped;
     mod stores;
     mod windows;

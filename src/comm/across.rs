@@ -1,14 +1,16 @@
-//! Collectives of ranks whose one device several processes share: the lowest rank launches for all.
+//! Collectives of ranks of which several processes share a device: on each device the lowest rank launches for all.
 //!
 //! A rank of another process takes part by its stage, a part of its shared memory. Buffers longer than a stage are
-//! moved in pieces. What this cannot run (messages, scans, vector forms of all-to-all, other algorithms than direct)
-//! runs as it does on several devices, by programs that wait for each other's turns on the device.
+//! moved in pieces, on all devices alike. If all ranks are on one device, the leader's launch works in their stages and
+//! buffers; else it runs the programs of its device's ranks, which wait for those of other devices and work in scratch.
+//! What this cannot run (messages, scans, vector forms of all-to-all, other algorithms than direct) runs as it does
+//! where each process has a device, by programs that wait for each other's turns on the device.
 
 use crate::comm::device_sharing::{self, Brought, Meeting};
 use crate::comm::engine::Engine;
 use crate::comm::peer_status::WaitingFor;
 use crate::device::records::{Across, LaunchPart, Reduction, StageCopy};
-use crate::device::{self, Home, HostMemory, HostRegion, Sharing, StatusPage};
+use crate::device::{self, DeviceRanks, Home, HostMemory, HostRegion, Sharing, StatusPage};
 use crate::error::{Error, Result};
 use crate::exec::lower::{self, Lowered};
 use crate::exec::{Background, Begun, Call, Order, StagedSide, Stages};
@@ -17,12 +19,9 @@ use crate::sync::Wait;
 use crate::tune::Choice;
 use crate::types::{Collective, Rank, ReduceOp};
 
-/// The rank that launches for all.
-const LEADER: Rank = Rank::new(0);
-
 impl Engine {
-    /// The status page of this rank, where several processes share the device: one of the pages of all ranks, in memory
-    /// of the leader, which every process maps. `ready` is what came of the steps before. Collective.
+    /// The status page of this rank, where a process leads on each device: one of the pages of the ranks there, in
+    /// memory of the leader, which each of their processes maps. `ready` is what came of the steps before. Collective.
     pub(super) fn page_across(
         &mut self,
         (meeting, home): (&Meeting, Home),
@@ -30,31 +29,33 @@ impl Engine {
         wait: &Wait,
         background: &mut dyn Background,
     ) -> Result<StatusPage> {
-        let (ranks, me) = (meeting.process_ranks(), self.session.world.rank);
-        if ranks.first[me.index()] == me.get() {
-            let pages = self.exchange_pages(meeting, background)?;
-            *meeting.pages() = Some(pages);
+        let ranks = meeting.device_ranks();
+        if ranks.first[ranks.me] == ranks.me {
+            let pages = self.exchange_pages(&ranks, background)?;
+            meeting.pages().insert(home, pages);
         }
         self.session.bootstrap.barrier(wait)?;
-        let pages = meeting.pages().clone();
+        let pages = meeting.pages().get(&home).cloned();
         let pages = pages.ok_or_else(|| Error::internal("the lowest rank of this process has left no pages"))?;
+        let (others, beside) = meeting.homes_here();
         let page = ready.and_then(|()| {
             let device = device::of(home)?;
             let reached = device.take_in(&pages)?;
-            let page = device.page_across((&pages, &reached), &ranks);
+            let page = device.page_across((&others, &beside), (&pages, &reached), &ranks);
             brought.pages = Some(reached);
             page
         });
-        meeting.agree(&self.session, (page, "with processes on its device"), wait)
+        meeting.agree(&self.session, (page, "with processes that share GPUs"), wait)
     }
 
-    /// The pages of all ranks, from the leader.
-    fn exchange_pages(&mut self, meeting: &Meeting, background: &mut dyn Background) -> Result<HostRegion> {
-        let (ranks, me) = (meeting.process_ranks(), self.session.world.rank);
-        let bytes = ranks.first.len() * StatusPage::BYTES;
-        let members: Vec<Rank> = ranks.processes().map(Rank::new).filter(|rank| *rank != LEADER).collect();
-        let mine = if me == LEADER { Some(HostMemory.allocate_host(bytes, Sharing::Processes)?) } else { None };
-        let owners: &[(Rank, usize)] = if me == LEADER { &[] } else { &[(LEADER, bytes)] };
+    /// The pages of the ranks on this rank's device, from the leader there.
+    fn exchange_pages(&mut self, ranks: &DeviceRanks, background: &mut dyn Background) -> Result<HostRegion> {
+        let bytes = ranks.ranks.len() * StatusPage::BYTES;
+        let rank = |place: usize| Rank::new(ranks.ranks[place]);
+        let members: Vec<Rank> = ranks.members().map(rank).collect();
+        let leads = ranks.me == DeviceRanks::LEADER;
+        let mine = if leads { Some(HostMemory.allocate_host(bytes, Sharing::Processes)?) } else { None };
+        let owners: &[(Rank, usize)] = if leads { &[] } else { &[(rank(DeviceRanks::LEADER), bytes)] };
         let mut taken = Vec::new();
         self.set_up(WaitingFor::Anything, background, |fabric, setup| {
             taken = fabric.share_of_host(mine.as_ref(), (owners, &members), setup)?;
@@ -63,15 +64,19 @@ impl Engine {
         mine.or(taken.pop()).ok_or_else(|| Error::internal("a process without pages"))
     }
 
-    /// Runs a collective through the leader of the device, if that can run it: false where it cannot, on all ranks.
+    /// Runs a collective through the leaders of the devices, if they can run it: false where they cannot, on all ranks.
     pub(super) fn launch_across(&mut self, begun: &Begun<'_>, order: Order<'_>) -> Result<bool> {
         let Begun { call, operation, world, .. } = *begun;
         let meeting = &self.side_mut()?.meeting;
-        if !meeting.is_across() {
+        if !meeting.is_led() {
             return Ok(false);
         }
-        let leads = meeting.is_here(LEADER);
-        let elsewhere = if world.rank == LEADER { meeting.elsewhere() } else { Vec::new() };
+        let ranks = meeting.device_ranks();
+        let leads = ranks.first[ranks.me] == DeviceRanks::LEADER;
+        let absent_ranks: Vec<Rank> =
+            if ranks.me == DeviceRanks::LEADER { ranks.absent().map(Rank::new).collect() } else { Vec::new() };
+        // No process addresses users' buffers on another device.
+        let windows = if ranks.waits { Windows::Scratch } else { Windows::User };
         // The leader knows neither another rank's scalar nor its counts.
         let own_words = matches!(call.op, Some(ReduceOp::PreMulSum(_)))
             || matches!(
@@ -83,17 +88,17 @@ impl Engine {
         let stages = Stages::new(call, world, device_sharing::stage_bytes(self.session.settings.sizes.scratch_bytes));
         for piece in 0..stages.pieces() {
             let folding = Reduction { data_type: call.data_type, op: call.op, world: world.size };
-            let staged = CallPiece { call, stages: &stages, piece, choice };
+            let staged = CallPiece { call, stages: &stages, piece, choice, windows };
             let (bases, mut across) = self.place_piece(&staged, leads)?;
             let lowered = match leads {
                 true => self.lowered_piece(&staged, world.rank, bases)?,
                 false => lower::plan(&[], Windows::None),
             };
             let labels = vec![operation.label()];
-            let mut absent = Vec::with_capacity(elsewhere.len());
-            for rank in &elsewhere {
+            let mut absent = Vec::with_capacity(absent_ranks.len());
+            for rank in &absent_ranks {
                 let sides = stages.sides(*rank, piece).map(|side| side.stage);
-                let stage = self.stage_of(*rank)?;
+                let stage = self.side_mut()?.stage_of(*rank);
                 let bases = sides.map(|offset| stage + offset);
                 absent.push((*rank, bases, self.lowered_piece(&staged, *rank, bases)?));
             }
@@ -114,7 +119,7 @@ impl Engine {
     /// Where this rank's input and output of a piece lie for the launch, and the copies to and from its stage.
     fn place_piece(&mut self, staged: &CallPiece<'_>, leads: bool) -> Result<([u64; 2], Across)> {
         let me = self.session.world.rank;
-        let stage = self.stage_of(me)?;
+        let stage = self.side_mut()?.stage_of(me);
         let (input, output) = staged.call.buffers.places();
         let users = [input, output].map(|place| place.addr() as u64);
         let sides = staged.stages.sides(me, staged.piece);
@@ -137,20 +142,15 @@ impl Engine {
     /// The records of a rank's program for a piece, with its input and output at these places.
     fn lowered_piece(&mut self, staged: &CallPiece<'_>, rank: Rank, places: [u64; 2]) -> Result<Lowered> {
         let home = self.side_mut()?.home;
-        let CallPiece { stages, piece, choice, .. } = *staged;
+        let CallPiece { stages, piece, choice, windows, .. } = *staged;
         let chooser = &mut self.chooser;
-        let program = stages.planned((rank, piece), (places, home), |call| chooser.led_program(rank, call, choice))?;
+        let plan = |call: &Call<'_>| chooser.led_program(rank, call, (choice, windows));
+        let program = stages.planned((rank, piece), (places, home), plan)?;
         let lowered = program.lowered();
         if lowered.steps.ends.is_empty() {
             return Ok(lowered);
         }
         Err(Error::internal("a direct plan that needs connections"))
-    }
-
-    /// Where a rank's stage begins, as this process addresses it.
-    fn stage_of(&mut self, rank: Rank) -> Result<u64> {
-        let scratch_bytes = device_sharing::stage_bytes(self.session.settings.sizes.scratch_bytes);
-        Ok(self.side_mut()?.peers[rank.index()].scratch + scratch_bytes as u64)
     }
 }
 
@@ -161,4 +161,5 @@ struct CallPiece<'a> {
     stages: &'a Stages<'a>,
     piece: u64,
     choice: Choice,
+    windows: Windows,
 }

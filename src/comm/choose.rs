@@ -364,12 +364,17 @@ impl Chooser {
         })
     }
 
-    /// The program of another rank for a call that works in users' buffers, which this rank launches for it.
+    /// The program of a rank of this device for a call that works in these windows, which the leader launches for it.
     ///
     /// # Errors
     /// Where there is no plan.
-    pub(crate) fn led_program(&mut self, rank: Rank, call: &Call<'_>, choice: Choice) -> Result<Arc<Program>> {
-        let (means, world) = (means(choice, Windows::User), World { rank, ..self.world });
+    pub(crate) fn led_program(
+        &mut self,
+        rank: Rank,
+        call: &Call<'_>,
+        (choice, windows): (Choice, Windows),
+    ) -> Result<Arc<Program>> {
+        let (means, world) = (means(choice, windows), World { rank, ..self.world });
         let Chooser { layout, settings, led, .. } = self;
         led.entry(rank).or_default().of(call, world, means, || spec(call, means, world, layout, settings))
     }

@@ -11,9 +11,10 @@ use std::sync::PoisonError;
 use crate::comm::gpu_distance::GpuDistances;
 use crate::comm::peer_ways::{LeavesBy, PairFacts, PeerDecision, PeerWay};
 use crate::comm::session::Session;
+use crate::comm::sharers::Sharers;
 use crate::comm::staging::{Access, Staged, StagingLayout, ToPeer};
 use crate::device::records::{ControlLayout, PeerMemory, SlotQueue};
-use crate::device::{self, DeviceIdentity, Home, HostRegion, ProcessRanks, Region, Sharing, StatusPage, lines};
+use crate::device::{self, DeviceIdentity, DeviceRanks, Home, HostRegion, Region, Sharing, StatusPage, lines};
 use crate::error::{Error, Result};
 use crate::exec::{Cohort, Rendezvous};
 use crate::log;
@@ -38,8 +39,7 @@ pub(super) struct Meeting {
     /// Of each rank: the number of the ranks with which it can share memory, on its host.
     hosts: Vec<usize>,
     staged: Arc<Staged>,
-    /// Whether several processes share the one device of all ranks and take turns there, so that one of them leads.
-    across: bool,
+    sharers: Sharers,
     /// Of each rank: whether it has `NCCL_P2P_DIRECT_DISABLE=1`.
     without_pointers: Vec<bool>,
     world: World,
@@ -58,20 +58,20 @@ struct Shared {
     rendezvous: Rendezvous,
     /// Memory that is being registered, by the window's number and its rank.
     windows: Mutex<HashMap<(u32, Rank), Region>>,
-    /// The status pages of all ranks, where several processes share a device.
-    pages: Mutex<Option<HostRegion>>,
+    /// The status pages of the ranks on each device, where a process leads on each.
+    pages: Mutex<HashMap<Home, HostRegion>>,
 }
 
 /// What a rank tells all others when they first meet on devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Facts {
-    process: u64,
+pub(super) struct Facts {
+    pub(super) process: u64,
     /// The key under which threads of one process find what they share.
     ticket: u64,
-    device: DeviceIdentity,
+    pub(super) device: DeviceIdentity,
     /// Whether it may be shared with other processes: [`crate::device::Device::runs_processes_together`], or
     /// `RSCCL_COHORT=split`.
-    together: bool,
+    pub(super) together: bool,
     leaves_by: LeavesBy,
     /// `NCCL_P2P_DIRECT_DISABLE`
     without_pointers: bool,
@@ -99,7 +99,7 @@ pub(super) struct Brought {
     pub(super) sides: HashMap<Rank, Region>,
     /// Of the host's memory, by rank; of this process's ranks too, as this rank's device addresses it.
     pub(super) stages: HashMap<Rank, Region>,
-    /// The status pages of all ranks, as this rank's device addresses them, where several processes share it.
+    /// The status pages of the ranks on this rank's device, as it addresses them, where a process leads there.
     pub(super) pages: Option<Region>,
 }
 
@@ -111,8 +111,7 @@ impl Meeting {
     /// share memory. Collective.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] on all ranks where several processes use one of several devices, which cannot
-    /// run them side by side; of a rank that does not come.
+    /// Of a rank that does not come.
     pub(super) fn new(session: &Session, home: Home, topology: &Topology, wait: &Wait) -> Result<Meeting> {
         let device = device::of(home)?;
         let (world, bootstrap) = (session.world, &session.bootstrap);
@@ -135,7 +134,17 @@ impl Meeting {
         for (number, ranks) in topology.hosts().iter().enumerate() {
             ranks.iter().for_each(|rank| hosts[rank.index()] = number);
         }
-        let across = must_take_turns(&facts, topology.hosts().len() > 1)?;
+        let sharers = Sharers::of(&facts, topology.hosts().len() > 1);
+        if let Sharers::Turns(one, other) = sharers
+            && [one, other].contains(&world.rank)
+        {
+            log::warn!(
+                Init @ world.rank,
+                "ranks {one} and {other} are processes that share a GPU, which runs the work of one process at a time, and some ranks \
+                 share no memory: calls wait for each other's turns; give each process a GPU of its own, make its ranks threads of one \
+                 process, or start NVIDIA's MPS and set RSCCL_COHORT=split"
+            );
+        }
         let first = facts.iter().find(|facts| facts.process == process).map_or(entry.0, |facts| facts.ticket);
         let found = meetings().get(&first).and_then(Weak::upgrade);
         let devices: Vec<DeviceIdentity> = facts.iter().map(|facts| facts.device).collect();
@@ -144,7 +153,7 @@ impl Meeting {
         let shared = found.ok_or_else(|| Error::internal("what the ranks of this process share is gone"))?;
         let processes = facts.iter().map(|facts| facts.process).collect();
         let without_pointers = facts.iter().map(|facts| facts.without_pointers).collect();
-        Ok(Meeting { shared, processes, devices, hosts, staged, across, without_pointers, world })
+        Ok(Meeting { shared, processes, devices, hosts, staged, sharers, without_pointers, world })
     }
 
     /// The devices of all ranks, in rank order.
@@ -193,8 +202,11 @@ impl Meeting {
 
     /// Whether all ranks are threads of one process on one device.
     fn is_one(&self) -> bool {
-        self.devices.iter().all(|device| *device == self.devices[0])
-            && self.processes.iter().all(|process| *process == self.processes[0])
+        self.is_one_device() && self.processes.iter().all(|process| *process == self.processes[0])
+    }
+
+    fn is_one_device(&self) -> bool {
+        !self.has_far() && self.devices.iter().all(|device| *device == self.devices[0])
     }
 
     /// The ranks of other processes of this host, in order.
@@ -205,7 +217,12 @@ impl Meeting {
     /// Whether the programs of ranks wait for each other on devices: else one launch does the work of all. The same on
     /// all ranks.
     pub(super) fn waits_on_devices(&self, session: &Session) -> bool {
-        self.world.size > 1 && !self.across && (!self.is_one() || session.settings.split_cohorts)
+        match self.sharers {
+            Sharers::Led => !self.is_one_device(),
+            Sharers::Beside | Sharers::Turns(..) => {
+                self.world.size > 1 && (!self.is_one() || session.settings.split_cohorts)
+            }
+        }
     }
 
     /// Whether this rank and `rank` cannot share memory, most often because they are on different hosts: they send each
@@ -219,20 +236,31 @@ impl Meeting {
         self.hosts.iter().any(|host| *host != self.hosts[0])
     }
 
-    /// Whether several processes share the one device of all ranks and take turns there.
-    pub(super) fn is_across(&self) -> bool {
-        self.across
+    /// Whether several processes share a device, and one process of each device launches collectives for all ranks
+    /// there. The same on all ranks.
+    pub(super) fn is_led(&self) -> bool {
+        self.sharers == Sharers::Led
     }
 
-    /// The ranks by their processes.
-    pub(super) fn process_ranks(&self) -> ProcessRanks {
-        let lowest = |process: &u64| self.processes.iter().position(|other| other == process);
-        let first = self.processes.iter().map(|process| lowest(process).and_then(|rank| u32::try_from(rank).ok()));
-        ProcessRanks { me: self.world.rank.get(), first: first.map(Option::unwrap_or_default).collect() }
+    /// The ranks on this rank's device, by their processes.
+    pub(super) fn device_ranks(&self) -> DeviceRanks {
+        let me = self.world.rank;
+        let is_here = |rank: &Rank| !self.is_far(*rank) && self.devices[rank.index()] == self.devices[me.index()];
+        let ranks: Vec<Rank> = self.world.ranks().filter(is_here).collect();
+        let lowest = |rank: &Rank| {
+            let process = self.processes[rank.index()];
+            ranks.iter().position(|other| self.processes[other.index()] == process).unwrap_or_default()
+        };
+        DeviceRanks {
+            me: ranks.iter().position(|rank| *rank == me).unwrap_or_default(),
+            first: ranks.iter().map(lowest).collect(),
+            ranks: ranks.iter().map(|rank| rank.get()).collect(),
+            waits: !self.is_one_device(),
+        }
     }
 
-    /// The status pages of all ranks, which the lowest rank of this process leaves for the others.
-    pub(super) fn pages(&self) -> MutexGuard<'_, Option<HostRegion>> {
+    /// The status pages of the ranks on a device, which the lowest of them in this process leaves for the others.
+    pub(super) fn pages(&self) -> MutexGuard<'_, HashMap<Home, HostRegion>> {
         lock(&self.shared.pages)
     }
 
@@ -391,7 +419,7 @@ impl Meeting {
     }
 
     /// The devices of this process's ranks: those whose memory this rank reaches, and the others.
-    fn homes_here(&self) -> (Vec<Home>, Vec<Home>) {
+    pub(super) fn homes_here(&self) -> (Vec<Home>, Vec<Home>) {
         let sides = lock(&self.shared.sides);
         let homes = |staged: bool| {
             let is_kind = move |rank: &Rank| self.staged.parts(self.world.rank, *rank) == staged && !self.is_far(*rank);
@@ -603,26 +631,6 @@ fn why_far(policy: Policy) -> [String; 2] {
     [p2p.to_owned(), shm.to_owned()]
 }
 
-/// Whether several processes work on one device whose launches cannot run side by side. Then one of them leads, if all
-/// ranks are on that device, and none of them is far; else the ranks are refused. All ranks get the same answer.
-fn must_take_turns(facts: &[Facts], has_far: bool) -> Result<bool> {
-    for (rank, one) in facts.iter().enumerate().filter(|(_, facts)| !facts.together) {
-        let other = facts.iter().position(|other| other.device == one.device && other.process != one.process);
-        let Some(other) = other else { continue };
-        let apart = match facts.iter().position(|facts| facts.device != one.device) {
-            Some(apart) => format!("rank {apart} is on another device"),
-            None if has_far => "some ranks can share no memory".to_owned(),
-            None => return Ok(true),
-        };
-        return Err(Error::invalid_usage(format!(
-            "ranks {rank} and {other} are different processes on one device, which runs the work of one process at a time, and {apart}: that is supported where all ranks are on one device of one host; give each process a device of its own, make its \
-             ranks threads of one process, or set RSCCL_COHORT=split for all ranks, so that processes wait for each other's turns (which \
-             is quick where NVIDIA's MPS runs processes together)"
-        )));
-    }
-    Ok(false)
-}
-
 /// Bytes of a rank's stage, which lies behind its scratch of `scratch_bytes`, and where it begins there.
 pub(super) fn stage_bytes(scratch_bytes: usize) -> usize {
     scratch_bytes.next_multiple_of(STAGE_GRAIN)
@@ -791,10 +799,10 @@ const STAGE_GRAIN: usize = 4096;
 
 #[cfg(test)]
 #[cfg(not(loom))]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn facts(process: u64, device: u8, together: bool) -> Facts {
+    pub(in crate::comm) fn facts(process: u64, device: u8, together: bool) -> Facts {
         let (device, leaves_by) = (DeviceIdentity([device; 16]), LeavesBy::HandleBySetting);
         Facts { process, ticket: 9, device, together, leaves_by, without_pointers: together }
     }
@@ -808,20 +816,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn processes_that_take_turns_share_a_device_only_with_each_other() {
-        assert!(!must_take_turns(&[facts(1, 1, true), facts(2, 1, true)], false).unwrap());
-        assert!(!must_take_turns(&[facts(1, 1, false), facts(1, 1, false), facts(2, 2, false)], false).unwrap());
-        assert!(must_take_turns(&[facts(1, 1, false), facts(1, 1, false), facts(2, 1, false)], false).unwrap());
-        let error = must_take_turns(&[facts(1, 1, false), facts(2, 2, false), facts(3, 1, false)], false).unwrap_err();
-        assert!(
-            error.message().contains("ranks 0 and 2") && error.message().contains("rank 1 is on another"),
-            "{error}"
-        );
-        let error = must_take_turns(&[facts(1, 1, false), facts(2, 1, false)], true).unwrap_err();
-        assert!(error.message().contains("can share no memory"), "{error}");
-    }
-
     /// Links lead from ranks 0 and 2 to rank 1.
     #[test]
     fn slots_over_another_device_lie_there_and_their_words_do_not() {
@@ -833,7 +827,7 @@ mod tests {
             scratch_bytes: 100,
             shape: Shape { slots: 8, slot_bytes: 64 },
             channels: 1,
-            across: false,
+            led: false,
         };
         let (sides, stages) = (vec![1 << 30, 2 << 30, 3 << 30], vec![4 << 30, 0, 5 << 30]);
         let places = Addresses { sides, stages };

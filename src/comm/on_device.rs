@@ -157,6 +157,11 @@ impl DeviceSide {
         ends.iter().filter(is_missing).copied().collect()
     }
 
+    /// Where the stage of a rank on this rank's device lies, as this process addresses it.
+    pub(super) fn stage_of(&self, rank: Rank) -> u64 {
+        self.addresses.side(rank) + self.staging.stage(rank)
+    }
+
     /// A rank's part of a launch, without buffers and connections.
     pub(super) fn part(&self, me: Rank, lowered: &Lowered, (folding, labels): (Reduction, Vec<Label>)) -> LaunchPart {
         LaunchPart {
@@ -459,7 +464,7 @@ impl Engine {
             // Other ranks may have started copies for this call: they must not touch the caller's memory after it
             // returns.
             let error = error.duplicate();
-            let told = side.meeting.is_across().then_some(&*side.status);
+            let told = side.meeting.is_led().then_some(&*side.status);
             return stream.record().and_then(|event| await_end((&*event, told), &session)).and(Err(error));
         }
         is_put?;
@@ -525,13 +530,13 @@ impl Engine {
             scratch_bytes: sizes.scratch_bytes,
             shape: sizes.shape,
             channels: self.chooser.device_channels(),
-            across: meeting.is_across(),
+            led: meeting.is_led(),
         };
         let mut brought = meeting.allocate(home, &staging, self.session.settings.device_sharing)?;
         self.session.bootstrap.barrier(&wait)?;
         let stages = self.share_elsewhere(&meeting, &staging, &mut brought, background)?;
         let ready = meeting.take_in(home, &stages, &mut brought);
-        let status = if meeting.is_across() {
+        let status = if meeting.is_led() {
             self.page_across((&meeting, home), (ready, &mut brought), &wait, background)?
         } else {
             meeting.status_page(&self.session, (home, ready), &wait)?

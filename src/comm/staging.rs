@@ -66,8 +66,8 @@ pub(super) struct StagingLayout {
     pub(super) shape: Shape,
     /// How many channels collectives use.
     pub(super) channels: u32,
-    /// Whether ranks of other processes on the device have a stage behind their scratch (`comm::across`).
-    pub(super) across: bool,
+    /// Whether ranks have a stage on their devices, for the process that leads there (`comm::across`).
+    pub(super) led: bool,
 }
 
 impl Staged {
@@ -201,12 +201,19 @@ impl StagingLayout {
 
     /// The same without what other ranks have there for each other.
     fn own_bytes(&self, rank: Rank) -> Result<usize> {
-        let behind = match (self.has(rank), self.across) {
+        let stage = if self.led { stage_bytes(self.scratch_bytes) } else { 0 };
+        let scratch = match (self.has(rank), self.led) {
             (true, _) => 0,
-            (false, true) => stage_bytes(self.scratch_bytes).saturating_mul(2),
+            (false, true) => stage_bytes(self.scratch_bytes),
             (false, false) => self.scratch_bytes,
         };
-        Ok(fits(self.side.scratch())?.saturating_add(behind))
+        Ok(fits(self.side.scratch())?.saturating_add(scratch).saturating_add(stage))
+    }
+
+    /// Where the stage of `rank` begins in what it brings on its device.
+    pub(super) fn stage(&self, rank: Rank) -> u64 {
+        let scratch = if self.has(rank) { 0 } else { stage_bytes(self.scratch_bytes) };
+        self.side.scratch() + scratch as u64
     }
 
     /// Bytes that `rank` brings of the host's memory; 0: none.
@@ -437,7 +444,7 @@ mod tests {
                 scratch_bytes: 100,
                 shape: Shape { slots: 8, slot_bytes },
                 channels: 2,
-                across: false,
+                led: false,
             };
             for third in (0..4).map(rank) {
                 let pairs: Vec<(Rank, Rank)> = staged.pairs_on(third).collect();
@@ -469,14 +476,8 @@ mod tests {
         let staged = Arc::new(of([[0, 2, 2], [2, 0, 0], [2, 0, 0]]));
         for (slot_bytes, slots) in [(64, 8), (128 << 10, 8), (8 << 20, LEAST_SLOTS)] {
             let (side, shape) = (SideLayout { ranks: 3 }, Shape { slots: 8, slot_bytes });
-            let layout = StagingLayout {
-                staged: Arc::clone(&staged),
-                side,
-                scratch_bytes: 100,
-                shape,
-                channels: 3,
-                across: false,
-            };
+            let layout =
+                StagingLayout { staged: Arc::clone(&staged), side, scratch_bytes: 100, shape, channels: 3, led: false };
             assert_eq!(layout.slots((rank(1), rank(0))), slots);
             let channels = [Channel::PointToPoint, Channel::Collective(0), Channel::Collective(2)];
             let mut starts: Vec<u64> = [1, 2]

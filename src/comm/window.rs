@@ -323,8 +323,8 @@ fn reason(meeting: &Meeting, told: &[Told]) -> Option<String> {
     if meeting.is_without_pointers() {
         return Some("NCCL_P2P_DIRECT_DISABLE is set for GPUs of one process".to_owned());
     }
-    if meeting.is_across() {
-        return Some("processes that share one device move data through their stages".to_owned());
+    if meeting.is_led() {
+        return Some("processes that share a device move data through their stages".to_owned());
     }
     if let Some((one, other)) = meeting.staged().first() {
         return Some(format!("the devices of ranks {one} and {other} do not reach each other"));

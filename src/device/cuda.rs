@@ -50,7 +50,7 @@ use std::sync::TryLockError;
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
 use crate::device::{
-    Device, DeviceId, DeviceIdentity, Generation, Home, HostMemory, HostRegion, Joint, Keep, Lendable, ProcessRanks,
+    Device, DeviceId, DeviceIdentity, DeviceRanks, Generation, Home, HostMemory, HostRegion, Joint, Keep, Lendable,
     Queue, Region, Sharing, StatusPage,
 };
 use crate::error::{Error, Kind, Result};
@@ -445,6 +445,30 @@ impl Device for Cuda {
 
     fn page_for(&self, reached: &[Home], beside: &[Home]) -> Result<StatusPage> {
         let active = self.active()?;
+        self.work_with(&active, (reached, beside))?;
+        active.polling()?.seat(&active)
+    }
+
+    fn page_across(
+        &self,
+        others: (&[Home], &[Home]),
+        pages: (&HostRegion, &Region),
+        ranks: &DeviceRanks,
+    ) -> Result<StatusPage> {
+        let active = self.active()?;
+        self.work_with(&active, others)?;
+        members::page(&active, pages, ranks)
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(queue::StreamQueue::new(self.active()?, self.home())?))
+    }
+}
+
+impl Cuda {
+    /// Makes the memory of the GPUs `reached` reachable from here, and notes that kernels of this one work with those
+    /// of all others.
+    fn work_with(&self, active: &Arc<Active>, (reached, beside): (&[Home], &[Home])) -> Result<()> {
         for (peers, reaches) in [(reached, true), (beside, false)] {
             for peer in peers.iter().filter(|peer| **peer != self.home()) {
                 let Home::Device(id) = *peer else { continue };
@@ -455,19 +479,9 @@ impl Device for Cuda {
                 active.works_with(&peer);
             }
         }
-        active.polling()?.seat(&active)
+        Ok(())
     }
 
-    fn page_across(&self, pages: (&HostRegion, &Region), ranks: &ProcessRanks) -> Result<StatusPage> {
-        members::page(&self.active()?, pages, ranks)
-    }
-
-    fn queue(&self) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(queue::StreamQueue::new(self.active()?, self.home())?))
-    }
-}
-
-impl Cuda {
     fn check_exports(&self) -> Result<()> {
         if self.exports {
             return Ok(());

@@ -9,14 +9,17 @@ fn must_pass(name: &str, job: &str) {
 }
 
 fn must_pass_with(name: &str, job: &str, environment: &[(&str, &str)]) {
-    let test = format!("faults::gpus::jobs::{job}");
-    let run = machine::run(name, &[], &[&test, "--exact"], environment);
-    run.must_pass(&format!("{name}, {job}"));
+    must_pass_test(name, &format!("faults::gpus::jobs::{job}"), environment);
+}
+
+pub(super) fn must_pass_test(name: &str, test: &str, environment: &[(&str, &str)]) {
+    let run = machine::run(name, &[], &[test, "--exact"], environment);
+    run.must_pass(&format!("{name}, {test}"));
     let victims = run.output.lines().filter_map(|line| line.split_once(VICTIM_IS)).map(|(_, process)| process);
     let victims: Vec<String> = victims.map(|process| format!("by process {}", process.trim())).collect();
     let leaks = run.output.lines().skip_while(|line| !line.starts_with("vcuda: leaked")).skip(1);
     let others: Vec<&str> = leaks.filter(|leak| !victims.iter().any(|victim| leak.ends_with(victim))).collect();
-    assert!(others.is_empty(), "{name}, {job}: {others:#?}");
+    assert!(others.is_empty(), "{name}, {test}: {others:#?}");
 }
 
 /// What a job prints before the number of a process that it kills.
@@ -122,11 +125,6 @@ fn a_leader_whose_driver_fails_lets_its_members_go_on() {
 }
 
 #[test]
-fn processes_of_several_gpus_that_share_one_are_refused() {
-    must_pass("2-nvswitch", "two_of_four_share_a_gpu");
-}
-
-#[test]
 fn processes_take_turns_on_gpus_where_the_user_says_so() {
     must_pass("2-nvswitch", "two_processes_a_gpu");
     must_pass("1", "a_rank_of_a_shared_gpu_is_killed");
@@ -206,7 +204,7 @@ fn mistakes_between_hosts_are_told() {
 }
 
 /// What runs on a machine.
-mod jobs {
+pub(super) mod jobs {
     use std::io::Write;
 
     use rsccl::internals::device::cuda;
@@ -218,14 +216,15 @@ mod jobs {
     use crate::{SHM, random, with};
 
     /// A hang becomes an error before the test gives up.
-    const BOUNDED: &[(&str, &str)] = &[("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_TIMEOUT_MS", "20000")];
+    pub(in crate::faults) const BOUNDED: &[(&str, &str)] =
+        &[("NCCL_SOCKET_IFNAME", "lo"), ("RSCCL_TIMEOUT_MS", "20000")];
     /// The rank that dies.
     const VICTIM: usize = 2;
 
     /// Ranks that have joined, and what each held before; `None` where there is no GPU. Each is on a GPU of its own,
     /// where there are as many, else neighbours share one. On a machine of two hosts, the second half is on the other
     /// host.
-    fn on_gpus(ranks: usize, variables: &[(&str, &str)]) -> Option<(Job, Vec<(usize, usize)>)> {
+    pub(in crate::faults) fn on_gpus(ranks: usize, variables: &[(&str, &str)]) -> Option<(Job, Vec<(usize, usize)>)> {
         let hosts = hosts()?;
         let of_host = ranks.div_ceil(hosts.len());
         let gpus = cuda::gpus().ok()?.len().min(of_host);
@@ -450,14 +449,15 @@ mod jobs {
     /// A process for each host: with a thread for each GPU, and with two on one.
     #[test]
     fn threads_of_hosts() {
-        crowds_of_hosts(4, 4);
-        crowds_of_hosts(2, 1);
+        crowds_on(4, 4);
+        crowds_on(2, 1);
     }
 
-    fn crowds_of_hosts(threads: usize, gpus: usize) {
+    pub(in crate::faults) fn crowds_on(threads: usize, gpus: usize) {
         let Some(hosts) = hosts() else { return };
-        let variables = |host: usize| hosts[host].iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let placed = |host: usize| (Vec::new(), BOUNDED.iter().copied().chain(variables(host)).collect());
+        let variables =
+            |process: usize| hosts[process % hosts.len()].iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let placed = |process: usize| (Vec::new(), BOUNDED.iter().copied().chain(variables(process)).collect());
         let mut job = Job::start_each(2, placed);
         job.make_id();
         for rank in &mut job.ranks {
@@ -595,7 +595,7 @@ mod jobs {
         killed_of((victim, 4), commands, variables);
     }
 
-    fn killed_of((victim, ranks): (usize, usize), commands: &[&str], variables: &[(&str, &str)]) {
+    pub(in crate::faults) fn killed_of((victim, ranks): (usize, usize), commands: &[&str], variables: &[(&str, &str)]) {
         for command in commands {
             let Some((mut job, before)) = on_gpus(ranks, variables) else { return };
             let repeats = command.starts_with("repeat");
@@ -718,19 +718,6 @@ mod jobs {
         for rank in &job.ranks {
             let failure = rank.failure();
             assert!(failure.text.contains("cuLaunchKernel"), "rank {}: {}", rank.number, failure.text);
-        }
-        job.must_leave_nothing(&before);
-    }
-
-    #[test]
-    fn two_of_four_share_a_gpu() {
-        let Some((mut job, before)) = on_gpus(4, BOUNDED) else { return };
-        job.begin("call all_reduce 1000", |_| true);
-        for rank in &job.ranks {
-            let failure = rank.failure();
-            assert_eq!(failure.kind, "InvalidUsage", "rank {}: {}", rank.number, failure.text);
-            let told = ["ranks 0 and 1 are different processes on one device", "RSCCL_COHORT=split"];
-            assert!(told.iter().all(|words| failure.text.contains(words)), "{}", failure.text);
         }
         job.must_leave_nothing(&before);
     }

@@ -1,11 +1,18 @@
-//! Two processes of a rank each, on one GPU, where one of them launches for both, or where they take turns, and on two:
-//! what they have captured replays. Nothing is left on a GPU. More of processes on GPUs is in `tests/faults/gpus.rs`.
+//! Processes of a rank each: two on one GPU, where one of them launches for both, or where they take turns; two on two
+//! GPUs; four on two GPUs, where one leads on each. What they have captured replays. Nothing is left on a GPU. More of
+//! processes on GPUs is in `tests/faults/gpus.rs`.
 
 use crate::gpu::{must_pass, must_pass_with};
 
 #[test]
 fn processes_of_one_gpu() {
     must_pass("1", "gpu_processes::pair::on_one");
+}
+
+/// The captured launches of two processes wait for members on their own GPU, and for each other.
+#[test]
+fn graphs_of_processes_that_share_two_gpus() {
+    must_pass("2-nvswitch", "gpu_processes::pair::on_shared_graphs_replay");
 }
 
 /// Each way between processes of a host is taken where it is the first that is open, and the log says why.
@@ -64,23 +71,34 @@ mod pair {
 
     /// Runs `body` as rank 0, and `other`, an ignored test of this module, as rank 1 in another process.
     fn run(other: &str, body: impl FnOnce(&UniqueId, u32)) {
+        run_with(1, other, body);
+    }
+
+    /// Runs `body` as rank 0, and `other`, an ignored test of this module, as so many `others`, each in a process.
+    fn run_with(others: u8, other: &str, body: impl FnOnce(&UniqueId, u32)) {
         if cuda::gpus().is_err() {
             return;
         }
         let id = Communicator::unique_id(&config()).expect("an id");
-        let mut command = Command::new(std::env::current_exe().expect("a program"));
-        command.args([&format!("gpu_processes::pair::{other}"), "--exact", "--ignored", "--nocapture"]);
-        let mut other = command.stdin(Stdio::piped()).spawn().expect("a process");
-        let told = other.stdin.take().expect("a pipe").write_all(id.as_bytes());
+        let start = |rank: u8| {
+            let mut command = Command::new(std::env::current_exe().expect("a program"));
+            command.args([&format!("gpu_processes::pair::{other}"), "--exact", "--ignored", "--nocapture"]);
+            let mut other = command.stdin(Stdio::piped()).spawn().expect("a process");
+            let told = other.stdin.take().expect("a pipe").write_all(&[&[rank][..], &id.as_bytes()[..]].concat());
+            (other, told)
+        };
+        let others: Vec<_> = (1..=others).map(start).collect();
         body(&id, 0);
-        assert!(other.wait().expect("it ends").success() && told.is_ok());
+        for (mut other, told) in others {
+            assert!(other.wait().expect("it ends").success() && told.is_ok());
+        }
     }
 
-    /// Runs `body` as rank 1, where [`run`] has started this process.
+    /// Runs `body` as another rank, where [`run_with`] has started this process.
     fn run_other(body: impl FnOnce(&UniqueId, u32)) {
-        let mut id = [0; UniqueId::BYTES];
-        if std::io::stdin().read_exact(&mut id).is_ok() {
-            body(&UniqueId::from_bytes(&id).expect("an id"), 1);
+        let mut told = [0; 1 + UniqueId::BYTES];
+        if std::io::stdin().read_exact(&mut told).is_ok() {
+            body(&UniqueId::from_bytes(&told[1..]).expect("an id"), u32::from(told[0]));
         }
     }
 
@@ -100,9 +118,27 @@ mod pair {
     }
 
     fn replay_on_one(id: &UniqueId, rank: u32) -> Result<()> {
-        replay((id, rank), 0, |comm, stream, sum, all| {
+        replay((id, rank, 2), 0, |comm, stream, sum, all| {
             comm.on(stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
             comm.on(stream).all_gather(sum.slice(..COUNT / 2), all.slice_mut(..))
+        })
+    }
+
+    #[test]
+    fn on_shared_graphs_replay() {
+        run_with(3, "graphs_of_shared", |id, rank| replay_on_shared(id, rank).expect("rank 0 ends well"));
+    }
+
+    #[test]
+    #[ignore = "a rank that `on_shared_graphs_replay` starts: alone it is no test"]
+    fn graphs_of_shared() {
+        run_other(|id, rank| replay_on_shared(id, rank).expect("another rank ends well"));
+    }
+
+    fn replay_on_shared(id: &UniqueId, rank: u32) -> Result<()> {
+        replay((id, rank, 4), rank % 2, |comm, stream, sum, all| {
+            comm.on(stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
+            comm.on(stream).all_gather(sum.slice(..COUNT / 4), all.slice_mut(..))
         })
     }
 
@@ -145,7 +181,7 @@ mod pair {
     }
 
     fn replay_on_two(id: &UniqueId, rank: u32) -> Result<()> {
-        replay((id, rank), rank, |comm, stream, sum, passed| {
+        replay((id, rank, 2), rank, |comm, stream, sum, passed| {
             comm.on(stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
             comm.on(stream).send_recv(sum.slice(..), 1 - rank, passed.slice_mut(..), 1 - rank)
         })
@@ -200,14 +236,15 @@ mod pair {
         wait_until_free(rank)
     }
 
-    /// Each rank captures `calls` on its GPU for itself, and replays as often as the other, between live calls. The calls
-    /// leave the sum of both in the first buffer, and sums of both in the second.
+    /// Each rank captures `calls` on its GPU for itself, and replays as often as the others, between live calls. The calls
+    /// leave the sum of all ranks in the first buffer, and sums of all in the second.
     fn replay(
-        (id, rank): (&UniqueId, u32),
+        (id, rank, world): (&UniqueId, u32, u32),
         gpu: u32,
         calls: impl Fn(&Communicator, &DeviceStream, &mut DeviceBuffer<u32>, &mut DeviceBuffer<u32>) -> Result<()>,
     ) -> Result<()> {
-        let comm = Communicator::init(id, rank, 2, &config())?;
+        let comm = Communicator::init(id, rank, world, &config())?;
+        let once = world * (world + 1) / 2;
         let context = CudaContext::new(gpu as usize).expect("the primary context");
         let own = [context.new_stream().expect("a stream")];
         let stream = DeviceStream::from_cudarc(&own[0])?;
@@ -225,15 +262,15 @@ mod pair {
         let mut found = [[0; COUNT]; 2];
         stream.download(sum.slice(..), &mut found[0])?;
         stream.download(passed.slice(..), &mut found[1])?;
-        assert_eq!(found, [[3 << 14; COUNT]; 2]);
+        assert_eq!(found, [[once * world.pow(14); COUNT]; 2]);
         // It begins on the GPU when the first one has gone, and is given what that one has left.
-        let second = comm.split(Some(0), 0)?.expect("both ranks");
+        let second = comm.split(Some(0), 0)?.expect("all ranks");
         comm.finalize()?;
         let mut second_sums = || -> Result<()> {
             stream.upload(&[rank + 1; COUNT], sum.slice_mut(..))?;
             calls(&second, &stream, &mut sum, &mut passed)?;
             stream.download(sum.slice(..), &mut found[0])?;
-            assert_eq!(found[0], [3; COUNT]);
+            assert_eq!(found[0], [once; COUNT]);
             Ok(())
         };
         second_sums()?;

@@ -41,8 +41,8 @@ struct Config {
     /// `RSCCL_STRICT_FILTERS`; false.
     std::optional<bool> strict_filters = {};
     /// How ranks that share a GPU run: `joint`, in one launch in which nobody waits, where that is possible, or `split`, each rank by
-    /// itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what several do, and processes can share some of
-    /// several GPUs: they take turns there, each of some milliseconds, unless NVIDIA's MPS runs them together. `RSCCL_COHORT`; joint.
+    /// itself, waiting for the others on the GPU. `split` is slower; with it one GPU tests what several do. Processes that share a GPU take
+    /// turns there then, each of some milliseconds, unless NVIDIA's MPS runs them together. `RSCCL_COHORT`; joint.
     std::optional<std::string> cohort = {};
     /// The least channels of a call that has as many slots to fill. `NCCL_MIN_NCHANNELS`, `NCCL_MIN_CTAS`; 1.
     std::optional<std::uint32_t> min_channels = {};

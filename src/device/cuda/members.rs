@@ -1,5 +1,6 @@
 //! Calls of processes that share a GPU. Processes take turns there, so none of their kernels may wait for another's:
-//! one process, the leader, launches the folds of a call for the ranks of all.
+//! one process, the leader, launches the work of a call for the ranks of all: folds where all ranks of the communicator
+//! are on this GPU, else the kernel that runs their programs beside those of other GPUs (`polling`).
 //!
 //! A member copies its input to its stage, memory of its own that the leader has mapped, and its output back from
 //! there. The order between the streams of processes is kept by words in pages of host memory that all of them map
@@ -8,7 +9,7 @@
 //! | stream of | does |
 //! |---|---|
 //! | a member | copies; writes its label and `arrived`, waits for `done`, makes it 0 again, all by memory operations; copies |
-//! | the leader | waits for `arrived` of each member, makes it 0 again; compares the labels (`kernels/meet.cu`); folds; writes `done` |
+//! | the leader | waits for `arrived` of each member, makes it 0 again; compares the labels (`kernels/meet.cu`); works; writes `done` |
 //!
 //! All values are the same in each call, and all words come back to 0, so that a captured call replays with no host in
 //! between. A wait for a process that has died is let go on by the host ([`StatusPage`]).
@@ -19,24 +20,36 @@ use cudarc::driver::sys::CUfunction;
 
 use super::active::Active;
 use super::kernels::Meets;
-use super::polling::{Seats, differ};
+use super::levels::LevelLaunch;
+use super::polling::{self, Seats, differ};
 use super::programs;
 use super::raw::MemoryOperation;
 use super::result::call;
 use super::stream::StreamHandle;
 use crate::device::records::{Across, LaunchPart, StageCopy};
-use crate::device::{HostRegion, LaunchFault, ProcessRanks, Region, StatusPage};
+use crate::device::{DeviceRanks, HostRegion, LaunchFault, Region, StatusPage};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
 
-/// What a rank has whose GPU several processes share.
+/// What a rank has in a communicator in which several processes share a GPU, be it this one or another.
 #[derive(Debug)]
 pub(super) struct Membership {
-    /// Where the page of rank 0 lies, as the GPU addresses it.
+    /// Where the page of the leader lies, as the GPU addresses it; those of the others follow it.
     pages: u64,
-    ranks: ProcessRanks,
-    meets: Arc<Meets>,
+    ranks: DeviceRanks,
+    /// `None` where all ranks of this GPU are of one process, which has nobody to wait for.
+    meets: Option<Arc<Meets>>,
+}
+
+/// What a process puts into its stream between the copies from and to users' buffers.
+enum Work {
+    /// A member waits for the leader.
+    Waits,
+    /// The leader does the work of all ranks of the communicator.
+    Folds(Vec<LevelLaunch>),
+    /// The leader runs the programs of the ranks on this GPU.
+    Programs,
 }
 
 /// `MOST_RANKS` of meet.cu.
@@ -49,14 +62,12 @@ struct MeetArguments {
     pages: u64,
     label: Label,
     ranks: u32,
-    leader: u32,
+    reserved: u32,
+    rank: [u32; MOST_RANKS],
     first: [u32; MOST_RANKS],
 }
 
-const _: () = assert!(size_of::<MeetArguments>() == 40 + 4 * MOST_RANKS);
-
-/// The rank whose process leads.
-const LEADER: u32 = 0;
+const _: () = assert!(size_of::<MeetArguments>() == 40 + 8 * MOST_RANKS && DeviceRanks::LEADER == 0);
 
 /// The status page of a rank, one of `pages`. For set-up: it loads kernels.
 ///
@@ -65,38 +76,42 @@ const LEADER: u32 = 0;
 pub(super) fn page(
     active: &Arc<Active>,
     (pages, reached): (&HostRegion, &Region),
-    ranks: &ProcessRanks,
+    ranks: &DeviceRanks,
 ) -> Result<StatusPage> {
-    if ranks.first.len() > MOST_RANKS {
+    if ranks.ranks.len() > MOST_RANKS {
         return Err(Error::invalid_usage(format!(
             "{} ranks of several processes on one GPU: at most {MOST_RANKS} are possible",
-            ranks.first.len()
+            ranks.ranks.len()
         )));
     }
-    let page_of = |rank: u32| pages.part(rank as usize * StatusPage::BYTES, StatusPage::BYTES);
-    let first = ranks.first[ranks.me as usize];
+    let page_of = |place: usize| pages.part(place * StatusPage::BYTES, StatusPage::BYTES);
+    let first = ranks.first[ranks.me];
     let base = reached.base().addr().get() as u64;
-    let own = place(base, ranks.me, 0);
-    try_words(active, place(base, ranks.me, StatusPage::ARRIVED))?;
-    let mut seats = active.polling()?.take_seats(active, own)?;
-    seats.across = Some(Membership { pages: base, ranks: ranks.clone(), meets: active.meets()? });
+    let meets = if ranks.members().next().is_none() {
+        None
+    } else {
+        try_words(active, word(base, ranks.me, StatusPage::ARRIVED))?;
+        Some(active.meets()?)
+    };
+    let mut seats = active.polling()?.take_seats(active, word(base, ranks.me, 0), ranks.launched_by_me())?;
+    seats.across = Some(Membership { pages: base, ranks: ranks.clone(), meets });
     let status = StatusPage::on(page_of(ranks.me), Box::new(seats));
     if first != ranks.me {
         // The lowest rank of the process looks after the process's streams.
         return Ok(status);
     }
-    let awaited = if first == LEADER {
-        ranks.processes().filter(|other| *other != LEADER).map(|other| (page_of(other), StatusPage::ARRIVED)).collect()
+    let awaited = if first == DeviceRanks::LEADER {
+        ranks.members().map(|other| (page_of(other), StatusPage::ARRIVED)).collect()
     } else {
         vec![(page_of(first), StatusPage::DONE)]
     };
-    let fellows = (0..).zip(&ranks.first).filter(|(rank, other)| **other == first && *rank != ranks.me);
-    Ok(status.with_awaited(awaited, fellows.map(|(rank, _)| page_of(rank)).collect()))
+    let fellows = ranks.first.iter().enumerate().filter(|(place, other)| **other == first && *place != ranks.me);
+    Ok(status.with_awaited(awaited, fellows.map(|(place, _)| page_of(place)).collect()))
 }
 
-/// Where a word of a rank's page lies.
-fn place(pages: u64, rank: u32, offset: usize) -> u64 {
-    pages + u64::from(rank) * StatusPage::BYTES as u64 + offset as u64
+/// Where a word of the page at a place lies.
+fn word(pages: u64, place: usize, offset: usize) -> u64 {
+    pages + (place * StatusPage::BYTES + offset) as u64
 }
 
 /// Writes a word by a stream, waits for it and takes it back, to see whether the driver can do it.
@@ -131,61 +146,88 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, mut part
     let (status, label) = (Arc::clone(&lowest.status), lowest.labels[0]);
     let members = status.place::<Seats>().and_then(|seats| seats.across.as_ref());
     let members = members.ok_or_else(|| Error::internal("a rank that shares no GPU with other processes"))?;
-    let me = lowest.rank;
-    let work = if me == LEADER {
+    let me = members.ranks.me;
+    let work = if me != DeviceRanks::LEADER {
+        Work::Waits
+    } else {
+        // They have the leader's status page: its host alone knows when their programs must end. What these find is on
+        // that page, from which `leave` takes it to the members.
         parts.extend(acrosses.iter().flat_map(|across| across.absent.iter().cloned()));
         // Each rank has mapped the memory of other processes for itself. One address for each byte, because the order
         // of the folds follows from addresses.
         let peers = Arc::clone(&parts[0].peers);
         parts.iter_mut().for_each(|part| part.peers = Arc::clone(&peers));
-        let Some(launches) = programs::launches(&parts)? else { return Ok(()) };
-        Some(launches)
-    } else {
-        None
+        if members.ranks.waits {
+            Work::Programs
+        } else {
+            let Some(launches) = programs::launches(&parts)? else { return Ok(()) };
+            Work::Folds(launches)
+        }
     };
     let _nothing_is_freed = active.primary().gate().launch();
     // SAFETY: the caller's contract, for these copies too.
     acrosses.iter().flat_map(|across| &across.before).try_for_each(|copy| unsafe { put(active, stream, copy) })?;
+    members.arrive(active, stream, label)?;
     match work {
-        None => operate(active, stream, &members.as_member(me, label))?,
-        Some(launches) => {
-            operate(active, stream, &members.as_leader())?;
-            members.run(active, stream, members.meets.meet, label)?;
+        Work::Waits => {}
+        Work::Folds(launches) => {
             for level in &launches {
                 let tables = (&level.steps[..], &level.operands[..]);
                 // SAFETY: the caller's contract.
                 unsafe { active.launch(stream, level.entry, tables, level.bytes) }?;
             }
-            members.run(active, stream, members.meets.leave, label)?;
         }
+        // SAFETY: the caller's contract.
+        Work::Programs => unsafe { polling::launch(active, stream, &parts) }?,
     }
+    members.leave(active, stream, label)?;
     // SAFETY: as above.
     acrosses.iter().flat_map(|across| &across.after).try_for_each(|copy| unsafe { put(active, stream, copy) })
 }
 
 impl Membership {
-    /// Says that this process has come, and waits for the leader.
-    fn as_member(&self, me: u32, label: Label) -> Vec<MemoryOperation> {
+    /// The leader waits for the members and compares the calls; a member says that it has come, and waits for the
+    /// leader.
+    fn arrive(&self, active: &Active, stream: StreamHandle, label: Label) -> Result<()> {
+        let Some(meets) = &self.meets else { return Ok(()) };
+        if self.ranks.me != DeviceRanks::LEADER {
+            return operate(active, stream, &self.as_member(label));
+        }
+        operate(active, stream, &self.as_leader())?;
+        self.run(active, stream, meets.meet, label)
+    }
+
+    /// The leader lets the members go on.
+    fn leave(&self, active: &Active, stream: StreamHandle, label: Label) -> Result<()> {
+        let Some(meets) = self.meets.as_ref().filter(|_| self.ranks.me == DeviceRanks::LEADER) else { return Ok(()) };
+        self.run(active, stream, meets.leave, label)
+    }
+
+    fn as_member(&self, label: Label) -> Vec<MemoryOperation> {
         let words = label.iter().flat_map(|word| [word & u64::from(u32::MAX), word >> 32]);
-        let at = |index: usize| place(self.pages, me, StatusPage::LABEL + index * size_of::<u32>());
+        let own = |offset: usize| word(self.pages, self.ranks.me, offset);
+        let at = |index: usize| own(StatusPage::LABEL + index * size_of::<u32>());
         let mut batch: Vec<MemoryOperation> = words.enumerate().map(|(index, word)| write(at(index), word)).collect();
-        let [arrived, done] = [StatusPage::ARRIVED, StatusPage::DONE].map(|word| place(self.pages, me, word));
+        let [arrived, done] = [StatusPage::ARRIVED, StatusPage::DONE].map(own);
         batch.extend([write(arrived, 1), wait(done), write(done, 0)]);
         batch
     }
 
-    /// Waits for the members.
     fn as_leader(&self) -> Vec<MemoryOperation> {
-        let others = self.ranks.processes().filter(|first| *first != LEADER);
-        let arrived = others.map(|first| place(self.pages, first, StatusPage::ARRIVED));
+        let arrived = self.ranks.members().map(|member| word(self.pages, member, StatusPage::ARRIVED));
         arrived.flat_map(|word| [wait(word), write(word, 0)]).collect()
     }
 
     /// Launches one of the kernels of meet.cu.
     fn run(&self, active: &Active, stream: StreamHandle, function: CUfunction, label: Label) -> Result<()> {
-        let ranks = u32::try_from(self.ranks.first.len()).unwrap_or(0);
-        let mut arguments = MeetArguments { pages: self.pages, label, ranks, leader: LEADER, first: [0; MOST_RANKS] };
-        arguments.first[..self.ranks.first.len()].copy_from_slice(&self.ranks.first);
+        let count = self.ranks.ranks.len();
+        let ranks = u32::try_from(count).unwrap_or(0);
+        let (mut rank, mut first) = ([0; MOST_RANKS], [0; MOST_RANKS]);
+        rank[..count].copy_from_slice(&self.ranks.ranks);
+        for (into, place) in first.iter_mut().zip(&self.ranks.first) {
+            *into = u32::try_from(*place).unwrap_or(0);
+        }
+        let mut arguments = MeetArguments { pages: self.pages, label, ranks, reserved: 0, rank, first };
         let mut parameters: [*mut c_void; 1] = [(&raw mut arguments).cast()];
         let (primary, none) = (active.primary(), std::ptr::null_mut());
         // SAFETY: the function is loaded, and takes `MeetArguments`, which the call copies; the pages stay while a part

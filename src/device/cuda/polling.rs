@@ -44,8 +44,10 @@ pub(super) struct Polling {
 /// The blocks that one rank of one communicator may have on a GPU at a time. Dropping it gives them back.
 #[derive(Debug)]
 pub(super) struct Seats {
-    /// Blocks for a launch of a collective.
+    /// Blocks for a rank's part of a launch of a collective.
     collective: u32,
+    /// How many such parts the rank brings: also those of ranks of other processes, where this one leads.
+    parts: u32,
     /// Blocks for a launch of messages, which may run at the same time as one of a collective.
     messages: u32,
     /// The status page, as the GPU addresses it.
@@ -74,15 +76,16 @@ impl Polling {
     /// Takes the seats of one rank, and makes its status page, by which its launches and the host inform each other.
     pub(super) fn seat(self: &Arc<Polling>, active: &Arc<Active>) -> Result<StatusPage> {
         let (region, page) = self.arena.page(StatusPage::BYTES)?;
-        Ok(StatusPage::on(region, Box::new(self.take_seats(active, page)?)))
+        Ok(StatusPage::on(region, Box::new(self.take_seats(active, page, 1)?)))
     }
 
-    /// Takes the seats of one rank, whose status page has this address on the GPU.
-    pub(super) fn take_seats(self: &Arc<Polling>, active: &Arc<Active>, page: u64) -> Result<Seats> {
+    /// Takes the seats of one rank, whose status page has this address on the GPU, and which brings so many `parts` to
+    /// a launch of a collective.
+    pub(super) fn take_seats(self: &Arc<Polling>, active: &Arc<Active>, page: u64, parts: u32) -> Result<Seats> {
         // What the lock guards is a number.
         let mut taken = self.taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let free = self.capacity.saturating_sub(*taken);
-        if free < 2 {
+        if free < parts.saturating_add(1) {
             return Err(Error::invalid_usage(format!(
                 "GPU {} has no room for another communicator whose ranks wait on the GPU: it runs {} blocks at a \
                  time, and all such communicators together need more; drop communicators that are not used",
@@ -90,19 +93,26 @@ impl Polling {
                 self.capacity
             )));
         }
-        let collective = (free / SHARE).clamp(1, MOST_COLLECTIVE);
+        let collective = (free / SHARE / parts).clamp(1, MOST_COLLECTIVE);
         let messages = (free / SHARE / 2).clamp(1, MOST_MESSAGES);
-        *taken += collective + messages;
-        drop(taken);
         let (active, polling) = (Arc::clone(active), Arc::clone(self));
-        Ok(Seats { collective, messages, page, active, polling, across: None })
+        let seats = Seats { collective, parts, messages, page, active, polling, across: None };
+        *taken += seats.blocks();
+        Ok(seats)
+    }
+}
+
+impl Seats {
+    fn blocks(&self) -> u32 {
+        self.collective * self.parts + self.messages
     }
 }
 
 impl Drop for Seats {
     fn drop(&mut self) {
+        let blocks = self.blocks();
         let mut taken = self.polling.taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        *taken -= self.collective + self.messages;
+        *taken -= blocks;
     }
 }
 
