@@ -21,6 +21,7 @@ mod stream;
 mod vmm;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -37,8 +38,8 @@ pub use vmm::{CreateRequest, Location};
 use crate::fault;
 use crate::machine::Machine;
 use crate::schedule::{Engine, Reason, Surroundings, World};
-use crate::space::state::State;
-use crate::space::{Agent, Space};
+use crate::space::state::{Share, State};
+use crate::space::{self, Agent, Space};
 use settings::Settings;
 
 /// The driver of this process.
@@ -139,11 +140,22 @@ pub fn prints_calls() -> bool {
     *PRINTS.get_or_init(settings::debug)
 }
 
+/// The state that the processes of a machine share: of one host, or of all hosts whose memory crosses a fabric.
+fn open_state(machine: &Machine, folder: Option<&Path>) -> std::io::Result<State> {
+    match (folder.and_then(space::fabric_folder), machine.host) {
+        (Some(fabric), Some(host)) if machine.shares_a_fabric() => {
+            State::open(Some(&fabric), Share::of_host(host, machine.hosts, machine.gpus.len())?)
+        }
+        _ => State::open(folder, Share::ALL),
+    }
+}
+
 impl Driver {
     fn start() -> Result<Driver, String> {
         let settings = Settings::read()?;
         let machine = Arc::new(Machine::load(&settings.machine)?);
-        let state = State::open(settings.folder.as_deref()).map_err(|error| format!("the machine's state: {error}"))?;
+        let state = open_state(&machine, settings.folder.as_deref());
+        let state = state.map_err(|error| format!("the machine's state: {error}"))?;
         let space = Space::new(Arc::clone(&machine), Arc::new(state)).map_err(|error| format!("addresses: {error}"))?;
         let space = Arc::new(space);
         let count = u32::try_from(machine.gpus.len()).unwrap_or(0);

@@ -124,6 +124,8 @@ pub enum FabricAttr {
     None,
     /// The attribute is 1, and `cuMemCreate` answers `CUDA_ERROR_NOT_PERMITTED`: a GPU that could, without an IMEX channel.
     Lies,
+    /// As `Lies`, on hosts whose GPUs are of one clique: what is missing is the channel alone.
+    NoChannel,
     /// The attribute is 1, and fabric handles cross between the hosts of the machine.
     Works,
 }
@@ -252,6 +254,18 @@ impl Machine {
     #[must_use]
     pub fn native_atomics(&self, a: u32, b: u32) -> bool {
         matches!(self.path(a, b), Path::Same | Path::NvLink(_) | Path::NvSwitch(_))
+    }
+
+    /// Whether a warp's store of an aligned 128-byte line arrives whole where the switches of a GPU lead to another host.
+    #[must_use]
+    pub fn has_switch(&self, gpu: u32) -> bool {
+        self.switches.iter().any(|switch| switch.ll128 && switch.gpus.contains(&gpu))
+    }
+
+    /// Whether its hosts share memory by fabric handles, and this is the view of one of them.
+    #[must_use]
+    pub fn shares_a_fabric(&self) -> bool {
+        self.hosts > 1 && self.host.is_some() && self.fabric == FabricAttr::Works
     }
 
     /// Whether a warp's store of an aligned 128-byte line from GPU `a` arrives whole in the memory of GPU `b`.

@@ -335,7 +335,9 @@ impl Device {
         Ok(match machine.fabric {
             FabricAttr::None => Fabric { cluster_uuid: [0; 16], clique: 0, state: 0 },
             FabricAttr::Lies => Fabric { cluster_uuid: [0; 16], clique: 0, state: FABRIC_COMPLETED },
-            FabricAttr::Works => Fabric { cluster_uuid: *b"vcuda's own rack", clique: 1, state: FABRIC_COMPLETED },
+            FabricAttr::NoChannel | FabricAttr::Works => {
+                Fabric { cluster_uuid: *b"vcuda's own rack", clique: 1, state: FABRIC_COMPLETED }
+            }
         })
     }
 

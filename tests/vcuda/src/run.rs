@@ -9,7 +9,7 @@
 //! vcuda.PID.N/          a folder of the first file system in memory that has room
 //!     alive             locked while `vcuda run` lives
 //!     lib/              links to the two libraries, by all names that a loader asks for
-//!     fabric/           what crosses between hosts
+//!     fabric/           what the driver writes where memory crosses between hosts
 //!     host0/            VCUDA_STATE of the processes of host 0
 //!         machine.toml  VCUDA_MACHINE
 //!         ...           what the driver writes
@@ -83,9 +83,9 @@ impl Job {
             hosts::run_on_all(machine.hosts, &folder, &children, &mut remarks, |host| self.command(&folder, host))?
         };
         let mut leaks = children.end_those_left_behind();
-        for host in 0..machine.hosts {
-            leaks.extend(leaks_of_state(&folder, host, machine.hosts));
-        }
+        let states = (0..machine.hosts).map(|host| (folder.state(host), format!("host {host}: ")));
+        let of_all = (folder.fabric(), "one of the hosts: ".to_owned());
+        leaks.extend(states.chain([of_all]).flat_map(|state| leaks_of_state(&state, machine.hosts)));
         let status = statuses.into_iter().find(|status| *status != 0).unwrap_or(0);
         let leaked = self.strict && status == 0 && !leaks.is_empty();
         Ok(Outcome { status: if leaked { LEAKED } else { status }, leaks, remarks })
@@ -124,10 +124,9 @@ impl Outcome {
     }
 }
 
-/// What the driver's state still holds of processes that have ended; where there are several hosts, with the host's number.
-fn leaks_of_state(folder: &Folder, host: u32, hosts: u32) -> Vec<String> {
-    let leaks =
-        space::leaks(&folder.state(host)).unwrap_or_else(|what| vec![format!("the state cannot be read: {what}")]);
-    let told = |leak: String| if hosts == 1 { leak } else { format!("host {host}: {leak}") };
+/// What a state of the driver still holds of processes that have ended; where there are several hosts, with whose it is.
+fn leaks_of_state((folder, whose): &(PathBuf, String), hosts: u32) -> Vec<String> {
+    let leaks = space::leaks(folder).unwrap_or_else(|what| vec![format!("the state cannot be read: {what}")]);
+    let told = |leak: String| if hosts == 1 { leak } else { format!("{whose}{leak}") };
     leaks.into_iter().map(told).collect()
 }

@@ -29,6 +29,7 @@ mod transfer;
 mod vmm;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub use allocate::{Owner, Whose};
@@ -188,12 +189,21 @@ impl Inner {
     }
 }
 
+/// The folder beside a host's that all hosts of its run share, if it has one.
+#[must_use]
+pub fn fabric_folder(host: &Path) -> Option<PathBuf> {
+    host.parent().map(|run| run.join(FABRIC_FOLDER)).filter(|folder| folder.is_dir())
+}
+
+/// The name of that folder.
+pub(crate) const FABRIC_FOLDER: &str = "fabric";
+
 /// What the dead processes of a machine have left: a sentence for each object that nobody destroyed. No state, no leaks.
 ///
 /// # Errors
 ///
 /// If the state of the folder cannot be read.
-pub fn leaks(folder: &std::path::Path) -> Result<Vec<String>, String> {
+pub fn leaks(folder: &Path) -> Result<Vec<String>, String> {
     if !folder.join("state").exists() {
         return Ok(Vec::new());
     }

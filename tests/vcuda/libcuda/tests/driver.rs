@@ -45,6 +45,7 @@ const PARTS: Parts = &[
     ("fabric lies", processes::fabric_lies),
     ("fabric", processes::fabric),
     ("fabric importer", processes::fabric_importer),
+    ("handle of another host", processes::handle_of_another_host),
     ("doomed exporter", processes::doomed_exporter),
     ("bereaved importer", processes::bereaved_importer),
     ("priorities", priorities),

@@ -70,7 +70,7 @@ impl Driver {
         if let Some(code) = crate::fault::lost(properties.gpu) {
             return Err(CUresult(code));
         }
-        if properties.types.has(HandleTypes::FABRIC) && self.machine.fabric == FabricAttr::Lies {
+        if properties.types.has(HandleTypes::FABRIC) && self.machine.fabric != FabricAttr::Works {
             return Err(CUresult::NOT_PERMITTED);
         }
         self.guard_capture()?;

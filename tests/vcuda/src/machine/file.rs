@@ -78,10 +78,11 @@ impl Default for MachineText {
 }
 
 #[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 enum FabricText {
     None,
     Lies,
+    NoChannel,
     Works,
 }
 
@@ -158,6 +159,7 @@ pub(super) fn parse(name: &str, text: &str) -> Result<Machine, String> {
         fabric: match file.fabric {
             FabricText::None => FabricAttr::None,
             FabricText::Lies => FabricAttr::Lies,
+            FabricText::NoChannel => FabricAttr::NoChannel,
             FabricText::Works => FabricAttr::Works,
         },
         weak: file.weak,

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::space::FABRIC_FOLDER;
+
 /// Begins the name of every run's folder.
 const PREFIX: &str = "vcuda.";
 /// Locked by the run that owns the folder.
@@ -42,7 +44,7 @@ impl Folder {
         let alive = lock_new(&root.join(ALIVE)).inspect_err(|_| remove(&root))?;
         // From here on the folder is removed when this value is dropped.
         let folder = Folder { root, _alive: alive };
-        make(&folder.root.join("fabric"))?;
+        make(&folder.fabric())?;
         make(&folder.root.join("lib"))?;
         for (built, names) in LIBRARIES {
             folder.link(&libraries.join(built), names)?;
@@ -76,6 +78,11 @@ impl Folder {
     /// What the processes of a host find in `VCUDA_STATE`.
     pub(super) fn state(&self, host: u32) -> PathBuf {
         self.root.join(format!("host{host}"))
+    }
+
+    /// Where hosts have one state, because memory crosses between them.
+    pub(super) fn fabric(&self) -> PathBuf {
+        self.root.join(FABRIC_FOLDER)
     }
 
     /// `LD_LIBRARY_PATH` with the machine's libraries first.

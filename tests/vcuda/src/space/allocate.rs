@@ -227,13 +227,13 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::state::State;
+    use super::super::state::{Share, State};
     use super::*;
     use crate::machine::Machine;
 
     fn space() -> Space {
         let machine = Arc::new(Machine::load("2-nvswitch").expect("a ready machine"));
-        Space::new(machine, Arc::new(State::open(None).expect("a state"))).expect("addresses")
+        Space::new(machine, Arc::new(State::open(None, Share::ALL).expect("a state"))).expect("addresses")
     }
 
     const OWNER: Owner = Owner { context: 7, pool: 0, gpu: 0 };

@@ -24,7 +24,7 @@ pub struct Backing {
     file: File,
     /// The file's number on this machine.
     pub number: u64,
-    /// The GPU whose memory it is.
+    /// The GPU whose memory it is; one of another host has a number that no GPU here has.
     pub gpu: u32,
     /// Bytes of data, a multiple of the granularity.
     pub bytes: u64,
@@ -57,10 +57,11 @@ impl Backing {
     /// Makes a file and takes its bytes from the GPU's memory.
     pub(super) fn create(state: &Arc<State>, request: Request, watch: Watch) -> Outcome<Arc<Backing>> {
         let Request { gpu, bytes, total, types } = request;
-        if !state.take_bytes(gpu as usize, bytes, total) {
+        let line = state.line_of(gpu);
+        if !state.take_bytes(line, bytes, total) {
             // Somebody who died may hold what is missing.
             state.reap_memory();
-            if !state.take_bytes(gpu as usize, bytes, total) {
+            if !state.take_bytes(line, bytes, total) {
                 return Err(CUresult::OUT_OF_MEMORY);
             }
         }
@@ -70,13 +71,13 @@ impl Backing {
             Ok((file, inode))
         });
         let Ok((file, inode)) = made else {
-            state.return_bytes(gpu as usize, bytes);
+            state.return_bytes(line, bytes);
             return Err(CUresult::OUT_OF_MEMORY);
         };
         let record = Record {
             file: number,
             bytes,
-            gpu,
+            gpu: line,
             inode,
             flags: types,
             references: 1,
@@ -108,7 +109,7 @@ impl Backing {
         if let Some((id, _)) = guard.find(Kind::File, |file| file.file == record.file && file.references == 0) {
             // Everybody had let go of it, but a descriptor was about: the memory is in use again.
             guard.change(id, |record| record.references = 1);
-            state.take_bytes(record.gpu as usize, record.bytes, u64::MAX);
+            state.take_bytes(record.gpu, record.bytes, u64::MAX);
         }
         drop(guard);
         let shadow_bytes = shadow_bytes(record.bytes);
@@ -118,7 +119,7 @@ impl Backing {
         Ok(Arc::new(Backing {
             file,
             number: record.file,
-            gpu: record.gpu,
+            gpu: state.gpu_of(record.gpu),
             bytes: record.bytes,
             hold,
             users: AtomicU32::new(0),

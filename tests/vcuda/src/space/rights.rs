@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::state::State;
 use super::{Inner, Piece, PieceKind, Space};
 use crate::simt::{Extent, GlobalMemory, Home, MemoryFault};
 
@@ -63,7 +64,12 @@ impl Space {
             _ if piece.gpu == gpu => Home::ThisGpu,
             _ => Home::Peer(piece.gpu),
         };
-        let ll128 = !piece.is_host() && self.machine.ll128(gpu, piece.gpu);
+        let ll128 = !piece.is_host()
+            && if State::is_foreign(piece.gpu) {
+                self.machine.has_switch(gpu)
+            } else {
+                self.machine.ll128(gpu, piece.gpu)
+            };
         Ok(Extent {
             start: piece.start,
             end: piece.end(),

@@ -1,6 +1,6 @@
 //! Legacy IPC: handles of allocations, opened in other processes with a count of references.
 
-use super::state::{FLAG_EXPORTED, Kind, Record, pid_is_alive};
+use super::state::{FLAG_EXPORTED, Kind, Record, State, pid_is_alive};
 use super::{Backing, GRANULARITY, Piece, PieceKind, Space};
 use crate::driver::{CUresult, Outcome};
 
@@ -76,7 +76,7 @@ impl Space {
     /// # Errors
     ///
     /// `INVALID_CONTEXT` in the exporter's own process, or where another context of the process has it open;
-    /// `INVALID_VALUE` when the memory or the process that exported it is gone; `PEER_ACCESS_UNSUPPORTED` when it lies on a GPU without a path here.
+    /// `INVALID_VALUE` when the memory or the process that exported it is gone, or on another host; `PEER_ACCESS_UNSUPPORTED` when it lies on a GPU without a path here.
     pub fn open_ipc(&self, opener: Opener, handle: IpcHandle) -> Outcome<u64> {
         if handle.pid == self.state.pid() {
             return Err(CUresult::INVALID_CONTEXT);
@@ -85,7 +85,8 @@ impl Space {
         let (exporter, record, file) = {
             let guard = self.state.lock();
             let (id, record) = guard.find(Kind::Allocation, exported).ok_or(CUresult::INVALID_VALUE)?;
-            let (_, file) = guard.find(Kind::File, |file| file.file == record.file).ok_or(CUresult::INVALID_VALUE)?;
+            let of_it = |file: &Record| file.file == record.file && !State::is_foreign(self.state.gpu_of(file.gpu));
+            let (_, file) = guard.find(Kind::File, of_it).ok_or(CUresult::INVALID_VALUE)?;
             (id, record, file)
         };
         // A killed exporter has freed nothing, so its record is still there. What its handle means then is undefined: refuse it,

@@ -5,6 +5,10 @@
 //! every object that a program has made and not yet destroyed. `vcuda run` reads the leaks from that table.
 //!
 //! Without a folder (`VCUDA_STATE` is not set) the state is an anonymous file: the process is alone on its machine.
+//!
+//! Hosts whose memory crosses a fabric share one state, so that they have one clock and one set of numbers. Each has its
+//! own lines of GPUs there ([`Share`]). The records of files and of who holds them name a GPU by its line; all others
+//! name it by its number on their host.
 
 mod lock;
 mod records;
@@ -38,10 +42,41 @@ const LAYOUT: u64 = 0x7663_7564_6100_0002;
 /// Flag of a `File` record: a descriptor or key of it has been given away.
 pub(crate) const FLAG_EXPORTED: u64 = 1 << 32;
 
+/// The part of a state's lines of GPUs that is one host's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    first: u32,
+    lines: u32,
+}
+
+impl Share {
+    /// The state is one host's alone.
+    pub const ALL: Share = Share { first: 0, lines: MAX_GPUS as u32 };
+
+    /// The part of one of several hosts.
+    ///
+    /// # Errors
+    ///
+    /// If the host has more GPUs than there are lines for each.
+    pub fn of_host(host: u32, hosts: u32, gpus: usize) -> io::Result<Share> {
+        let lines = Share::ALL.lines / hosts.max(1);
+        if gpus > lines as usize || host >= hosts {
+            return Err(io::Error::other(format!(
+                "{gpus} GPUs on host {host} of {hosts} that share memory: {lines} each"
+            )));
+        }
+        Ok(Share { first: host * lines, lines })
+    }
+}
+
+/// Begins the numbers of GPUs of other hosts, as a process sees them: above the numbers of all GPUs that it can have.
+const FOREIGN: u32 = 1 << 16;
+
 /// The mapped state of one machine.
 #[derive(Debug)]
 pub struct State {
     folder: Option<PathBuf>,
+    share: Share,
     shared: NonNull<Shared>,
     slot: usize,
     pid: u32,
@@ -100,7 +135,7 @@ impl State {
     /// # Errors
     ///
     /// If the file cannot be made or mapped, was made by another version, or too many processes are on the machine.
-    pub fn open(folder: Option<&Path>) -> io::Result<State> {
+    pub fn open(folder: Option<&Path>, share: Share) -> io::Result<State> {
         let file = match folder {
             Some(folder) => {
                 File::options().read(true).write(true).create(true).truncate(false).open(folder.join("state"))?
@@ -108,7 +143,8 @@ impl State {
             None => File::from(anonymous_file("vcuda-state")?),
         };
         let shared = map_state(&file)?;
-        let mut state = State { folder: folder.map(Path::to_owned), shared, slot: usize::MAX, pid: std::process::id() };
+        let folder = folder.map(Path::to_owned);
+        let mut state = State { folder, share, shared, slot: usize::MAX, pid: std::process::id() };
         state.slot = state.claim_slot()?;
         Ok(state)
     }
@@ -121,7 +157,8 @@ impl State {
     pub fn inspect(folder: &Path) -> io::Result<State> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(folder.join("state"))?;
         let shared = map_state(&file)?;
-        Ok(State { folder: Some(folder.to_owned()), shared, slot: usize::MAX, pid: std::process::id() })
+        let (folder, share) = (Some(folder.to_owned()), Share::ALL);
+        Ok(State { folder, share, shared, slot: usize::MAX, pid: std::process::id() })
     }
 
     /// The machine's folder, if there is one.
@@ -195,25 +232,45 @@ impl State {
         self.shared().moves.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Bytes of the GPU's memory that are in use, by all processes.
-    pub fn used_bytes(&self, gpu: usize) -> u64 {
-        self.shared().gpus[gpu].used_bytes.load(Ordering::Relaxed)
+    /// The line of a GPU of this host.
+    pub(crate) fn line_of(&self, gpu: u32) -> u32 {
+        self.share.first + gpu
     }
 
-    /// Takes `bytes` of a GPU that has `total`; false if they are not there.
-    pub(crate) fn take_bytes(&self, gpu: usize, bytes: u64, total: u64) -> bool {
-        let used = &self.shared().gpus[gpu].used_bytes;
+    /// The GPU of a line, as this host's processes number it. One of another host has a number that no GPU here has.
+    pub(crate) fn gpu_of(&self, line: u32) -> u32 {
+        let is_here = (self.share.first..self.share.first + self.share.lines).contains(&line);
+        if is_here { line - self.share.first } else { FOREIGN + line }
+    }
+
+    /// Whether a GPU is another host's.
+    pub(crate) fn is_foreign(gpu: u32) -> bool {
+        gpu >= FOREIGN
+    }
+
+    fn gpu_line(&self, gpu: usize) -> &GpuLine {
+        &self.shared().gpus[self.share.first as usize + gpu]
+    }
+
+    /// Bytes of the GPU's memory that are in use, by all processes.
+    pub fn used_bytes(&self, gpu: usize) -> u64 {
+        self.gpu_line(gpu).used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Takes `bytes` of the GPU of a line that has `total`; false if they are not there.
+    pub(crate) fn take_bytes(&self, line: u32, bytes: u64, total: u64) -> bool {
+        let used = &self.shared().gpus[line as usize].used_bytes;
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= total);
         used.fetch_update(Ordering::AcqRel, Ordering::Relaxed, fits).is_ok()
     }
 
-    pub(crate) fn return_bytes(&self, gpu: usize, bytes: u64) {
-        self.shared().gpus[gpu].used_bytes.fetch_sub(bytes, Ordering::AcqRel);
+    pub(crate) fn return_bytes(&self, line: u32, bytes: u64) {
+        self.shared().gpus[line as usize].used_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 
     /// Asks for the GPU's turn; true if this process has it.
     pub fn want_turn(&self, gpu: usize) -> bool {
-        let line = &self.shared().gpus[gpu];
+        let line = self.gpu_line(gpu);
         line.wanted[self.slot / 64].fetch_or(1 << (self.slot % 64), Ordering::AcqRel);
         let mine = self.slot_word();
         match line.owner.compare_exchange(0, mine, Ordering::AcqRel, Ordering::Acquire) {
@@ -231,12 +288,12 @@ impl State {
 
     /// Whether the turn is this process's.
     pub fn owns_turn(&self, gpu: usize) -> bool {
-        self.shared().gpus[gpu].owner.load(Ordering::Acquire) == self.slot_word()
+        self.gpu_line(gpu).owner.load(Ordering::Acquire) == self.slot_word()
     }
 
     /// Whether another process, dead or alive, has asked for the turn.
     pub fn others_want(&self, gpu: usize) -> bool {
-        let wanted = &self.shared().gpus[gpu].wanted;
+        let wanted = &self.gpu_line(gpu).wanted;
         wanted.iter().enumerate().any(|(index, bits)| {
             let own = if index == self.slot / 64 { 1 << (self.slot % 64) } else { 0 };
             bits.load(Ordering::Acquire) & !own != 0
@@ -245,7 +302,7 @@ impl State {
 
     /// Gives the turn to the next process that wants it; false if nobody else does.
     pub fn pass_turn(&self, gpu: usize) -> bool {
-        let line = &self.shared().gpus[gpu];
+        let line = self.gpu_line(gpu);
         for step in 1..MAX_PROCESSES {
             let slot = (self.slot + step) % MAX_PROCESSES;
             let wants = line.wanted[slot / 64].load(Ordering::Acquire) >> (slot % 64) & 1 == 1;
@@ -265,7 +322,7 @@ impl State {
 
     /// This process has no more kernels on the GPU.
     pub fn leave_turn(&self, gpu: usize) {
-        let line = &self.shared().gpus[gpu];
+        let line = self.gpu_line(gpu);
         line.wanted[self.slot / 64].fetch_and(!(1 << (self.slot % 64)), Ordering::AcqRel);
         if line.owner.load(Ordering::Acquire) == self.slot_word() && !self.pass_turn(gpu) {
             line.owner.store(0, Ordering::Release);
@@ -348,7 +405,7 @@ impl State {
         let Some((id, record)) = guard.find(Kind::File, |record| record.file == file && record.references != 0) else {
             return;
         };
-        self.return_bytes(record.gpu as usize, record.bytes);
+        self.return_bytes(record.gpu, record.bytes);
         guard.change(id, |record| record.references = 0);
         if record.flags & FLAG_EXPORTED == 0 {
             guard.remove(id);
@@ -472,7 +529,7 @@ mod tests {
 
     #[test]
     fn bytes_of_a_gpu_are_taken_until_they_are_gone() {
-        let state = State::open(None).expect("an anonymous state");
+        let state = State::open(None, Share::ALL).expect("an anonymous state");
         assert!(state.take_bytes(0, 60, 100));
         assert!(!state.take_bytes(0, 60, 100));
         state.return_bytes(0, 60);
@@ -482,7 +539,7 @@ mod tests {
 
     #[test]
     fn the_turn_is_nobodys_once_its_owner_leaves() {
-        let state = State::open(None).expect("an anonymous state");
+        let state = State::open(None, Share::ALL).expect("an anonymous state");
         assert!(state.want_turn(3));
         assert!(state.want_turn(3));
         assert!(!state.pass_turn(3), "nobody else wants it");

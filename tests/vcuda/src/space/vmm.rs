@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use super::backing::Request;
-use super::state::{FLAG_EXPORTED, Kind, Record, RecordId};
+use super::state::{FLAG_EXPORTED, Kind, Record, RecordId, State};
 use super::{Backing, GRANULARITY, Inner, Piece, PieceKind, Space};
 use crate::driver::{CUresult, Outcome};
 
@@ -224,7 +224,8 @@ impl Space {
     pub fn set_access(&self, start: u64, bytes: u64, gpu: u32, access: Access) -> Outcome {
         let mut inner = self.write();
         let starts = inner.whole_mappings(start, bytes)?;
-        let reaches = |home: u32| home == gpu || self.machine.can_access_peer(gpu, home);
+        // Memory of another host has come by a fabric handle.
+        let reaches = |home: u32| home == gpu || State::is_foreign(home) || self.machine.can_access_peer(gpu, home);
         if access != Access::None
             && !starts.iter().all(|start| inner.pieces.get(start).is_some_and(|piece| reaches(piece.gpu)))
         {
@@ -335,12 +336,13 @@ impl Space {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` for a descriptor that is no memory of this machine.
+    /// `INVALID_VALUE` for a descriptor that is no memory of this host.
     pub fn import_fd(&self, fd: &OwnedFd) -> Outcome<u64> {
         let copy = fd.as_fd().try_clone_to_owned().map_err(|_| CUresult::INVALID_VALUE)?;
         let file = File::from(copy);
         let inode = file.metadata().map_err(|_| CUresult::INVALID_VALUE)?.ino();
-        let exported = |record: &Record| record.inode == inode && record.flags & FLAG_EXPORTED != 0;
+        let is_here = |record: &Record| !State::is_foreign(self.state.gpu_of(record.gpu));
+        let exported = |record: &Record| record.inode == inode && record.flags & FLAG_EXPORTED != 0 && is_here(record);
         let found = self.state.lock().find(Kind::File, exported);
         let (_, record) = found.ok_or(CUresult::INVALID_VALUE)?;
         self.import(OwnedFd::from(file), &record)
@@ -367,7 +369,8 @@ impl Space {
     fn import(&self, fd: OwnedFd, record: &Record) -> Outcome<u64> {
         let backing = Backing::adopt(&self.state, fd, record, self.watch())?;
         let types = u32::try_from(record.flags & u64::from(u32::MAX)).unwrap_or(0);
-        self.add_handle(backing, Properties { gpu: record.gpu, types: HandleTypes(types) })
+        let gpu = backing.gpu;
+        self.add_handle(backing, Properties { gpu, types: HandleTypes(types) })
     }
 
     fn mark_exported(&self, backing: &Backing) {
@@ -399,14 +402,14 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::state::State;
+    use super::super::state::Share;
     use super::*;
     use crate::machine::Machine;
     use crate::simt::MemoryFault;
 
     fn space() -> Space {
         let machine = Arc::new(Machine::load("2-nvswitch").expect("a ready machine"));
-        Space::new(machine, Arc::new(State::open(None).expect("a state"))).expect("addresses")
+        Space::new(machine, Arc::new(State::open(None, Share::ALL).expect("a state"))).expect("addresses")
     }
 
     const ANY: Properties = Properties { gpu: 0, types: HandleTypes(HandleTypes::POSIX_FD) };

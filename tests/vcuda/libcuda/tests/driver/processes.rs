@@ -248,6 +248,28 @@ fn fabric_handles_that_work_open_in_another_process() {
     run("fabric", &[("VCUDA_STATE", path), ("VCUDA_MACHINE", machine)]);
 }
 
+/// Two hosts, and what crosses between them: fabric handles, but no handle of `cuIpcGetMemHandle`.
+#[test]
+fn fabric_handles_that_work_open_on_another_host() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let rack = vcuda::machine::Machine::text("2x4-mnnvl").expect("a ready machine");
+    for host in ["0", "1"] {
+        let state = folder.path().join(format!("host{host}"));
+        std::fs::create_dir(&state).expect("a folder");
+        std::fs::write(state.join("machine.toml"), format!("host = {host}\n{rack}")).expect("a file");
+    }
+    std::fs::create_dir(folder.path().join("fabric")).expect("a folder");
+    let (state, machine) = place_of_host(folder.path(), 0);
+    run("fabric", &[("VCUDA_STATE", &state), ("VCUDA_MACHINE", &machine), ("VCUDA_TEST_IMPORTER", "host 1")]);
+}
+
+/// `VCUDA_STATE` and `VCUDA_MACHINE` of a host.
+fn place_of_host(run: &std::path::Path, host: u32) -> (String, String) {
+    let state = run.join(format!("host{host}"));
+    let text = |path: &std::path::Path| path.to_str().expect("a path").to_owned();
+    (text(&state), text(&state.join("machine.toml")))
+}
+
 /// Maps physical memory with full rights for a device.
 fn mapped(physical: u64, device: u32) -> u64 {
     let unit = 2 << 20;
@@ -267,8 +289,29 @@ pub(crate) fn fabric() {
     ok("cuMemExportToShareableHandle", &[place(&mut handle), physical, 8, 0]);
     let mut fd = 0_i32;
     assert_eq!(call("cuMemExportToShareableHandle", &[place(&mut fd), physical, 1, 0]), 1, "not asked for");
-    run("fabric importer", &[("VCUDA_TEST_HANDLE", &hex(&handle))]);
-    assert_eq!(word(at), 52, "the importer has written");
+    if std::env::var_os("VCUDA_TEST_IMPORTER").is_none() {
+        run("fabric importer", &[("VCUDA_TEST_HANDLE", &hex(&handle))]);
+        assert_eq!(word(at), 52, "the importer has written");
+        return;
+    }
+    let own = std::env::var_os("VCUDA_STATE").expect("a host");
+    let run_folder = std::path::Path::new(&own).parent().expect("a run");
+    let (state, machine) = place_of_host(run_folder, 1);
+    let started = |name: &str, handle: &[u8; 64]| {
+        run(name, &[("VCUDA_STATE", &state), ("VCUDA_MACHINE", &machine), ("VCUDA_TEST_HANDLE", &hex(handle))]);
+    };
+    started("fabric importer", &handle);
+    assert_eq!(word(at), 52, "the importer on the other host has written");
+    let memory = get("cuMemAlloc_v2", &[4096]);
+    ok("cuIpcGetMemHandle", &[place(&mut handle), memory]);
+    started("handle of another host", &handle);
+    ok("cuMemFree_v2", &[memory]);
+}
+
+pub(crate) fn handle_of_another_host() {
+    start(0);
+    let mut at = 0_u64;
+    assert_eq!(open(told_handle(), place(&mut at), 1), 1, "a handle of another host's memory");
 }
 
 pub(crate) fn fabric_importer() {

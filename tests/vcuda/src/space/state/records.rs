@@ -113,7 +113,7 @@ pub struct Record {
     pub bytes: u64,
     /// Inode of the file, by which an imported descriptor is recognised.
     pub inode: u64,
-    /// The GPU it belongs to.
+    /// The GPU it belongs to: by its line of the state for a file and a hold, else by its number on its host.
     pub gpu: u32,
     /// How often it is referenced, where that is counted.
     pub references: u32,
@@ -240,12 +240,12 @@ impl Places {
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::{Share, State};
     use super::*;
 
     #[test]
     fn a_place_used_anew_is_not_the_old_record() {
-        let state = State::open(None).expect("an anonymous state");
+        let state = State::open(None, Share::ALL).expect("an anonymous state");
         let mut guard = state.lock();
         let first = guard.add(Record::new(Kind::Stream, 1, 10)).expect("room");
         guard.remove(first);
