@@ -109,6 +109,10 @@ pub struct Config {
     /// mode), where both ranks want it. `None`: between GPUs of compute capability 8.0 with NVLinks, as in NCCL.
     /// `NCCL_P2P_READ_ENABLE`; `None`.
     pub p2p_read_enable: Option<bool>,
+    /// Whether GPUs of several hosts of one NVLink clique reach each other's memory (multi-node NVLink), by fabric
+    /// handles: 0 never; 1: it is an error where a pair of ranks of two hosts does not; 2: where a trial works.
+    /// `NCCL_MNNVL_ENABLE`; 2.
+    pub mnnvl_enable: u32,
     /// Forbids shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     pub shm_disable: bool,
     /// Forbids that ranks of one host read each other's memory in place, by `process_vm_readv`: all that is in no
@@ -229,6 +233,7 @@ impl Default for Config {
             p2p_direct_disable: false,
             p2p_use_cuda_memcpy: false,
             p2p_read_enable: None,
+            mnnvl_enable: 2,
             shm_disable: false,
             cma_disable: false,
             cma_force: false,
@@ -481,6 +486,8 @@ setters! {
     with_p2p_use_cuda_memcpy => p2p_use_cuda_memcpy: bool;
     /// Sets [`Config::p2p_read_enable`].
     with_p2p_read_enable => p2p_read_enable: bool, some;
+    /// Sets [`Config::mnnvl_enable`].
+    with_mnnvl_enable => mnnvl_enable: u32;
     /// Sets [`Config::shm_disable`].
     with_shm_disable => shm_disable: bool;
     /// Sets [`Config::cma_disable`].

@@ -13,6 +13,7 @@
 //! |---|---|---|
 //! | [`Device::allocate`] | arenas, rings, registered buffers | a mapping of zeroed pages |
 //! | [`Device::export`], [`Device::import`] | the transports that hand memory to other processes | a sealed memfd |
+//! | [`Device::fabric_clique`], [`Device::fabric_handle`], [`Device::import_fabric`] | ranks of several hosts whose devices may be joined | none |
 //! | [`Device::adopt`], [`Device::lendable`] | windows of memory that a program has allocated | none: it has registered buffers |
 //! | [`Device::locate`] | whoever gets a bare address from a program | every address that no other device claims |
 //! | [`Device::reaches`], [`Device::memory_of_host`], [`Device::take_in`] | set-up of ranks on several devices | all devices of a host reach its memory |
@@ -46,7 +47,8 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
 use crate::types::Protocol;
 
 pub use crate::sys::memory::Generation;
-pub use crate::sys::region::{Adopted, DeviceId, Home, HostRegion, Keep, Place, Region};
+pub use crate::sys::nvml::FabricClique;
+pub use crate::sys::region::{Adopted, DeviceId, FabricHandle, Home, HostRegion, Keep, Place, Region};
 pub use host::{Kernel, Pass, Store, StorePolicy, TimedCopy, add as add_floats};
 pub use host_memory::HostMemory;
 pub use status::{LaunchFault, StatusPage};
@@ -60,6 +62,8 @@ pub enum Sharing {
     Processes,
     /// The same, in the older way of devices that have two: a GPU's memory by `cuIpcGetMemHandle`.
     ProcessesByHandle,
+    /// As `Processes`, and processes of other hosts by a [`Device::fabric_handle`], if the driver gives one.
+    Hosts,
 }
 
 /// What [`Device::identity`] says; a GPU's is its UUID.
@@ -126,6 +130,30 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`crate::error::Kind::Remote`] where the descriptor is anything else.
     fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Region>;
+
+    /// The clique of devices, of this host and others, that may reach this device's memory by its fabric handles: only
+    /// trying shows whether they do. Else why there is none.
+    fn fabric_clique(&self) -> std::result::Result<FabricClique, String> {
+        Err(format!("{} has no fabric handles", self.home()))
+    }
+
+    /// The handle by which a device of another host [imports](Device::import_fabric) `region`, which was allocated with
+    /// [`Sharing::Hosts`].
+    ///
+    /// # Errors
+    /// Where the driver gave it none, for the reason that the message says.
+    fn fabric_handle(&self, region: &Region) -> Result<FabricHandle> {
+        Err(Error::internal(format!("{region:?} cannot leave this host")))
+    }
+
+    /// Maps the memory behind a handle of a device of another host, which must have exactly `bytes`, for the work of
+    /// this device.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Remote`] where the handle stands for anything else, or does not lead here.
+    fn import_fabric(&self, handle: &FabricHandle, bytes: usize) -> Result<Region> {
+        Err(Error::internal(format!("{bytes} bytes by {handle:?} for {}", self.home())))
+    }
 
     /// Memory of this device that the program has allocated itself, as a region that does not keep it.
     ///

@@ -467,6 +467,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
     rest.p2p_direct_disable = true;
     rest.p2p_use_cuda_memcpy = true;
     rest.p2p_read_enable = true;
+    rest.mnnvl_enable = 1;
     rest.shm_disable = true;
     rest.cma_disable = true;
     rest.cma_force = true;

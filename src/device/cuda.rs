@@ -9,6 +9,7 @@
 //! host_pins memory of the host in which kernels work, where GPUs do not reach each other's
 //! members   calls of processes that share a GPU: one of them leads
 //! legacy    memory that other processes open by a handle
+//! physical  memory without addresses, and what it leaves its process by
 //! programs  what ranks of one GPU do, walked on the host ── levels: in which launches it goes to the GPU
 //! ```
 //!
@@ -28,6 +29,7 @@ mod lent;
 mod levels;
 mod members;
 mod memory;
+mod physical;
 mod pieces;
 mod polling;
 mod programs;
@@ -50,8 +52,8 @@ use std::sync::TryLockError;
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
 use crate::device::{
-    Device, DeviceId, DeviceIdentity, DeviceRanks, Generation, Home, HostMemory, HostRegion, Joint, Keep, Lendable,
-    Queue, Region, Sharing, StatusPage,
+    Device, DeviceId, DeviceIdentity, DeviceRanks, FabricClique, FabricHandle, Generation, Home, HostMemory, HostRegion,
+    Joint, Keep, Lendable, Queue, Region, Sharing, StatusPage,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -63,6 +65,7 @@ use crate::types::Protocol;
 use active::Active;
 use context::{MemoryWays, Primary};
 use memory::{Allocation, JoinedMemory};
+use physical::Handles;
 use result::{Driver, call};
 
 pub use stream::{StreamHandle, device_of};
@@ -97,6 +100,8 @@ pub struct Cuda {
     maps: bool,
     /// Whether its memory can leave the process as a descriptor.
     exports: bool,
+    /// Whether it can leave the host by a fabric handle, says an attribute that is no promise.
+    fabric: bool,
     /// While somebody uses it.
     active: Mutex<Weak<Active>>,
     /// Copies of it are with whoever has the context.
@@ -178,6 +183,7 @@ const CAPABILITY_MINOR: c_int = 76;
 const READING_CAPABILITY: (c_int, c_int) = (8, 0);
 const VIRTUAL_MEMORY: c_int = 102;
 const POSIX_DESCRIPTORS: c_int = 103;
+const FABRIC_HANDLES: c_int = 128;
 
 impl Cuda {
     fn find(driver: &'static Driver, number: c_int) -> Result<Cuda> {
@@ -208,6 +214,8 @@ impl Cuda {
             multiprocessors: u32::try_from(attribute(MULTIPROCESSOR_COUNT)?).unwrap_or(1),
             maps: attribute(VIRTUAL_MEMORY)? != 0,
             exports: attribute(VIRTUAL_MEMORY)? != 0 && attribute(POSIX_DESCRIPTORS)? != 0,
+            // Drivers before 550 do not know the attribute.
+            fabric: attribute(FABRIC_HANDLES).is_ok_and(|has| has != 0),
             active: Mutex::new(Weak::new()),
             users: Arc::new(()),
         })
@@ -235,7 +243,8 @@ impl Cuda {
         if let Some(active) = place.upgrade() {
             return Ok(active);
         }
-        let ways = MemoryWays { maps: self.maps, exports: self.exports, visitors: self.visitors()? };
+        let (maps, exports, fabric) = (self.maps, self.exports, self.fabric);
+        let ways = MemoryWays { maps, exports, fabric, visitors: self.visitors()? };
         let primary = Primary::retain(self.driver, self.device, ways, Arc::clone(&self.users))?;
         let active = Active::new(primary, self.capability, self.multiprocessors)?;
         *place = Arc::downgrade(&active);
@@ -275,14 +284,14 @@ impl Cuda {
         active: Arc<Active>,
         memory: Allocation,
         bytes: usize,
-        descriptor: Option<OwnedFd>,
+        (descriptor, fabric): (Option<OwnedFd>, Option<FabricHandle>),
     ) -> Result<Region> {
         let address = usize::try_from(memory.address()).ok().map(std::ptr::without_provenance_mut);
         let Some(base) = address.and_then(NonNull::new) else {
             return Err(Error::new(Kind::System, format!("GPU memory at address {:#x}", memory.address())));
         };
         let descriptor = Mutex::new(descriptor.map(Arc::new));
-        let keep = Kept { memory: Some(memory), descriptor, lending: Lending::new(), active };
+        let keep = Kept { memory: Some(memory), descriptor, fabric, lending: Lending::new(), active };
         // SAFETY: the memory is the GPU's until `keep` is dropped.
         Ok(unsafe { Region::new(base, bytes, self.home(), Arc::new(keep)) })
     }
@@ -312,17 +321,18 @@ impl Device for Cuda {
         match sharing {
             Sharing::Threads => {
                 let memory = Allocation::for_threads(active.chunks(), active.primary(), active.service(), bytes)?;
-                self.region(active, memory, bytes, None)
+                self.region(active, memory, bytes, (None, None))
             }
-            Sharing::Processes if self.exports => {
-                let memory = Allocation::shareable(active.primary(), bytes, active.service())?;
-                let descriptor = memory.export()?;
-                self.region(active, memory, bytes, Some(descriptor))
+            Sharing::Processes | Sharing::Hosts if self.exports => {
+                let handles = if sharing == Sharing::Hosts { Handles::AlsoFabric } else { Handles::Descriptor };
+                let memory = Allocation::shareable(active.primary(), (bytes, handles), active.service())?;
+                let (descriptor, fabric) = (memory.export()?, memory.fabric_handle()?);
+                self.region(active, memory, bytes, (Some(descriptor), fabric))
             }
-            Sharing::Processes | Sharing::ProcessesByHandle => {
+            Sharing::Processes | Sharing::ProcessesByHandle | Sharing::Hosts => {
                 let memory = Allocation::by_handle(active.primary(), bytes, active.service())?;
                 let descriptor = memory.export()?;
-                self.region(active, memory, bytes, Some(descriptor))
+                self.region(active, memory, bytes, (Some(descriptor), None))
             }
         }
     }
@@ -343,14 +353,36 @@ impl Device for Cuda {
             // The note itself says whether the memory is open: it has no other descriptor here.
             Ok(note) => {
                 let memory = Allocation::open(active.primary(), note, bytes)?;
-                self.region(active, memory, bytes, None)
+                self.region(active, memory, bytes, (None, None))
             }
             Err(descriptor) => {
                 self.check_exports()?;
                 let memory = Allocation::import(active.primary(), &descriptor, bytes, active.service())?;
-                self.region(active, memory, bytes, Some(descriptor))
+                self.region(active, memory, bytes, (Some(descriptor), None))
             }
         }
+    }
+
+    /// The clique is NVML's word.
+    fn fabric_clique(&self) -> std::result::Result<FabricClique, String> {
+        if !self.fabric || !self.exports {
+            return Err(format!("the memory of {} has no fabric handles", self.uuid));
+        }
+        let clique = nvml::clique_of(self.uuid.0);
+        clique.ok_or_else(|| format!("{} is in no NVLink clique of several hosts, says NVML", self.uuid))
+    }
+
+    fn fabric_handle(&self, region: &Region) -> Result<FabricHandle> {
+        let handle = region.keep().fabric_handle().filter(|_| region.home() == self.home());
+        let Some(handle) = handle else { return Err(self.without_fabric(region)) };
+        Ok(handle)
+    }
+
+    fn import_fabric(&self, handle: &FabricHandle, bytes: usize) -> Result<Region> {
+        let active = self.active()?;
+        self.check_exports()?;
+        let memory = Allocation::import_fabric(active.primary(), handle, bytes, active.service())?;
+        self.region(active, memory, bytes, (None, None))
     }
 
     fn adopt(&self, address: u64, bytes: usize) -> Result<Region> {
@@ -430,7 +462,9 @@ impl Device for Cuda {
     fn memory_of_host(&self, bytes: usize, sharing: Sharing) -> Result<HostRegion> {
         match sharing {
             Sharing::Threads => self.driver.pins().piece(bytes),
-            Sharing::Processes | Sharing::ProcessesByHandle => HostMemory.allocate_host(bytes, sharing),
+            Sharing::Processes | Sharing::ProcessesByHandle | Sharing::Hosts => {
+                HostMemory.allocate_host(bytes, sharing)
+            }
         }
     }
 
@@ -440,7 +474,7 @@ impl Device for Cuda {
         let active = self.active()?;
         let bytes = memory.bytes();
         let memory = Allocation::of_host(self.driver, active.primary(), memory)?;
-        self.region(active, memory, bytes, None)
+        self.region(active, memory, bytes, (None, None))
     }
 
     fn page_for(&self, reached: &[Home], beside: &[Home]) -> Result<StatusPage> {
@@ -492,6 +526,24 @@ impl Cuda {
     }
 }
 
+impl Cuda {
+    /// Why memory that was to leave the host cannot.
+    #[cold]
+    fn without_fabric(&self, region: &Region) -> Error {
+        let refusal = self.active().ok().and_then(|active| {
+            let refusal = active.primary().fabric_refusal()?;
+            Some(active.primary().error(refusal))
+        });
+        match refusal {
+            Some(refusal) => {
+                let message = refusal.message();
+                Error::new(Kind::System, format!("{message}; it takes an IMEX channel (nvidia-caps-imex-channels)"))
+            }
+            None => Error::internal(format!("{region:?} cannot leave this host")),
+        }
+    }
+}
+
 /// Memory of a peer, allocation by allocation.
 struct Joining<'a> {
     gpu: &'a Cuda,
@@ -509,7 +561,7 @@ impl Joint for Joining<'_> {
     fn finish(self: Box<Self>) -> Result<Region> {
         let Joining { gpu, active, joined } = *self;
         let bytes = joined.whole()?;
-        gpu.region(active, Allocation::Joined(joined), bytes, None)
+        gpu.region(active, Allocation::Joined(joined), bytes, (None, None))
     }
 }
 
@@ -520,6 +572,8 @@ struct Kept {
     memory: Option<Allocation>,
     /// By which others map the memory; `None` while they cannot.
     descriptor: Mutex<Option<Arc<OwnedFd>>>,
+    /// By which other hosts map it.
+    fabric: Option<FabricHandle>,
     lending: Lending,
     active: Arc<Active>,
 }
@@ -540,6 +594,10 @@ impl Keep for Kept {
         self.lock().clone()
     }
 
+    fn fabric_handle(&self) -> Option<FabricHandle> {
+        self.fabric
+    }
+
     fn lend(&self, generation: Generation) -> bool {
         self.lending.lend(generation)
     }
@@ -550,6 +608,9 @@ impl Keep for Kept {
 
     /// Other memory with the same content is mapped at the address. No kernel of this process works in it meanwhile.
     fn detach(&self) -> Result<()> {
+        if self.fabric.is_some() {
+            return Err(Error::new(Kind::System, "GPU memory that is shared with other hosts cannot be taken back"));
+        }
         let mut descriptor = self.lock();
         if descriptor.is_none() {
             return Ok(());

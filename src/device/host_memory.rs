@@ -20,7 +20,7 @@ impl HostMemory {
     pub fn allocate_host(self, bytes: usize, sharing: Sharing) -> Result<crate::device::HostRegion> {
         let memory = match sharing {
             Sharing::Threads => SharedMemory::anonymous(bytes)?,
-            Sharing::Processes | Sharing::ProcessesByHandle => SharedMemory::memfd(bytes)?,
+            Sharing::Processes | Sharing::ProcessesByHandle | Sharing::Hosts => SharedMemory::memfd(bytes)?,
         };
         Ok(memory.into_region())
     }

@@ -73,6 +73,11 @@ fn ask_of_two(
     told
 }
 
+/// The clique of a GPU, by its UUID. `None` where it has joined none, or NVML does not say.
+pub fn clique_of(gpu: [u8; 16]) -> Option<FabricClique> {
+    gpus()?.into_iter().find(|told| told.uuid == Some(gpu))?.clique
+}
+
 /// Whether NVLinks join two GPUs, by their UUIDs. `None` where NVML does not say.
 pub fn are_linked(one: [u8; 16], other: [u8; 16]) -> Option<bool> {
     ask_of_two(one, other, |library, one, other| library.peer_status(one, other, P2P_NVLINK))

@@ -45,11 +45,32 @@ pub struct Adopted {
     pub number: u64,
 }
 
+/// By which a device of another host imports memory. What the bytes mean only the driver knows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct FabricHandle(pub [u8; FabricHandle::BYTES]);
+
+impl FabricHandle {
+    /// Its length.
+    pub const BYTES: usize = 64;
+}
+
+/// Without the bytes, which let whoever has them map the memory.
+impl fmt::Debug for FabricHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FabricHandle")
+    }
+}
+
 /// What keeps the memory of a [`Region`]: dropping the last handle gives the memory back. It also lets the owner share
 /// its memory with other processes, and take it back from them.
 pub trait Keep: fmt::Debug + Send + Sync {
     /// The descriptor that another process imports the memory from; `None` where the memory cannot leave this process.
     fn descriptor(&self) -> Option<Arc<OwnedFd>>;
+
+    /// The handle that devices of other hosts import the memory by; `None` where it cannot leave this host.
+    fn fabric_handle(&self) -> Option<FabricHandle> {
+        None
+    }
 
     /// Of memory that the program has allocated itself: the allocations in which it lies, behind each other. The region
     /// does not keep them. Else none.
@@ -179,6 +200,9 @@ impl fmt::Debug for Unprinted {
 impl Keep for KeptWith {
     fn descriptor(&self) -> Option<Arc<OwnedFd>> {
         self.keep.descriptor()
+    }
+    fn fabric_handle(&self) -> Option<FabricHandle> {
+        self.keep.fabric_handle()
     }
     fn adopted(&self) -> &[Adopted] {
         self.keep.adopted()

@@ -297,7 +297,7 @@ impl Fabric {
         // works in a registered buffer, the system says who it is, when the buffer's descriptor is handed over.
         let neighbour = |rank: &Rank| match self.transports[self.place(*rank)].sharing() {
             Some(Sharing::Threads) => Neighbour::Thread,
-            Some(Sharing::Processes | Sharing::ProcessesByHandle) | None => {
+            Some(Sharing::Processes | Sharing::ProcessesByHandle | Sharing::Hosts) | None => {
                 Neighbour::Process(self.links.reads.process(*rank))
             }
         };

@@ -65,6 +65,9 @@ struct Config {
     /// The slots of a connection between two GPUs lie at the sender, from which the receiver reads them (read mode), where both ranks want
     /// it. Not given: between GPUs of compute capability 8.0 with NVLinks. `NCCL_P2P_READ_ENABLE`.
     std::optional<bool> p2p_read_enable = {};
+    /// Whether GPUs of several hosts of one NVLink clique reach each other's memory (multi-node NVLink): 0 never; 1: it is an error where
+    /// a pair of ranks of two hosts does not; 2: where a trial works. `NCCL_MNNVL_ENABLE`; 2.
+    std::optional<std::uint32_t> mnnvl_enable = {};
     /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     std::optional<bool> shm_disable = {};
     /// Ranks of one host do not read each other's memory by the kernel. `RSCCL_CMA_DISABLE`; false.

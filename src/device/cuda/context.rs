@@ -22,6 +22,8 @@ pub(super) struct MemoryWays {
     pub(super) maps: bool,
     /// Whether mapped memory can leave the process as a descriptor.
     pub(super) exports: bool,
+    /// Whether mapped memory can leave the host by a fabric handle, says an attribute that is no promise.
+    pub(super) fabric: bool,
     /// The devices whose kernels reach mapped memory: this one, then those with peer access to it.
     pub(super) visitors: Vec<CUdevice>,
 }
@@ -35,6 +37,8 @@ pub(super) struct Primary {
     memory_ways: MemoryWays,
     /// The driver's answer after which the context can never be used again; 0 if there was none.
     lost: AtomicU32,
+    /// The driver's answer when it refused memory with fabric handles; 0 if it has not.
+    no_fabric: AtomicU32,
     /// Says that somebody uses the device. The last field: it goes when the context has been given back.
     _user: Arc<()>,
 }
@@ -58,7 +62,8 @@ impl Primary {
         // SAFETY: the place is ours and lives through the call; the driver refuses numbers that are no device.
         let retained = unsafe { call!(driver, cuDevicePrimaryCtxRetain(&raw mut context, device)) };
         retained.map_err(|failure| failure.at(driver))?;
-        Ok(Primary { driver, device, context, memory_ways, lost: AtomicU32::new(0), _user: user })
+        let (lost, no_fabric) = (AtomicU32::new(0), AtomicU32::new(0));
+        Ok(Primary { driver, device, context, memory_ways, lost, no_fabric, _user: user })
     }
 
     pub(super) fn functions(&self) -> &Functions {
@@ -100,6 +105,21 @@ impl Primary {
             // Relaxed: readers ask only whether it is zero, and the driver gives the same answer to every other call.
             self.lost.store(failure.code.unsigned_abs(), Ordering::Relaxed);
         }
+    }
+
+    /// Remembers that the driver refuses memory with fabric handles, so that nobody asks for it again.
+    #[cold]
+    pub(super) fn note_no_fabric(&self, code: c_int) {
+        // Relaxed: it is a hint, with nothing behind it.
+        self.no_fabric.store(code.unsigned_abs(), Ordering::Relaxed);
+    }
+
+    /// The driver's refusal of memory with fabric handles, if it was asked.
+    pub(super) fn fabric_refusal(&self) -> Option<Refusal> {
+        // Relaxed: see `note_no_fabric`.
+        let code = self.no_fabric.load(Ordering::Relaxed);
+        let code = c_int::try_from(code).unwrap_or(c_int::MAX);
+        (code != 0).then_some(Refusal { call: "cuMemCreate with fabric handles", code })
     }
 
     /// The error of a failure.

@@ -16,7 +16,7 @@ use cudarc::driver::sys::{CUdevice, CUdeviceptr};
 use super::active::Active;
 use super::context::Primary;
 use super::legacy;
-use super::memory::{POSIX, location};
+use super::physical::{POSIX, location};
 use super::result::call;
 use crate::device::{Adopted, Generation, Home, Keep, Lendable, MOST_PARTS, Region};
 use crate::error::{Error, Kind, Result};

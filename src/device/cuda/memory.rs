@@ -4,22 +4,18 @@
 //! A descriptor stands for whole granules (2 MiB). If a region leaves room in its last granule, the last word there
 //! holds the region's length, which [`Allocation::import`] compares with the length that the peer announced.
 
-use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use cudarc::driver::sys::{
-    CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
-    CUmemLocationType,
-};
+use cudarc::driver::sys::{CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc};
 
 use super::chunks::{ChunkPiece, Chunks};
 use super::context::Primary;
 use super::host_pins::OfHost;
 use super::legacy::{Handed, Opened};
+use super::physical::{Handles, Physical, granule, location};
 use super::result::{Driver, Refusal, call};
 use super::stream::OwnStream;
-use crate::device::HostRegion;
+use crate::device::{FabricHandle, HostRegion};
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
 use crate::sys::note::{NOTE_BYTES, TakenNote};
@@ -62,11 +58,15 @@ impl Allocation {
         Ok(memory)
     }
 
-    /// `bytes` that other processes can map by a descriptor.
-    pub(super) fn shareable(primary: &Arc<Primary>, bytes: usize, service: &OwnStream) -> Result<Allocation> {
+    /// `bytes` that other processes can map by these `handles`.
+    pub(super) fn shareable(
+        primary: &Arc<Primary>,
+        (bytes, handles): (usize, Handles),
+        service: &OwnStream,
+    ) -> Result<Allocation> {
         let _entered = primary.enter()?;
-        let layout = Layout::new(bytes, granule(primary)?)?;
-        let memory = Mapped::own(primary, layout)?;
+        let layout = Layout::new(bytes, granule(primary, handles)?)?;
+        let memory = Mapped::own(primary, layout, handles)?;
         fill_with_zero(primary, memory.reserved.address, layout.whole, service)?;
         memory.write_length(primary, service)?;
         Ok(Allocation::Mapped(memory))
@@ -103,8 +103,26 @@ impl Allocation {
         service: &OwnStream,
     ) -> Result<Allocation> {
         let _entered = primary.enter()?;
-        let layout = Layout::new(bytes, granule(primary)?)?;
         let physical = Physical::import(primary, descriptor)?;
+        Allocation::visited(physical, (bytes, Handles::Descriptor), service)
+    }
+
+    /// Maps memory of `bytes` that a peer on another host exported.
+    pub(super) fn import_fabric(
+        primary: &Arc<Primary>,
+        handle: &FabricHandle,
+        bytes: usize,
+        service: &OwnStream,
+    ) -> Result<Allocation> {
+        let _entered = primary.enter()?;
+        let physical = Physical::import_fabric(primary, handle)?;
+        Allocation::visited(physical, (bytes, Handles::AlsoFabric), service)
+    }
+
+    /// A peer's memory, mapped for this GPU alone. The context is current.
+    fn visited(physical: Physical, (bytes, handles): (usize, Handles), service: &OwnStream) -> Result<Allocation> {
+        let primary = &Arc::clone(physical.primary());
+        let layout = Layout::new(bytes, granule(primary, handles)?)?;
         let reserved = Reserved::new(primary, layout)?;
         let visitors = [primary.device()];
         let memory = Mapped::new(reserved, physical, layout, &visitors);
@@ -128,6 +146,19 @@ impl Allocation {
             Allocation::Opened(_) | Allocation::Joined(_) | Allocation::OfHost(_) => {
                 Err(Error::internal("this memory is another process's, or the host's"))
             }
+        }
+    }
+
+    /// The handle that GPUs of other hosts can import; `None` of memory that has none.
+    pub(super) fn fabric_handle(&self) -> Result<Option<FabricHandle>> {
+        match self {
+            Allocation::Mapped(memory) => memory.fabric_handle(),
+            Allocation::Piece(_)
+            | Allocation::Ordinary(_)
+            | Allocation::Handed(_)
+            | Allocation::Opened(_)
+            | Allocation::Joined(_)
+            | Allocation::OfHost(_) => Ok(None),
         }
     }
 
@@ -224,8 +255,8 @@ pub(super) struct Mapped {
 
 impl Mapped {
     /// New memory behind new addresses; what is in it is not defined.
-    fn own(primary: &Arc<Primary>, layout: Layout) -> Result<Mapped> {
-        let physical = Physical::new(primary, layout.whole)?;
+    fn own(primary: &Arc<Primary>, layout: Layout, handles: Handles) -> Result<Mapped> {
+        let physical = Physical::new(primary, layout.whole, handles)?;
         let reserved = Reserved::new(primary, layout)?;
         let visitors = &primary.memory_ways().visitors;
         Mapped::new(reserved, physical, layout, visitors).map_err(|failure| primary.error(failure))
@@ -233,9 +264,9 @@ impl Mapped {
 
     /// New memory of at least `bytes`, with any content. The context must be current.
     pub(super) fn for_threads(primary: &Arc<Primary>, bytes: usize) -> Result<Mapped> {
-        let granule = granule(primary)?;
+        let granule = granule(primary, Handles::Descriptor)?;
         let whole = Layout::new(bytes, granule)?.whole;
-        Mapped::own(primary, Layout::new(whole, granule)?)
+        Mapped::own(primary, Layout::new(whole, granule)?, Handles::Descriptor)
     }
 
     /// Where it begins.
@@ -261,22 +292,18 @@ impl Mapped {
 
     fn export(&self) -> Result<OwnedFd> {
         let physical = self.lock();
-        let physical = physical.as_ref().ok_or_else(nothing_mapped)?;
-        let primary = &physical.primary;
-        let _entered = primary.enter()?;
-        let mut descriptor: c_int = -1;
-        let place: *mut c_void = (&raw mut descriptor).cast();
-        // SAFETY: the handle is ours; the place has the width of a descriptor, which this type of handle is.
-        let made = unsafe { call!(primary, cuMemExportToShareableHandle(place, physical.handle, POSIX, 0)) };
-        made.map_err(|failure| primary.error(failure))?;
-        // SAFETY: the driver made the descriptor for us alone.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        physical.as_ref().ok_or_else(nothing_mapped)?.descriptor()
+    }
+
+    fn fabric_handle(&self) -> Result<Option<FabricHandle>> {
+        let physical = self.lock();
+        physical.as_ref().ok_or_else(nothing_mapped)?.fabric_handle()
     }
 
     fn replace(&self, primary: &Arc<Primary>, service: &OwnStream) -> Result<()> {
         let _entered = primary.enter()?;
         let mut place = self.lock();
-        let fresh = Mapped::own(primary, self.layout)?;
+        let fresh = Mapped::own(primary, self.layout, Handles::Descriptor)?;
         copy(primary, self.reserved.address, fresh.reserved.address, self.layout.whole, service)?;
         let mine = place.as_ref().ok_or_else(nothing_mapped)?;
         let other = fresh.into_physical().map_err(|failure| primary.error(failure))?;
@@ -336,7 +363,7 @@ impl JoinedMemory {
     /// Addresses for `bytes`.
     pub(super) fn new(primary: &Arc<Primary>, bytes: usize) -> Result<JoinedMemory> {
         let _entered = primary.enter()?;
-        let layout = Layout::new(bytes, granule(primary)?)?;
+        let layout = Layout::new(bytes, granule(primary, Handles::Descriptor)?)?;
         if layout.whole != bytes {
             return Err(Error::new(Kind::Remote, format!("a peer's memory of {bytes} bytes is no whole allocations")));
         }
@@ -371,47 +398,9 @@ impl Drop for JoinedMemory {
     fn drop(&mut self) {
         let mut at = 0;
         for (physical, bytes) in self.parts.drain(..) {
-            physical.primary.give_back(|| self.reserved.unmap_at((at, bytes)));
+            physical.primary().give_back(|| self.reserved.unmap_at((at, bytes)));
             at += bytes;
         }
-    }
-}
-
-/// Memory without an address.
-#[derive(Debug)]
-struct Physical {
-    primary: Arc<Primary>,
-    handle: CUmemGenericAllocationHandle,
-}
-
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
-pub(super) const POSIX: c_int = 1;
-
-impl Physical {
-    fn new(primary: &Arc<Primary>, bytes: usize) -> Result<Physical> {
-        let (properties, mut handle) = (properties(primary), 0);
-        // SAFETY: both places are ours and live through the call.
-        let made = unsafe { call!(primary, cuMemCreate(&raw mut handle, bytes, &raw const properties, 0)) };
-        made.map_err(|failure| refused(primary, failure, bytes))?;
-        Ok(Physical { primary: Arc::clone(primary), handle })
-    }
-
-    fn import(primary: &Arc<Primary>, descriptor: &OwnedFd) -> Result<Physical> {
-        let mut handle = 0;
-        let number = usize::try_from(descriptor.as_raw_fd()).expect("descriptors are not negative");
-        let descriptor = std::ptr::without_provenance_mut(number);
-        // SAFETY: the place is ours; the number, which takes the place of a pointer, is an open descriptor, and the
-        // driver refuses one that is no memory.
-        let made = unsafe { call!(primary, cuMemImportFromShareableHandle(&raw mut handle, descriptor, POSIX)) };
-        made.map_err(|failure| Error::new(Kind::Remote, format!("a peer's descriptor: {}", primary.error(failure))))?;
-        Ok(Physical { primary: Arc::clone(primary), handle })
-    }
-}
-
-impl Drop for Physical {
-    fn drop(&mut self) {
-        // SAFETY: gives back our one reference; what is mapped elsewhere stays.
-        self.primary.give_back(|| unsafe { call!(self.primary, cuMemRelease(self.handle)) });
     }
 }
 
@@ -455,7 +444,7 @@ impl Reserved {
         assert!(before <= self.bytes && bytes <= self.bytes - before, "addresses of ours");
         let (primary, address) = (&self.primary, self.address + before as u64);
         // SAFETY: nothing is mapped at these addresses of ours, and the handle is ours.
-        unsafe { call!(primary, cuMemMap(address, bytes, 0, physical.handle, 0)) }?;
+        unsafe { call!(primary, cuMemMap(address, bytes, 0, physical.handle(), 0)) }?;
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access: Vec<CUmemAccessDesc> =
             visitors.iter().map(|visitor| CUmemAccessDesc { location: location(*visitor), flags }).collect();
@@ -479,44 +468,6 @@ impl Drop for Reserved {
         // SAFETY: the addresses are ours, and nothing is mapped there any more.
         self.primary.give_back(|| unsafe { call!(self.primary, cuMemAddressFree(self.address, self.bytes)) });
     }
-}
-
-pub(super) fn location(device: CUdevice) -> CUmemLocation {
-    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
-}
-
-fn properties(primary: &Primary) -> CUmemAllocationProp {
-    CUmemAllocationProp {
-        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: if primary.memory_ways().exports {
-            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        } else {
-            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
-        },
-        location: location(primary.device()),
-        win32HandleMetaData: std::ptr::null_mut(),
-        allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
-            compressionType: 0,
-            gpuDirectRDMACapable: 0,
-            usage: 0,
-            reserved: [0; 4],
-        },
-    }
-}
-
-/// What lengths are multiples of, in bytes.
-fn granule(primary: &Primary) -> Result<usize> {
-    let (properties, mut bytes) = (properties(primary), 0);
-    // SAFETY: both places are ours and live through the call; 0 asks for the least granule.
-    let asked = unsafe { call!(primary, cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, 0)) };
-    asked.map_err(|failure| primary.error(failure))?;
-    if bytes.is_power_of_two() {
-        return Ok(bytes);
-    }
-    Err(Error::new(
-        Kind::System,
-        format!("GPU {}: the driver gives memory in granules of {bytes} bytes", primary.device()),
-    ))
 }
 
 /// Zeroes memory on a stream of ours: on the null stream it would wait for the program's work, and spoil captures.

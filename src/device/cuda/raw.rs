@@ -9,7 +9,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphNode, CUipcMemHandle, CUmemAccessDesc,
-    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation, CUmodule, CUstream, CUuserObject, CUuuid,
+    CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle,
+    CUmemLocation, CUmodule, CUstream, CUuserObject, CUuuid,
 };
 
 use crate::error::{Error, Kind, Result};
@@ -31,6 +32,20 @@ pub(super) struct MemoryOperation {
 }
 
 const _: () = assert!(size_of::<MemoryOperation>() == 48);
+
+/// `CUmemAllocationProp`. Here the types of handles are bits; cudarc's enumeration has no value for two of them.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AllocationProperties {
+    pub(super) kind: CUmemAllocationType,
+    pub(super) handle_types: c_int,
+    pub(super) location: CUmemLocation,
+    /// What Windows wants.
+    pub(super) windows: *mut c_void,
+    pub(super) flags: CUmemAllocationProp_st__bindgen_ty_1,
+}
+
+const _: () = assert!(size_of::<AllocationProperties>() == size_of::<CUmemAllocationProp>());
 
 /// `cuGetProcAddress_v2`: name, place of the function, version of CUDA, flags, place of a status.
 type Find = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, c_ulonglong, *mut c_int) -> c_int;
@@ -101,8 +116,8 @@ required {
     cuMemHostRegister(6050)(*mut c_void, usize, c_uint);
     cuMemHostUnregister(4000)(*mut c_void);
     cuMemHostGetDevicePointer(3020)(*mut CUdeviceptr, *mut c_void, c_uint);
-    cuMemGetAllocationGranularity(10020)(*mut usize, *const CUmemAllocationProp, c_int);
-    cuMemCreate(10020)(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
+    cuMemGetAllocationGranularity(10020)(*mut usize, *const AllocationProperties, c_int);
+    cuMemCreate(10020)(*mut CUmemGenericAllocationHandle, usize, *const AllocationProperties, c_ulonglong);
     cuMemRelease(10020)(CUmemGenericAllocationHandle);
     cuMemAddressReserve(10020)(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
     cuMemAddressFree(10020)(CUdeviceptr, usize);
