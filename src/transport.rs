@@ -12,6 +12,7 @@ mod connect;
 mod data_handshake;
 mod device_queues;
 mod fabric;
+mod fabric_handles;
 mod identity;
 mod kernel_slots;
 mod lease;

@@ -8,11 +8,12 @@
 use std::collections::HashMap;
 use std::sync::PoisonError;
 
-use crate::comm::gpu_distance::GpuDistances;
-use crate::comm::peer_ways::{LeavesBy, PairFacts, PeerDecision, PeerWay};
+use crate::comm::crossings::{Crossings, Places};
+use crate::comm::device_ways::{self, Known};
+use crate::comm::peer_ways::LeavesBy;
 use crate::comm::session::Session;
 use crate::comm::sharers::Sharers;
-use crate::comm::staging::{Access, Staged, StagingLayout, ToPeer};
+use crate::comm::staging::{Staged, StagingLayout};
 use crate::device::records::{ControlLayout, PeerMemory, SlotQueue};
 use crate::device::{self, DeviceIdentity, DeviceRanks, Home, HostRegion, Region, Sharing, StatusPage, lines};
 use crate::error::{Error, Result};
@@ -24,7 +25,7 @@ use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use crate::sync::ring::Shape;
 use crate::sys::random;
 use crate::topo::Topology;
-use crate::transport::{Channel, ConnectionMemory, Need, Policy, QueueBytes, QueuePart, Way, process_token};
+use crate::transport::{Channel, ConnectionMemory, Need, QueueBytes, QueuePart, Way, process_token};
 use crate::types::{Rank, World};
 use crate::wire::{self, Reader, Writer};
 
@@ -39,6 +40,8 @@ pub(super) struct Meeting {
     /// Of each rank: the number of the ranks with which it can share memory, on its host.
     hosts: Vec<usize>,
     staged: Arc<Staged>,
+    /// Which ranks of other hosts reach each other's memory.
+    crossings: Crossings,
     sharers: Sharers,
     /// Of each rank: whether it has `NCCL_P2P_DIRECT_DISABLE=1`.
     without_pointers: Vec<bool>,
@@ -72,9 +75,9 @@ pub(super) struct Facts {
     /// Whether it may be shared with other processes: [`crate::device::Device::runs_processes_together`], or
     /// `RSCCL_COHORT=split`.
     pub(super) together: bool,
-    leaves_by: LeavesBy,
+    pub(super) leaves_by: LeavesBy,
     /// `NCCL_P2P_DIRECT_DISABLE`
-    without_pointers: bool,
+    pub(super) without_pointers: bool,
 }
 
 /// The layout of the memory that a rank shares: control words, the words of its sending ends, scratch.
@@ -148,12 +151,14 @@ impl Meeting {
         let first = facts.iter().find(|facts| facts.process == process).map_or(entry.0, |facts| facts.ticket);
         let found = meetings().get(&first).and_then(Weak::upgrade);
         let devices: Vec<DeviceIdentity> = facts.iter().map(|facts| facts.device).collect();
+        let crossings = Crossings::find(session, home, Places { devices: &devices, hosts: &hosts }, wait)?;
         // Entries stay in the table until every rank has looked, and told what it reaches.
-        let staged = Arc::new(stage(session, home, Known { facts: &facts, hosts: &hosts }, wait)?);
+        let known = Known { facts: &facts, hosts: &hosts, devices: &devices, crossings: &crossings };
+        let staged = Arc::new(device_ways::agree(session, home, known, wait)?);
         let shared = found.ok_or_else(|| Error::internal("what the ranks of this process share is gone"))?;
         let processes = facts.iter().map(|facts| facts.process).collect();
         let without_pointers = facts.iter().map(|facts| facts.without_pointers).collect();
-        Ok(Meeting { shared, processes, devices, hosts, staged, sharers, without_pointers, world })
+        Ok(Meeting { shared, processes, devices, hosts, staged, crossings, sharers, without_pointers, world })
     }
 
     /// The devices of all ranks, in rank order.
@@ -225,10 +230,20 @@ impl Meeting {
         }
     }
 
-    /// Whether this rank and `rank` cannot share memory, most often because they are on different hosts: they send each
-    /// other all they have.
+    /// Whether this rank and `rank` share no memory of a host, most often because they are on different ones: they send
+    /// each other all they have.
     pub(super) fn is_far(&self, rank: Rank) -> bool {
         self.hosts[rank.index()] != self.hosts[self.world.rank.index()]
+    }
+
+    /// Whether this rank and `rank` send each other all they have over the network.
+    pub(super) fn is_wired(&self, rank: Rank) -> bool {
+        self.is_far(rank) && !self.crossings.joins(self.world.rank, rank)
+    }
+
+    /// The [far](Meeting::is_far) ranks with which this rank has queues in the memory of devices all the same, in order.
+    pub(super) fn crossing(&self) -> &[Rank] {
+        self.crossings.peers_of(self.world.rank)
     }
 
     /// Whether some rank is [far](Meeting::is_far): the same on all ranks.
@@ -289,7 +304,11 @@ impl Meeting {
     pub(super) fn allocate(&self, home: Home, layout: &StagingLayout, sharing: Sharing) -> Result<Brought> {
         let me = self.world.rank;
         let is_shared = !self.reached_elsewhere().is_empty() || self.world.ranks().any(|rank| self.imports(rank));
-        let sharing = if is_shared { sharing } else { Sharing::Threads };
+        let sharing = match (self.crossing().is_empty(), is_shared) {
+            (false, _) => Sharing::Hosts,
+            (true, true) => sharing,
+            (true, false) => Sharing::Threads,
+        };
         let side = device::of(home)?.allocate(layout.device_bytes(me)?, sharing)?;
         let bytes = layout.host_bytes(me)?;
         if bytes > 0 {
@@ -361,7 +380,7 @@ impl Meeting {
         let mut addresses = Addresses { sides: Vec::new(), stages: Vec::new() };
         let mut peers = Vec::new();
         for rank in self.world.ranks() {
-            let side = if self.staged.parts(me, rank) || self.is_far(rank) {
+            let side = if self.staged.parts(me, rank) || self.is_wired(rank) {
                 0
             } else {
                 let side = brought.sides.get(&rank).or_else(|| sides.get(&rank));
@@ -504,131 +523,6 @@ impl Facts {
         };
         read().map_err(|error| error.about(rank))
     }
-}
-
-/// Finds out which ranks reach each other's memory, and says how each peer is reached.
-///
-/// # Errors
-/// [`crate::error::Kind::InvalidUsage`] on all ranks where a pair has no way.
-fn stage(session: &Session, home: Home, known: Known<'_>, wait: &Wait) -> Result<Staged> {
-    let (me, facts) = (session.world.rank, known.facts);
-    // A wrong topology file is told in the exchange: whoever left before it would let the others wait.
-    let decisions = known.decide(session, home);
-    let accesses = match &decisions {
-        Ok(decisions) => known.wants_reading(session, home).map(|wants| {
-            let told = decisions.iter().zip(wants);
-            told.map(|(decision, wants_reading)| ToPeer { access: decision.access().clone(), wants_reading }).collect()
-        }),
-        Err(error) => Err(error.duplicate()),
-    };
-    // Memory that left its process by a handle goes with that process, though others may still use it.
-    let lends = |third: Rank, pair: [Rank; 2]| {
-        let lender = &facts[third.index()];
-        lender.leaves_by == LeavesBy::Descriptor
-            || pair.iter().all(|rank| facts[rank.index()].process == lender.process)
-    };
-    let staged = Staged::agree(session, accesses, lends, wait)?;
-    let mut decisions = decisions?;
-    if let Some((one, other)) = staged.first().filter(|_| session.settings.policy.no_shm) {
-        let mine = [(one, other), (other, one)].into_iter().find(|(rank, _)| *rank == me);
-        let reason = mine.and_then(|(_, peer)| decisions[peer.index()].access().reason().cloned());
-        return Err(Error::invalid_usage(format!(
-            "nothing connects the devices of ranks {one} and {other}: P2P: {}; SHM: NCCL_SHM_DISABLE is set; place these ranks on devices \
-             with peer access, or allow shared memory",
-            reason.unwrap_or_else(|| "no peer access between them".to_owned())
-        )));
-    }
-    let shares_device = |peer: Rank| !known.is_far(me, peer) && facts[peer.index()].device == facts[me.index()].device;
-    for peer in session.world.ranks().filter(|peer| !shares_device(*peer)) {
-        let decision = &mut decisions[peer.index()];
-        if staged.parts(me, peer) && decision.way != PeerWay::Pinned {
-            *decision = PeerDecision::pinned(Access::Unreached(format!("rank {peer} does not reach rank {me}")));
-        }
-        if let Some(third) = staged.between((me, peer)) {
-            *decision = decision.clone().over(third);
-        }
-        if staged.reading_of(me).contains(&peer) {
-            decision.note_reading();
-        }
-        match decision.way {
-            PeerWay::Wire => log::info!(Net @ me, "GPU memory : {me} -> {peer} via {decision}"),
-            PeerWay::Pinned => log::info!(Shm @ me, "GPU memory : {me} -> {peer} via {decision}"),
-            _ => log::info!(P2p @ me, "GPU memory : {me} -> {peer} via {decision}"),
-        }
-    }
-    Ok(staged)
-}
-
-/// What all ranks have told, before they tell what they reach.
-#[derive(Debug, Clone, Copy)]
-struct Known<'a> {
-    facts: &'a [Facts],
-    hosts: &'a [usize],
-}
-
-impl Known<'_> {
-    fn is_far(&self, rank: Rank, peer: Rank) -> bool {
-        self.hosts[peer.index()] != self.hosts[rank.index()]
-    }
-
-    /// What this rank alone can say of the way to each rank.
-    fn decide(&self, session: &Session, home: Home) -> Result<Vec<PeerDecision>> {
-        let (me, policy) = (session.world.rank, session.settings.policy);
-        let (mine, own) = (&self.facts[me.index()], device::of(home)?);
-        let distances = GpuDistances::of(&session.settings.searching)?;
-        let forbidden = |device: DeviceIdentity| match (policy.no_local, &distances) {
-            (true, _) => Some("NCCL_P2P_DISABLE is set".to_owned()),
-            (false, distances) => distances.as_ref().and_then(|distances| distances.forbids(mine.device, device)),
-        };
-        let is_near_other = |peer: Rank| !self.is_far(me, peer) && self.facts[peer.index()].device != mine.device;
-        let decide = |peer: Rank| -> Result<PeerDecision> {
-            let theirs = self.facts[peer.index()];
-            let forbidden = if is_near_other(peer) { forbidden(theirs.device) } else { None };
-            let is_asked = is_near_other(peer) && forbidden.is_none();
-            let without_pointers = [me, peer].into_iter().find(|rank| self.facts[rank.index()].without_pointers);
-            let pair = PairFacts {
-                peer,
-                far: self.is_far(me, peer).then(|| why_far(policy)),
-                forbidden,
-                unreached: if is_asked { own.reaches(theirs.device)?.err() } else { None },
-                one_process: theirs.process == mine.process,
-                // Ranks of one device need no way to each other's memory.
-                without_pointers: without_pointers.filter(|_| theirs.device != mine.device),
-                leaves_by: theirs.leaves_by,
-            };
-            Ok(pair.decide())
-        };
-        let mut decisions = session.world.ranks().map(decide).collect::<Result<Vec<PeerDecision>>>()?;
-        // Nobody else has a use for the links.
-        if decisions.iter().any(|decision| matches!(decision.access(), Access::Unreached(_))) {
-            for (peer, decision) in session.world.ranks().zip(&mut decisions).filter(|(peer, _)| is_near_other(*peer)) {
-                decision.note_links(own.is_linked(self.facts[peer.index()].device));
-            }
-        }
-        Ok(decisions)
-    }
-
-    /// Of each rank, whether this rank wants the slots of connections with it at the sender.
-    fn wants_reading(&self, session: &Session, home: Home) -> Result<Vec<bool>> {
-        let (me, own) = (session.world.rank, device::of(home)?);
-        let wants = |peer: Rank| {
-            let device = self.facts[peer.index()].device;
-            let is_other = !self.is_far(me, peer) && device != self.facts[me.index()].device;
-            is_other && session.settings.slots_at_senders.unwrap_or_else(|| own.rather_reads(device))
-        };
-        Ok(session.world.ranks().map(wants).collect())
-    }
-}
-
-/// Why ranks that share no memory have no P2P and no SHM.
-fn why_far(policy: Policy) -> [String; 2] {
-    let p2p = match (policy.no_local, policy.no_shm) {
-        (true, _) => "NCCL_P2P_DISABLE is set",
-        (false, true) => "GPU memory is handed over as shared memory is",
-        (false, false) => "the rank is on another host",
-    };
-    let shm = if policy.no_shm { "NCCL_SHM_DISABLE is set" } else { "the rank is on another host" };
-    [p2p.to_owned(), shm.to_owned()]
 }
 
 /// Bytes of a rank's stage, which lies behind its scratch of `scratch_bytes`, and where it begins there.

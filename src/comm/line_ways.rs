@@ -23,7 +23,7 @@ pub(super) fn agree(session: &Session, meeting: &Meeting, home: Home, wait: &Wai
     let refusal = |protocol: Protocol| -> Option<String> {
         let of_peer = |peer: Rank| {
             if meeting.is_far(peer) {
-                return Err(format!("rank {peer} is reached by NET, which takes slots"));
+                return Err(format!("rank {peer} shares no memory of this host, and plans between hosts take slots"));
             }
             if protocol == Protocol::LowLatency128 && meeting.staged().parts(me, peer) {
                 let way = if meeting.staged().between((me, peer)).is_some() { "over another GPU" } else { "by SHM" };

@@ -42,7 +42,7 @@ pub(crate) struct DeviceSide {
     /// Watches the launches on streams; made with the first of them. It is the first field to be dropped, before all
     /// that the launches use.
     monitor: Option<Monitor>,
-    /// Connections with ranks of other hosts. Dropped next: it ends when all that launches have published is on its way.
+    /// Connections with ranks that are reached over the network. Dropped next: it ends when all that launches have published is on its way.
     far: FarEnds,
     /// The stream for calls that return when they are done (`Order::Caller`).
     own_stream: DeviceStream,
@@ -135,7 +135,7 @@ impl DeviceSide {
         Ok(Some(made))
     }
 
-    /// This rank's end of a connection with a rank of another host, which the fabric has opened.
+    /// This rank's end of a connection over the network, which the fabric has opened.
     fn far_end(&mut self, session: &Arc<Session>, end: Need, fabric: &mut Fabric) -> Result<SlotQueue> {
         let (me, shape) = (session.world.rank, session.settings.sizes.shape);
         if !self.far.has(&end) {
@@ -150,8 +150,9 @@ impl DeviceSide {
     /// The ends that have no queue yet and for which another process, or another host, does something too.
     fn missing_elsewhere(&self, me: Rank, ends: &[Need]) -> Vec<Need> {
         let staged = self.meeting.staged();
-        let is_missing = |end: &&Need| match self.meeting.is_far(end.peer) {
+        let is_missing = |end: &&Need| match self.meeting.is_wired(end.peer) {
             true => !self.far.has(end),
+            false if self.meeting.is_far(end.peer) => !self.queues.contains_key(end),
             false => !self.queues.contains_key(end) && !self.meeting.is_here(end.peer) && !staged.parts(me, end.peer),
         };
         ends.iter().filter(is_missing).copied().collect()
@@ -292,7 +293,7 @@ impl Engine {
         let (side, fabric) = self.device_and_fabric()?;
         let mut queues = Vec::with_capacity(ends.len());
         for end in ends {
-            if side.meeting.is_far(end.peer) {
+            if side.meeting.is_wired(end.peer) {
                 queues.push(side.far_end(&session, *end, fabric)?);
                 continue;
             }
@@ -541,9 +542,9 @@ impl Engine {
         } else {
             meeting.status_page(&self.session, (home, ready), &wait)?
         };
-        let has_far = meeting.has_far();
+        let has_wires = self.session.world.ranks().any(|rank| meeting.is_wired(rank));
         let mut side = Box::new(DeviceSide::new(&self.session, (meeting, staging), brought, (home, status))?);
-        if has_far {
+        if has_wires {
             side.far.prepare(home)?;
         }
         self.device_side = Some(side);
@@ -560,7 +561,8 @@ impl Engine {
         background: &mut dyn Background,
     ) -> Result<Vec<(Rank, HostRegion)>> {
         let elsewhere = meeting.elsewhere();
-        if elsewhere.is_empty() {
+        let crossing = meeting.crossing().to_vec();
+        if elsewhere.is_empty() && crossing.is_empty() {
             return Ok(Vec::new());
         }
         let (me, sharing) = (self.session.world.rank, self.session.settings.device_sharing);
@@ -570,6 +572,7 @@ impl Engine {
             usual: device_sharing::queue_bytes(shape, false)?,
             with_readers: device_sharing::queue_bytes(shape, true)?,
             readers: meeting.staged().reading_of(me).to_vec(),
+            crossing: crossing.clone(),
         };
         let mine = brought.sides.get(&me).cloned().ok_or_else(|| Error::internal("a side without memory"))?;
         let reached = meeting.reached_elsewhere();
@@ -577,6 +580,7 @@ impl Engine {
             ranks.iter().map(|rank| Ok((*rank, bytes(*rank)?))).collect::<Result<Vec<(Rank, usize)>>>()
         };
         let sides = owners(&reached, &|rank| staging.device_bytes(rank))?;
+        let far_sides = owners(&crossing, &|rank| staging.device_bytes(rank))?;
         let staged: Vec<Rank> = elsewhere.iter().copied().filter(|rank| staging.has(*rank)).collect();
         let stages = owners(&staged, &|rank| staging.host_bytes(rank))?;
         let stage = meeting.stage();
@@ -584,6 +588,8 @@ impl Engine {
         self.set_up(WaitingFor::Anything, background, |fabric, setup| {
             let regions = fabric.share_with_processes(&mine, (&sides, queues), setup)?;
             brought.sides.extend(reached.iter().copied().zip(regions));
+            let regions = fabric.share_with_hosts(&mine, &far_sides, setup)?;
+            brought.sides.extend(crossing.iter().copied().zip(regions));
             taken = fabric.share_of_host(stage.as_ref(), (&stages, &elsewhere), setup)?;
             Ok(())
         })?;

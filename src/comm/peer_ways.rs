@@ -1,8 +1,8 @@
 //! By which way the programs of a rank's device reach the memory of another rank's, and why by none of the better ones.
 //!
 //! The ways in their order: a direct pointer inside a process, a descriptor (CUMEM), a handle (IPC), memory of a third
-//! rank's device that both reach (indirect), pinned memory of the host (SHM), and slots that a thread moves over the
-//! network (NET). One function decides for a pair what it alone can know; the third device is found by [`Staged`].
+//! rank's device that both reach (indirect), pinned memory of the host (SHM); between hosts a fabric handle (MNNVL), and
+//! slots that a thread moves over the network (NET). One function decides for a pair what it alone can know; the third device is found by [`Staged`].
 //!
 //! [`Staged`]: crate::comm::staging::Staged
 
@@ -30,6 +30,8 @@ pub(super) enum PeerWay {
     /// Over the device of this rank.
     Indirect(Rank),
     Pinned,
+    /// By fabric handles, to another host.
+    Crossing,
     Wire,
 }
 
@@ -37,8 +39,8 @@ pub(super) enum PeerWay {
 #[derive(Debug, Clone)]
 pub(super) struct PairFacts {
     pub(super) peer: Rank,
-    /// Why the ranks share no memory, neither P2P nor SHM; `None` where they do.
-    pub(super) far: Option<[String; 2]>,
+    /// `None` where the ranks share memory of their host.
+    pub(super) far: Option<FarFacts>,
     /// Why settings forbid that this rank's device reaches the peer's.
     pub(super) forbidden: Option<String>,
     /// Why it does not reach it.
@@ -48,6 +50,16 @@ pub(super) struct PairFacts {
     /// The rank of the pair that has `NCCL_P2P_DIRECT_DISABLE=1`.
     pub(super) without_pointers: Option<Rank>,
     pub(super) leaves_by: LeavesBy,
+}
+
+/// What is known of two ranks that share no memory of a host, most often because they are on different ones.
+#[derive(Debug, Clone)]
+pub(super) struct FarFacts {
+    /// Why they hand each other neither GPU memory inside a host (P2P) nor the host's (SHM).
+    pub(super) p2p: String,
+    pub(super) shm: String,
+    /// Why fabric handles do not lead from one to the other; `None` where they do.
+    pub(super) apart: Option<String>,
 }
 
 /// The way of a pair, and why by none of those above it.
@@ -80,8 +92,11 @@ impl PairFacts {
     /// The first way that is open.
     pub(super) fn decide(self) -> PeerDecision {
         let PairFacts { peer, far, forbidden, unreached, one_process, without_pointers, leaves_by } = self;
-        if let Some([p2p, shm]) = far {
-            return PeerDecision::reached(PeerWay::Wire, vec![("P2P", p2p), ("SHM", shm)]);
+        if let Some(FarFacts { p2p, shm, apart }) = far {
+            return match apart {
+                None => PeerDecision::reached(PeerWay::Crossing, vec![("CUMEM", p2p)]),
+                Some(apart) => PeerDecision::reached(PeerWay::Wire, vec![("P2P", p2p), ("SHM", shm), ("MNNVL", apart)]),
+            };
         }
         if let Some(reason) = forbidden {
             return PeerDecision::pinned(Access::Forbidden(reason));
@@ -154,6 +169,7 @@ impl fmt::Display for PeerWay {
             PeerWay::CuMem => "P2P/CUMEM",
             PeerWay::Ipc => "P2P/IPC",
             PeerWay::Pinned => "SHM/pinned",
+            PeerWay::Crossing => "P2P/MNNVL",
             PeerWay::Wire => "NET/Socket/0, staged in pinned memory of the host",
         })
     }
@@ -213,9 +229,12 @@ mod tests {
         assert_eq!(over.to_string(), "P2P/indirect/7 (without a GPU between: no way)");
         let forbidden = PairFacts { forbidden: Some("a level".to_owned()), ..unreached };
         assert_eq!(*forbidden.decide().access(), Access::Forbidden("a level".to_owned()));
-        let far = PairFacts { far: Some(["a".to_owned(), "b".to_owned()]), ..open }.decide();
-        assert_eq!(far.to_string(), "NET/Socket/0, staged in pinned memory of the host (P2P: a; SHM: b)");
-        assert_eq!(*far.access(), Access::Reached);
+        let far = FarFacts { p2p: "a".to_owned(), shm: "b".to_owned(), apart: Some("c".to_owned()) };
+        let wired = PairFacts { far: Some(far.clone()), ..open.clone() }.decide();
+        assert_eq!(wired.to_string(), "NET/Socket/0, staged in pinned memory of the host (P2P: a; SHM: b; MNNVL: c)");
+        assert_eq!(*wired.access(), Access::Reached);
+        let crossing = PairFacts { far: Some(FarFacts { apart: None, ..far }), ..open }.decide();
+        assert_eq!(crossing.to_string(), "P2P/MNNVL (CUMEM: a)");
     }
 
     #[test]

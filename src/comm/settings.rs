@@ -47,6 +47,8 @@ pub(crate) struct Settings {
     pub(crate) copy_engines: bool,
     /// `NCCL_P2P_READ_ENABLE`; `None`: as the devices want it.
     pub(crate) slots_at_senders: Option<bool>,
+    /// `NCCL_MNNVL_ENABLE`.
+    pub(crate) hosts_by_nvlink: HostsByNvlink,
     /// Sizes of rings and scratch.
     pub(crate) sizes: Sizes,
     /// The same bits whatever the size, algorithm or transport.
@@ -75,6 +77,27 @@ pub(crate) struct Settings {
     pub(crate) connect_late: bool,
     /// What the program wants moved while a call waits, when the communicator begins.
     pub(crate) progress: Option<Progress>,
+}
+
+/// Whether GPUs of several hosts reach each other's memory by NVLinks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HostsByNvlink {
+    Never,
+    /// It is an error where they do not.
+    Must,
+    /// Where it works.
+    Try,
+}
+
+impl HostsByNvlink {
+    /// By the value of the variable, which the registry holds to 2.
+    fn of_number(number: u32) -> HostsByNvlink {
+        match number {
+            0 => HostsByNvlink::Never,
+            1 => HostsByNvlink::Must,
+            _ => HostsByNvlink::Try,
+        }
+    }
 }
 
 impl Settings {
@@ -110,6 +133,7 @@ impl Settings {
             no_direct_pointers: config.p2p_direct_disable,
             copy_engines: config.p2p_use_cuda_memcpy,
             slots_at_senders: config.p2p_read_enable,
+            hosts_by_nvlink: HostsByNvlink::of_number(config.mnnvl_enable),
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes {
                 shape: shape(BUFFER_BYTES),

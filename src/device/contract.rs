@@ -66,7 +66,7 @@ const ABSENT: u32 = 1007;
 #[test]
 fn memory_is_zeroed_and_lives_where_it_was_made() {
     for device in devices() {
-        for sharing in [Sharing::Threads, Sharing::Processes] {
+        for sharing in [Sharing::Threads, Sharing::Processes, Sharing::Hosts] {
             let region = device.allocate(4096, sharing).unwrap();
             assert_eq!((region.bytes(), region.home()), (4096, device.home()));
             assert_eq!(read(&*device, &region), [0; 1024]);

@@ -52,8 +52,8 @@ use std::sync::TryLockError;
 use cudarc::driver::sys::{CUdevice, CUuuid};
 
 use crate::device::{
-    Device, DeviceId, DeviceIdentity, DeviceRanks, FabricClique, FabricHandle, Generation, Home, HostMemory, HostRegion,
-    Joint, Keep, Lendable, Queue, Region, Sharing, StatusPage,
+    Device, DeviceId, DeviceIdentity, DeviceRanks, FabricClique, FabricHandle, Generation, Home, HostMemory,
+    HostRegion, Joint, Keep, Lendable, Queue, Region, Sharing, StatusPage,
 };
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock, Weak};

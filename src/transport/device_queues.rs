@@ -6,7 +6,9 @@
 //! same for them ([`QueuePart`]). As between hosts, either end of a message may come first: it asks the other one, which
 //! opens its end in whatever wait it is.
 //!
-//! A rank whose memory cannot be mapped, on another host, is reached by a wire in place of memory: see `kernel_slots`.
+//! A rank of another host maps the memory by a fabric handle, if the devices of both hang on the same switches: see
+//! `fabric_handles`. Any other one whose memory cannot be mapped is reached by a wire in place of memory: see
+//! `kernel_slots`.
 
 use std::collections::HashMap;
 
@@ -17,6 +19,7 @@ use crate::sync::Wait;
 use crate::sys::clock;
 use crate::transport::connect::{TAG_ASK, tag, unbounded};
 use crate::transport::fabric::{Fabric, Served, Setup, unreachable};
+use crate::transport::fabric_handles;
 use crate::transport::kernel_slots::FarEnd;
 use crate::transport::links::{Channel, Need, Way};
 use crate::transport::pump::Wire;
@@ -87,6 +90,8 @@ pub struct QueueMemory {
     pub with_readers: QueueBytes,
     /// The peers with which connections are such, in both directions.
     pub readers: Vec<Rank>,
+    /// The peers of other hosts that map it, and whose memory this rank maps.
+    pub crossing: Vec<Rank>,
 }
 
 impl QueuePart {
@@ -112,6 +117,11 @@ impl ConnectionMemory {
 }
 
 impl QueueMemory {
+    /// How memory for a connection with `peer` leaves its process.
+    fn sharing_with(&self, peer: Rank) -> Sharing {
+        if self.crossing.contains(&peer) { Sharing::Hosts } else { self.sharing }
+    }
+
     /// The parts of a connection with `peer`, and the bytes of each.
     fn parts(&self, peer: Rank) -> impl Iterator<Item = (QueuePart, usize)> {
         let bytes = if self.readers.contains(&peer) { self.with_readers } else { self.usual };
@@ -126,6 +136,11 @@ impl QueueMemory {
 }
 
 impl DeviceQueues {
+    /// Whether `peer` is on another host, and maps this rank's memory as this rank maps its.
+    fn crosses(&self, peer: Rank) -> bool {
+        self.here.as_ref().is_some_and(|(_, queues)| queues.crossing.contains(&peer))
+    }
+
     fn has(&self, need: &Need) -> bool {
         let is_of = |(other, _): &(Need, QueuePart)| other == need;
         self.open.keys().any(is_of)
@@ -158,9 +173,9 @@ impl DeviceQueues {
 }
 
 impl Fabric {
-    /// Whether `peer` can map no memory of this rank, and is reached by wires.
-    pub fn is_far(&self, peer: Rank) -> bool {
-        peer != self.world.rank && self.transports[self.place(peer)].sharing().is_none()
+    /// Whether `peer` can map no memory of this host, and is reached by wires.
+    fn is_wired(&self, peer: Rank) -> bool {
+        peer != self.world.rank && self.transports[self.place(peer)].sharing().is_none() && !self.queues.crosses(peer)
     }
 
     /// Hands `mine`, memory of the device that this rank works on, to `peers`, and maps theirs, of the bytes that stand
@@ -180,6 +195,32 @@ impl Fabric {
         let takers: Vec<Rank> = peers.iter().map(|(peer, _)| *peer).collect();
         let taken = self.exchange_memory((&wanted(peers), &takers), Some((mine, None)), (TAG_SIDE, home), setup)?;
         taken.into_iter().map(|imported| Ok(imported.ok_or_else(own_memory)?.memory)).collect()
+    }
+
+    /// The same with `peers` of other hosts, which the queues name as such: after [`Fabric::share_with_processes`]. The
+    /// memory must stay until all have mapped it.
+    ///
+    /// # Errors
+    /// Of memory, of a peer that does not come by the deadline, and where a handle does not lead here.
+    pub fn share_with_hosts(
+        &mut self,
+        mine: &Region,
+        peers: &[(Rank, usize)],
+        setup: &mut Setup<'_>,
+    ) -> Result<Vec<Region>> {
+        if peers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let offer = fabric_handles::offer(mine)?;
+        for (peer, _) in peers {
+            setup.bootstrap.send(*peer, TAG_FABRIC_SIDE, &offer, setup.wait)?;
+        }
+        let mut taken = Vec::with_capacity(peers.len());
+        for (owner, bytes) in peers.iter().copied() {
+            let theirs = setup.recv(self, owner, (TAG_FABRIC_SIDE, "to offer its memory"))?;
+            taken.push(fabric_handles::import(PeerOffer { owner, home: mine.home(), bytes }, &theirs)?);
+        }
+        Ok(taken)
     }
 
     /// The same for memory that is shared later, if this rank has some, and that of `owners`, for the work of the device
@@ -222,7 +263,7 @@ impl Fabric {
         Some(ConnectionMemory { at_receiver: part(QueuePart::AtReceiver)?, at_sender: part(QueuePart::AtSender) })
     }
 
-    /// The connection of `need` with a rank that is [far](Fabric::is_far), open; `None` where it was taken before.
+    /// The connection of `need` with a rank that is reached by wires, open; `None` where it was taken before.
     pub fn take_far_end(&mut self, need: &Need) -> Option<FarEnd> {
         self.queues.wires.get_mut(need).and_then(Option::take).map(|wire| FarEnd::new(*need, wire))
     }
@@ -262,7 +303,7 @@ impl Fabric {
             }
         };
         let need = Need { way, peer, channel: Channel::PointToPoint };
-        let can_open = self.queues.here.is_some() || self.is_far(peer);
+        let can_open = self.queues.here.is_some() || self.is_wired(peer);
         if peer == self.world.rank || !can_open || self.queues.has(&need) {
             return Ok(());
         }
@@ -273,7 +314,7 @@ impl Fabric {
 
     fn begin_queue(&mut self, need: Need, (bootstrap, wait): (&dyn Bootstrap, &Wait)) -> Result<()> {
         let place = self.place(need.peer);
-        if self.is_far(need.peer) {
+        if self.is_wired(need.peer) {
             if need.way == Way::Send {
                 self.queues.awaited.push((need, QueuePart::AtReceiver));
                 return Ok(());
@@ -288,15 +329,19 @@ impl Fabric {
             return bootstrap.send(need.peer, tag(TAG_QUEUE, need.channel), &offer, wait);
         }
         let (home, queues) = self.place_of_queues()?;
-        let (home, sharing) = (*home, queues.sharing);
+        let (home, sharing) = (*home, queues.sharing_with(need.peer));
         for (part, bytes) in queues.parts(need.peer).collect::<Vec<_>>() {
             if !part.is_owners(need.way) {
                 self.queues.awaited.push((need, part));
                 continue;
             }
             let memory = device::of(home)?.allocate(bytes, sharing)?;
-            let offer = self.transports[place].offer((&memory, None), &[need.peer], bootstrap)?;
-            let offer = self.write_offer(need.peer, &offer);
+            let offer = if self.queues.crosses(need.peer) {
+                fabric_handles::offer(&memory)?
+            } else {
+                let offer = self.transports[place].offer((&memory, None), &[need.peer], bootstrap)?;
+                self.write_offer(need.peer, &offer)
+            };
             bootstrap.send(need.peer, tag(part.tags().0, need.channel), &offer, wait)?;
             self.queues.open.insert((need, part), memory);
             self.queues.unconfirmed.push((need, part));
@@ -329,16 +374,7 @@ impl Fabric {
                 self.queues.awaited.push((need, part));
                 continue;
             };
-            let offer = self.read_offer(need.peer, &blob)?;
-            if self.is_far(need.peer) {
-                let dialing = self.transport(need.peer).dial(need.peer, offer, bootstrap)?;
-                self.queues.dialing.push((need, dialing));
-            } else {
-                let (home, queues) = self.place_of_queues()?;
-                let wanted = PeerOffer { owner: need.peer, home: *home, bytes: queues.bytes(need.peer, part)? };
-                let opening = self.transport(need.peer).import(wanted, offer, bootstrap)?;
-                self.queues.opening.push(((need, part), opening));
-            }
+            self.take_offer((need, part), &blob, bootstrap)?;
             moved = true;
         }
         moved |= self.take_dialed(bootstrap)?;
@@ -346,8 +382,7 @@ impl Fabric {
             match opening.progress().map_err(|error| unreachable(need.peer, &error))? {
                 None => self.queues.opening.push(((need, part), opening)),
                 Some(imported) => {
-                    self.queues.open.insert((need, part), imported.memory);
-                    bootstrap.send(need.peer, tag(part.tags().1, need.channel), &[], &unbounded())?;
+                    self.take_mapped((need, part), imported.memory, bootstrap)?;
                     moved = true;
                 }
             }
@@ -359,6 +394,35 @@ impl Fabric {
             }
         }
         Ok(moved)
+    }
+
+    /// Begins to open the part, or the wire, that a peer has offered; or maps it at once.
+    fn take_offer(&mut self, of: (Need, QueuePart), written: &[u8], bootstrap: &dyn Bootstrap) -> Result<()> {
+        let (need, part) = of;
+        let peer = need.peer;
+        if self.is_wired(peer) {
+            let offer = self.read_offer(peer, written)?;
+            let dialing = self.transport(peer).dial(peer, offer, bootstrap)?;
+            self.queues.dialing.push((need, dialing));
+            return Ok(());
+        }
+        let (home, queues) = self.place_of_queues()?;
+        let wanted = PeerOffer { owner: peer, home: *home, bytes: queues.bytes(peer, part)? };
+        if self.queues.crosses(peer) {
+            let memory = fabric_handles::import(wanted, written).map_err(|error| unreachable(peer, &error))?;
+            return self.take_mapped(of, memory, bootstrap);
+        }
+        let offer = self.read_offer(peer, written)?;
+        let opening = self.transport(peer).import(wanted, offer, bootstrap)?;
+        self.queues.opening.push((of, opening));
+        Ok(())
+    }
+
+    /// Takes the peer's part, which is mapped, and confirms.
+    fn take_mapped(&mut self, of: (Need, QueuePart), memory: Region, bootstrap: &dyn Bootstrap) -> Result<()> {
+        let (need, part) = of;
+        self.queues.open.insert(of, memory);
+        bootstrap.send(need.peer, tag(part.tags().1, need.channel), &[], &unbounded())
     }
 
     /// Takes the wires that this rank has opened, and confirms.
@@ -408,3 +472,4 @@ const TAG_MAPPED: u32 = 0x524a_0000;
 const TAG_WINDOW: u32 = 0x524c_0000;
 const TAG_SLOTS: u32 = 0x524d_0000;
 const TAG_SLOTS_MAPPED: u32 = 0x524e_0000;
+const TAG_FABRIC_SIDE: u32 = 0x524f_0000;

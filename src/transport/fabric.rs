@@ -50,7 +50,7 @@ impl std::fmt::Debug for Setup<'_> {
 impl Setup<'_> {
     /// [`Bootstrap::recv`], looking at the watch meanwhile: what `peer` waits for may never come, and others may say
     /// so.
-    fn recv(&mut self, fabric: &mut Fabric, peer: Rank, (tag, what): (u32, &str)) -> Result<Vec<u8>> {
+    pub(super) fn recv(&mut self, fabric: &mut Fabric, peer: Rank, (tag, what): (u32, &str)) -> Result<Vec<u8>> {
         loop {
             while self.turn(fabric)? | fabric.attend(self.bootstrap)? {}
             let look = if self.background.is_some() { SETUP_NAP } else { SETUP_LOOK };

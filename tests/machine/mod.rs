@@ -1,5 +1,6 @@
 //! Starts tests of this program again, on a virtual machine of GPUs (`tests/vcuda`).
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A run that came to an end.
@@ -23,6 +24,30 @@ pub(crate) fn run(machine: &str, options: &[&str], arguments: &[&str], environme
     let finished = command.envs(environment.iter().copied()).stdin(Stdio::null()).output().expect("the machine starts");
     let output = String::from_utf8_lossy(&[finished.stdout, finished.stderr].concat()).into_owned();
     Run { succeeded: finished.status.success(), output }
+}
+
+/// The host of the machine that this process is on; `None` outside of machines.
+pub(crate) fn host() -> Option<u32> {
+    variable("VCUDA_HOST")?.parse().ok()
+}
+
+/// The variables of a process on another host of the machine, whose ranks say so; `None` where it has one host.
+pub(crate) fn of_host(number: u32) -> Option<Vec<(String, String)>> {
+    let own = PathBuf::from(variable("VCUDA_STATE")?);
+    let state = own.with_file_name(format!("host{number}"));
+    let told = |path: &Path| path.to_string_lossy().into_owned();
+    let variables = [
+        ("VCUDA_HOST", number.to_string()),
+        ("VCUDA_STATE", told(&state)),
+        ("VCUDA_MACHINE", told(&state.join("machine.toml"))),
+        ("NCCL_HOSTID", format!("host{number}")),
+    ];
+    state.exists().then(|| variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+}
+
+fn variable(name: &str) -> Option<String> {
+    #![expect(clippy::disallowed_methods, reason = "the place of a test's process is no configuration of the library")]
+    std::env::var(name).ok()
 }
 
 impl Run {

@@ -38,7 +38,17 @@ fn graphs_of_processes_that_share_no_memory() {
         [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "NET")];
     let told = must_pass_with("2-nvswitch", "gpu_processes::pair::on_two", &apart);
     let way = "GPU memory : 0 -> 1 via NET/Socket/0, staged in pinned memory of the host (P2P: NCCL_P2P_DISABLE is set; \
-               SHM: NCCL_SHM_DISABLE is set)";
+               SHM: NCCL_SHM_DISABLE is set; MNNVL: rank 0: NCCL_P2P_DISABLE is set)";
+    assert!(told.contains(way), "{told}");
+}
+
+/// Each process is on a host of its own, and works in the other's memory; the graphs keep it when the communicators have
+/// gone.
+#[test]
+fn graphs_of_processes_of_two_hosts_of_a_rack() {
+    let debug = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "P2P")];
+    let told = must_pass_with("2x4-mnnvl", "gpu_processes::pair::on_two", &debug);
+    let way = "GPU memory : 0 -> 1 via P2P/MNNVL (CUMEM: the rank is on another host)";
     assert!(told.contains(way), "{told}");
 }
 
@@ -66,23 +76,26 @@ mod pair {
     use rsccl::internals::sys::clock::now;
     use rsccl::{Communicator, Config, ReduceOp, Result, UniqueId};
 
-    use crate::TIMEOUT;
     use crate::gpu::streams::{begin, end};
+    use crate::{TIMEOUT, machine};
 
     /// Runs `body` as rank 0, and `other`, an ignored test of this module, as rank 1 in another process.
     fn run(other: &str, body: impl FnOnce(&UniqueId, u32)) {
         run_with(1, other, body);
     }
 
-    /// Runs `body` as rank 0, and `other`, an ignored test of this module, as so many `others`, each in a process.
+    /// Runs `body` as rank 0, and `other`, an ignored test of this module, as so many `others`, each in a process: on the
+    /// other host of a machine that has one.
     fn run_with(others: u8, other: &str, body: impl FnOnce(&UniqueId, u32)) {
-        if cuda::gpus().is_err() {
+        let host = machine::host();
+        if cuda::gpus().is_err() || host.is_some_and(|host| host > 0) {
             return;
         }
         let id = Communicator::unique_id(&config()).expect("an id");
         let start = |rank: u8| {
             let mut command = Command::new(std::env::current_exe().expect("a program"));
             command.args([&format!("gpu_processes::pair::{other}"), "--exact", "--ignored", "--nocapture"]);
+            command.envs(machine::of_host(1).into_iter().flatten());
             let mut other = command.stdin(Stdio::piped()).spawn().expect("a process");
             let told = other.stdin.take().expect("a pipe").write_all(&[&[rank][..], &id.as_bytes()[..]].concat());
             (other, told)

@@ -121,7 +121,7 @@ fn everything_here_holds_on_virtual_gpus() {
 #[test]
 fn every_call_that_fails_is_an_error_and_leaves_nothing() {
     const TEST: &str = "faults::attempts_go_on_after_failures";
-    let Finished { succeeded, output } = on_machine(&["--strict", "1"], TEST, &[("VCUDA_DEBUG", "1")]);
+    let Finished { succeeded, output } = on_machine(&["--strict", FABRIC], TEST, &[("VCUDA_DEBUG", "1")]);
     assert!(succeeded, "{output}");
     // How often each function is called.
     let mut calls = BTreeMap::<&str, usize>::new();
@@ -134,12 +134,28 @@ fn every_call_that_fails_is_an_error_and_leaves_nothing() {
     for part in [usize::MAX, 4] {
         let faults: Vec<String> = calls.iter().map(|(name, count)| format!("{name}:{}", 1 + count / part)).collect();
         let faults = faults.join(",");
-        let Finished { succeeded, output } = on_machine(&["--strict", "1"], TEST, &[("VCUDA_FAIL", &faults)]);
+        let Finished { succeeded, output } = on_machine(&["--strict", FABRIC], TEST, &[("VCUDA_FAIL", &faults)]);
         assert!(succeeded, "{faults}:\n{output}");
         let told = output.lines().find_map(|line| line.strip_prefix("calls that failed: ")?.parse::<usize>().ok());
         // Some are retried, or are calls of destructors.
         assert!(told.is_some_and(|told| told > 25), "{faults}:\n{output}");
     }
+}
+
+/// A machine whose memory has fabric handles.
+const FABRIC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpu-fabric.toml");
+
+/// Fabric handles work, are refused where the attribute says that there are some, and are not there.
+#[test]
+fn memory_leaves_the_host_where_the_driver_lets_it() {
+    for (machine, outcome) in [(FABRIC, "works"), ("2-nvswitch", "refused"), ("1", "none")] {
+        let Finished { succeeded, output } = on_machine(&["--strict", machine], "alone::memory_for_other_hosts", &[]);
+        assert!(succeeded && output.contains(&format!("fabric handles: {outcome}")), "{machine}:\n{output}");
+    }
+    // The same where the driver refuses it in the other way.
+    let refusal = [("VCUDA_FAIL", "cuMemCreate:1:801")];
+    let Finished { succeeded, output } = on_machine(&["--strict", FABRIC], "alone::memory_for_other_hosts", &refusal);
+    assert!(succeeded && output.contains("fabric handles: refused"), "{output}");
 }
 
 #[test]

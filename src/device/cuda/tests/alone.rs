@@ -1,13 +1,15 @@
 //! Tests that cannot share a GPU with others, because they stop it or break it: each has a run of its own.
 
 use std::ffi::{c_int, c_uint};
+use std::io::Write as _;
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::gpu::{Members, at, gpu, symbol, write};
+use super::gpu::{Members, at, gpu, read, symbol, write};
 use crate::device::cuda::gpus;
-use crate::device::{Device, Kernel, Pass, Sharing, Store};
+use crate::device::{Device, FabricHandle, Kernel, Pass, Sharing, Store};
+use crate::error::Kind;
 use crate::sync::Deadline;
 use crate::sys::clock;
 use crate::types::{DataType, ReduceOp};
@@ -66,6 +68,39 @@ fn memory_is_not_freed_while_another_gpu_works() {
     drop(launching);
     mine.free_retired();
     assert_eq!(mine.count_retired(), 0);
+}
+
+/// It can be mapped by other processes of this host whatever the driver says of other hosts.
+#[test]
+fn memory_for_other_hosts_is_at_least_memory_for_this_one() {
+    let Some(gpu) = gpu() else { return };
+    let mine = gpu.allocate(BYTES, Sharing::Hosts).unwrap();
+    write(gpu, at(&mine, 0, BYTES), &mut [3; BYTES]);
+    let here = gpu.import(gpu.export(&mine).unwrap(), BYTES).unwrap();
+    assert_eq!(read(gpu, at(&here, 0, BYTES)), [3; BYTES]);
+    let usual = gpu.fabric_handle(&gpu.allocate(BYTES, Sharing::Processes).unwrap()).unwrap_err();
+    let outcome = match gpu.fabric_handle(&mine) {
+        Ok(handle) => {
+            let there = gpu.import_fabric(&handle, BYTES).unwrap();
+            assert_eq!(read(gpu, at(&there, 0, BYTES)), [3; BYTES]);
+            assert_eq!(gpu.import_fabric(&handle, 2 * BYTES).unwrap_err().kind(), Kind::Remote);
+            let other = gpu.import_fabric(&FabricHandle([7; FabricHandle::BYTES]), BYTES).unwrap_err();
+            assert!(other.kind() == Kind::Remote && other.message().contains("fabric handle"), "{other}");
+            assert!(mine.keep().detach().is_err() && gpu.fabric_clique().is_ok());
+            "works"
+        }
+        Err(error) if gpu.fabric => {
+            assert!(error.message().contains("cuMemCreate with fabric handles: CUDA_ERROR_NOT_"), "{error}");
+            assert!(error.message().contains("IMEX"), "{error}");
+            "refused"
+        }
+        Err(_) => {
+            assert!(gpu.fabric_clique().unwrap_err().contains("no fabric handles"));
+            "none"
+        }
+    };
+    assert!(usual.message().contains("cannot leave this host") || outcome == "refused", "{usual}");
+    writeln!(std::io::stderr(), "fabric handles: {outcome}").unwrap();
 }
 
 const BYTES: usize = 256;

@@ -22,6 +22,10 @@ fn attempt() -> Result<()> {
     let shared = gpu.allocate(BYTES, Sharing::Processes)?;
     let theirs = gpu.import(gpu.export(&shared)?, BYTES)?;
     shared.keep().detach()?;
+    let for_hosts = gpu.allocate(BYTES, Sharing::Hosts)?;
+    if gpu.fabric_clique().is_ok() {
+        gpu.import_fabric(&gpu.fabric_handle(&for_hosts)?, BYTES)?;
+    }
     let host = gpu.memory_of_host(4096, Sharing::Threads)?;
     let _taken = gpu.take_in(&host)?;
     let mut values = [5_u8; BYTES];
