@@ -1,9 +1,10 @@
 //! Which ranks of different hosts reach each other's GPU memory: over the NVSwitches of a rack (multi-node NVLink).
 //!
-//! NVML says which GPUs are of one clique. Whether memory crosses depends on more: a channel and a daemon of IMEX on both
-//! hosts, the fabric's state, a container's rights. A rank's import of its own handle proves nothing of another host. So
-//! each rank makes a little memory, and all ranks of its clique on other hosts map it and read its length there, which is
-//! random. A pair works in each other's memory if both could do that; any failure leaves the pair to NET.
+//! NVML says which GPUs are of one clique. Whether memory crosses depends on more: a channel and a daemon of IMEX on
+//! both hosts, the fabric's state, a container's rights. A rank's import of its own handle proves nothing of another
+//! host. So each rank makes a little memory, and all ranks of its clique on other hosts map it and read its length
+//! there, which is random. A pair works in each other's memory if both could do that; any failure leaves the pair to
+//! NET.
 
 use crate::comm::session::Session;
 use crate::comm::settings::HostsByNvlink;
@@ -18,21 +19,16 @@ use crate::wire::{self, Reader, Writer};
 /// The pairs that do, the same on all ranks, and why the others do not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Crossings {
+    /// The device of each rank.
+    devices: Vec<DeviceIdentity>,
+    /// The host of each rank.
+    hosts: Vec<usize>,
     /// Of each rank the peers, in order.
     peers: Vec<Vec<Rank>>,
     /// What each rank has offered; none where all ranks are on one host.
     offers: Vec<Offer>,
     /// What each rank could map; none where nobody had anything to map.
     trials: Vec<Trial>,
-}
-
-/// Where ranks are.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Places<'a> {
-    /// The device of each rank.
-    pub(super) devices: &'a [DeviceIdentity],
-    /// The host of each rank.
-    pub(super) hosts: &'a [usize],
 }
 
 /// What a rank tells all others first.
@@ -61,40 +57,52 @@ struct Trial {
 }
 
 impl Crossings {
-    /// All ranks find out together. It is no error where a pair does not reach each other, unless a rank insists.
+    /// All ranks, of these devices and hosts, find out together. It is no error where a pair does not reach each other,
+    /// unless a rank insists. Collective.
     ///
     /// # Errors
     /// Of the exchange; [`crate::error::Kind::InvalidUsage`] on all ranks where one insists.
-    pub(super) fn find(session: &Session, home: Home, places: Places<'_>, wait: &Wait) -> Result<Crossings> {
+    pub(super) fn find(
+        session: &Session,
+        home: Home,
+        (devices, hosts): (&[DeviceIdentity], &[usize]),
+        wait: &Wait,
+    ) -> Result<Crossings> {
         let (world, bootstrap) = (session.world, &session.bootstrap);
-        let none = Crossings { peers: vec![Vec::new(); places.hosts.len()], offers: Vec::new(), trials: Vec::new() };
-        if places.hosts.iter().all(|host| *host == places.hosts[0]) {
-            return Ok(none);
+        let mut found = Crossings {
+            devices: devices.to_vec(),
+            hosts: hosts.to_vec(),
+            peers: vec![Vec::new(); hosts.len()],
+            offers: Vec::new(),
+            trials: Vec::new(),
+        };
+        if hosts.iter().all(|host| *host == hosts[0]) {
+            return Ok(found);
         }
         let prepared = prepare(session, home);
         let must = session.settings.hosts_by_nvlink == HostsByNvlink::Must;
         let mine = Offer { must, memory: prepared.as_ref().map(|(offered, _)| *offered).map_err(Clone::clone) };
         let told = bootstrap.all_gather(&mine.encode(), wait)?;
         let offers = world.ranks().zip(&told).map(|(rank, bytes)| Offer::decode(rank, bytes));
-        let mut found = Crossings { offers: offers.collect::<Result<_>>()?, ..none };
-        let is_tried = |rank: Rank, peer: Rank| found.tried(places, rank, peer).is_some();
+        found.offers = offers.collect::<Result<_>>()?;
+        let is_tried = |rank: Rank, peer: Rank| found.tried(rank, peer).is_some();
         if world.ranks().any(|rank| world.ranks().any(|peer| is_tried(rank, peer))) {
-            let mine = found.try_all(world, home, places);
+            let mine = found.try_all(world, home);
             let told = bootstrap.all_gather(&mine.encode(), wait)?;
             let trials = world.ranks().zip(&told).map(|(rank, bytes)| Trial::decode((rank, told.len()), bytes));
             found.trials = trials.collect::<Result<_>>()?;
         }
         // The others have mapped what they could by now.
         drop(prepared);
-        found.join(places);
-        found.check(world, places)?;
+        found.join();
+        found.check(world)?;
         Ok(found)
     }
 
     /// The memory of `peer` that `rank` tries to map; `None` where there is nothing to try.
-    fn tried(&self, places: Places<'_>, rank: Rank, peer: Rank) -> Option<OfferedMemory> {
+    fn tried(&self, rank: Rank, peer: Rank) -> Option<OfferedMemory> {
         let (one, other) = (rank.index(), peer.index());
-        if places.hosts[one] == places.hosts[other] || places.devices[one] == places.devices[other] {
+        if self.hosts[one] == self.hosts[other] || self.devices[one] == self.devices[other] {
             return None;
         }
         let offered = |rank: usize| self.offers.get(rank)?.memory.as_ref().ok().copied();
@@ -103,17 +111,16 @@ impl Crossings {
     }
 
     /// Maps what the peers have offered, for a moment.
-    fn try_all(&self, world: World, home: Home, places: Places<'_>) -> Trial {
+    fn try_all(&self, world: World, home: Home) -> Trial {
         let mut trial = Trial { mapped: vec![false; self.offers.len()], reason: String::new() };
         for peer in world.ranks() {
-            let Some(offered) = self.tried(places, world.rank, peer) else { continue };
+            let Some(offered) = self.tried(world.rank, peer) else { continue };
             // Importing reads the length that the owner has written into the memory, and compares it.
             let imported = device::of(home).and_then(|own| own.import_fabric(&offered.handle, offered.bytes as usize));
             match imported {
                 Ok(_mapped) => trial.mapped[peer.index()] = true,
                 Err(error) if trial.reason.is_empty() => {
-                    let reason = format!("it could not map memory of rank {peer}: {}", error.message());
-                    wire::cut(&reason, MOST_REASON_BYTES).clone_into(&mut trial.reason);
+                    wire::cut(error.message(), MOST_REASON_BYTES).clone_into(&mut trial.reason);
                 }
                 Err(_further) => {}
             }
@@ -122,26 +129,23 @@ impl Crossings {
     }
 
     /// Notes the pairs of which each has mapped the other's memory.
-    fn join(&mut self, places: Places<'_>) {
+    fn join(&mut self) {
         let ranks = || (0..).map(Rank::new).take(self.offers.len());
-        let mapped = |rank: Rank, peer: Rank| {
-            let told = self.trials.get(rank.index()).and_then(|trial| trial.mapped.get(peer.index()));
-            told == Some(&true) && self.tried(places, rank, peer).is_some()
-        };
+        let mapped = |rank: Rank, peer: Rank| self.has_mapped(rank, peer) && self.tried(rank, peer).is_some();
         let of = |rank: Rank| ranks().filter(|peer| mapped(rank, *peer) && mapped(*peer, rank)).collect();
         self.peers = ranks().map(of).collect();
     }
 
     /// # Errors
     /// Where a rank insists on what there is not.
-    fn check(&self, world: World, places: Places<'_>) -> Result<()> {
+    fn check(&self, world: World) -> Result<()> {
         for rank in world.ranks().filter(|rank| self.offers[rank.index()].must) {
-            let is_far = |peer: &Rank| places.hosts[peer.index()] != places.hosts[rank.index()];
-            if let Some(peer) = world.ranks().filter(is_far).find(|peer| !self.joins(rank, *peer)) {
+            let is_far = |peer: &Rank| self.hosts[peer.index()] != self.hosts[rank.index()];
+            let apart = |peer: Rank| Some((peer, self.why_not(rank, peer)?));
+            if let Some((peer, why)) = world.ranks().filter(is_far).find_map(apart) {
                 return Err(Error::invalid_usage(format!(
-                    "NCCL_MNNVL_ENABLE is 1 on rank {rank}, which does not reach the GPU memory of rank {peer} on another host: {}; set \
-                     it to 2 to go by NET where NVLink does not lead",
-                    self.why_not(places, rank, peer)
+                    "NCCL_MNNVL_ENABLE is 1 on rank {rank}, which does not reach the GPU memory of rank {peer} on \
+                     another host: {why}; set it to 2 to go by NET where NVLinks do not lead"
                 )));
             }
         }
@@ -158,21 +162,32 @@ impl Crossings {
         &self.peers[rank.index()]
     }
 
-    /// Why two ranks of different hosts do not.
-    pub(super) fn why_not(&self, places: Places<'_>, rank: Rank, peer: Rank) -> String {
-        if places.devices[rank.index()] == places.devices[peer.index()] {
-            return "both ranks are on one GPU".to_owned();
+    /// Why two ranks of different hosts do not; `None` where they do.
+    pub(super) fn why_not(&self, rank: Rank, peer: Rank) -> Option<String> {
+        if self.joins(rank, peer) {
+            return None;
+        }
+        if self.devices[rank.index()] == self.devices[peer.index()] {
+            return Some("both ranks are on one GPU".to_owned());
         }
         for rank in [rank, peer] {
             if let Some(Err(reason)) = self.offers.get(rank.index()).map(|offer| &offer.memory) {
-                return format!("rank {rank}: {reason}");
+                return Some(format!("rank {rank}: {reason}"));
             }
         }
-        let has_failed = |rank: &Rank| self.trials.get(rank.index()).is_some_and(|trial| !trial.reason.is_empty());
-        match [rank, peer].into_iter().find(has_failed) {
-            Some(rank) => format!("rank {rank}: {}", self.trials[rank.index()].reason),
-            None => "the GPUs are of different NVLink cliques, says NVML".to_owned(),
+        if self.tried(rank, peer).is_none() {
+            return Some("the GPUs are of different NVLink cliques, says NVML".to_owned());
         }
+        let has_failed = |(one, other): &(Rank, Rank)| !self.has_mapped(*one, *other);
+        let (one, other) = [(rank, peer), (peer, rank)].into_iter().find(has_failed)?;
+        // A rank tells its first failure alone.
+        let reason = self.trials.get(one.index()).map_or("", |trial| &trial.reason);
+        Some(format!("rank {one} could not map memory of rank {other}: {reason}"))
+    }
+
+    fn has_mapped(&self, rank: Rank, peer: Rank) -> bool {
+        let told = self.trials.get(rank.index()).and_then(|trial| trial.mapped.get(peer.index()));
+        told == Some(&true)
     }
 }
 
@@ -311,31 +326,32 @@ mod tests {
     /// Ranks 0 and 1 are on one host, 2 and 3 on the other; rank 3 is of another clique.
     #[test]
     fn a_pair_crosses_where_each_has_mapped_the_others_memory() {
-        let (devices, hosts) = ([1, 2, 3, 4].map(|number| DeviceIdentity([number; 16])), [0, 0, 1, 1]);
-        let places = Places { devices: &devices, hosts: &hosts };
+        let (devices, hosts) = ([1, 2, 3, 4].map(|number| DeviceIdentity([number; 16])).to_vec(), vec![0, 0, 1, 1]);
         let world = World { rank: Rank::new(0), size: 4 };
         let offers = vec![offered(1), offered(1), offered(1), offered(2)];
-        let mut found = Crossings { peers: Vec::new(), offers, trials: Vec::new() };
+        let mut found = Crossings { devices, hosts, peers: vec![Vec::new(); 4], offers, trials: Vec::new() };
         // Rank 1 says too much, and rank 2 could not map memory of rank 1.
         let first = [trial([false, false, true, false], ""), trial([true; 4], "")];
         let second = [trial([true, false, false, false], "rank 1's is gone"), trial([false; 4], "")];
         found.trials = [first, second].concat();
-        found.join(places);
+        found.join();
         let [a, b, c, d] = [0, 1, 2, 3].map(Rank::new);
         assert_eq!([a, b, c, d].map(|rank| found.peers_of(rank).to_vec()), [vec![c], vec![], vec![a], vec![]]);
         assert!(found.joins(c, a) && !found.joins(a, b) && !found.joins(c, b));
-        assert_eq!(found.why_not(places, b, c), "rank 2: rank 1's is gone");
-        assert!(found.why_not(places, a, d).contains("different NVLink cliques"));
-        found.check(world, places).unwrap();
+        let why = |found: &Crossings, rank, peer| found.why_not(rank, peer).unwrap_or_default();
+        assert_eq!(found.why_not(c, a), None);
+        assert_eq!(why(&found, b, c), "rank 2 could not map memory of rank 1: rank 1's is gone");
+        assert!(why(&found, a, d).contains("different NVLink cliques"));
+        found.check(world).unwrap();
         found.offers[0].must = true;
-        let error = found.check(world, places).unwrap_err();
+        let error = found.check(world).unwrap_err();
         assert!(error.message().contains("rank 0, which does not reach the GPU memory of rank 3"), "{error}");
         found.offers[1] = Offer { must: false, memory: Err("NCCL_MNNVL_ENABLE is 0".to_owned()) };
-        found.join(places);
+        found.join();
         assert!(found.joins(a, c) && found.peers_of(b).is_empty());
-        assert_eq!(found.why_not(places, c, b), "rank 1: NCCL_MNNVL_ENABLE is 0");
-        let together = Places { devices: &[devices[0]; 4], hosts: &hosts };
-        found.join(together);
-        assert!(found.peers_of(a).is_empty() && found.why_not(together, a, c).contains("one GPU"));
+        assert_eq!(why(&found, c, b), "rank 1: NCCL_MNNVL_ENABLE is 0");
+        found.devices = vec![found.devices[0]; 4];
+        found.join();
+        assert!(found.peers_of(a).is_empty() && why(&found, a, c).contains("one GPU"));
     }
 }

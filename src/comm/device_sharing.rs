@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::PoisonError;
 
-use crate::comm::crossings::{Crossings, Places};
+use crate::comm::crossings::Crossings;
 use crate::comm::device_ways::{self, Known};
 use crate::comm::peer_ways::LeavesBy;
 use crate::comm::session::Session;
@@ -151,9 +151,9 @@ impl Meeting {
         let first = facts.iter().find(|facts| facts.process == process).map_or(entry.0, |facts| facts.ticket);
         let found = meetings().get(&first).and_then(Weak::upgrade);
         let devices: Vec<DeviceIdentity> = facts.iter().map(|facts| facts.device).collect();
-        let crossings = Crossings::find(session, home, Places { devices: &devices, hosts: &hosts }, wait)?;
+        let crossings = Crossings::find(session, home, (&devices, &hosts), wait)?;
         // Entries stay in the table until every rank has looked, and told what it reaches.
-        let known = Known { facts: &facts, hosts: &hosts, devices: &devices, crossings: &crossings };
+        let known = Known { facts: &facts, hosts: &hosts, crossings: &crossings };
         let staged = Arc::new(device_ways::agree(session, home, known, wait)?);
         let shared = found.ok_or_else(|| Error::internal("what the ranks of this process share is gone"))?;
         let processes = facts.iter().map(|facts| facts.process).collect();

@@ -1,7 +1,7 @@
 //! By which way the ranks of a communicator reach each other's memory of devices: each rank says what it knows, and all
 //! come to the same.
 
-use crate::comm::crossings::{Crossings, Places};
+use crate::comm::crossings::Crossings;
 use crate::comm::device_sharing::Facts;
 use crate::comm::gpu_distance::GpuDistances;
 use crate::comm::peer_ways::{FarFacts, LeavesBy, PairFacts, PeerDecision, PeerWay};
@@ -72,7 +72,6 @@ pub(super) fn agree(session: &Session, home: Home, known: Known<'_>, wait: &Wait
 pub(super) struct Known<'a> {
     pub(super) facts: &'a [Facts],
     pub(super) hosts: &'a [usize],
-    pub(super) devices: &'a [DeviceIdentity],
     pub(super) crossings: &'a Crossings,
 }
 
@@ -98,7 +97,7 @@ impl Known<'_> {
             let without_pointers = [me, peer].into_iter().find(|rank| self.facts[rank.index()].without_pointers);
             let pair = PairFacts {
                 peer,
-                far: self.is_far(me, peer).then(|| self.far_facts(policy, (me, peer))),
+                far: self.is_far(me, peer).then(|| FarFacts::new(policy, self.crossings.why_not(me, peer))),
                 forbidden,
                 unreached: if is_asked { own.reaches(theirs.device)?.err() } else { None },
                 one_process: theirs.process == mine.process,
@@ -118,13 +117,6 @@ impl Known<'_> {
         Ok(decisions)
     }
 
-    fn far_facts(&self, policy: Policy, (me, peer): (Rank, Rank)) -> FarFacts {
-        let [p2p, shm] = why_far(policy);
-        let places = Places { devices: self.devices, hosts: self.hosts };
-        let apart = (!self.crossings.joins(me, peer)).then(|| self.crossings.why_not(places, me, peer));
-        FarFacts { p2p, shm, apart }
-    }
-
     /// Of each rank, whether this rank wants the slots of connections with it at the sender.
     fn wants_reading(&self, session: &Session, home: Home) -> Result<Vec<bool>> {
         let (me, own) = (session.world.rank, device::of(home)?);
@@ -135,15 +127,4 @@ impl Known<'_> {
         };
         Ok(session.world.ranks().map(wants).collect())
     }
-}
-
-/// Why ranks that share no memory have no P2P and no SHM.
-fn why_far(policy: Policy) -> [String; 2] {
-    let p2p = match (policy.no_local, policy.no_shm) {
-        (true, _) => "NCCL_P2P_DISABLE is set",
-        (false, true) => "GPU memory is handed over as shared memory is",
-        (false, false) => "the rank is on another host",
-    };
-    let shm = if policy.no_shm { "NCCL_SHM_DISABLE is set" } else { "the rank is on another host" };
-    [p2p.to_owned(), shm.to_owned()]
 }

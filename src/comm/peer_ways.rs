@@ -9,6 +9,7 @@
 use std::fmt;
 
 use crate::comm::staging::Access;
+use crate::transport::Policy;
 use crate::types::Rank;
 
 /// How a rank's memory leaves its process.
@@ -85,6 +86,19 @@ impl LeavesBy {
         [LeavesBy::Descriptor, LeavesBy::HandleBySetting, LeavesBy::HandleByDevice]
             .into_iter()
             .find(|way| way.code() == code)
+    }
+}
+
+impl FarFacts {
+    /// Facts of a pair that fabric handles do not join, for the reason of `apart`, or do.
+    pub(super) fn new(policy: Policy, apart: Option<String>) -> FarFacts {
+        let p2p = match (policy.no_local, policy.no_shm) {
+            (true, _) => "NCCL_P2P_DISABLE is set",
+            (false, true) => "GPU memory is handed over as shared memory is",
+            (false, false) => "the rank is on another host",
+        };
+        let shm = if policy.no_shm { "NCCL_SHM_DISABLE is set" } else { "the rank is on another host" };
+        FarFacts { p2p: p2p.to_owned(), shm: shm.to_owned(), apart }
     }
 }
 

@@ -318,7 +318,7 @@ impl Told {
 /// Why calls in a window go through scratch: the same on all ranks. `None` where they do not.
 fn reason(meeting: &Meeting, told: &[Told]) -> Option<String> {
     if meeting.has_far() {
-        return Some("some ranks cannot share memory, as on several hosts".to_owned());
+        return Some("some ranks are on different hosts, or may share no memory".to_owned());
     }
     if meeting.is_without_pointers() {
         return Some("NCCL_P2P_DIRECT_DISABLE is set for GPUs of one process".to_owned());
