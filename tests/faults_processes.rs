@@ -14,6 +14,8 @@ mod faults {
     mod kills;
     mod leavers;
     mod programs;
+    #[cfg(feature = "cuda")]
+    mod rack;
     pub(crate) mod ranks;
     mod rest;
     mod setup;

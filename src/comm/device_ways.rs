@@ -11,7 +11,6 @@ use crate::device::{self, DeviceIdentity, Home};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::sync::Wait;
-use crate::transport::Policy;
 use crate::types::Rank;
 
 /// Finds out which ranks reach each other's memory, and says how each peer is reached.

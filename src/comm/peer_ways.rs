@@ -1,10 +1,12 @@
 //! By which way the programs of a rank's device reach the memory of another rank's, and why by none of the better ones.
 //!
 //! The ways in their order: a direct pointer inside a process, a descriptor (CUMEM), a handle (IPC), memory of a third
-//! rank's device that both reach (indirect), pinned memory of the host (SHM); between hosts a fabric handle (MNNVL), and
-//! slots that a thread moves over the network (NET). One function decides for a pair what it alone can know; the third device is found by [`Staged`].
+//! rank's device that both reach (indirect), pinned memory of the host (SHM); between hosts a fabric handle (MNNVL),
+//! and slots that a thread moves over the network (NET). One function decides for a pair what it alone can know; the
+//! third device is found by [`Staged`], fabric handles by [`Crossings`].
 //!
 //! [`Staged`]: crate::comm::staging::Staged
+//! [`Crossings`]: crate::comm::crossings::Crossings
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Memory of devices between hosts whose devices hang on the same switches: by fabric handles, which the bootstrap carries
-//! and the driver looks up.
+//! Memory of devices between hosts whose devices hang on the same switches: by fabric handles, which the bootstrap
+//! carries and the driver looks up.
 //!
 //! An offer is the handle alone. It is good as long as the memory lives, so its owner keeps the memory until the taker
 //! has said, or shown, that it has mapped it. Who could read the bootstrap's connections could map the memory.

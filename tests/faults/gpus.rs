@@ -4,7 +4,7 @@
 use crate::machine;
 
 /// Runs one of the jobs on a machine, on which it must leave nothing, but for what a rank held when it was killed.
-fn must_pass(name: &str, job: &str) {
+pub(super) fn must_pass(name: &str, job: &str) {
     must_pass_with(name, job, &[]);
 }
 
@@ -12,6 +12,7 @@ fn must_pass_with(name: &str, job: &str, environment: &[(&str, &str)]) {
     must_pass_test(name, &format!("faults::gpus::jobs::{job}"), environment);
 }
 
+/// The same for any test of this program.
 pub(super) fn must_pass_test(name: &str, test: &str, environment: &[(&str, &str)]) {
     let run = machine::run(name, &[], &[test, "--exact"], environment);
     run.must_pass(&format!("{name}, {test}"));
@@ -185,59 +186,6 @@ fn threads_of_two_hosts() {
     must_pass("2x4", "threads_of_hosts");
 }
 
-/// Kernels of each host work in the memory of the other, to which NVLinks lead.
-#[test]
-fn processes_of_two_hosts_of_a_rack() {
-    must_pass("2x4-mnnvl", "two_hosts_of_a_rack");
-    must_pass("2x4-mnnvl", "eight_ranks");
-    must_pass("2x4-mnnvl", "eight_ranks_by_trees");
-}
-
-#[test]
-fn threads_of_two_hosts_of_a_rack() {
-    must_pass("2x4-mnnvl", "threads_of_hosts");
-}
-
-/// Some pairs go by NVLinks, others by the network.
-#[test]
-fn a_rank_of_a_rack_that_goes_by_the_network() {
-    must_pass("2x4-mnnvl", "one_of_four_by_the_network");
-}
-
-#[test]
-fn hosts_of_a_rack_go_by_the_network_where_nvlinks_are_not_wanted_or_fail() {
-    must_pass("2x4-mnnvl", "not_by_nvlinks");
-    must_pass("2x4-mnnvl", "trials_that_fail");
-    must_pass(RACK_WITHOUT_CHANNEL, "without_a_channel");
-    must_pass("2x4", "without_a_clique");
-}
-
-#[test]
-fn hosts_that_must_go_by_nvlinks_and_cannot_are_told() {
-    must_pass(RACK_WITHOUT_CHANNEL, "must_go_by_nvlinks");
-    must_pass_with("2x4-mnnvl", "two_hosts_of_a_rack", &[("NCCL_MNNVL_ENABLE", "1")]);
-}
-
-const RACK_WITHOUT_CHANNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/rack-without-channel.toml");
-
-/// After the trial has worked.
-#[test]
-fn calls_of_the_driver_that_fail_between_hosts_of_a_rack_are_errors_that_leave_nothing() {
-    must_pass("2x4-mnnvl", "the_driver_fails_after_the_trial");
-}
-
-#[test]
-fn a_process_of_the_other_host_of_a_rack_that_is_killed_is_named() {
-    must_pass("2x4-mnnvl", "a_rank_is_killed");
-}
-
-#[test]
-fn mistakes_between_hosts_of_a_rack_are_told() {
-    for job in ["an_abort", "calls_differ", "a_deadline"] {
-        must_pass("2x4-mnnvl", job);
-    }
-}
-
 /// GPUs of one host that do not reach each other, and another host.
 #[test]
 fn processes_of_two_hosts_whose_gpus_do_not_reach_each_other() {
@@ -282,7 +230,7 @@ pub(super) mod jobs {
     }
 
     /// The same with variables for each rank.
-    fn on_gpus_each<'v>(
+    pub(in crate::faults) fn on_gpus_each<'v>(
         ranks: usize,
         variables: impl Fn(usize) -> Vec<(&'v str, &'v str)>,
     ) -> Option<(Job, Vec<(usize, usize)>)> {
@@ -472,124 +420,6 @@ pub(super) mod jobs {
         job.must("device_ring 1000");
         assert!(job.ranks[0].log().contains("GPU memory : 0 -> 1 via NET/Socket/0"), "{}", job.ranks[0].log());
         job.must_leave_nothing(&before);
-    }
-
-    /// What the ranks tell of their ways.
-    const TOLD: (&str, &str) = ("NCCL_DEBUG_SUBSYS", "P2P,NET");
-
-    #[track_caller]
-    fn must_go(job: &Job, (rank, peer): (usize, usize), way: &str) {
-        let (log, line) = (job.ranks[rank].log(), format!("GPU memory : {rank} -> {peer} via {way}"));
-        assert!(log.contains(&line), "{line}\n{log}");
-    }
-
-    #[test]
-    fn two_hosts_of_a_rack() {
-        // Slots of 8 KiB, so that a call goes round its queues.
-        let Some((mut job, before)) = on_gpus(2, &with(BOUNDED, &[TOLD, ("NCCL_BUFFSIZE", "65536")])) else { return };
-        job.must(&format!("cases {} 1003", random::seed()));
-        job.must("call all_reduce 40000");
-        job.must("device_ring 1000");
-        must_go(&job, (0, 1), "P2P/MNNVL (CUMEM: the rank is on another host)");
-        must_go(&job, (1, 0), "P2P/MNNVL (CUMEM: the rank is on another host)");
-        job.must_leave_nothing(&before);
-    }
-
-    #[test]
-    fn one_of_four_by_the_network() {
-        let of_rank = |rank| with(BOUNDED, &[TOLD, ("NCCL_MNNVL_ENABLE", if rank == 1 { "0" } else { "2" })]);
-        let Some((mut job, before)) = on_gpus_each(4, of_rank) else { return };
-        for command in ["call all_reduce 20011", "call all_to_all 2003", "call all_gather 300", "device_ring 1000"] {
-            job.must(command);
-        }
-        must_go(&job, (0, 2), "P2P/MNNVL");
-        for (rank, peer) in [(1, 2), (2, 1)] {
-            let reason = "P2P: the rank is on another host; SHM: the rank is on another host; MNNVL: rank 1: \
-                          NCCL_MNNVL_ENABLE is 0";
-            must_go(&job, (rank, peer), &format!("NET/Socket/0, staged in pinned memory of the host ({reason}"));
-        }
-        job.must_leave_nothing(&before);
-    }
-
-    /// Two ranks of two hosts, with variables of both and of rank 1, work by NET, of which both tell this reason.
-    fn by_net((both, last): (&[(&str, &str)], &[(&str, &str)]), reason: &str) {
-        let told = with(&with(BOUNDED, &[TOLD]), both);
-        let of_rank = |rank| with(&told, if rank == 1 { last } else { &[] });
-        let Some((mut job, before)) = on_gpus_each(2, of_rank) else { return };
-        job.must("call all_reduce 9011");
-        job.must("device_ring 1000");
-        for (rank, peer) in [(0, 1), (1, 0)] {
-            must_go(&job, (rank, peer), "NET/Socket/0, staged in pinned memory of the host");
-            let log = job.ranks[rank].log();
-            let why = log.split("; MNNVL: rank ").nth(1).and_then(|why| why.get(1..)).unwrap_or_default();
-            assert!(why.trim_start_matches(": ").starts_with(reason), "{reason}\n{log}");
-        }
-        job.must_leave_nothing(&before);
-    }
-
-    #[test]
-    fn not_by_nvlinks() {
-        // These must be equal on all ranks.
-        by_net((&[("NCCL_P2P_DISABLE", "1")], &[]), "NCCL_P2P_DISABLE is set");
-        by_net((&[("NCCL_P2P_LEVEL", "LOC")], &[]), "NCCL_P2P_LEVEL is LOC");
-        by_net((&[], &[("NCCL_MNNVL_ENABLE", "0")]), "NCCL_MNNVL_ENABLE is 0");
-        by_net((&[], &[("NCCL_CUMEM_ENABLE", "0")]), "NCCL_CUMEM_ENABLE is 0");
-    }
-
-    /// Calls that are made for the trial alone, or there first.
-    #[test]
-    fn trials_that_fail() {
-        for (call, reason) in [
-            ("cuMemExportToShareableHandle:2", "GPU 0: cuMemExportToShareableHandle"),
-            ("cuMemImportFromShareableHandle:1", " could not map memory of rank 0: a peer's fabric handle: "),
-        ] {
-            by_net((&[], &[("VCUDA_FAIL", call)]), reason);
-        }
-    }
-
-    #[test]
-    fn without_a_channel() {
-        by_net((&[], &[]), "GPU 0: cuMemCreate with fabric handles: CUDA_ERROR_NOT_PERMITTED (800)");
-    }
-
-    #[test]
-    fn without_a_clique() {
-        by_net((&[], &[]), "GPU-");
-    }
-
-    #[test]
-    fn must_go_by_nvlinks() {
-        let of_rank = |rank| with(BOUNDED, &[("NCCL_MNNVL_ENABLE", if rank == 1 { "1" } else { "2" })]);
-        let Some((mut job, before)) = on_gpus_each(2, of_rank) else { return };
-        job.begin("call all_reduce 3000", |_| true);
-        for rank in &job.ranks {
-            let failure = rank.failure();
-            assert_eq!(failure.kind, "InvalidUsage", "{}", failure.text);
-            assert!(failure.text.contains("NCCL_MNNVL_ENABLE is 1 on rank 1"), "{}", failure.text);
-            assert!(failure.text.contains("NOT_PERMITTED"), "{}", failure.text);
-        }
-        job.must_leave_nothing(&before);
-    }
-
-    #[test]
-    fn the_driver_fails_after_the_trial() {
-        // The trial makes and maps one piece of memory; the next ones are what the rank brings, and a queue.
-        for call in [
-            "cuMemCreate:3",
-            "cuMemExportToShareableHandle:4",
-            "cuMemImportFromShareableHandle:2",
-            "cuMemImportFromShareableHandle:3",
-        ] {
-            let of_rank = |rank| if rank == 1 { with(BOUNDED, &[("VCUDA_FAIL", call)]) } else { BOUNDED.to_vec() };
-            let Some((mut job, before)) = on_gpus_each(2, of_rank) else { return };
-            job.begin("call all_reduce 3000", |_| true);
-            for rank in &job.ranks {
-                let failure = rank.failure();
-                let name = call.split(':').next().expect("a name");
-                assert!(failure.text.contains(name), "{call}, rank {}: {}", rank.number, failure.text);
-            }
-            job.must_leave_nothing(&before);
-        }
     }
 
     /// Two ranks say that they are on another host than the other two.

@@ -1,15 +1,10 @@
 //! Processes of which several share each of several GPUs: one leads on each. The jobs run on virtual machines, as those of
 //! `gpus` do, and some of those run here too.
 
-use super::gpus::must_pass_test;
+use super::gpus::{must_pass as must_pass_of_gpus, must_pass_test};
 
 fn must_pass(machine: &str, job: &str) {
     must_pass_test(machine, &format!("faults::shared_gpus::jobs::{job}"), &[]);
-}
-
-/// A job of `gpus`, on a machine on which its ranks share GPUs.
-fn must_pass_of_gpus(machine: &str, job: &str) {
-    must_pass_test(machine, &format!("faults::gpus::jobs::{job}"), &[]);
 }
 
 /// One process of each GPU launches for all there, and its kernels wait for those of the other GPU.

@@ -1,8 +1,8 @@
 //! Memory of a GPU without addresses: what `cuMemCreate` makes, and what leaves the process for others to map.
 //!
-//! It leaves by a descriptor for processes of this host, and by a fabric handle for those of other hosts whose GPUs hang
-//! on the same NVSwitches (multi-node NVLink). A driver may say of a GPU that its memory has fabric handles and then
-//! refuse such memory, because this process has no IMEX channel; it is made without them then.
+//! It leaves by a descriptor for processes of this host, and by a fabric handle for those of other hosts whose GPUs
+//! hang on the same NVSwitches (multi-node NVLink). A driver may say of a GPU that its memory has fabric handles and
+//! then refuse such memory, because this process has no IMEX channel; it is made without them then.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
