@@ -28,8 +28,8 @@
 //! [`check::prove`] holds plans to this, so that executors need not ask:
 //! - Several sources, and `finish`, stand only in plans of collectives that reduce.
 //! - A span named `Input`, mine or a peer's, holds what its user put there: the owner's scalar has not been applied
-//!   yet, and is applied at every such read. What is named otherwise has been scaled. So that all ranks compute the
-//!   same bits, a scaled value is rounded to the element type before anything is added to it.
+//!   yet, and is applied at every such read. In collectives that reduce, what is named otherwise has been scaled. So
+//!   that all ranks compute the same bits, a scaled value is rounded to the element type before anything is added to it.
 //! - A target may be the very elements of a source; otherwise no target overlaps another operand.
 //! - A connection is named at most once among the sources and once among the targets of a combine.
 //! - Two lanes of a plan have two channels; a lane of one number has the same channel and rounds on all ranks, and may
@@ -155,6 +155,11 @@ pub enum Windows {
     Scratch,
     /// The scratch and the user's input and output of every rank on my host.
     User,
+    /// The scratch of every rank on my host, and the user's buffer that every rank passes, which lies at the same place
+    /// of a symmetric window on all ranks: the input of reduce, gather, reduce_scatter and all_to_all, the output of
+    /// broadcast, scatter and all_gather, both of all_reduce. The other buffer may lie anywhere, and no peer works in
+    /// it: a rank cannot know where a peer's is, and in rooted collectives the root alone has one.
+    Symmetric,
 }
 
 /// LaneSizes a plan must keep within.

@@ -29,6 +29,9 @@ const SAMPLE: u64 = 13;
 /// Worlds of the default run; the exhaustive one takes all up to the last.
 const WORLDS: [u32; 10] = [1, 2, 3, 4, 5, 7, 8, 12, 16, 32];
 
+/// What of peers' memory plans may name.
+const WINDOWS: [Windows; 4] = [Windows::None, Windows::Scratch, Windows::User, Windows::Symmetric];
+
 fn exhaustive() -> bool {
     #[expect(clippy::disallowed_methods, reason = "the switch of this test, not of the library")]
     std::env::var_os("RSCCL_EXHAUSTIVE").is_some()
@@ -114,7 +117,7 @@ fn cases(collective: Collective) -> Vec<Case> {
         }
         for layout in placements(size) {
             for algorithm in algorithms(collective) {
-                for windows in [Windows::None, Windows::Scratch, Windows::User] {
+                for windows in WINDOWS {
                     for count in counts(collective, size) {
                         for limits in limits(size) {
                             // Roots and places take turns: all meet all over the worlds.
@@ -184,17 +187,17 @@ macro_rules! proved {
 }
 
 proved! {
-    all_reduce_is_proved: AllReduce, [2288, 64071],
-    broadcast_is_proved: Broadcast, [2288, 64071],
-    reduce_is_proved: Reduce, [2288, 64071],
-    all_gather_is_proved: AllGather, [1991, 54666],
-    reduce_scatter_is_proved: ReduceScatter, [1991, 54666],
-    all_gather_v_is_proved: AllGatherV, [896, 25080],
-    reduce_scatter_v_is_proved: ReduceScatterV, [896, 25080],
-    all_to_all_is_proved: AllToAll, [661, 18222],
-    gather_is_proved: Gather, [661, 18222],
-    scatter_is_proved: Scatter, [661, 18222],
-    barrier_is_proved: Barrier, [229, 6270],
+    all_reduce_is_proved: AllReduce, [3063, 85428],
+    broadcast_is_proved: Broadcast, [3063, 85428],
+    reduce_is_proved: Reduce, [3063, 85428],
+    all_gather_is_proved: AllGather, [2650, 72888],
+    reduce_scatter_is_proved: ReduceScatter, [2650, 72888],
+    all_gather_v_is_proved: AllGatherV, [1193, 33440],
+    reduce_scatter_v_is_proved: ReduceScatterV, [1193, 33440],
+    all_to_all_is_proved: AllToAll, [881, 24296],
+    gather_is_proved: Gather, [881, 24296],
+    scatter_is_proved: Scatter, [881, 24296],
+    barrier_is_proved: Barrier, [301, 8360],
 }
 
 /// Elements that a rank writes, not counting those that lie there already.
@@ -220,7 +223,7 @@ fn written(plan: &Plan) -> u64 {
 fn a_broadcast_moves_each_element_once_through_scratch() {
     const COUNT: u64 = 1 << 18;
     for (size, in_place) in [2_u32, 3, 4, 8].into_iter().flat_map(|size| [(size, false), (size, true)]) {
-        for windows in [Windows::Scratch, Windows::User] {
+        for windows in [Windows::Scratch, Windows::User, Windows::Symmetric] {
             let spec = Spec {
                 world: World { rank: Rank::new(0), size },
                 root: Rank::new(1),
@@ -236,8 +239,8 @@ fn a_broadcast_moves_each_element_once_through_scratch() {
                 let own = if is_root && in_place { 0 } else { COUNT };
                 let most = match windows {
                     // Everybody writes a share of everybody's output, but for the root's.
-                    Windows::User if is_root => share * u64::from(size - 1) + own,
-                    Windows::User => share * u64::from(size - 1),
+                    Windows::User | Windows::Symmetric if is_root => share * u64::from(size - 1) + own,
+                    Windows::User | Windows::Symmetric => share * u64::from(size - 1),
                     Windows::None | Windows::Scratch if is_root => COUNT + own,
                     Windows::None | Windows::Scratch => COUNT + if size > 2 { share } else { 0 },
                 };
@@ -247,6 +250,63 @@ fn a_broadcast_moves_each_element_once_through_scratch() {
                 assert!(written <= most, "rank {rank} of {size} writes {written}, not {most}\n{plan}");
             }
         }
+    }
+}
+
+/// In symmetric windows: what peers do depends on no buffer but their own and those that all ranks pass. A rank need not
+/// know whether the root is in place, and its own steps are the same if it is.
+#[test]
+fn ranks_plan_alike_whether_the_root_is_in_place_or_not() {
+    use Collective::{Broadcast, Gather, Reduce, Scatter};
+    for collective in [Broadcast, Gather, Reduce, Scatter] {
+        for count in [3, 2500] {
+            let spec =
+                Spec { count: Count::Each(Elements(count)), ..base(collective, Algorithm::Direct, Windows::Symmetric) };
+            let in_place = plans(&Spec { in_place: true, ..spec.clone() });
+            for (apart, in_place) in plans(&spec).iter().zip(&in_place) {
+                if apart.spec.world.rank != spec.root {
+                    assert_eq!(apart.lanes, in_place.lanes, "{collective} of {count}");
+                }
+            }
+        }
+    }
+}
+
+/// Where the root alone has a buffer, no other rank names it; all of the data goes from user buffer to user buffer, but
+/// for the results of a reduction.
+#[test]
+fn in_symmetric_windows_no_rank_names_what_it_cannot_find() {
+    use Buffer::{Input, Output, Scratch};
+    let named: [(Collective, &[Buffer]); 10] = [
+        (Collective::AllReduce, &[Input, Output]),
+        (Collective::AllGather, &[Output]),
+        (Collective::AllGatherV, &[Output]),
+        (Collective::ReduceScatter, &[Input]),
+        (Collective::ReduceScatterV, &[Input]),
+        (Collective::AllToAll, &[Input]),
+        (Collective::Broadcast, &[Output]),
+        (Collective::Reduce, &[Input, Scratch]),
+        (Collective::Gather, &[Input]),
+        (Collective::Scatter, &[Output]),
+    ];
+    for (collective, wanted) in named {
+        let vector = matches!(collective, Collective::AllGatherV | Collective::ReduceScatterV);
+        let spec = base(collective, Algorithm::Direct, Windows::Symmetric);
+        let counts = Count::PerRank([2500, 0, 433].map(Elements).to_vec());
+        let spec = Spec { count: if vector { counts } else { spec.count.clone() }, ..spec };
+        let mut whole = plans(&spec);
+        let steps = whole.iter_mut().flat_map(|plan| steps_of(plan).iter_mut());
+        let mut found: Vec<Buffer> = Vec::new();
+        for step in steps {
+            let Action::Combine(combine) = &step.action else { continue };
+            found.extend(combine.sources.iter().chain(&combine.targets).filter_map(|operand| match operand {
+                Operand::Window(_, span) => Some(span.buffer),
+                Operand::Local(_) | Operand::Slot(_) => None,
+            }));
+        }
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found, wanted, "{collective}");
     }
 }
 
@@ -260,7 +320,7 @@ fn plans_of_many_ranks_fit_their_buffers() {
             [vec![(0..size).map(Rank::new).collect()], uneven.clone()].map(|hosts| (*all, layout(hosts)))
         }) {
             for algorithm in algorithms(collective) {
-                for windows in [Windows::None, Windows::Scratch, Windows::User] {
+                for windows in WINDOWS {
                     let vector = matches!(collective, Collective::AllGatherV | Collective::ReduceScatterV);
                     let counts: Vec<_> = (0..size).map(|rank| Elements(u64::from(rank * 7 % 5 * 30))).collect();
                     for rank in [0, 63, 64, 65, size - 1] {
@@ -284,7 +344,7 @@ fn plans_of_many_ranks_fit_their_buffers() {
             }
         }
     }
-    assert_eq!(built, 2160);
+    assert_eq!(built, 2880);
 }
 
 /// Reductions of more ranks than a word has bits, each in rank order and each contribution scaled once.
@@ -394,7 +454,7 @@ fn thrown(dice: &mut Dice) -> Spec {
         in_place: dice.below(2) == 1 && collective != Collective::AllToAll,
         algorithm: dice.pick(algorithms(collective)),
         protocol: Protocol::Simple,
-        windows: dice.pick(&[Windows::None, Windows::Scratch, Windows::User]),
+        windows: dice.pick(&WINDOWS),
         layout: Arc::new(layout),
         limits: Limits {
             slot: Elements(slot),
@@ -514,7 +574,8 @@ fn mapped_bases() -> Vec<Spec> {
     use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
     let collectives = [AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, Gather, Scatter, AllToAll];
     let specs = collectives.into_iter().flat_map(|collective| {
-        [Windows::Scratch, Windows::User].map(|windows| base(collective, Algorithm::Direct, windows))
+        [Windows::Scratch, Windows::User, Windows::Symmetric]
+            .map(|windows| base(collective, Algorithm::Direct, windows))
     });
     specs.collect()
 }

@@ -4,7 +4,7 @@ use super::pattern::Pattern;
 use super::site::Site;
 use super::team::Team;
 use super::{
-    Action, Count, Lane, Limits, Plan, ScratchSets, Spec, Step, WINDOW_LANES, Windows, check, direct, mesh, pat,
+    Action, Buffer, Count, Lane, Limits, Plan, ScratchSets, Spec, Step, WINDOW_LANES, Windows, check, direct, mesh, pat,
 };
 use crate::sync::primitive::Arc;
 use crate::types::{Algorithm, Collective, Elements, Rank};
@@ -167,6 +167,17 @@ impl Spec {
             && (*algorithm, *protocol, *windows) == (other.algorithm, other.protocol, other.windows)
             && *limits == other.limits
             && (Arc::ptr_eq(layout, &other.layout) || *layout == other.layout)
+    }
+
+    /// Whether steps may name this buffer of another rank of my host.
+    pub(super) fn maps(&self, buffer: Buffer) -> bool {
+        let symmetric = || Pattern::of(self.collective).map_or(&[][..], Pattern::symmetric_buffers);
+        match self.windows {
+            Windows::None => false,
+            Windows::Scratch => buffer == Buffer::Scratch,
+            Windows::User => true,
+            Windows::Symmetric => buffer == Buffer::Scratch || symmetric().contains(&buffer),
+        }
     }
 
     fn pattern(&self) -> Result<Pattern> {

@@ -1,7 +1,8 @@
 //! The direct algorithm of gather, scatter and all-to-all, through windows.
 //!
-//! With all buffers mapped, a rank moves its data once: to the root's output, or from a peer's input. With scratch
-//! only, the sender copies each piece to its scratch and the reader takes it from there.
+//! With all buffers mapped, a rank moves its data once: to the root's output, or from a peer's input. In symmetric
+//! windows the root of a gather or scatter moves all of it, because nobody else knows where its longer buffer is. With
+//! scratch only, the sender copies each piece to its scratch and the reader takes it from there.
 
 use super::pattern::Pattern;
 use super::site::{CACHED_PIECE, Draft, Site};
@@ -33,9 +34,10 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
     let most = if staged { CACHED_PIECE } else { u64::MAX };
     let measure = Measure { regions, depth: DEPTH, most, ..Measure::of(cutting) };
     let sizes = measure.sizes(site)?;
-    let direct = Direct { site, staged, sizes: &sizes };
+    let direct = Direct { site, staged, root_moves: site.spec.windows == Windows::Symmetric, sizes: &sizes };
     let mut draft = Draft::default();
     match site.pattern {
+        Pattern::Gather | Pattern::Scatter if direct.root_moves => direct.by_root(&mut draft),
         Pattern::Gather => direct.gather(&mut draft),
         Pattern::Scatter => direct.scatter(&mut draft),
         Pattern::AllToAll => direct.all_to_all(&mut draft),
@@ -52,6 +54,8 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
 struct Direct<'a> {
     site: Site<'a>,
     staged: bool,
+    /// Whether the root moves the data of all ranks of a gather or scatter.
+    root_moves: bool,
     sizes: &'a LaneSizes,
 }
 
@@ -71,6 +75,28 @@ impl Direct<'_> {
     /// Where `owner` stages what `reader` takes.
     fn stage(&self, owner: Rank, reader: Rank) -> Span {
         Span::region(if reader < owner { reader.index() } else { reader.index() - 1 })
+    }
+
+    /// The root gathers from its peers' inputs, or scatters to their outputs; each peer waits until it is done.
+    fn by_root(&self, draft: &mut Draft) {
+        if !self.is_root() {
+            draft.signal(0, READY, [self.root()]);
+            draft.wait(0, DONE, [self.root()]);
+            return;
+        }
+        for peer in self.site.peers() {
+            let block = peer.get();
+            let window = |buffer| Operand::Window(peer, Span { buffer, index: block });
+            let ends = match self.site.pattern == Pattern::Gather {
+                true => (window(Buffer::Input), Operand::output(block)),
+                false => (Operand::input(block), window(Buffer::Output)),
+            };
+            draft.wait(0, READY, [peer]);
+            draft.copy(0, block, ends);
+        }
+        let mine = self.site.me().get();
+        draft.copy(0, mine, (Operand::input(mine), Operand::output(mine)));
+        draft.signal(0, DONE, self.site.peers());
     }
 
     fn gather(&self, draft: &mut Draft) {

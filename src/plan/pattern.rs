@@ -1,5 +1,6 @@
 //! The collectives that are done by plans, by what moves from whom to whom.
 
+use super::Buffer;
 use crate::types::Collective;
 
 /// What moves from whom to whom. A vector form has the pattern of its plain form: only its counts differ.
@@ -48,5 +49,17 @@ impl Pattern {
             | Collective::Scan
             | Collective::Exscan => return None,
         })
+    }
+
+    /// The user's buffers in which peers work where these lie in symmetric windows. Every rank passes them, all of one
+    /// length (with what vector forms have, of all ranks together), so that every rank knows from its own place where
+    /// its peers' are.
+    pub(crate) fn symmetric_buffers(self) -> &'static [Buffer] {
+        match self {
+            Pattern::AllReduce => &[Buffer::Input, Buffer::Output],
+            Pattern::Reduce | Pattern::ReduceScatter | Pattern::AllToAll | Pattern::Gather => &[Buffer::Input],
+            Pattern::Broadcast | Pattern::AllGather | Pattern::Scatter => &[Buffer::Output],
+            Pattern::Barrier => &[],
+        }
     }
 }

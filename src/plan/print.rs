@@ -36,6 +36,7 @@ impl fmt::Display for Plan {
             Windows::None => "",
             Windows::Scratch => ", scratch windows",
             Windows::User => ", user windows",
+            Windows::Symmetric => ", symmetric windows",
         })?;
         let (hosts, teams) = (spec.layout.hosts().len(), spec.layout.teams().len());
         if hosts > 1 {

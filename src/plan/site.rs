@@ -106,7 +106,8 @@ impl<'a> Site<'a> {
         let spec = self.spec;
         let needed = spec.count.longest().0.saturating_mul(u64::from(spec.world.size));
         let fits = needed.saturating_mul(u64::from(DEPTH_OF_ONE_FLAG)) <= spec.limits.scratch.0;
-        if spec.windows == Windows::User && needed <= SMALL && fits { Windows::Scratch } else { spec.windows }
+        let few = matches!(spec.windows, Windows::User | Windows::Symmetric) && needed <= SMALL && fits;
+        if few { Windows::Scratch } else { spec.windows }
     }
 
     /// The blocks that one message of PAT holds: several where a slot holds several whole ones.

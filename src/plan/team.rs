@@ -15,7 +15,9 @@
 //! ```
 //! Where only scratch is mapped, contributions are first copied to the owner's scratch, in a region for each reader
 //! (A), and results are read from the scratch of the seat that made them (B). With all buffers mapped, nothing is
-//! copied. Flag 0 says that a rank's buffers are ready, flag 1 that its results are.
+//! copied. In symmetric windows nobody but the root knows where its other buffer is: the root of a reduction takes the
+//! results as in (B), and the root of a broadcast copies its input to its output, where the seats read it. Flag 0 says
+//! that a rank's buffers are ready, flag 1 that its results are.
 
 use std::borrow::Cow;
 
@@ -180,8 +182,19 @@ impl<'a> Team<'a> {
         self.groups.iter().map(|ranks| self.seats.div_ceil(ranks.len())).max().unwrap_or(1)
     }
 
+    /// Whether what I contribute goes through my scratch.
     fn staged(&self) -> bool {
         self.windows == Windows::Scratch
+    }
+
+    /// Whether what a seat makes for others goes through its scratch.
+    fn stages_results(&self) -> bool {
+        self.staged() || (self.windows == Windows::Symmetric && self.pattern() == Pattern::Reduce)
+    }
+
+    /// Whether peers work in users' buffers.
+    fn in_users_buffers(&self) -> bool {
+        matches!(self.windows, Windows::User | Windows::Symmetric)
     }
 
     /// Blocks of a seat.
@@ -217,11 +230,11 @@ impl<'a> Team<'a> {
 
     fn shape(&self) -> Result<Shape> {
         let readers = if self.guests { self.seats } else { self.seats - 1 };
-        let (contributions, results) = match (self.staged(), self.blocks()) {
-            (false, _) => (0, 0),
-            (true, blocks) if self.gathers() => (0, blocks * self.most_seats()),
-            (true, blocks) if self.scatters() => (readers * blocks, 0),
-            (true, blocks) => (readers * blocks, blocks),
+        let contributions = if self.staged() && !self.gathers() { readers * self.blocks() } else { 0 };
+        let results = match (self.stages_results(), self.blocks()) {
+            (true, blocks) if self.gathers() => blocks * self.most_seats(),
+            (true, blocks) if !self.scatters() => blocks,
+            (true | false, _) => 0,
         };
         let depth = if self.gathers() || self.scatters() {
             DEPTH_OF_ONE_FLAG
@@ -232,7 +245,7 @@ impl<'a> Team<'a> {
             cutting: self.cutting(),
             regions: contributions + results,
             depth,
-            most: if self.staged() { CACHED_PIECE } else { u64::MAX },
+            most: if self.stages_results() { CACHED_PIECE } else { u64::MAX },
             under_way: self.pieces_under_way(),
             slotted: self.groups.len() > 1,
         };
@@ -311,7 +324,7 @@ impl<'a> Team<'a> {
         let holds_blocks = || self.seats_of(place).any(|seat| shape.holds(self.blocks_of(seat)));
         let all = match self.windows {
             Windows::None => false,
-            Windows::User => place < self.seats,
+            Windows::User | Windows::Symmetric => place < self.seats,
             Windows::Scratch if self.gathers() => false,
             Windows::Scratch => shape.reused() || (self.reduces() && holds_blocks()),
         };
@@ -338,7 +351,8 @@ impl<'a> Team<'a> {
         let given = |place: usize| {
             let owner = self.groups[self.group][place];
             let staged = self.staged() && owner != me;
-            let raw = Span { buffer: Buffer::Input, index: block };
+            let copied = self.windows == Windows::Symmetric && self.owns_result(owner) && owner != me;
+            let raw = Span { buffer: if copied { Buffer::Output } else { Buffer::Input }, index: block };
             Operand::of(owner, me, if staged { self.contribution((place, seat), index) } else { raw })
         };
         if self.reduces() {
@@ -355,7 +369,7 @@ impl<'a> Team<'a> {
     fn targets(&self, shape: &Shape, (seat, index): (usize, usize), block: u32) -> Vec<Operand> {
         let me = self.site.me();
         let mine = Operand::output(block);
-        let result = self.staged().then(|| Operand::Local(self.result(shape, seat, index)));
+        let result = self.stages_results().then(|| Operand::Local(self.result(shape, seat, index)));
         let window = |peer: Rank| Operand::Window(peer, Span { buffer: Buffer::Output, index: block });
         if self.scatters() {
             return (index == self.group).then_some(mine).into_iter().collect();
@@ -366,7 +380,7 @@ impl<'a> Team<'a> {
             return vec![target];
         }
         match self.windows {
-            Windows::User => {
+            Windows::User | Windows::Symmetric => {
                 let without = self.neighbours().filter(|(_, peer)| !self.owns_result(*peer));
                 std::iter::once(mine).chain(without.map(|(_, peer)| window(peer))).collect()
             }
@@ -410,7 +424,7 @@ impl<'a> Team<'a> {
             return;
         }
         let lag = self.share_lag();
-        let all = shape.reused() || self.windows == Windows::User;
+        let all = shape.reused() || self.in_users_buffers();
         let me = self.site.me();
         let given = |peer: Rank| self.seats_of(self.place).any(|seat| self.takes(shape, peer, seat));
         let listeners = self.neighbours().filter(|(_, peer)| self.seated() && (all || given(*peer)));
@@ -431,7 +445,7 @@ impl<'a> Team<'a> {
     /// Whether `reader`, of my group, takes what `seat` made from its scratch.
     fn takes(&self, shape: &Shape, reader: Rank, seat: usize) -> bool {
         let wants = !self.owns_result(reader) && (self.pattern() != Pattern::Reduce || reader == self.site.spec.root);
-        self.staged() && wants && shape.holds(self.blocks_of(seat))
+        self.stages_results() && wants && shape.holds(self.blocks_of(seat))
     }
 
     /// Whether it is faster if every rank reduces everything by itself.

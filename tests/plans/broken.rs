@@ -46,7 +46,7 @@ fn all_bases() -> Vec<Spec> {
             let hosts = layout(hosts_of(&[2, 2]));
             let world = World { size: 4, ..flat.world };
             if !vector {
-                specs.extend([Windows::Scratch, Windows::User].map(|windows| Spec {
+                specs.extend([Windows::Scratch, Windows::User, Windows::Symmetric].map(|windows| Spec {
                     layout: Arc::clone(&hosts),
                     world,
                     windows,

@@ -58,6 +58,61 @@ lane 0: channel 0, 1 rounds
     );
 }
 
+/// The root of a reduction takes what the others have made: they cannot know where its output is. The root of a gather
+/// moves all; that of a broadcast has copied its input to where the others read.
+#[test]
+fn plans_in_symmetric_windows_print_as_text() {
+    let text = |collective: Collective, rank: usize| {
+        plans(&base(collective, Algorithm::Direct, Windows::Symmetric))[rank].to_string()
+    };
+    assert_eq!(
+        text(Collective::Reduce, 1),
+        "\
+reduce Direct Simple: rank 1 of 3, 2500 elements, root 1, symmetric windows
+lane 0: channel 0, 4 rounds
+  +0 enter with ranks 0, 2
+  +0 signal 0 to ranks 0, 2
+  +1 wait for flag 0 of rank 2
+  +1 wait for flag 0 of rank 0
+  +1 832 by 210: rank 0 input[832..] + input[832..] + rank 2 input[832..] -> output[832..]; finish
+  +1 signal 1 to ranks 0, 2
+  +2 wait for flag 1 of rank 2
+  +2 836 by 210: rank 2 scratch[0.. cycle 3] -> output[1664..]
+  +2 wait for flag 1 of rank 0
+  +2 832 by 210: rank 0 scratch[0.. cycle 3] -> output[0..]
+"
+    );
+    assert_eq!(
+        text(Collective::Gather, 1),
+        "\
+gather Direct Simple: rank 1 of 3, 2500 elements, root 1, symmetric windows
+lane 0: channel 0, 1 rounds
+  +0 enter with ranks 0, 2
+  +0 wait for flag 0 of rank 2
+  +0 2500: rank 2 input[0..] -> output[5000..]
+  +0 wait for flag 0 of rank 0
+  +0 2500: rank 0 input[0..] -> output[0..]
+  +0 2500: input[0..] -> output[2500..]
+  +0 signal 1 to ranks 0, 2
+"
+    );
+    assert_eq!(
+        text(Collective::Broadcast, 2),
+        "\
+broadcast Direct Simple: rank 2 of 3, 2500 elements, root 1, symmetric windows
+lane 0: channel 0, 1 rounds
+  +0 enter with ranks 0, 1
+  +0 signal 0 to ranks 0, 1
+  +1 wait for flag 0 of rank 0
+  +1 wait for flag 0 of rank 1
+  +1 836: rank 1 output[1664..] -> output[1664..], rank 0 output[1664..]
+  +1 signal 1 to ranks 0, 1
+  +2 wait for flag 1 of rank 0
+  +2 wait for flag 1 of rank 1
+"
+    );
+}
+
 #[test]
 fn a_tree_between_hosts_prints_as_text() {
     let spec = Spec {

@@ -261,6 +261,7 @@ fn as_json(system: &System, modelled: &Modelled, runs: &[Run], arguments: &Argum
                 Windows::None => "none",
                 Windows::Scratch => "scratch",
                 Windows::User => "user",
+                Windows::Symmetric => "symmetric",
             },
             "every_rank": run.fidelity == EXACT,
             "simulated": run.way(),

@@ -88,11 +88,13 @@ impl Frame<'_> {
         let mapped: Vec<Rank> = self.spec.world.ranks().filter(|rank| self.maps(*rank)).collect();
         match self.spec.windows {
             Windows::None => Err("enters, and the plan has no windows".to_owned()),
-            Windows::Scratch | Windows::User if step > 0 => Err("enters behind another step".to_owned()),
-            Windows::Scratch | Windows::User if mapped != peers => {
+            Windows::Scratch | Windows::User | Windows::Symmetric if step > 0 => {
+                Err("enters behind another step".to_owned())
+            }
+            Windows::Scratch | Windows::User | Windows::Symmetric if mapped != peers => {
                 Err(format!("enters with ranks {peers:?}, and ranks {mapped:?} are mapped"))
             }
-            Windows::Scratch | Windows::User => Ok(()),
+            Windows::Scratch | Windows::User | Windows::Symmetric => Ok(()),
         }
     }
 
@@ -100,7 +102,7 @@ impl Frame<'_> {
         match self.spec.windows {
             _ if usize::from(flag) >= FLAGS => Err(format!("names flag {flag}; a lane has {FLAGS}")),
             Windows::None => Err(format!("names flag {flag}, and the plan has no windows")),
-            Windows::Scratch | Windows::User => Ok(()),
+            Windows::Scratch | Windows::User | Windows::Symmetric => Ok(()),
         }
     }
 
@@ -160,7 +162,7 @@ impl Frame<'_> {
             Operand::Window(peer, span) => (*peer, span),
         };
         if let Operand::Window(peer, span) = operand
-            && (!self.maps(*peer) || (span.buffer != Buffer::Scratch && self.spec.windows != Windows::User))
+            && !(self.maps(*peer) && self.spec.maps(span.buffer))
         {
             return Err(format!("names {:?} of rank {peer}, which is not mapped", span.buffer));
         }

@@ -352,13 +352,11 @@ impl<'a> Machine<'a> {
                 Operand::Slot(peer) if *peer == me || peer.index() >= self.plans.len() => "connects to no peer",
                 Operand::Slot(_) if length > slot => "sends more than a slot holds",
                 Operand::Window(peer, _) if *peer == me || !self.neighbours(me, *peer) => "is not on this host",
-                Operand::Window(_, span) => match (self.spec().windows, span.buffer) {
-                    (Windows::None, _) | (Windows::Scratch, Buffer::Input | Buffer::Output) => "is not mapped",
-                    (_, Buffer::Input) if target => "is a target, and an input",
-                    (Windows::Scratch | Windows::User, _) => continue,
-                },
-                Operand::Local(span) if target && span.buffer == Buffer::Input => "is a target, and an input",
-                Operand::Local(_) | Operand::Slot(_) => continue,
+                Operand::Window(_, span) if !self.spec().maps(span.buffer) => "is not mapped",
+                Operand::Window(_, span) | Operand::Local(span) if target && span.buffer == Buffer::Input => {
+                    "is a target, and an input"
+                }
+                Operand::Window(..) | Operand::Local(_) | Operand::Slot(_) => continue,
             };
             return Err(self.flaw(worker, format!("names {}, which {wrong}", name(operand))));
         }
@@ -439,7 +437,9 @@ impl<'a> Machine<'a> {
                 }
                 index += strip.length;
             }
-        } else if content.iter().any(|strip| strip.value.as_ref().is_some_and(|value| value.raw)) {
+        } else if self.spec().collective.reduces()
+            && content.iter().any(|strip| strip.value.as_ref().is_some_and(|value| value.raw))
+        {
             let text = format!("reads an input of rank {owner} under the name of {:?}", span.buffer);
             return Err(self.flaw(worker, text));
         }
