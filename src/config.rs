@@ -101,8 +101,9 @@ pub struct Config {
     /// descriptors, as those of two processes do, and their windows are registered in name. It counts for a pair if one
     /// of the two sets it. `NCCL_P2P_DIRECT_DISABLE`; false.
     pub p2p_direct_disable: bool,
-    /// Lets the copy engines of GPUs run the calls in windows that only move data (`all_gather`, `all_to_all`,
-    /// `broadcast` in place), so that its processors are free for the program's kernels. Equal on all ranks.
+    /// Lets the copy engines of GPUs run the calls in windows that only move data (`all_gather`, `all_gather_v`,
+    /// `all_to_all`, `broadcast`, `gather`, `scatter`), so that its processors are free for the program's kernels.
+    /// Equal on all ranks.
     /// `NCCL_P2P_USE_CUDA_MEMCPY`; false.
     pub p2p_use_cuda_memcpy: bool,
     /// Whether the slots of a connection between two GPUs lie at the sender, from which the receiver reads them (read

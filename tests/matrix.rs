@@ -27,6 +27,9 @@ mod gpu_processes;
 #[cfg(feature = "cuda")]
 #[path = "matrix/gpu_traps.rs"]
 mod gpu_traps;
+#[cfg(feature = "cuda")]
+#[path = "matrix/gpu_windows.rs"]
+mod gpu_windows;
 #[path = "matrix/layouts.rs"]
 mod layouts;
 #[cfg(feature = "cuda")]

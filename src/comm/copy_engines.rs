@@ -1,11 +1,12 @@
 //! Collectives that only move data, by the copy engines of devices in place of their processors:
-//! `NCCL_P2P_USE_CUDA_MEMCPY`. For calls in windows: each rank copies what it gets out of the other ranks' memory.
+//! `NCCL_P2P_USE_CUDA_MEMCPY`. For calls in windows: each rank copies what it has for others into their memory, or what
+//! it gets out of it; the root of a rooted collective copies for all.
 //!
 //! | in the stream | why |
 //! |---|---|
-//! | a launch of a barrier, with the call's label | all inputs are there; the ranks run the same call |
-//! | a copy from each rank | |
-//! | the barrier again | all inputs have been read, so that their owners may write them |
+//! | a launch of a barrier, with the call's label | all inputs are there, and outputs may be written; the ranks run the same call |
+//! | a copy to or from each rank | |
+//! | the barrier again | all inputs have been read, and all outputs are there |
 
 use crate::comm::engine::Engine;
 use crate::comm::window::Placed;
@@ -29,7 +30,10 @@ impl Engine {
         if !self.session.settings.copy_engines {
             return Ok(false);
         }
-        let Some(moves) = moves(call, world, &self.side_mut()?.windows.bases(placed))? else { return Ok(false) };
+        let (input, output) = call.buffers.places();
+        let mine = [input, output].map(|place| place.addr() as u64);
+        let bases = self.side_mut()?.windows.bases(placed, world);
+        let Some(moves) = moves(call, world, mine, &bases)? else { return Ok(false) };
         let (Some(enter), Some(leave)) =
             (self.barrier_part(begun, placed, order)?, self.barrier_part(begun, placed, order)?)
         else {
@@ -68,26 +72,36 @@ impl Engine {
     }
 }
 
-/// What this rank copies: beginning with the rank behind it, so that not all read the same one at once. `None` where
-/// the call is not made of copies. `bases` has the input and the output of each rank.
-fn moves(call: &Call<'_>, world: World, bases: &[u64]) -> Result<Option<Vec<WindowCopy>>> {
-    let too_long = || Error::internal("a block that no address space holds");
-    let block = call.count.of(world.rank).checked_mul(u64::from(call.data_type.size())).ok_or_else(too_long)?;
-    let me = world.rank.index();
-    let (input, output) = (|rank: Rank| bases[2 * rank.index()], bases[2 * me + 1]);
-    let place = |rank: Rank| u64::from(rank.get()) * block;
-    let from_all = |from: &dyn Fn(Rank) -> u64| {
-        let ranks = (0..world.size).map(|step| Rank::new((world.rank.get() + 1 + step) % world.size));
-        ranks.map(|rank| WindowCopy { from: from(rank), to: output + place(rank), bytes: block }).collect::<Vec<_>>()
+/// What this rank copies: beginning with the rank behind it, so that not all work on the same one at once. `None` where
+/// the call is not made of copies. `mine` has this rank's input and output, `bases` those of each rank in which peers
+/// work.
+fn moves(call: &Call<'_>, world: World, mine: [u64; 2], bases: &[u64]) -> Result<Option<Vec<WindowCopy>>> {
+    let size = u64::from(call.data_type.size());
+    // Where the block of each rank begins in what has those of all, and its bytes.
+    let mut end = 0_u64;
+    let blocks = world.ranks().map(|rank| {
+        let (start, bytes) = (end, call.count.of(rank).checked_mul(size)?);
+        end = start.checked_add(bytes)?;
+        Some((start, bytes))
+    });
+    let blocks: Option<Vec<(u64, u64)>> = blocks.collect();
+    let blocks = blocks.ok_or_else(|| Error::internal("blocks that no address space holds"))?;
+    let me = world.rank;
+    let (from, to) = (|rank: Rank| bases[2 * rank.index()], |rank: Rank| bases[2 * rank.index() + 1]);
+    let (before, block) = (|rank: Rank| blocks[rank.index()].0, |rank: Rank| blocks[rank.index()].1);
+    let with_all = |copy: &dyn Fn(Rank) -> (u64, u64, u64)| {
+        let ranks = (0..world.size).map(|step| me.after(step + 1, world.size));
+        ranks.map(copy).map(|(from, to, bytes)| WindowCopy { from, to, bytes }).collect::<Vec<_>>()
     };
+    let is_root = call.root == Some(me);
+    let [input, output] = mine;
     let mut moves = match call.collective {
-        Collective::AllGather => from_all(&input),
-        // In place, a rank would overwrite what others have yet to read.
-        Collective::AllToAll if input(world.rank) != output => from_all(&|rank| input(rank) + place(world.rank)),
-        Collective::Broadcast => {
-            let root = call.root.ok_or_else(|| Error::internal("a broadcast without a root"))?;
-            vec![WindowCopy { from: bases[2 * root.index() + 1], to: output, bytes: block }]
-        }
+        Collective::AllGather | Collective::AllGatherV => with_all(&|rank| (input, to(rank) + before(me), block(me))),
+        Collective::AllToAll => with_all(&|rank| (from(rank) + before(me), output + before(rank), block(rank))),
+        Collective::Broadcast if is_root => with_all(&|rank| (input, to(rank), block(rank))),
+        Collective::Gather if is_root => with_all(&|rank| (from(rank), output + before(rank), block(rank))),
+        Collective::Scatter if is_root => with_all(&|rank| (input + before(rank), to(rank), block(rank))),
+        Collective::Broadcast | Collective::Gather | Collective::Scatter => Vec::new(),
         _ => return Ok(None),
     };
     moves.retain(|copy| copy.from != copy.to && copy.bytes > 0);
@@ -98,27 +112,54 @@ fn moves(call: &Call<'_>, world: World, bases: &[u64]) -> Result<Option<Vec<Wind
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::plan::{Buffer, Pattern};
 
     fn call(collective: Collective, count: u64) -> Call<'static> {
-        let (root, count) = ((collective == Collective::Broadcast).then(|| Rank::new(2)), CallCount::Each(count));
+        let (root, count) = (collective.rooted().then(|| Rank::new(2)), CallCount::Each(count));
         Call { collective, data_type: DataType::U32, op: None, root, count, buffers: Buffers::none() }
     }
 
+    /// The buffers of each rank, where all of them lie in windows.
+    const BASES: [u64; 6] = [1000, 2000, 3000, 4000, 5000, 6000];
+
     fn moves_of(rank: u32, call: &Call<'_>, bases: &[u64]) -> Option<Vec<(u64, u64, u64)>> {
         let world = World { rank: Rank::new(rank), size: 3 };
-        let moves = moves(call, world, bases).unwrap();
+        let mine = [0, 1].map(|at| bases[2 * world.rank.index() + at]);
+        // Peers' buffers beyond those in which ranks work may not be asked for.
+        let known = Pattern::of(call.collective).map_or(&[][..], Pattern::symmetric_buffers);
+        let kinds = [Buffer::Input, Buffer::Output].into_iter().cycle();
+        let bases = bases.iter().zip(kinds).map(|(base, kind)| if known.contains(&kind) { *base } else { 0 });
+        let moves = moves(call, world, mine, &bases.collect::<Vec<_>>()).unwrap();
         moves.map(|moves| moves.iter().map(|copy| (copy.from, copy.to, copy.bytes)).collect())
     }
 
     #[test]
-    fn each_rank_copies_what_it_gets() {
-        let bases = [1000, 2000, 3000, 4000, 5000, 6000];
-        let gathered = moves_of(1, &call(Collective::AllGather, 5), &bases);
-        assert_eq!(gathered, Some(vec![(5000, 4040, 20), (1000, 4000, 20), (3000, 4020, 20)]));
-        let exchanged = moves_of(2, &call(Collective::AllToAll, 5), &bases);
+    fn each_rank_copies_what_it_gives_or_gets() {
+        let gathered = moves_of(1, &call(Collective::AllGather, 5), &BASES);
+        assert_eq!(gathered, Some(vec![(3000, 6020, 20), (3000, 2020, 20), (3000, 4020, 20)]));
+        let exchanged = moves_of(2, &call(Collective::AllToAll, 5), &BASES);
         assert_eq!(exchanged, Some(vec![(1040, 6000, 20), (3040, 6020, 20), (5040, 6040, 20)]));
-        assert_eq!(moves_of(0, &call(Collective::Broadcast, 5), &bases), Some(vec![(6000, 2000, 20)]));
-        assert_eq!(moves_of(2, &call(Collective::Broadcast, 5), &bases), Some(Vec::new()));
+        let counts = CallCount::PerRank(vec![3, 0, 2]);
+        let vector = |rank: u32| {
+            let call = Call { count: counts.clone(), ..call(Collective::AllGatherV, 0) };
+            moves_of(rank, &call, &BASES)
+        };
+        assert_eq!(vector(2), Some(vec![(5000, 2012, 8), (5000, 4012, 8), (5000, 6012, 8)]));
+        assert_eq!(vector(1), Some(Vec::new()));
+    }
+
+    #[test]
+    fn the_root_copies_for_all() {
+        let of_root = |collective| moves_of(2, &call(collective, 5), &BASES);
+        let sent = of_root(Collective::Broadcast);
+        assert_eq!(sent, Some(vec![(5000, 2000, 20), (5000, 4000, 20), (5000, 6000, 20)]));
+        let gathered = of_root(Collective::Gather);
+        assert_eq!(gathered, Some(vec![(1000, 6000, 20), (3000, 6020, 20), (5000, 6040, 20)]));
+        let scattered = of_root(Collective::Scatter);
+        assert_eq!(scattered, Some(vec![(5000, 2000, 20), (5020, 4000, 20), (5040, 6000, 20)]));
+        for collective in [Collective::Broadcast, Collective::Gather, Collective::Scatter] {
+            assert_eq!(moves_of(0, &call(collective, 5), &BASES), Some(Vec::new()));
+        }
     }
 
     #[test]
@@ -126,15 +167,19 @@ mod tests {
         // Each input is the own block of the output.
         let bases = [2000, 2000, 4020, 4000, 6040, 6000];
         let gathered = moves_of(1, &call(Collective::AllGather, 5), &bases);
-        assert_eq!(gathered, Some(vec![(6040, 4040, 20), (2000, 4000, 20)]));
-        assert_eq!(moves_of(0, &call(Collective::AllToAll, 5), &bases), None);
+        assert_eq!(gathered, Some(vec![(4020, 6020, 20), (4020, 2020, 20)]));
+        let gathered = moves_of(2, &call(Collective::Gather, 5), &bases);
+        assert_eq!(gathered, Some(vec![(2000, 6000, 20), (4020, 6020, 20)]));
+        let one = [2000, 2000, 4000, 4000, 6000, 6000];
+        let sent = moves_of(2, &call(Collective::Broadcast, 5), &one);
+        assert_eq!(sent, Some(vec![(6000, 2000, 20), (6000, 4000, 20)]));
     }
 
     #[test]
     fn nothing_is_copied_of_nothing_and_arithmetic_is_no_copy() {
-        let bases = [1000, 2000, 3000, 4000, 5000, 6000];
-        assert_eq!(moves_of(1, &call(Collective::AllGather, 0), &bases), Some(Vec::new()));
-        assert_eq!(moves_of(1, &call(Collective::AllReduce, 5), &bases), None);
-        assert_eq!(moves_of(1, &call(Collective::ReduceScatter, 5), &bases), None);
+        assert_eq!(moves_of(1, &call(Collective::AllGather, 0), &BASES), Some(Vec::new()));
+        for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {
+            assert_eq!(moves_of(1, &call(collective, 5), &BASES), None);
+        }
     }
 }

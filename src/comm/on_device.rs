@@ -222,7 +222,7 @@ impl Engine {
         };
         part.bases = vec![bases[0], bases[1], scratch];
         if let Some(placed) = placed {
-            part.bases.extend(side.windows.bases(&placed));
+            part.bases.extend(side.windows.bases(&placed, world));
             part.keep.extend(side.windows.kept(&placed));
         }
         part.keep.extend(call.buffers.kept());
@@ -268,7 +268,10 @@ impl Engine {
             return Ok((count.0 > 0).then(|| (lower::plan(&[lane], Windows::None), Windows::None)));
         }
         if in_windows {
-            let program = self.chooser.device_program(call, Windows::User)?;
+            let program = self.chooser.device_program(call, Windows::Symmetric)?;
+            if let entered @ 1.. = program.entered().len() {
+                log::detail!(Tuning @ world.rank, "{}: works in the windows of {entered} peers", call.collective);
+            }
             return Ok(Some((program.in_windows(), program.plan().spec.windows)));
         }
         let windows = if self.side_mut()?.meeting.works_in_place() { Windows::User } else { Windows::Scratch };

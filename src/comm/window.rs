@@ -7,6 +7,9 @@
 //! asks nobody, so such calls can be captured. All ranks' memory has the same length, and a place is compared with it
 //! here, so that a rank which breaks the promise reaches no other memory. It is found by the label, in which each rank
 //! names the places ([`Placed::check_sum`]).
+//!
+//! Peers work in those buffers alone that every rank passes, all of one length: `plan`'s symmetric buffers, such as the
+//! inputs of a reduce. The other buffer may lie anywhere, so that it does not matter what a rank passes which has none.
 
 use crate::comm::Communicator;
 use crate::comm::device_sharing::Meeting;
@@ -15,10 +18,11 @@ use crate::comm::on_device::DeviceSide;
 use crate::comm::peer_status::WaitingFor;
 use crate::device::{self, Home, Joint, Lendable, MOST_PARTS, Region};
 use crate::error::{Error, Result};
-use crate::exec::{Background, Call, CallCount, DeviceBuffer, NoBackground, Order};
+use crate::exec::{Background, Call, DeviceBuffer, NoBackground, Order};
 use crate::log;
+use crate::plan::{Buffer, Pattern};
 use crate::sync::primitive::{Arc, Weak};
-use crate::types::{Collective, Element, Rank, ReduceOp, World};
+use crate::types::{Element, Elements, Rank, ReduceOp, World};
 use crate::wire::{self, Reader, Writer};
 
 /// Memory of a device that [`Communicator::register_window`] has registered on all ranks.
@@ -45,11 +49,24 @@ impl Communicator {
     /// were allocated by [`DeviceStream::alloc_shareable`](crate::comm::DeviceStream::alloc_shareable), or by the
     /// program itself ([`DeviceBuffer::from_raw`]). It is set-up: it waits for all ranks.
     ///
-    /// A call takes part in this if it is an `all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all`, or a
-    /// `broadcast` in place, without `PreMulSum`, and if its input and output lie in windows. The caller promises that
-    /// all ranks then pass the same places: the same windows, and the same distance from their beginning. A rank that
-    /// does not ends the call with a [mismatch](crate::error::Kind::Mismatch). Other calls work in windows as in any
-    /// buffer. When a call in windows has failed, other ranks may write into them until they have heard of it.
+    /// A call takes part in this if the buffers in which its peers work lie in windows:
+    ///
+    /// | call | peers work in |
+    /// |---|---|
+    /// | `all_reduce` | `send` and `recv` |
+    /// | `all_gather`, `all_gather_v`, `broadcast`, `scatter` | `recv`, or the one buffer of a `broadcast` |
+    /// | `reduce_scatter`, `reduce_scatter_v`, `all_to_all`, `reduce`, `gather` | `send`, or the one buffer in place |
+    ///
+    /// The caller promises that all ranks then pass the same place for these buffers: the same window, and the same
+    /// distance from its beginning. A rank that does not ends the call with a
+    /// [mismatch](crate::error::Kind::Mismatch). In place, this is the whole buffer (of a call with a block for each
+    /// rank, not the rank's block), but for `gather` and `scatter`: the root's block lies inside its longer buffer, and
+    /// the others pass theirs at the same distance as the root's block. The other buffer may lie anywhere, at a
+    /// different place on each rank, and what a rank passes that the call ignores does not count.
+    ///
+    /// Other calls work in windows as in any buffer: those with `PreMulSum`, scans, messages, and `all_to_all_v`,
+    /// `gather_v` and `scatter_v`, in which a rank does not know the counts of its peers, and so not where their blocks
+    /// begin. When a call in windows has failed, other ranks may write into them until they have heard of it.
     ///
     /// Where ranks cannot map the memory, and where all are threads on one device, whose calls work in place anyway,
     /// the window is registered in name ([`Window::is_direct`]).
@@ -135,56 +152,48 @@ struct InWindow {
     /// The window's place among the open ones.
     place: usize,
     number: u32,
-    /// Where rank 0 has it.
+    /// How far inside.
     offset: u64,
-    /// How much further each rank has it than the one before: in place, a rank's block is a part of the whole.
-    stride: u64,
 }
 
-/// Where the buffers of a call lie in windows.
+/// Where the buffers of a call in which peers work lie in windows: one of them at least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Placed {
-    input: InWindow,
-    output: InWindow,
+    input: Option<InWindow>,
+    output: Option<InWindow>,
 }
 
 impl Placed {
     /// What stands for these places in a call's label: never 0. Places that differ have the same with probability
     /// 1/65,535.
     pub(super) fn check_sum(&self) -> u16 {
-        let words = [self.input, self.output].map(|place| [u64::from(place.number), place.offset, place.stride]);
-        let mixed = words.iter().flatten().fold(1_u64, |sum, word| (sum.rotate_left(5) ^ word).wrapping_mul(SPREAD));
+        let words = self.places().flat_map(|place| [u64::from(place.number), place.offset]);
+        let mixed = words.fold(1_u64, |sum, word| (sum.rotate_left(5) ^ word).wrapping_mul(SPREAD));
         let [.., low, high] = mixed.to_le_bytes();
         u16::from_le_bytes([low, high]).max(1)
+    }
+
+    fn places(&self) -> impl Iterator<Item = InWindow> {
+        [self.input, self.output].into_iter().flatten()
     }
 }
 
 impl DeviceWindows {
     /// Where the buffers of a call lie; `None` where it does not work in windows.
     pub(super) fn find(&self, call: &Call<'_>, world: World) -> Option<Placed> {
-        if self.open.is_empty() || !serves(call) {
+        // Where each rank scales its input by a number of its own, peers cannot read it as it is.
+        if self.open.is_empty() || matches!(call.op, Some(ReduceOp::PreMulSum(_))) {
             return None;
         }
-        let (input, output) = call.lengths(world).ok()?;
-        let (from, into) = call.buffers.places();
-        if call.collective == Collective::Broadcast && from != into {
-            return None;
-        }
-        let size = u64::from(call.data_type.size());
-        // Each rank's block of a call in place is a part of the whole, which the window holds: not only this rank's.
-        let placed = |start: *const u8, count: u64, is_block: bool| {
-            let bytes = count.checked_mul(size)?;
-            let stride = if is_block { bytes } else { 0 };
-            let before = usize::try_from(stride.checked_mul(u64::from(world.rank.get()))?).ok()?;
-            let whole = if is_block { bytes.checked_mul(u64::from(world.size))? } else { bytes };
-            let found = self.place((start.addr().checked_sub(before)?) as u64, whole)?;
-            Some(InWindow { stride, ..found })
+        let shared = Pattern::of(call.collective)?.symmetric_buffers();
+        let (lengths, places) = (call.lengths(world).ok()?, call.buffers.places());
+        let placed = |buffer: Buffer, start: *const u8, count: Elements| match shared.contains(&buffer) {
+            true => self.place(start.addr() as u64, count.0.checked_mul(u64::from(call.data_type.size()))?).map(Some),
+            false => Some(None),
         };
-        let in_place = call.in_place(world);
-        let blocks = [Collective::AllGather, Collective::ReduceScatter].map(|kind| in_place && call.collective == kind);
-        // The others have no input in a broadcast, whose one buffer is that of the output.
-        let input = if call.collective == Collective::Broadcast { output } else { input };
-        Some(Placed { input: placed(from, input.0, blocks[0])?, output: placed(into, output.0, blocks[1])? })
+        let input = placed(Buffer::Input, places.0, lengths.0)?;
+        let output = placed(Buffer::Output, places.1, lengths.1)?;
+        (input.is_some() || output.is_some()).then_some(Placed { input, output })
     }
 
     /// The place of `bytes` from `start` on. Of several windows that hold it the first counts.
@@ -195,16 +204,16 @@ impl DeviceWindows {
         self.open.iter().enumerate().filter(|(_, window)| !window.bases.is_empty()).find_map(|(place, window)| {
             let offset = start.checked_sub(window.mine.base().addr().get() as u64)?;
             let end = offset.checked_add(bytes)?;
-            (end <= window.mine.bytes() as u64).then_some(InWindow { place, number: window.number, offset, stride: 0 })
+            (end <= window.mine.bytes() as u64).then_some(InWindow { place, number: window.number, offset })
         })
     }
 
-    /// The input and the output of each rank, behind each other.
-    pub(super) fn bases(&self, placed: &Placed) -> Vec<u64> {
-        let Placed { input, output } = placed;
-        let ranks = (0..).zip(self.open[input.place].bases.iter().zip(&self.open[output.place].bases));
-        let of = |base: u64, rank: u64, place: &InWindow| base + place.offset + rank * place.stride;
-        ranks.flat_map(|(rank, (from, into))| [of(*from, rank, input), of(*into, rank, output)]).collect()
+    /// The input and the output of each rank, behind each other; 0 for a buffer in which peers do not work.
+    pub(super) fn bases(&self, placed: &Placed, world: World) -> Vec<u64> {
+        let of = |rank: Rank, place: Option<InWindow>| {
+            place.map_or(0, |place| self.open[place.place].bases[rank.index()] + place.offset)
+        };
+        world.ranks().flat_map(|rank| [of(rank, placed.input), of(rank, placed.output)]).collect()
     }
 
     /// Refuses memory of the program that is no longer what was registered.
@@ -212,7 +221,7 @@ impl DeviceWindows {
     /// # Errors
     /// [`crate::error::Kind::InvalidUsage`]; where the device has failed.
     pub(super) fn check(&self, placed: &Placed) -> Result<()> {
-        for InWindow { place, number, .. } in [placed.input, placed.output] {
+        for InWindow { place, number, .. } in placed.places() {
             let memory = &self.open[place].mine;
             if !memory.keep().adopted().is_empty() && !device::of(memory.home())?.is_still_there(memory)? {
                 let text = format!("the memory of window {number} was freed: take the window back first");
@@ -224,25 +233,10 @@ impl DeviceWindows {
 
     /// What a launch in these places has to keep.
     pub(super) fn kept(&self, placed: &Placed) -> impl Iterator<Item = Region> + '_ {
-        let mut places = vec![placed.input.place, placed.output.place];
+        let mut places: Vec<usize> = placed.places().map(|found| found.place).collect();
         places.dedup();
         places.into_iter().flat_map(|place| self.open[place].others.iter().chain([&self.open[place].mine])).cloned()
     }
-}
-
-/// Whether a call is one in which all ranks have an input and an output of the same lengths, which peers may read as
-/// they are.
-fn serves(call: &Call<'_>) -> bool {
-    matches!(call.count, CallCount::Each(_))
-        && !matches!(call.op, Some(ReduceOp::PreMulSum(_)))
-        && matches!(
-            call.collective,
-            Collective::AllReduce
-                | Collective::AllGather
-                | Collective::ReduceScatter
-                | Collective::AllToAll
-                | Collective::Broadcast
-        )
 }
 
 /// What a rank tells of the memory that it registers.

@@ -7,9 +7,9 @@ use crate::exec::DeviceStream;
 /// A copy between two addresses of one device, in windows of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowCopy {
-    /// In a window of any rank, as this rank's device addresses it.
+    /// In this rank's input, or in a window of any rank, as this rank's device addresses it.
     pub from: u64,
-    /// In this rank's output.
+    /// In this rank's output, or in a window of any rank.
     pub to: u64,
     /// How much.
     pub bytes: u64,
@@ -29,8 +29,8 @@ pub fn put_copies(stream: &DeviceStream, home: Home, copies: &[WindowCopy]) -> R
                 Place { address, bytes, home }
             });
             // SAFETY: `Buffers` vouches for the memory of the call until the stream is done, and so does each rank for
-            // its own; the launch before lets the copies begin once all inputs are there, and the launch behind keeps
-            // the windows, and ends once all ranks have copied.
+            // its own; the launch before lets the copies begin once all inputs are there and all outputs may be written,
+            // and the launch behind keeps the windows, and ends once all ranks have copied.
             unsafe { stream.copy(from, to) }?;
         }
         Ok(())

@@ -44,7 +44,7 @@ mod tests {
             in_place: false,
             algorithm: Algorithm::Direct,
             protocol: Protocol::Simple,
-            windows: Windows::User,
+            windows: Windows::Symmetric,
             layout,
             limits: Limits { slot: Elements(1 << 15), slots: 8, scratch: Elements(1 << 20), channels: 2 },
         };

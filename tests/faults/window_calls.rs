@@ -52,7 +52,7 @@ fn all_calls_in(
     assert_eq!(direct, windows[1].is_direct());
     let aside = from.len() - whole;
     let mut at = Places { comm, stream, from: &mut from, into: &mut into, count, aside };
-    at.check()?;
+    at.check(ranks - 1)?;
     // Buffers that reach beyond a window, and others beside windows: all ranks alike.
     let mut other = stream.alloc::<u32>(whole)?;
     let filled = vec![me + 1; whole];
@@ -64,9 +64,9 @@ fn all_calls_in(
     for window in windows.into_iter().chain([again]) {
         comm.deregister_window(window)?;
     }
-    at.check()?;
+    at.check(0)?;
     let last = comm.register_window(at.from)?;
-    at.check()?;
+    at.check(1)?;
     comm.deregister_window(last)?;
     comm.on(stream).barrier()?;
     Ok(direct)
@@ -84,25 +84,42 @@ struct Places<'a> {
 
 impl Places<'_> {
     /// Each call in both buffers, with exact results.
-    fn check(&mut self) -> Result<()> {
+    fn check(&mut self, root: u32) -> Result<()> {
+        self.check_symmetric()?;
+        self.check_rooted(root)?;
+        self.check_vector()
+    }
+
+    /// What a rank puts there.
+    fn of(&self, rank: u32) -> Vec<u32> {
+        let whole = self.count * self.comm.size() as usize;
+        let value = |place: usize| rank * 1_000_003 + u32::try_from(place).expect("small") * 7 + 1;
+        (0..whole).map(value).collect()
+    }
+
+    fn sums(&self) -> Vec<u32> {
+        let inputs: Vec<Vec<u32>> = (0..self.comm.size()).map(|rank| self.of(rank)).collect();
+        (0..inputs[0].len()).map(|place| inputs.iter().map(|input| input[place]).sum()).collect()
+    }
+
+    /// Calls in which all ranks have an input and an output.
+    fn check_symmetric(&mut self) -> Result<()> {
         let Places { comm, stream, count, aside, .. } = *self;
         let (ranks, me, on) = (comm.size(), comm.rank(), comm.on(stream));
-        let whole = count * ranks as usize;
-        let value = |rank: u32, place: usize| rank * 1_000_003 + u32::try_from(place).expect("small") * 7 + 1;
-        let of = |rank: u32| (0..whole).map(|place| value(rank, place)).collect::<Vec<u32>>();
-        let sums: Vec<u32> = (0..whole).map(|place| (0..ranks).map(|rank| value(rank, place)).sum()).collect();
+        let (inputs, sums) = ((0..ranks).map(|rank| self.of(rank)).collect::<Vec<_>>(), self.sums());
+        let of = |rank: u32| &inputs[rank as usize];
         let (all, mine) = (aside.., me as usize * count);
         let part = aside..aside + count;
         let own = of(me);
 
-        stream.upload(&own, self.from.slice_mut(all.clone()))?;
+        stream.upload(own, self.from.slice_mut(all.clone()))?;
         on.all_reduce(self.from.slice(all.clone()), self.into.slice_mut(all.clone()), ReduceOp::Sum)?;
         must_be(stream, (self.into, aside), &sums);
-        must_be(stream, (self.from, aside), &own);
+        must_be(stream, (self.from, aside), own);
         on.all_reduce_in_place(self.from.slice_mut(all.clone()), ReduceOp::Sum)?;
         must_be(stream, (self.from, aside), &sums);
 
-        stream.upload(&own, self.from.slice_mut(all.clone()))?;
+        stream.upload(own, self.from.slice_mut(all.clone()))?;
         on.reduce_scatter(self.from.slice(all.clone()), self.into.slice_mut(part.clone()), ReduceOp::Sum)?;
         must_be(stream, (self.into, aside), &sums[mine..mine + count]);
         on.all_gather(self.from.slice(part.clone()), self.into.slice_mut(all.clone()))?;
@@ -115,13 +132,75 @@ impl Places<'_> {
         let blocks: Vec<u32> =
             (0..ranks).flat_map(|rank| of(rank)[rank as usize * count..][..count].to_vec()).collect();
         must_be(stream, (self.from, aside), &blocks);
-        stream.upload(&own, self.into.slice_mut(all.clone()))?;
-        on.reduce_scatter_in_place(self.into.slice_mut(all.clone()), ReduceOp::Sum)?;
+        stream.upload(own, self.into.slice_mut(all.clone()))?;
+        on.reduce_scatter_in_place(self.into.slice_mut(all), ReduceOp::Sum)?;
         must_be(stream, (self.into, aside + mine), &sums[mine..mine + count]);
+        Ok(())
+    }
 
-        stream.upload(&own, self.into.slice_mut(all.clone()))?;
-        on.broadcast(self.into.slice_mut(all), ranks - 1)?;
-        must_be(stream, (self.into, aside), &of(ranks - 1));
+    /// Calls with a root. The other ranks pass nothing where they have nothing, and something else where they may; a
+    /// buffer that the root alone has may lie outside.
+    fn check_rooted(&mut self, root: u32) -> Result<()> {
+        let Places { comm, stream, count, aside, .. } = *self;
+        let (ranks, me, on) = (comm.size(), comm.rank(), comm.on(stream));
+        let (inputs, sums) = ((0..ranks).map(|rank| self.of(rank)).collect::<Vec<_>>(), self.sums());
+        let (own, whole) = (&inputs[me as usize], sums.len());
+        let (all, part, mine) = (aside.., aside..aside + count, me as usize * count);
+        let (fives, mut outside) = (vec![5; whole], stream.alloc::<u32>(whole)?);
+        let at_root = &inputs[root as usize];
+        stream.upload(own, self.into.slice_mut(all.clone()))?;
+        on.broadcast(self.into.slice_mut(all.clone()), root)?;
+        must_be(stream, (self.into, aside), at_root);
+        stream.upload(own, self.from.slice_mut(all.clone()))?;
+        stream.upload(&fives, self.into.slice_mut(all.clone()))?;
+        let given = if me == root { self.from.slice(all.clone()) } else { self.from.slice(..0) };
+        on.broadcast_into(given, self.into.slice_mut(all.clone()), root)?;
+        must_be(stream, (self.into, aside), at_root);
+
+        let room = if me == root { whole } else { 0 };
+        stream.upload(&fives, outside.slice_mut(..))?;
+        on.reduce(self.from.slice(all.clone()), outside.slice_mut(..room), ReduceOp::Sum, root)?;
+        must_be(stream, (&outside, 0), if me == root { &sums } else { &fives });
+        on.reduce_in_place(self.from.slice_mut(all.clone()), ReduceOp::Sum, root)?;
+        must_be(stream, (self.from, aside), if me == root { &sums } else { own });
+
+        stream.upload(own, self.from.slice_mut(all.clone()))?;
+        stream.upload(&fives, self.into.slice_mut(all.clone()))?;
+        on.gather(self.from.slice(part.clone()), self.into.slice_mut(aside..aside + room), root)?;
+        let firsts: Vec<u32> = inputs.iter().flat_map(|input| input[..count].to_vec()).collect();
+        must_be(stream, (self.into, aside), if me == root { &firsts } else { &fives });
+
+        stream.upload(own, outside.slice_mut(..))?;
+        let given = if me == root { outside.slice(..) } else { outside.slice(..0) };
+        on.scatter(given, self.into.slice_mut(part.clone()), root)?;
+        must_be(stream, (self.into, aside), &at_root[mine..mine + count]);
+        Ok(())
+    }
+
+    /// Calls with a count for each rank, of which rank 1 has none.
+    fn check_vector(&mut self) -> Result<()> {
+        let Places { comm, stream, count, aside, .. } = *self;
+        let (ranks, me, on) = (comm.size(), comm.rank(), comm.on(stream));
+        let (inputs, sums) = ((0..ranks).map(|rank| self.of(rank)).collect::<Vec<_>>(), self.sums());
+        let counts: Vec<usize> = (0..ranks as usize).map(|rank| if rank == 1 { 0 } else { count - rank % 3 }).collect();
+        let (total, mine) = (counts.iter().sum::<usize>(), counts[me as usize]);
+        let before: usize = counts[..me as usize].iter().sum();
+        let (whole, part) = (aside..aside + total, aside..aside + mine);
+        let firsts = |input: &Vec<u32>, count: &usize| input[..*count].to_vec();
+        let gathered: Vec<u32> = inputs.iter().zip(&counts).flat_map(|(input, count)| firsts(input, count)).collect();
+
+        stream.upload(&inputs[me as usize], self.from.slice_mut(aside..))?;
+        on.all_gather_v(self.from.slice(part.clone()), self.into.slice_mut(whole.clone()), &counts)?;
+        must_be(stream, (self.into, aside), &gathered);
+        // What a rank gives may lie at a place of its own, as it does in place.
+        let own = aside + before..aside + before + mine;
+        stream.upload(&inputs[me as usize][..mine], self.from.slice_mut(own.clone()))?;
+        on.all_gather_v(self.from.slice(own), self.into.slice_mut(whole.clone()), &counts)?;
+        must_be(stream, (self.into, aside), &gathered);
+
+        stream.upload(&inputs[me as usize], self.from.slice_mut(aside..))?;
+        on.reduce_scatter_v(self.from.slice(whole), self.into.slice_mut(part), &counts, ReduceOp::Sum)?;
+        must_be(stream, (self.into, aside), &sums[before..before + mine]);
         Ok(())
     }
 }

@@ -379,7 +379,7 @@ mod alone {
 
 /// Ranks on several GPUs, whose programs wait for each other there.
 pub(crate) mod several {
-    use rsccl::comm::{DeviceBuffer, DeviceStream, Window};
+    use rsccl::comm::{DeviceBuffer, DeviceStream};
     use rsccl::error::Kind;
     use rsccl::internals::device::cuda;
     use rsccl::internals::sys::clock::now;
@@ -392,7 +392,7 @@ pub(crate) mod several {
     use crate::{KINDS, SLOT_KINDS, TIMEOUT, every_operator, every_program, every_program_by, judge, run_rank, seed};
 
     /// What each rank returns; `ranks` of them on each of `gpus`. Nothing where there are no GPUs.
-    fn on_gpus<T: Send>(
+    pub(crate) fn on_gpus<T: Send>(
         (gpus, ranks): (u32, u32),
         config: &Config,
         body: impl Fn(Communicator, DeviceStream) -> Result<T> + Sync,
@@ -451,45 +451,8 @@ pub(crate) mod several {
     }
 
     /// Small calls too work in peers' memory; `gpu_lines` has those that do not.
-    fn in_windows() -> Config {
+    pub(crate) fn in_windows() -> Config {
         patient().with_proto("Simple;all_to_all:Simple;gather:Simple;scatter:Simple")
-    }
-
-    /// Threads register any memory of the library. Each rank's numbers differ at every place.
-    #[test]
-    fn on_two_threads_work_in_windows() {
-        on_gpus((2, 2), &in_windows(), |comm, stream| {
-            let (ranks, me) = (comm.size(), comm.rank());
-            let whole = COUNT * ranks as usize;
-            let (mut from, mut into) = (stream.alloc_shareable::<u32>(whole)?, stream.alloc::<u32>(whole)?);
-            let windows = [comm.register_window(&from)?, comm.register_window(&into)?];
-            assert!(windows.iter().all(Window::is_direct));
-            let value = |rank: u32, place: usize| rank * 1_000_003 + u32::try_from(place).expect("small") * 7 + 1;
-            let sum = |place: usize| (0..ranks).map(|rank| value(rank, place)).sum::<u32>();
-            let on = comm.on(&stream);
-            let check = |buffer: &DeviceBuffer<u32>, wanted: &dyn Fn(usize) -> u32, count: usize| {
-                let mut found = vec![0; count];
-                stream.download(buffer.slice(..count), &mut found).expect("a copy");
-                assert_eq!(found, (0..count).map(wanted).collect::<Vec<_>>(), "rank {me}");
-            };
-            let rank_of = |place: usize| u32::try_from(place / COUNT).expect("small");
-
-            stream.upload(&(0..whole).map(|place| value(me, place)).collect::<Vec<_>>(), from.slice_mut(..))?;
-            on.all_reduce(from.slice(..), into.slice_mut(..), ReduceOp::Sum)?;
-            check(&into, &sum, whole);
-            on.all_gather(from.slice(..COUNT), into.slice_mut(..))?;
-            check(&into, &|place| value(rank_of(place), place % COUNT), whole);
-            on.reduce_scatter(from.slice(..), into.slice_mut(..COUNT), ReduceOp::Sum)?;
-            check(&into, &|place| sum(me as usize * COUNT + place), COUNT);
-            on.all_to_all(from.slice(..), into.slice_mut(..))?;
-            check(&into, &|place| value(rank_of(place), me as usize * COUNT + place % COUNT), whole);
-            on.broadcast(from.slice_mut(..), 1)?;
-            check(&from, &|place| value(1, place), whole);
-            windows.into_iter().try_for_each(|window| comm.deregister_window(window))?;
-            on.all_reduce_in_place(from.slice_mut(..), ReduceOp::Sum)?;
-            check(&from, &|place| value(1, place).wrapping_mul(ranks), whole);
-            comm.finalize()
-        });
     }
 
     #[test]

@@ -63,7 +63,9 @@ fn graphs_of_processes_in_windows() {
 fn graphs_of_processes_by_copy_engines() {
     let memcpy = [("NCCL_P2P_USE_CUDA_MEMCPY", "1"), ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "TUNING")];
     let told = must_pass_with("2-nvswitch", "gpu_processes::pair::in_windows", &memcpy);
-    assert!(told.contains("all_gather: 2 copies by copy engines"), "{told}");
+    for name in ["all_gather", "broadcast"] {
+        assert!(told.contains(&format!("{name}: 2 copies by copy engines")), "{name}:\n{told}");
+    }
 }
 
 mod pair {
@@ -220,11 +222,15 @@ mod pair {
         let (mut sum, mut all) = (stream.alloc_shareable::<u32>(MANY)?, stream.alloc_shareable::<u32>(2 * MANY)?);
         let (window, of_all) = (comm.register_window(&sum)?, comm.register_window(&all)?);
         assert!(window.is_direct());
+        let mut twice = stream.alloc::<u32>(if rank == 1 { MANY } else { 0 })?;
         comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
         stream.upload(&[rank + 1; MANY], sum.slice_mut(..))?;
         begin(&own);
         comm.on(&stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
         comm.on(&stream).all_gather(sum.slice(..), all.slice_mut(..))?;
+        // Rank 1 alone has it, outside of windows, and sends it to both.
+        comm.on(&stream).reduce(sum.slice(..), twice.slice_mut(..), ReduceOp::Sum, 1)?;
+        comm.on(&stream).broadcast_into(twice.slice(..), all.slice_mut(..MANY), 1)?;
         let graph = end(&own);
         for _ in 0..3 {
             graph.launch().expect("a launch");
@@ -241,8 +247,10 @@ mod pair {
         assert!(found.iter().all(|value| *value == 3 << 3), "{:?}", &found[..8]);
         let mut gathered = vec![0; 2 * MANY];
         stream.download(all.slice(..), &mut gathered)?;
+        let (sums, gathered) = gathered.split_at(MANY);
         assert!(gathered.iter().all(|value| *value == 3 << 3), "{:?}", &gathered[..8]);
-        drop((sum, all, stream));
+        assert!(sums.iter().all(|value| *value == 3 << 4), "{:?}", &sums[..8]);
+        drop((sum, all, twice, stream));
         comm.finalize()?;
         own[0].synchronize().expect("its memory is there");
         drop((graph, own, context));

@@ -1,7 +1,7 @@
 //! Calls on streams that a program has made: cudarc's, and handles of the driver.
 
 #[path = "../faults/own_memory.rs"]
-mod own_memory;
+pub(crate) mod own_memory;
 
 use std::sync::{Arc, Barrier};
 

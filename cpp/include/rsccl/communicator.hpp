@@ -192,10 +192,17 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// Lets the ranks of other processes and GPUs work in `memory` in place (NCCL: `ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`).
     /// Collective: all ranks register, in the same order, buffers of the same length, and wait for each other.
     ///
-    /// A call takes part in this if it is an all_reduce, all_gather, reduce_scatter or all_to_all, or a broadcast in place, without
-    /// ReduceOp::premul_sum, and if its input and output lie in windows. The caller promises that all ranks then pass the same places:
-    /// the same windows, and the same distance from their beginning. A rank that does not ends the call with a Mismatch. Other calls
-    /// work in windows as in any buffer. When a call in windows has failed, other ranks may write into them until they have heard of it.
+    /// A call takes part in this if the buffers in which its peers work lie in windows: of all_reduce `send` and `recv`; of all_gather,
+    /// all_gather_v, broadcast and scatter `recv`, or the one buffer of a broadcast; of reduce_scatter, reduce_scatter_v, all_to_all,
+    /// reduce and gather `send`, or the one buffer in place. The caller promises that all ranks then pass the same place for these
+    /// buffers: the same window, and the same distance from its beginning. A rank that does not ends the call with a Mismatch. In place,
+    /// this is the whole buffer (of a call with a block for each rank, not the rank's block), but for gather and scatter: the root's
+    /// block lies inside its longer buffer, and the others pass theirs at the same distance as the root's block. The other buffer may lie
+    /// anywhere, at a different place on each rank, and what a rank passes that the call ignores does not count.
+    ///
+    /// Other calls work in windows as in any buffer: those with ReduceOp::premul_sum, scans, messages, and all_to_all_v, gather_v and
+    /// scatter_v, in which a rank does not know the counts of its peers, and so not where their blocks begin. When a call in windows has
+    /// failed, other ranks may write into them until they have heard of it.
     ///
     /// Where ranks cannot map the memory, and where all are threads on one GPU, whose calls work in place anyway, the window is
     /// registered in name (Window::is_direct). The memory stays mapped until deregister_window(), or the end of the communicator and of

@@ -59,8 +59,8 @@ struct Config {
     /// GPUs of one process hand memory of the library over by descriptors, as those of two processes do, and their
     /// windows are registered in name. It counts for a pair if one of the two sets it. `NCCL_P2P_DIRECT_DISABLE`; false.
     std::optional<bool> p2p_direct_disable = {};
-    /// The copy engines of GPUs run the calls in windows that only move data (all_gather, all_to_all, broadcast in place), so that its
-    /// processors are free for the program's kernels. Equal on all ranks. `NCCL_P2P_USE_CUDA_MEMCPY`; false.
+    /// The copy engines of GPUs run the calls in windows that only move data (all_gather, all_gather_v, all_to_all, broadcast, gather,
+    /// scatter), so that its processors are free for the program's kernels. Equal on all ranks. `NCCL_P2P_USE_CUDA_MEMCPY`; false.
     std::optional<bool> p2p_use_cuda_memcpy = {};
     /// The slots of a connection between two GPUs lie at the sender, from which the receiver reads them (read mode), where both ranks want
     /// it. Not given: between GPUs of compute capability 8.0 with NVLinks. `NCCL_P2P_READ_ENABLE`.
