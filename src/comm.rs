@@ -74,6 +74,8 @@ use crate::types::{Rank, World};
 pub use crate::exec::{
     Buffer, Buffers, Call, CallCount, DeviceBuffer, DeviceSlice, DeviceSliceMut, DeviceStream, Message,
 };
+#[cfg(feature = "cuda")]
+pub use crate::exec::{CudarcSlice, CudarcSliceMut};
 pub use choose::Chosen;
 pub use detached::Detached;
 #[cfg(feature = "cpp")]

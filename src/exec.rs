@@ -17,11 +17,14 @@ mod evict;
 pub mod flat;
 pub mod flat_call;
 #[cfg(feature = "cuda")]
+mod cudarc_slice;
+#[cfg(feature = "cuda")]
 mod foreign_stream;
 mod fuse;
 mod history;
 mod interpret;
 mod last_call;
+mod lent;
 pub mod lower;
 mod message;
 mod message_run;
@@ -38,12 +41,15 @@ pub mod windowed;
 pub use buffers::Buffers;
 pub use call::{Begun, Call, CallCount, Order, wrong_counts};
 pub use cohort::{Cohort, DeviceStream, Last, launch_alone};
+#[cfg(feature = "cuda")]
+pub use cudarc_slice::{CudarcSlice, CudarcSliceMut};
 pub use device_buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub(crate) use device_buffer::{ReadBuffer, WriteBuffer};
 pub use drive::{Background, FlagWait, NoBackground, Progress, Task, WaitContext, drive, drive_one};
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use history::{History, mismatch};
 pub use last_call::{Accepted, LastCall};
+pub use lent::{Keeper, Lender};
 pub use message::{Message, check_to_self, copy_to_self};
 pub use message_run::{MessageQueue, MessageRun};
 pub use operation::{Operation, describe, same_call, sequence};

@@ -140,6 +140,7 @@ impl Engine {
     ) -> Result<()> {
         let session = &*self.session;
         let Accepted { lengths, kernel } = self.last_call.check(call, session.world)?;
+        call.buffers.check_order(order)?;
         let windows = self.window_label(call)?;
         let operation = Operation {
             collective: call.collective,
@@ -157,7 +158,9 @@ impl Engine {
         }
         self.session.history.begin(operation.label());
         let begun = Begun { call, operation: &operation, kernel, world: self.session.world, lengths };
-        self.route(begun, order, background).map_err(|error| error.during(operation.to_string()))
+        let ended = self.route(begun, order, background);
+        call.buffers.note_call();
+        ended.map_err(|error| error.during(operation.to_string()))
     }
 
     /// How such a call is run; `None` where there is nobody to run it with, or it is messages. Of a communicator that
@@ -312,6 +315,7 @@ impl Engine {
     pub(crate) fn messages_in(&mut self, messages: Vec<Message<'_>>, order: Order<'_>) -> Result<()> {
         for message in &messages {
             message.check(self.session.world)?;
+            message.keeper().check(order)?;
         }
         if on_a_device(&messages, order) {
             return self.device_messages(messages, None, order);
@@ -381,6 +385,7 @@ impl Engine {
     pub(crate) fn exchange_in(&mut self, messages: Vec<Message<'_>>, order: Order<'_>) -> Result<()> {
         for message in &messages {
             message.check(self.session.world)?;
+            message.keeper().check(order)?;
         }
         if on_a_device(&messages, order) {
             let operation = self.next_exchange(messages.first().map_or(DataType::U8, Message::data_type), true);

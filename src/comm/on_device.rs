@@ -25,7 +25,9 @@ use crate::device::records::{self, LaunchPart, PeerMemory, Reduction, SlotQueue}
 use crate::device::{self, Event, Home, HostRegion, Region, Sharing, StatusPage};
 use crate::error::{Error, Kind, Result};
 use crate::exec::lower::{self, Lowered};
-use crate::exec::{self, Background, Begun, Call, Cohort, DeviceStream, Last, Message, Operation, Order, composed};
+use crate::exec::{
+    self, Background, Begun, Call, Cohort, DeviceStream, Keeper, Last, Message, Operation, Order, composed,
+};
 use crate::log;
 use crate::plan::{self, Windows};
 use crate::sync::primitive::Arc;
@@ -334,11 +336,14 @@ impl Engine {
         }
         let next = collective.map_or_else(|| self.session.collectives(), |operation| operation.sequence);
         let home = self.enter_device((home, next), order, &mut exec::NoBackground)?;
+        let keepers: Vec<Keeper<'_>> = messages.iter().map(Message::keeper).collect();
         let messages = messages.into_iter().map(|message| message.in_home(home)).collect();
-        match collective {
+        let ended = match collective {
             Some(operation) => self.launch_messages(messages, &operation, order),
             None => self.launch_singles(messages, order),
-        }
+        };
+        keepers.into_iter().for_each(Keeper::note);
+        ended
     }
 
     /// Launches the messages of a collective, which all ranks call, together with those of the other ranks.

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use crate::device::{self, Home, Place, Region};
 use crate::error::{Error, Result};
-use crate::exec::{DeviceSlice, DeviceSliceMut, ReadBuffer, WriteBuffer};
+use crate::exec::{DeviceSlice, DeviceSliceMut, Keeper, Order, ReadBuffer, WriteBuffer};
 use crate::types::Element;
 
 /// Input and output of one collective on one rank.
@@ -15,8 +15,8 @@ use crate::types::Element;
 pub struct Buffers<'a> {
     pub(super) input: Place,
     pub(super) output: Place,
-    /// Keeps the memory alive until the call has run, if no borrow does.
-    keep: Option<Box<[Option<Region>; 2]>>,
+    /// Who sees to it that the memory lives until the call has run, where that is not the caller.
+    keepers: Option<Box<[Keeper<'a>; 2]>>,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -51,8 +51,8 @@ impl<'a> Buffers<'a> {
     /// [`Buffers::shared`], in any memory.
     #[inline]
     pub(crate) fn of_one<T: Element>(buffer: impl WriteBuffer<'a, T>) -> Buffers<'a> {
-        let (place, keep) = buffer.place();
-        Buffers::keeping(place, place, [keep, None])
+        let (place, keeper) = buffer.place();
+        Buffers::keeping(place, place, [keeper, Keeper::Caller])
     }
 
     /// The output is all of `buffer`, the input `count` elements of it from `start` on.
@@ -99,8 +99,8 @@ impl<'a> Buffers<'a> {
 
     /// [`Buffers::input_inside`], in any memory.
     pub(crate) fn input_within<T: Element>(buffer: impl WriteBuffer<'a, T>, start: usize, count: usize) -> Buffers<'a> {
-        let (whole, keep) = buffer.place();
-        Buffers::keeping(inside::<T>(whole, start, count), whole, [keep, None])
+        let (whole, keeper) = buffer.place();
+        Buffers::keeping(inside::<T>(whole, start, count), whole, [keeper, Keeper::Caller])
     }
 
     /// [`Buffers::output_inside`], in any memory.
@@ -109,19 +109,38 @@ impl<'a> Buffers<'a> {
         start: usize,
         count: usize,
     ) -> Buffers<'a> {
-        let (whole, keep) = buffer.place();
-        Buffers::keeping(whole, inside::<T>(whole, start, count), [keep, None])
+        let (whole, keeper) = buffer.place();
+        Buffers::keeping(whole, inside::<T>(whole, start, count), [keeper, Keeper::Caller])
     }
 
     #[inline]
-    fn keeping(input: Place, output: Place, keep: [Option<Region>; 2]) -> Buffers<'a> {
-        let keep = if keep.iter().any(Option::is_some) { Some(Box::new(keep)) } else { None };
-        Buffers { input, output, keep, borrow: PhantomData }
+    fn keeping(input: Place, output: Place, keepers: [Keeper<'a>; 2]) -> Buffers<'a> {
+        let keepers = if keepers.iter().all(|keeper| keeper.is_caller()) { None } else { Some(Box::new(keepers)) };
+        Buffers { input, output, keepers, borrow: PhantomData }
+    }
+
+    fn keepers(&self) -> impl Iterator<Item = Keeper<'a>> {
+        self.keepers.iter().flat_map(|keepers| keepers.iter().copied())
     }
 
     /// What must stay alive until the call has run.
     pub(crate) fn kept(&self) -> Vec<Region> {
-        self.keep.iter().flat_map(|keep| keep.iter()).flatten().cloned().collect()
+        self.keepers().filter_map(Keeper::region).collect()
+    }
+
+    /// Refuses an order for which the memory was not lent.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidUsage`] for another stream than the one whose calls it was lent for, or one that is captured.
+    #[inline]
+    pub(crate) fn check_order(&self, order: Order<'_>) -> Result<()> {
+        self.keepers().try_for_each(|keeper| keeper.check(order))
+    }
+
+    /// Tells lenders that a call has got the memory.
+    #[inline]
+    pub(crate) fn note_call(&self) {
+        self.keepers().for_each(Keeper::note);
     }
 
     /// Memory that the type system knows nothing of. Null goes with 0 bytes.
@@ -138,7 +157,7 @@ impl<'a> Buffers<'a> {
 
     fn of(input: (*const u8, usize), output: (*mut u8, usize)) -> Buffers<'a> {
         let input = Place::on_host(input.0.cast_mut(), input.1);
-        Buffers { input, output: Place::on_host(output.0, output.1), keep: None, borrow: PhantomData }
+        Buffers { input, output: Place::on_host(output.0, output.1), keepers: None, borrow: PhantomData }
     }
 
     /// [`Buffers::from_raw`] for memory of any home.
@@ -146,7 +165,7 @@ impl<'a> Buffers<'a> {
     /// # Safety
     /// As there.
     pub(crate) unsafe fn from_places(input: Place, output: Place) -> Buffers<'a> {
-        Buffers { input, output, keep: None, borrow: PhantomData }
+        Buffers { input, output, keepers: None, borrow: PhantomData }
     }
 
     /// The same buffers, in the homes that `locate` finds by name and address; a buffer without bytes is not asked for.

@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
 use crate::config::Config;
-use crate::device::{self, Home, Place, Region, Sharing};
+use crate::device::{self, Event, Home, Place, Region, Sharing};
 use crate::error::{Error, Result};
-use crate::exec::DeviceStream;
+use crate::exec::{DeviceStream, Keeper, Order};
 use crate::sys::{clock, futex};
 use crate::types::Element;
 
@@ -32,7 +32,7 @@ impl<T> fmt::Debug for DeviceBuffer<T> {
 pub struct DeviceSlice<'a, T> {
     place: Place,
     count: usize,
-    keep: Option<&'a Region>,
+    keeper: Keeper<'a>,
     elements: PhantomData<&'a [T]>,
 }
 
@@ -41,7 +41,7 @@ pub struct DeviceSlice<'a, T> {
 pub struct DeviceSliceMut<'a, T> {
     place: Place,
     count: usize,
-    keep: Option<&'a Region>,
+    keeper: Keeper<'a>,
     elements: PhantomData<&'a mut [T]>,
 }
 
@@ -122,7 +122,7 @@ impl<T: Element> DeviceBuffer<T> {
     /// Where the range is not inside, as slices do.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> DeviceSlice<'_, T> {
         let (place, count) = self.part(range);
-        DeviceSlice { place, count, keep: Some(&self.region), elements: PhantomData }
+        DeviceSlice { place, count, keeper: Keeper::Region(&self.region), elements: PhantomData }
     }
 
     /// The elements of `range`, to write.
@@ -131,7 +131,7 @@ impl<T: Element> DeviceBuffer<T> {
     /// Where the range is not inside, as slices do.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> DeviceSliceMut<'_, T> {
         let (place, count) = self.part(range);
-        DeviceSliceMut { place, count, keep: Some(&self.region), elements: PhantomData }
+        DeviceSliceMut { place, count, keeper: Keeper::Region(&self.region), elements: PhantomData }
     }
 
     fn part(&self, range: impl RangeBounds<usize>) -> (Place, usize) {
@@ -159,15 +159,23 @@ impl<'a, T: Element> DeviceSlice<'a, T> {
     /// Until the streams of all calls that get the slice are through, the memory is the device's, holds `count`
     /// elements, and nobody writes it.
     pub unsafe fn from_raw(stream: &DeviceStream, address: u64, count: usize) -> DeviceSlice<'a, T> {
-        let place = raw_place::<T>(stream.home(), address, count);
-        DeviceSlice { place, count, keep: None, elements: PhantomData }
+        // SAFETY: the caller's contract.
+        unsafe { DeviceSlice::kept(Keeper::Caller, stream.home(), (address, count)) }
+    }
+
+    /// [`DeviceSlice::from_raw`] with a keeper.
+    ///
+    /// # Safety
+    /// As there, for the calls that the keeper lets have the slice.
+    pub(super) unsafe fn kept(keeper: Keeper<'a>, home: Home, (address, count): (u64, usize)) -> DeviceSlice<'a, T> {
+        DeviceSlice { place: raw_place::<T>(home, address, count), count, keeper, elements: PhantomData }
     }
 }
 
 impl<'a, T: Element> DeviceSliceMut<'a, T> {
     /// The same elements, to read.
     pub fn into_slice(self) -> DeviceSlice<'a, T> {
-        DeviceSlice { place: self.place, count: self.count, keep: self.keep, elements: PhantomData }
+        DeviceSlice { place: self.place, count: self.count, keeper: self.keeper, elements: PhantomData }
     }
 
     /// `count` elements at an address of `stream`'s device, which something else has allocated there.
@@ -176,8 +184,16 @@ impl<'a, T: Element> DeviceSliceMut<'a, T> {
     /// Until the streams of all calls that get the slice are through, the memory is the device's, has room for `count`
     /// elements, and nobody else touches it.
     pub unsafe fn from_raw(stream: &DeviceStream, address: u64, count: usize) -> DeviceSliceMut<'a, T> {
-        let place = raw_place::<T>(stream.home(), address, count);
-        DeviceSliceMut { place, count, keep: None, elements: PhantomData }
+        // SAFETY: the caller's contract.
+        unsafe { DeviceSliceMut::kept(Keeper::Caller, stream.home(), (address, count)) }
+    }
+
+    /// [`DeviceSliceMut::from_raw`] with a keeper.
+    ///
+    /// # Safety
+    /// As there, for the calls that the keeper lets have the slice.
+    pub(super) unsafe fn kept(keeper: Keeper<'a>, home: Home, (address, count): (u64, usize)) -> DeviceSliceMut<'a, T> {
+        DeviceSliceMut { place: raw_place::<T>(home, address, count), count, keeper, elements: PhantomData }
     }
 }
 
@@ -224,6 +240,7 @@ impl DeviceStream {
     /// [`crate::error::Kind::InvalidArgument`] for different lengths, or a slice of another device; those of the
     /// device.
     pub fn upload<T: Element>(&self, from: &[T], into: DeviceSliceMut<'_, T>) -> Result<()> {
+        into.keeper.check(Order::Stream(self))?;
         self.on_thread(|| self.check_runs())?;
         let place = Place::on_host(from.as_ptr().cast_mut().cast(), size_of_val(from));
         // SAFETY: both are borrowed until the stream is through, which `finish_copy` waits for.
@@ -236,6 +253,7 @@ impl DeviceStream {
     /// # Errors
     /// As [`DeviceStream::upload`].
     pub fn download<T: Element>(&self, from: DeviceSlice<'_, T>, into: &mut [T]) -> Result<()> {
+        from.keeper.check(Order::Stream(self))?;
         self.on_thread(|| self.check_runs())?;
         let place = Place::on_host(into.as_mut_ptr().cast(), size_of_val(into));
         // SAFETY: both are borrowed until the stream is through, which `finish_copy` waits for; every bit pattern is an
@@ -291,13 +309,29 @@ impl DeviceStream {
     /// Waits until a copy is done, without bound: the device works in memory of the host that a caller has lent, and
     /// whose borrow ends when the call returns.
     fn finish_copy(&self) -> Result<()> {
-        let waited = self.wait_until_done(|_| Ok(()));
+        let waited = self.outlast();
         if waited.is_err() {
             // The copy may be under way still. A device that fails twice has lost its work with it.
-            let _again = self.wait_until_done(|_| Ok(()));
+            let _again = self.outlast();
         }
         waited
     }
+
+    /// Waits without bound until all that was put into the stream is done: it works in memory that a caller has lent.
+    pub(super) fn outlast(&self) -> Result<()> {
+        self.wait_until_done(|_| Ok(()))
+    }
+}
+
+/// Waits without bound until an event is done: what was put into a stream before works in memory that a caller has lent.
+///
+/// # Errors
+/// Those of the device, whose work is lost.
+pub(super) fn outlast(event: &dyn Event) -> Result<()> {
+    while !event.is_done()? {
+        futex::nap(LOOK_EVERY);
+    }
+    Ok(())
 }
 
 #[cold]
@@ -314,8 +348,8 @@ const LOOK_EVERY: std::time::Duration = std::time::Duration::from_micros(50);
 pub trait ReadBuffer<'a, T: Element>: Sized {
     /// How many elements.
     fn count(&self) -> usize;
-    /// Where they are, and what has to live until the call has run, where the borrow does not see to that.
-    fn place(self) -> (Place, Option<Region>);
+    /// Where they are, and who sees to it that they live until the call has run.
+    fn place(self) -> (Place, Keeper<'a>);
     /// The first `at` elements, and the others.
     fn halves(self, at: usize) -> (Self, Self);
 }
@@ -325,7 +359,7 @@ pub trait WriteBuffer<'a, T: Element>: Sized {
     /// How many elements.
     fn count(&self) -> usize;
     /// As [`ReadBuffer::place`].
-    fn place(self) -> (Place, Option<Region>);
+    fn place(self) -> (Place, Keeper<'a>);
     /// The first `at` elements, and the others.
     fn halves(self, at: usize) -> (Self, Self);
 }
@@ -337,8 +371,8 @@ impl<'a, T: Element> ReadBuffer<'a, T> for &'a [T] {
     }
 
     #[inline]
-    fn place(self) -> (Place, Option<Region>) {
-        (Place::on_host(self.as_ptr().cast_mut().cast(), size_of_val(self)), None)
+    fn place(self) -> (Place, Keeper<'a>) {
+        (Place::on_host(self.as_ptr().cast_mut().cast(), size_of_val(self)), Keeper::Caller)
     }
 
     fn halves(self, at: usize) -> (Self, Self) {
@@ -353,8 +387,8 @@ impl<'a, T: Element> WriteBuffer<'a, T> for &'a mut [T] {
     }
 
     #[inline]
-    fn place(self) -> (Place, Option<Region>) {
-        (Place::on_host(self.as_mut_ptr().cast(), size_of_val(self)), None)
+    fn place(self) -> (Place, Keeper<'a>) {
+        (Place::on_host(self.as_mut_ptr().cast(), size_of_val(self)), Keeper::Caller)
     }
 
     fn halves(self, at: usize) -> (Self, Self) {
@@ -370,8 +404,8 @@ macro_rules! device_operand {
                 self.count
             }
 
-            fn place(self) -> (Place, Option<Region>) {
-                (self.place, self.keep.cloned())
+            fn place(self) -> (Place, Keeper<'a>) {
+                (self.place, self.keeper)
             }
 
             fn halves(self, at: usize) -> (Self, Self) {
@@ -382,7 +416,7 @@ macro_rules! device_operand {
                         home: self.place.home,
                     },
                     count,
-                    keep: self.keep,
+                    keeper: self.keeper,
                     elements: PhantomData,
                 };
                 (part(0, at), part(at, self.count - at))

@@ -46,9 +46,9 @@ impl DeviceStream {
 
     /// The same stream as a stream of cudarc, which lives as long as this value and its clones.
     ///
-    /// A slice of cudarc goes into calls by its address
-    /// ([`DeviceSlice::from_raw`](crate::comm::DeviceSlice::from_raw)): take it by `device_ptr` or `device_ptr_mut` for
-    /// the same stream, and hold what they return beside it until the call has returned.
+    /// It lends slices of cudarc to its calls: [`DeviceStream::lend_both`], [`DeviceStream::lend`] and
+    /// [`DeviceStream::lend_mut`]. Calls that are captured take them by their addresses
+    /// ([`DeviceSlice::from_raw`](crate::comm::DeviceSlice::from_raw)).
     ///
     /// # Errors
     /// As [`DeviceStream::from_raw`].

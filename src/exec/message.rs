@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use crate::device::{self, Home, Place, Region};
 use crate::error::{Error, Result};
-use crate::exec::{MessageEnd, ReadBuffer, WriteBuffer};
+use crate::exec::{Keeper, MessageEnd, ReadBuffer, WriteBuffer};
 use crate::sync::ring::Label;
 use crate::transport::{Channel, Need, Way};
 use crate::types::{DataType, Element, Rank, World};
@@ -17,8 +17,8 @@ pub struct Message<'a> {
     count: u64,
     data_type: DataType,
     home: Home,
-    /// Keeps the memory alive until the message has run, if no borrow does.
-    keep: Option<Box<Region>>,
+    /// Who sees to it that the memory lives until the message has run.
+    keeper: Keeper<'a>,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -37,32 +37,48 @@ impl<'a> Message<'a> {
     pub fn send<T: Element>(buffer: &'a [T], peer: Rank) -> Message<'a> {
         let direction = Direction::Send(buffer.as_ptr().cast());
         let count = (buffer.len() * T::VALUES) as u64;
-        Message { peer, direction, count, data_type: T::DATA_TYPE, home: Home::Host, keep: None, borrow: PhantomData }
+        Message {
+            peer,
+            direction,
+            count,
+            data_type: T::DATA_TYPE,
+            home: Home::Host,
+            keeper: Keeper::Caller,
+            borrow: PhantomData,
+        }
     }
 
     /// The receiving end.
     pub fn recv<T: Element>(buffer: &'a mut [T], peer: Rank) -> Message<'a> {
         let direction = Direction::Recv(buffer.as_mut_ptr().cast());
         let count = (buffer.len() * T::VALUES) as u64;
-        Message { peer, direction, count, data_type: T::DATA_TYPE, home: Home::Host, keep: None, borrow: PhantomData }
+        Message {
+            peer,
+            direction,
+            count,
+            data_type: T::DATA_TYPE,
+            home: Home::Host,
+            keeper: Keeper::Caller,
+            borrow: PhantomData,
+        }
     }
 
     /// [`Message::send`], of any memory.
     #[inline]
     pub(crate) fn sending<T: Element>(buffer: impl ReadBuffer<'a, T>, peer: Rank) -> Message<'a> {
         let count = (buffer.count() * T::VALUES) as u64;
-        let (Place { address, home, .. }, keep) = buffer.place();
+        let (Place { address, home, .. }, keeper) = buffer.place();
         let direction = Direction::Send(address.cast_const());
-        Message { peer, direction, count, data_type: T::DATA_TYPE, home, keep: keep.map(Box::new), borrow: PhantomData }
+        Message { peer, direction, count, data_type: T::DATA_TYPE, home, keeper, borrow: PhantomData }
     }
 
     /// [`Message::recv`], of any memory.
     #[inline]
     pub(crate) fn receiving<T: Element>(buffer: impl WriteBuffer<'a, T>, peer: Rank) -> Message<'a> {
         let count = (buffer.count() * T::VALUES) as u64;
-        let (Place { address, home, .. }, keep) = buffer.place();
+        let (Place { address, home, .. }, keeper) = buffer.place();
         let direction = Direction::Recv(address);
-        Message { peer, direction, count, data_type: T::DATA_TYPE, home, keep: keep.map(Box::new), borrow: PhantomData }
+        Message { peer, direction, count, data_type: T::DATA_TYPE, home, keeper, borrow: PhantomData }
     }
 
     /// The sending end of memory that the type system knows nothing of.
@@ -76,7 +92,7 @@ impl<'a> Message<'a> {
             count,
             data_type,
             home: Home::Host,
-            keep: None,
+            keeper: Keeper::Caller,
             borrow: PhantomData,
         }
     }
@@ -92,7 +108,7 @@ impl<'a> Message<'a> {
             count,
             data_type,
             home: Home::Host,
-            keep: None,
+            keeper: Keeper::Caller,
             borrow: PhantomData,
         }
     }
@@ -104,7 +120,12 @@ impl<'a> Message<'a> {
 
     /// What must stay alive until the message has run.
     pub(crate) fn kept(&self) -> Option<Region> {
-        self.keep.as_deref().cloned()
+        self.keeper.region()
+    }
+
+    /// Who keeps its memory.
+    pub(crate) fn keeper(&self) -> Keeper<'a> {
+        self.keeper
     }
 
     /// The address of its buffer, which its home may follow.

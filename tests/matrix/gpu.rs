@@ -3,6 +3,7 @@
 
 #[path = "gpu_faults.rs"]
 mod faults;
+mod lent;
 pub(crate) mod streams;
 
 use std::collections::BTreeMap;
@@ -42,6 +43,14 @@ fn streams_of_programs() {
     for test in ["calls_take", "the_handles", "a_captured", "ranks_in_separate"] {
         must_pass("1", &format!("gpu::streams::{test}"));
     }
+}
+
+#[test]
+fn slices_of_cudarc_are_lent() {
+    for test in ["slices_of_any", "memory_lives", "what_is_lent", "nothing_is_lent"] {
+        must_pass("1", &format!("gpu::lent::{test}"));
+    }
+    must_pass("2-nvswitch", "gpu::lent::on_several_gpus");
 }
 
 #[test]

@@ -18,12 +18,12 @@ use crate::sync::primitive::Arc;
 /// A stream as a queue.
 #[derive(Debug)]
 pub(super) struct StreamQueue {
-    // Dropped before `_keep`.
+    // Dropped before `keep`.
     stream: Stream,
     home: Home,
     active: Arc<Active>,
     /// Keeps a program's stream alive while this queue lives, if the program gave something that does.
-    _keep: Option<Arc<dyn Any + Send + Sync>>,
+    keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Whose stream it is.
@@ -51,7 +51,7 @@ impl Stream {
 impl StreamQueue {
     /// A queue on a stream of its own.
     pub(super) fn new(active: Arc<Active>, home: Home) -> Result<StreamQueue> {
-        Ok(StreamQueue { stream: Stream::Own(active.stream()?), home, active, _keep: None })
+        Ok(StreamQueue { stream: Stream::Own(active.stream()?), home, active, keep: None })
     }
 
     /// A queue on a program's stream, which `keep` keeps alive if it is given.
@@ -66,7 +66,7 @@ impl StreamQueue {
     ) -> Result<StreamQueue> {
         active.primary().check_owns(stream)?;
         let stream = if stream.is_per_thread() { Stream::PerThread(active.stream()?) } else { Stream::Named(stream) };
-        Ok(StreamQueue { stream, home, active, _keep: keep })
+        Ok(StreamQueue { stream, home, active, keep })
     }
 
     /// Makes the graph of a captured launch keep the memory of the launch, and the status pages of its ranks: what is
@@ -180,6 +180,10 @@ impl Queue for StreamQueue {
     fn after(&mut self, event: &Arc<dyn Event>) -> Result<()> {
         let _entered = self.active.primary().enter()?;
         self.active.hold_up(self.stream.handle(), event)
+    }
+
+    fn kept_stream(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.keep.clone()
     }
 
     fn record(&mut self) -> Result<Arc<dyn Event>> {
