@@ -29,7 +29,8 @@
 //! - Several sources, and `finish`, stand only in plans of collectives that reduce.
 //! - A span named `Input`, mine or a peer's, holds what its user put there: the owner's scalar has not been applied
 //!   yet, and is applied at every such read. In collectives that reduce, what is named otherwise has been scaled. So
-//!   that all ranks compute the same bits, a scaled value is rounded to the element type before anything is added to it.
+//!   that all ranks compute the same bits, a scaled value is rounded to the element type before anything is added to
+//!   it.
 //! - A target may be the very elements of a source; otherwise no target overlaps another operand.
 //! - A connection is named at most once among the sources and once among the targets of a combine.
 //! - Two lanes of a plan have two channels; a lane of one number has the same channel and rounds on all ranks, and may

@@ -29,8 +29,8 @@ pub fn put_copies(stream: &DeviceStream, home: Home, copies: &[WindowCopy]) -> R
                 Place { address, bytes, home }
             });
             // SAFETY: `Buffers` vouches for the memory of the call until the stream is done, and so does each rank for
-            // its own; the launch before lets the copies begin once all inputs are there and all outputs may be written,
-            // and the launch behind keeps the windows, and ends once all ranks have copied.
+            // its own; the launch before lets the copies begin once all inputs are there and all outputs may be
+            // written, and the launch behind keeps the windows, and ends once all ranks have copied.
             unsafe { stream.copy(from, to) }?;
         }
         Ok(())
