@@ -310,6 +310,16 @@ fn in_symmetric_windows_no_rank_names_what_it_cannot_find() {
     }
 }
 
+#[test]
+fn a_buffer_that_cannot_be_found_in_symmetric_windows_is_refused() {
+    let mut whole = plans(&base(Collective::Gather, Algorithm::Direct, Windows::User));
+    whole.iter_mut().for_each(|plan| plan.spec.windows = Windows::Symmetric);
+    let wanted = "names Output of rank 1, which is not mapped";
+    for flaw in [fits(&whole[0]).expect_err("rank 0 writes the root's output"), prove(&whole).expect_err("as well")] {
+        assert!(flaw.to_string().ends_with(wanted), "{flaw}");
+    }
+}
+
 /// Worlds of 64 ranks and more, which the samples do not reach, on hosts of equal and of uneven size.
 #[test]
 fn plans_of_many_ranks_fit_their_buffers() {

@@ -195,10 +195,10 @@ class [[nodiscard]] Communicator : public Collectives<Communicator, void, detail
     /// A call takes part in this if the buffers in which its peers work lie in windows: of all_reduce `send` and `recv`; of all_gather,
     /// all_gather_v, broadcast and scatter `recv`, or the one buffer of a broadcast; of reduce_scatter, reduce_scatter_v, all_to_all,
     /// reduce and gather `send`, or the one buffer in place. The caller promises that all ranks then pass the same place for these
-    /// buffers: the same window, and the same distance from its beginning. A rank that does not ends the call with a Mismatch. In place,
-    /// this is the whole buffer (of a call with a block for each rank, not the rank's block), but for gather and scatter: the root's
-    /// block lies inside its longer buffer, and the others pass theirs at the same distance as the root's block. The other buffer may lie
-    /// anywhere, at a different place on each rank, and what a rank passes that the call ignores does not count.
+    /// buffers: the same window, and the same distance from its beginning. A rank that does not ends the call with a Mismatch. Where the
+    /// root of a gather or scatter is in place, its own block lies inside its longer buffer: then the others pass their blocks at the same
+    /// distance as that block. The other buffer of a call may lie anywhere, on each rank at another place, and what a rank passes that
+    /// the call ignores does not count.
     ///
     /// Other calls work in windows as in any buffer: those with ReduceOp::premul_sum, scans, messages, and all_to_all_v, gather_v and
     /// scatter_v, in which a rank does not know the counts of its peers, and so not where their blocks begin. When a call in windows has
