@@ -340,7 +340,7 @@ impl DeviceSide {
 impl Engine {
     /// [`Communicator::register_window`].
     fn register_window(&mut self, memory: &Region, background: &mut dyn Background) -> Result<Window> {
-        self.meet("register_window", background)?;
+        let wait = self.meet("register_window", background)?;
         let (next, world) = (self.session.collectives(), self.session.world);
         let works_in = self.device_side.as_ref().map(|side| side.home);
         let home = works_in.unwrap_or(memory.home());
@@ -363,7 +363,6 @@ impl Engine {
             Ok(Err(why)) => (Vec::new(), told(0, Verdict::Apart(why))),
             Err(refusal) => (Vec::new(), told(0, Verdict::Refused(refusal))),
         };
-        let wait = self.init_wait();
         let told = self.session.bootstrap.all_gather(&mine.encode(), &wait);
         let opened = told.and_then(|told| self.open_window(number, (memory, offered, home), &told, background));
         // Nobody looks for it after this.
@@ -510,8 +509,7 @@ impl Engine {
         let met = self.meet("deregister_window", background);
         // Also where a peer does not come.
         self.side_mut()?.windows.open.retain(|window| window.number != number);
-        met?;
-        let wait = self.init_wait();
+        let wait = met?;
         let told = self.session.bootstrap.all_gather(&number.to_le_bytes(), &wait)?;
         match self.session.world.ranks().zip(&told).find(|(_, told)| told[..] != number.to_le_bytes()) {
             None => Ok(()),
