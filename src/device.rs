@@ -362,7 +362,8 @@ pub trait Queue: fmt::Debug + Send {
     /// Where the device refuses to say; [`crate::error::Kind::InvalidUsage`] where the capture has failed.
     fn capture(&mut self) -> Result<Option<CaptureId>>;
 
-    /// What keeps the program's stream alive that this queue puts its work into, if the program gave something that does.
+    /// What keeps the program's stream alive that this queue puts its work into, if the program gave something that
+    /// does.
     fn kept_stream(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None
     }

@@ -131,7 +131,8 @@ impl<'a> Buffers<'a> {
     /// Refuses an order for which the memory was not lent.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidUsage`] for another stream than the one whose calls it was lent for, or one that is captured.
+    /// [`crate::error::Kind::InvalidUsage`] for another stream than the one whose calls it was lent for, or one that
+    /// is captured.
     #[inline]
     pub(crate) fn check_order(&self, order: Order<'_>) -> Result<()> {
         self.keepers().try_for_each(|keeper| keeper.check(order))

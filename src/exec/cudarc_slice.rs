@@ -1,11 +1,11 @@
 //! Slices of cudarc, lent to calls on a stream of cudarc.
 //!
 //! cudarc orders the uses of a slice on several streams by two events of the slice: a use waits for the last write, a
-//! write for the last read too, and the guard that `device_ptr` returns records the use when it is dropped. Lending holds
-//! these guards, so that later uses through cudarc are ordered behind the call. That alone does not keep the memory:
-//! cudarc remembers one read, so that a read on a third stream makes it forget the call's, and it looks at no event while
-//! its context has made no stream, or where a program has turned the tracking off. A slice is freed in the order of its
-//! own stream. Therefore that stream waits for the calls, and the calls for it, where it is not theirs.
+//! write for the last read too, and the guard that `device_ptr` returns records the use when it is dropped. Lending
+//! holds these guards, so that later uses through cudarc are ordered behind the call. That alone does not keep the
+//! memory: cudarc remembers one read, so that a read on a third stream makes it forget the call's, and it looks at no
+//! event while its context has made no stream, or where a program has turned the tracking off. A slice is freed in the
+//! order of its own stream. Therefore that stream waits for the calls, and the calls for it, where it is not theirs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -48,22 +48,22 @@ struct Borrower<'s> {
 }
 
 impl DeviceStream {
-    /// Lends the elements of `slice`, to read, to the calls that `calls` puts into this stream, which is one of cudarc's
-    /// ([`DeviceStream::from_cudarc`]). Returns what `calls` returns.
+    /// Lends the elements of `slice`, to read, to the calls that `calls` puts into this stream, which is one of
+    /// cudarc's ([`DeviceStream::from_cudarc`]). Returns what `calls` returns.
     ///
     /// The calls run behind whatever has written the slice, and the slice may be written or dropped as soon as this
-    /// returns: cudarc knows that the stream reads it. The slice's own stream, on which it was allocated and is freed, and
-    /// this stream wait for each other, where they are two: `calls` run behind what the other one holds now, and what it
-    /// gets later runs behind them. A program whose calls should run beside its kernels therefore allocates what the
-    /// calls work in on the stream of the calls, and launches the kernels on another one.
+    /// returns: cudarc knows that the stream reads it. The slice's own stream, on which it was allocated and is freed,
+    /// and this stream wait for each other, where they are two: `calls` run behind what the other one holds now, and
+    /// what it gets later runs behind them. A program whose calls should run beside its kernels therefore allocates
+    /// what the calls work in on the stream of the calls, and launches the kernels on another one.
     ///
     /// The elements can be given to calls on this very value or a clone of it, in a group too. Lend several slices by a
     /// closure inside another's.
     ///
     /// # Errors
-    /// [`crate::error::Kind::InvalidArgument`] where the slice is of another context than the stream, as that of another
-    /// GPU; [`crate::error::Kind::InvalidUsage`] where this is no stream of cudarc, or a stream is being captured: a
-    /// graph may outlive the slice, so that captured calls take
+    /// [`crate::error::Kind::InvalidArgument`] where the slice is of another context than the stream, as that of
+    /// another GPU; [`crate::error::Kind::InvalidUsage`] where this is no stream of cudarc, or a stream is being
+    /// captured: a graph may outlive the slice, so that captured calls take
     /// [`DeviceSlice::from_raw`](crate::comm::DeviceSlice::from_raw); those of `calls`; those of the driver. Calls on
     /// other streams, or on none, refuse what was lent, with [`crate::error::Kind::InvalidUsage`].
     ///
@@ -170,7 +170,8 @@ impl<'s> Borrower<'s> {
         let kept = stream.queue().kept_stream();
         let own = kept.and_then(|kept| kept.downcast::<CudaStream>().ok()).ok_or_else(|| {
             Error::invalid_usage(
-                "this stream is none of cudarc's, so that cudarc cannot order its slices: make it by DeviceStream::from_cudarc",
+                "this stream is none of cudarc's, so that cudarc cannot order slices on it: make it by \
+                 DeviceStream::from_cudarc",
             )
         })?;
         stream.check_lends()?;

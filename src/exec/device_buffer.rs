@@ -323,7 +323,8 @@ impl DeviceStream {
     }
 }
 
-/// Waits without bound until an event is done: what was put into a stream before works in memory that a caller has lent.
+/// Waits without bound until an event is done: what was put into a stream before works in memory that a caller has
+/// lent.
 ///
 /// # Errors
 /// Those of the device, whose work is lost.

@@ -1,5 +1,5 @@
-//! Memory that is lent for calls on one stream: the lender has ordered that stream alone behind the memory's other uses,
-//! and waits for the stream's calls alone before the memory may be freed.
+//! Memory that is lent for calls on one stream: the lender has ordered that stream alone behind the memory's other
+//! uses, and waits for the stream's calls alone before the memory may be freed.
 
 use std::sync::PoisonError;
 
@@ -81,9 +81,10 @@ impl Lender {
     }
 
     fn note(&self) {
-        // Recorded now: what the program does to the stream after the call, such as to begin a capture, changes nothing.
-        let end = self.stream.record();
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+        // Under the lock, so that of two threads' calls the later end stays. And at once: what the program does to the
+        // stream after the call, such as to begin a capture, changes nothing.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        *last = Some(self.stream.record());
     }
 }
 
@@ -97,8 +98,8 @@ impl DeviceStream {
             return Ok(());
         }
         Err(Error::invalid_usage(
-            "the stream is being captured, and its graph may outlive the slices that are lent to its calls: give captured \
-             calls slices made by `unsafe DeviceSlice::from_raw`, and keep the memory while the graph lives",
+            "the stream is being captured, and its graph may outlive the slices that are lent to its calls: give \
+             captured calls slices made by `unsafe DeviceSlice::from_raw`, and keep the memory while the graph lives",
         ))
     }
 }
