@@ -11,8 +11,12 @@ mod faults {
     mod floods;
     #[cfg(feature = "cuda")]
     mod gpus;
+    #[cfg(feature = "cuda")]
+    mod graph_deaths;
     mod kills;
     mod leavers;
+    #[cfg(feature = "cuda")]
+    mod own_faults;
     mod programs;
     #[cfg(feature = "cuda")]
     mod rack;

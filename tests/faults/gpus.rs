@@ -24,7 +24,7 @@ pub(super) fn must_pass_test(name: &str, test: &str, environment: &[(&str, &str)
 }
 
 /// What a job prints before the number of a process that it kills.
-const VICTIM_IS: &str = "the victim is process ";
+pub(super) const VICTIM_IS: &str = "the victim is process ";
 
 #[test]
 fn processes_of_two_gpus() {
@@ -198,6 +198,18 @@ fn a_process_of_the_other_host_that_is_killed_is_named() {
 }
 
 #[test]
+fn a_process_that_is_killed_while_graphs_replay_between_hosts_is_named() {
+    must_pass("2x4", "killed_while_graphs_replay");
+    must_pass("4-pcie", "killed_while_graphs_of_half_a_host_replay");
+}
+
+#[test]
+fn every_call_that_fails_on_memory_of_the_program_is_an_error_and_leaves_nothing() {
+    must_pass("2-nvswitch", "each_call_on_allocated_memory_fails");
+    must_pass("2-nvswitch", "each_call_on_mapped_memory_fails");
+}
+
+#[test]
 fn mistakes_between_hosts_are_told() {
     for job in ["an_abort", "calls_differ", "a_deadline"] {
         must_pass("2x4", job);
@@ -212,7 +224,7 @@ pub(super) mod jobs {
 
     use super::super::deaths::{must_go_on, must_name};
     use super::super::ranks::Job;
-    use super::super::windows;
+    use super::super::{graph_deaths, own_faults, windows};
     use super::VICTIM_IS;
     use crate::{SHM, machine, random, with};
 
@@ -311,7 +323,7 @@ pub(super) mod jobs {
     }
 
     /// Small calls too work in peers' memory.
-    const SIMPLE: (&str, &str) = ("NCCL_PROTO", "Simple");
+    pub(in super::super) const SIMPLE: (&str, &str) = ("NCCL_PROTO", "Simple");
 
     #[test]
     fn in_windows() {
@@ -412,8 +424,7 @@ pub(super) mod jobs {
 
     #[test]
     fn two_hosts() {
-        // Slots of 8 KiB, so that a call goes round its queues.
-        let told = with(BOUNDED, &[("NCCL_DEBUG_SUBSYS", "NET"), ("NCCL_BUFFSIZE", "65536")]);
+        let told = with(BOUNDED, &[("NCCL_DEBUG_SUBSYS", "NET"), SMALL_SLOTS]);
         let Some((mut job, before)) = on_gpus(2, &told) else { return };
         job.must(&format!("cases {} 1003", random::seed()));
         job.must("call all_reduce 40000");
@@ -609,6 +620,33 @@ pub(super) mod jobs {
             }
             must_go_on(&mut job, victim, &command.replace("repeat", "call"), &before);
         }
+    }
+
+    /// Slots of 8 KiB, so that a call goes round its queues.
+    const SMALL_SLOTS: (&str, &str) = ("NCCL_BUFFSIZE", "65536");
+
+    /// Two ranks on each of two hosts.
+    #[test]
+    fn killed_while_graphs_replay() {
+        graph_deaths::each_is_named(&|| on_gpus(4, &with(BOUNDED, &[SMALL_SLOTS])), &|rank| rank % 2);
+    }
+
+    /// On GPUs that do not reach each other.
+    #[test]
+    fn killed_while_graphs_of_half_a_host_replay() {
+        let hosts = ["one", "one", "two", "two"];
+        let start = || on_gpus_each(4, |rank| with(BOUNDED, &[SMALL_SLOTS, ("NCCL_HOSTID", hosts[rank])]));
+        graph_deaths::each_is_named(&start, &|rank| rank);
+    }
+
+    #[test]
+    fn each_call_on_allocated_memory_fails() {
+        own_faults::each_call_fails("alloc", 4);
+    }
+
+    #[test]
+    fn each_call_on_mapped_memory_fails() {
+        own_faults::each_call_fails("parts", 8);
     }
 
     #[test]

@@ -39,6 +39,37 @@ pub(crate) fn all_calls_in_own(
     Ok(direct)
 }
 
+/// `register_own KIND COUNT`: registers memory that this process has allocated itself, and sums in it; whether it is
+/// reached directly, and what failed before that in this rank alone.
+#[cfg(feature = "cuda")]
+pub(crate) fn register_own(comm: &Communicator, stream: &DeviceStream, (kind, count): (&str, usize)) -> Result<String> {
+    let memory = OwnMemory::new(comm.rank() as usize, kind, 4 * count);
+    eprintln!("{BEGIN}");
+    // SAFETY: so much lies there, and it is freed when all ranks have passed the barrier, or registering has failed.
+    let adopt = || unsafe { DeviceBuffer::<u32>::from_raw(stream, memory.address, count) };
+    // The others know nothing of a failure here, and wait for this rank.
+    let (mut buffer, failed) = match adopt() {
+        Ok(buffer) => (buffer, None),
+        Err(error) => (adopt()?, Some(error)),
+    };
+    let window = comm.register_window(&buffer)?;
+    eprintln!("{END}");
+    let direct = window.is_direct();
+    stream.upload(&vec![comm.rank() + 1; count], buffer.slice_mut(..))?;
+    comm.on(stream).all_reduce_in_place(buffer.slice_mut(..), ReduceOp::Sum)?;
+    must_be(stream, (&buffer, 0), &vec![(1..=comm.size()).sum(); count]);
+    comm.deregister_window(window)?;
+    comm.on(stream).barrier()?;
+    stream.synchronize()?;
+    Ok(failed.map_or(direct.to_string(), |error| format!("{direct} after {error}")))
+}
+
+/// What a rank writes to its standard error before and after it hands over memory of its own.
+#[cfg(feature = "cuda")]
+pub(crate) const BEGIN: &str = "memory of its own is registered";
+#[cfg(feature = "cuda")]
+pub(crate) const END: &str = "memory of its own has been registered";
+
 fn all_calls_in(
     comm: &Communicator,
     stream: &DeviceStream,

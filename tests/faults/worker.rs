@@ -19,6 +19,8 @@
 //!                        the same, each with a stream of one of so many GPUs
 //! windows COUNT          all calls in windows, checked                    → whether they are reached directly
 //! own_windows KIND COUNT  the same in memory that the process has allocated itself: `own_memory.rs`
+//! register_own KIND COUNT a window of such memory, and a sum in it       → as of `windows`, and what failed before
+//! replay GPU COUNT       a graph that replays an all_reduce on this GPU until it fails: `replay.rs`; says `turn` as below
 //! window_repeat COUNT    all_reduce in windows until it fails; says `turn` as below; the windows are given back without peers
 //! window_at OFFSET COUNT an all_reduce in a window from there on
 //! window_of COUNT        registers a window of so many elements           → as of `windows`
@@ -56,8 +58,11 @@
 #[cfg(feature = "cuda")]
 #[path = "own_memory.rs"]
 mod own_memory;
+#[cfg(feature = "cuda")]
+#[path = "replay.rs"]
+mod replay;
 #[path = "window_calls.rs"]
-mod window_calls;
+pub(crate) mod window_calls;
 
 use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
@@ -197,6 +202,15 @@ impl Worker {
             ["own_windows", kind, count] => {
                 let stream = self.stream.as_ref().expect("`device` comes first");
                 window_calls::all_calls_in_own(self.comm(), stream, (kind, number(count))).map(|is| is.to_string())
+            }
+            #[cfg(feature = "cuda")]
+            ["register_own", kind, count] => {
+                let stream = self.stream.as_ref().expect("`gpu` comes first");
+                window_calls::register_own(self.comm(), stream, (kind, number(count)))
+            }
+            #[cfg(feature = "cuda")]
+            ["replay", gpu, count] => {
+                replay::until_it_fails(self.comm(), number(gpu), number(count)).map(|()| String::new())
             }
             ["call", name, count] => self.call(name, number(count)).map(|()| String::new()),
             ["repeat", name, count] => {
