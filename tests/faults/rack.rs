@@ -114,8 +114,10 @@ mod jobs {
         job.must_leave_nothing(&before);
     }
 
+    type Variables<'v> = &'v [(&'v str, &'v str)];
+
     /// Two ranks of two hosts, with variables of both and of rank 1, work by NET, of which both tell this reason.
-    fn by_net((both, last): (&[(&str, &str)], &[(&str, &str)]), reason: &str) {
+    fn by_net((both, last): (Variables<'_>, Variables<'_>), reason: &str) {
         let told = with(&with(BOUNDED, &[TOLD]), both);
         let of_rank = |rank| with(&told, if rank == 1 { last } else { &[] });
         let Some((mut job, before)) = on_gpus_each(2, of_rank) else { return };

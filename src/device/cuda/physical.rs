@@ -43,7 +43,7 @@ pub(super) const POSIX: c_int = 1;
 /// `CU_MEM_HANDLE_TYPE_FABRIC`
 const FABRIC: c_int = 8;
 
-/// `CUmemFabricHandle`, of which the driver wants no alignment.
+/// `CUmemFabricHandle`, aligned for drivers that read it by words.
 #[repr(C, align(8))]
 struct FabricBytes([u8; FabricHandle::BYTES]);
 

@@ -28,7 +28,8 @@ pub use records::{Kind, Record, RecordId};
 use lock::RobustLock;
 
 /// GPUs of a machine, at most.
-pub const MAX_GPUS: usize = 64;
+pub const MAX_GPUS: usize = LINES as usize;
+const LINES: u32 = 64;
 /// Processes of a machine that live at one time, at most.
 pub const MAX_PROCESSES: usize = 256;
 /// Records: files, allocations and objects of all processes, at most.
@@ -51,7 +52,7 @@ pub struct Share {
 
 impl Share {
     /// The state is one host's alone.
-    pub const ALL: Share = Share { first: 0, lines: MAX_GPUS as u32 };
+    pub const ALL: Share = Share { first: 0, lines: LINES };
 
     /// The part of one of several hosts.
     ///
