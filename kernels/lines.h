@@ -25,8 +25,9 @@
 #include "fold.h"
 #include "program.h"
 
-/// Slots of lines of a connection, for each protocol.
-constexpr u64 LINE_SLOTS = 4;
+/// Slots of lines of a connection, for each protocol: as many messages as a connection promises to take ahead of their
+/// receiver.
+constexpr u64 LINE_SLOTS = 8;
 /// Bytes before the lines, and of the lines.
 constexpr u64 LINE_HEADER = 128, LINE_BYTES = 32768;
 /// Words of 8 bytes of data in a slot of LL.
@@ -75,21 +76,33 @@ RSCCL_INLINE bool has_failed(const u32 &failed) {
     return *static_cast<const volatile u32 *>(&failed) != 0;
 }
 
-/// Takes the 8 bytes of data of two words of LL, once both have the flag; false where the launch must stop before.
-RSCCL_INLINE bool take_word(u64 address, u32 flag, u64 status, u64 &data) {
+/// Looks once for the 8 bytes of data of two words of LL: whether both have the flag.
+RSCCL_INLINE bool has_word(u64 address, u32 flag, u64 &data) {
+    u64 low, high;
+    load_pair(address, low, high);
+    data = u64(u32(low)) | high << 32;
+    return u32(low >> 32) == flag && u32(high >> 32) == flag;
+}
+
+/// Takes the 8 bytes of data of two words of LL, once both have the flag; false where `ends` says before that the launch
+/// must stop.
+template <class Ends>
+RSCCL_INLINE bool take_word(u64 address, u32 flag, const Ends &ends, u64 &data) {
     u32 looks = 0;
 #pragma unroll 1
     for (;;) {
-        u64 low, high;
-        load_pair(address, low, high);
-        if (u32(low >> 32) == flag && u32(high >> 32) == flag) {
-            data = u64(u32(low)) | high << 32;
-            return true;
-        }
+        if (has_word(address, flag, data)) return true;
         looks += 1;
-        if (looks % LINE_LOOKS == 0 && must_stop(status)) return false;
+        if (looks % LINE_LOOKS == 0 && ends()) return false;
     }
 }
+
+/// Whether the launch with this status page must stop.
+struct Told {
+    u64 status;
+
+    inline bool operator()() const { return must_stop(status); }
+};
 
 /// Takes 16 bytes of a line of LL128, once its last thread has seen the flag. All threads of the warp call it; those
 /// for which there is no line do not `wait`.
@@ -229,15 +242,16 @@ RSCCL_INLINE void send_headers(const LineWork &work, Team team) {
 }
 
 /// Waits for the headers of all messages that are taken: NONE, or the first source that a thread found to be of another
-/// call. `sources` where the launch must stop.
-RSCCL_INLINE u32 check_headers(const LineWork &work, Team team) {
+/// call. `sources` where `ends` says that the launch must stop.
+template <class Ends>
+RSCCL_INLINE u32 check_headers(const LineWork &work, const Ends &ends, Team team) {
 #pragma unroll 1
     for (u64 i = team.index; i < u64(work.sources) * HEADER_WORDS; i += team.size) {
         const Operand &source = work.operands[i / HEADER_WORDS];
         const u32 word = i % HEADER_WORDS;
         if (source.offset == 0) continue;
         u64 theirs;
-        if (!take_word(source.base + 16 * word, u32(source.offset), work.status, theirs)) return work.sources;
+        if (!take_word(source.base + 16 * word, u32(source.offset), ends, theirs)) return work.sources;
         if (theirs != header_word(work, word)) return u32(i / HEADER_WORDS);
     }
     return NONE;
@@ -255,7 +269,7 @@ RSCCL_INLINE bool move_ll(const LineWork &work, Team team) {
             const Operand &from = work.operands[source];
             u64 word;
             if (from.offset == 0) word = load_bytes(from.base + at, bytes);
-            else if (!take_word(from.base + LINE_HEADER + 2 * at, u32(from.offset), work.status, word)) return false;
+            else if (!take_word(from.base + LINE_HEADER + 2 * at, u32(from.offset), Told{work.status}, word)) return false;
             if (source == 0) folded.first(work.words, word);
             else folded.next(work.words, word, source);
         }

@@ -227,6 +227,43 @@ RSCCL_INLINE bool take_lines(
     return block.seats == 1 || has_begun(lane, place.base, u32(place.offset));
 }
 
+/// Whether the message for which a lane waits has come by another protocol, and so with another count or type: each of
+/// its ends chooses by these. If so, reports both calls.
+///
+/// A message is known by its number, which no other message of that kind and connection has. That a message has come by
+/// another protocol means nothing by itself: it may be a later one, whose words became visible before those of this one.
+RSCCL_INLINE bool came_otherwise(const PartImage *part, const LaneState &lane) {
+    const StepRecord &step = steps_of(lane.image)[lane.step];
+    if (step.kind != COMBINE || step.flag != EVEN_EMPTY) return false;
+    const OperandRecord &source = operands_of(lane.image)[step.first];
+    if (source.kind < SLOT) return false;
+    const QueueImage &queue = queues_of(part)[source.base];
+    const u64 *label = label_of(part, lane.image->label);
+#pragma unroll 1
+    for (u32 protocol = SIMPLE; protocol <= LL128; protocol += 1) {
+        if (protocol == source.kind - SLOT || (step.peer >> protocol & 1) == 0) continue;
+        const u64 done = word_at(queue.mine + sizeof(u64) * protocol);
+        u64 theirs[3];
+        bool is_there = true;
+        if (protocol == SIMPLE) {
+            is_there = load_acquire(queue.tail) > done;
+            const SlotHeader &header = *reinterpret_cast<const SlotHeader *>(slot_at(queue, done));
+#pragma unroll
+            for (u32 word = 0; word < 3; word += 1) theirs[word] = is_there ? header.label[word] : 0;
+        } else {
+            const u64 place = lines_at(queue, protocol, done);
+            const u32 flag = u32(flag_of(protocol, done));
+#pragma unroll
+            for (u32 word = 0; word < 3; word += 1) is_there &= has_word(place + 16 * (1 + word), flag, theirs[word]);
+        }
+        if (is_there && theirs[2] == label[2] && u8(theirs[0]) == u8(label[0])) {
+            report(part->status, STATUS_MISMATCH, queue.rank, label, theirs);
+            return true;
+        }
+    }
+    return false;
+}
+
 /// Puts a combine into the block's step, once all of its slots are there: FOLD, or END where it has no elements.
 RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &step, u32 round) {
     const PartImage *part = block.part;
@@ -257,6 +294,7 @@ RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &s
                 const SlotHeader &header = *reinterpret_cast<const SlotHeader *>(slot);
                 const u64 *label = label_of(part, lane.image->label);
                 if (differs(header.label, label) || header.bytes != bytes) {
+                    if (came_otherwise(part, lane)) return STOP;
                     report(part->status, STATUS_MISMATCH, u32(header.rank), label, header.label);
                     return STOP;
                 }
@@ -266,7 +304,8 @@ RSCCL_INLINE u32 combine(BlockState &block, LaneState &lane, const StepRecord &s
         }
         block.operands[i] = Operand{place, 0};
     }
-    if (length == 0) {
+    // A message of lines without bytes is its header, which all threads send and take.
+    if (length == 0 && protocol == SIMPLE) {
         give_on(part, lane, step, 0);
         return END;
     }
@@ -360,6 +399,19 @@ RSCCL_INLINE void finish(BlockState &block) {
     go_on(lane);
 }
 
+/// Whether the launch must end though lanes wait: it was told to, or what one of them waits for does not come.
+RSCCL_INLINE bool must_stop_waiting(const BlockState &block, u32 seats) {
+    if (must_stop(block.part->status)) {
+        report(block.part->status, STATUS_ABORTED, 0, nullptr, nullptr);
+        return true;
+    }
+#pragma unroll 1
+    for (u32 i = 0; i < seats; i += 1) {
+        if (block.lanes[i].phase == RUNS && came_otherwise(block.part, block.lanes[i])) return true;
+    }
+    return false;
+}
+
 /// Finds what the block does next: FOLD or STOP.
 RSCCL_INLINE u32 choose(BlockState &block, u32 seats) {
     u32 at = block.at, looks = 0;
@@ -382,10 +434,7 @@ RSCCL_INLINE u32 choose(BlockState &block, u32 seats) {
             }
         } else {
             looks += 1;
-            if (looks % LOOKS == 0 && must_stop(block.part->status)) {
-                report(block.part->status, STATUS_ABORTED, 0, nullptr, nullptr);
-                return STOP;
-            }
+            if (looks % LOOKS == 0 && must_stop_waiting(block, seats)) return STOP;
         }
         at = at + 1 == seats ? 0 : at + 1;
     }
@@ -429,13 +478,23 @@ RSCCL_INLINE u32 sender_of(const BlockState &block, u32 source) {
     return queues_of(block.part)[operands_of(lane.image)[step.first + source].base].rank;
 }
 
+/// Whether a block that polls a message of lines must stop.
+struct ToldOrOther {
+    const BlockState &block;
+
+    inline bool operator()() const {
+        return must_stop(block.part->status) || came_otherwise(block.part, block.lanes[block.at]);
+    }
+};
+
 /// Tells of a message of another call; its label comes, word by word, as the rest of it.
 RSCCL_INLINE void report_other(const BlockState &block, const LineWork &work, u32 source) {
+    if (came_otherwise(block.part, block.lanes[block.at])) return;
     const Operand &from = work.operands[source];
     u64 theirs[3];
 #pragma unroll
     for (u32 word = 0; word < 3; word += 1) {
-        if (!take_word(from.base + 16 * (1 + word), u32(from.offset), work.status, theirs[word])) return;
+        if (!take_word(from.base + 16 * (1 + word), u32(from.offset), Told{work.status}, theirs[word])) return;
     }
     report(work.status, STATUS_MISMATCH, sender_of(block, source), work.label, theirs);
 }
@@ -449,7 +508,7 @@ RSCCL_INLINE void move_lines(BlockState &block, Team team) {
                            block.operands, step.sources, step.targets};
     send_headers(work, team);
     if (block.takes != 0) {
-        const u32 other = check_headers(work, team);
+        const u32 other = check_headers(work, ToldOrOther{block}, team);
         if (other < work.sources) report_other(block, work, other);
         if (other != NONE) give_up(block.failed);
         __syncthreads();

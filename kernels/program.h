@@ -15,7 +15,7 @@ struct StepRecord {
     u32 sources;  // 12  how many sources, or ranks
     u32 targets;  // 16
     u32 raw;      // 20  the source that the rank's scalar is applied to
-    u32 peer;     // 24  whose flag is waited for
+    u32 peer;     // 24  whose flag is waited for; of a message: by which protocols it may come, a bit each
     u8 kind;      // 28
     u8 lag;       // 29
     u8 flag;      // 30

@@ -4,8 +4,9 @@
 use super::records::{SLOT, SLOT_HEADER};
 use crate::types::Protocol;
 
-/// Slots of lines of a connection, for each protocol.
-pub const SLOTS: u32 = 4;
+/// Slots of lines of a connection, for each protocol: as many messages as a connection promises to take ahead of their
+/// receiver.
+pub const SLOTS: u32 = 8;
 /// Bytes before the lines of a slot.
 const HEADER: u64 = 128;
 /// Bytes of a slot's lines.
@@ -30,6 +31,11 @@ pub fn slot_kind(protocol: Protocol) -> u32 {
         Protocol::LowLatency => SLOT + 1,
         Protocol::LowLatency128 => SLOT + 2,
     }
+}
+
+/// The bit of a protocol in the list of those by which a message may come ([`super::records::StepRecord::peer`]).
+pub fn bit(protocol: Protocol) -> u32 {
+    1 << (slot_kind(protocol) - SLOT)
 }
 
 /// Bytes of a connection's slots of Simple, and behind them of lines by the first `protocols` of LL and LL128.

@@ -66,14 +66,15 @@ pub struct StepRecord {
     pub targets: u32,
     /// Which source the rank's own scalar is applied to, or [`NONE`].
     pub raw: u32,
-    /// The rank whose flag is waited for.
+    /// The rank whose flag is waited for. Of a combine that takes a message: the protocols by which the message may
+    /// come ([`super::lines::bit`]), because its sender, with another count, would choose another.
     pub peer: u32,
     /// [`ENTER`], [`COMBINE`], [`SIGNAL`] or [`WAIT`].
     pub kind: u8,
     /// Rounds that the step runs behind the first.
     pub lag: u8,
-    /// Which flag is raised or waited for. Of a combine: [`EVEN_EMPTY`] where a round without elements takes and
-    /// gives slots too, else 0.
+    /// Which flag is raised or waited for. Of a combine: [`EVEN_EMPTY`] in a lane of a message, where a round without
+    /// elements takes and gives slots too; else 0.
     pub flag: u8,
     /// 1 where an average is divided now, else 0.
     pub finish: u8,

@@ -112,7 +112,7 @@ impl Pair {
     /// The lines of a slot.
     fn lines(&self, slot: usize) -> Vec<u8> {
         let simple = usize::try_from(WORDS + 2 * (64 + PAYLOAD)).unwrap().next_multiple_of(128);
-        let before = if self.protocol == Protocol::LowLatency { 0 } else { 4 };
+        let before = if self.protocol == Protocol::LowLatency { 0 } else { lines::SLOTS as usize };
         let first = simple + (before + slot) * (HEADER + LINES) + HEADER;
         read(self.gpu, at(&self.receiver, first, LINES))
     }
