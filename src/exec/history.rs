@@ -6,7 +6,7 @@
 //! the mismatch.
 
 use crate::error::Error;
-use crate::exec::operation::{SEQUENCE, describe, same_call, sequence};
+use crate::exec::operation::{SEQUENCE, describe, is_send, same_call, sequence};
 use crate::sync::primitive::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::sync::ring::Label;
 use crate::types::Rank;
@@ -91,10 +91,11 @@ impl History {
     }
 
     /// The error for a peer whose label is not `mine`. If the label is of an earlier collective, that is the call in
-    /// which the two ranks differ: the peer's message of that call was never taken.
+    /// which the two ranks differ: the peer's message of that call was never taken. Sends have numbers of their own.
     #[cold]
     pub fn mismatch(&self, mine: Label, peer: Rank, theirs: Label) -> Error {
-        let then = self.at(sequence(theirs)).filter(|mine| !same_call(*mine, theirs)).unwrap_or(mine);
+        let then = if is_send(theirs) { None } else { self.at(sequence(theirs)) };
+        let then = then.filter(|mine| !same_call(*mine, theirs)).unwrap_or(mine);
         // Relaxed: the flag stands alone.
         self.is_unnamed.store(same_call(then, theirs), Ordering::Relaxed);
         mismatch(then, peer, theirs)
@@ -183,6 +184,14 @@ mod tests {
             error.message(),
             "this rank called broadcast #0 (count 4, uint8, root 0), rank 2 called broadcast #0 (count 4, uint8, root 2)"
         );
+        let sent = |count| {
+            let (collective, data_type) = (Collective::Send, DataType::U8);
+            let (op, root, sequence, past, on_device, windows) = (None, None, 0, 0, true, 0);
+            Operation { collective, data_type, op, root, count, sequence, past, on_device, windows }.label()
+        };
+        let error = mine.mismatch(sent(1), Rank::new(2), sent(2));
+        let text = "this rank called send #0 (count 1, uint8, on a device), rank 2 called send #0 (count 2, uint8, on a device)";
+        assert_eq!(error.message(), text, "a send is none of the collectives, whatever its number");
         let before = History::default();
         call(1, 0, &before);
         let error = mine.mismatch(now, Rank::new(2), call(0, 1, &before));

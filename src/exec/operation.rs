@@ -47,6 +47,11 @@ pub fn sequence(label: Label) -> u64 {
     label[2] & SEQUENCE
 }
 
+/// Whether a label is of a message that is none of a collective.
+pub(super) fn is_send(label: Label) -> bool {
+    label[0] & 0xff == u64::from(Collective::Send.code())
+}
+
 /// Whether two labels are of the same call; what was called before may differ.
 pub fn same_call(one: Label, other: Label) -> bool {
     one[..2] == other[..2] && sequence(one) == sequence(other)
