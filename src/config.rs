@@ -114,6 +114,11 @@ pub struct Config {
     /// handles: 0 never; 1: it is an error where a pair of ranks of two hosts does not; 2: where a trial works.
     /// `NCCL_MNNVL_ENABLE`; 2.
     pub mnnvl_enable: u32,
+    /// The bytes of the longest message between two GPUs whose words carry their own flags (LL, or LL128 where
+    /// [`Config::proto`] leaves that alone); longer ones go by Simple, and with 0 all do. A connection has room for
+    /// eight such messages of up to 16 KiB, and for fewer where they are longer. Equal on all ranks.
+    /// `NCCL_P2P_LL_THRESHOLD`; 16 KiB, as in NCCL.
+    pub p2p_ll_threshold_bytes: u64,
     /// Forbids shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     pub shm_disable: bool,
     /// Forbids that ranks of one host read each other's memory in place, by `process_vm_readv`: all that is in no
@@ -235,6 +240,7 @@ impl Default for Config {
             p2p_use_cuda_memcpy: false,
             p2p_read_enable: None,
             mnnvl_enable: 2,
+            p2p_ll_threshold_bytes: 16 << 10,
             shm_disable: false,
             cma_disable: false,
             cma_force: false,
@@ -489,6 +495,8 @@ setters! {
     with_p2p_read_enable => p2p_read_enable: bool, some;
     /// Sets [`Config::mnnvl_enable`].
     with_mnnvl_enable => mnnvl_enable: u32;
+    /// Sets [`Config::p2p_ll_threshold_bytes`].
+    with_p2p_ll_threshold_bytes => p2p_ll_threshold_bytes: u64;
     /// Sets [`Config::shm_disable`].
     with_shm_disable => shm_disable: bool;
     /// Sets [`Config::cma_disable`].

@@ -22,6 +22,9 @@ mod gpu_between;
 #[path = "matrix/gpu_lines.rs"]
 mod gpu_lines;
 #[cfg(feature = "cuda")]
+#[path = "matrix/gpu_messages.rs"]
+mod gpu_messages;
+#[cfg(feature = "cuda")]
 #[path = "matrix/gpu_processes.rs"]
 mod gpu_processes;
 #[cfg(feature = "cuda")]

@@ -54,6 +54,7 @@ rust::Box<ffi::Settings> settings(const Config& config) {
     lay(*made, "NCCL_P2P_USE_CUDA_MEMCPY", config.p2p_use_cuda_memcpy);
     lay(*made, "NCCL_P2P_READ_ENABLE", config.p2p_read_enable);
     lay(*made, "NCCL_MNNVL_ENABLE", config.mnnvl_enable);
+    lay(*made, "NCCL_P2P_LL_THRESHOLD", config.p2p_ll_threshold_bytes);
     lay(*made, "NCCL_SHM_DISABLE", config.shm_disable);
     lay(*made, "RSCCL_CMA_DISABLE", config.cma_disable);
     lay(*made, "RSCCL_CMA_FORCE", config.cma_force);

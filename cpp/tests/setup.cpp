@@ -468,6 +468,7 @@ TEST_CASE("every field of the configuration arrives, and a bad one is named with
     rest.p2p_use_cuda_memcpy = true;
     rest.p2p_read_enable = true;
     rest.mnnvl_enable = 1;
+    rest.p2p_ll_threshold_bytes = 4096;
     rest.shm_disable = true;
     rest.cma_disable = true;
     rest.cma_force = true;

@@ -5,8 +5,11 @@
 //! Send: opCount 0 sendbuff 0x7f10 recvbuff 0x0 count 16 datatype float op none peer 1 comm 8b0c77e1d2f3a415 [nranks=4]
 //! AllToAllV: opCount 4 sendbuff 0x7f10 recvbuff 0x7f90 sendcounts [1,2] recvcounts [1,0] datatype float op none root 0 comm ..
 //! AllReduce: 4096 Bytes -> Algo Direct proto LL channel{Lo..Hi}={0..0}
+//! Send: 64 Bytes to rank 1 -> proto LL
+//! GatherV: 64 Bytes from rank 1 -> proto LL
+//! Scan: 64 Bytes -> proto LL
 //! ```
-//! As in NCCL, opCount is hexadecimal, and the bytes are those of the longer one of a rank's input and output. Calls
+//! The last three are of GPUs' memory alone, for messages between ranks and for scans. As in NCCL, opCount is hexadecimal, and the bytes are those of the longer one of a rank's input and output. Calls
 //! that a group has fused are one line. A send has no output and a receive no input: the line shows null.
 //!
 //! With `NCCL_DEBUG=TRACE` and `NCCL_DEBUG_SUBSYS=CALL` each call is a line from which a program can repeat it, as
@@ -25,7 +28,7 @@ use std::fmt;
 
 use crate::comm::choose::Chosen;
 use crate::exec::{Call, CallCount, Message, Operation};
-use crate::types::{Collective, DataType, Rank, ReduceOp, Scalar, World};
+use crate::types::{Collective, DataType, Protocol, Rank, ReduceOp, Scalar, World};
 
 /// The line of a collective.
 pub(super) struct CallLine<'a> {
@@ -176,6 +179,33 @@ impl fmt::Display for MessageTrace<'_> {
         let (input, output) = message.places();
         let (count, data_type, peer) = (message.count(), message.data_type(), message.peer());
         write!(f, "{name}({:x},{:x},{count},{data_type},none,{peer},{id:016x})", input.addr(), output.addr())
+    }
+}
+
+/// The line that says by which protocol a message, or a scan, goes between devices.
+pub(super) struct LineOfWay {
+    /// `Send` of both ends of a message that is none of a collective.
+    pub(super) collective: Collective,
+    pub(super) bytes: u64,
+    /// Of a message: whether this rank sends it, and the other rank.
+    pub(super) peer: Option<(bool, Rank)>,
+    pub(super) protocol: Protocol,
+}
+
+impl fmt::Display for LineOfWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LineOfWay { collective, bytes, peer, protocol } = *self;
+        let name = match (collective, peer) {
+            (Collective::Send, Some((false, _))) => Name(Collective::Recv),
+            _ => Name(collective),
+        };
+        write!(f, "{name}: {bytes} Bytes ")?;
+        match peer {
+            Some((true, peer)) => write!(f, "to rank {peer} ")?,
+            Some((false, peer)) => write!(f, "from rank {peer} ")?,
+            None => {}
+        }
+        write!(f, "-> proto {protocol}")
     }
 }
 

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 
 use crate::comm::Settings;
 use crate::comm::channel_search::JoinedGpus;
+use crate::comm::line_ways::LineWays;
 use crate::comm::programs::{Means, Programs};
 use crate::comm::settings::tuning::Tuning;
 use crate::device::lines;
 use crate::error::{Error, Result};
-use crate::exec::{Call, CallCount, Program};
+use crate::exec::lower::MessageWay;
+use crate::exec::{Call, CallCount, Message, Program};
 use crate::plan::{self, Count, Layout, Limits, Spec, WINDOW_LANES, Windows};
 use crate::sync::primitive::Arc;
 use crate::transport::FLAT_BYTES;
@@ -69,8 +71,8 @@ pub(crate) struct Chooser {
     searched: Option<(Arc<Layout>, Programs)>,
     /// See [`Chooser::set_partly_staged`].
     partly_staged: bool,
-    /// See [`Chooser::set_device_protocols`].
-    device_protocols: Vec<Protocol>,
+    /// See [`Chooser::set_line_ways`].
+    line_ways: LineWays,
     /// Of the ranks for which this one launches, by rank.
     led: HashMap<Rank, Programs>,
 }
@@ -99,7 +101,7 @@ impl Chooser {
             programs: Programs::default(),
             searched: None,
             partly_staged: false,
-            device_protocols: vec![Protocol::Simple],
+            line_ways: LineWays::simple(world.size),
             led: HashMap::new(),
         }
     }
@@ -283,7 +285,7 @@ impl Chooser {
         let direct = self.settings.algorithms.allows(asked.collective, Algorithm::Direct)
             && self.one_host()
             && !(self.partly_staged && self.longest_block_bytes(asked) > MOST_STAGED_BYTES);
-        let protocols = match self.device_protocol(asked)? {
+        let protocols = match self.device_protocol(asked, self.world.size)? {
             Protocol::Simple => return self.path_by_simple(asked, direct),
             Protocol::LowLatency => &[Protocol::LowLatency],
             Protocol::LowLatency128 => &[Protocol::LowLatency128],
@@ -300,20 +302,24 @@ impl Chooser {
         tune::choose(&query, &filters, &self.costs).map(Path::Slots)
     }
 
+    /// Those of the protocols `possible` that the user leaves for all of these collectives.
+    fn protocols_left(&self, possible: &[Protocol], collectives: &[Collective]) -> Option<Vec<Protocol>> {
+        let left = |filter: &Filter<Protocol>| {
+            let allows = |protocol: &Protocol| collectives.iter().all(|asked| filter.allows(*asked, *protocol));
+            possible.iter().copied().filter(allows).collect::<Vec<_>>()
+        };
+        // A wish that the devices cannot fulfil runs as one that host memory cannot: see `comm::filters`.
+        [&self.settings.asked_protocols, &self.settings.protocols].map(left).into_iter().find(|left| !left.is_empty())
+    }
+
     /// The protocol of a call on the memory of devices: of those that the user asks for and that all ranks can use the
-    /// quickest for that much.
+    /// quickest for that much, where a rank sends its block to the others of so many `ranks`.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
-    fn device_protocol(&self, asked: Question<'_>) -> Result<Protocol> {
-        let left = |filter: &Filter<Protocol>| {
-            let allowed = self.device_protocols.iter().copied();
-            allowed.filter(|protocol| filter.allows(asked.collective, *protocol)).collect::<Vec<_>>()
-        };
-        // A wish that the devices cannot fulfil runs as one that host memory cannot: see `comm::filters`.
-        let all = [&self.settings.asked_protocols, &self.settings.protocols].map(left);
-        let Some(left) = all.iter().find(|left| !left.is_empty()) else {
-            let possible: Vec<&str> = self.device_protocols.iter().map(|protocol| protocol.name()).collect();
+    fn device_protocol(&self, asked: Question<'_>, ranks: u32) -> Result<Protocol> {
+        let Some(left) = self.protocols_left(&self.line_ways.all, &[asked.collective]) else {
+            let possible: Vec<&str> = self.line_ways.all.iter().map(|protocol| protocol.name()).collect();
             return Err(Error::invalid_argument(format!(
                 "the protocols to choose from (NCCL_PROTO, Config::with_proto, --proto) have none for this {}: between \
                  these devices it runs by {}",
@@ -325,7 +331,32 @@ impl Chooser {
         if asked.collective == Collective::Barrier {
             return Ok(Protocol::Simple);
         }
-        Ok(tune::device_protocol(left, Bytes(self.longest_block_bytes(asked)), self.world.size))
+        Ok(tune::device_protocol(&left, Bytes(self.longest_block_bytes(asked)), ranks))
+    }
+
+    /// The protocol of a scan on the memory of devices, whose ranks are a chain: each sends to the next one alone. The
+    /// same on all ranks.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::InvalidArgument`] where the user's filters leave nothing.
+    pub(crate) fn scan_protocol(&self, asked: Question<'_>) -> Result<Protocol> {
+        self.device_protocol(asked, 2)
+    }
+
+    /// By what a message on the memory of devices travels that belongs to a collective, or is one by itself (`Send`):
+    /// small ones as lines, where both ends can and the user's filters, of the collective and of `send`, allow it. Both
+    /// ends find the same. Longer ones always go by Simple, which filters cannot take away.
+    pub(crate) fn message_way(&self, message: &Message<'_>, collective: Collective) -> MessageWay {
+        let between = self.line_ways.between.get(message.peer().index()).map_or(&[][..], Vec::as_slice);
+        let left = self.protocols_left(between, &[Collective::Send, collective]).unwrap_or_default();
+        let quickest = [Protocol::LowLatency, Protocol::LowLatency128];
+        let Some(by_lines) = quickest.into_iter().find(|protocol| left.contains(protocol)) else {
+            return MessageWay::SIMPLE;
+        };
+        let bytes = message.count().saturating_mul(u64::from(message.data_type().size()));
+        let most = self.settings.most_line_message_bytes;
+        let protocol = if most > 0 && bytes <= most { by_lines } else { Protocol::Simple };
+        MessageWay { protocol, possible: lines::bit(Protocol::Simple) | lines::bit(by_lines) }
     }
 
     /// How a call on the memory of devices is run, as [`Chooser::chosen`] says it of host memory.
@@ -397,10 +428,14 @@ impl Chooser {
         self.partly_staged = partly_staged;
     }
 
-    /// The protocols by which all ranks can send to each other on devices. All ranks do the same between the same
-    /// calls.
-    pub(crate) fn set_device_protocols(&mut self, protocols: Vec<Protocol>) {
-        self.device_protocols = protocols;
+    /// The protocols by which ranks can send to each other on devices. All ranks do the same between the same calls.
+    pub(crate) fn set_line_ways(&mut self, ways: LineWays) {
+        self.line_ways = ways;
+    }
+
+    /// Bytes that fit into a slot of a protocol between devices.
+    pub(crate) fn slot_bytes(&self, protocol: Protocol) -> u64 {
+        lines::payload(protocol).unwrap_or(u64::from(self.settings.sizes.shape.slot_bytes))
     }
 
     /// Channels that calls on devices use at most.

@@ -8,8 +8,9 @@
 
 use std::collections::HashMap;
 
+use crate::comm::call_log::LineOfWay;
 use crate::comm::channel_search;
-use crate::comm::choose::SMALL_SCRATCH;
+use crate::comm::choose::{Question, SMALL_SCRATCH};
 use crate::comm::device_sharing::{self, Addresses, Brought, Meeting};
 use crate::comm::engine::Engine;
 use crate::comm::failure_watch::FailureWatch;
@@ -24,7 +25,7 @@ use crate::comm::window::{DeviceWindows, Placed};
 use crate::device::records::{self, LaunchPart, PeerMemory, Reduction, SlotQueue};
 use crate::device::{self, Event, Home, HostRegion, Region, Sharing, StatusPage};
 use crate::error::{Error, Kind, Result};
-use crate::exec::lower::{self, Lowered};
+use crate::exec::lower::{self, Lowered, MessageWay};
 use crate::exec::{
     self, Background, Begun, Call, Cohort, DeviceStream, Keeper, Last, Message, Operation, Order, composed,
 };
@@ -265,9 +266,14 @@ impl Engine {
             let (sizes, exclusive) = (&self.session.settings.sizes, call.collective == Collective::Exscan);
             let size = u64::from(call.data_type.size());
             let count = Elements(call.count.of(world.rank));
-            let room = (u64::from(sizes.shape.slot_bytes)).min(own_scratch_bytes(*sizes) as u64) / size;
+            let protocol = self.chooser.scan_protocol(Question::of(call))?;
+            let room = self.chooser.slot_bytes(protocol).min(own_scratch_bytes(*sizes) as u64) / size;
             let lane = plan::scan_lane(world, exclusive, count, Elements(room));
-            return Ok((count.0 > 0).then(|| (lower::plan(&[lane], Windows::None), Windows::None)));
+            if log::hears_calls() {
+                let line = LineOfWay { collective: call.collective, bytes: count.0 * size, peer: None, protocol };
+                log::detail!(Tuning @ world.rank, "{line}");
+            }
+            return Ok((count.0 > 0).then(|| (lower::plan_by(&[lane], (Windows::None, protocol)), Windows::None)));
         }
         if in_windows {
             let program = self.chooser.device_program(call, Windows::Symmetric)?;
@@ -410,7 +416,8 @@ impl Engine {
     ) -> Result<LaunchPart> {
         let (me, shape) = (self.session.world.rank, self.session.settings.sizes.shape);
         let folding = Reduction { data_type: DataType::U8, op: None, world: self.session.world.size };
-        let lowered = lower::messages(messages, me, (channel, u64::from(shape.slot_bytes)));
+        let ways = self.ways_of(messages, launched);
+        let lowered = lower::messages(messages, &ways, me, (channel, u64::from(shape.slot_bytes)));
         let queues = self.open_queues(&lowered.steps.ends, launched, &mut exec::NoBackground)?;
         let side = self.side_mut()?;
         let mut part = side.part(me, &lowered, (folding, labels));
@@ -420,6 +427,22 @@ impl Engine {
         part.keep.extend(messages.iter().filter_map(Message::kept));
         part.keep.extend(side.kept_by_graph(order)?);
         Ok(part)
+    }
+
+    /// By what the messages of a launch travel; logs it.
+    fn ways_of(&self, messages: &[Message<'_>], launched: &Launched) -> Vec<MessageWay> {
+        let (me, hears) = (self.session.world.rank, log::hears_calls());
+        let collective = launched.collective();
+        let way_of = |message: &Message<'_>| {
+            let way = self.chooser.message_way(message, collective);
+            if hears && message.peer() != me {
+                let bytes = message.count() * u64::from(message.data_type().size());
+                let (peer, protocol) = (Some((message.sends(), message.peer())), way.protocol);
+                log::detail!(Tuning @ me, "{}", LineOfWay { collective, bytes, peer, protocol });
+            }
+            way
+        };
+        messages.iter().map(way_of).collect()
     }
 
     /// Launches this rank's part of a collective together with those of its cohort.
@@ -532,7 +555,7 @@ impl Engine {
             self.chooser.set_channels(found)?;
         }
         self.chooser.set_partly_staged(meeting.is_partly_staged());
-        self.chooser.set_device_protocols(line_ways::agree(&self.session, &meeting, home, &wait)?);
+        self.chooser.set_line_ways(line_ways::agree(&self.session, &meeting, home, &wait)?);
         let staging = StagingLayout {
             staged: Arc::clone(meeting.staged()),
             side: meeting.layout(),
@@ -707,6 +730,14 @@ impl Launched {
         match self {
             Launched::Collective(_) => Vec::new(),
             Launched::Messages(peers) => peers.clone(),
+        }
+    }
+
+    /// The collective; `Send` of messages.
+    fn collective(&self) -> Collective {
+        match self {
+            Launched::Collective(operation) => operation.collective,
+            Launched::Messages(_) => Collective::Send,
         }
     }
 

@@ -49,6 +49,8 @@ pub(crate) struct Settings {
     pub(crate) slots_at_senders: Option<bool>,
     /// `NCCL_MNNVL_ENABLE`.
     pub(crate) hosts_by_nvlink: HostsByNvlink,
+    /// `NCCL_P2P_LL_THRESHOLD`: bytes of the longest message between GPUs that goes as lines.
+    pub(crate) most_line_message_bytes: u64,
     /// Sizes of rings and scratch.
     pub(crate) sizes: Sizes,
     /// The same bits whatever the size, algorithm or transport.
@@ -134,6 +136,7 @@ impl Settings {
             copy_engines: config.p2p_use_cuda_memcpy,
             slots_at_senders: config.p2p_read_enable,
             hosts_by_nvlink: HostsByNvlink::of_number(config.mnnvl_enable),
+            most_line_message_bytes: config.p2p_ll_threshold_bytes,
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes {
                 shape: shape(BUFFER_BYTES),
@@ -160,9 +163,10 @@ impl Settings {
     /// A number that is equal on two ranks whose settings fit together.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             self.policy,
             self.copy_engines,
+            self.most_line_message_bytes,
             self.sizes,
             self.reproducible,
             self.split_cohorts,

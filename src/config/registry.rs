@@ -148,6 +148,8 @@ pub static VARIABLES: &[Variable] = &[
         "slots between GPUs lie at the sender; default: on A100s with NVLinks"),
     variable!(Nccl "MNNVL_ENABLE" => mnnvl_enable: count(0, 2),
         "NVLinks between hosts: 0 unused, 1 must work for all pairs, 2 if they work"),
+    variable!(Nccl "P2P_LL_THRESHOLD" => p2p_ll_threshold_bytes: bytes(0, 1 << 30),
+        "the longest message between GPUs that goes by LL; 0: none"),
     variable!(Nccl "SHM_DISABLE" => shm_disable: Kind::Flag, "no shared memory between ranks of one host"),
     variable!(Own "CMA_DISABLE" => cma_disable: Kind::Flag, "no reading of another rank's memory by the kernel"),
     variable!(Own "CMA_FORCE" => cma_force: Kind::Flag, "such reading also where the kernel copies slowly"),

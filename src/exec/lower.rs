@@ -45,7 +45,12 @@ struct Lowering {
 
 /// The records of a plan's lanes, whose slots are those of Simple.
 pub fn plan(lanes: &[Lane], windows: Windows) -> Lowered {
-    Lowered { steps: steps(lanes, (windows, Protocol::Simple)), numbers: Arc::new(numbers(lanes)) }
+    plan_by(lanes, (windows, Protocol::Simple))
+}
+
+/// The records of a plan's lanes, whose slots are those of a protocol.
+pub fn plan_by(lanes: &[Lane], means: (Windows, Protocol)) -> Lowered {
+    Lowered { steps: steps(lanes, means), numbers: Arc::new(numbers(lanes)) }
 }
 
 /// The steps of a plan's lanes, whose slots are those of a protocol.
@@ -86,15 +91,35 @@ pub fn numbers(lanes: &[Lane]) -> Numbers {
     Numbers { lanes: lanes.iter().map(of_lane).collect(), longest: lanes.iter().map(longest).max().unwrap_or(0) }
 }
 
-/// The records of messages on `channel`. Messages run side by side, except those of one connection, which keep their
-/// order. A message of rank `me` to itself is a copy; both its ends are in the list. Elements are bytes. Buffers and
-/// labels are numbered in the order of the messages, buffers from [`records::FIRST_MESSAGE`] on. A slot holds
-/// `slot_bytes`.
-pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Channel, u64)) -> Lowered {
+/// By what a message travels. Its two ends find the same, where they agree on its count and type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MessageWay {
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The protocols by which other messages of the connection may travel: [`lines::bit`] of each. A receiver looks
+    /// there for a message that does not come, whose sender has called another count or type.
+    pub possible: u32,
+}
+
+impl MessageWay {
+    /// Of a connection that has nothing but slots of Simple.
+    pub const SIMPLE: MessageWay = MessageWay { protocol: Protocol::Simple, possible: 0 };
+}
+
+/// The records of messages on `channel`, each of which goes its way. Messages run side by side, except those of one
+/// connection, which keep their order. A message of rank `me` to itself is a copy; both its ends are in the list.
+/// Elements are bytes. Buffers and labels are numbered in the order of the messages, buffers from
+/// [`records::FIRST_MESSAGE`] on. A slot of Simple holds `slot_bytes`.
+pub fn messages(
+    messages: &[Message<'_>],
+    ways: &[MessageWay],
+    me: Rank,
+    (channel, slot_bytes): (Channel, u64),
+) -> Lowered {
     let mut lowering = Lowering::by(Protocol::Simple);
     let mut own_recvs = (0u32..).zip(messages).filter(|(_, message)| message.peer() == me && !message.sends());
     let mut latest: HashMap<Need, u32> = HashMap::new();
-    for (number, message) in (0u32..).zip(messages) {
+    for (number, (message, way)) in (0u32..).zip(messages.iter().zip(ways)) {
         let bytes = message.count() * u64::from(message.data_type().size());
         let own = own_buffer(number);
         if message.peer() == me {
@@ -104,11 +129,14 @@ pub fn messages(messages: &[Message<'_>], me: Rank, (channel, slot_bytes): (Chan
             continue;
         }
         let end = Need { channel, ..message.need() };
-        let slot = OperandRecord { kind: records::SLOT, base: lowering.end(end), ..OperandRecord::default() };
+        let (kind, base) = (lines::slot_kind(way.protocol), lowering.end(end));
+        let slot = OperandRecord { kind, base, ..OperandRecord::default() };
         let ends = if message.sends() { [own, slot] } else { [slot, own] };
         // A message without bytes takes one slot without bytes, so that both ends still compare their labels.
-        let lane = lowering.copy(ends, (bytes, slot_bytes));
-        lowering.records.steps[lane as usize].flag = records::EVEN_EMPTY;
+        let lane = lowering.copy(ends, (bytes, lines::payload(way.protocol).unwrap_or(slot_bytes)));
+        let step = &mut lowering.records.steps[lane as usize];
+        step.flag = records::EVEN_EMPTY;
+        step.peer = way.possible;
         let record = &mut lowering.records.lanes[lane as usize];
         record.label = number;
         record.after = latest.insert(end, lane).unwrap_or(NONE);

@@ -164,7 +164,8 @@ pub(crate) mod several {
 
     /// All calls by one protocol.
     pub(crate) fn by(protocol: &str) -> Config {
-        let named = ["all_to_all", "gather", "scatter"].map(|collective| format!(";{collective}:{protocol}"));
+        let by_name = ["all_to_all", "gather", "scatter", "all_to_all_v", "gather_v", "scatter_v", "scan", "exscan"];
+        let named = by_name.map(|collective| format!(";{collective}:{protocol}"));
         Config::default().with_timeout(TIMEOUT).with_proto(format!("{protocol}{}", named.concat()))
     }
 

@@ -31,6 +31,22 @@ fn graphs_of_processes() {
     }
 }
 
+/// By LL in memory of each other's GPU, which comes in two ways, or of the host; and by LL128.
+#[test]
+fn messages_of_processes() {
+    for (machine, setting) in [
+        ("2-nvswitch", ("NCCL_CUMEM_ENABLE", "1")),
+        ("2-nvswitch", ("NCCL_CUMEM_ENABLE", "0")),
+        ("2-nvswitch", ("NCCL_PROTO", "^LL")),
+        ("4-pcie", ("NCCL_CUMEM_ENABLE", "1")),
+    ] {
+        let debug = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "TUNING"), setting];
+        let told = must_pass_with(machine, "gpu_processes::pair::messages_of_two", &debug);
+        let protocol = if setting.1 == "^LL" { "LL128" } else { "LL" };
+        assert!(told.contains(&format!("Recv: 121 Bytes from rank 0 -> proto {protocol}\n")), "{machine}:\n{told}");
+    }
+}
+
 /// As if the processes were on two hosts: what is replayed when the communicators have gone ends early.
 #[test]
 fn graphs_of_processes_that_share_no_memory() {
@@ -79,6 +95,7 @@ mod pair {
     use rsccl::{Communicator, Config, ReduceOp, Result, UniqueId};
 
     use crate::gpu::streams::{begin, end};
+    use crate::gpu_messages::pair::exchange;
     use crate::{TIMEOUT, machine};
 
     /// Runs `body` as rank 0, and `other`, an ignored test of this module, as rank 1 in another process.
@@ -200,6 +217,26 @@ mod pair {
             comm.on(stream).all_reduce_in_place(sum.slice_mut(..), ReduceOp::Sum)?;
             comm.on(stream).send_recv(sum.slice(..), 1 - rank, passed.slice_mut(..), 1 - rank)
         })
+    }
+
+    #[test]
+    fn messages_of_two_arrive() {
+        run("messages_of_other", |id, rank| send_messages(id, rank).expect("rank 0 ends well"));
+    }
+
+    #[test]
+    #[ignore = "a rank that `messages_of_two_arrive` starts: alone it is no test"]
+    fn messages_of_other() {
+        run_other(|id, rank| send_messages(id, rank).expect("rank 1 ends well"));
+    }
+
+    fn send_messages(id: &UniqueId, rank: u32) -> Result<()> {
+        let comm = Communicator::init(id, rank, 2, &config())?;
+        let stream = DeviceStream::new(rank)?;
+        for _ in 0..3 {
+            exchange(&comm, &stream, &[0, 1, 8, 121, 4_001, 16_384, 16_385, 17, 40_000, 2])?;
+        }
+        comm.finalize()
     }
 
     #[test]

@@ -68,6 +68,10 @@ struct Config {
     /// Whether GPUs of several hosts of one NVLink clique reach each other's memory (multi-node NVLink): 0 never; 1: it is an error where
     /// a pair of ranks of two hosts does not; 2: where a trial works. `NCCL_MNNVL_ENABLE`; 2.
     std::optional<std::uint32_t> mnnvl_enable = {};
+    /// The bytes of the longest message between two GPUs whose words carry their own flags (LL, or LL128 where `proto` leaves that alone);
+    /// longer ones go by Simple, and with 0 all do. A connection has room for eight such messages of up to 16 KiB, and for fewer where they
+    /// are longer. Equal on all ranks. `NCCL_P2P_LL_THRESHOLD`; 16 KiB.
+    std::optional<std::uint64_t> p2p_ll_threshold_bytes = {};
     /// No shared memory between ranks of one host. `NCCL_SHM_DISABLE`; false.
     std::optional<bool> shm_disable = {};
     /// Ranks of one host do not read each other's memory by the kernel. `RSCCL_CMA_DISABLE`; false.
