@@ -71,7 +71,9 @@ pub(super) fn agree(session: &Session, meeting: &Meeting, home: Home, wait: &Wai
             Some(rank) => {
                 let mine = reasons.into_iter().flatten().next();
                 let reason = mine.unwrap_or_else(|| format!("rank {rank} cannot use it with all ranks"));
-                log::info!(Tuning @ me, "GPU memory : {protocol} is not used: {reason}");
+                let is_used = ways.between.iter().any(|between| between.contains(&protocol));
+                let whose = if is_used { " by collectives" } else { "" };
+                log::info!(Tuning @ me, "GPU memory : {protocol} is not used{whose}: {reason}");
             }
         }
     }

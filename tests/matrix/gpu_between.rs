@@ -20,7 +20,7 @@ fn the_way_over_another_gpu_is_told() {
     let over = "GPU memory : 0 -> 2 via P2P/indirect/1 (without a GPU between: no peer access between GPU 0 and GPU 2";
     told(
         ("NCCL_P2P_DISABLE", "0"),
-        [over, "LL128 is not used: rank 2 is reached over another GPU, which may tear lines"],
+        [over, "LL128 is not used by collectives: rank 2 is reached over another GPU, which may tear lines"],
     );
     // A100s with NVLinks read.
     told(("NCCL_P2P_READ_ENABLE", "-1"), [over, "GPU memory : 0 -> 1 via P2P/direct pointer/read"]);

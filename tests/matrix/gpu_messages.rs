@@ -116,7 +116,7 @@ fn ends_that_take_different_protocols_are_told() {
 fn messages_inside_a_host_go_by_lines_though_there_is_another() {
     let text = told("4-nvswitch", "hosts::on_four", &[]);
     for line in [
-        "GPU memory : LL is not used: rank 2 shares no memory of this host: between hosts there are slots alone\n",
+        "GPU memory : LL is not used by collectives: rank 2 shares no memory of this host: between hosts there are slots alone\n",
         "Send: 64 Bytes to rank 1 -> proto LL\n",
         "Recv: 64 Bytes from rank 2 -> proto LL\n",
         "Send: 64 Bytes to rank 2 -> proto Simple\n",
