@@ -15,6 +15,7 @@ mod copy_engines;
 mod crossings;
 mod described;
 mod detached;
+mod device_messages;
 mod device_sharing;
 mod device_ways;
 mod engine;

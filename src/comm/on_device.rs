@@ -22,21 +22,19 @@ use crate::comm::proxy::Attention;
 use crate::comm::session::Session;
 use crate::comm::staging::StagingLayout;
 use crate::comm::window::{DeviceWindows, Placed};
-use crate::device::records::{self, LaunchPart, PeerMemory, Reduction, SlotQueue};
+use crate::device::records::{LaunchPart, PeerMemory, Reduction, SlotQueue};
 use crate::device::{self, Event, Home, HostRegion, Region, Sharing, StatusPage};
 use crate::error::{Error, Kind, Result};
-use crate::exec::lower::{self, Lowered, MessageWay};
-use crate::exec::{
-    self, Background, Begun, Call, Cohort, DeviceStream, Keeper, Last, Message, Operation, Order, composed,
-};
+use crate::exec::lower::{self, Lowered};
+use crate::exec::{Background, Begun, Call, Cohort, DeviceStream, Last, Operation, Order, composed};
 use crate::log;
 use crate::plan::{self, Windows};
 use crate::sync::primitive::Arc;
 use crate::sync::ring::Label;
 use crate::sync::{Backoff, Deadline, Patience};
 use crate::sys::{clock, futex};
-use crate::transport::{Channel, ConnectionMemory, Fabric, Need, QueueMemory, Sizes};
-use crate::types::{Collective, DataType, Elements, Rank};
+use crate::transport::{ConnectionMemory, Fabric, Need, QueueMemory, Sizes};
+use crate::types::{Collective, Elements, Rank};
 
 /// What one rank has on its device for one communicator.
 #[derive(Debug)]
@@ -64,7 +62,7 @@ pub(crate) struct DeviceSide {
     /// What all ranks have registered alike.
     pub(super) windows: DeviceWindows,
     /// The last launch of messages. Launches of messages use the same connections, so each follows the one before.
-    messages: Option<Last>,
+    pub(super) messages: Option<Last>,
     /// Scratch that no peer reads, for plans over connections alone: peers may still read what the plan before has put
     /// into the scratch that they see, and such a plan waits for none of them before it writes.
     own_scratch: Region,
@@ -288,7 +286,7 @@ impl Engine {
     }
 
     /// The ends of connections that a program names, opened where they are not open yet.
-    fn open_queues(
+    pub(super) fn open_queues(
         &mut self,
         ends: &[Need],
         launched: &Launched,
@@ -325,126 +323,6 @@ impl Engine {
         Ok(queues)
     }
 
-    /// Messages of device memory, in their order. What this rank has for itself is copied.
-    #[cold]
-    pub(super) fn device_messages(
-        &mut self,
-        messages: Vec<Message<'_>>,
-        collective: Option<Operation>,
-        order: Order<'_>,
-    ) -> Result<()> {
-        let home = messages.iter().map(Message::home).find(|home| *home != Home::Host).unwrap_or(Home::Host);
-        if let Some(other) = messages.iter().find(|message| message.count() > 0 && message.home() != home) {
-            return Err(Error::invalid_argument(format!(
-                "messages of {home} and of {} in one call: give all in one memory",
-                other.home()
-            )));
-        }
-        let next = collective.map_or_else(|| self.session.collectives(), |operation| operation.sequence);
-        let home = self.enter_device((home, next), order, &mut exec::NoBackground)?;
-        let keepers: Vec<Keeper<'_>> = messages.iter().map(Message::keeper).collect();
-        let messages = messages.into_iter().map(|message| message.in_home(home)).collect();
-        let ended = match collective {
-            Some(operation) => self.launch_messages(messages, &operation, order),
-            None => self.launch_singles(messages, order),
-        };
-        keepers.into_iter().for_each(Keeper::note);
-        ended
-    }
-
-    /// Launches the messages of a collective, which all ranks call, together with those of the other ranks.
-    fn launch_messages(&mut self, messages: Vec<Message<'_>>, operation: &Operation, order: Order<'_>) -> Result<()> {
-        exec::check_to_self(self.session.world.rank, &messages)?;
-        let channel = match operation.collective {
-            Collective::GatherV | Collective::ScatterV => Channel::Collective(0),
-            _ => Channel::PointToPoint,
-        };
-        let of_message = |message: &Message<'_>| Operation {
-            data_type: message.data_type(),
-            op: None,
-            root: None,
-            count: message.count(),
-            ..*operation
-        };
-        let labels = messages.iter().map(|message| of_message(message).label()).collect();
-        let part = self.message_part((&messages, labels), (channel, order), &Launched::Collective(*operation))?;
-        self.launch_collective(part, operation, order)
-    }
-
-    /// Launches sends and recvs: those between ranks of this device meet on the host, the others go through slots.
-    fn launch_singles(&mut self, messages: Vec<Message<'_>>, order: Order<'_>) -> Result<()> {
-        let me = self.session.world.rank;
-        exec::check_to_self(me, &messages)?;
-        let peers = messages.iter().map(Message::peer).filter(|peer| *peer != me).collect();
-        let launched = Launched::Messages(peers);
-        let label = |message: &Message<'_>| {
-            let sequence = self.number_message(message);
-            let (data_type, count) = (message.data_type(), message.count());
-            let (collective, op, root) = (Collective::Send, None, None);
-            Operation { collective, data_type, op, root, count, sequence, past: 0, on_device: true, windows: 0 }.label()
-        };
-        let labels: Vec<Label> = messages.iter().map(label).collect();
-        let (mut ends, mut others, mut others_labels) = (Vec::new(), Vec::new(), Vec::new());
-        for (message, label) in messages.into_iter().zip(labels) {
-            if self.side_mut()?.shares_device(message.peer()) {
-                ends.push(message.end(label));
-            } else {
-                others.push(message);
-                others_labels.push(label);
-            }
-        }
-        // Messages to other devices are launched first: they wait on the device and not on the host, so that every rank
-        // reaches the rendezvous below.
-        let through_slots = if others.is_empty() {
-            None
-        } else {
-            Some(self.message_part((&others, others_labels), (Channel::PointToPoint, order), &launched)?)
-        };
-        let blank = self.message_part((&[], Vec::new()), (Channel::PointToPoint, order), &launched)?;
-        self.launch(&launched, order, |side, stream, turn| {
-            through_slots.map_or(Ok(()), |part| exec::launch_alone(part, stream, &mut side.messages))?;
-            side.meeting.rendezvous().meet((me, blank), ends, stream, turn)
-        })
-    }
-
-    /// This rank's part of a launch of messages through slots.
-    fn message_part(
-        &mut self,
-        (messages, labels): (&[Message<'_>], Vec<Label>),
-        (channel, order): (Channel, Order<'_>),
-        launched: &Launched,
-    ) -> Result<LaunchPart> {
-        let (me, shape) = (self.session.world.rank, self.session.settings.sizes.shape);
-        let folding = Reduction { data_type: DataType::U8, op: None, world: self.session.world.size };
-        let ways = self.ways_of(messages, launched);
-        let lowered = lower::messages(messages, &ways, me, (channel, u64::from(shape.slot_bytes)));
-        let queues = self.open_queues(&lowered.steps.ends, launched, &mut exec::NoBackground)?;
-        let side = self.side_mut()?;
-        let mut part = side.part(me, &lowered, (folding, labels));
-        part.bases =
-            [0; records::FIRST_MESSAGE as usize].into_iter().chain(messages.iter().map(Message::address)).collect();
-        part.queues = queues;
-        part.keep.extend(messages.iter().filter_map(Message::kept));
-        part.keep.extend(side.kept_by_graph(order)?);
-        Ok(part)
-    }
-
-    /// By what the messages of a launch travel; logs it.
-    fn ways_of(&self, messages: &[Message<'_>], launched: &Launched) -> Vec<MessageWay> {
-        let (me, hears) = (self.session.world.rank, log::hears_calls());
-        let collective = launched.collective();
-        let way_of = |message: &Message<'_>| {
-            let way = self.chooser.message_way(message, collective);
-            if hears && message.peer() != me {
-                let bytes = message.count() * u64::from(message.data_type().size());
-                let (peer, protocol) = (Some((message.sends(), message.peer())), way.protocol);
-                log::detail!(Tuning @ me, "{}", LineOfWay { collective, bytes, peer, protocol });
-            }
-            way
-        };
-        messages.iter().map(way_of).collect()
-    }
-
     /// Launches this rank's part of a collective together with those of its cohort.
     pub(super) fn launch_collective(
         &mut self,
@@ -468,7 +346,7 @@ impl Engine {
 
     /// Calls `put`, which puts work into the stream. `put` may wait on the host for other ranks; its last argument is
     /// one turn of that wait. A call that returns when it is done (`Order::Caller`) then waits until the work has run.
-    fn launch(
+    pub(super) fn launch(
         &mut self,
         launched: &Launched,
         order: Order<'_>,
@@ -666,7 +544,7 @@ impl DeviceSide {
     }
 
     /// Whether a rank works on this rank's device.
-    fn shares_device(&self, rank: Rank) -> bool {
+    pub(super) fn shares_device(&self, rank: Rank) -> bool {
         self.cohort.has(rank)
     }
 
@@ -734,7 +612,7 @@ impl Launched {
     }
 
     /// The collective; `Send` of messages.
-    fn collective(&self) -> Collective {
+    pub(super) fn collective(&self) -> Collective {
         match self {
             Launched::Collective(operation) => operation.collective,
             Launched::Messages(_) => Collective::Send,
