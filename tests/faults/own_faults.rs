@@ -8,8 +8,8 @@ use super::windows::{BOUNDED, must_run_as};
 use super::worker::window_calls::{BEGIN, END};
 use crate::with;
 
-/// Of memory that is allocated in the way of that name. Each function fails at its first call and, where the memory lies
-/// in `parts`, at its last one, on the rank that hands over its memory and takes the other's.
+/// Of memory that is allocated in the way of that name. Each function fails at its first call and, where the memory
+/// lies in `parts`, at its last one, on the rank that hands over its memory and takes the other's.
 pub(super) fn each_call_fails(kind: &str, least: usize) {
     let Some(calls) = calls_of(kind) else { return };
     assert!(calls.len() >= least, "{kind}: {calls:?}");
