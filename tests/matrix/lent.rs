@@ -50,7 +50,7 @@ fn calls(comm: &Communicator, of_calls: &Arc<CudaStream>, of_slices: &Arc<CudaSt
         // One inside the other, in a group: a view of the one, part of which is written.
         let mut passed = of_slices.alloc_zeros::<u32>(count).expect("memory");
         if size > 1 {
-            let (first, mut rest) = passed.split_at_mut(1);
+            let (_first, mut rest) = passed.split_at_mut(1);
             on.lend(&mine.slice(1..), |mine| {
                 on.lend_mut(&mut rest, |rest| {
                     group(|group| {
@@ -60,7 +60,6 @@ fn calls(comm: &Communicator, of_calls: &Arc<CudaStream>, of_slices: &Arc<CudaSt
                     })
                 })
             })?;
-            drop(first);
             let mut expected = vec![turn + ring(size - 1); count];
             expected[0] = 0;
             assert_eq!(of_slices.clone_dtoh(&passed).expect("a copy"), expected, "rank {rank}, turn {turn}");
@@ -245,7 +244,7 @@ fn what_is_lent_goes_into_calls_of_its_stream_alone() {
         let (on, elsewhere) = (DeviceStream::from_cudarc(&own)?, DeviceStream::from_cudarc(&other)?);
         let mut values = own.clone_htod(&[5_u32; 9]).expect("memory");
         let mut lend = |elsewhere: &dyn Fn(rsccl::comm::DeviceSliceMut<'_, u32>) -> Result<()>| {
-            on.lend_mut(&mut values, |values| elsewhere(values))
+            on.lend_mut(&mut values, elsewhere)
         };
         let another = "lent for calls on one stream";
         let refused = lend(&|values| comm.on(&elsewhere).all_reduce_in_place(values, ReduceOp::Sum));
