@@ -24,6 +24,7 @@ mod fuse;
 mod history;
 mod interpret;
 mod last_call;
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "slices of cudarc alone are lent"))]
 mod lent;
 pub mod lower;
 mod message;
@@ -49,7 +50,9 @@ pub use drive::{Background, FlagWait, NoBackground, Progress, Task, WaitContext,
 pub use fuse::{fused_prefix, fuses, run_fused};
 pub use history::{History, mismatch};
 pub use last_call::{Accepted, LastCall};
-pub use lent::{Keeper, Lender};
+pub use lent::Keeper;
+#[cfg(feature = "cuda")]
+pub use lent::Lender;
 pub use message::{Message, check_to_self, copy_to_self};
 pub use message_run::{MessageQueue, MessageRun};
 pub use operation::{Operation, describe, same_call, sequence};
