@@ -40,8 +40,8 @@ pub(super) fn agree(session: &Session, home: Home, known: Known<'_>, wait: &Wait
         let mine = [(one, other), (other, one)].into_iter().find(|(rank, _)| *rank == me);
         let reason = mine.and_then(|(_, peer)| decisions[peer.index()].access().reason().cloned());
         return Err(Error::invalid_usage(format!(
-            "nothing connects the devices of ranks {one} and {other}: P2P: {}; SHM: NCCL_SHM_DISABLE is set; place these \
-             ranks on devices with peer access, or allow shared memory",
+            "nothing connects the devices of ranks {one} and {other}: P2P: {}; SHM: NCCL_SHM_DISABLE is set; place \
+             these ranks on devices with peer access, or allow shared memory",
             reason.unwrap_or_else(|| "no peer access between them".to_owned())
         )));
     }
