@@ -1,7 +1,7 @@
 //! Processes that share a device which runs the work of one of them at a time.
 //!
-//! Kernels of such processes cannot wait for each other at a good price, so where it can be had, one process of each
-//! device leads there: it launches collectives for all ranks of the device (`comm::across`).
+//! A kernel of one process that waits for a kernel of another waits for its time slice, which takes milliseconds. So on
+//! each device one process leads: it launches the collectives of all ranks there (`comm::across`).
 
 use crate::comm::device_sharing::Facts;
 use crate::types::Rank;
@@ -9,7 +9,7 @@ use crate::types::Rank;
 /// How processes that share a device work there. The same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sharers {
-    /// No device is shared, or those that are run processes side by side, or the user has asked for turns.
+    /// Processes share no device, or only devices that run them side by side; or the user has asked for turns.
     Beside,
     /// On each device the process of the lowest rank leads.
     Led,
@@ -19,7 +19,7 @@ pub(super) enum Sharers {
 }
 
 impl Sharers {
-    /// What the `facts` of all ranks come to, some of which may be `far`: unable to share memory with others.
+    /// Decides from the facts of all ranks. `has_far` says that some ranks can share no memory with others.
     pub(super) fn of(facts: &[Facts], has_far: bool) -> Sharers {
         for (rank, one) in (0..).zip(facts).filter(|(_, facts)| !facts.together) {
             let shares = |other: &Facts| other.device == one.device && other.process != one.process;

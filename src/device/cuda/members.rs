@@ -150,8 +150,9 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, mut part
     let work = if me != DeviceRanks::LEADER {
         Work::Waits
     } else {
-        // They have the leader's status page: its host alone knows when their programs must end. What these find is on
-        // that page, from which `leave` takes it to the members.
+        // Absent ranks' programs use the leader's status page, because the leader's host is sure to tell it when they
+        // must end; a member's host may have died. A mismatch that they find is on that page, and `leave` copies it to
+        // the members' pages.
         parts.extend(acrosses.iter().flat_map(|across| across.absent.iter().cloned()));
         // Each rank has mapped the memory of other processes for itself. One address for each byte, because the order
         // of the folds follows from addresses.
