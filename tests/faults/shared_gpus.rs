@@ -38,10 +38,18 @@ fn mistakes_of_processes_that_share_several_gpus_are_told() {
     }
 }
 
+/// On each GPU of machines of eight.
+#[test]
+fn two_processes_of_each_of_eight_gpus() {
+    must_pass("8-nvswitch", "two_of_each_gpu");
+    must_pass("8-cube-mesh", "two_of_each_gpu");
+}
+
 /// Nobody can lead there: processes take turns, and the log says so.
 #[test]
 fn processes_of_two_hosts_that_share_gpus_take_turns() {
     must_pass("1", "shared_gpus_of_two_hosts");
+    must_pass("2x4", "two_of_each_gpu");
 }
 
 /// What runs on a machine.
@@ -68,6 +76,15 @@ mod jobs {
     fn ten_ranks() {
         let Some((mut job, before)) = on_gpus(10, BOUNDED) else { return };
         for command in ["call all_reduce 1003", "call all_gather 300", "device_ring 100"] {
+            job.must(command);
+        }
+        job.must_leave_nothing(&before);
+    }
+
+    #[test]
+    fn two_of_each_gpu() {
+        let Some((mut job, before)) = on_gpus(16, BOUNDED) else { return };
+        for command in ["call all_reduce 1003", "call all_gather 300", "call reduce_scatter 300", "device_ring 100"] {
             job.must(command);
         }
         job.must_leave_nothing(&before);
