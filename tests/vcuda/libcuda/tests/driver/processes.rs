@@ -2,7 +2,9 @@
 
 use std::os::unix::process::CommandExt;
 
-use crate::support::{self, call, finish, get, kernels, launch, ok, place, run, slice, start, symbol, word};
+use crate::support::{
+    self, call, finish, get, kernels, launch, launch_threads, ok, place, run, slice, start, symbol, word,
+};
 use crate::{LAUNCH_TIMEOUT, NOT_READY, properties};
 
 /// Runs a part whose processes share the state of one machine, in a folder of their own. Returns what it printed.
@@ -185,7 +187,8 @@ pub(crate) fn turns() {
     let first = u32::from(child.is_none());
     for round in 0..ROUNDS {
         assert_eq!(launch(wait_for, 2, 0, memory, 2 * round + first), 0);
-        assert_eq!(launch(set_to, 1, 0, memory, 2 * round + first + 1), 0);
+        // One thread: a second one's store of the same value may come after the answer to the first one's, and undo it.
+        assert_eq!(launch_threads(set_to, (1, 1), 0, memory, 2 * round + first + 1), 0);
     }
     ok("cuCtxSynchronize", &[]);
     if let Some(child) = child {

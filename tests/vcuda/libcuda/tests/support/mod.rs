@@ -212,7 +212,12 @@ pub(crate) fn kernels() -> [u64; 3] {
 
 /// Launches a kernel of [`PTX`] with some blocks of one warp.
 pub(crate) fn launch(function: u64, blocks: u64, stream: u64, word: u64, value: u32) -> i32 {
+    launch_threads(function, (blocks, 32), stream, word, value)
+}
+
+/// The same with so many blocks of so many threads.
+pub(crate) fn launch_threads(function: u64, (blocks, threads): (u64, u64), stream: u64, word: u64, value: u32) -> i32 {
     let (mut word, mut value) = (word, value);
     let parameters = [place(&mut word), place(&mut value)];
-    call("cuLaunchKernel", &[function, blocks, 1, 1, 32, 1, 1, 0, stream, slice(&parameters), 0])
+    call("cuLaunchKernel", &[function, blocks, 1, 1, threads, 1, 1, 0, stream, slice(&parameters), 0])
 }
