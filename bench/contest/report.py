@@ -209,7 +209,7 @@ def write(result, folder, name):
         "",
         f"`{result['command']}`, {about['processors']} × {about['processor']}, Linux {about['kernel']}, load {about['load']:.1f}, "
         f"commit {result['commit']}, {result['date']}, {result['minutes']:.0f} minutes. Medians over runs; of each peer the best of its settings.",
-        *([f"Interrupted: {result['left']} of {result['steps']} steps were not run."] if result["left"] else []),
+        *(["", f"Interrupted: {result['left']} of {result['steps']} steps were not run."] if result["left"] else []),
         "",
         *(f"- {library}: {version}" for library, version in result["versions"].items()),
         "",
