@@ -306,7 +306,12 @@ pub(super) mod jobs {
 
     #[test]
     fn eight_ranks() {
-        let Some((mut job, before)) = on_gpus(8, BOUNDED) else { return };
+        some_calls_of(8);
+    }
+
+    /// A few calls of many ranks, which leave nothing.
+    pub(in crate::faults) fn some_calls_of(ranks: usize) {
+        let Some((mut job, before)) = on_gpus(ranks, BOUNDED) else { return };
         for command in ["call all_reduce 1003", "call all_gather 300", "call reduce_scatter 300", "device_ring 100"] {
             job.must(command);
         }

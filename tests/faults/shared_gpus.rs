@@ -56,7 +56,7 @@ fn processes_of_two_hosts_that_share_gpus_take_turns() {
 mod jobs {
     use rsccl::internals::device::cuda;
 
-    use super::super::gpus::jobs::{BOUNDED, crowds_on, killed_of, on_gpus};
+    use super::super::gpus::jobs::{BOUNDED, crowds_on, killed_of, on_gpus, some_calls_of};
     use super::super::ranks::Job;
     use crate::{SHM, random, with};
 
@@ -74,20 +74,12 @@ mod jobs {
 
     #[test]
     fn ten_ranks() {
-        let Some((mut job, before)) = on_gpus(10, BOUNDED) else { return };
-        for command in ["call all_reduce 1003", "call all_gather 300", "device_ring 100"] {
-            job.must(command);
-        }
-        job.must_leave_nothing(&before);
+        some_calls_of(10);
     }
 
     #[test]
     fn two_of_each_gpu() {
-        let Some((mut job, before)) = on_gpus(16, BOUNDED) else { return };
-        for command in ["call all_reduce 1003", "call all_gather 300", "call reduce_scatter 300", "device_ring 100"] {
-            job.must(command);
-        }
-        job.must_leave_nothing(&before);
+        some_calls_of(16);
     }
 
     /// Two ranks of each of two processes on each of two GPUs: one process leads on both.
