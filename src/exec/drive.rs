@@ -255,7 +255,8 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
             backoff = Backoff::new(patience(*wait_context.patience));
             continue;
         }
-        let waiting = || describe(tasks, done);
+        let links = wait_context.fabric.links();
+        let waiting = || describe(tasks, done, links);
         let tired = backoff.turn(wait_context.watch, &waiting)?;
         if backoff.started().is_some()
             && let Some(ask) = Fabric::asking(wait_context.bootstrap)
@@ -276,10 +277,16 @@ pub fn drive(tasks: &mut [&mut dyn Task], wait_context: &mut WaitContext<'_>) ->
     }
 }
 
-fn describe(tasks: &[&mut dyn Task], done: &[bool]) -> String {
+/// What is waited for: the tasks that are not done, and where all are, the peers whose systems have not taken what was
+/// sent to them.
+fn describe(tasks: &[&mut dyn Task], done: &[bool], links: &Links) -> String {
     let waiting = tasks.iter().zip(done).filter(|(_, done)| !**done).map(|(task, _)| task.waiting_for());
     let named: Vec<String> = waiting.take(NAMED_TASKS).collect();
-    if named.is_empty() { "peers that take what was sent".to_owned() } else { named.join("; ") }
+    if !named.is_empty() {
+        return named.join("; ");
+    }
+    let peers: Vec<String> = links.undrained().take(NAMED_TASKS).map(|peer| format!("rank {peer}")).collect();
+    format!("{} to take what was sent", peers.join(", "))
 }
 
 /// Sleeps until something may have changed: on the sockets or on a flag that is waited for. If nothing else has to be
@@ -307,7 +314,7 @@ const SOCKET_SPINS: u32 = 16;
 const SOCKET_AWAKE: Duration = Duration::from_micros(50);
 /// Tasks whose states stand on the stack: all but groups of messages and `all_to_all_v` have one.
 const FEW_TASKS: usize = 4;
-/// Tasks that an error names.
+/// Tasks, or peers, that an error names.
 const NAMED_TASKS: usize = 4;
 /// How long a wait on several flags sleeps between two looks, unless the flag on which it sleeps rises.
 const SHORT_REST: Duration = Duration::from_micros(500);

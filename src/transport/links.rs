@@ -276,6 +276,18 @@ impl Links {
         self.pumps.drained()
     }
 
+    /// The peers for whom something was published that their pumps have not yet handed to the system.
+    #[cold]
+    pub fn undrained(&self) -> impl Iterator<Item = Rank> {
+        let Ends { pumps, places, .. } = &self.senders;
+        let has_more = |place: &u32| {
+            let pump = pumps.get(*place as usize).copied().flatten();
+            pump.is_some_and(|pump| !self.pumps.is_drained(pump))
+        };
+        let peers = (0..).zip(places).filter(move |(_, of_peer)| of_peer.iter().any(has_more));
+        peers.map(|(peer, _)| Rank::new(peer))
+    }
+
     /// Sleeps until a pump may move, at most `slice`.
     ///
     /// # Errors

@@ -183,6 +183,11 @@ impl Pumps {
         self.all.iter().all(|driven| driven.pump.drained())
     }
 
+    /// Whether the pump at `place` has handed all that was published to the system.
+    pub(super) fn is_drained(&self, place: usize) -> bool {
+        self.all.get(place).is_none_or(|driven| driven.pump.drained())
+    }
+
     /// Sleeps until a pump may move, or `bell` is readable, at most `slice`.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use rsccl::internals::sys::process::Signal;
 
-use super::ranks::{Failure, Job};
+use super::ranks::{Answer, Failure, Job};
 use crate::{NET, SHM, with};
 
 const COMMANDS: &[&str] = &["call all_reduce 2", "call all_reduce 300000", "call barrier 0", "call sendrecv 1000"];
@@ -132,6 +132,36 @@ fn threads_of_a_world_that_failed_leave_nothing_behind() {
     let before = job.holdings();
     job.must("threads 4 300000");
     job.must_leave_nothing(&before);
+}
+
+/// What a rank sends to one that is stopped fills the system's buffers first and then the slots of its ring; the rest
+/// stays with the caller. The error names the peer wherever the end of a message lies.
+#[test]
+fn a_stopped_receiver_is_named_whatever_the_size_of_the_message() {
+    let small = [("RSCCL_TIMEOUT_MS", "500"), ("NCCL_SOCKET_SNDBUF", "65536"), ("NCCL_SOCKET_RCVBUF", "65536")];
+    let mut late = 0;
+    // Nearer to each other than a ring is long.
+    for kilobytes in (400..6000).step_by(800) {
+        let mut job = Job::start(3, &with(NET, &small));
+        job.join();
+        job.must("call sendrecv 1000");
+        job.ranks[2].signal(Signal::STOP);
+        // Rank 0 sends to rank 1, rank 1 to rank 2, and that to rank 0.
+        let command = format!("call sendrecv {}", kilobytes * 1000 / size_of::<f32>());
+        job.begin(&command, |rank| rank != 2);
+        let says = |failure: Failure| {
+            let Failure { kind, text, .. } = failure;
+            assert!(matches!(&*kind, "Timeout" | "Remote"), "{command}: {kind}: {text}");
+            assert!(text.contains("timed out") && text.contains("rank 2"), "{command}: {text}");
+        };
+        says(job.ranks[0].failure());
+        if let Answer::Error(failure) = job.ranks[1].answer() {
+            says(failure);
+            late += 1;
+        }
+        job.ranks[2].signal(Signal::CONTINUE);
+    }
+    assert!(late > 2, "rank 1 met its deadline {late} times: the system's buffers have taken the other messages");
 }
 
 #[test]
