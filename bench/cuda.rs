@@ -3,10 +3,13 @@
 //! GPU the figures hold the virtual driver's own work, which is many times a real driver's.
 //!
 //! `host` is what the host does until the streams have the calls, `done` what a call takes until the GPU is through as
-//! well, both of calls back to back. `--quick` makes few of them.
+//! well, both of calls back to back. On a virtual GPU, `own` is the part of `host` that the thread of rank 0 is not in the
+//! driver, waits for other ranks included and what the driver's counting costs taken away, and `asks` how many driver
+//! calls it makes; a real driver does not count them.
+//! `--quick` makes few of them, `--ranks N` takes N ranks only.
 #![allow(clippy::print_stdout, reason = "a bench prints its table")]
 
-use std::ffi::CString;
+use std::ffi::{CString, c_char, c_void};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
@@ -34,16 +37,33 @@ fn main() {
     let context = CudaContext::new(0).expect("a context beside ours");
     let empty = empty_kernel().expect("the kernel loads");
     println!("{}: µs for one all-reduce of 8 bytes or one empty kernel, median of {batches} batches", gpu.name());
-    println!("{:>5} {:>8} {:>11} {:>11} {:>11} {:>11}", "ranks", "streams", "host", "done", "empty host", "empty done");
-    for ranks in RANKS {
+    let counting = cost_of_counting();
+    println!(
+        "{:>5} {:>8} {:>9} {:>9} {:>9} {:>5} {:>11} {:>11}",
+        "ranks", "streams", "host", "done", "own", "asks", "empty host", "empty done"
+    );
+    for ranks in ranks_asked() {
         let streams: Vec<_> = (0..ranks).map(|_| context.new_stream().expect("a stream")).collect();
         let one = vec![streams[0].clone(); streams.len()];
         for (name, streams) in [("own", streams), ("one", one)] {
             let (calls, kernels) = (time(&streams, batches), time_empty(empty, &streams, batches));
             let [host, done, empty_host, empty_done] = [calls.host, calls.done, kernels.host, kernels.done];
-            println!("{ranks:>5} {name:>8} {host:>11.2} {done:>11.2} {empty_host:>11.2} {empty_done:>11.2}");
+            let (own, asks) = match calls.of_driver {
+                Some(OfDriver { own, asks }) => (format!("{:.2}", own - asks * counting), format!("{asks:.0}")),
+                None => ("-".to_owned(), "-".to_owned()),
+            };
+            println!(
+                "{ranks:>5} {name:>8} {host:>9.2} {done:>9.2} {own:>9} {asks:>5} {empty_host:>11.2} {empty_done:>11.2}"
+            );
         }
     }
+}
+
+/// The numbers of ranks to take, one after the other.
+fn ranks_asked() -> Vec<u32> {
+    let mut words = std::env::args().skip_while(|word| word != "--ranks").skip(1);
+    let asked = words.next().map(|word| vec![word.parse().expect("--ranks is followed by a number")]);
+    asked.unwrap_or_else(|| RANKS.to_vec())
 }
 
 /// Microseconds of a call.
@@ -51,6 +71,53 @@ fn main() {
 struct Times {
     host: f64,
     done: f64,
+    of_driver: Option<OfDriver>,
+}
+
+/// What a driver that counts says of a call.
+#[derive(Debug, Clone, Copy)]
+struct OfDriver {
+    /// Microseconds outside the driver.
+    own: f64,
+    /// Driver calls.
+    asks: f64,
+}
+
+/// What a thread has asked of a driver: `Use` in `tests/vcuda/libcuda/src/entry.rs`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct DriverUse {
+    calls: u64,
+    nanoseconds: u64,
+}
+
+/// Microseconds outside the driver of a driver call that does next to nothing: what the driver's clock and the way
+/// there and back take. 0 for a real driver.
+fn cost_of_counting() -> f64 {
+    const ASKS: u32 = 10_000;
+    let Some(before) = driver_use() else { return 0.0 };
+    let start = clock::now();
+    for _ in 0..ASKS {
+        result::ctx::get_current().expect("the driver answers");
+    }
+    let took = clock::now() - start;
+    let inside = driver_use().map_or(0, |after| after.nanoseconds - before.nanoseconds);
+    took.saturating_sub(Duration::from_nanos(inside)).as_secs_f64() * 1e6 / f64::from(ASKS)
+}
+
+/// Asks the driver what this thread has asked of it; `None` of a real driver.
+fn driver_use() -> Option<DriverUse> {
+    const LIBRARY: *const c_char = c"libcuda.so.1".as_ptr();
+    // SAFETY: the name ends with a zero; the library is there already, and is not loaded anew.
+    let library = unsafe { libc::dlopen(LIBRARY, libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    if library.is_null() {
+        return None;
+    }
+    // SAFETY: the library is open, and the name ends with a zero.
+    let address: *mut c_void = unsafe { libc::dlsym(library, c"vcudaThreadUse".as_ptr()) };
+    // SAFETY: only the virtual driver has a function of this name, and it has this form; the library is never unloaded.
+    let ask: Option<extern "C" fn() -> DriverUse> = unsafe { std::mem::transmute(address) };
+    ask.map(|ask| ask())
 }
 
 /// The times of a call of as many ranks, threads of this process, as there are streams.
@@ -112,16 +179,23 @@ fn empty_kernel() -> Result<CUfunction, DriverError> {
 
 /// The median times of a call. `meet` comes after each batch and is not timed.
 fn measure(batches: u32, mut call: impl FnMut(), finish: impl Fn(), meet: impl Fn()) -> Times {
-    let (mut host, mut done) = (Vec::new(), Vec::new());
+    let (mut host, mut done, mut own, mut asks) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for _ in 0..batches {
         meet();
+        let before = driver_use();
         let start = clock::now();
         (0..BATCH).for_each(|_| call());
-        host.push(clock::now() - start);
+        let took = clock::now() - start;
+        if let (Some(before), Some(after)) = (before, driver_use()) {
+            own.push(took.saturating_sub(Duration::from_nanos(after.nanoseconds - before.nanoseconds)));
+            asks = after.calls - before.calls;
+        }
+        host.push(took);
         finish();
         done.push(clock::now() - start);
     }
-    Times { host: median(host), done: median(done) }
+    let of_driver = (!own.is_empty()).then(|| OfDriver { own: median(own), asks: asks as f64 / f64::from(BATCH) });
+    Times { host: median(host), done: median(done), of_driver }
 }
 
 fn median(mut batches: Vec<Duration>) -> f64 {

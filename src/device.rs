@@ -321,7 +321,7 @@ pub trait Queue: fmt::Debug + Send {
     /// Runs the programs of ranks that share this device, side by side: they may wait for each other, and for programs
     /// on other devices. A part that finds a fault, or an abort, ends early and says so on its [`StatusPage`]; the
     /// queue goes on. Everything that a launch needs is in the parts, so that a queue that is captured can keep them
-    /// and run them again.
+    /// and run them again. Returns an event that is done when all that was put into this queue until then is done.
     ///
     /// # Errors
     /// Where the device refuses.
@@ -330,7 +330,7 @@ pub trait Queue: fmt::Debug + Send {
     /// Until an event that is recorded later is done: all addresses of the parts are good for what their records do,
     /// nobody touches the memory but these parts and those of the same call on other devices, and the words of
     /// [`records::ControlLayout`] and of connections are touched by launches alone.
-    unsafe fn launch(&mut self, parts: Vec<records::LaunchPart>) -> Result<()>;
+    unsafe fn launch(&mut self, parts: Vec<records::LaunchPart>) -> Result<Arc<dyn Event>>;
 
     /// Called on the thread of a program before it puts work here, and [`Queue::leave`] after it: for queues whose
     /// program's stream only that thread can name.
@@ -373,6 +373,18 @@ pub trait Queue: fmt::Debug + Send {
     /// # Errors
     /// Where the device has no event left.
     fn record(&mut self) -> Result<Arc<dyn Event>>;
+
+    /// What this queue's device wants around calls of its queues; `None` where it wants nothing.
+    fn surroundings(&self) -> Option<Arc<dyn Surroundings>> {
+        None
+    }
+}
+
+/// What a device sets up in a thread for each call, and takes down after it. With it around several calls, that is done
+/// once for all of them.
+pub trait Surroundings: fmt::Debug + Send + Sync {
+    /// Calls `body` inside. Where nothing can be set up, the calls of `body` find out themselves.
+    fn around(&self, body: &mut dyn FnMut());
 }
 
 /// Names a capture among those of a device: what is captured under one name becomes one graph.

@@ -110,7 +110,6 @@ impl Engine {
             across.absent = absent.iter().map(|(rank, bases, lowered)| part_of(*rank, *bases, lowered)).collect();
             let mut part = LaunchPart { across: Some(across), ..part_of(world.rank, bases, &lowered) };
             part.keep.extend(call.buffers.kept());
-            part.keep.extend(side.kept_by_graph(order)?);
             self.launch_collective(part, operation, order)?;
         }
         Ok(true)

@@ -9,6 +9,7 @@
 //! | the barrier again | all inputs have been read, and all outputs are there |
 
 use crate::comm::engine::Engine;
+use crate::comm::on_device::Putting;
 use crate::comm::window::Placed;
 use crate::device::Home;
 use crate::device::records::{LaunchPart, Reduction};
@@ -34,23 +35,21 @@ impl Engine {
         let mine = [input, output].map(|place| place.addr() as u64);
         let bases = self.side_mut()?.windows.bases(placed, world);
         let Some(moves) = moves(call, world, mine, &bases)? else { return Ok(false) };
-        let (Some(enter), Some(leave)) =
-            (self.barrier_part(begun, placed, order)?, self.barrier_part(begun, placed, order)?)
-        else {
+        let (Some(enter), Some(leave)) = (self.barrier_part(begun, placed)?, self.barrier_part(begun, placed)?) else {
             return Ok(false);
         };
         log::detail!(Tuning @ world.rank, "{}: {} copies by copy engines", call.collective, moves.len());
-        self.launch_all(operation, order, |side, stream, turn| {
-            side.launch_one(world.rank, (enter, stream), turn)?;
+        self.launch_all(operation, order, |side, Putting { stream, captured, turn }| {
+            side.launch_one(world.rank, (enter, stream, captured), turn)?;
             put_copies(stream, home, &moves)?;
-            side.launch_one(world.rank, (leave, stream), turn)
+            side.launch_one(world.rank, (leave, stream, captured), turn)
         })?;
         Ok(true)
     }
 
     /// A launch in which the ranks wait for each other, and which keeps what a call in windows works in; `None` where
     /// the user's filters want a barrier that needs connections.
-    fn barrier_part(&mut self, begun: &Begun<'_>, placed: &Placed, order: Order<'_>) -> Result<Option<LaunchPart>> {
+    fn barrier_part(&mut self, begun: &Begun<'_>, placed: &Placed) -> Result<Option<LaunchPart>> {
         let Begun { call, operation, world, .. } = *begun;
         let (collective, count) = (Collective::Barrier, CallCount::Each(0));
         let barrier =
@@ -67,7 +66,6 @@ impl Engine {
         part.bases = vec![0, 0, side.peers[world.rank.index()].scratch];
         part.keep.extend(side.windows.kept(placed));
         part.keep.extend(call.buffers.kept());
-        part.keep.extend(side.kept_by_graph(order)?);
         Ok(Some(part))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::comm::call_log::LineOfWay;
 use crate::comm::engine::Engine;
-use crate::comm::on_device::Launched;
+use crate::comm::on_device::{Launched, Putting};
 use crate::device::Home;
 use crate::device::records::{self, LaunchPart, Reduction};
 use crate::error::{Error, Result};
@@ -61,7 +61,7 @@ impl Engine {
             ..*operation
         };
         let labels = messages.iter().map(|message| of_message(message).label()).collect();
-        let part = self.message_part((&messages, labels), (channel, order), &Launched::Collective(*operation))?;
+        let part = self.message_part((&messages, labels), channel, &Launched::Collective(*operation))?;
         self.launch_collective(part, operation, order)
     }
 
@@ -92,12 +92,21 @@ impl Engine {
         let through_slots = if others.is_empty() {
             None
         } else {
-            Some(self.message_part((&others, others_labels), (Channel::PointToPoint, order), &launched)?)
+            Some(self.message_part((&others, others_labels), Channel::PointToPoint, &launched)?)
         };
-        let blank = self.message_part((&[], Vec::new()), (Channel::PointToPoint, order), &launched)?;
-        self.launch(&launched, order, |side, stream, turn| {
-            through_slots.map_or(Ok(()), |part| exec::launch_alone(part, stream, &mut side.messages))?;
-            side.meeting.rendezvous().meet((me, blank), ends, stream, turn)
+        let mut blank = self.message_part((&[], Vec::new()), Channel::PointToPoint, &launched)?;
+        self.launch(&launched, order, |side, Putting { stream, captured, turn }| {
+            let mut put = None;
+            if let Some(mut part) = through_slots {
+                side.keep_by_graph(&mut part, captured);
+                put = Some(exec::launch_alone(part, stream, &mut side.messages)?);
+            }
+            if let (true, Some(end)) = (ends.is_empty(), put) {
+                return Ok(end);
+            }
+            side.keep_by_graph(&mut blank, captured);
+            side.meeting.rendezvous().meet((me, blank), ends, stream, turn)?;
+            stream.record()
         })
     }
 
@@ -105,7 +114,7 @@ impl Engine {
     fn message_part(
         &mut self,
         (messages, labels): (&[Message<'_>], Vec<Label>),
-        (channel, order): (Channel, Order<'_>),
+        channel: Channel,
         launched: &Launched,
     ) -> Result<LaunchPart> {
         let (me, shape) = (self.session.world.rank, self.session.settings.sizes.shape);
@@ -119,7 +128,6 @@ impl Engine {
             [0; records::FIRST_MESSAGE as usize].into_iter().chain(messages.iter().map(Message::address)).collect();
         part.queues = queues;
         part.keep.extend(messages.iter().filter_map(Message::kept));
-        part.keep.extend(side.kept_by_graph(order)?);
         Ok(part)
     }
 

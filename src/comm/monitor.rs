@@ -28,7 +28,7 @@ struct Watched {
     session: Arc<Session>,
     status: Arc<StatusPage>,
     state: Mutex<State>,
-    /// Something was added, or the end was asked for.
+    /// Something was added while the thread slept for want of launches, or the end was asked for.
     changed: Condvar,
     /// A launch is no longer watched.
     has_room: Condvar,
@@ -37,6 +37,8 @@ struct Watched {
 #[derive(Debug, Default)]
 struct State {
     launches: VecDeque<Launch>,
+    /// The thread sleeps until something is added.
+    is_idle: bool,
     ends: bool,
     /// A launch did not end when it was told to: no more is expected of the others.
     has_given_up: bool,
@@ -82,7 +84,9 @@ impl Monitor {
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         state.launches.push_back(Launch { launched, event, _attention: attention });
-        self.shared.changed.notify_one();
+        if std::mem::take(&mut state.is_idle) {
+            self.shared.changed.notify_one();
+        }
         Ok(())
     }
 }
@@ -104,18 +108,19 @@ impl Watched {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The oldest launch; `None` when there will be none any more.
+    /// The oldest launch; `None` when there will be none any more. A launch after a pause is given time to end, and the
+    /// program time for more of them, before anyone looks: waking this thread costs the call that does it more than all
+    /// else that it does.
     fn next(&self) -> Option<(Launched, Arc<dyn Event>)> {
         let mut state = self.state();
-        loop {
-            if let Some(first) = state.launches.front() {
-                return Some((first.launched.clone(), Arc::clone(&first.event)));
-            }
-            if state.ends {
-                return None;
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        if state.launches.is_empty() && !state.ends {
+            state.is_idle = true;
+            let idle = self.changed.wait_while(state, |state| state.is_idle && !state.ends);
+            state = idle.unwrap_or_else(PoisonError::into_inner);
+            let rested = self.changed.wait_timeout_while(state, LOOK_EVERY, |state| !state.ends);
+            state = rested.unwrap_or_else(PoisonError::into_inner).0;
         }
+        state.launches.front().map(|first| (first.launched.clone(), Arc::clone(&first.event)))
     }
 
     fn run(&self) {

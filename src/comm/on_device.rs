@@ -66,6 +66,8 @@ pub(crate) struct DeviceSide {
     /// Scratch that no peer reads, for plans over connections alone: peers may still read what the plan before has put
     /// into the scratch that they see, and such a plan waits for none of them before it writes.
     own_scratch: Region,
+    /// The copy of the last call of a rank that is alone, and its elements: the next one is often the same.
+    last_copy: Option<(Elements, Lowered)>,
 }
 
 /// What a launch does, and so for which ranks it waits.
@@ -75,6 +77,15 @@ pub(super) enum Launched {
     Collective(Operation),
     /// Messages with these ranks.
     Messages(Vec<Rank>),
+}
+
+/// With what a call puts its work into a stream.
+pub(super) struct Putting<'a> {
+    pub(super) stream: &'a DeviceStream,
+    /// Whether the stream is being captured.
+    pub(super) captured: bool,
+    /// One turn of a wait on the host for these ranks.
+    pub(super) turn: &'a mut dyn FnMut(&[Rank]) -> Result<()>,
 }
 
 /// The wait of a call on a device: for its cohort and, if the call returns when it is done, for the end of its launch.
@@ -118,6 +129,7 @@ impl DeviceSide {
             staged_ends: HashMap::new(),
             windows: DeviceWindows::default(),
             messages: None,
+            last_copy: None,
             own_scratch: device::of(home)?.allocate(own_scratch_bytes(session.settings.sizes), Sharing::Threads)?,
         })
     }
@@ -228,7 +240,6 @@ impl Engine {
         }
         part.keep.extend(call.buffers.kept());
         part.queues = queues;
-        part.keep.extend(side.kept_by_graph(order)?);
         self.launch_collective(part, operation, order)
     }
 
@@ -257,8 +268,12 @@ impl Engine {
                 return Ok(None);
             }
             let (input, output) = call.lengths(world)?;
-            let lane = plan::copy_lane(input.min(output));
-            return Ok(lane.map(|lane| (lower::plan(&[lane], Windows::None), Windows::None)));
+            let count = input.min(output);
+            let last_copy = &mut self.side_mut()?.last_copy;
+            if last_copy.as_ref().is_none_or(|(of, _)| *of != count) {
+                *last_copy = plan::copy_lane(count).map(|lane| (count, lower::plan(&[lane], Windows::None)));
+            }
+            return Ok(last_copy.as_ref().map(|(_, lowered)| (lowered.clone(), Windows::None)));
         }
         if matches!(call.collective, Collective::Scan | Collective::Exscan) {
             let (sizes, exclusive) = (&self.session.settings.sizes, call.collective == Collective::Exscan);
@@ -331,7 +346,9 @@ impl Engine {
         order: Order<'_>,
     ) -> Result<()> {
         let me = self.session.world.rank;
-        self.launch_all(operation, order, |side, stream, turn| side.launch_one(me, (part, stream), turn))
+        self.launch_all(operation, order, |side, Putting { stream, captured, turn }| {
+            side.launch_one(me, (part, stream, captured), turn)
+        })
     }
 
     /// Calls `put` for a collective, as [`Engine::launch`] does.
@@ -339,18 +356,18 @@ impl Engine {
         &mut self,
         operation: &Operation,
         order: Order<'_>,
-        put: impl FnOnce(&mut DeviceSide, &DeviceStream, &mut dyn FnMut(&[Rank]) -> Result<()>) -> Result<()>,
+        put: impl FnOnce(&mut DeviceSide, Putting<'_>) -> Result<Arc<dyn Event>>,
     ) -> Result<()> {
         self.launch(&Launched::Collective(*operation), order, put)
     }
 
-    /// Calls `put`, which puts work into the stream. `put` may wait on the host for other ranks; its last argument is
-    /// one turn of that wait. A call that returns when it is done (`Order::Caller`) then waits until the work has run.
+    /// Calls `put`, which puts work into the stream and returns its end. A call that returns when it is done
+    /// (`Order::Caller`) then waits until the work has run.
     pub(super) fn launch(
         &mut self,
         launched: &Launched,
         order: Order<'_>,
-        put: impl FnOnce(&mut DeviceSide, &DeviceStream, &mut dyn FnMut(&[Rank]) -> Result<()>) -> Result<()>,
+        put: impl FnOnce(&mut DeviceSide, Putting<'_>) -> Result<Arc<dyn Event>>,
     ) -> Result<()> {
         let session = Arc::clone(&self.session);
         let peers = || launched.peers();
@@ -359,39 +376,35 @@ impl Engine {
         let attention = side.far.take_attention();
         let mut wait = DeviceWait { session: &session, fabric, patience, watch, backoff: Backoff::new(patience) };
         let stream = side.stream(order).clone();
-        if matches!(order, Order::Caller) {
-            stream.check_runs()?;
-        }
-        let is_put = put(side, &stream, &mut |missing: &[Rank]| wait.turn(&|| on_this_device(missing)));
-        if let (Err(_), Order::Stream(_), Launched::Messages(_)) = (&is_put, order, launched)
-            && stream.capture()?.is_none()
-        {
-            // Some of the messages may be in the stream, of a communicator that goes on.
-            side.watch_over(&session, (launched.clone(), stream.record()?), attention)?;
-            return is_put;
-        }
-        if let (Err(error), Order::Caller) = (&is_put, order) {
-            // Other ranks may have started copies for this call: they must not touch the caller's memory after it
-            // returns.
-            let error = error.duplicate();
-            let told = side.meeting.is_led().then_some(&*side.status);
-            return stream.record().and_then(|event| await_end((&*event, told), &session)).and(Err(error));
-        }
-        is_put?;
-        let event = stream.record()?;
-        match order {
-            // Captured work runs later, and as often as the program likes: there is nothing to wait for.
-            Order::Stream(_) if stream.capture()?.is_some() => Ok(()),
-            Order::Stream(_) => side.watch_over(&session, (launched.clone(), event), attention),
-            Order::Caller => {
-                let ended = wait.until(&*event);
-                if ended.is_err() {
-                    // The launch must not touch the caller's memory after this call returns.
-                    await_end((&*event, Some(&side.status)), &session)?;
+        stream.at_once(|| {
+            let captured = stream.capture()?.is_some();
+            let turn = &mut |missing: &[Rank]| wait.turn(&|| on_this_device(missing));
+            match (put(side, Putting { stream: &stream, captured, turn }), order) {
+                // Captured work runs later, and as often as the program likes: there is nothing to wait for.
+                (Ok(_), Order::Stream(_)) if captured => Ok(()),
+                (Ok(end), Order::Stream(_)) => side.watch_over(&session, (launched.clone(), end), attention),
+                (Ok(end), Order::Caller) => {
+                    let ended = wait.until(&*end);
+                    if ended.is_err() {
+                        // The launch must not touch the caller's memory after this call returns.
+                        await_end((&*end, Some(&side.status)), &session)?;
+                    }
+                    side.fault(&session).and(ended)
                 }
-                side.fault(&session).and(ended)
+                (Err(error), Order::Stream(_)) if !captured && matches!(launched, Launched::Messages(_)) => {
+                    // Some of the messages may be in the stream, of a communicator that goes on.
+                    side.watch_over(&session, (launched.clone(), stream.record()?), attention)?;
+                    Err(error)
+                }
+                (Err(error), Order::Stream(_)) => Err(error),
+                (Err(error), Order::Caller) => {
+                    // Other ranks may have started copies for this call: they must not touch the caller's memory after
+                    // it returns.
+                    let told = side.meeting.is_led().then_some(&*side.status);
+                    stream.record().and_then(|end| await_end((&*end, told), &session)).and(Err(error))
+                }
             }
-        }
+        })
     }
 
     /// Makes this rank's side on the device of a call if there is none, and fails if an earlier launch has failed.
@@ -532,14 +545,11 @@ impl DeviceSide {
         self.far.close();
     }
 
-    /// The memory of connections if a call is captured, because its graph may outlive the communicator; else nothing.
-    pub(super) fn kept_by_graph(&self, order: Order<'_>) -> Result<Vec<Region>> {
-        match order.stream().map(DeviceStream::capture).transpose()?.flatten() {
-            Some(_) => {
-                let near = self.queues.values().flat_map(|(_, memory)| memory.regions());
-                Ok(near.chain(self.far.kept_by_graph()).collect())
-            }
-            None => Ok(Vec::new()),
+    /// Makes a part that is captured keep the memory of connections, because its graph may outlive the communicator.
+    pub(super) fn keep_by_graph(&self, part: &mut LaunchPart, captured: bool) {
+        if captured {
+            let near = self.queues.values().flat_map(|(_, memory)| memory.regions());
+            part.keep.extend(near.chain(self.far.kept_by_graph()));
         }
     }
 
@@ -548,13 +558,14 @@ impl DeviceSide {
         self.cohort.has(rank)
     }
 
-    /// Puts one launch into the stream, together with those of the ranks on the same device.
+    /// Puts one launch into the stream, together with those of the ranks on the same device. Returns its end.
     pub(super) fn launch_one(
         &self,
         me: Rank,
-        (part, stream): (LaunchPart, &DeviceStream),
+        (mut part, stream, captured): (LaunchPart, &DeviceStream, bool),
         turn: &mut dyn FnMut(&[Rank]) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Arc<dyn Event>> {
+        self.keep_by_graph(&mut part, captured);
         self.cohort.launch(me, (part, stream), turn)
     }
 

@@ -11,6 +11,7 @@
 //! legacy    memory that other processes open by a handle
 //! physical  memory without addresses, and what it leaves its process by
 //! programs  what ranks of one GPU do, walked on the host ── levels: in which launches it goes to the GPU
+//! walks     what the walks of the last launches have yielded
 //! ```
 //!
 //! A GPU's primary context is retained while a region, queue or event of it lives, or a graph with captured launches.
@@ -39,6 +40,7 @@ mod result;
 mod stream;
 mod tables;
 mod unshared;
+mod walks;
 #[cfg(test)]
 pub(in crate::device) mod tests;
 

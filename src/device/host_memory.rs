@@ -97,7 +97,7 @@ impl Queue for Inline {
         Ok(())
     }
 
-    unsafe fn launch(&mut self, _: Vec<LaunchPart>) -> Result<()> {
+    unsafe fn launch(&mut self, _: Vec<LaunchPart>) -> Result<Arc<dyn Event>> {
         Err(Error::internal("plans on host memory are interpreted by their ranks themselves, not launched"))
     }
 

@@ -9,7 +9,7 @@
 use std::sync::PoisonError;
 
 use crate::device::records::LaunchPart;
-use crate::device::{self, CaptureId, Event, Home, Place, Queue};
+use crate::device::{self, CaptureId, Event, Home, Place, Queue, Surroundings};
 use crate::error::{Error, Result};
 use crate::exec::rendezvous::captured_apart;
 use crate::sync::primitive::{Arc, Mutex, MutexGuard};
@@ -22,6 +22,7 @@ use crate::types::Rank;
 #[derive(Debug, Clone)]
 pub struct DeviceStream {
     queue: Arc<Mutex<Box<dyn Queue>>>,
+    surroundings: Option<Arc<dyn Surroundings>>,
     home: Home,
 }
 
@@ -37,7 +38,8 @@ impl DeviceStream {
 
     /// The stream that puts work into `queue`.
     pub(crate) fn of(home: Home, queue: Box<dyn Queue>) -> DeviceStream {
-        DeviceStream { queue: Arc::new(Mutex::new(queue)), home }
+        let surroundings = queue.surroundings();
+        DeviceStream { queue: Arc::new(Mutex::new(queue)), surroundings, home }
     }
 
     /// Where it works.
@@ -69,6 +71,15 @@ impl DeviceStream {
         // After a failure too, the thread's stream must wait for what was put there.
         let left = self.queue().leave();
         result.and_then(|value| left.map(|()| value))
+    }
+
+    /// Runs `put`, which makes several calls of the device. It must run no code of the program, which would find the
+    /// thread as the device's calls need it.
+    pub(crate) fn at_once<T>(&self, put: impl FnOnce() -> Result<T>) -> Result<T> {
+        let Some(surroundings) = &self.surroundings else { return put() };
+        let (mut put, mut result) = (Some(put), None);
+        surroundings.around(&mut || result = put.take().map(|put| put()));
+        result.unwrap_or_else(|| Err(Error::internal("a device has called nothing in its surroundings")))
     }
 
     /// Puts a copy into the stream.
@@ -140,7 +151,7 @@ impl Cohort {
 
     /// Launches the program of `member` on its stream, together with the programs of the others, when all have come.
     /// `turn` is one turn of the wait for them; its argument is the list of members that are missing. The parts are of
-    /// programs that were lowered from calls.
+    /// programs that were lowered from calls. Returns the end of the launch.
     ///
     /// # Errors
     /// Of `turn`: then nothing of this member is launched, unless the last of the others has come meanwhile. Of the
@@ -150,7 +161,7 @@ impl Cohort {
         member: Rank,
         (part, stream): (LaunchPart, &DeviceStream),
         turn: &mut dyn FnMut(&[Rank]) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Arc<dyn Event>> {
         let place = self.members.binary_search(&member).map_err(|_| Error::internal("no member of this cohort"))?;
         let mut meeting = self.meeting();
         let launches = meeting.launches;
@@ -162,8 +173,8 @@ impl Cohort {
             // other on each device.
             let result = unsafe { launch(all, &mut meeting.last) };
             meeting.launches += 1;
-            meeting.refused = result.as_ref().err().map(Error::duplicate);
-            return result;
+            meeting.refused = result.err();
+            return meeting.outcome();
         }
         loop {
             let missing: Vec<Rank> = meeting.missing(&self.members);
@@ -171,11 +182,11 @@ impl Cohort {
             let looked = turn(&missing);
             meeting = self.meeting();
             if meeting.launches > launches {
-                return meeting.refused.as_ref().map_or(Ok(()), |error| Err(error.duplicate()));
+                return meeting.outcome();
             }
-            if looked.is_err() {
+            if let Err(error) = looked {
                 meeting.arrived[place] = None;
-                return looked;
+                return Err(error);
             }
         }
     }
@@ -192,16 +203,26 @@ impl Cohort {
 }
 
 /// Launches the program of one rank alone, after the `last` one: for messages, which other ranks of the device need not
-/// have called. The part is of a program that was lowered from calls.
+/// have called. The part is of a program that was lowered from calls. Returns the end of the launch.
 ///
 /// # Errors
 /// Of the device.
-pub fn launch_alone(part: LaunchPart, stream: &DeviceStream, last: &mut Option<Last>) -> Result<()> {
+pub fn launch_alone(part: LaunchPart, stream: &DeviceStream, last: &mut Option<Last>) -> Result<Arc<dyn Event>> {
     // SAFETY: as in `Cohort::launch`.
-    unsafe { launch(vec![(part, stream.clone())], last) }
+    unsafe { launch(vec![(part, stream.clone())], last) }?;
+    end_of(last.as_ref())
+}
+
+fn end_of(last: Option<&Last>) -> Result<Arc<dyn Event>> {
+    last.map(|last| Arc::clone(&last.done)).ok_or_else(|| Error::internal("a launch without an end"))
 }
 
 impl Meeting {
+    /// The end of the last launch, or its error.
+    fn outcome(&self) -> Result<Arc<dyn Event>> {
+        self.refused.as_ref().map_or_else(|| end_of(self.last.as_ref()), |error| Err(error.duplicate()))
+    }
+
     fn missing(&self, members: &[Rank]) -> Vec<Rank> {
         let missing = members.iter().zip(&self.arrived).filter(|(_, arrived)| arrived.is_none());
         missing.map(|(member, _)| *member).collect()
@@ -240,8 +261,7 @@ unsafe fn launch(arrived: Vec<(LaunchPart, DeviceStream)>, last: &mut Option<Las
         leader.queue().after(&last.done)?;
     }
     // SAFETY: the caller's contract.
-    unsafe { leader.queue().launch(parts)? };
-    let done = leader.record()?;
+    let done = unsafe { leader.queue().launch(parts) }?;
     others.iter().try_for_each(|stream| stream.queue().after(&done))?;
     *last = Some(Last { stream: leader, done, capture });
     Ok(())

@@ -230,11 +230,7 @@ impl State {
         part.keep = kept.flatten().cloned().collect();
         // SAFETY: the callers of both ends vouch for their memory until their streams are done, and both ends have one
         // length, because their labels are equal. The other rank stays in its call until its stream waits for the copy.
-        unsafe { stream.queue().launch(vec![part]) }?;
-        if others.is_empty() {
-            return Ok(());
-        }
-        let done = stream.record()?;
+        let done = unsafe { stream.queue().launch(vec![part]) }?;
         others.iter().try_for_each(|other| other.stream.queue().after(&done))
     }
 }

@@ -138,8 +138,9 @@ impl Queue for FarQueue {
         self.put(Work::Fold { kernel: *kernel, sources, targets, raw, count, finish })
     }
 
-    unsafe fn launch(&mut self, parts: Vec<LaunchPart>) -> Result<()> {
-        self.put(Work::Launch(parts))
+    unsafe fn launch(&mut self, parts: Vec<LaunchPart>) -> Result<Arc<dyn Event>> {
+        self.put(Work::Launch(parts))?;
+        self.record()
     }
 
     fn after(&mut self, event: &Arc<dyn Event>) -> Result<()> {

@@ -194,6 +194,12 @@ impl Active {
         if stream.capture(&self.primary)?.is_none() {
             return Ok(self.mark(stream)?);
         }
+        self.captured_point(stream)
+    }
+
+    /// The end of the work that a stream has now which is being captured, for that capture only. The context must be
+    /// current.
+    pub(super) fn captured_point(self: &Arc<Active>, stream: StreamHandle) -> Result<Arc<dyn Event>> {
         let event = OwnEvent::new(&self.primary)?;
         event.record(stream)?;
         Ok(Arc::new(CapturedPoint { event, active: Arc::downgrade(self) }))

@@ -1,10 +1,13 @@
 //! The primary context of a GPU: retained while the library uses it, entered for each call, never reset.
 //!
 //! A program's own context and capture mode are left as they were: [`Primary::enter`] makes the primary context current
-//! and the thread's capture mode relaxed, and its guard undoes both. The mode must be relaxed, because a call of ours,
+//! and the thread's capture mode relaxed, and its guard undoes both; inside of that guard, entering again asks the
+//! driver for nothing. The mode must be relaxed, because a call of ours,
 //! such as the query of an event, would otherwise spoil the capture of another thread.
 
+use std::cell::Cell;
 use std::ffi::c_int;
+use std::marker::PhantomData;
 
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
@@ -12,6 +15,7 @@ use super::gate::Gate;
 use super::raw::Functions;
 use super::result::{Driver, Refusal, call};
 use super::stream::StreamHandle;
+use crate::device::Surroundings;
 use crate::error::{Error, Kind, Result};
 use crate::sync::primitive::{Arc, AtomicU32, Ordering};
 
@@ -169,6 +173,9 @@ impl Primary {
         if lost != 0 {
             return Err(self.lost(lost));
         }
+        if INNERMOST.get() == self.context {
+            return Ok(Entered { _outer: None, _here: PhantomData });
+        }
         self.step_in().map_err(|failure| self.error(failure))
     }
 
@@ -189,16 +196,17 @@ impl Primary {
         // SAFETY: the place is ours and holds a mode; the thread's mode before comes back there.
         unsafe { call!(self, cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
         // Dropped, it puts the mode back, also where the next calls fail.
-        let mut entered = Entered { primary: self, mode, pushed: false };
+        let mut outer = Outer { primary: self, mode, pushed: false, before: INNERMOST.get() };
         let mut current = std::ptr::null_mut();
         // SAFETY: the place is ours and lives through the call.
         unsafe { call!(self, cuCtxGetCurrent(&raw mut current)) }?;
         if current != self.context {
             // SAFETY: `self` holds a reference to the context.
             unsafe { call!(self, cuCtxPushCurrent(self.context)) }?;
-            entered.pushed = true;
+            outer.pushed = true;
         }
-        Ok(entered)
+        INNERMOST.set(self.context);
+        Ok(Entered { _outer: Some(outer), _here: PhantomData })
     }
 
     /// Lets kernels of this context reach the memory of another GPU's, which [`Primary::can_reach`] allows. For set-up.
@@ -261,17 +269,41 @@ const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`
 const RELAXED: c_int = 2;
 
+impl Surroundings for Primary {
+    fn around(&self, body: &mut dyn FnMut()) {
+        let _entered = self.enter();
+        body();
+    }
+}
+
+thread_local! {
+    /// The context of the innermost guard of this thread that has made a context current; null where there is none.
+    static INNERMOST: Cell<CUcontext> = const { Cell::new(std::ptr::null_mut()) };
+}
+
 /// While it lives, the context is current in the thread that entered it.
 #[derive(Debug)]
 pub(super) struct Entered<'a> {
+    /// `None` inside of another guard of the same context.
+    _outer: Option<Outer<'a>>,
+    /// Guards stay in the thread that entered.
+    _here: PhantomData<*const ()>,
+}
+
+/// Makes a thread as it was before it entered.
+#[derive(Debug)]
+struct Outer<'a> {
     primary: &'a Primary,
     /// The thread's capture mode before.
     mode: c_int,
     pushed: bool,
+    /// What was the innermost context before.
+    before: CUcontext,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for Outer<'_> {
     fn drop(&mut self) {
+        INNERMOST.set(self.before);
         let primary = self.primary;
         let twice = |call: &mut dyn FnMut() -> Result<(), Refusal>| {
             if call().is_err() {

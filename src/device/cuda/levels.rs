@@ -40,16 +40,32 @@ pub(super) struct LevelLaunch {
 impl LaunchLevels {
     /// Adds a pass of `count` elements at the first level after all work that it depends on.
     pub(super) fn put(&mut self, kind: PassKind, count: u64, (sources, targets): (&[u64], &[u64])) {
+        // What is alone depends on nothing, so the first is marked when there is a second.
+        if let [first] = self.work[..] {
+            self.mark(&first);
+        }
         let bytes = kind.bytes(count);
         let range = |address: &u64| *address..*address + bytes;
         let behind_reads = sources.iter().map(|source| self.touched.written(range(source)));
         let behind_writes = targets.iter().map(|target| self.touched.used(range(target)));
         let level = 1 + behind_reads.chain(behind_writes).max().unwrap_or(0);
-        sources.iter().for_each(|source| self.touched.mark(range(source), Use { read: level, written: 0 }));
-        targets.iter().for_each(|target| self.touched.mark(range(target), Use { read: 0, written: level }));
         let step = kind.step(count, (number(self.operands.len()), number(sources.len())), number(targets.len()));
         self.operands.extend(sources.iter().chain(targets).map(|base| FoldOperand { base: *base, offset: 0 }));
-        self.work.push(Work { level, entry: kind.entry, bytes, step });
+        let work = Work { level, entry: kind.entry, bytes, step };
+        if !self.work.is_empty() {
+            self.mark(&work);
+        }
+        self.work.push(work);
+    }
+
+    /// Marks what work reads and writes.
+    fn mark(&mut self, work: &Work) {
+        let Work { level, bytes, step, .. } = *work;
+        let operands = &self.operands[step.first_source as usize..][..(step.sources + step.targets) as usize];
+        let (sources, targets) = operands.split_at(step.sources as usize);
+        let range = |operand: &FoldOperand| operand.base..operand.base + bytes;
+        sources.iter().for_each(|source| self.touched.mark(range(source), Use { read: level, written: 0 }));
+        targets.iter().for_each(|target| self.touched.mark(range(target), Use { read: 0, written: level }));
     }
 
     /// The launches, in their order.

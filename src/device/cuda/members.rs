@@ -22,10 +22,10 @@ use super::active::Active;
 use super::kernels::Meets;
 use super::levels::LevelLaunch;
 use super::polling::{self, Seats, differ};
-use super::programs;
 use super::raw::MemoryOperation;
 use super::result::call;
 use super::stream::StreamHandle;
+use super::walks::Walks;
 use crate::device::records::{Across, LaunchPart, StageCopy};
 use crate::device::{DeviceRanks, HostRegion, LaunchFault, Region, StatusPage};
 use crate::error::{Error, Result};
@@ -47,7 +47,7 @@ enum Work {
     /// A member waits for the leader.
     Waits,
     /// The leader does the work of all ranks of the communicator.
-    Folds(Vec<LevelLaunch>),
+    Folds(Arc<[LevelLaunch]>),
     /// The leader runs the programs of the ranks on this GPU.
     Programs,
 }
@@ -133,7 +133,11 @@ fn try_words(active: &Active, address: u64) -> Result<()> {
 ///
 /// # Safety
 /// As [`crate::device::Queue::launch`]; the buffers of absent parts are stages of other processes.
-pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, mut parts: Vec<LaunchPart>) -> Result<()> {
+pub(super) unsafe fn launch(
+    active: &Arc<Active>,
+    (stream, walks): (StreamHandle, &mut Walks),
+    mut parts: Vec<LaunchPart>,
+) -> Result<()> {
     if differ(&parts) {
         return Ok(());
     }
@@ -161,7 +165,7 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, mut part
         if members.ranks.waits {
             Work::Programs
         } else {
-            let Some(launches) = programs::launches(&parts)? else { return Ok(()) };
+            let Some(launches) = walks.launches(&parts)? else { return Ok(()) };
             Work::Folds(launches)
         }
     };
@@ -172,14 +176,14 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, mut part
     match work {
         Work::Waits => {}
         Work::Folds(launches) => {
-            for level in &launches {
+            for level in &*launches {
                 let tables = (&level.steps[..], &level.operands[..]);
                 // SAFETY: the caller's contract.
                 unsafe { active.launch(stream, level.entry, tables, level.bytes) }?;
             }
         }
         // SAFETY: the caller's contract.
-        Work::Programs => unsafe { polling::launch(active, stream, &parts) }?,
+        Work::Programs => drop(unsafe { polling::launch(active, stream, &parts) }?),
     }
     members.leave(active, stream, label)?;
     // SAFETY: as above.

@@ -14,7 +14,7 @@ mod image;
 
 use std::ffi::c_void;
 
-use super::active::Active;
+use super::active::{Active, Mark};
 use super::context::Primary;
 use super::kernels::{EntryPoint, INTERPRETERS, Interpreters};
 use super::launch::{self, GridShape};
@@ -121,13 +121,18 @@ pub(super) fn polls(parts: &[LaunchPart]) -> bool {
     parts.iter().any(|part| part.status.place::<Seats>().is_some())
 }
 
-/// Launches the programs of all parts, whose ranks have seats on this GPU. The context must be current.
+/// Launches the programs of all parts, whose ranks have seats on this GPU. The context must be current. Returns the end of
+/// the launch, unless nothing was launched or it is captured.
 ///
 /// # Safety
 /// As [`crate::device::Queue::launch`].
-pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &[LaunchPart]) -> Result<()> {
+pub(super) unsafe fn launch(
+    active: &Arc<Active>,
+    stream: StreamHandle,
+    parts: &[LaunchPart],
+) -> Result<Option<Arc<Mark>>> {
     if differ(parts) {
-        return Ok(());
+        return Ok(None);
     }
     let mut polling = None;
     let mut words = Vec::with_capacity(parts.len());
@@ -146,7 +151,7 @@ pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, parts: &
         let blocks = if part.is_of_messages() { seats.messages } else { seats.collective };
         words.push(PartWords { part, arithmetic, page: seats.page, blocks });
     }
-    let (Some(polling), Some(entry)) = (polling, entry) else { return Ok(()) };
+    let (Some(polling), Some(entry)) = (polling, entry) else { return Ok(None) };
     let function = polling.interpreters.function(entry);
     let primary = active.primary();
     let _nothing_is_freed = primary.gate().launch();

@@ -4,14 +4,15 @@ use std::any::Any;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::active::Active;
+use super::active::{Active, Mark};
 use super::launch::{self, PassKind};
 use super::levels::LevelLaunch;
 use super::result::call;
-use super::stream::{OwnStream, StreamHandle};
-use super::{members, polling, programs};
+use super::stream::{Capture, OwnStream, StreamHandle};
+use super::walks::Walks;
+use super::{members, polling};
 use crate::device::records::LaunchPart;
-use crate::device::{CaptureId, Event, Home, Kernel, Pass, Place, Queue};
+use crate::device::{CaptureId, Event, Home, Kernel, Pass, Place, Queue, Surroundings};
 use crate::error::{Error, Result};
 use crate::sync::primitive::Arc;
 
@@ -22,6 +23,7 @@ pub(super) struct StreamQueue {
     stream: Stream,
     home: Home,
     active: Arc<Active>,
+    walks: Walks,
     /// Keeps a program's stream alive while this queue lives, if the program gave something that does.
     keep: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -51,7 +53,7 @@ impl Stream {
 impl StreamQueue {
     /// A queue on a stream of its own.
     pub(super) fn new(active: Arc<Active>, home: Home) -> Result<StreamQueue> {
-        Ok(StreamQueue { stream: Stream::Own(active.stream()?), home, active, keep: None })
+        Ok(StreamQueue { stream: Stream::Own(active.stream()?), home, active, walks: Walks::default(), keep: None })
     }
 
     /// A queue on a program's stream, which `keep` keeps alive if it is given.
@@ -66,26 +68,44 @@ impl StreamQueue {
     ) -> Result<StreamQueue> {
         active.primary().check_owns(stream)?;
         let stream = if stream.is_per_thread() { Stream::PerThread(active.stream()?) } else { Stream::Named(stream) };
-        Ok(StreamQueue { stream, home, active, keep })
+        Ok(StreamQueue { stream, home, active, walks: Walks::default(), keep })
     }
 
-    /// Makes the graph of a captured launch keep the memory of the launch, and the status pages of its ranks: what is
-    /// replayed when a communicator has gone must not see the page of another one in that place.
-    fn keep_captured(&self, parts: &[LaunchPart]) -> Result<()> {
-        if let Some(capture) = self.stream.handle().capture(self.active.primary())? {
+    /// The capture under way, if any. Makes its graph keep the memory of a launch, and the status pages of its ranks:
+    /// what is replayed when a communicator has gone must not see the page of another one in that place.
+    fn keep_captured(&self, parts: &[LaunchPart]) -> Result<Option<Capture>> {
+        let capture = self.stream.handle().capture(self.active.primary())?;
+        if let Some(capture) = capture {
             let regions = parts.iter().flat_map(|part| part.keep.iter().cloned()).collect();
             let pages = parts.iter().map(|part| Arc::clone(&part.status)).collect();
             self.active.keep_for_graph(capture, (regions, pages))?;
         }
-        Ok(())
+        Ok(capture)
+    }
+
+    /// The end of a launch that has just been put here, in this capture if there is one; `marked` is a mark of it, if
+    /// there is one.
+    fn end(&self, capture: Option<Capture>, marked: Option<Arc<Mark>>) -> Result<Arc<dyn Event>> {
+        let stream = self.stream.handle();
+        if capture.is_some() {
+            return self.active.captured_point(stream);
+        }
+        let end = marked.map_or_else(|| self.active.mark(stream), Ok)?;
+        self.note_end(&end);
+        Ok(end)
     }
 
     /// Notes the end of work on a program's stream: `Active` knows our own streams only.
-    fn note_end(&self) -> Result<()> {
-        if let Stream::Named(stream) = self.stream
-            && stream.capture(self.active.primary())?.is_none()
-        {
-            self.active.under_way(self.active.mark(stream)?);
+    fn note_end(&self, end: &Arc<Mark>) {
+        if matches!(self.stream, Stream::Named(_)) {
+            self.active.under_way(Arc::clone(end));
+        }
+    }
+
+    /// [`StreamQueue::note_end`] of work for which nobody wants an event.
+    fn note(&self, capture: Option<Capture>) -> Result<()> {
+        if matches!(self.stream, Stream::Named(_)) && capture.is_none() {
+            self.note_end(&self.active.mark(self.stream.handle())?);
         }
         Ok(())
     }
@@ -110,7 +130,7 @@ impl Queue for StreamQueue {
         // SAFETY: the caller vouches for both places until an event is done that is recorded later.
         let put = unsafe { call!(primary, cuMemcpyAsync(into, from, to.bytes, self.stream.handle().0)) };
         put.map_err(|failure| primary.error(failure))?;
-        self.note_end()
+        self.note(self.stream.handle().capture(primary)?)
     }
 
     unsafe fn fold(&mut self, kernel: &Kernel, pass: &Pass<'_>) -> Result<()> {
@@ -122,37 +142,37 @@ impl Queue for StreamQueue {
         let work = PassKind::new(kernel, pass.sources.len(), pass.raw, pass.finish);
         let step = work.step(pass.count as u64, (0, sources), targets);
         let _entered = self.active.primary().enter()?;
-        self.keep_captured(&[])?;
+        let capture = self.keep_captured(&[])?;
         let tables = (&[step][..], &launch::operands_of(pass)[..]);
         // SAFETY: the caller vouches for sources and targets until an event is done that is recorded later.
         unsafe { self.active.launch(self.stream.handle(), work.entry, tables, work.bytes(pass.count as u64)) }?;
-        self.note_end()
+        self.note(capture)
     }
 
-    unsafe fn launch(&mut self, parts: Vec<LaunchPart>) -> Result<()> {
-        if parts.iter().any(|part| part.across.is_some()) {
-            let _entered = self.active.primary().enter()?;
-            self.keep_captured(&parts)?;
-            // SAFETY: the caller's contract.
-            let launched = unsafe { members::launch(&self.active, self.stream.handle(), parts) };
-            return launched.and(self.note_end());
-        }
-        if polling::polls(&parts) {
-            let _entered = self.active.primary().enter()?;
-            self.keep_captured(&parts)?;
-            // SAFETY: the caller's contract.
-            let launched = unsafe { polling::launch(&self.active, self.stream.handle(), &parts) };
-            return launched.and(self.note_end());
-        }
-        let Some(launches) = programs::launches(&parts)? else { return Ok(()) };
+    unsafe fn launch(&mut self, parts: Vec<LaunchPart>) -> Result<Arc<dyn Event>> {
+        let stream = self.stream.handle();
         let _entered = self.active.primary().enter()?;
-        self.keep_captured(&parts)?;
-        let launched = launches.iter().try_for_each(|LevelLaunch { entry, steps, operands, bytes }| {
-            // SAFETY: the caller vouches for all memory of the parts until an event is done that is recorded later.
-            // What the parts keep goes when this call returns: `Active::retire` keeps it while this stream has work.
-            unsafe { self.active.launch(self.stream.handle(), *entry, (steps, operands), *bytes) }
-        });
-        launched.and(self.note_end())
+        let capture = self.keep_captured(&parts)?;
+        let mut marked = None;
+        let launched = if parts.iter().any(|part| part.across.is_some()) {
+            // SAFETY: the caller's contract.
+            unsafe { members::launch(&self.active, (stream, &mut self.walks), parts) }
+        } else if polling::polls(&parts) {
+            // SAFETY: the caller's contract.
+            unsafe { polling::launch(&self.active, stream, &parts) }.map(|end| marked = end)
+        } else {
+            let launches = self.walks.launches(&parts)?;
+            launches.iter().flat_map(|launches| &**launches).try_for_each(
+                |LevelLaunch { entry, steps, operands, bytes }| {
+                    // SAFETY: the caller vouches for all memory of the parts until an event is done that is recorded later.
+                    // What the parts keep goes when this call returns: `Active::retire` keeps it while this stream has work.
+                    unsafe { self.active.launch(stream, *entry, (steps, operands), *bytes) }
+                },
+            )
+        };
+        // Of a launch that has failed, a part may be in the stream.
+        let end = self.end(capture, marked);
+        launched.and(end)
     }
 
     fn capture(&mut self) -> Result<Option<CaptureId>> {
@@ -189,6 +209,10 @@ impl Queue for StreamQueue {
     fn record(&mut self) -> Result<Arc<dyn Event>> {
         let _entered = self.active.primary().enter()?;
         self.active.point(self.stream.handle())
+    }
+
+    fn surroundings(&self) -> Option<Arc<dyn Surroundings>> {
+        Some(Arc::clone(self.active.primary()) as Arc<dyn Surroundings>)
     }
 }
 

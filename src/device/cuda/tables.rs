@@ -65,6 +65,14 @@ impl User {
         }
     }
 
+    /// The end of a launch.
+    pub(super) fn end(&self) -> Option<Arc<Mark>> {
+        match self {
+            User::Launch(mark) => Some(Arc::clone(mark)),
+            User::Nobody | User::Graph(_) => None,
+        }
+    }
+
     /// Whether the content is needed no more.
     pub(super) fn is_done(&self) -> bool {
         match self {

@@ -109,6 +109,7 @@ fn the_contract_holds_on_virtual_gpus() {
 #[test]
 fn everything_here_holds_on_virtual_gpus() {
     must_pass("1", "device::cuda::tests::gpu::", &[]);
+    must_pass("2-nvswitch", "tests::gpu::guards_inside_of_guards", &[]);
     must_pass("1", "alone::memory_is_not_freed_while_work", &[]);
     must_pass("2-nvswitch", "alone::memory_is_not_freed_while_another", &[]);
     must_pass("1", "cuda::tests::lines::", &[]);

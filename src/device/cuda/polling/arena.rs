@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::image::{self, Blocks, PartWords};
 use crate::device::HostRegion;
-use crate::device::cuda::active::Active;
+use crate::device::cuda::active::{Active, Mark};
 use crate::device::cuda::context::Primary;
 use crate::device::cuda::pieces::{FreePieces, Piece};
 use crate::device::cuda::stream::StreamHandle;
@@ -97,13 +97,13 @@ impl ImageMemory {
     }
 
     /// Writes the images of a launch, and calls `start` with their places and the bytes of the launch's longest fold.
-    /// The context must be current.
+    /// The context must be current. Returns the end of the launch, unless nothing was launched or it is captured.
     pub(super) fn launch(
         &self,
         (active, stream): (&Arc<Active>, StreamHandle),
         parts: &[PartWords<'_>],
         start: impl FnOnce(Blocks, u64) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Option<Arc<Mark>>> {
         let mut state = self.lock();
         state.clock += 1;
         if state.launches.len() >= MANY_LAUNCHES {
@@ -132,7 +132,7 @@ impl ImageMemory {
             Ok(Some(user)) => user,
             Ok(None) => {
                 state.free.give_back(piece);
-                return Ok(());
+                return Ok(None);
             }
             Err(error) => {
                 // The kernel may have been put into the stream before the failure, so the piece is never reused.
@@ -147,8 +147,9 @@ impl ImageMemory {
                 program.users.push(user.clone());
             }
         }
+        let end = user.end();
         state.launches.push((piece, user));
-        Ok(())
+        Ok(end)
     }
 
     /// The images of a program, which are made if there are none yet.

@@ -10,7 +10,7 @@ use super::super::active::Active;
 use super::super::result::{Driver, call};
 use super::super::stream::{OwnEvent, OwnStream};
 use super::super::{Cuda, StreamHandle, gpus, locate};
-use crate::device::{Device, Event, Home, Kernel, Pass, Place, Region, Sharing, Store};
+use crate::device::{Device, Event, Home, Kernel, Pass, Place, Region, Sharing, Store, Surroundings};
 use crate::error::{Kind, Result};
 use crate::sync::Deadline;
 use crate::sync::primitive::Arc;
@@ -213,6 +213,38 @@ fn the_callers_context_and_capture_mode_are_as_they_were() {
     assert_eq!(state(), (own, 1), "after a failure too");
     // SAFETY: ours, and nothing lives in it.
     assert_eq!(unsafe { destroy(own) }, 0);
+}
+
+/// A guard inside of another one of its GPU asks the driver for nothing, and one of another GPU in between is no such
+/// other one.
+#[test]
+fn guards_inside_of_guards_leave_what_they_found() {
+    let Ok([one, other, ..]) = gpus() else { return };
+    let functions = Driver::get().unwrap().functions();
+    let current = || {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the place is ours.
+        assert_eq!(unsafe { (functions.cuCtxGetCurrent)(&raw mut context) }, 0);
+        context.addr() as u64
+    };
+    let (one, other) = (one.active().unwrap(), other.active().unwrap());
+    let (one, other) = (one.primary(), other.primary());
+    let both = [one.number(), other.number()];
+    one.around(&mut || {
+        assert_eq!(current(), both[0]);
+        let again = one.enter().unwrap();
+        let elsewhere = other.enter().unwrap();
+        assert_eq!(current(), both[1]);
+        let back = one.enter().unwrap();
+        assert_eq!(current(), both[0]);
+        drop(back);
+        assert_eq!(current(), both[1]);
+        drop(elsewhere);
+        assert_eq!(current(), both[0]);
+        drop(again);
+        assert_eq!(current(), both[0]);
+    });
+    assert_eq!(current(), 0);
 }
 
 /// Capture and graphs, which the library leaves to programs.

@@ -1,8 +1,10 @@
 //! How an entry point is made: its pointers are types that check themselves, its result is a code, it is in the table that
 //! `cuGetProcAddress` searches, and before it runs the faults on demand are asked.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use vcuda::driver::{self, CUresult, Outcome};
 use vcuda::{fault, schedule};
@@ -195,11 +197,35 @@ pub(crate) use entries;
 
 /// Runs an entry point's body: faults first, no panic gets out, the code comes back as a number.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+    let begun = Instant::now();
     let code = run(name, body);
+    let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    USE.set(Use { calls: USE.get().calls + 1, nanoseconds: USE.get().nanoseconds.saturating_add(took) });
     if driver::prints_calls() {
         eprintln!("vcuda: {name}: {code}");
     }
     code.0
+}
+
+/// What a thread has asked of the driver.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct Use {
+    /// Its calls that have returned.
+    calls: u64,
+    /// How long they took together.
+    nanoseconds: u64,
+}
+
+thread_local! {
+    static USE: Cell<Use> = const { Cell::new(Use { calls: 0, nanoseconds: 0 }) };
+}
+
+/// What the calling thread has asked of the driver so far: a program that times its own work takes it away. No driver but
+/// this one has it.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn vcudaThreadUse() -> Use {
+    USE.get()
 }
 
 fn run(name: &'static str, body: impl FnOnce() -> Outcome) -> CUresult {

@@ -42,6 +42,7 @@ const PARTS: Parts = &[
     ("lost", lost),
     ("cycle of two processes", processes::cycle_of_two_processes),
     ("missing entry points", missing_entry_points),
+    ("use", thread_use),
     ("fabric lies", processes::fabric_lies),
     ("fabric", processes::fabric),
     ("fabric importer", processes::fabric_importer),
@@ -473,6 +474,26 @@ fn entry_points_that_are_missing_are_told_in_one_line() {
     for name in ["cuTexRefCreate", "cuMulticastCreate"] {
         assert!(errors.contains(&format!("{name} is not among the entry points")), "{errors}");
     }
+}
+
+#[test]
+fn each_thread_is_told_what_it_has_asked_of_the_driver() {
+    run("use", &[]);
+}
+
+fn thread_use() {
+    // SAFETY: the function has this form, and the library stays.
+    let ask: extern "C" fn() -> (u64, u64) = unsafe { std::mem::transmute(symbol("vcudaThreadUse")) };
+    start(0);
+    let before = ask();
+    for _ in 0..5 {
+        ok("cuMemFree_v2", &[get("cuMemAlloc_v2", &[64])]);
+    }
+    // Others' calls do not count.
+    std::thread::spawn(|| assert_eq!(call("cuCtxSynchronize", &[]), 201)).join().expect("a thread");
+    let after = ask();
+    assert_eq!(after.0 - before.0, 10);
+    assert!(after.1 > before.1, "{after:?}");
 }
 
 fn missing_entry_points() {
