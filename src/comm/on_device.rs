@@ -373,13 +373,16 @@ impl Engine {
         let peers = || launched.peers();
         let (patience, watch) = (self.patience(), FailureWatch::new(&session, launched.waiting_for(&peers)));
         let (side, fabric) = self.device_and_fabric()?;
-        let attention = side.far.take_attention();
         let mut wait = DeviceWait { session: &session, fabric, patience, watch, backoff: Backoff::new(patience) };
         let stream = side.stream(order).clone();
         stream.at_once(|| {
-            let captured = stream.capture()?.is_some();
+            let asked = stream.capture().inspect_err(|_| drop(side.far.take_attention()));
+            let captured = asked?.is_some();
             let turn = &mut |missing: &[Rank]| wait.turn(&|| on_this_device(missing));
-            match (put(side, Putting { stream: &stream, captured, turn }), order) {
+            let put = put(side, Putting { stream: &stream, captured, turn });
+            // Not before: what a graph keeps depends on whether the launch has any.
+            let attention = side.far.take_attention();
+            match (put, order) {
                 // Captured work runs later, and as often as the program likes: there is nothing to wait for.
                 (Ok(_), Order::Stream(_)) if captured => Ok(()),
                 (Ok(end), Order::Stream(_)) => side.watch_over(&session, (launched.clone(), end), attention),

@@ -121,8 +121,8 @@ pub(super) fn polls(parts: &[LaunchPart]) -> bool {
     parts.iter().any(|part| part.status.place::<Seats>().is_some())
 }
 
-/// Launches the programs of all parts, whose ranks have seats on this GPU. The context must be current. Returns the end of
-/// the launch, unless nothing was launched or it is captured.
+/// Launches the programs of all parts, whose ranks have seats on this GPU. The context must be current. Returns the end
+/// of the launch, unless nothing was launched or it is captured.
 ///
 /// # Safety
 /// As [`crate::device::Queue::launch`].

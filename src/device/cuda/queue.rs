@@ -162,13 +162,12 @@ impl Queue for StreamQueue {
             unsafe { polling::launch(&self.active, stream, &parts) }.map(|end| marked = end)
         } else {
             let launches = self.walks.launches(&parts)?;
-            launches.iter().flat_map(|launches| &**launches).try_for_each(
-                |LevelLaunch { entry, steps, operands, bytes }| {
-                    // SAFETY: the caller vouches for all memory of the parts until an event is done that is recorded later.
-                    // What the parts keep goes when this call returns: `Active::retire` keeps it while this stream has work.
-                    unsafe { self.active.launch(stream, *entry, (steps, operands), *bytes) }
-                },
-            )
+            let mut all = launches.iter().flat_map(|launches| &**launches);
+            all.try_for_each(|LevelLaunch { entry, steps, operands, bytes }| {
+                // SAFETY: the caller vouches for all memory of the parts until an event is done that is recorded later.
+                // What the parts keep goes when this call returns: `Active::retire` keeps it while this stream has work.
+                unsafe { self.active.launch(stream, *entry, (steps, operands), *bytes) }
+            })
         };
         // Of a launch that has failed, a part may be in the stream.
         let end = self.end(capture, marked);
