@@ -165,7 +165,7 @@ impl Queue for StreamQueue {
             let mut all = launches.iter().flat_map(|launches| &**launches);
             all.try_for_each(|LevelLaunch { entry, steps, operands, bytes }| {
                 // SAFETY: the caller vouches for all memory of the parts until an event is done that is recorded later.
-                // What the parts keep goes when this call returns: `Active::retire` keeps it while this stream has work.
+                // What the parts keep goes when this call returns; `Active::retire` keeps it while this stream works.
                 unsafe { self.active.launch(stream, *entry, (steps, operands), *bytes) }
             })
         };
