@@ -41,6 +41,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use crate::error::{Error, Result};
 use crate::sync::primitive::{Arc, Mutex, MutexGuard, OnceLock};
@@ -382,7 +383,7 @@ pub trait Queue: fmt::Debug + Send {
 
 /// What a device sets up in a thread for each call, and takes down after it. With it around several calls, that is done
 /// once for all of them.
-pub trait Surroundings: fmt::Debug + Send + Sync {
+pub trait Surroundings: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Calls `body` inside. Where nothing can be set up, the calls of `body` find out themselves.
     fn around(&self, body: &mut dyn FnMut());
 }

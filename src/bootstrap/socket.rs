@@ -45,8 +45,20 @@ pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
 /// # Errors
 /// The system's error if the attempt fails at once.
 pub(crate) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    connect_as(address, |_| Ok(()))
+}
+
+/// [`connect`] of a socket that was given its options by `tune`.
+///
+/// # Errors
+/// As there, and of `tune`.
+pub(crate) fn connect_as(
+    address: SocketAddr,
+    tune: impl FnOnce(&SockRef<'_>) -> io::Result<()>,
+) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     prepare(&socket)?;
+    tune(&SockRef::from(&socket))?;
     match socket.connect(&address.into()) {
         Ok(()) => {}
         Err(error) if poller::is_under_way(&error) => {}

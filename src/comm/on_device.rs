@@ -34,7 +34,7 @@ use crate::sync::ring::Label;
 use crate::sync::{Backoff, Deadline, Patience};
 use crate::sys::{clock, futex};
 use crate::transport::{ConnectionMemory, Fabric, Need, QueueMemory, Sizes};
-use crate::types::{Collective, Elements, Rank};
+use crate::types::{Collective, Elements, Protocol, Rank};
 
 /// What one rank has on its device for one communicator.
 #[derive(Debug)]
@@ -66,8 +66,17 @@ pub(crate) struct DeviceSide {
     /// Scratch that no peer reads, for plans over connections alone: peers may still read what the plan before has put
     /// into the scratch that they see, and such a plan waits for none of them before it writes.
     own_scratch: Region,
-    /// The copy of the last call of a rank that is alone, and its elements: the next one is often the same.
-    last_copy: Option<(Elements, Lowered)>,
+    /// The last program that the chooser's cache does not hold: the next one is often the same.
+    last_lowered: Option<(LoweredFrom, Lowered)>,
+}
+
+/// All that the program of a scan depends on, or of a rank that is alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct LoweredFrom {
+    collective: Collective,
+    count: Elements,
+    room: Elements,
+    protocol: Protocol,
 }
 
 /// What a launch does, and so for which ranks it waits.
@@ -129,9 +138,17 @@ impl DeviceSide {
             staged_ends: HashMap::new(),
             windows: DeviceWindows::default(),
             messages: None,
-            last_copy: None,
+            last_lowered: None,
             own_scratch: device::of(home)?.allocate(own_scratch_bytes(session.settings.sizes), Sharing::Threads)?,
         })
+    }
+
+    /// The program that `lower` makes from `from`, made anew where the last one was made from something else.
+    fn lowered_from(&mut self, from: LoweredFrom, lower: impl FnOnce() -> Lowered) -> Lowered {
+        match &self.last_lowered {
+            Some((last, lowered)) if *last == from => lowered.clone(),
+            _ => self.last_lowered.insert((from, lower())).1.clone(),
+        }
     }
 
     /// This rank's end of a connection whose words are in the host's memory; `None` where all is in the memory of the
@@ -269,24 +286,30 @@ impl Engine {
             }
             let (input, output) = call.lengths(world)?;
             let count = input.min(output);
-            let last_copy = &mut self.side_mut()?.last_copy;
-            if last_copy.as_ref().is_none_or(|(of, _)| *of != count) {
-                *last_copy = plan::copy_lane(count).map(|lane| (count, lower::plan(&[lane], Windows::None)));
-            }
-            return Ok(last_copy.as_ref().map(|(_, lowered)| (lowered.clone(), Windows::None)));
+            let Some(lane) = plan::copy_lane(count) else { return Ok(None) };
+            let from = LoweredFrom { collective: call.collective, count, room: count, protocol: Protocol::Simple };
+            let lowered = self.side_mut()?.lowered_from(from, || lower::plan(&[lane], Windows::None));
+            return Ok(Some((lowered, Windows::None)));
         }
         if matches!(call.collective, Collective::Scan | Collective::Exscan) {
             let (sizes, exclusive) = (&self.session.settings.sizes, call.collective == Collective::Exscan);
             let size = u64::from(call.data_type.size());
             let count = Elements(call.count.of(world.rank));
             let protocol = self.chooser.scan_protocol(Question::of(call))?;
-            let room = self.chooser.slot_bytes(protocol).min(own_scratch_bytes(*sizes) as u64) / size;
-            let lane = plan::scan_lane(world, exclusive, count, Elements(room));
+            let room = Elements(self.chooser.slot_bytes(protocol).min(own_scratch_bytes(*sizes) as u64) / size);
             if log::hears_calls() {
                 let line = LineOfWay { collective: call.collective, bytes: count.0 * size, peer: None, protocol };
                 log::detail!(Tuning @ world.rank, "{line}");
             }
-            return Ok((count.0 > 0).then(|| (lower::plan_by(&[lane], (Windows::None, protocol)), Windows::None)));
+            if count.0 == 0 {
+                return Ok(None);
+            }
+            let from = LoweredFrom { collective: call.collective, count, room, protocol };
+            let lower = || {
+                let lane = plan::scan_lane(world, exclusive, count, room);
+                lower::plan_by(&[lane], (Windows::None, protocol))
+            };
+            return Ok(Some((self.side_mut()?.lowered_from(from, lower), Windows::None)));
         }
         if in_windows {
             let program = self.chooser.device_program(call, Windows::Symmetric)?;
@@ -375,39 +398,45 @@ impl Engine {
         let (side, fabric) = self.device_and_fabric()?;
         let mut wait = DeviceWait { session: &session, fabric, patience, watch, backoff: Backoff::new(patience) };
         let stream = side.stream(order).clone();
-        stream.at_once(|| {
-            let asked = stream.capture().inspect_err(|_| drop(side.far.take_attention()));
-            let captured = asked?.is_some();
-            let turn = &mut |missing: &[Rank]| wait.turn(&|| on_this_device(missing));
-            let put = put(side, Putting { stream: &stream, captured, turn });
-            // Not before: what a graph keeps depends on whether the launch has any.
-            let attention = side.far.take_attention();
-            match (put, order) {
-                // Captured work runs later, and as often as the program likes: there is nothing to wait for.
-                (Ok(_), Order::Stream(_)) if captured => Ok(()),
-                (Ok(end), Order::Stream(_)) => side.watch_over(&session, (launched.clone(), end), attention),
-                (Ok(end), Order::Caller) => {
-                    let ended = wait.until(&*end);
-                    if ended.is_err() {
-                        // The launch must not touch the caller's memory after this call returns.
-                        await_end((&*end, Some(&side.status)), &session)?;
-                    }
-                    side.fault(&session).and(ended)
-                }
-                (Err(error), Order::Stream(_)) if !captured && matches!(launched, Launched::Messages(_)) => {
-                    // Some of the messages may be in the stream, of a communicator that goes on.
-                    side.watch_over(&session, (launched.clone(), stream.record()?), attention)?;
-                    Err(error)
-                }
-                (Err(error), Order::Stream(_)) => Err(error),
-                (Err(error), Order::Caller) => {
-                    // Other ranks may have started copies for this call: they must not touch the caller's memory after
-                    // it returns.
-                    let told = side.meeting.is_led().then_some(&*side.status);
-                    stream.record().and_then(|end| await_end((&*end, told), &session)).and(Err(error))
-                }
+        let alone = side.cohort.is_alone();
+        let putting = || {
+            let captured = stream.capture()?.is_some();
+            if captured && matches!(order, Order::Caller) {
+                stream.check_runs()?;
             }
-        })
+            let turn = &mut |missing: &[Rank]| wait.turn(&|| on_this_device(missing));
+            Ok((put(side, Putting { stream: &stream, captured, turn }), captured))
+        };
+        // A wait for other ranks may call what the program has given for the log.
+        let asked = if alone { stream.at_once(putting) } else { putting() };
+        // Not before: what a graph keeps depends on whether the launch has any.
+        let attention = side.far.take_attention();
+        let (put, captured) = asked?;
+        match (put, order) {
+            // Captured work runs later, and as often as the program likes: there is nothing to wait for.
+            (Ok(_), Order::Stream(_)) if captured => Ok(()),
+            (Ok(end), Order::Stream(_)) => side.watch_over(&session, (launched.clone(), end), attention),
+            (Ok(end), Order::Caller) => {
+                let ended = wait.until(&*end);
+                if ended.is_err() {
+                    // The launch must not touch the caller's memory after this call returns.
+                    await_end((&*end, Some(&side.status)), &session)?;
+                }
+                side.fault(&session).and(ended)
+            }
+            (Err(error), Order::Stream(_)) if !captured && matches!(launched, Launched::Messages(_)) => {
+                // Some of the messages may be in the stream, of a communicator that goes on.
+                side.watch_over(&session, (launched.clone(), stream.record()?), attention)?;
+                Err(error)
+            }
+            (Err(error), Order::Stream(_)) => Err(error),
+            (Err(error), Order::Caller) => {
+                // Other ranks may have started copies for this call: they must not touch the caller's memory after it
+                // returns.
+                let told = side.meeting.is_led().then_some(&*side.status);
+                stream.record().and_then(|end| await_end((&*end, told), &session)).and(Err(error))
+            }
+        }
     }
 
     /// Makes this rank's side on the device of a call if there is none, and fails if an earlier launch has failed.

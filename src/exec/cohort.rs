@@ -26,6 +26,13 @@ pub struct DeviceStream {
     home: Home,
 }
 
+// Programs that catch panics around calls on a stream count on it.
+#[cfg(not(loom))]
+const _: () = {
+    const fn is_unwind_safe<T: std::panic::UnwindSafe + std::panic::RefUnwindSafe>() {}
+    is_unwind_safe::<DeviceStream>();
+};
+
 impl DeviceStream {
     /// A new stream of device number `device` of this process.
     ///
@@ -73,8 +80,8 @@ impl DeviceStream {
         result.and_then(|value| left.map(|()| value))
     }
 
-    /// Runs `put`, which makes several calls of the device. It must run no code of the program, which would find the
-    /// thread as the device's calls need it.
+    /// Runs `put`, which makes several calls of the device and does not wait: waits may call the program, by its log or
+    /// hooks, which would find the thread as the device's calls need it.
     pub(crate) fn at_once<T>(&self, put: impl FnOnce() -> Result<T>) -> Result<T> {
         let Some(surroundings) = &self.surroundings else { return put() };
         let (mut put, mut result) = (Some(put), None);
@@ -191,6 +198,11 @@ impl Cohort {
         }
     }
 
+    /// Whether it is the cohort of one rank, whose launches wait for nobody on the host.
+    pub fn is_alone(&self) -> bool {
+        self.members.len() == 1
+    }
+
     /// Whether a rank is a member.
     pub fn has(&self, rank: Rank) -> bool {
         self.members.binary_search(&rank).is_ok()
@@ -235,11 +247,25 @@ impl Meeting {
 /// # Safety
 /// As [`Queue::launch`].
 unsafe fn launch(arrived: Vec<(LaunchPart, DeviceStream)>, last: &mut Option<Last>) -> Result<()> {
-    let (parts, mut streams): (Vec<LaunchPart>, Vec<DeviceStream>) = arrived.into_iter().unzip();
-    let leader = streams.remove(0);
-    let mut others: Vec<DeviceStream> = Vec::new();
+    let (parts, streams): (Vec<LaunchPart>, Vec<DeviceStream>) = arrived.into_iter().unzip();
+    let (leader, streams) = streams.split_first().ok_or_else(|| Error::internal("a launch without ranks"))?;
+    // SAFETY: the caller's contract.
+    leader.at_once(|| unsafe { launch_on(leader, parts, streams, last) })
+}
+
+/// [`launch`] on the stream of the first member, with those of the others.
+///
+/// # Safety
+/// As there.
+unsafe fn launch_on(
+    leader: &DeviceStream,
+    parts: Vec<LaunchPart>,
+    streams: &[DeviceStream],
+    last: &mut Option<Last>,
+) -> Result<()> {
+    let mut others: Vec<&DeviceStream> = Vec::new();
     for stream in streams {
-        if !stream.is(&leader) && !others.iter().any(|other| other.is(&stream)) {
+        if !stream.is(leader) && !others.iter().any(|other| other.is(stream)) {
             others.push(stream);
         }
     }
@@ -254,7 +280,7 @@ unsafe fn launch(arrived: Vec<(LaunchPart, DeviceStream)>, last: &mut Option<Las
         leader.queue().after(&before)?;
     }
     if let Some(last) = last
-        && !last.stream.is(&leader)
+        && !last.stream.is(leader)
         && last.capture == capture
         && (capture.is_some() || !last.done.is_done()?)
     {
@@ -263,6 +289,6 @@ unsafe fn launch(arrived: Vec<(LaunchPart, DeviceStream)>, last: &mut Option<Las
     // SAFETY: the caller's contract.
     let done = unsafe { leader.queue().launch(parts) }?;
     others.iter().try_for_each(|stream| stream.queue().after(&done))?;
-    *last = Some(Last { stream: leader, done, capture });
+    *last = Some(Last { stream: leader.clone(), done, capture });
     Ok(())
 }

@@ -285,8 +285,10 @@ fn describe(tasks: &[&mut dyn Task], done: &[bool], links: &Links) -> String {
     if !named.is_empty() {
         return named.join("; ");
     }
-    let peers: Vec<String> = links.undrained().take(NAMED_TASKS).map(|peer| format!("rank {peer}")).collect();
-    format!("{} to take what was sent", peers.join(", "))
+    let mut peers = links.undrained().map(|peer| format!("rank {peer}"));
+    let named: Vec<String> = peers.by_ref().take(NAMED_TASKS).collect();
+    let more = if peers.next().is_some() { ", ..." } else { "" };
+    format!("{}{more} to take what was sent", named.join(", "))
 }
 
 /// Sleeps until something may have changed: on the sockets or on a flag that is waited for. If nothing else has to be

@@ -92,8 +92,8 @@ impl Transport for Net {
             Ok((ticket, address))
         };
         let (ticket, address) = read().map_err(|error| error.about(peer))?;
-        let terms = terms(bootstrap, Purpose::Data);
-        let connector = DataConnector::new(&terms, (self.me, peer), address, (ticket, self.options))?;
+        let (terms, addresses) = (terms(bootstrap, Purpose::Data), (bootstrap.interface().ip(), address));
+        let connector = DataConnector::new(&terms, (self.me, peer), addresses, (ticket, self.options))?;
         Ok(Box::new(Connecting { peer, connector }))
     }
 

@@ -20,6 +20,7 @@ use super::polling::Polling;
 use super::result::call;
 use super::stream::{Capture, OwnEvent, OwnStream, StreamHandle};
 use super::tables::Tables;
+use super::walks::Walks;
 use crate::device::{Event, Region, StatusPage};
 use crate::error::{Error, Result};
 use crate::log;
@@ -37,6 +38,7 @@ pub(super) struct Active {
     /// For processes that share the GPU, once there are some.
     meets: Mutex<Option<Arc<Meets>>>,
     tables: Tables,
+    walks: Walks,
     captures: Captures,
     service: OwnStream,
     chunks: Arc<Chunks>,
@@ -97,6 +99,7 @@ impl Active {
             polling: Mutex::default(),
             meets: Mutex::default(),
             tables,
+            walks: Walks::default(),
             captures: Captures::default(),
             service,
             chunks: Chunks::new(&primary),
@@ -156,6 +159,11 @@ impl Active {
     /// Memory for threads of this process.
     pub(super) fn chunks(&self) -> &Arc<Chunks> {
         &self.chunks
+    }
+
+    /// What walks through programs have yielded.
+    pub(super) fn walks(&self) -> &Walks {
+        &self.walks
     }
 
     /// The stream for set-up. Each user drains it.

@@ -2,8 +2,8 @@
 //!
 //! A program's own context and capture mode are left as they were: [`Primary::enter`] makes the primary context current
 //! and the thread's capture mode relaxed, and its guard undoes both; inside of that guard, entering again asks the
-//! driver for nothing. The mode must be relaxed, because a call of ours,
-//! such as the query of an event, would otherwise spoil the capture of another thread.
+//! driver for nothing. The mode must be relaxed, because a call of ours, such as the query of an event, would otherwise
+//! spoil the capture of another thread.
 
 use std::cell::Cell;
 use std::ffi::c_int;

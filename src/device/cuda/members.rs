@@ -25,7 +25,6 @@ use super::polling::{self, Seats, differ};
 use super::raw::MemoryOperation;
 use super::result::call;
 use super::stream::StreamHandle;
-use super::walks::Walks;
 use crate::device::records::{Across, LaunchPart, StageCopy};
 use crate::device::{DeviceRanks, HostRegion, LaunchFault, Region, StatusPage};
 use crate::error::{Error, Result};
@@ -133,11 +132,7 @@ fn try_words(active: &Active, address: u64) -> Result<()> {
 ///
 /// # Safety
 /// As [`crate::device::Queue::launch`]; the buffers of absent parts are stages of other processes.
-pub(super) unsafe fn launch(
-    active: &Arc<Active>,
-    (stream, walks): (StreamHandle, &mut Walks),
-    mut parts: Vec<LaunchPart>,
-) -> Result<()> {
+pub(super) unsafe fn launch(active: &Arc<Active>, stream: StreamHandle, mut parts: Vec<LaunchPart>) -> Result<()> {
     if differ(&parts) {
         return Ok(());
     }
@@ -165,7 +160,7 @@ pub(super) unsafe fn launch(
         if members.ranks.waits {
             Work::Programs
         } else {
-            let Some(launches) = walks.launches(&parts)? else { return Ok(()) };
+            let Some(launches) = active.walks().launches(&parts)? else { return Ok(()) };
             Work::Folds(launches)
         }
     };

@@ -9,7 +9,6 @@ use super::launch::{self, PassKind};
 use super::levels::LevelLaunch;
 use super::result::call;
 use super::stream::{Capture, OwnStream, StreamHandle};
-use super::walks::Walks;
 use super::{members, polling};
 use crate::device::records::LaunchPart;
 use crate::device::{CaptureId, Event, Home, Kernel, Pass, Place, Queue, Surroundings};
@@ -23,7 +22,6 @@ pub(super) struct StreamQueue {
     stream: Stream,
     home: Home,
     active: Arc<Active>,
-    walks: Walks,
     /// Keeps a program's stream alive while this queue lives, if the program gave something that does.
     keep: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -53,7 +51,7 @@ impl Stream {
 impl StreamQueue {
     /// A queue on a stream of its own.
     pub(super) fn new(active: Arc<Active>, home: Home) -> Result<StreamQueue> {
-        Ok(StreamQueue { stream: Stream::Own(active.stream()?), home, active, walks: Walks::default(), keep: None })
+        Ok(StreamQueue { stream: Stream::Own(active.stream()?), home, active, keep: None })
     }
 
     /// A queue on a program's stream, which `keep` keeps alive if it is given.
@@ -68,7 +66,7 @@ impl StreamQueue {
     ) -> Result<StreamQueue> {
         active.primary().check_owns(stream)?;
         let stream = if stream.is_per_thread() { Stream::PerThread(active.stream()?) } else { Stream::Named(stream) };
-        Ok(StreamQueue { stream, home, active, walks: Walks::default(), keep })
+        Ok(StreamQueue { stream, home, active, keep })
     }
 
     /// The capture under way, if any. Makes its graph keep the memory of a launch, and the status pages of its ranks:
@@ -103,9 +101,11 @@ impl StreamQueue {
     }
 
     /// [`StreamQueue::note_end`] of work for which nobody wants an event.
-    fn note(&self, capture: Option<Capture>) -> Result<()> {
-        if matches!(self.stream, Stream::Named(_)) && capture.is_none() {
-            self.note_end(&self.active.mark(self.stream.handle())?);
+    fn note(&self) -> Result<()> {
+        if let Stream::Named(stream) = self.stream
+            && stream.capture(self.active.primary())?.is_none()
+        {
+            self.active.under_way(self.active.mark(stream)?);
         }
         Ok(())
     }
@@ -130,7 +130,7 @@ impl Queue for StreamQueue {
         // SAFETY: the caller vouches for both places until an event is done that is recorded later.
         let put = unsafe { call!(primary, cuMemcpyAsync(into, from, to.bytes, self.stream.handle().0)) };
         put.map_err(|failure| primary.error(failure))?;
-        self.note(self.stream.handle().capture(primary)?)
+        self.note()
     }
 
     unsafe fn fold(&mut self, kernel: &Kernel, pass: &Pass<'_>) -> Result<()> {
@@ -142,11 +142,11 @@ impl Queue for StreamQueue {
         let work = PassKind::new(kernel, pass.sources.len(), pass.raw, pass.finish);
         let step = work.step(pass.count as u64, (0, sources), targets);
         let _entered = self.active.primary().enter()?;
-        let capture = self.keep_captured(&[])?;
+        self.keep_captured(&[])?;
         let tables = (&[step][..], &launch::operands_of(pass)[..]);
         // SAFETY: the caller vouches for sources and targets until an event is done that is recorded later.
         unsafe { self.active.launch(self.stream.handle(), work.entry, tables, work.bytes(pass.count as u64)) }?;
-        self.note(capture)
+        self.note()
     }
 
     unsafe fn launch(&mut self, parts: Vec<LaunchPart>) -> Result<Arc<dyn Event>> {
@@ -156,12 +156,12 @@ impl Queue for StreamQueue {
         let mut marked = None;
         let launched = if parts.iter().any(|part| part.across.is_some()) {
             // SAFETY: the caller's contract.
-            unsafe { members::launch(&self.active, (stream, &mut self.walks), parts) }
+            unsafe { members::launch(&self.active, stream, parts) }
         } else if polling::polls(&parts) {
             // SAFETY: the caller's contract.
             unsafe { polling::launch(&self.active, stream, &parts) }.map(|end| marked = end)
         } else {
-            let launches = self.walks.launches(&parts)?;
+            let launches = self.active.walks().launches(&parts)?;
             let mut all = launches.iter().flat_map(|launches| &**launches);
             all.try_for_each(|LevelLaunch { entry, steps, operands, bytes }| {
                 // SAFETY: the caller vouches for all memory of the parts until an event is done that is recorded later.

@@ -1,4 +1,4 @@
-//! Remembers what the walks through the programs of a queue's last launches have yielded. A program that trains calls
+//! Remembers what the walks through the programs of a GPU's last launches have yielded. A program that trains calls
 //! the same collectives on the same buffers again and again, and a walk through the programs of eight ranks takes the
 //! host many times as long as all else that it does for a call.
 
@@ -6,12 +6,13 @@ use super::levels::LevelLaunch;
 use super::programs;
 use crate::device::records::{LaunchPart, Numbers, PeerMemory, Records, Reduction, SlotQueue};
 use crate::error::Result;
-use crate::sync::primitive::Arc;
+use crate::sync::primitive::{Arc, Mutex, MutexGuard};
+use crate::types::{ReduceOp, Scalar};
 
 /// The walks of the last launches, the latest at the end.
 #[derive(Debug, Default)]
 pub(super) struct Walks {
-    known: Vec<Walk>,
+    known: Mutex<Vec<Walk>>,
 }
 
 /// What a walk was through, and what it has yielded.
@@ -21,7 +22,7 @@ struct Walk {
     launches: Arc<[LevelLaunch]>,
 }
 
-/// All of a part that a walk looks at, but the label: calls whose ranks have the same one differ in nothing else.
+/// All of a part that a walk looks at, but what [`is_ordinary`] has looked at: labels, faults and aborts.
 #[derive(Debug)]
 struct WalkedPart {
     // Kept, so that nothing else comes to lie at their addresses.
@@ -39,27 +40,40 @@ impl Walks {
     ///
     /// # Errors
     /// As there.
-    pub(super) fn launches(&mut self, parts: &[LaunchPart]) -> Result<Option<Arc<[LevelLaunch]>>> {
-        if !is_ordinary(parts) {
-            return Ok(programs::launches(parts)?.map(Arc::from));
-        }
-        if let Some(place) = self.known.iter().rposition(|walk| walk.is_through(parts)) {
-            // It becomes the latest.
-            self.known[place..].rotate_left(1);
-            return Ok(self.known.last().map(|walk| Arc::clone(&walk.launches)));
+    pub(super) fn launches(&self, parts: &[LaunchPart]) -> Result<Option<Arc<[LevelLaunch]>>> {
+        let ordinary = is_ordinary(parts);
+        if ordinary {
+            let mut known = self.lock();
+            if let Some(place) = known.iter().rposition(|walk| walk.is_through(parts)) {
+                // It becomes the latest.
+                known[place..].rotate_left(1);
+                return Ok(known.last().map(|walk| Arc::clone(&walk.launches)));
+            }
         }
         let Some(launches) = programs::launches(parts)? else { return Ok(None) };
-        if self.known.len() == MOST_WALKS {
-            self.known.remove(0);
-        }
         let launches: Arc<[LevelLaunch]> = launches.into();
-        self.known.push(Walk { parts: parts.iter().map(WalkedPart::of).collect(), launches: Arc::clone(&launches) });
+        if ordinary && launches.iter().map(|level| level.steps.len()).sum::<usize>() <= MOST_STEPS {
+            let parts = parts.iter().map(WalkedPart::of).collect();
+            let mut known = self.lock();
+            if known.len() == MOST_WALKS {
+                known.remove(0);
+            }
+            known.push(Walk { parts, launches: Arc::clone(&launches) });
+        }
         Ok(Some(launches))
+    }
+
+    /// What the lock guards is whole after every statement, so a panic elsewhere does not spoil it.
+    fn lock(&self) -> MutexGuard<'_, Vec<Walk>> {
+        self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-/// Walks that a queue remembers: a few buffers, each with a few collectives.
-const MOST_WALKS: usize = 32;
+/// Walks that a GPU remembers: those of some buffers of its communicators, each with a few collectives.
+const MOST_WALKS: usize = 64;
+/// Steps of a walk that is remembered. More of them move so much that the walk is little beside, and they take memory: some
+/// 100 bytes each.
+const MOST_STEPS: usize = 2048;
 
 /// Whether all parts are of one collective, and no rank has met a fault. What else there is shows in the walk.
 fn is_ordinary(parts: &[LaunchPart]) -> bool {
@@ -93,10 +107,22 @@ impl WalkedPart {
         Arc::ptr_eq(&self.records, &part.records)
             && Arc::ptr_eq(&self.numbers, &part.numbers)
             && Arc::ptr_eq(&self.peers, &part.peers)
-            && self.folding == part.folding
+            && is_same(self.folding, part.folding)
             && self.rank == part.rank
             && self.bases == part.bases
             && self.queues == part.queues
+    }
+}
+
+/// Whether both compute the same bits: 0 and -0 are equal scalars, and do not.
+fn is_same(one: Reduction, other: Reduction) -> bool {
+    let bits = |folding: Reduction| match folding.op {
+        Some(ReduceOp::PreMulSum(Scalar::Float(scalar))) => Some(scalar.to_bits()),
+        _ => None,
+    };
+    match (bits(one), bits(other)) {
+        (None, None) => one == other,
+        (mine, theirs) => mine == theirs && (one.data_type, one.world) == (other.data_type, other.world),
     }
 }
 
@@ -140,8 +166,8 @@ mod tests {
     #[test]
     fn a_call_that_comes_again_is_not_walked_again() {
         let (short, long, peers) = (copy(10), copy(20), Arc::from([PeerMemory::default()]));
-        let mut walks = Walks::default();
-        let mut ask = |part: LaunchPart| walks.launches(&[part]).unwrap();
+        let walks = Walks::default();
+        let ask = |part: LaunchPart| walks.launches(&[part]).unwrap();
         let first = ask(part(&short, &peers, (1000, 2000), 7)).unwrap();
         assert_eq!(copies(&first), [(1000, 2000, 10)]);
         assert!(Arc::ptr_eq(&first, &ask(part(&short, &peers, (1000, 2000), 8)).unwrap()));
@@ -165,14 +191,27 @@ mod tests {
     #[test]
     fn the_walk_that_was_longest_not_asked_for_is_forgotten() {
         let (program, peers) = (copy(10), Arc::from([PeerMemory::default()]));
-        let mut walks = Walks::default();
-        let mut ask = |to: usize| walks.launches(&[part(&program, &peers, (0, to as u64), 0)]).unwrap().unwrap();
-        let all: Vec<_> = (0..MOST_WALKS).map(&mut ask).collect();
+        let walks = Walks::default();
+        let ask = |to: usize| walks.launches(&[part(&program, &peers, (0, to as u64), 0)]).unwrap().unwrap();
+        let all: Vec<_> = (0..MOST_WALKS).map(ask).collect();
         // The first becomes the latest, and one more takes the place of the second.
         assert!(Arc::ptr_eq(&all[0], &ask(0)));
         let _more = ask(MOST_WALKS);
         assert!(Arc::ptr_eq(&all[0], &ask(0)) && Arc::ptr_eq(&all[2], &ask(2)));
         assert!(!Arc::ptr_eq(&all[1], &ask(1)));
-        assert_eq!(walks.known.len(), MOST_WALKS);
+        assert_eq!(walks.lock().len(), MOST_WALKS);
+    }
+
+    #[test]
+    fn scalars_of_other_bits_are_others() {
+        let by = |scalar: f64| Reduction { data_type: DataType::F32, op: Some(ReduceOp::premul_sum(scalar)), world: 2 };
+        assert!(is_same(by(0.5), by(0.5)) && is_same(by(f64::NAN), by(f64::NAN)));
+        assert!(!is_same(by(0.0), by(-0.0)) && !is_same(by(0.5), by(0.25)));
+        let sum = Reduction { op: Some(ReduceOp::Sum), ..by(0.5) };
+        assert!(is_same(sum, sum) && !is_same(sum, by(0.5)) && !is_same(by(0.5), sum));
+        assert!(!is_same(by(0.5), Reduction { data_type: DataType::F64, ..by(0.5) }));
+        assert!(!is_same(by(0.5), Reduction { world: 3, ..by(0.5) }));
+        let whole = Reduction { op: Some(ReduceOp::premul_sum(3)), ..by(0.5) };
+        assert!(is_same(whole, whole) && !is_same(whole, by(3.0)));
     }
 }

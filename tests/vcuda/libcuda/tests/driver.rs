@@ -482,8 +482,13 @@ fn each_thread_is_told_what_it_has_asked_of_the_driver() {
 }
 
 fn thread_use() {
+    #[repr(C)]
+    struct Use {
+        calls: u64,
+        nanoseconds: u64,
+    }
     // SAFETY: the function has this form, and the library stays.
-    let ask: extern "C" fn() -> (u64, u64) = unsafe { std::mem::transmute(symbol("vcudaThreadUse")) };
+    let ask: extern "C" fn() -> Use = unsafe { std::mem::transmute(symbol("vcudaThreadUse")) };
     start(0);
     let before = ask();
     for _ in 0..5 {
@@ -492,8 +497,8 @@ fn thread_use() {
     // Others' calls do not count.
     std::thread::spawn(|| assert_eq!(call("cuCtxSynchronize", &[]), 201)).join().expect("a thread");
     let after = ask();
-    assert_eq!(after.0 - before.0, 10);
-    assert!(after.1 > before.1, "{after:?}");
+    assert_eq!(after.calls - before.calls, 10);
+    assert!(after.nanoseconds > before.nanoseconds);
 }
 
 fn missing_entry_points() {
