@@ -71,8 +71,8 @@ impl Walks {
 
 /// Walks that a GPU remembers: those of some buffers of its communicators, each with a few collectives.
 const MOST_WALKS: usize = 64;
-/// Steps of a walk that is remembered. More of them move so much that the walk is little beside, and they take memory: some
-/// 100 bytes each.
+/// Steps of a walk that is remembered. More of them move so much that the walk is little beside, and they take memory:
+/// some 100 bytes each.
 const MOST_STEPS: usize = 2048;
 
 /// Whether all parts are of one collective, and no rank has met a fault. What else there is shows in the walk.
