@@ -115,10 +115,13 @@ impl Watched {
         let mut state = self.state();
         if state.launches.is_empty() && !state.ends {
             state.is_idle = true;
-            let idle = self.changed.wait_while(state, |state| state.is_idle && !state.ends);
-            state = idle.unwrap_or_else(PoisonError::into_inner);
-            let rested = self.changed.wait_timeout_while(state, LOOK_EVERY, |state| !state.ends);
-            state = rested.unwrap_or_else(PoisonError::into_inner).0;
+            while state.is_idle && !state.ends {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if !state.ends {
+                // Only the end is told of now; whatever else wakes it makes the rest shorter, no more.
+                state = self.changed.wait_timeout(state, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+            }
         }
         state.launches.front().map(|first| (first.launched.clone(), Arc::clone(&first.event)))
     }
