@@ -119,7 +119,7 @@ impl Watched {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             if !state.ends {
-                // Only the end is told of now; whatever else wakes it makes the rest shorter, no more.
+                // `add` wakes a thread that is idle only, so that nothing but the end cuts this rest short.
                 state = self.changed.wait_timeout(state, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
             }
         }

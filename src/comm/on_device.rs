@@ -88,7 +88,7 @@ pub(super) enum Launched {
     Messages(Vec<Rank>),
 }
 
-/// With what a call puts its work into a stream.
+/// What a call needs to put its work into a stream.
 pub(super) struct Putting<'a> {
     pub(super) stream: &'a DeviceStream,
     /// Whether the stream is being captured.
@@ -407,7 +407,7 @@ impl Engine {
             let turn = &mut |missing: &[Rank]| wait.turn(&|| on_this_device(missing));
             Ok((put(side, Putting { stream: &stream, captured, turn }), captured))
         };
-        // A wait for other ranks may call what the program has given for the log.
+        // Not around a wait for other ranks: it may log, and the program's log callback must find its own context.
         let asked = if alone { stream.at_once(putting) } else { putting() };
         // Not before: what a graph keeps depends on whether the launch has any.
         let attention = side.far.take_attention();

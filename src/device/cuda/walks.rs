@@ -114,7 +114,7 @@ impl WalkedPart {
     }
 }
 
-/// Whether both compute the same bits: 0 and -0 are equal scalars, and do not.
+/// Whether both compute the same bits. The scalars 0 and -0 are equal, but give different bits.
 fn is_same(one: Reduction, other: Reduction) -> bool {
     let bits = |folding: Reduction| match folding.op {
         Some(ReduceOp::PreMulSum(Scalar::Float(scalar))) => Some(scalar.to_bits()),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_walk_that_was_longest_not_asked_for_is_forgotten() {
+    fn the_least_recently_used_walk_is_forgotten() {
         let (program, peers) = (copy(10), Arc::from([PeerMemory::default()]));
         let walks = Walks::default();
         let ask = |to: usize| walks.launches(&[part(&program, &peers, (0, to as u64), 0)]).unwrap().unwrap();

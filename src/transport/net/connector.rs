@@ -71,7 +71,7 @@ fn is_inside_host(own: IpAddr, address: IpAddr) -> bool {
 }
 
 /// Takes a congestion control away that paces what is sent; false where there is none, or the system refuses. BBR
-/// measures a path and waits between packets; inside a host there is no path, and 16 MiB take twice as long
+/// measures a path and waits between packets; inside a host there is no path, and 16 MiB take nearly twice as long
 /// (`bench/NOTES.md`, "Sockets: no pacing inside a host"). Reno is in every kernel, and free to all.
 fn stops_pacing(socket: &SockRef<'_>) -> bool {
     socket.tcp_congestion().is_ok_and(|name| name.starts_with(b"bbr")) && socket.set_tcp_congestion(b"reno").is_ok()

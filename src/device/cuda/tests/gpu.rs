@@ -215,8 +215,8 @@ fn the_callers_context_and_capture_mode_are_as_they_were() {
     assert_eq!(unsafe { destroy(own) }, 0);
 }
 
-/// A guard inside of another one of its GPU asks the driver for nothing, and one of another GPU in between is no such
-/// other one.
+/// A GPU may be entered again inside of its own guard, also behind another GPU's: each guard makes its GPU current, and
+/// puts back what was current before it.
 #[test]
 fn guards_inside_of_guards_leave_what_they_found() {
     let Ok([one, other, ..]) = gpus() else { return };
