@@ -169,7 +169,9 @@ impl Queue for FarQueue {
 
 impl Event for FarEvent {
     fn is_done(&self) -> Result<bool> {
-        match &*lock(&self.failure) {
+        // One lock at a time: a queue that waits for this event holds the other one.
+        let failure = lock(&self.failure).clone();
+        match failure {
             Some(why) => Err(Error::new(rsccl::error::Kind::System, format!("the device has failed: {why}"))),
             None => Ok(*lock(&self.reached) > 0),
         }
