@@ -9,6 +9,7 @@ pub(crate) mod instruction;
 mod lower;
 mod opcode;
 mod pressure;
+mod registers;
 mod syntax;
 mod text;
 pub(crate) mod types;

@@ -3,7 +3,7 @@
 use super::instruction::Program;
 
 /// Estimates the registers a thread from how many virtual registers the text has: some live at the same time, most do not.
-pub(super) fn estimate(program: &mut Program) -> u32 {
+pub(super) fn estimate(program: &Program) -> u32 {
     (program.rows / 4).clamp(16, 255).next_multiple_of(8).min(255)
 }
 
@@ -18,7 +18,7 @@ pub(super) fn counted(text: &str, kernel: &str) -> Vec<(u32, u32)> {
         let pair = |pair: &[&str]| Some((pair.first()?.strip_prefix("sm_")?.parse().ok()?, pair.get(1)?.parse().ok()?));
         pairs.chunks(2).map(pair).collect()
     };
-    let mut found = text.lines().find_map(of_kernel).unwrap_or_default();
+    let mut found = text.lines().rev().find_map(of_kernel).unwrap_or_default();
     found.sort_unstable();
     found
 }

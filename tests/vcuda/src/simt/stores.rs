@@ -71,6 +71,8 @@ pub(super) struct Queue {
     /// On purpose, for tests: stores to one address may cross.
     crosses: bool,
     pub(super) entries: Vec<Entry>,
+    /// The entries' granules, in the same order: side by side, they are searched fast.
+    granules: Vec<u64>,
     /// How many entries there are by the low bits of their granule: most loads need not look further.
     counts: Box<Counts>,
 }
@@ -101,6 +103,7 @@ impl Queue {
 
     pub(super) fn push(&mut self, entry: Entry) {
         self.counts.0[slot(entry.granule())] += 1;
+        self.granules.push(entry.granule());
         self.entries.push(entry);
     }
 
@@ -114,11 +117,13 @@ impl Queue {
 
     /// The bytes at `address` where stores on their way replace those of `value`, and their definedness.
     pub(super) fn overlay(&self, address: u64, bytes: u32, value: &mut u64, defined: &mut u8) {
-        if !self.may_hold(address / GRANULE) {
+        let granule = address / GRANULE;
+        if !self.may_hold(granule) {
             return;
         }
         let end = address + u64::from(bytes);
-        for entry in &self.entries {
+        // Accesses are aligned and at most 8 bytes: none goes over a granule's end.
+        for (entry, _) in self.entries.iter().zip(&self.granules).filter(|(_, other)| **other == granule) {
             let (first, last) = (entry.address.max(address), (entry.address + u64::from(entry.bytes)).min(end));
             for at in first..last {
                 let (from, to) = (8 * (at - entry.address), 8 * (at - address));
@@ -134,7 +139,7 @@ impl Queue {
         if !self.may_hold(granule) {
             return None;
         }
-        self.entries.iter().rposition(|entry| entry.granule() == granule)
+        self.granules.iter().rposition(|other| *other == granule)
     }
 
     /// The entries (one, or those of a line) that may leave so that `wanted` can leave after them.
@@ -142,14 +147,35 @@ impl Queue {
         let mut chosen = wanted;
         loop {
             let group = self.group(chosen);
-            let blocker = group.iter().find_map(|member| {
-                let entry = &self.entries[*member];
-                (0..*member).find(|older| !group.contains(older) && self.must_follow(entry, &self.entries[*older]))
-            });
-            match blocker {
+            match group.iter().find_map(|member| self.blocker(*member, &group)) {
                 Some(older) => chosen = older,
                 None => return group,
             }
+        }
+    }
+
+    /// An older entry outside its own group that an entry must follow.
+    fn blocker(&self, index: usize, group: &[usize]) -> Option<usize> {
+        let entry = &self.entries[index];
+        let ordered = if self.is_gpu {
+            entry.after.system
+        } else {
+            // A block's entries stand in the order of their numbers.
+            entry.after.own.max(entry.after.warp).max(entry.after.block) > self.entries[0].number
+        };
+        let outside = |older: &usize| !group.contains(older);
+        if ordered || self.crosses {
+            return (0..index).filter(outside).find(|older| self.must_follow(entry, &self.entries[*older]));
+        }
+        // Most entries follow none but those of their own granule.
+        let granule = self.granules[index];
+        if self.counts.0[slot(granule)] == 1 {
+            return None;
+        }
+        let older = &self.granules[..index];
+        match older.iter().position(|other| *other == granule) {
+            Some(first) => (first..index).filter(outside).find(|place| older[*place] == granule),
+            None => None,
         }
     }
 
@@ -187,6 +213,7 @@ impl Queue {
         let mut taken = Vec::with_capacity(indices.len());
         for index in indices.iter().rev() {
             let entry = self.entries.remove(*index);
+            self.granules.remove(*index);
             self.counts.0[slot(entry.granule())] -= 1;
             taken.push(entry);
         }

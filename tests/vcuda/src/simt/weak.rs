@@ -60,11 +60,11 @@ unsafe impl Send for Line {}
 
 /// Strong loads that a block remembers.
 const STRONG: usize = 256;
-/// Stores in a block's queue above which each instruction drains some.
+/// Stores in a queue above which some leave: of a block's with each instruction, of a GPU's with each store that comes.
 const QUEUED: usize = 64;
 /// A store leaves the block's queue once in this many instructions, on average.
 const ODDS: usize = 8;
-/// A store leaves the GPU's queue once in this many.
+/// A store leaves the GPU's queue once in this many, and whenever one comes to `QUEUED` others.
 const GPU_ODDS: usize = 16;
 
 impl Weak {
@@ -246,8 +246,14 @@ impl Core {
     fn send(&mut self, entries: &[Entry]) -> Checked<()> {
         let home = self.parts().1.home(&entries[0])?;
         if home != Home::ThisGpu {
-            let mut queue = self.grid.stores.lock();
-            entries.iter().for_each(|entry| queue.push(*entry));
+            let full = {
+                let mut queue = self.grid.stores.lock();
+                entries.iter().for_each(|entry| queue.push(*entry));
+                queue.entries.len().saturating_sub(QUEUED)
+            };
+            for _ in 0..full {
+                self.drain_gpu()?;
+            }
             return Ok(());
         }
         if entries.iter().any(|entry| entry.after.system) {
