@@ -23,6 +23,10 @@ const REST: Duration = Duration::from_millis(4);
 /// Such rests in a row, until the longer ones.
 const SHORT_RESTS: u32 = 64;
 const LONG_REST: Duration = Duration::from_millis(64);
+/// A worker that found nothing to run at this many changes of memory in a row looks again after `NAP` at the soonest, or when there
+/// is new work: a kernel that runs changes memory all the time.
+const LOOKS: u32 = 4;
+const NAP: Duration = Duration::from_micros(100);
 /// A worker without work looks again after this long, in case a wake-up was lost.
 const IDLE: Duration = Duration::from_millis(50);
 
@@ -95,7 +99,7 @@ pub fn is_in_host_function() -> bool {
 pub(super) fn run_worker(shared: &Shared) {
     let around = &shared.around;
     let state = around.space.state();
-    let mut first_gpu = 0;
+    let (mut first_gpu, mut looks) = (0, 0);
     loop {
         let seen = state.changes();
         let mut world = shared.lock();
@@ -103,7 +107,9 @@ pub(super) fn run_worker(shared: &Shared) {
             announce(shared, &world);
         }
         first_gpu += 1;
-        match world.next_job(around, first_gpu) {
+        let job = world.next_job(around, first_gpu);
+        looks = if matches!(job, Job::Watch) { looks + 1 } else { 0 };
+        match job {
             Job::Transfer { id, agent, work } => {
                 world.in_hand += 1;
                 drop(world);
@@ -130,7 +136,11 @@ pub(super) fn run_worker(shared: &Shared) {
                 }
             }
             Job::Watch => {
-                drop(world);
+                if looks > LOOKS {
+                    let _woken = shared.work.wait_timeout(world, NAP);
+                } else {
+                    drop(world);
+                }
                 state.sleep_until_change(seen, LOOK_AGAIN);
             }
             Job::Nothing => {

@@ -188,7 +188,9 @@ impl State {
         let changes = &self.shared().changes;
         // SeqCst pairs with the sleeper's: it announces itself before it looks at the count. With less, both could miss.
         let count = changes.fetch_add(1, Ordering::SeqCst) + 1;
-        if self.shared().sleepers.load(Ordering::SeqCst) != 0 {
+        let sleepers = &self.shared().sleepers;
+        // One call wakes all who sleep: the changes that follow, until somebody sleeps again, are free of it.
+        if sleepers.load(Ordering::SeqCst) != 0 && sleepers.swap(0, Ordering::SeqCst) != 0 {
             let word = changes.as_ptr().cast::<u32>();
             // SAFETY: the address of a live word in a shared mapping; FUTEX_WAKE reads and writes nothing of it.
             unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
@@ -199,7 +201,7 @@ impl State {
     /// Sleeps until memory has changed since `seen`, or for `timeout`.
     pub fn sleep_until_change(&self, seen: u64, timeout: Duration) {
         let shared = self.shared();
-        shared.sleepers.fetch_add(1, Ordering::SeqCst);
+        shared.sleepers.store(1, Ordering::SeqCst);
         if shared.changes.load(Ordering::SeqCst) == seen {
             let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
             let wait = libc::timespec {
@@ -210,7 +212,6 @@ impl State {
             // SAFETY: the word lives in a shared mapping and the time on this stack; the kernel only reads both.
             unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, low, &raw const wait) };
         }
-        shared.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// How often the rights to memory have changed.
