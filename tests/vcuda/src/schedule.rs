@@ -15,7 +15,8 @@ mod waits;
 mod work;
 mod world;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use order::{Memop, Work};
@@ -63,11 +64,36 @@ struct Shared {
     around: Surroundings,
     world: Mutex<World>,
     /// Something was done: waits of the program look again.
-    changed: Condvar,
+    changed: Bell,
     /// There is work for a worker.
-    work: Condvar,
+    work: Bell,
     /// There is a host function to call.
-    calls: Condvar,
+    calls: Bell,
+}
+
+/// A condition variable of the world's lock that knows whether somebody waits: most often nobody does, and a call of the system for
+/// nobody takes longer than all the rest of a small piece of work.
+#[derive(Debug, Default)]
+struct Bell {
+    condition: Condvar,
+    /// Changes under the world's lock only.
+    listeners: AtomicUsize,
+}
+
+impl Bell {
+    fn wait<'a>(&self, world: MutexGuard<'a, World>, timeout: Duration) -> MutexGuard<'a, World> {
+        self.listeners.fetch_add(1, Ordering::Relaxed);
+        let (world, _) = self.condition.wait_timeout(world, timeout).unwrap_or_else(PoisonError::into_inner);
+        self.listeners.fetch_sub(1, Ordering::Relaxed);
+        world
+    }
+
+    /// Wakes all who wait. The caller holds the world's lock.
+    fn ring(&self, _: &World) {
+        if self.listeners.load(Ordering::Relaxed) > 0 {
+            self.condition.notify_all();
+        }
+    }
 }
 
 impl Engine {
@@ -79,8 +105,8 @@ impl Engine {
     pub fn start(around: Surroundings) -> std::io::Result<Engine> {
         let world = Mutex::new(World::new(&around));
         let workers = around.conduct.workers;
-        let shared =
-            Arc::new(Shared { around, world, changed: Condvar::new(), work: Condvar::new(), calls: Condvar::new() });
+        let bell = Bell::default;
+        let shared = Arc::new(Shared { around, world, changed: bell(), work: bell(), calls: bell() });
         for _ in 0..workers {
             let shared = Arc::clone(&shared);
             std::thread::Builder::new().name("vcuda-worker".to_owned()).spawn(move || work::run_worker(&shared))?;
@@ -115,17 +141,24 @@ impl Engine {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, World> {
-        self.world.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Work was added, started or done: those who run it or wait for it look.
+    fn announce(&self, world: &mut World) {
+        self.around.space.state().moved();
+        self.work.ring(world);
+        if std::mem::take(&mut world.has_news) {
+            self.changed.ring(world);
+        }
+        if world.has_host_calls() {
+            self.calls.ring(world);
+        }
     }
 
     fn kick(&self, world: &mut World) {
         world.start_what_can(&self.around);
-        self.around.space.state().moved();
         self.around.space.state().bump();
-        self.work.notify_all();
-        self.changed.notify_all();
-        if world.has_host_calls() {
-            self.calls.notify_one();
-        }
+        self.announce(world);
     }
 }

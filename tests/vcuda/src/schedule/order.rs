@@ -219,6 +219,7 @@ impl World {
     /// A piece of work is done.
     pub(super) fn finish(&mut self, id: u64) {
         let Some(operation) = self.operations.remove(&id) else { return };
+        self.has_news = true;
         let Work::Record { event } = operation.work else { return };
         if let Some(Some(recorded)) = self.events.get_mut(&event).map(|event| event.recorded.as_mut())
             && recorded.operation == id
@@ -264,6 +265,7 @@ impl World {
 
     /// Drops all work of a context.
     pub(super) fn abandon(&mut self, context: u64) {
+        self.has_news = true;
         let gone: Vec<u64> = self.unfinished(context);
         for id in &gone {
             self.operations.remove(id);

@@ -61,10 +61,7 @@ impl Engine {
         let mut published = false;
         let outcome = loop {
             let step = around.conduct.stuck_after.min(std::time::Duration::from_millis(40)) / 2;
-            world = match self.shared.changed.wait_timeout(world, step) {
-                Ok((world, _)) => world,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            world = self.shared.changed.wait(world, step);
             if let Err(error) = world.check_context(context) {
                 break Err(error);
             }
@@ -76,7 +73,7 @@ impl Engine {
                 quiet = (state.moves(), Instant::now());
             } else if quiet.1.elapsed() >= around.conduct.stuck_after {
                 world.report_stuck(around);
-                self.shared.changed.notify_all();
+                self.shared.changed.ring(&world);
             } else if !published && quiet.1.elapsed() >= around.conduct.stuck_after / 4 {
                 state.publish_waits(&world.waits_as_text(around));
                 published = true;
@@ -95,10 +92,7 @@ impl Engine {
         while world.in_hand > 0 {
             // A worker brings back what it has after a bounded number of steps, or at the end of a copy.
             let step = std::time::Duration::from_millis(1);
-            world = match self.shared.changed.wait_timeout(world, step) {
-                Ok((world, _)) => world,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            world = self.shared.changed.wait(world, step);
         }
     }
 
@@ -116,7 +110,7 @@ impl Engine {
             Some((before, since)) if before == moves => {
                 if since.elapsed() >= around.conduct.stuck_after {
                     world.report_stuck(around);
-                    self.shared.changed.notify_all();
+                    self.shared.changed.ring(&world);
                 } else if since.elapsed() >= around.conduct.stuck_after / 4 {
                     state.publish_waits(&world.waits_as_text(around));
                 }

@@ -104,7 +104,7 @@ pub(super) fn run_worker(shared: &Shared) {
         let seen = state.changes();
         let mut world = shared.lock();
         if world.start_what_can(around) {
-            announce(shared, &world);
+            shared.announce(&mut world);
         }
         first_gpu += 1;
         let job = world.next_job(around, first_gpu);
@@ -137,7 +137,7 @@ pub(super) fn run_worker(shared: &Shared) {
             }
             Job::Watch => {
                 if looks > LOOKS {
-                    let _woken = shared.work.wait_timeout(world, NAP);
+                    drop(shared.work.wait(world, NAP));
                 } else {
                     drop(world);
                 }
@@ -145,7 +145,7 @@ pub(super) fn run_worker(shared: &Shared) {
             }
             Job::Nothing => {
                 // A spurious or late wake-up does no harm: the loop looks again.
-                let _unused = shared.work.wait_timeout(world, IDLE);
+                drop(shared.work.wait(world, IDLE));
             }
         }
     }
@@ -167,26 +167,13 @@ fn step_without_panic(block: &mut Block) -> Step {
     })
 }
 
-/// Work was started or done: those who wait for it look.
-fn announce(shared: &Shared, world: &World) {
-    shared.around.space.state().moved();
-    shared.changed.notify_all();
-    shared.work.notify_all();
-    if world.has_host_calls() {
-        shared.calls.notify_one();
-    }
-}
-
 /// The life of the thread that calls host functions, one after the other.
 pub(super) fn run_host_functions(shared: &Shared) {
     IN_HOST_FUNCTION.set(true);
     let mut world = shared.lock();
     loop {
         let Some(id) = world.host_calls.pop_front() else {
-            world = match shared.calls.wait_timeout(world, IDLE) {
-                Ok((world, _)) => world,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            world = shared.calls.wait(world, IDLE);
             continue;
         };
         let Some(Work::Host { function, data }) = world.operations.get(&id).map(|operation| operation.work.clone())

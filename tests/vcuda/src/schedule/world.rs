@@ -35,6 +35,8 @@ pub struct World {
     pub(super) next_wait: u64,
     /// Since when calls that only look have found nothing new, and at which count of moves.
     pub(super) looked: Option<(u64, Instant)>,
+    /// Work has ended since those who wait for some were woken.
+    pub(super) has_news: bool,
     next_handle: u64,
 }
 
@@ -121,6 +123,7 @@ impl World {
             waits: HashMap::new(),
             next_wait: 0,
             looked: None,
+            has_news: false,
             next_handle: 0x10_0000,
         }
     }
