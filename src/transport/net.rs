@@ -1,10 +1,16 @@
 //! NET: TCP between hosts. Both ends of the ring are in private memory; pumps move its messages over sockets.
 //!
-//! The receiver [listens](listener), the sender [connects](connector), and a [pump] stands at each end.
+//! The receiver [listens](listener), the sender [connects](connector). A [`ReceivePump`] stands at the one's end,
+//! a [`SendPump`] at the other's.
 
 mod connector;
 mod listener;
-mod pump;
+mod receive_pump;
+mod send_pump;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests;
+mod wire;
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
@@ -20,7 +26,8 @@ use crate::transport::data_handshake::terms;
 use crate::transport::links::Way;
 use crate::transport::net::connector::DataConnector;
 use crate::transport::net::listener::DataListener;
-use crate::transport::net::pump::{ReceivePump, SendPump};
+use crate::transport::net::receive_pump::ReceivePump;
+use crate::transport::net::send_pump::SendPump;
 use crate::transport::pump::{Pump, SlotSink, SlotSource, Wire};
 use crate::transport::table::{
     Entry, Expected, Imported, Listening, MappingKey, Offered, Opening, PeerOffer, Policy, Transport,

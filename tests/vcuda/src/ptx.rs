@@ -102,6 +102,7 @@ impl Module {
         let mut functions = Vec::new();
         for routine in file.functions.iter().filter(|routine| routine.is_kernel) {
             let mut function = lower::kernel(&file, routine)?;
+            registers::share_rows(&mut function.program);
             function.constant_bytes = u32::try_from(constant_bytes).unwrap_or(u32::MAX);
             function.counted_registers = pressure::counted(text, &function.name);
             functions.push(Arc::new(function));

@@ -107,7 +107,6 @@ pub(super) fn kernel<'a>(file: &'a File<'a>, routine: &'a Routine<'a>) -> Result
     let routines = lowering.framed_functions()?;
     let mut program = lowering.finish(routines)?;
     let estimated_registers = super::pressure::estimate(&program);
-    super::registers::share_rows(&mut program);
     let static_shared_bytes = lowering.shared_bytes;
     program.dynamic_shared = static_shared_bytes.next_multiple_of(16);
     Ok(Function {

@@ -23,8 +23,8 @@ enum Use {
 pub(super) fn share_rows(program: &mut Program) {
     if program.routines.is_empty() {
         let lifetimes = lifetimes(program);
-        let rows;
-        (rows, program.rows) = assign(&lifetimes);
+        let (rows, count) = assign(&lifetimes);
+        program.rows = count;
         for instruction in &mut program.code {
             for_each_row(&mut instruction.op, |row, _| *row = rows[*row as usize]);
         }
@@ -337,5 +337,161 @@ fn for_each_row(op: &mut Op, mut visit: impl FnMut(&mut RowIndex, Use)) {
     reads.into_iter().flatten().for_each(|row| visit(row, Use::Read));
     if let Some(row) = writes {
         visit(row, Use::Write);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{lower, syntax};
+    use super::*;
+
+    /// A kernel's program before registers share rows, and after.
+    fn both(text: &str) -> Vec<(Program, Program)> {
+        let file = syntax::parse(text).expect("PTX");
+        let kernels = file.functions.iter().filter(|routine| routine.is_kernel);
+        kernels
+            .map(|routine| {
+                let before = lower::kernel(&file, routine).expect("a kernel").program;
+                let mut after = before.clone();
+                share_rows(&mut after);
+                (before, after)
+            })
+            .collect()
+    }
+
+    fn body(instructions: &str) -> (Program, Program) {
+        let text = format!(
+            ".version 8.0\n.target sm_80\n.address_size 64\n.entry k()\n{{\n.reg .b32 %r<99>;\n.reg .pred %p<9>;\n{instructions}\nret;\n}}\n"
+        );
+        both(&text).remove(0)
+    }
+
+    /// What a row holds: nothing yet, the value of one register, or not the same on all paths.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Holds {
+        Unknown,
+        Register(RowIndex),
+        Either,
+    }
+
+    /// Follows what each row holds along all paths: whoever reads a register must find its own value in its row, not another's.
+    fn check(before: &mut Program, after: &mut Program) {
+        let named = |op: &mut Op| {
+            let mut found = Vec::new();
+            for_each_row(op, |row, what| found.push((*row, what)));
+            found
+        };
+        let mut steps = Vec::new();
+        for (old, new) in before.code.iter_mut().zip(&mut after.code) {
+            let (old_rows, new_rows) = (named(&mut old.op), named(&mut new.op));
+            let pairs: Vec<_> =
+                old_rows.iter().zip(&new_rows).map(|((old, what), (new, _))| (*old, *new, *what)).collect();
+            steps.push((old.guard == Flag::TRUE, pairs));
+        }
+        // A row that one register has to itself holds it from the beginning: nothing else can be found there.
+        let mut alone = vec![Holds::Unknown; after.rows as usize];
+        for (register, row, _) in steps.iter().flat_map(|(_, pairs)| pairs) {
+            let holds = &mut alone[*row as usize];
+            *holds = match *holds {
+                Holds::Unknown => Holds::Register(*register),
+                Holds::Register(other) if other == *register => *holds,
+                _ => Holds::Either,
+            };
+        }
+        let blocks = blocks(&before.code);
+        let mut at_start: Vec<Option<Vec<Holds>>> = vec![None; blocks.len()];
+        at_start[0] = Some(alone);
+        let mut to_do = vec![0];
+        while let Some(number) = to_do.pop() {
+            let mut rows = at_start[number].clone().expect("reached");
+            for (position, (surely, pairs)) in
+                steps.iter().enumerate().take(blocks[number].end).skip(blocks[number].first)
+            {
+                for (register, row, _) in pairs.iter().filter(|(_, _, what)| *what == Use::Read || !surely) {
+                    let holds = rows[*row as usize];
+                    assert_eq!(holds, Holds::Register(*register), "row {row} at instruction {position}");
+                }
+                for (register, row, _) in pairs.iter().filter(|(_, _, what)| *what == Use::Write) {
+                    rows[*row as usize] = Holds::Register(*register);
+                }
+            }
+            for next in &blocks[number].next {
+                let met = match &at_start[*next] {
+                    None => rows.clone(),
+                    Some(old) => {
+                        let meet = |(old, new): (&Holds, &Holds)| if old == new { *old } else { Holds::Either };
+                        old.iter().zip(&rows).map(meet).collect()
+                    }
+                };
+                if at_start[*next].as_ref() != Some(&met) {
+                    at_start[*next] = Some(met);
+                    to_do.push(*next);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_read_of_real_kernels_finds_its_own_register() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/compiled");
+        let mut kernels = 0;
+        for name in ["program_f32", "program_f8e4m3", "program_bits", "fold_f16", "fold_u8", "meet", "copy"] {
+            let packed =
+                std::fs::read(folder.join(format!("{name}.ptx.z"))).expect("the compiled kernels are in the tree");
+            let text = miniz_oxide::inflate::decompress_to_vec_zlib(&packed).expect("zlib");
+            for (mut before, mut after) in both(std::str::from_utf8(&text).expect("text")) {
+                check(&mut before, &mut after);
+                let constants = u32::try_from(after.constants.len()).expect("few");
+                let (was, is) = (before.rows - constants, after.rows - constants);
+                assert!(is < 24 || is < was / 2, "{name}: {was} registers, {is} rows");
+                kernels += 1;
+            }
+        }
+        assert!(kernels > 10, "{kernels} kernels");
+    }
+
+    #[test]
+    fn values_that_follow_each_other_share_rows() {
+        let chain: String =
+            (1..90).map(|number| format!("add.u32 %r{}, %r{number}, %r{number};\n", number + 1)).collect();
+        let (before, after) = body(&format!("mov.u32 %r1, 1;\n{chain}"));
+        assert_eq!((before.rows, after.rows), (91, 3), "a constant, and two rows in turn");
+    }
+
+    /// Its last position is before another register's first, but the next turn reads it again.
+    #[test]
+    fn what_a_loop_reads_again_keeps_its_row() {
+        let (mut before, mut after) = body(
+            "mov.u32 %r1, 7;\nmov.u32 %r2, 0;\nL:\nadd.u32 %r3, %r2, %r1;\nadd.u32 %r4, %r3, %r3;\nadd.u32 %r2, %r4, %r4;\n\
+             setp.lt.u32 %p1, %r2, 100;\n@%p1 bra L;",
+        );
+        check(&mut before, &mut after);
+        let mut written_in_loop = Vec::new();
+        let mut again = None;
+        for instruction in &mut after.code[2..5] {
+            let mut rows = Vec::new();
+            for_each_row(&mut instruction.op, |row, what| rows.push((*row, what)));
+            again = again.or(Some(rows[1].0));
+            written_in_loop.extend(rows.iter().filter(|(_, what)| *what == Use::Write).map(|(row, _)| *row));
+        }
+        assert!(!written_in_loop.contains(&again.expect("the sum's second source")), "{written_in_loop:?}");
+    }
+
+    /// The checks are to see that it may never have been set, whatever was in a row before.
+    #[test]
+    fn what_may_be_read_unset_has_a_row_of_its_own() {
+        let (mut before, mut after) = body(
+            "mov.u32 %r1, 7;\nadd.u32 %r2, %r1, %r1;\nsetp.lt.u32 %p1, %r2, 100;\n@%p1 mov.u32 %r3, 5;\nadd.u32 %r4, %r3, %r3;",
+        );
+        check(&mut before, &mut after);
+        let row_of = |program: &mut Program, at: usize| {
+            let mut written = None;
+            for_each_row(&mut program.code[at].op, |row, what| {
+                written = (what == Use::Write).then_some(*row).or(written)
+            });
+            written.expect("it writes a row")
+        };
+        let rows = [0, 1, 3, 4].map(|at| row_of(&mut after, at));
+        assert!([rows[0], rows[1], rows[3]].iter().all(|other| *other != rows[2]), "{rows:?}");
     }
 }
