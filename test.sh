@@ -80,9 +80,9 @@ choose_features() {
 }
 
 run_tests() {
-    # Tests of faults wait for deadlines most of their time: one more than there are processors runs beside the others.
+    # Tests of faults mostly wait for deadlines, so one test more than there are processors runs at a time.
     # A test that skips prints "skipped: ..." past the capture of its output.
-    RUST_TEST_THREADS=$(($(nproc) + 1)) cargo test --locked --features "$features" --no-fail-fast 2>&1 | tee "$log"
+    RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) + 1))} cargo test --locked --features "$features" --no-fail-fast 2>&1 | tee "$log"
 }
 
 # The virtual GPU machine: tests/vcuda/README.md. Its tests count with the others.
@@ -109,7 +109,7 @@ show_virtual_gpus() {
 models() {
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_TEST_OPT_LEVEL=0 \
         cargo test --locked --quiet --lib --config 'profile.test.package."*".opt-level=2' \
-        --config 'profile.test.package.vcuda.opt-level=0' "$@" 2>&1
+        --config 'profile.test.package.vcuda.opt-level=0' --config 'profile.test.package.vcuda.codegen-units=16' "$@" 2>&1
 }
 
 # The compiler is busy with one crate most of the time, so another build has a processor to itself.
@@ -145,8 +145,7 @@ run_cpp() {
         nice -n 19 mpi-examples/run-all.sh --build-only >"$scratch/builds" 2>&1 &
         builds=$!
     fi
-    # The installed library is a release but for its optimisation, which is most of its build; nothing here measures it.
-    CARGO_PROFILE_RELEASE_OPT_LEVEL=0 cpp/test.sh || status=$?
+    cpp/test.sh || status=$?
     # A build that fails does so again in the next step, which says why.
     [[ -z $builds ]] || wait "$builds" || true
     return "$status"
@@ -193,7 +192,7 @@ main() {
     fi
     step run_examples
     if [[ $features == *cpp* ]]; then step run_cpp; fi
-    if [[ $features == *mpi* ]]; then step env CARGO_PROFILE_RELEASE_OPT_LEVEL=0 mpi-examples/run-all.sh; fi
+    if [[ $features == *mpi* ]]; then step mpi-examples/run-all.sh; fi
     # It judges no time, so the programs that run_examples has built will do, and the MPIs that run-all.sh has installed.
     step bench/contest/contest --check --rsccl "${CARGO_TARGET_DIR:-target}/debug"
     echo "all of it in $SECONDS s, $examples examples"

@@ -97,7 +97,8 @@ build() {
     for example in $(examples) mpi_compare; do targets+=(--example "$example"); done
     # bindgen asks libclang for stddef.h, which libclang alone does not have; any compiler's does.
     MPICC=$compiler CARGO_TARGET_DIR=$target BINDGEN_EXTRA_CLANG_ARGS=${BINDGEN_EXTRA_CLANG_ARGS--I$(cc -print-file-name=include)} \
-        timeout "$BUILD_LIMIT_S" cargo build --locked --quiet --features mpi --config 'profile.dev.package.vcuda.opt-level=0' "${targets[@]}" 2>&1 |
+        timeout "$BUILD_LIMIT_S" cargo build --locked --quiet --features mpi --config 'profile.dev.package.vcuda.opt-level=0' \
+            --config 'profile.dev.package.vcuda.codegen-units=16' "${targets[@]}" 2>&1 |
         tail -n 40 >"$log" || return 1
     built=${built:-$target}
 }

@@ -169,7 +169,7 @@ impl Queue for FarQueue {
 
 impl Event for FarEvent {
     fn is_done(&self) -> Result<bool> {
-        // One lock at a time: a queue that waits for this event holds the other one.
+        // Not held while `reached` is locked: `Work::After` locks the two the other way round.
         let failure = lock(&self.failure).clone();
         match failure {
             Some(why) => Err(Error::new(rsccl::error::Kind::System, format!("the device has failed: {why}"))),

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use crate::error::{Error, Result};
 use crate::sync::ring::Label;
 use crate::sys::poller::Interest;
-use crate::transport::net::wire::{AHEAD_BYTES, DataSocket, HEADER_BYTES, Segment, broken, cut, cut_off, decode};
+use crate::transport::net::wire::{AHEAD_BYTES, DataSocket, HEADER_BYTES, SocketPart, broken, cut, cut_off, decode};
 use crate::transport::pump::{Pump, SlotSink, Taken, Waits};
 use crate::types::Rank;
 
@@ -20,7 +20,7 @@ pub(in crate::transport) struct ReceivePump<S = TcpStream> {
     pub(super) sink: SlotSink,
     pub(super) sockets: Vec<S>,
     /// For each socket its part of the message under way.
-    parts: Vec<Segment>,
+    parts: Vec<SocketPart>,
     ahead: Ahead,
     /// Length and label of the message under way.
     current: Option<(usize, Label)>,

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use crate::error::Result;
 use crate::sync::ring::Label;
 use crate::sys::poller::Interest;
-use crate::transport::net::wire::{DataSocket, HEADER_BYTES, Segment, broken, cut, encode};
+use crate::transport::net::wire::{DataSocket, HEADER_BYTES, SocketPart, broken, cut, encode};
 use crate::transport::pump::{Passed, Pump, SlotSource, Waits};
 use crate::types::Rank;
 
@@ -20,7 +20,7 @@ pub(in crate::transport) struct SendPump<S = TcpStream> {
     source: SlotSource,
     sockets: Vec<S>,
     /// For each socket its part of the message under way.
-    parts: Vec<Segment>,
+    parts: Vec<SocketPart>,
     current: Option<Outgoing>,
 }
 
@@ -90,7 +90,7 @@ impl<S: DataSocket> Pump for SendPump<S> {
         if whole.map_err(|error| broken(error, self.peer))? {
             return Ok(Passed::Whole);
         }
-        for Segment { at, end } in &self.parts {
+        for SocketPart { at, end } in &self.parts {
             let (rest, place) = (from.as_ptr().wrapping_add(*at), slot.as_ptr().wrapping_add(*at));
             // SAFETY: the part lies inside the message, for which the caller's memory and the slot are good; a slot
             // never overlaps user memory, nor another connection's slot.
@@ -104,7 +104,7 @@ impl<S: DataSocket> Pump for SendPump<S> {
 
 impl Outgoing {
     /// Writes what the sockets take. True once they have all of it.
-    fn write_all(&mut self, sockets: &[impl DataSocket], parts: &mut [Segment], moved: &mut bool) -> Result<bool> {
+    fn write_all(&mut self, sockets: &[impl DataSocket], parts: &mut [SocketPart], moved: &mut bool) -> Result<bool> {
         let mut whole = true;
         for (index, (socket, part)) in sockets.iter().zip(parts).enumerate() {
             *moved |= self.write((index, part), socket)?;
@@ -113,7 +113,7 @@ impl Outgoing {
         Ok(whole)
     }
 
-    fn write(&mut self, (index, part): (usize, &mut Segment), socket: &impl DataSocket) -> Result<bool> {
+    fn write(&mut self, (index, part): (usize, &mut SocketPart), socket: &impl DataSocket) -> Result<bool> {
         let mut moved = false;
         while !self.done(index, *part) {
             // SAFETY: the part lies inside the message's payload, which is ours until the source's `release`.
@@ -132,7 +132,7 @@ impl Outgoing {
         Ok(moved)
     }
 
-    fn done(&self, index: usize, part: Segment) -> bool {
+    fn done(&self, index: usize, part: SocketPart) -> bool {
         part.at == part.end && (index != 0 || self.header_sent == HEADER_BYTES)
     }
 }

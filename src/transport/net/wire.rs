@@ -39,20 +39,20 @@ impl DataSocket for TcpStream {
 
 /// Where a socket's part begins, and where it ends: what is left of it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Segment {
+pub(super) struct SocketPart {
     pub(super) at: usize,
     pub(super) end: usize,
 }
 
 /// Cuts a message for so many sockets: whole on the first where it is small.
-pub(super) fn cut(bytes: usize, sockets: usize, parts: &mut Vec<Segment>) {
+pub(super) fn cut(bytes: usize, sockets: usize, parts: &mut Vec<SocketPart>) {
     let used = (bytes / LEAST_PART).clamp(1, sockets);
     let share = bytes.div_ceil(used).next_multiple_of(64);
     let part = |index: usize| {
         if index >= used {
-            Segment { at: bytes, end: bytes }
+            SocketPart { at: bytes, end: bytes }
         } else {
-            Segment { at: (index * share).min(bytes), end: ((index + 1) * share).min(bytes) }
+            SocketPart { at: (index * share).min(bytes), end: ((index + 1) * share).min(bytes) }
         }
     };
     parts.clear();

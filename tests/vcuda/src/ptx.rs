@@ -58,7 +58,7 @@ pub struct Function {
     pub name: String,
     /// The line of the PTX text on which it begins.
     pub line: u32,
-    /// Registers a thread, estimated from the most values that are alive at once: ptxas may need more or fewer.
+    /// Registers a thread, estimated from how many the text names: ptxas may need more or fewer.
     pub(crate) estimated_registers: u32,
     /// Registers by architecture (`80` for `sm_80`), in order, as the assembler has counted them; empty where the text has no comment
     /// of them.

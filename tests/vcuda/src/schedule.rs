@@ -71,8 +71,8 @@ struct Shared {
     calls: Bell,
 }
 
-/// A condition variable of the world's lock that knows whether somebody waits: most often nobody does, and a call of the system for
-/// nobody takes longer than all the rest of a small piece of work.
+/// A condition variable of the world's lock that knows whether somebody waits: most often nobody does, and a call of the
+/// system for nobody takes longer than all the rest of a small piece of work.
 #[derive(Debug, Default)]
 struct Bell {
     condition: Condvar,

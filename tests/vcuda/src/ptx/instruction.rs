@@ -1,6 +1,7 @@
 //! The decoded form that the interpreter runs.
 //!
-//! Registers and constants are rows, numbered together: a constant is a row that the interpreter fills once. Predicates
+//! Registers and constants are rows, numbered together, and some registers share one ([`registers`](super::registers)). A
+//! constant is a row that the interpreter fills once. Predicates
 //! are bit masks over the lanes, numbered apart; predicate 0 is always true.
 
 use super::types::{Order, Scope, Space, Type};

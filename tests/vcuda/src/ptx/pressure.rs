@@ -18,6 +18,7 @@ pub(super) fn counted(text: &str, kernel: &str) -> Vec<(u32, u32)> {
         let pair = |pair: &[&str]| Some((pair.first()?.strip_prefix("sm_")?.parse().ok()?, pair.get(1)?.parse().ok()?));
         pairs.chunks(2).map(pair).collect()
     };
+    // `kernels/build` writes them at the end.
     let mut found = text.lines().rev().find_map(of_kernel).unwrap_or_default();
     found.sort_unstable();
     found

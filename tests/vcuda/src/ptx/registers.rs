@@ -1,12 +1,12 @@
 //! Gives rows to values: two registers that never hold a value at the same time share one.
 //!
-//! Compilers give every value of a kernel a register of its own, thousands in all, of which a few dozen are alive at once. A warp's
-//! rows are to fit a processor's cache, so each register gets a row for the positions from its first to its last: where it is
-//! written or read, and where some path carries its value. A register that may be read before it is written keeps a row to itself,
-//! so that the checks for values never set see it.
+//! Compilers give every value of a kernel a register of its own, thousands in all, of which a few dozen are alive at once.
+//! A warp's rows are to fit a processor's cache, so each register gets a row for the positions from its first to its last:
+//! where it is written or read, and where some path carries its value. A register that may be read before it is written
+//! keeps a row to itself, so that the checks for values never set see it.
 //!
-//! Lanes have their own values, and each follows its own path through the instructions: what holds for the path of one thread holds
-//! for a warp's lanes, whichever run together.
+//! Lanes have their own values, and each follows its own path through the instructions: what holds for the path of one
+//! thread holds for a warp's lanes, whichever run together.
 
 use super::instruction::{BarrierReduce, Callee, Flag, Instruction, Op, Program, RowIndex, Vote};
 use std::cmp::Reverse;
@@ -72,8 +72,8 @@ fn assign(lifetimes: &[Lifetime]) -> (Vec<RowIndex>, u32) {
     bounded.sort_unstable();
     let (mut taken, mut free) = (BinaryHeap::new(), Vec::new());
     for (first, last, register) in bounded {
-        // A row is free behind the last instruction of its register, not within it: an operation may write one part of its result
-        // before it has read all of its sources.
+        // A row is free behind the last instruction of its register, not within it: an operation may write one part of its
+        // result before it has read all of its sources.
         while let Some(Reverse((end, row))) = taken.peek().copied()
             && end < first
         {
@@ -374,7 +374,7 @@ mod tests {
         Either,
     }
 
-    /// Follows what each row holds along all paths: whoever reads a register must find its own value in its row, not another's.
+    /// Follows what each row holds along all paths: whoever reads a register must find its own value in its row.
     fn check(before: &mut Program, after: &mut Program) {
         let named = |op: &mut Op| {
             let mut found = Vec::new();

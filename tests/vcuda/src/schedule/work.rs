@@ -23,8 +23,8 @@ const REST: Duration = Duration::from_millis(4);
 /// Such rests in a row, until the longer ones.
 const SHORT_RESTS: u32 = 64;
 const LONG_REST: Duration = Duration::from_millis(64);
-/// A worker that found nothing to run at this many changes of memory in a row looks again after `NAP` at the soonest, or when there
-/// is new work: a kernel that runs changes memory all the time.
+/// A worker that found nothing to run at this many changes of memory in a row looks again after `NAP` at the soonest, or
+/// when there is new work: a kernel that runs changes memory all the time.
 const LOOKS: u32 = 4;
 const NAP: Duration = Duration::from_micros(100);
 /// A worker without work looks again after this long, in case a wake-up was lost.
@@ -116,6 +116,8 @@ pub(super) fn run_worker(shared: &Shared) {
                 let result = transfer(around, agent, &work);
                 let mut world = shared.lock();
                 world.in_hand -= 1;
+                // Calls that unmap memory wait for it.
+                world.has_news |= world.in_hand == 0;
                 match result {
                     Ok(()) => world.finish(id),
                     Err(error) => {
@@ -131,6 +133,8 @@ pub(super) fn run_worker(shared: &Shared) {
                 let step = step_without_panic(&mut block);
                 let mut world = shared.lock();
                 world.in_hand -= 1;
+                // Calls that unmap memory wait for it.
+                world.has_news |= world.in_hand == 0;
                 if world.bring_back(around, (gpu, operation, sm), block, step) {
                     shared.kick(&mut world);
                 }
@@ -142,6 +146,9 @@ pub(super) fn run_worker(shared: &Shared) {
                     drop(world);
                 }
                 state.sleep_until_change(seen, LOOK_AGAIN);
+                if state.changes() == seen {
+                    looks = 0;
+                }
             }
             Job::Nothing => {
                 // A spurious or late wake-up does no harm: the loop looks again.

@@ -207,6 +207,7 @@ impl Queue {
 
     /// Takes the entries that have to leave first so that `wanted` can; whether `wanted` is among them.
     pub(super) fn take(&mut self, wanted: usize) -> (Vec<Entry>, bool) {
+        debug_assert_eq!(self.entries.len(), self.granules.len(), "both grow and shrink together");
         let mut indices = self.first_needed(wanted);
         let is_last = indices.contains(&wanted);
         indices.sort_unstable();

@@ -38,7 +38,7 @@ pub const MAX_RECORDS: usize = 65_536;
 pub const MAX_WAIT_TEXT: usize = 8192;
 
 /// Version of the layout: a folder made by another one is refused.
-const LAYOUT: u64 = 0x7663_7564_6100_0002;
+const LAYOUT: u64 = 0x7663_7564_6100_0003;
 
 /// Flag of a `File` record: a descriptor or key of it has been given away.
 pub(crate) const FLAG_EXPORTED: u64 = 1 << 32;
@@ -102,7 +102,8 @@ pub(crate) struct Shared {
     /// Counts steps of anything: a machine on which it stands still is stuck.
     moves: AtomicU64,
     next_id: AtomicU64,
-    /// Threads asleep in [`State::sleep_until_change`]: with none, a change costs no call of the kernel.
+    /// Not 0 if a thread may be asleep in [`State::sleep_until_change`] since the last call that woke them. With 0, a change costs no
+    /// call of the kernel.
     sleepers: AtomicU64,
     gpus: [GpuLine; MAX_GPUS],
     processes: [ProcessLine; MAX_PROCESSES],
@@ -191,6 +192,9 @@ impl State {
         let sleepers = &self.shared().sleepers;
         // One call wakes all who sleep: the changes that follow, until somebody sleeps again, are free of it.
         if sleepers.load(Ordering::SeqCst) != 0 && sleepers.swap(0, Ordering::SeqCst) != 0 {
+            // Somebody may have announced himself after the count above, and seen it: he is about to sleep until the next one, which
+            // would not wake him. So this is the next one. If this thread ends here, before it wakes them, their time-outs do.
+            changes.fetch_add(1, Ordering::SeqCst);
             let word = changes.as_ptr().cast::<u32>();
             // SAFETY: the address of a live word in a shared mapping; FUTEX_WAKE reads and writes nothing of it.
             unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
