@@ -115,9 +115,7 @@ pub(super) fn run_worker(shared: &Shared) {
                 drop(world);
                 let result = transfer(around, agent, &work);
                 let mut world = shared.lock();
-                world.in_hand -= 1;
-                // Calls that unmap memory wait for it.
-                world.has_news |= world.in_hand == 0;
+                world.let_go();
                 match result {
                     Ok(()) => world.finish(id),
                     Err(error) => {
@@ -132,9 +130,7 @@ pub(super) fn run_worker(shared: &Shared) {
                 drop(world);
                 let step = step_without_panic(&mut block);
                 let mut world = shared.lock();
-                world.in_hand -= 1;
-                // Calls that unmap memory wait for it.
-                world.has_news |= world.in_hand == 0;
+                world.let_go();
                 if world.bring_back(around, (gpu, operation, sm), block, step) {
                     shared.kick(&mut world);
                 }
@@ -215,6 +211,12 @@ fn transfer(around: &Surroundings, agent: Agent, work: &Work) -> Result<(), Tran
 }
 
 impl World {
+    /// A worker no longer touches what it had in hand. Calls that unmap memory wait until none does.
+    fn let_go(&mut self) {
+        self.in_hand -= 1;
+        self.has_news |= self.in_hand == 0;
+    }
+
     fn next_job(&mut self, around: &Surroundings, first_gpu: usize) -> Job {
         if let Some(id) = self.transfers.pop_front()
             && let Some(operation) = self.operations.get(&id)

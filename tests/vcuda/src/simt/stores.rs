@@ -173,10 +173,8 @@ impl Queue {
             return None;
         }
         let older = &self.granules[..index];
-        match older.iter().position(|other| *other == granule) {
-            Some(first) => (first..index).filter(outside).find(|place| older[*place] == granule),
-            None => None,
-        }
+        let first = older.iter().position(|other| *other == granule)?;
+        (first..index).filter(outside).find(|place| older[*place] == granule)
     }
 
     fn must_follow(&self, entry: &Entry, older: &Entry) -> bool {

@@ -102,8 +102,8 @@ pub(crate) struct Shared {
     /// Counts steps of anything: a machine on which it stands still is stuck.
     moves: AtomicU64,
     next_id: AtomicU64,
-    /// Not 0 if a thread may be asleep in [`State::sleep_until_change`] since the last call that woke them. With 0, a change costs no
-    /// call of the kernel.
+    /// Not 0 if a thread has gone to sleep in [`State::sleep_until_change`] since all were woken last. With 0, a change
+    /// costs no call of the kernel.
     sleepers: AtomicU64,
     gpus: [GpuLine; MAX_GPUS],
     processes: [ProcessLine; MAX_PROCESSES],
@@ -192,8 +192,9 @@ impl State {
         let sleepers = &self.shared().sleepers;
         // One call wakes all who sleep: the changes that follow, until somebody sleeps again, are free of it.
         if sleepers.load(Ordering::SeqCst) != 0 && sleepers.swap(0, Ordering::SeqCst) != 0 {
-            // Somebody may have announced himself after the count above, and seen it: he is about to sleep until the next one, which
-            // would not wake him. So this is the next one. If this thread ends here, before it wakes them, their time-outs do.
+            // A thread that announced itself after the count above has seen that count, and is about to sleep until the next
+            // one. The flag is unset now, so the next one would not wake it: therefore this counts once more. If this thread
+            // is killed before it wakes them, their time-outs end their sleep.
             changes.fetch_add(1, Ordering::SeqCst);
             let word = changes.as_ptr().cast::<u32>();
             // SAFETY: the address of a live word in a shared mapping; FUTEX_WAKE reads and writes nothing of it.
