@@ -79,16 +79,14 @@ choose_features() {
     features=$(IFS=,; echo "${wanted[*]}")
 }
 
+# The virtual GPU machine: tests/vcuda/README.md. Its tests are built and counted with the library's own.
+packages=(-p rsccl -p vcuda -p vcuda-driver -p vcuda-nvml)
+
 run_tests() {
     # Tests of faults mostly wait for deadlines, so one test more than there are processors runs at a time.
     # A test that skips prints "skipped: ..." past the capture of its output.
-    RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) + 1))} cargo test --locked --features "$features" --no-fail-fast 2>&1 | tee "$log"
-}
-
-# The virtual GPU machine: tests/vcuda/README.md. Its tests count with the others.
-vcuda=(-p vcuda -p vcuda-driver -p vcuda-nvml)
-run_vcuda() {
-    cargo test --locked "${vcuda[@]}" --no-fail-fast 2>&1 | tee -a "$log"
+    RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) + 1))} \
+        cargo test --locked "${packages[@]}" --features "$features" --no-fail-fast 2>&1 | tee "$log"
 }
 
 # `rsccl topo` sees the virtual machine's GPUs by NVML: capability, links, and the rings that these allow. `cargo test` has built the
@@ -116,9 +114,8 @@ models() {
 run_clippy() {
     local status=0
     models --no-run >"$scratch/models" &
-    { cargo clippy --locked --quiet --all-targets --features "$features" -- -D warnings &&
-        cargo clippy --locked --quiet --lib -- -D warnings &&
-        cargo clippy --locked --quiet "${vcuda[@]}" --all-targets -- -D warnings; } || status=$?
+    { cargo clippy --locked --quiet "${packages[@]}" --all-targets --features "$features" -- -D warnings &&
+        cargo clippy --locked --quiet --lib -- -D warnings; } || status=$?
     # A build that fails does so again in `run_models`, which says why.
     wait $! || true
     return "$status"
@@ -180,7 +177,6 @@ main() {
     step cargo fmt --all --check
     step run_clippy
     step run_tests
-    step run_vcuda
     step show_virtual_gpus
     step run_models
     passed=$(count passed) failed=$(count failed) ignored=$(count ignored)
