@@ -74,6 +74,7 @@ mod walk;
 
 pub(crate) use build::lanes;
 pub use build::{LEAST_SLOTS, MOST_CHANNELS, algorithms};
+pub(crate) use direct::read_the_root;
 pub(crate) use pattern::Pattern;
 pub(crate) use scan::{copy_lane, scan_lane};
 pub(crate) use site::is_one_shot;

@@ -242,7 +242,7 @@ fn a_broadcast_moves_each_element_once_through_scratch() {
                     Windows::User | Windows::Symmetric if is_root => share * u64::from(size - 1) + own,
                     Windows::User | Windows::Symmetric => share * u64::from(size - 1),
                     Windows::None | Windows::Scratch if is_root => COUNT + own,
-                    Windows::None | Windows::Scratch => COUNT + if size > 2 { share } else { 0 },
+                    Windows::None | Windows::Scratch => COUNT,
                 };
                 let (rank, written) = (plan.spec.world.rank, written(&plan));
                 // Shares begin at multiples of 64 elements.

@@ -55,6 +55,8 @@ struct Mover {
     fabric: Fabric,
     /// How patient waits are: learnt from wait to wait.
     patience: Patience,
+    /// How patient waits for one rank alone are, if ranks share processors.
+    patience_for_one: Option<Patience>,
     /// What the program wants moved while a call waits.
     progress: Option<Progress>,
 }
@@ -87,6 +89,24 @@ impl Mover {
             progress: self.progress.as_ref(),
         }
     }
+
+    /// The same, for an operation that waits for one rank alone.
+    #[inline]
+    fn wait_context_for_one<'a>(
+        &'a mut self,
+        session: &'a Session,
+        watch: &'a mut FailureWatch<'_>,
+        background: &'a mut dyn Background,
+    ) -> WaitContext<'a> {
+        WaitContext {
+            patience: self.patience_for_one.as_mut().unwrap_or(&mut self.patience),
+            watch,
+            fabric: &mut self.fabric,
+            bootstrap: &*session.bootstrap,
+            background,
+            progress: self.progress.as_ref(),
+        }
+    }
 }
 
 impl Engine {
@@ -97,9 +117,10 @@ impl Engine {
         let chooser = Chooser::new(session.world, (layout, fabric.near(), cores), settings);
         let progress = settings.progress.clone();
         let flat = Flat::new(fabric.my_host().len(), cores as usize, settings.reproducible);
+        let patience_for_one = patience.is_crowded().then(|| patience.for_one_rank());
         Engine {
             session: Arc::new(session),
-            mover: Mover { fabric, patience, progress },
+            mover: Mover { fabric, patience, patience_for_one, progress },
             windows: None,
             chooser,
             last_call: LastCall::default(),
@@ -344,7 +365,7 @@ impl Engine {
             let session = &*self.session;
             let mut watch = FailureWatch::new(session, WaitingFor::Messages(&peers));
             let mut nothing = NoBackground;
-            let mut wait_context = self.mover.wait_context(session, &mut watch, &mut nothing);
+            let mut wait_context = self.mover.wait_context_for_one(session, &mut watch, &mut nothing);
             exec::drive_one(&mut run, &mut wait_context)
         });
         result.map_err(|error| error.during(run.name()))

@@ -139,6 +139,7 @@ fn plan_lane(site: Site<'_>) -> Result<Option<Lane>> {
             Algorithm::Direct | Algorithm::Ring | Algorithm::Pat => mesh::barrier(site, false),
         },
         Pattern::AllToAll | Pattern::Gather | Pattern::Scatter if mapped => direct::lane(site),
+        Pattern::Broadcast if mapped && direct::is_from_root(site) => direct::lane(site),
         Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => mesh::lane(site),
         Pattern::AllReduce | Pattern::Broadcast | Pattern::Reduce | Pattern::AllGather | Pattern::ReduceScatter => {
             match spec.algorithm {

@@ -1,14 +1,18 @@
-//! The direct algorithm of gather, scatter and all-to-all, through windows.
+//! The direct algorithm of gather, scatter and all-to-all, and of a broadcast to few ranks, through windows.
 //!
 //! With all buffers mapped, a rank moves its data once: to the root's output, or from a peer's input. In symmetric
 //! windows the root of a gather or scatter moves all of it, because nobody else knows where its longer buffer is. With
 //! scratch only, the sender copies each piece to its scratch and the reader takes it from there.
+//!
+//! The root of a broadcast copies each piece to its scratch once, and every other rank takes it from there. Readers wait
+//! for the root alone, and it runs up to [`DEPTH`] pieces ahead, so that ranks that share processors need not run in
+//! turns. Where many ranks would read one rank's memory, `team` spreads the pieces among them first.
 
 use super::pattern::Pattern;
 use super::site::{CACHED_PIECE, Draft, Site};
 use super::sizes::{Cutting, LaneSizes, Measure};
-use super::{Buffer, Lane, Operand, Span, Windows};
-use crate::types::Rank;
+use super::{Buffer, Combine, Lane, Operand, Span, Windows};
+use crate::types::{Algorithm, Rank};
 use crate::{Error, Result};
 
 /// Rounds until a piece of scratch may be written again; `check` proves it.
@@ -21,16 +25,34 @@ const DONE: u8 = 1;
 
 const _: () = assert!(FREE as u32 == DEPTH - 1);
 
+/// Whether the ranks of a broadcast take the pieces from the root's scratch themselves.
+pub(super) fn is_from_root(site: Site<'_>) -> bool {
+    let spec = site.spec;
+    spec.algorithm == Algorithm::Direct && site.windows() == Windows::Scratch && read_the_root(spec.world.size)
+}
+
+/// Whether ranks are so few that all may read one rank's memory. The cost model of `tune` calls this too.
+pub(crate) fn read_the_root(ranks: u32) -> bool {
+    (2..=FEW_RANKS).contains(&ranks)
+}
+
+/// Ranks of a broadcast up to which all read the root's scratch.
+const FEW_RANKS: u32 = 8;
+
 /// The lane of a collective through windows.
 pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
-    let staged = site.spec.windows == Windows::Scratch;
+    let staged = site.spec.windows == Windows::Scratch || site.pattern == Pattern::Broadcast;
     let peers = site.spec.world.ranks().len() - 1;
     let regions = match staged {
         false => 0,
-        true if site.pattern == Pattern::Gather => peers.min(1),
+        true if matches!(site.pattern, Pattern::Gather | Pattern::Broadcast) => peers.min(1),
         true => peers,
     };
-    let cutting = if site.pattern == Pattern::AllToAll { Cutting::EachPair } else { Cutting::EachRank };
+    let cutting = match site.pattern {
+        Pattern::AllToAll => Cutting::EachPair,
+        Pattern::Broadcast => Cutting::Shares { shares: 1, parts: 1 },
+        _ => Cutting::EachRank,
+    };
     let most = if staged { CACHED_PIECE } else { u64::MAX };
     let measure = Measure { regions, depth: DEPTH, most, ..Measure::of(cutting) };
     let sizes = measure.sizes(site)?;
@@ -41,12 +63,10 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
         Pattern::Gather => direct.gather(&mut draft),
         Pattern::Scatter => direct.scatter(&mut draft),
         Pattern::AllToAll => direct.all_to_all(&mut draft),
-        Pattern::AllReduce
-        | Pattern::Broadcast
-        | Pattern::Reduce
-        | Pattern::AllGather
-        | Pattern::ReduceScatter
-        | Pattern::Barrier => return Err(Error::internal(format!("{:?} is not planned by pairs", site.pattern))),
+        Pattern::Broadcast => direct.broadcast(&mut draft),
+        Pattern::AllReduce | Pattern::Reduce | Pattern::AllGather | Pattern::ReduceScatter | Pattern::Barrier => {
+            return Err(Error::internal(format!("{:?} is not planned by pairs", site.pattern)));
+        }
     }
     Ok(site.finish(measure, sizes, draft))
 }
@@ -151,6 +171,23 @@ impl Direct<'_> {
         if !self.staged {
             draft.wait(0, DONE, self.site.peers());
         } else if self.reused() {
+            draft.wait(FREE, DONE, self.site.peers());
+        }
+    }
+
+    fn broadcast(&self, draft: &mut Draft) {
+        let root = self.root();
+        if !self.is_root() {
+            draft.wait(0, READY, [root]);
+            draft.copy(0, 0, (Operand::Window(root, Span::region(0)), Operand::output(0)));
+            draft.signal(0, DONE, Some(root).filter(|_| self.reused()));
+            return;
+        }
+        let staged = std::iter::once(Operand::Local(Span::region(0)));
+        let targets = staged.chain((!self.site.spec.in_place).then(|| Operand::output(0))).collect();
+        draft.combine(0, Combine { block: 0, times: 1, sources: vec![Operand::input(0)], targets, finish: false });
+        draft.signal(0, READY, self.site.peers());
+        if self.reused() {
             draft.wait(FREE, DONE, self.site.peers());
         }
     }

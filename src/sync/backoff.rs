@@ -32,6 +32,14 @@ impl Patience {
         Patience { spins, most_spins: spins, awake, shared: 0, crowd }
     }
 
+    /// For waits for one rank alone, as those of a message. Where ranks share processors, that rank often runs on another
+    /// one and answers soon, and a yield costs more than a few looks; of all ranks of a collective some do not run.
+    #[must_use]
+    pub fn for_one_rank(self) -> Patience {
+        let most = if self.is_crowded() { ONE_RANK_SPINS } else { self.most_spins };
+        Patience { spins: most, most_spins: most, ..self }
+    }
+
     /// A patience that does not learn.
     pub const fn fixed(spins: u32, awake: Duration) -> Patience {
         Patience { spins, most_spins: spins, awake, shared: 0, crowd: 1 }
@@ -62,8 +70,8 @@ impl Patience {
     }
 
     /// Whether there are more ranks than processors.
-    fn is_crowded(self) -> bool {
-        self.most_spins <= LEAST_SPINS
+    pub fn is_crowded(self) -> bool {
+        self.crowd > 1
     }
 
     /// How many yields that let nobody run are tried before a sleep: the more ranks there are on a processor, the
@@ -206,6 +214,8 @@ impl Backoff {
 const SPINS: u32 = 2000;
 /// With more ranks than processors: enough for a message that has already arrived.
 const LEAST_SPINS: u32 = 16;
+/// With more ranks than processors: enough for a rank that runs and answers at once.
+const ONE_RANK_SPINS: u32 = 128;
 /// A peer that answers within this many turns after the yield was waiting for the processor; a slower one is late for
 /// other reasons.
 const SOON_YIELDS: u32 = 4;
@@ -263,6 +273,22 @@ mod tests {
             patience.heed_sleepers();
             assert!(patience.spins > before, "{} spins", patience.spins);
         }
+    }
+
+    #[test]
+    fn a_wait_for_one_rank_spins_longer_where_ranks_share_processors() {
+        let crowded = Patience { crowd: 2, ..Patience::fixed(LEAST_SPINS, Duration::from_secs(60)) };
+        let mut one = crowded.for_one_rank();
+        assert_eq!((crowded.spins, one.spins), (LEAST_SPINS, ONE_RANK_SPINS));
+        // It still sleeps as soon as any wait of a crowd does.
+        assert!(one.is_crowded() && one.awake == crowded.awake);
+        // A rank that answers just after a yield had this processor: looking was in vain.
+        let mut wait = waited(one, one.spins + 1);
+        wait.yielded = wait.yielded.and_then(|yielded| yielded.checked_sub(Duration::from_millis(1)));
+        one.learn(&wait);
+        assert_eq!(one.spins, ONE_RANK_SPINS / 2);
+        let alone = Patience::fixed(SPINS, Duration::from_secs(60));
+        assert_eq!(alone.for_one_rank(), alone, "each rank has a processor");
     }
 
     #[test]

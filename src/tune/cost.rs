@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Query;
-use crate::plan::{Pattern, Windows, is_one_shot};
+use crate::plan::{Pattern, Windows, is_one_shot, read_the_root};
 use crate::types::{Algorithm, Collective, Elements, Protocol, TransportKind};
 
 /// A way between two ranks.
@@ -178,6 +178,8 @@ struct Stand {
     piece: f64,
     /// Whether plans of a reduction take one hop in place of two.
     one_shot: bool,
+    /// Whether the ranks of a broadcast read the root's scratch themselves.
+    from_root: bool,
 }
 
 fn work((query, slot_bytes): (&Query, f64), pattern: Pattern, algorithm: Algorithm) -> Work {
@@ -193,6 +195,7 @@ fn work((query, slot_bytes): (&Query, f64), pattern: Pattern, algorithm: Algorit
         staged: query.windows == Windows::Scratch,
         piece: slot_bytes,
         one_shot: is_one_shot(Elements(query.bytes.0 / u64::from(query.element_bytes.max(1))), query.ranks),
+        from_root: read_the_root(query.ranks),
     };
     if query.ranks <= 1 {
         return Work { moved: stand.whole, steps: 1.0, ..Work::default() };
@@ -209,7 +212,7 @@ fn work((query, slot_bytes): (&Query, f64), pattern: Pattern, algorithm: Algorit
             // The seats of a team share the work on the rails and the host's network.
             let teams = f64::from(query.teams);
             let seats = ranks / teams;
-            let inside = Stand { ranks: seats, hosts: 1.0, seats, one_shot: false, ..stand };
+            let inside = Stand { ranks: seats, hosts: 1.0, seats, one_shot: false, from_root: false, ..stand };
             let inside = through_windows(pattern, inside);
             let rail = Stand { ranks: teams, seats: teams / hosts, whole: stand.whole / seats, ..stand };
             let inside = if seats > 1.0 { inside } else { Work::default() };
@@ -280,6 +283,7 @@ fn through_windows(pattern: Pattern, stand: Stand) -> Work {
         (ReduceScatter, false) => (2.0, reduce),
         (AllGather, true) => (1.0, 1.5 * share + others),
         (AllGather, false) => (2.0, share * (ranks + 1.0) / 2.0),
+        (Broadcast, true) if stand.from_root => (1.0, 2.0 * whole),
         (Broadcast, true) => (2.0, 2.0 * others + 1.5 * share),
         (Broadcast, false) => (2.0, share * (ranks + 1.0) / 2.0),
         (Reduce, true) => (2.0, 2.0 * others + reduce),
