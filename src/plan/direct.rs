@@ -54,7 +54,9 @@ pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
         _ => Cutting::EachRank,
     };
     let most = if staged { CACHED_PIECE } else { u64::MAX };
-    let measure = Measure { regions, depth: DEPTH, most, ..Measure::of(cutting) };
+    // The readers of a broadcast copy the first half while the root copies the second.
+    let under_way = if site.pattern == Pattern::Broadcast { 2 } else { 1 };
+    let measure = Measure { regions, depth: DEPTH, most, under_way, ..Measure::of(cutting) };
     let sizes = measure.sizes(site)?;
     let direct = Direct { site, staged, root_moves: site.spec.windows == Windows::Symmetric, sizes: &sizes };
     let mut draft = Draft::default();
