@@ -80,14 +80,8 @@ impl Mover {
         watch: &'a mut FailureWatch<'_>,
         background: &'a mut dyn Background,
     ) -> WaitContext<'a> {
-        WaitContext {
-            patience: &mut self.patience,
-            watch,
-            fabric: &mut self.fabric,
-            bootstrap: &*session.bootstrap,
-            background,
-            progress: self.progress.as_ref(),
-        }
+        let Mover { fabric, patience, patience_for_one: _, progress } = self;
+        WaitContext { patience, watch, fabric, bootstrap: &*session.bootstrap, background, progress: progress.as_ref() }
     }
 
     /// The same, for an operation that waits for one rank alone.
@@ -98,14 +92,9 @@ impl Mover {
         watch: &'a mut FailureWatch<'_>,
         background: &'a mut dyn Background,
     ) -> WaitContext<'a> {
-        WaitContext {
-            patience: self.patience_for_one.as_mut().unwrap_or(&mut self.patience),
-            watch,
-            fabric: &mut self.fabric,
-            bootstrap: &*session.bootstrap,
-            background,
-            progress: self.progress.as_ref(),
-        }
+        let Mover { fabric, patience, patience_for_one, progress } = self;
+        let patience = patience_for_one.as_mut().unwrap_or(patience);
+        WaitContext { patience, watch, fabric, bootstrap: &*session.bootstrap, background, progress: progress.as_ref() }
     }
 }
 

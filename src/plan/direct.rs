@@ -41,21 +41,24 @@ const FEW_RANKS: u32 = 8;
 
 /// The lane of a collective through windows.
 pub(super) fn lane(site: Site<'_>) -> Result<Option<Lane>> {
-    let staged = site.spec.windows == Windows::Scratch || site.pattern == Pattern::Broadcast;
+    let is_broadcast = site.pattern == Pattern::Broadcast;
+    let staged = site.spec.windows == Windows::Scratch || is_broadcast;
     let peers = site.spec.world.ranks().len() - 1;
     let regions = match staged {
         false => 0,
-        true if matches!(site.pattern, Pattern::Gather | Pattern::Broadcast) => peers.min(1),
+        true if is_broadcast || site.pattern == Pattern::Gather => peers.min(1),
         true => peers,
     };
-    let cutting = match site.pattern {
-        Pattern::AllToAll => Cutting::EachPair,
-        Pattern::Broadcast => Cutting::Shares { shares: 1, parts: 1 },
-        _ => Cutting::EachRank,
+    let cutting = if is_broadcast {
+        Cutting::Shares { shares: 1, parts: 1 }
+    } else if site.pattern == Pattern::AllToAll {
+        Cutting::EachPair
+    } else {
+        Cutting::EachRank
     };
     let most = if staged { CACHED_PIECE } else { u64::MAX };
     // The readers of a broadcast copy the first half while the root copies the second.
-    let under_way = if site.pattern == Pattern::Broadcast { 2 } else { 1 };
+    let under_way = if is_broadcast { 2 } else { 1 };
     let measure = Measure { regions, depth: DEPTH, most, under_way, ..Measure::of(cutting) };
     let sizes = measure.sizes(site)?;
     let direct = Direct { site, staged, root_moves: site.spec.windows == Windows::Symmetric, sizes: &sizes };
