@@ -4,9 +4,9 @@
 //! windows the root of a gather or scatter moves all of it, because nobody else knows where its longer buffer is. With
 //! scratch only, the sender copies each piece to its scratch and the reader takes it from there.
 //!
-//! The root of a broadcast copies each piece to its scratch once, and every other rank takes it from there. Readers wait
-//! for the root alone, and it runs up to [`DEPTH`] pieces ahead, so that ranks that share processors need not run in
-//! turns. Where many ranks would read one rank's memory, `team` spreads the pieces among them first.
+//! The root of a broadcast copies each piece to its scratch once, and every other rank takes it from there. Readers
+//! wait for the root alone, and it runs up to [`DEPTH`] pieces ahead, so that ranks that share processors need not run
+//! in turns. Where many ranks would read one rank's memory, `team` spreads the pieces among them first.
 
 use super::pattern::Pattern;
 use super::site::{CACHED_PIECE, Draft, Site};

@@ -32,8 +32,9 @@ impl Patience {
         Patience { spins, most_spins: spins, awake, shared: 0, crowd }
     }
 
-    /// For waits for one rank alone, as those of a message. Where ranks share processors, that rank often runs on another
-    /// one and answers soon, and a yield costs more than a few looks; of all ranks of a collective some do not run.
+    /// For waits for one rank alone, as those of a message. Where ranks share processors, that rank often runs on
+    /// another one and answers soon, and a yield costs more than a few looks; of all ranks of a collective some do not
+    /// run.
     #[must_use]
     pub fn for_one_rank(self) -> Patience {
         let most = if self.is_crowded() { ONE_RANK_SPINS } else { self.most_spins };
