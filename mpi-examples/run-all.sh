@@ -43,7 +43,7 @@ base_environment=(
     OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
     OMPI_MCA_btl_vader_backing_directory="$scratch" OMPI_MCA_btl_sm_backing_directory="$scratch"
     TMPDIR="$scratch" MPIEXEC_TIMEOUT=$JOB_LIMIT_S MPI_EXAMPLES_SCRATCH="$scratch"
-    # Open MPI 5 looks for libfabric's networks, which sleeps a second in each job, before it takes shared memory.
+    # At the start of each job, Open MPI 5 asks libfabric for networks, and that sleeps for a second. Nothing here uses them.
     OMPI_MCA_btl=^ofi
 )
 # MPICH's collectives over shared memory spin without yielding: at 4 ranks on 2 processors one call takes scheduler ticks.

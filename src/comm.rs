@@ -7,6 +7,7 @@
 mod across;
 mod background_split;
 mod call_log;
+mod call_mover;
 mod channel_search;
 mod gpu_distance;
 mod choose;

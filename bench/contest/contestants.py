@@ -190,7 +190,7 @@ def is_all_reduce(collective, ranks):
 def peers(names):
     """The contestants of each peer that was asked for: as it comes, and with the settings that help it somewhere."""
     known = {
-        # Without a look for libfabric's networks, for which each start sleeps a second.
+        # At its start it would ask libfabric for networks, and that sleeps for a second. No part uses them.
         "openmpi": [OpenMpi("openmpi", environment={"OMPI_MCA_btl": "^ofi"})],
         "mpich": [Mpich("mpich")],
         "impi": [

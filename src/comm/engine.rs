@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::bootstrap::BackgroundWork;
 use crate::comm::Settings;
 use crate::comm::call_log::{self, CallLine, CallTrace, ChoiceLine, MessageLine, MessageTrace};
+use crate::comm::call_mover::{Awaited, CallMover};
 use crate::comm::choose::{Chooser, Chosen, Path, Question, SMALL_SCRATCH};
 use crate::comm::failure_watch::FailureWatch;
 use crate::comm::on_device::DeviceSide;
@@ -18,7 +19,7 @@ use crate::exec::flat::Flat;
 use crate::exec::run::{RunContext, ScratchTurns};
 use crate::exec::{
     self, Accepted, Background, Begun, Call, LastCall, Message, MessageQueue, MessageRun, NoBackground, Operation,
-    Order, Program, Task, WaitContext,
+    Order, Program, Task,
 };
 use crate::log;
 use crate::plan::{Layout, Windows};
@@ -36,7 +37,7 @@ use crate::types::{Collective, DataType, Rank, World};
 pub(crate) struct Engine {
     /// What this rank knows. Other threads may look at it while a call runs.
     pub(crate) session: Arc<Session>,
-    mover: Mover,
+    mover: CallMover,
     /// The mapped memory of my host, once opened.
     windows: Option<Arc<HostWindows>>,
     pub(super) chooser: Chooser,
@@ -49,18 +50,6 @@ pub(crate) struct Engine {
     pub(super) device_side: Option<Box<DeviceSide>>,
 }
 
-/// What moves data while a call waits. One thread at a time has it.
-#[derive(Debug)]
-struct Mover {
-    fabric: Fabric,
-    /// How patient waits are: learnt from wait to wait.
-    patience: Patience,
-    /// How patient waits for one rank alone are, if ranks share processors.
-    patience_for_one: Option<Patience>,
-    /// What the program wants moved while a call waits.
-    progress: Option<Progress>,
-}
-
 /// What plans with windows have used, counted alike by all ranks.
 #[derive(Debug, Clone, Copy, Default)]
 struct MappedRuns {
@@ -68,34 +57,6 @@ struct MappedRuns {
     turns: ScratchTurns,
     /// Their rounds, which are the values of my host's flags.
     flag_base: u64,
-}
-
-impl Mover {
-    /// The context in which an operation waits: `watch` says whether the operation can still end well, and `background`
-    /// work goes on during the wait.
-    #[inline]
-    fn wait_context<'a>(
-        &'a mut self,
-        session: &'a Session,
-        watch: &'a mut FailureWatch<'_>,
-        background: &'a mut dyn Background,
-    ) -> WaitContext<'a> {
-        let Mover { fabric, patience, patience_for_one: _, progress } = self;
-        WaitContext { patience, watch, fabric, bootstrap: &*session.bootstrap, background, progress: progress.as_ref() }
-    }
-
-    /// The same, for an operation that waits for one rank alone.
-    #[inline]
-    fn wait_context_for_one<'a>(
-        &'a mut self,
-        session: &'a Session,
-        watch: &'a mut FailureWatch<'_>,
-        background: &'a mut dyn Background,
-    ) -> WaitContext<'a> {
-        let Mover { fabric, patience, patience_for_one, progress } = self;
-        let patience = patience_for_one.as_mut().unwrap_or(patience);
-        WaitContext { patience, watch, fabric, bootstrap: &*session.bootstrap, background, progress: progress.as_ref() }
-    }
 }
 
 impl Engine {
@@ -106,10 +67,9 @@ impl Engine {
         let chooser = Chooser::new(session.world, (layout, fabric.near(), cores), settings);
         let progress = settings.progress.clone();
         let flat = Flat::new(fabric.my_host().len(), cores as usize, settings.reproducible);
-        let patience_for_one = patience.is_crowded().then(|| patience.for_one_rank());
         Engine {
             session: Arc::new(session),
-            mover: Mover { fabric, patience, patience_for_one, progress },
+            mover: CallMover::new(fabric, patience, progress),
             windows: None,
             chooser,
             last_call: LastCall::default(),
@@ -243,7 +203,7 @@ impl Engine {
         let Some(windows) = &self.windows else { return Err(no_windows()) };
         let session = &*self.session;
         let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
-        let mut wait_context = self.mover.wait_context(session, &mut watch, background);
+        let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
         exec::flat_call::run(&begun, windows, &mut self.flat, &mut wait_context)
     }
 
@@ -256,7 +216,7 @@ impl Engine {
         let session = Arc::clone(&self.session);
         let mut epoch = Epoch::open(&windows, &begun);
         let mut watch = FailureWatch::new(&session, WaitingFor::Collective(operation));
-        let mut wait_context = self.mover.wait_context(&session, &mut watch, background);
+        let mut wait_context = self.mover.wait_context((&session, Awaited::Ranks), &mut watch, background);
         let met = epoch.meet(&begun, &mut self.flat, &mut wait_context).and_then(|met| match met {
             Met::In(windows) => Ok(Some(windows)),
             Met::Reading => {
@@ -312,7 +272,7 @@ impl Engine {
             streaming_bytes: session.settings.streaming_bytes,
         };
         let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
-        let mut wait_context = self.mover.wait_context(session, &mut watch, background);
+        let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
         exec::run::run(program, &begun, epoch, context, &mut wait_context)
     }
 
@@ -354,7 +314,7 @@ impl Engine {
             let session = &*self.session;
             let mut watch = FailureWatch::new(session, WaitingFor::Messages(&peers));
             let mut nothing = NoBackground;
-            let mut wait_context = self.mover.wait_context_for_one(session, &mut watch, &mut nothing);
+            let mut wait_context = self.mover.wait_context((session, Awaited::OneRank), &mut watch, &mut nothing);
             exec::drive_one(&mut run, &mut wait_context)
         });
         result.map_err(|error| error.during(run.name()))
@@ -452,7 +412,7 @@ impl Engine {
         self.connect(needs, waiting_for, background)?;
         let session = &*self.session;
         let mut watch = FailureWatch::new(session, waiting_for);
-        let mut wait_context = self.mover.wait_context(session, &mut watch, background);
+        let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
         let mut queues = MessageQueue::by_connection(runs);
         let mut tasks: Vec<&mut dyn Task> = queues.iter_mut().map(|queue| queue as &mut dyn Task).collect();
         exec::drive(&mut tasks, &mut wait_context)
@@ -496,7 +456,7 @@ impl Engine {
         let session = &*self.session;
         let mut watch = FailureWatch::new(session, WaitingFor::Anything);
         let mut nothing = NoBackground;
-        let mut wait_context = self.mover.wait_context(session, &mut watch, &mut nothing);
+        let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, &mut nothing);
         exec::drive(&mut [], &mut wait_context)
     }
 

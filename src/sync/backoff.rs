@@ -32,13 +32,11 @@ impl Patience {
         Patience { spins, most_spins: spins, awake, shared: 0, crowd }
     }
 
-    /// For waits for one rank alone, as those of a message. Where ranks share processors, that rank often runs on
-    /// another one and answers soon, and a yield costs more than a few looks; of all ranks of a collective some do not
-    /// run.
-    #[must_use]
-    pub fn for_one_rank(self) -> Patience {
-        let most = if self.is_crowded() { ONE_RANK_SPINS } else { self.most_spins };
-        Patience { spins: most, most_spins: most, ..self }
+    /// For waits for one rank alone, as those of a message, where ranks share processors: that rank often runs on
+    /// another one and answers soon, and a yield costs more than a few looks. Of all ranks of a collective, some do not
+    /// run. `None` where each rank has a processor: there all waits are alike.
+    pub fn for_one_rank(self) -> Option<Patience> {
+        self.is_crowded().then_some(Patience { spins: ONE_RANK_SPINS, most_spins: ONE_RANK_SPINS, ..self })
     }
 
     /// A patience that does not learn.
@@ -71,7 +69,7 @@ impl Patience {
     }
 
     /// Whether there are more ranks than processors.
-    pub fn is_crowded(self) -> bool {
+    fn is_crowded(self) -> bool {
         self.crowd > 1
     }
 
@@ -279,7 +277,7 @@ mod tests {
     #[test]
     fn a_wait_for_one_rank_spins_longer_where_ranks_share_processors() {
         let crowded = Patience { crowd: 2, ..Patience::fixed(LEAST_SPINS, Duration::from_secs(60)) };
-        let mut one = crowded.for_one_rank();
+        let mut one = crowded.for_one_rank().expect("ranks share processors");
         assert_eq!((crowded.spins, one.spins), (LEAST_SPINS, ONE_RANK_SPINS));
         // It still sleeps as soon as any wait of a crowd does.
         assert!(one.is_crowded() && one.awake == crowded.awake);
@@ -289,7 +287,7 @@ mod tests {
         one.learn(&wait);
         assert_eq!(one.spins, ONE_RANK_SPINS / 2);
         let alone = Patience::fixed(SPINS, Duration::from_secs(60));
-        assert_eq!(alone.for_one_rank(), alone, "each rank has a processor");
+        assert_eq!(alone.for_one_rank(), None, "each rank has a processor");
     }
 
     #[test]
