@@ -25,6 +25,7 @@ use crate::device::{Kernel, Pass, Store};
 use crate::error::Result;
 use crate::exec::{FlagWait, Operation, mismatch, same_call, sequence};
 use crate::sync::ring::Label;
+use crate::sys::cpu;
 use crate::transport::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, HostWindows};
 
 /// The state of one rank's flat operations.
@@ -89,6 +90,7 @@ impl Flat {
         fill(slot.data(bytes));
         slot.write_label(label);
         slot.flag.raise(number + 1);
+        cpu::prefetch_for_write(windows.mine().flat(number + AHEAD).flag);
         Ok(Exchange { windows, operation, label, number, teams: self.teams, reproducible: self.reproducible })
     }
 
@@ -354,6 +356,9 @@ impl Teams {
     }
 }
 
+/// How many operations before a slot's line is written the rank asks for it. Readers of the operation that had the slot
+/// before have a copy of the line, and to take it back from a far processor costs more than a whole call.
+const AHEAD: u64 = 4;
 /// Up to this many ranks, the list of sources is on the stack.
 const FEW_RANKS: usize = 8;
 /// Ranks of a team: the last of them reads this many slots, one after the other.
