@@ -47,6 +47,10 @@ pub struct PlanRun<'a> {
     slots: Vec<(Rank, NonNull<u8>)>,
 }
 
+/// Bytes from which a fold writes what peers read apart from output: bench/NOTES.md, "A fold writes output, and a copy
+/// brings it to peers".
+const FOLD_APART_BYTES: usize = 8 << 10;
+
 /// Whether a step has its sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Collected {
@@ -351,7 +355,9 @@ impl<'a> PlanRun<'a> {
                 // SAFETY: as below.
                 return unsafe { self.kernel.run(&Pass { targets: &self.cached, store: Store::Streaming, ..pass }) };
             }
-            if turn.is_timed() || turn.store == Store::Streaming {
+            let folds_apart =
+                !copies && !self.targets.is_empty() && self.store == Store::Cached && bytes >= FOLD_APART_BYTES;
+            if turn.is_timed() || turn.store == Store::Streaming || folds_apart {
                 self.store_apart(pass, copies, &mut turn);
                 links.staging.learn(&turn, bytes);
                 return;
@@ -383,7 +389,9 @@ impl<'a> PlanRun<'a> {
         }
     }
 
-    /// As [`PlanRun::store_result`], what peers read apart from output, and in `turn`'s way.
+    /// As [`PlanRun::store_result`], what peers read apart from output, and in `turn`'s way. A fold writes the output,
+    /// and what peers read is copied from there: a copy writes whole lines at a time, which takes them from a far cache
+    /// at little cost, where each store of a fold waits for its line.
     fn store_apart(&self, pass: Pass<'_>, copies: bool, turn: &mut TimedCopy) {
         let staged = Pass { targets: &self.cached, store: turn.store, ..pass };
         let output = Pass { targets: &self.targets, store: self.store, ..pass };
