@@ -51,6 +51,9 @@ pub struct PlanRun<'a> {
 /// brings it to peers".
 const FOLD_APART_BYTES: usize = 8 << 10;
 
+/// Bytes of the room for folds: a part of the first or second cache, and enough for copies of whole lines.
+const ROOM_BYTES: usize = 32 << 10;
+
 /// Whether a step has its sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Collected {
@@ -355,9 +358,12 @@ impl<'a> PlanRun<'a> {
                 // SAFETY: as below.
                 return unsafe { self.kernel.run(&Pass { targets: &self.cached, store: Store::Streaming, ..pass }) };
             }
-            let folds_apart =
-                !copies && !self.targets.is_empty() && self.store == Store::Cached && bytes >= FOLD_APART_BYTES;
-            if turn.is_timed() || turn.store == Store::Streaming || folds_apart {
+            let folds_apart = !copies && bytes >= FOLD_APART_BYTES;
+            if folds_apart && self.targets.is_empty() && turn.store == Store::Cached {
+                return self.fold_in_room((raw, combine.finish), count, &mut links.fold_room);
+            }
+            let has_output = self.store == Store::Cached;
+            if turn.is_timed() || turn.store == Store::Streaming || (folds_apart && has_output) {
                 self.store_apart(pass, copies, &mut turn);
                 links.staging.learn(&turn, bytes);
                 return;
@@ -409,6 +415,29 @@ impl<'a> PlanRun<'a> {
         if !self.targets.is_empty() {
             // SAFETY: as in `store_result`.
             unsafe { self.kernel.run(&output) };
+        }
+    }
+
+    /// As [`PlanRun::store_apart`] where there is no output: `room` keeps what a fold makes, piece by piece, until it
+    /// is copied.
+    fn fold_in_room(&mut self, (raw, finish): (Option<usize>, bool), count: usize, room: &mut Vec<u8>) {
+        room.resize(ROOM_BYTES, 0);
+        let room = room.as_mut_ptr();
+        let most = ROOM_BYTES / self.element_bytes;
+        let mut left = count;
+        while left > 0 {
+            let count = left.min(most);
+            let fold = Pass { sources: &self.sources, raw, targets: &[room], count, finish, store: Store::Cached };
+            // SAFETY: as in `store_result`; the room, which nobody else has, is as large as the most elements.
+            unsafe { self.kernel.run(&fold) };
+            let sources = &[room.cast_const()];
+            let copy = Pass { sources, raw: None, targets: &self.cached, finish: false, ..fold };
+            // SAFETY: as in `store_result`; the source is what the pass before has just written.
+            unsafe { self.kernel.run(&copy) };
+            let bytes = count * self.element_bytes;
+            self.sources.iter_mut().for_each(|source| *source = source.wrapping_add(bytes));
+            self.cached.iter_mut().for_each(|target| *target = target.wrapping_add(bytes));
+            left -= count;
         }
     }
 

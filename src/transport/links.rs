@@ -48,6 +48,8 @@ pub struct Links {
     pumps: Pumps,
     /// What was learnt of copies into memory that peers read.
     pub staging: StorePolicy,
+    /// Where a fold puts what peers read before it is copied to them, if no output has it; empty until it is needed.
+    pub fold_room: Vec<u8>,
     /// Whose memory this rank may read in place.
     pub reads: PeerReads,
 }
