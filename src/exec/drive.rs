@@ -183,12 +183,18 @@ pub fn drive_one(task: &mut impl Task, wait_context: &mut WaitContext<'_>) -> Re
     if wait_context.fabric.links().has_pumps() || wait_context.fabric.owes() || !wait_context.background.is_empty() {
         return drive(&mut [task], wait_context);
     }
+    let mut wakes = 0;
     loop {
         let links = wait_context.fabric.links();
         match task.progress(links)? {
             Progress::Done => return Ok(()),
-            Progress::Moved => {}
+            Progress::Moved => wakes = 0,
             Progress::Idle => {
+                // A wait for a flag that is up looks at nothing else, so without a bound the loop would never end.
+                if wakes == MOST_WAKES {
+                    return drive(&mut [task], wait_context);
+                }
+                wakes += 1;
                 let Some(Blocked { flag }) = task.blocked(links) else { return drive(&mut [task], wait_context) };
                 let quiet = (None, wait_context.bootstrap);
                 let woken =
@@ -310,6 +316,9 @@ fn rest(tasks: &[&mut dyn Task], done: &[bool], links: &mut Links, (nap, slice):
     Ok(())
 }
 
+/// How often in a row a task may find its flag up and have nothing to do. More than one flag may be missing to a step;
+/// a peer that writes over shared memory may raise one for nothing.
+const MOST_WAKES: u32 = 1024;
 /// Looks at sockets before the processor is offered to others: each is a system call or several.
 const SOCKET_SPINS: u32 = 16;
 /// How long a wait on sockets stays awake: a few round trips inside a host. Sleeping on sockets costs one more wake-up.

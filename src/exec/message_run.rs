@@ -389,7 +389,7 @@ mod tests {
 
     use super::*;
     use crate::bootstrap::{Bootstrap, LocalBootstrap};
-    use crate::error::Error;
+    use crate::error::{Error, Kind};
     use crate::exec::drive::{NoBackground, WaitContext, drive_one};
     use crate::sync::ring::Shape;
     use crate::sync::{AbortFlag, Deadline, Patience, Wait, Watch};
@@ -449,9 +449,13 @@ mod tests {
         }
 
         fn run(&mut self, run: &mut MessageRun<'_>) -> Result<()> {
+            self.run_within(LIMIT, run)
+        }
+
+        fn run_within(&mut self, limit: Duration, run: &mut MessageRun<'_>) -> Result<()> {
             let mut wait_context = WaitContext {
                 patience: &mut Patience::fixed(16, Duration::from_micros(20)),
-                watch: &mut Limit(Deadline::after(LIMIT)),
+                watch: &mut Limit(Deadline::after(limit)),
                 fabric: &mut self.fabric,
                 bootstrap: &self.bootstrap,
                 background: &mut NoBackground,
@@ -565,6 +569,20 @@ mod tests {
         assert_eq!(recv.progress(receiver.links()).unwrap(), Progress::Done);
         drop(recv);
         assert!(got == sent);
+    }
+
+    /// Regression: where a peer had written over the ring, its flag said that an answer was there and the offer that
+    /// none was, and the sender went round for ever.
+    #[test]
+    fn an_answer_that_is_none_is_waited_for_until_the_deadline() {
+        let [mut sender, _receiver] = sides(Policy::default());
+        let sent = data(1 << 20);
+        let mut send = sending(&sent);
+        let _offered = send.progress(sender.links()).unwrap();
+        let (flag, answered) = sender.links().sender(Rank::new(1), Channel::PointToPoint).answer();
+        flag.raise(answered);
+        let error = sender.run_within(Duration::from_millis(20), &mut send).unwrap_err();
+        assert_eq!(error.kind(), Kind::Timeout);
     }
 
     #[test]
