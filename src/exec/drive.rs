@@ -190,7 +190,7 @@ pub fn drive_one(task: &mut impl Task, wait_context: &mut WaitContext<'_>) -> Re
             Progress::Done => return Ok(()),
             Progress::Moved => wakes = 0,
             Progress::Idle => {
-                // A wait for a flag that is up looks at nothing else, so without a bound the loop would never end.
+                // A wait for a flag that is up returns at once and does not look at the deadline; `drive` does.
                 if wakes == MOST_WAKES {
                     return drive(&mut [task], wait_context);
                 }

@@ -51,7 +51,8 @@ pub struct PlanRun<'a> {
 /// brings it to peers".
 const FOLD_APART_BYTES: usize = 8 << 10;
 
-/// Bytes of the room for folds: a part of the first or second cache, and enough for copies of whole lines.
+/// Bytes of the room for folds: few enough to stay in the first or second cache, and enough that the C library copies
+/// whole lines.
 const ROOM_BYTES: usize = 32 << 10;
 
 /// Whether a step has its sources.
@@ -362,8 +363,8 @@ impl<'a> PlanRun<'a> {
             if folds_apart && self.targets.is_empty() && turn.store == Store::Cached {
                 return self.fold_in_room((raw, combine.finish), count, &mut links.fold_room);
             }
-            let has_output = self.store == Store::Cached;
-            if turn.is_timed() || turn.store == Store::Streaming || (folds_apart && has_output) {
+            let output_stays_cached = self.store == Store::Cached;
+            if turn.is_timed() || turn.store == Store::Streaming || (folds_apart && output_stays_cached) {
                 self.store_apart(pass, copies, &mut turn);
                 links.staging.learn(&turn, bytes);
                 return;
