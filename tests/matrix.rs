@@ -313,11 +313,14 @@ fn a_message_that_finds_room_does_not_wait_for_its_receiver() {
     }
 }
 
-/// The same over sockets where both ranks send first: each takes in the other's message while its own waits for room.
+/// Over sockets a peer takes a message in while its own send waits for room, and while it sets up the connections of
+/// its first barrier, to which the sender has yet to come. The system's buffers hold little, so that somebody must.
 #[test]
-fn messages_that_cross_over_sockets_find_the_room_of_their_connection() {
+fn a_peer_that_waits_takes_in_what_the_room_of_a_socket_connection_holds() {
     const ROOM: usize = 4 << 20;
+    const SYSTEM: u64 = 64 << 10;
     let config = Config::default().with_p2p_disable(true).with_shm_disable(true).with_timeout(TIMEOUT);
+    let config = config.with_socket_send_bytes(SYSTEM).with_socket_receive_bytes(SYSTEM);
     let of_rank = |rank: u32| -> Vec<u8> {
         (0..ROOM).map(|at| u8::try_from((at + rank as usize) % 251).expect("below 251")).collect()
     };
@@ -326,6 +329,14 @@ fn messages_that_cross_over_sockets_find_the_room_of_their_connection() {
         comm.send(&sent, peer)?;
         comm.recv(&mut got, peer)?;
         assert!(got == of_rank(peer), "rank {}", comm.rank());
+        if comm.rank() == 0 {
+            comm.send(&sent, 1)?;
+            comm.barrier()?;
+        } else {
+            comm.barrier()?;
+            comm.recv(&mut got, 0)?;
+            assert!(got == of_rank(0), "after the barrier");
+        }
         comm.finalize()
     };
     each_with(&[config.clone(), config], body).unwrap();

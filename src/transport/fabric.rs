@@ -68,8 +68,12 @@ impl Setup<'_> {
         }
     }
 
+    /// One turn of what goes on meanwhile: a peer may come to the set-up only once this rank has taken in, or handed
+    /// out, what goes over the sockets that are open.
     fn turn(&mut self, fabric: &mut Fabric) -> Result<bool> {
-        self.background.as_mut().map_or(Ok(false), |background| background(fabric))
+        let moved = fabric.links.pump()?;
+        let background = self.background.as_mut().map_or(Ok(false), |background| background(fabric))?;
+        Ok(moved | background)
     }
 }
 

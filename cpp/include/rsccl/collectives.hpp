@@ -372,10 +372,10 @@ class Collectives {
     /// Sends `buffer` to rank `peer`, which calls recv() with a buffer of the same type and length. Ends when the buffer may be
     /// changed. That does not wait for the peer's recv() while the connection to it has room: for eight messages that wait to
     /// be received, and 1 MiB of them together (Config::buffer_bytes, `NCCL_BUFFSIZE`). Over sockets it has 4 MiB while the peer
-    /// waits in a send() or recv() of its own, and otherwise what the two systems' socket buffers take (`net.ipv4.tcp_wmem`;
-    /// some 100 KiB on a new connection between hosts). A message that finds no room waits for recv(): to exchange large ones,
-    /// put send and recv into a group. The first send to a peer also waits until the peer is in some call of this communicator
-    /// that waits. A message to the own rank needs a group too.
+    /// waits in a send() or recv() of its own, and otherwise what the two systems' socket buffers take (`net.ipv4.tcp_wmem`,
+    /// `net.ipv4.tcp_rmem`). A message that finds no room waits for recv(): to exchange large ones, put send and recv into a
+    /// group. The first send to a peer also waits until the peer is in some call of this communicator that waits. A message to
+    /// the own rank needs a group too.
     template <class S>
     Result send(S&& buffer, int peer, Stream stream = {}) {
         detail::check_input<S, Use>();
