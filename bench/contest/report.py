@@ -66,6 +66,15 @@ class Cells:
                 if (sample["transport"], sample["ranks"], sample["collective"]) == case and place in (None, sample["place"])]
 
 
+    def places(self, case):
+        """The placements that rsccl and a peer both met, where that is not all there was."""
+        if case[1] != 2:
+            return []
+        met = {place: self.of(case, place) for place in ("near", "far")}
+        return [place for place, own in met.items()
+                if len(own) < len(self.of(case)) and {sample["library"] for sample in own} > {"rsccl"}]
+
+
 def best_peers(samples, size, field="us"):
     """Of each peer the best of its settings, by its median: {library: (µs, name)}."""
     times = {}
@@ -109,12 +118,12 @@ def comparison(samples, limits):
     return table(heads, rows), ratios
 
 
-def limits_of(samples, case):
-    """The median of each bound, for the cases that it bounds."""
+def limits_of(samples, case, place):
+    """The median of each bound, for the cases that it bounds; of one placement where that is asked for."""
     kinds = {("shm", 2, "all_reduce"): ("memory", "staged"), ("tcp", 2, "send_recv"): ("tcp",)}.get(case, ())
     found = {}
     for sample in samples:
-        if sample["part"] == "limit" and sample["kind"] in kinds:
+        if sample["part"] == "limit" and sample["kind"] in kinds and place in (None, sample.get("place")):
             found.setdefault((sample["kind"], sample["bytes"]), []).append(sample["us"])
     return {key: median(values) for key, values in found.items()}
 
@@ -130,29 +139,24 @@ def collectives(result):
         cells = Cells(samples, part)
         for case in cells.cases():
             transport, ranks, collective = case
-            places = [None] + [place for place in ("near", "far") if part == "collective" and ranks == 2]
-            for place in places:
-                own = cells.of(case, place)
-                # A placement is shown where rsccl and a peer both met it, and where it is not all there was.
-                if place and (len(own) == len(cells.of(case)) or not {sample["library"] for sample in own} > {"rsccl"}):
-                    continue
-                text, found = comparison(own, limits_of(samples, case) if place is None and part == "collective" else {})
+            for place in (None, *(cells.places(case) if part == "collective" else ())):
+                limits = limits_of(samples, case, place) if part == "collective" else {}
+                text, found = comparison(cells.of(case, place), limits)
                 where = f", processors {place}" if place else ""
                 lines += ["", f"### {collective}, {ranks} ranks, {transport}{title}{where}, µs", "", text]
-                if place is None:
-                    ratios[part, case] = found
+                ratios[part, case, place] = found
     return lines, ratios
 
 
 def summary(ratios):
     """How rsccl stands to the best peer: the geometric mean over sizes, and the worst cell."""
     rows = []
-    for (part, (transport, ranks, collective)), found in ratios.items():
+    for (part, (transport, ranks, collective), place), found in ratios.items():
         if found:
             worst = max(found, key=found.get)
-            rows.append([collective, ranks, transport, part, f"{geometric_mean(found.values()):.2f}",
+            rows.append([collective, ranks, transport, part, place or "all", f"{geometric_mean(found.values()):.2f}",
                          f"{found[worst]:.2f} at {size_of(worst)}", f"{sum(value <= 1 for value in found.values())} of {len(found)}"])
-    return table(["collective", "ranks", "transport", "part", "rsccl / best peer", "worst", "cells at or below 1"], rows)
+    return table(["collective", "ranks", "transport", "part", "processors", "rsccl / best peer", "worst", "cells at or below 1"], rows)
 
 
 def others(result):
@@ -231,16 +235,29 @@ def to_json(result):
     return json.dumps(about, indent=1)[:-2] + ',\n "samples": [\n' + samples + "\n ]\n}\n"
 
 
+def readme_rows(cells):
+    """A row for each collective of two ranks on shared memory, as what writes its cell of a size; and all sizes.
+
+    Where rsccl and its peers met both placements a cell has both ratios: that of all runs would compare runs of different placements."""
+    rows, sizes = {}, set()
+    for case in cells.cases():
+        if case[:2] == ("shm", 2):
+            places = cells.places(case)
+            found = [comparison(cells.of(case, place), {})[1] for place in (places if len(places) == 2 else [None])]
+            rows[case[2]] = lambda size, found=found: " · ".join(f"{ratios[size]:.2f}" for ratios in found if size in ratios)
+            sizes |= {size for ratios in found for size in ratios}
+    return rows, sorted(sizes)
+
+
 def readme_block(result, name):
     """What the README shows: time of rsccl / time of the best peer, of two ranks on shared memory, a row for each collective."""
     cells = Cells(result["samples"], "collective")
-    ratios = {case[2]: comparison(cells.of(case), {})[1] for case in cells.cases() if case[:2] == ("shm", 2)}
-    sizes = sorted({size for found in ratios.values() for size in found})
+    rows, sizes = readme_rows(cells)
     if not sizes:
         return None
     wanted = min(README_SIZES, len(sizes))
     sizes = [sizes[round(place * (len(sizes) - 1) / max(wanted - 1, 1))] for place in range(wanted)]
-    rows = [[collective, *(f"{found[size]:.2f}" if size in found else "" for size in sizes)] for collective, found in ratios.items()]
+    rows = [[collective, *(cell(size) for size in sizes)] for collective, cell in rows.items()]
     about, results = result["machine"], "bench/results"
     peers = [NAMES[library] for library in result["versions"] if library != "rsccl"]
     lines = [
@@ -249,7 +266,9 @@ def readme_block(result, name):
         "",
         table(["ordinary buffers", *map(size_of, sizes)], rows),
     ]
-    if "all_reduce" in ratios:
+    if any("·" in cell for row in rows for cell in row):
+        lines += ["", "Of two figures the first is of runs on processors that share a cache, the second of runs on processors that do not."]
+    if any(row[0] == "all_reduce" for row in rows):
         lines += ["", f"![all_reduce of two ranks]({results}/{name}-all_reduce-2-shm.svg)"]
     return "\n".join(lines)
 
