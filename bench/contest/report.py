@@ -259,15 +259,14 @@ def readme_block(result, name):
     sizes = [sizes[round(place * (len(sizes) - 1) / max(wanted - 1, 1))] for place in range(wanted)]
     rows = [[collective, *(cell(size) for size in sizes)] for collective, cell in rows.items()]
     about, results = result["machine"], "bench/results"
+    both = "; the first figure where their processors share a cache, the second where not" if any("·" in cell for row in rows for cell in row) else ""
     peers = [NAMES[library] for library in result["versions"] if library != "rsccl"]
     lines = [
         f"Time of rsccl / time of the best of {', '.join(peers)}: `{result['command']}`, two ranks on shared memory,",
-        f"{about['processors']} × {about['processor']}, {result['date']} ([all tables]({results}/{name}.md), [samples]({results}/{name}.json)):",
+        f"{about['processors']} × {about['processor']}, {result['date']} ([all tables]({results}/{name}.md), [samples]({results}/{name}.json)){both}:",
         "",
         table(["ordinary buffers", *map(size_of, sizes)], rows),
     ]
-    if any("·" in cell for row in rows for cell in row):
-        lines += ["", "Of two figures the first is of runs on processors that share a cache, the second of runs on processors that do not."]
     if any(row[0] == "all_reduce" for row in rows):
         lines += ["", f"![all_reduce of two ranks]({results}/{name}-all_reduce-2-shm.svg)"]
     return "\n".join(lines)
