@@ -109,7 +109,7 @@ impl Settings {
     /// [`crate::error::Kind::InvalidArgument`] that names the variable.
     pub(crate) fn read(config: &Config) -> Result<Settings> {
         let (algorithms, protocols, asked_protocols) = read_filters(config)?;
-        let shape = |usual: u64| shape(config.buffer_bytes.unwrap_or(usual));
+        let shape = |slots: u32, usual: u64| shape(slots, config.buffer_bytes.unwrap_or(usual));
         let (least, most) = (config.min_channels.unwrap_or(1), config.max_channels.unwrap_or(MOST_CHANNELS));
         let most = most.clamp(1, MOST_CHANNELS);
         let sockets = SocketOptions {
@@ -139,8 +139,9 @@ impl Settings {
             most_line_message_bytes: config.p2p_ll_threshold_bytes,
             device_sharing: if config.cumem_enable { Sharing::Processes } else { Sharing::ProcessesByHandle },
             sizes: Sizes {
-                shape: shape(BUFFER_BYTES),
-                messages_over_sockets: shape(SOCKET_MESSAGE_BUFFER_BYTES),
+                shape: shape(SLOTS, BUFFER_BYTES),
+                messages_in_memory: shape(MESSAGE_SLOTS, BUFFER_BYTES),
+                messages_over_sockets: shape(SLOTS, SOCKET_MESSAGE_BUFFER_BYTES),
                 scratch_bytes,
                 sockets,
             },
@@ -183,10 +184,10 @@ impl Settings {
     }
 }
 
-/// A ring whose slots have `bytes` together.
-fn shape(bytes: u64) -> Shape {
-    let slot_bytes = u32::try_from(bytes / u64::from(SLOTS)).unwrap_or(u32::MAX) / 64 * 64;
-    Shape { slots: SLOTS, slot_bytes: slot_bytes.max(64) }
+/// A ring of `slots` slots that have `bytes` together.
+fn shape(slots: u32, bytes: u64) -> Shape {
+    let slot_bytes = u32::try_from(bytes / u64::from(slots)).unwrap_or(u32::MAX) / 64 * 64;
+    Shape { slots, slot_bytes: slot_bytes.max(64) }
 }
 
 /// Whether `RSCCL_COHORT` asks for `split`.
@@ -248,6 +249,8 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
 
 /// Slots of a ring.
 const SLOTS: u32 = 8;
+/// Slots of a ring in memory for messages between two ranks (measured: `bench/NOTES.md`, "Messages in quarters").
+const MESSAGE_SLOTS: u32 = 4 * SLOTS;
 /// Bytes of a ring's slots together: they stay in the second-level cache.
 const BUFFER_BYTES: u64 = 1 << 20;
 /// The same of the rings behind sockets that messages between two ranks go by (measured: `bench/NOTES.md`, "Sockets:

@@ -3,6 +3,10 @@
 //! The first slot carries the label, which has type and count of the whole message, so that the receiver can compare it
 //! with its own before it takes a byte. A message of no elements takes one empty slot.
 //!
+//! Where a ring has more than [`PROMISED`] slots, a message goes in several pieces, so that its receiver copies one
+//! while the sender copies the next, but in no more than leave as many messages room. Both ends know the pieces from
+//! the ring's shape.
+//!
 //! # One copy in place of two
 //! Between ranks that share memory, a sender offers a message of [`ONE_COPY`] bytes in place ([`Sender::offer`]): the
 //! receiver reads it straight from the sender's memory, which takes a rendezvous. A receiver that does not come soon
@@ -20,7 +24,7 @@ use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::evict::await_reader_out;
 use crate::exec::{Operation, mismatch};
-use crate::sync::ring::{Label, PostedOffer};
+use crate::sync::ring::{Label, PostedOffer, Shape};
 use crate::sys::alive::Process;
 use crate::sys::cpu;
 use crate::transport::{Announced, Channel, Links, Need, Taken};
@@ -160,8 +164,7 @@ impl<'a> MessageRun<'a> {
 
     fn fill_slot(&mut self, from: *const u8, links: &mut Links) -> Result<Look> {
         let end = (self.peer(), self.channel);
-        let sender = links.sender(end.0, end.1);
-        let length = (self.bytes - self.moved).min(sender.shape().slot_bytes as usize);
+        let length = self.next_piece(links.sender(end.0, end.1).shape());
         let source = from.wrapping_add(self.moved);
         // SAFETY: the source is inside the message's memory, since moved + length <= bytes; a slot never overlaps user
         // memory.
@@ -180,6 +183,11 @@ impl<'a> MessageRun<'a> {
         links.staging.learn(&turn, length);
         links.sender(end.0, end.1).publish(length, self.label);
         Ok(self.advance(length))
+    }
+
+    /// The bytes that go next by a ring of `shape`.
+    fn next_piece(&self, shape: Shape) -> usize {
+        (self.bytes - self.moved).min(piece_bytes(self.bytes, shape))
     }
 
     fn advance(&mut self, length: usize) -> Look {
@@ -259,7 +267,7 @@ impl<'a> MessageRun<'a> {
         if message.is_offer && message.label == self.label && !self.begun {
             return Ok(self.read_in_place(into, links));
         }
-        let due = (self.bytes - self.moved).min(receiver.shape().slot_bytes as usize);
+        let due = self.next_piece(receiver.shape());
         if message.label != self.label || message.bytes != due {
             return Err(mismatch(self.called().label(), self.peer(), message.label));
         }
@@ -282,7 +290,7 @@ impl<'a> MessageRun<'a> {
     /// Receives the next slot's worth past the ring, in which nothing lies.
     fn take(&mut self, into: *mut u8, links: &mut Links) -> Result<Look> {
         let end = (self.peer(), self.channel);
-        let due = (self.bytes - self.moved).min(links.receiver(end.0, end.1).shape().slot_bytes as usize);
+        let due = self.next_piece(links.receiver(end.0, end.1).shape());
         // SAFETY: the target is inside the message's memory, since moved + due <= bytes.
         match unsafe { links.take(end, into.wrapping_add(self.moved), (due, self.label)) }? {
             Taken::ByRing | Taken::Open(false) => Ok(Look::Nothing),
@@ -326,6 +334,17 @@ impl Task for MessageRun<'_> {
         format!("rank {} ({what} message #{})", self.peer(), self.operation.sequence)
     }
 }
+
+/// The bytes of each piece but the last of a message of `bytes`, by a ring of `shape`.
+fn piece_bytes(bytes: usize, shape: Shape) -> usize {
+    let pieces = (shape.slots / PROMISED).max(1) as usize;
+    bytes.div_ceil(pieces).next_multiple_of(64).max(LEAST_PIECE).min(shape.slot_bytes as usize)
+}
+
+/// The messages that a connection promises room for: as many as fit their slots in the least rings.
+const PROMISED: u32 = 8;
+/// Shorter pieces cost more than the copy that they let begin early.
+const LEAST_PIECE: usize = 8 << 10;
 
 /// Bytes of messages that are offered in place.
 const ONE_COPY: Range<usize> = 8 << 10..2 << 20;
@@ -391,7 +410,6 @@ mod tests {
     use crate::bootstrap::{Bootstrap, LocalBootstrap};
     use crate::error::{Error, Kind};
     use crate::exec::drive::{NoBackground, WaitContext, drive_one};
-    use crate::sync::ring::Shape;
     use crate::sync::{AbortFlag, Deadline, Patience, Wait, Watch};
     use crate::sys::clock;
     use crate::sys::numa::ThreadHome;
@@ -437,7 +455,8 @@ mod tests {
                 .collect();
             let sockets = SocketOptions { sockets: 1, send_buffer_bytes: None, receive_buffer_bytes: None };
             let shape = Shape { slots: 4, slot_bytes: 16 << 10 };
-            let sizes = Sizes { shape, messages_over_sockets: shape, scratch_bytes: 4096, sockets };
+            let sizes =
+                Sizes { shape, messages_in_memory: shape, messages_over_sockets: shape, scratch_bytes: 4096, sockets };
             let (rank, wait) = (bootstrap.world().rank, Wait::new(LIMIT, &AbortFlag::new()));
             let mut fabric = Fabric::new(World { rank, size: 2 }, &peers, policy, sizes);
             let (way, peer) = if rank.get() == 0 { (Way::Send, 1) } else { (Way::Receive, 0) };
@@ -526,6 +545,19 @@ mod tests {
             assert!(got == sent);
         }
         assert_eq!(through_slots(&mut sender), (12, 3 << 16));
+    }
+
+    /// Messages go in several pieces only as far as as many messages as are promised find room.
+    #[test]
+    fn as_many_messages_as_are_promised_fit_their_ring_whatever_their_length() {
+        for slots in [8, 32, 64] {
+            let shape = Shape { slots, slot_bytes: (1 << 20) / slots };
+            for bytes in [0_usize, 1, 63, 8 << 10, (8 << 10) + 1, 33_000, 100_001, 128 << 10] {
+                let pieces = bytes.div_ceil(piece_bytes(bytes, shape)).max(1);
+                assert!(pieces * PROMISED as usize <= slots as usize, "{pieces} pieces of {bytes} in {slots} slots");
+            }
+            assert_eq!((128_usize << 10).div_ceil(piece_bytes(128 << 10, shape)), (slots / PROMISED) as usize);
+        }
     }
 
     #[test]

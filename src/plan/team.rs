@@ -386,7 +386,9 @@ impl<'a> Team<'a> {
             }
             Windows::None | Windows::Scratch => {
                 let taken = self.neighbours().any(|(_, peer)| self.takes(shape, peer, seat));
-                std::iter::once(mine).chain(result.filter(|_| taken)).collect()
+                let staged = result.filter(|_| taken);
+                let mine = (staged.is_none() || !self.keeps_later()).then_some(mine);
+                mine.into_iter().chain(staged).collect()
             }
         }
     }
@@ -429,6 +431,11 @@ impl<'a> Team<'a> {
         let given = |peer: Rank| self.seats_of(self.place).any(|seat| self.takes(shape, peer, seat));
         let listeners = self.neighbours().filter(|(_, peer)| self.seated() && (all || given(*peer)));
         draft.signal(lag - 1, DONE, listeners.map(|(_, peer)| peer));
+        if self.keeps_later() && !self.site.spec.in_place {
+            for block in self.seats_of(self.place).filter_map(|seat| self.block(seat, 0)) {
+                draft.copy(lag - 1, block, (Operand::input(block), Operand::output(block)));
+            }
+        }
         for (place, peer) in self.neighbours() {
             let taken = || self.seats_of(place).filter(|seat| self.takes(shape, me, *seat));
             if taken().next().is_some() || (all && place < self.seats) {
@@ -440,6 +447,12 @@ impl<'a> Team<'a> {
                 draft.copy(lag, block, ends);
             }
         }
+    }
+
+    /// Whether I copy my block to my output only when I have told my neighbours that it is staged: what they wait for
+    /// goes first.
+    fn keeps_later(&self) -> bool {
+        self.gathers() && self.staged() && self.groups.len() == 1
     }
 
     /// Whether `reader`, of my group, takes what `seat` made from its scratch.

@@ -100,8 +100,11 @@ pub struct Fabric {
 /// Sizes of a fabric's memory; equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of every ring but the next.
+    /// Of every ring but the next two.
     pub shape: Shape,
+    /// Of the rings in memory that messages between two ranks go by: slots enough for eight messages of several
+    /// pieces each, so that a receiver copies the first piece while the sender copies the next.
+    pub messages_in_memory: Shape,
     /// Of the rings behind sockets that messages between two ranks go by: fewer and larger pieces take fewer system
     /// calls and wake-ups. Shared memory loses by them, since they leave the caches; so would plans, whose pieces have
     /// one size on all connections.
@@ -144,7 +147,8 @@ impl Fabric {
         let over_sockets = self.transports[self.place(need.peer)].sharing().is_none();
         match need.channel {
             Channel::PointToPoint if over_sockets => self.sizes.messages_over_sockets,
-            Channel::PointToPoint | Channel::Collective(_) => self.sizes.shape,
+            Channel::PointToPoint => self.sizes.messages_in_memory,
+            Channel::Collective(_) => self.sizes.shape,
         }
     }
 

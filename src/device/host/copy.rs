@@ -7,6 +7,9 @@ use crate::device::host::{Kernel, Pass, Store};
 
 /// The bytes that go to each target in turn, so that a source is read from memory only once for all targets.
 const PIECE: usize = 8192;
+/// A source of no more bytes stays in the second-level cache, and goes to each target at once: copies that change
+/// between targets cost up to a third more (measured: `bench/NOTES.md`, "What peers wait for goes first").
+const WHOLE: usize = 256 << 10;
 
 /// The position of a pass's blocks relative to the alignment of its first target.
 pub(super) struct Alignment {
@@ -68,7 +71,7 @@ pub(super) unsafe fn copy<V: Vectors>(kernel: &Kernel, pass: &Pass<'_>) {
     let bytes = pass.count * kernel.size;
     let source = pass.sources[0];
     let placement = Alignment::new(pass, 1);
-    let piece = if pass.targets.len() == 1 { bytes } else { PIECE };
+    let piece = if pass.targets.len() == 1 || bytes <= WHOLE { bytes } else { PIECE };
     let mut start = 0;
     let mut length = if placement.head == 0 { piece } else { placement.head };
     while start < bytes {
