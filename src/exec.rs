@@ -54,7 +54,7 @@ pub use lent::Keeper;
 #[cfg(feature = "cuda")]
 pub use lent::Lender;
 pub use message::{Message, check_to_self, copy_to_self};
-pub use message_run::{MessageQueue, MessageRun};
+pub use message_run::{MessageQueue, MessageRun, PROMISED_MESSAGES};
 pub use operation::{Operation, describe, same_call, sequence};
 pub use program::Program;
 pub use registered::Buffer;

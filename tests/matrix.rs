@@ -286,26 +286,33 @@ fn messages_over_sockets() {
     run_with(3, config, &cases);
 }
 
-/// The documented room of a connection: its receiver comes only once the send has returned. Over sockets that is what
+/// The documented room of a connection: the receiver comes only once all sends have returned. Over sockets that is what
 /// any system's buffers take.
 #[test]
-fn a_message_that_finds_room_does_not_wait_for_its_receiver() {
+fn messages_that_find_room_do_not_wait_for_their_receiver() {
+    const EIGHTH: usize = 128 << 10;
     let over_sockets = Config::default().with_p2p_disable(true).with_shm_disable(true);
-    for (config, room) in [(Config::default(), 1_usize << 20), (over_sockets, 16 << 10)] {
+    let in_memory =
+        [vec![8 * EIGHTH], vec![EIGHTH; 8], vec![EIGHTH - 1; 8], vec![33_001; 8], vec![9 << 10; 8], vec![1; 8]];
+    let cases = in_memory.map(|lengths| (Config::default(), lengths)).into_iter();
+    for (config, lengths) in cases.chain([(over_sockets, vec![16 << 10])]) {
         let (returned, has_returned) = std::sync::mpsc::channel();
         let has_returned = std::sync::Mutex::new(has_returned);
-        let sent: Vec<u8> = (0..room).map(|at| u8::try_from(at % 251).expect("below 251")).collect();
+        let sent: Vec<u8> = (0..8 * EIGHTH + 8).map(|at| u8::try_from(at % 251).expect("below 251")).collect();
         let body = |comm: Communicator| -> Result<()> {
-            let mut got = vec![0; room];
+            let mut got = vec![0; sent.len()];
+            let places = lengths.iter().enumerate().map(|(at, length)| at..at + length);
             if comm.rank() == 0 {
                 comm.send(&sent[..1], 1)?;
-                comm.send(&sent, 1)?;
+                places.clone().try_for_each(|place| comm.send(&sent[place], 1))?;
                 returned.send(()).expect("rank 1 is there");
             } else {
                 comm.recv(&mut got[..1], 0)?;
-                has_returned.lock().expect("one rank").recv_timeout(TIMEOUT).expect("the send returns first");
-                comm.recv(&mut got, 0)?;
-                assert!(got == sent, "{room}");
+                has_returned.lock().expect("one rank").recv_timeout(TIMEOUT).expect("the sends return first");
+                for place in places {
+                    comm.recv(&mut got[place.clone()], 0)?;
+                    assert!(got[place.clone()] == sent[place.clone()], "{place:?} of {lengths:?}");
+                }
             }
             comm.finalize()
         };

@@ -12,6 +12,7 @@ use crate::comm::filters;
 use crate::config::{Config, MAX_CHANNELS, Note, SocketFamily};
 use crate::device::Sharing;
 use crate::error::{Error, Result};
+use crate::exec::PROMISED_MESSAGES;
 use crate::log;
 use crate::plan;
 use crate::sync::Progress;
@@ -249,8 +250,10 @@ pub(crate) fn bootstrap_options(config: &Config) -> Result<Options> {
 
 /// Slots of a ring.
 const SLOTS: u32 = 8;
-/// Slots of a ring in memory for messages between two ranks (measured: `bench/NOTES.md`, "Messages in quarters").
-const MESSAGE_SLOTS: u32 = 4 * SLOTS;
+/// Slots of a ring in memory for messages between two ranks: four for each that it promises room for (measured:
+/// `bench/NOTES.md`, "Messages in quarters").
+const MESSAGE_SLOTS: u32 = 4 * PROMISED_MESSAGES;
+const _: () = assert!(SLOTS >= PROMISED_MESSAGES, "rings over sockets keep the promise too");
 /// Bytes of a ring's slots together: they stay in the second-level cache.
 const BUFFER_BYTES: u64 = 1 << 20;
 /// The same of the rings behind sockets that messages between two ranks go by (measured: `bench/NOTES.md`, "Sockets:

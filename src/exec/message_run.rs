@@ -3,9 +3,9 @@
 //! The first slot carries the label, which has type and count of the whole message, so that the receiver can compare it
 //! with its own before it takes a byte. A message of no elements takes one empty slot.
 //!
-//! Where a ring has more than [`PROMISED`] slots, a message goes in several pieces, so that its receiver copies one
-//! while the sender copies the next, but in no more than leave as many messages room. Both ends know the pieces from
-//! the ring's shape.
+//! A message goes in several pieces where the ring has more slots than [`PROMISED_MESSAGES`]: then its receiver copies
+//! one piece while the sender copies the next. It takes so few slots that as many messages as are promised find room.
+//! Both ends know the length of the pieces from the ring's shape.
 //!
 //! # One copy in place of two
 //! Between ranks that share memory, a sender offers a message of [`ONE_COPY`] bytes in place ([`Sender::offer`]): the
@@ -337,13 +337,17 @@ impl Task for MessageRun<'_> {
 
 /// The bytes of each piece but the last of a message of `bytes`, by a ring of `shape`.
 fn piece_bytes(bytes: usize, shape: Shape) -> usize {
-    let pieces = (shape.slots / PROMISED).max(1) as usize;
-    bytes.div_ceil(pieces).next_multiple_of(64).max(LEAST_PIECE).min(shape.slot_bytes as usize)
+    let slot = shape.slot_bytes as usize;
+    if bytes <= LEAST_PIECE {
+        return slot;
+    }
+    let pieces = (shape.slots / PROMISED_MESSAGES).max(1) as usize;
+    bytes.div_ceil(pieces).next_multiple_of(64).max(LEAST_PIECE).min(slot)
 }
 
-/// The messages that a connection promises room for: as many as fit their slots in the least rings.
-const PROMISED: u32 = 8;
-/// Shorter pieces cost more than the copy that they let begin early.
+/// How many messages a connection has room for, as `send` documents it, where each is at most an eighth of its bytes.
+pub const PROMISED_MESSAGES: u32 = 8;
+/// A shorter piece costs more time than it saves (measured: `bench/NOTES.md`, "Messages in quarters").
 const LEAST_PIECE: usize = 8 << 10;
 
 /// Bytes of messages that are offered in place.
@@ -547,16 +551,18 @@ mod tests {
         assert_eq!(through_slots(&mut sender), (12, 3 << 16));
     }
 
-    /// Messages go in several pieces only as far as as many messages as are promised find room.
     #[test]
-    fn as_many_messages_as_are_promised_fit_their_ring_whatever_their_length() {
+    fn the_pieces_of_the_promised_messages_fit_their_ring_whatever_the_length() {
         for slots in [8, 32, 64] {
             let shape = Shape { slots, slot_bytes: (1 << 20) / slots };
             for bytes in [0_usize, 1, 63, 8 << 10, (8 << 10) + 1, 33_000, 100_001, 128 << 10] {
                 let pieces = bytes.div_ceil(piece_bytes(bytes, shape)).max(1);
-                assert!(pieces * PROMISED as usize <= slots as usize, "{pieces} pieces of {bytes} in {slots} slots");
+                assert!(
+                    pieces * PROMISED_MESSAGES as usize <= slots as usize,
+                    "{pieces} pieces of {bytes} in {slots} slots"
+                );
             }
-            assert_eq!((128_usize << 10).div_ceil(piece_bytes(128 << 10, shape)), (slots / PROMISED) as usize);
+            assert_eq!((128_usize << 10).div_ceil(piece_bytes(128 << 10, shape)), (slots / PROMISED_MESSAGES) as usize);
         }
     }
 

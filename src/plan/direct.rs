@@ -11,7 +11,7 @@
 use super::pattern::Pattern;
 use super::site::{CACHED_PIECE, Draft, Site};
 use super::sizes::{Cutting, LaneSizes, Measure};
-use super::{Buffer, Combine, Lane, Operand, Span, Windows};
+use super::{Buffer, Lane, Operand, Span, Windows};
 use crate::types::{Algorithm, Rank};
 use crate::{Error, Result};
 
@@ -188,10 +188,12 @@ impl Direct<'_> {
             draft.signal(0, DONE, Some(root).filter(|_| self.reused()));
             return;
         }
-        let staged = std::iter::once(Operand::Local(Span::region(0)));
-        let targets = staged.chain((!self.site.spec.in_place).then(|| Operand::output(0))).collect();
-        draft.combine(0, Combine { block: 0, times: 1, sources: vec![Operand::input(0)], targets, finish: false });
+        draft.copy(0, 0, (Operand::input(0), Operand::Local(Span::region(0))));
         draft.signal(0, READY, self.site.peers());
+        // Nobody waits for this.
+        if !self.site.spec.in_place {
+            draft.copy(0, 0, (Operand::input(0), Operand::output(0)));
+        }
         if self.reused() {
             draft.wait(FREE, DONE, self.site.peers());
         }

@@ -449,8 +449,8 @@ impl<'a> Team<'a> {
         }
     }
 
-    /// Whether I copy my block to my output only when I have told my neighbours that it is staged: what they wait for
-    /// goes first.
+    /// Whether I copy my block to my output after the signal that it is staged: my neighbours wait for the signal, and
+    /// nobody waits for the output.
     fn keeps_later(&self) -> bool {
         self.gathers() && self.staged() && self.groups.len() == 1
     }

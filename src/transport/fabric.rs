@@ -102,8 +102,8 @@ pub struct Fabric {
 pub struct Sizes {
     /// Of every ring but the next two.
     pub shape: Shape,
-    /// Of the rings in memory that messages between two ranks go by: slots enough for eight messages of several
-    /// pieces each, so that a receiver copies the first piece while the sender copies the next.
+    /// Of the rings in memory that messages between two ranks go by: each message takes several slots, so that its
+    /// receiver copies one while the sender fills the next.
     pub messages_in_memory: Shape,
     /// Of the rings behind sockets that messages between two ranks go by: fewer and larger pieces take fewer system
     /// calls and wake-ups. Shared memory loses by them, since they leave the caches; so would plans, whose pieces have

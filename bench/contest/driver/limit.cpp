@@ -5,6 +5,10 @@
 //   limit staged BYTES,...    the same with private buffers: 64 KiB pieces through shared slots that go round 2 MiB, which is what
 //                             any library can reach that copies in and out
 //   limit tcp BYTES,...       half of a round trip between two processes over TCP on loopback
+//   limit copies BYTES,...    one thread copies into memory that the other has just read, which then copies from there: ns a KiB of
+//                             both, by the C library's copy, by vector stores, and by stores past the caches
+//   limit exchange BYTES,...  an all-gather of two threads, each with half of BYTES and slots of its own: to output and slot in turns
+//                             of 8 KiB before it tells the other, and to the slot, the signal, and then to the output
 //   limit trip                a flag's round trip between the two processors, in nanoseconds
 //
 // Prints a JSON object a line. Needs two processors: exits 3 where there is one.
@@ -69,9 +73,12 @@ float* pages(std::size_t bytes) {
 class Meeting {
   public:
     void meet(int place) {
-        std::uint64_t turn = ++turns_[place].value;
-        arrived_[place].value.store(turn, std::memory_order_release);
-        while (arrived_[1 - place].value.load(std::memory_order_acquire) < turn) {}
+        arrive(place);
+        await(place);
+    }
+    void arrive(int place) { arrived_[place].value.store(++turns_[place].value, std::memory_order_release); }
+    void await(int place) {
+        while (arrived_[1 - place].value.load(std::memory_order_acquire) < turns_[place].value) {}
     }
 
   private:
@@ -188,6 +195,80 @@ double staged(std::size_t bytes) {
     return us;
 }
 
+enum class Way { Library, Vector, Streaming };
+
+void copy(Way way, float* to, const float* from, std::size_t bytes) {
+#if defined(__SSE__)
+    std::size_t count = bytes / sizeof(float);
+    if (way == Way::Vector) {
+        for (std::size_t i = 0; i + 4 <= count; i += 4) _mm_store_ps(to + i, _mm_load_ps(from + i));
+        return;
+    }
+    if (way == Way::Streaming) {
+        for (std::size_t i = 0; i + 4 <= count; i += 4) _mm_stream_ps(to + i, _mm_load_ps(from + i));
+        _mm_sfence();
+        return;
+    }
+#endif
+    std::memcpy(to, from, bytes);
+}
+
+void copies(std::size_t bytes) {
+    bytes = std::max<std::size_t>(bytes / 64 * 64, 64);
+    float *own[2] = {pages(bytes), pages(bytes)}, *shared = pages(bytes);
+    const char* names[] = {"library", "vector", "streaming"};
+    for (Way way : {Way::Library, Way::Vector, Way::Streaming}) {
+        std::vector<double> times[2];
+        Meeting inner;
+        time_pair([&](int me) {
+            // Both have the data of the call before: the reader has read it, the writer takes it back.
+            if (me == 1) inner.meet(me);
+            double begun = now();
+            if (me == 0) copy(way, shared, own[0], bytes);
+            else copy(Way::Library, own[1], shared, bytes);
+            times[me].push_back((now() - begun) * 1e9 / (static_cast<double>(bytes) / 1024));
+            if (me == 0) inner.meet(me);
+        });
+        std::printf("{\"bytes\":%zu,\"stores\":\"%s\",\"write_ns_a_kib\":%.1f,\"read_ns_a_kib\":%.1f}\n", bytes,
+                    names[static_cast<int>(way)], median(times[0]), median(times[1]));
+    }
+    for (float* buffer : {own[0], own[1], shared}) munmap(buffer, bytes);
+}
+
+void exchange(std::size_t bytes) {
+    constexpr std::size_t TURN = 8 << 10;
+    std::size_t half = std::max<std::size_t>(bytes / 2 / 64 * 64, 64);
+    char *input[2], *output[2], *slot[2];
+    for (int place = 0; place < 2; place++) {
+        input[place] = reinterpret_cast<char*>(pages(half));
+        output[place] = reinterpret_cast<char*>(pages(2 * half));
+        slot[place] = reinterpret_cast<char*>(pages(half));
+    }
+    Meeting inner;
+    auto run = [&](bool in_turns) {
+        return time_pair([&](int me) {
+            int peer = 1 - me;
+            std::size_t mine = static_cast<std::size_t>(me) * half, theirs = static_cast<std::size_t>(peer) * half;
+            for (std::size_t at = 0, length; at < half; at += length) {
+                length = in_turns ? std::min(TURN, half - at) : half;
+                std::memcpy(slot[me] + at, input[me] + at, length);
+                if (in_turns) std::memcpy(output[me] + mine + at, input[me] + at, length);
+            }
+            inner.arrive(me);
+            if (!in_turns) std::memcpy(output[me] + mine, input[me], half);
+            inner.await(me);
+            std::memcpy(output[me] + theirs, slot[peer], half);
+        });
+    };
+    double turns = run(true), slot_first = run(false);
+    std::printf("{\"bytes\":%zu,\"in_turns_us\":%.2f,\"slot_first_us\":%.2f}\n", bytes, turns, slot_first);
+    for (int place = 0; place < 2; place++) {
+        munmap(input[place], half);
+        munmap(output[place], 2 * half);
+        munmap(slot[place], half);
+    }
+}
+
 void whole(int socket, char* data, std::size_t bytes, bool send_it) {
     while (bytes > 0) {
         ssize_t moved = send_it ? send(socket, data, bytes, MSG_NOSIGNAL) : recv(socket, data, bytes, 0);
@@ -284,13 +365,18 @@ int main(int argc, char** argv) {
         std::printf("{\"trip_ns\":%.1f}\n", trip_ns());
         return 0;
     }
-    if (argc != 3 || (mode != "memory" && mode != "staged" && mode != "tcp")) {
-        std::fprintf(stderr, "usage: limit memory|staged|tcp BYTES,... | limit trip\n");
+    const std::string modes[] = {"memory", "staged", "tcp", "copies", "exchange"};
+    if (argc != 3 || std::find(std::begin(modes), std::end(modes), mode) == std::end(modes)) {
+        std::fprintf(stderr, "usage: limit memory|staged|tcp|copies|exchange BYTES,... | limit trip\n");
         return 2;
     }
     std::stringstream sizes(argv[2]);
     for (std::string size; std::getline(sizes, size, ',');) {
         std::size_t bytes = std::strtoull(size.c_str(), nullptr, 10);
+        if (mode == "copies" || mode == "exchange") {
+            mode == "copies" ? copies(bytes) : exchange(bytes);
+            continue;
+        }
         double us = mode == "memory" ? memory(bytes) : mode == "staged" ? staged(bytes) : tcp(bytes);
         std::printf("{\"bytes\":%zu,\"us\":%.4f}\n", bytes, us);
         std::fflush(stdout);

@@ -7,8 +7,9 @@ use crate::device::host::{Kernel, Pass, Store};
 
 /// The bytes that go to each target in turn, so that a source is read from memory only once for all targets.
 const PIECE: usize = 8192;
-/// A source of no more bytes stays in the second-level cache, and goes to each target at once: copies that change
-/// between targets cost up to a third more (measured: `bench/NOTES.md`, "What peers wait for goes first").
+/// A source of at most so many bytes stays in the second-level cache, so each target gets all of it before the next
+/// target begins. Turns of [`PIECE`] cost up to a third more time (measured: `bench/NOTES.md`, "What peers wait for
+/// goes first").
 const WHOLE: usize = 256 << 10;
 
 /// The position of a pass's blocks relative to the alignment of its first target.
