@@ -109,7 +109,7 @@ impl Engine {
         background: &mut dyn Background,
     ) -> Result<()> {
         let session = &*self.session;
-        let Accepted { lengths, kernel } = self.last_call.check(call, session.world)?;
+        let Accepted { lengths, kernel } = *self.last_call.check(call, session.world)?;
         call.buffers.check_order(order)?;
         let windows = self.window_label(call)?;
         let operation = Operation {
@@ -128,7 +128,7 @@ impl Engine {
         }
         self.session.history.begin(operation.label());
         let begun = Begun { call, operation: &operation, kernel, world: self.session.world, lengths };
-        let ended = self.route(begun, order, background);
+        let ended = self.route(&begun, order, background);
         call.buffers.note_call();
         ended.map_err(|error| error.during(operation.to_string()))
     }
@@ -145,7 +145,7 @@ impl Engine {
         }
     }
 
-    fn route(&mut self, begun: Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
+    fn route(&mut self, begun: &Begun<'_>, order: Order<'_>, background: &mut dyn Background) -> Result<()> {
         let call = begun.call;
         if begun.operation.on_device {
             return self.run_on_device(begun, order, background);
@@ -154,7 +154,7 @@ impl Engine {
             return self.run_messages(begun, background);
         }
         if self.session.world.size == 1 {
-            return exec::alone::run(&begun);
+            return exec::alone::run(begun);
         }
         match self.chooser.path(Question::of(call))? {
             Path::Flat => self.run_flat(begun, background),
@@ -167,7 +167,7 @@ impl Engine {
     }
 
     /// A collective that is made of messages.
-    fn run_messages(&mut self, begun: Begun<'_>, background: &mut dyn Background) -> Result<()> {
+    fn run_messages(&mut self, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
         let (call, world) = (begun.call, self.session.world);
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
             return self.deliver(composed::blocks(call, world), begun.operation, background);
@@ -195,7 +195,7 @@ impl Engine {
     }
 
     #[inline]
-    fn run_flat(&mut self, begun: Begun<'_>, background: &mut dyn Background) -> Result<()> {
+    fn run_flat(&mut self, begun: &Begun<'_>, background: &mut dyn Background) -> Result<()> {
         let operation = begun.operation;
         if self.windows.is_none() {
             self.open_windows(WaitingFor::Collective(operation), background)?;
@@ -204,24 +204,24 @@ impl Engine {
         let session = &*self.session;
         let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
         let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
-        exec::flat_call::run(&begun, windows, &mut self.flat, &mut wait_context)
+        exec::flat_call::run(begun, windows, &mut self.flat, &mut wait_context)
     }
 
-    fn run_windows(&mut self, begun: Begun<'_>, choice: Choice, background: &mut dyn Background) -> Result<()> {
-        let Begun { call, operation, .. } = begun;
+    fn run_windows(&mut self, begun: &Begun<'_>, choice: Choice, background: &mut dyn Background) -> Result<()> {
+        let Begun { call, operation, .. } = *begun;
         if self.windows.is_none() {
             self.open_windows(WaitingFor::Collective(operation), background)?;
         }
         let windows = self.windows.clone().ok_or_else(no_windows)?;
         let session = Arc::clone(&self.session);
-        let mut epoch = Epoch::open(&windows, &begun);
+        let mut epoch = Epoch::open(&windows, begun);
         let mut watch = FailureWatch::new(&session, WaitingFor::Collective(operation));
         let mut wait_context = self.mover.wait_context((&session, Awaited::Ranks), &mut watch, background);
-        let met = epoch.meet(&begun, &mut self.flat, &mut wait_context).and_then(|met| match met {
+        let met = epoch.meet(begun, &mut self.flat, &mut wait_context).and_then(|met| match met {
             Met::In(windows) => Ok(Some(windows)),
             Met::Reading => {
-                let streams = exec::run::streams(&begun, session.settings.streaming_bytes);
-                let done = exec::pull::run(&begun, &mut epoch, &mut self.flat, (streams, &mut wait_context))?;
+                let streams = exec::run::streams(begun, session.settings.streaming_bytes);
+                let done = exec::pull::run(begun, &mut epoch, &mut self.flat, (streams, &mut wait_context))?;
                 Ok((!done).then_some(Windows::Scratch))
             }
         });
@@ -246,7 +246,7 @@ impl Engine {
 
     fn run_plan(
         &mut self,
-        begun: Begun<'_>,
+        begun: &Begun<'_>,
         program: &Program,
         epoch: Option<&mut Epoch<'_>>,
         background: &mut dyn Background,
@@ -273,7 +273,7 @@ impl Engine {
         };
         let mut watch = FailureWatch::new(session, WaitingFor::Collective(operation));
         let mut wait_context = self.mover.wait_context((session, Awaited::Ranks), &mut watch, background);
-        exec::run::run(program, &begun, epoch, context, &mut wait_context)
+        exec::run::run(program, begun, epoch, context, &mut wait_context)
     }
 
     /// Sends and receives, all side by side. Messages of one connection keep their order.

@@ -217,11 +217,11 @@ impl Engine {
     #[cold]
     pub(super) fn run_on_device(
         &mut self,
-        begun: Begun<'_>,
+        begun: &Begun<'_>,
         order: Order<'_>,
         background: &mut dyn Background,
     ) -> Result<()> {
-        let Begun { call, operation, world, .. } = begun;
+        let Begun { call, operation, world, .. } = *begun;
         let home = self.enter_device((call.buffers.home(), operation.sequence), order, background)?;
         if matches!(call.collective, Collective::GatherV | Collective::ScatterV) {
             let messages = composed::blocks(call, world).into_iter().map(|message| message.in_home(home)).collect();
@@ -230,13 +230,13 @@ impl Engine {
         if log::hears_calls() {
             self.log_choice(call, |chooser, asked| chooser.chosen_on_device(asked));
         }
-        if self.launch_across(&begun, order)? {
+        if self.launch_across(begun, order)? {
             return Ok(());
         }
         let (input, output) = call.buffers.places();
         let bases = [input, output].map(|place| place.addr() as u64);
         let placed = self.placed(call);
-        if self.launch_copies(&begun, placed.as_ref(), (home, order))? {
+        if self.launch_copies(begun, placed.as_ref(), (home, order))? {
             return Ok(());
         }
         let Some((lowered, windows)) = self.device_program(call, placed.is_some())? else { return Ok(()) };

@@ -21,10 +21,12 @@ pub(super) fn all_reduce_in_place<'a, T: Element>(buffer: impl WriteBuffer<'a, T
     Call { op: Some(op), ..in_place(Collective::AllReduce, buffer) }
 }
 
+#[inline]
 pub(super) fn broadcast<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, root: u32) -> Call<'a> {
     Call { root: Some(Rank::new(root)), ..in_place(Collective::Broadcast, buffer) }
 }
 
+#[inline]
 pub(super) fn broadcast_into<'a, T: Element>(
     world: World,
     send: impl ReadBuffer<'a, T>,
@@ -37,6 +39,7 @@ pub(super) fn broadcast_into<'a, T: Element>(
     Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Broadcast, recv.count(), (send, recv)) })
 }
 
+#[inline]
 pub(super) fn reduce<'a, T: Element>(
     world: World,
     send: impl ReadBuffer<'a, T>,
@@ -51,10 +54,12 @@ pub(super) fn reduce<'a, T: Element>(
     Ok(Call { op: Some(op), root: Some(Rank::new(root)), ..basic })
 }
 
+#[inline]
 pub(super) fn reduce_in_place<'a, T: Element>(buffer: impl WriteBuffer<'a, T>, op: ReduceOp, root: u32) -> Call<'a> {
     Call { op: Some(op), root: Some(Rank::new(root)), ..in_place(Collective::Reduce, buffer) }
 }
 
+#[inline]
 pub(super) fn all_gather<'a, T: Element>(
     world: World,
     send: impl ReadBuffer<'a, T>,
@@ -64,12 +69,14 @@ pub(super) fn all_gather<'a, T: Element>(
     Ok(apart(Collective::AllGather, send.count(), (send, recv)))
 }
 
+#[inline]
 pub(super) fn all_gather_in_place<'a, T: Element>(world: World, buffer: impl WriteBuffer<'a, T>) -> Result<Call<'a>> {
     let count = block(world, buffer.count())?;
     let start = count * world.rank.index();
     Ok(describe::<T>(Collective::AllGather, count, Buffers::input_within(buffer, start, count)))
 }
 
+#[inline]
 pub(super) fn reduce_scatter<'a, T: Element>(
     world: World,
     send: impl ReadBuffer<'a, T>,
@@ -80,6 +87,7 @@ pub(super) fn reduce_scatter<'a, T: Element>(
     Ok(Call { op: Some(op), ..apart(Collective::ReduceScatter, recv.count(), (send, recv)) })
 }
 
+#[inline]
 pub(super) fn reduce_scatter_in_place<'a, T: Element>(
     world: World,
     buffer: impl WriteBuffer<'a, T>,
@@ -90,6 +98,7 @@ pub(super) fn reduce_scatter_in_place<'a, T: Element>(
     Ok(Call { op: Some(op), ..describe::<T>(Collective::ReduceScatter, count, buffers) })
 }
 
+#[inline]
 pub(super) fn all_to_all<'a, T: Element>(
     world: World,
     send: impl ReadBuffer<'a, T>,
@@ -99,6 +108,7 @@ pub(super) fn all_to_all<'a, T: Element>(
     Ok(apart(Collective::AllToAll, block(world, send.count())?, (send, recv)))
 }
 
+#[inline]
 pub(super) fn gather<'a, T: Element>(
     world: World,
     send: impl ReadBuffer<'a, T>,
@@ -111,6 +121,7 @@ pub(super) fn gather<'a, T: Element>(
     Ok(Call { root: Some(Rank::new(root)), ..apart(Collective::Gather, send.count(), (send, recv)) })
 }
 
+#[inline]
 pub(super) fn scatter<'a, T: Element>(
     world: World,
     send: impl ReadBuffer<'a, T>,
@@ -272,6 +283,7 @@ fn expect(name: &str, length: usize, expected: usize) -> Result<()> {
 }
 
 /// `count` for each rank.
+#[inline]
 fn times(world: World, count: usize) -> Result<usize> {
     let total = count.checked_mul(world.size as usize);
     total.ok_or_else(|| {
@@ -280,6 +292,7 @@ fn times(world: World, count: usize) -> Result<usize> {
 }
 
 /// The count of one of as many blocks as ranks.
+#[inline]
 fn block(world: World, length: usize) -> Result<usize> {
     let ranks = world.size as usize;
     if length.is_multiple_of(ranks) {

@@ -77,7 +77,7 @@ impl<'a> Epoch<'a> {
         let exchange = flat.announce(self.windows, operation, wait_context, (RANGES_BYTES, fill))?;
         exchange.meet(wait_context, (0, None))?;
         for place in 0..self.windows.ranks.len() {
-            let slot = exchange.read(place, wait_context)?.data(RANGES_BYTES);
+            let slot = exchange.read(place, RANGES_BYTES, wait_context)?;
             // SAFETY: the peer wrote them before it raised the flag, which `read` waited for.
             self.met.push(decode_ranges(unsafe { slot.cast::<[u8; RANGES_BYTES]>().read() }));
         }
@@ -157,7 +157,7 @@ impl<'a> Epoch<'a> {
         exchange.meet(wait_context, (0, None))?;
         let mut all = true;
         for place in 0..self.windows.ranks.len() {
-            let slot = exchange.read(place, wait_context)?.data(size_of::<u64>());
+            let slot = exchange.read(place, size_of::<u64>(), wait_context)?;
             // SAFETY: the peer wrote it before it raised the flag, which `read` waited for.
             all &= unsafe { slot.cast::<u64>().read() } == 1;
         }

@@ -15,18 +15,19 @@
 //! # When a slot may be used again
 //! Slots are used in turn: the writer of operation n waits until every rank has finished operation n - [`FLAT_SLOTS`].
 //! In a symmetric operation each rank waits for all others, so having finished it proves that all have finished the one
-//! before. Rooted operations prove nothing, so each rank raises its `done` flag after them, and a writer looks at these
-//! flags when it runs out of slots.
+//! before. Rooted operations prove nothing, so each rank raises its `done` flag after some of them, and a writer looks
+//! at these flags when it runs out of slots.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::device::{Kernel, Pass, Store};
 use crate::error::Result;
-use crate::exec::{FlagWait, Operation, mismatch, same_call, sequence};
+use crate::exec::{FlagWait, Operation, is_same, mismatch, same_call, sequence};
 use crate::sync::ring::Label;
-use crate::sys::cpu;
-use crate::transport::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, HostWindows};
+use crate::sys::prefetch;
+use crate::transport::{Arena, FLAT_BYTES, FLAT_SLOTS, FlatSlot, HostWindows, INLINE_BYTES};
 
 /// The state of one rank's flat operations.
 #[derive(Debug, Default)]
@@ -39,6 +40,8 @@ pub struct Flat {
     next: u64,
     /// All ranks have finished the operations below this number.
     finished: u64,
+    /// In how many rooted operations in a row this rank has waited for nobody.
+    unwaited: u32,
 }
 
 /// One flat operation under way: announced, not yet finished.
@@ -47,9 +50,15 @@ pub struct Exchange<'a> {
     windows: &'a HostWindows,
     operation: &'a Operation,
     label: Label,
+    /// Bytes of my data.
+    bytes: usize,
     number: u64,
     teams: Option<Teams>,
     reproducible: bool,
+    /// Whether the ranks whose slots I read are likely some operations ahead of me.
+    trails: bool,
+    /// Whether I have waited for a slot.
+    waited: Cell<bool>,
 }
 
 /// Reduces sources into a target; whether the result is final, so that an average is divided now.
@@ -90,20 +99,28 @@ impl Flat {
         fill(slot.data(bytes));
         slot.write_label(label);
         slot.flag.raise(number + 1);
-        cpu::prefetch_for_write(windows.mine().flat(number + AHEAD).flag);
-        Ok(Exchange { windows, operation, label, number, teams: self.teams, reproducible: self.reproducible })
+        prefetch::to_write(windows.mine().flat(number + AHEAD).line());
+        let Flat { teams, reproducible, .. } = *self;
+        let trails = self.unwaited >= TRAILING;
+        Ok(Exchange { windows, operation, label, bytes, number, teams, reproducible, trails, waited: Cell::new(false) })
     }
 
     /// Ends an operation in which this rank has waited for all others.
     #[inline]
     pub fn finish_symmetric(&mut self, exchange: &Exchange<'_>) {
         self.finished = self.finished.max(exchange.number);
+        self.unwaited = 0;
+        exchange.prefetch_next();
     }
 
     /// Ends an operation in which this rank has not waited for all others.
     #[inline]
     pub fn finish_rooted(&mut self, exchange: &Exchange<'_>) {
-        exchange.windows.mine().done().raise(exchange.number + 1);
+        self.unwaited = if exchange.waited.get() { 0 } else { self.unwaited.saturating_add(1) };
+        if (exchange.number + 1).is_multiple_of(DONE_EVERY) {
+            exchange.windows.mine().done().raise(exchange.number + 1);
+        }
+        exchange.prefetch_next();
     }
 
     /// The first of the latest flat operations that this rank and the one at `place` called differently, as both
@@ -147,17 +164,33 @@ fn announced(arena: &Arena, number: u64) -> Option<Label> {
 }
 
 impl<'a> Exchange<'a> {
-    /// Waits for the slot of the host's rank at `place`, and checks that this rank runs the same operation.
+    /// Asks for the lines that the next operation writes if it has as many bytes as this one. Not before this one is
+    /// over: its own reads wait for lines too.
+    #[inline]
+    fn prefetch_next(&self) {
+        if self.bytes > INLINE_BYTES && self.bytes <= MOST_ASKED {
+            let next = self.windows.mine().flat(self.number + 1);
+            prefetch::all_to_write(next.data(self.bytes), self.bytes);
+        }
+    }
+
+    /// Waits for the slot of the host's rank at `place`, checks that this rank runs the same operation, and returns
+    /// where the slot's `bytes` of data lie.
     ///
     /// # Errors
     /// Of the wait; [`crate::error::Kind::Mismatch`] where the rank runs another operation.
     #[inline]
-    pub fn read(&self, place: usize, wait_context: &mut impl FlagWait) -> Result<FlatSlot<'a>> {
+    pub fn read(&self, place: usize, bytes: usize, wait_context: &mut impl FlagWait) -> Result<NonNull<u8>> {
         let slot = self.windows.arenas[place].flat(self.number);
         let rank = self.windows.ranks[place];
-        wait_context.until(slot.flag, self.number + 1, &|| format!("rank {rank} (to call {})", self.operation))?;
+        if !slot.flag.reached(self.number + 1) {
+            self.waited.set(true);
+            wait_context.until(slot.flag, self.number + 1, &|| format!("rank {rank} (to call {})", self.operation))?;
+        } else if self.trails {
+            prefetch::to_read(self.windows.arenas[place].flat(self.number + BEHIND).line());
+        }
         let theirs = slot.read_label();
-        if theirs != self.label { Err(mismatch(self.label, rank, theirs)) } else { Ok(slot) }
+        if is_same(theirs, self.label) { Ok(slot.data(bytes)) } else { Err(mismatch(self.label, rank, theirs)) }
     }
 
     /// If ranks form teams, waits for all of them and returns the result of `fold` over all slots' `bytes`. Otherwise
@@ -265,7 +298,7 @@ impl<'a> Exchange<'a> {
     #[inline]
     fn agrees(&self, slot: FlatSlot<'_>, place: usize) -> Result<()> {
         let theirs = slot.read_label();
-        if theirs == self.label { Ok(()) } else { Err(mismatch(self.label, self.windows.ranks[place], theirs)) }
+        if is_same(theirs, self.label) { Ok(()) } else { Err(mismatch(self.label, self.windows.ranks[place], theirs)) }
     }
 
     /// The ranks that have not announced the operation, in words.
@@ -286,7 +319,7 @@ impl<'a> Exchange<'a> {
     #[inline]
     pub fn read_all(&self, wait_context: &mut impl FlagWait) -> Result<()> {
         for place in 0..self.windows.ranks.len() {
-            self.read(place, wait_context)?;
+            self.read(place, 0, wait_context)?;
         }
         Ok(())
     }
@@ -318,7 +351,7 @@ impl<'a> Exchange<'a> {
             &mut many[..]
         };
         for (place, source) in sources.iter_mut().enumerate() {
-            let data = self.read(place, wait_context)?.data(bytes);
+            let data = self.read(place, bytes, wait_context)?;
             *source = data.as_ptr().wrapping_add(offset);
         }
         let pass = Pass { sources, raw: None, targets: &[target], count, finish: true, store: Store::Cached };
@@ -359,6 +392,17 @@ impl Teams {
 /// How many operations before a slot's line is written the rank asks for it. Readers of the operation that had the slot
 /// before have a copy of the line, and to take it back from a far processor costs more than a whole call.
 const AHEAD: u64 = 4;
+/// The most bytes of which the lines are asked for before they are written. A copy of more reads ahead by itself.
+const MOST_ASKED: usize = 8 << 10;
+/// A rank that has waited for nobody in so many rooted operations trails the others.
+const TRAILING: u32 = 8;
+/// How many operations before a slot is read a rank that trails asks for its line. One that does not trail would take
+/// the line from a writer that still needs it.
+const BEHIND: u64 = 2;
+/// At which numbers of rooted operations a rank tells that it has finished them: at multiples of this. A writer that is
+/// out of slots looks at the line all the time, so that each raise has to take it back.
+const DONE_EVERY: u64 = FLAT_SLOTS.div_ceil(4);
+const _: () = assert!(DONE_EVERY <= FLAT_SLOTS / 2, "a writer waits for an operation that many back: one tells of it");
 /// Up to this many ranks, the list of sources is on the stack.
 const FEW_RANKS: usize = 8;
 /// Ranks of a team: the last of them reads this many slots, one after the other.
@@ -499,9 +543,9 @@ mod models {
                 };
                 let exchange = flat.announce(&windows, &operation, &mut Sleep, (1, fill)).expect("no wait fails");
                 let read = |rank: usize| {
-                    let slot = exchange.read(rank, &mut Sleep).expect("all run the same operation");
+                    let data = exchange.read(rank, 1, &mut Sleep).expect("all run the same operation");
                     // SAFETY: the place of the one byte that was announced.
-                    let found = self.cell(rank, number).with(|_| unsafe { slot.data(1).as_ptr().read() });
+                    let found = self.cell(rank, number).with(|_| unsafe { data.as_ptr().read() });
                     assert_eq!(found, byte(rank, number));
                 };
                 match readers {

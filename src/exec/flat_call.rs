@@ -141,7 +141,7 @@ fn read_slots(begun: &Begun<'_>, exchange: &Exchange<'_>, wait_context: &mut Wai
         return Ok(());
     }
     let mut copy = |rank: Rank, Extract { of, from, to, elements }: Extract| {
-        let slot = exchange.read(rank.index(), wait_context)?.data(of * size);
+        let slot = exchange.read(rank.index(), of * size, wait_context)?;
         let (source, target) = (slot.as_ptr().wrapping_add(from * size), output_place.wrapping_add(to * size));
         // SAFETY: the slot has `of` elements, which its owner leaves alone until everyone is done; the output is the
         // caller's.

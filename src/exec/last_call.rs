@@ -5,13 +5,17 @@
 //! instructions (bench/NOTES.md).
 
 use crate::device::{Home, Kernel, Place};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::{Call, CallCount};
 use crate::types::{Collective, DataType, Elements, Rank, ReduceOp, World};
 
-/// The last call that [`LastCall::check`] has accepted, if it was on host memory and has one count for all ranks.
+/// The last call that [`LastCall::check`] has accepted.
 #[derive(Debug, Default)]
-pub struct LastCall(Option<(Key, Accepted)>);
+pub struct LastCall {
+    /// `None` where a call like it is checked again.
+    key: Option<Key>,
+    accepted: Option<Accepted>,
+}
 
 /// What a check finds out about a call.
 #[derive(Debug, Clone, Copy)]
@@ -56,26 +60,23 @@ impl LastCall {
     /// # Errors
     /// As [`Call::check`].
     #[inline]
-    pub fn check(&mut self, call: &Call<'_>, world: World) -> Result<Accepted> {
+    pub fn check(&mut self, call: &Call<'_>, world: World) -> Result<&Accepted> {
         let key = Key::of(call);
-        match (&key, &self.0) {
-            (Some(key), Some((last, accepted))) if key == last => Ok(*accepted),
-            _ => self.check_anew(call, world, key),
+        if key.is_none() || key != self.key {
+            self.accepted = Some(accept(call, world)?);
+            self.key = key;
         }
+        self.accepted.as_ref().ok_or_else(|| Error::internal("a call was accepted and is not remembered"))
     }
+}
 
-    fn check_anew(&mut self, call: &Call<'_>, world: World, key: Option<Key>) -> Result<Accepted> {
-        let lengths = call.check(world)?;
-        let kernel = match call.op {
-            Some(op) => Kernel::reduce(call.data_type, op, world.size)?,
-            None => Kernel::copy(call.data_type),
-        };
-        let accepted = Accepted { lengths, kernel };
-        if let Some(key) = key {
-            self.0 = Some((key, accepted));
-        }
-        Ok(accepted)
-    }
+fn accept(call: &Call<'_>, world: World) -> Result<Accepted> {
+    let lengths = call.check(world)?;
+    let kernel = match call.op {
+        Some(op) => Kernel::reduce(call.data_type, op, world.size)?,
+        None => Kernel::copy(call.data_type),
+    };
+    Ok(Accepted { lengths, kernel })
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ pub struct Operation {
 
 impl Operation {
     /// As a message's label.
+    #[inline]
     pub fn label(&self) -> Label {
         let op = self.op.map_or(NONE, |op| u64::from(op.code()));
         let root = self.root.map_or(0, |root| u64::from(root.get()) + 1);
@@ -50,6 +51,13 @@ pub fn sequence(label: Label) -> u64 {
 /// Whether a label is of a message that is none of a collective.
 pub(super) fn is_send(label: Label) -> bool {
     label[0] & 0xff == u64::from(Collective::Send.code())
+}
+
+/// Whether two labels are the same. Word by word, since an array is compared 16 bytes at a time, and such a load waits
+/// until two words that have just been stored have left the processor's store buffer.
+#[inline]
+pub fn is_same(one: Label, other: Label) -> bool {
+    one[0] == other[0] && one[1] == other[1] && one[2] == other[2]
 }
 
 /// Whether two labels are of the same call; what was called before may differ.

@@ -57,22 +57,3 @@ pub fn yield_now() {
 pub fn relax() {
     std::hint::spin_loop();
 }
-
-/// Asks the processor for the cache line of `place`, which is to be written soon: while this rank does other things, it
-/// takes the line from other processors' caches. A hint, which changes nothing but speed.
-#[inline]
-pub fn prefetch_for_write<T>(place: &T) {
-    let place = std::ptr::from_ref(place);
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint, which reads and writes no memory that the program can see.
-    unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(all(target_arch = "aarch64", not(miri)))]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-    let _ = place;
-}

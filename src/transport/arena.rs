@@ -162,6 +162,12 @@ impl Arena {
 }
 
 impl FlatSlot<'_> {
+    /// The address of the slot's line, for prefetches.
+    #[inline]
+    pub fn line(&self) -> *const u8 {
+        self.line.as_ptr()
+    }
+
     /// Where `bytes` of data lie: beside the label if they fit, so that flag, label and data are one cache line. Small
     /// data of all slots lie together: the first operations that go round the slots take a page fault for each page.
     #[inline]
@@ -177,12 +183,17 @@ impl FlatSlot<'_> {
         unsafe { self.line.add(INLINE_OFFSET) }
     }
 
-    /// Writes the label; the owner does, before it raises the flag.
+    /// Writes the label; the owner does, before it raises the flag. Word by word, since the words have just been
+    /// computed: a copy of the array reads 16 bytes at once, and waits until they have left the store buffer.
     #[inline]
     pub fn write_label(&self, label: Label) {
-        let place = self.label_place();
-        // SAFETY: inside the line and aligned to 8; the slot is the owner's until the flag is raised.
-        unsafe { place.write(label) };
+        let place = self.label_place().cast::<u64>();
+        for (at, word) in label.into_iter().enumerate() {
+            // SAFETY: inside the line.
+            let place = unsafe { place.add(at) };
+            // SAFETY: aligned to 8; the slot is the owner's until the flag is raised.
+            unsafe { place.write_volatile(word) };
+        }
     }
 
     /// Reads the label, after the flag has been seen.
