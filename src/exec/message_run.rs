@@ -23,7 +23,7 @@ use crate::device::{Kernel, Pass, Store, TimedCopy};
 use crate::error::Result;
 use crate::exec::drive::{Blocked, Progress, Task};
 use crate::exec::evict::await_reader_out;
-use crate::exec::{Operation, mismatch};
+use crate::exec::{Operation, is_same, mismatch};
 use crate::sync::ring::{Label, PostedOffer, Shape};
 use crate::sys::alive::Process;
 use crate::sys::cpu;
@@ -181,7 +181,11 @@ impl<'a> MessageRun<'a> {
         unsafe { self.copy.run(&pass) };
         turn.end();
         links.staging.learn(&turn, length);
-        links.sender(end.0, end.1).publish(length, self.label);
+        let sender = links.sender(end.0, end.1);
+        sender.publish(length, self.label);
+        if ASKED.contains(&length) {
+            sender.prefetch_next(length);
+        }
         Ok(self.advance(length))
     }
 
@@ -264,11 +268,11 @@ impl<'a> MessageRun<'a> {
         let Some(message) = receiver.peek().map_err(|error| error.about(self.peer()))? else {
             return self.take(into, links);
         };
-        if message.is_offer && message.label == self.label && !self.begun {
+        if message.is_offer && is_same(message.label, self.label) && !self.begun {
             return Ok(self.read_in_place(into, links));
         }
         let due = self.next_piece(receiver.shape());
-        if message.label != self.label || message.bytes != due {
+        if !is_same(message.label, self.label) || message.bytes != due {
             return Err(mismatch(self.called().label(), self.peer(), message.label));
         }
         let target = into.wrapping_add(self.moved);
@@ -352,6 +356,8 @@ const LEAST_PIECE: usize = 8 << 10;
 
 /// Bytes of messages that are offered in place.
 const ONE_COPY: Range<usize> = 8 << 10..2 << 20;
+/// Pieces after which the sender asks for the lines of the next. Of fewer lines the requests delay the piece itself.
+const ASKED: Range<usize> = 768..8 << 10;
 /// Bytes that a receiver reads before it looks whether the sender still wants that.
 const READ_BYTES: usize = 1 << 20;
 /// Looks for a receiver before a sender withdraws its offer: some 2 µs, which a copy of the least such message takes.

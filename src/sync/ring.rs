@@ -34,6 +34,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::Flag;
 use crate::sync::offer::Offer;
 use crate::sync::primitive::{AtomicU64, Ordering};
+use crate::sys::prefetch;
 use crate::sys::region::{Home, HostRegion, Region};
 
 /// What a message says of itself besides its bytes; the executor compares it with what it expects.
@@ -258,6 +259,15 @@ impl Sender {
         self.next += 1;
         self.bytes += bytes as u64;
         self.view.arrival(self.next - 1).raise(filled(self.next - 1));
+    }
+
+    /// Asks for the lines of a next message of `bytes`, which the receiver has read last. Out of line: with the loop
+    /// where short messages pass they were slower by a tenth.
+    #[inline(never)]
+    pub fn prefetch_next(&self, bytes: usize) {
+        if self.view.parts.payload.home() == Home::Host {
+            prefetch::all_to_write(self.view.payload(self.next, bytes), bytes);
+        }
     }
 
     /// Offers memory of this process in the next slot; `None` while the receiver holds them all. The memory stays as it
