@@ -696,6 +696,7 @@ impl<'a> Submit<'a> for &Communicator {
         self.run(&call)
     }
 
+    #[inline]
     fn submit_message(self, message: Message<'a>) -> Result<()> {
         self.message(message)
     }

@@ -84,6 +84,7 @@ impl Communicator {
     }
 
     /// Runs a message that is described at run time.
+    #[inline]
     pub(super) fn message(&self, message: Message<'_>) -> Result<()> {
         self.with_engine(|engine| engine.message(message))
     }

@@ -331,6 +331,7 @@ impl Engine {
     }
 
     /// A message, checked and to another rank, with its number.
+    #[inline]
     pub(crate) fn begin_message<'a>(&self, message: Message<'a>) -> MessageRun<'a> {
         let sequence = self.number_message(&message);
         MessageRun::new(message, Collective::Send, sequence).streaming_from(self.session.settings.streaming_bytes)

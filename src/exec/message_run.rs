@@ -81,6 +81,7 @@ enum Look {
 impl<'a> MessageRun<'a> {
     /// A message that has been checked and has not begun; its connection is open when it runs. It has number `sequence`
     /// among the messages from its sender to its receiver; `collective` is what it is a part of.
+    #[inline]
     pub fn new(message: Message<'a>, collective: Collective, sequence: u64) -> MessageRun<'a> {
         let operation = Operation {
             collective,
@@ -107,6 +108,7 @@ impl<'a> MessageRun<'a> {
 
     /// The same, which writes past the caches where it receives at least `bytes`: more than the caches keep, and a line
     /// that is written whole need not be read from memory first.
+    #[inline]
     pub fn streaming_from(mut self, bytes: u64) -> MessageRun<'a> {
         if self.bytes as u64 >= bytes {
             self.store = Store::Streaming;
