@@ -1,5 +1,6 @@
 //! Typed calls, described: what a communicator runs at once, a scope begins and a group adds. Buffers of the wrong
-//! length are refused here; [`Call::check`] refuses the rest.
+//! length are refused here; [`Call::check`] refuses the rest. What small calls pass is inline, so that a call is built
+//! where it is used: moving it reads 16 bytes at a time, and waits for words that have just been stored.
 
 use crate::error::{Error, Result};
 use crate::exec::{Buffers, Call, CallCount, Message, ReadBuffer, WriteBuffer, wrong_counts};
