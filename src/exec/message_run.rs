@@ -358,7 +358,7 @@ const LEAST_PIECE: usize = 8 << 10;
 
 /// Bytes of messages that are offered in place.
 const ONE_COPY: Range<usize> = 8 << 10..2 << 20;
-/// Pieces after which the sender asks for the lines of the next. Of fewer lines the requests delay the piece itself.
+/// Pieces after which the sender asks for the lines of the next. Shorter ones became slower with it.
 const ASKED: Range<usize> = 768..8 << 10;
 /// Bytes that a receiver reads before it looks whether the sender still wants that.
 const READ_BYTES: usize = 1 << 20;

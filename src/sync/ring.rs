@@ -261,8 +261,8 @@ impl Sender {
         self.view.arrival(self.next - 1).raise(filled(self.next - 1));
     }
 
-    /// Asks for the lines of a next message of `bytes`, which the receiver has read last. A call of its own:
-    /// short messages, which do not ask, were slower by a tenth where this loop was part of their way.
+    /// Asks for the lines of a next message of `bytes`, which the receiver has read last. A call of its own: in line, it
+    /// made short messages slower, which do not ask.
     #[inline(never)]
     pub fn prefetch_next(&self, bytes: usize) {
         if self.view.parts.payload.home() == Home::Host {
