@@ -21,6 +21,7 @@
 
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod init_deadline;
+mod ancestors;
 mod debug;
 mod devices;
 mod environment;

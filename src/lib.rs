@@ -94,6 +94,7 @@ pub use types::{DataType, Element, ReduceOp};
 
 /// Stores: places where ranks meet that share a key-value store and no launcher.
 pub mod store {
+    pub use crate::bootstrap::auth::JobTag;
     pub use crate::bootstrap::interface::{Family, Rules};
     pub use crate::bootstrap::store::{
         FileStore, HashStore, IdCounter, MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, TcpStore, share_id,

@@ -19,7 +19,7 @@ fn config() -> ProptestConfig {
 }
 
 fn terms() -> Terms {
-    Terms { key: [1; 32], purpose: Purpose::Peer, communicator: 7 }
+    Terms { key: [1; 32], purpose: Purpose::Peer, communicator: 7, job: None }
 }
 
 /// Mostly zeros, as lengths and counts are where they make sense.

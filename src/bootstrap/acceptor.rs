@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::auth::{Handshake, NO_RANK, Terms};
+use crate::bootstrap::auth::{Handshake, JOB_BYTES, NO_RANK, Terms};
 use crate::bootstrap::link::{End, Link, SCRATCH_BYTES, moment};
 use crate::bootstrap::socket;
 use crate::error::{Error, Result};
@@ -44,6 +44,8 @@ pub(super) struct Acceptor {
     dropped: u64,
     /// Why accepting failed the last time, if it ever did.
     trouble: Option<String>,
+    /// Other jobs whose ranks were refused, and when the first was: all ranks of such a job then give up at one time.
+    strangers: HashMap<[u8; JOB_BYTES], Instant>,
 }
 
 /// The requirements on connections.
@@ -88,6 +90,9 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
 
 /// The limit of open files that a process with many ranks asks for.
 pub(super) const WANTED_OPEN_FILES: u64 = 1 << 16;
+
+/// The most other jobs that are told apart.
+const MAX_STRANGERS: usize = 256;
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -157,6 +162,7 @@ impl Acceptor {
             rest_until: None,
             dropped: 0,
             trouble: None,
+            strangers: HashMap::new(),
         })
     }
 
@@ -212,10 +218,31 @@ impl Acceptor {
                 log::trace!(Bootstrap, "dropped a connection from {from} that made no request: {end}");
             }
             self.close(token);
+        } else if let Some(job) = link.stranger() {
+            self.refuse(token, job);
         } else {
             self.settle(token);
         }
         Some(Heard { token, frames, end })
+    }
+
+    /// Answers a rank of another job, and closes its connection.
+    fn refuse(&mut self, token: u64, job: [u8; JOB_BYTES]) {
+        if self.leaving.contains(&token) {
+            return self.settle(token);
+        }
+        let now = clock::now();
+        if !self.strangers.contains_key(&job) && self.strangers.len() < MAX_STRANGERS {
+            let from = self.from(token).map_or_else(String::new, |from| format!(" from {from}"));
+            log::warn!(Bootstrap, "a rank of another job has come{from}: it is refused; give each job a meeting place of its own");
+            self.strangers.insert(job, now);
+        }
+        let first = self.strangers.get(&job).copied().unwrap_or(now);
+        let Some(link) = self.links.get_mut(&token) else { return };
+        // A broken link is closed by the next read.
+        let _read_tells = link.refuse(now.saturating_duration_since(first));
+        self.leaving.insert(token);
+        self.settle(token);
     }
 
     fn accept(&mut self, now: Instant) {

@@ -6,9 +6,14 @@
 //!
 //! | message | from | bytes |
 //! |---------|------|-------|
-//! | hello | initiator | mark 4, version 1, purpose 1, zero 2, communicator 8, from 4, to 4, nonce 16, MAC 16 |
-//! | challenge | responder | nonce 16, MAC 32 of hello and this nonce |
+//! | hello | initiator | mark 4, version 1, purpose 1, zero 2, communicator 8, from 4, to 4, nonce 16, job 16, MAC 16 |
+//! | challenge | responder | 0: 1, nonce 16, MAC 32 of hello and this nonce |
+//! | refusal | responder | 1: 1, age in ms 4, name of its job 120, MAC 32 of hello and these |
 //! | proof | initiator | MAC 32 of hello, challenge |
+//!
+//! `job` is the hash of the job's identity, zero where a side has none. If both sides have one and they differ, strangers
+//! who hold one key have met (ranks of two jobs that were given one port, with no secret): the responder answers with a
+//! refusal that names its job.
 //!
 //! The MAC in the hello lets a responder drop strangers without an answer. The initiator may send data right after the
 //! proof, so a connection costs one round trip. The data after the handshake is neither encrypted nor signed.
@@ -22,7 +27,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::Wait;
 use crate::sys::random;
 use crate::types::Rank;
-use crate::wire::{Reader, Writer};
+use crate::wire::{Reader, Writer, cut};
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,6 +68,53 @@ pub struct Terms {
     pub purpose: Purpose,
     /// Which communicator it belongs to.
     pub communicator: u64,
+    /// The job of this side; only where ranks meet.
+    pub job: Option<JobTag>,
+}
+
+/// The identity of a job, for comparison and for messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobTag {
+    digest: [u8; JOB_BYTES],
+    name: String,
+}
+
+impl JobTag {
+    /// The tag of the job with the identity `key`, whose name for people is `name`.
+    ///
+    /// # Examples
+    /// ```
+    /// use rsccl::store::{JobTag, Options};
+    ///
+    /// let options = Options { job: Some(JobTag::new("night run", "night run 2026-11-27 of group 7")), ..Options::default() };
+    /// assert_eq!(options.job.map(|job| job.name().to_owned()).as_deref(), Some("night run"));
+    /// ```
+    pub fn new(name: &str, key: &str) -> JobTag {
+        let hash: [u8; 32] = blake3::hash(key.as_bytes()).into();
+        let mut digest = std::array::from_fn(|place| hash[place]);
+        // All zero means no job.
+        digest[0] |= 1;
+        JobTag { digest, name: cut(name, NAME_BYTES).to_owned() }
+    }
+
+    /// The job in words.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The identity as a number, for tables.
+    pub(crate) fn digest(&self) -> [u8; JOB_BYTES] {
+        self.digest
+    }
+}
+
+/// The refusal of a side that belongs to another job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherJob {
+    /// The other side's job, in words.
+    pub name: String,
+    /// How long ago it first refused a rank of this side's job.
+    pub age: Duration,
 }
 
 impl std::fmt::Debug for Terms {
@@ -72,12 +124,19 @@ impl std::fmt::Debug for Terms {
 }
 
 const MARK: [u8; 4] = *b"RSC\x01";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// The bytes of a job's hash.
+pub const JOB_BYTES: usize = 16;
+/// The most bytes of a job's name in a refusal.
+pub const NAME_BYTES: usize = 120;
+const CHALLENGE: u8 = 0;
+const REFUSAL: u8 = 1;
 const NONCE_BYTES: usize = 16;
 const SHORT_MAC_BYTES: usize = 16;
 const MAC_BYTES: usize = 32;
-const HELLO_BYTES: usize = 4 + 4 + 8 + 4 + 4 + NONCE_BYTES + SHORT_MAC_BYTES;
-const CHALLENGE_BYTES: usize = NONCE_BYTES + MAC_BYTES;
+const HELLO_BYTES: usize = 4 + 4 + 8 + 4 + 4 + NONCE_BYTES + JOB_BYTES + SHORT_MAC_BYTES;
+const CHALLENGE_BYTES: usize = 1 + NONCE_BYTES + MAC_BYTES;
+const REFUSAL_BYTES: usize = 1 + 4 + NAME_BYTES + MAC_BYTES;
 
 /// One side of a handshake in progress.
 #[derive(Debug)]
@@ -91,6 +150,9 @@ pub struct Handshake {
     output: Vec<u8>,
     to: Rank,
     claimed: Option<Rank>,
+    /// Of the side that answers: the hash of the job that was refused. Of the side that asks: the refusal.
+    stranger: Option<[u8; JOB_BYTES]>,
+    refusal: Option<OtherJob>,
 }
 
 /// How far a side that connects has come.
@@ -109,6 +171,8 @@ enum State {
     AwaitHello,
     AwaitChallenge,
     AwaitProof,
+    /// The other side belongs to another job: nothing more is expected.
+    Refused,
     Done,
 }
 
@@ -121,6 +185,7 @@ impl Handshake {
         let mut hello = Writer::with_capacity(HELLO_BYTES);
         hello.raw(&MARK).u8(VERSION).u8(terms.purpose.code()).u16(0).u64(terms.communicator);
         hello.u32(from.get()).u32(to.get()).raw(&random::bytes::<NONCE_BYTES>()?);
+        hello.raw(&terms.job.as_ref().map_or([0; JOB_BYTES], JobTag::digest));
         let mac = mac(&terms.key, "hello", hello.as_slice());
         hello.raw(&mac.as_bytes()[..SHORT_MAC_BYTES]);
         let transcript = hello.finish();
@@ -133,13 +198,17 @@ impl Handshake {
             output,
             to,
             claimed: Some(to),
+            stranger: None,
+            refusal: None,
         })
     }
 
     /// The accepting side, rank `me`. [`Handshake::peer`] tells who connected once the handshake is done.
     pub fn respond(terms: Terms, me: Rank) -> Handshake {
         let (transcript, partial, output) = (Vec::new(), Vec::new(), Vec::new());
-        Handshake { terms, state: State::AwaitHello, transcript, partial, output, to: me, claimed: None }
+        let (stranger, refusal) = (None, None);
+        let state = State::AwaitHello;
+        Handshake { terms, state, transcript, partial, output, to: me, claimed: None, stranger, refusal }
     }
 
     /// Consumes the peer's handshake bytes from the front of `input`; consumes nothing once the handshake is done.
@@ -155,7 +224,7 @@ impl Handshake {
             if self.state == State::AwaitHello {
                 self.check_mark()?;
             }
-            if self.state == State::Done || self.bytes_wanted() > 0 {
+            if matches!(self.state, State::Done | State::Refused) || self.bytes_wanted() > 0 {
                 return Ok(());
             }
             let message = std::mem::take(&mut self.partial);
@@ -163,7 +232,7 @@ impl Handshake {
                 State::AwaitHello => self.receive_hello(message)?,
                 State::AwaitChallenge => self.receive_challenge(&message)?,
                 State::AwaitProof => self.receive_proof(&message)?,
-                State::Done => {}
+                State::Refused | State::Done => {}
             }
         }
     }
@@ -182,9 +251,10 @@ impl Handshake {
     pub fn bytes_wanted(&self) -> usize {
         let message = match self.state {
             State::AwaitHello => HELLO_BYTES,
+            State::AwaitChallenge if self.partial.first() == Some(&REFUSAL) => REFUSAL_BYTES,
             State::AwaitChallenge => CHALLENGE_BYTES,
             State::AwaitProof => MAC_BYTES,
-            State::Done => 0,
+            State::Refused | State::Done => 0,
         };
         message - self.partial.len()
     }
@@ -194,8 +264,33 @@ impl Handshake {
         match self.state {
             State::AwaitHello => CallerStanding::Silent,
             State::Done => CallerStanding::Proven,
-            State::AwaitChallenge | State::AwaitProof => CallerStanding::Greeted,
+            State::AwaitChallenge | State::AwaitProof | State::Refused => CallerStanding::Greeted,
         }
+    }
+
+    /// Of the side that answers: the hash of the other side's job, if that is another one. The caller must then
+    /// [`Handshake::refuse`] it and close the connection.
+    pub fn stranger(&self) -> Option<[u8; JOB_BYTES]> {
+        self.stranger
+    }
+
+    /// Of the side that asks: how it was refused, if the other side belongs to another job.
+    pub fn refusal(&self) -> Option<&OtherJob> {
+        self.refusal.as_ref()
+    }
+
+    /// Prepares the answer for a rank of another job, of which the first one was refused `age` ago.
+    pub fn refuse(&mut self, age: Duration) {
+        let mut answer = Writer::with_capacity(REFUSAL_BYTES);
+        answer.u8(REFUSAL).u32(u32::try_from(age.as_millis()).unwrap_or(u32::MAX));
+        let mut name = [0; NAME_BYTES];
+        let ours = self.terms.job.as_ref().map_or("", JobTag::name).as_bytes();
+        name[..ours.len()].copy_from_slice(ours);
+        answer.raw(&name);
+        self.transcript.extend_from_slice(answer.as_slice());
+        let mac = mac(&self.terms.key, "refusal", &self.transcript);
+        answer.raw(mac.as_bytes());
+        self.output.extend_from_slice(answer.as_slice());
     }
 
     /// Whether any byte has arrived from the peer.
@@ -225,6 +320,8 @@ impl Handshake {
         reader.u16()?;
         let communicator = reader.u64()?;
         let (from, to) = (Rank::new(reader.u32()?), Rank::new(reader.u32()?));
+        reader.raw(NONCE_BYTES)?;
+        let job: [u8; JOB_BYTES] = reader.array()?;
         let (signed, signature) = hello.split_at(HELLO_BYTES - SHORT_MAC_BYTES);
         let expected = mac(&self.terms.key, "hello", signed);
         // Hashes are compared, because that takes the same time wherever they differ.
@@ -237,6 +334,15 @@ impl Handshake {
             return Err(stranger("it wants another service, communicator or rank"));
         }
         self.transcript = hello;
+        if let Some(ours) = &self.terms.job
+            && job != [0; JOB_BYTES]
+            && job != ours.digest
+        {
+            self.stranger = Some(job);
+            self.state = State::Refused;
+            return Ok(());
+        }
+        self.transcript.push(CHALLENGE);
         self.transcript.extend_from_slice(&random::bytes::<NONCE_BYTES>()?);
         let mac = mac(&self.terms.key, "challenge", &self.transcript);
         self.transcript.extend_from_slice(mac.as_bytes());
@@ -247,14 +353,32 @@ impl Handshake {
     }
 
     fn receive_challenge(&mut self, challenge: &[u8]) -> Result<()> {
-        let (nonce, signature) = challenge.split_at(NONCE_BYTES);
-        self.transcript.extend_from_slice(nonce);
+        let (signed, signature) = challenge.split_at(challenge.len() - MAC_BYTES);
+        self.transcript.extend_from_slice(signed);
+        if signed.first() == Some(&REFUSAL) {
+            self.verify("refusal", signature)?;
+            return self.receive_refusal(signed);
+        }
         self.verify("challenge", signature)?;
         self.transcript.extend_from_slice(signature);
         let proof = mac(&self.terms.key, "proof", &self.transcript);
         self.output.extend_from_slice(proof.as_bytes());
         self.state = State::Done;
         Ok(())
+    }
+
+    /// Another job's side has answered. Its name is text of a stranger: it is shown escaped.
+    fn receive_refusal(&mut self, refusal: &[u8]) -> Result<()> {
+        let mut reader = Reader::new(refusal, "a refusal");
+        reader.u8()?;
+        let age = Duration::from_millis(u64::from(reader.u32()?));
+        let name: [u8; NAME_BYTES] = reader.array()?;
+        let end = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
+        let name = String::from_utf8_lossy(&name[..end]).escape_default().to_string();
+        self.state = State::Refused;
+        let error = stranger(&format!("it belongs to another job ({name})"));
+        self.refusal = Some(OtherJob { name, age });
+        Err(error)
     }
 
     fn receive_proof(&mut self, proof: &[u8]) -> Result<()> {
@@ -317,12 +441,15 @@ const SLICE: Duration = Duration::from_millis(20);
 /// As [`Handshake::receive`]; [`Kind::Timeout`] and aborts as `wait` has them; [`Kind::Remote`] if the peer closes.
 pub fn run(stream: &mut impl TimedStream, mut handshake: Handshake, wait: &Wait) -> Result<Rank> {
     stream.set_slice(SLICE).map_err(|error| Error::system("a handshake", error))?;
-    let mut bytes = [0; HELLO_BYTES + CHALLENGE_BYTES];
+    let mut bytes = [0; HELLO_BYTES + REFUSAL_BYTES];
     loop {
         let output = handshake.take_output();
         let mut sent = 0;
         while sent < output.len() {
             sent += moment(wait, || stream.write(&output[sent..]))?;
+        }
+        if handshake.stranger().is_some() {
+            return Err(stranger("it belongs to another job"));
         }
         if handshake.is_done() {
             return handshake.peer().ok_or_else(|| Error::internal("a finished handshake without a peer"));
@@ -356,7 +483,7 @@ mod tests {
     use crate::sync::AbortFlag;
 
     fn terms(key: u8) -> Terms {
-        Terms { key: [key; 32], purpose: Purpose::Peer, communicator: 77 }
+        Terms { key: [key; 32], purpose: Purpose::Peer, communicator: 77, job: None }
     }
 
     /// Runs both sides against each other, in pieces of `piece` bytes.
@@ -374,7 +501,7 @@ mod tests {
 
     #[test]
     fn both_sides_learn_who_the_other_is_in_any_cut() {
-        for piece in [1, 3, 55, 56, 57, 1000] {
+        for piece in [1, 3, 71, 72, 73, 1000] {
             let mut a = Handshake::initiate(terms(1), Rank::new(3), Rank::new(5)).unwrap();
             let mut b = Handshake::respond(terms(1), Rank::new(5));
             assert_eq!(b.peer(), None);
@@ -411,6 +538,41 @@ mod tests {
             let mut b = Handshake::respond(terms_of_b, Rank::new(me));
             assert_eq!(b.receive(&mut &a.take_output()[..]).unwrap_err().kind(), Kind::Remote);
             assert!(b.take_output().is_empty() && !b.is_done());
+        }
+    }
+
+    #[test]
+    fn another_job_is_refused_by_name_and_a_side_without_one_is_not() {
+        let of = |job: Option<&str>| Terms { job: job.map(|job| JobTag::new(job, job)), ..terms(1) };
+        for (ours, theirs) in [(None, None), (None, Some("a")), (Some("a"), None), (Some("a"), Some("a"))] {
+            let mut a = Handshake::initiate(of(ours), Rank::new(3), Rank::new(5)).unwrap();
+            let mut b = Handshake::respond(of(theirs), Rank::new(5));
+            talk(&mut a, &mut b, 7).unwrap();
+            assert!(a.is_done() && b.is_done());
+        }
+        for piece in [1, 50, 1000] {
+            let mut a = Handshake::initiate(of(Some("job A")), Rank::new(3), Rank::new(5)).unwrap();
+            let mut b = Handshake::respond(of(Some("job \u{7}B")), Rank::new(5));
+            for piece in a.take_output().chunks(piece) {
+                b.receive(&mut &piece[..]).unwrap();
+            }
+            assert_eq!(b.stranger(), Some(JobTag::new("", "job A").digest()));
+            assert!(b.take_output().is_empty() && !b.is_done() && b.peer().is_none());
+            b.refuse(Duration::from_millis(1234));
+            let answer = b.take_output();
+            let mut outcome = Ok(());
+            for piece in answer.chunks(piece) {
+                outcome = outcome.and_then(|()| a.receive(&mut &piece[..]));
+            }
+            assert!(outcome.unwrap_err().message().contains("belongs to another job (job \\u{7}B)"));
+            assert_eq!(a.refusal().unwrap().age, Duration::from_millis(1234));
+            // No stranger can make it up: a flipped bit proves nothing.
+            for place in 1..answer.len() {
+                let mut spoilt = answer.clone();
+                spoilt[place] ^= 1;
+                let mut c = Handshake::initiate(of(Some("job A")), Rank::new(3), Rank::new(5)).unwrap();
+                assert!(c.receive(&mut &spoilt[..]).is_err() && c.refusal().is_none(), "byte {place}");
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::Options;
-use crate::bootstrap::auth::{Handshake, NO_RANK, Terms};
+use crate::bootstrap::auth::{Handshake, JobTag, NO_RANK, OtherJob, Terms};
 use crate::bootstrap::link::{End, Link, MAX_RETRY_SLEEP, moment};
 use crate::error::{Error, Kind, Result};
 use crate::sys::poller::Poller;
@@ -46,6 +46,7 @@ struct Retries {
     count: u32,
     sleep: Duration,
     handshake_timeout: Duration,
+    other_job_patience: Duration,
 }
 
 /// How often a service that rejects the handshake is retried. It may be overloaded; but the key may also be wrong, and
@@ -67,6 +68,7 @@ impl ServiceClient {
             count: options.retry_count,
             sleep: options.retry_sleep,
             handshake_timeout: options.handshake_timeout,
+            other_job_patience: options.other_job_patience(),
         };
         ServiceClient {
             to,
@@ -201,6 +203,12 @@ impl ServiceClient {
                     format!("{who} rejected this rank {tries} times: {why}; does another job use this address?");
                 Error::new(Kind::Remote, message)
             }
+            // The other job may soon be done here: then the place is this job's.
+            End::OtherJob(other) if other.age >= self.retries.other_job_patience => self.to.taken_by(other),
+            End::OtherJob(_) => {
+                self.again = Some(now + OTHER_JOB_PAUSE);
+                return Ok(());
+            }
             End::Closed(why) => match self.to.server {
                 Some(rank) => {
                     let (name, at) = (self.to.name, self.to.address);
@@ -220,7 +228,20 @@ impl ServiceClient {
     }
 }
 
+/// The pause before the next look whether another job still has the place.
+const OTHER_JOB_PAUSE: Duration = Duration::from_millis(50);
+
 impl Service {
+    /// The error that another job has the place.
+    pub(super) fn taken_by(&self, other: &OtherJob) -> Error {
+        let (who, theirs) = (self.who(), &other.name);
+        let ours = self.terms.job.as_ref().map_or("no known job", JobTag::name);
+        Error::invalid_usage(format!(
+            "{who} belongs to another job: {theirs} meets there, this rank is of {ours}; give each job a meeting place of \
+             its own (MASTER_PORT, RSCCL_STORE, NCCL_COMM_ID), or, for ranks that a launcher started on one host, none"
+        ))
+    }
+
     /// The service in words.
     fn who(&self) -> String {
         let Service { name, address, .. } = self;

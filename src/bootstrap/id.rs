@@ -214,9 +214,11 @@ impl UniqueId {
     }
 
     /// The values that ranks and root must agree on.
-    pub(super) fn terms(&self) -> Terms {
+    pub(super) fn terms(&self, options: &Options) -> Terms {
         let key = blake3::keyed_hash(&self.field(32), b"rsccl root").into();
-        Terms { key, purpose: Purpose::Root, communicator: self.number() }
+        // A random secret keeps other jobs out, wherever the id was made; a fixed address has none of its own.
+        let job = options.job.clone().filter(|_| self.is_fixed());
+        Terms { key, purpose: Purpose::Root, communicator: self.number(), job }
     }
 
     fn ip(&self) -> Ipv6Addr {

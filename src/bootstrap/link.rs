@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::auth::Handshake;
+use crate::bootstrap::auth::{Handshake, JOB_BYTES, OtherJob};
 use crate::bootstrap::socket;
 use crate::error::Error;
 use crate::sys::poller::{self, Interest};
@@ -43,6 +43,8 @@ pub(super) enum End {
     Unreachable(io::Error),
     /// The handshake failed, or the other side closed the connection during it.
     Rejected(String),
+    /// The other side belongs to another job.
+    OtherJob(OtherJob),
     /// The connection ended after the handshake.
     Closed(String),
 }
@@ -147,9 +149,10 @@ impl Link {
         }
     }
 
-    /// How many bytes of frames the stream has not taken yet.
+    /// How many bytes the stream has not taken yet, of frames and of a refusal.
     pub(super) fn unsent(&self) -> usize {
-        self.frames.left()
+        let refusal = if self.stranger().is_some() { self.opening.left() } else { 0 };
+        self.frames.left() + refusal
     }
 
     /// Queues a frame. [`Link::flush`] sends it once the handshake is done.
@@ -199,7 +202,8 @@ impl Link {
 
     fn take_in(&mut self, mut input: &[u8], sink: &mut Vec<Frame>) -> Result<(), End> {
         if self.peer.is_none() {
-            self.handshake.receive(&mut input).map_err(rejected)?;
+            let heard = self.handshake.receive(&mut input);
+            heard.map_err(|error| self.handshake.refusal().cloned().map_or_else(|| rejected(error), End::OtherJob))?;
             self.opening.bytes.extend(self.handshake.take_output());
             self.peer = self.handshake.peer();
             self.flush()?;
@@ -208,6 +212,18 @@ impl Link {
             sink.extend(self.reader.next(&mut input).map_err(|error| End::Closed(error.message().to_owned()))?);
         }
         Ok(())
+    }
+
+    /// The hash of the other side's job, if it is to be refused because that is another one.
+    pub(super) fn stranger(&self) -> Option<[u8; JOB_BYTES]> {
+        self.handshake.stranger()
+    }
+
+    /// Answers the other side that it belongs to another job, of which the first rank was refused `age` ago.
+    pub(super) fn refuse(&mut self, age: Duration) -> Result<(), End> {
+        self.handshake.refuse(age);
+        self.opening.bytes.extend(self.handshake.take_output());
+        self.flush()
     }
 
     /// Tells the other side's kernel now that all that was read has come: for a peer that waits for
@@ -259,6 +275,7 @@ impl std::fmt::Display for End {
         match self {
             End::Unreachable(error) => f.write_str(&socket::explain(error)),
             End::Rejected(why) | End::Closed(why) => f.write_str(why),
+            End::OtherJob(other) => write!(f, "it belongs to another job ({})", other.name),
         }
     }
 }

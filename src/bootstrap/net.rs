@@ -102,7 +102,7 @@ impl NetBootstrap {
     }
 
     fn open(world: World, key: [u8; 32], own: Own, options: &Options, poller: Poller) -> Result<NetBootstrap> {
-        let terms = Terms { key, purpose: Purpose::Peer, communicator: collective::id_of(&key) };
+        let terms = Terms { key, purpose: Purpose::Peer, communicator: collective::id_of(&key), job: None };
         let interface = own.interface;
         let control = ControlPlane::new(world, terms.clone(), own, options, poller)?;
         Ok(NetBootstrap {

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::interface::{Family, Rules};
 use crate::error::{Error, Result};
 
@@ -32,6 +33,9 @@ pub struct Options {
     pub root_lifetime: Duration,
     /// How long the handshake of a connection may take.
     pub handshake_timeout: Duration,
+    /// The job, as its launcher names it: ranks of two jobs that are given one address refuse each other. `None` where
+    /// nothing is known of the job: such a rank may join any.
+    pub job: Option<JobTag>,
 }
 
 impl Default for Options {
@@ -48,9 +52,20 @@ impl Default for Options {
             check_in_timeout: Duration::from_secs(120),
             root_lifetime: Duration::from_secs(1800),
             handshake_timeout: Duration::from_secs(10),
+            job: None,
         }
     }
 }
+
+impl Options {
+    /// How long ranks try to come to a place that another job has: that job may soon have met.
+    pub(crate) fn other_job_patience(&self) -> Duration {
+        (self.check_in_timeout / 4).min(OTHER_JOB_PATIENCE)
+    }
+}
+
+/// The longest time that ranks wait for another job to leave their meeting place.
+const OTHER_JOB_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A secret that all ranks know beforehand. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::bootstrap::auth::{Handshake, NO_RANK};
+use crate::bootstrap::Options;
 use crate::bootstrap::id::UniqueId;
 use crate::bootstrap::link::{Link, SCRATCH_BYTES};
 use crate::error::Result;
@@ -25,7 +26,7 @@ const MOST_BYTES: usize = 64;
 /// # Errors
 /// The abort's reason, or the time-out of `wait`.
 pub(super) fn root_answers(id: &UniqueId, wait: &Wait) -> Result<bool> {
-    let handshake = Handshake::initiate(id.terms(), NO_RANK, NO_RANK)?;
+    let handshake = Handshake::initiate(id.terms(&Options::default()), NO_RANK, NO_RANK)?;
     let Ok(mut link) = Link::connect(id.address(), handshake, MOST_BYTES) else { return Ok(false) };
     let (poller, mut ready, mut scratch) = (Poller::new()?, Ready::default(), vec![0; SCRATCH_BYTES]);
     link.told = link.interest();

@@ -66,7 +66,7 @@ impl Root {
         let now = clock::now();
         let roster = Roster::new(random::bytes()?, options.root_lifetime, options.check_in_timeout, now);
         let handshake_timeout = options.handshake_timeout;
-        let rules = Requirements { terms: id.terms(), handshake_timeout, most_bytes: MAX_ROOT_FRAME_BYTES };
+        let rules = Requirements { terms: id.terms(options), handshake_timeout, most_bytes: MAX_ROOT_FRAME_BYTES };
         let run = move |acceptor| {
             Service { acceptor, roster, phase: Phase::Gather, guests: HashMap::new(), first_at: None, settled_at: None }
                 .run()
@@ -335,7 +335,7 @@ mod tests {
     fn come(id: &UniqueId, rank: u32, world: u32) -> TcpStream {
         let mut stream = TcpStream::connect(id.address()).unwrap();
         stream.set_nodelay(true).unwrap();
-        let handshake = Handshake::initiate(id.terms(), Rank::new(rank), NO_RANK).unwrap();
+        let handshake = Handshake::initiate(id.terms(&Options::default()), Rank::new(rank), NO_RANK).unwrap();
         auth::run(&mut stream, handshake, &soon()).unwrap();
         let address = "127.0.0.1:9".parse().unwrap();
         let shape = WorldShape { world, roots: 1 };

@@ -5,9 +5,10 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::ancestors::{self, Ancestor};
 use crate::error::{Error, Result};
 
-/// The variables of a process, and the places of its configuration files.
+/// The variables of a process, the places of its configuration files, and the processes above it.
 ///
 /// [`Environment::capture`] reads the real ones; tests build theirs from a list and never read the real ones.
 #[derive(Clone, Default)]
@@ -15,6 +16,19 @@ pub struct Environment {
     variables: BTreeMap<OsString, OsString>,
     home: Option<PathBuf>,
     system_file: Option<PathBuf>,
+    ancestry: Ancestry,
+}
+
+/// Whose ancestors [`Environment::ancestors`] yields.
+#[derive(Clone, Default)]
+enum Ancestry {
+    /// Those of this process, looked up when they are asked for.
+    OfThisProcess,
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests describe launchers"))]
+    Given(Vec<Ancestor>),
+    /// None: an environment that was made from a list belongs to no process.
+    #[default]
+    Unknown,
 }
 
 impl Environment {
@@ -24,13 +38,14 @@ impl Environment {
             variables: std::env::vars_os().collect(),
             home: std::env::home_dir().filter(|home| !home.as_os_str().is_empty()),
             system_file: Some(PathBuf::from(SYSTEM_FILE)),
+            ancestry: Ancestry::OfThisProcess,
         }
     }
 
     /// An environment with these variables only: no home, no system file.
     pub fn of<N: AsRef<OsStr>, V: AsRef<OsStr>>(variables: impl IntoIterator<Item = (N, V)>) -> Environment {
         let owned = |(name, value): (N, V)| (name.as_ref().to_owned(), value.as_ref().to_owned());
-        Environment { variables: variables.into_iter().map(owned).collect(), home: None, system_file: None }
+        Environment { variables: variables.into_iter().map(owned).collect(), ..Environment::default() }
     }
 
     /// The same environment with `home` as the folder of `.nccl.conf`.
@@ -45,6 +60,22 @@ impl Environment {
     pub fn with_system_file(mut self, file: impl Into<PathBuf>) -> Environment {
         self.system_file = Some(file.into());
         self
+    }
+
+    /// The same environment below `ancestors`, nearest first.
+    #[cfg(test)]
+    pub(crate) fn with_ancestors(mut self, ancestors: Vec<Ancestor>) -> Environment {
+        self.ancestry = Ancestry::Given(ancestors);
+        self
+    }
+
+    /// The processes above the one whose environment this is, nearest first.
+    pub(crate) fn ancestors(&self) -> Vec<Ancestor> {
+        match &self.ancestry {
+            Ancestry::OfThisProcess => ancestors::of_this_process(),
+            Ancestry::Given(ancestors) => ancestors.clone(),
+            Ancestry::Unknown => Vec::new(),
+        }
     }
 
     /// The value of `name`; an empty value counts as unset, as in NCCL.

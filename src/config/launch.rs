@@ -1,9 +1,5 @@
 //! Rank, world and meeting place of this process, from the variables that a launcher has set.
 //!
-//! The first launcher in this table whose rank variable is set counts. Inner launchers come first, because launchers
-//! are nested: `srun` starts `mpirun`, which starts a script that sets `RANK`. And a batch script of Slurm passes
-//! `SLURM_PROCID=0` to every program that it starts.
-//!
 //! ```text
 //!    launcher   rank                   world                 local rank                   local size
 //! 1  rsccl run  RSCCL_RANK             RSCCL_WORLD_SIZE      RSCCL_LOCAL_RANK             RSCCL_LOCAL_WORLD_SIZE
@@ -12,8 +8,7 @@
 //! 4  PMI        PMI_RANK               PMI_SIZE              MPI_LOCALRANKID,             MPI_LOCALNRANKS,
 //!                                                            PMI_LOCAL_RANK,              PMI_LOCAL_SIZE
 //!                                                            SLURM_LOCALID
-//! 5  PMIx       PMIX_RANK              WORLD_SIZE,           SLURM_LOCALID
-//!                                      SLURM_STEP_NUM_TASKS,
+//! 5  PMIx       PMIX_RANK              SLURM_STEP_NUM_TASKS, SLURM_LOCALID
 //!                                      SLURM_NTASKS
 //! 6  Slurm      SLURM_PROCID,          SLURM_STEP_NUM_TASKS, SLURM_LOCALID
 //!               beside SLURM_STEP_ID   SLURM_NTASKS
@@ -24,15 +19,41 @@
 //! numbers that Slurm reserves for such shells (above 4294967280). Open MPI distinguishes them in the same way.
 //!
 //! If a place has several names, the first one that is set counts; names of other rows do not. The launchers of each
-//! row: row 1 `rsccl run`, which sets row 2 too, and whoever sets the variables by hand; row 2 torchrun; row 3 `mpirun`
-//! of Open MPI (it also sets the rank of row 5, and row 3 wins); row 4 Hydra (`mpirun` of MPICH and of Intel MPI) and
-//! `srun --mpi=pmi2`; row 5 `srun --mpi=pmix` and `prun`. The local rank and size are what the launcher says; the
-//! library determines by itself which ranks share a host.
+//! row: row 1 `rsccl run`, which sets row 2 too, and whoever sets the variables by hand; row 2 torchrun, and scripts;
+//! row 3 `mpirun` of Open MPI (it also sets the rank of row 5); row 4 Hydra (`mpirun` of MPICH and of Intel MPI) and
+//! `srun --mpi=pmi2`; row 5 `srun --mpi=pmix`. The local rank and size are what the launcher says; the library
+//! determines by itself which ranks share a host.
 //!
-//! The meeting place is `RSCCL_STORE`, else `MASTER_ADDR` and `MASTER_PORT`. Else, if the launcher of row 3 to 6 says
-//! that all ranks are on this host, it is a private folder of this user under `/tmp`, named after the launcher's
-//! process. If torchrun's agent serves its own store on `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE=True`), ours is
-//! one port above it.
+//! # Launchers inside launchers
+//!
+//! A batch script starts `mpirun`, a rank of `mpirun` calls `srun`: each launcher passes on the variables of the one
+//! around it, so that several rows may be set. Then this counts, the strongest first:
+//!
+//! 1. `RSCCL_RANK` and `RSCCL_WORLD_SIZE`, unless the nearest launcher had them already, as where `mpirun` is called in a
+//!    rank of `rsccl run`.
+//! 2. `RANK` and `WORLD_SIZE` that a script has set below the nearest launcher.
+//! 3. The nearest launcher's process among the ancestors of this one: `orted`, `prted`, `prterun` or `mpirun` (row 3 and
+//!    5), `hydra_pmi_proxy` (row 4), `pt_elastic` (row 2), `slurmstepd` (rows 4 to 6).
+//! 4. If no launcher's process can be seen, as in a container with a process namespace of its own: `PMI_JOBID` and
+//!    `PMIX_NAMESPACE` that name another step of Slurm than this one are left over.
+//! 5. Rows that agree on rank and world need no decision. If rows still disagree, joining is an error that names both.
+//!
+//! `docs/launchers.md` has the table of all pairs of launchers, with what counts in each.
+//!
+//! # Where ranks meet
+//!
+//! 1. `NCCL_COMM_ID`, else `RSCCL_STORE`, where they are set.
+//! 2. If the launcher says that all ranks are on this host: in private, at a socket named after the job. Ranks that do not
+//!    find it, as those in a container, use the next place.
+//! 3. `MASTER_ADDR` and `MASTER_PORT`. If torchrun's agent serves its store there (`TORCHELASTIC_USE_AGENT_STORE=True`),
+//!    ranks are clients of that store; else rank 0 serves one.
+//!
+//! Ranks of two jobs never form one world: what the launcher says of the job (`job.rs` has the table) is compared wherever
+//! ranks meet.
+
+mod job;
+mod rows;
+mod verdict;
 
 use crate::error::{Error, Result};
 use crate::types::{Rank, World};
@@ -44,6 +65,9 @@ pub(super) const SWITCH_ADDRESS: &str = "SLURM_TOPOLOGY_ADDR";
 
 use super::Config;
 use super::environment::Environment;
+pub(crate) use job::Job;
+use rows::{LAUNCHERS, Launcher, Row, SLURM_RANK, SLURM_STEP};
+use verdict::{Candidate, Verdict};
 
 /// The facts that a launcher has told this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,25 +83,34 @@ pub struct Launch {
     pub store: Option<StoreAddress>,
     /// The launcher's name in the module's table.
     pub source: &'static str,
-    /// The names of the launcher's own processes, if it says that all ranks are on this host: the ranks of one job have
-    /// one of those processes as an ancestor.
-    pub(crate) daemons: Option<&'static [&'static str]>,
+    /// Whether the user has named the store (`RSCCL_STORE`, or the program's configuration).
+    pub(crate) is_store_named: bool,
+    /// The run of torchrun whose agent serves `store`.
+    pub(crate) agent_run: Option<String>,
+    /// The job, if its launcher tells it.
+    pub(crate) job: Option<Job>,
+    /// Whether the launcher says that all ranks are on this host.
+    pub(crate) one_host: bool,
+    /// The name of the place where the ranks of this host meet in private, if all are here and it can be known.
+    pub(crate) lobby: Option<String>,
+    /// What the user should know of these facts: results may be wrong although no call fails.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Launch {
-    /// Reads these facts from `environment`; a store in `config` (which must be resolved) takes precedence.
+    /// Reads these facts from `environment`; a store in `config` (which must be resolved) takes precedence. Where the
+    /// variables of several launchers are set, the processes above this one decide, if `environment` was captured.
     ///
     /// # Errors
     /// [`crate::error::Kind::InvalidArgument`] with the variable's name: no launcher's rank is set; the world's size is
     /// not set; a value is not a number; the rank is not below the world's size or the local rank not below the local
-    /// size; or half of the store's address is missing.
+    /// size; two launchers have numbered this rank and which one counts cannot be told; or half of the store's address
+    /// is missing.
     pub fn learn(environment: &Environment, config: &Config) -> Result<Launch> {
-        for launcher in LAUNCHERS {
-            if launcher.is_here(environment)
-                && let Some((name, rank)) = number(environment, &[launcher.rank])?
-            {
-                return launcher.launch(environment, config, (name, rank));
-            }
+        let ancestors = environment.ancestors();
+        if let Some(verdict) = verdict::weigh(environment, &ancestors)? {
+            let daemon = verdict.daemon.and_then(|place| ancestors.get(place));
+            return verdict.launch(environment, config, daemon);
         }
         let ranks: Vec<&str> = LAUNCHERS.iter().map(|launcher| launcher.rank).collect();
         let sizes = LAUNCHERS.iter().flat_map(|launcher| launcher.sizes);
@@ -110,7 +143,8 @@ impl Launch {
             let all = [&[*rank][..], sizes, local_ranks, local_sizes, hosts];
             names.extend(all.into_iter().flatten().copied());
         }
-        names.extend([SLURM_STEP, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"]);
+        names.extend([SLURM_STEP, "MASTER_ADDR", "MASTER_PORT", AGENT_STORE]);
+        names.extend(job::NAMES);
         let mut seen = std::collections::HashSet::new();
         names.retain(|name| seen.insert(*name));
         names
@@ -119,154 +153,62 @@ impl Launch {
     /// Whether a launcher has made this process a rank: then [`Launch::learn`] finds one, or fails because a value is
     /// wrong.
     pub fn is_rank(environment: &Environment) -> bool {
-        LAUNCHERS.iter().any(|launcher| launcher.is_here(environment) && environment.has(launcher.rank))
+        LAUNCHERS.iter().any(|launcher| launcher.is_here(environment))
     }
 }
-
-/// The variables of one launcher.
-struct Launcher {
-    source: &'static str,
-    /// The condition under which its variables count.
-    step: Step,
-    rank: &'static str,
-    /// The names of `sizes`, `local_ranks` and `local_sizes` are listed strongest first.
-    sizes: &'static [&'static str],
-    local_ranks: &'static [&'static str],
-    local_sizes: &'static [&'static str],
-    /// Variables for the number of hosts, used if the local size is not known.
-    hosts: &'static [&'static str],
-    /// Names of the launcher's processes that start ranks.
-    daemons: &'static [&'static str],
-}
-
-/// The Slurm steps in which a launcher's variables count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// Everywhere.
-    Any,
-    /// In steps that `srun` has started.
-    OfSrun,
-}
-
-const SLURM_RANK: &str = "SLURM_PROCID";
-const SLURM_STEP: &str = "SLURM_STEP_ID";
-/// The highest number of a step that runs tasks; higher numbers are batch scripts and shells (slurm.h:
-/// `SLURM_MAX_NORMAL_STEP_ID`).
-const LAST_STEP: u32 = 0xffff_fff0;
-
-static LAUNCHERS: &[Launcher] = &[
-    Launcher {
-        source: "rsccl run",
-        step: Step::Any,
-        rank: "RSCCL_RANK",
-        sizes: &["RSCCL_WORLD_SIZE"],
-        local_ranks: &["RSCCL_LOCAL_RANK"],
-        local_sizes: &["RSCCL_LOCAL_WORLD_SIZE"],
-        hosts: &[],
-        daemons: &[],
-    },
-    Launcher {
-        source: "torchrun",
-        step: Step::Any,
-        rank: "RANK",
-        sizes: &["WORLD_SIZE"],
-        local_ranks: &["LOCAL_RANK"],
-        local_sizes: &["LOCAL_WORLD_SIZE"],
-        hosts: &[],
-        daemons: &[],
-    },
-    Launcher {
-        source: "Open MPI",
-        step: Step::Any,
-        rank: "OMPI_COMM_WORLD_RANK",
-        sizes: &["OMPI_COMM_WORLD_SIZE"],
-        local_ranks: &["OMPI_COMM_WORLD_LOCAL_RANK"],
-        local_sizes: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
-        hosts: &[],
-        daemons: MPIRUN,
-    },
-    Launcher {
-        source: "PMI",
-        step: Step::Any,
-        rank: "PMI_RANK",
-        sizes: &["PMI_SIZE"],
-        local_ranks: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"],
-        local_sizes: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
-        hosts: SLURM_HOSTS,
-        daemons: HYDRA,
-    },
-    Launcher {
-        source: "PMIx",
-        step: Step::Any,
-        rank: "PMIX_RANK",
-        sizes: &["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
-        local_ranks: &["SLURM_LOCALID"],
-        local_sizes: &[],
-        hosts: SLURM_HOSTS,
-        daemons: SRUN,
-    },
-    Launcher {
-        source: "Slurm",
-        step: Step::OfSrun,
-        rank: SLURM_RANK,
-        sizes: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
-        local_ranks: &["SLURM_LOCALID"],
-        local_sizes: &[],
-        hosts: SLURM_HOSTS,
-        daemons: SRUN,
-    },
-];
-
-/// The number of hosts of a step, and of a job.
-const SLURM_HOSTS: &[&str] = &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
-/// The launcher processes of Open MPI 4 and 5.
-const MPIRUN: &[&str] = &["mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"];
-/// The launcher processes of MPICH, Intel MPI and `srun --mpi=pmi2`.
-const HYDRA: &[&str] = &["hydra_pmi_proxy", "hydra_bstrap_pr", "slurmstepd", "pmi_proxy"];
-const SRUN: &[&str] = &["slurmstepd", "prted", "prterun"];
 
 /// Names with our prefix that this file reads; the registry does not list them.
 pub(super) const OWN_NAMES: &[&str] = &["RSCCL_RANK", "RSCCL_WORLD_SIZE", "RSCCL_LOCAL_RANK", "RSCCL_LOCAL_WORLD_SIZE"];
 
-impl Launcher {
-    /// Whether the launcher's variables are meant for this process, and not inherited from a shell around it.
-    fn is_here(&self, environment: &Environment) -> bool {
-        match self.step {
-            Step::Any => true,
-            Step::OfSrun => {
-                // A value that is not a number does not come from Slurm.
-                let step = environment.get(SLURM_STEP).ok().flatten().and_then(|text| text.trim().parse::<u32>().ok());
-                step.is_some_and(|step| step <= LAST_STEP)
-            }
-        }
-    }
-
-    fn launch(&self, environment: &Environment, config: &Config, rank: (&str, u32)) -> Result<Launch> {
-        let (rank_name, rank) = rank;
-        let Some((size_name, size)) = number(environment, self.sizes)? else {
-            let (names, source) = (self.sizes.join(" or "), self.source);
-            return Err(Error::invalid_argument(format!("{rank_name}={rank} is set ({source}), but {names} is not")));
-        };
-        check_within((rank_name, rank), (size_name, size))?;
-        let local_rank = number(environment, self.local_ranks)?;
-        let local_size = number(environment, self.local_sizes)?;
+impl Verdict {
+    fn launch(
+        self,
+        environment: &Environment,
+        config: &Config,
+        daemon: Option<&super::ancestors::Ancestor>,
+    ) -> Result<Launch> {
+        let Candidate { row, rank: (_, rank), size: (_, size) } = self.chosen;
+        let local_rank = number(environment, row.local_ranks)?;
+        let local_size = number(environment, row.local_sizes)?;
         if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
             check_within(local_rank, local_size)?;
         }
-        let hosts = number(environment, self.hosts)?;
-        let is_one_host = match (local_size, hosts) {
-            (Some((_, local_size)), _) => local_size == size,
-            (None, hosts) => hosts.is_some_and(|(_, hosts)| hosts == 1),
-        };
+        let hosts = number(environment, row.hosts)?;
+        // Scripts set the local size too, with any meaning: only a launcher's is believed.
+        let one_host = self.job_of.is_some_and(|row| row.kind != Row::Own)
+            && match (local_size, hosts) {
+                (Some((_, local_size)), _) => local_size == size,
+                (None, hosts) => hosts.is_some_and(|(_, hosts)| hosts == 1),
+            };
+        let job = self.job_of.and_then(|row| Job::of(row, environment, (daemon, one_host)));
+        let lobby = self.job_of.and_then(|row| Job::lobby(job.as_ref(), row, environment)).filter(|_| one_host);
+        let address = if config.store.is_none() { master(environment)? } else { None };
+        let is_agents = row.kind == Row::Torchrun && address.is_some() && is_true(environment, AGENT_STORE);
+        let run = is_agents.then(|| environment.get(job::RUN_ID).map(|run| run.unwrap_or(job::NO_RUN_ID))).transpose()?;
         Ok(Launch {
-            daemons: (is_one_host && !self.daemons.is_empty()).then_some(self.daemons),
             world: World { rank: Rank::new(rank), size },
             local_rank: local_rank.map(|(_, local_rank)| local_rank),
             local_size: local_size.map(|(_, local_size)| local_size),
-            store: store(environment, config)?,
-            source: self.source,
+            is_store_named: config.store.is_some(),
+            store: config.store.clone().or(address),
+            source: row.source,
+            agent_run: run.map(str::to_owned),
+            warnings: self.larger.map(|larger| lone_world(&self.chosen, &larger)).into_iter().collect(),
+            job,
+            one_host,
+            lobby,
         })
     }
+}
+
+/// The warning that this rank's world is of one rank although a launcher has started several.
+fn lone_world(chosen: &Candidate, larger: &Candidate) -> String {
+    let ((rank_name, rank), (size_name, size)) = (chosen.rank, chosen.size);
+    format!(
+        "{} has started {} ranks, but {rank_name}={rank} and {size_name}={size} make this process a world of its own: unset \
+         them where that is not meant",
+        larger.row.source, larger.size.1
+    )
 }
 
 /// Checks that a rank is below the size; both come with their variables' names.
@@ -294,10 +236,12 @@ fn number<'a>(environment: &Environment, names: &[&'a str]) -> Result<Option<(&'
     Ok(None)
 }
 
-fn store(environment: &Environment, config: &Config) -> Result<Option<StoreAddress>> {
-    if let Some(store) = &config.store {
-        return Ok(Some(store.clone()));
-    }
+fn is_true(environment: &Environment, name: &str) -> bool {
+    environment.get(name).ok().flatten().is_some_and(|value| value.eq_ignore_ascii_case("true"))
+}
+
+/// The address that `MASTER_ADDR` and `MASTER_PORT` name.
+fn master(environment: &Environment) -> Result<Option<StoreAddress>> {
     let (host, port) = match (environment.get("MASTER_ADDR")?, environment.get("MASTER_PORT")?) {
         (Some(host), Some(port)) => (host, port),
         (None, None) => return Ok(None),
@@ -305,20 +249,14 @@ fn store(environment: &Environment, config: &Config) -> Result<Option<StoreAddre
         (None, Some(_)) => return Err(Error::invalid_argument("MASTER_PORT is set, but MASTER_ADDR is not")),
     };
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let wrong = |why: String| {
+    let address = StoreAddress::tcp(bare, port.trim()).map_err(|why| {
         Error::invalid_argument(format!("MASTER_ADDR={host:?} MASTER_PORT={port:?} (environment): {why}"))
-    };
-    let address = StoreAddress::tcp(bare, port.trim()).map_err(wrong)?;
-    let taken =
-        environment.get("TORCHELASTIC_USE_AGENT_STORE")?.is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    match address {
-        StoreAddress::Tcp { host, port } if taken => match port.checked_add(1) {
-            Some(port) => Ok(Some(StoreAddress::Tcp { host, port })),
-            None => Err(wrong("torchrun's own store has this port, and there is none above it for ours".to_owned())),
-        },
-        address => Ok(Some(address)),
-    }
+    })?;
+    Ok(Some(address))
 }
+
+/// Whether torchrun's agent serves a store at `MASTER_PORT`.
+const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 
 #[cfg(test)]
 mod tests {
@@ -350,18 +288,23 @@ mod tests {
     }
 
     #[test]
-    fn torchruns_agent_has_its_port_so_ours_is_the_next() {
-        let with = |port| {
-            learn(&[
-                ("RANK", "0"),
-                ("WORLD_SIZE", "1"),
-                ("MASTER_ADDR", "::1"),
-                ("MASTER_PORT", port),
-                ("TORCHELASTIC_USE_AGENT_STORE", "True"),
-            ])
-        };
-        assert_eq!(with("29500").unwrap().store.unwrap().to_string(), "tcp://[::1]:29501");
-        assert!(with("65535").unwrap_err().to_string().contains("none above"));
+    fn torchruns_agent_serves_its_store_and_its_run_is_the_job() {
+        let base = [("RANK", "0"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "::1"), ("MASTER_PORT", "29500")];
+        let with = |more: &[(&'static str, &'static str)]| learn(&[&base[..], more].concat()).unwrap();
+        let agents = ("TORCHELASTIC_USE_AGENT_STORE", "True");
+        let launch = with(&[agents, (job::RUN_ID, "run7"), ("LOCAL_WORLD_SIZE", "2")]);
+        assert_eq!((launch.agent_run.as_deref(), launch.one_host, launch.lobby.as_deref()), (Some("run7"), false, None));
+        assert_eq!(launch.store.unwrap().to_string(), "tcp://[::1]:29500");
+        assert_eq!(launch.job.unwrap().name, "torchrun's run run7");
+        // The default id is the same for every job; the agent's port is not.
+        let here = with(&[agents, (job::RUN_ID, "none"), ("LOCAL_WORLD_SIZE", "4")]);
+        assert_eq!((here.job, here.agent_run.as_deref()), (None, Some("none")));
+        assert_eq!(here.lobby.as_deref(), Some("torchrun's run none at ::1:29500"));
+        let without = with(&[("TORCHELASTIC_USE_AGENT_STORE", "False"), (job::RUN_ID, "run7")]);
+        assert_eq!((without.agent_run, without.store.unwrap().to_string()), (None, "tcp://[::1]:29500".to_owned()));
+        // Two agents of one round differ in the count of restarts.
+        let restarted = with(&[agents, (job::RUN_ID, "run7"), ("TORCHELASTIC_RESTART_COUNT", "1")]);
+        assert_eq!(restarted.job, with(&[agents, (job::RUN_ID, "run7"), ("TORCHELASTIC_RESTART_COUNT", "0")]).job);
     }
 
     #[test]
@@ -384,21 +327,6 @@ mod tests {
                 let variables: Vec<_> = base.into_iter().chain(numbers).collect();
                 assert_eq!(learn(&variables).unwrap().local_size, Some(1));
             }
-        }
-    }
-
-    #[test]
-    fn the_innermost_launcher_wins() {
-        let mut variables = vec![("RSCCL_STORE", "file:///tmp/store"), (SLURM_STEP, "7")];
-        for (rank, launcher) in (0..u32::try_from(LAUNCHERS.len()).unwrap()).zip(LAUNCHERS) {
-            variables.push((launcher.rank, ["0", "1", "2", "3", "4", "5"][rank as usize]));
-            variables.extend(launcher.sizes.iter().map(|size| (*size, "16")));
-        }
-        for (rank, launcher) in LAUNCHERS.iter().enumerate() {
-            let launch = learn(&variables).unwrap();
-            assert_eq!((launch.source, launch.world.rank.index()), (launcher.source, rank));
-            assert_eq!(launch.store.unwrap().to_string(), "file:///tmp/store");
-            variables.retain(|(name, _)| *name != launcher.rank);
         }
     }
 
@@ -489,23 +417,42 @@ mod tests {
     }
 
     #[test]
-    fn only_a_launcher_that_has_all_ranks_here_gives_them_a_place_to_meet() {
-        let daemons = |variables: &[(&str, &str)]| learn(variables).unwrap().daemons.is_some();
+    fn a_launcher_says_that_all_ranks_are_here() {
+        let here = |variables: &[(&str, &str)]| learn(variables).unwrap().one_host;
         let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4")];
-        assert!(daemons(&[open_mpi[0], open_mpi[1], ("OMPI_COMM_WORLD_LOCAL_SIZE", "4")]));
-        assert!(!daemons(&[open_mpi[0], open_mpi[1], ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]));
-        assert!(!daemons(&open_mpi), "not told");
+        assert!(here(&[open_mpi[0], open_mpi[1], ("OMPI_COMM_WORLD_LOCAL_SIZE", "4")]));
+        assert!(!here(&[open_mpi[0], open_mpi[1], ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]));
+        assert!(!here(&open_mpi), "not told");
         let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "4")];
-        assert!(daemons(&[pmi[0], pmi[1], ("MPI_LOCALNRANKS", "4")]));
-        assert!(
-            !daemons(&[pmi[0], pmi[1], ("MPI_LOCALNRANKS", "3"), ("SLURM_NNODES", "1")]),
-            "its own word counts more"
-        );
-        assert!(daemons(&[pmi[0], pmi[1], ("SLURM_STEP_NUM_NODES", "1"), ("SLURM_NNODES", "2")]));
+        assert!(here(&[pmi[0], pmi[1], ("MPI_LOCALNRANKS", "4")]));
+        assert!(!here(&[pmi[0], pmi[1], ("MPI_LOCALNRANKS", "3"), ("SLURM_NNODES", "1")]), "its own word counts more");
+        assert!(here(&[pmi[0], pmi[1], ("SLURM_STEP_NUM_NODES", "1"), ("SLURM_NNODES", "2")]));
         let slurm = [("SLURM_PROCID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "4")];
-        assert!(daemons(&[slurm[0], slurm[1], slurm[2], ("SLURM_NNODES", "1")]));
-        assert!(!daemons(&[slurm[0], slurm[1], slurm[2], ("SLURM_NNODES", "2")]));
-        assert!(!daemons(&[("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4")]), "scripts set these, too");
+        assert!(here(&[slurm[0], slurm[1], slurm[2], ("SLURM_NNODES", "1")]));
+        assert!(!here(&[slurm[0], slurm[1], slurm[2], ("SLURM_NNODES", "2")]));
+        assert!(!here(&[("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4")]), "scripts set these, too");
+    }
+
+    #[test]
+    fn jobs_are_named_by_the_launcher_that_numbered_the_rank() {
+        let named = |variables: &[(&str, &str)]| learn(variables).unwrap().job.map(|job| job.name);
+        let slurm = [("SLURM_PROCID", "1"), ("SLURM_STEP_ID", "3"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")];
+        let with = |more: &[(&'static str, &'static str)]| named(&[&slurm[..], more].concat());
+        assert_eq!(with(&[]).unwrap(), "Slurm's job 7 step 3");
+        assert_eq!(with(&[("SLURM_RESTART_COUNT", "2")]).unwrap(), "Slurm's job 7 step 3, restart 2");
+        assert_eq!(with(&[("SLURM_HET_JOB_ID", "6"), ("SLURM_HET_SIZE", "2")]).unwrap(), "Slurm's job 6 step 3");
+        let pmi2 = with(&[("PMI_RANK", "1"), ("PMI_SIZE", "4"), ("PMI_JOBID", "7.3")]).unwrap();
+        let pmix = with(&[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "slurm.pmix.7.3")]).unwrap();
+        assert_eq!((&*pmi2, &*pmix), ("Slurm's job 7 step 3", "Slurm's job 7 step 3"));
+        // A script's copy of the launcher's numbers is the launcher's job; other numbers are nobody's.
+        let copied = [("RANK", "1"), ("WORLD_SIZE", "4")];
+        assert_eq!(with(&copied).unwrap(), "Slurm's job 7 step 3");
+        assert_eq!(named(&[("RSCCL_RANK", "0"), ("RSCCL_WORLD_SIZE", "4"), slurm[0], slurm[1], slurm[2]]), None);
+        let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4")];
+        let space = ("PMIX_NAMESPACE", "prterun-node0-99@1");
+        assert_eq!(named(&[open_mpi[0], open_mpi[1], space]).unwrap(), "Open MPI's job prterun-node0-99@1");
+        // Hydra names no job.
+        assert_eq!(named(&[("PMI_RANK", "1"), ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "4")]), None);
     }
 
     #[test]
@@ -534,6 +481,8 @@ mod tests {
         assert!(
             refused(&local).contains("LOCAL_RANK=2 (environment) is not below LOCAL_WORLD_SIZE=2: ranks are 0 to 1")
         );
+        // It is no source of a size for other launchers, and none of a rank.
+        assert!(refused(&[("PMIX_RANK", "1"), ("WORLD_SIZE", "4")]).contains("SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not"));
         let base = [("RANK", "0"), ("WORLD_SIZE", "1")];
         let with = |more: (&'static str, &'static str)| refused(&[base[0], base[1], more]);
         assert!(with(("MASTER_ADDR", "x")).contains("MASTER_PORT is not"));

@@ -185,7 +185,7 @@ pub(super) fn settle(name: &str, mut call: impl FnMut() -> std::io::Result<usize
 
 /// What both ends of a data connection prove to each other.
 pub(super) fn terms(bootstrap: &dyn Bootstrap, purpose: Purpose) -> Terms {
-    Terms { key: bootstrap.key(), purpose, communicator: bootstrap.id() }
+    Terms { key: bootstrap.key(), purpose, communicator: bootstrap.id(), job: None }
 }
 
 /// Makes room for a newcomer among `sessions`, each with what `standing` says of it. Who has come less far in the

@@ -156,7 +156,7 @@ fn service_client(
         hint: "does the process that made the id still run, and does this address lead to it?",
         server,
         address: id.address(),
-        terms: id.terms(),
+        terms: id.terms(options),
         most_bytes: MAX_ROOT_FRAME_BYTES,
     };
     ServiceClient::new(service, rank, Some(opening), options)

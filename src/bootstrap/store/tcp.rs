@@ -109,7 +109,7 @@ fn terms(options: &Options) -> Terms {
         Some(secret) => secret.key("rsccl store"),
         None => blake3::hash(b"rsccl store without secret").into(),
     };
-    Terms { key, purpose: Purpose::Store, communicator: 0 }
+    Terms { key, purpose: Purpose::Store, communicator: 0, job: options.job.clone() }
 }
 
 impl Store for TcpStore {

@@ -1,0 +1,122 @@
+//! The identity of a job: what the launcher that numbered a rank says of the job, so that ranks of two jobs never form
+//! one world.
+//!
+//! | launcher | identity |
+//! |---|---|
+//! | `rsccl run`, numbers set by hand | none: `rsccl run` gives its ranks a secret |
+//! | torchrun | `TORCHELASTIC_RUN_ID`, but not its default `none`. Not `TORCHELASTIC_RESTART_COUNT`: two agents may differ in it within one round |
+//! | Open MPI | `PMIX_NAMESPACE`, else `OMPI_MCA_ess_base_jobid` |
+//! | Hydra | it sets none. On one host: its process, by number and start time. Over several hosts: none |
+//! | `srun`, also with `--mpi=pmi2` and `--mpi=pmix` | `SLURM_JOB_ID` (of a heterogeneous job, that of all components), `SLURM_STEP_ID`, `SLURM_RESTART_COUNT` |
+//! | other PMI, other PMIx | `PMI_JOBID`; `PMIX_NAMESPACE` |
+
+use super::rows::{Launcher, Row, slurm_step};
+use crate::config::ancestors::Ancestor;
+use crate::config::environment::Environment;
+
+/// The job to which a rank belongs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Job {
+    /// In words, for messages. Two jobs may have equal words.
+    pub(crate) name: String,
+    /// The identity: equal on all ranks of a job, and different for any two jobs.
+    pub(crate) key: String,
+}
+
+impl Job {
+    fn named(name: String) -> Job {
+        Job { key: name.clone(), name }
+    }
+
+    /// What `launcher` says of the job. `daemon` is its process, if this rank sees it; `one_host`: whether all ranks are
+    /// on this host.
+    pub(super) fn of(
+        launcher: &Launcher,
+        environment: &Environment,
+        (daemon, one_host): (Option<&Ancestor>, bool),
+    ) -> Option<Job> {
+        let of_slurm = || slurm_job(environment);
+        match launcher.kind {
+            Row::Own => None,
+            Row::Torchrun => {
+                text(environment, RUN_ID).filter(|id| *id != NO_RUN_ID).map(|id| Job::named(format!("torchrun's run {id}")))
+            }
+            Row::OpenMpi => text(environment, NAMESPACE)
+                .or_else(|| text(environment, ORTE_JOB))
+                .map(|id| Job::named(format!("Open MPI's job {id}"))),
+            Row::Pmi => match text(environment, PMI_JOB) {
+                Some(id) if slurm_id(environment).is_some_and(|slurm| slurm == id) => of_slurm(),
+                Some(id) => Some(Job::named(format!("PMI's job {id}"))),
+                None => daemon.filter(|_| one_host).map(of_process),
+            },
+            Row::Pmix => match text(environment, NAMESPACE) {
+                Some(id) if id.strip_prefix(SLURM_SPACE).is_some_and(|id| slurm_id(environment).as_deref() == Some(id)) => {
+                    of_slurm()
+                }
+                Some(id) => Some(Job::named(format!("PMIx's job {id}"))),
+                None => None,
+            },
+            Row::Slurm => of_slurm(),
+        }
+    }
+
+    /// The name by which ranks of one host meet in private: the job, or, of torchrun's jobs, whose ids users choose, the
+    /// run at the port of its agent.
+    pub(super) fn lobby(job: Option<&Job>, launcher: &Launcher, environment: &Environment) -> Option<String> {
+        match launcher.kind {
+            Row::Torchrun => {
+                let parts = [RUN_ID, "MASTER_ADDR", "MASTER_PORT"].map(|name| text(environment, name));
+                let [Some(id), Some(host), Some(port)] = parts else { return None };
+                Some(format!("torchrun's run {id} at {host}:{port}"))
+            }
+            _ => job.map(|job| job.key.clone()),
+        }
+    }
+}
+
+fn text<'a>(environment: &'a Environment, name: &str) -> Option<&'a str> {
+    environment.get(name).ok().flatten()
+}
+
+/// "JOB.STEP" of the step in which this process is.
+fn slurm_id(environment: &Environment) -> Option<String> {
+    Some(format!("{}.{}", text(environment, SLURM_JOB)?, slurm_step(environment)?))
+}
+
+fn slurm_job(environment: &Environment) -> Option<Job> {
+    let step = slurm_step(environment)?;
+    let job = text(environment, HET_JOB).or_else(|| text(environment, SLURM_JOB))?;
+    // A job that was queued again has the same numbers, and its earlier ranks may still be ending.
+    let restarts = text(environment, RESTARTS).filter(|count| *count != "0");
+    let again = restarts.map_or_else(String::new, |count| format!(", restart {count}"));
+    let cluster = text(environment, CLUSTER).map_or_else(String::new, |name| format!(" of cluster {name}"));
+    let name = format!("Slurm's job {job} step {step}{again}");
+    Some(Job { key: format!("{name}{cluster}"), name })
+}
+
+/// The job of a launcher that names none: the launcher's process, which no other job of this host has.
+fn of_process(daemon: &Ancestor) -> Job {
+    let told = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let (host, boot) = (told("/proc/sys/kernel/hostname"), told("/proc/sys/kernel/random/boot_id"));
+    let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    let Ancestor { process, started, .. } = daemon;
+    Job {
+        name: format!("the job of mpirun's process {process} on {host}"),
+        key: format!("process {process} of {boot} {}, started {started}", space.display()),
+    }
+}
+
+pub(super) const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+/// What torchrun sets where the user gives no id.
+pub(super) const NO_RUN_ID: &str = "none";
+pub(super) const NAMESPACE: &str = "PMIX_NAMESPACE";
+/// How Slurm's name spaces of PMIx begin; job and step follow.
+pub(super) const SLURM_SPACE: &str = "slurm.pmix.";
+const ORTE_JOB: &str = "OMPI_MCA_ess_base_jobid";
+pub(super) const PMI_JOB: &str = "PMI_JOBID";
+pub(super) const SLURM_JOB: &str = "SLURM_JOB_ID";
+const HET_JOB: &str = "SLURM_HET_JOB_ID";
+const RESTARTS: &str = "SLURM_RESTART_COUNT";
+const CLUSTER: &str = "SLURM_CLUSTER_NAME";
+/// All of them.
+pub(super) const NAMES: [&str; 8] = [RUN_ID, NAMESPACE, ORTE_JOB, PMI_JOB, SLURM_JOB, HET_JOB, RESTARTS, CLUSTER];
