@@ -16,6 +16,7 @@ mod id;
 mod inbox;
 pub mod interface;
 mod link;
+pub(crate) mod lobby;
 pub mod local;
 mod net;
 mod options;
@@ -33,7 +34,7 @@ pub use checkin::MAX_WORLD;
 pub use id::UniqueId;
 pub use local::LocalBootstrap;
 pub use net::NetBootstrap;
-pub(crate) use net::in_parent;
+pub(crate) use net::{JoinError, in_parent};
 pub use options::{Options, Secret};
 pub use root::Root;
 
@@ -48,6 +49,7 @@ pub fn decode_anything(bytes: &[u8]) {
     let _refused = checkin::RankBlock::decode(bytes);
     let _refused = checkin::AddressTable::decode(bytes, 3);
     let _refused = checkin::decode_refusal(bytes);
+    lobby::decode_anything(bytes);
     let _refused = collective::split_members(&[bytes.to_vec()], 0);
     net::decode_anything(bytes);
     store::decode_anything(bytes);

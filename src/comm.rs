@@ -27,7 +27,7 @@ mod group;
 mod init;
 mod launched;
 mod line_ways;
-mod lobby;
+mod meeting;
 pub mod local;
 #[cfg(any(feature = "mpi", feature = "cpp"))]
 mod lone_world;

@@ -218,6 +218,13 @@ impl Error {
         self
     }
 
+    /// Adds what may help, at the end of the message.
+    #[must_use]
+    pub(crate) fn with_hint(mut self, hint: &str) -> Error {
+        self.0.message = format!("{}; {hint}", self.0.message);
+        self
+    }
+
     /// What kind of failure this is.
     pub fn kind(&self) -> Kind {
         self.0.kind

@@ -79,7 +79,6 @@ pub(crate) fn hears_calls() -> bool {
 
 /// Prints a warning on standard error, whatever `NCCL_DEBUG` asks for: for a situation that makes all results wrong but
 /// is not an error of a call. Each text is printed once in a process.
-#[cfg(any(feature = "mpi", feature = "cpp"))]
 pub(crate) fn tell(text: &str) {
     if is_new(text) {
         // If standard error cannot be written, nobody can be told.

@@ -234,7 +234,10 @@ impl Acceptor {
         let now = clock::now();
         if !self.strangers.contains_key(&job) && self.strangers.len() < MAX_STRANGERS {
             let from = self.from(token).map_or_else(String::new, |from| format!(" from {from}"));
-            log::warn!(Bootstrap, "a rank of another job has come{from}: it is refused; give each job a meeting place of its own");
+            log::warn!(
+                Bootstrap,
+                "a rank of another job has come{from}: it is refused; give each job a meeting place of its own"
+            );
             self.strangers.insert(job, now);
         }
         let first = self.strangers.get(&job).copied().unwrap_or(now);

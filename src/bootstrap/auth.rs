@@ -97,6 +97,11 @@ impl JobTag {
         JobTag { digest, name: cut(name, NAME_BYTES).to_owned() }
     }
 
+    /// The tag that another process has sent. Its name is a stranger's text: it is kept escaped.
+    pub(crate) fn received(digest: [u8; JOB_BYTES], name: &str) -> JobTag {
+        JobTag { digest, name: cut(&name.escape_default().to_string(), NAME_BYTES).to_owned() }
+    }
+
     /// The job in words.
     pub fn name(&self) -> &str {
         &self.name

@@ -4,7 +4,8 @@
 //! |-------|-----------|---------|
 //! | check-in | rank → root | version 2, rank 4, world 4, roots 4, root 4, time left in ms 4, address 23 |
 //! | welcome | root → rank | session 16, count 4, addresses of the rank's neighbours |
-//! | refusal | root → rank | kind 1, reason |
+//! | refusal | root → rank | kind 1, peer 4, reason |
+//! | late | root → rank | as a refusal: why the others did not meet, before this rank came |
 //! | block | root → first of its block → root 0 | root 4, time left in ms 4, world 4, roots 4, count 4, addresses |
 //! | table | root 0 → first rank of a block → its root | session 16, count 4, addresses of all ranks |
 
@@ -31,6 +32,7 @@ pub(super) const WELCOME: u8 = 2;
 pub(super) const REFUSAL: u8 = 3;
 pub(super) const BLOCK: u8 = 4;
 pub(super) const TABLE: u8 = 5;
+pub(super) const LATE: u8 = 6;
 
 /// The most bytes of a refusal's reason.
 const MAX_REASON_BYTES: usize = 8 << 10;

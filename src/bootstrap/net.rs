@@ -36,6 +36,7 @@ use crate::sys::poller::Poller;
 use crate::types::{Rank, World};
 use crate::wire::{ADDRESS_BYTES, Reader, Writer};
 use control::ControlPlane;
+pub(crate) use join::JoinError;
 use shared::Shared;
 
 /// One rank of a world that is connected by TCP. If it is dropped without [`Bootstrap::close`], the peers see that the
@@ -82,7 +83,19 @@ impl NetBootstrap {
     /// number is taken or ranks disagree about the world; [`crate::error::Kind::Timeout`] with the missing ranks, or if
     /// the root cannot be reached; [`crate::error::Kind::Remote`] if a rank died meanwhile.
     pub fn join(ids: &[UniqueId], rank: Rank, size: u32, options: &Options, wait: &Wait) -> Result<NetBootstrap> {
-        let joined = join::check_in(ids, rank, size, options, wait).map_err(|error| error.at(rank).during("init"))?;
+        NetBootstrap::try_join(ids, World { rank, size }, options, wait).map_err(|failed| failed.error)
+    }
+
+    /// [`NetBootstrap::join`] for a caller that may find another id.
+    pub(crate) fn try_join(
+        ids: &[UniqueId],
+        World { rank, size }: World,
+        options: &Options,
+        wait: &Wait,
+    ) -> Result<NetBootstrap, JoinError> {
+        let named = |error: Error| error.at(rank).during("init");
+        let joined = join::check_in(ids, rank, size, options, wait)
+            .map_err(|failed| JoinError { error: named(failed.error), ..failed })?;
         let started = clock::now();
         let key = id::communicator_key(ids, &joined.welcome.session);
         let world = World { rank, size };
@@ -91,7 +104,7 @@ impl NetBootstrap {
         if let Err(error) = bootstrap.gather_addresses(&wait.clone().with_notes(Some(cause::failure_reader()))) {
             let error = error.at(rank).during("init");
             bootstrap.give_up(&error);
-            return Err(error);
+            return Err(error.into());
         }
         let (check_in, connect) = (joined.seconds, clock::now().saturating_duration_since(started).as_secs_f64());
         log::detail!(

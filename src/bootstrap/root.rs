@@ -215,8 +215,9 @@ impl Service {
             let from =
                 self.acceptor.from(token).map_or_else(|| "a closed connection".to_owned(), |from| from.to_string());
             log::warn!(Bootstrap, "the root rejects {from}: {error}");
-            self.guests.remove(&token);
-            self.acceptor.send_last(token, checkin::REFUSAL, &checkin::encode_refusal(&error));
+            let is_late = self.guests.remove(&token).is_none() && matches!(self.phase, Phase::Failed(..));
+            let kind = if is_late { checkin::LATE } else { checkin::REFUSAL };
+            self.acceptor.send_last(token, kind, &checkin::encode_refusal(&error));
         }
     }
 

@@ -40,6 +40,12 @@ pub(crate) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     open().map_err(named)
 }
 
+/// Whether `error` says that the address to listen at is taken.
+pub(crate) fn is_taken(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|source| source.kind() == io::ErrorKind::AddrInUse)
+}
+
 /// Begins to connect to `address`. The stream becomes writable when it is connected, or has failed.
 ///
 /// # Errors

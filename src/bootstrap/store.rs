@@ -5,8 +5,8 @@
 
 mod file;
 mod hash;
-mod record;
-mod share;
+pub(crate) mod record;
+pub(crate) mod share;
 mod table;
 mod tcp;
 
@@ -50,6 +50,26 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Also [`crate::error::Kind::InvalidUsage`] if the value is not a number or the sum overflows.
     fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64>;
+
+    /// Adds `member` to the set under `key`, which starts empty, and yields how many members it has.
+    ///
+    /// By default it counts by [`Store::add`], with a key of its own for each member, `key/member`.
+    ///
+    /// # Errors
+    /// Also [`crate::error::Kind::InvalidUsage`] if the value is not a set or the member is above 2^20.
+    fn insert(&self, key: &str, member: u32, wait: &Wait) -> Result<u64> {
+        let is_new = self.add(&format!("{key}/{member}"), 1, wait)? == 1;
+        let count = self.add(key, i64::from(is_new), wait)?;
+        Ok(u64::try_from(count).unwrap_or(0))
+    }
+
+    /// Removes the set under `key`, whose members are below `members`.
+    fn clear(&self, key: &str, members: u32, wait: &Wait) -> Result<()> {
+        for member in 0..members {
+            self.delete(&format!("{key}/{member}"), wait)?;
+        }
+        self.delete(key, wait).map(drop)
+    }
 
     /// The value under `key` if there is one now.
     ///

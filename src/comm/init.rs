@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::bootstrap::cause::failure_reader;
 use crate::bootstrap::{Bootstrap, LocalBootstrap, NetBootstrap, UniqueId};
 use crate::comm::engine::Engine;
+use crate::comm::launched;
 use crate::comm::origin::{Made, Origin};
 use crate::comm::session::Session;
 use crate::comm::settings::bootstrap_options;
@@ -178,6 +179,9 @@ pub(super) fn make(
     let engine = made.map_err(|error| error.during(origin.call()).at(world.rank))?;
     let (local_ranks, hosts) = engine.census();
     let id = engine.session.bootstrap.id();
+    if *origin == Origin::Launcher {
+        launched::count();
+    }
     origin.log_complete(&Made { world, id, name: &name, local_ranks, hosts, times: &times });
     Ok(engine)
 }

@@ -1,22 +1,16 @@
 //! Communicators of processes that a launcher started: its variables say which rank this is and where the ranks meet.
 
-use std::net::SocketAddr;
-
-use crate::bootstrap::address::HostPort;
-use crate::bootstrap::store::{FileStore, Store, TcpStore, share_id};
-use crate::bootstrap::{NetBootstrap, Options, UniqueId, reach};
-use crate::comm::lobby::Lobby;
+use crate::bootstrap::Options;
+use crate::comm::meeting::Meeting;
 use crate::comm::origin::Origin;
 use crate::comm::settings::bootstrap_options;
 use crate::comm::{Communicator, Settings};
-use crate::config::launch::{Launch, StoreAddress};
+use crate::config::launch::Launch;
 use crate::config::{Config, Environment};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::log;
 use crate::sync::Wait;
 use crate::sync::primitive::{Ordering, statics::AtomicU64};
-use crate::sys::interfaces;
-use crate::types::{Rank, World};
 
 impl Communicator {
     /// The communicator of all processes that a launcher started: `rsccl run`, torchrun, `mpirun`, `srun` (the table
@@ -55,121 +49,26 @@ impl Communicator {
         crate::log::install(&config)?;
         let launch = Launch::learn(&environment, &config)?;
         let (settings, options) = (Settings::read(&config)?, bootstrap_options(&config)?);
+        for warning in &launch.warnings {
+            log::tell(warning);
+        }
         let world = launch.world;
         let other_hosts = launch.local_size.is_some_and(|local| local < world.size);
         let options = Options { other_hosts, first_serves: true, ..options };
         // Relaxed: only the number counts.
-        let number = LAUNCHED.fetch_add(1, Ordering::Relaxed);
+        let meeting = Meeting::new(&launch, options, MADE.load(Ordering::Relaxed))?;
         Communicator::start(world, settings, Origin::Launcher, move |abort, timeout| {
-            let wait = Wait::new(timeout, abort);
-            let lobby = lobby(&launch, &options, number)?;
-            let place = lobby.as_ref().map(|lobby| StoreAddress::File(lobby.folder().to_owned()));
-            let (id, store) = meet(world, launch.store.as_ref().or(place.as_ref()), (number, &options), &wait)?;
-            let joined = NetBootstrap::join(&[id], world.rank, world.size, &options, &wait)?;
-            // Everyone has joined, so everyone has the id: the store may go.
-            drop((store, lobby));
-            Ok(Box::new(joined))
+            Ok(Box::new(meeting.join(&Wait::new(timeout, abort))?))
         })
     }
 }
 
-/// The folder in which the ranks meet, if all are on this host and the user has named no other place.
-fn lobby(launch: &Launch, options: &Options, number: u64) -> Result<Option<Lobby>> {
-    match launch.daemons {
-        Some(daemons) if launch.world.size > 1 && launch.store.is_none() && options.comm_id.is_none() => {
-            Lobby::of_job(daemons, number, launch.world.rank.get() == 0)
-        }
-        _ => Ok(None),
-    }
-}
-
-/// The id of the launched processes' communicator `number`, and the store that carried it.
-fn meet(
-    world: World,
-    place: Option<&StoreAddress>,
-    (number, options): (u64, &Options),
-    wait: &Wait,
-) -> Result<(UniqueId, Option<Box<dyn Store>>)> {
-    if let Some(id) = UniqueId::fixed(options)? {
-        return Ok((id, None));
-    }
-    if world.size == 1 {
-        return Ok((UniqueId::generate(options)?, None));
-    }
-    let place = place.ok_or_else(|| {
-        Error::invalid_argument("no place to meet: the launcher does not say that all ranks are on this host; set RSCCL_STORE, MASTER_ADDR and MASTER_PORT, or NCCL_COMM_ID")
-    })?;
-    let key = format!("rsccl/id/{number}");
-    loop {
-        let store = open(place, world, options, wait)?;
-        match share_id(&*store, &key, world, || UniqueId::generate_within(options, wait), wait) {
-            Ok(id) => return Ok((id, Some(store))),
-            // The store of the communicator before this one may have just ended: the next one opens at the same
-            // address.
-            Err(error) if world.rank.get() != 0 && is_of_store(&error) && number > 0 => {
-                wait.check(|| format!("waited for the store at {place}"))?;
-                crate::sys::poller::pause(RETRY_PAUSE);
-            }
-            Err(error) if world.rank.get() != 0 && is_of_store(&error) => {
-                let message =
-                    format!("rank 0 has ended, or cannot be reached where it serves the store: {}", error.message());
-                return Err(Error::new(error.kind(), message).about(Rank::new(0)));
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Whether a store could not be reached. A failure that rank 0 tells of is another error.
-fn is_of_store(error: &Error) -> bool {
-    error.kind() == Kind::Remote && error.peer().is_none()
-}
-
-fn open(place: &StoreAddress, world: World, options: &Options, wait: &Wait) -> Result<Box<dyn Store>> {
-    match place {
-        StoreAddress::File(folder) => Ok(Box::new(FileStore::open(folder, wait)?)),
-        StoreAddress::Tcp { host, port } => {
-            let bracketed = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-            let place: HostPort = bracketed.parse()?;
-            if world.rank.get() == 0 {
-                let address = place.resolve(options.family, &interfaces::list()?)?;
-                return Ok(Box::new(serve(address, options, wait)?));
-            }
-            Ok(Box::new(TcpStore::connect(&place, options)?))
-        }
-    }
-}
-
-/// Serves the store. If this machine does not have the address yet, waits for the link that may bring it.
-fn serve(address: SocketAddr, options: &Options, wait: &Wait) -> Result<TcpStore> {
-    let mut told = false;
-    loop {
-        let error = match TcpStore::serve(address, options) {
-            Err(error) if is_missing(&error) && reach::may_come_up(&interfaces::list()?, options)? => error,
-            other => return other,
-        };
-        if !told {
-            told = true;
-            log::warn!(
-                Bootstrap,
-                "the store cannot be served yet: {}; waiting for an interface to come up",
-                error.message()
-            );
-        }
-        if let Err(over) = wait.check(String::new) {
-            return Err(if over.kind() == Kind::Timeout { error } else { over });
-        }
-        crate::sys::poller::pause(wait.slice(RETRY_PAUSE));
-    }
-}
-
-/// Whether the error says that this machine does not have the address.
-fn is_missing(error: &Error) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    source.is_some_and(|source| source.kind() == std::io::ErrorKind::AddrNotAvailable)
+/// Counts a communicator that was made from the launcher's environment, so that the next one has a place of its own. An
+/// attempt that fails is not counted: its ranks may try again, and a rank that starts later has counted none.
+pub(super) fn count() {
+    // Relaxed: only the number counts.
+    MADE.fetch_add(1, Ordering::Relaxed);
 }
 
 /// How many communicators this process has made from its launcher's environment. All ranks count alike.
-static LAUNCHED: AtomicU64 = AtomicU64::new(0);
-/// How long a rank sleeps between two looks for a store that is about to open.
-const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+static MADE: AtomicU64 = AtomicU64::new(0);

@@ -184,7 +184,8 @@ impl Verdict {
         let lobby = self.job_of.and_then(|row| Job::lobby(job.as_ref(), row, environment)).filter(|_| one_host);
         let address = if config.store.is_none() { master(environment)? } else { None };
         let is_agents = row.kind == Row::Torchrun && address.is_some() && is_true(environment, AGENT_STORE);
-        let run = is_agents.then(|| environment.get(job::RUN_ID).map(|run| run.unwrap_or(job::NO_RUN_ID))).transpose()?;
+        let run =
+            is_agents.then(|| environment.get(job::RUN_ID).map(|run| run.unwrap_or(job::NO_RUN_ID))).transpose()?;
         Ok(Launch {
             world: World { rank: Rank::new(rank), size },
             local_rank: local_rank.map(|(_, local_rank)| local_rank),
@@ -293,7 +294,10 @@ mod tests {
         let with = |more: &[(&'static str, &'static str)]| learn(&[&base[..], more].concat()).unwrap();
         let agents = ("TORCHELASTIC_USE_AGENT_STORE", "True");
         let launch = with(&[agents, (job::RUN_ID, "run7"), ("LOCAL_WORLD_SIZE", "2")]);
-        assert_eq!((launch.agent_run.as_deref(), launch.one_host, launch.lobby.as_deref()), (Some("run7"), false, None));
+        assert_eq!(
+            (launch.agent_run.as_deref(), launch.one_host, launch.lobby.as_deref()),
+            (Some("run7"), false, None)
+        );
         assert_eq!(launch.store.unwrap().to_string(), "tcp://[::1]:29500");
         assert_eq!(launch.job.unwrap().name, "torchrun's run run7");
         // The default id is the same for every job; the agent's port is not.
@@ -482,7 +486,9 @@ mod tests {
             refused(&local).contains("LOCAL_RANK=2 (environment) is not below LOCAL_WORLD_SIZE=2: ranks are 0 to 1")
         );
         // It is no source of a size for other launchers, and none of a rank.
-        assert!(refused(&[("PMIX_RANK", "1"), ("WORLD_SIZE", "4")]).contains("SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not"));
+        assert!(
+            refused(&[("PMIX_RANK", "1"), ("WORLD_SIZE", "4")]).contains("SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not")
+        );
         let base = [("RANK", "0"), ("WORLD_SIZE", "1")];
         let with = |more: (&'static str, &'static str)| refused(&[base[0], base[1], more]);
         assert!(with(("MASTER_ADDR", "x")).contains("MASTER_PORT is not"));

@@ -17,7 +17,7 @@ impl Process {
     }
 
     /// Its number.
-    pub(super) fn number(self) -> libc::pid_t {
+    pub fn number(self) -> libc::pid_t {
         self.0
     }
 

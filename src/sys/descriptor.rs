@@ -78,6 +78,15 @@ impl HandoverStream {
         }
     }
 
+    /// Whether the other end runs as this process's user. Root may connect to anybody's socket, but must not believe it.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::System`].
+    pub fn is_of_this_user(&self) -> Result<bool> {
+        let (theirs, mine) = users(&self.0)?;
+        Ok(theirs == mine)
+    }
+
     /// Reads what has arrived; `None` if nothing has, `Some(0)` at the end of the stream.
     ///
     /// # Errors

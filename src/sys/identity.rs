@@ -64,39 +64,6 @@ impl ProcessIdentity {
     }
 }
 
-/// The nearest ancestor of this process whose name begins with one of `names`; the parent if no ancestor has such a
-/// name. `None` if `/proc` does not tell.
-pub fn ancestor(names: &[&str]) -> Option<ProcessIdentity> {
-    let mine = ProcessIdentity::mine().ok().filter(|mine| !mine.space.is_empty())?;
-    let parent = stat(mine.process)?.parent;
-    let mut next = parent;
-    for _ in 0..MOST_ANCESTORS {
-        let Some(stat) = stat(next) else { break };
-        if names.iter().any(|name| stat.name.starts_with(name)) {
-            return Some(ProcessIdentity { process: next, started: stat.started, ..mine });
-        }
-        next = stat.parent;
-    }
-    Some(ProcessIdentity { process: parent, started: stat(parent)?.started, ..mine })
-}
-
-/// A process's entry in `/proc`.
-struct Stat {
-    /// The program's name, cut to 15 bytes.
-    name: String,
-    parent: u32,
-    started: u64,
-}
-
-fn stat(process: u32) -> Option<Stat> {
-    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    let (before, rest) = text.rsplit_once(") ")?;
-    let name = before.split_once('(')?.1.to_owned();
-    let fields: Vec<&str> = rest.split(' ').collect();
-    let started = fields.get(START_AFTER_STATE + 1)?.parse().ok()?;
-    Some(Stat { name, parent: fields.get(1)?.parse().ok()?, started })
-}
-
 /// The result of looking up a process number in `/proc`.
 enum Found {
     /// A process that runs, and when it started.
@@ -127,23 +94,10 @@ fn look_up(process: u32) -> Found {
 
 /// Fields between the state and the start time (proc(5): fields 3 and 22).
 const START_AFTER_STATE: usize = 18;
-/// A rank and its launcher have at most a few shells between them.
-const MOST_ANCESTORS: usize = 32;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ancestors_are_found_by_name_and_else_the_parent() {
-        let mine = ProcessIdentity::mine().unwrap();
-        let parent = std::os::unix::process::parent_id();
-        let none = ancestor(&["no program has this name"]).unwrap();
-        assert_eq!((none.process, &none.space), (parent, &mine.space));
-        let name = stat(parent).unwrap().name;
-        assert_eq!(ancestor(&[&name]).unwrap().started, none.started);
-        assert_eq!(none.life().unwrap(), Life::Runs);
-    }
 
     #[test]
     fn this_process_runs_and_one_that_has_ended_does_not() {

@@ -30,8 +30,29 @@ pub(super) struct Joined {
     pub(super) seconds: f64,
 }
 
+/// Why this rank could not join.
+#[derive(Debug)]
+pub(crate) struct JoinError {
+    pub(crate) error: Error,
+    /// Whether the ranks of this id had failed to meet before this rank came: if they try again, by another id, it can
+    /// join them.
+    pub(crate) is_late: bool,
+}
+
+impl From<Error> for JoinError {
+    fn from(error: Error) -> JoinError {
+        JoinError { error, is_late: false }
+    }
+}
+
 /// Opens a listener, sends its address to the root of this rank's block, and waits for the answer.
-pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Options, wait: &Wait) -> Result<Joined> {
+pub(super) fn check_in(
+    ids: &[UniqueId],
+    rank: Rank,
+    size: u32,
+    options: &Options,
+    wait: &Wait,
+) -> Result<Joined, JoinError> {
     let started = clock::now();
     let shape = shape(ids, rank, size)?;
     limits::raise_open_files(WANTED_OPEN_FILES)?;
@@ -62,8 +83,9 @@ pub(super) fn check_in(ids: &[UniqueId], rank: Rank, size: u32, options: &Option
         poller: &poller,
         clients: vec![service_client(id, (rank, server), (checkin::CHECK_IN, &mine.encode()), options)],
         scratch: vec![0; SCRATCH_BYTES],
+        is_late: false,
     };
-    let welcome = client.run(wait)?;
+    let welcome = client.run(wait).map_err(|error| JoinError { error, is_late: client.is_late })?;
     let seconds = clock::now().saturating_duration_since(started).as_secs_f64();
     Ok(Joined { own, poller, welcome, seconds })
 }
@@ -143,6 +165,7 @@ struct CheckInClient<'a> {
     poller: &'a Poller,
     clients: Vec<ServiceClient>,
     scratch: Vec<u8>,
+    is_late: bool,
 }
 
 fn service_client(
@@ -209,6 +232,10 @@ impl CheckInClient<'_> {
                 AddressTable::decode(&frame.payload, expected).map(Some)
             }
             (0, checkin::REFUSAL) => Err(checkin::decode_refusal(&frame.payload)),
+            (0, checkin::LATE) => {
+                self.is_late = true;
+                Err(checkin::decode_refusal(&frame.payload))
+            }
             (0, checkin::BLOCK) if self.clients.len() == 1 => {
                 RankBlock::decode(&frame.payload)?;
                 self.clients.push(service_client(

@@ -11,7 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::table::sum;
+use super::table::{sum, with_member};
 use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Store, check_key, check_keys, check_value, waited_for};
 use crate::error::{Error, Result};
 use crate::sync::Wait;
@@ -216,6 +216,18 @@ impl Store for FileStore {
         let sum = sum(key, self.read(key)?.as_deref(), amount)?;
         self.write(key, sum.to_string().as_bytes())?;
         Ok(sum)
+    }
+
+    fn insert(&self, key: &str, member: u32, wait: &Wait) -> Result<u64> {
+        check_key(key)?;
+        let _lock = self.lock(wait)?;
+        let (set, count) = with_member(key, self.read(key)?.as_deref(), member)?;
+        self.write(key, &set)?;
+        Ok(count)
+    }
+
+    fn clear(&self, key: &str, _members: u32, wait: &Wait) -> Result<()> {
+        self.delete(key, wait).map(drop)
     }
 
     fn wait(&self, keys: &[&str], wait: &Wait) -> Result<()> {

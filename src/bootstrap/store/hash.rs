@@ -69,6 +69,17 @@ impl Store for HashStore {
         Ok(sum)
     }
 
+    fn insert(&self, key: &str, member: u32, _wait: &Wait) -> Result<u64> {
+        check_key(key)?;
+        let count = self.table().insert(key, member)?;
+        self.0.changed.notify_all();
+        Ok(count)
+    }
+
+    fn clear(&self, key: &str, _members: u32, wait: &Wait) -> Result<()> {
+        self.delete(key, wait).map(drop)
+    }
+
     fn wait(&self, keys: &[&str], wait: &Wait) -> Result<()> {
         check_keys(keys)?;
         keys.iter().try_for_each(|key| self.until(key, wait, |table| table.get(key).map(|_| ())))

@@ -1,22 +1,25 @@
 //! Sharing a unique id over a store: rank 0 writes it, the others read it, the last one removes it.
 //!
 //! `key` holds a [`Record`] with its writer and the id; `key/claims` counts the rank 0s that have come since the store
-//! was clean; `key/taken/n` counts the members that have read the record with number n. A job that dies leaves these
-//! values in a store that outlives it (a folder). So a record is not trusted just because it exists:
+//! was clean; `key/taken/n` is the set of members that have read the record with number n, so that one that reads it
+//! twice takes nobody's place. A job that dies leaves these values in a store that outlives it (a folder). So a record is
+//! not trusted just because it exists:
 //!
 //! - On the host where it was written, the writer's process is looked up, by boot, namespace, number and start time.
 //! - Elsewhere the root at the address in the id is asked to prove itself.
 //! - A failure's reason stays for a few seconds, as long as its writer waits for the others to read it, and is then
 //!   removed.
+//! - A record of another job, or for a world of another size, is not taken.
 //!
 //! Rank 0 replaces the record of a dead job. If the writer is alive and its root serves, two jobs use one store at the
-//! same time, which is an error.
+//! same time: if both are known, the second one waits a moment for the first to have met; else it is an error.
 
 use std::time::Duration;
 
 use super::Store;
 use super::record::{IdOutcome, Record};
 use crate::bootstrap::UniqueId;
+use crate::bootstrap::auth::JobTag;
 use crate::bootstrap::probe::root_answers;
 use crate::error::{Error, Result};
 use crate::log;
@@ -24,7 +27,7 @@ use crate::sync::primitive::{AtomicU64, Ordering};
 use crate::sync::{Deadline, Wait};
 use crate::sys::identity::Life;
 use crate::sys::{clock, host, poller};
-use crate::types::{Rank, World};
+use crate::types::World;
 
 /// Gives all members the same unique id: rank 0 makes it with `make` and puts it under `key`, the others read it. The
 /// last member to read it removes it, because it holds a secret. A record of a job that died in the middle is
@@ -44,9 +47,12 @@ pub fn share_id(
     make: impl FnOnce() -> Result<UniqueId>,
     wait: &Wait,
 ) -> Result<UniqueId> {
-    let shared = Shared { store, key, members, wait };
-    let named = |error: Error| error.during(format!("sharing the unique id under '{}'", key.escape_default()));
-    if members.rank.get() == 0 { shared.give(make, named) } else { shared.take().map_err(named) }
+    let shared = Shared { store, key, members, wait, job: None, patience: Duration::ZERO };
+    if members.rank.get() == 0 {
+        shared.give(make).map(|given| given.id)
+    } else {
+        shared.take(None).map(|taken| taken.id)
+    }
 }
 
 /// Numbers the communicators that a group of processes makes, so that each has a key of its own for its id. All members
@@ -81,11 +87,23 @@ impl IdCounter {
 }
 
 /// One sharing of an id.
-struct Shared<'a> {
-    store: &'a dyn Store,
-    key: &'a str,
-    members: World,
-    wait: &'a Wait,
+pub(crate) struct Shared<'a> {
+    pub(crate) store: &'a dyn Store,
+    pub(crate) key: &'a str,
+    pub(crate) members: World,
+    pub(crate) wait: &'a Wait,
+    /// The job to which the members belong, if that is known.
+    pub(crate) job: Option<&'a JobTag>,
+    /// How long to wait for another job to leave the key.
+    pub(crate) patience: Duration,
+}
+
+/// An id that was shared.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SharedId {
+    pub(crate) id: UniqueId,
+    /// The number of this sharing.
+    pub(crate) number: u64,
 }
 
 /// Whether a record can be used.
@@ -99,7 +117,11 @@ enum Worth {
 
 impl Shared<'_> {
     /// What rank 0 does.
-    fn give(&self, make: impl FnOnce() -> Result<UniqueId>, named: impl Fn(Error) -> Error + Copy) -> Result<UniqueId> {
+    ///
+    /// # Errors
+    /// As [`share_id`].
+    pub(crate) fn give(&self, make: impl FnOnce() -> Result<UniqueId>) -> Result<SharedId> {
+        let named = |error| self.named(error);
         self.claim().map_err(named)?;
         let made = make();
         let outcome = match &made {
@@ -107,7 +129,7 @@ impl Shared<'_> {
             // The others must learn of the failure: otherwise they would wait until their deadline.
             Err(error) => IdOutcome::Failed(error.to_string()),
         };
-        let record = Record::new(outcome).map_err(named)?;
+        let record = self.record(outcome).map_err(named)?;
         let told = self.store.set(self.key, &record.encode(), self.wait);
         match &made {
             Ok(_) => told.and_then(|()| self.count(&record)).map_err(named)?,
@@ -118,62 +140,120 @@ impl Shared<'_> {
                 }
             }
         }
-        made
+        made.map(|id| SharedId { id, number: record.number })
+    }
+
+    /// Removes the id of rank 0 whose ranks have failed to meet: who comes later must not read it. Best effort: a reader
+    /// is told by the root, too, that it comes too late.
+    pub(crate) fn withdraw(&self, given: &SharedId) {
+        let patience = self.wait.until(Deadline::after(WITHDRAW_PATIENCE));
+        let shared = Shared { wait: &patience, ..*self };
+        let left = || -> Result<()> {
+            let Some(bytes) = self.store.peek(self.key, &patience)? else { return Ok(()) };
+            match Record::decode(&bytes) {
+                Ok(record) if record.number == given.number => shared.remove(&record),
+                _ => Ok(()),
+            }
+        };
+        if let Err(error) = left() {
+            log::info!(Bootstrap, "the id of an attempt that failed stays in the store: {error}");
+        }
+    }
+
+    fn record(&self, outcome: IdOutcome) -> Result<Record> {
+        Ok(Record { size: self.members.size, job: self.job.cloned(), ..Record::new(outcome)? })
+    }
+
+    fn named(&self, error: Error) -> Error {
+        error.during(format!("sharing the unique id under '{}'", self.key.escape_default()))
     }
 
     /// Makes sure that no other job is sharing an id here, and removes the record of a dead one.
     fn claim(&self) -> Result<()> {
-        if self.store.add(&self.claims(), 1, self.wait)? == 1 {
-            return Ok(());
-        }
-        // Another rank 0 has been here since the store was clean. If it is alive, it has written its record or is about
-        // to.
-        let patience = Deadline::after(CLAIM_PATIENCE);
-        let left = loop {
-            match self.store.peek(self.key, self.wait)? {
-                Some(bytes) => break bytes,
-                None if patience.passed(clock::now()) => return Ok(()),
-                None => self.rest("another rank 0 to share its id")?,
+        let leaving = Deadline::after(self.patience);
+        loop {
+            if self.store.add(&self.claims(), 1, self.wait)? == 1 {
+                return Ok(());
             }
-        };
-        // A value that is not a record is simply replaced.
-        let Ok(left) = Record::decode(&left) else { return Ok(()) };
-        let is_mine = left.writer == Record::new(IdOutcome::Failed(String::new()))?.writer;
-        match (is_mine, &left.outcome) {
-            (false, IdOutcome::Id(id)) if left.writer.life()? != Life::Ended && root_answers(id, self.wait)? => {
-                Err(Error::invalid_usage(format!(
-                    "rank 0 is here already: {} shares an id under '{}' and waits for its ranks; either two processes \
-                     of this job were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: \
-                     give each a store of its own",
-                    left.by(),
-                    self.key.escape_default()
-                )))
-            }
-            _ => {
-                let by = left.by();
-                log::info!(Bootstrap, "the store holds an id of an earlier job ({by}): it is replaced");
-                self.store.delete(&self.taken(&left), self.wait).map(drop)
+            // Another rank 0 has been here since the store was clean. If it is alive, it has written its record or is
+            // about to.
+            let patience = Deadline::after(CLAIM_PATIENCE);
+            let left = loop {
+                match self.store.peek(self.key, self.wait)? {
+                    Some(bytes) => break bytes,
+                    None if patience.passed(clock::now()) => return Ok(()),
+                    None => self.rest("another rank 0 to share its id")?,
+                }
+            };
+            // A value that is not a record is simply replaced.
+            let Ok(left) = Record::decode(&left) else { return Ok(()) };
+            let is_mine = left.writer == Record::new(IdOutcome::Failed(String::new()))?.writer;
+            let by = left.by();
+            match &left.outcome {
+                IdOutcome::Id(id) if !is_mine && left.writer.life()? != Life::Ended && root_answers(id, self.wait)? => {
+                    match left.other_job(self.job) {
+                        Some(_) if !leaving.passed(clock::now()) => self.rest("another job to leave it")?,
+                        Some(other) => return Err(self.taken_by(other)),
+                        None => return Err(self.second_rank_zero(&by)),
+                    }
+                }
+                _ => {
+                    log::info!(Bootstrap, "the store holds an id of an earlier job ({by}): it is replaced");
+                    return self.store.clear(&self.taken(&left), left.size, self.wait);
+                }
             }
         }
     }
 
-    /// What the other ranks do.
-    fn take(&self) -> Result<UniqueId> {
+    fn second_rank_zero(&self, by: &str) -> Error {
+        Error::invalid_usage(format!(
+            "rank 0 is here already: {by} shares an id under '{}' and waits for its ranks; either two processes of this job \
+             were given rank 0 (RSCCL_RANK, RANK), or two jobs use one store at the same time: give each a store of its own",
+            self.key.escape_default()
+        ))
+    }
+
+    fn taken_by(&self, other: &JobTag) -> Error {
+        let ours = self.job.map_or("no known job", JobTag::name);
+        Error::invalid_usage(format!(
+            "another job meets in this store: {} shares an id under '{}', this rank is of {ours}; give each job a store of \
+             its own (RSCCL_STORE)",
+            other.name(),
+            self.key.escape_default()
+        ))
+    }
+
+    /// What the other ranks do. `spent`: the number of a sharing whose ranks have failed to meet.
+    ///
+    /// # Errors
+    /// As [`share_id`].
+    pub(crate) fn take(&self, spent: Option<u64>) -> Result<SharedId> {
+        self.take_any(spent).map_err(|error| self.named(error))
+    }
+
+    fn take_any(&self, spent: Option<u64>) -> Result<SharedId> {
         let mut left: Option<(u64, String)> = None;
+        let mut leaving: Option<(u64, Deadline)> = None;
         loop {
             let bytes = self.store.get(self.key, self.wait)?;
             let record = Record::decode(&bytes)?;
-            match self.worth(&record)? {
-                Worth::Fresh => {
-                    self.count(&record)?;
-                    return match record.outcome {
-                        IdOutcome::Id(id) => Ok(id),
-                        IdOutcome::Failed(why) => {
-                            let why = format!("rank 0 could not make it: {why}");
-                            Err(Error::remote(Rank::new(0), why))
-                        }
-                    };
+            if let Some(other) = record.other_job(self.job) {
+                let (number, until) = *leaving.get_or_insert((record.number, Deadline::after(self.patience)));
+                match number == record.number {
+                    true if until.passed(clock::now()) => return Err(self.taken_by(other)),
+                    true => {}
+                    false => leaving = None,
                 }
+                self.rest(&format!("rank 0 of this job: what lies there is of another job ({})", other.name()))?;
+                continue;
+            }
+            let worth = if spent == Some(record.number) {
+                Worth::Stale("whose ranks did not meet")
+            } else {
+                self.worth(&record)?
+            };
+            match worth {
+                Worth::Fresh => return self.read(record),
                 Worth::Stale(why) => {
                     if left.as_ref().is_none_or(|(number, _)| *number != record.number) {
                         let by = record.by();
@@ -185,6 +265,16 @@ impl Shared<'_> {
                 }
             }
         }
+    }
+
+    /// Takes the id of a record that is rank 0's.
+    fn read(&self, record: Record) -> Result<SharedId> {
+        record.check_size(self.members)?;
+        match &record.outcome {
+            IdOutcome::Id(_) => self.count(&record)?,
+            IdOutcome::Failed(_) => self.store.add(&self.told(&record), 1, self.wait).map(drop)?,
+        }
+        record.open()
     }
 
     fn worth(&self, record: &Record) -> Result<Worth> {
@@ -206,8 +296,8 @@ impl Shared<'_> {
 
     /// Counts this rank among those that have read `record`; the last one removes everything.
     fn count(&self, record: &Record) -> Result<()> {
-        let taken = self.store.add(&self.taken(record), 1, self.wait)?;
-        if taken >= i64::from(self.members.size) { self.remove(record) } else { Ok(()) }
+        let taken = self.store.insert(&self.taken(record), self.members.rank.get(), self.wait)?;
+        if taken >= u64::from(self.members.size) { self.remove(record) } else { Ok(()) }
     }
 
     /// Waits, a few seconds at most, until all have read why there is no id, and removes the record: a later job must
@@ -215,19 +305,20 @@ impl Shared<'_> {
     fn tell_failure(&self, record: &Record) -> Result<()> {
         let patience = Deadline::after(FAILURE_PATIENCE).earlier(self.wait.deadline);
         let others = i64::from(self.members.size) - 1;
-        // This rank is not counted, so the others never reach the count at which they would remove the record.
-        while self.store.add(&self.taken(record), 0, self.wait)? < others && !patience.passed(clock::now()) {
+        while self.store.add(&self.told(record), 0, self.wait)? < others && !patience.passed(clock::now()) {
             self.wait.abort.check()?;
             poller::pause(self.wait.slice(PAUSE));
         }
+        self.store.delete(&self.told(record), self.wait)?;
         self.remove(record)
     }
 
-    /// The order matters. The count goes first: once the record is gone, nobody knows its number, and a count that a
-    /// killed process has left would stay for ever. The claims go last: the next rank 0 waits a moment for a record if
-    /// there is a claim, so it does not write one in between.
+    /// The order matters. The set goes first: once the record is gone, nobody knows its number, and a set that a killed
+    /// process has left would stay for ever. The claims go last: the next rank 0 waits a moment for a record if there is
+    /// a claim, so it does not write one in between.
     fn remove(&self, record: &Record) -> Result<()> {
-        for key in [&self.taken(record), self.key, &self.claims()] {
+        self.store.clear(&self.taken(record), self.members.size, self.wait)?;
+        for key in [self.key, &self.claims()] {
             self.store.delete(key, self.wait)?;
         }
         Ok(())
@@ -244,6 +335,11 @@ impl Shared<'_> {
         format!("{}/claims", self.key)
     }
 
+    /// Counts who has read why there is no id.
+    fn told(&self, record: &Record) -> String {
+        format!("{}/told/{:016x}", self.key, record.number)
+    }
+
     fn taken(&self, record: &Record) -> String {
         format!("{}/taken/{:016x}", self.key, record.number)
     }
@@ -258,6 +354,9 @@ const FAILURE_PATIENCE: Duration = Duration::from_secs(3);
 /// The largest age of a failure that was written on another host: [`FAILURE_PATIENCE`] plus the difference of the
 /// clocks.
 const FAILURE_LIFE_S: u64 = 30;
+
+/// How long rank 0 tries to remove the id of an attempt that failed.
+const WITHDRAW_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The pause between two looks at the store.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -285,6 +384,7 @@ mod tests {
     /// A record as a process of another host would have left it.
     fn from_elsewhere(outcome: IdOutcome, age_s: u64) -> Record {
         let mut record = Record::new(outcome).unwrap();
+        record.size = 2;
         record.writer.space = "another boot".to_owned();
         record.written -= age_s;
         record
@@ -297,7 +397,7 @@ mod tests {
         let store = FileStore::open(&path, &soon()).unwrap();
         store.set("id", &left.encode(), &soon()).unwrap();
         store.add("id/claims", claims, &soon()).unwrap();
-        store.add(&format!("id/taken/{:016x}", left.number), 1, &soon()).unwrap();
+        store.insert(&format!("id/taken/{:016x}", left.number), 1, &soon()).unwrap();
         let (id, _root) = Root::serve(&options()).unwrap();
         std::thread::scope(|scope| {
             let second = scope.spawn(|| share_id(&store, "id", member(1), || unreachable!(), &soon()));
@@ -314,6 +414,7 @@ mod tests {
         drop(root);
         let mut here = Record::new(IdOutcome::Id(dead)).unwrap();
         here.writer.started += 1;
+        here.size = 2;
         share_after(&here, 3);
         share_after(&from_elsewhere(IdOutcome::Id(dead), 0), 1);
         here.outcome = IdOutcome::Failed("no usable network interface".into());
@@ -334,6 +435,12 @@ mod tests {
         }
         fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
             self.0.add(key, amount, wait)
+        }
+        fn insert(&self, key: &str, member: u32, wait: &Wait) -> Result<u64> {
+            self.0.insert(key, member, wait)
+        }
+        fn clear(&self, key: &str, _members: u32, wait: &Wait) -> Result<()> {
+            self.delete(key, wait).map(drop)
         }
         fn wait(&self, keys: &[&str], wait: &Wait) -> Result<()> {
             self.0.wait(keys, wait)

@@ -44,6 +44,14 @@ impl ValueTable {
         Ok(sum)
     }
 
+    /// # Errors
+    /// As [`ValueTable::set`] and [`with_member`].
+    pub(super) fn insert(&mut self, key: &str, member: u32) -> Result<u64> {
+        let (set, count) = with_member(key, self.get(key).map(Vec::as_slice), member)?;
+        self.set(key, set)?;
+        Ok(count)
+    }
+
     pub(super) fn delete(&mut self, key: &str) -> bool {
         let old = self.values.remove(key);
         self.bytes -= old.as_ref().map_or(0, |old| key.len() + old.len());
@@ -63,8 +71,58 @@ pub(super) fn sum(key: &str, value: Option<&[u8]>, amount: i64) -> Result<i64> {
     })
 }
 
+/// The set that `value` holds (empty if there is none) with `member`, and how many members it has. A set is a bit for
+/// each number.
+///
+/// # Errors
+/// [`crate::error::Kind::InvalidUsage`] if the value is not a set or the member is out of range.
+pub(super) fn with_member(key: &str, value: Option<&[u8]>, member: u32) -> Result<(Vec<u8>, u64)> {
+    let bits = value.map_or(Some(&[][..]), |value| value.strip_prefix(SET_MARK));
+    let place = usize::try_from(member / 8).unwrap_or(usize::MAX);
+    let Some(bits) = bits.filter(|bits| bits.len() <= MOST_SET_BYTES && place < MOST_SET_BYTES) else {
+        let key = key.escape_default();
+        return Err(Error::invalid_usage(format!(
+            "the value under '{key}' is not a set, or cannot have the member {member}"
+        )));
+    };
+    let mut set = [SET_MARK, bits].concat();
+    let place = SET_MARK.len() + place;
+    set.resize(set.len().max(place + 1), 0);
+    set[place] |= 1 << (member % 8);
+    let count = set[SET_MARK.len()..].iter().map(|byte| u64::from(byte.count_ones())).sum();
+    Ok((set, count))
+}
+
+/// How the value of a set begins.
+const SET_MARK: &[u8] = b"set:";
+/// One bit for each rank of the largest world.
+const MOST_SET_BYTES: usize = (1 << 20) / 8;
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_set_counts_each_member_once(members in proptest::collection::vec(0u32..70_000, 0..40)) {
+            let (mut value, mut last) = (None, 0);
+            let mut expected = std::collections::BTreeSet::new();
+            for member in members {
+                let (set, count) = with_member("k", value.as_deref(), member).unwrap();
+                (value, last) = (Some(set), count);
+                expected.insert(member);
+            }
+            prop_assert_eq!(last, expected.len() as u64);
+        }
+
+        #[test]
+        fn other_values_are_no_sets(value in proptest::collection::vec(0u8.., 0..20), member in 0u32..) {
+            if let Ok((set, _)) = with_member("k", Some(&value), member) {
+                prop_assert!(value.starts_with(SET_MARK) && set.len() <= SET_MARK.len() + MOST_SET_BYTES);
+            }
+        }
+    }
+
     use super::*;
 
     #[test]

@@ -5,8 +5,9 @@
 //! | set | client → server | key, value |
 //! | get, delete | client → server | key |
 //! | add | client → server | key, amount 8 |
+//! | insert | client → server | key, member 4 |
 //! | wait | client → server | keys |
-//! | done | server → client | the value, the sum 8, or 1 byte: whether it was there |
+//! | done | server → client | the value, the sum or the count 8, or 1 byte: whether it was there |
 //! | failed | server → client | kind 1, reason |
 //!
 //! An answer has the tag of its request. A client has one request at a time; a new request replaces one that still
@@ -14,6 +15,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::table::ValueTable;
 use super::{
@@ -25,12 +27,13 @@ use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::{NO_RANK, Purpose, Terms};
 use crate::bootstrap::client::{Service, ServiceClient};
 use crate::bootstrap::link::SCRATCH_BYTES;
+use crate::bootstrap::probe::{Answer, who_serves};
 use crate::bootstrap::{Options, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
-use crate::sync::Wait;
 use crate::sync::primitive::Mutex;
-use crate::sys::poller::{Poller, Ready};
+use crate::sync::{Deadline, Wait};
+use crate::sys::poller::{self, Poller, Ready};
 use crate::sys::{clock, interfaces};
 use crate::wire::frame::Frame;
 use crate::wire::{Reader, Writer};
@@ -52,6 +55,7 @@ const WAIT: u8 = 4;
 const DELETE: u8 = 5;
 const DONE: u8 = 6;
 const FAILED: u8 = 7;
+const INSERT: u8 = 8;
 
 /// The most bytes of a request or an answer.
 const MAX_FRAME_BYTES: usize = 64 + MAX_WAIT_KEYS * (MAX_KEY_BYTES + 4) + MAX_VALUE_BYTES;
@@ -69,7 +73,6 @@ impl TcpStore {
     /// [`Kind::System`] if the address is taken or does not belong to this machine.
     pub fn serve(place: SocketAddr, options: &Options) -> Result<TcpStore> {
         let (listener, address) = socket::listen(place)?;
-        let terms = terms(options);
         if options.secret.is_none() {
             log::warn!(
                 Bootstrap,
@@ -77,7 +80,7 @@ impl TcpStore {
             );
         }
         let rules = Requirements {
-            terms: terms.clone(),
+            terms: terms(options),
             handshake_timeout: options.handshake_timeout,
             most_bytes: MAX_FRAME_BYTES,
         };
@@ -85,7 +88,39 @@ impl TcpStore {
             Server { acceptor, table: ValueTable::default(), waiters: HashMap::new(), by_key: HashMap::new() }.run()
         };
         let thread = ServiceThread::start("rsccl store", listener, rules, run)?;
-        Ok(TcpStore { client: Mutex::new(Client::new(address, terms, options)?), address, _thread: Some(thread) })
+        Ok(TcpStore { client: Mutex::new(Client::new(address, options)?), address, _thread: Some(thread) })
+    }
+
+    /// [`TcpStore::serve`] for rank 0 of a job. While another job has the address, or an earlier process of this one,
+    /// tries again for a moment: it may soon have met, or end.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidUsage`] if the address stays taken by another job or by another rank 0; else as
+    /// [`TcpStore::serve`], and of `wait`.
+    pub(crate) fn serve_when_free(place: SocketAddr, options: &Options, wait: &Wait) -> Result<TcpStore> {
+        let patience = Deadline::after(options.other_job_patience());
+        loop {
+            let error = match TcpStore::serve(place, options) {
+                Err(error) if socket::is_taken(&error) => error,
+                other => return other,
+            };
+            let is_over = patience.passed(clock::now());
+            match who_serves(place, &terms(options), wait)? {
+                Answer::OtherJob(other) if other.age >= options.other_job_patience() || is_over => {
+                    return Err(service(place, options).taken_by(&other));
+                }
+                Answer::Service if is_over => {
+                    return Err(Error::invalid_usage(format!(
+                        "rank 0 is here already: it serves the store at {place}; either two processes of this job were given \
+                         rank 0, or another job, of which nothing is known, uses this address: give each a port of its own"
+                    )));
+                }
+                Answer::OtherJob(_) | Answer::Service => {}
+                Answer::Nothing => return Err(error),
+            }
+            wait.check(|| error.message().to_owned())?;
+            poller::pause(wait.slice(TAKEN_PAUSE));
+        }
     }
 
     /// Opens the store that is, or will be, served at `place`. The first call connects.
@@ -94,7 +129,7 @@ impl TcpStore {
     /// If the host is unknown.
     pub fn connect(place: &HostPort, options: &Options) -> Result<TcpStore> {
         let address = place.resolve(options.family, &interfaces::list()?)?;
-        Ok(TcpStore { client: Mutex::new(Client::new(address, terms(options), options)?), address, _thread: None })
+        Ok(TcpStore { client: Mutex::new(Client::new(address, options)?), address, _thread: None })
     }
 
     /// The address of the server.
@@ -105,6 +140,12 @@ impl TcpStore {
     fn request(&self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
         self.client.lock().unwrap_or_else(std::sync::PoisonError::into_inner).request(kind, payload, words, wait)
     }
+}
+
+fn service(address: SocketAddr, options: &Options) -> Service {
+    let hint = "does the process that serves it still run, and does this address lead to it?";
+    let terms = terms(options);
+    Service { name: "the store", hint, server: None, address, terms, most_bytes: MAX_FRAME_BYTES }
 }
 
 fn terms(options: &Options) -> Terms {
@@ -138,6 +179,19 @@ impl Store for TcpStore {
         let words = || format!("add to '{}'", key.escape_default());
         let answer = self.request(ADD, payload.as_slice(), &words, wait)?;
         Reader::new(&answer, "the store's answer").i64()
+    }
+
+    fn insert(&self, key: &str, member: u32, wait: &Wait) -> Result<u64> {
+        check_key(key)?;
+        let mut payload = Writer::new();
+        payload.text(key).u32(member);
+        let words = || format!("insert into '{}'", key.escape_default());
+        let answer = self.request(INSERT, payload.as_slice(), &words, wait)?;
+        Reader::new(&answer, "the store's answer").u64()
+    }
+
+    fn clear(&self, key: &str, _members: u32, wait: &Wait) -> Result<()> {
+        self.delete(key, wait).map(drop)
     }
 
     fn wait(&self, keys: &[&str], wait: &Wait) -> Result<()> {
@@ -177,9 +231,8 @@ struct Client {
 const TOKEN: u64 = 0;
 
 impl Client {
-    fn new(address: SocketAddr, terms: Terms, options: &Options) -> Result<Client> {
-        let hint = "does the process that serves it still run, and does this address lead to it?";
-        let service = Service { name: "the store", hint, server: None, address, terms, most_bytes: MAX_FRAME_BYTES };
+    fn new(address: SocketAddr, options: &Options) -> Result<Client> {
+        let service = service(address, options);
         let client = ServiceClient::new(service.clone(), NO_RANK, None, options);
         let (poller, ready) = (Poller::new()?, Ready::default());
         Ok(Client { service, options: options.clone(), client, poller, ready, scratch: vec![0; SCRATCH_BYTES], tag: 0 })
@@ -223,8 +276,11 @@ impl Client {
     }
 }
 
+/// The pause between two looks at an address that is taken.
+const TAKEN_PAUSE: Duration = Duration::from_millis(20);
+
 /// How long a wait polls before it looks at the abort flag again, which does not wake it.
-const ABORT_CHECK: std::time::Duration = std::time::Duration::from_millis(20);
+const ABORT_CHECK: Duration = Duration::from_millis(20);
 
 fn answer(frame: Frame) -> Result<Vec<u8>> {
     match frame.kind {
@@ -318,6 +374,12 @@ impl Server {
                 let sum = self.table.add(&key, amount)?;
                 self.wake(&key);
                 Ok(Some(sum.to_le_bytes().to_vec()))
+            }
+            INSERT => {
+                let member = reader.u32()?;
+                let count = self.table.insert(&key, member)?;
+                self.wake(&key);
+                Ok(Some(count.to_le_bytes().to_vec()))
             }
             DELETE => Ok(Some(vec![u8::from(self.table.delete(&key))])),
             other => Err(Error::invalid_argument(format!("a request of unknown kind {other}"))),

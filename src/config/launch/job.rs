@@ -38,9 +38,9 @@ impl Job {
         let of_slurm = || slurm_job(environment);
         match launcher.kind {
             Row::Own => None,
-            Row::Torchrun => {
-                text(environment, RUN_ID).filter(|id| *id != NO_RUN_ID).map(|id| Job::named(format!("torchrun's run {id}")))
-            }
+            Row::Torchrun => text(environment, RUN_ID)
+                .filter(|id| *id != NO_RUN_ID)
+                .map(|id| Job::named(format!("torchrun's run {id}"))),
             Row::OpenMpi => text(environment, NAMESPACE)
                 .or_else(|| text(environment, ORTE_JOB))
                 .map(|id| Job::named(format!("Open MPI's job {id}"))),
@@ -50,7 +50,9 @@ impl Job {
                 None => daemon.filter(|_| one_host).map(of_process),
             },
             Row::Pmix => match text(environment, NAMESPACE) {
-                Some(id) if id.strip_prefix(SLURM_SPACE).is_some_and(|id| slurm_id(environment).as_deref() == Some(id)) => {
+                Some(id)
+                    if id.strip_prefix(SLURM_SPACE).is_some_and(|id| slurm_id(environment).as_deref() == Some(id)) =>
+                {
                     of_slurm()
                 }
                 Some(id) => Some(Job::named(format!("PMIx's job {id}"))),

@@ -174,7 +174,9 @@ impl Scene<'_> {
             return self.hand(row) == Hand::LeftOver;
         }
         let parent_is_here = here.iter().any(|other| !other.kind.may_be_set_by_hand() && self.is_parents(other))
-            || here.iter().any(|other| self.is_parents(other) && self.daemon.is_some_and(|(_, f)| f == Family::Torchrun));
+            || here
+                .iter()
+                .any(|other| self.is_parents(other) && self.daemon.is_some_and(|(_, f)| f == Family::Torchrun));
         (self.daemon.is_some() && parent_is_here) || self.names_another_step(row)
     }
 
@@ -198,9 +200,8 @@ impl Scene<'_> {
     fn hand(&self, row: &Launcher) -> Hand {
         let Some((place, family)) = self.daemon else { return Hand::Unknown };
         let ours = self.environment.get(row.rank).ok().flatten();
-        let has_ours = |ancestor: &Ancestor| {
-            ancestor.variables.as_ref().map(|all| all.get(row.rank).map(String::as_str) == ours)
-        };
+        let has_ours =
+            |ancestor: &Ancestor| ancestor.variables.as_ref().map(|all| all.get(row.rank).map(String::as_str) == ours);
         if self.ancestors[..place].iter().any(|between| has_ours(between) == Some(false)) {
             return Hand::Inside;
         }
@@ -242,23 +243,23 @@ mod tests {
 
     /// An ancestor with some variables; `None` for one that the system does not show.
     fn ancestor(name: &str, variables: Option<&[(&str, &str)]>) -> Ancestor {
-        let owned = |all: &[(&str, &str)]| all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let owned =
+            |all: &[(&str, &str)]| all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Ancestor { process: 7, started: 70, name: name.to_owned(), variables: variables.map(owned) }
     }
 
     type Variables<'a> = &'a [(&'a str, &'a str)];
 
-    const SLURM: Variables<'_> = &[
-        ("SLURM_PROCID", "1"),
-        ("SLURM_STEP_ID", "2"),
-        ("SLURM_JOB_ID", "9"),
-        ("SLURM_STEP_NUM_TASKS", "3"),
-    ];
+    const SLURM: Variables<'_> =
+        &[("SLURM_PROCID", "1"), ("SLURM_STEP_ID", "2"), ("SLURM_JOB_ID", "9"), ("SLURM_STEP_NUM_TASKS", "3")];
     const OPEN_MPI: Variables<'_> = &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1"), ("PMIX_RANK", "0")];
     const PMI: Variables<'_> = &[("PMI_RANK", "0"), ("PMI_SIZE", "1")];
     const HAND: Variables<'_> = &[("RANK", "0"), ("WORLD_SIZE", "1")];
 
-    fn judge(variables: &[Variables<'_>], ancestors: &[Ancestor]) -> std::result::Result<(&'static str, u32, u32), String> {
+    fn judge(
+        variables: &[Variables<'_>],
+        ancestors: &[Ancestor],
+    ) -> std::result::Result<(&'static str, u32, u32), String> {
         let environment = Environment::of(variables.concat());
         let verdict = weigh(&environment, ancestors).map_err(|error| error.to_string())?.expect("ranks are set");
         Ok((verdict.chosen.row.source, verdict.chosen.rank.1, verdict.chosen.size.1))
@@ -279,7 +280,10 @@ mod tests {
         }
         assert_eq!(judge(&[PMI, SLURM], &[ancestor("hydra_pmi_proxy", None), slurm[0].clone()]), Ok(("PMI", 0, 1)));
         let torchrun: Variables<'_> = &[("RANK", "1"), ("WORLD_SIZE", "2"), (RUN_ID, "x")];
-        assert_eq!(judge(&[torchrun, SLURM], &[ancestor("pt_elastic", None), slurm[0].clone()]), Ok(("torchrun", 1, 2)));
+        assert_eq!(
+            judge(&[torchrun, SLURM], &[ancestor("pt_elastic", None), slurm[0].clone()]),
+            Ok(("torchrun", 1, 2))
+        );
         assert_eq!(judge(&[torchrun, OPEN_MPI, PMI], &[ancestor("pt_elastic", None)]), Ok(("torchrun", 1, 2)));
     }
 
@@ -299,7 +303,8 @@ mod tests {
         assert_eq!(judge(&[HAND, SLURM], &slurm), Ok(("torchrun", 0, 1)));
         // Slurm hands on what the user exported, and its process does not show it.
         let why = judge(&[HAND, SLURM], &slurm[1..]).unwrap_err();
-        for words in ["RANK=0 and WORLD_SIZE=1 (torchrun)", "SLURM_PROCID=1 and SLURM_STEP_NUM_TASKS=3 (Slurm)", "srun"] {
+        for words in ["RANK=0 and WORLD_SIZE=1 (torchrun)", "SLURM_PROCID=1 and SLURM_STEP_NUM_TASKS=3 (Slurm)", "srun"]
+        {
             assert!(why.contains(words), "{words}: {why}");
         }
         let copy: Variables<'_> = &[("RANK", "1"), ("WORLD_SIZE", "3")];

@@ -1,0 +1,408 @@
+//! Where the ranks of a launcher meet, and how: rank 0 makes the unique id and gives it to the others, all join by it. An
+//! attempt that fails leaves nothing that a later one could take for its own.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::bootstrap::address::HostPort;
+use crate::bootstrap::auth::JobTag;
+use crate::bootstrap::lobby::{self, ELSEWHERE_AFTER, Elsewhere, Lobby, LobbyName};
+use crate::bootstrap::store::record::{IdOutcome, Record};
+use crate::bootstrap::store::share::{Shared, SharedId};
+use crate::bootstrap::store::{FileStore, Store, TcpStore};
+use crate::bootstrap::{JoinError, NetBootstrap, Options, UniqueId, reach};
+use crate::config::launch::{Launch, StoreAddress};
+use crate::error::{Error, Kind, Result};
+use crate::log;
+use crate::sync::{Deadline, Wait};
+use crate::sys::{clock, interfaces, poller};
+use crate::types::{Rank, World};
+
+/// The meeting of the ranks of one communicator.
+#[derive(Debug, Clone)]
+pub(super) struct Meeting {
+    world: World,
+    options: Options,
+    /// The key of the id in a store.
+    key: String,
+    place: Place,
+}
+
+/// Where ranks meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    /// A fixed address, at which rank 0 serves the root: nothing has to be shared.
+    Fixed,
+    /// One rank needs no place.
+    Alone,
+    /// In private on this host; ranks that do not find rank 0 there look at the other place, if there is one.
+    Lobby(LobbyName, Option<StorePlace>),
+    Store(StorePlace),
+    /// The reason why there is none.
+    None(String),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum StorePlace {
+    /// A store that rank 0 serves.
+    Served(HostPort),
+    Folder(PathBuf),
+}
+
+/// An id that this rank has got.
+struct Found {
+    id: UniqueId,
+    /// The number of the sharing; `None` for a fixed address, which has one id for ever.
+    number: Option<u64>,
+    /// A store that must live until this rank has joined.
+    _store: Option<Box<dyn Store>>,
+}
+
+impl Meeting {
+    /// The meeting of communicator `number` of the processes that `launch` describes.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] for an address that is none.
+    pub(super) fn new(launch: &Launch, options: Options, number: u64) -> Result<Meeting> {
+        let job = launch.job.as_ref().map(|job| JobTag::new(&job.name, &job.key));
+        let place = Place::of(launch, &options, number)?;
+        if let Some(warning) = unguarded(launch, &place, &options) {
+            log::tell(&warning);
+        }
+        let run = launch.agent_run.as_ref().map_or_else(String::new, |run| format!("{run}/"));
+        let key = format!("rsccl/{run}id/{number}");
+        Ok(Meeting { world: launch.world, options: Options { job, ..options }, key, place })
+    }
+
+    /// Joins the others.
+    ///
+    /// # Errors
+    /// As [`NetBootstrap::join`]; [`Kind::InvalidArgument`] if there is no place to meet, [`Kind::InvalidUsage`] if
+    /// another job has it.
+    pub(super) fn join(&self, wait: &Wait) -> Result<NetBootstrap> {
+        let outcome = match &self.place {
+            Place::None(why) => Err(Error::invalid_argument(why.clone())),
+            Place::Alone => self.join_by(&UniqueId::generate(&self.options)?, wait).map_err(|failed| failed.error),
+            Place::Fixed | Place::Lobby(..) | Place::Store(_) if self.world.rank.get() != 0 => self.come(wait),
+            Place::Fixed => self.join_by(&self.fixed()?, wait).map_err(|failed| failed.error),
+            Place::Lobby(name, elsewhere) => self.host_lobby(name, elsewhere.as_ref(), wait),
+            Place::Store(place) => self.host_store(place, wait),
+        };
+        outcome.map_err(|error| self.explain(error))
+    }
+
+    fn join_by(&self, id: &UniqueId, wait: &Wait) -> Result<NetBootstrap, JoinError> {
+        NetBootstrap::try_join(&[*id], self.world, &self.options, wait)
+    }
+
+    fn fixed(&self) -> Result<UniqueId> {
+        UniqueId::fixed(&self.options)?.ok_or_else(|| Error::internal("a fixed place has an address"))
+    }
+
+    fn shared<'a>(&'a self, store: &'a dyn Store, wait: &'a Wait) -> Shared<'a> {
+        Shared {
+            store,
+            key: &self.key,
+            members: self.world,
+            wait,
+            job: self.options.job.as_ref(),
+            patience: self.options.other_job_patience(),
+        }
+    }
+
+    /// Rank 0: gives the id in the lobby, and later elsewhere too, if not all ranks have come.
+    fn host_lobby(&self, name: &LobbyName, elsewhere: Option<&StorePlace>, wait: &Wait) -> Result<NetBootstrap> {
+        let made = UniqueId::generate_within(&self.options, wait);
+        let outcome = match &made {
+            Ok(id) => IdOutcome::Id(*id),
+            Err(error) => IdOutcome::Failed(error.to_string()),
+        };
+        let record = Record { size: self.world.size, job: self.options.job.clone(), ..Record::new(outcome)? };
+        let open = elsewhere.map(|place| self.elsewhere(place.clone(), record.clone(), wait));
+        let lobby = Lobby::open(name, self.world.size, &record, open, wait)?;
+        match made {
+            Ok(id) => self.join_by(&id, wait).map_err(|failed| failed.error),
+            Err(error) => {
+                // The others learn why: otherwise they would wait until their deadline.
+                lobby.linger(Deadline::after(FAILURE_PATIENCE), wait);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives `record` in a store, for the ranks that cannot see the lobby.
+    fn elsewhere(&self, place: StorePlace, record: Record, wait: &Wait) -> Elsewhere {
+        let (this, wait) = (self.clone(), wait.clone());
+        Box::new(move || {
+            let given = this.open(&place, &wait).and_then(|store| {
+                store.set(&this.key, &record.encode(), &wait)?;
+                Ok(store)
+            });
+            match given {
+                Ok(store) => Some(Box::new(store)),
+                Err(error) => {
+                    log::info!(
+                        Bootstrap,
+                        "not all ranks have come in private, and they cannot come by {place}: {error}"
+                    );
+                    None
+                }
+            }
+        })
+    }
+
+    /// Rank 0: gives the id in a store.
+    fn host_store(&self, place: &StorePlace, wait: &Wait) -> Result<NetBootstrap> {
+        let store = self.open(place, wait)?;
+        let shared = self.shared(&*store, wait);
+        let given = shared.give(|| UniqueId::generate_within(&self.options, wait))?;
+        self.join_by(&given.id, wait).map_err(|failed| {
+            shared.withdraw(&given);
+            failed.error
+        })
+    }
+
+    /// A rank that is not rank 0. If it comes as an attempt of the others has failed, it waits a moment for them to try
+    /// again.
+    fn come(&self, wait: &Wait) -> Result<NetBootstrap> {
+        let mut late: Option<(Error, Wait)> = None;
+        let mut spent = None;
+        loop {
+            let within = late.as_ref().map_or(wait, |(_, within)| within);
+            let found = match self.find(spent, within) {
+                Ok(found) => found,
+                Err(error) => match late {
+                    Some((cause, _)) if error.kind() == Kind::Timeout => return Err(cause),
+                    _ => return Err(error),
+                },
+            };
+            match self.join_by(&found.id, wait) {
+                Err(JoinError { error, is_late: true }) => {
+                    let until = late.map_or_else(|| Deadline::after(LATE_PATIENCE), |(_, within)| within.deadline);
+                    let within = wait.until(until.earlier(wait.deadline));
+                    if within.check(String::new).is_err() {
+                        wait.abort.check()?;
+                        return Err(error);
+                    }
+                    log::info!(Bootstrap @ self.world.rank, "came too late for an attempt that has failed: {error}");
+                    poller::pause(within.slice(RETRY_PAUSE));
+                    (spent, late) = (found.number, Some((error, within)));
+                }
+                outcome => return outcome.map_err(|failed| failed.error),
+            }
+        }
+    }
+
+    /// The id that rank 0 gives, but not that of the sharing `spent`.
+    fn find(&self, spent: Option<u64>, wait: &Wait) -> Result<Found> {
+        match &self.place {
+            Place::Lobby(name, elsewhere) => self.find_in_lobby(name, elsewhere.as_ref(), (spent, wait)),
+            Place::Store(place) => self.find_in_store(place, (spent, wait)),
+            _ => Ok(Found { id: self.fixed()?, number: None, _store: None }),
+        }
+    }
+
+    fn find_in_lobby(
+        &self,
+        name: &LobbyName,
+        elsewhere: Option<&StorePlace>,
+        (spent, wait): (Option<u64>, &Wait),
+    ) -> Result<Found> {
+        let begun = clock::now();
+        let mut store = None;
+        loop {
+            if let Some(record) = lobby::visit(name, self.world, wait)?.filter(|record| Some(record.number) != spent) {
+                record.check_size(self.world)?;
+                let SharedId { id, number } = record.open()?;
+                return Ok(Found { id, number: Some(number), _store: None });
+            }
+            wait.check(|| {
+                format!("rank 0 did not come to {name} (or it is in another network namespace: a container's)")
+            })?;
+            if let Some(place) = elsewhere
+                && clock::now().saturating_duration_since(begun) >= ELSEWHERE_AFTER
+            {
+                let slice = wait.until(Deadline::after(ELSEWHERE_SLICE).earlier(wait.deadline));
+                match self.try_elsewhere(&mut store, place, (spent, &slice)) {
+                    Ok(SharedId { id, number }) => return Ok(Found { id, number: Some(number), _store: store }),
+                    // Rank 0 serves it only where ranks are missing.
+                    Err(error) if matches!(error.kind(), Kind::Timeout | Kind::Remote | Kind::System) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            poller::pause(wait.slice(RETRY_PAUSE));
+        }
+    }
+
+    fn try_elsewhere(
+        &self,
+        store: &mut Option<Box<dyn Store>>,
+        place: &StorePlace,
+        (spent, wait): (Option<u64>, &Wait),
+    ) -> Result<SharedId> {
+        let opened = match store.take() {
+            Some(opened) => opened,
+            None => self.open(place, wait)?,
+        };
+        let taken = self.shared(&**store.insert(opened), wait).take(spent);
+        taken
+    }
+
+    fn find_in_store(&self, place: &StorePlace, (spent, wait): (Option<u64>, &Wait)) -> Result<Found> {
+        loop {
+            let store = self.open(place, wait)?;
+            let taken = self.shared(&*store, wait).take(spent);
+            match taken {
+                Ok(SharedId { id, number }) => return Ok(Found { id, number: Some(number), _store: Some(store) }),
+                // The store of an attempt or a communicator before this one may have just ended: the next one opens at
+                // the same address.
+                Err(error) if is_of_store(&error) && (spent.is_some() || !self.is_first()) => {
+                    wait.check(|| format!("waited for the store at {place}"))?;
+                    poller::pause(wait.slice(RETRY_PAUSE));
+                }
+                Err(error) if is_of_store(&error) => {
+                    let why = format!(
+                        "rank 0 has ended, or cannot be reached where it serves the store: {}",
+                        error.message()
+                    );
+                    return Err(Error::new(error.kind(), why).about(Rank::new(0)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether this is the process's first communicator of this kind.
+    fn is_first(&self) -> bool {
+        self.key.ends_with("/0")
+    }
+
+    fn open(&self, place: &StorePlace, wait: &Wait) -> Result<Box<dyn Store>> {
+        match place {
+            StorePlace::Folder(folder) => Ok(Box::new(FileStore::open(folder, wait)?)),
+            StorePlace::Served(place) if self.world.rank.get() == 0 => {
+                let address = place.resolve(self.options.family, &interfaces::list()?)?;
+                Ok(Box::new(serve(address, &self.options, wait)?))
+            }
+            StorePlace::Served(place) => Ok(Box::new(TcpStore::connect(place, &self.options)?)),
+        }
+    }
+
+    /// Adds to a time-out where the ranks were to meet: those that never came may have gone elsewhere.
+    fn explain(&self, error: Error) -> Error {
+        if error.kind() != Kind::Timeout {
+            return error;
+        }
+        let help =
+            "if ranks are in containers, or see other addresses, set RSCCL_STORE to a place that all of them reach";
+        match &self.place {
+            Place::Lobby(name, None) => error.with_hint(&format!("the ranks of this host meet at {name}; {help}")),
+            Place::Lobby(name, Some(other)) => {
+                error.with_hint(&format!("the ranks of this host meet at {name}, else at {other}; {help}"))
+            }
+            Place::Store(place) => error.with_hint(&format!("the ranks meet at {place}")),
+            Place::Fixed | Place::Alone | Place::None(_) => error,
+        }
+    }
+}
+
+impl Place {
+    fn of(launch: &Launch, options: &Options, number: u64) -> Result<Place> {
+        if options.comm_id.is_some() {
+            return Ok(Place::Fixed);
+        }
+        if launch.world.size == 1 {
+            return Ok(Place::Alone);
+        }
+        let named = launch.store.as_ref().map(StorePlace::of).transpose()?;
+        match (&launch.lobby, named) {
+            (_, Some(place)) if launch.is_store_named => Ok(Place::Store(place)),
+            (Some(job), elsewhere) => Ok(Place::Lobby(LobbyName::new(job, number), elsewhere)),
+            (None, Some(place)) => Ok(Place::Store(place)),
+            (None, None) => {
+                let why = match launch.one_host {
+                    true => {
+                        "the launcher names no job, and its process cannot be seen from here (is this a container with a \
+                         process namespace of its own?)"
+                    }
+                    false => "the launcher does not say that all ranks are on this host",
+                };
+                let how = "set RSCCL_STORE, MASTER_ADDR and MASTER_PORT, or NCCL_COMM_ID";
+                Ok(Place::None(format!("no place to meet: {why}; {how}")))
+            }
+        }
+    }
+}
+
+impl StorePlace {
+    fn of(address: &StoreAddress) -> Result<StorePlace> {
+        Ok(match address {
+            StoreAddress::File(folder) => StorePlace::Folder(folder.clone()),
+            StoreAddress::Tcp { host, port } => StorePlace::Served(HostPort::new(host, *port)?),
+        })
+    }
+}
+
+impl std::fmt::Display for StorePlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            StorePlace::Served(place) => write!(f, "the store that rank 0 serves at {place}"),
+            StorePlace::Folder(folder) => write!(f, "the folder {}", folder.display()),
+        }
+    }
+}
+
+/// The warning that nothing tells this job from another one that meets at the same place. Only rank 0 says it.
+fn unguarded(launch: &Launch, place: &Place, options: &Options) -> Option<String> {
+    let is_open = matches!(place, Place::Fixed | Place::Store(StorePlace::Served(_)));
+    let nameless = launch.job.is_none() && launch.source == "PMI";
+    (is_open && nameless && options.secret.is_none() && launch.world.rank.get() == 0).then(|| {
+        "nothing tells this job from another one that is given the same address: the launcher (Hydra: MPICH, Intel MPI) names \
+         no job; set RSCCL_SECRET, or make sure that no two jobs have one MASTER_PORT, RSCCL_STORE or NCCL_COMM_ID"
+            .to_owned()
+    })
+}
+
+/// Whether a store could not be reached. A failure that rank 0 tells of is another error.
+fn is_of_store(error: &Error) -> bool {
+    error.kind() == Kind::Remote && error.peer().is_none()
+}
+
+/// Serves the store. If this machine does not have the address yet, waits for the link that may bring it.
+fn serve(address: SocketAddr, options: &Options, wait: &Wait) -> Result<TcpStore> {
+    let mut told = false;
+    loop {
+        let error = match TcpStore::serve_when_free(address, options, wait) {
+            Err(error) if is_missing(&error) && reach::may_come_up(&interfaces::list()?, options)? => error,
+            other => return other,
+        };
+        if !told {
+            told = true;
+            log::warn!(
+                Bootstrap,
+                "the store cannot be served yet: {}; waiting for an interface to come up",
+                error.message()
+            );
+        }
+        if let Err(over) = wait.check(String::new) {
+            return Err(if over.kind() == Kind::Timeout { error } else { over });
+        }
+        poller::pause(wait.slice(RETRY_PAUSE));
+    }
+}
+
+/// Whether the error says that this machine does not have the address.
+fn is_missing(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    source.is_some_and(|source| source.kind() == std::io::ErrorKind::AddrNotAvailable)
+}
+
+/// How long a rank sleeps between two looks for a place that is about to open.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// How long a look at the other place may take before the lobby is looked at again.
+const ELSEWHERE_SLICE: Duration = Duration::from_millis(300);
+/// How long a rank that came as an attempt failed waits for the next one.
+const LATE_PATIENCE: Duration = Duration::from_secs(3);
+/// How long rank 0 stays to report why it could not make an id; a failed root stays as long.
+const FAILURE_PATIENCE: Duration = Duration::from_secs(3);
