@@ -1,10 +1,8 @@
 //! Communicators of processes that a launcher started: its variables say which rank this is and where the ranks meet.
 
-use std::net::SocketAddr;
-
 use crate::bootstrap::address::HostPort;
 use crate::bootstrap::store::{FileStore, Store, TcpStore, share_id};
-use crate::bootstrap::{NetBootstrap, Options, UniqueId, reach};
+use crate::bootstrap::{NetBootstrap, Options, UniqueId};
 use crate::comm::lobby::Lobby;
 use crate::comm::origin::Origin;
 use crate::comm::settings::bootstrap_options;
@@ -12,10 +10,8 @@ use crate::comm::{Communicator, Settings};
 use crate::config::launch::{Launch, StoreAddress};
 use crate::config::{Config, Environment};
 use crate::error::{Error, Kind, Result};
-use crate::log;
 use crate::sync::Wait;
 use crate::sync::primitive::{Ordering, statics::AtomicU64};
-use crate::sys::interfaces;
 use crate::types::{Rank, World};
 
 impl Communicator {
@@ -65,7 +61,8 @@ impl Communicator {
             let lobby = lobby(&launch, &options, number)?;
             let place = lobby.as_ref().map(|lobby| StoreAddress::File(lobby.folder().to_owned()));
             let (id, store) = meet(world, launch.store.as_ref().or(place.as_ref()), (number, &options), &wait)?;
-            let joined = NetBootstrap::join(&[id], world.rank, world.size, &options, &wait)?;
+            let joined = NetBootstrap::join(&[id], world.rank, world.size, &options, &wait);
+            let joined = joined.map_err(|error| with_place(error, store.as_deref()))?;
             // Everyone has joined, so everyone has the id: the store may go.
             drop((store, lobby));
             Ok(Box::new(joined))
@@ -90,7 +87,7 @@ fn meet(
     (number, options): (u64, &Options),
     wait: &Wait,
 ) -> Result<(UniqueId, Option<Box<dyn Store>>)> {
-    if let Some(id) = UniqueId::fixed(options)? {
+    if let Some(id) = UniqueId::fixed_within(options, wait)? {
         return Ok((id, None));
     }
     if world.size == 1 {
@@ -132,41 +129,21 @@ fn open(place: &StoreAddress, world: World, options: &Options, wait: &Wait) -> R
             let bracketed = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
             let place: HostPort = bracketed.parse()?;
             if world.rank.get() == 0 {
-                let address = place.resolve(options.family, &interfaces::list()?)?;
-                return Ok(Box::new(serve(address, options, wait)?));
+                return Ok(Box::new(TcpStore::serve_at(&place, options.secret.is_some(), options, wait)?));
             }
             Ok(Box::new(TcpStore::connect(&place, options)?))
         }
     }
 }
 
-/// Serves the store. If this machine does not have the address yet, waits for the link that may bring it.
-fn serve(address: SocketAddr, options: &Options, wait: &Wait) -> Result<TcpStore> {
-    let mut told = false;
-    loop {
-        let error = match TcpStore::serve(address, options) {
-            Err(error) if is_missing(&error) && reach::may_come_up(&interfaces::list()?, options)? => error,
-            other => return other,
-        };
-        if !told {
-            told = true;
-            log::warn!(
-                Bootstrap,
-                "the store cannot be served yet: {}; waiting for an interface to come up",
-                error.message()
-            );
+/// Adds to a time-out of rank 0 where it serves the store: the others may look for it elsewhere.
+fn with_place(error: Error, store: Option<&dyn Store>) -> Error {
+    match store.and_then(Store::listens_at) {
+        Some(place) if error.kind() == Kind::Timeout => {
+            Error::timeout(format!("{}; for the store {place}", error.message()))
         }
-        if let Err(over) = wait.check(String::new) {
-            return Err(if over.kind() == Kind::Timeout { error } else { over });
-        }
-        crate::sys::poller::pause(wait.slice(RETRY_PAUSE));
+        _ => error,
     }
-}
-
-/// Whether the error says that this machine does not have the address.
-fn is_missing(error: &Error) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    source.is_some_and(|source| source.kind() == std::io::ErrorKind::AddrNotAvailable)
 }
 
 /// How many communicators this process has made from its launcher's environment. All ranks count alike.

@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::table::ValueTable;
 use super::{MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_WAIT_KEYS, Store, check_key, check_keys, check_value, waited_for};
@@ -22,13 +23,15 @@ use crate::bootstrap::address::HostPort;
 use crate::bootstrap::auth::{NO_RANK, Purpose, Terms};
 use crate::bootstrap::client::{Service, ServiceClient};
 use crate::bootstrap::link::SCRATCH_BYTES;
+use crate::bootstrap::rotation::ServicePlace;
+use crate::bootstrap::serving::{self, ListenRules, ServiceListeners};
 use crate::bootstrap::{Options, socket};
 use crate::error::{Error, Kind, Result};
 use crate::log;
 use crate::sync::Wait;
 use crate::sync::primitive::Mutex;
+use crate::sys::clock;
 use crate::sys::poller::{Poller, Ready};
-use crate::sys::{clock, interfaces};
 use crate::wire::frame::Frame;
 use crate::wire::{Reader, Writer};
 
@@ -37,9 +40,18 @@ use crate::wire::{Reader, Writer};
 #[derive(Debug)]
 pub struct TcpStore {
     client: Mutex<Client>,
-    address: SocketAddr,
+    served: Option<Served>,
     /// Declared last, so that the client is dropped first.
     _thread: Option<ServiceThread>,
+}
+
+/// Where the store is served.
+#[derive(Debug)]
+struct Served {
+    /// An address at which this process reaches it.
+    near: SocketAddr,
+    /// All, in words.
+    words: String,
 }
 
 const SET: u8 = 1;
@@ -65,12 +77,28 @@ impl TcpStore {
     /// # Errors
     /// [`Kind::System`] if the address is taken or does not belong to this machine.
     pub fn serve(place: SocketAddr, options: &Options) -> Result<TcpStore> {
-        let (listener, address) = socket::listen(place)?;
-        let terms = terms(options);
+        let (socket, address) = socket::listen(place)?;
+        TcpStore::start(ServiceListeners::one(socket, address), options)
+    }
+
+    /// Serves a store at every address of `place` that belongs to this machine, which may have some of them later.
+    /// `guarded` says that strangers are kept out: then the store is served at all addresses of this machine if the name
+    /// leads to loopback here.
+    ///
+    /// # Errors
+    /// At the deadline of `wait` if the name has no address; [`Kind::System`] if the port is taken, with its holder.
+    pub(crate) fn serve_at(place: &HostPort, guarded: bool, options: &Options, wait: &Wait) -> Result<TcpStore> {
+        let rules = ListenRules { guarded, listener_patience: Duration::ZERO };
+        TcpStore::start(serving::listen(place, rules, options, wait)?, options)
+    }
+
+    fn start(listeners: ServiceListeners, options: &Options) -> Result<TcpStore> {
+        let served = Served { near: listeners.near(), words: listeners.words("MASTER_ADDR (or RSCCL_STORE)") };
+        let (near, terms) = (served.near, terms(options));
         if options.secret.is_none() {
             log::warn!(
                 Bootstrap,
-                "the store at {address} has no secret: any process can use it; set RSCCL_SECRET on all ranks"
+                "the store at {near} has no secret: any process can use it; set RSCCL_SECRET on all ranks"
             );
         }
         let rules = Requirements {
@@ -81,22 +109,24 @@ impl TcpStore {
         let run = |acceptor| {
             Server { acceptor, table: ValueTable::default(), waiters: HashMap::new(), by_key: HashMap::new() }.run()
         };
-        let thread = ServiceThread::start("rsccl store", listener, rules, run)?;
-        Ok(TcpStore { client: Mutex::new(Client::new(address, terms, options)?), address, _thread: Some(thread) })
+        let thread = ServiceThread::start("rsccl store", listeners, rules, run)?;
+        let client = Mutex::new(Client::new(ServicePlace::Known(vec![near]), terms, options)?);
+        Ok(TcpStore { client, served: Some(served), _thread: Some(thread) })
     }
 
-    /// Opens the store that is, or will be, served at `place`. The first call connects.
+    /// Opens the store that is, or will be, served at `place`. The first call connects. A name is looked up until it has
+    /// an address, and again when none of its addresses answers.
     ///
     /// # Errors
-    /// If the host is unknown.
+    /// [`Kind::System`] if the system has no descriptor left.
     pub fn connect(place: &HostPort, options: &Options) -> Result<TcpStore> {
-        let address = place.resolve(options.family, &interfaces::list()?)?;
-        Ok(TcpStore { client: Mutex::new(Client::new(address, terms(options), options)?), address, _thread: None })
+        let place = ServicePlace::Host(place.clone(), options.family);
+        Ok(TcpStore { client: Mutex::new(Client::new(place, terms(options), options)?), served: None, _thread: None })
     }
 
-    /// The address of the server.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// An address of the store, if this is the process that serves it.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.served.as_ref().map(|served| served.near)
     }
 
     fn request(&self, kind: u8, payload: &[u8], words: &dyn Fn() -> String, wait: &Wait) -> Result<Vec<u8>> {
@@ -159,6 +189,10 @@ impl Store for TcpStore {
     fn outlives_its_users(&self) -> bool {
         false
     }
+
+    fn listens_at(&self) -> Option<String> {
+        self.served.as_ref().map(|served| served.words.clone())
+    }
 }
 
 /// The client's side.
@@ -176,9 +210,9 @@ struct Client {
 const TOKEN: u64 = 0;
 
 impl Client {
-    fn new(address: SocketAddr, terms: Terms, options: &Options) -> Result<Client> {
+    fn new(place: ServicePlace, terms: Terms, options: &Options) -> Result<Client> {
         let hint = "does the process that serves it still run, and does this address lead to it?";
-        let service = Service { name: "the store", hint, server: None, address, terms, most_bytes: MAX_FRAME_BYTES };
+        let service = Service { name: "the store", hint, server: None, place, terms, most_bytes: MAX_FRAME_BYTES };
         let client = ServiceClient::new(service.clone(), NO_RANK, None, options);
         let (poller, ready) = (Poller::new()?, Ready::default());
         Ok(Client { service, options: options.clone(), client, poller, ready, scratch: vec![0; SCRATCH_BYTES], tag: 0 })
